@@ -1,0 +1,133 @@
+"""The trace: one table of the instants at which reads and writes took effect.
+
+Written by the runtime and by the simulator, read by the replay, the staleness statistics and the
+timeline. A row is a linearisation point; its place in the table (``seq``) is a total order. Rows of
+one shard stand in the order in which the shard's lock was held, rows of one rank in program order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+ALL = -1
+"""In ``rank``: every rank at this instant (a merged push). In ``shard``: every shard."""
+
+
+class Kind(IntEnum):
+    """What took effect."""
+
+    LOOKUP = 0
+    """Rows of one batch were read at a shard. In lookahead: the prefetch, without side effect."""
+    REFRESH = 1
+    """Lookahead: prefetched rows with pending pushes were replaced, new rows were created."""
+    PUSH = 2
+    """Row gradients were applied at a shard; ``rank`` is ALL when those of a step were merged."""
+    LOST_PUSH = 3
+    """Row gradients that will never be applied (a fault, or non-finite values); closes the step."""
+    DENSE_UPDATE = 4
+    """Barrier modes: the dense weights took the step's mean gradient."""
+    DENSE_PULL = 5
+    """Async: a rank copied the dense weights from their server."""
+    DENSE_PUSH = 6
+    """Async: a rank's dense gradient was applied (at the server, or to the rank's own replica)."""
+    AVERAGE_READ = 7
+    """async_averaging: a rank's replica entered round ``version``."""
+    AVERAGE_WRITE = 8
+    """async_averaging: a rank's replica moved by (mean - what it had put in)."""
+
+
+class Event(NamedTuple):
+    """One row of the table."""
+
+    kind: int
+    rank: int
+    step: int
+    shard: int = ALL
+    version: int = ALL
+    """Pushes applied at the shard (or updates at the dense server) just before; ALL if not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A finished order of events and the facts that a replay must match."""
+
+    events: np.ndarray
+    """int64 [n, 5]: the columns of `Event`, in the order of ``seq``."""
+    meta: dict[str, Any] = field(default_factory=dict)
+    """Mode, ranks, steps, tau, seed, data checksum and so on; plain JSON."""
+
+    def __post_init__(self) -> None:
+        if self.events.ndim != 2 or self.events.shape[1] != len(Event._fields):
+            raise ValueError(f"events must be [n, {len(Event._fields)}], got {self.events.shape}")
+
+    def __iter__(self) -> Iterator[Event]:
+        return (Event(*row) for row in self.events.tolist())
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    def of_kind(self, *kinds: Kind) -> np.ndarray:
+        """The rows of these kinds, with ``seq`` as a first column: int64 [m, 6]."""
+        chosen = np.flatnonzero(np.isin(self.events[:, 0], [int(k) for k in kinds]))
+        return np.column_stack([chosen, self.events[chosen]])
+
+    @classmethod
+    def of(cls, events: list[Event], **meta: Any) -> Self:
+        """A trace from a list of events."""
+        table = np.array(events, dtype=np.int64).reshape(-1, len(Event._fields))
+        return cls(table, meta)
+
+    def save(self, path: Path) -> None:
+        """Write to ``path`` (.npz), whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        columns = dict(zip(Event._fields, self.events.T.astype(np.int64), strict=True))
+        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                np.savez_compressed(file, meta=np.array(json.dumps(self.meta)), **columns)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read what `save` wrote. Raises ValueError with the name of a file that is no trace."""
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                events = np.column_stack([arrays[name] for name in Event._fields])
+                return cls(events, json.loads(str(arrays["meta"])))
+        except FileNotFoundError:
+            raise ValueError(f"trace {path} does not exist") from None
+        except Exception as error:
+            raise ValueError(f"{path} is not a trace of this testbed: {error}") from error
+
+
+class TraceRecorder:
+    """Collects events from any number of threads.
+
+    Call `record` while holding the lock of the shard (or of the dense weights) that the event
+    concerns: then the order of the list is a linear extension of every lock's order.
+    """
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+
+    def record(
+        self, kind: Kind, rank: int, step: int, shard: int = ALL, version: int = ALL
+    ) -> None:
+        """Append one event; its place in the list is its ``seq`` (list.append is atomic)."""
+        self._events.append(Event(int(kind), rank, step, shard, version))
+
+    def finish(self, **meta: Any) -> Trace:
+        """The trace so far."""
+        return Trace.of(self._events, **meta)
