@@ -1,0 +1,1 @@
+"""Embedding servers and workers in one process: rows, their optimisers, lookup, pooling, push."""
