@@ -1,0 +1,110 @@
+"""One batch of samples, and the layout that says what its columns are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import numpy as np
+
+Pooling = Literal["sum", "mean", "sqrtn", "sequence"]
+"""How the rows of one field become its vector: their sum, mean, sum / sqrt(n), or the raw rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One id field of a sample (a "slot" of the original)."""
+
+    name: str
+    pooling: Pooling = "sum"
+    max_length: int = 1
+    """Ids kept of a sequence; later ones are dropped. Only for ``pooling="sequence"``."""
+    table: str = "rows"
+    """The table that holds the field's rows; fields may share one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What a model and a store must know of a data set before they see any of it."""
+
+    fields: tuple[Field, ...]
+    dense: tuple[str, ...] = ()
+    """Names of the numeric features."""
+    tasks: tuple[str, ...] = ("label",)
+    """Names of the behaviours to predict; one logit and one label each."""
+
+    def __post_init__(self) -> None:
+        if not self.fields or not self.tasks:
+            raise ValueError("a data set needs at least one id field and one task")
+        names = [f.name for f in self.fields] + list(self.dense)
+        doubled = sorted({name for name in names if names.count(name) > 1})
+        if doubled:
+            raise ValueError(f"fields must have different names, got {doubled} twice")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Samples as arrays; a *bag* is the ids of one field of one sample.
+
+    Shape letters: B samples, F fields, N ids, D dense features, T tasks.
+    """
+
+    ids: np.ndarray
+    """uint64 [N], sorted by (sample, field), in the order of the source within a bag."""
+    offsets: np.ndarray | None
+    """int64 [B * F + 1], where each bag starts; None when every bag holds exactly one id."""
+    dense: np.ndarray
+    """float32 [B, D]"""
+    labels: np.ndarray
+    """float32 [B, T], 0 or 1"""
+
+    @property
+    def size(self) -> int:
+        """Number of samples."""
+        return len(self.labels)
+
+    def rows(self, start: int, stop: int) -> Self:
+        """Samples ``start`` to ``stop`` (not included)."""
+        fields = self._fields()
+        if self.offsets is None:
+            ids, offsets = self.ids[start * fields : stop * fields], None
+        else:
+            bounds = self.offsets[start * fields : stop * fields + 1]
+            ids, offsets = self.ids[bounds[0] : bounds[-1]], bounds - bounds[0]
+        return type(self)(ids, offsets, self.dense[start:stop], self.labels[start:stop])
+
+    def take(self, order: np.ndarray) -> Self:
+        """Samples in another order (a permutation or a choice of sample numbers)."""
+        fields = self._fields()
+        bags = (order[:, None] * fields + np.arange(fields)).ravel()
+        if self.offsets is None:
+            ids, offsets = self.ids[bags], None
+        else:
+            lengths = np.diff(self.offsets)[bags]
+            offsets = np.concatenate([[0], np.cumsum(lengths)])
+            where = np.repeat(self.offsets[bags] - offsets[:-1], lengths) + np.arange(offsets[-1])
+            ids = self.ids[where]
+        return type(self)(ids, offsets, self.dense[order], self.labels[order])
+
+    def _fields(self) -> int:
+        bags = len(self.ids) if self.offsets is None else len(self.offsets) - 1
+        return bags // self.size if self.size else 0
+
+    @classmethod
+    def concat(cls, parts: list[Self]) -> Self:
+        """Several batches of the same layout as one."""
+        if len(parts) == 1:
+            return parts[0]
+        ids = np.concatenate([p.ids for p in parts])
+        dense = np.concatenate([p.dense for p in parts])
+        labels = np.concatenate([p.labels for p in parts])
+        if all(p.offsets is None for p in parts):
+            return cls(ids, None, dense, labels)
+        lengths = np.concatenate([_bag_lengths(p) for p in parts])
+        return cls(ids, np.concatenate([[0], np.cumsum(lengths)]), dense, labels)
+
+
+def _bag_lengths(batch: Batch) -> np.ndarray:
+    if batch.offsets is None:
+        return np.ones(len(batch.ids), np.int64)
+    return np.diff(batch.offsets)

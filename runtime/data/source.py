@@ -1,0 +1,81 @@
+"""What a source of batches is, and how a stream is cut, shuffled and shared out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+
+from runtime.data.batch import Batch, Layout
+
+Part = Literal["train", "validation", "test"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """What a result says of its data."""
+
+    name: str
+    sha256: str
+    """Of the data's bytes (files), or of the generator's settings (synthetic)."""
+    split: str
+    """The split in words; part of the checksum's meaning."""
+    rows_skipped: int = 0
+    """Bad rows that were counted and left out because the user asked for it."""
+
+
+class Source(Protocol):
+    """A data set that can be streamed any number of times, in bounded memory."""
+
+    @property
+    def layout(self) -> Layout:
+        """Fields, dense features and tasks."""
+        ...
+
+    def chunks(self, part: Part) -> Iterator[Batch]:
+        """The samples of one part in the source's own order, as chunks of any size."""
+        ...
+
+    def provenance(self) -> Provenance:
+        """Name, checksum and split; complete after a part was streamed."""
+        ...
+
+
+def rebatch(chunks: Iterator[Batch], size: int) -> Iterator[Batch]:
+    """Cut a stream into batches of ``size`` samples; only the last may be shorter."""
+    if size < 1:
+        raise ValueError(f"batch size must be >= 1, got {size}")
+    waiting: list[Batch] = []
+    count = 0
+    for chunk in chunks:
+        waiting.append(chunk)
+        count += chunk.size
+        if count < size:
+            continue
+        whole = Batch.concat(waiting)
+        cut = count - count % size
+        for start in range(0, cut, size):
+            yield whole.rows(start, start + size)
+        waiting, count = ([whole.rows(cut, count)], count - cut) if count > cut else ([], 0)
+    if count:
+        yield Batch.concat(waiting)
+
+
+def shuffled(
+    chunks: Iterator[Batch], seed: int, pass_: int, window_rows: int = 1 << 20
+) -> Iterator[Batch]:
+    """Permute a stream inside windows of ``window_rows`` samples (the whole part if it fits)."""
+    for number, window in enumerate(rebatch(chunks, window_rows)):
+        generator = np.random.default_rng([seed, pass_, number])
+        yield window.take(generator.permutation(window.size))
+
+
+def share(batch: Batch, ranks: int) -> list[Batch]:
+    """Split the batch of one dense update over the ranks, in order, as evenly as it goes.
+
+    Every sample goes to exactly one rank; a rank may get none of a short last batch.
+    """
+    bounds = np.linspace(0, batch.size, ranks + 1).round().astype(int)
+    return [batch.rows(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
