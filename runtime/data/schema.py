@@ -29,12 +29,38 @@ class Column:
     """Of a bucket column: the id is sign(x) * floor(buckets_per_e * ln(1 + |x|))."""
     log: bool = True
     """Of a numeric column: the feature is sign(x) * ln(1 + |x|), else x."""
+    fill: float | None = None
+    """Of a numeric column: the value of an absent entry; None makes an absent entry a bad row."""
+    max_id: int | None = None
+    """Of a categorical column: values must be whole numbers from 0 to this; None: any value."""
+    modulo: int | None = None
+    """Of a categorical column of whole numbers: keep the remainder (yymmddhh -> hour with 100)."""
     table: str = "rows"
     """The table that holds the rows; columns may share one (and then share ids, see `group`)."""
     group: str | None = None
     """Columns of one group share ids and rows (sender and receiver, player A and player B)."""
     with_column: str | None = None
-    """A second column whose value is joined to this one's before hashing."""
+    """Of a categorical column: a second column whose value is joined to this one's."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_length", "buckets_per_e", "max_id", "modulo"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} of column {self.name} must be > 0, got {value}")
+        for name in ("max_id", "modulo", "with_column"):
+            if getattr(self, name) is not None and self.kind != "categorical":
+                raise ValueError(
+                    f"{name} is for categorical columns, column {self.name} is {self.kind}"
+                )
+        if self.fill is not None and self.kind != "numeric":
+            raise ValueError(f"fill is for numeric columns, column {self.name} is {self.kind}")
+        if self.pooling == "sequence":
+            raise ValueError(f"column {self.name}: write kind='sequence', not pooling='sequence'")
+
+
+def named(names: str) -> tuple[Column, ...]:
+    """Categorical columns by their names, which blanks separate."""
+    return tuple(Column(name=name) for name in names.split())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +88,35 @@ class Split:
             if value is not None and not 0 <= value < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {value}")
 
+    def __str__(self) -> str:
+        """The split in words.
+
+        >>> print(Split(column="date", test_from=20220505, validation_fraction=0.1))
+        train date < 20220505, test the others; validation: the last 0.1 of train
+        """
+        if isinstance(self.test_from, str):
+            words = f"test {self.column} == {self.test_from}, train the others"
+        elif self.test_from is not None:
+            words = f"train {self.column} < {self.test_from}, test the others"
+        elif self.random_seed is not None:
+            words = f"test a random {self.test_fraction} of the rows, seed {self.random_seed}"
+        else:
+            words = f"test the last {self.test_fraction} of the rows"
+        if self.validation_fraction:
+            words += f"; validation: the last {self.validation_fraction} of train"
+        return words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """A small table whose columns are added to the rows of the main file; it is held in memory."""
+
+    file: str
+    left: str
+    """Key column of the main file."""
+    right: str
+    """Key column of the small table, one row a key. A row without a match gets "no value"."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schema:
@@ -71,19 +126,35 @@ class Schema:
     columns: tuple[Column, ...]
     labels: tuple[str, ...] = ("label",)
     """Columns of 0 and 1, one task each."""
+    tasks: tuple[str, ...] | None = None
+    """Names of the tasks, when the label columns should not give them."""
     split: Split
+    file: str = "data.parquet"
+    """The main file: parquet when it ends in .parquet, else delimited text (also .gz)."""
+    folder: str | None = None
+    """Folder of the files below the data directory; None: the name of the data set."""
+    joins: tuple[Join, ...] = ()
     missing: tuple[str, ...] = ("", "?")
     """Texts that mean "no value"; a missing categorical value has an id of its own."""
     delimiter: str = ","
-    """Of a CSV file."""
+    """Of a text file."""
     header: tuple[str, ...] | None = None
-    """Column names of a CSV file that has no header line."""
+    """Column names of a text file that has no header line."""
 
     def __post_init__(self) -> None:
         if len(self.layout.fields) > MAX_FIELDS:
             raise ValueError(
                 f"at most {MAX_FIELDS} id columns fit, {self.name} has {len(self.layout.fields)}"
             )
+        leaked = sorted(set(self.labels) & {c.name for c in self.columns})
+        if leaked:
+            raise ValueError(f"{self.name}: {leaked} are labels, leave them out of the columns")
+        if self.tasks is not None and len(self.tasks) != len(self.labels):
+            raise ValueError(f"{self.name} has {len(self.labels)} labels, got tasks {self.tasks}")
+        for name in {c.group for c in self.columns if c.group is not None}:
+            tables = {c.table for c in self.columns if c.group == name}
+            if len(tables) > 1:
+                raise ValueError(f"columns of group {name} share rows, got tables {sorted(tables)}")
 
     @property
     def id_columns(self) -> tuple[Column, ...]:
@@ -94,6 +165,21 @@ class Schema:
     def dense_columns(self) -> tuple[Column, ...]:
         """The columns that become dense features."""
         return tuple(c for c in self.columns if c.kind == "numeric")
+
+    @property
+    def field_numbers(self) -> tuple[int, ...]:
+        """What stands in the top bits of each id column's ids; one number for a group."""
+        groups = [c.group if c.group is not None else c for c in self.id_columns]
+        return tuple(groups.index(group) for group in groups)
+
+    @property
+    def read_columns(self) -> tuple[str, ...]:
+        """Every column that must be read, each once."""
+        names = [c.name for c in self.columns]
+        names += [c.with_column for c in self.columns if c.with_column is not None]
+        names += self.labels
+        names += [self.split.column] if self.split.column is not None else []
+        return tuple(dict.fromkeys(names))
 
     @property
     def layout(self) -> Layout:
@@ -109,5 +195,5 @@ class Schema:
                 for c in self.id_columns
             ),
             dense=tuple(c.name for c in self.dense_columns),
-            tasks=self.labels,
+            tasks=self.tasks or self.labels,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, Protocol
 
 import numpy as np
@@ -78,4 +79,4 @@ def share(batch: Batch, ranks: int) -> list[Batch]:
     Every sample goes to exactly one rank; a rank may get none of a short last batch.
     """
     bounds = np.linspace(0, batch.size, ranks + 1).round().astype(int)
-    return [batch.rows(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [batch.rows(a, b) for a, b in pairwise(bounds)]

@@ -1,0 +1,189 @@
+"""A source of batches that reads a table through a schema, chunk by chunk."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from runtime.data.batch import Batch, Layout
+from runtime.data.convert import Values, column_values, zero_or_one
+from runtime.data.errors import DataError
+from runtime.data.ids import tag
+from runtime.data.joined import open_table
+from runtime.data.parts import CODES, UNPLACED, Placer, Totals
+from runtime.data.schema import Schema
+from runtime.data.source import Part, Provenance
+from runtime.data.table import Rows
+
+UNPLACED_NAME = "unplaced"
+
+
+@dataclass(slots=True, kw_only=True)
+class FileSource:
+    """A data set on disk. Streams it anew for every call of ``chunks``; nothing is kept."""
+
+    schema: Schema
+    folder: Path
+    """Where the schema's files lie."""
+    rows: int | None = None
+    """At most this many rows of each part, the first ones; None: all."""
+    skip_bad_rows: bool = False
+    """Count bad rows and leave them out; else the first one is an error."""
+    _skipped: dict[str, int] = field(default_factory=dict)
+    _totals: Totals | None = None
+
+    def __post_init__(self) -> None:
+        if self.rows is not None and self.rows < 1:
+            raise ValueError(f"rows must be >= 1, got {self.rows}; None reads all of them")
+
+    @property
+    def layout(self) -> Layout:
+        """Fields, dense features and tasks."""
+        return self.schema.layout
+
+    @property
+    def path(self) -> Path:
+        """The main file."""
+        return self.folder / self.schema.file
+
+    def chunks(self, part: Part) -> Iterator[Batch]:
+        """The samples of one part in the file's own order."""
+        table = open_table(self.schema, self.folder, skip_bad_rows=self.skip_bad_rows)
+        placer = Placer(self.schema.split, self._count(), self.schema.missing)
+        skipped = unplaced = given = 0
+        for rows in table.stream(self.schema.read_columns):
+            codes = placer.place(rows)
+            lost = np.flatnonzero(codes == UNPLACED)
+            if len(lost):
+                unplaced += len(lost)
+                self._refuse(rows, int(lost[0]), str(self.schema.split.column), _SPLIT_RULE)
+            mine = np.flatnonzero(codes == CODES[part])
+            if not len(mine):
+                continue
+            batch = self._convert(Rows(rows.table.take(mine), rows.numbers[mine]))
+            skipped += len(mine) - batch.size
+            if self.rows is not None and given + batch.size > self.rows:
+                batch = batch.rows(0, self.rows - given)
+            given += batch.size
+            if batch.size:
+                yield batch
+            if given == self.rows:
+                break
+        self._skipped[part] = skipped
+        self._skipped[UNPLACED_NAME] = unplaced + table.rows_skipped
+
+    def provenance(self) -> Provenance:
+        """Name, checksum and split; bad rows of the parts that were streamed to their end."""
+        files = [self.path, *(self.folder / join.file for join in self.schema.joins)]
+        sums = [_sha256(path, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+        joined = hashlib.sha256("".join(sums).encode()).hexdigest()
+        words = str(self.schema.split)
+        return Provenance(
+            name=self.schema.name,
+            sha256=sums[0] if len(sums) == 1 else joined,
+            split=words if self.rows is None else f"{words}; first {self.rows} rows of each part",
+            rows_skipped=sum(self._skipped.values()),
+        )
+
+    def _count(self) -> Totals:
+        """Count what the split needs, once; most splits need nothing."""
+        split = self.schema.split
+        if self._totals is None:
+            table = open_table(self.schema, self.folder, skip_bad_rows=self.skip_bad_rows)
+            by_place = split.test_fraction is not None and split.random_seed is None
+            totals = Totals(rows=table.count_rows() if by_place else 0)
+            if split.validation_fraction:
+                placer = Placer(split, totals, self.schema.missing)
+                column = split.column or self.schema.labels[0]
+                train = sum(
+                    int((placer.place(rows) < CODES["test"]).sum())
+                    for rows in table.stream((column,))
+                )
+                totals = Totals(rows=totals.rows, train_rows=train)
+            self._totals = totals
+        return self._totals
+
+    def _convert(self, rows: Rows) -> Batch:
+        """The good rows of a chunk as a batch."""
+        schema = self.schema
+        values: list[Values] = []
+        good = np.ones(len(rows.numbers), bool)
+
+        def checked(name: str, converted: Values) -> Values:
+            if converted.bad.any():
+                first = int(np.flatnonzero(converted.bad)[0])
+                self._refuse(rows, first, name, converted.rule)
+                np.logical_and(good, ~converted.bad, out=good)
+            return converted
+
+        for column in schema.id_columns + schema.dense_columns:
+            other = rows.table.column(column.with_column) if column.with_column else None
+            converted = column_values(column, rows.table.column(column.name), other, schema.missing)
+            values.append(checked(column.name, converted))
+        labels = [
+            checked(name, zero_or_one(rows.table.column(name), schema.missing)).data
+            for name in schema.labels
+        ]
+        fields = values[: len(schema.id_columns)]
+        dense = [v.data for v in values[len(schema.id_columns) :]]
+        ids, offsets = _interleave(fields, schema.field_numbers, len(good))
+        n_rows = len(good)
+        batch = Batch(
+            ids,
+            offsets,
+            np.stack(dense, 1).astype(np.float32) if dense else np.empty((n_rows, 0), np.float32),
+            np.stack(labels, 1).astype(np.float32),
+        )
+        return batch if good.all() else batch.take(np.flatnonzero(good))
+
+    def _refuse(self, rows: Rows, place: int, column: str, rule: str) -> None:
+        """Raise for a bad value, unless bad rows are to be skipped."""
+        if self.skip_bad_rows:
+            return
+        value = rows.table.column(column)[place].as_py()
+        raise DataError(
+            f"{self.path}, row {rows.numbers[place]}, column {column}: {value!r}; {rule}\n"
+            "  correct the row or the schema, or ask to skip bad rows (they are counted)"
+        )
+
+
+_SPLIT_RULE = "the split compares this column with a number"
+
+
+def _interleave(
+    fields: list[Values], numbers: tuple[int, ...], n_rows: int
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Columns of ids -> ids sorted by (row, field), and where each bag starts."""
+    n_fields = len(fields)
+    if all(f.lengths is None or (f.lengths == 1).all() for f in fields):
+        ids_BF = np.empty((n_rows, n_fields), np.uint64)
+        for place, (values, number) in enumerate(zip(fields, numbers, strict=True)):
+            ids_BF[:, place] = tag(number, values.data)
+        return ids_BF.ravel(), None
+    lengths_BF = np.ones((n_rows, n_fields), np.int64)
+    for place, values in enumerate(fields):
+        if values.lengths is not None:
+            lengths_BF[:, place] = values.lengths
+    offsets = np.concatenate([[0], np.cumsum(lengths_BF)])
+    starts_BF = offsets[:-1].reshape(n_rows, n_fields)
+    ids = np.empty(offsets[-1], np.uint64)
+    for place, (values, number) in enumerate(zip(fields, numbers, strict=True)):
+        where = starts_BF[:, place]
+        if values.lengths is not None:
+            within = np.arange(len(values.data))
+            within -= np.repeat(np.cumsum(values.lengths) - values.lengths, values.lengths)
+            where = np.repeat(where, values.lengths) + within
+        ids[where] = tag(number, values.data)
+    return ids, offsets
+
+
+@cache
+def _sha256(path: Path, size_bytes: int, modified_ns: int) -> str:
+    """The file's checksum; size and time make a changed file a new key of the cache."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,66 @@
+"""From a name or a path to a source of batches."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from runtime.data.catalogue import CATALOGUE
+from runtime.data.errors import DataError, nearest
+from runtime.data.files import FileSource
+from runtime.data.schema import Schema
+from runtime.data.source import Source
+from runtime.data.toml_schema import read_schema
+
+DATA_DIR_VARIABLE = "PERSIA_DATA_DIR"
+
+
+def open_source(
+    name_or_path: str,
+    data_dir: str | Path | None = None,
+    rows: int | None = None,
+    skip_bad_rows: bool = False,
+) -> Source:
+    """Open a data set: a name of the catalogue or the path of a schema file (.toml).
+
+    Real data is looked for in ``data_dir``, else in the directory that PERSIA_DATA_DIR names, else
+    where ``data get`` puts downloads. ``rows`` keeps the first rows of each part only.
+    """
+    if name_or_path.endswith(".toml"):
+        schema, folder = read_schema(Path(name_or_path))
+    elif name_or_path in CATALOGUE:
+        schema = CATALOGUE[name_or_path]()
+        folder = find_folder(schema, data_dir)
+    else:
+        raise DataError(
+            f"no data set is called {name_or_path!r}; {nearest(name_or_path, CATALOGUE)}\n"
+            "  a schema of your own is given by its path, which ends in .toml"
+        )
+    return FileSource(schema=schema, folder=folder, rows=rows, skip_bad_rows=skip_bad_rows)
+
+
+def find_folder(schema: Schema, data_dir: str | Path | None = None) -> Path:
+    """The folder with the schema's main file; an error that names every place that was looked at.
+
+    A place holds the data set as PLACE/NAME/FILE or as PLACE/FILE.
+    """
+    named = data_dir or os.environ.get(DATA_DIR_VARIABLE)
+    places = [Path(named)] if named else [downloads()]
+    subfolder = schema.folder or schema.name
+    for place in places:
+        for folder in (place / subfolder, place):
+            if (folder / schema.file).is_file():
+                return folder
+    variable = os.environ.get(DATA_DIR_VARIABLE)
+    raise DataError(
+        f"no data of {schema.name}: no file {subfolder}/{schema.file} in {places[0]}\n"
+        f"  looked at the first that is given: the data directory argument ({data_dir or 'none'}), "
+        f"{DATA_DIR_VARIABLE} ({variable or 'not set'}), the downloads ({downloads()})\n"
+        f"  name the directory, or try: python -m runtime data get {schema.name}"
+    )
+
+
+def downloads() -> Path:
+    """Where ``data get`` puts what it fetches (the XDG rules for a user's cache)."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "persia-testbed"

@@ -1,0 +1,74 @@
+"""Which row belongs to which part: the split, decided row by row as the file streams by."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from runtime.data.convert import numbers_of
+from runtime.data.schema import Split
+from runtime.data.source import Part
+from runtime.data.table import Rows
+
+CODES: dict[Part, int] = {"train": 0, "validation": 1, "test": 2}
+UNPLACED = -1
+"""Code of a row whose split column holds no usable value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Counts that a split by place needs before the stream starts."""
+
+    rows: int = 0
+    """Rows of the file; needed by a split that tests the last ones."""
+    train_rows: int = 0
+    """Rows before the test part is taken off; needed when there is a validation part."""
+
+
+@dataclass(slots=True)
+class Placer:
+    """Gives each row of one stream its part; call ``place`` once for each chunk, in order."""
+
+    split: Split
+    totals: Totals
+    missing: Collection[str]
+    _train_seen: int = 0
+    _generator: np.random.Generator | None = None
+    _drawn: int = 0
+
+    def place(self, rows: Rows) -> np.ndarray:
+        """int64 [B] codes of the rows' parts."""
+        codes = np.where(self._in_test(rows), CODES["test"], CODES["train"])
+        if self.split.column is not None and not isinstance(self.split.test_from, str):
+            _, absent, bad = numbers_of(rows.table.column(self.split.column), self.missing)
+            codes[absent | bad] = UNPLACED
+        if self.split.validation_fraction:
+            train = codes == CODES["train"]
+            order = self._train_seen + np.cumsum(train)  # 1 for the first training row
+            kept = self.totals.train_rows * (1 - self.split.validation_fraction)
+            codes[train & (order > round(kept))] = CODES["validation"]
+            self._train_seen = int(order[-1])
+        return codes
+
+    def _in_test(self, rows: Rows) -> np.ndarray:
+        split = self.split
+        if split.column is not None and split.test_from is not None:
+            array = rows.table.column(split.column)
+            if isinstance(split.test_from, str):
+                return np.array([v == split.test_from for v in array.to_pylist()])
+            return numbers_of(array, self.missing)[0] >= split.test_from
+        assert split.test_fraction is not None  # the split's own check
+        if split.random_seed is None:
+            return rows.numbers > round(self.totals.rows * (1 - split.test_fraction))
+        return self._draws(rows.numbers) < split.test_fraction
+
+    def _draws(self, numbers: np.ndarray) -> np.ndarray:
+        """Draw k of the seed's sequence for the row with number k, rows left out included."""
+        if self._generator is None:
+            self._generator = np.random.default_rng(self.split.random_seed)
+        draws = self._generator.random(int(numbers[-1]) - self._drawn)
+        first, self._drawn = self._drawn, int(numbers[-1])
+        mine: np.ndarray = draws[numbers - 1 - first]
+        return mine

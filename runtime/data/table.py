@@ -1,0 +1,209 @@
+"""Files as a stream of record batches: parquet, CSV and its kin, in bounded memory."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runtime.data.errors import DataError, nearest
+
+ROWS_PER_BATCH = 65_536
+"""Rows of one parquet record batch: some 10 MB of ids for 40 columns."""
+CSV_BLOCK_BYTES = 4 << 20
+"""Bytes of one CSV block; no line may be longer."""
+_HEADER_BYTES = 1 << 20
+
+# pyarrow has no type hints and takes 0.1 s to import: it is imported where a file is opened, and
+# its objects are Any here.
+RecordBatch = Any
+"""A pyarrow.RecordBatch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some rows of a file and their numbers in it."""
+
+    table: RecordBatch
+    numbers: np.ndarray
+    """int64 [B], counted from 1, the header line not counted."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TableFile:
+    """One file of a data set. Parquet when its name ends so, else delimited text."""
+
+    path: Path
+    delimiter: str = ","
+    header: tuple[str, ...] | None = None
+    """Column names of a text file without a header line."""
+    skip_bad_rows: bool = False
+    """Leave out lines with a wrong number of columns and count them; else they are an error."""
+    rows_skipped: int = 0
+    """Lines that the last stream left out."""
+    _broken: list[int] = field(default_factory=list)
+
+    @property
+    def is_parquet(self) -> bool:
+        """Whether the name says parquet."""
+        return self.path.suffix in (".parquet", ".pq")
+
+    def column_names(self) -> tuple[str, ...]:
+        """Names of all columns of the file."""
+        if self.is_parquet:
+            return tuple(self._open_parquet().schema_arrow.names)
+        return self._text_names()
+
+    def check_columns(self, names: Sequence[str]) -> None:
+        """Raise when the file lacks one of the columns."""
+        present = self.column_names()
+        for name in names:
+            if name not in present:
+                raise DataError(
+                    f"{self.path} has no column {name!r}; {nearest(name, present)}\n"
+                    "  correct the schema, or the header line of the file"
+                )
+
+    def stream(self, names: Sequence[str]) -> Iterator[Rows]:
+        """The named columns of all rows, in the file's order; text files give strings."""
+        self.rows_skipped = 0
+        self.check_columns(names)
+        return self._stream_parquet(names) if self.is_parquet else self._stream_text(names)
+
+    def count_rows(self) -> int:
+        """Rows of the file; reads a text file once."""
+        if self.is_parquet:
+            return int(self._open_parquet().metadata.num_rows)
+        last = 0
+        for rows in self._stream_text(self.column_names()[:1]):
+            last = int(rows.numbers[-1])
+        return last
+
+    def _open_parquet(self) -> Any:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        _check_not_empty(self.path)
+        try:
+            return pq.ParquetFile(self.path)
+        except (pa.ArrowException, OSError) as error:
+            raise _broken_file(self.path, error) from error
+
+    def _stream_parquet(self, names: Sequence[str]) -> Iterator[Rows]:
+        import pyarrow as pa
+
+        first = 1
+        batches = self._open_parquet().iter_batches(ROWS_PER_BATCH, columns=list(names))
+        while True:
+            try:
+                batch = next(batches, None)
+            except (pa.ArrowException, OSError) as error:
+                raise _broken_file(self.path, error, f"after row {first - 1}") from error
+            if batch is None:
+                break
+            if batch.num_rows:
+                yield Rows(batch, np.arange(first, first + batch.num_rows))
+                first += batch.num_rows
+        if first == 1:
+            raise _no_rows(self.path)
+
+    def _text_names(self) -> tuple[str, ...]:
+        import pyarrow as pa
+
+        if self.header is not None:
+            return self.header
+        _check_not_empty(self.path)
+        try:
+            with pa.input_stream(str(self.path)) as stream:
+                head = stream.read(_HEADER_BYTES).decode("utf-8-sig", errors="replace")
+        except (pa.ArrowException, OSError) as error:
+            raise _broken_file(self.path, error) from error
+        line = next(csv.reader(io.StringIO(head), delimiter=self.delimiter), [])
+        if not line:
+            raise _no_rows(self.path)
+        return tuple(line)
+
+    def _stream_text(self, names: Sequence[str]) -> Iterator[Rows]:
+        import pyarrow as pa
+        from pyarrow import csv as arrow_csv
+
+        _check_not_empty(self.path)
+        all_names = self.column_names()
+        self._broken = []
+        lines_before = 0 if self.header is not None else 1
+        first = 1
+
+        def on_broken(line: Any) -> str:
+            self._broken.append(line.number - lines_before)
+            return "skip" if self.skip_bad_rows else "error"
+
+        try:
+            reader = arrow_csv.open_csv(
+                pa.input_stream(str(self.path)),
+                read_options=arrow_csv.ReadOptions(
+                    use_threads=False,
+                    block_size=CSV_BLOCK_BYTES,
+                    column_names=list(all_names),
+                    skip_rows=lines_before,
+                ),
+                parse_options=arrow_csv.ParseOptions(
+                    delimiter=self.delimiter, invalid_row_handler=on_broken
+                ),
+                convert_options=arrow_csv.ConvertOptions(
+                    column_types={name: pa.string() for name in names},
+                    include_columns=list(names),
+                    strings_can_be_null=False,
+                ),
+            )
+            while (batch := next(reader, None)) is not None:
+                if batch.num_rows:
+                    numbers = self._numbers(first, batch.num_rows)
+                    first = int(numbers[-1]) + 1
+                    yield Rows(batch, numbers)
+        except (pa.ArrowException, OSError) as error:
+            raise self._text_error(error, first) from error
+        self.rows_skipped = len(self._broken)
+        if first == 1:
+            raise _no_rows(self.path)
+
+    def _numbers(self, first: int, count: int) -> np.ndarray:
+        """Numbers of the next ``count`` good lines, from line ``first`` on."""
+        broken = np.array([n for n in self._broken if n >= first], np.int64)
+        candidates = np.arange(first, first + count + len(broken))
+        return candidates[~np.isin(candidates, broken)][:count]
+
+    def _text_error(self, error: Exception, first: int) -> DataError:
+        if "Empty CSV" in str(error):
+            return _no_rows(self.path)
+        if not self._broken:
+            return _broken_file(self.path, error, f"after row {first - 1}")
+        return DataError(
+            f"{self.path}, row {self._broken[-1]}: {str(error).splitlines()[0]}\n"
+            "  every row must have the columns of the header; correct the row, fetch the file "
+            "again if it ends there, or ask to skip bad rows"
+        )
+
+
+def _check_not_empty(path: Path) -> None:
+    if not path.is_file():
+        raise DataError(f"no file {path}\n  correct the path, or the data directory")
+    if path.stat().st_size == 0:
+        raise _no_rows(path)
+
+
+def _no_rows(path: Path) -> DataError:
+    return DataError(f"{path} holds no rows ({path.stat().st_size} bytes)\n  fetch the file again")
+
+
+def _broken_file(path: Path, error: Exception, where: str = "") -> DataError:
+    reason = str(error).splitlines()[0].rstrip(".")
+    place = f", {where}" if where else ""
+    return DataError(
+        f"{path}{place} cannot be read: {reason}\n"
+        "  the file is truncated or of another format; fetch it again and compare its sha256"
+    )
