@@ -1,92 +1,124 @@
 """Orders without a clock: the constant lag, in which every lookup misses exactly tau steps.
 
-The deterministic executor of the runtime executes any `Trace`; the ones made here are the cheapest
-to read and reach the bound exactly from step tau on.
+The deterministic executor of the runtime executes any order of events; the ones made here are the
+simplest to read, and reach the bound exactly from step tau on.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 from persia_sim.trace import ALL, Event, Kind, Trace
 from persia_sim.vocabulary import Mode
+
+HasBatch = Callable[[int], bool]
+"""Whether the stream has a k-th batch (of a dense update); asked for k = 0, 1, 2, ... in turn."""
 
 
 def constant_lag(
     mode: Mode,
     *,
     ranks: int,
-    steps: int,
+    has_batch: HasBatch,
     tau: int = 0,
     ahead: int = 1,
     merge_pushes: bool = True,
-    average_every: int = 0,
-) -> Trace:
-    """The order of a run in which pushes of step s are applied after the updates of step s + tau.
+    average_every: int | None = None,
+) -> Iterator[Event]:
+    """Yield the events of a run whose pushes of step s are applied after the updates of s + tau.
 
-    ``steps`` counts steps of all ranks in barrier modes; in async it counts batches, which rank
-    ``k mod ranks`` takes in turn, so that ``ranks`` batches are always in flight and a dense update
-    misses the ``ranks - 1`` others. ``average_every`` is the batches a rank trains between two
-    averagings of async_averaging.
+    In barrier modes a batch is a step of all ranks. In async, rank ``k mod ranks`` takes batch k,
+    so that ``ranks`` batches are always in flight and a dense update misses the ``ranks - 1``
+    others; there tau counts the rank's own steps. ``average_every`` is the steps that a rank
+    trains between two averagings of async_averaging.
     """
-    events: list[Event] = []
     if mode is Mode.LOOKAHEAD:
-        _lookahead(events, ranks, steps, ahead)
-    elif mode.has_barrier:
-        lag = tau if mode.reads_late_rows else 0
-        _barrier(events, ranks, steps, lag, merge_pushes or not mode.reads_late_rows)
-    else:
-        _round_robin(events, ranks, steps, tau, average_every, mode)
-    return Trace.of(events, mode=str(mode), ranks=ranks, steps=steps, tau=tau, order="constant_lag")
+        return _lookahead(ranks, has_batch, ahead)
+    if mode.has_barrier:
+        if not mode.reads_late_rows:
+            tau, merge_pushes = 0, True
+        return _barrier(ranks, has_batch, tau, merge_pushes)
+    if mode is Mode.ASYNC_AVERAGING and not average_every:
+        raise ValueError("async_averaging needs average_every >= 1 steps")
+    return _round_robin(ranks, has_batch, tau, average_every)
 
 
-def _push(events: list[Event], ranks: int, step: int, merged: bool) -> None:
+def constant_lag_trace(
+    mode: Mode, *, ranks: int, steps: int, tau: int = 0, merge_pushes: bool = True
+) -> Trace:
+    """The same for a known number of batches, as a table."""
+    events = constant_lag(
+        mode, ranks=ranks, has_batch=lambda k: k < steps, tau=tau, merge_pushes=merge_pushes
+    )
+    return Trace.of(list(events), mode=str(mode), ranks=ranks, tau=tau)
+
+
+def _push(ranks: int, step: int, merged: bool) -> Iterator[Event]:
     for rank in (ALL,) if merged else range(ranks):
-        events.append(Event(Kind.PUSH, rank, step))
+        yield Event(Kind.PUSH, rank, step)
 
 
-def _barrier(events: list[Event], ranks: int, steps: int, lag: int, merged: bool) -> None:
-    for step in range(steps):
-        events += [Event(Kind.LOOKUP, rank, step) for rank in range(ranks)]
-        events.append(Event(Kind.DENSE_UPDATE, ALL, step))
+def _barrier(ranks: int, has_batch: HasBatch, lag: int, merged: bool) -> Iterator[Event]:
+    step = 0
+    while has_batch(step):
+        for rank in range(ranks):
+            yield Event(Kind.LOOKUP, rank, step)
+        yield Event(Kind.DENSE_UPDATE, ALL, step)
         if step >= lag:
-            _push(events, ranks, step - lag, merged)
-    for step in range(max(0, steps - lag), steps):
-        _push(events, ranks, step, merged)
+            yield from _push(ranks, step - lag, merged)
+        step += 1
+    for waiting in range(max(0, step - lag), step):
+        yield from _push(ranks, waiting, merged)
 
 
-def _lookahead(events: list[Event], ranks: int, steps: int, ahead: int) -> None:
-    for step in range(-ahead, steps):
-        if step + ahead < steps:
-            events += [Event(Kind.LOOKUP, rank, step + ahead) for rank in range(ranks)]
-        if step >= 0:
-            events += [Event(Kind.REFRESH, rank, step) for rank in range(ranks)]
-            events.append(Event(Kind.DENSE_UPDATE, ALL, step))
-            _push(events, ranks, step, merged=True)
+def _lookahead(ranks: int, has_batch: HasBatch, ahead: int) -> Iterator[Event]:
+    step = fetched = 0
+    while has_batch(step):
+        while fetched <= step + ahead and has_batch(fetched):
+            for rank in range(ranks):
+                yield Event(Kind.LOOKUP, rank, fetched)
+            fetched += 1
+        for rank in range(ranks):
+            yield Event(Kind.REFRESH, rank, step)
+        yield Event(Kind.DENSE_UPDATE, ALL, step)
+        yield from _push(ranks, step, merged=True)
+        step += 1
 
 
 def _round_robin(
-    events: list[Event], ranks: int, batches: int, tau: int, average_every: int, mode: Mode
-) -> None:
+    ranks: int, has_batch: HasBatch, tau: int, average_every: int | None
+) -> Iterator[Event]:
     """Rank r starts batch r, r + ranks, ...; it finishes one just before it starts the next."""
+    steps_of = [0] * ranks
+    batch = 0
+    while has_batch(batch):
+        rank = batch % ranks
+        if steps_of[rank]:
+            yield from _finish(rank, steps_of[rank] - 1, tau)
+            if average_every and rank == ranks - 1 and steps_of[rank] % average_every == 0:
+                yield from _average(ranks, steps_of[rank], average_every)
+        if not average_every:
+            yield Event(Kind.DENSE_PULL, rank, steps_of[rank])
+        yield Event(Kind.LOOKUP, rank, steps_of[rank])
+        steps_of[rank] += 1
+        batch += 1
+    for rank in (k % ranks for k in range(batch, batch + ranks)):
+        if steps_of[rank]:
+            yield from _finish(rank, steps_of[rank] - 1, tau)
+    for rank, steps in enumerate(steps_of):
+        for step in range(max(0, steps - tau), steps):
+            yield Event(Kind.PUSH, rank, step)
 
-    def finish(rank: int, step: int) -> None:
-        events.append(Event(Kind.DENSE_PUSH, rank, step))
-        if step >= tau:
-            events.append(Event(Kind.PUSH, rank, step - tau))
 
-    averaging = mode is Mode.ASYNC_AVERAGING
-    for batch in range(batches + ranks):
-        rank, step = batch % ranks, batch // ranks
-        if step > 0 and (step - 1) * ranks + rank < batches:
-            finish(rank, step - 1)
-            if averaging and average_every and step % average_every == 0 and rank == ranks - 1:
-                round_ = step // average_every - 1
-                for kind in (Kind.AVERAGE_READ, Kind.AVERAGE_WRITE):
-                    events += [Event(kind, r, step - 1, ALL, round_) for r in range(ranks)]
-        if batch < batches:
-            if not averaging:
-                events.append(Event(Kind.DENSE_PULL, rank, step))
-            events.append(Event(Kind.LOOKUP, rank, step))
-    for rank in range(ranks):
-        own_steps = len(range(rank, batches, ranks))
-        for step in range(max(0, own_steps - tau), own_steps):
-            events.append(Event(Kind.PUSH, rank, step))
+def _finish(rank: int, step: int, tau: int) -> Iterator[Event]:
+    yield Event(Kind.DENSE_PUSH, rank, step)
+    if step >= tau:
+        yield Event(Kind.PUSH, rank, step - tau)
+
+
+def _average(ranks: int, steps: int, average_every: int) -> Iterator[Event]:
+    """Every rank enters the round at one instant and leaves it at the next."""
+    round_ = steps // average_every - 1
+    for kind in (Kind.AVERAGE_READ, Kind.AVERAGE_WRITE):
+        for rank in range(ranks):
+            yield Event(kind, rank, steps - 1, ALL, round_)

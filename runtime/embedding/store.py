@@ -142,17 +142,19 @@ class EmbeddingStore:
                 handle.writes[name][where] = found[2]
                 self.rows_replaced += len(where)
 
-    def push(self, shard: int, pushes: Sequence[tuple[Handle, RowGradients]]) -> None:
+    def push(
+        self, shard: int, pushes: Sequence[tuple[Handle, RowGradients]], *, merged: bool = False
+    ) -> None:
         """Apply the gradients of one shard's rows, in one instant and one optimiser step per row.
 
-        Several pushes are merged: a row's gradients are summed in the given order, which must be
-        that of the ranks (law 6).
+        ``merged``: these are the pushes of all ranks of a step; a row's gradients are summed in the
+        given order, which must be that of the ranks (law 6).
         """
         touching = [(h, g) for h, g in pushes if h.touches(shard)]
         if not touching:
             return
         owner = self._shards[shard]
-        rank = touching[0][0].rank if len(pushes) == 1 else ALL
+        rank = ALL if merged else touching[0][0].rank
         step = touching[0][0].step
         with owner.lock:
             self._recorder.record(Kind.PUSH, rank, step, shard, owner.version)

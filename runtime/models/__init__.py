@@ -1,0 +1,1 @@
+"""Dense networks: (dense features, embeddings) -> one logit per task."""

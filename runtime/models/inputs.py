@@ -1,0 +1,84 @@
+"""What a dense network is given, and what it must know of its input's shape.
+
+Shape letters: B samples, D dense features, F pooled fields, E the sum of their dims, L ids of a
+sequence, d a table's dim, T tasks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from runtime.data.batch import Layout
+
+
+class Embeddings(NamedTuple):
+    """The rows of one batch as tensors; gradients flow back to the embedding workers."""
+
+    pooled: Tensor
+    """[B, E]: the pooled fields side by side, in the layout's order."""
+    sequences: dict[str, Tensor]
+    """Per sequence field [B, L, d]; zero where a sample has fewer than L ids."""
+    masks: dict[str, Tensor]
+    """Per sequence field bool [B, L]: where an id stands."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputShape:
+    """The shape of a model's input, from the data's layout and the tables' widths."""
+
+    layout: Layout
+    dims: dict[str, int]
+    """Width of each table."""
+
+    @property
+    def pooled_dims(self) -> list[int]:
+        """Width of each pooled field."""
+        return [self.dims[f.table] for f in self.layout.fields if f.pooling != "sequence"]
+
+    @property
+    def sequence_dims(self) -> list[int]:
+        """Width of each sequence field."""
+        return [self.dims[f.table] for f in self.layout.fields if f.pooling == "sequence"]
+
+    @property
+    def width(self) -> int:
+        """Floats per sample in `flatten`."""
+        return sum(self.pooled_dims) + sum(self.sequence_dims) + len(self.layout.dense)
+
+    @property
+    def tasks(self) -> int:
+        """T."""
+        return len(self.layout.tasks)
+
+    def one_dim(self, model: str) -> int:
+        """The common width of all fields, which models with field-by-field products need."""
+        dims = set(self.pooled_dims + self.sequence_dims)
+        if len(dims) != 1:
+            raise ValueError(
+                f"{model} needs all fields of one width, got {sorted(dims)};"
+                " give their tables the same dim or choose ffnn or dcn"
+            )
+        return dims.pop()
+
+
+def sequence_means(embeddings: Embeddings) -> list[Tensor]:
+    """Each sequence field as the mean of its rows, [B, d]."""
+    return [
+        rows.sum(1) / embeddings.masks[name].sum(1, keepdim=True).clamp(min=1)
+        for name, rows in embeddings.sequences.items()
+    ]
+
+
+def flatten(dense: Tensor, embeddings: Embeddings) -> Tensor:
+    """Everything side by side, [B, width]."""
+    return torch.cat([embeddings.pooled, *sequence_means(embeddings), dense], dim=1)
+
+
+def by_field(embeddings: Embeddings, dim: int) -> Tensor:
+    """All fields as vectors, [B, F, dim]."""
+    flat = torch.cat([embeddings.pooled, *sequence_means(embeddings)], dim=1)
+    return flat.reshape(len(flat), -1, dim)

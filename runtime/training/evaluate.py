@@ -1,0 +1,111 @@
+"""Exact AUC and log-loss on the test part, per task, and why an AUC may be 0.5."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from torch import nn
+
+from runtime.data.batch import Batch
+from runtime.data.source import Source, rebatch
+from runtime.embedding.store import EmbeddingStore
+from runtime.training.learner import Learner
+
+_EVALUATION_BATCH = 8192  # samples at a time: bounds memory, changes no figure
+
+
+@dataclass(frozen=True, slots=True)
+class TaskScore:
+    """How well one behaviour is predicted."""
+
+    auc: float
+    """Area under the ROC curve; NaN when the test part holds one class only."""
+    log_loss: float
+    label_rate: float
+    trivial_log_loss: float
+    """Of always predicting the label rate of the test part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Scores and the predictions behind them."""
+
+    tasks: dict[str, TaskScore]
+    predictions: np.ndarray
+    """float64 [n, T]: probabilities, in the order of the test part."""
+    labels: np.ndarray
+    """float32 [n, T]"""
+    warnings: list[str]
+    """Why the figures may mean nothing, in plain words; empty when healthy."""
+
+
+def test_batches(source: Source, rows: int | None) -> Iterator[Batch]:
+    """The test part, or its first rows, in the source's order."""
+    left = rows if rows is not None else 2**62
+    for batch in rebatch(source.chunks("test"), _EVALUATION_BATCH):
+        if left > 0:
+            yield batch.rows(0, min(left, batch.size))
+        left -= batch.size
+
+
+def evaluate(
+    learner: Learner, model: nn.Module, store: EmbeddingStore, batches: list[Batch]
+) -> Evaluation:
+    """Score ``model`` with the rows as they are; creates no row and draws no random number."""
+    model.eval()
+    predictions = np.concatenate([learner.predict(model, store, b) for b in batches])
+    model.train()
+    labels = np.concatenate([b.labels for b in batches])
+    tasks = {
+        name: score(labels[:, k], predictions[:, k]) for k, name in enumerate(learner.layout.tasks)
+    }
+    return Evaluation(tasks, predictions, labels, _health(learner, store, tasks, predictions))
+
+
+def score(labels: np.ndarray, predictions: np.ndarray) -> TaskScore:
+    """The figures of one task."""
+    from sklearn.metrics import log_loss, roc_auc_score  # late: a second to import
+
+    rate = float(labels.mean())
+    if rate in (0.0, 1.0) or not np.isfinite(predictions).all():
+        return TaskScore(float("nan"), float("nan"), rate, 0.0)
+    trivial = -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate))
+    auc = float(roc_auc_score(labels, predictions))
+    loss = float(log_loss(labels, np.clip(predictions, 1e-15, 1 - 1e-15)))
+    return TaskScore(auc, loss, rate, float(trivial))
+
+
+def _health(
+    learner: Learner,
+    store: EmbeddingStore,
+    tasks: dict[str, TaskScore],
+    predictions: np.ndarray,
+) -> list[str]:
+    found = []
+    if not np.isfinite(predictions).all():
+        found.append("predictions are not finite: lower the learning rates")
+    for k, (name, figures) in enumerate(tasks.items()):
+        if figures.label_rate in (0.0, 1.0):
+            found.append(f"{name}: the test part holds only the label {figures.label_rate:.0f}")
+        elif float(np.std(predictions[:, k])) < 1e-6:
+            found.append(
+                f"{name}: all predictions are equal; the model has learned nothing:"
+                " is a learning rate 0, or does the tower end in dead ReLUs?"
+            )
+        elif abs(figures.auc - 0.5) < 0.01:
+            found.append(
+                f"{name}: AUC {figures.auc:.3f} is chance; are the labels joined to the right rows,"
+                " and does the test part share ids with the training part?"
+            )
+        elif figures.log_loss > 1.05 * figures.trivial_log_loss:
+            found.append(
+                f"{name}: log-loss {figures.log_loss:.4f} is worse than always saying the label rate"
+                f" ({figures.trivial_log_loss:.4f}): overfitted, or learning rates too high"
+            )
+    if not len(store):
+        found.append("no row was created: no training batch was looked up")
+    elif all(not values.any() for _, values, _ in store.export().values()):
+        found.append("all rows are zero: with initial_scale 0 a product of rows never starts")
+    return found

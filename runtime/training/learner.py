@@ -1,0 +1,155 @@
+"""The stage functions forward and backward: from one rank's rows to all its gradients.
+
+Both executors call them, so what differs between modes is only the order of reads and writes.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from runtime.config import TrainConfig
+from runtime.data.batch import Batch, Layout
+from runtime.embedding.pooling import FieldVectors, Pooling
+from runtime.embedding.store import EmbeddingStore, Handle, RowGradients
+from runtime.models.build import build_model
+from runtime.models.inputs import Embeddings, InputShape
+
+DenseGradients = list[Tensor | None]
+"""One per parameter of the model, in its order; None where the loss does not reach."""
+
+
+class NonFiniteError(ValueError):
+    """A loss or a gradient is NaN or infinite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """What the backward pass of one (rank, step) gives."""
+
+    loss: float
+    """The rank's share of the step's mean loss."""
+    dense: DenseGradients
+    rows: RowGradients
+    finite: bool
+    """Whether loss and all gradients are; if not, nothing of them is applied."""
+
+
+class Learner:
+    """The dense model, its loss, and the pooling between rows and model."""
+
+    def __init__(self, config: TrainConfig, layout: Layout) -> None:
+        self.config, self.layout = config, layout
+        tables = {f.table for f in layout.fields}
+        shape = InputShape(layout=layout, dims={t: config.rows.dim for t in tables})
+        self.pooling = Pooling(layout.fields, shape.dims)
+        self.model = build_model(config.model.name, shape, config.model.hidden, config.seed)
+        self.dtype = torch.float64 if config.precision == "float64" else torch.float32
+        self.device = torch.device(config.device)
+        self.model.to(self.device, self.dtype)
+        default_scale = 65536.0 if config.precision == "float16" else 1.0
+        self.loss_scale = default_scale if config.loss_scale is None else config.loss_scale
+        self._row_factor = float(config.ranks) if config.row_gradients == "sum" else 1.0
+
+    def loss(self, model: nn.Module, handle: Handle, samples: int) -> tuple[Tensor, Embeddings]:
+        """The sum of the batch's losses over ``samples`` (of the whole step), mean over tasks."""
+        vectors = self.pooling.forward(handle.batch, handle.plans, handle.values)
+        embeddings = self._to_device(vectors)
+        labels = torch.from_numpy(handle.batch.labels).to(self.device, self.dtype)
+        logits = self._logits(model, handle.batch, embeddings)
+        total = binary_cross_entropy_with_logits(logits.to(self.dtype), labels, reduction="sum")
+        return total / (samples * labels.shape[1]), embeddings
+
+    def gradients(self, model: nn.Module, handle: Handle, samples: int) -> Gradients:
+        """Forward and backward of one (rank, step); leaves ``parameter.grad`` set to None.
+
+        Gradients are those of the step's mean loss, so those of all ranks only need to be summed.
+        """
+        if handle.batch.size == 0:
+            rows = {name: np.zeros_like(values) for name, values in handle.values.items()}
+            return Gradients(0.0, [None for _ in model.parameters()], rows, True)
+        loss, embeddings = self.loss(model, handle, samples)
+        scale = self.loss_scale
+        (loss * scale if scale != 1.0 else loss).backward()  # type: ignore[no-untyped-call]
+        dense = [p.grad for p in model.parameters()]
+        for parameter in model.parameters():
+            parameter.grad = None
+        row_vectors = self._from_device(embeddings)
+        rows = self.pooling.backward(handle.batch, handle.plans, row_vectors)
+        if scale != 1.0:
+            dense = [None if g is None else g / scale for g in dense]
+        factor = self._row_factor / scale
+        if factor != 1.0:
+            rows = {name: (g * factor).astype(g.dtype) for name, g in rows.items()}
+        value = loss.item()
+        return Gradients(value, dense, rows, _all_finite(value, dense, rows))
+
+    def refuse_or_skip(self, handle: Handle, gradients: Gradients) -> None:
+        """Called for gradients that are not finite: raise, or go on without this batch."""
+        if self.config.precision == "float16":
+            self.loss_scale = max(1.0, self.loss_scale / 2)
+        elif self.config.nonfinite == "stop":
+            raise NonFiniteError(
+                f"loss {gradients.loss} or a gradient is not finite at rank {handle.rank},"
+                f" step {handle.step}; lower --model.lr or --rows.optimizer.lr,"
+                " or leave such batches out with --nonfinite skip"
+            )
+
+    def predict(self, model: nn.Module, store: EmbeddingStore, batch: Batch) -> np.ndarray:
+        """Probabilities [B, T] with the rows as they are now; creates no row."""
+        handle = store.peek(batch)
+        vectors = self.pooling.forward(batch, handle.plans, handle.values)
+        with torch.inference_mode():
+            logits = self._logits(model, batch, self._to_device(vectors))
+            probabilities: np.ndarray = torch.sigmoid(logits.double()).cpu().numpy()
+        return probabilities
+
+    def _logits(self, model: nn.Module, batch: Batch, embeddings: Embeddings) -> Tensor:
+        dense = torch.from_numpy(batch.dense).to(self.device, self.dtype)
+        short = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(self.config.precision)
+        cast = torch.autocast(self.device.type, short) if short else nullcontext()
+        with cast:
+            logits: Tensor = model(dense, embeddings)
+        expected = (batch.size, len(self.layout.tasks))
+        if tuple(logits.shape) != expected:
+            raise ValueError(
+                f"model {self.config.model.name} returned logits of shape {tuple(logits.shape)},"
+                f" expected {expected}: one logit per sample and task"
+            )
+        return logits
+
+    def _to_device(self, vectors: FieldVectors) -> Embeddings:
+        def leaf(array: np.ndarray) -> Tensor:
+            tensor = torch.from_numpy(array).to(self.device, self.dtype)
+            return tensor.requires_grad_()
+
+        masks = {n: torch.from_numpy(m).to(self.device) for n, m in vectors.masks.items()}
+        sequences = {n: leaf(a) for n, a in vectors.sequences.items()}
+        return Embeddings(leaf(vectors.pooled), sequences, masks)
+
+    def _from_device(self, embeddings: Embeddings) -> FieldVectors:
+        def gradient(tensor: Tensor) -> np.ndarray:
+            found = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+            array: np.ndarray = found.cpu().numpy()
+            return array
+
+        sequences = {n: gradient(t) for n, t in embeddings.sequences.items()}
+        return FieldVectors(gradient(embeddings.pooled), sequences, {})
+
+
+def _all_finite(loss: float, dense: DenseGradients, rows: RowGradients) -> bool:
+    """A sum is cheap and is finite only if its terms are; check them one by one only if it is not."""
+    sums = [float(g.sum()) for g in dense if g is not None] + [float(g.sum()) for g in rows.values()]
+    if math.isfinite(loss + sum(sums)):
+        return True
+    return (
+        math.isfinite(loss)
+        and all(bool(torch.isfinite(g).all()) for g in dense if g is not None)
+        and all(bool(np.isfinite(g).all()) for g in rows.values())
+    )
