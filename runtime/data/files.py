@@ -14,6 +14,7 @@ from runtime.data.batch import Batch, Layout
 from runtime.data.convert import Values, column_values, zero_or_one
 from runtime.data.errors import DataError
 from runtime.data.ids import tag
+from runtime.data.interleave import interleave
 from runtime.data.joined import open_table
 from runtime.data.parts import CODES, UNPLACED, Placer, Totals
 from runtime.data.schema import Schema
@@ -131,7 +132,10 @@ class FileSource:
         ]
         fields = values[: len(schema.id_columns)]
         dense = [v.data for v in values[len(schema.id_columns) :]]
-        ids, offsets = _interleave(fields, schema.field_numbers, len(good))
+        ids, offsets = interleave(
+            [tag(n, v.data) for n, v in zip(schema.field_numbers, fields, strict=True)],
+            [v.lengths for v in fields],
+        )
         n_rows = len(good)
         batch = Batch(
             ids,
@@ -153,33 +157,6 @@ class FileSource:
 
 
 _SPLIT_RULE = "the split compares this column with a number"
-
-
-def _interleave(
-    fields: list[Values], numbers: tuple[int, ...], n_rows: int
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """Columns of ids -> ids sorted by (row, field), and where each bag starts."""
-    n_fields = len(fields)
-    if all(f.lengths is None or (f.lengths == 1).all() for f in fields):
-        ids_BF = np.empty((n_rows, n_fields), np.uint64)
-        for place, (values, number) in enumerate(zip(fields, numbers, strict=True)):
-            ids_BF[:, place] = tag(number, values.data)
-        return ids_BF.ravel(), None
-    lengths_BF = np.ones((n_rows, n_fields), np.int64)
-    for place, values in enumerate(fields):
-        if values.lengths is not None:
-            lengths_BF[:, place] = values.lengths
-    offsets = np.concatenate([[0], np.cumsum(lengths_BF)])
-    starts_BF = offsets[:-1].reshape(n_rows, n_fields)
-    ids = np.empty(offsets[-1], np.uint64)
-    for place, (values, number) in enumerate(zip(fields, numbers, strict=True)):
-        where = starts_BF[:, place]
-        if values.lengths is not None:
-            within = np.arange(len(values.data))
-            within -= np.repeat(np.cumsum(values.lengths) - values.lengths, values.lengths)
-            where = np.repeat(where, values.lengths) + within
-        ids[where] = tag(number, values.data)
-    return ids, offsets
 
 
 @cache

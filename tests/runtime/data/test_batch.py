@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from runtime.data.batch import Batch, Field, Layout
+from runtime.data.source import rebatch, share, shuffled
+
+# Every sample carries its own number in the dense feature and in each of its ids, so a lost,
+# doubled or torn sample shows.
+
+
+def numbered(first: int, lengths_BF: np.ndarray) -> Batch:
+    n_rows, n_fields = lengths_BF.shape
+    numbers = np.arange(first, first + n_rows)
+    ids = np.repeat(np.repeat(numbers, n_fields), lengths_BF.ravel()).astype(np.uint64)
+    offsets = np.concatenate([[0], np.cumsum(lengths_BF)])
+    single = bool((lengths_BF == 1).all())
+    dense = numbers[:, None].astype(np.float32)
+    return Batch(ids, None if single else offsets, dense, (dense % 2).astype(np.float32))
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> list[Batch]:
+    """Chunks of a stream, some with bags of one id each and some not."""
+    n_fields = draw(st.integers(1, 3))
+    chunks, first = [], 0
+    for _ in range(draw(st.integers(0, 5))):
+        n_rows = draw(st.integers(1, 9))
+        longest = draw(st.sampled_from([1, 3]))
+        lengths = draw(hnp.arrays(np.int64, (n_rows, n_fields), elements=st.integers(1, longest)))
+        chunks.append(numbered(first, lengths))
+        first += n_rows
+    return chunks
+
+
+def numbers(batches: list[Batch]) -> list[int]:
+    return [int(x) for b in batches for x in b.dense[:, 0]]
+
+
+def assert_whole(batch: Batch) -> None:
+    """The ids and the label of every sample are its own."""
+    bags = len(batch.ids) if batch.offsets is None else len(batch.offsets) - 1
+    lengths = np.ones(bags, int) if batch.offsets is None else np.diff(batch.offsets)
+    owner = np.repeat(np.repeat(batch.dense[:, 0], bags // batch.size), lengths)
+    assert (batch.ids == owner.astype(np.uint64)).all()
+    assert (batch.labels == batch.dense % 2).all()
+
+
+@given(chunks=streams(), size=st.integers(1, 12))
+def test_rebatch_keeps_every_sample_once_and_in_order(chunks: list[Batch], size: int) -> None:
+    batches = list(rebatch(iter(chunks), size))
+    assert numbers(batches) == numbers(chunks)
+    assert all(b.size == size for b in batches[:-1])
+    for batch in batches:
+        assert 1 <= batch.size <= size
+        assert_whole(batch)
+
+
+@given(chunks=streams().filter(bool), ranks=st.integers(1, 12))
+def test_ranks_share_every_sample_once_and_evenly(chunks: list[Batch], ranks: int) -> None:
+    batch = Batch.concat(chunks)
+    parts = share(batch, ranks)
+    assert len(parts) == ranks
+    assert numbers(parts) == numbers([batch])
+    sizes = [p.size for p in parts]
+    assert max(sizes) - min(sizes) <= 1
+    for part in parts:
+        if part.size:
+            assert_whole(part)
+
+
+@given(chunks=streams().filter(bool), seed=st.integers(0, 9), window=st.integers(1, 20))
+def test_a_shuffle_is_a_permutation_inside_windows(
+    chunks: list[Batch], seed: int, window: int
+) -> None:
+    mixed = list(shuffled(iter(chunks), seed, 0, window))
+    assert sorted(numbers(mixed)) == numbers(chunks)
+    for place, batch in enumerate(mixed):
+        assert_whole(batch)
+        assert min(numbers([batch])) == place * window
+    again = list(shuffled(iter(chunks), seed, 0, window))
+    assert numbers(again) == numbers(mixed)
+
+
+@given(chunks=streams().filter(bool), data=st.data())
+def test_take_gives_the_samples_that_were_asked_for(
+    chunks: list[Batch], data: st.DataObject
+) -> None:
+    batch = Batch.concat(chunks)
+    order = data.draw(st.lists(st.integers(0, batch.size - 1), min_size=1, max_size=12))
+    taken = batch.take(np.array(order))
+    assert numbers([taken]) == order
+    assert_whole(taken)
+
+
+@given(chunks=streams().filter(bool), data=st.data())
+def test_cutting_and_joining_give_the_batch_back(chunks: list[Batch], data: st.DataObject) -> None:
+    batch = Batch.concat(chunks)
+    cut = data.draw(st.integers(0, batch.size))
+    again = Batch.concat([batch.rows(0, cut), batch.rows(cut, batch.size)])
+    assert (again.ids == batch.ids).all()
+    assert numbers([again]) == numbers([batch])
+    assert_whole(again)
+
+
+def test_a_batch_size_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="batch size must be >= 1, got 0"):
+        next(rebatch(iter([]), 0))
+
+
+def test_a_layout_with_two_columns_of_one_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="different names"):
+        Layout(fields=(Field(name="user"),), dense=("user",))
