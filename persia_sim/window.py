@@ -8,6 +8,8 @@ the rank's own (paper, section 3; the original bounds batches in flight instead,
 
 from __future__ import annotations
 
+_ENDLESS = 2**62
+
 
 class Watermarks:
     """Per rank, how many leading steps have their push closed.
@@ -20,6 +22,7 @@ class Watermarks:
     def __init__(self, ranks: int) -> None:
         self._closed = [0] * ranks
         self._early: list[set[int]] = [set() for _ in range(ranks)]
+        self._steps: list[int | None] = [None] * ranks
 
     def close(self, rank: int, step: int) -> None:
         """The push of (rank, step) is applied or lost; pushes may close out of order."""
@@ -30,13 +33,16 @@ class Watermarks:
             self._early[rank].remove(self._closed[rank])
             self._closed[rank] += 1
 
-    def finish(self, rank: int) -> None:
-        """The rank has no more steps: it holds nobody up."""
-        self._closed[rank] = 2**62
+    def finish(self, rank: int, steps: int) -> None:
+        """The rank has ``steps`` steps and no more: once they are closed it holds nobody up."""
+        self._steps[rank] = steps
 
     def closed_steps(self, rank: int | None = None) -> int:
-        """Leading steps closed by ``rank``, or by every rank."""
-        return self._closed[rank] if rank is not None else min(self._closed)
+        """Leading steps closed by ``rank``, or by every rank; endless for a rank that is through."""
+        if rank is None:
+            return min(self.closed_steps(r) for r in range(len(self._closed)))
+        steps = self._steps[rank]
+        return _ENDLESS if steps is not None and self._closed[rank] >= steps else self._closed[rank]
 
     def may_start(self, rank: int, step: int, tau: int | None, own_only: bool = False) -> bool:
         """Whether the lookup of (rank, step) lies inside the window."""

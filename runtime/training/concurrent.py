@@ -146,7 +146,7 @@ class ConcurrentRun:
         while (fetched := self._fetch(rank, step)) is not None:
             self._push(self._train(rank, fetched))
             step += 1
-        self._gate.finish(rank)
+        self._gate.finish(rank, step)
 
     def _run_lookahead(self, rank: int) -> None:
         ready: queue.SimpleQueue[_Fetched] = queue.SimpleQueue()
@@ -167,13 +167,14 @@ class ConcurrentRun:
                     self._store.refresh(fetched.handle, shard)
             self._push(self._train(rank, fetched))
             step += 1
-        self._gate.finish(rank)
+        self._gate.finish(rank, step)
 
     def _run_fetch(self, rank: int, out: queue.Queue[_Fetched | None]) -> None:
         step = 0
         while (fetched := self._fetch(rank, step)) is not None:
             self._put(out, fetched)
             step += 1
+        self._gate.finish(rank, step)
         self._put(out, None)
 
     def _run_train(
@@ -186,7 +187,6 @@ class ConcurrentRun:
     def _run_push(self, rank: int, source: queue.Queue[_Computed | None]) -> None:
         while (computed := self._get(source)) is not None:
             self._push(computed)
-        self._gate.finish(rank)
 
     # The stages.
 

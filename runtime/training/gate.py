@@ -82,10 +82,10 @@ class Gate:
             self._marks.close(rank, step)
             self._changed.notify_all()
 
-    def finish(self, rank: int) -> None:
-        """The rank has no more steps."""
+    def finish(self, rank: int, steps: int) -> None:
+        """The rank has ``steps`` steps and no more."""
         with self._changed:
-            self._marks.finish(rank)
+            self._marks.finish(rank, steps)
             self._changed.notify_all()
 
     def _wake(self) -> None:

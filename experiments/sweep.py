@@ -1,0 +1,161 @@
+"""Runs the points of a sweep in processes of their own; a killed one loses that point only."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Sequence
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+from experiments.points import Point
+from runtime.runfolder import read_summary
+
+FAILED = "failed.txt"
+DISK_FULL_EXIT = 28  # errno.ENOSPC: no sense in starting further points
+
+
+def print_plan(points: Sequence[Point], root: Path, jobs: int) -> None:
+    """What will run, what is done, and where it goes."""
+    done = sum(p.is_done(root) for p in points)
+    alone = sum(p.exclusive for p in points)
+    print(
+        f"{len(points)} points ({done} done, {len(points) - done} to run),"
+        f" {jobs} at a time{f', {alone} of them alone' if alone else ''}; results in {root}"
+    )
+
+
+def run_points(points: Sequence[Point], root: Path, jobs: int, samples_per_point: int) -> None:
+    """Run every point that has no summary yet.
+
+    Raises ValueError naming the points that failed, after all others have run. The progress bar is
+    in points; ``samples_per_point`` (an estimate) lets it move within one.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    waiting = [p for p in points if not p.is_done(root)]
+    waiting.sort(key=lambda p: p.exclusive)  # speeds are measured last, when nothing else runs
+    if waiting:
+        _Runner(waiting, root, jobs, samples_per_point, already=len(points) - len(waiting)).run()
+    failures = {p.label: _why_failed(p.folder(root)) for p in waiting if not p.is_done(root)}
+    if failures:
+        told = "\n".join(f"  {label}: {why}" for label, why in failures.items())
+        raise ValueError(
+            f"{len(failures)} of {len(points)} points have no result; the others are kept and a"
+            f" second run does only these:\n{told}"
+        )
+
+
+def summaries(points: Sequence[Point], root: Path) -> list[dict[str, Any]]:
+    """The summaries of all points that are done."""
+    found = (read_summary(p.folder(root)) for p in points)
+    return [s for s in found if s is not None]
+
+
+def _why_failed(folder: Path) -> str:
+    try:
+        return (folder / FAILED).read_text().strip()
+    except FileNotFoundError:
+        return "its process was killed"
+
+
+class _Runner:
+    """Starts, watches and reaps the processes of one sweep."""
+
+    def __init__(
+        self, waiting: list[Point], root: Path, jobs: int, samples_per_point: int, already: int
+    ) -> None:
+        self._context: ForkServerContext = multiprocessing.get_context("forkserver")
+        # The server imports torch once; each point is then a cheap fork of it.
+        self._context.set_forkserver_preload(["runtime.record"])
+        self._waiting, self._root, self._jobs = waiting, root, jobs
+        self._samples_per_point, self._already = samples_per_point, already
+        self._samples: Any = self._context.Array("q", len(waiting), lock=False)
+        self._running: dict[int, ForkServerProcess] = {}
+        self._next = 0
+        self._disk_is_full = False
+
+    def run(self) -> None:
+        from tqdm import tqdm
+
+        total = self._already + len(self._waiting)
+        form = "{desc}: {percentage:3.0f}%|{bar}| {n:.1f}/{total} points [{elapsed}<{remaining}]"
+        with tqdm(
+            total=total, initial=self._already, desc="training", bar_format=form, disable=None
+        ) as bar:
+            try:
+                while self._running or self._has_next():
+                    self._start_some()
+                    time.sleep(0.1)
+                    self._reap()
+                    bar.n = min(total, self._already + self._progress())
+                    bar.refresh()
+            finally:
+                for process in self._running.values():
+                    process.terminate()
+                for process in self._running.values():
+                    process.join()
+
+    def _has_next(self) -> bool:
+        return self._next < len(self._waiting) and not self._disk_is_full
+
+    def _start_some(self) -> None:
+        while self._has_next():
+            alone = self._waiting[self._next].exclusive
+            if len(self._running) >= (1 if alone else self._jobs):
+                return
+            number, self._next = self._next, self._next + 1
+            point = self._waiting[number]
+            process = self._context.Process(
+                target=_work,
+                args=(point, point.folder(self._root), self._samples, number),
+                name=point.label,
+            )
+            process.start()
+            self._running[number] = process
+
+    def _reap(self) -> None:
+        for number in [n for n, process in self._running.items() if not process.is_alive()]:
+            process = self._running.pop(number)
+            process.join()
+            self._disk_is_full = self._disk_is_full or process.exitcode == DISK_FULL_EXIT
+            self._samples[number] = self._samples_per_point
+
+    def _progress(self) -> float:
+        whole = self._samples_per_point
+        return sum(min(1.0, done / whole) for done in self._samples)
+
+
+def _work(point: Point, folder: Path, samples: Any, number: int) -> None:
+    """The body of a point's process."""
+    import signal
+
+    from runtime.record import run_into
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends us
+
+    def count(more: int) -> None:
+        samples[number] += more
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / FAILED).unlink(missing_ok=True)
+        run_into(folder, point.config, count)
+    except OSError as error:
+        if error.errno == DISK_FULL_EXIT:
+            sys.exit(DISK_FULL_EXIT)
+        raise
+    except Exception as error:
+        (folder / FAILED).write_text(f"{error}\n")
+        if not isinstance(error, ValueError):
+            import traceback
+
+            (folder / "traceback.txt").write_text(traceback.format_exc())
+        sys.exit(1)
+
+
+def default_jobs() -> int:
+    """One process per core that this one may use."""
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,123 @@
+"""The commands of `python -m runtime`; heavy imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import errno
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from runtime.config import TrainConfig
+
+USAGE = """usage: python -m runtime COMMAND [options]
+
+  train      train one model and write its run folder     (train --help lists every option)
+  data list  the data sets, and where each was found
+  data get   download a data set from its publisher
+
+  python -m experiments list shows the studies built on this; the README tells the words.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Train:
+    """Train one model in one mode, evaluate it on the test part, and keep the run's folder."""
+
+    config: Annotated[TrainConfig, tyro.conf.arg(name="")]
+    out: Path | None = None
+    """Folder to fill; else runs/train/<time>-<mode>."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command; the exit code is 0, 2 for a mistake of the user, 130 after Ctrl-C."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE, end="")
+        return 0
+    name, rest = arguments[0], list(arguments[1:])
+    if name not in COMMANDS:
+        print(f"error: no command {name!r}; there are: {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    return guarded(lambda: COMMANDS[name](rest))
+
+
+def guarded(work: Callable[[], None]) -> int:
+    """Turn the errors that users can mend into one clear message instead of a traceback."""
+    try:
+        work()
+    except KeyboardInterrupt:
+        print("\ninterrupted; what was finished is kept, unfinished runs start anew", file=sys.stderr)
+        return 130
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output has gone, as `| head` does
+        return 0
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        hint = "; the disk is full: free some space and run again" if full else ""
+        print(f"error: {error.filename or 'file'}: {error.strerror or error}{hint}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _train(arguments: list[str]) -> None:
+    command = tyro.cli(
+        Train,
+        args=arguments,
+        prog="python -m runtime train",
+        config=(tyro.conf.EnumChoicesFromValues,),
+    )
+    from tqdm import tqdm
+
+    from runtime.record import run_into
+
+    config = command.config
+    folder = command.out or Path("runs/train") / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.mode}"
+    if (folder / "summary.json").exists():
+        raise ValueError(f"{folder} holds a finished run; name another folder with --out")
+    with tqdm(unit=" samples", unit_scale=True, desc=str(config.mode), disable=None) as bar:
+        summary = run_into(folder, config, on_samples=bar.update)
+    print(describe(summary))
+    print(f"run folder: {folder}")
+
+
+def describe(summary: dict) -> str:  # type: ignore[type-arg]
+    """The few lines that a person reads after one run."""
+    lines = [
+        f"{summary['mode']}, tau {summary['tau']}, {summary['ranks']} ranks:"
+        f" {summary['samples']:,} samples in {summary['updates']:,} updates,"
+        f" {summary['samples_per_s']:,.0f} samples/s ({summary['executor']} executor)"
+    ]
+    for task, score in summary["tasks"].items():
+        lines.append(
+            f"  {task:<12} test AUC {score['auc']:.4f}   log-loss {score['log_loss']:.4f}"
+            f"   (always saying {score['label_rate']:.3f}: {score['trivial_log_loss']:.4f})"
+        )
+    stale = summary["staleness"]
+    lines.append(
+        f"  staleness    {stale.mean_steps:.2f} steps on average, {stale.max_steps} at most;"
+        f" {summary['rows']:,} rows"
+    )
+    left_out = {
+        "bad rows skipped": summary["data"].rows_skipped,
+        "batches skipped": summary["batches_skipped"],
+        "pushes lost": summary["pushes_lost"],
+    }
+    lines += [f"  {what}: {count:,}" for what, count in left_out.items() if count]
+    lines += [f"  warning: {text}" for text in summary["warnings"]]
+    return "\n".join(lines)
+
+
+def _data(arguments: list[str]) -> None:
+    from runtime.data.commands import run
+
+    run(arguments)
+
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {"train": _train, "data": _data}

@@ -1,0 +1,83 @@
+"""Train, and keep everything in a run folder: the step between a config and a result on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runtime.config import TrainConfig
+from runtime.data.open import open_source
+from runtime.runfolder import SUMMARY, environment, write_json
+from runtime.training.evaluate import Evaluation
+from runtime.training.session import Outcome, train
+
+
+def run_into(
+    folder: Path, config: TrainConfig, on_samples: Callable[[int], None] | None = None
+) -> dict[str, Any]:
+    """Run ``config``, fill ``folder``, and return the summary.
+
+    The folder holds config.json, env.json, metrics.jsonl (a line per snapshot), trace.npz,
+    predictions.npz and, written last, summary.json: a folder without it is an unfinished run.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "config.json", config)
+    write_json(folder / "env.json", environment())
+    data = config.data
+    source = open_source(data.name, data_dir=data.dir, skip_bad_rows=data.skip_bad_rows)
+    outcome = train(config, source, on_samples)
+    with (folder / "metrics.jsonl").open("w") as lines:
+        for point in outcome.curve:
+            line = {"updates": point.updates, "samples": point.samples, "drained": False}
+            lines.write(json.dumps({**line, "tasks": _scores(point.evaluation)}) + "\n")
+        last = {"updates": outcome.figures["updates"], "samples": outcome.figures["samples"]}
+        lines.write(json.dumps({**last, "drained": True, "tasks": _scores(outcome.final)}) + "\n")
+    outcome.trace.save(folder / "trace.npz")
+    final = outcome.final
+    np.savez_compressed(
+        folder / "predictions.npz",
+        predictions=final.predictions.astype(np.float32),
+        labels=final.labels.astype(np.int8),
+    )
+    summary = summarize_run(config, outcome, source.provenance())
+    write_json(folder / SUMMARY, summary)
+    return summary
+
+
+def summarize_run(config: TrainConfig, outcome: Outcome, provenance: Any) -> dict[str, Any]:
+    """The figures of one run, with what they are figures of."""
+    best = {
+        task: max([p.evaluation.tasks[task].auc for p in outcome.curve] + [score.auc])
+        for task, score in outcome.final.tasks.items()
+    }
+    return {
+        "mode": str(config.mode),
+        "tau": config.window,
+        "ranks": config.ranks,
+        "seed": config.seed,
+        "executor": config.executor,
+        "evaluated_on": "test part, after the last update, all pushes applied",
+        "tasks": _scores(outcome.final),
+        "best_auc_on_the_way": best,
+        "staleness": outcome.staleness,
+        "row_staleness_histogram": outcome.store.row_staleness.tolist(),
+        "warnings": outcome.final.warnings,
+        "data": provenance,
+        **outcome.figures,
+    }
+
+
+def _scores(evaluation: Evaluation) -> dict[str, dict[str, float]]:
+    return {
+        name: {
+            "auc": score.auc,
+            "log_loss": score.log_loss,
+            "label_rate": score.label_rate,
+            "trivial_log_loss": score.trivial_log_loss,
+        }
+        for name, score in evaluation.tasks.items()
+    }

@@ -1,0 +1,91 @@
+"""A run's folder: config, environment, metrics as they come, and a summary written last, whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+SUMMARY = "summary.json"
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON to ``path``, whole or not at all; NaN becomes null."""
+    text = json.dumps(plain(content), indent=1, allow_nan=False)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses, paths and numbers as plain JSON values."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, bool | int | float | type(None)):
+        return value
+    return str(value)
+
+
+def environment() -> dict[str, Any]:
+    """Versions, hardware and load: what a figure must say of where it was made."""
+    packages = ("torch", "numpy", "scikit-learn", "pandas", "pyarrow")
+    return {
+        "commit": _commit(),
+        "python": sys.version.split()[0],
+        "packages": {name: metadata.version(name) for name in packages},
+        "platform": platform.platform(),
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "load_1min": os.getloadavg()[0],
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def read_summary(folder: Path) -> dict[str, Any] | None:
+    """The summary of a finished run; None when the run has not finished."""
+    try:
+        found: dict[str, Any] = json.loads((folder / SUMMARY).read_text())
+    except FileNotFoundError:
+        return None
+    return found
+
+
+def _commit() -> str | None:
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return found.stdout.strip() or None
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
