@@ -75,6 +75,11 @@ class FileSource:
                 yield batch
             if given == self.rows:
                 break
+        if not given and part != "validation" and self.schema.split.test_fraction != 0.0:
+            raise DataError(
+                f"{self.path}: the {part} part is empty ({skipped} bad rows skipped)\n"
+                f"  the split is: {self.schema.split}; correct it, or the rows"
+            )
         self._skipped[part] = skipped
         self._skipped[UNPLACED_NAME] = unplaced + table.rows_skipped
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from runtime.data.catalogue import CATALOGUE
 from runtime.data.errors import DataError, nearest
 from runtime.data.files import FileSource
+from runtime.data.places import find_folder
 from runtime.data.presets import PRESETS, recipe
-from runtime.data.schema import Schema
 from runtime.data.source import Source
 from runtime.data.synthetic import SyntheticSource
 from runtime.data.toml_schema import read_schema
 
-DATA_DIR_VARIABLE = "PERSIA_DATA_DIR"
 DEFAULT_TRAIN_ROWS = 12_000 * 256
 """Of the synthetic stream: long enough for a trained model to come near the best reachable AUC."""
 DEFAULT_TEST_ROWS = 100_000
@@ -33,7 +31,7 @@ def open_source(
     its distinct ids (``synthetic:criteo-ad:0.01``); ``rows`` then is the length of the training
     part, and at most the length of the test part.
 
-    Real data is looked for in ``data_dir``, else in the directory that PERSIA_DATA_DIR names, else
+    Real data is looked for in ``data_dir``, else in the directory that PERSIA_DATA_DIR names, then
     where ``data get`` puts downloads. ``rows`` keeps the first rows of each part only.
     """
     if name_or_path.partition(":")[0] == "synthetic":
@@ -68,30 +66,3 @@ def _open_synthetic(name: str, rows: int | None) -> SyntheticSource:
     return SyntheticSource(
         recipe=made, train_rows=train_rows, test_rows=min(DEFAULT_TEST_ROWS, train_rows)
     )
-
-
-def find_folder(schema: Schema, data_dir: str | Path | None = None) -> Path:
-    """The folder with the schema's main file; an error that names every place that was looked at.
-
-    A place holds the data set as PLACE/NAME/FILE or as PLACE/FILE.
-    """
-    named = data_dir or os.environ.get(DATA_DIR_VARIABLE)
-    places = [Path(named)] if named else [downloads()]
-    subfolder = schema.folder or schema.name
-    for place in places:
-        for folder in (place / subfolder, place):
-            if (folder / schema.file).is_file():
-                return folder
-    variable = os.environ.get(DATA_DIR_VARIABLE)
-    raise DataError(
-        f"no data of {schema.name}: no file {subfolder}/{schema.file} in {places[0]}\n"
-        f"  looked at the first that is given: the data directory argument ({data_dir or 'none'}), "
-        f"{DATA_DIR_VARIABLE} ({variable or 'not set'}), the downloads ({downloads()})\n"
-        f"  name the directory, or try: python -m runtime data get {schema.name}"
-    )
-
-
-def downloads() -> Path:
-    """Where ``data get`` puts what it fetches (the XDG rules for a user's cache)."""
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "persia-testbed"

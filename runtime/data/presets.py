@@ -28,10 +28,10 @@ def default() -> Recipe:
     return Recipe(
         name="default",
         fields=(
-            one(name="user", values=1_000_000, exponent=1.2, weight=0.25),
-            one(name="item", values=200_000, exponent=1.2, weight=0.4),
-            one(name="author", values=50_000, exponent=1.2, weight=0.3),
-            one(name="tags", values=20_000, exponent=1.2, weight=0.5, max_length=5),
+            one(name="user", values=1_000_000, exponent=1.25, weight=0.2),
+            one(name="item", values=200_000, exponent=1.25, weight=0.35),
+            one(name="author", values=50_000, exponent=1.25, weight=0.25),
+            one(name="tags", values=20_000, exponent=1.25, weight=0.4, max_length=5),
             one(name="category", values=500, exponent=1.1, weight=0.7),
             one(name="city", values=1_000, exponent=1.1, weight=0.3),
             one(name="device", values=100, exponent=1.0, weight=0.4),
@@ -41,7 +41,7 @@ def default() -> Recipe:
         pairs=(
             Pair(first="category", second="page", weight=0.6),
             Pair(first="device", second="hour", weight=0.6),
-            Pair(first="item", second="page", weight=0.4),
+            Pair(first="item", second="page", weight=0.3),
         ),
         dense=2,
         dense_weight=0.3,

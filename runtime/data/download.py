@@ -1,0 +1,168 @@
+"""Fetch a data set from its publisher: checked, converted, and whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tarfile
+import tempfile
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from runtime.data.errors import DataError
+from runtime.data.places import downloads
+from runtime.data.publishers import Publication, publication
+
+Report = Callable[[int, int | None], None]
+"""Called with the bytes received so far and the bytes announced (None: not announced)."""
+TIMEOUT_S = 60.0
+"""Longest silence of the publisher's server."""
+BLOCK_BYTES = 1 << 20
+LARGEST_MEMBER_BYTES = 4 << 30
+"""Of one unpacked file; the largest real one has 80 MB. Stops an archive that unpacks for ever."""
+PINS = "pins.json"
+
+
+def get(name: str | Publication, folder: Path | None = None, report: Report | None = None) -> Path:
+    """Fetch a data set unless it is there; returns its ``data.parquet``.
+
+    The archive's sha256 is compared with the pinned one: the publication's own if it is known, else
+    the one that the first download wrote to FOLDER/pins.json.
+    """
+    wanted = publication(name) if isinstance(name, str) else name
+    folder = downloads() if folder is None else folder
+    target = folder / wanted.name / "data.parquet"
+    if target.is_file():
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="unfinished-", dir=target.parent) as work:
+            archive = Path(work) / Path(wanted.url).name
+            sha256 = fetch(wanted.url, archive, report)
+            check_pin(folder / PINS, wanted, sha256)
+            extract(archive, wanted.members, Path(work))
+            _write_table(wanted, Path(work), target)
+    except OSError as error:
+        raise DataError(
+            f"cannot write {wanted.name} to {folder}: {error.strerror or error}\n"
+            "  make room or choose another folder (XDG_CACHE_HOME), then try again"
+        ) from error
+    return target
+
+
+def fetch(url: str, path: Path, report: Report | None = None) -> str:
+    """Write what the URL holds to ``path`` and return its sha256."""
+    digest, received, announced = hashlib.sha256(), 0, None
+    request = urllib.request.Request(url, headers={"User-Agent": "persia-testbed"})
+    with path.open("wb") as out:
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+                length = answer.headers.get("Content-Length")
+                announced = int(length) if length else None
+                while block := answer.read(BLOCK_BYTES):
+                    digest.update(block)
+                    received += len(block)
+                    out.write(block)
+                    if report is not None:
+                        report(received, announced)
+        except urllib.error.HTTPError as error:
+            raise DataError(
+                f"{url} answered {error.code} {error.reason}\n"
+                "  the publisher may have moved it: fetch it by hand from the data set's page"
+            ) from error
+        except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+            raise DataError(
+                f"cannot reach {url}: {getattr(error, 'reason', error)}\n"
+                "  is there a network? Without one, train on the synthetic stream (synthetic)"
+            ) from error
+    if announced is not None and received != announced:
+        raise DataError(f"{url} ended after {received} of {announced} bytes\n  try again")
+    return digest.hexdigest()
+
+
+def check_pin(pins_path: Path, wanted: Publication, sha256: str) -> None:
+    """Compare a checksum with the pinned one, or pin it."""
+    pins: dict[str, str] = json.loads(pins_path.read_text()) if pins_path.is_file() else {}
+    expected = wanted.sha256 or pins.get(wanted.url)
+    if expected is not None and sha256 != expected:
+        raise DataError(
+            f"{wanted.url} has sha256 {sha256}\n  but {expected} is pinned: the publisher changed "
+            f"it, or it was damaged on the way\n  try again; to accept it, remove its line from "
+            f"{pins_path}"
+        )
+    if expected is None:
+        with _renamed_when_whole(pins_path) as unfinished:
+            unfinished.write_text(json.dumps(pins | {wanted.url: sha256}, indent=2) + "\n")
+
+
+def extract(archive: Path, members: tuple[str, ...], folder: Path) -> None:
+    """Unpack the wanted members, and nothing else, straight into the folder.
+
+    Names inside the archive only choose a member by their last part; they never become a path.
+    """
+    missing = set(members)
+    try:
+        for name, stream in _files(archive):
+            base = name.rpartition("/")[2]
+            if base in missing:
+                missing.remove(base)
+                with (folder / base).open("xb") as out:
+                    _copy(stream, out, base)
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
+        raise DataError(f"{archive.name} is no archive or is damaged: {error}") from error
+    if missing:
+        raise DataError(
+            f"{archive.name} holds no {', '.join(sorted(missing))}\n"
+            "  the publisher changed the archive; fetch it by hand"
+        )
+
+
+def _files(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
+    """Regular files of a zip or tar archive, with their names."""
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as bundle:
+            for info in bundle.infolist():
+                if not info.is_dir():
+                    with bundle.open(info) as stream:
+                        yield info.filename, stream
+        return
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            stream_or_none = tar.extractfile(member) if member.isreg() else None
+            if stream_or_none is not None:
+                yield member.name, stream_or_none
+
+
+def _copy(stream: IO[bytes], out: IO[bytes], name: str) -> None:
+    copied = 0
+    while block := stream.read(BLOCK_BYTES):
+        copied += len(block)
+        if copied > LARGEST_MEMBER_BYTES:
+            raise DataError(f"{name} unpacks to more than {LARGEST_MEMBER_BYTES} bytes; refused")
+        out.write(block)
+
+
+def _write_table(wanted: Publication, work: Path, target: Path) -> None:
+    import pyarrow.parquet as pq
+
+    table = wanted.to_table(work)
+    with _renamed_when_whole(target) as unfinished:
+        pq.write_table(table, unfinished, compression="zstd")
+    (target.parent / "TERMS.txt").write_text(f"{wanted.name}: {wanted.terms}\n{wanted.url}\n")
+
+
+@contextmanager
+def _renamed_when_whole(target: Path) -> Iterator[Path]:
+    """A path beside the target; what was written there takes its place at the end of the block."""
+    unfinished = target.with_name(f"{target.name}.{os.getpid()}.unfinished")
+    try:
+        yield unfinished
+        unfinished.replace(target)
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -1,0 +1,40 @@
+"""Where real data lies on this machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from runtime.data.errors import DataError
+from runtime.data.schema import Schema
+
+DATA_DIR_VARIABLE = "PERSIA_DATA_DIR"
+
+
+def downloads() -> Path:
+    """Where ``data get`` puts what it fetches (the XDG rules for a user's cache)."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "persia-testbed"
+
+
+def find_folder(schema: Schema, data_dir: str | Path | None = None) -> Path:
+    """The folder with the schema's main file; an error that names every place.
+
+    Places, in order: ``data_dir``, else PERSIA_DATA_DIR; then the downloads. A place holds the data
+    set as PLACE/NAME/FILE or as PLACE/FILE; the downloads only as the first.
+    """
+    subfolder = schema.folder or schema.name
+    variable = os.environ.get(DATA_DIR_VARIABLE)
+    named = data_dir or variable
+    candidates = [Path(named) / subfolder, Path(named)] if named else []
+    for folder in [*candidates, downloads() / subfolder]:
+        if (folder / schema.file).is_file():
+            return folder
+    raise DataError(
+        f"no data of {schema.name}: there is no {subfolder}/{schema.file}\n"
+        f"  in the data directory ({data_dir or 'not given'}), which goes before\n"
+        f"  {DATA_DIR_VARIABLE} ({variable or 'not set'}), nor in\n"
+        f"  the downloads ({downloads()})\n"
+        f"  give --data-dir, or set {DATA_DIR_VARIABLE}, or fetch public data with\n"
+        "  python -m runtime data get kuairand-pure   (or adult-uci)"
+    )

@@ -1,0 +1,327 @@
+from __future__ import annotations
+
+import gzip
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+import pytest
+
+from runtime.data.batch import Batch
+from runtime.data.convert import MISSING
+from runtime.data.errors import DataError
+from runtime.data.files import FileSource
+from runtime.data.ids import hash_integers, hash_text, join_hashes, tag
+from runtime.data.schema import Column, Schema, Split
+
+COLUMNS = (
+    Column(name="user"),
+    Column(name="page"),
+    Column(name="tags", kind="multi", separator="|"),
+    Column(name="age", kind="bucket"),
+    Column(name="price", kind="numeric", log=False),
+)
+GOOD: dict[str, list[Any]] = {
+    "user": [7, -2, 7, 2**62, 0, 5],
+    "page": ["home", "", "007", "7", "été", "home"],
+    "tags": ["1|2", "", "b", "b|1|b", "2", "1"],
+    "age": [0, 30, 31, -4, 99, 18],
+    "price": [1.5, 0.0, -2.25, 3.0, 1e9, 0.125],
+    "day": [1, 2, 3, 4, 5, 6],
+    "label": [0, 1, 1, 0, 0, 1],
+}
+
+
+def schema(**changes: Any) -> Schema:
+    settings: dict[str, Any] = {
+        "name": "made",
+        "columns": COLUMNS,
+        "split": Split(column="day", test_from=5),
+        "file": "data.csv",
+    }
+    return Schema(**(settings | changes))
+
+
+def write_csv(folder: Path, columns: dict[str, list[Any]], name: str = "data.csv") -> Path:
+    rows = [",".join(columns)]
+    rows += [",".join(map(str, row)) for row in zip(*columns.values(), strict=True)]
+    path = folder / name
+    text = "\n".join(rows) + "\n"
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    return path
+
+
+def source(folder: Path, table: dict[str, list[Any]] | None = None, **changes: Any) -> FileSource:
+    skip = changes.pop("skip_bad_rows", False)
+    write_csv(folder, table or GOOD)
+    return FileSource(schema=schema(**changes), folder=folder, skip_bad_rows=skip)
+
+
+def whole(made: FileSource, part: Any = "train") -> Batch:
+    return Batch.concat(list(made.chunks(part)))
+
+
+def bags(batch: Batch, field: int, n_fields: int) -> list[list[int]]:
+    offsets = np.arange(len(batch.ids) + 1) if batch.offsets is None else batch.offsets
+    return [
+        batch.ids[offsets[b] : offsets[b + 1]].tolist()
+        for b in range(field, batch.size * n_fields, n_fields)
+    ]
+
+
+def test_every_kind_of_column_becomes_what_it_should(tmp_path: Path) -> None:
+    batch = whole(source(tmp_path))
+    users = tag(0, hash_integers(np.array(GOOD["user"][:4])))
+    assert bags(batch, 0, 4) == [[int(u)] for u in users]
+    one = [int(tag(2, np.array([hash_text(t)], np.uint64))[0]) for t in ("1", "2", "b")]
+    none = int(tag(2, np.array([MISSING]))[0])
+    assert bags(batch, 2, 4) == [[one[0], one[1]], [none], [one[2]], [one[2], one[0], one[2]]]
+    steps = tag(3, hash_integers(np.array([0, 10, 10, -4])))  # 3 ln 31, 3 ln 32, -3 ln 5
+    assert bags(batch, 3, 4) == [[int(s)] for s in steps]
+    assert batch.dense[:, 0].tolist() == [1.5, 0.0, -2.25, 3.0]
+    assert batch.labels[:, 0].tolist() == [0, 1, 1, 0]
+
+
+def test_csv_gzip_and_parquet_of_the_same_rows_give_the_same_batches(tmp_path: Path) -> None:
+    table = pa.table({**GOOD, "tags": [t.split("|") if t else [] for t in GOOD["tags"]]})
+    pq.write_table(table, tmp_path / "data.parquet")
+    write_csv(tmp_path, GOOD, "data.csv.gz")
+    first = whole(source(tmp_path))
+    for name in ("data.csv.gz", "data.parquet"):
+        again = whole(FileSource(schema=schema(file=name), folder=tmp_path))
+        assert (again.ids == first.ids).all()
+        assert (again.offsets == first.offsets).all()
+        assert (again.dense == first.dense).all()
+        assert (again.labels == first.labels).all()
+
+
+def test_the_type_in_a_parquet_file_does_not_change_an_id(tmp_path: Path) -> None:
+    values = [3, None, 0, 12, 5]
+    plain = {"label": [0, 1, 0, 1, 0], "day": [1, 1, 1, 1, 9]}
+    kinds = [pa.int8(), pa.int64(), pa.uint64(), pa.float64(), pa.string(), pa.large_string()]
+    kinds.append(pa.dictionary(pa.int32(), pa.string()))
+    seen = set()
+    for place, kind in enumerate(kinds):
+        array = pa.array(values, pa.int64()).cast(pa.string() if place >= 4 else kind)
+        table = pa.table({"x": array.cast(kind), **plain})
+        pq.write_table(table, tmp_path / "data.parquet")
+        made = FileSource(
+            schema=schema(columns=(Column(name="x"),), file="data.parquet"), folder=tmp_path
+        )
+        seen.add(whole(made).ids.tobytes())
+    pacsv.write_csv(pa.table({"x": pa.array(values, pa.float64()), **plain}), tmp_path / "data.csv")
+    made = FileSource(schema=schema(columns=(Column(name="x"),)), folder=tmp_path)
+    seen.add(whole(made).ids.tobytes())
+    assert len(seen) == 1
+
+
+def test_many_small_blocks_give_what_one_block_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(3)
+    many = {k: [v[i] for i in rng.integers(0, 6, 3000)] for k, v in GOOD.items()}
+    at_once = whole(source(tmp_path, many))
+    monkeypatch.setattr("runtime.data.table.CSV_BLOCK_BYTES", 4096)
+    made = FileSource(schema=schema(), folder=tmp_path)
+    assert len(list(made.chunks("train"))) > 10
+    assert (whole(made).ids == at_once.ids).all()
+
+
+def test_a_group_shares_ids_and_a_joined_column_makes_them_differ(tmp_path: Path) -> None:
+    columns = {"tour": ["a", "b"], "x": [5, 5], "y": [5, 6], "label": [0, 1], "day": [1, 1]}
+    both = (
+        Column(name="x", group="player", with_column="tour"),
+        Column(name="y", group="player", with_column="tour"),
+        Column(name="tour"),
+    )
+    made = source(tmp_path, columns, columns=both, split=Split(test_fraction=0.0))
+    x, y, tour = whole(made).ids.reshape(2, 3).T.tolist()
+    assert x[0] == y[0] != x[1]
+    joined = join_hashes(hash_integers(np.array([5])), np.array([hash_text("a")], np.uint64))
+    assert x[0] == int(tag(0, joined)[0])
+    assert {t >> 56 for t in tour} == {2}
+
+
+def test_a_sequence_keeps_its_order_and_its_first_ids(tmp_path: Path) -> None:
+    columns = {"s": ["c|a|b|a", "a"], "label": [0, 1]}
+    made = source(
+        tmp_path,
+        columns,
+        columns=(Column(name="s", kind="sequence", separator="|", max_length=3),),
+        split=Split(test_fraction=0.0),
+    )
+    expected = tag(0, np.array([hash_text(t) for t in "caba"], np.uint64)).tolist()
+    assert whole(made).ids.tolist() == expected
+    assert made.layout.fields[0].pooling == "sequence"
+
+
+def test_a_remainder_and_a_fill_value(tmp_path: Path) -> None:
+    columns = {"hour": [14102113, 14102213], "n": ["", "0"], "label": [0, 1]}
+    made = source(
+        tmp_path,
+        columns,
+        columns=(Column(name="hour", modulo=100), Column(name="n", kind="numeric", fill=0.0)),
+        split=Split(test_fraction=0.0),
+    )
+    batch = whole(made)
+    assert batch.ids[0] == batch.ids[1] == tag(0, hash_integers(np.array([13])))[0]
+    assert (batch.dense == 0).all()
+
+
+BAD_VALUES = [
+    ("price", "cheap", "a numeric column needs a finite number"),
+    ("price", "nan", "a numeric column needs a finite number"),
+    ("price", "", "a numeric column needs a finite number"),
+    ("price", "inf", "a numeric column needs a finite number"),
+    ("age", "old", "a bucket column needs a number"),
+    ("label", "2", "a label must be 0 or 1"),
+    ("label", "", "a label must be 0 or 1"),
+    ("label", "nan", "a label must be 0 or 1"),
+    ("day", "Monday", "the split compares this column with a number"),
+    ("user", "12345", "from 0 to 9"),
+    ("user", "-1", "from 0 to 9"),
+    ("user", "1.5", "whole number from 0 to 9"),
+]
+
+
+@pytest.mark.parametrize(("column", "value", "rule"), BAD_VALUES)
+def test_a_bad_value_is_an_error_or_is_counted_and_skipped(
+    tmp_path: Path, column: str, value: str, rule: str
+) -> None:
+    columns: dict[str, list[Any]] = {k: list(v) for k, v in GOOD.items()}
+    columns["user"] = [1, 2, 3, 4, 5, 6]
+    columns[column][2] = value
+    limited = (Column(name="user", max_id=9), *COLUMNS[1:])
+    with pytest.raises(DataError) as caught:
+        whole(source(tmp_path, columns, columns=limited))
+    text = str(caught.value)
+    for word in (str(tmp_path / "data.csv"), "row 3", f"column {column}", repr(value), rule):
+        assert word in text
+    made = source(tmp_path, columns, columns=limited, skip_bad_rows=True)
+    kept = whole(made)
+    assert kept.labels[:, 0].tolist() == [0, 1, 0]
+    assert kept.dense[:, 0].tolist() == [1.5, 0.0, 3.0]
+    assert len(bags(kept, 2, 4)[-1]) == 3
+    assert made.provenance().rows_skipped == 1
+    whole(made)
+    assert made.provenance().rows_skipped == 1, "a second pass must not count again"
+
+
+def test_a_missing_value_in_a_parquet_label_is_a_bad_row(tmp_path: Path) -> None:
+    pq.write_table(pa.table({**GOOD, "label": [0, None, 1, 0, 0, 1]}), tmp_path / "data.parquet")
+    with pytest.raises(DataError, match="row 2, column label: None; a label must be 0 or 1"):
+        whole(FileSource(schema=schema(file="data.parquet"), folder=tmp_path))
+
+
+def test_a_list_column_is_not_a_number(tmp_path: Path) -> None:
+    pq.write_table(pa.table({**GOOD, "price": [[1.0]] * 6}), tmp_path / "data.parquet")
+    with pytest.raises(DataError, match="row 1, column price"):
+        whole(FileSource(schema=schema(file="data.parquet"), folder=tmp_path))
+
+
+def test_a_missing_column_names_the_nearest_one(tmp_path: Path) -> None:
+    columns = {("prize" if k == "price" else k): v for k, v in GOOD.items()}
+    with pytest.raises(DataError, match="no column 'price'; did you mean prize"):
+        whole(source(tmp_path, columns))
+
+
+def test_an_empty_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "data.csv").write_text("")
+    with pytest.raises(DataError, match="holds no rows"):
+        whole(FileSource(schema=schema(), folder=tmp_path))
+    (tmp_path / "data.csv").write_text(",".join(GOOD) + "\n")
+    with pytest.raises(DataError, match="holds no rows"):
+        whole(FileSource(schema=schema(), folder=tmp_path))
+    pq.write_table(pa.table({k: v[:0] for k, v in GOOD.items()}), tmp_path / "data.parquet")
+    with pytest.raises(DataError, match="holds no rows"):
+        whole(FileSource(schema=schema(file="data.parquet"), folder=tmp_path))
+
+
+def test_a_truncated_csv_is_an_error_or_its_torn_row_is_skipped(tmp_path: Path) -> None:
+    path = write_csv(tmp_path, GOOD)
+    path.write_bytes(path.read_bytes()[:-8])
+    made = FileSource(schema=schema(), folder=tmp_path)
+    with pytest.raises(DataError, match=r"data\.csv, row 6"):
+        whole(made, "test")
+    made.skip_bad_rows = True
+    assert whole(made, "test").size == 1
+    assert made.provenance().rows_skipped == 1
+
+
+def test_row_numbers_stay_right_after_skipped_lines(tmp_path: Path) -> None:
+    path = write_csv(tmp_path, GOOD)
+    lines = path.read_text().splitlines()
+    lines[1:1] = ["torn"]  # row 1
+    lines[6] = lines[6].replace("1000000000.0", "much")  # row 6
+    path.write_text("\n".join(lines))
+    made = FileSource(schema=schema(split=Split(test_fraction=0.0)), folder=tmp_path)
+    with pytest.raises(DataError, match=r"row 1: .*Expected 7 columns, got 1"):
+        whole(made)
+    made.skip_bad_rows = True
+    assert whole(made).size == 5
+    assert made.provenance().rows_skipped == 2
+    made.skip_bad_rows = False
+    path.write_text("\n".join([lines[0], *lines[2:]]))
+    with pytest.raises(DataError, match="row 5, column price: 'much'"):
+        whole(made)
+
+
+@pytest.mark.parametrize("kept_bytes", [20, 2000])
+def test_a_truncated_parquet_file_is_an_error(tmp_path: Path, kept_bytes: int) -> None:
+    path = tmp_path / "data.parquet"
+    pq.write_table(pa.table(GOOD), path)
+    path.write_bytes(path.read_bytes()[:kept_bytes])
+    with pytest.raises(DataError, match="truncated or of another format"):
+        whole(FileSource(schema=schema(file="data.parquet"), folder=tmp_path))
+
+
+def test_a_truncated_gzip_file_is_an_error(tmp_path: Path) -> None:
+    path = write_csv(tmp_path, GOOD, "data.csv.gz")
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(DataError, match=r"data\.csv\.gz"):
+        whole(FileSource(schema=schema(file="data.csv.gz"), folder=tmp_path))
+
+
+def test_damaged_bytes_inside_a_parquet_file_are_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "data.parquet"
+    pq.write_table(pa.table({k: v * 500 for k, v in GOOD.items()}), path, compression="zstd")
+    blob = bytearray(path.read_bytes())
+    blob[4:2000] = bytes(1996)
+    path.write_bytes(bytes(blob))
+    with pytest.raises(DataError, match=r"data\.parquet.* cannot be read"):
+        whole(FileSource(schema=schema(file="data.parquet"), folder=tmp_path))
+
+
+def test_text_that_is_not_utf8_is_an_error(tmp_path: Path) -> None:
+    path = write_csv(tmp_path, GOOD)
+    path.write_bytes(path.read_bytes().replace("été".encode(), b"\xff\xfe"))
+    with pytest.raises(DataError, match="UTF8"):
+        whole(FileSource(schema=schema(), folder=tmp_path))
+
+
+def test_a_part_without_rows_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"test part is empty.*\n.*day < 50"):
+        whole(source(tmp_path, split=Split(column="day", test_from=50)), "test")
+
+
+def test_provenance_has_the_sha256_of_the_bytes_and_the_split_in_words(tmp_path: Path) -> None:
+    made = source(tmp_path)
+    seen = made.provenance()
+    assert seen.sha256 == hashlib.sha256((tmp_path / "data.csv").read_bytes()).hexdigest()
+    assert seen.split == "train day < 5, test the others"
+    assert (
+        FileSource(schema=schema(), folder=tmp_path, rows=2)
+        .provenance()
+        .split.endswith("first 2 rows of each part")
+    )
+
+
+def test_rows_limits_each_part(tmp_path: Path) -> None:
+    write_csv(tmp_path, GOOD)
+    made = FileSource(schema=schema(), folder=tmp_path, rows=1)
+    assert whole(made).dense[:, 0].tolist() == [1.5]
+    assert whole(made, "test").dense[:, 0].tolist() == [1e9]
