@@ -1,0 +1,289 @@
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from runtime.data import download
+from runtime.data.download import check_pin, extract, get
+from runtime.data.errors import DataError
+from runtime.data.open import open_source
+from runtime.data.publishers import Publication, publication
+
+# Small archives in the publishers' formats, served from this machine; every row is made up here.
+
+
+class Site:
+    """A web server with a few files; ``cut`` bytes are missing at the end of every answer."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.asked: list[str] = []
+        self.cut = 0
+        site = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                site.asked.append(self.path)
+                body = site.files.get(self.path)
+                if body is None:
+                    self.send_error(404)
+                    return
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body[: len(body) - site.cut])
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    made = Site()
+    thread = threading.Thread(target=made.server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield made
+    made.server.shutdown()
+    thread.join(timeout=10)
+    made.server.server_close()
+
+
+def tar_gz(files: dict[str, str]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as tar:
+        for name, text in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(text.encode())
+            tar.addfile(info, io.BytesIO(text.encode()))
+    return out.getvalue()
+
+
+def zipped(files: dict[str, str]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as bundle:
+        for name, text in files.items():
+            bundle.writestr(name, text)
+    return out.getvalue()
+
+
+ADULT = {
+    "adult.data": "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Own, Made, "
+    "Male, 2174, 0, 40, Here, <=50K\n"
+    "50, ?, 83311, HS-grad, 9, Married, Sales, Own, Made, Female, 0, 0, 13, There, >50K\n\n",
+    "adult.test": "|1x3 Cross validator\n"
+    "25, Private, 226802, 11th, 7, Never-married, Sales, Own, Made, Male, 0, 0, 40, Here, <=50K.\n"
+    "38, Private, 89814, HS-grad, 9, Married, Sales, Own, Made, Male, 0, 0, 50, Here, >50K.\n",
+}
+
+
+def kuairand_files() -> dict[str, str]:
+    head = "user_id,video_id,date,hourmin,time_ms,is_click,is_like,long_view,play_time_ms,"
+    head += "duration_ms,tab\n"
+    user_names = (
+        "user_id,user_active_degree,is_lowactive_period,is_live_streamer,is_video_author,"
+        "follow_user_num,follow_user_num_range,fans_user_num_range,friend_user_num_range,"
+        "register_days_range," + ",".join(f"onehot_feat{n}" for n in range(18)) + "\n"
+    )
+    flags = ",".join(["1"] * 17)
+    base = "KuaiRand-Pure/data/"
+    return {
+        base + "log_standard_4_08_to_4_21_pure.csv": head
+        + "1,9,20220409,2312,1649500000900,1,0,0,99,12000,1\n"
+        + "1,9,20220409,2312,1649500000900,1,0,0,99,12000,1\n"
+        + "2,8,20220408,7,1649400000000,0,0,0,5,8000,0\n",
+        base + "log_standard_4_22_to_5_08_pure.csv": head
+        + "2,9,20220505,1830,1651700000000,1,0,1,30000,12000,4\n",
+        base + "log_random_4_22_to_5_08_pure.csv": head,
+        base + "user_features_pure.csv": user_names
+        + f'1,full_active,0,-124,0,3,"(0,10]",0,0,730+,{flags},\n'
+        + f'2,high_active,0,1,1,30,"(10,50]","[1,10)",0,730+,{flags},1.0\n',
+        base + "video_features_basic_pure.csv": "video_id,author_id,video_type,upload_dt,"
+        "upload_type,visible_status,video_duration,server_width,server_height,music_id,"
+        "music_type,tag\n"
+        '9,77,NORMAL,2022-04-09,Web,1,12000.0,720,1280,5,9.0,"12,65"\n'
+        "8,78,NORMAL,2022-04-08,Web,1,8000.0,720.0,1280.0,,,\n",
+    }
+
+
+def offered(site: Site, name: str, body: bytes) -> Publication:
+    original = publication(name)
+    path = "/" + original.url.rpartition("/")[2]
+    site.files[path] = body
+    return replace(original, url=site.url + path)
+
+
+def test_adult_arrives_in_the_layout_of_the_catalogue(site: Site, tmp_path: Path) -> None:
+    path = get(offered(site, "adult-uci", zipped(ADULT)), tmp_path)
+    assert path == tmp_path / "adult-uci" / "data.parquet"
+    rows = pq.read_table(path).to_pylist()
+    assert [(r["label"], r["part"]) for r in rows] == [
+        (0, "train"),
+        (1, "train"),
+        (0, "test"),
+        (1, "test"),
+    ]
+    assert rows[1]["workclass"] == "?"
+    source = open_source("adult-uci", data_dir=tmp_path)
+    assert [b.labels[:, 0].tolist() for b in source.chunks("test")] == [[0, 1]]
+    assert "CC BY 4.0" in (path.parent / "TERMS.txt").read_text()
+
+
+def test_kuairand_arrives_in_the_layout_of_the_catalogue(site: Site, tmp_path: Path) -> None:
+    path = get(offered(site, "kuairand-pure", tar_gz(kuairand_files())), tmp_path)
+    rows = pq.read_table(path).to_pylist()
+    assert [r["user"] for r in rows] == [2, 1, 2], "in time order, the repeated row once"
+    assert [r["hour"] for r in rows] == [0, 23, 18]
+    assert [r["frame"] for r in rows] == ["720x1280"] * 3
+    assert [r["tag"] for r in rows] == [None, "12,65", "12,65"]
+    assert [r["music"] for r in rows] == [0, 5, 5]
+    assert [r["music_type"] for r in rows] == [-1, 9, 9]
+    assert [r["onehot_feat17"] for r in rows] == [1, -1, 1]
+    source = open_source("kuairand-pure", data_dir=tmp_path)
+    assert len(source.layout.fields) == 39
+    (test,) = source.chunks("test")
+    assert test.labels.tolist() == [[1, 1]]
+    assert test.offsets is not None, "two tags"
+    assert sum(b.size for b in source.chunks("train")) == 2
+
+
+def test_a_second_call_asks_nobody(site: Site, tmp_path: Path) -> None:
+    wanted = offered(site, "adult-uci", zipped(ADULT))
+    assert get(wanted, tmp_path) == get(wanted, tmp_path)
+    assert len(site.asked) == 1
+
+
+def test_progress_is_reported_in_bytes(site: Site, tmp_path: Path) -> None:
+    body = zipped(ADULT)
+    seen: list[tuple[int, int | None]] = []
+    get(offered(site, "adult-uci", body), tmp_path, lambda *numbers: seen.append(numbers))
+    assert seen[-1] == (len(body), len(body))
+
+
+def test_a_changed_archive_is_refused_after_the_first_download(site: Site, tmp_path: Path) -> None:
+    wanted = offered(site, "adult-uci", zipped(ADULT))
+    path = get(wanted, tmp_path)
+    pins = json.loads((tmp_path / "pins.json").read_text())
+    assert list(pins) == [wanted.url]
+    path.unlink()
+    changed = ADULT | {"adult.test": ADULT["adult.test"] + "\n"}
+    offered(site, "adult-uci", zipped(changed))
+    with pytest.raises(DataError, match=f"has sha256 .*\n.*{pins[wanted.url]} is pinned"):
+        get(wanted, tmp_path)
+    assert not path.exists()
+
+
+def test_a_known_checksum_goes_before_the_first_download(tmp_path: Path) -> None:
+    wanted = replace(publication("adult-uci"), sha256="a" * 64)
+    with pytest.raises(DataError, match="aaaa is pinned"):
+        check_pin(tmp_path / "pins.json", wanted, "b" * 64)
+
+
+def nothing_left(folder: Path) -> bool:
+    return [p for p in folder.rglob("*") if p.is_file() and p.name != "pins.json"] == []
+
+
+def test_a_broken_connection_leaves_nothing_behind(site: Site, tmp_path: Path) -> None:
+    wanted = offered(site, "adult-uci", zipped(ADULT))
+    site.cut = 10
+    with pytest.raises(DataError, match=r"ended after \d+ of \d+ bytes"):
+        get(wanted, tmp_path)
+    assert nothing_left(tmp_path)
+    assert not (tmp_path / "pins.json").exists()
+
+
+def test_without_a_network_the_error_says_so(site: Site, tmp_path: Path) -> None:
+    wanted = replace(publication("adult-uci"), url="http://127.0.0.1:9/adult.zip")
+    with pytest.raises(DataError, match=r"cannot reach .*\n  is there a network\?"):
+        get(wanted, tmp_path)
+    gone = replace(wanted, url=site.url + "/gone.zip")
+    with pytest.raises(DataError, match="answered 404"):
+        get(gone, tmp_path)
+    assert nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"<html>please log in</html>", "no archive or is damaged"),
+        (tar_gz({"a/adult.data": "x" * 5000})[:40], "no archive or is damaged"),
+        (zipped({"adult.data": ""}), "holds no adult.test"),
+    ],
+)
+def test_a_wrong_archive_is_an_error(site: Site, tmp_path: Path, body: bytes, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        get(offered(site, "adult-uci", body), tmp_path)
+    assert nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize("pack", [tar_gz, zipped])
+def test_no_member_is_written_outside_the_folder(
+    tmp_path: Path, pack: Callable[[dict[str, str]], bytes]
+) -> None:
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    (inner / "x.archive").write_bytes(
+        pack({"../../adult.data": "safe", "/tmp/other": "no", "../evil": "no"})
+    )
+    extract(inner / "x.archive", ("adult.data",), inner)
+    assert (inner / "adult.data").read_text() == "safe"
+    assert sorted(p.name for p in tmp_path.rglob("*") if p.is_file()) == [
+        "adult.data",
+        "x.archive",
+    ]
+
+
+def test_a_link_in_an_archive_is_not_followed(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        link = tarfile.TarInfo("adult.data")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/hostname"
+        tar.addfile(link)
+    with pytest.raises(DataError, match=r"holds no adult\.data"):
+        extract(tmp_path / "x.tar", ("adult.data",), tmp_path)
+
+
+def test_an_archive_that_unpacks_for_ever_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "LARGEST_MEMBER_BYTES", 1000)
+    (tmp_path / "x.zip").write_bytes(zipped({"adult.data": "0" * 2000}))
+    with pytest.raises(DataError, match="more than 1000 bytes"):
+        extract(tmp_path / "x.zip", ("adult.data",), tmp_path)
+
+
+def test_changed_columns_of_the_publisher_are_an_error(site: Site, tmp_path: Path) -> None:
+    files = {k: v.replace("is_click", "clicked") for k, v in kuairand_files().items()}
+    with pytest.raises(DataError, match="not as documented"):
+        get(offered(site, "kuairand-pure", tar_gz(files)), tmp_path)
+    other = {k: v.replace(">50K", "rich") for k, v in ADULT.items()}
+    with pytest.raises(DataError, match="income must be"):
+        get(offered(site, "adult-uci", zipped(other)), tmp_path)
+
+
+def test_an_unknown_download_names_the_nearest() -> None:
+    with pytest.raises(DataError, match="did you mean adult-uci"):
+        get("adult-uc")
+
+
+def test_equal_values_have_equal_ids_in_the_full_and_in_the_14_day_set(
+    site: Site, tmp_path: Path
+) -> None:
+    get(offered(site, "kuairand-pure", tar_gz(kuairand_files())), tmp_path)
+    (tmp_path / "kuairand-pure").rename(tmp_path / "kuairand-pure-14d")
+    as_14_days = next(iter(open_source("kuairand-pure-14d", tmp_path).chunks("train")))
+    (tmp_path / "kuairand-pure-14d").rename(tmp_path / "kuairand-pure")
+    as_full = next(iter(open_source("kuairand-pure", tmp_path).chunks("train")))
+    assert np.array_equal(as_14_days.ids, as_full.ids)
