@@ -1,0 +1,25 @@
+"""`python -m persia_sim`: simulate one configuration and print one screen about it."""
+
+from __future__ import annotations
+
+import sys
+
+from persia_sim.cli import Options, run
+
+
+def main() -> int:
+    """Parse, simulate, print; a user's mistake is one line on stderr."""
+    import tyro  # only the command needs it
+
+    config = (tyro.conf.EnumChoicesFromValues,)
+    try:
+        options = tyro.cli(Options, prog="python -m persia_sim", description=__doc__, config=config)
+        print(run(options))
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

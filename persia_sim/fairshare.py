@@ -1,0 +1,93 @@
+"""Weighted max-min fair sharing by progressive filling, and the certificate that proves a solution.
+
+Rates grow together in proportion to weights until a link is full or a flow meets its own bound;
+those flows freeze and the others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+
+def max_min(
+    paths: Sequence[Sequence[int]],
+    weights: Sequence[float],
+    bounds: Sequence[float],
+    capacities: Mapping[int, float],
+) -> list[float]:
+    """Rate of each flow. ``paths[i]`` names links of ``capacities``; links not named are ignored.
+
+    >>> max_min([[0], [0, 1], [1]], [1, 1, 1], [9, 9, 9], {0: 1.0, 1: 2.0})
+    [0.5, 0.5, 1.5]
+    """
+    rates = [0.0] * len(paths)
+    active = dict.fromkeys(range(len(paths)))
+    left: dict[int, float] = {}
+    load: dict[int, float] = {}
+    flows_of: dict[int, list[int]] = {}
+    crossed = [[link for link in path if link in capacities] for path in paths]
+    for flow, path in enumerate(crossed):
+        for link in path:
+            left.setdefault(link, capacities[link])
+            load[link] = load.get(link, 0.0) + weights[flow]
+            flows_of.setdefault(link, []).append(flow)
+    by_bound = sorted(active, key=lambda flow: -bounds[flow] / weights[flow])
+
+    def freeze(flow: int, rate: float) -> None:
+        rates[flow] = rate
+        del active[flow]
+        for link in crossed[flow]:
+            load[link] -= weights[flow]
+            left[link] -= rate
+            if load[link] <= 1e-9:
+                del load[link]
+
+    while active:
+        while by_bound and by_bound[-1] not in active:
+            by_bound.pop()
+        own_level = bounds[by_bound[-1]] / weights[by_bound[-1]]
+        level, full = min(
+            ((max(left[link], 0.0) / load[link], link) for link in load), default=(own_level, -1)
+        )
+        if own_level <= level:
+            flow = by_bound.pop()
+            freeze(flow, bounds[flow])
+        else:
+            for flow in flows_of[full]:
+                if flow in active:
+                    freeze(flow, weights[flow] * level)
+    return rates
+
+
+def violations(
+    rates: Sequence[float],
+    paths: Sequence[Sequence[int]],
+    weights: Sequence[float],
+    bounds: Sequence[float],
+    capacities: Mapping[int, float],
+    tolerance: float = 1e-9,
+) -> list[str]:
+    """What contradicts max-min fairness; empty is the certificate.
+
+    A solution is the max-min one if and only if no link carries more than its capacity and every
+    flow is at its bound or crosses a full link on which no flow has a larger rate per weight.
+    """
+    used: dict[int, float] = {}
+    top: dict[int, float] = {}
+    found: list[str] = []
+    for flow, path in enumerate(paths):
+        level = rates[flow] / weights[flow]
+        for link in path:
+            used[link] = used.get(link, 0.0) + rates[flow]
+            top[link] = max(top.get(link, 0.0), level)
+    for link, rate in used.items():
+        if rate > capacities[link] * (1 + tolerance):
+            found.append(f"link {link} carries {rate:.6g} of {capacities[link]:.6g}")
+    for flow, path in enumerate(paths):
+        if rates[flow] >= bounds[flow] * (1 - tolerance):
+            continue
+        level = rates[flow] / weights[flow]
+        full = [link for link in path if used[link] >= capacities[link] * (1 - tolerance)]
+        if not any(level >= top[link] * (1 - tolerance) for link in full):
+            found.append(f"flow {flow} at {rates[flow]:.6g} could grow")
+    return found

@@ -1,0 +1,106 @@
+"""Busy-until servers: first come, first served, in one event a visit.
+
+Each core keeps the time at which it falls free. A visit costs one timeout instead of the request,
+the hold and the release of a resource; completion times of a single server are the same bits.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+import numpy as np
+
+
+class FifoServer:
+    """One process with some cores; a request takes one core."""
+
+    def __init__(self, cores: int) -> None:
+        self._cores = cores
+        self._busy: list[float] = []
+        self.busy_s = 0.0
+        self.visits = 0
+
+    def visit(self, now_s: float, service_s: float) -> float:
+        """Delay from now until the request is done."""
+        busy = self._busy
+        while busy and busy[0] <= now_s:
+            heappop(busy)
+        wait = heappop(busy) - now_s if len(busy) >= self._cores else 0.0
+        delay = wait + service_s
+        heappush(busy, now_s + delay)
+        self.busy_s += service_s
+        self.visits += 1
+        return delay
+
+    def close_until(self, time_s: float) -> None:
+        """No request starts before this time (a crash)."""
+        while len(self._busy) < self._cores:
+            self._busy.append(0.0)
+        self._busy = sorted(max(free, time_s) for free in self._busy)
+
+
+class Unlimited:
+    """A server that never queues."""
+
+    def __init__(self) -> None:
+        self.busy_s = 0.0
+        self.visits = 0
+
+    def visit(self, now_s: float, service_s: float) -> float:
+        """The service alone."""
+        self.busy_s += service_s
+        self.visits += 1
+        return service_s
+
+
+class Bank:
+    """All server processes at once: a fork-join visits every one of them."""
+
+    def __init__(self, processes: int, cores: int | None, hosts: int, memory_rate: float) -> None:
+        self._free = None if cores is None else np.zeros((processes, cores))
+        self._rows = np.arange(processes)
+        self._memory_free = np.zeros(hosts)
+        self._memory_rate = memory_rate
+        self._hosts = hosts
+        self.busy_s = np.zeros(processes)
+        self.memory_bytes = 0.0
+        self.visits = 0
+
+    def visit_each(self, now_s: float, service_s: np.ndarray) -> np.ndarray:
+        """Delay of a request to every server, float64 [processes]."""
+        self.visits += 1
+        self.busy_s += service_s
+        if self._free is None:
+            return service_s
+        core = self._free.argmin(1)
+        wait = np.maximum(self._free[self._rows, core] - now_s, 0.0)
+        delays: np.ndarray = wait + service_s
+        self._free[self._rows, core] = now_s + delays
+        return delays
+
+    def visit(self, now_s: float, service_s: np.ndarray, memory_bytes: np.ndarray) -> float:
+        """Delay until the slowest server has answered; ``memory_bytes`` is per host."""
+        delay = float(self.visit_each(now_s, service_s).max())
+        if np.isfinite(self._memory_rate) and self._free is not None:
+            self._memory_free = (
+                np.maximum(self._memory_free, now_s) + memory_bytes / self._memory_rate
+            )
+            delay = max(delay, float(self._memory_free.max()) - now_s)
+        return delay
+
+    def visit_one(self, now_s: float, process: int, service_s: float) -> float:
+        """Delay of a request to one server (messages resolved)."""
+        self.busy_s[process] += service_s
+        if self._free is None:
+            return service_s
+        cores = self._free[process]
+        core = int(cores.argmin())
+        delay = max(float(cores[core]) - now_s, 0.0) + service_s
+        cores[core] = now_s + delay
+        return float(delay)
+
+    def close_until(self, process: int, time_s: float) -> None:
+        """No request of this server starts before this time (a crash)."""
+        if self._free is None:
+            self._free = np.zeros((len(self._rows), 4096))
+        self._free[process] = np.maximum(self._free[process], time_s)

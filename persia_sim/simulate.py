@@ -1,0 +1,159 @@
+"""Build a run, let it happen, and check what must hold for every run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import simpy
+
+from persia_sim.analytic import cycles
+from persia_sim.demand import Demand, demand
+from persia_sim.disturbances import Disturbed
+from persia_sim.hardware import Platform
+from persia_sim.processes import Actors
+from persia_sim.scenario import Scenario
+from persia_sim.stamps import Mark
+from persia_sim.trace import Trace, TraceRecorder
+
+
+class DeadlockError(RuntimeError):
+    """Nothing can happen any more and the run is not finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What happened."""
+
+    scenario: Scenario
+    need: Demand
+    stamps: np.ndarray
+    """float64 [marks, ranks, steps]: simulated seconds of each `Mark`."""
+    trace: Trace | None
+    """The order of events, all shards as one; None when it was not asked for."""
+    events: int
+    """Events that the engine handled."""
+    makespan_s: float
+    """Simulated time from start to the last push."""
+    busy_s: dict[str, float]
+    """Busy seconds of each kind of resource, divided by its number of units."""
+    link_bytes: dict[str, float]
+    """Payload bytes of each direction of each card."""
+    link_capacity: dict[str, float]
+    """Payload bytes per second of the same."""
+    lost_pushes: int
+    """Pushes lost in crashes."""
+    max_in_flight: int
+    """Most batches between the start of their lookup and the end of their push, all ranks."""
+
+
+def simulate(scenario: Scenario, trace: bool = False, need: Demand | None = None) -> Run:
+    """Run the SimPy model until every push of every rank is closed."""
+    need = need or demand(scenario)
+    env = simpy.Environment()
+    platform = Platform(env, scenario, need)
+    disturbed = Disturbed(env, scenario.disturbances, platform)
+    recorder = TraceRecorder() if trace else None
+    actors = Actors(env, scenario, need, platform, disturbed, recorder)
+    actors.start()
+    try:
+        env.run(until=actors.finished)
+    except RuntimeError as error:
+        if actors.finished.triggered:
+            raise
+        raise DeadlockError(_who_waits(actors, env.now)) from error
+    stamps = np.array(actors.stamps)
+    makespan = float(env.now)
+    run = Run(
+        scenario,
+        need,
+        stamps,
+        recorder.finish(**_meta(scenario)) if recorder else None,
+        next(env._eid),  # the engine numbers its events; there is no public count
+        makespan,
+        _busy(scenario, platform, stamps),
+        dict(zip(platform.names, platform.network.link_bytes, strict=True)),
+        dict(zip(platform.names, platform.capacities, strict=True)),
+        len(actors.lost),
+        actors.max_in_flight,
+    )
+    check(run)
+    return run
+
+
+def _meta(scenario: Scenario) -> dict[str, object]:
+    return {
+        "mode": str(scenario.mode),
+        "ranks": scenario.cluster.ranks,
+        "steps": scenario.steps,
+        "tau": scenario.window,
+        "permits": scenario.permits,
+        "merge_pushes": scenario.merges,
+        "seed": scenario.seed,
+        "order": "simulated",
+        "cluster": scenario.cluster.name,
+        "workload": scenario.workload.name,
+        "batch": scenario.workload.batch,
+    }
+
+
+def _busy(scenario: Scenario, platform: Platform, stamps: np.ndarray) -> dict[str, float]:
+    cluster = scenario.cluster
+    ranks = cluster.ranks
+
+    def spent(end: Mark, start: Mark) -> float:
+        return float((stamps[end] - stamps[start]).sum()) / ranks
+
+    workers = cluster.embedding_workers
+    work = sum(worker.busy_s for worker in platform.workers)
+    return {
+        "GPU": spent(Mark.BACKWARD_END, Mark.START),
+        "copy to the GPU": spent(Mark.ON_GPU, Mark.COPY_IN),
+        "copy from the GPU": spent(Mark.COPIED_OUT, Mark.COPY_OUT),
+        "worker cores": work / (workers.processes * workers.cores_per_process),
+        "server cores": float(platform.servers.busy_s.max()) / cluster.servers.cores_per_process,
+        "dense server": platform.dense_server.busy_s,
+    }
+
+
+def check(run: Run) -> None:
+    """Conservation and bounds, on every run: nothing is busier than time allows."""
+    stamps, scenario = run.stamps, run.scenario
+    if not np.isfinite(stamps).all():
+        raise AssertionError("a batch has not passed every stage")
+    order = np.diff(stamps, axis=0)
+    if (order < -1e-9 * run.makespan_s).any():
+        mark = Mark(int(np.argwhere((order < -1e-9 * run.makespan_s).any((1, 2)))[0, 0]))
+        raise AssertionError(f"a batch reached the stage after {mark.name} before {mark.name}")
+    slack = run.makespan_s * (1 + 1e-9)
+    for name, busy in run.busy_s.items():
+        if busy > slack and not (scenario.infinite_cpus and not name.startswith(("GPU", "copy"))):
+            raise AssertionError(f"{name} was busy {busy:.6g} s of {run.makespan_s:.6g} s")
+    if scenario.discipline != "unshared":
+        for name, sent in run.link_bytes.items():
+            if sent > slack * run.link_capacity[name]:
+                raise AssertionError(f"card {name} carried more than its capacity")
+    if not scenario.disturbances and not scenario.noise.gpu_cv and not scenario.noise.server_cv:
+        least = scenario.steps * max(
+            seconds for name, seconds in cycles(scenario, run.need).items()
+            if name in ("copy to the GPU", "copy from the GPU", "window")
+        )  # fmt: skip
+        window = (scenario.window or 0) + 1
+        if run.makespan_s < least * (1 - 1e-9) * (scenario.steps // window * window) / max(
+            scenario.steps, 1
+        ):
+            raise AssertionError(f"{run.makespan_s:.6g} s is faster than the bound {least:.6g} s")
+
+
+def _who_waits(actors: Actors, now_s: float) -> str:
+    """Each rank's blocked process and what it waits for."""
+    lines = []
+    gated = {s for (_, s), events in actors.gate.items() if events}
+    for r, rank in enumerate(actors.ranks):
+        waiting = {who for who, events in rank.wakers.items() if events}
+        for who in ("lookup", "train", "copy in", "copy out"):
+            if who in rank.waits and (who in waiting or gated or who == "train"):
+                lines.append(f"rank {r}: {who} waits for {rank.waits[who]}")
+    shown = "; ".join(lines[:8]) + ("; ..." if len(lines) > 8 else "")
+    missing = actors.missing
+    return f"deadlock at {now_s:.6g} s with {missing} pushes not applied: {shown}"

@@ -1,0 +1,88 @@
+"""Small clusters and random configurations for the simulator's tests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from persia_sim.cluster import Cluster
+from persia_sim.presets import CATALOGUE, gcp_100t, workloads
+from persia_sim.scenario import Discipline, Noise, Queues, Scenario
+from persia_sim.vocabulary import Mode
+
+settings.register_profile("simulator", deadline=None, max_examples=40, derandomize=True)
+settings.load_profile("simulator")
+
+
+def small_cluster(ranks: int = 4, workers: int = 3, server_hosts: int = 2) -> Cluster:
+    cluster = gcp_100t()
+    hosts = -(-ranks // 2)
+    nn = replace(cluster.nn, processes_per_host=2, hosts=hosts)
+    cluster = replace(cluster, ranks=ranks, nn=nn, loaders=5)
+    return cluster.with_workers(workers).with_servers(server_hosts)
+
+
+def small_scenario(mode: Mode = Mode.HYBRID, **changes: object) -> Scenario:
+    base = Scenario(
+        cluster=small_cluster(),
+        workload=replace(workloads()["criteo-ad"], batch=256),
+        costs=CATALOGUE,
+        mode=mode,
+        tau=2 if mode.reads_late_rows else None,
+        steps=12,
+    )
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+@st.composite
+def uncontended(draw: st.DrawFn) -> Scenario:
+    """A random configuration in which nothing is shared."""
+    mode = draw(st.sampled_from([m for m in Mode if m is not Mode.ASYNC_AVERAGING]))
+    late = mode.reads_late_rows
+    cluster = small_cluster(draw(st.integers(1, 6)), draw(st.integers(1, 4)))
+    cluster = replace(
+        cluster,
+        loaders=draw(st.integers(1, 8)),
+        link=replace(cluster.link, latency_s=draw(st.sampled_from([0.0, 5e-5, 1e-3]))),
+    )
+    small = st.integers(1, 4)
+    queues = Queues(
+        dataset=draw(small),
+        lookup_tasks=draw(small),
+        forwarded=draw(small),
+        on_gpu=draw(small),
+        backward=draw(small),
+        copied_back=draw(small),
+        push_tasks=draw(small),
+    )
+    scale = st.sampled_from([0.1, 1.0, 10.0])
+    costs = replace(
+        CATALOGUE,
+        load=replace(CATALOGUE.load, fixed_s=2e-3 * draw(scale)),
+        worker_pool=replace(CATALOGUE.worker_pool, per_byte_s=1e-9 * draw(scale)),
+        copy_in=replace(CATALOGUE.copy_in, fixed_s=1e-3 * draw(scale)),
+        copy_out=replace(CATALOGUE.copy_out, fixed_s=1e-3 * draw(scale)),
+        gpu_fixed_s=1e-3 * draw(scale),
+        server_update=replace(CATALOGUE.server_update, fixed_s=1e-3 * draw(scale)),
+        dense_server_bytes_per_s=1e10 * draw(scale),
+    )
+    return Scenario(
+        cluster=cluster,
+        workload=replace(workloads()["criteo-ad"], batch=draw(st.sampled_from([16, 256]))),
+        costs=costs,
+        mode=mode,
+        tau=draw(st.none() | st.integers(0, 5)) if late else None,
+        permits=draw(st.none() | st.integers(1, 5)) if late else None,
+        ahead=draw(st.none() | st.integers(1, 4)) if mode is Mode.LOOKAHEAD else None,
+        merge_pushes=draw(st.booleans()) if late and mode.has_barrier else False,
+        discipline=Discipline.UNSHARED,
+        infinite_cpus=True,
+        queues=queues,
+        noise=Noise(
+            gpu_cv=draw(st.sampled_from([0.0, 0.2])), server_cv=draw(st.sampled_from([0.0, 0.3]))
+        ),
+        steps=draw(st.integers(1, 25)),
+        seed=draw(st.integers(0, 5)),
+    )
