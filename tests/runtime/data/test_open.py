@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from runtime.data.catalogue import CATALOGUE
+from runtime.data.errors import DataError
+from runtime.data.open import open_source
+from runtime.data.synthetic import SyntheticSource
+
+
+@pytest.fixture(autouse=True)
+def no_data_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("PERSIA_DATA_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def write_flights(folder: Path, delayed: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    names = CATALOGUE["nycflights13"]().read_columns
+    columns = {name: ["1"] * 40 for name in names} | {"label": [delayed] * 40}
+    pq.write_table(pa.table(columns), folder / "data.parquet")
+
+
+def label_of(data_dir: Path | None = None) -> float:
+    chunk = next(iter(open_source("nycflights13", data_dir).chunks("train")))
+    return float(chunk.labels[0, 0])
+
+
+def test_every_schema_of_the_catalogue_is_sound() -> None:
+    for name, make in CATALOGUE.items():
+        schema = make()
+        assert schema.name == name
+        features = {c.name for c in schema.columns}
+        assert not features & set(schema.labels)
+        assert schema.split.column not in features or name == "avazu", "the split must not leak"
+
+
+def test_the_two_behaviours_of_kuairand_have_39_fields() -> None:
+    layout = CATALOGUE["kuairand-pure-14d"]().layout
+    assert len(layout.fields) == 39
+    assert layout.tasks == ("click", "long_view")
+    assert not {"date", "time_ms", "long_view", "label"} & {f.name for f in layout.fields}
+
+
+def test_data_is_found_in_the_named_directory_then_the_variable_then_the_downloads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_flights(tmp_path / "cache" / "persia-testbed" / "nycflights13", 0)
+    assert label_of() == 0
+    write_flights(tmp_path / "variable" / "nycflights13", 1)
+    monkeypatch.setenv("PERSIA_DATA_DIR", str(tmp_path / "variable"))
+    assert label_of() == 1
+    write_flights(tmp_path / "named", 0)
+    assert label_of(tmp_path / "named") == 0
+    assert label_of(tmp_path / "empty") == 0, "the downloads come last"
+
+
+def test_missing_data_names_every_place_and_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PERSIA_DATA_DIR", "/variable")
+    with pytest.raises(DataError) as caught:
+        open_source("tennis", tmp_path / "named")
+    text = str(caught.value)
+    words = ["tennis/data.parquet", str(tmp_path / "named"), "PERSIA_DATA_DIR (/variable)"]
+    for word in [*words, str(tmp_path / "cache"), "--data-dir", "python -m runtime data get"]:
+        assert word in text
+
+
+def test_an_unknown_name_is_an_error_with_the_nearest() -> None:
+    with pytest.raises(DataError, match="did you mean kuairand-pure-14d"):
+        open_source("kuairand-pure-14")
+    with pytest.raises(DataError, match="did you mean criteo-ad"):
+        open_source("synthetic:criteo")
+    with pytest.raises(DataError, match="synthetic:criteo-ad:much"):
+        open_source("synthetic:criteo-ad:much")
+    with pytest.raises(DataError, match=r"scale must be > 0, got 0\.0"):
+        open_source("synthetic:criteo-ad:0")
+
+
+def test_a_synthetic_stream_needs_no_data() -> None:
+    source = open_source("synthetic", rows=1000)
+    assert isinstance(source, SyntheticSource)
+    assert sum(b.size for b in source.chunks("train")) == 1000
+    small = open_source("synthetic:criteo-ad:0.01", rows=10)
+    assert isinstance(small, SyntheticSource)
+    assert small.recipe.distinct_ids == 337_500
+
+
+SCHEMA = """
+name = "mine"
+file = "clicks.csv"
+labels = ["clicked"]
+split = { column = "day", test_from = 2 }
+delimiter = ";"
+[[columns]]
+name = "user"
+[[columns]]
+name = "tags"
+kind = "multi"
+pooling = "mean"
+[[columns]]
+name = "price"
+kind = "numeric"
+fill = 0
+"""
+
+
+def write_schema(folder: Path, text: str = SCHEMA) -> str:
+    (folder / "mine.toml").write_text(text)
+    (folder / "clicks.csv").write_text("user;tags;price;day;clicked\n1;a,b;;1;0\n2;c;3;2;1\n")
+    return str(folder / "mine.toml")
+
+
+def test_a_schema_file_opens_the_data_beside_it(tmp_path: Path) -> None:
+    source = open_source(write_schema(tmp_path))
+    (train,) = source.chunks("train")
+    assert train.labels.tolist() == [[0]]
+    assert len(train.ids) == 3
+    assert train.dense.tolist() == [[0]]
+    assert [f.pooling for f in source.layout.fields] == ["sum", "mean"]
+    assert source.provenance().name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("pooling", "poling", "columns: unknown key 'poling'; did you mean pooling"),
+        ("delimiter", "delimeter", "unknown key 'delimeter'; did you mean delimiter"),
+        ("test_from = 2", "test_frm = 2", "split: unknown key 'test_frm'; did you mean test_from"),
+        ("test_from = 2", "test_from = true", "test_from = True is not of type"),
+        ('"multi"', '"many"', "kind = 'many' is not of type"),
+        ('"mean"', '"sequence"', "write kind='sequence'"),
+        ('["clicked"]', '"clicked"', "labels = 'clicked' is not of type"),
+        ('["clicked"]', '["price"]', "are labels, leave them out of the columns"),
+        ('name = "mine"', "", "the key 'name' is missing"),
+        ('name = "mine"', "name = mine", "is not TOML"),
+        ("test_from = 2", "test_fraction = 0.2, test_from = 2", "either column and test_from"),
+        ('file = "clicks.csv"', 'file = "click.csv"', "no file"),
+    ],
+)
+def test_a_mistake_in_a_schema_file_is_named(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    assert old in SCHEMA
+    with pytest.raises(DataError, match=message) as caught:
+        list(open_source(write_schema(tmp_path, SCHEMA.replace(old, new, 1))).chunks("train"))
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_a_schema_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"cannot read the schema .*gone\.toml"):
+        open_source(str(tmp_path / "gone.toml"))
+
+
+def test_choosing_data_loads_no_heavy_package() -> None:
+    code = (
+        "import sys, runtime.data.open, runtime.data.download; "
+        "print(sorted({'torch', 'pandas', 'pyarrow', 'sklearn'} & set(sys.modules)))"
+    )
+    root = Path(__file__).parents[3]
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root
+    )
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,137 @@
+"""Laws 1, 2, 3 and 6: which runs give the same numbers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from persia_sim.trace import Event, Kind, Trace
+from persia_sim.vocabulary import Mode
+from runtime.training.session import refuse_other_run
+from tests.runtime.worlds import ArraySource, assert_same_bytes, config, difference, run
+
+SOURCE = ArraySource(300)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    mode=st.sampled_from([Mode.HYBRID, Mode.RAW_HYBRID]),
+    ranks=st.integers(1, 5),
+    shards=st.integers(1, 3),
+    executor=st.sampled_from(["lag", "concurrent"]),
+)
+def test_bound_zero_with_merged_pushes_equals_sync(mode, ranks, shards, executor):
+    sync = run(config(ranks=ranks, shards=shards), SOURCE)
+    other = run(config(mode=mode, tau=0, ranks=ranks, shards=shards, executor=executor), SOURCE)
+    assert_same_bytes(sync, other)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    ahead=st.integers(1, 12),
+    ranks=st.integers(1, 4),
+    executor=st.sampled_from(["lag", "concurrent"]),
+)
+def test_lookahead_equals_sync(ahead, ranks, executor):
+    sync = run(config(ranks=ranks, shards=2), SOURCE)
+    other = run(
+        config(mode=Mode.LOOKAHEAD, ahead=ahead, ranks=ranks, shards=2, executor=executor), SOURCE
+    )
+    assert_same_bytes(sync, other)
+    assert other.store.rows_replaced > 0
+
+
+def test_concurrent_sync_equals_lag_sync():
+    for ranks in (1, 3):
+        one = run(config(ranks=ranks, shards=2), SOURCE)
+        assert_same_bytes(one, run(config(ranks=ranks, shards=2, executor="concurrent"), SOURCE))
+
+
+def test_ranks_with_equal_shares_equal_one_rank_in_float64_after_100_steps():
+    source = ArraySource(2400)
+    one = run(config(dtype="float64", steps=100), source)
+    four = run(config(dtype="float64", steps=100, ranks=4), source)
+    assert difference(one, four)[0] < 1e-10
+
+
+def test_ranks_with_equal_shares_equal_one_rank_in_float32_after_10_steps():
+    one, four = run(config(steps=10), SOURCE), run(config(steps=10, ranks=4), SOURCE)
+    assert difference(one, four)[1] < 1e-6
+
+
+@pytest.mark.parametrize("mode", [Mode.HYBRID, Mode.ASYNC, Mode.ASYNC_AVERAGING])
+def test_same_seed_and_order_give_the_same_bytes(mode):
+    chosen = config(mode=mode, tau=2, ranks=3, shards=2)
+    first, second = run(chosen, SOURCE), run(chosen, SOURCE)
+    assert_same_bytes(first, second)
+    assert (first.trace.events == second.trace.events).all()
+    other_seed = run(config(mode=mode, tau=2, ranks=3, shards=2, seed=1), SOURCE)
+    assert first.state()["rows.values"].tobytes() != other_seed.state()["rows.values"].tobytes()
+
+
+CONCURRENT = {
+    "sync": {},
+    "lookahead": {"mode": Mode.LOOKAHEAD},
+    "merged": {"mode": Mode.HYBRID, "tau": 3},
+    "on arrival": {"mode": Mode.HYBRID, "tau": 3, "merge_pushes": False},
+    "raw": {"mode": Mode.RAW_HYBRID, "tau": 3, "merge_pushes": False},
+    "permits": {"mode": Mode.HYBRID, "tau": "unbounded", "permits": 2, "merge_pushes": False},
+    "async": {"mode": Mode.ASYNC, "tau": 2},
+    "averaging": {"mode": Mode.ASYNC_AVERAGING, "tau": 2, "average_every_s": 0.01},
+}
+
+
+@pytest.mark.parametrize("name", CONCURRENT)
+def test_a_recorded_concurrent_run_replays_to_the_same_bytes(name, tmp_path):
+    source = ArraySource(1200)
+    settings_ = {**CONCURRENT[name], "ranks": 4, "shards": 3}
+    recorded = run(config(executor="concurrent", **settings_), source)
+    recorded.trace.save(tmp_path / "trace.npz")
+    order = Trace.load(tmp_path / "trace.npz")
+    settings_.pop("average_every_s", None)
+    replayed = run(config(**{**settings_, "tau": settings_.get("tau")} | _bound(settings_)), source,
+                   order=order)  # fmt: skip
+    assert_same_bytes(recorded, replayed)
+    assert (recorded.trace.events == replayed.trace.events).all()
+    if name == "averaging":
+        assert len(order.of_kind(Kind.AVERAGE_WRITE)) > 0
+
+
+def _bound(chosen):
+    """The lag executor wants a number; in a replay the trace decides anyway."""
+    return {"tau": 4} if chosen.get("tau") == "unbounded" else {}
+
+
+def test_swapping_two_conflicting_records_changes_the_loss():
+    chosen = config(mode=Mode.HYBRID, tau=1, ranks=2, merge_pushes=False)
+    straight = run(chosen, SOURCE)
+    events = list(straight.trace)
+    reads = [k for k, e in enumerate(events) if e.kind == Kind.LOOKUP and e.step == 3]
+    writes = [k for k, e in enumerate(events) if e.kind == Kind.PUSH and e.step == 1]
+    events[reads[0]], events[writes[-1]] = events[writes[-1]], events[reads[0]]
+    swapped = run(chosen, SOURCE, order=[e._replace(version=-1) for e in events])
+    assert straight.meter.losses[:3] == swapped.meter.losses[:3]
+    assert straight.meter.losses != swapped.meter.losses
+
+
+def test_replay_refuses_a_trace_of_another_run():
+    trace = Trace.of([], seed=1, mode="hybrid")
+    with pytest.raises(ValueError, match="seed: trace 1, this run 2"):
+        refuse_other_run(trace, {"seed": 2, "mode": "hybrid"}, "x.npz")
+
+
+def test_replay_refuses_an_order_that_is_cut_short():
+    whole = list(run(config(ranks=2), SOURCE).trace)
+    with pytest.raises(ValueError, match="cut short"):
+        run(config(ranks=2), SOURCE, order=whole[:-1])
+
+
+def test_replay_refuses_an_order_longer_than_the_data():
+    with pytest.raises(ValueError, match="the data ended before"):
+        run(config(), SOURCE, order=[Event(Kind.LOOKUP, 0, 0), Event(Kind.LOOKUP, 0, 999)])
+
+
+def test_the_number_of_shards_changes_no_byte():
+    """Law 10, and one lock or many: rows are a function of ids and pushes alone."""
+    assert_same_bytes(run(config(ranks=2), SOURCE), run(config(ranks=2, shards=5), SOURCE))

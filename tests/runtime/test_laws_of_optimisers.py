@@ -1,0 +1,110 @@
+"""Law 4: the store's row optimisers against plain PyTorch and against closed forms."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.data.batch import Batch
+from runtime.embedding.config import RowOptimizer
+from runtime.embedding.optimizers import apply
+from runtime.models.inputs import Embeddings
+from runtime.training.feed import training_stream
+from runtime.training.learner import Learner
+from tests.runtime.worlds import ArraySource, config, run
+
+TORCH = {
+    "sgd": lambda p, o: torch.optim.SGD(p, lr=o.lr),
+    "adagrad": lambda p, o: torch.optim.Adagrad(
+        p, lr=o.lr, initial_accumulator_value=o.initial_accumulator, eps=o.eps
+    ),
+    "adam": lambda p, o: torch.optim.SparseAdam(p, lr=o.lr, eps=o.eps),
+}
+
+
+def plain_pytorch(chosen, source) -> dict[int, np.ndarray]:
+    """The same training with nn.EmbeddingBag and torch's sparse optimiser: final rows by id."""
+    learner = Learner(chosen, source.layout)
+    everything = Batch.concat(list(source.chunks("train")))
+    untouched = run(chosen, source, order=[]).store.peek(everything)
+    table = torch.from_numpy(untouched.values["rows"].copy())
+    place = {int(i): k for k, i in enumerate(untouched.plans["rows"].ids)}
+    sparse = chosen.rows.optimizer.kind == "adam"
+    bag = torch.nn.Embedding.from_pretrained(table, freeze=False, sparse=sparse)
+    row_optimizer = TORCH[chosen.rows.optimizer.kind]([bag.weight], chosen.rows.optimizer)
+    dense_optimizer = torch.optim.Adam(learner.model.parameters(), lr=chosen.model.lr)
+    for batch in training_stream(chosen, source):
+        pooled = torch.zeros(batch.size * 3, chosen.rows.dim, dtype=learner.dtype)
+        lengths = np.diff(batch.offsets)
+        bags = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths))
+        rows = bag(torch.tensor([place[int(i)] for i in batch.ids]))
+        pooled = pooled.index_add(0, bags, rows)
+        divisor = np.maximum(lengths, 1)  # the third field is a mean, the others have one id
+        pooled = pooled / torch.from_numpy(divisor[:, None]).to(learner.dtype)
+        embeddings = Embeddings(pooled.reshape(batch.size, -1), {}, {})
+        logits = learner.model(torch.from_numpy(batch.dense).to(learner.dtype), embeddings)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(
+            logits, torch.from_numpy(batch.labels).to(learner.dtype)
+        )
+        row_optimizer.zero_grad()
+        dense_optimizer.zero_grad()
+        loss.backward()
+        row_optimizer.step()
+        dense_optimizer.step()
+    return {i: bag.weight.detach()[k].numpy() for i, k in place.items()}
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        RowOptimizer(kind="sgd", lr=0.5),
+        RowOptimizer(kind="adagrad", lr=0.1, initial_accumulator=0.01),
+        RowOptimizer(kind="adam", lr=0.01, eps=1e-8),
+    ],
+    ids=lambda o: o.kind,
+)
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_sync_with_one_rank_equals_plain_pytorch(optimizer, dtype):
+    steps = 100 if dtype == "float64" else 10
+    source = ArraySource(24 * steps)
+    chosen = config(optimizer=optimizer, dtype=dtype, steps=steps)
+    expected = plain_pytorch(chosen, source)
+    ids, values, _ = run(chosen, source).store.export()["rows"]
+    wanted = np.stack([expected[int(i)] for i in ids])
+    if dtype == "float64":
+        assert np.abs(values - wanted).max() < 1e-10
+    else:
+        assert np.linalg.norm(values - wanted) < 1e-6 * np.linalg.norm(wanted)
+
+
+def updates(optimizer: RowOptimizer, gradients: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """One row taken through a sequence of gradients [t, d]."""
+    row = values[None].copy()
+    state = np.full((1, optimizer.state_floats(len(values))), optimizer.initial_accumulator)
+    for t, gradient in enumerate(gradients, start=1):
+        apply(optimizer, row, state, gradient[None].copy(), 10 * t, np.array([t]))
+    return row[0]
+
+
+DRAW = np.random.default_rng(3)
+GRADIENTS, START = DRAW.normal(size=(7, 4)), DRAW.normal(size=4)
+
+
+def test_row_wise_adagrad_is_its_closed_form():
+    optimizer = RowOptimizer(kind="adagrad_row", lr=0.1, initial_accumulator=0.2, eps=1e-10)
+    accumulator = 0.2 + np.cumsum((GRADIENTS**2).mean(1))
+    expected = START - (0.1 * GRADIENTS / (np.sqrt(accumulator)[:, None] + 1e-10)).sum(0)
+    assert np.allclose(updates(optimizer, GRADIENTS, START), expected, rtol=0, atol=1e-12)
+
+
+def test_adam_with_the_rows_own_step_is_its_closed_form():
+    optimizer = RowOptimizer(kind="adam", lr=0.1, eps=1e-8, bias_correction="row")
+    expected, t = START.copy(), np.arange(1, 8)
+    for last in t:
+        weights = np.arange(last)[::-1]
+        mean = (0.1 * 0.9**weights[:, None] * GRADIENTS[:last]).sum(0)
+        square = (0.001 * 0.999**weights[:, None] * GRADIENTS[:last] ** 2).sum(0)
+        step = 0.1 * np.sqrt(1 - 0.999**last) / (1 - 0.9**last)
+        expected -= step * mean / (np.sqrt(square) + 1e-8)
+    assert np.allclose(updates(optimizer, GRADIENTS, START), expected, rtol=0, atol=1e-12)

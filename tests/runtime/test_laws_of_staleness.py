@@ -1,0 +1,160 @@
+"""Laws 5, 7 and 9: the window holds, Little's law is exact, nothing is lost in silence."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from persia_sim.staleness import staleness_in_pushes, staleness_in_steps
+from persia_sim.trace import Kind
+from persia_sim.vocabulary import Mode
+from runtime.training.feed import Feed, training_stream
+from tests.runtime.worlds import ArraySource, config, run
+
+SOURCE = ArraySource(600)
+HYBRIDS = st.sampled_from([Mode.HYBRID, Mode.RAW_HYBRID])
+
+
+@settings(max_examples=10)
+@given(
+    mode=HYBRIDS,
+    tau=st.integers(0, 5),
+    ranks=st.integers(1, 4),
+    permits=st.none() | st.integers(1, 4),
+    merge=st.booleans(),
+)
+def test_the_window_never_exceeds_tau(mode, tau, ranks, permits, merge):
+    chosen = config(
+        mode=mode, tau=tau, ranks=ranks, permits=permits, merge_pushes=merge, executor="concurrent"
+    )
+    stale = staleness_in_steps(run(chosen, SOURCE).trace)
+    assert stale.oldest_missing_steps.max() <= tau
+    assert len(stale.step) == ranks * 25
+
+
+@settings(max_examples=10)
+@given(mode=HYBRIDS, tau=st.integers(0, 9), ranks=st.integers(1, 4), merge=st.booleans())
+def test_the_constant_lag_reaches_tau_exactly_from_step_tau_on(mode, tau, ranks, merge):
+    chosen = config(mode=mode, tau=tau, ranks=ranks, merge_pushes=merge)
+    stale = staleness_in_steps(run(chosen, SOURCE).trace)
+    assert (stale.missing_steps == np.minimum(stale.step, tau)).all()
+    assert (stale.oldest_missing_steps == np.minimum(stale.step, tau)).all()
+
+
+def test_in_async_the_window_counts_own_pushes_only():
+    chosen = config(mode=Mode.ASYNC, tau=2, ranks=4, executor="concurrent")
+    assert staleness_in_steps(run(chosen, SOURCE).trace).oldest_missing_steps.max() <= 2
+
+
+def test_without_a_bound_the_queues_imply_one():
+    """With queues of q batches at most 2q + 3 steps are missing; see ConcurrentRun.implied_tau."""
+    chosen = config(
+        mode=Mode.HYBRID, tau="unbounded", ranks=2, queue_batches=1, executor="concurrent"
+    )
+    world = run(chosen, SOURCE, lose_push=lambda rank, step: time.sleep(0.005) is not None)
+    stale = staleness_in_steps(world.trace)
+    assert 0 < stale.oldest_missing_steps.max() <= 5
+
+
+@pytest.mark.parametrize("merge", [True, False])
+def test_a_lost_push_closes_its_step_and_is_counted(merge):
+    chosen = config(
+        mode=Mode.HYBRID, tau=1, ranks=3, merge_pushes=merge, shards=2, executor="concurrent"
+    )
+    world = run(chosen, SOURCE, lose_push=lambda rank, step: rank == 1 and step % 5 == 0)
+    lost = world.trace.of_kind(Kind.LOST_PUSH)
+    assert world.meter.pushes_lost == 5
+    assert {(r, s) for _, _, r, s, _, _ in lost.tolist()} == {(1, s) for s in range(0, 25, 5)}
+    assert staleness_in_steps(world.trace).oldest_missing_steps.max() <= 1
+    replayed = run(config(mode=Mode.HYBRID, tau=1, ranks=3, merge_pushes=merge, shards=2), SOURCE,
+                   order=world.trace)  # fmt: skip
+    assert replayed.state()["rows.values"].tobytes() == world.state()["rows.values"].tobytes()
+
+
+LITTLE = {
+    "lag": {"mode": Mode.HYBRID, "tau": 3, "merge_pushes": False},
+    "merged": {"mode": Mode.HYBRID, "tau": 3, "executor": "concurrent"},
+    "concurrent": {
+        "mode": Mode.HYBRID,
+        "tau": 3,
+        "merge_pushes": False,
+        "executor": "concurrent",
+    },
+    "async": {"mode": Mode.ASYNC, "tau": 1, "executor": "concurrent"},
+}
+
+
+@pytest.mark.parametrize("name", LITTLE)
+def test_mean_staleness_in_pushes_is_mean_batches_in_flight_exactly(name):
+    world = run(config(ranks=4, shards=3, **LITTLE[name]), SOURCE)
+    for shard, (missed, in_flight) in staleness_in_pushes(world.trace).mean_by_shard().items():
+        assert missed == in_flight, f"shard {shard}"
+        assert missed > 0
+
+
+@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.LOOKAHEAD])
+@pytest.mark.parametrize("executor", ["lag", "concurrent"])
+def test_sync_and_lookahead_have_no_staleness(mode, executor):
+    trace = run(config(mode=mode, ranks=3, shards=2, executor=executor), SOURCE).trace
+    assert staleness_in_pushes(trace).missed_pushes.max() == 0
+    assert staleness_in_steps(trace).missing_steps.max() == 0
+
+
+@settings(max_examples=30)
+@given(
+    samples=st.integers(0, 200),
+    ranks=st.integers(1, 7),
+    batch=st.integers(1, 50),
+    barrier=st.booleans(),
+    order=st.randoms(use_true_random=False),
+)
+def test_each_sample_is_handed_out_exactly_once(samples, ranks, batch, barrier, order):
+    source = ArraySource(samples, seed=1)
+    source._all.dense[:, 0] = np.arange(samples)  # a name for every sample
+    chosen = config(batch=batch, ranks=ranks)
+    feed = Feed(training_stream(chosen, source), ranks, barrier, stop=lambda: False)
+    next_step = dict.fromkeys(range(ranks), 0)
+    seen: list[float] = []
+    while next_step:
+        rank = order.choice(list(next_step))
+        work = feed.take(rank, next_step[rank])
+        if work is None:
+            del next_step[rank]
+            continue
+        next_step[rank] += 1
+        seen += work.batch.dense[:, 0].tolist()
+    assert sorted(seen) == list(range(samples))
+
+
+def test_ranks_share_every_step_evenly():
+    feed = Feed(training_stream(config(ranks=4), SOURCE), 4, True, stop=lambda: False)
+    for step in range(25):
+        sizes = [feed.take(rank, step).batch.size for rank in range(4)]
+        assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("executor", ["lag", "concurrent"])
+def test_each_push_is_applied_exactly_once(executor):
+    chosen = config(mode=Mode.HYBRID, tau=2, ranks=3, merge_pushes=False, shards=2,
+                    executor=executor)  # fmt: skip
+    trace = run(chosen, SOURCE).trace
+    reads, writes = trace.of_kind(Kind.LOOKUP), trace.of_kind(Kind.PUSH)
+    places = [sorted(map(tuple, rows[:, 2:5].tolist())) for rows in (reads, writes)]
+    assert places[0] == places[1]
+    assert len(set(places[0])) == len(places[0])
+
+
+def test_permits_bound_batches_in_flight():
+    chosen = config(mode=Mode.HYBRID, tau="unbounded", permits=2, ranks=2, merge_pushes=False,
+                    executor="concurrent")  # fmt: skip
+    flying: dict[int, set[int]] = {0: set(), 1: set()}
+    for event in run(chosen, SOURCE).trace:
+        if event.kind == Kind.LOOKUP:
+            flying[event.rank].add(event.step)
+            assert len(flying[event.rank]) <= 2
+        elif event.kind == Kind.PUSH:
+            flying[event.rank].discard(event.step)

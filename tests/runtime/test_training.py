@@ -1,0 +1,156 @@
+"""What a run does beside the laws: non-finite values, scaling, evaluation, errors, interruption."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from persia_sim.vocabulary import Mode
+from runtime.config import ModelConfig, TrainConfig
+from runtime.embedding.config import RowOptimizer
+from runtime.training.learner import NonFiniteError
+from tests.runtime.worlds import ArraySource, assert_same_bytes, config, run
+
+SOURCE = ArraySource(300)
+
+
+class Poisoned(torch.nn.Module):
+    """Returns NaN whenever a sample's first dense feature is above 2."""
+
+    def __init__(self, shape, hidden):
+        super().__init__()
+        self.linear = torch.nn.Linear(shape.width, shape.tasks)
+
+    def forward(self, dense, embeddings):
+        logits = self.linear(torch.cat([embeddings.pooled, dense], 1))
+        return torch.where(dense[:, :1] > 2, torch.nan, logits)
+
+
+POISONED = ModelConfig(name="tests.runtime.test_training:Poisoned")
+
+
+@pytest.mark.parametrize("executor", ["lag", "concurrent"])
+def test_non_finite_gradients_stop_the_run_and_say_where(executor):
+    with pytest.raises(NonFiniteError, match=r"rank \d, step \d+.*--nonfinite skip"):
+        run(config(model=POISONED, executor=executor, ranks=2), SOURCE)
+
+
+@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.HYBRID, Mode.ASYNC])
+def test_skipped_batches_are_left_out_of_rows_and_weights_alike(mode):
+    kinds = {"tau": 1} if mode.reads_late_rows else {}
+    chosen = config(mode=mode, model=POISONED, nonfinite="skip", ranks=2, **kinds)
+    world = run(chosen, SOURCE)
+    assert 0 < world.meter.batches_skipped < 26
+    assert all(np.isfinite(array).all() for array in world.state().values())
+    threads = run(config(mode=mode, model=POISONED, nonfinite="skip", ranks=2,
+                         executor="concurrent", **kinds), SOURCE)  # fmt: skip
+    assert threads.meter.batches_skipped == world.meter.batches_skipped
+
+
+def test_a_loss_scale_that_is_a_power_of_two_changes_no_byte():
+    plain = run(config(), SOURCE)
+    scaled_settings = config()
+    from runtime.training import learner as module
+
+    class Scaled(module.Learner):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self.loss_scale = 1024.0
+
+    import tests.runtime.worlds as worlds
+
+    original, worlds.Learner = worlds.Learner, Scaled
+    try:
+        assert_same_bytes(plain, run(scaled_settings, SOURCE))
+    finally:
+        worlds.Learner = original
+
+
+def test_short_precision_trains_and_stays_near_float32():
+    full = run(config(), SOURCE)
+    short = run(config(precision="bfloat16"), SOURCE)
+    assert short.meter.losses[-1] == pytest.approx(full.meter.losses[-1], abs=0.05)
+
+
+def test_row_gradients_sum_is_ranks_times_mean_for_sgd():
+    sgd = RowOptimizer(kind="sgd", lr=0.1)
+    one_step = {"optimizer": sgd, "steps": 1, "ranks": 4}
+    mean, total = run(config(**one_step), SOURCE), run(config(row_gradients="sum", **one_step),
+                                                       SOURCE)  # fmt: skip
+    start = run(config(**one_step), SOURCE, order=[]).store
+    batch = next(iter(SOURCE.chunks("train"))).rows(0, 24)
+    fresh = start.peek(batch).values["rows"]
+    moved = mean.store.peek(batch).values["rows"] - fresh
+    moved_by_sum = total.store.peek(batch).values["rows"] - fresh
+    assert np.allclose(moved_by_sum, 4 * moved, atol=1e-6)
+
+
+def test_evaluation_creates_no_row_and_sees_initial_values():
+    world = run(config(steps=1), SOURCE)
+    unseen = ArraySource(50, seed=9, ids_per_field=10**6)
+    batch = next(iter(unseen.chunks("test")))
+    before = len(world.store)
+    world.learner.predict(world.learner.model, world.store, batch)
+    assert len(world.store) == before
+    other = run(config(steps=2), SOURCE)
+    assert (world.store.peek(batch).values["rows"] == other.store.peek(batch).values["rows"]).all()
+
+
+def test_a_model_that_returns_the_wrong_shape_is_named():
+    wrong = ModelConfig(name="tests.runtime.test_training:OneLogit")
+    with pytest.raises(ValueError, match=r"shape \(24, 1\), expected \(24, 2\)"):
+        run(config(model=wrong), SOURCE)
+
+
+class OneLogit(torch.nn.Module):
+    """Forgets the second task."""
+
+    def __init__(self, shape, hidden):
+        super().__init__()
+        self.linear = torch.nn.Linear(shape.width, 1)
+
+    def forward(self, dense, embeddings):
+        return self.linear(torch.cat([embeddings.pooled, dense], 1))
+
+
+@pytest.mark.parametrize("name", ["ffnn", "dlrm", "deepfm", "dcn"])
+@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.HYBRID])
+def test_every_model_learns_in_sync_and_hybrid(name, mode):
+    source = ArraySource(1500)
+    source._all.labels[:] = (source._all.dense[:, :1] + 0.3 > 0) * 1.0
+    bound = {"tau": 2} if mode is Mode.HYBRID else {}
+    model = ModelConfig(name=name, hidden=(16,), lr=0.01)
+    losses = run(config(mode=mode, model=model, **bound), source).meter.losses
+    assert np.mean(losses[-10:]) < 0.7 * np.mean(losses[:5])
+
+
+def test_an_error_in_one_thread_ends_all_and_is_told():
+    def explode(rank: int, step: int) -> bool:
+        if (rank, step) == (1, 4):
+            raise OSError("disk on fire")
+        return False
+
+    chosen = config(mode=Mode.HYBRID, tau=2, ranks=4, executor="concurrent")
+    with pytest.raises(OSError, match="disk on fire"):
+        run(chosen, SOURCE, lose_push=explode)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tau": 3}, "tau is not used by mode sync"),
+        ({"mode": Mode.HYBRID, "ahead": 2}, "ahead is not used by mode hybrid"),
+        ({"mode": Mode.ASYNC, "merge_pushes": True}, "merge_pushes is not used by mode async"),
+        ({"mode": Mode.HYBRID, "match": "global"}, "match is not used by mode hybrid"),
+        ({"executor": "replay"}, "add --trace FILE"),
+        ({"ranks": 0}, "ranks must be >= 1, got 0"),
+        ({"mode": Mode.HYBRID, "tau": -1}, "tau must be >= 0, got -1"),
+        ({"mode": Mode.HYBRID, "tau": "unbounded"}, "give tau a number"),
+        ({"latency_s": 0.1}, "only used by the concurrent executor"),
+        ({"loss_scale": 8.0}, "loss_scale is not used"),
+    ],
+)
+def test_an_option_that_nothing_would_read_is_an_error(changes, message):
+    with pytest.raises(ValueError, match=message):
+        TrainConfig(**changes)

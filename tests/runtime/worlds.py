@@ -1,0 +1,144 @@
+"""Small worlds for tests: a source in memory, a config, and a run with everything in hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from persia_sim.trace import Event, Trace, TraceRecorder
+from runtime.config import ModelConfig, TrainConfig
+from runtime.data.batch import Batch, Field, Layout
+from runtime.data.ids import hash_integers, tag
+from runtime.data.source import Part, Provenance
+from runtime.embedding.config import RowOptimizer, TableConfig
+from runtime.embedding.store import EmbeddingStore
+from runtime.training.concurrent import ConcurrentRun
+from runtime.training.feed import Feed, training_stream
+from runtime.training.learner import Learner
+from runtime.training.ordered import OrderedRun
+from runtime.training.progress import Meter
+from runtime.training.session import _order
+
+
+class ArraySource:
+    """Random clicks: two single-valued fields, one multi-valued, two dense features, two tasks."""
+
+    def __init__(self, samples: int, seed: int = 0, ids_per_field: int = 40) -> None:
+        draw = np.random.default_rng(seed)
+        lengths = np.column_stack(
+            [np.ones(samples, int), np.ones(samples, int), draw.integers(0, 4, samples)]
+        )
+        offsets = np.concatenate([[0], np.cumsum(lengths.ravel())])
+        field = np.repeat(np.tile(np.arange(3), samples), lengths.ravel())
+        hashes = hash_integers(draw.integers(0, ids_per_field, len(field)))
+        ids = np.select([field == k for k in range(3)], [tag(k, hashes) for k in range(3)])
+        self._all = Batch(
+            ids,
+            offsets,
+            draw.normal(size=(samples, 2)).astype(np.float32),
+            (draw.random((samples, 2)) < 0.4).astype(np.float32),
+        )
+
+    @property
+    def layout(self) -> Layout:
+        fields = (Field(name="user"), Field(name="item"), Field(name="tags", pooling="mean"))
+        return Layout(fields=fields, dense=("age", "price"), tasks=("click", "buy"))
+
+    def chunks(self, part: Part) -> Iterator[Batch]:
+        for start in range(0, self._all.size, 37):
+            yield self._all.rows(start, min(start + 37, self._all.size))
+
+    def provenance(self) -> Provenance:
+        return Provenance(name="array", sha256="0", split="all rows in every part")
+
+
+def config(**changes: Any) -> TrainConfig:
+    """A small run: two-layer tower, row-wise Adagrad, 24 samples a step."""
+    optimizer = changes.pop("optimizer", RowOptimizer(kind="adagrad", lr=0.1))
+    dtype = changes.pop("dtype", "float32")
+    model = changes.pop("model", ModelConfig(hidden=(8,)))
+    rows = TableConfig(dim=4, optimizer=optimizer, dtype=dtype, initial_scale=0.1)
+    base: dict[str, Any] = {"batch": 24, "rows": rows, "model": model, "test_rows": 64}
+    if dtype == "float64":
+        base["precision"] = "float64"
+    return TrainConfig(**{**base, **changes})
+
+
+@dataclass
+class World:
+    """A finished run."""
+
+    store: EmbeddingStore
+    learner: Learner
+    trace: Trace
+    meter: Meter
+    feed: Feed
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Rows, optimiser state and dense weights."""
+        found = {
+            f"{name}.{part}": array
+            for name, arrays in self.store.export().items()
+            for part, array in zip(("ids", "values", "state"), arrays, strict=True)
+        }
+        for name, tensor in self.learner.model.state_dict().items():
+            found[name] = tensor.numpy()
+        return found
+
+
+def run(
+    settings: TrainConfig,
+    source: ArraySource,
+    *,
+    order: Iterable[Event] | None = None,
+    **concurrent: Any,
+) -> World:
+    """Execute one run; ``order`` replaces the constant lag."""
+    learner = Learner(settings, source.layout)
+    recorder, meter = TraceRecorder(), Meter()
+    store = EmbeddingStore(
+        source.layout,
+        [settings.rows],
+        shards=settings.shards,
+        seed=settings.seed,
+        recorder=recorder,
+    )
+    stream = training_stream(settings, source)
+    feed = Feed(stream, settings.ranks, settings.mode.has_barrier, stop=lambda: False)
+    meter.start()
+    if settings.executor == "concurrent":
+        threads = ConcurrentRun(settings, learner, store, feed, recorder, meter, **concurrent)
+        threads.run()
+        threads.snapshot()
+    else:
+        alone = OrderedRun(settings, learner, store, feed, recorder, meter)
+        alone.run(order if order is not None else _order(settings, feed, {}))
+        alone.snapshot()
+    meta = {"mode": str(settings.mode), "ranks": settings.ranks, "tau": settings.window}
+    return World(store, learner, recorder.finish(**meta), meter, feed)
+
+
+def assert_same_bytes(one: World, other: World) -> None:
+    """Equal rows, optimiser state and dense weights, to the last bit."""
+    first, second = one.state(), other.state()
+    assert first.keys() == second.keys()
+    for name, array in first.items():
+        assert array.tobytes() == second[name].tobytes(), f"{name} differs"
+
+
+def difference(one: World, other: World) -> tuple[float, float]:
+    """Largest elementwise difference, and the largest difference relative in norm."""
+    first, second = one.state(), other.state()
+    largest = relative = 0.0
+    for name, array in first.items():
+        if name.endswith(".ids"):
+            assert np.array_equal(array, second[name])
+            continue
+        gap = np.abs(array - second[name])
+        largest = max(largest, float(gap.max(initial=0.0)))
+        norm = float(np.linalg.norm(array))
+        relative = max(relative, float(np.linalg.norm(gap)) / max(norm, 1e-30))
+    return largest, relative
