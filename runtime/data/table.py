@@ -182,8 +182,9 @@ class TableFile:
             return _no_rows(self.path)
         if not self._broken:
             return _broken_file(self.path, error, f"after row {first - 1}")
+        reason = str(error).splitlines()[0].rpartition("Row #")[2].partition(": ")[2]
         return DataError(
-            f"{self.path}, row {self._broken[-1]}: {str(error).splitlines()[0]}\n"
+            f"{self.path}, row {self._broken[-1]}: {reason}\n"
             "  every row must have the columns of the header; correct the row, fetch the file "
             "again if it ends there, or ask to skip bad rows"
         )

@@ -5,7 +5,8 @@ Nothing is stored for an id, so there may be 10**13 of them. The logit of a samp
     bias + gain * (sum of field effects + sum of pair effects + sum of dense effects)
 
 An id's effect is uniform with mean 0 and variance 1. The effect of a pair of fields is the product
-of one sign of each id, so it has no part that a linear model could see.
+of one sign of each id: over ids of equal popularity it averages out, so a linear model sees little
+of it.
 
 Shape letters: B samples, F fields, N ids, D dense features.
 """

@@ -1,0 +1,73 @@
+"""The ready schemas on the real sets, where PERSIA_DATA_DIR says they are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtime.data.batch import Batch
+from runtime.data.open import open_source
+from runtime.data.source import Part
+
+pytestmark = pytest.mark.data
+
+# Rows of the training and the test part, and the label rate over both, as the sets are documented.
+FACTS = {
+    "kuairand-pure-14d": (166_932, 55_512, 0.4496),
+    "adult": (32_561, 16_281, 0.2393),
+    "census-income-kdd": (199_523, 99_762, 0.0620),
+    "nycflights13": (261_844, 65_502, 0.2371),
+    "nycflights13-time": (261_877, 65_469, 0.2371),
+    "tennis": (1_351_194, 150_133, 0.4999),
+    "tennis-random": (1_351_032, 150_295, 0.4999),
+}
+
+
+def part_of(name: str, part: Part) -> Batch:
+    place = os.environ.get("PERSIA_DATA_DIR")
+    if not place:
+        pytest.skip("PERSIA_DATA_DIR is not set: no real data to read")
+    folder = name.removesuffix("-time").removesuffix("-random")
+    if not (Path(place) / folder / "data.parquet").is_file():
+        pytest.skip(f"PERSIA_DATA_DIR has no {folder}/data.parquet")
+    return Batch.concat(list(open_source(name, place).chunks(part)))
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_a_real_set_has_the_documented_rows_and_label_rate(name: str) -> None:
+    train, test = part_of(name, "train"), part_of(name, "test")
+    n_train, n_test, rate = FACTS[name]
+    assert (train.size, test.size) == (n_train, n_test)
+    clicks = train.labels[:, 0].sum() + test.labels[:, 0].sum()
+    assert clicks / (n_train + n_test) == pytest.approx(rate, abs=5e-5)
+
+
+def test_the_ids_of_kuairand_are_as_many_as_documented() -> None:
+    both = Batch.concat(
+        [part_of("kuairand-pure-14d", "train"), part_of("kuairand-pure-14d", "test")]
+    )
+    layout = open_source("kuairand-pure-14d", os.environ["PERSIA_DATA_DIR"]).layout
+    ids = np.unique(both.ids)
+    per_field = np.bincount((ids >> np.uint64(56)).astype(int), minlength=len(layout.fields))
+    distinct = dict(zip([f.name for f in layout.fields], per_field.tolist(), strict=True))
+    for name, count in {"user": 25_156, "video": 6_361, "author": 5_641, "frame": 225}.items():
+        assert distinct[name] == count
+    assert 10 < distinct["duration_ms"] < 60
+
+
+def test_the_random_split_of_the_flights_is_the_documented_one() -> None:
+    train = part_of("nycflights13", "train")
+    n_test = int((np.random.default_rng(1).random(327_346) < 0.2).sum())
+    assert 327_346 - train.size == n_test
+
+
+def test_a_player_of_two_tours_is_two_players() -> None:
+    train = part_of("tennis", "train")
+    layout = open_source("tennis", os.environ["PERSIA_DATA_DIR"]).layout
+    place = [f.name for f in layout.fields].index("a_id")
+    players = len(np.unique(train.ids.reshape(train.size, -1)[:, place]))
+    # 39,069 numbers over all rows; some thousand of them name a man and a woman.
+    assert players > 39_069

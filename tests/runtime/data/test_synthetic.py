@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+from runtime.data.batch import Batch
+from runtime.data.ids import mix64
+from runtime.data.presets import PRESETS, default, recipe
+from runtime.data.source import rebatch
+from runtime.data.synthetic import CHUNK_ROWS, SyntheticSource
+from runtime.data.truth import Pair, Recipe, SyntheticField, raw_score
+from runtime.data.zipf import scatter56
+
+LAST_PARAMETERS = 100e12  # of criteo-syn5, the paper's largest workload
+DIM = 16
+
+
+def tiny(**changes: object) -> Recipe:
+    fields = (
+        SyntheticField(name="user", values=1000),
+        SyntheticField(name="tags", values=50, max_length=3),
+    )
+    return replace(Recipe(name="tiny", fields=fields, dense=1), **changes)  # type: ignore[arg-type]
+
+
+def same(a: Batch, b: Batch) -> bool:
+    return all(np.array_equal(getattr(a, n), getattr(b, n)) for n in ("ids", "dense", "labels"))
+
+
+def test_the_same_recipe_gives_the_same_bytes_and_another_seed_others() -> None:
+    def first(made: Recipe) -> Batch:
+        return next(SyntheticSource(recipe=made).chunks("train"))
+
+    assert same(first(tiny()), first(tiny()))
+    assert not same(first(tiny()), first(tiny(seed=2)))
+
+
+def test_the_stream_goes_on_and_never_repeats() -> None:
+    chunks = list(islice(SyntheticSource(recipe=tiny()).chunks("train"), 5))
+    assert [c.size for c in chunks] == [CHUNK_ROWS] * 5
+    assert len({c.dense.tobytes() for c in chunks}) == 5
+
+
+def test_a_shorter_part_is_the_beginning_of_a_longer_one() -> None:
+    short = SyntheticSource(recipe=tiny(), train_rows=20_000)
+    long = SyntheticSource(recipe=tiny(), train_rows=40_000)
+    a = Batch.concat(list(short.chunks("train")))
+    b = Batch.concat(list(long.chunks("train")))
+    assert (a.size, b.size) == (20_000, 40_000)
+    assert same(a, b.rows(0, 20_000))
+
+
+def test_the_parts_are_different_samples_with_one_truth() -> None:
+    source = SyntheticSource(recipe=tiny(), train_rows=1000, test_rows=1000)
+    parts = [next(source.chunks(p)) for p in ("train", "validation", "test")]
+    assert len({p.dense.tobytes() for p in parts}) == 3
+
+
+def test_an_effect_depends_on_seed_and_id_alone() -> None:
+    made = tiny()
+    rng = np.random.default_rng(0)
+    users, tags = rng.integers(0, 2**56, (2, 8)).astype(np.uint64)
+    order = rng.permutation(8)
+    lengths = np.ones(8, np.int64)
+    score = raw_score(made, [users, tags], [None, lengths], np.zeros((8, 1), np.float32))
+    again = raw_score(
+        made, [users[order], tags[order]], [None, lengths], np.zeros((8, 1), np.float32)
+    )
+    assert (score[order] == again).all()
+
+
+def test_effects_have_mean_0_and_variance_1_over_the_ids() -> None:
+    one = Recipe(name="one", fields=(SyntheticField(name="x", values=10**6),))
+    ids = scatter56(np.arange(200_000))
+    score = raw_score(one, [ids], [None], np.zeros((len(ids), 0), np.float32))
+    assert abs(score.mean()) < 5 / np.sqrt(len(ids))
+    assert abs(score.std() - 1) < 0.01
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.45])
+def test_the_click_rate_is_met(rate: float) -> None:
+    source = SyntheticSource(recipe=tiny(click_rate=rate))
+    labels = np.concatenate([b.labels for b in source.chunks("test")])
+    # Draws of the test part and of the calibration, three standard deviations of each.
+    assert abs(labels.mean() - rate) < 3 * np.sqrt(rate * (1 - rate)) * (1e5**-0.5 + 65_536**-0.5)
+
+
+def test_the_true_probabilities_are_calibrated() -> None:
+    source = SyntheticSource(recipe=tiny())
+    truth = source.true_probabilities("test")
+    labels = np.concatenate([b.labels[:, 0] for b in source.chunks("test")])
+    for tenth in np.array_split(np.argsort(truth), 10):
+        spread = np.sqrt(truth[tenth].mean() / len(tenth))
+        assert abs(labels[tenth].mean() - truth[tenth].mean()) < 4 * spread
+
+
+def test_the_layout_fits_the_batches() -> None:
+    source = SyntheticSource(recipe=default(), train_rows=1000)
+    batch = next(source.chunks("train"))
+    n_fields = len(source.layout.fields)
+    assert batch.offsets is not None
+    assert len(batch.offsets) == 1000 * n_fields + 1
+    assert batch.dense.shape == (1000, len(source.layout.dense))
+    bags = np.diff(batch.offsets).reshape(1000, n_fields)
+    assert bags[:, 3].max() == 5
+    assert bags[:, 3].min() == 1
+    assert (np.delete(bags, 3, axis=1) == 1).all()
+    owner = np.repeat(np.tile(np.arange(n_fields), 1000), np.diff(batch.offsets))
+    assert (batch.ids >> np.uint64(56) == owner.astype(np.uint64)).all()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_can_be_learned_to_an_auc_between_75_and_85(name: str) -> None:
+    source = SyntheticSource(recipe=recipe(name), test_rows=50_000)
+    labels = np.concatenate([b.labels[:, 0] for b in source.chunks("test")])
+    best = roc_auc_score(labels, source.true_probabilities("test"))
+    assert 0.75 < best < 0.85
+    assert labels.mean() == pytest.approx(source.recipe.click_rate, abs=0.01)
+    assert len(source.recipe.source) > 20
+
+
+def test_presets_have_the_shape_of_the_workloads() -> None:
+    shapes = {n: (len(recipe(n).fields), recipe(n).dense, recipe(n).distinct_ids) for n in PRESETS}
+    assert shapes["taobao-ad"] == (14, 0, 1_810_000)
+    assert shapes["avazu-ad"] == (22, 0, 8_380_000)
+    assert shapes["criteo-ad"] == (26, 13, 33_750_000)
+    assert shapes["kwai-video"][2] == 125_000_000_000
+    assert shapes["criteo-syn5"][2] * DIM == LAST_PARAMETERS
+    assert shapes["default"][2] > 1_000_000
+
+
+def test_scale_multiplies_the_distinct_ids() -> None:
+    assert recipe("criteo-ad", 0.1).distinct_ids == 3_375_000
+    assert all(f.values >= 1 for f in recipe("criteo-ad", 1e-9).fields)
+
+
+def test_a_recipe_with_a_mistake_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"pair of unknown fields \['city'\]"):
+        tiny(pairs=(Pair(first="user", second="city"),))
+    with pytest.raises(ValueError, match="click_rate must be in"):
+        tiny(click_rate=0)
+    with pytest.raises(ValueError, match="values must be 1 to"):
+        tiny(fields=(SyntheticField(name="x", values=2**60),))
+
+
+class PlainNet(torch.nn.Module):
+    """A click model in plain PyTorch; ``dim`` 0 makes it a logistic regression."""
+
+    table_bits = 21  # 2 million rows for 1.3 million ids, shared by hash
+
+    def __init__(self, n_fields: int, n_dense: int, dim: int) -> None:
+        super().__init__()
+        self.n_fields, self.linear = n_fields, dim == 0
+        self.rows = torch.nn.EmbeddingBag(
+            2**self.table_bits, max(dim, 1), mode="mean", sparse=True, include_last_offset=True
+        )
+        torch.nn.init.normal_(self.rows.weight, std=0.0 if self.linear else 0.01)
+        width = n_fields * max(dim, 1) + n_dense
+        self.tower = torch.nn.Sequential(
+            torch.nn.Linear(width, 256),
+            torch.nn.ReLU(),
+            torch.nn.Linear(256, 128),
+            torch.nn.ReLU(),
+            torch.nn.Linear(128, 1),
+        )
+        self.slope = torch.nn.Linear(n_dense, 1)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        assert batch.offsets is not None
+        place = mix64(batch.ids) >> np.uint64(64 - self.table_bits)
+        pooled = self.rows(
+            torch.from_numpy(place.astype(np.int64)), torch.from_numpy(batch.offsets)
+        )
+        x, dense = pooled.view(batch.size, -1), torch.from_numpy(batch.dense)
+        if self.linear:
+            return x.sum(1) + self.slope(dense)[:, 0]
+        return self.tower(torch.cat([x, dense], 1))[:, 0]  # type: ignore[no-any-return]
+
+
+def trained_auc(source: SyntheticSource, dim: int, steps: int, batch: int) -> float:
+    torch.manual_seed(0)
+    net = PlainNet(len(source.layout.fields), len(source.layout.dense), dim)
+    sparse = torch.optim.Adagrad(net.rows.parameters(), lr=0.05)
+    dense = torch.optim.Adam([*net.tower.parameters(), *net.slope.parameters()], lr=1e-3)
+    for part in islice(rebatch(source.chunks("train"), batch), steps):
+        labels = torch.from_numpy(part.labels[:, 0])
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(net(part), labels)
+        for optimizer in (sparse, dense):
+            optimizer.zero_grad()
+        loss.backward()
+        for optimizer in (sparse, dense):
+            optimizer.step()
+    with torch.no_grad():
+        scores = np.concatenate([net(part).numpy() for part in source.chunks("test")])
+    return float(roc_auc_score(np.concatenate([b.labels for b in source.chunks("test")]), scores))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_one_pass_of_a_plain_net_comes_near_the_best_auc_and_a_linear_model_does_not() -> None:
+    source = SyntheticSource(recipe=default())
+    labels = np.concatenate([b.labels for b in source.chunks("test")])
+    best = roc_auc_score(labels, source.true_probabilities("test"))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        linear = trained_auc(source, dim=0, steps=12_000, batch=256)
+        net = trained_auc(source, dim=8, steps=12_000, batch=256)
+    finally:
+        torch.set_num_threads(threads)
+    assert linear < best - 0.01
+    assert best - 0.01 < net < best
