@@ -5,6 +5,8 @@ Every function changes ``values`` [n, d] and ``state`` [n, k] in place, given gr
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from runtime.embedding.config import RowOptimizer
@@ -30,17 +32,49 @@ def apply(
         state += gradients * gradients
         values -= optimizer.lr * gradients / (np.sqrt(state) + optimizer.eps)
     elif optimizer.kind == "adagrad_row":
-        state += np.mean(gradients * gradients, axis=1, keepdims=True)
+        state += mean_square(gradients)
         values -= optimizer.lr * gradients / (np.sqrt(state) + optimizer.eps)
     else:
         mean, square = state[:, :dim], state[:, dim:]
         mean += (1 - optimizer.beta1) * (gradients - mean)
         square += (1 - optimizer.beta2) * (gradients * gradients - square)
-        count = float(step) if optimizer.bias_correction == "global" else row_steps[:, None]
-        correction1 = (1 - np.float64(optimizer.beta1) ** count).astype(values.dtype)
-        correction2 = (1 - np.float64(optimizer.beta2) ** count).astype(values.dtype)
+        one_count = optimizer.bias_correction == "global"
+        counts = np.array([step]) if one_count else row_steps
+        correction1 = _bias_correction(optimizer.beta1, counts).astype(values.dtype)
+        correction2 = _bias_correction(optimizer.beta2, counts).astype(values.dtype)
         # As in torch's SparseAdam, eps is added before the correction of the mean square.
-        values -= optimizer.lr * np.sqrt(correction2) / correction1 * mean / (
-            np.sqrt(square) + optimizer.eps
+        values -= (
+            optimizer.lr
+            * np.sqrt(correction2)
+            / correction1
+            * mean
+            / (np.sqrt(square) + optimizer.eps)
         )
 
+
+def mean_square(gradients: np.ndarray) -> np.ndarray:
+    """The mean of squares of each row [n, d] as [n, 1], summed by halves.
+
+    Element j takes element j + half, and so on down to one: the order in which a vector register is
+    folded, so that other engines reach the same bytes.
+
+    >>> mean_square(np.array([[1.0, 2.0, 3.0]]))
+    array([[4.66666667]])
+    """
+    dim = gradients.shape[1]
+    size = 1 << (dim - 1).bit_length()
+    sums = np.zeros((len(gradients), size), gradients.dtype)
+    sums[:, :dim] = gradients * gradients
+    while size > 1:
+        size //= 2
+        sums[:, :size] += sums[:, size : 2 * size]
+    means: np.ndarray = sums[:, :1] / gradients.dtype.type(dim)
+    return means
+
+
+def _bias_correction(beta: float, counts: np.ndarray) -> np.ndarray:
+    """1 - beta**count as [n, 1], by the C library's pow: vectorised powers may differ from it."""
+    distinct, inverse = np.unique(counts, return_inverse=True)
+    powers = np.array([math.pow(beta, count) for count in distinct.tolist()])
+    corrections: np.ndarray = (1 - powers)[inverse][:, None]
+    return corrections

@@ -139,7 +139,10 @@ def _weights(field: Field, lengths: np.ndarray) -> np.ndarray:
     """The weight of each id in a bag of ``lengths`` ids."""
     safe = np.maximum(lengths, 1)
     if field.pooling == "mean":
-        return 1.0 / safe
-    if field.pooling == "sqrtn":
-        return 1.0 / np.sqrt(safe)
-    return np.ones(len(lengths))
+        safe = safe.astype(np.float64)
+    elif field.pooling == "sqrtn":
+        safe = np.sqrt(safe)
+    else:
+        return np.ones(len(lengths))
+    weights: np.ndarray = 1.0 / safe
+    return weights

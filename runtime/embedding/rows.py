@@ -44,7 +44,8 @@ class Rows:
 
     def write_counts(self, slots: np.ndarray) -> np.ndarray:
         """How many optimiser steps each row has taken so far."""
-        return self._writes[slots]
+        counts: np.ndarray = self._writes[slots]
+        return counts
 
     def update(self, slots: np.ndarray, gradients: np.ndarray, step: int) -> None:
         """One optimiser step on distinct rows; ``step`` counts the run's steps from 1."""

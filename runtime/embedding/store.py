@@ -48,10 +48,9 @@ RowGradients = dict[str, np.ndarray]
 
 
 class _Shard:
-    def __init__(self, tables: Sequence[TableConfig], seed: int) -> None:
+    def __init__(self) -> None:
         self.lock = threading.RLock()
         self.version = 0
-        self.rows = {t.name: Rows(t, seed) for t in tables}
 
 
 class EmbeddingStore:
@@ -75,26 +74,29 @@ class EmbeddingStore:
         known = {t.name for t in tables}
         unknown = sorted({f.table for f in layout.fields} - known)
         if unknown:
-            raise ValueError(f"fields use tables {unknown}, but only {sorted(known)} are configured")
+            raise ValueError(
+                f"fields use tables {unknown}, but only {sorted(known)} are configured"
+            )
         used = {f.table for f in layout.fields}
         self.layout = layout
         self.tables = {t.name: t for t in tables if t.name in used}
         self.shards = shards
-        self._shards = [_Shard(list(self.tables.values()), seed) for _ in range(shards)]
+        self._shards = [_Shard() for _ in range(shards)]
+        self._open_rows(seed)
         self._recorder = recorder or TraceRecorder()
         self.rows_replaced = 0
         self.row_staleness = np.zeros(64, np.int64)
 
     def __len__(self) -> int:
-        return sum(len(rows) for shard in self._shards for rows in shard.rows.values())
+        return sum(len(rows) for shard in self._rows for rows in shard.values())
 
     @property
     def resident_bytes(self) -> int:
         """Bytes of values and optimiser state of all rows."""
         return sum(
             len(rows) * np.dtype(t.dtype).itemsize * (t.dim + t.optimizer.state_floats(t.dim))
-            for shard in self._shards
-            for t, rows in ((rows.config, rows) for rows in shard.rows.values())
+            for shard in self._rows
+            for t, rows in ((rows.config, rows) for rows in shard.values())
         )
 
     def begin(self, rank: int, step: int, batch: Batch) -> Handle:
@@ -118,7 +120,8 @@ class EmbeddingStore:
         owner = self._shards[shard]
         with owner.lock:
             self._recorder.record(Kind.LOOKUP, handle.rank, handle.step, shard, owner.version)
-            self._copy_rows(owner, shard, handle, create)
+            handle.version[shard] = owner.version
+            self._copy_rows(shard, handle, create)
 
     def refresh(self, handle: Handle, shard: int) -> None:
         """Bring prefetched rows up to date: re-read those written since, create absent ones."""
@@ -128,19 +131,7 @@ class EmbeddingStore:
         with owner.lock:
             self._recorder.record(Kind.REFRESH, handle.rank, handle.step, shard, owner.version)
             handle.version[shard] = owner.version
-            for name, plan in handle.plans.items():
-                part = plan.part(shard)
-                rows, slots = owner.rows[name], handle.slots[name][part]
-                stale = slots == ABSENT
-                present = ~stale
-                if present.any():
-                    now = rows.write_counts(slots[present])
-                    stale[present] = now != handle.writes[name][part][present]
-                where = np.flatnonzero(stale) + part.start
-                found = rows.read(plan.ids[where], create=True)
-                handle.slots[name][where], handle.values[name][where] = found[0], found[1]
-                handle.writes[name][where] = found[2]
-                self.rows_replaced += len(where)
+            self._replace_rows(shard, handle)
 
     def push(
         self, shard: int, pushes: Sequence[tuple[Handle, RowGradients]], *, merged: bool = False
@@ -159,8 +150,8 @@ class EmbeddingStore:
         with owner.lock:
             self._recorder.record(Kind.PUSH, rank, step, shard, owner.version)
             owner.version += len(touching)
-            for name, rows in owner.rows.items():
-                self._update(rows, shard, name, touching, step + 1)
+            for name in self.tables:
+                self._update(shard, name, touching, step + 1)
 
     def lose(self, handle: Handle) -> None:
         """Record that the handle's push will never be applied."""
@@ -175,7 +166,8 @@ class EmbeddingStore:
         handle = self.begin(ALL, ALL, batch)
         for shard, owner in enumerate(self._shards):
             with owner.lock:
-                self._copy_rows(owner, shard, handle, create=False)
+                handle.version[shard] = owner.version
+                self._copy_rows(shard, handle, create=False)
         return handle
 
     @contextmanager
@@ -193,28 +185,44 @@ class EmbeddingStore:
         """Per table all (ids, values, state), sorted by id, whatever the number of shards."""
         tables = {}
         for name in self.tables:
-            parts = [shard.rows[name].export() for shard in self._shards]
+            parts = [shard[name].export() for shard in self._rows]
             ids, values, state = (np.concatenate(column) for column in zip(*parts, strict=True))
             order = np.argsort(ids)
             tables[name] = (ids[order], values[order], state[order])
         return tables
 
-    def _copy_rows(self, owner: _Shard, shard: int, handle: Handle, create: bool) -> None:
-        handle.version[shard] = owner.version
+    # The rest is what another engine replaces; all but `_open_rows` runs under the shard's lock.
+
+    def _open_rows(self, seed: int) -> None:
+        tables = self.tables.values()
+        self._rows = [{t.name: Rows(t, seed) for t in tables} for _ in range(self.shards)]
+
+    def _copy_rows(self, shard: int, handle: Handle, create: bool) -> None:
         for name, plan in handle.plans.items():
             part = plan.part(shard)
-            slots, values, writes = owner.rows[name].read(plan.ids[part], create)
+            slots, values, writes = self._rows[shard][name].read(plan.ids[part], create)
             handle.slots[name][part], handle.values[name][part] = slots, values
             handle.writes[name][part] = writes
 
+    def _replace_rows(self, shard: int, handle: Handle) -> None:
+        for name, plan in handle.plans.items():
+            part = plan.part(shard)
+            rows, slots = self._rows[shard][name], handle.slots[name][part]
+            stale = slots == ABSENT
+            present = ~stale
+            if present.any():
+                now = rows.write_counts(slots[present])
+                stale[present] = now != handle.writes[name][part][present]
+            where = np.flatnonzero(stale) + part.start
+            found = rows.read(plan.ids[where], create=True)
+            handle.slots[name][where], handle.values[name][where] = found[0], found[1]
+            handle.writes[name][where] = found[2]
+            self.rows_replaced += len(where)
+
     def _update(
-        self,
-        rows: Rows,
-        shard: int,
-        name: str,
-        pushes: Sequence[tuple[Handle, RowGradients]],
-        step: int,
+        self, shard: int, name: str, pushes: Sequence[tuple[Handle, RowGradients]], step: int
     ) -> None:
+        rows = self._rows[shard][name]
         parts = [(h, h.plans[name].part(shard), g[name]) for h, g in pushes]
         slots = np.concatenate([h.slots[name][part] for h, part, _ in parts])
         if not len(slots):

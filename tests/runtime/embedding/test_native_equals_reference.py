@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from runtime.data.batch import Batch, Field, Layout
 from runtime.embedding.config import RowOptimizer, TableConfig
-from runtime.embedding.extension import load_kernels
+from runtime.embedding.extension import native
 from runtime.embedding.open import open_pooling, open_store
 from runtime.embedding.pooling import FieldVectors
 
@@ -122,7 +122,6 @@ def test_native_engine_gives_the_bytes_of_the_reference(
     kernels: str,
     seed: int,
 ) -> None:
-    native = load_kernels()
     widest = native.kernel_set()
     config = {"dim": dim, "dtype": dtype, "optimizer": optimizer, "initial_scale": scale}
     try:

@@ -1,0 +1,18 @@
+// The distinct ids of a batch, grouped by shard, in the order of first appearance within a shard.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace embedding {
+
+struct Distinct {
+  std::vector<uint64_t> ids;      // [U], grouped by shard
+  std::vector<int64_t> bounds;    // [shards + 1]
+};
+
+// Fills inverse [n]: which distinct id each of `ids` [n] is. Scratch is kept per thread.
+Distinct merge_duplicates(const uint64_t* ids, size_t n, uint32_t shards, int32_t* inverse);
+
+}  // namespace embedding

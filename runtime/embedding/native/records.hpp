@@ -1,0 +1,85 @@
+// The record of a slot beside its row: the id, a word of counters, and what recency needs.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "options.hpp"
+#include "pages.hpp"
+
+namespace embedding {
+
+// Word: generation (6 bits) | changed | recently used | optimiser steps taken (24 bits, saturating).
+// 12 bytes a row, 8 more for an exact LRU list, 4 more for expiry.
+class Records {
+ public:
+  static constexpr uint32_t kMostWrites = (1u << 24) - 1;
+  static constexpr uint32_t kUsed = 1u << 24;
+  static constexpr uint32_t kChanged = 1u << 25;
+  static constexpr uint32_t kGenerationShift = 26;
+
+  Records(const Options& options, uint64_t most_rows)
+      : links_(options.eviction == Eviction::lru ? 12 : 0),
+        stamp_(options.expire_after_steps ? (links_ ? 20 : 12) : 0),
+        bytes_(12 + (links_ ? 8 : 0) + (stamp_ ? 4 : 0)),
+        pages_(most_rows * bytes_) {}
+
+  void reserve(uint64_t rows) { pages_.grow(rows * bytes_); }
+  size_t bytes() const { return bytes_; }
+  void prefetch(uint32_t slot) const { __builtin_prefetch(at(slot)); }
+
+  uint64_t id(uint32_t slot) const { return load<uint64_t>(at(slot)); }
+  void set_id(uint32_t slot, uint64_t id) { store(at(slot), id); }
+
+  uint32_t word(uint32_t slot) const { return load<uint32_t>(at(slot) + 8); }
+  void set_word(uint32_t slot, uint32_t word) { store(at(slot) + 8, word); }
+  uint32_t writes(uint32_t slot) const { return word(slot) & kMostWrites; }
+  uint32_t generation(uint32_t slot) const { return word(slot) >> kGenerationShift; }
+  void add(uint32_t slot, uint32_t flag) {
+    if ((word(slot) & flag) == 0) set_word(slot, word(slot) | flag);
+  }
+  void remove(uint32_t slot, uint32_t flag) { set_word(slot, word(slot) & ~flag); }
+
+  // Counts one optimiser step; returns the new count.
+  uint32_t count_write(uint32_t slot) {
+    uint32_t now = word(slot) | kChanged;
+    if ((now & kMostWrites) != kMostWrites) ++now;
+    set_word(slot, now);
+    return now & kMostWrites;
+  }
+  // A fresh row in this slot: old handles of the slot become invalid.
+  void renew(uint32_t slot, uint64_t id) {
+    const uint32_t generation = (word(slot) >> kGenerationShift) + 1;
+    set_id(slot, id);
+    set_word(slot, generation << kGenerationShift | kUsed | kChanged);
+  }
+
+  uint32_t newer(uint32_t slot) const { return load<uint32_t>(at(slot) + links_); }
+  uint32_t older(uint32_t slot) const { return load<uint32_t>(at(slot) + links_ + 4); }
+  void set_newer(uint32_t slot, uint32_t to) { store(at(slot) + links_, to); }
+  void set_older(uint32_t slot, uint32_t to) { store(at(slot) + links_ + 4, to); }
+
+  bool stamped() const { return stamp_ != 0; }
+  uint32_t stamp(uint32_t slot) const { return load<uint32_t>(at(slot) + stamp_); }
+  void set_stamp(uint32_t slot, uint32_t step) { store(at(slot) + stamp_, step); }
+
+ private:
+  template <class T>
+  static T load(const char* from) {
+    T value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+  }
+  template <class T>
+  static void store(char* to, T value) {
+    std::memcpy(to, &value, sizeof value);
+  }
+  char* at(uint32_t slot) const { return pages_.data() + slot * bytes_; }
+
+  size_t links_;
+  size_t stamp_;
+  size_t bytes_;
+  Pages pages_;
+};
+
+}  // namespace embedding

@@ -1,0 +1,409 @@
+#include "table.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+#include "dedup.hpp"
+#include "initial.hpp"
+
+namespace embedding {
+
+namespace {
+
+constexpr uint64_t kNoId = ~uint64_t{0};  // no id is 2**64 - 1, see runtime.data.ids
+constexpr size_t kBlock = 64;             // ids between prefetch and use
+constexpr uint64_t kMostSlots = 0xFFFFFFF0u;
+
+uint64_t most_rows_of(const Options& options) {
+  if (options.capacity_rows) return std::min(options.capacity_rows, kMostSlots);
+  return std::min<uint64_t>(kMostSlots, machine_bytes() / options.row_bytes());
+}
+
+// Copies of a multiple of 64 bytes are the common case; a call of memcpy costs more than the copy.
+inline void copy_row(char* to, const char* from, size_t bytes) {
+  if (bytes == 64) {
+    std::memcpy(to, from, 64);
+  } else {
+    std::memcpy(to, from, bytes);
+  }
+}
+
+}  // namespace
+
+Table::Table(const Options& options)
+    : options_(options),
+      row_bytes_(options.row_bytes()),
+      value_bytes_(options.dim * options.compute_bytes()),
+      most_rows_(most_rows_of(options)),
+      index_(options.capacity_rows ? most_rows_ : 1024),
+      records_(options_, most_rows_),
+      slab_(most_rows_ * row_bytes_),
+      gate_(options_) {
+  if ((options.eviction == Eviction::none) != (options.capacity_rows == 0)) {
+    throw std::invalid_argument("capacity_rows and an eviction policy go together");
+  }
+}
+
+// Calls visit(i, hash, slot) for each id in order. Three passes over a block keep many misses of the
+// memory in flight: the bucket, then record and row, then (exact LRU) the neighbours in the list.
+template <class Visit>
+void Table::walk(const uint64_t* ids, size_t n, Visit visit) const {
+  uint64_t hashes[kBlock];
+  uint32_t slots[kBlock];
+  const size_t row_bytes = options_.dim * options_.value_bytes();
+  for (size_t start = 0; start < n; start += kBlock) {
+    const size_t count = std::min(kBlock, n - start);
+    for (size_t i = 0; i < count; ++i) {
+      hashes[i] = mix64(ids[start + i]);
+      index_.prefetch(Index::tag_of(hashes[i]));
+    }
+    for (size_t i = 0; i < count; ++i) {
+      slots[i] = index_.guess(Index::tag_of(hashes[i]));
+      if (slots[i] == kNoSlot) continue;
+      records_.prefetch(slots[i]);
+      prefetch_row(slots[i], row_bytes);
+    }
+    if (options_.eviction == Eviction::lru) {
+      for (size_t i = 0; i < count; ++i) {
+        if (slots[i] == kNoSlot) continue;
+        const uint32_t newer = records_.newer(slots[i]), older = records_.older(slots[i]);
+        if (newer != kNoSlot) records_.prefetch(newer);
+        if (older != kNoSlot) records_.prefetch(older);
+      }
+    }
+    for (size_t i = 0; i < count; ++i) {
+      const uint64_t id = ids[start + i];
+      uint32_t slot = slots[i];
+      if (slot == kNoSlot || records_.id(slot) != id) slot = find(id, hashes[i]);
+      visit(start + i, hashes[i], slot);
+    }
+  }
+}
+
+uint32_t Table::find(uint64_t id, uint64_t hash) const {
+  return index_.find(Index::tag_of(hash), [&](uint32_t slot) { return records_.id(slot) == id; });
+}
+
+uint32_t Table::now(int64_t step) {
+  if (step > int64_t{latest_step_}) latest_step_ = static_cast<uint32_t>(step);
+  return latest_step_;
+}
+
+bool Table::expired(uint32_t slot, uint32_t step) const {
+  return records_.stamped() && step > options_.expire_after_steps &&
+         records_.stamp(slot) < step - options_.expire_after_steps;
+}
+
+void Table::use(uint32_t slot, uint32_t step) {
+  if (options_.eviction == Eviction::lru) lru_.touch(records_, slot);
+  if (options_.eviction == Eviction::clock) records_.add(slot, Records::kUsed);
+  if (records_.stamped()) records_.set_stamp(slot, step);
+}
+
+void Table::start_row(uint32_t slot, uint64_t id, uint32_t step) {
+  records_.renew(slot, id);
+  if (records_.stamped()) records_.set_stamp(slot, step);
+  char* to = row(slot);
+  if (options_.wide()) {
+    fill_initial(options_, id, reinterpret_cast<double*>(to));
+  } else if (options_.half()) {
+    std::vector<float> values(options_.dim);
+    fill_initial(options_, id, values.data());
+    kernels().store_half(options_, id, 0, values.data(), to);
+  } else {
+    fill_initial(options_, id, reinterpret_cast<float*>(to));
+  }
+  char* state = to + options_.state_offset();
+  for (size_t k = 0; k < options_.state_floats(); ++k) {
+    if (options_.wide()) {
+      reinterpret_cast<double*>(state)[k] = options_.initial_accumulator;
+    } else {
+      reinterpret_cast<float*>(state)[k] = static_cast<float>(options_.initial_accumulator);
+    }
+  }
+  ++counters_.created;
+}
+
+void Table::remove(uint32_t slot) {
+  const uint64_t id = records_.id(slot);
+  index_.erase(Index::tag_of(mix64(id)), slot);
+  if (options_.eviction == Eviction::lru) lru_.remove(records_, slot);
+  records_.set_id(slot, kNoId);
+  free_.push_back(slot);
+  --live_;
+  if (options_.track_changes) removed_.push_back(id);
+}
+
+void Table::evict_one() {
+  remove(options_.eviction == Eviction::lru ? lru_.oldest() : clock_.victim(records_, used_));
+  ++counters_.evicted;
+}
+
+// A few slots for each row created: memory of expired rows comes back without a pause.
+void Table::sweep_expired(uint32_t step) {
+  uint32_t hand = sweep_.hand();
+  for (int i = 0; i < 4 && used_ > 0; ++i, ++hand) {
+    if (hand >= used_) hand = 0;
+    if (records_.id(hand) != kNoId && expired(hand, step)) {
+      remove(hand);
+      ++counters_.expired;
+    }
+  }
+  sweep_.set_hand(hand);
+}
+
+uint32_t Table::create(uint64_t id, uint64_t hash, uint32_t step) {
+  if (records_.stamped()) sweep_expired(step);
+  if (options_.eviction != Eviction::none && live_ >= most_rows_) evict_one();
+  uint32_t slot;
+  if (!free_.empty()) {
+    slot = free_.back();
+    free_.pop_back();
+  } else {
+    if (used_ >= most_rows_) throw std::bad_alloc();
+    slot = used_;
+    records_.reserve(slot + 1);
+    slab_.grow((slot + 1) * row_bytes_);
+    ++used_;
+  }
+  start_row(slot, id, step);
+  index_.insert(Index::tag_of(hash), slot);
+  if (options_.eviction == Eviction::lru) lru_.push(records_, slot);
+  ++live_;
+  return slot;
+}
+
+// The slot after a training lookup of `id`, which lies in `slot` if anywhere; kNoSlot if refused.
+uint32_t Table::obtain(uint64_t id, uint64_t hash, uint32_t slot, uint32_t step) {
+  if (slot != kNoSlot) {
+    if (expired(slot, step)) {
+      start_row(slot, id, step);
+      ++counters_.expired;
+    }
+    use(slot, step);
+    return slot;
+  }
+  if (!gate_.admits(id, step)) {
+    ++counters_.not_admitted;
+    return kNoSlot;
+  }
+  return create(id, hash, step);
+}
+
+void Table::copy_values(uint32_t slot, char* out) const {
+  if (options_.half()) {
+    kernels().load_half(options_, row(slot), reinterpret_cast<float*>(out));
+  } else {
+    copy_row(out, row(slot), value_bytes_);
+  }
+}
+
+void Table::copy_initial(uint64_t id, char* out) const {
+  if (options_.wide()) {
+    fill_initial(options_, id, reinterpret_cast<double*>(out));
+    return;
+  }
+  auto* values = reinterpret_cast<float*>(out);
+  fill_initial(options_, id, values);
+  if (options_.half()) {
+    std::vector<char> stored(options_.state_offset());
+    kernels().store_half(options_, id, 0, values, stored.data());
+    kernels().load_half(options_, stored.data(), values);
+  }
+}
+
+void Table::read(const uint64_t* ids, size_t n, bool create, int64_t step, int64_t* handles,
+                 char* values, int64_t* writes) {
+  const std::scoped_lock hold(lock_);
+  const uint32_t at = now(step);
+  walk(ids, n, [&](size_t i, uint64_t hash, uint32_t slot) {
+    if (create) {
+      slot = obtain(ids[i], hash, slot, at);
+    } else if (slot != kNoSlot && expired(slot, at)) {
+      slot = kNoSlot;
+    }
+    char* out = values + i * value_bytes_;
+    if (slot == kNoSlot) {
+      handles[i] = kAbsent;
+      writes[i] = 0;
+      copy_initial(ids[i], out);
+    } else {
+      handles[i] = handle_of(slot);
+      writes[i] = records_.writes(slot);
+      copy_values(slot, out);
+    }
+  });
+}
+
+size_t Table::refresh(const uint64_t* ids, size_t n, int64_t step, int64_t* handles, char* values,
+                      int64_t* writes) {
+  const std::scoped_lock hold(lock_);
+  const uint32_t at = now(step);
+  size_t replaced = 0;
+  walk(ids, n, [&](size_t i, uint64_t hash, uint32_t slot) {
+    slot = obtain(ids[i], hash, slot, at);
+    const int64_t handle = slot == kNoSlot ? kAbsent : handle_of(slot);
+    const int64_t count = slot == kNoSlot ? 0 : records_.writes(slot);
+    if (handle == handles[i] && count == writes[i]) return;
+    handles[i] = handle;
+    writes[i] = count;
+    if (slot == kNoSlot) {
+      copy_initial(ids[i], values + i * value_bytes_);
+    } else {
+      copy_values(slot, values + i * value_bytes_);
+    }
+    ++replaced;
+  });
+  return replaced;
+}
+
+double Table::factor(uint32_t writes, int64_t step, double lr) const {
+  const OptimizerKind kind = options_.optimizer;
+  if (kind != OptimizerKind::adam && kind != OptimizerKind::adam_row) return lr;
+  const auto count = static_cast<double>(options_.row_bias_correction ? writes : step);
+  const double rest1 = 1 - std::pow(options_.beta1, count);
+  const double rest2 = 1 - std::pow(options_.beta2, count);
+  if (options_.wide()) return lr * std::sqrt(rest2) / rest1;
+  return static_cast<float>(lr) * std::sqrt(static_cast<float>(rest2)) / static_cast<float>(rest1);
+}
+
+void Table::step_rows(const Touched& touched, int64_t step, double lr) {
+  static thread_local std::vector<uint32_t> writes;
+  static thread_local std::vector<double> factors;
+  const size_t count = touched.slots.size();
+  writes.resize(count);
+  factors.resize(count);
+  const bool by_row = options_.row_bias_correction;
+  const double common = by_row ? 0 : factor(0, step, lr);
+  for (size_t i = 0; i < count; ++i) {
+    writes[i] = records_.count_write(touched.slots[i]);
+    factors[i] = by_row ? factor(writes[i], step, lr) : common;
+  }
+  kernels().step_rows({&options_, slab_.data(), row_bytes_, touched.slots.data(),
+                       touched.ids.data(), writes.data(), touched.gradients.data(), factors.data(),
+                       count});
+}
+
+// Rows of gradients [from, to) of a part that are still where the lookup found them.
+void Table::collect(const Part& part, size_t from, size_t to, Touched& touched,
+                    int64_t* staleness) {
+  for (size_t i = from; i < to; ++i) {
+    const int64_t handle = part.handles[i];
+    if (handle == kAbsent) {
+      ++counters_.gradients_not_admitted;
+      continue;
+    }
+    const auto slot = static_cast<uint32_t>(handle);
+    if (slot >= used_ || records_.id(slot) != part.ids[i] || handle_of(slot) != handle) {
+      ++counters_.gradients_evicted;
+      continue;
+    }
+    ++staleness[std::clamp<int64_t>(records_.writes(slot) - part.writes[i], 0, 63)];
+    touched.ids.push_back(part.ids[i]);
+    touched.slots.push_back(slot);
+    touched.gradients.push_back(part.gradients + i * value_bytes_);
+  }
+}
+
+void Table::prefetch_part(const Part& part, size_t from, size_t to) const {
+  for (size_t i = from; i < std::min(to, part.n); ++i) {
+    if (part.handles[i] == kAbsent) continue;
+    const auto slot = static_cast<uint32_t>(part.handles[i]);
+    records_.prefetch(slot);
+    prefetch_row(slot, row_bytes_);
+  }
+}
+
+void Table::push(const std::vector<Part>& parts, int64_t step, double lr, int64_t* staleness) {
+  const std::scoped_lock hold(lock_);
+  static thread_local Touched touched;
+  touched.clear();
+  if (parts.size() == 1) {
+    const Part& part = parts[0];
+    prefetch_part(part, 0, kBlock);
+    for (size_t start = 0; start < part.n; start += kBlock) {
+      prefetch_part(part, start + kBlock, start + 2 * kBlock);
+      touched.clear();
+      collect(part, start, std::min(start + kBlock, part.n), touched, staleness);
+      step_rows(touched, step, lr);
+    }
+    return;
+  }
+  for (const Part& part : parts) {
+    for (size_t start = 0; start < part.n; start += kBlock) {
+      prefetch_part(part, start + kBlock, start + 2 * kBlock);
+      collect(part, start, std::min(start + kBlock, part.n), touched, staleness);
+    }
+  }
+  if (options_.wide()) {
+    merge<double>(touched);
+  } else {
+    merge<float>(touched);
+  }
+  step_rows(touched, step, lr);
+}
+
+// Gradients of one row from several parts become one, summed from 0 in the order of the parts.
+template <class T>
+void Table::merge(Touched& touched) const {
+  static thread_local std::vector<T> sums;
+  static thread_local std::vector<int32_t> inverse;
+  const size_t n = touched.ids.size(), dim = options_.dim;
+  inverse.resize(n);
+  Distinct distinct = merge_duplicates(touched.ids.data(), n, 1, inverse.data());
+  const size_t count = distinct.ids.size();
+  sums.assign(count * dim, T{0});
+  std::vector<uint32_t> slots(count);
+  std::vector<const void*> gradients(count);
+  for (size_t i = 0; i < n; ++i) {
+    const auto to = static_cast<size_t>(inverse[i]);
+    const auto* gradient = static_cast<const T*>(touched.gradients[i]);
+    T* __restrict sum = &sums[to * dim];
+    for (size_t j = 0; j < dim; ++j) sum[j] += gradient[j];
+    slots[to] = touched.slots[i];
+    gradients[to] = sum;
+  }
+  touched.ids.swap(distinct.ids);
+  touched.slots.swap(slots);
+  touched.gradients.swap(gradients);
+}
+
+uint64_t Table::size() const {
+  const std::scoped_lock hold(lock_);
+  return live_;
+}
+
+uint64_t Table::resident_bytes() const {
+  const std::scoped_lock hold(lock_);
+  return uint64_t{used_} * (row_bytes_ + records_.bytes()) + index_.bytes() +
+         gate_.counts().size();
+}
+
+Counters Table::counters() const {
+  const std::scoped_lock hold(lock_);
+  return counters_;
+}
+
+Rows Table::rows() const {
+  const std::scoped_lock hold(lock_);
+  Rows rows;
+  const size_t state_bytes = options_.state_floats() * options_.compute_bytes();
+  rows.values.resize(live_ * value_bytes_);
+  rows.state.resize(live_ * state_bytes);
+  for (uint32_t slot = 0; slot < used_; ++slot) {
+    if (records_.id(slot) == kNoId || expired(slot, latest_step_)) continue;
+    const size_t place = rows.ids.size();
+    rows.ids.push_back(records_.id(slot));
+    rows.writes.push_back(records_.writes(slot));
+    copy_values(slot, rows.values.data() + place * value_bytes_);
+    std::memcpy(rows.state.data() + place * state_bytes, row(slot) + options_.state_offset(),
+                state_bytes);
+  }
+  rows.values.resize(rows.ids.size() * value_bytes_);
+  rows.state.resize(rows.ids.size() * state_bytes);
+  return rows;
+}
+
+}  // namespace embedding

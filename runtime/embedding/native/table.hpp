@@ -1,0 +1,131 @@
+// The rows of one table that one shard owns.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "admission.hpp"
+#include "index.hpp"
+#include "kernels.hpp"
+#include "records.hpp"
+#include "recency.hpp"
+
+namespace embedding {
+
+// What a lookup leaves in a batch's handle for each distinct id: the slot and its generation, so that
+// a push finds the row without a search and never touches a row that took over the slot.
+inline constexpr int64_t kAbsent = -1;
+
+struct Counters {
+  uint64_t created = 0;
+  uint64_t evicted = 0;
+  uint64_t expired = 0;
+  uint64_t not_admitted = 0;              // lookups that a row was refused to
+  uint64_t gradients_not_admitted = 0;    // dropped: the id had no row
+  uint64_t gradients_evicted = 0;         // dropped: the row went between lookup and push
+};
+
+// The gradients of one (rank, step) for this table and shard.
+struct Part {
+  const uint64_t* ids;
+  const int64_t* handles;
+  const int64_t* writes;    // write counts at the moment of the lookup
+  const char* gradients;    // [n, dim]
+  size_t n;
+};
+
+struct Rows {
+  std::vector<uint64_t> ids;
+  std::vector<int64_t> writes;
+  std::vector<char> values;  // [n, dim], of the compute type
+  std::vector<char> state;   // [n, state floats]
+};
+
+// Safe for threads: every operation takes the table's own lock.
+class Table {
+ public:
+  explicit Table(const Options& options);
+
+  // Rows of distinct ids, in their order. `create`: a training lookup, which creates absent rows
+  // (if admitted), evicts, and counts as a use; otherwise an absent id gives its initial value.
+  void read(const uint64_t* ids, size_t n, bool create, int64_t step, int64_t* handles,
+            char* values, int64_t* writes);
+  // The training lookup of a batch that was read ahead: copies only rows written since (or new);
+  // returns how many.
+  size_t refresh(const uint64_t* ids, size_t n, int64_t step, int64_t* handles, char* values,
+                 int64_t* writes);
+  // One optimiser step on every row that the parts touch, gradients summed in the order of parts.
+  // Adds to staleness [64] the number of writes that each gradient had missed.
+  void push(const std::vector<Part>& parts, int64_t step, double lr, int64_t* staleness);
+
+  uint64_t size() const;
+  uint64_t resident_bytes() const;
+  Counters counters() const;
+  Rows rows() const;
+  const Options& options() const { return options_; }
+
+ private:
+  friend class TableState;
+  struct Touched {  // rows about to take a step, and their gradients
+    std::vector<uint64_t> ids;
+    std::vector<uint32_t> slots;
+    std::vector<const void*> gradients;
+    void clear() {
+      ids.clear();
+      slots.clear();
+      gradients.clear();
+    }
+  };
+
+  template <class Visit>
+  void walk(const uint64_t* ids, size_t n, Visit visit) const;
+  uint32_t find(uint64_t id, uint64_t hash) const;
+  uint32_t obtain(uint64_t id, uint64_t hash, uint32_t slot, uint32_t step);
+  uint32_t create(uint64_t id, uint64_t hash, uint32_t step);
+  void start_row(uint32_t slot, uint64_t id, uint32_t step);
+  void remove(uint32_t slot);
+  void evict_one();
+  void sweep_expired(uint32_t step);
+  void use(uint32_t slot, uint32_t step);
+  bool expired(uint32_t slot, uint32_t step) const;
+  uint32_t now(int64_t step);
+  void copy_values(uint32_t slot, char* out) const;
+  void copy_initial(uint64_t id, char* out) const;
+  int64_t handle_of(uint32_t slot) const {
+    return int64_t{records_.generation(slot)} << 32 | slot;
+  }
+  char* row(uint32_t slot) const { return slab_.data() + slot * row_bytes_; }
+  void prefetch_row(uint32_t slot, size_t bytes) const {
+    const char* from = row(slot);
+    for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(from + at, 1);
+    __builtin_prefetch(from + bytes - 1, 1);
+  }
+  void collect(const Part& part, size_t from, size_t to, Touched& touched, int64_t* staleness);
+  void prefetch_part(const Part& part, size_t from, size_t to) const;
+  template <class T>
+  void merge(Touched& touched) const;
+  void step_rows(const Touched& touched, int64_t step, double lr);
+  double factor(uint32_t writes, int64_t step, double lr) const;
+
+  Options options_;
+  size_t row_bytes_;
+  size_t value_bytes_;   // of one row as given out, in the compute type
+  uint64_t most_rows_;
+  mutable std::mutex lock_;
+  Index index_;
+  Records records_;
+  Pages slab_;
+  mutable Gate gate_;
+  LruList lru_;
+  Clock clock_;
+  Clock sweep_;
+  std::vector<uint32_t> free_;
+  std::vector<uint64_t> removed_;  // ids gone since the last snapshot, when changes are tracked
+  uint32_t used_ = 0;   // slots ever taken
+  uint64_t live_ = 0;
+  uint32_t latest_step_ = 0;
+  Counters counters_;
+};
+
+}  // namespace embedding

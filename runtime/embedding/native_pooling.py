@@ -1,0 +1,79 @@
+"""Pooling and its transpose by the native kernels, same bytes as the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from runtime.data.batch import Batch, Field
+from runtime.embedding.extension import native
+from runtime.embedding.plan import TablePlan
+from runtime.embedding.pooling import FieldVectors, Pooling
+
+_OTHER_TABLE = -1
+_KINDS = {"sum": 0, "mean": 1, "sqrtn": 2, "sequence": 3}
+_NO_OFFSETS = np.empty(0, np.int64)
+_NO_MASK = np.empty((0, 0), np.uint8)
+
+
+class NativePooling(Pooling):
+    """Pools the rows of one batch by the layout's fields."""
+
+    def __init__(self, fields: Sequence[Field], dims: dict[str, int]) -> None:
+        super().__init__(fields, dims)
+        pooled = [0 if f.pooling == "sequence" else dims[f.table] for f in fields]
+        self._columns = [sum(pooled[:n]) for n in range(len(fields))]
+        self._width = sum(pooled)
+
+    def forward(
+        self, batch: Batch, plans: dict[str, TablePlan], values: dict[str, np.ndarray]
+    ) -> FieldVectors:
+        """The fields' vectors from the distinct rows of each table."""
+        dtype = next(iter(values.values())).dtype
+        out = FieldVectors(np.empty((batch.size, self._width), dtype), {}, {})
+        for field, dim in zip(self._fields, self._dims, strict=True):
+            if field.pooling == "sequence":
+                places = batch.size, field.max_length
+                out.sequences[field.name] = np.empty((*places, dim), dtype)
+                out.masks[field.name] = np.empty(places, bool)
+        offsets = _NO_OFFSETS if batch.offsets is None else batch.offsets
+        copy = self._one_table and batch.offsets is None
+        for table in self._tables:
+            calls = self._calls(table, out, with_masks=True)
+            inverse = plans[table].inverse
+            rows = values[table]
+            native.pool(calls, batch.size, offsets, inverse, 1, out.pooled, rows, copy)
+        return out
+
+    def backward(
+        self, batch: Batch, plans: dict[str, TablePlan], gradients: FieldVectors
+    ) -> dict[str, np.ndarray]:
+        """Per table the gradients of the distinct rows, [U, d]; duplicates summed."""
+        pooled = np.ascontiguousarray(gradients.pooled)
+        sequences = {n: np.ascontiguousarray(g) for n, g in gradients.sequences.items()}
+        given = FieldVectors(pooled, sequences, {})
+        offsets = _NO_OFFSETS if batch.offsets is None else batch.offsets
+        totals = {}
+        for table in self._tables:
+            dim = self._dims[[f.table for f in self._fields].index(table)]
+            totals[table] = np.zeros((len(plans[table].ids), dim), pooled.dtype)
+            calls = self._calls(table, given, with_masks=False)
+            inverse = plans[table].inverse
+            native.scatter(calls, batch.size, offsets, inverse, 1, pooled, totals[table])
+        return totals
+
+    def _calls(
+        self, table: str, vectors: FieldVectors, with_masks: bool
+    ) -> list[tuple[int, int, int, np.ndarray, np.ndarray]]:
+        """One entry per field: kind, first column, places, array of a sequence, its mask."""
+        calls = []
+        for number, field in enumerate(self._fields):
+            kind = _KINDS[field.pooling] if field.table == table else _OTHER_TABLE
+            array, mask = vectors.pooled, _NO_MASK
+            if kind == _KINDS["sequence"]:
+                array = vectors.sequences[field.name]
+                if with_masks:
+                    mask = vectors.masks[field.name].view(np.uint8)
+            calls.append((kind, self._columns[number], field.max_length, array, mask))
+        return calls

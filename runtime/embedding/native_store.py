@@ -1,0 +1,82 @@
+"""The native engine: the store's verbs over C++ tables, same bytes as the reference.
+
+Locks, versions and trace are those of `EmbeddingStore`; only the work on rows is replaced. It runs
+with the interpreter lock released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from runtime.data.batch import Batch
+from runtime.embedding.native_plan import plan_natively
+from runtime.embedding.native_rows import open_table
+from runtime.embedding.store import EmbeddingStore, Handle, RowGradients
+
+
+class NativeStore(EmbeddingStore):
+    """Rows in C++ tables, one for each table and shard."""
+
+    def __len__(self) -> int:
+        return sum(len(table) for shard in self._native for table in shard.values())
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of rows, state, records and index."""
+        return sum(table.resident_bytes for shard in self._native for table in shard.values())
+
+    def begin(self, rank: int, step: int, batch: Batch) -> Handle:
+        """Merge duplicates and plan the shards; touches no row."""
+        plans = plan_natively(batch, self.layout.fields, list(self.tables), self.shards)
+        values, slots, writes = {}, {}, {}
+        for name, plan in plans.items():
+            config = self.tables[name]
+            values[name] = np.empty((len(plan.ids), config.dim), config.dtype)
+            slots[name] = np.full(len(plan.ids), -1, np.int64)
+            writes[name] = np.zeros(len(plan.ids), np.int64)
+        return Handle(rank, step, batch, plans, values, slots, writes)
+
+    def export(self) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Per table all (ids, values, state), sorted by id, whatever the number of shards."""
+        tables = {}
+        for name in self.tables:
+            parts = [shard[name].rows()[:3] for shard in self._native]
+            ids, values, state = (np.concatenate(column) for column in zip(*parts, strict=True))
+            order = np.argsort(ids)
+            tables[name] = (ids[order], values[order], state[order])
+        return tables
+
+    def _open_rows(self, seed: int) -> None:
+        self._native = [
+            {t.name: open_table(t, seed, self.shards) for t in self.tables.values()}
+            for _ in range(self.shards)
+        ]
+
+    def _copy_rows(self, shard: int, handle: Handle, create: bool) -> None:
+        for name, plan in handle.plans.items():
+            bounds = int(plan.bounds[shard]), int(plan.bounds[shard + 1])
+            arrays = handle.slots[name], handle.values[name], handle.writes[name]
+            self._native[shard][name].read(plan.ids, *bounds, create, handle.step, *arrays)
+
+    def _replace_rows(self, shard: int, handle: Handle) -> None:
+        for name, plan in handle.plans.items():
+            bounds = int(plan.bounds[shard]), int(plan.bounds[shard + 1])
+            arrays = handle.slots[name], handle.values[name], handle.writes[name]
+            table = self._native[shard][name]
+            self.rows_replaced += table.refresh(plan.ids, *bounds, handle.step, *arrays)
+
+    def _update(
+        self, shard: int, name: str, pushes: Sequence[tuple[Handle, RowGradients]], step: int
+    ) -> None:
+        parts = []
+        for handle, gradients in pushes:
+            plan = handle.plans[name]
+            bounds = int(plan.bounds[shard]), int(plan.bounds[shard + 1])
+            found = handle.slots[name], handle.writes[name]
+            parts.append((plan.ids, *bounds, *found, np.ascontiguousarray(gradients[name])))
+        lr = self.tables[name].optimizer.lr
+        missed = np.zeros(64, np.int64)
+        self._native[shard][name].push(parts, step, lr, missed)
+        self.row_staleness += missed

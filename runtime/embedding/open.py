@@ -1,0 +1,43 @@
+"""Which engine holds the rows: native kernels, or the reference in numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from persia_sim.trace import TraceRecorder
+from runtime.data.batch import Field, Layout
+from runtime.embedding.config import TableConfig
+from runtime.embedding.pooling import Pooling
+from runtime.embedding.store import EmbeddingStore
+
+Engine = Literal["native", "reference"]
+"""native: C++ kernels, every feature. reference: numpy, the oracle that native must equal."""
+
+
+def open_store(
+    layout: Layout,
+    tables: Sequence[TableConfig],
+    *,
+    engine: Engine = "native",
+    shards: int = 1,
+    seed: int = 0,
+    recorder: TraceRecorder | None = None,
+) -> EmbeddingStore:
+    """An empty store of the given engine; both give the same bytes for the same operations."""
+    if engine == "reference":
+        return EmbeddingStore(layout, tables, shards=shards, seed=seed, recorder=recorder)
+    from runtime.embedding.native_store import NativeStore  # loads the compiled kernels
+
+    return NativeStore(layout, tables, shards=shards, seed=seed, recorder=recorder)
+
+
+def open_pooling(
+    fields: Sequence[Field], dims: dict[str, int], *, engine: Engine = "native"
+) -> Pooling:
+    """The pooling that goes with a store of the same engine."""
+    if engine == "reference":
+        return Pooling(fields, dims)
+    from runtime.embedding.native_pooling import NativePooling  # loads the compiled kernels
+
+    return NativePooling(fields, dims)
