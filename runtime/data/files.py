@@ -32,7 +32,7 @@ class FileSource:
     folder: Path
     """Where the schema's files lie."""
     rows: int | None = None
-    """At most this many rows of each part, the first ones; None: all."""
+    """At most this many rows of the training part, the first good ones; None: all."""
     skip_bad_rows: bool = False
     """Count bad rows and leave them out; else the first one is an error."""
     _skipped: dict[str, int] = field(default_factory=dict)
@@ -57,6 +57,7 @@ class FileSource:
         table = open_table(self.schema, self.folder, skip_bad_rows=self.skip_bad_rows)
         placer = Placer(self.schema.split, self._count(), self.schema.missing)
         skipped = unplaced = given = 0
+        limit = self.rows if part == "train" else None
         for rows in table.stream(self.schema.read_columns):
             codes = placer.place(rows)
             lost = np.flatnonzero(codes == UNPLACED)
@@ -68,12 +69,12 @@ class FileSource:
                 continue
             batch = self._convert(Rows(rows.table.take(mine), rows.numbers[mine]))
             skipped += len(mine) - batch.size
-            if self.rows is not None and given + batch.size > self.rows:
-                batch = batch.rows(0, self.rows - given)
+            if limit is not None and given + batch.size > limit:
+                batch = batch.rows(0, limit - given)
             given += batch.size
             if batch.size:
                 yield batch
-            if given == self.rows:
+            if given == limit:
                 break
         if not given and part != "validation" and self.schema.split.test_fraction != 0.0:
             raise DataError(
@@ -92,7 +93,7 @@ class FileSource:
         return Provenance(
             name=self.schema.name,
             sha256=sums[0] if len(sums) == 1 else joined,
-            split=words if self.rows is None else f"{words}; first {self.rows} rows of each part",
+            split=words if self.rows is None else f"{words}; of train the first {self.rows} rows",
             rows_skipped=sum(self._skipped.values()),
         )
 

@@ -28,11 +28,10 @@ def open_source(
     """Open a data set: a name of the catalogue, the path of a schema file (.toml) or `synthetic`.
 
     ``synthetic:PRESET`` has the shape of a workload, ``synthetic:PRESET:SCALE`` with SCALE times
-    its distinct ids (``synthetic:criteo-ad:0.01``); ``rows`` then is the length of the training
-    part, and at most the length of the test part.
+    its distinct ids (``synthetic:criteo-ad:0.01``).
 
     Real data is looked for in ``data_dir``, else in the directory that PERSIA_DATA_DIR names, then
-    where ``data get`` puts downloads. ``rows`` keeps the first rows of each part only.
+    where ``data get`` puts downloads. ``rows`` keeps the first rows of the training part only.
     """
     if name_or_path.partition(":")[0] == "synthetic":
         return _open_synthetic(name_or_path, rows)
@@ -63,6 +62,4 @@ def _open_synthetic(name: str, rows: int | None) -> SyntheticSource:
             f"{name}: {error}\n  write synthetic:PRESET:SCALE, as in synthetic:criteo-ad:0.01"
         ) from error
     train_rows = DEFAULT_TRAIN_ROWS if rows is None else rows
-    return SyntheticSource(
-        recipe=made, train_rows=train_rows, test_rows=min(DEFAULT_TEST_ROWS, train_rows)
-    )
+    return SyntheticSource(recipe=made, train_rows=train_rows, test_rows=DEFAULT_TEST_ROWS)

@@ -35,6 +35,6 @@ def find_folder(schema: Schema, data_dir: str | Path | None = None) -> Path:
         f"  in the data directory ({data_dir or 'not given'}), which goes before\n"
         f"  {DATA_DIR_VARIABLE} ({variable or 'not set'}), nor in\n"
         f"  the downloads ({downloads()})\n"
-        f"  give --data-dir, or set {DATA_DIR_VARIABLE}, or fetch public data with\n"
+        f"  give the data directory, or set {DATA_DIR_VARIABLE}, or fetch public data with\n"
         "  python -m runtime data get kuairand-pure   (or adult-uci)"
     )

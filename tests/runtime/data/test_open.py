@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from runtime.data.catalogue import CATALOGUE
+from runtime.data.commands import run
 from runtime.data.errors import DataError
 from runtime.data.open import open_source
 from runtime.data.synthetic import SyntheticSource
@@ -69,7 +70,7 @@ def test_missing_data_names_every_place_and_the_remedy(
         open_source("tennis", tmp_path / "named")
     text = str(caught.value)
     words = ["tennis/data.parquet", str(tmp_path / "named"), "PERSIA_DATA_DIR (/variable)"]
-    for word in [*words, str(tmp_path / "cache"), "--data-dir", "python -m runtime data get"]:
+    for word in [*words, str(tmp_path / "cache"), "python -m runtime data get"]:
         assert word in text
 
 
@@ -159,9 +160,31 @@ def test_a_schema_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         open_source(str(tmp_path / "gone.toml"))
 
 
+def test_the_list_says_where_each_set_lies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_flights(tmp_path / "named" / "nycflights13", 0)
+    run(["list", "--data-dir", str(tmp_path / "named")])
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert set(CATALOGUE) < set(lines)
+    assert str(tmp_path / "named" / "nycflights13") in lines["nycflights13"]
+    assert lines["tennis"].split()[1] == "-"
+    assert "data get" in lines["adult-uci"]
+    assert "6,250,000,000,000 distinct ids" in lines["synthetic:criteo-syn5"]
+
+
+def test_getting_says_where_the_data_lies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_flights(tmp_path / "adult-uci", 0)  # as if fetched before
+    run(["get", "adult-uci", "--to", str(tmp_path)])
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"adult-uci lies in {tmp_path / 'adult-uci' / 'data.parquet'}"
+
+
 def test_choosing_data_loads_no_heavy_package() -> None:
     code = (
-        "import sys, runtime.data.open, runtime.data.download; "
+        "import sys, runtime.data.open, runtime.data.commands; "
         "print(sorted({'torch', 'pandas', 'pyarrow', 'sklearn'} & set(sys.modules)))"
     )
     root = Path(__file__).parents[3]

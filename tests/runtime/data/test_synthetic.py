@@ -209,8 +209,8 @@ def test_one_pass_of_a_plain_net_comes_near_the_best_auc_and_a_linear_model_does
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        linear = trained_auc(source, dim=0, steps=12_000, batch=256)
-        net = trained_auc(source, dim=8, steps=12_000, batch=256)
+        linear = trained_auc(source, dim=0, steps=6_000, batch=256)
+        net = trained_auc(source, dim=8, steps=10_000, batch=256)
     finally:
         torch.set_num_threads(threads)
     assert linear < best - 0.01
