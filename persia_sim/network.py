@@ -182,16 +182,22 @@ class Fluid:
         if not reached:
             return
         self.recomputations += 1
-        flows = list(reached)
+        # Flows that differ only in links that bind nobody get the same rate: solve them as one.
+        alike: dict[tuple[float, ...], list[_Flow]] = {}
+        for flow in reached:
+            crossed = [link.index for link in flow.path if link.index in tight]
+            alike.setdefault((flow.weight, flow.bound, *crossed), []).append(flow)
         rates = max_min(
-            [[link.index for link in flow.path] for flow in flows],
-            [flow.weight for flow in flows],
-            [flow.bound for flow in flows],
+            [[int(link) for link in key[2:]] for key in alike],
+            [key[0] * len(flows) for key, flows in alike.items()],
+            [key[1] * len(flows) for key, flows in alike.items()],
             tight,
         )
-        for flow, rate in zip(flows, rates, strict=True):
-            if abs(rate - flow.rate) > 1e-12 * rate:
-                self._set_rate(flow, rate)
+        for flows, total in zip(alike.values(), rates, strict=True):
+            rate = total / len(flows)
+            for flow in flows:
+                if abs(rate - flow.rate) > 1e-12 * rate:
+                    self._set_rate(flow, rate)
 
     def _wake(self) -> None:
         """Have one timer at the earliest finish."""

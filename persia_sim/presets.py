@@ -8,6 +8,7 @@ from dataclasses import replace
 from persia_sim.allreduce import DenseSync
 from persia_sim.cluster import Cluster, Gpu, Host, Link, Role
 from persia_sim.costs import Costs, Law
+from persia_sim.fits import FITS
 from persia_sim.workload import Workload
 
 _GIB = 2.0**30
@@ -190,13 +191,9 @@ def _criteo_syn(number: int) -> Workload:
         dense_features=13,
         dim=128,
         rows=parameters / 128,
-        batch=FITTED_BATCH_100T,
+        batch=FITS["gcp-100t"]["batch"].integer,
         source="Criteo's columns; dim 128 is the least that fits the servers' memory; batch fitted",
     )
-
-
-FITTED_BATCH_100T = 8192
-FITTED_BATCH_KWAI = 2816
 
 
 def workloads() -> dict[str, Workload]:
@@ -211,7 +208,7 @@ def workloads() -> dict[str, Workload]:
             fields=88,
             dim=64,
             rows=2e12 / 64,
-            batch=FITTED_BATCH_KWAI,
+            batch=FITS["v100-paper"]["batch"].integer,
             source="34 M dense parameters give an input of about 5,600; its split into 88 fields "
             "of 64 is assumed, the batch is fitted",
         ),
@@ -219,7 +216,7 @@ def workloads() -> dict[str, Workload]:
     }
 
 
-_CATALOGUE = Costs(
+CATALOGUE = Costs(
     load=Law(fixed_s=2e-3, per_item_s=10e-6, source="assumed: a Python loader"),
     worker_forward=Law(per_item_s=30e-9, source=_MEASURED),
     worker_rpc=Law(fixed_s=30e-6, source="assumed: one HTTP/1.1 call each way"),
@@ -244,9 +241,60 @@ _CATALOGUE = Costs(
     source="catalogue",
 )
 
-CATALOGUE = _CATALOGUE
+
+def _fitted_2021() -> Costs:
+    fit = FITS["v100-2021-09"]
+    return replace(
+        CATALOGUE,
+        gpu_efficiency=((512, fit["gpu_efficiency"].value),),
+        dense_sync=replace(
+            CATALOGUE.dense_sync,
+            intra_bytes_per_s=fit["intra_bytes_per_s"].value,
+            overhead_s=fit["sync_overhead_s"].value,
+            source="fitted",
+        ),
+        source="catalogue; fitted: " + ", ".join(fit),
+    )
+
+
+def _fitted_kwai() -> Costs:
+    fit, base = FITS["v100-paper"], _fitted_2021()
+    path = fit["path_s_per_byte"].value
+    return replace(
+        base,
+        gpu_efficiency=((512, fit["gpu_efficiency"].value),),
+        worker_pool=replace(base.worker_pool, per_byte_s=path, source="fitted"),
+        worker_scatter=replace(base.worker_scatter, per_byte_s=path, source="fitted"),
+        dense_sync=replace(
+            base.dense_sync,
+            inter_bytes_per_s=fit["inter_bytes_per_s"].value,
+            overhead_s=fit["sync_overhead_s"].value,
+        ),
+        source="2021-09 fit inside a host; fitted: " + ", ".join(fit),
+    )
+
+
+def _fitted_100t() -> Costs:
+    fit = FITS["gcp-100t"]
+    gpu = FITS["v100-2021-09"]["gpu_efficiency"].value
+    return replace(
+        CATALOGUE,
+        load=replace(CATALOGUE.load, per_item_s=fit["load_s_per_sample"].value, source="fitted"),
+        gpu_efficiency=((512, gpu),),
+        dense_sync=replace(
+            CATALOGUE.dense_sync,
+            intra_bytes_per_s=100e9,
+            source="nominal: NVLink 3 as commonly achieved, 100 Gbit/s between hosts",
+        ),
+        source="catalogue, GPU efficiency of the 2021-09 fit; fitted: " + ", ".join(fit),
+    )
 
 
 def costs_of(cluster: str) -> Costs:
-    """The cost laws that belong to a cluster's preset."""
-    return _CATALOGUE
+    """The cost laws that belong to a cluster's preset: fitted where it has published figures."""
+    fitted = {
+        "v100-2021-09": _fitted_2021,
+        "v100-paper": _fitted_kwai,
+        "gcp-100t": _fitted_100t,
+    }
+    return fitted[cluster]() if cluster in fitted else CATALOGUE
