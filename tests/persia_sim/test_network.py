@@ -1,0 +1,177 @@
+"""Max-min sharing against known answers, its certificate, and the coflow against its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import inf
+
+import pytest
+import simpy
+from hypothesis import given
+from hypothesis import strategies as st
+
+from persia_sim.fairshare import max_min, violations
+from persia_sim.measure import throughput
+from persia_sim.network import Fifo, Fluid, Unshared
+from persia_sim.scenario import Discipline, Scenario
+from persia_sim.simulate import simulate
+from persia_sim.vocabulary import Mode
+from tests.persia_sim.sim_configurations import small_cluster, small_scenario
+
+Sent = tuple[float, tuple[int, ...], float]
+
+
+def finish_times(capacities: list[float], messages: list[Sent], kind: type = Fluid) -> list[float]:
+    """When each message (start, path, bytes) has arrived."""
+    env = simpy.Environment()
+    network = kind(env, capacities, inf)
+    ends = [0.0] * len(messages)
+
+    def one(number: int, start: float, path: tuple[int, ...], size: float):  # type: ignore[no-untyped-def]
+        yield env.timeout(start)
+        yield network.send(path, size)
+        ends[number] = env.now
+
+    for number, message in enumerate(messages):
+        env.process(one(number, *message))
+    env.run()
+    return ends
+
+
+@pytest.mark.parametrize(
+    ("capacities", "messages", "expected"),
+    [
+        ([1.0], [(0, (0,), 3)], [3]),
+        ([1.0], [(0, (0,), 1), (0, (0,), 2)], [2, 3]),
+        ([1.0], [(0, (0,), 2), (1, (0,), 1)], [3, 3]),
+        ([1.0, 1.0], [(0, (0, 1), 1), (0, (0,), 1), (0, (1,), 1)], [2, 2, 2]),
+    ],
+    ids=["one flow", "two flows", "late arrival", "parking lot"],
+)
+def test_fluid_flows_finish_when_theory_says(
+    capacities: list[float], messages: list[Sent], expected: list[float]
+) -> None:
+    assert finish_times(capacities, messages) == pytest.approx(expected, rel=1e-12)
+
+
+def test_cascade_of_two_links_shares_half_half_and_one_and_a_half() -> None:
+    rates = max_min([[0], [0, 1], [1]], [1, 1, 1], [inf, inf, inf], {0: 1.0, 1: 2.0})
+    assert rates == pytest.approx([0.5, 0.5, 1.5])
+
+
+def test_fifo_serves_in_order_and_unshared_lets_pass() -> None:
+    messages: list[Sent] = [(0, (0, 1), 1), (0, (0, 1), 2), (1, (1,), 1)]
+    assert finish_times([1.0, 1.0], messages, Fifo) == [1, 3, 4]
+    assert finish_times([1.0, 1.0], messages, Unshared) == [1, 2, 2]
+
+
+@st.composite
+def sharing(draw: st.DrawFn) -> tuple[list[list[int]], list[float], list[float], dict[int, float]]:
+    links = draw(st.integers(1, 6))
+    paths = draw(
+        st.lists(
+            st.lists(st.integers(0, links - 1), min_size=1, max_size=3, unique=True),
+            min_size=1,
+            max_size=12,
+        )
+    )
+    positive = st.floats(0.01, 100)
+    weights = [float(draw(st.integers(1, 30))) for _ in paths]
+    bounds = [draw(positive) for _ in paths]
+    return paths, weights, bounds, {link: draw(positive) for link in range(links)}
+
+
+@given(sharing())
+def test_solution_carries_its_certificate(
+    problem: tuple[list[list[int]], list[float], list[float], dict[int, float]],
+) -> None:
+    paths, weights, bounds, capacities = problem
+    rates = max_min(paths, weights, bounds, capacities)
+    assert violations(rates, paths, weights, bounds, capacities) == []
+
+
+@given(sharing(), st.randoms(use_true_random=False), st.floats(0.1, 10))
+def test_solution_does_not_depend_on_order_and_scales(
+    problem: tuple[list[list[int]], list[float], list[float], dict[int, float]],
+    random,  # type: ignore[no-untyped-def]
+    scale: float,
+) -> None:
+    paths, weights, bounds, capacities = problem
+    rates = max_min(paths, weights, bounds, capacities)
+    order = list(range(len(paths)))
+    random.shuffle(order)
+    shuffled = max_min(
+        [paths[i] for i in order],
+        [weights[i] for i in order],
+        [bounds[i] * scale for i in order],
+        {link: capacity * scale for link, capacity in capacities.items()},
+    )
+    assert shuffled == pytest.approx([rates[i] * scale for i in order], rel=1e-9)
+
+
+def test_certificate_finds_a_wrong_solution() -> None:
+    assert violations([0.4, 0.6], [[0], [0]], [1, 1], [inf, inf], {0: 1.0})
+    assert violations([0.4, 0.4], [[0], [0]], [1, 1], [inf, inf], {0: 1.0})
+    assert violations([0.8, 0.8], [[0], [0]], [1, 1], [inf, inf], {0: 1.0})
+
+
+@given(sharing(), st.lists(st.tuples(st.floats(0, 5), st.floats(0.1, 50)), min_size=12))
+def test_fluid_drains_every_flow_within_the_links_capacity(
+    problem: tuple[list[list[int]], list[float], list[float], dict[int, float]],
+    starts: list[tuple[float, float]],
+) -> None:
+    paths, _, _, capacities = problem
+    rates = [capacities[link] for link in range(len(capacities))]
+    messages = [
+        (start, tuple(path), size) for path, (start, size) in zip(paths, starts, strict=False)
+    ]
+    ends = finish_times(rates, messages)
+    for (start, path, size), end in zip(messages, ends, strict=True):
+        assert end - start >= size / min(rates[link] for link in path) * (1 - 1e-9)
+    for link, rate in enumerate(rates):
+        sizes = [size for _, path, size in messages if link in path]
+        assert sum(sizes) <= max(ends) * rate * (1 + 1e-9)
+
+
+SLOW_CARDS: dict[str, Callable[[Scenario], Scenario]] = {
+    "nothing": lambda s: s,
+    "worker card": lambda s: _slow_card(s, "embedding_workers", 40),
+    "server card": lambda s: _slow_card(s, "servers", 40),
+    "rank card": lambda s: _slow_card(s, "nn", 100),
+}
+
+
+def _slow_card(scenario: Scenario, role: str, factor: float) -> Scenario:
+    part = getattr(scenario.cluster, role)
+    host = replace(part.host, nic_bytes_per_s=part.host.nic_bytes_per_s / factor)
+    cluster = replace(scenario.cluster, **{role: replace(part, host=host)})
+    return replace(scenario, cluster=cluster)
+
+
+@pytest.mark.parametrize("binds", SLOW_CARDS)
+def test_coflows_agree_with_single_messages_within_two_percent(binds: str) -> None:
+    base = small_scenario(
+        Mode.HYBRID, cluster=small_cluster(6, 4, 3), tau=4, steps=25, discipline=Discipline.FLUID
+    )
+    scenario = SLOW_CARDS[binds](base)
+    coflows = throughput(simulate(scenario)).mean
+    messages = throughput(simulate(replace(scenario, resolve_messages=True))).mean
+    assert coflows == pytest.approx(messages, rel=0.02)
+
+
+@pytest.mark.parametrize("discipline", list(Discipline))
+def test_every_byte_that_is_asked_for_is_carried_once(discipline: Discipline) -> None:
+    run = simulate(small_scenario(Mode.HYBRID, discipline=discipline))
+    need, batches = run.need, run.scenario.cluster.ranks * run.scenario.steps
+    sent = dict.fromkeys(("GPU host", "worker host", "server hosts"), 0.0)
+    for name, size in run.link_bytes.items():
+        sent[next(role for role in sent if name.startswith(role))] += size
+    fetch = need.fetch
+    to_rank = fetch.activation_bytes + need.gradient_bytes
+    to_servers = fetch.request_bytes + fetch.rows_bytes + need.push_bytes
+    assert sent["GPU host"] == pytest.approx(batches * to_rank)
+    assert sent["server hosts"] == pytest.approx(batches * to_servers)
+    assert sent["worker host"] == pytest.approx(
+        batches * (to_rank + to_servers + need.loader_bytes)
+    )
