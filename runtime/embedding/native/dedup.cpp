@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "hash.hpp"
+#include "prefetch.hpp"
 
 namespace embedding {
 
@@ -34,7 +35,7 @@ class Scratch {
     used_ = 0;
   }
 
-  void prefetch(uint64_t hash) const { __builtin_prefetch(&entries_[hash & mask_], 1); }
+  void prefetch(uint64_t hash) const { embedding::prefetch(&entries_[hash & mask_]); }
   bool crowded() const { return 3 * used_ > 2 * entries_.size(); }
 
   // The number of `id`; `next` becomes it when the id is new, and then `fresh` is set.

@@ -10,6 +10,7 @@
 
 #include "hash.hpp"
 #include "pages.hpp"
+#include "prefetch.hpp"
 
 namespace embedding {
 
@@ -23,7 +24,7 @@ class Index {
 
   static uint32_t tag_of(uint64_t hash) { return static_cast<uint32_t>(hash >> 32); }
 
-  void prefetch(uint32_t tag) const { __builtin_prefetch(&buckets_[home(tag)]); }
+  void prefetch(uint32_t tag) const { embedding::prefetch(&buckets_[home(tag)]); }
 
   // The first slot whose tag agrees: most likely the right one, so worth prefetching.
   uint32_t guess(uint32_t tag) const {

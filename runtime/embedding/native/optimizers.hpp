@@ -105,7 +105,9 @@ void step_all(const RowStep& call) {
   const Options& options = *call.options;
   const Rule<T> rule(options);
   const size_t dim = D ? D : options.dim;
-  std::vector<T> scratch(2 * dim + 1);
+  T small[D ? 2 * D : 1];
+  std::vector<T> large(D ? 0 : 2 * dim + 1);
+  T* scratch = D ? small : large.data();
   for (size_t i = 0; i < call.n; ++i) {
     char* row = call.rows + call.slots[i] * call.stride;
     auto* state = reinterpret_cast<T*>(row + options.state_offset());
@@ -115,11 +117,11 @@ void step_all(const RowStep& call) {
       if constexpr (sizeof(T) == 4 && D == 0) {
         std::vector<float> values(dim);
         load_half(options, row, values.data());
-        step_row<K, T, D>(rule, values.data(), state, gradient, dim, lr, scratch.data());
+        step_row<K, T, D>(rule, values.data(), state, gradient, dim, lr, scratch);
         store_half(options, call.ids[i], call.writes[i], values.data(), row);
       }
     } else {
-      step_row<K, T, D>(rule, reinterpret_cast<T*>(row), state, gradient, dim, lr, scratch.data());
+      step_row<K, T, D>(rule, reinterpret_cast<T*>(row), state, gradient, dim, lr, scratch);
     }
   }
 }

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "kernels.hpp"
+#include "prefetch.hpp"
 
 namespace {
 
@@ -116,7 +117,7 @@ void scatter_samples(const Pool& call) {
       const size_t length = bag_length(call, b * call.fields + f);
       const int32_t* which = call.inverse + at;
       at += length * call.rounds;
-      if (at + kAhead < total) __builtin_prefetch(rows + call.inverse[at + kAhead] * dim, 1);
+      if (at + kAhead < total) embedding::prefetch(rows + call.inverse[at + kAhead] * dim);
       if (field.kind == PoolKind::sequence) {
         const T* gradient = static_cast<const T*>(field.sequence) + b * field.max_length * dim;
         for (size_t l = 0; l < std::min(length, field.max_length); ++l) {

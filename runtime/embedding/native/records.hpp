@@ -6,6 +6,7 @@
 
 #include "options.hpp"
 #include "pages.hpp"
+#include "prefetch.hpp"
 
 namespace embedding {
 
@@ -26,7 +27,11 @@ class Records {
 
   void reserve(uint64_t rows) { pages_.grow(rows * bytes_); }
   size_t bytes() const { return bytes_; }
-  void prefetch(uint32_t slot) const { __builtin_prefetch(at(slot)); }
+  void prefetch(uint32_t slot) const {
+    const char* record = at(slot);
+    embedding::prefetch(record);
+    embedding::prefetch(record + bytes_ - 1);  // every fifth record lies in two lines
+  }
 
   uint64_t id(uint32_t slot) const { return load<uint64_t>(at(slot)); }
   void set_id(uint32_t slot, uint64_t id) { store(at(slot), id); }

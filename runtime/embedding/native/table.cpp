@@ -13,7 +13,9 @@ namespace embedding {
 namespace {
 
 constexpr uint64_t kNoId = ~uint64_t{0};  // no id is 2**64 - 1, see runtime.data.ids
-constexpr size_t kBlock = 64;             // ids between prefetch and use
+constexpr size_t kAhead = 16;             // ids between one stage of a lookup and the next
+constexpr size_t kRing = 64;              // more than all stages span
+constexpr size_t kBlock = 16;             // rows of one call of an optimiser kernel
 constexpr uint64_t kMostSlots = 0xFFFFFFF0u;
 
 uint64_t most_rows_of(const Options& options) {
@@ -46,39 +48,46 @@ Table::Table(const Options& options)
   }
 }
 
-// Calls visit(i, hash, slot) for each id in order. Three passes over a block keep many misses of the
-// memory in flight: the bucket, then record and row, then (exact LRU) the neighbours in the list.
+// Calls visit(i, hash, slot) for each id in order. Stages run ahead of it, one id at a time (bursts
+// of prefetches are dropped): the bucket, then record and row, then the neighbours in the LRU list.
 template <class Visit>
 void Table::walk(const uint64_t* ids, size_t n, Visit visit) const {
-  uint64_t hashes[kBlock];
-  uint32_t slots[kBlock];
+  uint64_t hashes[kRing];
+  uint32_t slots[kRing];
   const size_t row_bytes = options_.dim * options_.value_bytes();
-  for (size_t start = 0; start < n; start += kBlock) {
-    const size_t count = std::min(kBlock, n - start);
-    for (size_t i = 0; i < count; ++i) {
-      hashes[i] = mix64(ids[start + i]);
-      index_.prefetch(Index::tag_of(hashes[i]));
-    }
-    for (size_t i = 0; i < count; ++i) {
-      slots[i] = index_.guess(Index::tag_of(hashes[i]));
-      if (slots[i] == kNoSlot) continue;
-      records_.prefetch(slots[i]);
-      prefetch_row(slots[i], row_bytes);
-    }
-    if (options_.eviction == Eviction::lru) {
-      for (size_t i = 0; i < count; ++i) {
-        if (slots[i] == kNoSlot) continue;
-        const uint32_t newer = records_.newer(slots[i]), older = records_.older(slots[i]);
-        if (newer != kNoSlot) records_.prefetch(newer);
-        if (older != kNoSlot) records_.prefetch(older);
-      }
-    }
-    for (size_t i = 0; i < count; ++i) {
-      const uint64_t id = ids[start + i];
-      uint32_t slot = slots[i];
-      if (slot == kNoSlot || records_.id(slot) != id) slot = find(id, hashes[i]);
-      visit(start + i, hashes[i], slot);
-    }
+  const bool linked = options_.eviction == Eviction::lru;
+  const auto hash_one = [&](size_t i) {
+    if (i >= n) return;
+    const uint64_t hash = hashes[i % kRing] = mix64(ids[i]);
+    index_.prefetch(Index::tag_of(hash));
+  };
+  const auto guess_one = [&](size_t i) {
+    if (i >= n) return;
+    const uint32_t slot = slots[i % kRing] = index_.guess(Index::tag_of(hashes[i % kRing]));
+    if (slot == kNoSlot) return;
+    records_.prefetch(slot);
+    prefetch_row(slot, row_bytes);
+  };
+  const auto link_one = [&](size_t i) {
+    if (i >= n || slots[i % kRing] == kNoSlot) return;
+    const uint32_t newer = records_.newer(slots[i % kRing]);
+    const uint32_t older = records_.older(slots[i % kRing]);
+    if (newer != kNoSlot) records_.prefetch(newer);
+    if (older != kNoSlot) records_.prefetch(older);
+  };
+  for (size_t i = 0; i < 3 * kAhead; ++i) hash_one(i);
+  for (size_t i = 0; i < 2 * kAhead; ++i) guess_one(i);
+  if (linked) {
+    for (size_t i = 0; i < kAhead; ++i) link_one(i);
+  }
+  for (size_t i = 0; i < n; ++i) {
+    hash_one(i + 3 * kAhead);
+    guess_one(i + 2 * kAhead);
+    if (linked) link_one(i + kAhead);
+    const uint64_t hash = hashes[i % kRing];
+    uint32_t slot = slots[i % kRing];
+    if (slot == kNoSlot || records_.id(slot) != ids[i]) slot = find(ids[i], hash);
+    visit(i, hash, slot);
   }
 }
 
@@ -270,77 +279,59 @@ double Table::factor(uint32_t writes, int64_t step, double lr) const {
 }
 
 void Table::step_rows(const Touched& touched, int64_t step, double lr) {
-  static thread_local std::vector<uint32_t> writes;
-  static thread_local std::vector<double> factors;
-  const size_t count = touched.slots.size();
-  writes.resize(count);
-  factors.resize(count);
+  uint32_t writes[kBlock];
+  double factors[kBlock];
   const bool by_row = options_.row_bias_correction;
   const double common = by_row ? 0 : factor(0, step, lr);
-  for (size_t i = 0; i < count; ++i) {
-    writes[i] = records_.count_write(touched.slots[i]);
-    factors[i] = by_row ? factor(writes[i], step, lr) : common;
-  }
-  kernels().step_rows({&options_, slab_.data(), row_bytes_, touched.slots.data(),
-                       touched.ids.data(), writes.data(), touched.gradients.data(), factors.data(),
-                       count});
-}
-
-// Rows of gradients [from, to) of a part that are still where the lookup found them.
-void Table::collect(const Part& part, size_t from, size_t to, Touched& touched,
-                    int64_t* staleness) {
-  for (size_t i = from; i < to; ++i) {
-    const int64_t handle = part.handles[i];
-    if (handle == kAbsent) {
-      ++counters_.gradients_not_admitted;
-      continue;
+  const Kernels& run = kernels();
+  for (size_t start = 0; start < touched.count; start += kBlock) {
+    const size_t count = std::min(kBlock, touched.count - start);
+    for (size_t i = 0; i < count; ++i) {
+      writes[i] = records_.count_write(touched.slots[start + i]);
+      factors[i] = by_row ? factor(writes[i], step, lr) : common;
     }
-    const auto slot = static_cast<uint32_t>(handle);
-    if (slot >= used_ || records_.id(slot) != part.ids[i] || handle_of(slot) != handle) {
-      ++counters_.gradients_evicted;
-      continue;
-    }
-    ++staleness[std::clamp<int64_t>(records_.writes(slot) - part.writes[i], 0, 63)];
-    touched.ids.push_back(part.ids[i]);
-    touched.slots.push_back(slot);
-    touched.gradients.push_back(part.gradients + i * value_bytes_);
+    run.step_rows({&options_, slab_.data(), row_bytes_, &touched.slots[start], &touched.ids[start],
+                   writes, &touched.gradients[start], factors, count});
   }
 }
 
-void Table::prefetch_part(const Part& part, size_t from, size_t to) const {
-  for (size_t i = from; i < std::min(to, part.n); ++i) {
-    if (part.handles[i] == kAbsent) continue;
-    const auto slot = static_cast<uint32_t>(part.handles[i]);
-    records_.prefetch(slot);
-    prefetch_row(slot, row_bytes_);
+// Whether the row of gradient i of a part is where the lookup found it; else counts it as dropped.
+inline bool Table::still_there(const Part& part, size_t i, int64_t* staleness) {
+  const int64_t handle = part.handles[i];
+  if (handle == kAbsent) {
+    ++counters_.gradients_not_admitted;
+    return false;
   }
+  const auto slot = static_cast<uint32_t>(handle);
+  if (slot >= used_ || records_.id(slot) != part.ids[i] || handle_of(slot) != handle) {
+    ++counters_.gradients_evicted;
+    return false;
+  }
+  ++staleness[std::clamp<int64_t>(records_.writes(slot) - part.writes[i], 0, 63)];
+  return true;
 }
 
 void Table::push(const std::vector<Part>& parts, int64_t step, double lr, int64_t* staleness) {
   const std::scoped_lock hold(lock_);
-  static thread_local Touched touched;
-  touched.clear();
-  if (parts.size() == 1) {
-    const Part& part = parts[0];
-    prefetch_part(part, 0, kBlock);
-    for (size_t start = 0; start < part.n; start += kBlock) {
-      prefetch_part(part, start + kBlock, start + 2 * kBlock);
-      touched.clear();
-      collect(part, start, std::min(start + kBlock, part.n), touched, staleness);
-      step_rows(touched, step, lr);
-    }
-    return;
-  }
+  size_t total = 0;
+  for (const Part& part : parts) total += part.n;
+  const bool merged = parts.size() > 1;
+  Touched touched(merged ? total : kBlock);
   for (const Part& part : parts) {
-    for (size_t start = 0; start < part.n; start += kBlock) {
-      prefetch_part(part, start + kBlock, start + 2 * kBlock);
-      collect(part, start, std::min(start + kBlock, part.n), touched, staleness);
+    for (size_t i = 0; i < std::min(2 * kAhead, part.n); ++i) prefetch_handle(part.handles[i]);
+    for (size_t i = 0; i < part.n; ++i) {
+      if (i + 2 * kAhead < part.n) prefetch_handle(part.handles[i + 2 * kAhead]);
+      if (!still_there(part, i, staleness)) continue;
+      touched.add(part.ids[i], static_cast<uint32_t>(part.handles[i]),
+                  part.gradients + i * value_bytes_);
+      if (!merged && touched.count == kBlock) {
+        step_rows(touched, step, lr);
+        touched.count = 0;
+      }
     }
   }
-  if (options_.wide()) {
-    merge<double>(touched);
-  } else {
-    merge<float>(touched);
+  if (merged) {
+    options_.wide() ? merge<double>(touched) : merge<float>(touched);
   }
   step_rows(touched, step, lr);
 }
@@ -348,26 +339,24 @@ void Table::push(const std::vector<Part>& parts, int64_t step, double lr, int64_
 // Gradients of one row from several parts become one, summed from 0 in the order of the parts.
 template <class T>
 void Table::merge(Touched& touched) const {
-  static thread_local std::vector<T> sums;
-  static thread_local std::vector<int32_t> inverse;
-  const size_t n = touched.ids.size(), dim = options_.dim;
-  inverse.resize(n);
-  Distinct distinct = merge_duplicates(touched.ids.data(), n, 1, inverse.data());
-  const size_t count = distinct.ids.size();
-  sums.assign(count * dim, T{0});
-  std::vector<uint32_t> slots(count);
-  std::vector<const void*> gradients(count);
+  static thread_local std::vector<T> kept;
+  const size_t n = touched.count, dim = options_.dim;
+  std::vector<int32_t> inverse(n);
+  const Distinct distinct = merge_duplicates(touched.ids.data(), n, 1, inverse.data());
+  Touched one(distinct.ids.size());
+  one.ids = distinct.ids;
+  one.count = distinct.ids.size();
+  std::vector<T>& sums = kept;
+  sums.assign(one.count * dim, T{0});
   for (size_t i = 0; i < n; ++i) {
     const auto to = static_cast<size_t>(inverse[i]);
     const auto* gradient = static_cast<const T*>(touched.gradients[i]);
     T* __restrict sum = &sums[to * dim];
     for (size_t j = 0; j < dim; ++j) sum[j] += gradient[j];
-    slots[to] = touched.slots[i];
-    gradients[to] = sum;
+    one.slots[to] = touched.slots[i];
+    one.gradients[to] = sum;
   }
-  touched.ids.swap(distinct.ids);
-  touched.slots.swap(slots);
-  touched.gradients.swap(gradients);
+  touched = std::move(one);
 }
 
 uint64_t Table::size() const {

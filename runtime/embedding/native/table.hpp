@@ -67,15 +67,18 @@ class Table {
 
  private:
   friend class TableState;
-  struct Touched {  // rows about to take a step, and their gradients
+  // Rows about to take a step, and their gradients: a block of them, or all of a merged push.
+  struct Touched {
+    explicit Touched(size_t most) : ids(most), slots(most), gradients(most) {}
+    void add(uint64_t id, uint32_t slot, const void* gradient) {
+      ids[count] = id;
+      slots[count] = slot;
+      gradients[count++] = gradient;
+    }
     std::vector<uint64_t> ids;
     std::vector<uint32_t> slots;
     std::vector<const void*> gradients;
-    void clear() {
-      ids.clear();
-      slots.clear();
-      gradients.clear();
-    }
+    size_t count = 0;
   };
 
   template <class Visit>
@@ -98,11 +101,15 @@ class Table {
   char* row(uint32_t slot) const { return slab_.data() + slot * row_bytes_; }
   void prefetch_row(uint32_t slot, size_t bytes) const {
     const char* from = row(slot);
-    for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(from + at, 1);
-    __builtin_prefetch(from + bytes - 1, 1);
+    for (size_t at = 0; at < bytes; at += 64) prefetch(from + at);
+    if (row_bytes_ % 64) prefetch(from + bytes - 1);
   }
-  void collect(const Part& part, size_t from, size_t to, Touched& touched, int64_t* staleness);
-  void prefetch_part(const Part& part, size_t from, size_t to) const;
+  bool still_there(const Part& part, size_t i, int64_t* staleness);
+  void prefetch_handle(int64_t handle) const {
+    if (handle == kAbsent) return;
+    records_.prefetch(static_cast<uint32_t>(handle));
+    prefetch_row(static_cast<uint32_t>(handle), row_bytes_);
+  }
   template <class T>
   void merge(Touched& touched) const;
   void step_rows(const Touched& touched, int64_t step, double lr);

@@ -1,0 +1,16 @@
+// Ask for a cache line ahead of its use.
+#pragma once
+
+namespace embedding {
+
+// Not the builtin on x86: g++ 12 takes a function that only prefetches for one without effect and
+// drops the call, which cost the push three quarters of its speed (measured 2026-11).
+[[gnu::always_inline]] inline void prefetch(const void* line) {
+#if defined(__x86_64__)
+  asm volatile("prefetcht0 %0" : : "m"(*static_cast<const char*>(line)));
+#else
+  __builtin_prefetch(line);
+#endif
+}
+
+}  // namespace embedding
