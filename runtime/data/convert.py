@@ -18,6 +18,8 @@ ArrowArray = Any
 """A pyarrow.Array."""
 MISSING = np.uint64(hash_text(""))
 """The value hash of "no value": that of the empty text."""
+LARGEST_FEATURE = float(np.finfo(np.float32).max)
+"""Dense features are float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +71,10 @@ def numbers_of(
 
     array = _plain(array)
     if not _is_text(array.type):
-        if not (kinds.is_primitive(array.type) or kinds.is_decimal(array.type)):
+        plain = kinds.is_primitive(array.type) or kinds.is_decimal(array.type)
+        # A time is a number of what? Whoever means one must say so: store it as an integer.
+        if kinds.is_temporal(array.type) or not (plain or kinds.is_null(array.type)):
             return np.zeros(len(array)), np.zeros(len(array), bool), np.ones(len(array), bool)
-        if kinds.is_temporal(array.type):
-            array = array.cast(pa.int64(), safe=False)
         numbers = _numpy(pc.fill_null(array.cast(pa.float64(), safe=False), np.nan))
         return numbers, np.isnan(numbers), np.zeros(len(array), bool)
     distinct, which = _distinct(array)
@@ -91,7 +93,7 @@ def numbers_of(
 
 def _numeric(column: Column, array: ArrowArray, missing: Collection[str]) -> Values:
     numbers, absent, bad = numbers_of(array, missing)
-    rule = "a numeric column needs a finite number"
+    rule = "a numeric column needs a finite number that float32 can hold"
     if column.fill is None:
         bad |= absent
         rule += " (or `fill`, the value of an absent one)"
@@ -100,7 +102,8 @@ def _numeric(column: Column, array: ArrowArray, missing: Collection[str]) -> Val
     bad |= np.isinf(numbers)
     if column.log:
         numbers = np.sign(numbers) * np.log1p(np.abs(numbers))
-    return Values(numbers, None, bad, rule)
+    bad |= np.abs(numbers) > LARGEST_FEATURE
+    return Values(np.where(bad, 0.0, numbers), None, bad, rule)
 
 
 def _bucket(column: Column, array: ArrowArray, missing: Collection[str]) -> Values:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -62,8 +62,9 @@ class FileSource:
             codes = placer.place(rows)
             lost = np.flatnonzero(codes == UNPLACED)
             if len(lost):
+                rule = f"the split compares this column with {self.schema.split.test_from!r}"
                 unplaced += len(lost)
-                self._refuse(rows, int(lost[0]), str(self.schema.split.column), _SPLIT_RULE)
+                self._refuse(rows, int(lost[0]), str(self.schema.split.column), rule)
             mine = np.flatnonzero(codes == CODES[part])
             if not len(mine):
                 continue
@@ -117,11 +118,20 @@ class FileSource:
 
     def _convert(self, rows: Rows) -> Batch:
         """The good rows of a chunk as a batch."""
+        import pyarrow as pa
+
         schema = self.schema
         values: list[Values] = []
         good = np.ones(len(rows.numbers), bool)
 
-        def checked(name: str, converted: Values) -> Values:
+        def checked(name: str, convert: Callable[[], Values]) -> Values:
+            try:
+                converted = convert()
+            except pa.ArrowException as error:
+                raise DataError(
+                    f"{self.path}: column {name} of type {rows.table.column(name).type} does not "
+                    f"fit the schema: {error}\n  correct the column's kind, or the file"
+                ) from error
             if converted.bad.any():
                 first = int(np.flatnonzero(converted.bad)[0])
                 self._refuse(rows, first, name, converted.rule)
@@ -130,10 +140,11 @@ class FileSource:
 
         for column in schema.id_columns + schema.dense_columns:
             other = rows.table.column(column.with_column) if column.with_column else None
-            converted = column_values(column, rows.table.column(column.name), other, schema.missing)
-            values.append(checked(column.name, converted))
+            array = rows.table.column(column.name)
+            convert = partial(column_values, column, array, other, schema.missing)
+            values.append(checked(column.name, convert))
         labels = [
-            checked(name, zero_or_one(rows.table.column(name), schema.missing)).data
+            checked(name, partial(zero_or_one, rows.table.column(name), schema.missing)).data
             for name in schema.labels
         ]
         fields = values[: len(schema.id_columns)]
@@ -160,9 +171,6 @@ class FileSource:
             f"{self.path}, row {rows.numbers[place]}, column {column}: {value!r}; {rule}\n"
             "  correct the row or the schema, or ask to skip bad rows (they are counted)"
         )
-
-
-_SPLIT_RULE = "the split compares this column with a number"
 
 
 @cache

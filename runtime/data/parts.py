@@ -40,10 +40,9 @@ class Placer:
 
     def place(self, rows: Rows) -> np.ndarray:
         """int64 [B] codes of the rows' parts."""
-        codes = np.where(self._in_test(rows), CODES["test"], CODES["train"])
-        if self.split.column is not None and not isinstance(self.split.test_from, str):
-            _, absent, bad = numbers_of(rows.table.column(self.split.column), self.missing)
-            codes[absent | bad] = UNPLACED
+        in_test, unusable = self._in_test(rows)
+        codes = np.where(in_test, CODES["test"], CODES["train"])
+        codes[unusable] = UNPLACED
         if self.split.validation_fraction:
             train = codes == CODES["train"]
             order = self._train_seen + np.cumsum(train)  # 1 for the first training row
@@ -52,17 +51,23 @@ class Placer:
             self._train_seen = int(order[-1])
         return codes
 
-    def _in_test(self, rows: Rows) -> np.ndarray:
+    def _in_test(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+        """bool [B], whether each row tests; bool [B], whether its split column is unusable."""
         split = self.split
+        none_unusable = np.zeros(len(rows.numbers), bool)
         if split.column is not None and split.test_from is not None:
             array = rows.table.column(split.column)
             if isinstance(split.test_from, str):
-                return np.array([v == split.test_from for v in array.to_pylist()])
-            return numbers_of(array, self.missing)[0] >= split.test_from
+                texts = array.to_pylist()
+                unusable = [t is None or t in self.missing for t in texts]
+                return np.array([t == split.test_from for t in texts]), np.array(unusable)
+            numbers, absent, bad = numbers_of(array, self.missing)
+            return numbers >= split.test_from, absent | bad
         assert split.test_fraction is not None  # the split's own check
         if split.random_seed is None:
-            return rows.numbers > round(self.totals.rows * (1 - split.test_fraction))
-        return self._draws(rows.numbers) < split.test_fraction
+            last = round(self.totals.rows * (1 - split.test_fraction))
+            return rows.numbers > last, none_unusable
+        return self._draws(rows.numbers) < split.test_fraction, none_unusable
 
     def _draws(self, numbers: np.ndarray) -> np.ndarray:
         """Draw k of the seed's sequence for the row with number k, rows left out included."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -176,12 +177,13 @@ BAD_VALUES = [
     ("price", "cheap", "a numeric column needs a finite number"),
     ("price", "nan", "a numeric column needs a finite number"),
     ("price", "", "a numeric column needs a finite number"),
+    ("price", "1e39", "that float32 can hold"),
     ("price", "inf", "a numeric column needs a finite number"),
     ("age", "old", "a bucket column needs a number"),
     ("label", "2", "a label must be 0 or 1"),
     ("label", "", "a label must be 0 or 1"),
     ("label", "nan", "a label must be 0 or 1"),
-    ("day", "Monday", "the split compares this column with a number"),
+    ("day", "Monday", "the split compares this column with 5"),
     ("user", "12345", "from 0 to 9"),
     ("user", "-1", "from 0 to 9"),
     ("user", "1.5", "whole number from 0 to 9"),
@@ -220,6 +222,29 @@ def test_a_missing_value_in_a_parquet_label_is_a_bad_row(tmp_path: Path) -> None
 def test_a_list_column_is_not_a_number(tmp_path: Path) -> None:
     pq.write_table(pa.table({**GOOD, "price": [[1.0]] * 6}), tmp_path / "data.parquet")
     with pytest.raises(DataError, match="row 1, column price"):
+        whole(FileSource(schema=schema(file="data.parquet"), folder=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("user", [[1]] * 6),
+        ("user", [b"\xff"] * 6),
+        ("page", [{"a": 1}] * 6),
+    ],
+)
+def test_a_column_of_a_type_that_does_not_fit_is_an_error(
+    tmp_path: Path, column: str, values: list[Any]
+) -> None:
+    pq.write_table(pa.table({**GOOD, column: values}), tmp_path / "data.parquet")
+    with pytest.raises(DataError, match=f"column {column} of type .* does not fit the schema"):
+        whole(FileSource(schema=schema(file="data.parquet"), folder=tmp_path))
+
+
+@pytest.mark.parametrize("column", ["age", "price", "label", "day"])
+def test_a_date_is_not_a_number(tmp_path: Path, column: str) -> None:
+    pq.write_table(pa.table({**GOOD, column: [date(2022, 5, 1)] * 6}), tmp_path / "data.parquet")
+    with pytest.raises(DataError, match=rf"row 1, column {column}: datetime\.date"):
         whole(FileSource(schema=schema(file="data.parquet"), folder=tmp_path))
 
 

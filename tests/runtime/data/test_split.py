@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime.data.errors import DataError
 from runtime.data.files import FileSource
 from runtime.data.schema import Column, Schema, Split
 
@@ -42,6 +43,16 @@ def test_a_text_names_the_test_rows(tmp_path: Path) -> None:
     parts = parts_of(numbered_file(tmp_path / "d.csv", 6), Split(column="part", test_from="b"))
     assert parts["train"] == [1, 2, 3]
     assert parts["test"] == [4, 5, 6]
+
+
+def test_a_row_without_a_split_value_belongs_to_no_part(tmp_path: Path) -> None:
+    path = numbered_file(tmp_path / "d.csv", 6)
+    path.write_text(path.read_text().replace("2,2,0,a,", "2,2,0,,"))
+    split = Split(column="part", test_from="b")
+    with pytest.raises(DataError, match=r"row 2, column part: ''; the split compares .* with 'b'"):
+        parts_of(path, split)
+    parts = parts_of(path, split, skip_bad_rows=True)
+    assert (parts["train"], parts["test"]) == ([1, 3], [4, 5, 6])
 
 
 def test_the_last_fraction_tests(tmp_path: Path) -> None:
