@@ -30,6 +30,7 @@ DOWNLOADED_DATA = "kuairand-pure"
 RANKS = 8
 BATCH = 128
 SYNTHETIC_STEPS = 1300  # as many as one pass over the real data has
+SNAPSHOTS = 5  # along the run, for the curves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +107,8 @@ def plan(data: DataConfig, options: Options) -> tuple[list[Point], list[Point]]:
     if options.samples is not None:
         steps = max(1, options.samples // BATCH)
     base = TrainConfig(ranks=RANKS, batch=BATCH, data=data, steps=steps)
-    points = setting_points(base, SETTINGS, options.seeds)
+    every = max(1, (steps or SYNTHETIC_STEPS) // SNAPSHOTS)
+    points = setting_points(replace(base, evaluate_every_steps=every), SETTINGS, options.seeds)
     quick = replace(base, executor="concurrent", steps=min(steps or 160, 160), test_rows=2000)
     speed = [
         replace(p, label=f"speed-{p.label}", exclusive=True)

@@ -99,6 +99,8 @@ def describe(summary: dict) -> str:  # type: ignore[type-arg]
             f"  {task:<12} test AUC {score['auc']:.4f}   log-loss {score['log_loss']:.4f}"
             f"   (always saying {score['label_rate']:.3f}: {score['trivial_log_loss']:.4f})"
         )
+    if summary["best_reachable_auc"] is not None:
+        lines.append(f"  best reachable AUC of this synthetic stream {summary['best_reachable_auc']:.4f}")
     stale = summary["staleness"]
     lines.append(
         f"  staleness    {stale.mean_steps:.2f} steps on average, {stale.max_steps} at most;"

@@ -98,8 +98,8 @@ class TrainConfig:
     threads, measures speed. replay: the order of a recorded or simulated run."""
     trace: Path | None = None
     """Of replay: the order to execute."""
-    engine: Literal["native", "reference"] = "reference"
-    """The store's kernels: C++ or numpy."""
+    engine: Literal["native", "reference"] = "native"
+    """The store's kernels: C++, or numpy (the oracle; same bytes, slower)."""
     shards: int = 1
     """Embedding servers, >= 1; each has its own lock and version."""
     data: DataConfig = field(default_factory=DataConfig)
@@ -181,6 +181,18 @@ class TrainConfig:
         if self.tau == "unbounded":
             return None
         return DEFAULT_TAU if self.tau is None else self.tau
+
+    @property
+    def implied_tau(self) -> int | None:
+        """What bounds the window of the concurrent executor when tau does not: its queues.
+
+        While rank r fetches step s, up to q fetched steps wait and one trains, so all ranks have
+        trained step s - q - 2 and handed on the push before it; of those, q may wait and one be on
+        its way. Async has no such bound between ranks.
+        """
+        if self.window is not None or not self.mode.has_barrier:
+            return self.window
+        return 2 * self.queue_batches + 3
 
     @property
     def lag(self) -> int:

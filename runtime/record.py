@@ -12,7 +12,7 @@ import numpy as np
 from runtime.config import TrainConfig
 from runtime.data.open import open_source
 from runtime.runfolder import SUMMARY, environment, write_json
-from runtime.training.evaluate import Evaluation
+from runtime.training.evaluate import Evaluation, best_reachable_auc
 from runtime.training.session import Outcome, train
 
 
@@ -44,6 +44,7 @@ def run_into(
         labels=final.labels.astype(np.int8),
     )
     summary = summarize_run(config, outcome, source.provenance())
+    summary["best_reachable_auc"] = best_reachable_auc(source, config.test_rows)
     write_json(folder / SUMMARY, summary)
     return summary
 
@@ -57,6 +58,7 @@ def summarize_run(config: TrainConfig, outcome: Outcome, provenance: Any) -> dic
     return {
         "mode": str(config.mode),
         "tau": config.window,
+        "implied_tau": config.implied_tau,
         "ranks": config.ranks,
         "seed": config.seed,
         "executor": config.executor,

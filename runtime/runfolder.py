@@ -59,6 +59,7 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
+        "process": os.getpid(),
         "load_1min": os.getloadavg()[0],
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }

@@ -91,9 +91,9 @@ class ConcurrentRun:
     def run(self) -> None:
         """Train to the end of the data. Raises what the first failing thread raised."""
         threads = [t for rank in range(self._config.ranks) for t in self._threads_of(rank)]
-        for thread in threads:
-            thread.start()
         try:
+            for thread in threads:
+                thread.start()
             for thread in threads:
                 while thread.is_alive():
                     thread.join(timeout=0.2)  # short, so that Ctrl-C is heard
@@ -101,8 +101,10 @@ class ConcurrentRun:
             self._stop.set(error)
             raise
         finally:
+            # Every wait of a thread looks at the stop, so this ends within one stage.
             for thread in threads:
-                thread.join(timeout=10)
+                if thread.ident is not None:
+                    thread.join()
         if self._stop.error is not None:
             raise self._stop.error
 
@@ -126,7 +128,7 @@ class ConcurrentRun:
                 "push": lambda: self._run_push(rank, computed),
             }
         return [
-            threading.Thread(target=self._guard, args=(body,), name=f"{name}-{rank}", daemon=True)
+            threading.Thread(target=self._guard, args=(body,), name=f"{name}-{rank}")
             for name, body in bodies.items()
         ]
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from runtime.data.batch import Batch
 from runtime.data.source import Source, rebatch
+from runtime.data.synthetic import SyntheticSource
 from runtime.embedding.store import EmbeddingStore
 from runtime.training.learner import Learner
 
@@ -62,6 +63,15 @@ def evaluate(
         name: score(labels[:, k], predictions[:, k]) for k, name in enumerate(learner.layout.tasks)
     }
     return Evaluation(tasks, predictions, labels, _health(learner, store, tasks, predictions))
+
+
+def best_reachable_auc(source: Source, rows: int | None) -> float | None:
+    """AUC of the true probabilities on the evaluated test rows, where the truth is planted."""
+    if not isinstance(source, SyntheticSource):
+        return None
+    truth = source.true_probabilities("test")[:rows]
+    labels = np.concatenate([b.labels[:, 0] for b in test_batches(source, rows)])
+    return score(labels, truth).auc
 
 
 def score(labels: np.ndarray, predictions: np.ndarray) -> TaskScore:

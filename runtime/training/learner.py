@@ -16,7 +16,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from runtime.config import TrainConfig
 from runtime.data.batch import Batch, Layout
-from runtime.embedding.pooling import FieldVectors, Pooling
+from runtime.embedding.open import open_pooling
+from runtime.embedding.pooling import FieldVectors
 from runtime.embedding.store import EmbeddingStore, Handle, RowGradients
 from runtime.models.build import build_model
 from runtime.models.inputs import Embeddings, InputShape
@@ -48,7 +49,7 @@ class Learner:
         self.config, self.layout = config, layout
         tables = {f.table for f in layout.fields}
         shape = InputShape(layout=layout, dims={t: config.rows.dim for t in tables})
-        self.pooling = Pooling(layout.fields, shape.dims)
+        self.pooling = open_pooling(layout.fields, shape.dims, engine=config.engine)
         self.model = build_model(config.model.name, shape, config.model.hidden, config.seed)
         self.dtype = torch.float64 if config.precision == "float64" else torch.float32
         self.device = torch.device(config.device)
@@ -71,14 +72,15 @@ class Learner:
 
         Gradients are those of the step's mean loss, so those of all ranks only need to be summed.
         """
+        parameters = list(model.parameters())
         if handle.batch.size == 0:
             rows = {name: np.zeros_like(values) for name, values in handle.values.items()}
-            return Gradients(0.0, [None for _ in model.parameters()], rows, True)
+            return Gradients(0.0, [None] * len(parameters), rows, True)
         loss, embeddings = self.loss(model, handle, samples)
         scale = self.loss_scale
         (loss * scale if scale != 1.0 else loss).backward()  # type: ignore[no-untyped-call]
-        dense = [p.grad for p in model.parameters()]
-        for parameter in model.parameters():
+        dense = [p.grad for p in parameters]
+        for parameter in parameters:
             parameter.grad = None
         row_vectors = self._from_device(embeddings)
         rows = self.pooling.backward(handle.batch, handle.plans, row_vectors)

@@ -68,8 +68,8 @@ class Meter:
         """See `Progress`."""
         self.pushes_lost += 1
 
-    def samples_per_s(self) -> float:
-        """Of the run without its first tenth (warm-up) and without evaluations."""
-        first = self._instants[len(self._instants) // 10]
+    def samples_per_s(self, skip: int | None = None) -> float:
+        """Without the first ``skip`` updates (default: a tenth, for warm-up) and evaluations."""
+        first = self._instants[len(self._instants) // 10 if skip is None else skip]
         last = self._instants[-1]
         return (last[1] - first[1]) / max(last[0] - first[0], 1e-9)

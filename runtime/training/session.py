@@ -16,6 +16,7 @@ from persia_sim.trace import Event, Trace, TraceRecorder
 from runtime.config import TrainConfig
 from runtime.data.open import open_source
 from runtime.data.source import Source
+from runtime.embedding.open import open_store
 from runtime.embedding.store import EmbeddingStore
 from runtime.training.concurrent import ConcurrentRun
 from runtime.training.evaluate import Evaluation, evaluate, test_batches
@@ -67,9 +68,10 @@ def train(
         source = open_source(data.name, data_dir=data.dir, skip_bad_rows=data.skip_bad_rows)
     learner = Learner(config, source.layout)
     recorder = TraceRecorder()
-    store = EmbeddingStore(
+    store = open_store(
         source.layout,
         [config.rows],
+        engine=config.engine,
         shards=config.shards,
         seed=config.seed,
         recorder=recorder,

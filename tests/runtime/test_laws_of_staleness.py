@@ -51,13 +51,13 @@ def test_in_async_the_window_counts_own_pushes_only():
 
 
 def test_without_a_bound_the_queues_imply_one():
-    """With queues of q batches at most 2q + 3 steps are missing; see ConcurrentRun.implied_tau."""
     chosen = config(
         mode=Mode.HYBRID, tau="unbounded", ranks=2, queue_batches=1, executor="concurrent"
     )
     world = run(chosen, SOURCE, lose_push=lambda rank, step: time.sleep(0.005) is not None)
     stale = staleness_in_steps(world.trace)
-    assert 0 < stale.oldest_missing_steps.max() <= 5
+    assert chosen.implied_tau == 5
+    assert 0 < stale.oldest_missing_steps.max() <= chosen.implied_tau
 
 
 @pytest.mark.parametrize("merge", [True, False])

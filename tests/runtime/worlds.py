@@ -14,6 +14,7 @@ from runtime.data.batch import Batch, Field, Layout
 from runtime.data.ids import hash_integers, tag
 from runtime.data.source import Part, Provenance
 from runtime.embedding.config import RowOptimizer, TableConfig
+from runtime.embedding.open import open_store
 from runtime.embedding.store import EmbeddingStore
 from runtime.training.concurrent import ConcurrentRun
 from runtime.training.feed import Feed, training_stream
@@ -99,9 +100,10 @@ def run(
     """Execute one run; ``order`` replaces the constant lag."""
     learner = Learner(settings, source.layout)
     recorder, meter = TraceRecorder(), Meter()
-    store = EmbeddingStore(
+    store = open_store(
         source.layout,
         [settings.rows],
+        engine=settings.engine,
         shards=settings.shards,
         seed=settings.seed,
         recorder=recorder,

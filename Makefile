@@ -1,0 +1,42 @@
+# Two commands do everything: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+
+.PHONY: demo test install lint types clean
+
+demo: install
+	@$(RUN) -m experiments demo
+
+test: install lint types
+	@$(RUN) -m pytest
+	@$(RUN) -m pytest --nbmake --nbmake-timeout=300 notebooks
+
+install: $(VENV)/.installed
+
+NATIVE := $(wildcard runtime/embedding/native/*)
+
+$(VENV)/.installed: pyproject.toml $(NATIVE)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "error: Python >= 3.11 is needed, '$(PYTHON)' is $$($(PYTHON) --version 2>&1);" \
+	    "install one and run: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+	  { echo "error: Python lacks venv and pip; on Debian: apt install python3-venv" >&2; exit 1; }
+	@command -v $${CXX:-c++} >/dev/null || \
+	  { echo "error: no C++ compiler '$${CXX:-c++}'; install g++ or clang++ (C++20)," \
+	    "on Debian: apt install g++" >&2; exit 1; }
+	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) (a few minutes the first time)"
+	@$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[dev]' || \
+	  { echo "error: installing failed; pip's words above say why (no network? no space left?)" >&2; exit 1; }
+	@touch $@
+
+lint: install
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+
+types: install
+	@$(VENV)/bin/mypy
+
+clean:
+	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,53 @@
+"""What else the machine was doing while something was measured."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from types import TracebackType
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class ForeignLoad:
+    """Cores that other processes used while the body ran (Linux; elsewhere the load average).
+
+    >>> with ForeignLoad() as load: pass
+    >>> load.cores >= 0
+    True
+    """
+
+    def __enter__(self) -> ForeignLoad:
+        self.cores = 0.0
+        self._start = time.perf_counter(), _busy_s(), _own_s()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        wall_s = max(time.perf_counter() - self._start[0], 1e-3)
+        busy_s = _busy_s()
+        if busy_s is None or self._start[1] is None:
+            self.cores = max(0.0, os.getloadavg()[0] - 1)
+            return
+        foreign_s = (busy_s - self._start[1]) - (_own_s() - self._start[2])
+        self.cores = max(0.0, foreign_s / wall_s)
+
+
+def _busy_s() -> float | None:
+    """CPU seconds of all processes since boot."""
+    try:
+        fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
+    except OSError:
+        return None
+    user, nice, system, _, _, irq, softirq, *_ = (int(f) for f in fields)
+    return (user + nice + system + irq + softirq) / _TICKS_PER_S
+
+
+def _own_s() -> float:
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system

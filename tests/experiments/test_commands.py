@@ -1,0 +1,139 @@
+"""What a person types: the lists, the options, the mistakes, and a tiny demo."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.multiproc
+
+
+def command(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    clean = {k: v for k, v in os.environ.items() if k != "PERSIA_DATA_DIR"}
+    return subprocess.run(
+        [sys.executable, "-m", *words],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**clean, **environment},
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["runtime", "--help"],
+        ["runtime", "train", "--help"],
+        ["experiments", "list"],
+        ["experiments", "staleness-sweep", "--help"],
+        ["experiments", "demo", "--help"],
+    ],
+    ids=" ".join,
+)
+def test_help_loads_nothing_heavy(words):
+    probe = (
+        "import sys, runpy\n"
+        f"sys.argv = {words!r}\n"
+        "try: runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "heavy = {'torch', 'pandas', 'matplotlib', 'sklearn', 'scipy', 'pyarrow'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    found = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert "usage" in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["runtime", "trian"], "no command 'trian'; there are: train, data"),
+        (["runtime", "train", "--tua", "3"], "--tau"),
+        (["runtime", "train", "--mode", "hybird"], "hybrid"),
+        (["runtime", "train", "--tau", "3"], "tau is not used by mode sync"),
+        (["runtime", "train", "--data.name", "kuairand-pur"], "kuairand-pure"),
+        (["runtime", "train", "--data.name", "nothing.toml"], "nothing.toml"),
+        (["runtime", "train", "--data.name", "synthetic", "--model.name", "x"], "choose one of"),
+        (["runtime", "train", "--data.name", "synthetic", "--executor", "replay", "--trace",
+          "absent.npz"], "absent.npz does not exist"),
+        (["experiments", "dmeo"], "did you mean demo?"),
+        (["experiments", "demo", "--seeds", "1"], "seeds must be >= 2"),
+        (["experiments", "demo", "--data-dir", "/nowhere"], "/nowhere"),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
+)  # fmt: skip
+def test_a_mistake_gets_a_remedy_and_no_traceback(words, message):
+    found = command(*words)
+    assert found.returncode == 2
+    assert message in found.stdout + found.stderr
+    assert "Traceback" not in found.stderr
+
+
+def test_the_demo_falls_back_to_the_synthetic_stream_and_resumes(tmp_path):
+    words = ["experiments", "demo", "--seeds", "2", "--samples", "1300", "--out", str(tmp_path)]
+    home = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    first = command(*words, **home)
+    assert first.returncode == 0, first.stderr
+    assert "no real data found: using the synthetic stream" in first.stdout
+    began = time.monotonic()
+    second = command(*words, **home)
+    assert "(21 done, 0 to run)" in second.stdout
+    assert first.stdout.splitlines()[-8:] == second.stdout.splitlines()[-8:]
+    assert time.monotonic() - began < 60
+    with (tmp_path / "demo.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(r["mode"], r["tau"]) for r in rows][:2] == [("sync", "0"), ("hybrid", "1")]
+    assert all(int(r["seeds"]) == 2 for r in rows)
+    assert all(float(r["concurrent_samples_per_s"]) > 0 for r in rows)
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_dry_run_writes_nothing(tmp_path):
+    out = tmp_path / "sweep"
+    words = ["experiments", "staleness-sweep", "--data.name", "synthetic", "--dry-run"]
+    found = command(*words, "--out", str(out), "--row-lr", "0.05", "0.1")
+    assert "70 points" in found.stdout, found.stdout + found.stderr
+    assert "row_lr=0.1: 35 points" in found.stdout
+    assert not out.exists()
+
+
+def test_one_training_run_tells_its_result_and_replays(tmp_path):
+    tiny = ["runtime", "train", "--data.name", "synthetic", "--steps", "20", "--test-rows", "500",
+            "--mode", "hybrid", "--tau", "2", "--ranks", "2"]  # fmt: skip
+    recorded = command(*tiny, "--executor", "concurrent", "--out", str(tmp_path / "a"))
+    assert "best reachable AUC" in recorded.stdout, recorded.stderr
+    trace = str(tmp_path / "a" / "trace.npz")
+    replayed = command(*tiny, "--executor", "replay", "--trace", trace, "--out", str(tmp_path / "b"))
+    assert replayed.returncode == 0, replayed.stderr
+    same = [line for line in recorded.stdout.splitlines() if "test AUC" in line]
+    assert same == [line for line in replayed.stdout.splitlines() if "test AUC" in line]
+    again = command(*tiny, "--out", str(tmp_path / "a"))
+    assert again.returncode == 2
+    assert "holds a finished run" in again.stderr
+    other = command(*tiny, "--seed", "7", "--executor", "replay", "--trace", trace)
+    assert "trace" in other.stderr
+    assert "seed: trace 0, this run 7" in other.stderr
+
+
+def test_ctrl_c_ends_in_one_line(tmp_path):
+    import signal
+
+    process = subprocess.Popen(
+        [sys.executable, "-m", "runtime", "train", "--data.name", "synthetic", "--executor",
+         "concurrent", "--out", str(tmp_path / "run")],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while not Path(tmp_path / "run" / "env.json").exists():
+        time.sleep(0.05)
+    time.sleep(2)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "interrupted" in told
+    assert "Traceback" not in told
