@@ -1,0 +1,188 @@
+"""Trace, window rule, orders and staleness statistics, on timelines short enough to read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from persia_sim.orders import constant_lag, constant_lag_trace
+from persia_sim.staleness import staleness_in_pushes, staleness_in_steps, summarize
+from persia_sim.trace import ALL, Event, Kind, Trace
+from persia_sim.vocabulary import Mode
+from persia_sim.window import Watermarks
+
+SHORT = {
+    Kind.LOOKUP: "L",
+    Kind.REFRESH: "R",
+    Kind.PUSH: "P",
+    Kind.DENSE_UPDATE: "D",
+    Kind.DENSE_PULL: "<",
+    Kind.DENSE_PUSH: ">",
+    Kind.AVERAGE_READ: "r",
+    Kind.AVERAGE_WRITE: "w",
+}
+
+
+def words(events) -> str:
+    """`L02` is the lookup of rank 0, step 2; a rank ALL is left out."""
+    return " ".join(
+        f"{SHORT[Kind(e.kind)]}{'' if e.rank == ALL else e.rank}{e.step}" for e in events
+    )
+
+
+def order(mode: Mode, batches: int, **changes) -> str:
+    return words(constant_lag(mode, has_batch=lambda k: k < batches, **changes))
+
+
+def test_sync_reads_after_every_earlier_push():
+    assert order(Mode.SYNC, 2, ranks=2) == "L00 L10 D0 P0 L01 L11 D1 P1"
+
+
+def test_hybrid_with_lag_one_reads_one_step_late_and_drains_at_the_end():
+    assert order(Mode.HYBRID, 3, ranks=1, tau=1) == "L00 D0 L01 D1 P0 L02 D2 P1 P2"
+
+
+def test_hybrid_on_arrival_pushes_rank_by_rank():
+    found = order(Mode.HYBRID, 2, ranks=2, tau=1, merge_pushes=False)
+    assert found == "L00 L10 D0 L01 L11 D1 P00 P10 P01 P11"
+
+
+def test_lookahead_prefetches_and_refreshes_at_the_logical_step():
+    found = order(Mode.LOOKAHEAD, 3, ranks=1, ahead=1)
+    assert found == "L00 L01 R00 D0 P0 L02 R01 D1 P1 R02 D2 P2"
+
+
+def test_async_keeps_one_batch_of_every_rank_in_flight():
+    found = order(Mode.ASYNC, 4, ranks=2)
+    assert found == "<00 L00 <10 L10 >00 P00 <01 L01 >10 P10 <11 L11 >01 P01 >11 P11"
+
+
+def test_averaging_lets_every_rank_in_and_then_out():
+    found = order(Mode.ASYNC_AVERAGING, 4, ranks=2, average_every=1)
+    assert found == "L00 L10 >00 P00 L01 >10 P10 r00 r10 w00 w10 L11 >01 P01 >11 P11"
+
+
+def test_averaging_without_a_period_is_refused():
+    with pytest.raises(ValueError, match="average_every >= 1"):
+        constant_lag(Mode.ASYNC_AVERAGING, ranks=2, has_batch=lambda k: k < 4)
+
+
+@given(
+    mode=st.sampled_from(list(Mode)),
+    ranks=st.integers(1, 4),
+    batches=st.integers(0, 20),
+    tau=st.integers(0, 5),
+    ahead=st.integers(1, 5),
+    merge=st.booleans(),
+)
+def test_every_order_reads_updates_and_pushes_each_batch_once(
+    mode, ranks, batches, tau, ahead, merge
+):
+    events = list(
+        constant_lag(
+            mode,
+            ranks=ranks,
+            has_batch=lambda k: k < batches,
+            tau=tau,
+            ahead=ahead,
+            merge_pushes=merge,
+            average_every=2 if mode is Mode.ASYNC_AVERAGING else None,
+        )
+    )
+    if mode.has_barrier:
+        expected = [(r, s) for s in range(batches) for r in range(ranks)]
+    else:
+        expected = [(k % ranks, k // ranks) for k in range(batches)]
+    reads = [(e.rank, e.step) for e in events if e.kind == Kind.LOOKUP]
+    pushes = [
+        (rank, e.step)
+        for e in events
+        if e.kind == Kind.PUSH
+        for rank in (range(ranks) if e.rank == ALL else [e.rank])
+    ]
+    assert sorted(reads) == sorted(expected) == sorted(pushes)
+
+
+def test_a_trace_survives_its_file(tmp_path):
+    trace = Trace.of([Event(Kind.LOOKUP, 0, 0, 2, 7), Event(Kind.PUSH, ALL, 0)], seed=3)
+    trace.save(tmp_path / "t.npz")
+    again = Trace.load(tmp_path / "t.npz")
+    assert list(again) == list(trace)
+    assert again.meta == {"seed": 3}
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut short", b"not a trace"])
+def test_a_file_that_is_no_trace_is_refused_by_name(tmp_path, content):
+    path = tmp_path / "foreign.npz"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"foreign\.npz is not a trace"):
+        Trace.load(path)
+
+
+def test_a_trace_cannot_smuggle_objects(tmp_path):
+    np.savez(tmp_path / "evil.npz", kind=np.array([print], dtype=object))
+    with pytest.raises(ValueError, match="not a trace"):
+        Trace.load(tmp_path / "evil.npz")
+
+
+def test_watermarks_wait_for_the_slowest_rank():
+    marks = Watermarks(ranks=2)
+    marks.close(0, 0)
+    marks.close(0, 2)  # out of order: step 1 is still open
+    assert (marks.closed_steps(0), marks.closed_steps()) == (1, 0)
+    assert marks.may_start(0, 2, tau=2)
+    assert not marks.may_start(0, 3, tau=2)
+    assert marks.may_start(0, 3, tau=2, own_only=True)
+    marks.finish(1, steps=0)
+    assert marks.closed_steps() == 1
+
+
+def test_closing_a_step_twice_is_an_error():
+    marks = Watermarks(ranks=1)
+    marks.close(0, 0)
+    with pytest.raises(ValueError, match="rank 0, step 0 is already closed"):
+        marks.close(0, 0)
+
+
+@given(st.lists(st.integers(0, 2), max_size=40), st.integers(0, 4))
+def test_the_window_rule_is_its_definition(ranks, tau):
+    """Close steps in any interleaving of ranks; compare with the sentence of the contract."""
+    marks, closed = Watermarks(ranks=3), {0: 0, 1: 0, 2: 0}
+    for rank in ranks:
+        marks.close(rank, closed[rank])
+        closed[rank] += 1
+        for step in range(8):
+            all_closed = all(count >= step - tau for count in closed.values())
+            assert marks.may_start(0, step, tau) == all_closed
+
+
+def test_missing_steps_of_a_timeline_by_hand():
+    """Step 2 reads before the pushes of 0 and 1 (two missing, oldest two back); 3 misses only 2."""
+    events = [Event(Kind.LOOKUP, 0, s, 0, v) for s, v in ((0, 0), (1, 0), (2, 0))]
+    events += [Event(Kind.PUSH, 0, 0, 0, 0), Event(Kind.PUSH, 0, 1, 0, 1)]
+    events += [Event(Kind.LOOKUP, 0, 3, 0, 2)]
+    events += [Event(Kind.PUSH, 0, 2, 0, 2), Event(Kind.PUSH, 0, 3, 0, 3)]
+    trace = Trace.of(events, mode="hybrid", ranks=1)
+    steps = staleness_in_steps(trace)
+    assert steps.missing_steps.tolist() == [0, 1, 2, 1]
+    assert steps.oldest_missing_steps.tolist() == [0, 1, 2, 1]
+    pushes = staleness_in_pushes(trace)
+    assert pushes.missed_pushes.tolist() == [0, 1, 2, 1]
+    assert pushes.in_flight.tolist() == [2, 1, 1, 0]
+    assert pushes.mean_by_shard() == {0: (1.0, 1.0)}
+
+
+def test_another_ranks_open_push_counts_in_barrier_modes_and_not_in_async():
+    events = [Event(Kind.LOOKUP, 0, 0, 0), Event(Kind.LOOKUP, 1, 0, 0), Event(Kind.PUSH, 0, 0, 0),
+              Event(Kind.LOOKUP, 0, 1, 0), Event(Kind.PUSH, 1, 0, 0), Event(Kind.PUSH, 0, 1, 0)]  # fmt: skip
+    hybrid = staleness_in_steps(Trace.of(events, mode="hybrid", ranks=2))
+    own = staleness_in_steps(Trace.of(events, mode="async", ranks=2))
+    assert hybrid.missing_steps.max() == 1
+    assert own.missing_steps.max() == 0
+
+
+def test_an_order_has_no_versions_to_count_pushes_with():
+    found = summarize(constant_lag_trace(Mode.HYBRID, ranks=2, steps=10, tau=3))
+    assert (found.max_steps, found.oldest_steps, found.mean_pushes) == (3, 3, None)
