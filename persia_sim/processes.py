@@ -74,7 +74,8 @@ class Actors:
         self.own_window = not scenario.mode.has_barrier
         self.gate: dict[tuple[int, int], list[simpy.Event]] = {}
         self.closed = [0] * (ranks + 1)
-        self.missing = ranks * steps
+        # Row pushes, and in async dense pushes, that the run still waits for.
+        self.missing = ranks * steps * (2 if scenario.mode is Mode.ASYNC else 1)
         self.step_pushes = [0] * steps
         self.versions = 0
         self.dense_version = 0
@@ -378,6 +379,7 @@ class Actors:
         def applied(_: simpy.Event) -> None:
             self.record(Kind.DENSE_PUSH, r, s, self.dense_version)
             self.dense_version += 1
+            self.one_less()
 
         return applied
 
@@ -458,9 +460,13 @@ class Actors:
             self.stamp(Mark.RETURNED, r, s)
             rank.returned += 1
             self.wake(r, "lookup")
-            self.missing -= 1
-            if self.missing == 0:
-                self.finished.succeed()
+            self.one_less()
+
+    def one_less(self) -> None:
+        """A push is done; the last one ends the run."""
+        self.missing -= 1
+        if self.missing == 0:
+            self.finished.succeed()
 
     def applied(self, r: int, s: int) -> None:
         """The push of (r, s) is closed; merged ones take effect with the last rank's."""

@@ -1,0 +1,75 @@
+"""All-reduce against its closed forms, and what overlap leaves exposed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from persia_sim.allreduce import (
+    Algorithm,
+    Bucket,
+    DenseSync,
+    bucket_sizes,
+    ring_s,
+    sync_delay,
+    tree_s,
+)
+
+
+def sync(algorithm: Algorithm) -> DenseSync:
+    return DenseSync(
+        algorithm=algorithm,
+        intra_bytes_per_s=8.0,
+        inter_bytes_per_s=2.0,
+        latency_s=1.0,
+        source="test",
+    )
+
+
+def test_ring_and_tree_have_their_closed_forms() -> None:
+    assert ring_s(8, 80.0, 2.0, 0.5) == 2 * 7 * 0.5 + 2 * 7 / 8 * 80 / 2
+    assert tree_s(8, 80.0, 2.0, 0.5) == 2 * 3 * 0.5 + 2 * 80 / 2
+    assert ring_s(1, 80.0, 2.0, 0.5) == 0 == tree_s(1, 80.0, 2.0, 0.5)
+
+
+def test_hierarchical_is_two_rings_and_one_host_is_one() -> None:
+    law = sync(Algorithm.HIERARCHICAL)
+    assert law.seconds(64.0, 8, 4) == ring_s(4, 64.0, 8.0, 1.0) + ring_s(2, 64.0, 2.0, 1.0)
+    assert law.seconds(64.0, 4, 4) == ring_s(4, 64.0, 8.0, 1.0)
+    assert law.seconds(64.0, 1, 4) == 0
+
+
+def test_ring_over_hosts_runs_at_the_slower_link() -> None:
+    assert sync(Algorithm.RING).seconds(64.0, 8, 4) == ring_s(8, 64.0, 2.0, 1.0)
+    assert sync(Algorithm.TREE).seconds(64.0, 4, 4) == tree_s(4, 64.0, 8.0, 1.0)
+
+
+def test_ring_of_99_mb_over_eight_hosts_takes_14_ms_at_12_5_gb_per_s() -> None:
+    assert ring_s(8, 99e6, 12.5e9, 0.0) == pytest.approx(13.86e-3, rel=1e-3)
+
+
+def test_buckets_go_from_the_output_to_the_input_and_hold_every_byte() -> None:
+    layers = (1000, 500, 100, 10)
+    plan = bucket_sizes(layers, 400.0)
+    assert plan == [(110 / 1610, 440.0), (610 / 1610, 2000.0), (1.0, 4000.0)]
+    assert sum(size for _, size in plan) == 4 * sum(layers)
+    assert bucket_sizes(layers, 1e9) == [(1.0, 6440.0)]
+
+
+def test_overlap_hides_all_but_what_comes_after_the_last_bucket() -> None:
+    forward_end, backward = np.array([1.0, 1.0]), np.array([4.0, 4.0])
+    plan = [Bucket(0.5, 1.5), Bucket(1.0, 0.5)]
+    assert sync_delay(5.0, forward_end, backward, plan, True, 0.0) == 0.5
+    assert sync_delay(5.0, forward_end, backward, plan, False, 0.0) == 2.0
+    assert sync_delay(5.0, forward_end, backward, plan, True, 0.25) == 0.75
+    late = [Bucket(0.5, 9.0), Bucket(1.0, 0.5)]  # a slow bucket holds up the next one
+    assert sync_delay(5.0, forward_end, backward, late, True, 0.0) == 3.0 + 9.0 + 0.5 - 5.0
+
+
+def test_the_slowest_rank_decides_when_a_bucket_starts() -> None:
+    plan = [Bucket(1.0, 1.0)]
+    assert sync_delay(7.0, np.array([1.0, 3.0]), np.array([4.0, 4.0]), plan, True, 0.0) == 1.0
+
+
+def test_no_bucket_means_no_delay() -> None:
+    assert sync_delay(5.0, np.array([1.0]), np.array([4.0]), [], True, 0.0) == 0.0

@@ -1,0 +1,103 @@
+"""Stragglers, crashes, and checkpoints against their closed forms."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from persia_sim.faults import (
+    Recovery,
+    best_interval_s,
+    cpr_illustration,
+    overhead,
+    simulated_overhead,
+    young_interval_s,
+)
+from persia_sim.measure import throughput
+from persia_sim.scenario import Crash, Scenario, SlowDown, Target
+from persia_sim.simulate import DeadlockError, simulate
+from persia_sim.stamps import Mark
+from persia_sim.trace import Kind
+from persia_sim.vocabulary import Mode
+from tests.persia_sim.sim_configurations import small_scenario
+
+
+def crash(target: Target, at_s: float, restart_s: float = 0.2) -> Crash:
+    return Crash(target=target, index=0, at_s=at_s, detect_s=0.05, restart_s=restart_s, load_s=0.1)
+
+
+def test_one_slow_rank_slows_the_barrier_and_not_async() -> None:
+    slow = (SlowDown(target=Target.RANK, index=0, factor=3.0),)
+    for mode, worst in ((Mode.HYBRID, 0.8), (Mode.ASYNC, 0.85)):
+        base = small_scenario(mode, steps=30)
+        ratio = throughput(simulate(disturbed(base, slow))).mean / throughput(simulate(base)).mean
+        assert (ratio < worst) == (mode is Mode.HYBRID)
+
+
+def disturbed(base: Scenario, events: tuple[SlowDown | Crash, ...]) -> Scenario:
+    return replace(base, disturbances=events)
+
+
+def test_a_transient_slow_down_hurts_only_while_it_lasts() -> None:
+    base = small_scenario(Mode.HYBRID, steps=40)
+    end = simulate(base).makespan_s
+    event = SlowDown(target=Target.RANK, index=1, factor=4.0, start_s=end / 4, end_s=end / 2)
+    stamps = simulate(disturbed(base, (event,))).stamps[Mark.UPDATED][0]
+    plain = simulate(base).stamps[Mark.UPDATED][0]
+    early = int((plain < end / 5).sum())
+    assert (stamps[:early] == plain[:early]).all()
+    assert stamps[-1] > plain[-1]
+    assert stamps[-1] - stamps[-4] == pytest.approx(plain[-1] - plain[-4], rel=1e-6)
+
+
+@pytest.mark.parametrize("target", list(Target))
+def test_a_crash_delays_everyone_and_losses_are_counted(target: Target) -> None:
+    base = small_scenario(Mode.HYBRID, steps=30)
+    plain = simulate(base)
+    at = float(plain.stamps[Mark.PUSH][0, 10]) + 2.5e-4  # in the worker's hands
+    if target is Target.SERVER:
+        at = float(plain.stamps[Mark.APPLIED][0, 10] - plain.need.server_update_s.max() / 2)
+    run = simulate(disturbed(base, (crash(target, at),)), trace=True)
+    assert run.makespan_s > plain.makespan_s + 0.2
+    assert run.trace is not None
+    events = [e for e in run.trace if e.kind in (Kind.PUSH, Kind.LOST_PUSH)]
+    assert len(events) == 4 * 30  # every push closed once
+    lost = [e for e in events if e.kind == Kind.LOST_PUSH]
+    assert len(lost) == run.lost_pushes
+    assert target is Target.RANK or run.lost_pushes > 0
+
+
+def test_a_server_that_never_returns_is_a_deadlock_that_names_who_waits() -> None:
+    base = small_scenario(Mode.HYBRID, steps=30)
+    event = crash(Target.SERVER, 0.05, restart_s=float("inf"))
+    with pytest.raises(DeadlockError, match=r"rank 0: lookup waits for all ranks' pushes"):
+        simulate(disturbed(base, (event,)))
+
+
+def test_overhead_agrees_with_random_failures() -> None:
+    for partial in (False, True):
+        policy = Recovery(mtbf_s=20_000.0, checkpoint_s=120.0, back_s=600.0, partial=partial)
+        interval = 2_000.0
+        runs = [simulated_overhead(policy, interval, 4e6, seed)[0] for seed in range(12)]
+        mean = sum(runs) / len(runs)
+        spread = (sum((r - mean) ** 2 for r in runs) / (len(runs) - 1) / len(runs)) ** 0.5
+        assert overhead(policy, interval) == pytest.approx(mean, abs=4 * spread)
+
+
+def test_best_interval_is_youngs_when_failures_are_rare() -> None:
+    policy = Recovery(mtbf_s=1e7, checkpoint_s=10.0, back_s=60.0)
+    assert best_interval_s(policy) == pytest.approx(young_interval_s(10.0, 1e7), rel=0.01)
+
+
+def test_cpr_figures_follow_from_the_stated_assumptions() -> None:
+    figures = cpr_illustration()
+    assert figures["full"] == pytest.approx(0.083, abs=0.004)
+    assert figures["partial"] == pytest.approx(0.006, abs=0.001)
+
+
+def test_faults_are_checked() -> None:
+    with pytest.raises(ValueError, match=r"slow-down factor is 0\.5: must be >= 1"):
+        SlowDown(target=Target.RANK, index=0, factor=0.5)
+    with pytest.raises(ValueError, match="index of rank is 9: the cluster has 4"):
+        disturbed(small_scenario(), (SlowDown(target=Target.RANK, index=9, factor=2.0),))
