@@ -115,9 +115,7 @@ class _Bench:
         meter = Meter()
         feed = Feed(training_stream(self._config, self._source), 1, True, stop=lambda: False)
         meter.start()
-        ConcurrentRun(
-            self._config, self._learner, self._store, feed, TraceRecorder(), meter
-        ).run()
+        ConcurrentRun(self._config, self._learner, self._store, feed, TraceRecorder(), meter).run()
         return meter.samples_per_s(skip=2)
 
     def dense_samples_per_s(self) -> float:

@@ -27,7 +27,9 @@ STUDIES = {
         "experiments.staleness_sweep", "the same over any modes, bounds, seeds and factors", "any"
     ),
     "synthetic-gap": Study(
-        "experiments.synthetic_gap", "where the gap opens in 10,000 steps of the planted truth", "60"
+        "experiments.synthetic_gap",
+        "where the gap opens in 10,000 steps of the planted truth",
+        "60",
     ),
     "bench-sync": Study(
         "experiments.bench_sync", "concurrent sync against the dense network alone", "3"

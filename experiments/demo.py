@@ -1,4 +1,4 @@
-"""The main job: how much test AUC hybrid and async lose against sync, on real clicks if there are."""
+"""The main job: how much test AUC hybrid and async lose against sync, on real clicks if any."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from experiments.staleness_sweep import expected_samples, setting_points
 from experiments.statistics import delong
 from experiments.sweep import default_jobs, print_plan, run_points
 from experiments.tables import aligned, write_csv
-from persia_sim.vocabulary import Mode
 from runtime.config import DataConfig, TrainConfig
 
 SETTINGS: tuple[Setting, ...] = (
@@ -100,7 +99,7 @@ def find_data(data_dir: Path | None) -> DataConfig:
 
 
 def plan(data: DataConfig, options: Options) -> tuple[list[Point], list[Point]]:
-    """Points for AUC (constant lag, several at a time) and for speed (concurrent, one at a time)."""
+    """Points for AUC (constant lag, several at once) and for speed (concurrent, one at a time)."""
     steps = None
     if data.name == "synthetic":
         steps = SYNTHETIC_STEPS
@@ -131,8 +130,8 @@ def _footnotes(runs: list[Run], task: str, options: Options) -> str:
     return (
         f"AUC, log-loss, staleness: constant-lag executor; samples/s: concurrent executor,"
         f" {RANKS} ranks as threads.\n"
-        f"± is a 95 % t interval over {options.seeds} paired seeds on one split; another test set of"
-        f" {len(labels[0]):,} rows\nwould move an AUC by {test.standard_error[0]:.4f} (standard"
+        f"± is a 95 % t interval over {options.seeds} paired seeds on one split; another test set"
+        f" of {len(labels[0]):,} rows\nwould move an AUC by {test.standard_error[0]:.4f} (standard"
         f" error, DeLong); sync against hybrid tau 64, seed 0:\n"
         f"difference {1e3 * (test.auc[1] - test.auc[0]):+.2f}e-3 with standard error"
         f" {1e3 * test.difference_standard_error:.2f}e-3 (p = {test.p_value:.2f})."

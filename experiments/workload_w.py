@@ -50,9 +50,7 @@ def workload_w(batch: int, rows: int, batches: int = 24, ids_per_field: int = 1)
     made = []
     for _ in range(batches):
         ranks = np.searchsorted(cumulated, draw.random((batch, FIELDS, ids_per_field)))
-        ids = np.stack(
-            [tag(f, hash_integers(ranks[:, f].ravel())) for f in range(FIELDS)], axis=1
-        )
+        ids = np.stack([tag(f, hash_integers(ranks[:, f].ravel())) for f in range(FIELDS)], axis=1)
         ids = ids.reshape(batch, ids_per_field, FIELDS).transpose(0, 2, 1).ravel()
         offsets = None if ids_per_field == 1 else np.arange(0, len(ids) + 1, ids_per_field)
         dense = draw.normal(size=(batch, DENSE)).astype(np.float32)

@@ -71,8 +71,8 @@ class TrainConfig:
     ranks: int = 1
     """NN workers W, >= 1."""
     tau: Tau | None = None
-    """Bound: a lookup may miss the pushes of at most tau steps. 0 is synchronous; `unbounded` leaves
-    it to the queues. Not for sync and lookahead. Default 4."""
+    """Bound: a lookup may miss the pushes of at most tau steps. 0 is synchronous; `unbounded`
+    leaves it to the queues. Not for sync and lookahead. Default 4."""
     permits: int | None = None
     """Another bound, the original's: batches in flight per rank, from lookup to applied push."""
     ahead: int | None = None

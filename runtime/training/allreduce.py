@@ -54,7 +54,9 @@ class ThreadAllReduce:
             return ready
 
         for number, parameter in enumerate(model.parameters()):
-            parameter.register_post_accumulate_grad_hook(hook_for(number))
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                hook_for(number)
+            )
 
     def join(self, rank: int, gradients: DenseGradients | None) -> None:
         """Exposed part: give what is not yet summed, then wait until the weights are updated.

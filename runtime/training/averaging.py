@@ -48,7 +48,7 @@ class AveragingRound:
             raise RuntimeError(f"rank {rank} cannot leave a round that is not complete")
         with torch.no_grad():
             for weight, mean, old in zip(model.parameters(), self._mean, snapshot, strict=True):
-                weight += mean - old
+                weight.add_(mean - old)
         self._written += 1
 
 
@@ -56,8 +56,8 @@ def mean_weights(replicas: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     """Elementwise mean over replicas, summed in rank order."""
     means = []
     for parameters in zip(*replicas, strict=True):
-        total = parameters[0].clone()
+        total = parameters[0].detach()
         for other in parameters[1:]:
-            total += other
+            total = total + other
         means.append(total / len(parameters))
     return means

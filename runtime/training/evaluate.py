@@ -111,7 +111,7 @@ def _health(
             )
         elif figures.log_loss > 1.05 * figures.trivial_log_loss:
             found.append(
-                f"{name}: log-loss {figures.log_loss:.4f} is worse than always saying the label rate"
+                f"{name}: log-loss {figures.log_loss:.4f} is worse than that of the label rate"
                 f" ({figures.trivial_log_loss:.4f}): overfitted, or learning rates too high"
             )
     if not len(store):

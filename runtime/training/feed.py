@@ -15,7 +15,10 @@ MAX_DRIFT_BATCHES = 4096
 
 
 def training_stream(config: TrainConfig, source: Source) -> Iterator[Batch]:
-    """The batches of all dense updates in turn, over all passes; a pass may end with a short one."""
+    """The batches of all dense updates in turn, pass by pass; a pass may end with a short one.
+
+    Nothing is dropped: a sample is in exactly one batch of each pass.
+    """
     size, updates = config.batch_per_push, 0
     for pass_ in range(config.data.passes):
         chunks = _limited(source.chunks("train"), config.data.rows)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from persia_sim.window import Watermarks
 
 PATIENCE_S = 120.0
-"""A wait longer than this is a deadlock of ours, not slowness; the error names who waits for whom."""
+"""A longer wait is a deadlock of ours, not slowness; the error names who waits for whom."""
 
 
 class RunStopped(Exception):

@@ -146,8 +146,10 @@ class Learner:
 
 
 def _all_finite(loss: float, dense: DenseGradients, rows: RowGradients) -> bool:
-    """A sum is cheap and is finite only if its terms are; check them one by one only if it is not."""
-    sums = [float(g.sum()) for g in dense if g is not None] + [float(g.sum()) for g in rows.values()]
+    """A sum is finite only if its terms are; one by one they are checked only if it is not."""
+    sums = [float(g.sum()) for g in dense if g is not None] + [
+        float(g.sum()) for g in rows.values()
+    ]
     if math.isfinite(loss + sum(sums)):
         return True
     return (

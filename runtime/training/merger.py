@@ -1,4 +1,4 @@
-"""Row pushes of one step, kept until all ranks' are there, so that a row takes one optimiser step."""
+"""Row pushes of one step, kept until all ranks' are there: a row then takes one optimiser step."""
 
 from __future__ import annotations
 

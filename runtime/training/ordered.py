@@ -206,12 +206,15 @@ class OrderedRun:
         self._progress.update(self._dense_version, samples, loss, self.snapshot)
 
     def _average_read(self, event: Event) -> None:
-        self._recorder.record(*event)
+        self._record_round(Kind.AVERAGE_READ, event)
         round_ = self._rounds.setdefault(event.version, AveragingRound(self._config.ranks))
         round_.read(event.rank, self._replicas[event.rank])
 
+    def _record_round(self, kind: Kind, event: Event) -> None:
+        self._recorder.record(kind, event.rank, event.step, ALL, event.version)
+
     def _average_write(self, event: Event) -> None:
-        self._recorder.record(*event)
+        self._record_round(Kind.AVERAGE_WRITE, event)
         round_ = self._rounds[event.version]
         round_.write(event.rank, self._replicas[event.rank])
         if round_.is_over:

@@ -100,7 +100,9 @@ def train(
         run.run(_order(config, feed, meta))
     wall_s = time.perf_counter() - began
     if not meter.samples:
-        raise ValueError(f"data set {config.data.name} gave no training sample; is its split right?")
+        raise ValueError(
+            f"data set {config.data.name} gave no training sample; is its split right?"
+        )
     model = run.snapshot()
     final = evaluate(learner, model, store, held_out)
     trace = recorder.finish(**meta)
@@ -116,9 +118,7 @@ def train(
         "pushes_lost": meter.pushes_lost,
         "loss_scale": learner.loss_scale,
     }
-    return Outcome(
-        final, curve, trace, summarize(trace), store, model, meter.losses, figures
-    )
+    return Outcome(final, curve, trace, summarize(trace), store, model, meter.losses, figures)
 
 
 def _order(config: TrainConfig, feed: Feed, meta: dict[str, Any]) -> Iterator[Event]:

@@ -42,7 +42,8 @@ def test_help_loads_nothing_heavy(words):
         f"sys.argv = {words!r}\n"
         "try: runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)\n"
         "except SystemExit as end: assert not end.code, end.code\n"
-        "heavy = {'torch', 'pandas', 'matplotlib', 'sklearn', 'scipy', 'pyarrow'} & set(sys.modules)\n"
+        "slow = {'torch', 'pandas', 'matplotlib', 'sklearn', 'scipy', 'pyarrow'}\n"
+        "heavy = slow & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
     found = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
@@ -109,7 +110,9 @@ def test_one_training_run_tells_its_result_and_replays(tmp_path):
     recorded = command(*tiny, "--executor", "concurrent", "--out", str(tmp_path / "a"))
     assert "best reachable AUC" in recorded.stdout, recorded.stderr
     trace = str(tmp_path / "a" / "trace.npz")
-    replayed = command(*tiny, "--executor", "replay", "--trace", trace, "--out", str(tmp_path / "b"))
+    replayed = command(
+        *tiny, "--executor", "replay", "--trace", trace, "--out", str(tmp_path / "b")
+    )
     assert replayed.returncode == 0, replayed.stderr
     same = [line for line in recorded.stdout.splitlines() if "test AUC" in line]
     assert same == [line for line in replayed.stdout.splitlines() if "test AUC" in line]

@@ -175,8 +175,9 @@ def test_missing_steps_of_a_timeline_by_hand():
 
 
 def test_another_ranks_open_push_counts_in_barrier_modes_and_not_in_async():
-    events = [Event(Kind.LOOKUP, 0, 0, 0), Event(Kind.LOOKUP, 1, 0, 0), Event(Kind.PUSH, 0, 0, 0),
-              Event(Kind.LOOKUP, 0, 1, 0), Event(Kind.PUSH, 1, 0, 0), Event(Kind.PUSH, 0, 1, 0)]  # fmt: skip
+    events = [Event(Kind.LOOKUP, rank, 0, 0) for rank in (0, 1)]
+    events += [Event(Kind.PUSH, 0, 0, 0), Event(Kind.LOOKUP, 0, 1, 0)]
+    events += [Event(Kind.PUSH, 1, 0, 0), Event(Kind.PUSH, 0, 1, 0)]
     hybrid = staleness_in_steps(Trace.of(events, mode="hybrid", ranks=2))
     own = staleness_in_steps(Trace.of(events, mode="async", ranks=2))
     assert hybrid.missing_steps.max() == 1

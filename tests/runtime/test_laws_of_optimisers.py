@@ -103,8 +103,8 @@ def test_adam_with_the_rows_own_step_is_its_closed_form():
     expected, t = START.copy(), np.arange(1, 8)
     for last in t:
         weights = np.arange(last)[::-1]
-        mean = (0.1 * 0.9**weights[:, None] * GRADIENTS[:last]).sum(0)
-        square = (0.001 * 0.999**weights[:, None] * GRADIENTS[:last] ** 2).sum(0)
+        mean = (0.1 * 0.9 ** weights[:, None] * GRADIENTS[:last]).sum(0)
+        square = (0.001 * 0.999 ** weights[:, None] * GRADIENTS[:last] ** 2).sum(0)
         step = 0.1 * np.sqrt(1 - 0.999**last) / (1 - 0.9**last)
         expected -= step * mean / (np.sqrt(square) + 1e-8)
     assert np.allclose(updates(optimizer, GRADIENTS, START), expected, rtol=0, atol=1e-12)
