@@ -50,7 +50,9 @@ def guarded(work: Callable[[], None]) -> int:
     try:
         work()
     except KeyboardInterrupt:
-        print("\ninterrupted; what was finished is kept, unfinished runs start anew", file=sys.stderr)
+        print(
+            "\ninterrupted; what was finished is kept, unfinished runs start anew", file=sys.stderr
+        )
         return 130
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -61,7 +63,9 @@ def guarded(work: Callable[[], None]) -> int:
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         hint = "; the disk is full: free some space and run again" if full else ""
-        print(f"error: {error.filename or 'file'}: {error.strerror or error}{hint}", file=sys.stderr)
+        print(
+            f"error: {error.filename or 'file'}: {error.strerror or error}{hint}", file=sys.stderr
+        )
         return 2
     return 0
 
@@ -100,7 +104,9 @@ def describe(summary: dict) -> str:  # type: ignore[type-arg]
             f"   (always saying {score['label_rate']:.3f}: {score['trivial_log_loss']:.4f})"
         )
     if summary["best_reachable_auc"] is not None:
-        lines.append(f"  best reachable AUC of this synthetic stream {summary['best_reachable_auc']:.4f}")
+        lines.append(
+            f"  best reachable AUC of this synthetic stream {summary['best_reachable_auc']:.4f}"
+        )
     stale = summary["staleness"]
     lines.append(
         f"  staleness    {stale.mean_steps:.2f} steps on average, {stale.max_steps} at most;"
