@@ -221,7 +221,7 @@ class Table:
                 int,
                 Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu")],
                 Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu")],
-                Annotated[NDArray[Any], dict(order="C", device="cpu")],
+                Annotated[NDArray[Any], dict(order="C", device="cpu", writable=False)],
             ]
         ],
         step: int,
@@ -247,13 +247,17 @@ def pool(
             int,
             int,
             int,
-            Annotated[NDArray[Any], dict(order="C", device="cpu")],
+            Annotated[NDArray[Any], dict(order="C", device="cpu", writable=False)],
             Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order="C", device="cpu")],
         ]
     ],
     samples: int,
-    offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu")],
-    inverse: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu")],
+    offsets: Annotated[
+        NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)
+    ],
+    inverse: Annotated[
+        NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)
+    ],
     rounds: int,
     pooled: Annotated[NDArray[Any], dict(order="C", device="cpu")],
     rows: Annotated[NDArray[Any], dict(order="C", device="cpu")],
@@ -265,15 +269,19 @@ def scatter(
             int,
             int,
             int,
-            Annotated[NDArray[Any], dict(order="C", device="cpu")],
+            Annotated[NDArray[Any], dict(order="C", device="cpu", writable=False)],
             Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order="C", device="cpu")],
         ]
     ],
     samples: int,
-    offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu")],
-    inverse: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu")],
+    offsets: Annotated[
+        NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)
+    ],
+    inverse: Annotated[
+        NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)
+    ],
     rounds: int,
-    pooled: Annotated[NDArray[Any], dict(order="C", device="cpu")],
+    pooled: Annotated[NDArray[Any], dict(order="C", device="cpu", writable=False)],
     rows: Annotated[NDArray[Any], dict(order="C", device="cpu")],
 ) -> None: ...
 def kernel_set() -> str: ...

@@ -1,7 +1,7 @@
 """Which distinct rows a batch needs, found by the native hash de-duplication.
 
 The distinct ids of a shard stand in the order of first appearance in the batch: that is the order
-in which a lookup uses them, so it decides what a full table evicts, for any number of shards.
+in which a lookup uses them, so it decides what a full table evicts.
 """
 
 from __future__ import annotations
@@ -11,22 +11,45 @@ from collections.abc import Sequence
 import numpy as np
 
 from runtime.data.batch import Batch, Field
+from runtime.data.ids import VALUE_BITS, mix64
+from runtime.embedding.config import TableConfig
 from runtime.embedding.extension import native
+from runtime.embedding.features import HashStack
 from runtime.embedding.plan import TablePlan
+
+_VALUE_MASK = np.uint64(2**VALUE_BITS - 1)
 
 
 def plan_natively(
-    batch: Batch, fields: Sequence[Field], tables: Sequence[str], shards: int
+    batch: Batch, fields: Sequence[Field], tables: Sequence[TableConfig], shards: int
 ) -> dict[str, TablePlan]:
-    """As `runtime.embedding.plan.plan_tables`, with int32 inverses."""
+    """As `runtime.embedding.plan.plan_tables`, with int32 inverses.
+
+    The inverse of a table with a hash stack has one entry for each round of each occurrence.
+    """
     if len(tables) == 1:
-        return {tables[0]: _plan(batch.ids, slice(None), shards)}
-    table_of_id = _table_of_id(batch, [tables.index(f.table) for f in fields])
+        return {tables[0].name: _plan(batch.ids, slice(None), tables[0], shards)}
+    names = [table.name for table in tables]
+    table_of_id = _table_of_id(batch, [names.index(f.table) for f in fields])
     plans = {}
-    for number, name in enumerate(tables):
+    for number, table in enumerate(tables):
         where = np.flatnonzero(table_of_id == number)
-        plans[name] = _plan(batch.ids[where], where, shards)
+        plans[table.name] = _plan(batch.ids[where], where, table, shards)
     return plans
+
+
+def stacked(ids: np.ndarray, stack: HashStack) -> np.ndarray:
+    """uint64 [N * rounds]: the rows that each id is made of, in the order of rounds.
+
+    The field's number stays in the top bits, so every field has a small table of its own.
+    """
+    rows = np.uint64(stack.rows_per_round)
+    parts = np.empty((len(ids), stack.rounds), np.uint64)
+    hashes = ids
+    for number in range(stack.rounds):
+        hashes = mix64(hashes + np.uint64(1))
+        parts[:, number] = (ids & ~_VALUE_MASK) | (hashes % rows + np.uint64(number) * rows)
+    return parts.ravel()
 
 
 def _table_of_id(batch: Batch, table_of_field: list[int]) -> np.ndarray:
@@ -37,7 +60,13 @@ def _table_of_id(batch: Batch, table_of_field: list[int]) -> np.ndarray:
     return np.repeat(table_of_bag, np.diff(batch.offsets))
 
 
-def _plan(ids: np.ndarray, occurrences: np.ndarray | slice, shards: int) -> TablePlan:
+def _plan(
+    ids: np.ndarray, occurrences: np.ndarray | slice, table: TableConfig, shards: int
+) -> TablePlan:
+    if table.share_rows:
+        ids = ids & _VALUE_MASK
+    if table.hash_stack.rounds:
+        ids = stacked(ids, table.hash_stack)
     inverse = np.empty(len(ids), np.int32)
     distinct, bounds = native.plan(np.ascontiguousarray(ids), shards, inverse)
     return TablePlan(distinct, bounds, inverse, occurrences)

@@ -41,9 +41,10 @@ class NativePooling(Pooling):
         copy = self._one_table and batch.offsets is None
         for table in self._tables:
             calls = self._calls(table, out, with_masks=True)
-            inverse = plans[table].inverse
-            rows = values[table]
-            native.pool(calls, batch.size, offsets, inverse, 1, out.pooled, rows, copy)
+            plan = plans[table]
+            rounds = _rounds(batch, plan)
+            found = plan.inverse, rounds, out.pooled, values[table]
+            native.pool(calls, batch.size, offsets, *found, copy and rounds == 1)
         return out
 
     def backward(
@@ -59,8 +60,9 @@ class NativePooling(Pooling):
             dim = self._dims[[f.table for f in self._fields].index(table)]
             totals[table] = np.zeros((len(plans[table].ids), dim), pooled.dtype)
             calls = self._calls(table, given, with_masks=False)
-            inverse = plans[table].inverse
-            native.scatter(calls, batch.size, offsets, inverse, 1, pooled, totals[table])
+            plan = plans[table]
+            found = plan.inverse, _rounds(batch, plan), pooled, totals[table]
+            native.scatter(calls, batch.size, offsets, *found)
         return totals
 
     def _calls(
@@ -77,3 +79,10 @@ class NativePooling(Pooling):
                     mask = vectors.masks[field.name].view(np.uint8)
             calls.append((kind, self._columns[number], field.max_length, array, mask))
         return calls
+
+
+def _rounds(batch: Batch, plan: TablePlan) -> int:
+    """Rows that each occurrence is made of: 1 but for a hash stack."""
+    whole = isinstance(plan.occurrences, slice)
+    occurrences = len(batch.ids) if whole else len(plan.occurrences)  # type: ignore[arg-type]
+    return len(plan.inverse) // occurrences if occurrences else 1

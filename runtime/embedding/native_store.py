@@ -27,9 +27,23 @@ class NativeStore(EmbeddingStore):
         """Bytes of rows, state, records and index."""
         return sum(table.resident_bytes for shard in self._native for table in shard.values())
 
+    @property
+    def counters(self) -> dict[str, int]:
+        """Rows created, evicted, expired and refused, and gradients dropped, since the start."""
+        names = "created", "evicted", "expired", "not_admitted"
+        dropped = "gradients_not_admitted", "gradients_evicted"
+        found = [table.counters for shard in self._native for table in shard.values()]
+        return {name: sum(getattr(c, name) for c in found) for name in names + dropped}
+
+    @property
+    def gradients_dropped(self) -> dict[str, int]:
+        """Row gradients that found no row: never admitted, or evicted since the lookup."""
+        counters = self.counters
+        return {why: counters[f"gradients_{why}"] for why in ("not_admitted", "evicted")}
+
     def begin(self, rank: int, step: int, batch: Batch) -> Handle:
         """Merge duplicates and plan the shards; touches no row."""
-        plans = plan_natively(batch, self.layout.fields, list(self.tables), self.shards)
+        plans = plan_natively(batch, self.layout.fields, list(self.tables.values()), self.shards)
         values, slots, writes = {}, {}, {}
         for name, plan in plans.items():
             config = self.tables[name]
@@ -76,7 +90,7 @@ class NativeStore(EmbeddingStore):
             bounds = int(plan.bounds[shard]), int(plan.bounds[shard + 1])
             found = handle.slots[name], handle.writes[name]
             parts.append((plan.ids, *bounds, *found, np.ascontiguousarray(gradients[name])))
-        lr = self.tables[name].optimizer.lr
+        lr = self.tables[name].optimizer.lr_at(step)
         missed = np.zeros(64, np.int64)
         self._native[shard][name].push(parts, step, lr, missed)
         self.row_staleness += missed

@@ -26,6 +26,8 @@ def open_store(
 ) -> EmbeddingStore:
     """An empty store of the given engine; both give the same bytes for the same operations."""
     if engine == "reference":
+        for table in tables:
+            _refuse_features(table)
         return EmbeddingStore(layout, tables, shards=shards, seed=seed, recorder=recorder)
     from runtime.embedding.native_store import NativeStore  # loads the compiled kernels
 
@@ -41,3 +43,20 @@ def open_pooling(
     from runtime.embedding.native_pooling import NativePooling  # loads the compiled kernels
 
     return NativePooling(fields, dims)
+
+
+def _refuse_features(table: TableConfig) -> None:
+    """The reference has the plain store only; it must not silently ignore what was asked for."""
+    plain = TableConfig(
+        name=table.name,
+        dim=table.dim,
+        optimizer=table.optimizer,
+        initial_scale=table.initial_scale,
+        dtype=table.dtype,
+    )
+    rule = table.optimizer
+    if table != plain or rule.kind in ("adam_row", "ftrl") or rule.momentum or rule.weight_decay:
+        raise ValueError(
+            f"table {table.name} asks for features that the reference engine does not have"
+            ' (it has sgd, adagrad, adam and uniform initial values); use engine="native"'
+        )

@@ -26,14 +26,15 @@ def apply(
     uses one of them, as ``bias_correction`` says.
     """
     dim = values.shape[1]
+    lr = optimizer.lr_at(step)
     if optimizer.kind == "sgd":
-        values -= optimizer.lr * gradients
+        values -= lr * gradients
     elif optimizer.kind == "adagrad":
         state += gradients * gradients
-        values -= optimizer.lr * gradients / (np.sqrt(state) + optimizer.eps)
+        values -= lr * gradients / (np.sqrt(state) + optimizer.eps)
     elif optimizer.kind == "adagrad_row":
         state += mean_square(gradients)
-        values -= optimizer.lr * gradients / (np.sqrt(state) + optimizer.eps)
+        values -= lr * gradients / (np.sqrt(state) + optimizer.eps)
     else:
         mean, square = state[:, :dim], state[:, dim:]
         mean += (1 - optimizer.beta1) * (gradients - mean)

@@ -23,6 +23,9 @@ using Int32s = nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Int64s = nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Bytes = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Matrix = nb::ndarray<nb::c_contig, nb::device::cpu>;  // float32 or float64
+using ConstMatrix = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
+using Offsets = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Inverse = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 template <class T>
 nb::ndarray<nb::numpy, T> give(std::vector<T>&& values, std::initializer_list<size_t> shape) {
@@ -44,9 +47,13 @@ void require(bool holds, const char* rule) {
   if (!holds) throw std::invalid_argument(rule);
 }
 
-bool is_wide(const Matrix& array) { return array.dtype() == nb::dtype<double>(); }
+template <class Array>
+bool is_wide(const Array& array) {
+  return array.dtype() == nb::dtype<double>();
+}
 
-void require_rows(const Matrix& array, size_t rows, const Options& options, const char* rule) {
+template <class Array>
+void require_rows(const Array& array, size_t rows, const Options& options, const char* rule) {
   const auto expected = options.wide() ? nb::dtype<double>() : nb::dtype<float>();
   require(array.ndim() == 2 && array.shape(0) >= rows && array.shape(1) == options.dim &&
               array.dtype() == expected,
@@ -72,8 +79,9 @@ struct Range {
   size_t start, stop;
 };
 
+template <class Array>
 Range range_of(const Ids& ids, size_t start, size_t stop, const Int64s& handles,
-               const Int64s& writes, const Matrix& values, const Options& options) {
+               const Int64s& writes, const Array& values, const Options& options) {
   require(start <= stop && stop <= ids.shape(0) && handles.shape(0) == ids.shape(0) &&
               writes.shape(0) == ids.shape(0),
           "ids, handles and writes must have one length, and [start, stop) lie in it");
@@ -101,7 +109,7 @@ size_t refresh_rows(Table& table, const Ids& ids, size_t start, size_t stop, int
                        writes.data() + start);
 }
 
-using PythonPart = std::tuple<Ids, size_t, size_t, Int64s, Int64s, Matrix>;
+using PythonPart = std::tuple<Ids, size_t, size_t, Int64s, Int64s, ConstMatrix>;
 
 void push_rows(Table& table, const std::vector<PythonPart>& pushes, int64_t step, double lr,
           const Int64s& staleness) {
@@ -132,7 +140,7 @@ nb::tuple all_rows(const Table& table) {
 }
 
 // (pooling kind, first column, places of a sequence, its array, its mask)
-using PythonField = std::tuple<int, size_t, size_t, Matrix, Bytes>;
+using PythonField = std::tuple<int, size_t, size_t, ConstMatrix, Bytes>;
 
 class Fields {
  public:
@@ -146,7 +154,7 @@ class Fields {
       } else if (as != PoolKind::other_table) {
         require(column + dim <= width, "a pooled field must lie inside the pooled array");
       }
-      fields_.push_back({as, column, places, sequence.data(), mask.size() ? mask.data() : nullptr});
+      fields_.push_back({as, column, places, const_cast<void*>(sequence.data()), mask.size() ? mask.data() : nullptr});
     }
   }
   const std::vector<PoolField>& all() const { return fields_; }
@@ -155,8 +163,9 @@ class Fields {
   std::vector<PoolField> fields_;
 };
 
-Pool pool_call(const std::vector<PoolField>& fields, size_t samples, const Int64s& offsets,
-               const Int32s& inverse, size_t rounds, const Matrix& pooled, const Matrix& rows) {
+template <class Pooled>
+Pool pool_call(const std::vector<PoolField>& fields, size_t samples, const Offsets& offsets,
+               const Inverse& inverse, size_t rounds, const Pooled& pooled, const Matrix& rows) {
   require(rows.ndim() == 2 && pooled.ndim() == 2 && pooled.shape(0) == samples,
           "pooled must be [samples, width] and rows [distinct, dim]");
   const bool bags = offsets.shape(0) > 0;
@@ -171,7 +180,7 @@ Pool pool_call(const std::vector<PoolField>& fields, size_t samples, const Int64
   call.rounds = rounds;
   call.dim = rows.shape(1);
   call.width = pooled.shape(1);
-  call.pooled = pooled.data();
+  call.pooled = const_cast<void*>(pooled.data());  // the scatter only reads it
   call.rows = rows.data();
   call.wide = is_wide(rows);
   call.last_sample = samples;
@@ -179,8 +188,8 @@ Pool pool_call(const std::vector<PoolField>& fields, size_t samples, const Int64
   return call;
 }
 
-void pool_bags(const std::vector<PythonField>& fields, size_t samples, const Int64s& offsets,
-          const Int32s& inverse, size_t rounds, const Matrix& pooled, const Matrix& rows,
+void pool_bags(const std::vector<PythonField>& fields, size_t samples, const Offsets& offsets,
+          const Inverse& inverse, size_t rounds, const Matrix& pooled, const Matrix& rows,
           bool plain_copy) {
   const Fields own(fields, samples, rows.shape(1), pooled.shape(1));
   Pool call = pool_call(own.all(), samples, offsets, inverse, rounds, pooled, rows);
@@ -189,8 +198,8 @@ void pool_bags(const std::vector<PythonField>& fields, size_t samples, const Int
   kernels().pool(call);
 }
 
-void scatter_bags(const std::vector<PythonField>& fields, size_t samples, const Int64s& offsets,
-             const Int32s& inverse, size_t rounds, const Matrix& pooled, const Matrix& rows) {
+void scatter_bags(const std::vector<PythonField>& fields, size_t samples, const Offsets& offsets,
+             const Inverse& inverse, size_t rounds, const ConstMatrix& pooled, const Matrix& rows) {
   const Fields own(fields, samples, rows.shape(1), pooled.shape(1));
   const Pool call = pool_call(own.all(), samples, offsets, inverse, rounds, pooled, rows);
   nb::gil_scoped_release free;
@@ -201,6 +210,7 @@ void scatter_bags(const std::vector<PythonField>& fields, size_t samples, const 
 
 NB_MODULE(_native, module) {
   module.doc() = "Kernels of the embedding engine; see runtime.embedding.native_store.";
+  nb::set_leak_warnings(false);  // types live until the process ends; a warning helps nobody
 
   nb::enum_<Storage>(module, "Storage")
       .value("f32", Storage::f32)

@@ -226,7 +226,7 @@ void Table::copy_initial(uint64_t id, char* out) const {
 void Table::read(const uint64_t* ids, size_t n, bool create, int64_t step, int64_t* handles,
                  char* values, int64_t* writes) {
   const std::scoped_lock hold(lock_);
-  const uint32_t at = now(step);
+  const uint32_t at = create ? now(step) : latest_step_;  // reading ahead is no use of the table
   walk(ids, n, [&](size_t i, uint64_t hash, uint32_t slot) {
     if (create) {
       slot = obtain(ids[i], hash, slot, at);

@@ -1,0 +1,69 @@
+"""A gradient whose row is not there is dropped and counted, and touches no other row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.embedding.config import RowOptimizer
+from runtime.embedding.features import Admission, Capacity
+
+SGD = RowOptimizer(kind="sgd", lr=1.0)
+
+
+@pytest.mark.parametrize("eviction", ["lru", "clock"])
+def test_gradient_of_an_evicted_row_never_shifts_onto_another_row(
+    one_table: Any, eviction: Any
+) -> None:
+    table = one_table(dim=4, optimizer=SGD, capacity=Capacity(rows=4, eviction=eviction))
+    handle = table.look_up([10, 11, 12, 13])
+    late = table.look_up([20, 21], step=1)  # takes the slots of two of them
+    gone = {10, 11, 12, 13} - table.resident()
+    assert len(gone) == 2
+    before = table.values([10, 11, 12, 13, 20, 21])
+    table.push(handle, np.array([[1.0], [2.0], [3.0], [4.0]], np.float32))
+    moved = before - table.values([10, 11, 12, 13, 20, 21])
+    expected = [0.0 if i in gone else float(i - 9) for i in (10, 11, 12, 13)] + [0.0, 0.0]
+    np.testing.assert_allclose(moved[:, 0], expected, atol=1e-6)
+    assert table.store.gradients_dropped == {"not_admitted": 0, "evicted": 2}
+    table.push(late)
+    assert table.store.gradients_dropped["evicted"] == 2
+
+
+def test_gradient_of_a_row_not_admitted_never_shifts_onto_another_row(one_table: Any) -> None:
+    table = one_table(
+        dim=4, optimizer=SGD, admission=Admission(kind="probability", probability=0.5)
+    )
+    ids = np.arange(64)
+    handle = table.look_up(ids)
+    admitted = np.isin(ids, list(table.resident()))
+    assert 10 < admitted.sum() < 54
+    before = table.values(ids)
+    table.push(handle, (1.0 + ids)[:, None].astype(np.float32))
+    moved = (before - table.values(ids))[:, 0]
+    np.testing.assert_allclose(moved, np.where(admitted, 1.0 + ids, 0.0), atol=1e-5)
+    assert table.store.gradients_dropped["not_admitted"] == 64 - admitted.sum()
+
+
+def test_a_row_that_was_evicted_and_created_again_takes_no_old_gradient(one_table: Any) -> None:
+    table = one_table(dim=2, optimizer=SGD, capacity=Capacity(rows=1))
+    first = table.look_up([7])
+    table.look_up([8], step=1)
+    again = table.look_up([7], step=2)
+    table.push(first)
+    assert table.store.gradients_dropped["evicted"] == 1
+    np.testing.assert_array_equal(table.values([7]), again.values["rows"])
+
+
+def test_merged_push_drops_only_the_missing_part(one_table: Any) -> None:
+    table = one_table(dim=2, optimizer=SGD, capacity=Capacity(rows=2))
+    old = table.look_up([1, 2])
+    new = table.look_up([2, 3], step=1)  # evicts 1
+    start = table.values([1, 2, 3])
+    ones = {"rows": np.ones((2, 2), np.float32)}
+    table.store.push(0, [(old, ones), (new, ones)], merged=True)
+    moved = (start - table.values([1, 2, 3]))[:, 0]
+    np.testing.assert_allclose(moved, [0.0, 2.0, 1.0], atol=1e-6)
+    assert table.store.gradients_dropped == {"not_admitted": 0, "evicted": 1}

@@ -1,0 +1,102 @@
+"""Each optimiser against its closed form in float64, over random gradients and touched rows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.embedding.config import RowOptimizer
+from runtime.embedding.schedule import Schedule
+
+IDS, STEPS, DIM = np.arange(12), 25, 5
+
+
+def run(one_table: Any, rule: RowOptimizer, **config: Any) -> tuple[np.ndarray, list[Any]]:
+    """Final rows, and per step (touched ids, gradients)."""
+    rng = np.random.default_rng(3)
+    table = one_table(dim=DIM, dtype="float64", optimizer=rule, initial_scale=0.3, **config)
+    history = []
+    for step in range(STEPS):
+        touched = np.sort(rng.choice(IDS, 6, replace=False))
+        gradients = rng.standard_normal((6, DIM))
+        table.push(table.look_up(touched, step), gradients)
+        history.append((touched, gradients))
+    return table.values(IDS), history
+
+
+def initial(one_table: Any) -> np.ndarray:
+    values: np.ndarray = one_table(dim=DIM, dtype="float64", initial_scale=0.3).values(IDS)
+    return values
+
+
+def test_lazy_sgd_with_decay_and_momentum(one_table: Any) -> None:
+    rule = RowOptimizer(kind="sgd", lr=0.1, weight_decay=0.02, momentum=0.8)
+    found, history = run(one_table, rule)
+    w, velocity = initial(one_table), np.zeros((len(IDS), DIM))
+    for touched, g in history:
+        velocity[touched] = 0.8 * velocity[touched] + g + 0.02 * w[touched]
+        w[touched] -= 0.1 * velocity[touched]
+    np.testing.assert_allclose(found, w, rtol=1e-12)
+
+
+def test_rowwise_adam(one_table: Any) -> None:
+    rule = RowOptimizer(kind="adam_row", lr=0.1, eps=1e-8, bias_correction="row")
+    found, history = run(one_table, rule)
+    w, m, v = initial(one_table), np.zeros((len(IDS), DIM)), np.zeros((len(IDS), 1))
+    count = np.zeros((len(IDS), 1))
+    for t, g in history:
+        count[t] += 1
+        m[t] = 0.9 * m[t] + 0.1 * g
+        v[t] = 0.999 * v[t] + 0.001 * (g**2).mean(axis=1, keepdims=True)
+        factor = 0.1 * np.sqrt(1 - 0.999 ** count[t]) / (1 - 0.9 ** count[t])
+        w[t] -= factor * m[t] / (np.sqrt(v[t]) + 1e-8)
+    np.testing.assert_allclose(found, w, rtol=1e-9)
+
+
+def test_ftrl_proximal(one_table: Any) -> None:
+    rule = RowOptimizer(kind="ftrl", lr=0.1, l1=0.3, l2=0.05, ftrl_beta=1.0)
+    found, history = run(one_table, rule)
+    w = initial(one_table)
+    z, n = np.zeros((len(IDS), DIM)), np.zeros((len(IDS), DIM))
+    for t, g in history:
+        sigma = (np.sqrt(n[t] + g**2) - np.sqrt(n[t])) / 0.1
+        z[t] += g - sigma * w[t]
+        n[t] += g**2
+        shrunk = np.sign(z[t]) * np.maximum(np.abs(z[t]) - 0.3, 0)
+        w[t] = -shrunk / ((1.0 + np.sqrt(n[t])) / 0.1 + 0.05)
+    np.testing.assert_allclose(found, w, rtol=1e-10, atol=1e-12)
+    assert (found == 0).any()
+
+
+def test_weight_bound_clamps_after_the_step(one_table: Any) -> None:
+    found, _ = run(one_table, RowOptimizer(kind="sgd", lr=1.0), weight_bound=0.5)
+    assert np.abs(found).max() == 0.5
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam"])
+def test_learning_rate_follows_the_schedule(one_table: Any, kind: Any) -> None:
+    schedule = Schedule(warmup_steps=4, decay="cosine", decay_steps=6, floor=0.1)
+    scheduled = one_table(dim=2, optimizer=RowOptimizer(kind=kind, lr=0.1, schedule=schedule))
+    for step, factor in [(1, 0.25), (4, 1.0), (7, 0.55), (10, 0.1), (50, 0.1)]:
+        assert schedule.factor(step) == pytest.approx(factor)
+        plain = one_table(dim=2, optimizer=RowOptimizer(kind=kind, lr=0.1 * factor))
+        for table in (scheduled, plain):
+            table.push(table.look_up([100 + step], step - 1))
+        np.testing.assert_allclose(
+            scheduled.values([100 + step]), plain.values([100 + step]), rtol=1e-6
+        )
+
+
+def test_other_decays() -> None:
+    linear = Schedule(decay="linear", decay_steps=10)
+    assert [linear.factor(step) for step in (0, 5, 10, 20)] == [1.0, 0.5, 0.0, 0.0]
+    root = Schedule(decay="inverse_sqrt", decay_steps=100)
+    assert root.factor(300) == pytest.approx(math.sqrt(1 / 4))
+
+
+def test_options_of_another_optimiser_are_refused() -> None:
+    with pytest.raises(ValueError, match="momentum is not used by adagrad_row"):
+        RowOptimizer(momentum=0.9)
