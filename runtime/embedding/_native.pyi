@@ -229,6 +229,29 @@ class Table:
         staleness: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu")],
     ) -> None: ...
     def rows(self) -> tuple[Any, ...]: ...
+    def snapshot(self, only_changed: bool, track: bool) -> dict[str, Any]: ...
+    def restore(
+        self,
+        ids: Annotated[
+            NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        words: Annotated[
+            NDArray[numpy.uint32], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        stamps: Annotated[
+            NDArray[numpy.uint32], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        rows: Annotated[
+            NDArray[numpy.uint8], dict(shape=(None, None), order="C", device="cpu", writable=False)
+        ],
+        removed: Annotated[
+            NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        sightings: Annotated[
+            NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        latest_step: int,
+    ) -> None: ...
     @property
     def resident_bytes(self) -> int: ...
     @property

@@ -6,11 +6,16 @@ with the interpreter lock released.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
-from runtime.data.batch import Batch
+from persia_sim.trace import TraceRecorder
+from runtime.data.batch import Batch, Layout
+from runtime.embedding.config import TableConfig
+from runtime.embedding.cut import PushGate
 from runtime.embedding.native_plan import plan_natively
 from runtime.embedding.native_rows import open_table
 from runtime.embedding.store import EmbeddingStore, Handle, RowGradients
@@ -18,6 +23,20 @@ from runtime.embedding.store import EmbeddingStore, Handle, RowGradients
 
 class NativeStore(EmbeddingStore):
     """Rows in C++ tables, one for each table and shard."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        tables: Sequence[TableConfig],
+        *,
+        shards: int = 1,
+        seed: int = 0,
+        recorder: TraceRecorder | None = None,
+    ) -> None:
+        super().__init__(layout, tables, shards=shards, seed=seed, recorder=recorder)
+        self.seed = seed
+        self.last_saved: tuple[str, str] | None = None
+        self._gate = PushGate(shards)
 
     def __len__(self) -> int:
         return sum(len(table) for shard in self._native for table in shard.values())
@@ -51,6 +70,38 @@ class NativeStore(EmbeddingStore):
             slots[name] = np.full(len(plan.ids), -1, np.int64)
             writes[name] = np.zeros(len(plan.ids), np.int64)
         return Handle(rank, step, batch, plans, values, slots, writes)
+
+    def push(
+        self, shard: int, pushes: Sequence[tuple[Handle, RowGradients]], *, merged: bool = False
+    ) -> None:
+        """As the reference; a consistent cut never falls between the shards of one push."""
+        touching = [handle for handle, _ in pushes if handle.touches(shard)]
+        if touching:
+            with self._gate.pushing(touching, shard):
+                super().push(shard, pushes, merged=merged)
+
+    def lose(self, handle: Handle) -> None:
+        """Record that the handle's push will never be applied."""
+        super().lose(handle)
+        self._gate.forget(handle)
+
+    @contextmanager
+    def consistent_cut(self) -> Iterator[None]:
+        """Hold every shard at an instant at which no push is half applied."""
+        with self._gate.cut(), self.frozen():
+            yield
+
+    def snapshots(self, *, only_changed: bool, track: bool) -> list[dict[str, dict[str, Any]]]:
+        """Per shard and table, all rows (or the changed ones); call inside `consistent_cut`."""
+        return [
+            {name: table.snapshot(only_changed, track) for name, table in shard.items()}
+            for shard in self._native
+        ]
+
+    def restore(self, table: str, shards: Sequence[dict[str, Any]]) -> None:
+        """Put rows of one table back, those of each shard."""
+        for tables, arrays in zip(self._native, shards, strict=True):
+            tables[table].restore(**arrays)
 
     def export(self) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Per table all (ids, values, state), sorted by id, whatever the number of shards."""

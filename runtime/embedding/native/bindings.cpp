@@ -139,6 +139,54 @@ nb::tuple all_rows(const Table& table) {
                         give(std::move(rows.writes), {n}));
 }
 
+nb::dict take_snapshot(Table& table, bool only_changed, bool track) {
+  Snapshot found;
+  {
+    nb::gil_scoped_release free;
+    found = table.snapshot(only_changed, track);
+  }
+  const size_t n = found.ids.size(), stamps = found.stamps.size();
+  const size_t removed = found.removed.size(), sightings = found.sightings.size();
+  nb::dict out;
+  out["ids"] = give(std::move(found.ids), {n});
+  out["words"] = give(std::move(found.words), {n});
+  out["stamps"] = give(std::move(found.stamps), {stamps});
+  out["rows"] = give(std::move(found.rows), {n, table.options().row_bytes()});
+  out["removed"] = give(std::move(found.removed), {removed});
+  out["sightings"] = give(std::move(found.sightings), {sightings});
+  out["latest_step"] = found.latest_step;
+  return out;
+}
+
+template <class T>
+using Column = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using RowBytes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+template <class T>
+std::vector<T> copy_of(const Column<T>& column) {
+  return std::vector<T>(column.data(), column.data() + column.shape(0));
+}
+
+void restore(Table& table, const Column<uint64_t>& ids, const Column<uint32_t>& words,
+             const Column<uint32_t>& stamps, const RowBytes& rows, const Column<uint64_t>& removed,
+             const Column<uint8_t>& sightings, uint32_t latest_step) {
+  const size_t n = ids.shape(0);
+  require(words.shape(0) == n && rows.shape(0) == n && (stamps.shape(0) == n || !stamps.shape(0)),
+          "ids, words, stamps and rows must have one length");
+  require(!n || rows.shape(1) == table.options().row_bytes(),
+          "rows must have the table's bytes per row");
+  Snapshot from;
+  from.ids = copy_of(ids);
+  from.words = copy_of(words);
+  from.stamps = copy_of(stamps);
+  from.rows.assign(rows.data(), rows.data() + rows.size());
+  from.removed = copy_of(removed);
+  from.sightings = copy_of(sightings);
+  from.latest_step = latest_step;
+  nb::gil_scoped_release free;
+  table.restore(from);
+}
+
 // (pooling kind, first column, places of a sequence, its array, its mask)
 using PythonField = std::tuple<int, size_t, size_t, ConstMatrix, Bytes>;
 
@@ -288,6 +336,9 @@ NB_MODULE(_native, module) {
            nb::arg("handles"), nb::arg("values"), nb::arg("writes"))
       .def("push", &push_rows, nb::arg("parts"), nb::arg("step"), nb::arg("lr"), nb::arg("staleness"))
       .def("rows", &all_rows)
+      .def("snapshot", &take_snapshot, nb::arg("only_changed"), nb::arg("track"))
+      .def("restore", &restore, nb::arg("ids"), nb::arg("words"), nb::arg("stamps"),
+           nb::arg("rows"), nb::arg("removed"), nb::arg("sightings"), nb::arg("latest_step"))
       .def_prop_ro("resident_bytes", &Table::resident_bytes)
       .def_prop_ro("counters", &Table::counters);
 

@@ -10,6 +10,8 @@
 
 namespace embedding {
 
+inline constexpr uint64_t kNoId = ~uint64_t{0};  // no id is 2**64 - 1, see runtime.data.ids
+
 // Word: generation (6 bits) | changed | recently used | optimiser steps taken (24 bits, saturating).
 // 12 bytes a row, 8 more for an exact LRU list, 4 more for expiry.
 class Records {

@@ -12,7 +12,6 @@ namespace embedding {
 
 namespace {
 
-constexpr uint64_t kNoId = ~uint64_t{0};  // no id is 2**64 - 1, see runtime.data.ids
 constexpr size_t kAhead = 16;             // ids between one stage of a lookup and the next
 constexpr size_t kRing = 64;              // more than all stages span
 constexpr size_t kBlock = 16;             // rows of one call of an optimiser kernel

@@ -42,6 +42,17 @@ struct Rows {
   std::vector<char> state;   // [n, state floats]
 };
 
+// All that a table is at one instant, in the order in which rows would be evicted.
+struct Snapshot {
+  std::vector<uint64_t> ids;
+  std::vector<uint32_t> words;      // of the records: write counts and the clock's marks
+  std::vector<uint32_t> stamps;     // of expiry; empty without it
+  std::vector<uint8_t> rows;        // [n, row bytes] as stored
+  std::vector<uint64_t> removed;    // ids gone since the last snapshot (of changes only)
+  std::vector<uint8_t> sightings;   // of admission by frequency
+  uint32_t latest_step = 0;
+};
+
 // Safe for threads: every operation takes the table's own lock.
 class Table {
  public:
@@ -59,6 +70,12 @@ class Table {
   // Adds to staleness [64] the number of writes that each gradient had missed.
   void push(const std::vector<Part>& parts, int64_t step, double lr, int64_t* staleness);
 
+  // Everything, or only rows written or created since the last snapshot. With `track`, rows that go
+  // from now on are remembered, so that the next snapshot may be one of changes.
+  Snapshot snapshot(bool only_changed, bool track);
+  // Put rows (back) in, in the order given, the last one being the most recently used.
+  void restore(const Snapshot& from);
+
   uint64_t size() const;
   uint64_t resident_bytes() const;
   Counters counters() const;
@@ -66,7 +83,6 @@ class Table {
   const Options& options() const { return options_; }
 
  private:
-  friend class TableState;
   // Rows about to take a step, and their gradients: a block of them, or all of a merged push.
   struct Touched {
     explicit Touched(size_t most) : ids(most), slots(most), gradients(most) {}
@@ -81,6 +97,8 @@ class Table {
     size_t count = 0;
   };
 
+  template <class Visit>
+  void each_by_age(Visit visit) const;
   template <class Visit>
   void walk(const uint64_t* ids, size_t n, Visit visit) const;
   uint32_t find(uint64_t id, uint64_t hash) const;

@@ -1,0 +1,78 @@
+"""A consistent cut: an instant at which no push is applied at some shards and not at others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from runtime.embedding.store import Handle
+
+MOST_WAIT_S = 60.0
+"""A push that stands half applied for longer than this stops the cut with an error."""
+
+
+class PushGate:
+    """Counts pushes that have begun at one shard and not ended at the last.
+
+    While somebody waits for a cut, no push begins; those under way go on. So training pauses for as
+    long as a push takes, and for the copy.
+    """
+
+    def __init__(self, shards: int) -> None:
+        self._shards = shards
+        self._changed = threading.Condition()
+        self._open: dict[int, tuple[Handle, set[int]]] = {}
+        self._cutters = 0
+
+    @contextmanager
+    def pushing(self, handles: Sequence[Handle], shard: int) -> Iterator[None]:
+        """Around the push of these handles at one shard."""
+        with self._changed:
+            fresh = [h for h in handles if id(h) not in self._open]
+            if len(fresh) == len(handles):
+                self._changed.wait_for(lambda: not self._cutters)
+            for handle in fresh:
+                touched = {k for k in range(self._shards) if handle.touches(k)}
+                self._open[id(handle)] = handle, touched
+        try:
+            yield
+        finally:
+            self._leave(handles, {shard})
+
+    def forget(self, handle: Handle) -> None:
+        """The rest of this handle's push is lost."""
+        self._leave([handle], set(range(self._shards)))
+
+    @contextmanager
+    def cut(self) -> Iterator[None]:
+        """Hold back new pushes once those under way have ended."""
+        with self._changed:
+            self._cutters += 1
+            done = self._changed.wait_for(lambda: not self._open, MOST_WAIT_S)
+            if not done:
+                self._cutters -= 1
+                self._changed.notify_all()
+                raise TimeoutError(self._who_is_open())
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._cutters -= 1
+                self._changed.notify_all()
+
+    def _leave(self, handles: Sequence[Handle], shards: set[int]) -> None:
+        with self._changed:
+            for handle in handles:
+                _, left = self._open.get(id(handle), (handle, set()))
+                left -= shards
+                if not left:
+                    self._open.pop(id(handle), None)
+            self._changed.notify_all()
+
+    def _who_is_open(self) -> str:
+        open_pushes = [f"rank {h.rank} step {h.step}: {sorted(s)}" for h, s in self._open.values()]
+        return (
+            f"no consistent cut within {MOST_WAIT_S:.0f} s: pushes are applied at some shards only"
+            f" ({'; '.join(open_pushes)} are missing); push them or call lose() before saving"
+        )
