@@ -129,7 +129,8 @@ def _footnotes(runs: list[Run], task: str, options: Options) -> str:
     test = delong(labels[0], scores[0], scores[1])
     return (
         f"AUC, log-loss, staleness: constant-lag executor; samples/s: concurrent executor,"
-        f" {RANKS} ranks as threads.\n"
+        f" {RANKS} ranks as threads,\nall on this host: there is no network latency that hybrid"
+        " could hide (add some with --latency-s, or simulate a cluster).\n"
         f"± is a 95 % t interval over {options.seeds} paired seeds on one split; another test set"
         f" of {len(labels[0]):,} rows\nwould move an AUC by {test.standard_error[0]:.4f} (standard"
         f" error, DeLong); sync against hybrid tau 64, seed 0:\n"

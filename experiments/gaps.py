@@ -137,7 +137,7 @@ def table_cells(rows: Sequence[GapRow]) -> tuple[list[str], list[list[str]]]:
             "-" if row.mode in ("sync", "lookahead") else str(row.tau),
             f"{row.auc.mean:.4f}",
             _milli(row.gap_to_sync, row.mode == "sync"),
-            _milli(row.gap_to_tau_0, row.mode == "sync"),
+            _milli(row.gap_to_tau_0, row.mode == "sync" or row.tau == 0),
             f"{row.log_loss:.4f}",
             f"{row.staleness_mean_steps:.2f} / {row.staleness_max_steps}",
             "-" if math.isnan(row.samples_per_s) else f"{row.samples_per_s:,.0f}",

@@ -17,6 +17,7 @@ from runtime.config import TrainConfig
 USAGE = """usage: python -m runtime COMMAND [options]
 
   train      train one model and write its run folder     (train --help lists every option)
+  profile    measure what each stage costs here, for the simulator
   data list  the data sets, and where each was found
   data get   download a data set from its publisher
 
@@ -122,10 +123,44 @@ def describe(summary: dict) -> str:  # type: ignore[type-arg]
     return "\n".join(lines)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Measure every stage of training on one core; python -m persia_sim --profile reads it."""
+
+    dim: int = 16
+    """Floats in a row."""
+    hidden: tuple[int, ...] = (1024, 512, 256)
+    """Widths of the tower."""
+    data: str = "synthetic:criteo-ad:0.01"
+    """Where the ids come from."""
+    out: Path = Path("runs/profile.json")
+    """The file to write."""
+
+
+def _profile(arguments: list[str]) -> None:
+    options = tyro.cli(Profile, args=arguments, prog="python -m runtime profile")
+    from runtime.profile import measure_profile, write_profile
+
+    profile = measure_profile(options.dim, options.hidden, options.data)
+    write_profile(options.out, profile)
+    for stage, law in profile["laws"].items():
+        low, high = law["fitted_items"]
+        print(
+            f"  {stage:<15} {1e6 * law['fixed_s']:8.1f} us"
+            f" + {1e9 * law['per_item_s']:7.1f} ns an item"
+            f"   (+-{100 * law['spread']:.0f} %, {low:,.0f} to {high:,.0f} items)"
+        )
+    print(f"profile: {options.out}   (load {profile['provenance']['load_1min']:.1f} cores)")
+
+
 def _data(arguments: list[str]) -> None:
     from runtime.data.commands import run
 
     run(arguments)
 
 
-COMMANDS: dict[str, Callable[[list[str]], None]] = {"train": _train, "data": _data}
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "train": _train,
+    "profile": _profile,
+    "data": _data,
+}

@@ -124,6 +124,8 @@ class TrainConfig:
     """Threads of one dense operation, >= 1."""
     queue_batches: int = 10
     """Of concurrent: capacity of each queue of a rank (source: the original's default), >= 1."""
+    timeline: bool = False
+    """Of concurrent: keep how long each stage took, as timeline.json for Perfetto."""
     latency_s: float = 0.0
     """Of concurrent: seconds added to every lookup and every push, as a network would."""
 
@@ -166,6 +168,8 @@ class TrainConfig:
             raise ValueError("replay needs the order to execute; add --trace FILE")
         if self.executor == "lag" and self.tau == "unbounded":
             raise ValueError("the lag executor reaches its bound exactly; give tau a number")
+        if self.timeline and self.executor != "concurrent":
+            raise ValueError("timeline is only kept by the concurrent executor; remove it")
         if self.latency_s < 0:
             raise ValueError(f"latency_s must be >= 0, got {self.latency_s}")
         if self.latency_s and self.executor != "concurrent":

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from persia_sim.chrome import chrome_events, write_chrome_trace
 from runtime.config import TrainConfig
 from runtime.data.open import open_source
 from runtime.runfolder import SUMMARY, environment, write_json
@@ -22,7 +23,8 @@ def run_into(
     """Run ``config``, fill ``folder``, and return the summary.
 
     The folder holds config.json, env.json, metrics.jsonl (a line per snapshot), trace.npz,
-    predictions.npz and, written last, summary.json: a folder without it is an unfinished run.
+    predictions.npz, timeline.json if asked for and, written last, summary.json: a folder without
+    it is an unfinished run.
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config)
@@ -37,6 +39,8 @@ def run_into(
         last = {"updates": outcome.figures["updates"], "samples": outcome.figures["samples"]}
         lines.write(json.dumps({**last, "drained": True, "tasks": _scores(outcome.final)}) + "\n")
     outcome.trace.save(folder / "trace.npz")
+    if config.timeline:
+        write_chrome_trace(folder / "timeline.json", chrome_events(outcome.intervals))
     final = outcome.final
     np.savez_compressed(
         folder / "predictions.npz",

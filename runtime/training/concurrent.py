@@ -164,7 +164,7 @@ class ConcurrentRun:
                 break
             fetched = ready.get()
             self._gate.enter(rank, step)
-            with self._spans.span(Stage.LOOKUP, rank, step):
+            with self._spans.span("lookup", Stage.LOOKUP, rank, step):
                 for shard in range(self._store.shards):
                     self._store.refresh(fetched.handle, shard)
             self._push(self._train(rank, fetched))
@@ -193,13 +193,13 @@ class ConcurrentRun:
     # The stages.
 
     def _fetch(self, rank: int, step: int) -> _Fetched | None:
-        with self._spans.span(Stage.LOAD, rank, step):
+        with self._spans.span("load", Stage.LOAD, rank, step):
             work = self._feed.take(rank, step)
         if work is None:
             return None
         handle = self._store.begin(rank, step, work.batch)
         self._gate.enter(rank, step)
-        with self._spans.span(Stage.LOOKUP, rank, step):
+        with self._spans.span("lookup", Stage.LOOKUP, rank, step):
             self._travel()
             for shard in range(self._store.shards):
                 self._store.read(handle, shard)
@@ -210,7 +210,7 @@ class ConcurrentRun:
         if work is None:
             return None
         handle = self._store.begin(rank, step, work.batch)
-        with self._spans.span(Stage.LOOKUP, rank, step):
+        with self._spans.span("lookup", Stage.LOOKUP, rank, step):
             self._travel()
             for shard in range(self._store.shards):
                 self._store.read(handle, shard, create=False)
@@ -220,7 +220,7 @@ class ConcurrentRun:
         handle, mode = fetched.handle, self._config.mode
         if not mode.has_barrier:
             self._dense_server.pull(rank, handle.step)
-        with self._spans.span(Stage.BACKWARD, rank, handle.step):
+        with self._spans.span("dense", "forward_backward", rank, handle.step):
             found = self._learner.gradients(self._models[rank], handle, fetched.step_samples)
         if not found.finite:
             self._learner.refuse_or_skip(handle, found)
@@ -228,7 +228,7 @@ class ConcurrentRun:
                 self._progress.skip()
         self._note(found, handle)
         dense = found.dense if found.finite else None
-        with self._spans.span(Stage.DENSE_SYNC, rank, handle.step):
+        with self._spans.span("dense", Stage.DENSE_SYNC, rank, handle.step):
             if mode.has_barrier:
                 self._allreduce.join(rank, dense)
             else:
@@ -238,7 +238,7 @@ class ConcurrentRun:
 
     def _push(self, computed: _Computed) -> None:
         handle = computed.handle
-        with self._spans.span(Stage.PUSH, handle.rank, handle.step):
+        with self._spans.span("push", Stage.PUSH, handle.rank, handle.step):
             self._travel()
             lost = computed.rows is not None and self._lose_push(handle.rank, handle.step)
             push: RankPush = (handle, None if lost else computed.rows)

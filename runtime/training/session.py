@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from persia_sim.chrome import Interval
 from persia_sim.orders import constant_lag
 from persia_sim.staleness import StalenessSummary, summarize
 from persia_sim.trace import Event, Trace, TraceRecorder
@@ -24,6 +25,7 @@ from runtime.training.feed import Feed, training_stream
 from runtime.training.learner import Learner
 from runtime.training.ordered import OrderedRun
 from runtime.training.progress import Meter
+from runtime.training.spans import SpanRecorder
 
 OnSamples = Callable[[int], None]
 
@@ -48,6 +50,8 @@ class Outcome:
     staleness: StalenessSummary
     store: EmbeddingStore
     model: nn.Module
+    intervals: list[Interval]
+    """How long each stage took; only of the concurrent executor, and only when asked for."""
     losses: list[float]
     """Mean loss of each dense update, in the order of updates."""
     figures: dict[str, Any] = field(default_factory=dict)
@@ -89,11 +93,12 @@ def train(
         training_stream(config, source), config.ranks, config.mode.has_barrier, stop=lambda: False
     )
     meta = _trace_meta(config, source)
+    spans = SpanRecorder(enabled=config.timeline)
     began = time.perf_counter()
     meter.start()
     run: OrderedRun | ConcurrentRun
     if config.executor == "concurrent":
-        run = ConcurrentRun(config, learner, store, feed, recorder, meter)
+        run = ConcurrentRun(config, learner, store, feed, recorder, meter, spans=spans)
         run.run()
     else:
         run = OrderedRun(config, learner, store, feed, recorder, meter)
@@ -118,7 +123,9 @@ def train(
         "pushes_lost": meter.pushes_lost,
         "loss_scale": learner.loss_scale,
     }
-    return Outcome(final, curve, trace, summarize(trace), store, model, meter.losses, figures)
+    return Outcome(
+        final, curve, trace, summarize(trace), store, model, spans.intervals, meter.losses, figures
+    )
 
 
 def _order(config: TrainConfig, feed: Feed, meta: dict[str, Any]) -> Iterator[Event]:

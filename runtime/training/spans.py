@@ -5,32 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
-from persia_sim.vocabulary import Stage
-
-
-class Span(NamedTuple):
-    """One stage of one (rank, step)."""
-
-    stage: Stage
-    rank: int
-    step: int
-    start_s: float
-    end_s: float
+from persia_sim.chrome import Interval
 
 
 class SpanRecorder:
-    """Collects spans from any number of threads; costs nothing when not enabled."""
+    """Collects intervals from any number of threads; costs next to nothing when not enabled."""
 
     def __init__(self, *, enabled: bool) -> None:
         self._enabled = enabled
         self._zero_s = time.perf_counter()
-        self.spans: list[Span] = []
+        self.intervals: list[Interval] = []
 
     @contextmanager
-    def span(self, stage: Stage, rank: int, step: int) -> Iterator[None]:
-        """Time the body."""
+    def span(self, track: str, stage: str, rank: int, step: int) -> Iterator[None]:
+        """Time the body as one stage on one track of the rank."""
         if not self._enabled:
             yield
             return
@@ -39,4 +28,4 @@ class SpanRecorder:
             yield
         finally:
             end_s = time.perf_counter() - self._zero_s
-            self.spans.append(Span(stage, rank, step, start_s, end_s))
+            self.intervals.append(Interval(rank, track, stage, step, start_s, end_s))
