@@ -150,6 +150,12 @@ def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
     )
 
 
+def loader_start_s(loader: int, scenario: Scenario, load_s: float) -> float:
+    """When a loader begins: those with work start evenly over one batch time, in batch order."""
+    used = min(scenario.cluster.loaders, scenario.cluster.ranks * scenario.steps)
+    return load_s * (loader % used) / used
+
+
 def _scaled(fetch: Fetch, share: float, scenario: Scenario) -> Fetch:
     """A fetch of a share of the rows: fixed parts stay, the rest shrinks."""
     costs, cluster = scenario.costs, scenario.cluster

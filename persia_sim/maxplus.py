@@ -14,7 +14,7 @@ import numpy as np
 from persia_sim.allreduce import sync_delay
 from persia_sim.analytic import Transfers
 from persia_sim.cluster import require
-from persia_sim.demand import Demand, Fetch, demand
+from persia_sim.demand import Demand, Fetch, demand, loader_start_s
 from persia_sim.noise import Purpose, lognormal_factors, stream
 from persia_sim.scenario import Discipline, Scenario
 from persia_sim.stamps import Mark
@@ -59,7 +59,10 @@ class _Recursion:
         training = np.zeros(ranks)
         copying_back = np.zeros(ranks)
         pushing = np.zeros((ranks, queues.push_tasks))
-        loader = np.zeros(self.scenario.cluster.loaders)
+        loaders = self.scenario.cluster.loaders
+        loader = np.array(
+            [loader_start_s(number, self.scenario, self.need.load_s) for number in range(loaders)]
+        )
         returned: list[list[float]] = [[] for _ in range(ranks)]
         delivered = np.zeros(ranks)
         closed = np.zeros(ranks)

@@ -15,7 +15,7 @@ import numpy as np
 import simpy
 
 from persia_sim.allreduce import sync_delay
-from persia_sim.demand import Demand, Fetch
+from persia_sim.demand import Demand, Fetch, loader_start_s
 from persia_sim.disturbances import Disturbed
 from persia_sim.hardware import Platform
 from persia_sim.noise import Purpose, lognormal_factors, stream
@@ -150,9 +150,14 @@ class Actors:
         return (batch // cluster.loaders if choice is WorkerChoice.PER_LOADER else batch) % workers
 
     def load(self, loader: int) -> Process:
-        """Build every L-th batch; hold it back while the rank's data set buffer is full."""
+        """Build every L-th batch; hold it back while the rank's data set buffer is full.
+
+        Loaders start spread over the time of one batch: in step they would send bursts.
+        """
         ranks, steps, loaders = len(self.ranks), self.scenario.steps, self.scenario.cluster.loaders
         room = self.scenario.queues.dataset
+        if loader:
+            yield self.env.timeout(loader_start_s(loader, self.scenario, self.need.load_s))
         for batch in range(loader, ranks * steps, loaders):
             s, r = divmod(batch, ranks)
             rank = self.ranks[r]

@@ -156,7 +156,7 @@ def text(result: Report) -> str:
         f"mode         {', '.join([str(scenario.mode), *knobs])}; {scenario.discipline} network; "
         f"{scenario.steps} steps, seed {scenario.seed}",
         f"throughput   {_si(rate.mean, 'samples/s')}  +-{rate.relative:.2%} "
-        f"(95 %, {rate.samples} batch means, warm-up removed)",
+        f"(95 %, {rate.values} steps, warm-up removed)",
         f"step         {step.mean * 1e3:.2f} ms; bound {bound.step_s * 1e3:.2f} ms ({bound.binds})",
     ]
     if result.staleness is not None:
