@@ -12,6 +12,7 @@
 #include "kernels.hpp"
 #include "options.hpp"
 #include "table.hpp"
+#include "threads.hpp"
 
 namespace nb = nanobind;
 using namespace embedding;
@@ -59,6 +60,9 @@ void require_rows(const Array& array, size_t rows, const Options& options, const
               array.dtype() == expected,
           rule);
 }
+
+constexpr size_t kLeastSamples = 256;  // worth a second thread
+constexpr size_t kLeastRows = 2048;
 
 constexpr const char* kValueRule = "values must be [n, dim] of the table's dtype";
 
@@ -243,7 +247,12 @@ void pool_bags(const std::vector<PythonField>& fields, size_t samples, const Off
   Pool call = pool_call(own.all(), samples, offsets, inverse, rounds, pooled, rows);
   call.plain_copy = plain_copy;
   nb::gil_scoped_release free;
-  kernels().pool(call);
+  share(samples, kLeastSamples, [&call](size_t from, size_t to) {
+    Pool part = call;
+    part.first_sample = from;
+    part.last_sample = to;
+    kernels().pool(part);
+  });
 }
 
 void scatter_bags(const std::vector<PythonField>& fields, size_t samples, const Offsets& offsets,
@@ -251,7 +260,13 @@ void scatter_bags(const std::vector<PythonField>& fields, size_t samples, const 
   const Fields own(fields, samples, rows.shape(1), pooled.shape(1));
   const Pool call = pool_call(own.all(), samples, offsets, inverse, rounds, pooled, rows);
   nb::gil_scoped_release free;
-  kernels().scatter(call);
+  // By rows, not by samples: each row's sum keeps the order of samples.
+  share(rows.shape(0), kLeastRows, [&call](size_t from, size_t to) {
+    Pool part = call;
+    part.first_row = static_cast<int32_t>(from);
+    part.last_row = static_cast<int32_t>(to);
+    kernels().scatter(part);
+  });
 }
 
 }  // namespace
@@ -348,6 +363,9 @@ NB_MODULE(_native, module) {
              nb::arg("plain_copy"));
   module.def("scatter", &scatter_bags, nb::arg("fields"), nb::arg("samples"), nb::arg("offsets"),
              nb::arg("inverse"), nb::arg("rounds"), nb::arg("pooled"), nb::arg("rows"));
+  module.def("set_threads", &set_threads, nb::arg("count"),
+             nb::call_guard<nb::gil_scoped_release>());
+  module.def("threads", &threads);
   module.def("kernel_set", [] { return std::string(kernels().name); });
   module.def("choose_kernel_set", [](const std::string& name) {
     if (!choose_kernels(name.c_str())) {

@@ -11,68 +11,74 @@ namespace {
 
 constexpr size_t kAhead = 16;  // ids between prefetch and probe
 
-// A hash table from id to its number, cleared by a new epoch instead of a sweep.
+// A hash table from id to its number, cleared by a new epoch instead of a sweep. An entry is 8 bytes
+// (epoch, a piece of the hash, number), so that it stays in the cache; the ids stand in the result.
 class Scratch {
  public:
-  struct Entry {
-    uint64_t id;
-    uint32_t number;
-    uint32_t epoch;
-  };
-
   void start(size_t expected) {
     size_t size = 1024;
     while (size < 2 * expected) size *= 2;
-    if (size > entries_.size() || size * 16 < entries_.size()) {
-      entries_.assign(size, Entry{0, 0, 0});
-      epoch_ = 0;
-    }
-    if (++epoch_ == 0) {
-      std::fill(entries_.begin(), entries_.end(), Entry{0, 0, 0});
-      epoch_ = 1;
-    }
-    mask_ = entries_.size() - 1;
-    used_ = 0;
+    if (size > entries_.size() || size * 16 < entries_.size()) clear(size);
+    if (++epoch_ > kMostEpoch) clear(entries_.size());
   }
 
   void prefetch(uint64_t hash) const { embedding::prefetch(&entries_[hash & mask_]); }
-  bool crowded() const { return 3 * used_ > 2 * entries_.size(); }
+  bool crowded(size_t used) const { return 3 * used > 2 * entries_.size(); }
 
-  // The number of `id`; `next` becomes it when the id is new, and then `fresh` is set.
-  uint32_t number(uint64_t id, uint64_t hash, uint32_t next, bool& fresh) {
+  // The number of `id` among `ids`, which it joins when it is new.
+  uint32_t number(uint64_t id, uint64_t hash, std::vector<uint64_t>& ids, bool& fresh) {
+    const uint32_t mark = mark_of(hash);
     for (size_t at = hash & mask_;; at = (at + 1) & mask_) {
       Entry& entry = entries_[at];
-      if (entry.epoch != epoch_) {
-        entry = {id, next, epoch_};
-        ++used_;
+      if (entry.mark >> kPieceBits != epoch_) {
+        entry = {mark, static_cast<uint32_t>(ids.size())};
+        ids.push_back(id);
         fresh = true;
-        return next;
+        return entry.number;
       }
-      if (entry.id == id) return entry.number;
+      if (entry.mark == mark && ids[entry.number] == id) return entry.number;
     }
   }
 
   void grow(const std::vector<uint64_t>& ids) {
-    entries_.assign(2 * entries_.size(), Entry{0, 0, 0});
-    mask_ = entries_.size() - 1;
-    epoch_ = 1;
-    used_ = 0;
-    bool fresh;
-    for (uint32_t i = 0; i < ids.size(); ++i) number(ids[i], mix64(ids[i]), i, fresh);
+    clear(2 * entries_.size());
+    for (uint32_t i = 0; i < ids.size(); ++i) {
+      const uint64_t hash = mix64(ids[i]);
+      size_t at = hash & mask_;
+      while (entries_[at].mark >> kPieceBits == epoch_) at = (at + 1) & mask_;
+      entries_[at] = {mark_of(hash), i};
+    }
   }
 
  private:
+  struct Entry {
+    uint32_t mark;  // epoch above, a piece of the hash below
+    uint32_t number;
+  };
+  static constexpr uint32_t kPieceBits = 16;
+  static constexpr uint32_t kMostEpoch = (1u << (32 - kPieceBits)) - 1;
+
+  uint32_t mark_of(uint64_t hash) const {
+    return epoch_ << kPieceBits | static_cast<uint32_t>(hash >> (64 - kPieceBits));
+  }
+  void clear(size_t size) {
+    entries_.assign(size, Entry{0, 0});
+    mask_ = size - 1;
+    epoch_ = 1;
+  }
+
   std::vector<Entry> entries_;
   size_t mask_ = 0;
-  size_t used_ = 0;
   uint32_t epoch_ = 0;
 };
 
 }  // namespace
 
 Distinct merge_duplicates(const uint64_t* ids, size_t n, uint32_t shards, int32_t* inverse) {
-  static thread_local Scratch scratch;
-  static thread_local std::vector<uint32_t> shard;
+  static thread_local Scratch kept;
+  static thread_local std::vector<uint32_t> kept_shard;
+  Scratch& scratch = kept;
+  std::vector<uint32_t>& shard = kept_shard;
   Distinct found;
   scratch.start(n / 2);
   found.ids.reserve(n / 2 + 1);
@@ -81,12 +87,10 @@ Distinct merge_duplicates(const uint64_t* ids, size_t n, uint32_t shards, int32_
     if (i + kAhead < n) scratch.prefetch(mix64(ids[i + kAhead]));
     const uint64_t hash = mix64(ids[i]);
     bool fresh = false;
-    const auto next = static_cast<uint32_t>(found.ids.size());
-    inverse[i] = static_cast<int32_t>(scratch.number(ids[i], hash, next, fresh));
+    inverse[i] = static_cast<int32_t>(scratch.number(ids[i], hash, found.ids, fresh));
     if (fresh) {
-      found.ids.push_back(ids[i]);
       if (shards > 1) shard.push_back(shard_of(hash, shards));
-      if (scratch.crowded()) scratch.grow(found.ids);
+      if (scratch.crowded(found.ids.size())) scratch.grow(found.ids);
     }
   }
   found.bounds.assign(shards + 1, 0);

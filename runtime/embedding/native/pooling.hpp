@@ -41,6 +41,16 @@ T weight_of(PoolKind kind, size_t length) {
   return 1;
 }
 
+// The rows of the bag that lies kAhead occurrences further on.
+template <class T>
+inline void prefetch_bag(const Pool& call, size_t at, size_t count, size_t total) {
+  const size_t row_bytes = call.dim * sizeof(T);
+  for (size_t i = at + kAhead; i < std::min(at + kAhead + count, total); ++i) {
+    const char* row = static_cast<const char*>(call.rows) + call.inverse[i] * row_bytes;
+    for (size_t byte = 0; byte < row_bytes; byte += 64) embedding::prefetch(row + byte);
+  }
+}
+
 template <class T, size_t D>
 inline void sum_rows(const Pool& call, const int32_t* which, size_t count, T weight, T* out) {
   const size_t dim = D ? D : call.dim;
@@ -66,12 +76,14 @@ void pool_samples(const Pool& call) {
   const size_t dim = D ? D : call.dim;
   const T* rows = static_cast<const T*>(call.rows);
   size_t at = occurrences_before(call, call.first_sample) * call.rounds;
+  const size_t total = occurrences_before(call, call.last_sample) * call.rounds;
   for (size_t b = call.first_sample; b < call.last_sample; ++b) {
     for (size_t f = 0; f < call.fields; ++f) {
       const PoolField& field = call.field[f];
       if (field.kind == PoolKind::other_table) continue;
       const size_t length = bag_length(call, b * call.fields + f);
       const int32_t* which = call.inverse + at;
+      prefetch_bag<T>(call, at, length * call.rounds, total);
       at += length * call.rounds;
       if (field.kind == PoolKind::sequence) {
         T* out = static_cast<T*>(field.sequence) + b * field.max_length * dim;
@@ -108,7 +120,6 @@ template <class T, size_t D>
 void scatter_samples(const Pool& call) {
   const size_t dim = D ? D : call.dim;
   const size_t total = occurrences_before(call, call.samples) * call.rounds;
-  const T* rows = static_cast<const T*>(call.rows);
   size_t at = 0;
   for (size_t b = 0; b < call.samples; ++b) {
     for (size_t f = 0; f < call.fields; ++f) {
@@ -116,8 +127,8 @@ void scatter_samples(const Pool& call) {
       if (field.kind == PoolKind::other_table) continue;
       const size_t length = bag_length(call, b * call.fields + f);
       const int32_t* which = call.inverse + at;
+      prefetch_bag<T>(call, at, length * call.rounds, total);
       at += length * call.rounds;
-      if (at + kAhead < total) embedding::prefetch(rows + call.inverse[at + kAhead] * dim);
       if (field.kind == PoolKind::sequence) {
         const T* gradient = static_cast<const T*>(field.sequence) + b * field.max_length * dim;
         for (size_t l = 0; l < std::min(length, field.max_length); ++l) {

@@ -7,6 +7,7 @@
 
 #include "dedup.hpp"
 #include "initial.hpp"
+#include "threads.hpp"
 
 namespace embedding {
 
@@ -14,6 +15,7 @@ namespace {
 
 constexpr size_t kAhead = 16;             // ids between one stage of a lookup and the next
 constexpr size_t kRing = 64;              // more than all stages span
+constexpr size_t kLeast = 4096;           // ids that are worth a second thread
 constexpr size_t kBlock = 16;             // rows of one call of an optimiser kernel
 constexpr uint64_t kMostSlots = 0xFFFFFFF0u;
 
@@ -222,27 +224,49 @@ void Table::copy_initial(uint64_t id, char* out) const {
   }
 }
 
+// What a read leaves for id i, whose row lies in `slot` if anywhere.
+inline void Table::put(size_t i, uint64_t id, uint32_t slot, int64_t* handles, char* values,
+                       int64_t* writes) const {
+  char* out = values + i * value_bytes_;
+  if (slot == kNoSlot) {
+    handles[i] = kAbsent;
+    writes[i] = 0;
+    copy_initial(id, out);
+  } else {
+    handles[i] = handle_of(slot);
+    writes[i] = records_.writes(slot);
+    copy_values(slot, out);
+  }
+}
+
 void Table::read(const uint64_t* ids, size_t n, bool create, int64_t step, int64_t* handles,
                  char* values, int64_t* writes) {
   const std::scoped_lock hold(lock_);
   const uint32_t at = create ? now(step) : latest_step_;  // reading ahead is no use of the table
-  walk(ids, n, [&](size_t i, uint64_t hash, uint32_t slot) {
-    if (create) {
-      slot = obtain(ids[i], hash, slot, at);
-    } else if (slot != kNoSlot && expired(slot, at)) {
-      slot = kNoSlot;
-    }
-    char* out = values + i * value_bytes_;
-    if (slot == kNoSlot) {
-      handles[i] = kAbsent;
-      writes[i] = 0;
-      copy_initial(ids[i], out);
-    } else {
-      handles[i] = handle_of(slot);
-      writes[i] = records_.writes(slot);
-      copy_values(slot, out);
-    }
+  const bool ordered = options_.eviction != Eviction::none || records_.stamped();
+  if (create && ordered) {
+    walk(ids, n, [&](size_t i, uint64_t hash, uint32_t slot) {
+      put(i, ids[i], obtain(ids[i], hash, slot, at), handles, values, writes);
+    });
+    return;
+  }
+  // Nothing is evicted: find and copy by several threads, then create what is absent, in order.
+  share(n, kLeast, [&](size_t from, size_t to) {
+    walk(ids + from, to - from, [&](size_t i, uint64_t, uint32_t slot) {
+      i += from;
+      if (slot != kNoSlot && expired(slot, at)) slot = kNoSlot;
+      if (create && slot == kNoSlot) {
+        handles[i] = kAbsent;
+      } else {
+        put(i, ids[i], slot, handles, values, writes);
+      }
+    });
   });
+  if (!create) return;
+  for (size_t i = 0; i < n; ++i) {
+    if (handles[i] != kAbsent) continue;
+    put(i, ids[i], obtain(ids[i], mix64(ids[i]), kNoSlot, at), handles, values, writes);
+  }
 }
 
 size_t Table::refresh(const uint64_t* ids, size_t n, int64_t step, int64_t* handles, char* values,
@@ -277,14 +301,14 @@ double Table::factor(uint32_t writes, int64_t step, double lr) const {
   return static_cast<float>(lr) * std::sqrt(static_cast<float>(rest2)) / static_cast<float>(rest1);
 }
 
-void Table::step_rows(const Touched& touched, int64_t step, double lr) {
+void Table::step_rows(const Touched& touched, size_t from, size_t to, int64_t step, double lr) {
   uint32_t writes[kBlock];
   double factors[kBlock];
   const bool by_row = options_.row_bias_correction;
   const double common = by_row ? 0 : factor(0, step, lr);
   const Kernels& run = kernels();
-  for (size_t start = 0; start < touched.count; start += kBlock) {
-    const size_t count = std::min(kBlock, touched.count - start);
+  for (size_t start = from; start < to; start += kBlock) {
+    const size_t count = std::min(kBlock, to - start);
     for (size_t i = 0; i < count; ++i) {
       writes[i] = records_.count_write(touched.slots[start + i]);
       factors[i] = by_row ? factor(writes[i], step, lr) : common;
@@ -295,44 +319,64 @@ void Table::step_rows(const Touched& touched, int64_t step, double lr) {
 }
 
 // Whether the row of gradient i of a part is where the lookup found it; else counts it as dropped.
-inline bool Table::still_there(const Part& part, size_t i, int64_t* staleness) {
+inline bool Table::still_there(const Part& part, size_t i, Missed& missed) const {
   const int64_t handle = part.handles[i];
   if (handle == kAbsent) {
-    ++counters_.gradients_not_admitted;
+    ++missed.not_admitted;
     return false;
   }
   const auto slot = static_cast<uint32_t>(handle);
   if (slot >= used_ || records_.id(slot) != part.ids[i] || handle_of(slot) != handle) {
-    ++counters_.gradients_evicted;
+    ++missed.evicted;
     return false;
   }
-  ++staleness[std::clamp<int64_t>(records_.writes(slot) - part.writes[i], 0, 63)];
+  ++missed.writes[std::clamp<int64_t>(records_.writes(slot) - part.writes[i], 0, 63)];
   return true;
+}
+
+// Calls full(touched) whenever a block of rows of the part is ready, and once at the end.
+template <class Full>
+void Table::collect(const Part& part, size_t from, size_t to, Touched& touched, Missed& missed,
+                    Full full) const {
+  for (size_t i = from; i < std::min(from + 2 * kAhead, to); ++i) prefetch_handle(part.handles[i]);
+  for (size_t i = from; i < to; ++i) {
+    if (i + 2 * kAhead < to) prefetch_handle(part.handles[i + 2 * kAhead]);
+    if (!still_there(part, i, missed)) continue;
+    touched.add(part.ids[i], static_cast<uint32_t>(part.handles[i]),
+                part.gradients + i * value_bytes_);
+    if (touched.full()) full(touched);
+  }
 }
 
 void Table::push(const std::vector<Part>& parts, int64_t step, double lr, int64_t* staleness) {
   const std::scoped_lock hold(lock_);
-  size_t total = 0;
-  for (const Part& part : parts) total += part.n;
-  const bool merged = parts.size() > 1;
-  Touched touched(merged ? total : kBlock);
-  for (const Part& part : parts) {
-    for (size_t i = 0; i < std::min(2 * kAhead, part.n); ++i) prefetch_handle(part.handles[i]);
-    for (size_t i = 0; i < part.n; ++i) {
-      if (i + 2 * kAhead < part.n) prefetch_handle(part.handles[i + 2 * kAhead]);
-      if (!still_there(part, i, staleness)) continue;
-      touched.add(part.ids[i], static_cast<uint32_t>(part.handles[i]),
-                  part.gradients + i * value_bytes_);
-      if (!merged && touched.count == kBlock) {
-        step_rows(touched, step, lr);
-        touched.count = 0;
-      }
-    }
-  }
-  if (merged) {
+  Missed all;
+  if (parts.size() == 1) {
+    std::mutex adding;
+    share(parts[0].n, kLeast, [&](size_t from, size_t to) {
+      Touched touched(kBlock);
+      Missed missed;
+      collect(parts[0], from, to, touched, missed, [&](Touched& block) {
+        step_rows(block, 0, block.count, step, lr);
+        block.count = 0;
+      });
+      step_rows(touched, 0, touched.count, step, lr);
+      const std::scoped_lock one(adding);
+      all.add(missed);
+    });
+  } else {
+    size_t total = 0;
+    for (const Part& part : parts) total += part.n;
+    Touched touched(total);
+    for (const Part& part : parts) collect(part, 0, part.n, touched, all, [](Touched&) {});
     options_.wide() ? merge<double>(touched) : merge<float>(touched);
+    share(touched.count, kLeast, [&](size_t from, size_t to) {
+      step_rows(touched, from, to, step, lr);
+    });
   }
-  step_rows(touched, step, lr);
+  counters_.gradients_not_admitted += all.not_admitted;
+  counters_.gradients_evicted += all.evicted;
+  for (size_t missed = 0; missed < 64; ++missed) staleness[missed] += all.writes[missed];
 }
 
 // Gradients of one row from several parts become one, summed from 0 in the order of the parts.

@@ -94,7 +94,17 @@ class Table {
     std::vector<uint64_t> ids;
     std::vector<uint32_t> slots;
     std::vector<const void*> gradients;
+    bool full() const { return count == ids.size(); }
     size_t count = 0;
+  };
+  struct Missed {  // of a push
+    uint64_t not_admitted = 0, evicted = 0;
+    int64_t writes[64] = {};
+    void add(const Missed& other) {
+      not_admitted += other.not_admitted;
+      evicted += other.evicted;
+      for (size_t i = 0; i < 64; ++i) writes[i] += other.writes[i];
+    }
   };
 
   template <class Visit>
@@ -122,7 +132,12 @@ class Table {
     for (size_t at = 0; at < bytes; at += 64) prefetch(from + at);
     if (row_bytes_ % 64) prefetch(from + bytes - 1);
   }
-  bool still_there(const Part& part, size_t i, int64_t* staleness);
+  void put(size_t i, uint64_t id, uint32_t slot, int64_t* handles, char* values,
+           int64_t* writes) const;
+  bool still_there(const Part& part, size_t i, Missed& missed) const;
+  template <class Full>
+  void collect(const Part& part, size_t from, size_t to, Touched& touched, Missed& missed,
+               Full full) const;
   void prefetch_handle(int64_t handle) const {
     if (handle == kAbsent) return;
     records_.prefetch(static_cast<uint32_t>(handle));
@@ -130,7 +145,7 @@ class Table {
   }
   template <class T>
   void merge(Touched& touched) const;
-  void step_rows(const Touched& touched, int64_t step, double lr);
+  void step_rows(const Touched& touched, size_t from, size_t to, int64_t step, double lr);
   double factor(uint32_t writes, int64_t step, double lr) const;
 
   Options options_;
