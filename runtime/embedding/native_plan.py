@@ -12,6 +12,7 @@ import numpy as np
 
 from runtime.data.batch import Batch, Field
 from runtime.data.ids import VALUE_BITS, mix64
+from runtime.embedding.buffers import empty
 from runtime.embedding.config import TableConfig
 from runtime.embedding.extension import native
 from runtime.embedding.features import HashStack
@@ -67,6 +68,6 @@ def _plan(
         ids = ids & _VALUE_MASK
     if table.hash_stack.rounds:
         ids = stacked(ids, table.hash_stack)
-    inverse = np.empty(len(ids), np.int32)
+    inverse = empty((len(ids),), "int32")
     distinct, bounds = native.plan(np.ascontiguousarray(ids), shards, inverse)
     return TablePlan(distinct, bounds, inverse, occurrences)

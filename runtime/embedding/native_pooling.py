@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from runtime.data.batch import Batch, Field
+from runtime.embedding.buffers import empty
 from runtime.embedding.extension import native
 from runtime.embedding.plan import TablePlan
 from runtime.embedding.pooling import FieldVectors, Pooling
@@ -30,12 +31,12 @@ class NativePooling(Pooling):
         self, batch: Batch, plans: dict[str, TablePlan], values: dict[str, np.ndarray]
     ) -> FieldVectors:
         """The fields' vectors from the distinct rows of each table."""
-        dtype = next(iter(values.values())).dtype
-        out = FieldVectors(np.empty((batch.size, self._width), dtype), {}, {})
+        dtype = next(iter(values.values())).dtype.name
+        out = FieldVectors(empty((batch.size, self._width), dtype), {}, {})
         for field, dim in zip(self._fields, self._dims, strict=True):
             if field.pooling == "sequence":
                 places = batch.size, field.max_length
-                out.sequences[field.name] = np.empty((*places, dim), dtype)
+                out.sequences[field.name] = empty((*places, dim), dtype)
                 out.masks[field.name] = np.empty(places, bool)
         offsets = _NO_OFFSETS if batch.offsets is None else batch.offsets
         copy = self._one_table and batch.offsets is None
@@ -58,7 +59,7 @@ class NativePooling(Pooling):
         totals = {}
         for table in self._tables:
             dim = self._dims[[f.table for f in self._fields].index(table)]
-            totals[table] = np.zeros((len(plans[table].ids), dim), pooled.dtype)
+            totals[table] = empty((len(plans[table].ids), dim), pooled.dtype.name)
             calls = self._calls(table, given, with_masks=False)
             plan = plans[table]
             found = plan.inverse, _rounds(batch, plan), pooled, totals[table]

@@ -14,8 +14,10 @@ import numpy as np
 
 from persia_sim.trace import TraceRecorder
 from runtime.data.batch import Batch, Layout
+from runtime.embedding.buffers import empty
 from runtime.embedding.config import TableConfig
 from runtime.embedding.cut import PushGate
+from runtime.embedding.index import ABSENT
 from runtime.embedding.native_plan import plan_natively
 from runtime.embedding.native_rows import open_table
 from runtime.embedding.store import EmbeddingStore, Handle, RowGradients
@@ -66,9 +68,11 @@ class NativeStore(EmbeddingStore):
         values, slots, writes = {}, {}, {}
         for name, plan in plans.items():
             config = self.tables[name]
-            values[name] = np.empty((len(plan.ids), config.dim), config.dtype)
-            slots[name] = np.full(len(plan.ids), -1, np.int64)
-            writes[name] = np.zeros(len(plan.ids), np.int64)
+            values[name] = empty((len(plan.ids), config.dim), config.dtype)
+            slots[name] = empty((len(plan.ids),), "int64")
+            writes[name] = empty((len(plan.ids),), "int64")
+            slots[name].fill(ABSENT)
+            writes[name].fill(0)
         return Handle(rank, step, batch, plans, values, slots, writes)
 
     def push(

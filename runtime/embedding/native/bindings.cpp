@@ -8,6 +8,7 @@
 
 #include <stdexcept>
 
+#include "buffers.hpp"
 #include "dedup.hpp"
 #include "kernels.hpp"
 #include "options.hpp"
@@ -33,6 +34,23 @@ nb::ndarray<nb::numpy, T> give(std::vector<T>&& values, std::initializer_list<si
   auto* owned = new std::vector<T>(std::move(values));
   nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
   return nb::ndarray<nb::numpy, T>(owned->data(), shape, owner);
+}
+
+struct Buffer {
+  void* data;
+  size_t bytes;
+};
+
+template <class T>
+nb::ndarray<nb::numpy, T> empty(size_t rows, size_t columns) {
+  const size_t bytes = rows * columns * sizeof(T);
+  auto* buffer = new Buffer{take_buffer(bytes), bytes};
+  nb::capsule owner(buffer, [](void* p) noexcept {
+    auto* held = static_cast<Buffer*>(p);
+    give_buffer(held->data, held->bytes);
+    delete held;
+  });
+  return nb::ndarray<nb::numpy, T>(buffer->data, {rows, columns}, owner);
 }
 
 nb::object give_floats(std::vector<char>&& bytes, size_t rows, size_t columns, bool wide) {
@@ -363,6 +381,11 @@ NB_MODULE(_native, module) {
              nb::arg("plain_copy"));
   module.def("scatter", &scatter_bags, nb::arg("fields"), nb::arg("samples"), nb::arg("offsets"),
              nb::arg("inverse"), nb::arg("rounds"), nb::arg("pooled"), nb::arg("rows"));
+  module.def("empty_float32", &empty<float>, nb::arg("rows"), nb::arg("columns"));
+  module.def("empty_float64", &empty<double>, nb::arg("rows"), nb::arg("columns"));
+  module.def("empty_int64", &empty<int64_t>, nb::arg("rows"), nb::arg("columns"));
+  module.def("empty_int32", &empty<int32_t>, nb::arg("rows"), nb::arg("columns"));
+  module.def("idle_buffer_bytes", &idle_buffer_bytes);
   module.def("set_threads", &set_threads, nb::arg("count"),
              nb::call_guard<nb::gil_scoped_release>());
   module.def("threads", &threads);

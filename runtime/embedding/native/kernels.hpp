@@ -45,7 +45,7 @@ struct Pool {
   size_t dim;
   size_t width;             // elements of a row of `pooled`
   void* pooled;             // [samples, width]
-  void* rows;               // [distinct, dim]: values, or the sums to add to
+  void* rows;               // [distinct, dim]: values, or the sums to fill
   bool wide;                // float64
   bool plain_copy;          // one table, one id in every bag: a copy, as the reference does it
   size_t first_sample;      // the samples of this call (forward)

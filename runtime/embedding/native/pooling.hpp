@@ -120,6 +120,8 @@ template <class T, size_t D>
 void scatter_samples(const Pool& call) {
   const size_t dim = D ? D : call.dim;
   const size_t total = occurrences_before(call, call.samples) * call.rounds;
+  std::fill(static_cast<T*>(call.rows) + call.first_row * dim,
+            static_cast<T*>(call.rows) + call.last_row * dim, T{0});
   size_t at = 0;
   for (size_t b = 0; b < call.samples; ++b) {
     for (size_t f = 0; f < call.fields; ++f) {

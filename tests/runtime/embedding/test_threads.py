@@ -1,0 +1,111 @@
+"""Any number of threads gives the same bytes, and no row is lost, doubled or torn between them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.data.batch import Batch, Field, Layout
+from runtime.embedding.config import RowOptimizer, TableConfig
+from runtime.embedding.extension import native
+from runtime.embedding.features import Capacity
+from runtime.embedding.open import open_pooling, open_store
+from runtime.embedding.pooling import FieldVectors
+
+FIELDS = (Field(name="a"), Field(name="b", pooling="mean"), Field(name="c", table="other"))
+
+
+@pytest.fixture(autouse=True)
+def one_thread_again() -> Iterator[None]:
+    yield
+    native.set_threads(1)
+
+
+def train(threads: int, capacity: Capacity) -> bytes:
+    native.set_threads(threads)
+    rng = np.random.default_rng(0)
+    tables = [TableConfig(name=n, dim=8, capacity=capacity) for n in ("rows", "other")]
+    store = open_store(Layout(fields=FIELDS), tables, seed=1)
+    pooling = open_pooling(FIELDS, {"rows": 8, "other": 8})
+    seen = []
+    for step in range(4):
+        pushes = []
+        for rank in range(1 + step % 2):
+            lengths = rng.integers(0, 5, 3 * 5000)
+            offsets = np.concatenate([[0], np.cumsum(lengths)])
+            ids = rng.integers(0, 40_000, offsets[-1]).astype(np.uint64)
+            batch = Batch(ids, offsets, np.zeros((5000, 0)), np.zeros((5000, 1)))
+            handle = store.begin(rank, step, batch)
+            store.read(handle, 0)
+            out = pooling.forward(batch, handle.plans, handle.values)
+            noise = FieldVectors(rng.standard_normal(out.pooled.shape).astype(np.float32), {}, {})
+            pushes.append((handle, pooling.backward(batch, handle.plans, noise)))
+            seen.append(out.pooled.tobytes())
+        store.push(0, pushes, merged=True)
+    seen += [a.tobytes() for columns in store.export().values() for a in columns]
+    return b"".join([*seen, store.row_staleness.tobytes()])
+
+
+@pytest.mark.parametrize(
+    "capacity", [Capacity(), Capacity(rows=9000), Capacity(rows=9000, eviction="clock")]
+)
+def test_any_number_of_threads_gives_the_same_bytes(capacity: Capacity) -> None:
+    alone = train(1, capacity)
+    assert train(2, capacity) == alone
+    assert train(5, capacity) == alone
+
+
+@pytest.mark.parametrize("eviction", [None, "lru", "clock"])
+def test_concurrent_training_conserves_every_push(one_table: Any, eviction: Any) -> None:
+    """Each push adds 1 to its rows, so all that is found or dropped adds up to what was pushed."""
+    native.set_threads(2)
+    capacity = Capacity() if eviction is None else Capacity(rows=6000, eviction=eviction)
+    sgd = RowOptimizer(kind="sgd", lr=1.0)
+    table = one_table(
+        dim=4, shards=3, optimizer=sgd, initial="constant", initial_scale=0.0, capacity=capacity
+    )
+    pushed, torn, errors = [0] * 4, [0], []
+
+    def worker(number: int) -> None:
+        rng = np.random.default_rng(number)
+        try:
+            for step in range(25):
+                handle = table.look_up(rng.choice(20_000, 5000, replace=False), step)
+                rows = handle.values["rows"]
+                torn[0] += int((rows != rows[:, :1]).any(axis=1).sum())
+                table.push(handle, -1.0)
+                pushed[number] += 5000
+                table.values(rng.choice(20_000, 100))
+        except BaseException as error:
+            errors.append(error)
+
+    workers = [threading.Thread(target=worker, args=(n,)) for n in range(4)]
+    for one in workers:
+        one.start()
+    for one in workers:
+        one.join()
+    assert not errors
+    assert torn[0] == 0
+    ids, values, _ = table.store.export()["rows"]
+    assert len(ids) == len(set(ids.tolist())) == len(table.store)
+    dropped = table.store.gradients_dropped["evicted"]
+    if eviction is None:
+        assert values[:, 0].sum() == sum(pushed)
+        assert dropped == 0
+    else:
+        assert values[:, 0].sum() <= sum(pushed) - dropped
+        assert dropped > 0
+
+
+def test_freed_arrays_are_used_again(one_table: Any) -> None:
+    table = one_table(dim=64)
+    for step in range(3):
+        table.look_up(np.arange(20_000), step)
+    idle = native.idle_buffer_bytes()
+    for step in range(20):
+        table.look_up(np.arange(20_000), step)
+    assert native.idle_buffer_bytes() == idle
