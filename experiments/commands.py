@@ -34,6 +34,17 @@ STUDIES = {
     "bench-sync": Study(
         "experiments.bench_sync", "concurrent sync against the dense network alone", "3"
     ),
+    "scale-workers": Study(
+        "experiments.scale_workers", "simulated throughput against GPUs beside published", "1"
+    ),
+    "scale-model-size": Study(
+        "experiments.scale_model_size", "the same against 6.25 to 100 T parameters; suspects", "2"
+    ),
+    "cluster-sweep": Study(
+        "experiments.cluster_sweep",
+        "simulated clusters: grid or Latin hypercube, Pareto front",
+        "any",
+    ),
 }
 
 

@@ -35,7 +35,7 @@ FITS: dict[str, dict[str, Fit]] = {
         "intra_bytes_per_s": Fit(value=9.8e9, points=_TAOBAO),
     },
     "v100-paper": {
-        "gpu_efficiency": Fit(value=0.228, points=_KWAI.format("async")),
+        "gpu_efficiency": Fit(value=0.233, points=_KWAI.format("async")),
         "inter_bytes_per_s": Fit(value=1.25e9, points=_KWAI.format("async")),
         "batch": Fit(value=1920, points=_KWAI.format("hybrid")),
         "sync_overhead_s": Fit(value=13e-3, points=_KWAI.format("hybrid")),
