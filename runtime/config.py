@@ -130,6 +130,9 @@ class TrainConfig:
     """Of concurrent: seconds added to every lookup and every push, as a network would."""
 
     def __post_init__(self) -> None:
+        if self.mode not in list(Mode):
+            raise ValueError(f"mode must be one of {', '.join(Mode)}, got {self.mode!r}")
+        object.__setattr__(self, "mode", Mode(self.mode))  # a notebook may say mode="hybrid"
         mode = self.mode
         for name in ("ranks", "batch", "shards", "threads", "queue_batches"):
             _at_least(name, getattr(self, name), 1)

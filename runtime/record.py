@@ -71,7 +71,7 @@ def summarize_run(config: TrainConfig, outcome: Outcome, provenance: Any) -> dic
         "best_auc_on_the_way": best,
         "staleness": outcome.staleness,
         "row_staleness_histogram": outcome.store.row_staleness.tolist(),
-        "warnings": outcome.final.warnings,
+        "warnings": outcome.warnings,
         "data": provenance,
         **outcome.figures,
     }

@@ -1,6 +1,31 @@
-"""One hypothesis profile for all tests: the same examples on every run."""
+"""One hypothesis profile for all tests, and where the tests on real data find it."""
 
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
 
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("same")
+
+
+@pytest.fixture
+def real_data() -> Callable[[str], Path]:
+    """The folder of the real data sets, for the one named; skips where nobody provides any.
+
+    Where PERSIA_DATA_DIR is set, a set that is missing is a failure, not a skip.
+    """
+
+    def folder_with(name: str) -> Path:
+        place = os.environ.get("PERSIA_DATA_DIR")
+        if not place:
+            pytest.skip("PERSIA_DATA_DIR is not set: no real data to read")
+        if not (Path(place) / name / "data.parquet").is_file():
+            pytest.fail(f"PERSIA_DATA_DIR is {place}, which has no {name}/data.parquet")
+        return Path(place)
+
+    return folder_with

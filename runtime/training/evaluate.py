@@ -116,6 +116,8 @@ def _health(
             )
     if not len(store):
         found.append("no row was created: no training batch was looked up")
+    elif not learner.row_gradient_seen:
+        found.append("no gradient has reached the rows: does the model use the embeddings?")
     elif all(not values.any() for _, values, _ in store.export().values()):
         found.append("all rows are zero: with initial_scale 0 a product of rows never starts")
     return found

@@ -56,6 +56,8 @@ class Learner:
         self.model.to(self.device, self.dtype)
         default_scale = 65536.0 if config.precision == "float16" else 1.0
         self.loss_scale = default_scale if config.loss_scale is None else config.loss_scale
+        self.row_gradient_seen = False
+        """Whether any gradient has reached the rows so far."""
         self._row_factor = float(config.ranks) if config.row_gradients == "sum" else 1.0
 
     def loss(self, model: nn.Module, handle: Handle, samples: int) -> tuple[Tensor, Embeddings]:
@@ -89,6 +91,8 @@ class Learner:
         factor = self._row_factor / scale
         if factor != 1.0:
             rows = {name: (g * factor).astype(g.dtype) for name, g in rows.items()}
+        if not self.row_gradient_seen:
+            self.row_gradient_seen = any(bool(g.any()) for g in rows.values())
         value = loss.item()
         return Gradients(value, dense, rows, _all_finite(value, dense, rows))
 

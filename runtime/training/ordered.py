@@ -7,6 +7,7 @@ they are first written anywhere.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -180,7 +181,7 @@ class OrderedRun:
         if good:
             apply_gradients(self._learner.model, self._optimizer, total)
         self._dense_version += 1
-        self._finish_dense(flying, sum(g.loss for g in good))
+        self._finish_dense(flying, sum(g.loss for g in good) if good else math.nan)
 
     def _dense_pull(self, event: Event) -> None:
         self._recorder.record(Kind.DENSE_PULL, event.rank, event.step, ALL, self._dense_version)
@@ -196,7 +197,7 @@ class OrderedRun:
         elif found.finite:
             apply_gradients(self._learner.model, self._optimizer, found.dense)
         self._dense_version += 1
-        self._finish_dense([flying], found.loss)
+        self._finish_dense([flying], found.loss if found.finite else math.nan)
 
     def _finish_dense(self, flying: list[_InFlight], loss: float) -> None:
         for one in flying:

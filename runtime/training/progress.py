@@ -15,7 +15,10 @@ class Progress(Protocol):
     """Told of every dense update; may stop the world to evaluate a snapshot."""
 
     def update(self, updates: int, samples: int, loss: float, snapshot: Snapshot) -> None:
-        """A dense update took ``samples`` samples of mean ``loss``; ``updates`` are done so far."""
+        """A dense update took ``samples`` samples of mean ``loss``; ``updates`` are done so far.
+
+        The loss is NaN when all of the update was left out.
+        """
         ...
 
     def skip(self) -> None:

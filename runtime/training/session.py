@@ -52,6 +52,8 @@ class Outcome:
     model: nn.Module
     intervals: list[Interval]
     """How long each stage took; only of the concurrent executor, and only when asked for."""
+    warnings: list[str]
+    """Why the figures may mean nothing, from the first evaluation and the last."""
     losses: list[float]
     """Mean loss of each dense update, in the order of updates."""
     figures: dict[str, Any] = field(default_factory=dict)
@@ -123,8 +125,19 @@ def train(
         "pushes_lost": meter.pushes_lost,
         "loss_scale": learner.loss_scale,
     }
+    first = curve[0].evaluation.warnings if curve else []
+    warnings = list(dict.fromkeys([*first, *final.warnings]))
     return Outcome(
-        final, curve, trace, summarize(trace), store, model, spans.intervals, meter.losses, figures
+        final,
+        curve,
+        trace,
+        summarize(trace),
+        store,
+        model,
+        spans.intervals,
+        warnings,
+        meter.losses,
+        figures,
     )
 
 

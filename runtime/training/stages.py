@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -64,7 +65,7 @@ class Stages:
         self._gate = Gate(ranks, config.window, not mode.has_barrier, config.permits, stop)
         self._merger = StepMerger(ranks) if config.merges else None
         self._progress_lock = threading.Lock()
-        self._step_loss = 0.0
+        self._step_losses: list[float] = []
         self._step_samples = 0
         self._updates = 0
         if mode.has_barrier:
@@ -179,15 +180,17 @@ class Stages:
 
     def _note(self, found: Gradients, handle: Handle) -> None:
         with self._progress_lock:
-            self._step_loss += found.loss if found.finite else 0.0
+            if found.finite:
+                self._step_losses.append(found.loss)
             self._step_samples += handle.batch.size
 
     def _tell_progress(self) -> None:
         """Evaluations run here: in barrier modes all ranks stand still; rows are held meanwhile."""
         with self._progress_lock, self._store.frozen():
             self._updates += 1
-            loss, samples = self._step_loss, self._step_samples
-            self._step_loss, self._step_samples = 0.0, 0
+            loss = math.fsum(self._step_losses) if self._step_losses else math.nan
+            samples = self._step_samples
+            self._step_losses, self._step_samples = [], 0
             self._progress.update(self._updates, samples, loss, self.snapshot)
 
     def _travel(self) -> None:

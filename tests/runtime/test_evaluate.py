@@ -55,6 +55,7 @@ def test_health_checks_say_why_an_auc_is_a_half():
     held_out = list(batches(source, None))
     found = evaluate(world.learner, world.learner.model, world.store, held_out)
     assert any("all predictions are equal" in w for w in found.warnings)
+    assert any("no gradient has reached the rows" in w for w in found.warnings)
     flat = config()
     flat = replace(flat, rows=replace(flat.rows, initial_scale=0.0), steps=1)
     world = run(flat, source, order=[])

@@ -154,3 +154,40 @@ def test_an_error_in_one_thread_ends_all_and_is_told():
 def test_an_option_that_nothing_would_read_is_an_error(changes, message):
     with pytest.raises(ValueError, match=message):
         TrainConfig(**changes)
+
+
+def test_a_mode_may_be_given_by_its_name():
+    assert TrainConfig(mode="hybrid").mode is Mode.HYBRID
+    with pytest.raises(ValueError, match="mode must be one of sync, lookahead"):
+        TrainConfig(mode="hybird")
+
+
+def test_float16_halves_its_scale_on_overflow_and_goes_on():
+    world = run(config(precision="float16", loss_scale=2.0**27), SOURCE)
+    assert world.meter.batches_skipped > 0
+    assert world.learner.loss_scale < 2.0**27
+    assert all(np.isfinite(array).all() for array in world.state().values())
+    assert world.meter.losses[-1] == pytest.approx(run(config(), SOURCE).meter.losses[-1], abs=0.1)
+
+
+def test_a_timeline_has_every_stage_of_every_step():
+    from persia_sim.chrome import chrome_events
+    from runtime.training.spans import SpanRecorder
+
+    spans = SpanRecorder(enabled=True)
+    run(config(mode=Mode.HYBRID, tau=1, ranks=2, executor="concurrent"), SOURCE, spans=spans)
+    found = {(i.rank, i.stage, i.step) for i in spans.intervals if i.step < 13}
+    stages = ("load", "lookup", "forward_backward", "dense_sync", "push")
+    assert found == {(r, stage, s) for r in range(2) for stage in stages for s in range(13)}
+    events = chrome_events(spans.intervals)
+    assert all(e["dur"] >= 0 for e in events if e["ph"] == "X")
+
+
+def test_a_profile_law_is_the_line_through_its_points():
+    from runtime.profile import Measurement, fit
+
+    law = fit([Measurement(n, 1e-5 + 2e-8 * n) for n in (10, 100, 1000)])
+    assert law["fixed_s"] == pytest.approx(1e-5, rel=1e-6)
+    assert law["per_item_s"] == pytest.approx(2e-8, rel=1e-6)
+    assert law["spread"] == pytest.approx(0, abs=1e-9)
+    assert law["fitted_items"] == [10, 1000]

@@ -32,7 +32,7 @@ def part_of(name: str, part: Part) -> Batch:
         pytest.skip("PERSIA_DATA_DIR is not set: no real data to read")
     folder = name.removesuffix("-time").removesuffix("-random")
     if not (Path(place) / folder / "data.parquet").is_file():
-        pytest.skip(f"PERSIA_DATA_DIR has no {folder}/data.parquet")
+        pytest.fail(f"PERSIA_DATA_DIR is {place}, which has no {folder}/data.parquet")
     return Batch.concat(list(open_source(name, place).chunks(part)))
 
 
