@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from runtime.embedding.extension import native
 
-_MAKERS = {
+_MAKERS: dict[str, Callable[[int, int], np.ndarray]] = {
     "float32": native.empty_float32,
     "float64": native.empty_float64,
     "int64": native.empty_int64,

@@ -1,0 +1,72 @@
+"""Wire forms: what comes out equals what went in, in exactly the bytes that were announced."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.embedding.wire import FieldIds, HalfRows
+
+
+@given(seed=st.integers(0, 10_000), size=st.integers(1, 40), values=st.integers(1, 30))
+def test_packed_ids_come_back_as_the_same_bags(seed: int, size: int, values: int) -> None:
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(0, 5, size)
+    ids = rng.integers(0, values, lengths.sum()).astype(np.uint64)
+    packed = FieldIds.pack(ids, lengths)
+    data = packed.to_bytes()
+    assert len(data) == 8 + packed.byte_count
+    distinct = len(np.unique(ids))
+    assert packed.byte_count == 8 * distinct + 4 * (distinct + 1) + 2 * len(ids)
+    found, found_lengths = FieldIds.from_bytes(data).unpack(size)
+    np.testing.assert_array_equal(found_lengths, lengths)
+    bags = [np.split(a, np.cumsum(lengths)[:-1]) for a in (ids, found)]
+    for sent, received in zip(*bags, strict=True):
+        np.testing.assert_array_equal(np.sort(sent), np.sort(received))
+
+
+def test_zipf_ids_shrink() -> None:
+    rng = np.random.default_rng(0)
+    ids = np.minimum(rng.zipf(1.2, 4096), 10**6).astype(np.uint64)
+    packed = FieldIds.pack(ids, np.ones(4096, int))
+    assert packed.byte_count < 0.7 * ids.nbytes
+
+
+def test_cut_bytes_and_too_many_samples_are_refused() -> None:
+    data = FieldIds.pack(np.array([1, 1], np.uint64), np.array([1, 1])).to_bytes()
+    with pytest.raises(ValueError, match="packed ids have 27 bytes, their counts say 28"):
+        FieldIds.from_bytes(data[:-1])
+    with pytest.raises(ValueError, match="65537 samples does not fit 16-bit positions"):
+        FieldIds.pack(np.empty(0, np.uint64), np.zeros(65537, int))
+
+
+@given(seed=st.integers(0, 1000), exponent=st.integers(-30, 30), block=st.sampled_from([4, 8, 16]))
+def test_scaled_rows_err_by_a_2048th_of_the_block_at_most(
+    seed: int, exponent: int, block: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    rows = (rng.standard_normal((20, 16)) * 2.0**exponent).astype(np.float32)
+    rows[0] = 0
+    packed = HalfRows.pack(rows, block=block)
+    largest = np.abs(rows.reshape(20, -1, block)).max(axis=2).repeat(block, axis=1)
+    assert (np.abs(packed.unpack() - rows) <= largest * 2.0**-11 * 1.001).all()
+    assert packed.byte_count == 2 * 20 * 16 + 4 * 20 * (16 // block)
+
+
+def test_scaling_saves_small_gradients_that_plain_fp16_loses() -> None:
+    rows = (np.random.default_rng(0).standard_normal((1000, 16)) * 1e-7).astype(np.float32)
+    error = {
+        block: float(np.linalg.norm(HalfRows.pack(rows, block=block).unpack() - rows))
+        / float(np.linalg.norm(rows))
+        for block in (None, 16)
+    }
+    assert error[16] < 3e-4
+    assert error[None] > 0.1
+    assert HalfRows.pack(rows, block=16).byte_count / rows.nbytes == 0.5625
+
+
+def test_block_must_divide_the_row() -> None:
+    with pytest.raises(ValueError, match="block must divide the 16 elements of a row, got 5"):
+        HalfRows.pack(np.zeros((1, 16), np.float32), block=5)
