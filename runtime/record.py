@@ -61,7 +61,7 @@ def summarize_run(config: TrainConfig, outcome: Outcome, provenance: Any) -> dic
     }
     return {
         "mode": str(config.mode),
-        "tau": config.window,
+        "tau": outcome.trace.meta["tau"],
         "implied_tau": config.implied_tau,
         "ranks": config.ranks,
         "seed": config.seed,

@@ -145,6 +145,7 @@ def _order(config: TrainConfig, feed: Feed, meta: dict[str, Any]) -> Iterator[Ev
     if config.executor == "replay" and config.trace is not None:
         trace = Trace.load(config.trace)
         refuse_other_run(trace, meta, str(config.trace))
+        meta["tau"] = trace.meta.get("tau")
         return iter(trace)
     every = config.average_every_steps or 32
     return constant_lag(
@@ -166,6 +167,7 @@ def _trace_meta(config: TrainConfig, source: Source) -> dict[str, Any]:
         "tau": config.window,
         "seed": config.seed,
         "batch": config.batch_per_push,
+        "batch_per_rank": config.batch_per_push // (config.ranks if config.mode.has_barrier else 1),
         "shards": config.shards,
         "passes": config.data.passes,
         "shuffle": config.data.shuffle,
@@ -182,10 +184,13 @@ def _trace_meta(config: TrainConfig, source: Source) -> dict[str, Any]:
 
 
 def refuse_other_run(trace: Trace, meta: dict[str, Any], name: str) -> None:
-    """Raise ValueError when the trace was recorded under other settings.
+    """Raise ValueError when the trace cannot be executed with these settings.
 
-    A simulated trace says less than a recorded one; what it does not say is not compared.
+    A recorded trace must agree in everything that decides a byte. A simulated one knows neither
+    seed nor data: its mode, its ranks and the samples of one rank's batch must agree.
     """
+    if trace.meta.get("order") == "simulated":
+        meta = {"mode": meta["mode"], "ranks": meta["ranks"], "batch": meta["batch_per_rank"]}
     differences = [
         f"{key}: trace {trace.meta[key]!r}, this run {value!r}"
         for key, value in meta.items()

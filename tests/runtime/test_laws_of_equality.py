@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from persia_sim.trace import Event, Kind, Trace
 from persia_sim.vocabulary import Mode
+from runtime.embedding.features import Admission, Capacity
 from runtime.training.session import refuse_other_run
 from tests.runtime.worlds import ArraySource, assert_same_bytes, config, difference, run
 
@@ -135,3 +138,50 @@ def test_replay_refuses_an_order_longer_than_the_data():
 def test_the_number_of_shards_changes_no_byte():
     """Law 10, and one lock or many: rows are a function of ids and pushes alone."""
     assert_same_bytes(run(config(ranks=2), SOURCE), run(config(ranks=2, shards=5), SOURCE))
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "async", "lookahead"])
+def test_a_simulated_order_trains_the_real_model(mode, tmp_path):
+    """The road from the simulator to the runtime: a file."""
+    import subprocess
+    import sys
+
+    trace = tmp_path / "simulated.npz"
+    words = ["--cluster", "v100-paper", "--workload", "criteo-ad", "--mode", mode, "--ranks", "4"]
+    if mode != "lookahead":
+        words += ["--tau", "3"]
+    words += ["--batch", "6" if mode != "async" else "24", "--steps", "12", "--trace", str(trace)]
+    subprocess.run([sys.executable, "-m", "persia_sim", *words], check=True, capture_output=True)
+    order = Trace.load(trace)
+    chosen = config(mode=mode, ranks=4, steps=12 if mode != "async" else 48)
+    world = run(chosen, ArraySource(2000), order=order)
+    assert world.meter.samples == 12 * 24 * (1 if mode != "async" else 4)
+    refuse_other_run(order, {"mode": mode, "ranks": 4, "batch_per_rank": order.meta["batch"]}, "")
+    with pytest.raises(ValueError, match="ranks: trace 4, this run 2"):
+        refuse_other_run(order, {"mode": mode, "ranks": 2, "batch_per_rank": 6}, "t.npz")
+
+
+@pytest.mark.parametrize("eviction", ["lru", "clock"])
+@pytest.mark.parametrize("admission", ["all", "probability", "frequency"])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_lookahead_equals_sync_with_eviction_and_admission(eviction, admission, ranks):
+    """120 ids and room for 50: rows come and go all the time; a prefetch must not disturb that."""
+    if admission == "probability":
+        admit = Admission(kind="probability", probability=0.6)
+    else:
+        admit = Admission(kind=admission)
+    base = config(ranks=ranks, shards=2)
+    rows = replace(base.rows, capacity=Capacity(rows=50, eviction=eviction), admission=admit)
+    base = replace(base, rows=rows)
+    sync = run(base, SOURCE)
+    assert len(sync.store) <= 50
+    for ahead in (1, 4, 9):
+        other = run(replace(base, mode=Mode.LOOKAHEAD, ahead=ahead), SOURCE)
+        assert_same_bytes(sync, other)
+
+
+@pytest.mark.parametrize("eviction", ["lru", "clock"])
+def test_bound_zero_equals_sync_with_eviction(eviction):
+    base = config(ranks=3, shards=2)
+    base = replace(base, rows=replace(base.rows, capacity=Capacity(rows=50, eviction=eviction)))
+    assert_same_bytes(run(base, SOURCE), run(replace(base, mode=Mode.HYBRID, tau=0), SOURCE))
