@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.scale_workers import records, summary
@@ -48,7 +48,8 @@ def run(options: Options) -> None:
         write_csv(
             options.out / "suspects.csv",
             [
-                asdict(c) | {"errors": None} | {f"error_{m}": e for m, e in c.errors.items()}
+                {"suspect": c.name, "batch": c.batch, "would_need": c.constant}
+                | {f"error_{mode}": error for mode, error in c.errors.items()}
                 for c in found
             ],
         )

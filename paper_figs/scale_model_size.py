@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from matplotlib import pyplot as plt
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from paper_figs.gap import STYLE, save
@@ -27,12 +28,12 @@ def scale_model_size_figure(table: Path) -> Figure:
         ):
             x = np.arange(len(part))
             ax.bar(x, part.published / 1e6, 0.6, color="0.8", label="published")
-            ax.plot(x, part.model / 1e6, "o", color="C1", label="simulator (fitted)")
+            ax.plot(x, part.model / 1e6, "o", color=to_hex("C1"), label="simulator (fitted)")
             for k, error in zip(x, part.error, strict=True):
                 ax.text(k, 0.08, f"{error:+.1%}", ha="center", fontsize=6.5)
             ax.set_xticks(x, labels)
             ax.set_xlabel(title)
             ax.grid(visible=False, axis="x")
         axes[0].set_ylabel("million samples per second")
-        axes[1].legend(loc="upper left")
+        axes[1].legend(loc="upper center")
     return figure
