@@ -34,6 +34,15 @@ STUDIES = {
     "bench-sync": Study(
         "experiments.bench_sync", "concurrent sync against the dense network alone", "3"
     ),
+    "bench-embedding": Study(
+        "experiments.bench_embedding", "the store's kernels against numpy, torch and a dict", "5"
+    ),
+    "bench-peers": Study(
+        "experiments.bench_peers", "whole steps against FBGEMM, TorchRec and torch", "40"
+    ),
+    "time-to-auc": Study(
+        "experiments.time_to_auc", "AUC against the wall clock of a simulated cluster", "4"
+    ),
     "scale-workers": Study(
         "experiments.scale_workers", "simulated throughput against GPUs beside published", "1"
     ),

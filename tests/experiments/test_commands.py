@@ -140,3 +140,18 @@ def test_ctrl_c_ends_in_one_line(tmp_path):
     assert process.returncode == 130
     assert "interrupted" in told
     assert "Traceback" not in told
+
+
+def test_time_to_auc_puts_a_simulated_cluster_and_true_gradients_on_one_axis(tmp_path):
+    words = ["experiments", "time-to-auc", "--steps", "4", "--seeds", "2", "--snapshots", "2",
+             "--test-rows", "500", "--out", str(tmp_path)]  # fmt: skip
+    found = command(*words)
+    assert found.returncode == 0, found.stderr
+    with (tmp_path / "time_to_auc.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {r["mode"] for r in rows} == {"sync", "hybrid", "async"}
+    ends = {
+        m: max(float(r["simulated_s"]) for r in rows if r["mode"] == m) for m in ("sync", "hybrid")
+    }
+    assert 0 < ends["hybrid"] < ends["sync"]
+    assert {int(r["samples"]) for r in rows if r["drained"] == "True"} == {4 * 64 * 8}
