@@ -9,7 +9,8 @@ import torch
 from persia_sim.vocabulary import Mode
 from runtime.config import ModelConfig, TrainConfig
 from runtime.embedding.config import RowOptimizer
-from runtime.training.learner import NonFiniteError
+from runtime.training.learner import Learner, NonFiniteError
+from tests.runtime import worlds
 from tests.runtime.worlds import ArraySource, assert_same_bytes, config, run
 
 SOURCE = ArraySource(300)
@@ -48,23 +49,15 @@ def test_skipped_batches_are_left_out_of_rows_and_weights_alike(mode):
     assert threads.meter.batches_skipped == world.meter.batches_skipped
 
 
-def test_a_loss_scale_that_is_a_power_of_two_changes_no_byte():
-    plain = run(config(), SOURCE)
-    scaled_settings = config()
-    from runtime.training import learner as module
-
-    class Scaled(module.Learner):
+def test_a_loss_scale_that_is_a_power_of_two_changes_no_byte(monkeypatch):
+    class Scaled(Learner):
         def __init__(self, *arguments):
             super().__init__(*arguments)
             self.loss_scale = 1024.0
 
-    import tests.runtime.worlds as worlds
-
-    original, worlds.Learner = worlds.Learner, Scaled
-    try:
-        assert_same_bytes(plain, run(scaled_settings, SOURCE))
-    finally:
-        worlds.Learner = original
+    plain = run(config(), SOURCE)
+    monkeypatch.setattr(worlds, "Learner", Scaled)
+    assert_same_bytes(plain, run(config(), SOURCE))
 
 
 def test_short_precision_trains_and_stays_near_float32():
