@@ -45,6 +45,19 @@ def open_pooling(
     return NativePooling(fields, dims)
 
 
+def use_threads(count: int) -> None:
+    """Let one call of the native kernels use this many threads, for the whole process.
+
+    The bytes do not depend on it. One is right where other threads compute meanwhile (hybrid,
+    async, several ranks), the number of cores where nothing else does (sync with one rank).
+    """
+    from runtime.embedding.extension import native  # loads the compiled kernels
+
+    if count < 1:
+        raise ValueError(f"threads of the embedding engine must be >= 1, got {count}")
+    native.set_threads(count)
+
+
 def _refuse_features(table: TableConfig) -> None:
     """The reference has the plain store only; it must not silently ignore what was asked for."""
     plain = TableConfig(

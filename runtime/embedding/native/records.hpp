@@ -13,7 +13,8 @@ namespace embedding {
 inline constexpr uint64_t kNoId = ~uint64_t{0};  // no id is 2**64 - 1, see runtime.data.ids
 
 // Word: generation (6 bits) | changed | recently used | optimiser steps taken (24 bits, saturating).
-// 12 bytes a row, 8 more for an exact LRU list, 4 more for expiry.
+// 12 bytes a row, 8 more for an exact LRU list, 4 more for expiry. Without a limit 16 bytes, which
+// never lie in two cache lines; a limited table rather holds more rows.
 class Records {
  public:
   static constexpr uint32_t kMostWrites = (1u << 24) - 1;
@@ -24,7 +25,8 @@ class Records {
   Records(const Options& options, uint64_t most_rows)
       : links_(options.eviction == Eviction::lru ? 12 : 0),
         stamp_(options.expire_after_steps ? (links_ ? 20 : 12) : 0),
-        bytes_(12 + (links_ ? 8 : 0) + (stamp_ ? 4 : 0)),
+        bytes_(options.eviction == Eviction::none ? 16
+                                                  : 12 + (links_ ? 8 : 0) + (stamp_ ? 4 : 0)),
         pages_(most_rows * bytes_) {}
 
   void reserve(uint64_t rows) { pages_.grow(rows * bytes_); }

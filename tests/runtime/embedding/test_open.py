@@ -1,0 +1,64 @@
+"""Opening an engine: both answer alike, and what is missing or unsupported is said clearly."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.data.batch import Batch, Field, Layout
+from runtime.embedding import fused
+from runtime.embedding.config import RowOptimizer, TableConfig
+from runtime.embedding.features import Capacity
+from runtime.embedding.open import open_pooling, open_store, use_threads
+from runtime.embedding.pooling import FieldVectors
+
+LAYOUT = Layout(fields=(Field(name="a"), Field(name="b", pooling="mean")))
+
+
+def test_two_calls_make_a_step_on_either_engine() -> None:
+    results = []
+    for engine in ("native", "reference"):
+        store = open_store(LAYOUT, [TableConfig(dim=4)], engine=engine, shards=2)  # type: ignore[arg-type]
+        pooling = open_pooling(LAYOUT.fields, {"rows": 4}, engine=engine)  # type: ignore[arg-type]
+        for step in range(3):
+            ids = np.arange(step, step + 6, dtype=np.uint64)
+            offsets = np.array([0, 1, 3, 3, 6])
+            batch = Batch(ids, offsets, np.zeros((2, 0)), np.zeros((2, 1)))
+            handle, vectors = fused.look_up(store, pooling, 0, step, batch)
+            gradients = FieldVectors(np.ones_like(vectors.pooled), {}, {})
+            fused.push(store, pooling, handle, gradients)
+            results.append(vectors.pooled.tobytes())
+        results += [a.tobytes() for a in store.export()["rows"]]
+    half = len(results) // 2
+    assert results[:half] == results[half:]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"capacity": Capacity(rows=5)},
+        {"initial": "normal"},
+        {"optimizer": RowOptimizer(kind="ftrl")},
+        {"optimizer": RowOptimizer(kind="sgd", momentum=0.5)},
+    ],
+)
+def test_reference_refuses_what_it_would_ignore(config: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r'the reference engine does not have .* engine="native"'):
+        open_store(LAYOUT, [TableConfig(**config)], engine="reference")
+
+
+def test_missing_extension_is_one_sentence_with_the_remedy(monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "runtime.embedding._native", None)
+    monkeypatch.delattr("runtime.embedding._native", raising=False)
+    monkeypatch.delitem(sys.modules, "runtime.embedding.extension")
+    with pytest.raises(ImportError, match=r"not built for this Python .*pip install -e"):
+        importlib.import_module("runtime.embedding.extension")
+
+
+def test_wrong_number_of_threads_is_refused() -> None:
+    with pytest.raises(ValueError, match="threads of the embedding engine must be >= 1, got 0"):
+        use_threads(0)
