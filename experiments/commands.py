@@ -54,6 +54,9 @@ STUDIES = {
         "simulated clusters: grid or Latin hypercube, Pareto front",
         "any",
     ),
+    "simulator-speed": Study(
+        "experiments.simulator_speed", "events and CPU time against the size of the cluster", "1"
+    ),
 }
 
 

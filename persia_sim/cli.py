@@ -59,6 +59,8 @@ class Options:
     """Keep the most recently used rows when not all fit, instead of refusing."""
     profile: Path | None = None
     """Measured costs (JSON, written by `python -m runtime profile`) instead of the catalogue's."""
+    sensitivity: bool = False
+    """Also run it with each resource ten per cent faster (ten more runs)."""
     timeline: Path | None = None
     """Write a Chrome trace (open it in Perfetto) of the steps in --timeline-steps."""
     timeline_steps: tuple[int, int] | None = None
@@ -125,6 +127,12 @@ def run(options: Options) -> str:
         held.refuse(scenario.cluster)
     done = simulate(scenario, trace=True, need=demand(scenario, held.miss_rate))
     lines = [text(report(done, held))]
+    if options.sensitivity:
+        from persia_sim.sensitivity import sensitivity
+
+        gains = sorted(sensitivity(scenario).items(), key=lambda item: -item[1])
+        shown = ", ".join(f"{name} {gain:+.1%}" for name, gain in gains if abs(gain) >= 5e-4)
+        lines.append(f"10 % faster  {shown or 'nothing helps alone'}")
     if options.trace is not None and done.trace is not None:
         done.trace.save(options.trace)
         lines.append(f"order        {len(done.trace)} events in {options.trace}")

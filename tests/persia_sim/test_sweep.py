@@ -68,3 +68,15 @@ def test_a_sweep_keeps_its_points_and_does_only_what_is_missing(
     assert "2 points (1 done)" in said and (tmp_path / "cluster_sweep.csv").is_file()
     lines = (tmp_path / "points.jsonl").read_text().splitlines()
     assert sum(line.endswith("}") and bool(json.loads(line)) for line in lines) == 2
+
+
+def test_sensitivity_finds_what_binds() -> None:
+    from persia_sim.sensitivity import RESOURCES, sensitivity
+    from tests.persia_sim.sim_configurations import small_scenario
+
+    scenario = small_scenario(Mode.HYBRID, steps=30, tau=4)
+    slow = replace(scenario.costs, gpu_fixed_s=0.1)
+    gains = sensitivity(replace(scenario, costs=slow))
+    assert set(gains) == set(RESOURCES)
+    assert max(gains, key=lambda name: gains[name]) == "GPU"
+    assert gains["GPU"] > 0.05 and gains["loaders"] == pytest.approx(0, abs=1e-3)
