@@ -32,6 +32,13 @@ class Train:
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
     out: Path | None = None
     """Folder to fill; else runs/train/<time>-<mode>."""
+    auto: bool = False
+    """With --mode hybrid --executor concurrent: first time sync, lookahead and hybrid on a few
+    batches, say what hybrid would gain, and train in the fastest."""
+
+    def __post_init__(self) -> None:
+        if self.auto and (self.config.mode, self.config.executor) != ("hybrid", "concurrent"):
+            raise ValueError("auto chooses for --mode hybrid --executor concurrent; add both")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -82,7 +89,7 @@ def _train(arguments: list[str]) -> None:
 
     from runtime.record import run_into
 
-    config = command.config
+    config = _choose(command.config) if command.auto else command.config
     folder = command.out or Path("runs/train") / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.mode}"
     if (folder / "summary.json").exists():
         raise ValueError(f"{folder} holds a finished run; name another folder with --out")
@@ -90,6 +97,19 @@ def _train(arguments: list[str]) -> None:
         summary = run_into(folder, config, on_samples=bar.update)
     print(describe(summary))
     print(f"run folder: {folder}")
+
+
+def _choose(config: TrainConfig) -> TrainConfig:
+    import torch
+
+    from runtime.data.open import open_source
+    from runtime.training.choose import fastest
+
+    torch.set_num_threads(config.threads)
+    data = config.data
+    choice = fastest(config, open_source(data.name, data.dir, skip_bad_rows=data.skip_bad_rows))
+    print(choice.describe())
+    return choice.config
 
 
 def describe(summary: dict) -> str:  # type: ignore[type-arg]

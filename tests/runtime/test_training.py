@@ -9,6 +9,7 @@ import torch
 from persia_sim.vocabulary import Mode
 from runtime.config import ModelConfig, TrainConfig
 from runtime.embedding.config import RowOptimizer
+from runtime.training.choose import fastest
 from runtime.training.learner import Learner, NonFiniteError
 from tests.runtime import worlds
 from tests.runtime.worlds import ArraySource, assert_same_bytes, config, run
@@ -184,3 +185,11 @@ def test_a_profile_law_is_the_line_through_its_points():
     assert law["per_item_s"] == pytest.approx(2e-8, rel=1e-6)
     assert law["spread"] == pytest.approx(0, abs=1e-9)
     assert law["fitted_items"] == [10, 1000]
+
+
+def test_auto_chooses_the_fastest_and_says_what_hybrid_would_gain():
+    chosen = config(mode=Mode.HYBRID, tau=2, executor="concurrent", ranks=2)
+    choice = fastest(chosen, ArraySource(800))
+    assert choice.config.mode is max(choice.samples_per_s, key=choice.samples_per_s.get)
+    assert choice.config.tau == (2 if choice.config.mode is Mode.HYBRID else None)
+    assert "of the best exact schedule: training in" in choice.describe()
