@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import cache
 
 from persia_sim.allreduce import DenseSync
 from persia_sim.cluster import Cluster, Gpu, Host, Link, Role
@@ -83,16 +84,19 @@ def _v100(name: str, gbit_per_s: float, hosts: int, source: str) -> Cluster:
     )  # fmt: skip
 
 
+@cache
 def v100_2021_09() -> Cluster:
     """The cluster of the public data sets' bars: one host of 8 V100, 20 CPU hosts at 10 Gbit/s."""
     return _v100("v100-2021-09", 10, 20, _BENCH_2021)
 
 
+@cache
 def v100_paper() -> Cluster:
     """The cluster of the Kwai series: up to 64 V100, 100 CPU hosts at 100 Gbit/s."""
     return _v100("v100-paper", 100, 100, _PAPER).with_ranks(64)
 
 
+@cache
 def gcp_100t() -> Cluster:
     """The 100-trillion-parameter run: 120 server processes on 30 hosts, 100 workers, 64 A100."""
     return Cluster(
@@ -133,6 +137,7 @@ def gcp_100t() -> Cluster:
     )  # fmt: skip
 
 
+@cache
 def this_host() -> Cluster:
     """This machine alone: every role is a process on it, and cards are its memory."""
     cores = os.cpu_count() or 1
@@ -196,6 +201,7 @@ def _criteo_syn(number: int) -> Workload:
     )
 
 
+@cache
 def workloads() -> dict[str, Workload]:
     """All named workloads."""
     syn = {f"criteo-syn{n}": _criteo_syn(n) for n in range(1, 6)}
@@ -290,6 +296,7 @@ def _fitted_100t() -> Costs:
     )
 
 
+@cache
 def costs_of(cluster: str) -> Costs:
     """The cost laws that belong to a cluster's preset: fitted where it has published figures."""
     fitted = {

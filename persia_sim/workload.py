@@ -225,11 +225,17 @@ def _server_shares(
     each = traffic(probability[:hot])
     rest = float((traffic(probability[hot:]) * number[hot:]).sum()) * fields
     load: np.ndarray = np.full(servers, rest / servers)
-    keys = np.arange(fields * hot, dtype=np.uint64)
-    np.add.at(load, mix64(keys) % np.uint64(servers), np.tile(each, fields))
+    load += np.bincount(_placement(servers, fields * hot), np.tile(each, fields), servers)
     shares: np.ndarray = load / load.sum()
     shares.setflags(write=False)
     return shares
+
+
+@lru_cache(maxsize=64)
+def _placement(servers: int, keys: int) -> np.ndarray:
+    """The server of each key, by its hash."""
+    placed: np.ndarray = (mix64(np.arange(keys, dtype=np.uint64)) % np.uint64(servers)).astype(int)
+    return placed
 
 
 def mix64(keys: np.ndarray) -> np.ndarray:

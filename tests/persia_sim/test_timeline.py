@@ -1,0 +1,44 @@
+"""The timeline of a window: every span inside its lane, every arrow with two ends."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from persia_sim.simulate import simulate
+from persia_sim.timeline import timeline, write_timeline
+from tests.persia_sim.sim_configurations import small_scenario
+
+
+def test_spans_of_a_lane_do_not_overlap_and_arrows_have_two_ends() -> None:
+    run = simulate(small_scenario(tau=4))
+    events = timeline(run, 3, 7)
+    spans = [e for e in events if e["ph"] == "X"]
+    assert len(spans) == 6 * 4 * 5
+    lanes: dict[tuple[int, int], float] = {}
+    for span in spans:
+        key = span["pid"], span["tid"]
+        assert span["ts"] >= lanes.get(key, 0.0) - 1e-6
+        lanes[key] = span["ts"] + span["dur"]
+    starts = Counter(e["id"] for e in events if e["ph"] == "s")
+    ends = Counter(e["id"] for e in events if e["ph"] == "f")
+    assert starts == ends and set(starts.values()) == {1} and len(starts) == 4 * 5
+    counts = [e["args"]["batches"] for e in events if e["ph"] == "C"]
+    assert min(counts) >= 0 and max(counts) <= 5
+
+
+def test_the_same_run_writes_the_same_compressed_bytes(tmp_path: Path) -> None:
+    run = simulate(small_scenario())
+    for name in ("a.json.gz", "b.json.gz"):
+        assert write_timeline(run, tmp_path / name, 0, 2) == 6 * 4 * 3
+    assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
+    assert json.loads(gzip.decompress((tmp_path / "a.json.gz").read_bytes()))["traceEvents"]
+
+
+def test_a_window_outside_the_run_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"timeline steps is \(5, 99\): must be a range inside"):
+        timeline(simulate(small_scenario()), 5, 99)
