@@ -6,6 +6,7 @@ with the interpreter lock released.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -39,6 +40,7 @@ class NativeStore(EmbeddingStore):
         self.seed = seed
         self.last_saved: tuple[str, str] | None = None
         self._gate = PushGate(shards)
+        self._counting = threading.Lock()
 
     def __len__(self) -> int:
         return sum(len(table) for shard in self._native for table in shard.values())
@@ -134,7 +136,9 @@ class NativeStore(EmbeddingStore):
             bounds = int(plan.bounds[shard]), int(plan.bounds[shard + 1])
             arrays = handle.slots[name], handle.values[name], handle.writes[name]
             table = self._native[shard][name]
-            self.rows_replaced += table.refresh(plan.ids, *bounds, handle.step, *arrays)
+            replaced = table.refresh(plan.ids, *bounds, handle.step, *arrays)
+            with self._counting:  # shards have a lock each, the counts are of all
+                self.rows_replaced += replaced
 
     def _update(
         self, shard: int, name: str, pushes: Sequence[tuple[Handle, RowGradients]], step: int
@@ -148,4 +152,5 @@ class NativeStore(EmbeddingStore):
         lr = self.tables[name].optimizer.lr_at(step)
         missed = np.zeros(64, np.int64)
         self._native[shard][name].push(parts, step, lr, missed)
-        self.row_staleness += missed
+        with self._counting:
+            self.row_staleness += missed
