@@ -19,10 +19,7 @@ from runtime.data.ids import hash_integers, tag
 LR, EPS = 0.05, 1e-10
 Look = Callable[[int], Tensor]
 """From the number of a batch to its pooled vectors [B, fields * dim], with gradients enabled."""
-EXTRA = (
-    "pip install torchmetrics==1.0.3 tensordict iopath pyre-extensions &&"
-    " pip install --no-deps torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0"
-)
+EXTRA = 'pip install -e ".[bench]" && pip install --no-deps torchrec==1.8.0'
 
 
 def row_numbers(batches: tuple[Batch, ...], rows: int) -> list[np.ndarray]:
