@@ -85,3 +85,13 @@ def test_missing_figures_say_where_they_should_be(tmp_path) -> None:  # type: ig
 def test_one_gpu_needs_no_all_reduce() -> None:
     one, two = (simulated("v100-2021-09", "taobao-ad", Mode.HYBRID, g, 40) for g in (1, 2))
     assert one > two  # what the dashed bar shows and the halved one hides
+
+
+def test_the_stored_table_is_what_the_model_gives() -> None:
+    with (DATA.parent / "scale_workers.csv").open() as file:
+        stored = {
+            (r["series"], r["gpus"], r["note"]): float(r["model"]) for r in csv.DictReader(file)
+        }
+    for row in public():
+        kept = stored[row.series, str(row.gpus), row.note]
+        assert row.model == pytest.approx(kept, rel=1e-9), row.series

@@ -38,10 +38,21 @@ def test_grid_and_hypercube_cover_every_value() -> None:
 
 def test_front_holds_what_nothing_beats() -> None:
     rows = [
-        {"samples_per_s": s, "staleness_steps_mean": late, "usd_per_million_samples": d}
-        for s, late, d in ((1.0, 0.0, 3.0), (2.0, 4.0, 2.0), (1.5, 4.0, 2.5), (0.5, 0.0, 3.0))
+        {
+            "samples_per_s": rate,
+            "staleness_steps_mean": late,
+            "usd_per_million_samples": dollars,
+            "dense_late": dense,
+        }
+        for rate, late, dollars, dense in (
+            (1.0, 0.0, 3.0, False),
+            (2.0, 4.0, 2.0, False),
+            (1.5, 4.0, 2.5, False),
+            (0.5, 0.0, 3.0, False),
+            (3.0, 0.0, 1.0, True),
+        )
     ]
-    assert pareto(rows) == [True, True, False, False]
+    assert pareto(rows) == [True, True, False, False, True]
 
 
 def test_modes_without_a_window_count_once() -> None:
