@@ -121,8 +121,6 @@ class Workload:
         """One row on the wire between server and worker."""
         return float(self.wire.row_value_bytes * self.dim)
 
-    # -- messages of one batch, payload bytes -----------------------------------------------------
-
     @property
     def loader_bytes(self) -> float:
         """Loader to worker: ids with 16-bit positions, counts, and an index map; then the dense
