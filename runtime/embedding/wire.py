@@ -7,7 +7,7 @@ it is built. Shape letters: B samples, F fields, N ids, U distinct ids, d the ta
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -30,7 +30,7 @@ class FieldIds:
     distinct: np.ndarray
     """uint64 [U]"""
     bounds: np.ndarray
-    """uint32 [U + 1]: ``samples[bounds[u]:bounds[u + 1]]`` hold id u."""
+    """[U + 1], uint16 if N fits, else uint32: ``samples[bounds[u]:bounds[u + 1]]`` hold id u."""
     samples: np.ndarray
     """uint16 [N]: sample numbers, rising within an id; a sample stands twice if its bag does."""
 
@@ -48,7 +48,7 @@ class FieldIds:
         samples = np.repeat(np.arange(len(lengths)), lengths)[order]
         counts = np.bincount(inverse, minlength=len(distinct))
         bounds = np.concatenate([[0], np.cumsum(counts)])
-        return cls(distinct, bounds.astype(np.uint32), samples.astype(np.uint16))
+        return cls(distinct, bounds.astype(_bound_type(len(ids))), samples.astype(np.uint16))
 
     def unpack(self, size: int) -> tuple[np.ndarray, np.ndarray]:
         """ids [N] and lengths [B] of a batch of ``size`` samples; a bag's ids in packed order."""
@@ -59,8 +59,8 @@ class FieldIds:
 
     @property
     def byte_count(self) -> int:
-        """8 U + 4 (U + 1) + 2 N."""
-        return 8 * len(self.distinct) + 4 * len(self.bounds) + 2 * len(self.samples)
+        """8 U + 2 N + 2 (U + 1), or 4 (U + 1) from N = 65536 on."""
+        return 8 * len(self.distinct) + self.bounds.nbytes + 2 * len(self.samples)
 
     def to_bytes(self) -> bytes:
         """Counts (4 + 4 bytes) and the three arrays: ``8 + byte_count`` bytes."""
@@ -72,15 +72,21 @@ class FieldIds:
     def from_bytes(cls, data: bytes) -> Self:
         """What `to_bytes` wrote; raises ValueError when the length is not what the counts say."""
         distinct, total = np.frombuffer(data, np.uint32, 2).tolist() if len(data) >= 8 else (0, 0)
-        expected = 8 + 8 * distinct + 4 * (distinct + 1) + 2 * total
+        bound_type = np.dtype(_bound_type(total))
+        bounds_bytes = bound_type.itemsize * (distinct + 1)
+        expected = 8 + 8 * distinct + bounds_bytes + 2 * total
         if len(data) != expected:
             raise ValueError(f"packed ids have {len(data)} bytes, their counts say {expected}")
         bounds_at = 8 + 8 * distinct
         return cls(
             np.frombuffer(data, np.uint64, distinct, 8),
-            np.frombuffer(data, np.uint32, distinct + 1, bounds_at),
-            np.frombuffer(data, np.uint16, total, bounds_at + 4 * (distinct + 1)),
+            np.frombuffer(data, bound_type, distinct + 1, bounds_at),
+            np.frombuffer(data, np.uint16, total, bounds_at + bounds_bytes),
         )
+
+
+def _bound_type(occurrences: int) -> type[np.unsignedinteger[Any]]:
+    return np.uint16 if occurrences < MOST_SAMPLES else np.uint32
 
 
 @dataclass(frozen=True, slots=True)

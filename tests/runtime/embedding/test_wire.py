@@ -19,7 +19,7 @@ def test_packed_ids_come_back_as_the_same_bags(seed: int, size: int, values: int
     data = packed.to_bytes()
     assert len(data) == 8 + packed.byte_count
     distinct = len(np.unique(ids))
-    assert packed.byte_count == 8 * distinct + 4 * (distinct + 1) + 2 * len(ids)
+    assert packed.byte_count == 8 * distinct + 2 * (distinct + 1) + 2 * len(ids)
     found, found_lengths = FieldIds.from_bytes(data).unpack(size)
     np.testing.assert_array_equal(found_lengths, lengths)
     bags = [np.split(a, np.cumsum(lengths)[:-1]) for a in (ids, found)]
@@ -34,9 +34,18 @@ def test_zipf_ids_shrink() -> None:
     assert packed.byte_count < 0.7 * ids.nbytes
 
 
+def test_more_occurrences_than_16_bits_count_come_back() -> None:
+    ids = np.arange(70_000, dtype=np.uint64) % np.uint64(3)
+    packed = FieldIds.pack(ids, np.array([70_000]))
+    found, lengths = FieldIds.from_bytes(packed.to_bytes()).unpack(1)
+    assert lengths.tolist() == [70_000]
+    np.testing.assert_array_equal(np.sort(found), np.sort(ids))
+    assert packed.byte_count == 8 * 3 + 4 * 4 + 2 * 70_000
+
+
 def test_cut_bytes_and_too_many_samples_are_refused() -> None:
     data = FieldIds.pack(np.array([1, 1], np.uint64), np.array([1, 1])).to_bytes()
-    with pytest.raises(ValueError, match="packed ids have 27 bytes, their counts say 28"):
+    with pytest.raises(ValueError, match="packed ids have 23 bytes, their counts say 24"):
         FieldIds.from_bytes(data[:-1])
     with pytest.raises(ValueError, match="65537 samples does not fit 16-bit positions"):
         FieldIds.pack(np.empty(0, np.uint64), np.zeros(65537, int))
