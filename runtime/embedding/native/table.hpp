@@ -17,6 +17,9 @@ namespace embedding {
 // a push finds the row without a search and never touches a row that took over the slot.
 inline constexpr int64_t kAbsent = -1;
 
+inline constexpr size_t kAhead = 16;    // ids between one stage of prefetching and the next
+inline constexpr size_t kLeast = 4096;  // ids that are worth a second thread
+
 struct Counters {
   uint64_t created = 0;
   uint64_t evicted = 0;
