@@ -34,7 +34,14 @@ class Run:
 
     def auc(self, task: str) -> float:
         """Final test AUC; NaN when it does not exist."""
-        found = self.summary["tasks"][task]["auc"]
+        return self._figure(task, "auc")
+
+    def log_loss(self, task: str) -> float:
+        """Final test log-loss; NaN when it does not exist."""
+        return self._figure(task, "log_loss")
+
+    def _figure(self, task: str, name: str) -> float:
+        found = self.summary["tasks"][task][name]
         return math.nan if found is None else float(found)
 
 
@@ -62,6 +69,8 @@ class GapRow:
     staleness_max_steps: int
     samples_per_s: float
     """Of the concurrent executor; NaN where it was not run."""
+    thread_staleness: tuple[float, int] | None
+    """Mean and maximum steps missed in the concurrent executor; None where it was not run."""
 
 
 def gap_table(lag_runs: Sequence[Run], speed_runs: Sequence[Run], task: str) -> list[GapRow]:
@@ -74,7 +83,8 @@ def gap_table(lag_runs: Sequence[Run], speed_runs: Sequence[Run], task: str) -> 
         # tau = 0 of a merged hybrid is sync in its bytes (law 1); of async it is a run of its own.
         equals_sync = mode in ("hybrid", "raw_hybrid") and _merges(runs)
         own_zero = by_setting.get(SYNC if equals_sync else (mode, 0), {})
-        speeds = [r.summary["samples_per_s"] for r in speed_runs if r.setting == (mode, tau)]
+        threads = [r.summary for r in speed_runs if r.setting == (mode, tau)]
+        speeds = [summary["samples_per_s"] for summary in threads]
         stale = [r.summary["staleness"] for r in runs.values()]
         rows.append(
             GapRow(
@@ -85,13 +95,22 @@ def gap_table(lag_runs: Sequence[Run], speed_runs: Sequence[Run], task: str) -> 
                 t_interval([r.auc(task) for r in runs.values()]),
                 _paired(runs, by_setting.get(SYNC, {}), task),
                 _paired(runs, own_zero, task),
-                float(np.mean([r.summary["tasks"][task]["log_loss"] for r in runs.values()])),
+                float(np.mean([r.log_loss(task) for r in runs.values()])),
                 float(np.mean([s["mean_steps"] for s in stale])),
                 max(int(s["max_steps"]) for s in stale),
                 float(np.median(speeds)) if speeds else math.nan,
+                _observed(threads),
             )
         )
     return rows
+
+
+def _observed(threads: Sequence[dict[str, Any]]) -> tuple[float, int] | None:
+    found = [summary["staleness"] for summary in threads]
+    if not found:
+        return None
+    mean = float(np.mean([s["mean_steps"] for s in found]))
+    return mean, max(int(s["max_steps"]) for s in found)
 
 
 def _merges(runs: dict[int, Run]) -> bool:
@@ -129,7 +148,7 @@ def table_cells(rows: Sequence[GapRow]) -> tuple[list[str], list[list[str]]]:
     """Header and cells as a person reads them; gaps in thousandths of AUC."""
     header = [
         "mode", "tau", "test AUC", "gap to sync [1e-3]", "gap to own tau 0 [1e-3]", "log-loss",
-        "stale steps mean/max", "samples/s",
+        "stale steps (lag)", "(threads)", "samples/s",
     ]  # fmt: skip
     cells = [
         [
@@ -140,6 +159,7 @@ def table_cells(rows: Sequence[GapRow]) -> tuple[list[str], list[list[str]]]:
             _milli(row.gap_to_tau_0, row.mode == "sync" or row.tau == 0),
             f"{row.log_loss:.4f}",
             f"{row.staleness_mean_steps:.2f} / {row.staleness_max_steps}",
+            "-" if row.thread_staleness is None else "{:.2f} / {}".format(*row.thread_staleness),
             "-" if math.isnan(row.samples_per_s) else f"{row.samples_per_s:,.0f}",
         ]
         for row in rows
@@ -172,5 +192,7 @@ def record(row: GapRow) -> dict[str, Any]:
         "log_loss": row.log_loss,
         "staleness_mean_steps": row.staleness_mean_steps,
         "staleness_max_steps": row.staleness_max_steps,
+        "concurrent_staleness_mean_steps": row.thread_staleness and row.thread_staleness[0],
+        "concurrent_staleness_max_steps": row.thread_staleness and row.thread_staleness[1],
         "concurrent_samples_per_s": row.samples_per_s,
     }

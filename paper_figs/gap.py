@@ -59,7 +59,8 @@ def _curves(axes: Axes, lines: pd.DataFrame) -> int:
     """Returns the number of seeds."""
     from scipy.stats import t
 
-    wide = lines.pivot_table(index=["mode", "tau", "seed"], columns="samples", values="auc")
+    lines = lines[~lines.drained]
+    wide = lines.pivot(index=["mode", "tau", "seed"], columns="samples", values="auc")
     seeds = lines.seed.nunique()
     axes.axhline(0, color="black", linewidth=0.8)
     settings = [s for s in dict.fromkeys(zip(lines["mode"], lines.tau, strict=True))]

@@ -60,7 +60,8 @@ def _along(axes: Axes, lines: pd.DataFrame) -> int:
     """Returns the number of seeds."""
     from scipy.stats import t
 
-    wide = lines.pivot_table(index=["mode", "tau", "seed"], columns="samples", values="auc")
+    lines = lines[~lines.drained]
+    wide = lines.pivot(index=["mode", "tau", "seed"], columns="samples", values="auc")
     seeds = lines.seed.nunique()
     axes.axhline(0, color="black", linewidth=0.8)
     for number, tau in enumerate(sorted(set(lines.tau) - {0})):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 
-class Interval(NamedTuple):
+class Span(NamedTuple):
     """One stage of one (rank, step) on one track."""
 
     rank: int
@@ -26,26 +26,26 @@ class Interval(NamedTuple):
 _LANES_PER_TRACK = 1000  # thread ids of a track: more lanes than batches can overlap
 
 
-def chrome_events(intervals: Iterable[Interval]) -> list[dict[str, Any]]:
+def chrome_events(spans: Iterable[Span]) -> list[dict[str, Any]]:
     """Complete events ("X") in microseconds; overlapping ones of a track lie on lanes of it."""
     tracks: dict[str, int] = {}
     lanes: dict[tuple[int, str], list[float]] = {}
-    spans: list[dict[str, Any]] = []
-    for interval in sorted(intervals, key=lambda i: (i.start_s, i.rank, i.step)):
-        number = tracks.setdefault(interval.track, len(tracks))
-        free = lanes.setdefault((interval.rank, interval.track), [])
-        lane = next((k for k, end in enumerate(free) if end <= interval.start_s), len(free))
-        free[lane : lane + 1] = [interval.end_s]
-        spans.append(
+    events: list[dict[str, Any]] = []
+    for span in sorted(spans, key=lambda i: (i.start_s, i.rank, i.step)):
+        number = tracks.setdefault(span.track, len(tracks))
+        free = lanes.setdefault((span.rank, span.track), [])
+        lane = next((k for k, end in enumerate(free) if end <= span.start_s), len(free))
+        free[lane : lane + 1] = [span.end_s]
+        events.append(
             {
                 "ph": "X",
-                "name": interval.stage,
-                "cat": interval.track,
-                "pid": interval.rank,
+                "name": span.stage,
+                "cat": span.track,
+                "pid": span.rank,
                 "tid": _LANES_PER_TRACK * number + lane,
-                "ts": interval.start_s * 1e6,
-                "dur": (interval.end_s - interval.start_s) * 1e6,
-                "args": {"step": interval.step},
+                "ts": span.start_s * 1e6,
+                "dur": (span.end_s - span.start_s) * 1e6,
+                "args": {"step": span.step},
             }
         )
     names = [
@@ -55,7 +55,7 @@ def chrome_events(intervals: Iterable[Interval]) -> list[dict[str, Any]]:
         for lane in range(len(free)):
             thread = _LANES_PER_TRACK * tracks[track] + lane
             names.append(_name("thread_name", rank, thread, f"{track} {lane}" if lane else track))
-    return names + spans
+    return names + events
 
 
 def write_chrome_trace(path: Path, events: list[dict[str, Any]]) -> int:

@@ -43,7 +43,7 @@ def staleness_in_steps(trace: Trace) -> StepStaleness:
     pushes = trace.of_kind(Kind.PUSH)
     pushes = np.vstack([pushes, trace.of_kind(Kind.LOST_PUSH)])
     closed_at = _closing_instants(pushes, ranks, mode.has_barrier)
-    missing: dict[tuple[int, int], tuple[int, int]] = {}
+    missing: dict[tuple[int, int], list[np.ndarray]] = {}
     frontier: dict[tuple[int, int], int] = {}
     for seq, _, rank, step, shard, _ in reads.tolist():
         owner = ALL if mode.has_barrier else rank
@@ -54,14 +54,19 @@ def staleness_in_steps(trace: Trace) -> StepStaleness:
         while first < len(instants) and instants[first] < seq:
             first += 1
         frontier[owner, shard] = first
-        late = np.flatnonzero(instants[first:step] > seq)
-        count = len(late)
-        oldest = step - first - int(late[0]) if count else 0
-        before = missing.get((rank, step), (0, 0))
-        missing[rank, step] = (max(before[0], count), max(before[1], oldest))
-    keys = np.array(sorted(missing, key=lambda k: (k[1], k[0])), np.int64).reshape(-1, 2)
-    counts = np.array([missing[r, s] for r, s in keys.tolist()], np.int64).reshape(-1, 2)
-    return StepStaleness(keys[:, 0], keys[:, 1], counts[:, 0], counts[:, 1])
+        late = first + np.flatnonzero(instants[first:step] > seq)
+        missing.setdefault((rank, step), []).append(late)
+    rows = []
+    for rank, step in sorted(missing, key=lambda key: (key[1], key[0])):
+        late = _union(missing[rank, step])
+        rows.append((rank, step, len(late), step - int(late[0]) if len(late) else 0))
+    table = np.array(rows, np.int64).reshape(-1, 4)
+    return StepStaleness(*table.T)
+
+
+def _union(parts: list[np.ndarray]) -> np.ndarray:
+    """A step that any shard missed is missing once."""
+    return parts[0] if len(parts) == 1 else np.unique(np.concatenate(parts))
 
 
 def _closing_instants(
@@ -110,8 +115,10 @@ def staleness_in_pushes(trace: Trace) -> PushStaleness:
     """Read the versions that the stores recorded, and count batches in flight beside them.
 
     Needs a trace with versions and with one row per shard, as an execution writes it. Pushes merged
-    into one apply take effect at the same instant and do not count as each other's.
+    into one apply take effect at the same instant and do not count as each other's. A batch whose
+    push is lost never has a push instant, so it is in neither figure.
     """
+    lost = {(e.rank, e.step) for e in trace if e.kind == Kind.LOST_PUSH}
     mode = Mode(trace.meta["mode"])
     reading = Kind.REFRESH if mode is Mode.LOOKAHEAD else Kind.LOOKUP
     open_reads: dict[int, dict[tuple[int, int], int]] = {}
@@ -120,16 +127,14 @@ def staleness_in_pushes(trace: Trace) -> PushStaleness:
     in_flight: list[int] = []
     for event in trace:
         flying = open_reads.setdefault(event.shard, {})
-        if event.kind == reading:
+        if event.kind == reading and (event.rank, event.step) not in lost:
             flying[event.rank, event.step] = event.version
-        elif event.kind in (Kind.PUSH, Kind.LOST_PUSH):
+        elif event.kind == Kind.PUSH:
             if event.rank == ALL:
                 group = [key for key in flying if key[1] == event.step]
             else:
                 group = [(event.rank, event.step)]
             versions = [flying.pop(key) for key in group if key in flying]
-            if event.kind == Kind.LOST_PUSH:
-                continue
             for version in versions:
                 shards.append(event.shard)
                 missed.append(event.version - version)

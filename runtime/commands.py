@@ -13,6 +13,7 @@ from typing import Annotated
 import tyro
 
 from runtime.config import TrainConfig
+from runtime.data.errors import nearest
 
 USAGE = """usage: python -m runtime COMMAND [options]
 
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     name, rest = arguments[0], list(arguments[1:])
     if name not in COMMANDS:
-        print(f"error: no command {name!r}; there are: {', '.join(COMMANDS)}", file=sys.stderr)
+        print(f"error: no command {name!r}; {nearest(name, COMMANDS)}", file=sys.stderr)
         return 2
     return guarded(lambda: COMMANDS[name](rest))
 
@@ -71,9 +72,8 @@ def guarded(work: Callable[[], None]) -> int:
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         hint = "; the disk is full: free some space and run again" if full else ""
-        print(
-            f"error: {error.filename or 'file'}: {error.strerror or error}{hint}", file=sys.stderr
-        )
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}{error.strerror or error}{hint}", file=sys.stderr)
         return 2
     return 0
 
@@ -94,7 +94,9 @@ def _train(arguments: list[str]) -> None:
     if (folder / "summary.json").exists():
         raise ValueError(f"{folder} holds a finished run; name another folder with --out")
     with tqdm(unit=" samples", unit_scale=True, desc=str(config.mode), disable=None) as bar:
-        summary = run_into(folder, config, on_samples=bar.update)
+        summary = run_into(
+            folder, config, on_samples=bar.update, on_warning=lambda t: bar.write(f"warning: {t}")
+        )
     print(describe(summary))
     print(f"run folder: {folder}")
 

@@ -58,8 +58,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.lr <= 0:
             raise ValueError(f"model.lr must be > 0, got {self.lr}")
-        if any(width < 1 for width in self.hidden):
-            raise ValueError(f"model.hidden must be positive widths, got {self.hidden}")
+        if not self.hidden or any(width < 1 for width in self.hidden):
+            raise ValueError(f"model.hidden must be one or more widths >= 1, got {self.hidden}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class TrainConfig:
     batch: int = 128
     """Samples per dense update, over all ranks, >= 1."""
     steps: int | None = None
-    """Stop after this many dense updates; else at the end of the data."""
+    """Stop after this many times ``batch`` samples; else at the end of the data."""
     executor: Executor = "lag"
     """lag: one thread, every lookup misses exactly tau steps, same bytes every time. concurrent:
     threads, measures speed. replay: the order of a recorded or simulated run."""
@@ -105,11 +105,11 @@ class TrainConfig:
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     rows: TableConfig = field(default_factory=TableConfig)
-    """The table of all fields that the data's schema does not put elsewhere."""
+    """Every table of the data's schema; in Python, `train(tables=...)` sets single ones apart."""
     seed: int = 0
     """Of initial weights, initial rows, and shuffling."""
     evaluate_every_steps: int | None = None
-    """Evaluate a snapshot on the test part every so many dense updates (for curves)."""
+    """Evaluate a snapshot on the test part every so many times ``batch`` samples (for curves)."""
     test_rows: int | None = None
     """Evaluate on the first rows of the test part only."""
     nonfinite: Literal["stop", "skip"] = "stop"
@@ -122,8 +122,8 @@ class TrainConfig:
     """Of the dense network: cpu, or cuda, cuda:1, ..."""
     threads: int = 1
     """Threads of one dense operation, >= 1."""
-    queue_batches: int = 10
-    """Of concurrent: capacity of each queue of a rank (source: the original's default), >= 1."""
+    queue_batches: int | None = None
+    """Of concurrent: capacity of each queue of a rank, >= 1. Default 10 (source: the original)."""
     timeline: bool = False
     """Of concurrent: keep how long each stage took, as timeline.json for Perfetto."""
     latency_s: float = 0.0
@@ -134,9 +134,18 @@ class TrainConfig:
             raise ValueError(f"mode must be one of {', '.join(Mode)}, got {self.mode!r}")
         object.__setattr__(self, "mode", Mode(self.mode))  # a notebook may say mode="hybrid"
         mode = self.mode
-        for name in ("ranks", "batch", "shards", "threads", "queue_batches"):
+        for name in ("ranks", "batch", "shards", "threads"):
             _at_least(name, getattr(self, name), 1)
-        for name in ("permits", "ahead", "steps", "average_every_steps", "evaluate_every_steps"):
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must be in [0, 2**63), got {self.seed}")
+        for name in (
+            "queue_batches",
+            "permits",
+            "ahead",
+            "steps",
+            "average_every_steps",
+            "evaluate_every_steps",
+        ):
             _at_least(name, getattr(self, name), 1)
         _at_least("test_rows", self.test_rows, 2)
         if isinstance(self.tau, int):
@@ -158,6 +167,10 @@ class TrainConfig:
                 mode is Mode.ASYNC_AVERAGING and self.executor == "concurrent",
                 "mode async_averaging with the concurrent executor",
             ),
+            "queue_batches": (
+                mode.reads_late_rows and self.executor == "concurrent",
+                "modes that read late rows, with the concurrent executor",
+            ),
             "trace": (self.executor == "replay", "the replay executor"),
             "loss_scale": (self.precision == "float16", "precision float16"),
         }
@@ -173,6 +186,18 @@ class TrainConfig:
             raise ValueError("the lag executor reaches its bound exactly; give tau a number")
         if self.timeline and self.executor != "concurrent":
             raise ValueError("timeline is only kept by the concurrent executor; remove it")
+        for name in ("average_every_s", "loss_scale"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ValueError(f"{name} must be > 0, got {value}")
+        if self.row_gradients == "sum" and not mode.has_barrier:
+            raise ValueError(
+                "row_gradients sum adds up the ranks of a step; async has none: remove it"
+            )
+        if self.rows.name != "rows":
+            raise ValueError("rows.name is given by the data's schema; remove it")
+        if self.rows.dtype == "float64" and self.precision != "float64":
+            raise ValueError("rows.dtype float64 needs --precision float64; add it")
         if self.latency_s < 0:
             raise ValueError(f"latency_s must be >= 0, got {self.latency_s}")
         if self.latency_s and self.executor != "concurrent":
@@ -199,7 +224,27 @@ class TrainConfig:
         """
         if self.window is not None or not self.mode.has_barrier:
             return self.window
-        return 2 * self.queue_batches + 3
+        return 2 * self.queue_capacity + 3
+
+    @property
+    def queue_capacity(self) -> int:
+        """Batches that each queue of a rank holds."""
+        return 10 if self.queue_batches is None else self.queue_batches
+
+    @property
+    def updates(self) -> int | None:
+        """Dense updates after which to stop; a batch of ``match=global`` is a rank's share."""
+        return None if self.steps is None else self.steps * self._updates_per_step
+
+    @property
+    def evaluate_every_updates(self) -> int | None:
+        """Dense updates between two snapshots."""
+        every = self.evaluate_every_steps
+        return None if every is None else every * self._updates_per_step
+
+    @property
+    def _updates_per_step(self) -> int:
+        return max(1, self.batch // self.batch_per_push)
 
     @property
     def lag(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,14 @@ from persia_sim.presets import this_host
 from runtime.config import ModelConfig, TrainConfig
 from runtime.data.batch import Batch
 from runtime.data.open import open_source
+from runtime.data.source import Source
 from runtime.embedding.config import TableConfig
 from runtime.embedding.open import open_store
 from runtime.embedding.pooling import FieldVectors
 from runtime.runfolder import environment, write_json
 from runtime.training.dense import apply_gradients, make_optimizer
 from runtime.training.learner import Learner
+from runtime.training.parts import assemble
 
 SCHEMA = 1
 BATCHES = (64, 256, 1024, 4096)
@@ -46,8 +48,8 @@ def measure_profile(dim: int, hidden: tuple[int, ...], data: str) -> dict[str, A
     torch.set_num_threads(1)
     config = TrainConfig(rows=TableConfig(dim=dim), model=ModelConfig(hidden=hidden))
     source = open_source(data)
-    learner = Learner(config, source.layout)
-    chunks = source.chunks("train")
+    learner = assemble(config, source).learner
+    chunks = _endless(source)
     chunk = next(chunks)
     found = {"load": [Measurement(chunk.size, _median_s(lambda: next(chunks)))]}
     efficiency = []
@@ -66,6 +68,11 @@ def measure_profile(dim: int, hidden: tuple[int, ...], data: str) -> dict[str, A
         "gpu": {"fixed_s": 0.0, "efficiency": efficiency},
         "provenance": {**where, "data": data, "dim": dim, "repeats": REPEATS},
     }
+
+
+def _endless(source: Source) -> Iterator[Batch]:
+    while True:
+        yield from source.chunks("train")
 
 
 def _measure(

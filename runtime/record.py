@@ -12,13 +12,16 @@ import numpy as np
 from persia_sim.chrome import chrome_events, write_chrome_trace
 from runtime.config import TrainConfig
 from runtime.data.open import open_source
-from runtime.runfolder import SUMMARY, environment, write_json
+from runtime.runfolder import SUMMARY, environment, plain, write_json
 from runtime.training.evaluate import Evaluation, best_reachable_auc
-from runtime.training.session import Outcome, train
+from runtime.training.session import CurvePoint, Outcome, train
 
 
 def run_into(
-    folder: Path, config: TrainConfig, on_samples: Callable[[int], None] | None = None
+    folder: Path,
+    config: TrainConfig,
+    on_samples: Callable[[int], None] | None = None,
+    on_warning: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Run ``config``, fill ``folder``, and return the summary.
 
@@ -31,16 +34,21 @@ def run_into(
     write_json(folder / "env.json", environment())
     data = config.data
     source = open_source(data.name, data_dir=data.dir, skip_bad_rows=data.skip_bad_rows)
-    outcome = train(config, source, on_samples)
-    with (folder / "metrics.jsonl").open("w") as lines:
-        for point in outcome.curve:
-            line = {"updates": point.updates, "samples": point.samples, "drained": False}
-            lines.write(json.dumps({**line, "tasks": _scores(point.evaluation)}) + "\n")
-        last = {"updates": outcome.figures["updates"], "samples": outcome.figures["samples"]}
-        lines.write(json.dumps({**last, "drained": True, "tasks": _scores(outcome.final)}) + "\n")
+    metrics = folder / "metrics.jsonl"
+    metrics.write_text("")
+
+    def on_snapshot(point: CurvePoint) -> None:
+        if metrics.stat().st_size == 0:  # the first evaluation: say at once what looks wrong
+            for warning in point.evaluation.warnings:
+                on_warning(warning)
+        _append(metrics, point.updates, point.samples, point.evaluation, drained=False)
+
+    outcome = train(config, source, on_samples=on_samples, on_snapshot=on_snapshot)
+    updates, samples = outcome.figures["updates"], outcome.figures["samples"]
+    _append(metrics, updates, samples, outcome.final, drained=True)
     outcome.trace.save(folder / "trace.npz")
     if config.timeline:
-        write_chrome_trace(folder / "timeline.json", chrome_events(outcome.intervals))
+        write_chrome_trace(folder / "timeline.json", chrome_events(outcome.spans))
     final = outcome.final
     np.savez_compressed(
         folder / "predictions.npz",
@@ -51,6 +59,15 @@ def run_into(
     summary["best_reachable_auc"] = best_reachable_auc(source, config.test_rows)
     write_json(folder / SUMMARY, summary)
     return summary
+
+
+def _append(
+    metrics: Path, updates: int, samples: int, evaluation: Evaluation, *, drained: bool
+) -> None:
+    """Add a line; what a killed run had evaluated stays."""
+    line = {"updates": updates, "samples": samples, "drained": drained}
+    with metrics.open("a") as lines:
+        lines.write(json.dumps(plain({**line, "tasks": _scores(evaluation)})) + "\n")
 
 
 def summarize_run(config: TrainConfig, outcome: Outcome, provenance: Any) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 SUMMARY = "summary.json"
 
 
@@ -44,21 +46,27 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if isinstance(value, Path | str):
+        return str(value)
     if isinstance(value, bool | int | float | type(None)):
         return value
-    return str(value)
+    raise TypeError(f"{type(value).__name__} {value!r} has no plain JSON form")
 
 
 def environment() -> dict[str, Any]:
     """Versions, hardware and load: what a figure must say of where it was made."""
     packages = ("torch", "numpy", "scikit-learn", "pandas", "pyarrow")
     return {
-        "commit": _commit(),
+        "commit": _git("rev-parse", "HEAD"),
+        "modified": bool(_git("status", "--porcelain", "--untracked-files=no")),
         "python": sys.version.split()[0],
         "packages": {name: metadata.version(name) for name in packages},
         "platform": platform.platform(),
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "process": os.getpid(),
         "load_1min": os.getloadavg()[0],
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -66,16 +74,16 @@ def environment() -> dict[str, Any]:
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
-    """The summary of a finished run; None when the run has not finished."""
+    """The summary of a finished run; None when it has not finished, or the file was damaged."""
     try:
         found: dict[str, Any] = json.loads((folder / SUMMARY).read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, json.JSONDecodeError, UnicodeDecodeError):
         return None
     return found
 
 
-def _commit() -> str | None:
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+def _git(*words: str) -> str | None:
+    command = ["git", "-C", str(Path(__file__).parent), *words]
     try:
         found = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:

@@ -24,7 +24,13 @@ def build_model(name: str, shape: InputShape, hidden: Sequence[int], seed: int) 
     make = BUILT_IN.get(name) or _import(name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = make(shape, hidden)
+        try:
+            model = make(shape, hidden)
+        except TypeError as error:
+            raise ValueError(
+                f"model {name} cannot be made from (shape, hidden): {error};"
+                " see runtime/models/towers.py for one that can"
+            ) from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"model {name} must give a torch.nn.Module, got {type(model).__name__}")
     return model

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from torch import Tensor, nn
 
 from runtime.training.dense import bucket_plan, sum_in_rank_order
-from runtime.training.gate import PATIENCE_S, RunStopped, Stop
 from runtime.training.learner import DenseGradients
+from runtime.training.stop import RunStopped, Stop
 
 
 class ThreadAllReduce:
@@ -54,6 +54,8 @@ class ThreadAllReduce:
             return ready
 
         for number, parameter in enumerate(model.parameters()):
+            if number not in bucket_of:
+                continue  # frozen by the user
             parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 hook_for(number)
             )
@@ -68,15 +70,10 @@ class ThreadAllReduce:
         self._found[rank] = [None] * len(self._sums) if gradients is None else list(gradients)
         self._missing[rank][:] = [len(bucket) for bucket in self._plan]
         try:
-            self._barrier.wait(PATIENCE_S)
+            self._barrier.wait()  # a rank that never comes waits elsewhere, and is told of there
         except threading.BrokenBarrierError:
-            self._stop.check()
-            raise RuntimeError(
-                f"deadlock: rank {rank} waited {PATIENCE_S:.0f} s for the other"
-                f" {self._ranks - 1} ranks at the dense all-reduce"
-            ) from None
-        if self._stop:
-            raise RunStopped
+            raise RunStopped from None
+        self._stop.check()
 
     def _contribute(self, bucket: int) -> None:
         with self._lock:
@@ -91,6 +88,13 @@ class ThreadAllReduce:
 
     def _finish_step(self) -> None:
         """Runs in one rank's thread while the others stand at the barrier."""
+        try:
+            self._sum_and_update()
+        except BaseException as error:
+            self._stop.set(error)  # before the barrier breaks for the others
+            raise
+
+    def _sum_and_update(self) -> None:
         for bucket, arrived in enumerate(self._arrived):
             if arrived < self._ranks or self._any_left_out:
                 self._sum(bucket)

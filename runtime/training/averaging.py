@@ -7,6 +7,7 @@ original uses in its "async" runs).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -50,6 +51,16 @@ class AveragingRound:
             for weight, mean, old in zip(model.parameters(), self._mean, snapshot, strict=True):
                 weight.add_(mean - old)
         self._written += 1
+
+
+def mean_model(like: nn.Module, replicas: Sequence[nn.Module]) -> nn.Module:
+    """A copy of ``like`` with the mean of the replicas' weights."""
+    model = copy.deepcopy(like)
+    mean = mean_weights([list(m.parameters()) for m in replicas])
+    with torch.no_grad():
+        for parameter, value in zip(model.parameters(), mean, strict=True):
+            parameter.copy_(value)
+    return model
 
 
 def mean_weights(replicas: Sequence[Sequence[Tensor]]) -> list[Tensor]:

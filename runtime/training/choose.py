@@ -9,15 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from statistics import median
 
-from persia_sim.trace import TraceRecorder
 from persia_sim.vocabulary import Mode
 from runtime.config import TrainConfig
 from runtime.data.source import Source
-from runtime.embedding.open import open_store
 from runtime.training.concurrent import ConcurrentRun
-from runtime.training.feed import Feed, training_stream
-from runtime.training.learner import Learner
-from runtime.training.progress import Meter
+from runtime.training.parts import assemble
 
 CANDIDATES = (Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID)
 WINDOWS = 3
@@ -60,10 +56,7 @@ def _as_mode(config: TrainConfig, mode: Mode) -> TrainConfig:
 
 
 def _samples_per_s(config: TrainConfig, source: Source) -> float:
-    short = replace(config, steps=STEPS)
-    learner, meter = Learner(short, source.layout), Meter()
-    store = open_store(source.layout, [short.rows], engine=short.engine, shards=short.shards)
-    feed = Feed(training_stream(short, source), short.ranks, True, stop=lambda: False)
-    meter.start()
-    ConcurrentRun(short, learner, store, feed, TraceRecorder(), meter).run()
-    return meter.samples_per_s()
+    parts = assemble(replace(config, steps=STEPS), source)
+    parts.meter.start()
+    ConcurrentRun(parts).run()
+    return parts.meter.samples_per_s()

@@ -15,16 +15,10 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from persia_sim.trace import TraceRecorder
 from persia_sim.vocabulary import Mode
-from runtime.config import TrainConfig
-from runtime.embedding.store import EmbeddingStore
-from runtime.training.feed import Feed
-from runtime.training.gate import RunStopped, Stop
-from runtime.training.learner import Learner
-from runtime.training.progress import Progress
-from runtime.training.spans import SpanRecorder
+from runtime.training.parts import Parts
 from runtime.training.stages import Computed, Fetched, LosePush, Stages
+from runtime.training.stop import RunStopped
 
 T = TypeVar("T")
 
@@ -32,24 +26,9 @@ T = TypeVar("T")
 class ConcurrentRun:
     """Trains with all ranks at once and measures what that does."""
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        learner: Learner,
-        store: EmbeddingStore,
-        feed: Feed,
-        recorder: TraceRecorder,
-        progress: Progress,
-        *,
-        spans: SpanRecorder | None = None,
-        lose_push: LosePush = lambda rank, step: False,
-    ) -> None:
-        self._config = config
-        self._stop = Stop()
-        spans = spans or SpanRecorder(enabled=False)
-        self._stages = Stages(
-            config, learner, store, feed, recorder, progress, spans, lose_push, self._stop
-        )
+    def __init__(self, parts: Parts, *, lose_push: LosePush = lambda rank, step: False) -> None:
+        self._config, self._stop = parts.config, parts.stop
+        self._stages = Stages(parts, lose_push)
 
     def run(self) -> None:
         """Train to the end of the data. Raises what the first failing thread raised."""
@@ -80,7 +59,7 @@ class ConcurrentRun:
             work = self._run_lookahead if self._config.mode is Mode.LOOKAHEAD else self._run_in_turn
             bodies = {"rank": lambda: work(rank)}
         else:
-            size = self._config.queue_batches
+            size = self._config.queue_capacity
             fetched: queue.Queue[Fetched | None] = queue.Queue(size)
             computed: queue.Queue[Computed | None] = queue.Queue(size)
             bodies = {

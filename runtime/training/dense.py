@@ -61,16 +61,27 @@ def copy_weights(source: nn.Module, target: nn.Module) -> None:
             mine.copy_(theirs)
 
 
-def bucket_plan(model: nn.Module, bucket_bytes: int = 25 * 2**20) -> list[list[int]]:
+MAX_BUCKET_BYTES = 25 * 2**20
+"""Source: the default of torch's DistributedDataParallel."""
+LEAST_BUCKETS = 4
+"""So that a small model overlaps, too."""
+
+
+def bucket_plan(model: nn.Module) -> list[list[int]]:
     """Parameter numbers by bucket, in the order in which the backward pass finishes them.
 
-    ``bucket_bytes`` default: that of torch's DistributedDataParallel.
+    Parameters that the user froze are in none.
     """
+    sizes = {
+        number: p.numel() * p.element_size()
+        for number, p in enumerate(model.parameters())
+        if p.requires_grad
+    }
+    limit = min(MAX_BUCKET_BYTES, -(-sum(sizes.values()) // LEAST_BUCKETS))
     plan: list[list[int]] = []
-    filled = bucket_bytes
-    sizes = [p.numel() * p.element_size() for p in model.parameters()]
-    for number in reversed(range(len(sizes))):
-        if filled + sizes[number] > bucket_bytes:
+    filled = limit
+    for number in reversed(sizes):
+        if filled + sizes[number] > limit:
             plan.append([])
             filled = 0
         plan[-1].append(number)

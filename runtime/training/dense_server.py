@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Sequence
 
-import torch
 from torch import nn
 
 from persia_sim.trace import ALL, Kind, TraceRecorder
 from runtime.config import TrainConfig
-from runtime.training.averaging import AveragingRound, mean_weights
+from runtime.training.averaging import AveragingRound, mean_model
 from runtime.training.dense import apply_gradients, copy_weights, make_optimizer
 from runtime.training.learner import DenseGradients
 
@@ -47,8 +47,10 @@ class DenseServer:
                 apply_gradients(self._model, self._optimizer, gradients)
             self._version += 1
 
-    def settle(self) -> None:
-        """Nothing to do: the server's copy is the model."""
+    def snapshot(self) -> nn.Module:
+        """A copy of the weights, whole at one version."""
+        with self._lock:
+            return copy.deepcopy(self._model)
 
 
 class ModelAverager:
@@ -66,7 +68,8 @@ class ModelAverager:
     ) -> None:
         self._model, self._replicas, self._recorder = model, replicas, recorder
         self._optimizers = [make_optimizer(config.model, m) for m in replicas]
-        self._period_s = config.average_every_s or DEFAULT_PERIOD_S
+        period_s = config.average_every_s
+        self._period_s = DEFAULT_PERIOD_S if period_s is None else period_s
         self._lock = threading.Lock()
         self._version = 0
         self._round = AveragingRound(len(replicas))
@@ -90,18 +93,16 @@ class ModelAverager:
 
     def push(self, rank: int, step: int, gradients: DenseGradients | None) -> None:
         """One step of the rank's own optimiser; nobody else is touched."""
-        if gradients is not None:
-            apply_gradients(self._replicas[rank], self._optimizers[rank], gradients)
-        with self._lock:
+        with self._lock:  # so that a snapshot never sees half a step
+            if gradients is not None:
+                apply_gradients(self._replicas[rank], self._optimizers[rank], gradients)
             self._recorder.record(Kind.DENSE_PUSH, rank, step, ALL, self._version)
             self._version += 1
 
-    def settle(self) -> None:
-        """Put the mean of the replicas into the model that is evaluated."""
-        with self._lock, torch.no_grad():
-            mean = mean_weights([list(m.parameters()) for m in self._replicas])
-            for parameter, value in zip(self._model.parameters(), mean, strict=True):
-                parameter.copy_(value)
+    def snapshot(self) -> nn.Module:
+        """A model with the mean of the replicas."""
+        with self._lock:
+            return mean_model(self._model, self._replicas)
 
     def _start_round(self) -> None:
         self._number += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from runtime.embedding.store import EmbeddingStore
 from runtime.training.learner import Learner
 
 _EVALUATION_BATCH = 8192  # samples at a time: bounds memory, changes no figure
+_KEPT_BATCHES = 128  # a million samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +43,47 @@ class Evaluation:
     """Why the figures may mean nothing, in plain words; empty when healthy."""
 
 
-def test_batches(source: Source, rows: int | None) -> Iterator[Batch]:
-    """The test part, or its first rows, in the source's order."""
-    left = rows if rows is not None else 2**62
-    for batch in rebatch(source.chunks("test"), _EVALUATION_BATCH):
-        if left > 0:
+class HeldOut:
+    """The test part, or its first rows, in the source's order, any number of times.
+
+    A part of usual size is kept between evaluations; a larger one is streamed anew each time.
+    """
+
+    def __init__(self, source: Source, rows: int | None = None) -> None:
+        self._source, self._rows = source, rows
+        self._kept: list[Batch] = []
+        self._complete = False
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self._complete:
+            yield from self._kept
+            return
+        kept: list[Batch] | None = []
+        for batch in self._stream():
+            if kept is not None:
+                kept.append(batch)
+                kept = kept if len(kept) <= _KEPT_BATCHES else None
+            yield batch
+        if kept is not None:
+            self._kept, self._complete = kept, True
+
+    def _stream(self) -> Iterator[Batch]:
+        left = self._rows if self._rows is not None else 2**62
+        for batch in rebatch(self._source.chunks("test"), _EVALUATION_BATCH):
             yield batch.rows(0, min(left, batch.size))
-        left -= batch.size
+            left -= batch.size
+            if left <= 0:
+                return
 
 
 def evaluate(
-    learner: Learner, model: nn.Module, store: EmbeddingStore, batches: list[Batch]
+    learner: Learner, model: nn.Module, store: EmbeddingStore, held_out: Iterable[Batch]
 ) -> Evaluation:
     """Score ``model`` with the rows as they are; creates no row and draws no random number."""
     model.eval()
-    predictions = np.concatenate([learner.predict(model, store, b) for b in batches])
+    scored = [(learner.predict(model, store, b), b.labels) for b in held_out]
     model.train()
-    labels = np.concatenate([b.labels for b in batches])
+    predictions, labels = (np.concatenate(column) for column in zip(*scored, strict=True))
     tasks = {
         name: score(labels[:, k], predictions[:, k]) for k, name in enumerate(learner.layout.tasks)
     }
@@ -70,7 +95,7 @@ def best_reachable_auc(source: Source, rows: int | None) -> float | None:
     if not isinstance(source, SyntheticSource):
         return None
     truth = source.true_probabilities("test")[:rows]
-    labels = np.concatenate([b.labels[:, 0] for b in test_batches(source, rows)])
+    labels = np.concatenate([b.labels[:, 0] for b in HeldOut(source, rows)])
     return score(labels, truth).auc
 
 

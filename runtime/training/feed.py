@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from runtime.config import TrainConfig
 from runtime.data.batch import Batch
 from runtime.data.source import Source, rebatch, share, shuffled
+from runtime.training.stop import Stop, wait_for
 
-MAX_DRIFT_BATCHES = 4096
-"""Batches kept for slower ranks; a rank that is further ahead than this waits for them."""
+MAX_DRIFT_STEPS = 1024
+"""Steps of batches kept for slower ranks; a rank that is further ahead waits for them."""
 
 
 def training_stream(config: TrainConfig, source: Source) -> Iterator[Batch]:
@@ -25,7 +26,7 @@ def training_stream(config: TrainConfig, source: Source) -> Iterator[Batch]:
         if config.data.shuffle:
             chunks = shuffled(chunks, config.seed, pass_)
         for batch in rebatch(chunks, size):
-            if config.steps is not None and updates == config.steps:
+            if config.updates is not None and updates == config.updates:
                 return
             yield batch
             updates += 1
@@ -59,15 +60,13 @@ class Feed:
     go round the ranks in turn. Safe for threads; a batch is kept until its last taker has it.
     """
 
-    def __init__(
-        self, stream: Iterator[Batch], ranks: int, barrier: bool, stop: Callable[[], bool]
-    ) -> None:
+    def __init__(self, stream: Iterator[Batch], ranks: int, barrier: bool, stop: Stop) -> None:
         self._stream, self._ranks, self._barrier, self._stop = stream, ranks, barrier, stop
         self._parts: dict[tuple[int, int], Work] = {}
         self._read = 0
         self._ended = False
         self._changed = threading.Condition()
-        self.samples = 0
+        stop.on_stop(self._wake)
 
     def has_batch(self, number: int) -> bool:
         """Whether the stream has a batch of this number (a dense update)."""
@@ -79,14 +78,23 @@ class Feed:
     def take(self, rank: int, step: int) -> Work | None:
         """The batch of (rank, step), once; None past the end of the data."""
         number = step if self._barrier else step * self._ranks + rank
+
+        def has_room() -> bool:
+            return number < self._read or len(self._parts) < MAX_DRIFT_STEPS * self._ranks
+
+        def who() -> str:
+            return f"rank {rank} is {MAX_DRIFT_STEPS} steps ahead of the others at step {step}"
+
         with self._changed:
-            while len(self._parts) >= MAX_DRIFT_BATCHES * self._ranks and self._read <= number:
-                if self._stop() or not self._changed.wait(timeout=0.1):
-                    break
+            wait_for(self._changed, has_room, self._stop, who)
             if not self.has_batch(number):
                 return None
             self._changed.notify_all()
             return self._parts.pop((rank, step))
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def _read_one(self) -> None:
         batch = next(self._stream, None)
@@ -99,5 +107,4 @@ class Feed:
         else:
             work = Work(batch, batch.size)
             self._parts[self._read % self._ranks, self._read // self._ranks] = work
-        self.samples += batch.size
         self._read += 1

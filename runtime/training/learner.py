@@ -6,7 +6,8 @@ Both executors call them, so what differs between modes is only the order of rea
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from persia_sim.vocabulary import Stage
 from runtime.config import TrainConfig
 from runtime.data.batch import Batch, Layout
 from runtime.embedding.open import open_pooling
@@ -21,9 +23,25 @@ from runtime.embedding.pooling import FieldVectors
 from runtime.embedding.store import EmbeddingStore, Handle, RowGradients
 from runtime.models.build import build_model
 from runtime.models.inputs import Embeddings, InputShape
+from runtime.training.dense_rules import (
+    LossScale,
+    draws_random_numbers,
+    open_device,
+    refuse_running_statistics,
+    seeded_draws,
+)
 
 DenseGradients = list[Tensor | None]
 """One per parameter of the model, in its order; None where the loss does not reach."""
+
+
+StageSpan = Callable[[str], AbstractContextManager[None]]
+"""Times the body as one stage."""
+
+
+def no_span(stage: str) -> AbstractContextManager[None]:
+    """Times nothing."""
+    return nullcontext()
 
 
 class NonFiniteError(ValueError):
@@ -45,19 +63,19 @@ class Gradients:
 class Learner:
     """The dense model, its loss, and the pooling between rows and model."""
 
-    def __init__(self, config: TrainConfig, layout: Layout) -> None:
+    def __init__(self, config: TrainConfig, layout: Layout, dims: dict[str, int]) -> None:
         self.config, self.layout = config, layout
-        tables = {f.table for f in layout.fields}
-        shape = InputShape(layout=layout, dims={t: config.rows.dim for t in tables})
+        shape = InputShape(layout=layout, dims=dims)
         self.pooling = open_pooling(layout.fields, shape.dims, engine=config.engine)
         self.model = build_model(config.model.name, shape, config.model.hidden, config.seed)
         self.dtype = torch.float64 if config.precision == "float64" else torch.float32
-        self.device = torch.device(config.device)
+        self.device = open_device(config.device)
         self.model.to(self.device, self.dtype)
-        default_scale = 65536.0 if config.precision == "float16" else 1.0
-        self.loss_scale = default_scale if config.loss_scale is None else config.loss_scale
+        refuse_running_statistics(self.model, config)
+        self.scale = LossScale(config)
         self.row_gradient_seen = False
         """Whether any gradient has reached the rows so far."""
+        self._draws = draws_random_numbers(self.model)
         self._row_factor = float(config.ranks) if config.row_gradients == "sum" else 1.0
 
     def loss(self, model: nn.Module, handle: Handle, samples: int) -> tuple[Tensor, Embeddings]:
@@ -69,18 +87,25 @@ class Learner:
         total = binary_cross_entropy_with_logits(logits.to(self.dtype), labels, reduction="sum")
         return total / (samples * labels.shape[1]), embeddings
 
-    def gradients(self, model: nn.Module, handle: Handle, samples: int) -> Gradients:
+    def gradients(
+        self, model: nn.Module, handle: Handle, samples: int, span: StageSpan = no_span
+    ) -> Gradients:
         """Forward and backward of one (rank, step); leaves ``parameter.grad`` set to None.
 
         Gradients are those of the step's mean loss, so those of all ranks only need to be summed.
+        ``span`` is entered around each of the two stages.
         """
         parameters = list(model.parameters())
         if handle.batch.size == 0:
             rows = {name: np.zeros_like(values) for name, values in handle.values.items()}
             return Gradients(0.0, [None] * len(parameters), rows, True)
-        loss, embeddings = self.loss(model, handle, samples)
-        scale = self.loss_scale
-        (loss * scale if scale != 1.0 else loss).backward()  # type: ignore[no-untyped-call]
+        scale = self.scale.value
+        with span(Stage.FORWARD):
+            draws = seeded_draws(self.config.seed, handle) if self._draws else nullcontext()
+            with draws:
+                loss, embeddings = self.loss(model, handle, samples)
+        with span(Stage.BACKWARD):
+            (loss * scale if scale != 1.0 else loss).backward()  # type: ignore[no-untyped-call]
         dense = [p.grad for p in parameters]
         for parameter in parameters:
             parameter.grad = None
@@ -94,13 +119,19 @@ class Learner:
         if not self.row_gradient_seen:
             self.row_gradient_seen = any(bool(g.any()) for g in rows.values())
         value = loss.item()
-        return Gradients(value, dense, rows, _all_finite(value, dense, rows))
+        finite = _all_finite(value, dense, rows)
+        if finite:
+            self.scale.note_finite()
+        return Gradients(value, dense, rows, finite)
 
     def refuse_or_skip(self, handle: Handle, gradients: Gradients) -> None:
-        """Called for gradients that are not finite: raise, or go on without this batch."""
-        if self.config.precision == "float16":
-            self.loss_scale = max(1.0, self.loss_scale / 2)
-        elif self.config.nonfinite == "stop":
+        """Called for gradients that are not finite: raise, or go on without this batch.
+
+        A finite loss whose scaled gradients overflow is float16's daily bread: the scale is halved.
+        """
+        if math.isfinite(gradients.loss) and self.scale.halve():
+            return
+        if self.config.nonfinite == "stop":
             raise NonFiniteError(
                 f"loss {gradients.loss} or a gradient is not finite at rank {handle.rank},"
                 f" step {handle.step}; lower --model.lr or --rows.optimizer.lr,"
@@ -151,9 +182,8 @@ class Learner:
 
 def _all_finite(loss: float, dense: DenseGradients, rows: RowGradients) -> bool:
     """A sum is finite only if its terms are; one by one they are checked only if it is not."""
-    sums = [float(g.sum()) for g in dense if g is not None] + [
-        float(g.sum()) for g in rows.values()
-    ]
+    sums = [float(g.sum()) for g in dense if g is not None]
+    sums += [float(g.sum()) for g in rows.values()]
     if math.isfinite(loss + sum(sums)):
         return True
     return (

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from persia_sim.trace import ALL, Event, Kind, TraceRecorder
+from persia_sim.trace import ALL, Event, Kind
 from persia_sim.vocabulary import Mode
-from runtime.config import TrainConfig
-from runtime.embedding.store import EmbeddingStore, Handle
-from runtime.training.averaging import AveragingRound, mean_weights
+from runtime.embedding.store import Handle
+from runtime.training.averaging import AveragingRound, mean_model
 from runtime.training.dense import (
     apply_gradients,
     copy_weights,
@@ -26,9 +25,8 @@ from runtime.training.dense import (
     replica,
     sum_in_rank_order,
 )
-from runtime.training.feed import Feed
-from runtime.training.learner import Gradients, Learner
-from runtime.training.progress import Progress
+from runtime.training.learner import Gradients
+from runtime.training.parts import Parts
 
 
 @dataclass(slots=True)
@@ -37,6 +35,7 @@ class _InFlight:
 
     handle: Handle
     step_samples: int
+    unread_shards: set[int]
     unpushed_shards: set[int]
     gradients: Gradients | None = None
     dense_done: bool = False
@@ -45,17 +44,10 @@ class _InFlight:
 class OrderedRun:
     """Executes an order over a learner and a store."""
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        learner: Learner,
-        store: EmbeddingStore,
-        feed: Feed,
-        recorder: TraceRecorder,
-        progress: Progress,
-    ) -> None:
-        self._config, self._learner, self._store = config, learner, store
-        self._feed, self._recorder, self._progress = feed, recorder, progress
+    def __init__(self, parts: Parts) -> None:
+        config, learner = parts.config, parts.learner
+        self._config, self._learner, self._store = config, learner, parts.store
+        self._feed, self._recorder, self._meter = parts.feed, parts.recorder, parts.meter
         self._flying: dict[tuple[int, int], _InFlight] = {}
         self._optimizer = make_optimizer(config.model, learner.model)
         self._dense_version = 0
@@ -80,8 +72,11 @@ class OrderedRun:
             Kind.AVERAGE_READ: self._average_read,
             Kind.AVERAGE_WRITE: self._average_write,
         }
-        for event in order:
-            actions[event.kind](event)
+        for seq, event in enumerate(order):
+            action = actions.get(event.kind)
+            if action is None or not ALL <= event.shard < self._store.shards:
+                raise ValueError(f"event {seq} of the order is not one of this run: {event}")
+            action(event)
         if self._flying:
             rank, step = min(self._flying, key=lambda key: (key[1], key[0]))
             raise ValueError(
@@ -92,10 +87,7 @@ class OrderedRun:
     def snapshot(self) -> nn.Module:
         """The model to evaluate now; the mean of the replicas in async_averaging."""
         if self._replica_optimizers:
-            mean = mean_weights([list(m.parameters()) for m in self._replicas])
-            with torch.no_grad():
-                for parameter, value in zip(self._learner.model.parameters(), mean, strict=True):
-                    parameter.copy_(value)
+            return mean_model(self._learner.model, self._replicas)
         return self._learner.model
 
     def _shards(self, event: Event) -> Iterable[int]:
@@ -112,13 +104,14 @@ class OrderedRun:
                 )
             handle = self._store.begin(*key, work.batch)
             shards = {k for k in range(self._store.shards) if handle.touches(k)}
-            self._flying[key] = _InFlight(handle, work.step_samples, shards)
+            self._flying[key] = _InFlight(handle, work.step_samples, set(shards), shards)
         return self._flying[key]
 
     def _lookup(self, event: Event) -> None:
         flying = self._batch(event)
         for shard in self._shards(event):
             self._store.read(flying.handle, shard, create=self._config.mode is not Mode.LOOKAHEAD)
+        flying.unread_shards -= set(self._shards(event))
 
     def _refresh(self, event: Event) -> None:
         flying = self._batch(event)
@@ -126,11 +119,16 @@ class OrderedRun:
             self._store.refresh(flying.handle, shard)
 
     def _compute(self, flying: _InFlight, model: nn.Module) -> Gradients:
+        if flying.unread_shards:
+            raise ValueError(
+                f"the order trains rank {flying.handle.rank}, step {flying.handle.step} before"
+                f" it reads shards {sorted(flying.unread_shards)}; it is not a whole order"
+            )
         if flying.gradients is None:
             found = self._learner.gradients(model, flying.handle, flying.step_samples)
             if not found.finite:
                 self._learner.refuse_or_skip(flying.handle, found)
-                self._progress.skip()
+                self._meter.skip()
             flying.gradients = found
         return flying.gradients
 
@@ -161,7 +159,8 @@ class OrderedRun:
         self._compute(flying, self._model_of(event.rank))
         if flying.unpushed_shards:
             self._store.lose(flying.handle)
-            self._progress.lose()
+            if flying.gradients is not None and flying.gradients.finite:
+                self._meter.lose()
             flying.unpushed_shards.clear()
         self._forget_if_done(flying)
 
@@ -174,7 +173,8 @@ class OrderedRun:
 
     def _dense_update(self, event: Event) -> None:
         self._recorder.record(Kind.DENSE_UPDATE, ALL, event.step, ALL, self._dense_version)
-        flying = [self._flying[rank, event.step] for rank in range(self._config.ranks)]
+        # A rank without samples (of a short last step) has read nothing and starts here.
+        flying = [self._batch(event._replace(rank=r)) for r in range(self._config.ranks)]
         found = [self._compute(f, self._learner.model) for f in flying]
         good = [g for g in found if g.finite]
         total = [sum_in_rank_order(gs) for gs in zip(*(g.dense for g in good), strict=True)]
@@ -189,7 +189,7 @@ class OrderedRun:
 
     def _dense_push(self, event: Event) -> None:
         self._recorder.record(Kind.DENSE_PUSH, event.rank, event.step, ALL, self._dense_version)
-        flying = self._flying[event.rank, event.step]
+        flying = self._batch(event)
         own = self._replicas[event.rank]
         found = self._compute(flying, own)
         if found.finite and self._replica_optimizers:
@@ -204,7 +204,7 @@ class OrderedRun:
             one.dense_done = True
             self._forget_if_done(one)
         samples = sum(f.handle.batch.size for f in flying)
-        self._progress.update(self._dense_version, samples, loss, self.snapshot)
+        self._meter.update(self._dense_version, samples, loss, self.snapshot)
 
     def _average_read(self, event: Event) -> None:
         self._record_round(Kind.AVERAGE_READ, event)

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
-from persia_sim.chrome import Interval
+from persia_sim.chrome import Span
 from persia_sim.orders import constant_lag
 from persia_sim.staleness import StalenessSummary, summarize
-from persia_sim.trace import Event, Trace, TraceRecorder
+from persia_sim.trace import Event, Trace
+from persia_sim.vocabulary import Mode
 from runtime.config import TrainConfig
 from runtime.data.open import open_source
 from runtime.data.source import Source
-from runtime.embedding.open import open_store
+from runtime.embedding.config import TableConfig
 from runtime.embedding.store import EmbeddingStore
 from runtime.training.concurrent import ConcurrentRun
-from runtime.training.evaluate import Evaluation, evaluate, test_batches
-from runtime.training.feed import Feed, training_stream
-from runtime.training.learner import Learner
+from runtime.training.evaluate import Evaluation, HeldOut, evaluate
+from runtime.training.feed import Feed
 from runtime.training.ordered import OrderedRun
-from runtime.training.progress import Meter
-from runtime.training.spans import SpanRecorder
+from runtime.training.parts import assemble
+from runtime.training.replayable import refuse_cut_short, refuse_other_run, trace_meta
 
-OnSamples = Callable[[int], None]
+DEFAULT_AVERAGE_EVERY_STEPS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Outcome:
     staleness: StalenessSummary
     store: EmbeddingStore
     model: nn.Module
-    intervals: list[Interval]
+    spans: list[Span]
     """How long each stage took; only of the concurrent executor, and only when asked for."""
     warnings: list[str]
     """Why the figures may mean nothing, from the first evaluation and the last."""
@@ -61,93 +61,85 @@ class Outcome:
 
 
 def train(
-    config: TrainConfig, source: Source | None = None, on_samples: OnSamples | None = None
+    config: TrainConfig,
+    source: Source | None = None,
+    *,
+    tables: Mapping[str, TableConfig] | None = None,
+    on_samples: Callable[[int], None] | None = None,
+    on_snapshot: Callable[[CurvePoint], None] | None = None,
 ) -> Outcome:
     """Train as ``config`` says and evaluate on the test part.
 
-    ``source`` replaces the data that the config names; ``on_samples`` is told of every dense
-    update's samples.
+    ``source`` replaces the data that the config names, ``tables`` the config of single tables;
+    ``on_samples`` is told of every dense update's samples, ``on_snapshot`` of every evaluation on
+    the way.
     """
     torch.set_num_threads(config.threads)
     if source is None:
         data = config.data
         source = open_source(data.name, data_dir=data.dir, skip_bad_rows=data.skip_bad_rows)
-    learner = Learner(config, source.layout)
-    recorder = TraceRecorder()
-    store = open_store(
-        source.layout,
-        [config.rows],
-        engine=config.engine,
-        shards=config.shards,
-        seed=config.seed,
-        recorder=recorder,
-    )
+    parts = assemble(config, source, tables)
+    held_out = HeldOut(source, config.test_rows)
     curve: list[CurvePoint] = []
-    held_out = list(test_batches(source, config.test_rows))
 
     def snapshot(updates: int, samples: int, model: nn.Module) -> None:
-        curve.append(CurvePoint(updates, samples, evaluate(learner, model, store, held_out)))
+        found = evaluate(parts.learner, model, parts.store, held_out)
+        curve.append(CurvePoint(updates, samples, found))
+        if on_snapshot:
+            on_snapshot(curve[-1])
 
-    meter = Meter(
-        evaluate_every=config.evaluate_every_steps, evaluate=snapshot, on_samples=on_samples
-    )
-    feed = Feed(
-        training_stream(config, source), config.ranks, config.mode.has_barrier, stop=lambda: False
-    )
-    meta = _trace_meta(config, source)
-    spans = SpanRecorder(enabled=config.timeline)
+    meta = trace_meta(config, source)
+    recorded = _recorded_order(config, meta)
     began = time.perf_counter()
-    meter.start()
+    meter = parts.meter
+    meter.start(every=config.evaluate_every_updates, evaluate=snapshot, on_samples=on_samples)
     run: OrderedRun | ConcurrentRun
     if config.executor == "concurrent":
-        run = ConcurrentRun(config, learner, store, feed, recorder, meter, spans=spans)
+        run = ConcurrentRun(parts)
         run.run()
     else:
-        run = OrderedRun(config, learner, store, feed, recorder, meter)
-        run.run(_order(config, feed, meta))
+        run = OrderedRun(parts)
+        run.run(recorded if recorded is not None else lag_order(config, parts.feed))
     wall_s = time.perf_counter() - began
     if not meter.samples:
         raise ValueError(
             f"data set {config.data.name} gave no training sample; is its split right?"
         )
+    if recorded is not None:
+        refuse_cut_short(recorded, meter.updates)
+        meta["tau"] = recorded.meta.get("tau")
     model = run.snapshot()
-    final = evaluate(learner, model, store, held_out)
-    trace = recorder.finish(**meta)
-    figures = {
-        "samples": meter.samples,
-        "updates": meter.updates,
-        "wall_s": wall_s,
-        "samples_per_s": meter.samples_per_s(),
-        "rows": len(store),
-        "resident_bytes": store.resident_bytes,
-        "rows_replaced": store.rows_replaced,
-        "batches_skipped": meter.batches_skipped,
-        "pushes_lost": meter.pushes_lost,
-        "loss_scale": learner.loss_scale,
-    }
+    final = evaluate(parts.learner, model, parts.store, held_out)
+    trace = parts.recorder.finish(**meta, updates=meter.updates)
     first = curve[0].evaluation.warnings if curve else []
-    warnings = list(dict.fromkeys([*first, *final.warnings]))
     return Outcome(
-        final,
-        curve,
-        trace,
-        summarize(trace),
-        store,
-        model,
-        spans.intervals,
-        warnings,
-        meter.losses,
-        figures,
+        final=final,
+        curve=curve,
+        trace=trace,
+        staleness=summarize(trace),
+        store=parts.store,
+        model=model,
+        spans=parts.spans.spans,
+        warnings=list(dict.fromkeys([*first, *final.warnings])),
+        losses=meter.losses,
+        figures={
+            "samples": meter.samples,
+            "updates": meter.updates,
+            "wall_s": wall_s,
+            "samples_per_s": meter.samples_per_s(),
+            "rows": len(parts.store),
+            "resident_bytes": parts.store.resident_bytes,
+            "rows_replaced": parts.store.rows_replaced,
+            "batches_skipped": meter.batches_skipped,
+            "pushes_lost": meter.pushes_lost,
+            "loss_scale": parts.learner.scale.value,
+        },
     )
 
 
-def _order(config: TrainConfig, feed: Feed, meta: dict[str, Any]) -> Iterator[Event]:
-    if config.executor == "replay" and config.trace is not None:
-        trace = Trace.load(config.trace)
-        refuse_other_run(trace, meta, str(config.trace))
-        meta["tau"] = trace.meta.get("tau")
-        return iter(trace)
-    every = config.average_every_steps or 32
+def lag_order(config: TrainConfig, feed: Feed) -> Iterator[Event]:
+    """The constant lag of the config over the batches of the feed."""
+    every = config.average_every_steps or DEFAULT_AVERAGE_EVERY_STEPS
     return constant_lag(
         config.mode,
         ranks=config.ranks,
@@ -155,46 +147,18 @@ def _order(config: TrainConfig, feed: Feed, meta: dict[str, Any]) -> Iterator[Ev
         tau=config.lag,
         ahead=config.prefetched_steps,
         merge_pushes=config.merges,
-        average_every=every if config.mode == "async_averaging" else None,
+        average_every=every if config.mode is Mode.ASYNC_AVERAGING else None,
     )
 
 
-def _trace_meta(config: TrainConfig, source: Source) -> dict[str, Any]:
-    """What a replay must match to give the same bytes."""
-    return {
-        "mode": str(config.mode),
-        "ranks": config.ranks,
-        "tau": config.window,
-        "seed": config.seed,
-        "batch": config.batch_per_push,
-        "batch_per_rank": config.batch_per_push // (config.ranks if config.mode.has_barrier else 1),
-        "shards": config.shards,
-        "passes": config.data.passes,
-        "shuffle": config.data.shuffle,
-        "rows_read": config.data.rows,
-        "model": f"{config.model}",
-        "rows": f"{config.rows}",
-        "row_gradients": config.row_gradients,
-        "precision": config.precision,
-        "device": config.device,
-        "threads": config.threads,
-        "torch": torch.__version__,
-        "data": source.provenance().name,
-    }
-
-
-def refuse_other_run(trace: Trace, meta: dict[str, Any], name: str) -> None:
-    """Raise ValueError when the trace cannot be executed with these settings.
-
-    A recorded trace must agree in everything that decides a byte. A simulated one knows neither
-    seed nor data: its mode, its ranks and the samples of one rank's batch must agree.
-    """
-    if trace.meta.get("order") == "simulated":
-        meta = {"mode": meta["mode"], "ranks": meta["ranks"], "batch": meta["batch_per_rank"]}
-    differences = [
-        f"{key}: trace {trace.meta[key]!r}, this run {value!r}"
-        for key, value in meta.items()
-        if key in trace.meta and key != "tau" and trace.meta[key] != value
-    ]
-    if differences:
-        raise ValueError(f"trace {name} is of another run; " + "; ".join(differences))
+def _recorded_order(config: TrainConfig, meta: dict[str, Any]) -> Trace | None:
+    if config.executor != "replay" or config.trace is None:
+        return None
+    trace = Trace.load(config.trace)
+    refuse_other_run(trace, meta, str(config.trace))
+    if config.tau is not None and trace.meta.get("tau") != config.window:
+        raise ValueError(
+            f"trace {config.trace} was made with tau {trace.meta.get('tau')}, not {config.tau};"
+            " a replay takes tau from its trace: leave the option out"
+        )
+    return trace

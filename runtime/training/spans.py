@@ -6,16 +6,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from persia_sim.chrome import Interval
+from persia_sim.chrome import Span
 
 
 class SpanRecorder:
-    """Collects intervals from any number of threads; costs next to nothing when not enabled."""
+    """Collects spans from any number of threads; costs next to nothing when not enabled."""
 
     def __init__(self, *, enabled: bool) -> None:
         self._enabled = enabled
         self._zero_s = time.perf_counter()
-        self.intervals: list[Interval] = []
+        self.spans: list[Span] = []
 
     @contextmanager
     def span(self, track: str, stage: str, rank: int, step: int) -> Iterator[None]:
@@ -28,4 +28,4 @@ class SpanRecorder:
             yield
         finally:
             end_s = time.perf_counter() - self._zero_s
-            self.intervals.append(Interval(rank, track, stage, step, start_s, end_s))
+            self.spans.append(Span(rank, track, stage, step, start_s, end_s))

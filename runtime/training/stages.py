@@ -5,24 +5,22 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
 from torch import nn
 
-from persia_sim.trace import ALL, Kind, TraceRecorder
+from persia_sim.trace import ALL, Kind
 from persia_sim.vocabulary import Mode, Stage
-from runtime.config import TrainConfig
-from runtime.embedding.store import EmbeddingStore, Handle, RowGradients
+from runtime.embedding.store import Handle, RowGradients
 from runtime.training.allreduce import ThreadAllReduce
 from runtime.training.dense import apply_gradients, make_optimizer, replica
 from runtime.training.dense_server import DenseServer, ModelAverager
-from runtime.training.feed import Feed
-from runtime.training.gate import Gate, Stop
-from runtime.training.learner import DenseGradients, Gradients, Learner
+from runtime.training.gate import Gate
+from runtime.training.learner import DenseGradients, StageSpan
 from runtime.training.merger import RankPush, StepMerger
-from runtime.training.progress import Progress
-from runtime.training.spans import SpanRecorder
+from runtime.training.parts import Parts
 
 LosePush = Callable[[int, int], bool]
 """Fault injection: whether the push of (rank, step) is lost on its way."""
@@ -46,25 +44,15 @@ class Computed(NamedTuple):
 class Stages:
     """What a rank does with a batch; which thread does it, and when, is the executor's matter."""
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        learner: Learner,
-        store: EmbeddingStore,
-        feed: Feed,
-        recorder: TraceRecorder,
-        progress: Progress,
-        spans: SpanRecorder,
-        lose_push: LosePush,
-        stop: Stop,
-    ) -> None:
-        self._config, self._learner, self._store = config, learner, store
-        self._feed, self._recorder, self._progress = feed, recorder, progress
-        self._spans, self._lose_push = spans, lose_push
+    def __init__(self, parts: Parts, lose_push: LosePush) -> None:
+        config, learner = parts.config, parts.learner
+        self._config, self._learner, self._store = config, learner, parts.store
+        self._feed, self._recorder, self._meter = parts.feed, parts.recorder, parts.meter
+        self._spans, self._stop, self._lose_push = parts.spans, parts.stop, lose_push
         mode, ranks = config.mode, config.ranks
-        self._gate = Gate(ranks, config.window, not mode.has_barrier, config.permits, stop)
+        self._gate = Gate(ranks, config.window, not mode.has_barrier, config.permits, parts.stop)
         self._merger = StepMerger(ranks) if config.merges else None
-        self._progress_lock = threading.Lock()
+        self._meter_lock = threading.Lock()
         self._step_losses: list[float] = []
         self._step_samples = 0
         self._updates = 0
@@ -75,21 +63,21 @@ class Stages:
                 for _ in range(ranks)
             ]
             self._optimizer = make_optimizer(config.model, learner.model)
-            self._allreduce = ThreadAllReduce(self._models, self._dense_update, stop)
+            self._allreduce = ThreadAllReduce(self._models, self._dense_update, parts.stop)
             # Hooks see gradients before a loss scale is taken out of them, so a scale is exposed.
-            if mode.overlaps_dense_sync and not alone and learner.loss_scale == 1.0:
+            if mode.overlaps_dense_sync and not alone and learner.scale.value == 1.0:
                 for rank, model in enumerate(self._models):
                     self._allreduce.overlap(rank, model)
         else:
             self._models = [replica(learner.model, shared=False) for _ in range(ranks)]
             server = ModelAverager if mode is Mode.ASYNC_AVERAGING else DenseServer
-            self._dense_server = server(config, learner.model, self._models, recorder)
+            self._dense_server = server(config, learner.model, self._models, parts.recorder)
 
     def snapshot(self) -> nn.Module:
-        """The model to evaluate; the mean of the replicas in async_averaging."""
-        if not self._config.mode.has_barrier:
-            self._dense_server.settle()
-        return self._learner.model
+        """The model to evaluate: that of the barrier, or a copy at one version."""
+        if self._config.mode.has_barrier:
+            return self._learner.model
+        return self._dense_server.snapshot()
 
     def finish(self, rank: int, steps: int) -> None:
         """The rank has ``steps`` steps and no more."""
@@ -97,69 +85,71 @@ class Stages:
 
     def fetch(self, rank: int, step: int) -> Fetched | None:
         """load and lookup, when the window lets it; None past the end of the data."""
-        with self._spans.span("load", Stage.LOAD, rank, step):
-            work = self._feed.take(rank, step)
-        if work is None:
-            return None
-        handle = self._store.begin(rank, step, work.batch)
-        self._gate.enter(rank, step)
-        with self._spans.span("lookup", Stage.LOOKUP, rank, step):
-            self._travel()
-            for shard in range(self._store.shards):
-                self._store.read(handle, shard)
-        return Fetched(handle, work.step_samples)
+        return self._load_and_read(rank, step, prefetch=False)
 
     def prefetch(self, rank: int, step: int) -> Fetched | None:
         """lookahead: load and a lookup without side effect, at any time before the step."""
-        work = self._feed.take(rank, step)
-        if work is None:
-            return None
-        handle = self._store.begin(rank, step, work.batch)
-        with self._spans.span("lookup", Stage.LOOKUP, rank, step):
+        return self._load_and_read(rank, step, prefetch=True)
+
+    def _load_and_read(self, rank: int, step: int, prefetch: bool) -> Fetched | None:
+        with self._span("load", rank, step)(Stage.LOAD):
+            work = self._feed.take(rank, step)
+            if work is None:
+                return None
+            handle = self._store.begin(rank, step, work.batch)
+        if not prefetch:
+            self._gate.enter(rank, step)
+        with self._span("lookup", rank, step)(Stage.LOOKUP):
             self._travel()
             for shard in range(self._store.shards):
-                self._store.read(handle, shard, create=False)
+                self._store.read(handle, shard, create=not prefetch)
         return Fetched(handle, work.step_samples)
 
     def refresh(self, rank: int, fetched: Fetched) -> None:
         """lookahead: at the logical step, replace rows that were written since the prefetch."""
         handle = fetched.handle
         self._gate.enter(rank, handle.step)
-        with self._spans.span("lookup", Stage.LOOKUP, rank, handle.step):
+        with self._span("lookup", rank, handle.step)(Stage.LOOKUP):
             for shard in range(self._store.shards):
                 self._store.refresh(handle, shard)
 
     def train(self, rank: int, fetched: Fetched) -> Computed:
         """forward, backward, and what the mode does with the dense gradients."""
         handle, mode = fetched.handle, self._config.mode
+        span = self._span("dense", rank, handle.step)
         if not mode.has_barrier:
-            self._dense_server.pull(rank, handle.step)
-        with self._spans.span("dense", "forward_backward", rank, handle.step):
-            found = self._learner.gradients(self._models[rank], handle, fetched.step_samples)
+            with span(Stage.AVERAGE if mode is Mode.ASYNC_AVERAGING else Stage.DENSE_PULL):
+                self._dense_server.pull(rank, handle.step)
+        model = self._models[rank]
+        found = self._learner.gradients(model, handle, fetched.step_samples, span)
         if not found.finite:
             self._learner.refuse_or_skip(handle, found)
-            with self._progress_lock:
-                self._progress.skip()
-        self._note(found, handle)
+            with self._meter_lock:
+                self._meter.skip()
         dense = found.dense if found.finite else None
-        with self._spans.span("dense", Stage.DENSE_SYNC, rank, handle.step):
-            if mode.has_barrier:
+        loss = found.loss if found.finite else math.nan
+        if mode.has_barrier:
+            with self._meter_lock:
+                self._step_losses.append(loss)
+                self._step_samples += handle.batch.size
+            with self._spans.span("dense", Stage.DENSE_SYNC, rank, handle.step):
                 self._allreduce.join(rank, dense)
-            else:
+        else:
+            with span(Stage.DENSE_PUSH):
                 self._dense_server.push(rank, handle.step, dense)
-                self._tell_progress()
+            self._tell(loss, handle.batch.size)
         return Computed(handle, found.rows if found.finite else None)
 
     def push(self, computed: Computed) -> None:
         """Apply the rows' gradients (merged: when the last rank's are here) and close the step."""
         handle = computed.handle
-        with self._spans.span("push", Stage.PUSH, handle.rank, handle.step):
+        with self._span("push", handle.rank, handle.step)(Stage.PUSH):
             self._travel()
             lost = computed.rows is not None and self._lose_push(handle.rank, handle.step)
-            push: RankPush = (handle, None if lost else computed.rows)
             if lost:
-                with self._progress_lock:
-                    self._progress.lose()
+                with self._meter_lock:
+                    self._meter.lose()
+            push: RankPush = (handle, None if lost else computed.rows)
             pushes = self._merger.add(push) if self._merger else [push]
             if pushes is None:
                 return
@@ -173,26 +163,33 @@ class Stages:
             self._gate.close(h.rank, h.step)
 
     def _dense_update(self, sums: DenseGradients) -> None:
+        """Runs while all ranks stand at the barrier."""
         self._recorder.record(Kind.DENSE_UPDATE, ALL, self._updates, ALL, self._updates)
         if any(g is not None for g in sums):
             apply_gradients(self._learner.model, self._optimizer, sums)
-        self._tell_progress()
+        losses = [loss for loss in self._step_losses if not math.isnan(loss)]
+        samples = self._step_samples
+        self._step_losses, self._step_samples = [], 0
+        self._tell(math.fsum(losses) if losses else math.nan, samples)
 
-    def _note(self, found: Gradients, handle: Handle) -> None:
-        with self._progress_lock:
-            if found.finite:
-                self._step_losses.append(found.loss)
-            self._step_samples += handle.batch.size
-
-    def _tell_progress(self) -> None:
-        """Evaluations run here: in barrier modes all ranks stand still; rows are held meanwhile."""
-        with self._progress_lock, self._store.frozen():
+    def _tell(self, loss: float, samples: int) -> None:
+        """A snapshot may be evaluated here: rows are held, and the dense weights are a copy."""
+        with self._meter_lock, self._stop.working():
             self._updates += 1
-            loss = math.fsum(self._step_losses) if self._step_losses else math.nan
-            samples = self._step_samples
-            self._step_losses, self._step_samples = [], 0
-            self._progress.update(self._updates, samples, loss, self.snapshot)
+            held = self._meter.evaluates_at(self._updates)
+            with self._store.frozen() if held else nullcontext():
+                self._meter.update(self._updates, samples, loss, self.snapshot)
 
     def _travel(self) -> None:
         if self._config.latency_s:
             time.sleep(self._config.latency_s)
+
+    def _span(self, track: str, rank: int, step: int) -> StageSpan:
+        """Times a stage that works (does not wait), so that nobody takes it for a deadlock."""
+
+        @contextmanager
+        def span(stage: str) -> Iterator[None]:
+            with self._stop.working(), self._spans.span(track, stage, rank, step):
+                yield
+
+        return span

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from runtime.config import DataConfig, TrainConfig
-from runtime.training.evaluate import best_reachable_auc, evaluate, score
-from runtime.training.evaluate import test_batches as batches
+from runtime.training.evaluate import HeldOut, best_reachable_auc, evaluate, score
 from runtime.training.session import train
 from tests.runtime.worlds import ArraySource, config, run
 
@@ -30,7 +29,7 @@ def test_one_class_gives_no_auc_and_a_warning():
     source = ArraySource(100)
     source._all.labels[:, 1] = 1
     world = run(config(), source)
-    found = evaluate(world.learner, world.learner.model, world.store, list(batches(source, None)))
+    found = evaluate(world.learner, world.learner.model, world.store, HeldOut(source))
     assert math.isnan(found.tasks["buy"].auc)
     assert any("buy: the test part holds only the label 1" in w for w in found.warnings)
 
@@ -52,7 +51,7 @@ def test_health_checks_say_why_an_auc_is_a_half():
     source = ArraySource(200)
     constant = config(model=ModelConfig(name="tests.runtime.test_evaluate:Constant"))
     world = run(constant, source)
-    held_out = list(batches(source, None))
+    held_out = HeldOut(source)
     found = evaluate(world.learner, world.learner.model, world.store, held_out)
     assert any("all predictions are equal" in w for w in found.warnings)
     assert any("no gradient has reached the rows" in w for w in found.warnings)
@@ -64,7 +63,7 @@ def test_health_checks_say_why_an_auc_is_a_half():
 
 
 def test_test_rows_limits_the_test_part():
-    assert sum(b.size for b in batches(ArraySource(100), 30)) == 30
+    assert sum(b.size for b in HeldOut(ArraySource(100), 30)) == 30
 
 
 def test_a_curve_evaluates_snapshots_and_the_last_figure_is_drained():

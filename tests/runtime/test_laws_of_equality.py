@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from persia_sim.trace import Event, Kind, Trace
 from persia_sim.vocabulary import Mode
 from runtime.embedding.features import Admission, Capacity
-from runtime.training.session import refuse_other_run
+from runtime.training.replayable import refuse_other_run
 from tests.runtime.worlds import ArraySource, assert_same_bytes, config, difference, run
 
 SOURCE = ArraySource(300)
@@ -121,7 +121,7 @@ def test_swapping_two_conflicting_records_changes_the_loss():
 def test_replay_refuses_a_trace_of_another_run():
     trace = Trace.of([], seed=1, mode="hybrid")
     with pytest.raises(ValueError, match="seed: trace 1, this run 2"):
-        refuse_other_run(trace, {"seed": 2, "mode": "hybrid"}, "x.npz")
+        refuse_other_run(trace, {"seed": 2, "mode": "hybrid", "precision": "float32"}, "x.npz")
 
 
 def test_replay_refuses_an_order_that_is_cut_short():
@@ -153,7 +153,7 @@ def test_a_simulated_order_trains_the_real_model(mode, tmp_path):
     words += ["--batch", "6" if mode != "async" else "24", "--steps", "12", "--trace", str(trace)]
     subprocess.run([sys.executable, "-m", "persia_sim", *words], check=True, capture_output=True)
     order = Trace.load(trace)
-    chosen = config(mode=mode, ranks=4, steps=12 if mode != "async" else 48)
+    chosen = config(mode=mode, ranks=4, steps=48 if mode == "async" else 12)
     world = run(chosen, ArraySource(2000), order=order)
     assert world.meter.samples == 12 * 24 * (1 if mode != "async" else 4)
     refuse_other_run(order, {"mode": mode, "ranks": 4, "batch_per_rank": order.meta["batch"]}, "")

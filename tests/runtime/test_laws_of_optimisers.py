@@ -11,7 +11,7 @@ from runtime.embedding.config import RowOptimizer
 from runtime.embedding.optimizers import apply
 from runtime.models.inputs import Embeddings
 from runtime.training.feed import training_stream
-from runtime.training.learner import Learner
+from runtime.training.parts import assemble
 from tests.runtime.worlds import ArraySource, config, run
 
 TORCH = {
@@ -25,7 +25,7 @@ TORCH = {
 
 def plain_pytorch(chosen, source) -> dict[int, np.ndarray]:
     """The same training with nn.EmbeddingBag and torch's sparse optimiser: final rows by id."""
-    learner = Learner(chosen, source.layout)
+    learner = assemble(chosen, source).learner
     everything = Batch.concat(list(source.chunks("train")))
     untouched = run(chosen, source, order=[]).store.peek(everything)
     table = torch.from_numpy(untouched.values["rows"].copy())

@@ -13,6 +13,7 @@ from persia_sim.staleness import staleness_in_pushes, staleness_in_steps
 from persia_sim.trace import Kind
 from persia_sim.vocabulary import Mode
 from runtime.training.feed import Feed, training_stream
+from runtime.training.stop import Stop
 from tests.runtime.worlds import ArraySource, config, run
 
 SOURCE = ArraySource(600)
@@ -116,7 +117,7 @@ def test_each_sample_is_handed_out_exactly_once(samples, ranks, batch, barrier, 
     source = ArraySource(samples, seed=1)
     source._all.dense[:, 0] = np.arange(samples)  # a name for every sample
     chosen = config(batch=batch, ranks=ranks)
-    feed = Feed(training_stream(chosen, source), ranks, barrier, stop=lambda: False)
+    feed = Feed(training_stream(chosen, source), ranks, barrier, Stop())
     next_step = dict.fromkeys(range(ranks), 0)
     seen: list[float] = []
     while next_step:
@@ -131,7 +132,7 @@ def test_each_sample_is_handed_out_exactly_once(samples, ranks, batch, barrier, 
 
 
 def test_ranks_share_every_step_evenly():
-    feed = Feed(training_stream(config(ranks=4), SOURCE), 4, True, stop=lambda: False)
+    feed = Feed(training_stream(config(ranks=4), SOURCE), 4, True, Stop())
     for step in range(25):
         sizes = [feed.take(rank, step).batch.size for rank in range(4)]
         assert max(sizes) - min(sizes) <= 1

@@ -9,9 +9,10 @@ import torch
 from persia_sim.vocabulary import Mode
 from runtime.config import ModelConfig, TrainConfig
 from runtime.embedding.config import RowOptimizer
+from runtime.training import learner
 from runtime.training.choose import fastest
-from runtime.training.learner import Learner, NonFiniteError
-from tests.runtime import worlds
+from runtime.training.dense_rules import LossScale
+from runtime.training.learner import NonFiniteError
 from tests.runtime.worlds import ArraySource, assert_same_bytes, config, run
 
 SOURCE = ArraySource(300)
@@ -51,13 +52,13 @@ def test_skipped_batches_are_left_out_of_rows_and_weights_alike(mode):
 
 
 def test_a_loss_scale_that_is_a_power_of_two_changes_no_byte(monkeypatch):
-    class Scaled(Learner):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
-            self.loss_scale = 1024.0
+    class Scaled(LossScale):
+        def __init__(self, config):
+            super().__init__(config)
+            self.value = 1024.0
 
     plain = run(config(), SOURCE)
-    monkeypatch.setattr(worlds, "Learner", Scaled)
+    monkeypatch.setattr(learner, "LossScale", Scaled)
     assert_same_bytes(plain, run(config(), SOURCE))
 
 
@@ -159,7 +160,7 @@ def test_a_mode_may_be_given_by_its_name():
 def test_float16_halves_its_scale_on_overflow_and_goes_on():
     world = run(config(precision="float16", loss_scale=2.0**27), SOURCE)
     assert world.meter.batches_skipped > 0
-    assert world.learner.loss_scale < 2.0**27
+    assert world.learner.scale.value < 2.0**27
     assert all(np.isfinite(array).all() for array in world.state().values())
     assert world.meter.losses[-1] == pytest.approx(run(config(), SOURCE).meter.losses[-1], abs=0.1)
 
@@ -170,10 +171,10 @@ def test_a_timeline_has_every_stage_of_every_step():
 
     spans = SpanRecorder(enabled=True)
     run(config(mode=Mode.HYBRID, tau=1, ranks=2, executor="concurrent"), SOURCE, spans=spans)
-    found = {(i.rank, i.stage, i.step) for i in spans.intervals if i.step < 13}
-    stages = ("load", "lookup", "forward_backward", "dense_sync", "push")
+    found = {(s.rank, s.stage, s.step) for s in spans.spans if s.step < 13}
+    stages = ("load", "lookup", "forward", "backward", "dense_sync", "push")
     assert found == {(r, stage, s) for r in range(2) for stage in stages for s in range(13)}
-    events = chrome_events(spans.intervals)
+    events = chrome_events(spans.spans)
     assert all(e["dur"] >= 0 for e in events if e["ph"] == "X")
 
 

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from torch import nn
 
-from persia_sim.trace import Event, Trace, TraceRecorder
+from persia_sim.trace import Event, Trace
 from runtime.config import ModelConfig, TrainConfig
 from runtime.data.batch import Batch, Field, Layout
 from runtime.data.ids import hash_integers, tag
 from runtime.data.source import Part, Provenance
 from runtime.embedding.config import RowOptimizer, TableConfig
-from runtime.embedding.open import open_store
 from runtime.embedding.store import EmbeddingStore
 from runtime.training.concurrent import ConcurrentRun
-from runtime.training.feed import Feed, training_stream
 from runtime.training.learner import Learner
 from runtime.training.ordered import OrderedRun
+from runtime.training.parts import assemble
 from runtime.training.progress import Meter
-from runtime.training.session import _order
+from runtime.training.session import lag_order
+from runtime.training.spans import SpanRecorder
 
 
 class ArraySource:
@@ -76,7 +77,7 @@ class World:
     learner: Learner
     trace: Trace
     meter: Meter
-    feed: Feed
+    model: nn.Module
 
     def state(self) -> dict[str, np.ndarray]:
         """Rows, optimiser state and dense weights."""
@@ -85,7 +86,7 @@ class World:
             for name, arrays in self.store.export().items()
             for part, array in zip(("ids", "values", "state"), arrays, strict=True)
         }
-        for name, tensor in self.learner.model.state_dict().items():
+        for name, tensor in self.model.state_dict().items():
             found[name] = tensor.numpy()
         return found
 
@@ -95,32 +96,24 @@ def run(
     source: ArraySource,
     *,
     order: Iterable[Event] | None = None,
+    spans: SpanRecorder | None = None,
     **concurrent: Any,
 ) -> World:
     """Execute one run; ``order`` replaces the constant lag."""
-    learner = Learner(settings, source.layout)
-    recorder, meter = TraceRecorder(), Meter()
-    store = open_store(
-        source.layout,
-        [settings.rows],
-        engine=settings.engine,
-        shards=settings.shards,
-        seed=settings.seed,
-        recorder=recorder,
-    )
-    stream = training_stream(settings, source)
-    feed = Feed(stream, settings.ranks, settings.mode.has_barrier, stop=lambda: False)
-    meter.start()
+    parts = assemble(settings, source)
+    if spans is not None:
+        parts = replace(parts, spans=spans)
+    parts.meter.start()
     if settings.executor == "concurrent":
-        threads = ConcurrentRun(settings, learner, store, feed, recorder, meter, **concurrent)
+        threads = ConcurrentRun(parts, **concurrent)
         threads.run()
-        threads.snapshot()
+        model = threads.snapshot()
     else:
-        alone = OrderedRun(settings, learner, store, feed, recorder, meter)
-        alone.run(order if order is not None else _order(settings, feed, {}))
-        alone.snapshot()
+        alone = OrderedRun(parts)
+        alone.run(order if order is not None else lag_order(settings, parts.feed))
+        model = alone.snapshot()
     meta = {"mode": str(settings.mode), "ranks": settings.ranks, "tau": settings.window}
-    return World(store, learner, recorder.finish(**meta), meter, feed)
+    return World(parts.store, parts.learner, parts.recorder.finish(**meta), parts.meter, model)
 
 
 def assert_same_bytes(one: World, other: World) -> None:

@@ -1,0 +1,79 @@
+"""How a run of many threads ends: by the first failure, by Ctrl-C, or by noticing a deadlock."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+PATIENCE_S = 20.0
+"""How long everybody may wait while nobody works, before that is called a deadlock."""
+
+
+class RunStopped(Exception):
+    """Another thread failed, or the user interrupted; this thread only goes home."""
+
+
+class Stop:
+    """Set once, by whoever fails first; every wait of the run looks at it."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.error: BaseException | None = None
+        self._on_stop: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+        self._working = 0
+        self._last_work_s = time.monotonic()
+
+    def __bool__(self) -> bool:
+        return self._event.is_set()
+
+    def on_stop(self, wake: Callable[[], None]) -> None:
+        """Have ``wake`` called when the run stops, so that a wait can end at once."""
+        self._on_stop.append(wake)
+
+    def set(self, error: BaseException | None) -> None:
+        """Stop the run; the first error is the one that is told."""
+        with self._lock:
+            if self._event.is_set():
+                return
+            self.error = error
+            self._event.set()
+        for wake in self._on_stop:
+            wake()
+
+    def check(self) -> None:
+        """Raise RunStopped after `set`."""
+        if self._event.is_set():
+            raise RunStopped
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Around work that may take long: computing, travelling, evaluating. Not around waiting."""
+        with self._lock:
+            self._working += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._working -= 1
+                self._last_work_s = time.monotonic()
+
+    def nobody_works(self) -> bool:
+        """Whether all threads have waited for longer than patience allows."""
+        with self._lock:
+            return not self._working and time.monotonic() - self._last_work_s > PATIENCE_S
+
+
+def wait_for(
+    changed: threading.Condition, holds: Callable[[], bool], stop: Stop, who: Callable[[], str]
+) -> None:
+    """Wait on a held condition until ``holds``; RunStopped when the run stops.
+
+    Raises RuntimeError with the words of ``who`` when nobody works and nothing changes.
+    """
+    while not changed.wait_for(lambda: bool(stop) or holds(), timeout=1.0):
+        if stop.nobody_works():
+            raise RuntimeError(f"deadlock: {who()}")
+    stop.check()
