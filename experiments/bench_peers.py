@@ -221,12 +221,9 @@ def _full_store(source: WorkloadW, dim: int, rows: int) -> object:
 def _ours(
     options: Options, shape: Shape, source: WorkloadW, store: object, mode: Mode
 ) -> Callable[[], float]:
-    from persia_sim.trace import TraceRecorder
     from runtime.embedding.extension import native
     from runtime.training.concurrent import ConcurrentRun
-    from runtime.training.feed import Feed, training_stream
-    from runtime.training.learner import Learner
-    from runtime.training.progress import Meter
+    from runtime.training.parts import assemble
 
     config = TrainConfig(
         mode=mode,
@@ -234,20 +231,19 @@ def _ours(
         batch=options.batch,
         steps=options.window_steps,
         threads=options.threads,
-        queue_batches=2,
+        queue_batches=2 if mode.reads_late_rows else None,
         latency_s=options.latency_s,
         rows=TableConfig(dim=shape.dim),
         model=ModelConfig(hidden=shape.hidden),
     )
-    learner = Learner(config, source.layout)
+    filled = replace(assemble(config, source), store=store)
 
     def measure() -> float:
         native.set_threads(1 if mode is Mode.HYBRID else options.threads)
-        meter = Meter()
-        feed = Feed(training_stream(config, source), 1, mode.has_barrier, stop=lambda: False)
-        meter.start()
-        ConcurrentRun(config, learner, store, feed, TraceRecorder(), meter).run()  # type: ignore[arg-type]
-        return meter.samples_per_s(skip=2)
+        parts = filled.again(source)
+        parts.meter.start()
+        ConcurrentRun(parts).run()
+        return parts.meter.samples_per_s(skip=2)
 
     return measure
 
@@ -266,14 +262,14 @@ def _loop(
 
     from runtime.models.inputs import Embeddings
     from runtime.training.dense import make_optimizer
-    from runtime.training.learner import Learner
+    from runtime.training.parts import assemble
 
     config = TrainConfig(
         batch=options.batch,
         rows=TableConfig(dim=shape.dim),
         model=ModelConfig(hidden=shape.hidden),
     )
-    model = Learner(config, source.layout).model
+    model = assemble(config, source).learner.model
     optimizer = make_optimizer(config.model, model)
     dense = [torch.from_numpy(b.dense) for b in source.batches]
     labels = [torch.from_numpy(b.labels) for b in source.batches]

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.checks import at_least
 from experiments.machine_load import ForeignLoad
 from experiments.tables import aligned, write_csv
 from experiments.workload_w import WorkloadW, workload_w
-from persia_sim.trace import TraceRecorder
 from runtime.config import ModelConfig, TrainConfig
 from runtime.embedding.config import TableConfig
 
 GOAL = 0.70
+WARM_UP_STEPS = 2  # of a window, not timed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,10 @@ class Options:
     """Steps in a window; the first two are not timed."""
     out: Path = Path("runs/bench-sync")
     """Folder of the CSV."""
+
+    def __post_init__(self) -> None:
+        at_least(1, rows=self.rows, batch=self.batch, threads=self.threads, pairs=self.pairs)
+        at_least(WARM_UP_STEPS + 1, window_steps=self.window_steps)
 
 
 def run(options: Options) -> None:
@@ -93,30 +98,23 @@ class _Bench:
     def __init__(self, config: TrainConfig, source: WorkloadW) -> None:
         import torch
 
-        from runtime.embedding.open import open_store
         from runtime.training.dense import make_optimizer
-        from runtime.training.learner import Learner
+        from runtime.training.parts import assemble
 
         self._config, self._source = config, source
-        self._learner = Learner(config, source.layout)
-        self._store = open_store(
-            source.layout, [config.rows], engine=config.engine, shards=1, seed=0
-        )
-        self._optimizer = make_optimizer(config.model, self._learner.model)
+        self._parts = assemble(config, source)
+        self._optimizer = make_optimizer(config.model, self._parts.learner.model)
         width = len(source.layout.fields) * config.rows.dim
         self._pooled = torch.zeros(config.batch, width)
 
     def sync_samples_per_s(self) -> float:
         """A window of the concurrent executor in mode sync with one rank."""
         from runtime.training.concurrent import ConcurrentRun
-        from runtime.training.feed import Feed, training_stream
-        from runtime.training.progress import Meter
 
-        meter = Meter()
-        feed = Feed(training_stream(self._config, self._source), 1, True, stop=lambda: False)
-        meter.start()
-        ConcurrentRun(self._config, self._learner, self._store, feed, TraceRecorder(), meter).run()
-        return meter.samples_per_s(skip=2)
+        parts = self._parts.again(self._source)
+        parts.meter.start()
+        ConcurrentRun(parts).run()
+        return parts.meter.samples_per_s(skip=WARM_UP_STEPS)
 
     def dense_samples_per_s(self) -> float:
         """The same tower, loss and optimiser on ready-made vectors: no embedding work at all."""
@@ -125,10 +123,10 @@ class _Bench:
 
         from runtime.models.inputs import Embeddings
 
-        model, steps = self._learner.model, self._config.steps or 0
+        model, steps = self._parts.learner.model, self._config.steps or 0
         began = 0.0
         for step in range(steps):
-            if step == 2:
+            if step == WARM_UP_STEPS:
                 began = time.perf_counter()
             batch = self._source.batches[step % len(self._source.batches)]
             pooled = self._pooled.detach().requires_grad_()
@@ -137,4 +135,4 @@ class _Bench:
             self._optimizer.zero_grad()
             loss.backward()
             self._optimizer.step()
-        return (steps - 2) * self._config.batch / (time.perf_counter() - began)
+        return (steps - WARM_UP_STEPS) * self._config.batch / (time.perf_counter() - began)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from experiments.checks import at_least
 from experiments.gaps import Run, Setting, curve_records, finished, gap_table, record, table_cells
 from experiments.points import Point
 from experiments.staleness_sweep import expected_samples, setting_points
@@ -52,6 +54,7 @@ class Options:
     def __post_init__(self) -> None:
         if self.seeds < 2:
             raise ValueError(f"seeds must be >= 2 for an interval, got {self.seeds}")
+        at_least(1, jobs=self.jobs, samples=self.samples)
 
 
 def run(options: Options) -> None:
@@ -83,13 +86,15 @@ def find_data(data_dir: Path | None) -> DataConfig:
     """The real clicks where they are found, else the synthetic stream, with a line that says so."""
     from runtime.data.errors import DataError
     from runtime.data.open import open_source
+    from runtime.data.places import DATA_DIR_VARIABLE
 
     for name in (REAL_DATA, DOWNLOADED_DATA):
         try:
             open_source(name, data_dir=data_dir)
             return DataConfig(name=name, dir=data_dir)
         except DataError as error:
-            if data_dir is not None and name == DOWNLOADED_DATA:
+            asked_for = data_dir is not None or DATA_DIR_VARIABLE in os.environ
+            if asked_for and name == DOWNLOADED_DATA:
                 raise ValueError(str(error)) from None
     print(
         "no real data found: using the synthetic stream; for real clicks run"
@@ -130,7 +135,7 @@ def _footnotes(runs: list[Run], task: str, options: Options) -> str:
     return (
         f"AUC, log-loss, staleness: constant-lag executor; samples/s: concurrent executor,"
         f" {RANKS} ranks as threads,\nall on this host: there is no network latency that hybrid"
-        " could hide (add some with --latency-s, or simulate a cluster).\n"
+        " could hide (`runtime train --latency-s` adds some; `persia_sim` knows clusters).\n"
         f"± is a 95 % t interval over {options.seeds} paired seeds on one split; another test set"
         f" of {len(labels[0]):,} rows\nwould move an AUC by {test.standard_error[0]:.4f} (standard"
         f" error, DeLong); sync against hybrid tau 64, seed 0:\n"

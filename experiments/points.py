@@ -18,17 +18,29 @@ class Point:
     label: str
     """What a person calls it: mode, bound, seed."""
     config: TrainConfig
+    data_sha256: str = ""
+    """Of the data and its split: a point whose data changed runs anew."""
     exclusive: bool = False
     """Runs alone on the machine, because its speed is a result."""
 
     def folder(self, root: Path) -> Path:
         """Its run folder: the label, and a hash of the config so that a changed one runs anew."""
-        content = json.dumps(plain(_what_decides(self.config)), sort_keys=True).encode()
+        decides = {"config": plain(_what_decides(self.config)), "data": self.data_sha256}
+        content = json.dumps(decides, sort_keys=True).encode()
         return root / f"{self.label}-{hashlib.sha256(content).hexdigest()[:8]}"
 
     def is_done(self, root: Path) -> bool:
         """Whether its summary is there; it is written last, and whole."""
         return read_summary(self.folder(root)) is not None
+
+
+def data_sha256(config: TrainConfig) -> str:
+    """What stands for the data of a config: its checksum and its split in words."""
+    from runtime.data.open import open_source  # late: a second to import
+
+    data = config.data
+    found = open_source(data.name, data_dir=data.dir).provenance()
+    return f"{found.sha256} {found.split}"
 
 
 def _what_decides(config: TrainConfig) -> TrainConfig:

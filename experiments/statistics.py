@@ -18,10 +18,6 @@ class Interval:
     """NaN with fewer than two values."""
     n: int
 
-    def excludes_zero(self) -> bool:
-        """Whether the interval lies on one side of zero."""
-        return abs(self.mean) > self.half_width
-
 
 def t_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
     """Mean and t interval of independent values (of paired differences: one per seed)."""

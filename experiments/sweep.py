@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import json
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -12,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.points import Point
-from runtime.runfolder import read_summary
+from runtime.runfolder import environment
 
 FAILED = "failed.txt"
 DISK_FULL_EXIT = 28  # errno.ENOSPC: no sense in starting further points
@@ -20,45 +23,51 @@ DISK_FULL_EXIT = 28  # errno.ENOSPC: no sense in starting further points
 
 def print_plan(points: Sequence[Point], root: Path, jobs: int) -> None:
     """What will run, what is done, and where it goes."""
-    done = sum(p.is_done(root) for p in points)
+    done = [p for p in points if p.is_done(root)]
     alone = sum(p.exclusive for p in points)
     print(
-        f"{len(points)} points ({done} done, {len(points) - done} to run),"
+        f"{len(points)} points ({len(done)} done, {len(points) - len(done)} to run),"
         f" {jobs} at a time{f', {alone} of them alone' if alone else ''}; results in {root}"
     )
+    commit = environment()["commit"]
+    older = sum(_commit_of(p.folder(root)) != commit for p in done)
+    if older:
+        print(f"  {older} of the done points were made by another commit of this project")
 
 
 def run_points(points: Sequence[Point], root: Path, jobs: int, samples_per_point: int) -> None:
-    """Run every point that has no summary yet.
+    """Run every point that has no summary yet; points of equal config run once.
 
     Raises ValueError naming the points that failed, after all others have run. The progress bar is
     in points; ``samples_per_point`` (an estimate) lets it move within one.
     """
     root.mkdir(parents=True, exist_ok=True)
-    waiting = [p for p in points if not p.is_done(root)]
+    distinct = list({p.folder(root): p for p in points}.values())
+    waiting = [p for p in distinct if not p.is_done(root)]
     waiting.sort(key=lambda p: p.exclusive)  # speeds are measured last, when nothing else runs
-    if waiting:
-        _Runner(waiting, root, jobs, samples_per_point, already=len(points) - len(waiting)).run()
-    failures = {p.label: _why_failed(p.folder(root)) for p in waiting if not p.is_done(root)}
+    if not waiting:
+        return
+    runner = _Runner(waiting, root, jobs, samples_per_point, already=len(distinct) - len(waiting))
+    runner.run()
+    failures = {
+        p.label: runner.why.get(number, "not started")
+        for number, p in enumerate(waiting)
+        if not p.is_done(root)
+    }
     if failures:
         told = "\n".join(f"  {label}: {why}" for label, why in failures.items())
         raise ValueError(
-            f"{len(failures)} of {len(points)} points have no result; the others are kept and a"
+            f"{len(failures)} of {len(distinct)} points have no result; the others are kept and a"
             f" second run does only these:\n{told}"
         )
 
 
-def summaries(points: Sequence[Point], root: Path) -> list[dict[str, Any]]:
-    """The summaries of all points that are done."""
-    found = (read_summary(p.folder(root)) for p in points)
-    return [s for s in found if s is not None]
-
-
-def _why_failed(folder: Path) -> str:
+def _commit_of(folder: Path) -> str | None:
     try:
-        return (folder / FAILED).read_text().strip()
-    except FileNotFoundError:
-        return "its process was killed"
+        found: dict[str, Any] = json.loads((folder / "env.json").read_text())
+    except (OSError, json.JSONDecodeError):
+        return None
+    return found.get("commit")
 
 
 class _Runner:
@@ -76,6 +85,8 @@ class _Runner:
         self._running: dict[int, ForkServerProcess] = {}
         self._next = 0
         self._disk_is_full = False
+        self.why: dict[int, str] = {}
+        """Why a point has no result."""
 
     def run(self) -> None:
         from tqdm import tqdm
@@ -120,8 +131,19 @@ class _Runner:
         for number in [n for n, process in self._running.items() if not process.is_alive()]:
             process = self._running.pop(number)
             process.join()
-            self._disk_is_full = self._disk_is_full or process.exitcode == DISK_FULL_EXIT
+            self._note_end(number, process.exitcode or 0)
             self._samples[number] = self._samples_per_point
+
+    def _note_end(self, number: int, code: int) -> None:
+        if code == DISK_FULL_EXIT:
+            self._disk_is_full = True
+            self.why[number] = "the disk is full: free some space and run again"
+        elif code < 0:
+            self.why[number] = f"its process was killed ({signal.Signals(-code).name})"
+        elif code:
+            failed = self._waiting[number].folder(self._root) / FAILED
+            known = failed.is_file()
+            self.why[number] = failed.read_text().strip() if known else f"exit code {code}"
 
     def _progress(self) -> float:
         whole = self._samples_per_point
@@ -130,10 +152,9 @@ class _Runner:
 
 def _work(point: Point, folder: Path, samples: Any, number: int) -> None:
     """The body of a point's process."""
-    import signal
-
     from runtime.record import run_into
 
+    _die_with_the_sweep()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends us
 
     def count(more: int) -> None:
@@ -146,7 +167,8 @@ def _work(point: Point, folder: Path, samples: Any, number: int) -> None:
     except OSError as error:
         if error.errno == DISK_FULL_EXIT:
             sys.exit(DISK_FULL_EXIT)
-        raise
+        (folder / FAILED).write_text(f"{error}\n")
+        sys.exit(1)
     except Exception as error:
         (folder / FAILED).write_text(f"{error}\n")
         if not isinstance(error, ValueError):
@@ -154,6 +176,13 @@ def _work(point: Point, folder: Path, samples: Any, number: int) -> None:
 
             (folder / "traceback.txt").write_text(traceback.format_exc())
         sys.exit(1)
+
+
+def _die_with_the_sweep() -> None:
+    """A sweep that is killed must not leave points behind that a second run would start again."""
+    if sys.platform == "linux":
+        parent_death_signal = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
+        ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL)
 
 
 def default_jobs() -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.checks import at_least, not_empty
 from experiments.gaps import Run, Setting, curve_records, finished, gap_table, record, table_cells
 from experiments.points import Point
 from experiments.staleness_sweep import setting_points
@@ -47,6 +48,10 @@ class Options:
     """Points at a time."""
     dry_run: bool = False
     """Print the plan and stop."""
+
+    def __post_init__(self) -> None:
+        at_least(1, seeds=self.seeds, steps=self.steps, batch=self.batch, jobs=self.jobs)
+        not_empty(taus=self.taus)
 
 
 def run(options: Options) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from experiments.checks import at_least
 from experiments.gaps import Run, curve_records, finished
-from experiments.points import Point
+from experiments.points import Point, data_sha256
 from experiments.statistics import t_interval
 from experiments.sweep import default_jobs, print_plan, run_points
 from experiments.tables import aligned, write_csv
@@ -46,6 +47,11 @@ class Options:
     """Folder of the results; a second run does only what is missing."""
     jobs: int = default_jobs()
     """Points at a time."""
+
+    def __post_init__(self) -> None:
+        at_least(0, tau=self.tau)
+        at_least(1, steps=self.steps, snapshots=self.snapshots, seeds=self.seeds, jobs=self.jobs)
+        at_least(1, samples_per_batch=self.samples_per_batch)
 
 
 def run(options: Options) -> None:
@@ -103,22 +109,21 @@ def _simulate(options: Options, mode: Mode) -> np.ndarray:
 
 def _points(options: Options, mode: Mode) -> list[Point]:
     ranks = int(Trace.load(_trace_path(options, mode)).meta["ranks"])
-    updates = options.steps * (1 if mode.has_barrier else ranks)
     base = TrainConfig(
         mode=mode,
         ranks=ranks,
         batch=ranks * options.samples_per_batch,
-        steps=updates,
+        steps=options.steps,
         executor="replay",
         trace=_trace_path(options, mode),
         data=options.data,
-        evaluate_every_steps=max(1, updates // options.snapshots),
+        evaluate_every_steps=max(1, options.steps // options.snapshots),
         test_rows=options.test_rows,
-        tau=options.tau if mode.reads_late_rows else None,
         match=None if mode.has_barrier else "global",
     )
+    checksum = f"{data_sha256(base)} {Trace.load(_trace_path(options, mode)).sha256()}"
     return [
-        Point(label=f"{mode}-seed{seed}", config=replace(base, seed=seed))
+        Point(label=f"{mode}-seed{seed}", config=replace(base, seed=seed), data_sha256=checksum)
         for seed in range(options.seeds)
     ]
 

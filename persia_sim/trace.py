@@ -7,6 +7,7 @@ one shard stand in the order in which the shard's lock was held, rows of one ran
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
@@ -53,7 +54,7 @@ class Event(NamedTuple):
     step: int
     shard: int = ALL
     version: int = ALL
-    """Pushes applied at the shard (or updates at the dense server) just before; ALL if not known."""
+    """Pushes applied at the shard (or dense updates) just before; ALL if not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,11 @@ class Trace:
         """A trace from a list of events."""
         table = np.array(events, dtype=np.int64).reshape(-1, len(Event._fields))
         return cls(table, meta)
+
+    def sha256(self) -> str:
+        """Checksum of the order and of its facts."""
+        facts = json.dumps(self.meta, sort_keys=True).encode()
+        return hashlib.sha256(self.events.tobytes() + facts).hexdigest()
 
     def save(self, path: Path) -> None:
         """Write to ``path`` (.npz), whole or not at all."""

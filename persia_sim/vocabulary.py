@@ -1,4 +1,4 @@
-"""The words that the runtime, the replay and the simulator share (paper, section 3 and figure 3)."""
+"""The words that runtime, replay and simulator share (paper, section 3 and figure 3)."""
 
 from enum import StrEnum
 

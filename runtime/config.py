@@ -13,6 +13,7 @@ from persia_sim.vocabulary import Mode
 from runtime.embedding.config import TableConfig
 
 Executor = Literal["lag", "concurrent", "replay"]
+DenseOptimizer = Literal["adam", "sgd", "adagrad"]
 Tau = int | Literal["unbounded"]
 DEFAULT_TAU = 4
 
@@ -50,7 +51,7 @@ class ModelConfig:
     """ffnn, dlrm, deepfm, dcn, or package.module:Class for your own."""
     hidden: tuple[int, ...] = (256, 128)
     """Widths of the tower's layers; the paper's are 4096 2048 1024 512 256."""
-    optimizer: Literal["adam", "sgd", "adagrad"] = "adam"
+    optimizer: DenseOptimizer = "adam"
     """torch's, without decay or momentum."""
     lr: float = 1e-3
     """Learning rate of the dense weights, > 0."""
