@@ -67,6 +67,9 @@ class Options:
     """First and last step of the timeline; default: ten from the middle."""
     trace: Path | None = None
     """Write the order of events (.npz), which the replay can execute."""
+    trace_shards: bool = False
+    """One row of the trace for each server process, not for all of them together; a replay then
+    needs that number of shards."""
 
 
 def pick(name: str, known: dict[str, Any], what: str) -> Any:
@@ -109,6 +112,7 @@ def scenario_of(options: Options) -> Scenario:
         noise=Noise(gpu_cv=options.gpu_cv, server_cv=options.server_cv),
         steps=options.steps,
         seed=options.seed,
+        trace_shards=options.trace_shards,
     )
 
 

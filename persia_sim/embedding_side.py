@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,10 @@ from persia_sim.demand import Demand, Fetch, loader_start_s
 from persia_sim.disturbances import Disturbed
 from persia_sim.hardware import Platform
 from persia_sim.noise import Purpose, lognormal_factors, stream
+from persia_sim.order_log import OrderLog
 from persia_sim.scenario import Scenario, WorkerChoice
 from persia_sim.stamps import Mark
-from persia_sim.trace import ALL, Kind, TraceRecorder
+from persia_sim.trace import ALL, Kind
 from persia_sim.vocabulary import Mode
 from persia_sim.window import Watermarks
 
@@ -57,14 +59,14 @@ class EmbeddingActors:
         need: Demand,
         platform: Platform,
         disturbed: Disturbed,
-        recorder: TraceRecorder | None,
+        order: OrderLog,
     ) -> None:
         self.env = env
         self.scenario = scenario
         self.need = need
         self.platform = platform
         self.disturbed = disturbed
-        self.recorder = recorder
+        self.order = order
         self.finished = env.event()
         ranks, steps = scenario.cluster.ranks, scenario.steps
         self.ranks = [Rank() for _ in range(ranks)]
@@ -76,7 +78,7 @@ class EmbeddingActors:
         # Row pushes, and in async dense pushes, that the run still waits for.
         self.missing = ranks * steps * (2 if scenario.mode is Mode.ASYNC else 1)
         self.step_pushes = [0] * steps
-        self.versions = 0
+        self.arrivals: dict[int, np.ndarray] = {}  # merged pushes: instants of a step's last
         self.dense_version = 0
         self.lost: set[tuple[int, int]] = set()
         self.max_in_flight = 0
@@ -111,11 +113,6 @@ class EmbeddingActors:
     def stamp(self, mark: Mark, r: int, s: int) -> None:
         """This batch reached this instant now."""
         self.stamps[mark][r][s] = self.env.now
-
-    def record(self, kind: Kind, r: int, s: int, version: int = ALL) -> None:
-        """One row of the trace, when one is kept."""
-        if self.recorder is not None:
-            self.recorder.record(kind, r, s, ALL, version)
 
     def worker_of(self, r: int, s: int) -> int:
         """The embedding worker that serves a batch."""
@@ -210,15 +207,15 @@ class EmbeddingActors:
             self.disturbed.at_servers(part.server_s) * factor,
             part.server_memory_bytes,
             part.rows_bytes,
-            lambda: self.rows_read(r, s, kind, mark),
+            lambda instants: self.rows_read(r, s, kind, mark, instants),
         )
         yield env.timeout(self.worker_delay(worker, part.worker_pool_s) + platform.latency_s)
         yield platform.to_rank(worker, r, part.activation_bytes)
 
-    def rows_read(self, r: int, s: int, kind: Kind, mark: Mark) -> None:
+    def rows_read(self, r: int, s: int, kind: Kind, mark: Mark, instants: np.ndarray) -> None:
         """The last server has read the rows of this batch."""
         self.stamp(mark, r, s)
-        self.record(kind, r, s, self.versions)
+        self.order.rows(kind, r, s, instants)
 
     def worker_delay(self, worker: int, service_s: float) -> float:
         """Queue and serve at an embedding worker."""
@@ -289,6 +286,7 @@ class EmbeddingActors:
     def push(self, r: int) -> Process:
         """One push task: rank to worker to all servers, and the answer back."""
         rank, env, need, platform = self.ranks[r], self.env, self.need, self.platform
+        nowhere = np.zeros(len(need.server_shares))
         while True:
             while not rank.to_push:
                 yield self.wait(r, "push", "a copied gradient")
@@ -296,7 +294,7 @@ class EmbeddingActors:
             self.wake(r, "copy out")
             self.stamp(Mark.PUSH, r, s)
             worker = self.worker_of(r, s)
-            started = env.now
+            started, written = env.now, nowhere
             yield env.timeout(platform.latency_s)
             yield platform.from_rank(worker, r, need.gradient_bytes)
             yield env.timeout(self.worker_delay(worker, need.worker_scatter_s) + platform.latency_s)
@@ -305,18 +303,18 @@ class EmbeddingActors:
                 yield from self.disturbed.worker_back(worker)
             else:
                 factor = self.server_noise(Purpose.SERVER_UPDATE, r, s)
-                at_servers = env.now
+                at_servers, written = env.now, nowhere.copy()
                 yield from platform.fan_out(
                     worker,
                     need.push_bytes,
                     self.disturbed.at_servers(need.server_update_s) * factor,
                     need.update_memory_bytes,
                     0.0,
-                    lambda: None,
+                    partial(np.copyto, written),
                 )
                 if self.disturbed.server_lost(at_servers):
                     self.lost.add((r, s))
-            self.applied(r, s)
+            self.applied(r, s, written)
             yield env.timeout(2 * platform.latency_s)
             self.stamp(Mark.RETURNED, r, s)
             rank.returned += 1
@@ -329,21 +327,31 @@ class EmbeddingActors:
         if self.missing == 0:
             self.finished.succeed()
 
-    def applied(self, r: int, s: int) -> None:
-        """The push of (r, s) is closed; merged ones take effect with the last rank's."""
+    def applied(self, r: int, s: int, instants: np.ndarray) -> None:
+        """The push of (r, s) is closed; merged ones take effect with the last rank's, at each
+        server when it has them all (or knows that one is lost)."""
         self.stamp(Mark.APPLIED, r, s)
         self.in_flight -= 1
         self.step_pushes[s] += 1
+        lost = (r, s) in self.lost
+        if lost:
+            instants = np.full(len(instants), self.env.now)
+            self.order.rows(Kind.LOST_PUSH, r, s, instants)
         if not self.scenario.merges:
-            self.close([(r, s)], r, s)
-        elif self.step_pushes[s] == len(self.ranks):
-            self.close([(q, s) for q in range(len(self.ranks))], ALL, s)
+            if not lost:
+                self.order.rows(Kind.PUSH, r, s, instants, pushes=1)
+            self.close([(r, s)])
+            return
+        self.arrivals[s] = np.maximum(self.arrivals.get(s, instants), instants)
+        if self.step_pushes[s] == len(self.ranks):
+            batches = [(q, s) for q in range(len(self.ranks))]
+            merged = sum(batch not in self.lost for batch in batches)
+            if merged:
+                self.order.rows(Kind.PUSH, ALL, s, self.arrivals.pop(s), pushes=merged)
+            self.close(batches)
 
-    def close(self, batches: list[tuple[int, int]], r: int, s: int) -> None:
-        """Pushes take effect together; lookups whose window opens may start."""
-        lost = any(batch in self.lost for batch in batches)
-        self.record(Kind.LOST_PUSH if lost else Kind.PUSH, r, s, self.versions)
-        self.versions += not lost
+    def close(self, batches: list[tuple[int, int]]) -> None:
+        """Pushes are closed together; lookups whose window opens may start."""
         for rank, step in batches:
             self.marks.close(rank, step)
         owners = [rank for rank, _ in batches] if self.own_window else [ALL]

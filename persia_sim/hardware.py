@@ -97,9 +97,10 @@ class Platform:
         service_s: np.ndarray,
         memory_bytes: float,
         answer_bytes: float,
-        at_servers: Callable[[], None],
+        at_servers: Callable[[np.ndarray], None],
     ) -> Generator[simpy.Event, Any, None]:
-        """Ask every server and join; ``at_servers`` runs when the last one has done its work."""
+        """Ask every server and join; ``at_servers`` runs when the last one has done its work, with
+        the instant at which each had."""
         card = self._worker_link(worker)
         if self._resolve:
             yield from self._fan_out_resolved(
@@ -109,15 +110,16 @@ class Platform:
         env, server = self.env, self._server_card[0]
         streams = self._streams * self._even
         yield self.network.send((card, server + 1), request_bytes, streams)
-        delay = self.servers.visit(env.now, service_s, memory_bytes * self.host_shares)
+        delays = self.servers.visit(env.now, service_s, memory_bytes * self.host_shares)
+        delay, instants = float(delays.max()), env.now + delays
         if delay == np.inf:
             yield env.event()  # a server that never comes back
         if not answer_bytes:
             yield env.timeout(delay)
-            at_servers()
+            at_servers(instants)
             return
         yield env.timeout(delay)
-        at_servers()
+        at_servers(instants)
         if self.latency_s:
             yield env.timeout(self.latency_s)
         yield self.network.send((server, card + 1), answer_bytes, streams)
@@ -128,10 +130,11 @@ class Platform:
         request_bytes: float,
         service_s: np.ndarray,
         answer_bytes: float,
-        at_servers: Callable[[], None],
+        at_servers: Callable[[np.ndarray], None],
     ) -> Generator[simpy.Event, Any, None]:
         env, shares = self.env, self._need.server_shares
         served = 0
+        instants = np.zeros(len(shares))
 
         def ask(process: int) -> Generator[simpy.Event, Any, None]:
             nonlocal served
@@ -140,9 +143,10 @@ class Platform:
             yield self.network.send((card, server + 1), request_bytes * share)
             service = float(service_s[process])
             yield env.timeout(self.servers.visit_one(env.now, process, service))
+            instants[process] = env.now
             served += 1
             if served == len(shares):
-                at_servers()
+                at_servers(instants)
             if answer_bytes:
                 if self.latency_s:
                     yield env.timeout(self.latency_s)

@@ -15,9 +15,10 @@ from persia_sim.demand import Demand
 from persia_sim.disturbances import Disturbed
 from persia_sim.embedding_side import EmbeddingActors, Process
 from persia_sim.hardware import Platform
+from persia_sim.order_log import OrderLog
 from persia_sim.scenario import Scenario
 from persia_sim.stamps import Mark
-from persia_sim.trace import ALL, Kind, TraceRecorder
+from persia_sim.trace import ALL, Kind
 from persia_sim.vocabulary import Mode
 
 
@@ -31,9 +32,9 @@ class Actors(EmbeddingActors):
         need: Demand,
         platform: Platform,
         disturbed: Disturbed,
-        recorder: TraceRecorder | None,
+        order: OrderLog,
     ) -> None:
-        super().__init__(env, scenario, need, platform, disturbed, recorder)
+        super().__init__(env, scenario, need, platform, disturbed, order)
         self.arrived: list[tuple[int, float, float]] = []
         self.barrier = env.event()
 
@@ -112,7 +113,7 @@ class Actors(EmbeddingActors):
             self.barrier = self.env.event()
 
             def updated(_: simpy.Event) -> None:
-                self.record(Kind.DENSE_UPDATE, ALL, s)
+                self.order.dense(Kind.DENSE_UPDATE, ALL, s)
                 met.succeed()
 
             self.env.timeout(delay).callbacks.append(updated)
@@ -127,7 +128,7 @@ class Actors(EmbeddingActors):
             if pulls:
                 wait = platform.dense_server.visit(env.now, need.dense_copy_s)
                 yield env.timeout(wait + 2 * platform.latency_s)
-                self.record(Kind.DENSE_PULL, r, s, self.dense_version)
+                self.order.dense(Kind.DENSE_PULL, r, s, self.dense_version)
             self.stamp(Mark.START, r, s)
             forward, backward = self.compute_s(r, s)
             yield env.timeout(forward + backward)
@@ -140,7 +141,7 @@ class Actors(EmbeddingActors):
                 sent = env.timeout(wait + platform.latency_s)
                 sent.callbacks.append(self.dense_applied(r, s))
             else:
-                self.record(Kind.DENSE_PUSH, r, s)
+                self.order.dense(Kind.DENSE_PUSH, r, s)
             self.stamp(Mark.UPDATED, r, s)
             yield from self.hand_back(r, s)
 
@@ -148,7 +149,7 @@ class Actors(EmbeddingActors):
         """What happens when the dense server has taken this gradient."""
 
         def applied(_: simpy.Event) -> None:
-            self.record(Kind.DENSE_PUSH, r, s, self.dense_version)
+            self.order.dense(Kind.DENSE_PUSH, r, s, self.dense_version)
             self.dense_version += 1
             self.one_less()
 
@@ -164,7 +165,7 @@ class Actors(EmbeddingActors):
             yield self.env.timeout(max(0.0, rounds.period_s - (duration if number else 0.0)))
             for kind, wait in ((Kind.AVERAGE_READ, duration), (Kind.AVERAGE_WRITE, 0.0)):
                 for r, rank in enumerate(self.ranks):
-                    self.record(kind, r, max(0, rank.trained - 1), number)
+                    self.order.dense(kind, r, max(0, rank.trained - 1), number)
                     if kind is Kind.AVERAGE_READ:
                         rank.stall_s += rounds.stall_share * duration
                 yield self.env.timeout(wait)

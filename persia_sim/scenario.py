@@ -179,6 +179,11 @@ class Scenario:
     """Random factors."""
     disturbances: tuple[SlowDown | Crash, ...] = ()
     """Stragglers and faults."""
+    trace_shards: bool = False
+    """A trace has one row for each server process, at the instant at which that server's own queue
+    served it; otherwise all servers count as one that is as late as the last of them. (A fan-out is
+    sent as one coflow, so its requests reach all servers together; with `resolve_messages` each
+    arrives by itself.)"""
     steps: int
     """Batches that each rank trains, >= 1."""
     seed: int = 0

@@ -61,7 +61,7 @@ class Bank:
         self._rows = np.arange(processes)
         self._memory_free = np.zeros(hosts)
         self._memory_rate = memory_rate
-        self._hosts = hosts
+        self._host_of = np.arange(processes) // -(-processes // hosts)
         self.busy_s = np.zeros(processes)
         self.memory_bytes = 0.0
         self.visits = 0
@@ -78,15 +78,16 @@ class Bank:
         self._free[self._rows, core] = now_s + delays
         return delays
 
-    def visit(self, now_s: float, service_s: np.ndarray, memory_bytes: np.ndarray) -> float:
-        """Delay until the slowest server has answered; ``memory_bytes`` is per host."""
-        delay = float(self.visit_each(now_s, service_s).max())
+    def visit(self, now_s: float, service_s: np.ndarray, memory_bytes: np.ndarray) -> np.ndarray:
+        """Delay until each server has answered; ``memory_bytes`` is per host, and so is the wait
+        for memory."""
+        delays = self.visit_each(now_s, service_s)
         if np.isfinite(self._memory_rate) and self._free is not None:
             self._memory_free = (
                 np.maximum(self._memory_free, now_s) + memory_bytes / self._memory_rate
             )
-            delay = max(delay, float(self._memory_free.max()) - now_s)
-        return delay
+            delays = np.maximum(delays, self._memory_free[self._host_of] - now_s)
+        return delays
 
     def visit_one(self, now_s: float, process: int, service_s: float) -> float:
         """Delay of a request to one server (messages resolved)."""

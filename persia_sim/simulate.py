@@ -11,10 +11,11 @@ from persia_sim.analytic import cycles
 from persia_sim.demand import Demand, demand
 from persia_sim.disturbances import Disturbed
 from persia_sim.hardware import Platform
+from persia_sim.order_log import EachShard, NoOrder, OneShard, OrderLog
 from persia_sim.processes import Actors
 from persia_sim.scenario import Scenario
 from persia_sim.stamps import Mark
-from persia_sim.trace import Trace, TraceRecorder
+from persia_sim.trace import Trace
 from persia_sim.vocabulary import Mode
 
 
@@ -31,7 +32,8 @@ class Run:
     stamps: np.ndarray
     """float64 [marks, ranks, steps]: simulated seconds of each `Mark`."""
     trace: Trace | None
-    """The order of events, all shards as one; None when it was not asked for."""
+    """The order of events, all shards as one unless `Scenario.trace_shards`; None when it was not
+    asked for."""
     events: int
     """Events that the engine handled."""
     makespan_s: float
@@ -54,8 +56,11 @@ def simulate(scenario: Scenario, trace: bool = False, need: Demand | None = None
     env = simpy.Environment()
     platform = Platform(env, scenario, need)
     disturbed = Disturbed(env, scenario.disturbances, platform)
-    recorder = TraceRecorder() if trace else None
-    actors = Actors(env, scenario, need, platform, disturbed, recorder)
+    order: OrderLog = NoOrder()
+    if trace:
+        servers = scenario.cluster.servers.processes
+        order = EachShard(env, servers) if scenario.trace_shards else OneShard()
+    actors = Actors(env, scenario, need, platform, disturbed, order)
     actors.start()
     try:
         env.run(until=actors.finished)
@@ -69,7 +74,7 @@ def simulate(scenario: Scenario, trace: bool = False, need: Demand | None = None
         scenario,
         need,
         stamps,
-        recorder.finish(**_meta(scenario)) if recorder else None,
+        order.finish(**_meta(scenario)) if trace else None,
         next(env._eid),  # the engine numbers its events; there is no public count
         makespan,
         _busy(scenario, platform, stamps),

@@ -84,8 +84,7 @@ def test_window_permits_and_batches_are_kept_in_every_mode(scenario: Scenario) -
 
 @given(contended())
 def test_discrete_littles_law_is_exact(scenario: Scenario) -> None:
-    # A merged push counts once, whoever took part; the identity is one of single pushes.
-    _, trace = traced(replace(scenario, merge_pushes=False))
+    _, trace = traced(scenario)
     pushes = staleness_in_pushes(trace)
     assert len(pushes.shard) == scenario.cluster.ranks * scenario.steps
     assert pushes.missed_pushes.sum() == pushes.in_flight.sum()

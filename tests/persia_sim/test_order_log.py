@@ -1,0 +1,114 @@
+"""Orders with a row for each server: versions, windows and Little's law hold at every shard."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from persia_sim.order_log import EachShard
+from persia_sim.scenario import Crash, Noise, Scenario, Target
+from persia_sim.simulate import simulate
+from persia_sim.staleness import staleness_in_pushes, staleness_in_steps
+from persia_sim.trace import ALL, Kind, Trace
+from persia_sim.vocabulary import Mode
+from tests.persia_sim.sim_configurations import small_scenario
+from tests.persia_sim.test_laws import contended, traced
+
+
+def by_shard(scenario: Scenario) -> Trace:
+    run = simulate(replace(scenario, trace_shards=True), trace=True)
+    assert run.trace is not None
+    return run.trace
+
+
+@settings(max_examples=15)
+@given(contended())
+def test_littles_law_is_exact_at_every_shard(scenario: Scenario) -> None:
+    trace = by_shard(scenario)
+    means = staleness_in_pushes(trace).mean_by_shard()
+    assert set(means) == set(range(scenario.cluster.servers.processes))
+    for missed, in_flight in means.values():
+        assert missed == in_flight
+        assert missed == 0 or scenario.mode.reads_late_rows
+    late = staleness_in_steps(trace)
+    if scenario.mode.reads_late_rows and scenario.window is not None:
+        assert late.oldest_missing_steps.max() <= scenario.window
+
+
+@pytest.mark.parametrize("merge", [True, False])
+def test_versions_count_the_batches_applied_at_the_shard(merge: bool) -> None:
+    base = small_scenario(Mode.HYBRID, merge_pushes=merge, tau=2, noise=Noise(gpu_cv=0.3))
+    for trace in (by_shard(base), traced(base)[1]):
+        for shard in {e.shard for e in trace if e.kind == Kind.PUSH}:
+            version = 0
+            for event in trace:
+                if event.shard == shard and event.kind in (Kind.LOOKUP, Kind.PUSH):
+                    assert event.version == version
+                    version += (4 if merge else 1) if event.kind == Kind.PUSH else 0
+            assert version == 4 * base.steps
+        means = staleness_in_pushes(trace).mean_by_shard().values()
+        assert all(missed == in_flight > 0 for missed, in_flight in means)
+
+
+@pytest.mark.parametrize("resolve", [True, False])
+def test_servers_see_different_orders_of_the_same_batches(resolve: bool) -> None:
+    base = small_scenario(
+        Mode.HYBRID, tau=4, resolve_messages=resolve, noise=Noise(gpu_cv=0.3, server_cv=2.0)
+    )
+    trace = by_shard(base)
+    orders = {
+        shard: [(e.kind, e.rank, e.step) for e in trace if e.shard == shard] for shard in range(8)
+    }
+    assert len({tuple(order) for order in orders.values()}) > 1
+    assert len({tuple(sorted(order)) for order in orders.values()}) == 1
+    assert set(Counter(orders[0]).values()) == {1}
+
+
+def test_the_order_by_server_tells_of_the_same_run() -> None:
+    base = small_scenario(Mode.HYBRID, noise=Noise(gpu_cv=0.1))
+    whole, parts = (
+        simulate(base, trace=True),
+        simulate(replace(base, trace_shards=True), trace=True),
+    )
+    assert whole.stamps.tobytes() == parts.stamps.tobytes()
+    assert whole.trace is not None and parts.trace is not None
+    assert parts.trace.meta == whole.trace.meta | {"shards": 8}
+    dense = [[e for e in t if e.kind == Kind.DENSE_UPDATE] for t in (whole.trace, parts.trace)]
+    assert dense[0] == dense[1]
+
+
+def test_every_row_of_a_batch_is_read_before_it_trains_and_written_after() -> None:
+    trace = by_shard(small_scenario(Mode.RAW_HYBRID, tau=3, noise=Noise(server_cv=1.0)))
+    updated = {e.step: k for k, e in enumerate(trace) if e.kind == Kind.DENSE_UPDATE}
+    for k, event in enumerate(trace):
+        if event.kind == Kind.LOOKUP:
+            assert k < updated[event.step]
+        elif event.kind == Kind.PUSH:
+            assert k > updated[event.step]
+
+
+def test_the_rest_of_a_merged_step_is_applied_when_one_push_is_lost() -> None:
+    base = small_scenario(Mode.HYBRID, merge_pushes=True, steps=30)
+    plain = simulate(base)
+    at = float(plain.stamps[13][0, 10] - plain.need.server_update_s.max() / 2)
+    event = Crash(target=Target.SERVER, index=0, at_s=at, detect_s=0.05, restart_s=0.1)
+    for shards in (False, True):
+        run, trace = traced(replace(base, disturbances=(event,), trace_shards=shards))
+        lost = {(e.rank, e.step) for e in trace if e.kind == Kind.LOST_PUSH}
+        merged = {e.step for e in trace if e.kind == Kind.PUSH}
+        assert 0 < len(lost) == run.lost_pushes
+        assert all(rank != ALL for rank, _ in lost)
+        gone = {s for s in range(30) if sum(step == s for _, step in lost) == 4}
+        assert merged == set(range(30)) - gone
+        assert all(a == b for a, b in staleness_in_pushes(trace).mean_by_shard().values())
+
+
+def test_an_empty_order_is_a_trace() -> None:
+    import simpy
+
+    assert len(EachShard(simpy.Environment(), 3).finish(mode="sync")) == 0
+    assert np.array_equal(EachShard(simpy.Environment(), 3).finish().events, np.zeros((0, 5)))
