@@ -69,7 +69,11 @@ def run(options: Options) -> None:
     for start, group in groups.items():
         runs = finished(group, options.out)
         rows = gap_table(runs, [], "click")
-        print(f"\n{start}: {STARTS[start]}")
+        optimizer = STARTS[start]
+        print(
+            f"\n{start}: {optimizer.kind}, lr {optimizer.lr},"
+            f" accumulator from {optimizer.initial_accumulator}"
+        )
         print(aligned(*table_cells(rows)))
         print(_best(runs))
         records += [{"row_optimizer": start, **record(row)} for row in rows]

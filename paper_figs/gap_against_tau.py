@@ -20,13 +20,12 @@ def gap_against_tau_figure(table: Path, curves: Path) -> Figure:
     rows, lines = pd.read_csv(table), pd.read_csv(curves)
     starts = list(dict.fromkeys(rows.row_optimizer))
     with plt.style.context(STYLE):
-        figure, axes = plt.subplots(
-            1, 1 + len(starts), figsize=(7.0, 2.7), layout="constrained", sharey=True
-        )
+        figure, axes = plt.subplots(1, 1 + len(starts), figsize=(7.0, 2.7), layout="constrained")
         _final(axes[0], rows, starts)
         for ax, start in zip(axes[1:], starts, strict=True):
             seeds = _along(ax, lines[lines.row_optimizer == start])
             ax.set_title(f"{start}: along the run")
+            ax.sharey(axes[1])
         figure.suptitle(
             "Test AUC of hybrid minus that of sync, synthetic stream; bars and bands: 95 % t"
             f" interval over {seeds} paired seeds",

@@ -38,7 +38,7 @@ class Watermarks:
         self._steps[rank] = steps
 
     def closed_steps(self, rank: int | None = None) -> int:
-        """Leading steps closed by ``rank``, or by every rank; endless for a rank that is through."""
+        """Leading steps closed by ``rank``, or by all; endless for a rank that is through."""
         if rank is None:
             return min(self.closed_steps(r) for r in range(len(self._closed)))
         steps = self._steps[rank]

@@ -54,7 +54,7 @@ def test_help_loads_nothing_heavy(words):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["runtime", "trian"], "no command 'trian'; there are: train, data"),
+        (["runtime", "trian"], "no command 'trian'; did you mean train?"),
         (["runtime", "train", "--tua", "3"], "--tau"),
         (["runtime", "train", "--mode", "hybird"], "hybrid"),
         (["runtime", "train", "--tau", "3"], "tau is not used by mode sync"),
@@ -155,3 +155,31 @@ def test_time_to_auc_puts_a_simulated_cluster_and_true_gradients_on_one_axis(tmp
     }
     assert 0 < ends["hybrid"] < ends["sync"]
     assert {int(r["samples"]) for r in rows if r["drained"] == "True"} == {4 * 64 * 8}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["runtime", "train", "--device", "cuda", "--data.name", "synthetic"], "try --device cpu"),
+        (["runtime", "train", "--model.hidden", "--data.name", "synthetic"], "one or more widths"),
+        (["runtime", "train", "--rows.dtype", "float64"], "add it"),
+        (["runtime", "train", "--seed", "99999999999999999999"], "seed must be in"),
+        (["experiments", "staleness-sweep", "--jobs", "0"], "jobs must be >= 1, got 0"),
+        (["experiments", "staleness-sweep", "--modes", "sync", "--taus", "3"], "taus is only used"),
+        (["experiments", "staleness-sweep", "--match", "foo"], "update"),
+        (["experiments", "bench-sync", "--pairs", "0"], "pairs must be >= 1, got 0"),
+        (["experiments", "demo", "--samples", "-5"], "samples must be >= 1, got -5"),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
+)
+def test_odd_values_get_one_message(words, message):
+    found = command(*words)
+    assert found.returncode == 2
+    assert message in found.stdout + found.stderr
+    assert "Traceback" not in found.stderr
+
+
+def test_a_mistyped_data_folder_is_no_reason_to_train_on_something_else():
+    found = command("experiments", "demo", "--dry-run", PERSIA_DATA_DIR="/no/such/folder")
+    assert found.returncode == 2
+    assert "/no/such/folder" in found.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from experiments.points import Point
 from experiments.sweep import run_points
@@ -56,6 +58,18 @@ def test_a_failed_point_is_named_and_the_others_are_kept(tmp_path):
 
 def test_a_killed_point_loses_itself_only(tmp_path):
     """Kill -9 one process of a running sweep; the others finish, and a second run mends it."""
+    sweep, victim = _start_sweep(tmp_path)
+    os.kill(_process_of(victim), signal.SIGKILL)
+    _, told = sweep.communicate(timeout=120)
+    done = [p.is_done(tmp_path) for p in points(3, steps=150)]
+    assert done == [False, True, True]
+    assert "seed0: its process was killed (SIGKILL)" in told
+    run_points(points(3, steps=150), tmp_path, 1, 128 * 150)
+    assert all(p.is_done(tmp_path) for p in points(3, steps=150))
+
+
+def _start_sweep(tmp_path: Path) -> tuple[subprocess.Popen[str], Path]:
+    """A sweep of three points in a process of its own; its first point is running."""
     program = f"""
 import sys
 sys.path.insert(0, {str(Path.cwd())!r})
@@ -72,13 +86,7 @@ if __name__ == "__main__":
     deadline = time.monotonic() + 60
     while not (victim / "env.json").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
-    os.kill(_process_of(victim), signal.SIGKILL)
-    _, told = sweep.communicate(timeout=120)
-    done = [p.is_done(tmp_path) for p in points(3, steps=150)]
-    assert done == [False, True, True]
-    assert "seed0: its process was killed" in told
-    run_points(points(3, steps=150), tmp_path, 1, 128 * 150)
-    assert all(p.is_done(tmp_path) for p in points(3, steps=150))
+    return sweep, victim
 
 
 def _process_of(folder: Path) -> int:
@@ -96,3 +104,36 @@ def test_a_summary_is_there_whole_or_not_at_all(tmp_path):
     assert not list(folder.glob("*.tmp"))
     for name in ("config.json", "env.json", "metrics.jsonl", "trace.npz", "predictions.npz"):
         assert (folder / name).exists()
+
+
+class FullDisk(torch.nn.Module):
+    """A model whose first batch finds the disk full."""
+
+    def __init__(self, shape, hidden):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def forward(self, dense, embeddings):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_stops_the_sweep_and_is_told(tmp_path):
+    full = ModelConfig(name="tests.experiments.test_sweep:FullDisk")
+    with pytest.raises(ValueError, match=r"seed0: the disk is full.*\n.*seed1: not started"):
+        run_points(points(2, model=full), tmp_path, jobs=1, samples_per_point=512)
+
+
+def test_points_of_equal_config_run_once(tmp_path):
+    run_points([*points(1), *points(1)], tmp_path, jobs=2, samples_per_point=512)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_sweep_that_is_killed_leaves_no_point_behind(tmp_path):
+    sweep, victim = _start_sweep(tmp_path)
+    child = _process_of(victim)
+    sweep.kill()
+    sweep.wait()
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{child}").exists()

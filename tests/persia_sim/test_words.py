@@ -187,3 +187,13 @@ def test_another_ranks_open_push_counts_in_barrier_modes_and_not_in_async():
 def test_an_order_has_no_versions_to_count_pushes_with():
     found = summarize(constant_lag_trace(Mode.HYBRID, ranks=2, steps=10, tau=3))
     assert (found.max_steps, found.oldest_steps, found.mean_pushes) == (3, 3, None)
+
+
+def test_a_step_that_any_shard_missed_is_missing_once():
+    """Shard 0 misses step 0, shard 1 misses step 1: two steps are missing, the older two back."""
+    pushes = [Event(Kind.PUSH, 0, 0, 1, 0), Event(Kind.PUSH, 0, 1, 0, 0)]
+    reads = [Event(Kind.LOOKUP, 0, 2, 0, 1), Event(Kind.LOOKUP, 0, 2, 1, 1)]
+    late = [Event(Kind.PUSH, 0, 0, 0, 1), Event(Kind.PUSH, 0, 1, 1, 1)]
+    found = staleness_in_steps(Trace.of(pushes + reads + late, mode="hybrid", ranks=1))
+    assert found.missing_steps.tolist() == [2]
+    assert found.oldest_missing_steps.tolist() == [2]

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from persia_sim.trace import Event, Kind, Trace
 from persia_sim.vocabulary import Mode
+from runtime.config import DataConfig, ModelConfig
+from runtime.embedding.config import RowOptimizer
 from runtime.embedding.features import Admission, Capacity
-from runtime.training.replayable import refuse_other_run
+from runtime.training.replayable import refuse_other_run, trace_meta
 from tests.runtime.worlds import ArraySource, assert_same_bytes, config, difference, run
 
 SOURCE = ArraySource(300)
@@ -185,3 +187,78 @@ def test_bound_zero_equals_sync_with_eviction(eviction):
     base = config(ranks=3, shards=2)
     base = replace(base, rows=replace(base.rows, capacity=Capacity(rows=50, eviction=eviction)))
     assert_same_bytes(run(base, SOURCE), run(replace(base, mode=Mode.HYBRID, tau=0), SOURCE))
+
+
+def test_async_with_one_rank_and_no_lag_equals_sync():
+    """Pull, compute, push, in turn: nothing is late. The dense server against the barrier."""
+    sync = run(config(), SOURCE)
+    for executor in ("lag", "concurrent"):
+        assert_same_bytes(sync, run(config(mode=Mode.ASYNC, tau=0, executor=executor), SOURCE))
+
+
+def test_ranks_are_weighted_by_their_share_of_a_short_last_batch():
+    """31 samples, 24 a step, 5 ranks: shares of 5, 5, 4, ... and of 1 and 2 in the last step."""
+    source = ArraySource(31)
+    one = run(config(dtype="float64"), source)
+    five = run(config(dtype="float64", ranks=5), source)
+    assert difference(one, five)[0] < 1e-12
+
+
+@pytest.mark.parametrize("samples", [97, 98, 99])
+def test_a_rank_without_samples_in_the_last_step_is_replayed(samples):
+    source = ArraySource(samples)
+    recorded = run(config(ranks=4, shards=2, executor="concurrent"), source)
+    assert_same_bytes(recorded, run(config(ranks=4, shards=2), source, order=recorded.trace))
+
+
+def test_overlapped_buckets_of_one_parameter_each_change_no_byte(monkeypatch):
+    from runtime.training import allreduce
+
+    def one_each(model):
+        return [[k] for k in reversed(range(len(list(model.parameters()))))]
+
+    chosen = {"mode": Mode.HYBRID, "tau": 2, "ranks": 4}
+    plain = run(config(**chosen), SOURCE)
+    monkeypatch.setattr(allreduce, "bucket_plan", one_each)
+    recorded = run(config(executor="concurrent", **chosen), SOURCE)
+    replayed = run(config(**chosen), SOURCE, order=recorded.trace)
+    assert_same_bytes(recorded, replayed)
+    assert plain.meter.updates == recorded.meter.updates
+
+
+def test_replay_refuses_to_train_on_rows_that_were_not_read():
+    events = [e for e in run(config(shards=3), SOURCE).trace]
+    first = next(k for k, e in enumerate(events) if e.kind == Kind.LOOKUP and e.shard == 1)
+    with pytest.raises(ValueError, match=r"before it reads shards \[1\]"):
+        run(config(shards=3), SOURCE, order=events[:first] + events[first + 1 :])
+
+
+@pytest.mark.parametrize("event", [Event(99, 0, 0), Event(Kind.LOOKUP, 0, 0, 7)])
+def test_replay_refuses_events_of_another_world(event):
+    with pytest.raises(ValueError, match="event 0 of the order is not one of this run"):
+        run(config(shards=2), SOURCE, order=[event])
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"seed": 7}, "seed"),
+        ({"batch": 12}, "batch"),
+        ({"shards": 3}, "shards"),
+        ({"ranks": 3}, "ranks"),
+        ({"steps": 4}, "steps"),
+        ({"merge_pushes": False}, "merge_pushes"),
+        ({"row_gradients": "sum"}, "row_gradients"),
+        ({"nonfinite": "skip"}, "nonfinite"),
+        ({"model": ModelConfig(hidden=(9,))}, "model"),
+        ({"optimizer": RowOptimizer(kind="sgd")}, "rows"),
+        ({"data": DataConfig(passes=2)}, "passes"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_real_trace_is_refused_for_any_setting_that_decides_a_byte(change, key):
+    chosen = {"mode": Mode.HYBRID, "ranks": 2}
+    trace = Trace.of([], **trace_meta(config(**chosen), SOURCE))
+    refuse_other_run(trace, trace_meta(config(**chosen), SOURCE), "t.npz")
+    with pytest.raises(ValueError, match=f"{key}: trace "):
+        refuse_other_run(trace, trace_meta(config(**{**chosen, **change}), SOURCE), "t.npz")

@@ -23,8 +23,8 @@ TORCH = {
 }
 
 
-def plain_pytorch(chosen, source) -> dict[int, np.ndarray]:
-    """The same training with nn.EmbeddingBag and torch's sparse optimiser: final rows by id."""
+def plain_pytorch(chosen, source) -> tuple[dict[int, np.ndarray], torch.nn.Module]:
+    """The same training with nn.Embedding and torch's own optimiser: rows by id, and the model."""
     learner = assemble(chosen, source).learner
     everything = Batch.concat(list(source.chunks("train")))
     untouched = run(chosen, source, order=[]).store.peek(everything)
@@ -52,7 +52,7 @@ def plain_pytorch(chosen, source) -> dict[int, np.ndarray]:
         loss.backward()
         row_optimizer.step()
         dense_optimizer.step()
-    return {i: bag.weight.detach()[k].numpy() for i, k in place.items()}
+    return {i: bag.weight.detach()[k].numpy() for i, k in place.items()}, learner.model
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,12 @@ def test_sync_with_one_rank_equals_plain_pytorch(optimizer, dtype):
     steps = 100 if dtype == "float64" else 10
     source = ArraySource(24 * steps)
     chosen = config(optimizer=optimizer, dtype=dtype, steps=steps)
-    expected = plain_pytorch(chosen, source)
-    ids, values, _ = run(chosen, source).store.export()["rows"]
+    expected, model = plain_pytorch(chosen, source)
+    world = run(chosen, source)
+    for mine, theirs in zip(world.model.parameters(), model.parameters(), strict=True):
+        gap = float((mine - theirs).abs().max())
+        assert gap < (1e-10 if dtype == "float64" else 1e-6 * float(theirs.norm()))
+    ids, values, _ = world.store.export()["rows"]
     wanted = np.stack([expected[int(i)] for i in ids])
     if dtype == "float64":
         assert np.abs(values - wanted).max() < 1e-10

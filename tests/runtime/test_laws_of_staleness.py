@@ -86,12 +86,21 @@ LITTLE = {
         "executor": "concurrent",
     },
     "async": {"mode": Mode.ASYNC, "tau": 1, "executor": "concurrent"},
+    "with lost pushes": {
+        "mode": Mode.HYBRID,
+        "tau": 3,
+        "merge_pushes": False,
+        "executor": "concurrent",
+    },
 }
 
 
 @pytest.mark.parametrize("name", LITTLE)
 def test_mean_staleness_in_pushes_is_mean_batches_in_flight_exactly(name):
-    world = run(config(ranks=4, shards=3, **LITTLE[name]), SOURCE)
+    faults = {}
+    if name == "with lost pushes":
+        faults = {"lose_push": lambda rank, step: (rank + step) % 3 == 0}
+    world = run(config(ranks=4, shards=3, **LITTLE[name]), SOURCE, **faults)
     for shard, (missed, in_flight) in staleness_in_pushes(world.trace).mean_by_shard().items():
         assert missed == in_flight, f"shard {shard}"
         assert missed > 0

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,10 +13,16 @@ import torch
 from persia_sim.vocabulary import Mode
 from runtime.config import ModelConfig, TrainConfig
 from runtime.embedding.config import RowOptimizer
-from runtime.training import learner
+from runtime.training import learner, stop
+from runtime.training.averaging import AveragingRound
 from runtime.training.choose import fastest
+from runtime.training.concurrent import ConcurrentRun
 from runtime.training.dense_rules import LossScale
+from runtime.training.gate import Gate
 from runtime.training.learner import NonFiniteError
+from runtime.training.ordered import OrderedRun
+from runtime.training.parts import assemble
+from runtime.training.session import lag_order, train
 from tests.runtime.worlds import ArraySource, assert_same_bytes, config, run
 
 SOURCE = ArraySource(300)
@@ -194,3 +204,170 @@ def test_auto_chooses_the_fastest_and_says_what_hybrid_would_gain():
     assert choice.config.mode is max(choice.samples_per_s, key=choice.samples_per_s.get)
     assert choice.config.tau == (2 if choice.config.mode is Mode.HYBRID else None)
     assert "of the best exact schedule: training in" in choice.describe()
+
+
+class Dropping(torch.nn.Module):
+    """A tower with dropout."""
+
+    def __init__(self, shape, hidden):
+        super().__init__()
+        linear = torch.nn.Linear(shape.width, 16)
+        self.tower = torch.nn.Sequential(linear, torch.nn.Dropout(0.5), torch.nn.Linear(16, 2))
+
+    def forward(self, dense, embeddings):
+        return self.tower(torch.cat([embeddings.pooled, dense], 1))
+
+
+def test_dropout_is_a_function_of_seed_rank_and_step():
+    chosen = config(model=ModelConfig(name="tests.runtime.test_training:Dropping"), ranks=3)
+    torch.manual_seed(1)
+    one = run(chosen, SOURCE)
+    torch.manual_seed(2)
+    assert_same_bytes(one, run(chosen, SOURCE))
+    assert_same_bytes(one, run(replace(chosen, executor="concurrent"), SOURCE))
+    assert one.meter.losses != run(replace(chosen, seed=1), SOURCE).meter.losses
+
+
+class Normed(torch.nn.Module):
+    """A tower with batch norm."""
+
+    def __init__(self, shape, hidden):
+        super().__init__()
+        self.tower = torch.nn.Sequential(
+            torch.nn.BatchNorm1d(shape.width), torch.nn.Linear(shape.width, 2)
+        )
+
+    def forward(self, dense, embeddings):
+        return self.tower(torch.cat([embeddings.pooled, dense], 1))
+
+
+def test_running_statistics_are_refused_where_ranks_would_not_share_them():
+    normed = ModelConfig(name="tests.runtime.test_training:Normed")
+    assert run(config(model=normed), SOURCE).meter.updates == 13
+    for changes in ({"ranks": 2}, {"mode": Mode.ASYNC}):
+        with pytest.raises(ValueError, match=r"running statistics \(tower.0.running_mean"):
+            run(config(model=normed, **changes), SOURCE)
+
+
+def test_a_frozen_parameter_stays_and_the_others_learn():
+    frozen = ModelConfig(name="tests.runtime.test_training:Frozen")
+    for executor in ("lag", "concurrent"):
+        world = run(
+            config(mode=Mode.HYBRID, tau=0, ranks=3, model=frozen, executor=executor), SOURCE
+        )
+        assert (world.state()["fixed.weight"] == 1).all()
+        assert not (world.state()["free.weight"] == 1).all()
+
+
+class Frozen(torch.nn.Module):
+    """Two layers of ones, the first of which is fixed."""
+
+    def __init__(self, shape, hidden):
+        super().__init__()
+        self.fixed, self.free = torch.nn.Linear(shape.width, 4), torch.nn.Linear(4, 2)
+        for layer in (self.fixed, self.free):
+            torch.nn.init.ones_(layer.weight)
+        self.fixed.requires_grad_(False)
+
+    def forward(self, dense, embeddings):
+        return self.free(self.fixed(torch.cat([embeddings.pooled, dense], 1)))
+
+
+def test_a_round_of_averaging_moves_every_replica_by_mean_minus_what_it_put_in():
+    models = [torch.nn.Linear(1, 1, bias=False) for _ in range(3)]
+    for model, weight in zip(models, (1.0, 2.0, 6.0), strict=True):
+        torch.nn.init.constant_(model.weight, weight)
+    round_ = AveragingRound(3)
+    for rank, model in enumerate(models):
+        assert not round_.is_complete
+        round_.read(rank, model)
+    torch.nn.init.constant_(models[0].weight, 1.5)  # rank 0 has learned meanwhile
+    for rank, model in enumerate(models):
+        round_.write(rank, model)
+    assert [m.weight.item() for m in models] == [3.5, 3.0, 3.0]
+    assert round_.is_over
+
+
+@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.HYBRID, Mode.ASYNC, Mode.ASYNC_AVERAGING])
+def test_a_snapshot_in_the_middle_of_threads_sees_rows_and_weights_that_stand_still(mode):
+    chosen = config(mode=mode, ranks=3, executor="concurrent", merge_pushes=None,
+                    **({"tau": 3} if mode.reads_late_rows else {}))  # fmt: skip
+    parts = assemble(chosen, ArraySource(600))
+    batch = next(iter(SOURCE.chunks("test")))
+    changed = []
+
+    def look_twice(updates: int, samples: int, model: torch.nn.Module) -> None:
+        first = parts.learner.predict(model, parts.store, batch)
+        time.sleep(0.03)
+        changed.append(not np.array_equal(first, parts.learner.predict(model, parts.store, batch)))
+
+    parts.meter.start(every=5, evaluate=look_twice)
+    ConcurrentRun(parts).run()
+    assert len(changed) >= 5
+    assert not any(changed)
+
+
+def test_snapshots_of_threads_in_sync_are_those_of_the_lag_executor():
+    scores = []
+    for executor in ("lag", "concurrent"):
+        parts = assemble(config(ranks=2, executor=executor), SOURCE)
+        seen: list[float] = []
+        parts.meter.start(
+            every=4, evaluate=lambda u, s, m, p=parts, out=seen: out.append(
+                float(p.learner.predict(m, p.store, next(iter(SOURCE.chunks("test")))).sum())
+            )
+        )  # fmt: skip
+        if executor == "concurrent":
+            ConcurrentRun(parts).run()
+        else:
+            OrderedRun(parts).run(lag_order(parts.config, parts.feed))
+        scores.append(seen)
+    assert scores[0] == scores[1]
+    assert len(scores[0]) == 3
+
+
+def test_global_batches_train_on_as_many_samples_for_the_same_steps():
+    worlds = [run(config(mode=Mode.ASYNC, ranks=4, steps=10, match=m), SOURCE)
+              for m in ("update", "global")]  # fmt: skip
+    assert [w.meter.samples for w in worlds] == [240, 240]
+    assert [w.meter.updates for w in worlds] == [10, 40]
+
+
+def test_a_schema_with_two_tables_of_different_width_trains():
+    class TwoTables(ArraySource):
+        @property
+        def layout(self):
+            first, second, third = super().layout.fields
+            return replace(super().layout, fields=(first, replace(second, table="items"), third))
+
+    wide = replace(config().rows, dim=6)
+    outcome = train(config(mode=Mode.HYBRID, tau=1), TwoTables(300), tables={"items": wide})
+    widths = {name: values.shape[1] for name, (_, values, _) in outcome.store.export().items()}
+    assert widths == {"rows": 4, "items": 6}
+    with pytest.raises(ValueError, match=r"tables \['users'\] are used by no field"):
+        train(config(), TwoTables(300), tables={"users": wide})
+
+
+def test_a_wait_with_nobody_at_work_is_a_deadlock_that_names_who_waits(monkeypatch):
+    monkeypatch.setattr(stop, "PATIENCE_S", 0.5)
+    end = stop.Stop()
+    gate = Gate(ranks=2, tau=0, own_only=False, permits=None, stop=end)
+    with pytest.raises(RuntimeError, match="deadlock: the lookup of rank 0, step 1 waits at tau=0"):
+        gate.enter(0, 1)
+
+
+def test_long_work_elsewhere_is_no_deadlock(monkeypatch):
+    monkeypatch.setattr(stop, "PATIENCE_S", 0.2)
+    end = stop.Stop()
+    gate = Gate(ranks=1, tau=0, own_only=False, permits=None, stop=end)
+    gate.enter(0, 0)
+
+    def work() -> None:
+        with end.working():
+            time.sleep(2.5)
+        gate.close(0, 0)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    gate.enter(0, 1)
+    worker.join()
