@@ -54,6 +54,11 @@ STUDIES = {
         "simulated clusters: grid or Latin hypercube, Pareto front",
         "any",
     ),
+    "checkpoint-interval": Study(
+        "experiments.checkpoint_interval",
+        "crashes in simulated runs against the intervals of Young and Daly",
+        "2",
+    ),
     "simulator-speed": Study(
         "experiments.simulator_speed", "events and CPU time against the size of the cluster", "1"
     ),

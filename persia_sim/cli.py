@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from persia_sim import presets
 from persia_sim.costs import with_profile
+from persia_sim.incidents import Checkpoints, Crash, SlowDown, Target
 from persia_sim.memory import FORMATS, capacity
 from persia_sim.scenario import Averaging, Discipline, Noise, Scenario, WorkerChoice
 from persia_sim.vocabulary import Mode
@@ -49,6 +51,22 @@ class Options:
     """Coefficient of variation of a rank's compute time."""
     server_cv: float = 0.0
     """Coefficient of variation of one request at one server."""
+    slow: tuple[str, ...] = ()
+    """Stragglers, KIND:INDEXxFACTOR and perhaps @FROM-TO in seconds: rank:0x3 worker:5x2@1-4."""
+    crash: tuple[str, ...] = ()
+    """Crashes, KIND:INDEX@SECONDS: rank:3@2.5 server:0@1 worker:7@4."""
+    detect_s: float | None = None
+    """Until a crash is noticed; default: 1 (assumed)."""
+    restart_s: float | None = None
+    """Until the process runs again; default: 5 (assumed)."""
+    load_s: float | None = None
+    """Until its checkpoint is loaded; default: 2 (assumed)."""
+    full_recovery: bool = False
+    """A server's crash takes everybody back to the checkpoint, not only that server."""
+    checkpoint_every_s: float | None = None
+    """Useful seconds between checkpoints; default: none is written."""
+    checkpoint_s: float | None = None
+    """Training stands still this long for a checkpoint; default: 1 (assumed)."""
     steps: int = 100
     """Batches that each rank trains."""
     seed: int = 0
@@ -77,6 +95,52 @@ def pick(name: str, known: dict[str, Any], what: str) -> Any:
     if name not in known:
         raise ValueError(f"{what} is {name!r}: choose one of {', '.join(known)}")
     return known[name]
+
+
+_PLACE = r"(rank|worker|server):(\d+)"
+_SECONDS = r"(\d+(?:\.\d*)?(?:e-?\d+)?)"
+
+
+def disturbances_of(options: Options) -> tuple[SlowDown | Crash, ...]:
+    """Read --slow and --crash."""
+    found: list[SlowDown | Crash] = []
+    for text in options.slow:
+        match = re.fullmatch(f"{_PLACE}x{_SECONDS}(?:@{_SECONDS}-{_SECONDS})?", text)
+        if not match:
+            raise ValueError(
+                f"--slow is {text!r}: write KIND:INDEXxFACTOR@FROM-TO, as rank:0x3@1-4"
+            )
+        kind, index, factor, start, end = match.groups()
+        when = {} if start is None else {"start_s": float(start), "end_s": float(end)}
+        slow = SlowDown(target=Target(kind), index=int(index), factor=float(factor), **when)
+        found.append(slow)
+    names = ("detect_s", "restart_s", "load_s")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if given and not options.crash:
+        raise ValueError(f"--{next(iter(given)).replace('_', '-')} is set but --crash is not")
+    times = {"detect_s": 1.0, "restart_s": 5.0, "load_s": 2.0} | given
+    for text in options.crash:
+        match = re.fullmatch(f"{_PLACE}@{_SECONDS}", text)
+        if not match:
+            raise ValueError(f"--crash is {text!r}: write KIND:INDEX@SECONDS, as server:0@2.5")
+        kind, index, at = match.groups()
+        full = options.full_recovery and kind == "server"
+        found.append(
+            Crash(target=Target(kind), index=int(index), at_s=float(at), full=full, **times)
+        )
+    if options.full_recovery and not any(isinstance(e, Crash) and e.full for e in found):
+        raise ValueError("--full-recovery is set but --crash names no server")
+    return tuple(found)
+
+
+def checkpoints_of(options: Options) -> Checkpoints | None:
+    """Read --checkpoint-every-s and --checkpoint-s."""
+    if options.checkpoint_every_s is None:
+        if options.checkpoint_s is not None:
+            raise ValueError("--checkpoint-s is set but --checkpoint-every-s is not")
+        return None
+    write_s = 1.0 if options.checkpoint_s is None else options.checkpoint_s
+    return Checkpoints(interval_s=options.checkpoint_every_s, write_s=write_s)
 
 
 def scenario_of(options: Options) -> Scenario:
@@ -110,6 +174,8 @@ def scenario_of(options: Options) -> Scenario:
         discipline=options.discipline,
         worker_choice=options.worker_choice,
         noise=Noise(gpu_cv=options.gpu_cv, server_cv=options.server_cv),
+        disturbances=disturbances_of(options),
+        checkpoints=checkpoints_of(options),
         steps=options.steps,
         seed=options.seed,
         trace_shards=options.trace_shards,

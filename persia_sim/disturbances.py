@@ -9,7 +9,7 @@ import numpy as np
 import simpy
 
 from persia_sim.hardware import Platform
-from persia_sim.scenario import Crash, SlowDown, Target
+from persia_sim.incidents import Crash, SlowDown, Target
 
 
 class Disturbed:
@@ -71,15 +71,8 @@ class Disturbed:
 
     def worker_back(self, worker: int) -> Generator[simpy.Event, Any, None]:
         """Wait until a crashed worker serves again (its batch is fetched anew)."""
-        yield from self._back(Target.WORKER, worker)
-
-    def rank_back(self, r: int) -> Generator[simpy.Event, Any, None]:
-        """Wait until a crashed rank trains again; the barrier holds all others up."""
-        yield from self._back(Target.RANK, r)
-
-    def _back(self, target: Target, index: int) -> Generator[simpy.Event, Any, None]:
-        for crash in self._crashes[target]:
-            if crash.index == index and crash.at_s <= self._env.now < crash.back_s:
+        for crash in self._crashes[Target.WORKER]:
+            if crash.index == worker and crash.at_s <= self._env.now < crash.back_s:
                 if crash.back_s == np.inf:
                     yield self._env.event()
                 yield self._env.timeout(crash.back_s - self._env.now)
@@ -92,5 +85,18 @@ class Disturbed:
         )
 
     def server_lost(self, since_s: float) -> bool:
-        """Whether any server crashed while a push was with the servers since then."""
-        return any(since_s <= c.at_s <= self._env.now for c in self._crashes[Target.SERVER])
+        """Whether a server crashed while a push was with the servers since then (and nobody does it
+        again)."""
+        return any(
+            since_s <= c.at_s <= self._env.now and not c.full for c in self._crashes[Target.SERVER]
+        )
+
+    def strikes_loop(self, r: int, barrier: bool) -> list[Crash]:
+        """The crashes that throw the training loop of a rank back."""
+        ranks = [c for c in self._crashes[Target.RANK] if barrier or c.index == r]
+        return ranks + [c for c in self._crashes[Target.SERVER] if c.full]
+
+    @property
+    def forgetful(self) -> list[Crash]:
+        """The crashes in which a server alone goes back to its checkpoint."""
+        return [c for c in self._crashes[Target.SERVER] if not c.full]

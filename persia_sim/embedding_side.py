@@ -81,6 +81,8 @@ class EmbeddingActors:
         self.arrivals: dict[int, np.ndarray] = {}  # merged pushes: instants of a step's last
         self.dense_version = 0
         self.lost: set[tuple[int, int]] = set()
+        self.applied_pushes = self.saved_pushes = 0  # in all, and at the last checkpoint
+        self.forgotten_pushes = 0
         self.max_in_flight = 0
         self.in_flight = 0
         noise, seed = scenario.noise, scenario.seed
@@ -334,6 +336,7 @@ class EmbeddingActors:
         self.in_flight -= 1
         self.step_pushes[s] += 1
         lost = (r, s) in self.lost
+        self.applied_pushes += not lost
         if lost:
             instants = np.full(len(instants), self.env.now)
             self.order.rows(Kind.LOST_PUSH, r, s, instants)

@@ -1,7 +1,7 @@
 """Checkpoints and crashes over long times: overhead in closed form and by random failures.
 
 A run of days cannot be simulated batch by batch; between crashes it is stationary, so its goodput
-is the throughput times (1 - overhead). Single crashes inside a run are `scenario.Crash`.
+is the throughput times (1 - overhead). Single crashes inside a run are `incidents.Crash`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from math import expm1, sqrt
 import numpy as np
 
 from persia_sim.cluster import require
+from persia_sim.incidents import Crash, Target
 from persia_sim.noise import Purpose, stream
 
 
@@ -84,6 +85,19 @@ def simulated_overhead(
                 wall += again  # a crash during recovery starts it anew
             wall += back
     return wall / (segments * interval_s) - 1, wasted / wall
+
+
+def random_crashes(
+    mtbf_s: float, until_s: float, ranks: int, back_s: float, seed: int
+) -> tuple[Crash, ...]:
+    """Crashes of random ranks at exponential distances, for a run of at most this long."""
+    draws, found, now = stream(seed, Purpose.FAULT, 1), [], 0.0
+    while (now := now + float(draws.exponential(mtbf_s))) < until_s:
+        rank = int(draws.integers(ranks))
+        found.append(
+            Crash(target=Target.RANK, index=rank, at_s=now, detect_s=0.0, restart_s=back_s)
+        )
+    return tuple(found)
 
 
 def best_interval_s(recovery: Recovery) -> float:

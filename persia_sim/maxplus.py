@@ -31,6 +31,8 @@ def instants(scenario: Scenario, need: Demand | None = None) -> np.ndarray:
         "set unshared and True",
     )
     require(not scenario.disturbances, "disturbances", "set", "the oracle knows none")
+    none = scenario.checkpoints is None
+    require(none, "checkpoints", scenario.checkpoints, "the oracle knows none")
     averaging = scenario.mode is Mode.ASYNC_AVERAGING and scenario.cluster.ranks > 1
     require(not averaging, "mode", scenario.mode, "the oracle has no background averaging")
     return _Recursion(scenario, need or demand(scenario)).run()

@@ -6,6 +6,7 @@ Barrier modes meet once a step; async modes wait for nobody, and may average in 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 
 import numpy as np
 import simpy
@@ -15,7 +16,9 @@ from persia_sim.demand import Demand
 from persia_sim.disturbances import Disturbed
 from persia_sim.embedding_side import EmbeddingActors, Process
 from persia_sim.hardware import Platform
+from persia_sim.incidents import Crash
 from persia_sim.order_log import OrderLog
+from persia_sim.rollback import WorkClock
 from persia_sim.scenario import Scenario
 from persia_sim.stamps import Mark
 from persia_sim.trace import ALL, Kind
@@ -37,6 +40,32 @@ class Actors(EmbeddingActors):
         super().__init__(env, scenario, need, platform, disturbed, order)
         self.arrived: list[tuple[int, float, float]] = []
         self.barrier = env.event()
+        self.clocks = self.work_clocks()
+
+    def work_clocks(self) -> list[WorkClock]:
+        """The clock of each rank's loop, or the one of the barrier; none if nothing can happen."""
+        barrier, checkpoints = self.scenario.mode.has_barrier, self.scenario.checkpoints
+        loops = range(1 if barrier else len(self.ranks))
+        crashes = [self.disturbed.strikes_loop(r, barrier) for r in loops]
+        if checkpoints is None and not any(crashes):
+            return []
+        return [WorkClock(found, checkpoints) for found in crashes]
+
+    def real_end_s(self, loop: int, done_s: float) -> float:
+        """When a step of this loop ends, with its checkpoint and after the crashes until then."""
+        if not self.clocks:
+            return done_s
+        clock = self.clocks[loop]
+        before = clock.losses.checkpoints
+        end_s = clock.end_s(done_s)
+        if loop == 0 and clock.losses.checkpoints > before:
+            self.saved_pushes = self.applied_pushes
+        return end_s
+
+    def forget(self, crash: Crash) -> Process:
+        """A server comes back as it was at the last checkpoint."""
+        yield self.env.timeout(crash.at_s)
+        self.forgotten_pushes += self.applied_pushes - self.saved_pushes
 
     def start(self) -> None:
         """Create every long-lived process."""
@@ -51,6 +80,8 @@ class Actors(EmbeddingActors):
             env.process(self.copy_out(r))
             for _ in range(min(scenario.queues.push_tasks, scenario.steps)):
                 env.process(self.push(r))
+        for crash in self.disturbed.forgetful:
+            env.process(self.forget(crash))
         if scenario.mode is Mode.ASYNC_AVERAGING and len(self.ranks) > 1:
             env.process(self.average())
 
@@ -83,7 +114,6 @@ class Actors(EmbeddingActors):
         env, rank = self.env, self.ranks[r]
         for s in range(self.scenario.steps):
             yield from self.take(r, s)
-            yield from self.disturbed.rank_back(r)
             self.stamp(Mark.START, r, s)
             forward, backward = self.compute_s(r, s)
             started = env.now
@@ -109,6 +139,7 @@ class Actors(EmbeddingActors):
                 overlapped,
                 self.need.sync_overhead_s,
             )
+            delay += self.real_end_s(0, self.env.now + delay) - (self.env.now + delay)
             self.arrived = []
             self.barrier = self.env.event()
 
@@ -116,7 +147,8 @@ class Actors(EmbeddingActors):
                 self.order.dense(Kind.DENSE_UPDATE, ALL, s)
                 met.succeed()
 
-            self.env.timeout(delay).callbacks.append(updated)
+            if delay < inf:
+                self.env.timeout(delay).callbacks.append(updated)
         return met
 
     def train_async(self, r: int) -> Process:
@@ -135,6 +167,10 @@ class Actors(EmbeddingActors):
             while rank.stall_s > 0:
                 stall, rank.stall_s = rank.stall_s, 0.0
                 yield env.timeout(stall)
+            stopped = self.real_end_s(r, env.now) - env.now
+            if stopped:
+                rank.waits["train"] = f"rank {r} to come back"
+                yield env.timeout(stopped) if stopped < inf else env.event()
             self.stamp(Mark.BACKWARD_END, r, s)
             if pulls:
                 wait = platform.dense_server.visit(env.now, need.dense_copy_s)

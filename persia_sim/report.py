@@ -8,6 +8,7 @@ import numpy as np
 
 from persia_sim.analytic import Answer, answer
 from persia_sim.blame import critical_path
+from persia_sim.incidents import Crash
 from persia_sim.measure import Estimate, step_time, throughput
 from persia_sim.memory import Capacity, fill_s
 from persia_sim.simulate import Run
@@ -137,6 +138,18 @@ def _shares(shares: dict[str, float], count: int) -> str:
     return ", ".join(f"{name} {share:.1%}" for name, share in top if share >= 5e-4)
 
 
+def _faults(run: Run) -> str:
+    """What slow-downs, crashes and checkpoints did, on one line."""
+    losses, slow = run.losses, len(run.scenario.disturbances)
+    slow -= sum(isinstance(event, Crash) for event in run.scenario.disturbances)
+    return (
+        f"faults       {slow} slow, {losses.crashes} crashes: down {losses.down_s:.2f} s, redone "
+        f"{losses.redone_s:.2f} s, pushes lost {losses.lost_pushes}, forgotten "
+        f"{losses.forgotten_pushes}; {losses.checkpoints} checkpoints, {losses.writing_s:.2f} s "
+        f"(of {run.makespan_s:.2f} s)"
+    )
+
+
 def text(result: Report) -> str:
     """The report for a terminal."""
     run, scenario = result.run, result.run.scenario
@@ -171,12 +184,14 @@ def text(result: Report) -> str:
         for name, seconds in sorted(result.exposed_s.items(), key=lambda item: -item[1])
     )
     lines += [
-        f"in flight    at most {run.max_in_flight} batches; {run.lost_pushes} pushes lost",
+        f"in flight    at most {run.max_in_flight} batches",
         f"to blame     {_shares(result.blame, 5)}",
         f"exposed, ms  {exposed_ms or 'nothing'}",
         f"in use       {_shares(result.use, 6)}",
         f"sent         {_si(sum(run.link_bytes.values()) / 2 / scenario.steps, 'B')} a step",
     ]
+    if scenario.disturbances or scenario.checkpoints:
+        lines.append(_faults(run))
     if result.capacity is not None:
         cap = result.capacity
         hours = fill_s(work, rate.mean, cap.resident_rows) / 3600

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from persia_sim.cluster import Cluster, require
 from persia_sim.costs import Costs
+from persia_sim.incidents import Checkpoints, Crash, SlowDown, Target
 from persia_sim.vocabulary import Mode
 from persia_sim.workload import Workload
 
@@ -73,61 +74,6 @@ class Noise:
             require(getattr(self, field) >= 0, f"noise.{field}", getattr(self, field), ">= 0")
 
 
-class Target(StrEnum):
-    """What a disturbance hits."""
-
-    RANK = "rank"
-    WORKER = "worker"
-    SERVER = "server"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SlowDown:
-    """One process is slower, for a while or throughout."""
-
-    target: Target
-    """Kind of process."""
-    index: int
-    """Which one, from 0."""
-    factor: float
-    """Service times are multiplied by this, >= 1."""
-    start_s: float = 0.0
-    """Simulated time at which it begins, >= 0."""
-    end_s: float = float("inf")
-    """Simulated time at which it ends, > start_s."""
-
-    def __post_init__(self) -> None:
-        require(self.factor >= 1, "slow-down factor", self.factor, "must be >= 1")
-        require(0 <= self.start_s < self.end_s, "start_s", self.start_s, f"before {self.end_s}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Crash:
-    """One process dies and comes back."""
-
-    target: Target
-    """Kind of process. A server or worker loses the pushes it holds; a rank stops the barrier."""
-    index: int
-    """Which one, from 0."""
-    at_s: float
-    """Simulated time of the crash, >= 0."""
-    detect_s: float
-    """Until the others notice, >= 0."""
-    restart_s: float
-    """Until the process runs again, >= 0; infinite: it never returns."""
-    load_s: float = 0.0
-    """Until its checkpoint is loaded, >= 0."""
-
-    def __post_init__(self) -> None:
-        for field in ("at_s", "detect_s", "restart_s", "load_s"):
-            require(getattr(self, field) >= 0, f"crash {field}", getattr(self, field), ">= 0")
-
-    @property
-    def back_s(self) -> float:
-        """Simulated time at which the process serves again."""
-        return self.at_s + self.detect_s + self.restart_s + self.load_s
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Averaging:
     """Background averaging of the dense replicas (async_averaging)."""
@@ -179,6 +125,8 @@ class Scenario:
     """Random factors."""
     disturbances: tuple[SlowDown | Crash, ...] = ()
     """Stragglers and faults."""
+    checkpoints: Checkpoints | None = None
+    """Written inside the run; None: never, so a rank's crash takes it back to the start."""
     trace_shards: bool = False
     """A trace has one row for each server process, at the instant at which that server's own queue
     served it; otherwise all servers count as one that is as late as the last of them. (A fan-out is

@@ -11,8 +11,10 @@ from persia_sim.analytic import cycles
 from persia_sim.demand import Demand, demand
 from persia_sim.disturbances import Disturbed
 from persia_sim.hardware import Platform
+from persia_sim.incidents import Crash
 from persia_sim.order_log import EachShard, NoOrder, OneShard, OrderLog
 from persia_sim.processes import Actors
+from persia_sim.rollback import Losses
 from persia_sim.scenario import Scenario
 from persia_sim.stamps import Mark
 from persia_sim.trace import Trace
@@ -44,8 +46,8 @@ class Run:
     """Payload bytes of each direction of each card."""
     link_capacity: dict[str, float]
     """Payload bytes per second of the same."""
-    lost_pushes: int
-    """Pushes lost in crashes."""
+    losses: Losses
+    """What crashes and checkpoints cost."""
     max_in_flight: int
     """Most batches between the start of their lookup and the end of their push, all ranks."""
 
@@ -80,11 +82,23 @@ def simulate(scenario: Scenario, trace: bool = False, need: Demand | None = None
         _busy(scenario, platform, stamps),
         dict(zip(platform.names, platform.network.link_bytes, strict=True)),
         dict(zip(platform.names, platform.capacities, strict=True)),
-        len(actors.lost),
+        _losses(actors),
         actors.max_in_flight,
     )
     check(run)
     return run
+
+
+def _losses(actors: Actors) -> Losses:
+    found = Losses(lost_pushes=len(actors.lost), forgotten_pushes=actors.forgotten_pushes)
+    for clock in actors.clocks:
+        found.down_s += clock.losses.down_s / len(actors.clocks)
+        found.redone_s += clock.losses.redone_s / len(actors.clocks)
+        found.writing_s += clock.losses.writing_s / len(actors.clocks)
+        found.checkpoints = max(found.checkpoints, clock.losses.checkpoints)
+    crashes = [e for e in actors.scenario.disturbances if isinstance(e, Crash)]
+    found.crashes = sum(crash.at_s <= actors.env.now for crash in crashes)
+    return found
 
 
 def _meta(scenario: Scenario) -> dict[str, object]:

@@ -61,6 +61,35 @@ def test_timeline_steps_without_a_file_are_an_error() -> None:
         run(Options(timeline_steps=(1, 2)))
 
 
+def test_faults_are_told_on_the_command_line_and_reported() -> None:
+    said = run(
+        Options(
+            steps=12, tau=4, ranks=8, gpu_cv=0.0, slow=("rank:0x1.5@0-1",),
+            crash=("rank:1@0.3", "server:0@0.35"), detect_s=0.1, restart_s=0.2, load_s=0.1,
+            checkpoint_every_s=0.2, checkpoint_s=0.05,
+        )
+    )  # fmt: skip
+    [line] = [line for line in said.splitlines() if line.startswith("faults")]
+    assert "1 slow, 2 crashes: down 0.40 s" in line and "checkpoints" in line
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"crash": ("rank3",)}, "--crash is 'rank3': write KIND:INDEX@SECONDS"),
+        ({"slow": ("rank:0",)}, "--slow is 'rank:0': write KIND:INDEXxFACTOR"),
+        ({"detect_s": 1.0}, "--detect-s is set but --crash is not"),
+        ({"checkpoint_s": 1.0}, "--checkpoint-s is set but --checkpoint-every-s is not"),
+        ({"full_recovery": True, "crash": ("rank:0@1",)}, "--crash names no server"),
+        ({"crash": ("rank:64@1",)}, "index of rank is 64: the cluster has 64"),
+        ({"checkpoint_every_s": 0.0}, "checkpoints.interval_s is 0.0: must be > 0"),
+    ],
+)
+def test_a_wrong_fault_names_value_and_remedy(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        scenario_of(Options(**options))  # type: ignore[arg-type]
+
+
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "persia_sim", *arguments], capture_output=True, text=True

@@ -11,11 +11,13 @@ from persia_sim.faults import (
     best_interval_s,
     cpr_illustration,
     overhead,
+    random_crashes,
     simulated_overhead,
     young_interval_s,
 )
+from persia_sim.incidents import Checkpoints, Crash, SlowDown, Target
 from persia_sim.measure import throughput
-from persia_sim.scenario import Crash, Scenario, SlowDown, Target
+from persia_sim.scenario import Scenario
 from persia_sim.simulate import DeadlockError, simulate
 from persia_sim.stamps import Mark
 from persia_sim.trace import Kind
@@ -64,8 +66,8 @@ def test_a_crash_delays_everyone_and_losses_are_counted(target: Target) -> None:
     events = [e for e in run.trace if e.kind in (Kind.PUSH, Kind.LOST_PUSH)]
     assert len(events) == 4 * 30  # every push closed once
     lost = [e for e in events if e.kind == Kind.LOST_PUSH]
-    assert len(lost) == run.lost_pushes
-    assert target is Target.RANK or run.lost_pushes > 0
+    assert len(lost) == run.losses.lost_pushes
+    assert target is Target.RANK or run.losses.lost_pushes > 0
 
 
 def test_a_server_that_never_returns_is_a_deadlock_that_names_who_waits() -> None:
@@ -101,3 +103,77 @@ def test_faults_are_checked() -> None:
         SlowDown(target=Target.RANK, index=0, factor=0.5)
     with pytest.raises(ValueError, match="index of rank is 9: the cluster has 4"):
         disturbed(small_scenario(), (SlowDown(target=Target.RANK, index=9, factor=2.0),))
+
+
+def test_a_rank_crash_does_the_work_since_its_checkpoint_again() -> None:
+    base = small_scenario(Mode.HYBRID, steps=30)
+    ends = simulate(base).stamps[Mark.UPDATED][0]
+    at, every = float(ends[20] + ends[21]) / 2, float(ends[9])
+    written = replace(base, checkpoints=Checkpoints(interval_s=every, write_s=0.0))
+    assert simulate(written).stamps.tobytes() == simulate(base).stamps.tobytes()
+    run = simulate(disturbed(written, (crash(Target.RANK, at),)))
+    saved = 0.0
+    for end in ends[:21].tolist():
+        saved = end if end - saved >= every else saved
+    back_s = 0.05 + 0.2 + 0.1
+    assert run.losses.down_s == pytest.approx(back_s)
+    assert run.losses.redone_s == pytest.approx(at - saved, rel=1e-9)
+    late = run.stamps[Mark.UPDATED][:, 21] - ends[21]
+    assert late == pytest.approx([back_s + at - saved] * 4, rel=1e-9)  # everybody went back
+    assert (run.stamps[Mark.UPDATED][0, :21] == ends[:21]).all()
+    never = simulate(disturbed(base, (crash(Target.RANK, at),)))
+    assert never.losses.redone_s == pytest.approx(at)  # no checkpoint: from the start
+
+
+def test_in_async_a_crashed_rank_goes_back_alone() -> None:
+    base = small_scenario(Mode.ASYNC, steps=30, tau=None)
+    plain = simulate(base)
+    at = float(plain.stamps[Mark.BACKWARD_END][0, 15])
+    run = simulate(disturbed(base, (crash(Target.RANK, at),)))
+    ends, before = run.stamps[Mark.UPDATED][:, -1], plain.stamps[Mark.UPDATED][:, -1]
+    assert ends[0] > before[0] + at
+    assert ends[1:] == pytest.approx(before[1:], rel=0.05)
+    assert run.losses.redone_s == pytest.approx(at / 4)  # the mean over four loops
+
+
+def test_a_server_forgets_or_everybody_goes_back() -> None:
+    base = small_scenario(Mode.HYBRID, steps=30)
+    plain = simulate(base)
+    at = float(plain.stamps[Mark.UPDATED][0, 15])
+    base = replace(base, checkpoints=Checkpoints(interval_s=at / 2, write_s=0.01))
+    alone = crash(Target.SERVER, at)
+    partial = simulate(disturbed(base, (alone,))).losses
+    full = simulate(disturbed(base, (replace(alone, full=True),))).losses
+    assert partial.redone_s == 0 and partial.forgotten_pushes > 0
+    assert full.redone_s > 0 and full.forgotten_pushes == full.lost_pushes == 0
+    with pytest.raises(ValueError, match="crash full is True: a rank does not read it"):
+        replace(crash(Target.RANK, 1.0), full=True)
+
+
+def test_a_rank_that_never_returns_is_a_deadlock() -> None:
+    for mode in (Mode.HYBRID, Mode.ASYNC):
+        base = small_scenario(mode, steps=30)
+        event = crash(Target.RANK, 0.05, restart_s=float("inf"))
+        with pytest.raises(DeadlockError, match="deadlock at"):
+            simulate(disturbed(base, (event,)))
+
+
+@pytest.mark.parametrize("factor", [0.4, 1.0, 2.5])
+def test_the_overhead_of_runs_with_checkpoints_is_dalys(factor: float) -> None:
+    """Random crashes inside simulated runs against the closed form, within four standard errors."""
+    base = small_scenario(Mode.HYBRID, steps=400)
+    useful = simulate(base).makespan_s
+    policy = Recovery(mtbf_s=useful / 12, checkpoint_s=useful / 2000, back_s=useful / 300)
+    every = factor * young_interval_s(policy.checkpoint_s, policy.mtbf_s)
+    base = replace(base, checkpoints=Checkpoints(interval_s=every, write_s=policy.checkpoint_s))
+    found, intervals = [], []
+    for seed in range(8):
+        crashes = random_crashes(policy.mtbf_s, 10 * useful, 4, policy.back_s, seed)
+        run = simulate(disturbed(base, crashes))
+        found.append(run.makespan_s / useful - 1)
+        intervals.append(useful / max(1, run.losses.checkpoints))
+    mean = sum(found) / len(found)
+    error = (sum((x - mean) ** 2 for x in found) / (len(found) - 1) / len(found)) ** 0.5
+    # A checkpoint waits for the end of a step, so the interval that is kept is a little longer.
+    kept = sum(intervals) / len(intervals)
+    assert mean == pytest.approx(overhead(policy, kept), abs=4 * error)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from persia_sim.incidents import Crash, Target
 from persia_sim.order_log import EachShard
-from persia_sim.scenario import Crash, Noise, Scenario, Target
+from persia_sim.scenario import Noise, Scenario
 from persia_sim.simulate import simulate
 from persia_sim.staleness import staleness_in_pushes, staleness_in_steps
 from persia_sim.trace import ALL, Kind, Trace
@@ -100,7 +101,7 @@ def test_the_rest_of_a_merged_step_is_applied_when_one_push_is_lost() -> None:
         run, trace = traced(replace(base, disturbances=(event,), trace_shards=shards))
         lost = {(e.rank, e.step) for e in trace if e.kind == Kind.LOST_PUSH}
         merged = {e.step for e in trace if e.kind == Kind.PUSH}
-        assert 0 < len(lost) == run.lost_pushes
+        assert 0 < len(lost) == run.losses.lost_pushes
         assert all(rank != ALL for rank, _ in lost)
         gone = {s for s in range(30) if sum(step == s for _, step in lost) == 4}
         assert merged == set(range(30)) - gone
