@@ -81,6 +81,16 @@ class DenseSync:
             return inside
         return inside + ring_s(hosts, size_bytes, self.inter_bytes_per_s, self.latency_s)
 
+    def card_bytes(self, size_bytes: float, ranks: int, ranks_per_host: int) -> float:
+        """What one message puts on each host's card, each way; 0 inside one host."""
+        hosts = ceil(ranks / ranks_per_host)
+        if hosts == 1:
+            return 0.0
+        if self.algorithm is Algorithm.TREE:
+            return 2 * size_bytes
+        members = hosts if self.algorithm is Algorithm.HIERARCHICAL else ranks
+        return 2 * (members - 1) / members * size_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
@@ -90,6 +100,8 @@ class Bucket:
     """Share of the backward pass after which the whole bucket is there, in (0, 1]."""
     seconds: float
     """Duration of its all-reduce."""
+    card_bytes: float = 0.0
+    """Bytes that cross each GPU host's card, each way."""
 
 
 def bucket_sizes(layer_params: Sequence[int], bucket_bytes: float) -> list[tuple[float, float]]:

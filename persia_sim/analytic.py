@@ -182,6 +182,13 @@ def shared(scenario: Scenario, need: Demand) -> dict[str, float]:
         "server cards, in": ranks * (request + need.push_bytes) * busiest / server_rate,
         "server cards, out": ranks * rows * busiest / server_rate,
     }
+    if scenario.dense_on_cards:
+        dense = sum(bucket.card_bytes for bucket in need.buckets)
+        if scenario.mode is Mode.ASYNC:
+            dense = on_host * need.dense_bytes
+            found["dense server's card"] = ranks * need.dense_bytes / server_rate
+        found["GPU host cards, in"] += dense / rank_rate
+        found["GPU host cards, out"] += dense / rank_rate
     if scenario.infinite_cpus:
         return found
     work_s = need.worker_scatter_s + sum(f.worker_forward_s + f.worker_pool_s for f in fetches)

@@ -54,6 +54,10 @@ class Demand:
     """Async: one copy of the dense weights through their server."""
     averaging_s: float
     """async_averaging: one round of the background all-reduce."""
+    dense_bytes: float
+    """One copy of the dense weights or of their gradient."""
+    averaging_card_bytes: float
+    """What a round of averaging puts on each GPU host's card, each way."""
     server_shares: np.ndarray
     """float64 [servers], sum 1."""
     extrapolated: tuple[str, ...]
@@ -112,7 +116,10 @@ def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
         plan = bucket_sizes(work.layer_params, sync.bucket_bytes)
         if not scenario.mode.overlaps_dense_sync:
             plan = [(1.0, work.dense_bytes)]
-        buckets = tuple(Bucket(f, sync.seconds(b, cluster.ranks, per_host)) for f, b in plan)
+        where = cluster.ranks, per_host
+        buckets = tuple(
+            Bucket(f, sync.seconds(b, *where), sync.card_bytes(b, *where)) for f, b in plan
+        )
     used = {
         "load": (costs.load, work.batch),
         "worker_forward": (costs.worker_forward, ids),
@@ -145,6 +152,8 @@ def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
         averaging_s=sync.seconds(work.dense_bytes, cluster.ranks, per_host) + sync.overhead_s
         if cluster.ranks > 1
         else 0.0,
+        dense_bytes=work.dense_bytes,
+        averaging_card_bytes=sync.card_bytes(work.dense_bytes, cluster.ranks, per_host),
         server_shares=shares,
         extrapolated=tuple(n for n, (law, items) in used.items() if law.extrapolates(items)),
     )

@@ -12,6 +12,7 @@ from persia_sim.demand import Demand
 from persia_sim.network import Fifo, Fluid, Network, Unshared
 from persia_sim.scenario import Discipline, Scenario
 from persia_sim.servers import Bank, FifoServer, Unlimited
+from persia_sim.vocabulary import Mode
 
 _DISCIPLINES: dict[Discipline, type[Fluid | Fifo | Unshared]] = {
     Discipline.FLUID: Fluid,
@@ -56,6 +57,9 @@ class Platform:
             self._server_card = cards("server host", server_hosts, server_rate)
         else:
             self._server_card = cards("server hosts", 1, server_rate / busiest)
+        self._dense_card = -1
+        if scenario.dense_on_cards and scenario.mode is Mode.ASYNC:
+            [self._dense_card] = cards("dense server", 1, server_rate)
         discipline = _DISCIPLINES[scenario.discipline]
         self.network: Network = discipline(env, self.capacities, cluster.link.stream_bytes_per_s)
         unlimited = scenario.infinite_cpus
@@ -89,6 +93,26 @@ class Platform:
     def from_rank(self, worker: int, r: int, size_bytes: float) -> simpy.Event:
         """Gradients from a rank to a worker."""
         return self.network.send((self._rank_link(r), self._worker_link(worker) + 1), size_bytes)
+
+    def ring(self, card_bytes: float, least_s: float) -> simpy.Event:
+        """All GPU hosts pass so many bytes to the next; takes at least the closed form's time."""
+        hosts = len(self._rank_card)
+        passed = [
+            self.network.send((card, self._rank_card[(h + 1) % hosts] + 1), card_bytes)
+            for h, card in enumerate(self._rank_card)
+            if card_bytes
+        ]
+        return simpy.AllOf(self.env, [self.env.timeout(least_s), *passed])
+
+    def dense_to_rank(self, r: int) -> simpy.Event:
+        """Dense weights from their server."""
+        path = (self._dense_card, self._rank_link(r) + 1)
+        return self.network.send(path, self._need.dense_bytes)
+
+    def dense_from_rank(self, r: int) -> simpy.Event:
+        """A dense gradient to the server of the weights."""
+        path = (self._rank_link(r), self._dense_card + 1)
+        return self.network.send(path, self._need.dense_bytes)
 
     def fan_out(
         self,

@@ -13,6 +13,7 @@ import simpy
 
 from persia_sim.allreduce import sync_delay
 from persia_sim.demand import Demand
+from persia_sim.dense_traffic import ReduceOnCards
 from persia_sim.disturbances import Disturbed
 from persia_sim.embedding_side import EmbeddingActors, Process
 from persia_sim.hardware import Platform
@@ -41,6 +42,10 @@ class Actors(EmbeddingActors):
         self.arrived: list[tuple[int, float, float]] = []
         self.barrier = env.event()
         self.clocks = self.work_clocks()
+        self.reduce: ReduceOnCards | None = None
+        self.reduced: simpy.Event | None = None
+        if scenario.dense_on_cards and scenario.mode.has_barrier:
+            self.reduce = ReduceOnCards(env, platform, need.buckets, len(self.ranks))
 
     def work_clocks(self) -> list[WorkClock]:
         """The clock of each rank's loop, or the one of the barrier; none if nothing can happen."""
@@ -117,6 +122,8 @@ class Actors(EmbeddingActors):
             self.stamp(Mark.START, r, s)
             forward, backward = self.compute_s(r, s)
             started = env.now
+            if self.reduce is not None and self.scenario.mode.overlaps_dense_sync:
+                self.reduced = self.reduce.will_compute(started + forward, backward)
             yield env.timeout(forward + backward)
             self.stamp(Mark.BACKWARD_END, r, s)
             rank.waits["train"] = f"the other ranks' gradients of step {s}"
@@ -128,7 +135,12 @@ class Actors(EmbeddingActors):
         """The barrier of step s: fires for everyone when the dense weights are updated."""
         self.arrived.append((r, forward_end_s, backward_s))
         met = self.barrier
-        if len(self.arrived) == len(self.ranks):
+        if len(self.arrived) == len(self.ranks) and self.reduce is not None:
+            self.arrived = []
+            self.barrier = self.env.event()
+            self.env.process(self.meet_on_cards(s, met, self.reduced or self.reduce.reduce_now()))
+            self.reduced = None
+        elif len(self.arrived) == len(self.ranks):
             _, ends, backwards = np.array(sorted(self.arrived)).T
             overlapped = self.scenario.mode.overlaps_dense_sync
             delay = sync_delay(
@@ -151,6 +163,14 @@ class Actors(EmbeddingActors):
                 self.env.timeout(delay).callbacks.append(updated)
         return met
 
+    def meet_on_cards(self, s: int, met: simpy.Event, reduced: simpy.Event) -> Process:
+        """The same where the all-reduce is traffic: everybody waits for its last bucket."""
+        yield reduced
+        end_s = self.real_end_s(0, self.env.now + self.need.sync_overhead_s)
+        yield self.env.timeout(end_s - self.env.now) if end_s < inf else self.env.event()
+        self.order.dense(Kind.DENSE_UPDATE, ALL, s)
+        met.succeed()
+
     def train_async(self, r: int) -> Process:
         """Async modes: compute on weights of one's own and wait for nobody."""
         env, rank, need, platform = self.env, self.ranks[r], self.need, self.platform
@@ -160,6 +180,8 @@ class Actors(EmbeddingActors):
             if pulls:
                 wait = platform.dense_server.visit(env.now, need.dense_copy_s)
                 yield env.timeout(wait + 2 * platform.latency_s)
+                if self.scenario.dense_on_cards:
+                    yield platform.dense_to_rank(r)
                 self.order.dense(Kind.DENSE_PULL, r, s, self.dense_version)
             self.stamp(Mark.START, r, s)
             forward, backward = self.compute_s(r, s)
@@ -172,7 +194,9 @@ class Actors(EmbeddingActors):
                 rank.waits["train"] = f"rank {r} to come back"
                 yield env.timeout(stopped) if stopped < inf else env.event()
             self.stamp(Mark.BACKWARD_END, r, s)
-            if pulls:
+            if pulls and self.scenario.dense_on_cards:
+                env.process(self.push_dense(r, s))
+            elif pulls:
                 wait = platform.dense_server.visit(env.now, need.dense_copy_s)
                 sent = env.timeout(wait + platform.latency_s)
                 sent.callbacks.append(self.dense_applied(r, s))
@@ -180,6 +204,14 @@ class Actors(EmbeddingActors):
                 self.order.dense(Kind.DENSE_PUSH, r, s)
             self.stamp(Mark.UPDATED, r, s)
             yield from self.hand_back(r, s)
+
+    def push_dense(self, r: int, s: int) -> Process:
+        """A dense gradient crosses both cards before its server takes it."""
+        yield self.env.timeout(self.platform.latency_s)
+        yield self.platform.dense_from_rank(r)
+        wait = self.platform.dense_server.visit(self.env.now, self.need.dense_copy_s)
+        sent = self.env.timeout(wait)
+        sent.callbacks.append(self.dense_applied(r, s))
 
     def dense_applied(self, r: int, s: int) -> Callable[[simpy.Event], None]:
         """What happens when the dense server has taken this gradient."""
@@ -204,5 +236,8 @@ class Actors(EmbeddingActors):
                     self.order.dense(kind, r, max(0, rank.trained - 1), number)
                     if kind is Kind.AVERAGE_READ:
                         rank.stall_s += rounds.stall_share * duration
-                yield self.env.timeout(wait)
+                if wait and self.scenario.dense_on_cards:
+                    yield self.platform.ring(self.need.averaging_card_bytes, wait)
+                else:
+                    yield self.env.timeout(wait)
             number += 1

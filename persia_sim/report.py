@@ -54,14 +54,15 @@ def report(run: Run, capacity: Capacity | None = None) -> Report:
     scenario = run.scenario
     rate = throughput(run)
     use = {name: busy / run.makespan_s for name, busy in run.busy_s.items() if busy}
-    for role in ("GPU host", "worker host", "server host"):
+    for role in ("GPU host", "worker host", "server host", "dense server"):
         for way in ("out", "in"):
             shares = [
                 sent / run.link_capacity[name] / run.makespan_s
                 for name, sent in run.link_bytes.items()
                 if name.startswith(role) and name.endswith(way)
             ]
-            use[f"{role} card, {way}"] = max(shares)
+            if shares:
+                use[f"{role} card, {way}"] = max(shares)
     blame = critical_path(run)
     total = sum(blame.values())
     dollars = scenario.cluster.usd_per_hour
