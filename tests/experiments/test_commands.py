@@ -149,7 +149,7 @@ def test_time_to_auc_puts_a_simulated_cluster_and_true_gradients_on_one_axis(tmp
     assert found.returncode == 0, found.stderr
     with (tmp_path / "time_to_auc.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert {r["mode"] for r in rows} == {"sync", "hybrid", "async"}
+    assert {r["mode"] for r in rows} == {"sync", "lookahead", "hybrid"}
     ends = {
         m: max(float(r["simulated_s"]) for r in rows if r["mode"] == m) for m in ("sync", "hybrid")
     }
