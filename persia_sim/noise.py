@@ -19,6 +19,7 @@ class Purpose(IntEnum):
     SERVER_UPDATE = 3
     WORKER_CHOICE = 4
     FAULT = 5
+    ROWS = 6
 
 
 def stream(seed: int, purpose: Purpose, entity: int, step: int = 0) -> np.random.Generator:

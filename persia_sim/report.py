@@ -11,6 +11,7 @@ from persia_sim.blame import critical_path
 from persia_sim.incidents import Crash
 from persia_sim.measure import Estimate, step_time, throughput
 from persia_sim.memory import Capacity, fill_s
+from persia_sim.row_staleness import RowStaleness, row_staleness
 from persia_sim.simulate import Run
 from persia_sim.staleness import staleness_in_pushes, staleness_in_steps
 from persia_sim.stamps import Mark
@@ -25,8 +26,8 @@ class Staleness:
     steps_oldest: int
     pushes_mean: float
     pushes_p99: float
-    row_pushes_mean: float
-    """Pushes that touched the same row and were missed, per distinct row of a batch (expected)."""
+    rows: RowStaleness
+    """Missed pushes that touched the same row, over the distinct rows of all batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,6 @@ def staleness(run: Run) -> Staleness:
         raise ValueError("the run has no trace: simulate with trace=True")
     in_steps = staleness_in_steps(run.trace)
     pushes = staleness_in_pushes(run.trace).missed_pushes
-    work = run.scenario.workload
     mean = float(pushes.mean()) if len(pushes) else 0.0
     return Staleness(
         float(in_steps.missing_steps.mean()),
@@ -95,7 +95,7 @@ def staleness(run: Run) -> Staleness:
         int(in_steps.oldest_missing_steps.max()),
         mean,
         float(np.percentile(pushes, 99)) if len(pushes) else 0.0,
-        mean * work.pending_fraction(1.0),
+        row_staleness(pushes, run.scenario.workload),
     )
 
 
@@ -178,7 +178,8 @@ def text(result: Report) -> str:
         lines.append(
             f"staleness    steps {late.steps_mean:.2f} (p99 {late.steps_p99:.0f}, oldest "
             f"{late.steps_oldest}); pushes {late.pushes_mean:.1f} (p99 {late.pushes_p99:.0f}); "
-            f"by row {late.row_pushes_mean:.2f}"
+            f"by row {late.rows.mean:.2f} (fresh {late.rows.fresh:.1%}, p50 {late.rows.p50:.0f}, "
+            f"p90 {late.rows.p90:.0f}, p99 {late.rows.p99:.0f}, hottest {late.rows.hottest:.1f})"
         )
     exposed_ms = ", ".join(
         f"{name} {seconds * 1e3:.2f}"

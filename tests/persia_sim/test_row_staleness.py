@@ -1,0 +1,47 @@
+"""Staleness by row against the batches that really share rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from persia_sim.presets import workloads
+from persia_sim.row_staleness import row_staleness
+from persia_sim.workload import zipf_bins
+
+
+def test_nothing_missed_is_fresh_everywhere() -> None:
+    found = row_staleness(np.zeros(5, np.int64), workloads()["criteo-ad"])
+    assert (found.mean, found.fresh, found.p99) == (0.0, 1.0, 0.0)
+
+
+def test_the_mean_is_the_share_of_rows_that_another_batch_meets() -> None:
+    work = workloads()["criteo-syn5"]
+    found = row_staleness(np.array([4, 6]), work)
+    assert found.mean == pytest.approx(5 * work.pending_fraction(1.0), rel=1e-6)
+
+
+def test_distribution_agrees_with_batches_drawn_one_by_one() -> None:
+    work = replace(workloads()["taobao-ad"], fields=1, rows=2000.0, batch=64, zipf=1.1)
+    lags = np.array([0, 3, 3, 12])
+    probability, number = zipf_bins(work.rows, work.zipf)
+    ranks = np.repeat(probability / 1.0, number.round().astype(int))
+    rng = np.random.default_rng(1)
+    missed: list[int] = []
+    for lag in np.tile(lags, 400):
+        drawn = rng.choice(len(ranks), (int(lag) + 1, work.batch), p=ranks / ranks.sum())
+        touched = sum(np.isin(np.unique(drawn[0]), other).astype(int) for other in drawn[1:])
+        missed += np.broadcast_to(touched, np.unique(drawn[0]).shape).tolist()
+    found = row_staleness(lags, work)
+    assert found.mean == pytest.approx(np.mean(missed), rel=0.02)
+    assert found.fresh == pytest.approx(np.mean(np.array(missed) == 0), abs=0.01)
+    for level, value in ((50, found.p50), (90, found.p90), (99, found.p99)):
+        assert value == pytest.approx(np.percentile(missed, level), abs=1)
+
+
+def test_popular_rows_are_later_than_rare_ones() -> None:
+    found = row_staleness(np.full(10, 20), workloads()["criteo-syn1"])
+    assert found.p50 <= found.p90 <= found.p99 <= found.hottest + 1 <= 21
+    assert 0 < found.fresh < 1
