@@ -7,6 +7,7 @@ those flows freeze and the others go on.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from heapq import heapify, heappop, heappush
 
 
 def max_min(
@@ -31,6 +32,9 @@ def max_min(
             left.setdefault(link, capacities[link])
             load[link] = load.get(link, 0.0) + weights[flow]
             flows_of.setdefault(link, []).append(flow)
+    share = {link: max(left[link], 0.0) / load[link] for link in load}
+    by_share = [(level, link) for link, level in share.items()]  # stale entries are skipped
+    heapify(by_share)
     by_bound = sorted(active, key=lambda flow: -bounds[flow] / weights[flow])
 
     def freeze(flow: int, rate: float) -> None:
@@ -40,15 +44,18 @@ def max_min(
             load[link] -= weights[flow]
             left[link] -= rate
             if load[link] <= 1e-9:
-                del load[link]
+                del load[link], share[link]
+            else:
+                share[link] = max(left[link], 0.0) / load[link]
+                heappush(by_share, (share[link], link))
 
     while active:
         while by_bound and by_bound[-1] not in active:
             by_bound.pop()
         own_level = bounds[by_bound[-1]] / weights[by_bound[-1]]
-        level, full = min(
-            ((max(left[link], 0.0) / load[link], link) for link in load), default=(own_level, -1)
-        )
+        while by_share and share.get(by_share[0][1]) != by_share[0][0]:
+            heappop(by_share)
+        level, full = by_share[0] if by_share else (own_level, -1)
         if own_level <= level:
             flow = by_bound.pop()
             freeze(flow, bounds[flow])

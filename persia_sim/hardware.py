@@ -9,7 +9,8 @@ import numpy as np
 import simpy
 
 from persia_sim.demand import Demand
-from persia_sim.network import Fifo, Fluid, Network, Unshared
+from persia_sim.fluid import Fluid
+from persia_sim.network import Fifo, Network, Unshared
 from persia_sim.scenario import Discipline, Scenario
 from persia_sim.servers import Bank, FifoServer, Unlimited
 from persia_sim.vocabulary import Mode

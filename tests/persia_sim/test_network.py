@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persia_sim.fairshare import max_min, violations
+from persia_sim.fluid import Fluid
 from persia_sim.measure import throughput
-from persia_sim.network import Fifo, Fluid, Unshared
+from persia_sim.network import Fifo, Unshared
 from persia_sim.scenario import Discipline, Scenario
 from persia_sim.simulate import simulate
 from persia_sim.vocabulary import Mode

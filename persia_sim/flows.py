@@ -1,0 +1,148 @@
+"""Flows and links of the fluid network, and hubs: links that hold thousands of flows back at once.
+
+All flows that a hub holds back have one rate per weight, its level. They drain on one virtual clock
+that runs at that level, so a change of the level costs the same whether it slows ten flows down or
+ten thousand; only the order of their ends is kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from heapq import heappop, heappush
+from math import inf
+
+import simpy
+
+
+class Flow:
+    """A message on its way."""
+
+    __slots__ = ("bound", "done", "hub", "left", "path", "rate", "since", "version", "weight")
+
+    def __init__(
+        self, path: list[Link], left: float, weight: float, bound: float, done: simpy.Event
+    ) -> None:
+        self.path = path
+        self.left = left
+        self.weight = weight
+        self.bound = bound
+        self.done = done
+        self.rate = 0.0
+        self.since = 0.0
+        self.version = 0
+        self.hub: Hub | None = None  # where it drains with all others, instead of at a rate
+
+
+class Link:
+    """One direction of a card."""
+
+    __slots__ = ("asked", "capacity", "flows", "hub", "hub_weight", "index", "weight")
+
+    def __init__(self, index: int, capacity: float) -> None:
+        self.index = index
+        self.capacity = capacity
+        self.flows: dict[Flow, None] = {}  # those with a rate of their own
+        self.hub: Hub | None = None  # whose flows also cross this link
+        self.hub_weight = 0.0
+        self.weight = 0.0  # of all flows
+        self.asked = 0.0  # sum of the flows' bounds; the link matters only when above capacity
+
+    @property
+    def tight(self) -> bool:
+        """Whether its flows could fill it."""
+        return self.asked > self.capacity * (1 + 1e-9)
+
+
+class Hub:
+    """A link that is the bottleneck of every flow on it."""
+
+    def __init__(self, link: Link, now_s: float) -> None:
+        self.link = link
+        self.clock = 0.0
+        self.level = 0.0
+        self.since = now_s
+        self.weight = 0.0
+        self.queue: list[tuple[float, int, Flow]] = []
+        self.mixed: dict[Link, None] = {}
+        self._sequence = 0
+        self._ratios: Counter[float] = Counter()
+        self._loads: list[tuple[float, int, Link]] = []
+
+    def add(self, flow: Flow) -> None:
+        """Take a flow that crosses the hub's link and has left its links' ``flows``."""
+        flow.hub = self
+        flow.version += 1
+        self._sequence += 1
+        heappush(self.queue, (self.clock + flow.left / flow.weight, self._sequence, flow))
+        self.weight += flow.weight
+        self._ratios[flow.bound / flow.weight] += 1
+        for link in flow.path:
+            if link is not self.link:
+                link.hub = self
+                link.hub_weight += flow.weight
+                self.loaded(link)
+
+    def drop(self, flow: Flow) -> None:
+        """Forget a flow that ends or gets a rate of its own."""
+        flow.hub = None
+        self.weight -= flow.weight
+        ratio = flow.bound / flow.weight
+        self._ratios[ratio] -= 1
+        if not self._ratios[ratio]:
+            del self._ratios[ratio]
+        for link in flow.path:
+            if link is not self.link:
+                link.hub_weight -= flow.weight
+                if link.hub_weight < 0.5 * flow.weight:
+                    link.hub, link.hub_weight = None, 0.0
+                    self.mixed.pop(link, None)
+
+    def loaded(self, link: Link) -> None:
+        """A link that the hub's flows cross has other flows now."""
+        heappush(self._loads, (-link.weight / link.capacity, link.index, link))
+        if link.flows:
+            self.mixed[link] = None
+        else:
+            self.mixed.pop(link, None)
+
+    def advance(self, now_s: float) -> None:
+        """Run the clock until now."""
+        self.clock += self.level * (now_s - self.since)
+        self.since = now_s
+
+    def holds(self, least_flows: int) -> bool:
+        """Set the level; whether the link is a bottleneck of all its flows at that level.
+
+        It is when no flow would reach its own bound and no other link on the way gives a smaller
+        share even if all its flows asked for theirs: then the flows' max-min rates are the level.
+        """
+        if not self.queue or len(self.queue) < least_flows:
+            return False
+        self.level = self.link.capacity / self.weight
+        loads = self._loads
+        while loads and (
+            loads[0][2].hub is not self or -loads[0][0] != loads[0][2].weight / loads[0][2].capacity
+        ):
+            heappop(loads)
+        most = -loads[0][0] if loads else 0.0
+        return most * self.level <= 1 and min(self._ratios) >= self.level
+
+    def next_end_s(self, now_s: float) -> float:
+        """When the first of the flows ends if nothing changes."""
+        if not self.queue:
+            return inf
+        return now_s + max(0.0, self.queue[0][0] - self.clock) / self.level
+
+    def dissolve(self) -> list[Flow]:
+        """Let every flow have a rate of its own again."""
+        flows = []
+        for target, _, flow in sorted(self.queue, key=lambda entry: entry[1]):
+            flow.left = max(0.0, target - self.clock) * flow.weight
+            flow.rate = 0.0
+            flow.since = self.since
+            flows.append(flow)
+            self.drop(flow)
+            for link in flow.path:
+                link.flows[flow] = None
+        self.queue.clear()
+        return flows

@@ -1,0 +1,55 @@
+"""Links that hold many flows back at once: the same rates as flow by flow."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+import simpy
+from hypothesis import given
+from hypothesis import strategies as st
+
+from persia_sim.fluid import Fluid
+
+Message = tuple[float, tuple[int, ...], float, float]
+
+
+def ends(capacities: list[float], messages: list[Message], hub_flows: int) -> list[float]:
+    env = simpy.Environment()
+    network = Fluid(env, capacities, inf, hub_flows)
+    found = [0.0] * len(messages)
+
+    def one(number: int, message: Message):  # type: ignore[no-untyped-def]
+        start, path, size, streams = message
+        yield env.timeout(start)
+        yield network.send(path, size, streams)
+        found[number] = env.now
+
+    for number, message in enumerate(messages):
+        env.process(one(number, message))
+    env.run()
+    return found
+
+
+@st.composite
+def crowded(draw: st.DrawFn) -> tuple[list[float], list[Message]]:
+    """Fan-outs through one slow link, and other messages over the same cards."""
+    cards = draw(st.integers(2, 6))
+    positive = st.floats(0.5, 20)
+    capacities = [draw(st.floats(0.5, 8))] + [draw(positive) for _ in range(2 * cards)]
+    messages: list[Message] = []
+    for _ in range(draw(st.integers(5, 40))):
+        card, start = draw(st.integers(1, cards)), draw(st.floats(0, 4))
+        if draw(st.booleans()):
+            messages.append((start, (card, 0), draw(positive), 30.0))
+        else:
+            messages.append((start, (card, cards + card), draw(positive), 1.0))
+    return capacities, messages
+
+
+@given(crowded(), st.integers(1, 8))
+def test_a_hub_gives_the_same_ends_as_flow_by_flow(
+    problem: tuple[list[float], list[Message]], hub_flows: int
+) -> None:
+    single = ends(*problem, hub_flows=10**9)
+    assert ends(*problem, hub_flows=hub_flows) == pytest.approx(single, rel=1e-8)
