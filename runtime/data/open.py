@@ -34,6 +34,8 @@ def open_source(
     where ``data get`` puts downloads. ``rows`` keeps the first rows of the training part only.
     """
     if name_or_path.partition(":")[0] == "synthetic":
+        if skip_bad_rows:
+            raise DataError("skip_bad_rows is not used: the synthetic stream has no bad rows")
         return _open_synthetic(name_or_path, rows)
     if name_or_path.endswith(".toml"):
         schema, folder = read_schema(Path(name_or_path))

@@ -54,9 +54,12 @@ class RowOptimizer:
             raise ValueError(f"initial_accumulator is not used by {self.kind}; remove it")
         if self.eps <= 0:
             raise ValueError(f"eps must be > 0, got {self.eps}")
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
+        for name, default in _ADAM_DEFAULTS.items():
+            value = getattr(self, name)
+            if name != "bias_correction" and not 0 <= value < 1:
+                raise ValueError(f"{name} must be in [0, 1), got {value}")
+            if value != default and not self.kind.startswith("adam"):
+                raise ValueError(f"{name} is not used by {self.kind}; remove it, or choose adam")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
         for name, kind in _ONLY_FOR.items():
@@ -83,6 +86,7 @@ class RowOptimizer:
         return per_kind[self.kind]
 
 
+_ADAM_DEFAULTS = {"beta1": 0.9, "beta2": 0.999, "bias_correction": "global"}
 _ONLY_FOR = {"weight_decay": "sgd", "momentum": "sgd", "l1": "ftrl", "l2": "ftrl"}
 
 
