@@ -176,7 +176,7 @@ def test_ten_billion_virtual_ids_stream_through_a_small_budget() -> None:
     assert table.store.counters["evicted"] > 3_000_000
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)  # two minutes on a free core
 def test_ten_billion_virtual_ids_stream_through_one_gibibyte() -> None:
     table, early, late = stream_through(10_000_000_000, 1 << 30, 200_000_000)
