@@ -51,7 +51,8 @@ template <class Visit>
 void Table::walk(const uint64_t* ids, size_t n, Visit visit) const {
   uint64_t hashes[kRing];
   uint32_t slots[kRing];
-  const size_t row_bytes = options_.dim * options_.value_bytes();
+  // Up to a pair of lines the state comes almost free with the values, and the push finds it near.
+  const size_t row_bytes = row_bytes_ <= 128 ? row_bytes_ : options_.dim * options_.value_bytes();
   const bool linked = options_.eviction == Eviction::lru;
   const auto hash_one = [&](size_t i) {
     if (i >= n) return;

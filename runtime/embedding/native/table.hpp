@@ -17,7 +17,9 @@ namespace embedding {
 // a push finds the row without a search and never touches a row that took over the slot.
 inline constexpr int64_t kAbsent = -1;
 
-inline constexpr size_t kAhead = 16;    // ids between one stage of prefetching and the next
+// Ids between one stage of prefetching and the next. With 16, lookup and push on 10 M rows took about
+// a tenth longer on a loaded machine (interleaved, 2026-11).
+inline constexpr size_t kAhead = 8;
 inline constexpr size_t kLeast = 4096;  // ids that are worth a second thread
 
 struct Counters {
@@ -132,8 +134,8 @@ class Table {
   char* row(uint32_t slot) const { return slab_.data() + slot * row_bytes_; }
   void prefetch_row(uint32_t slot, size_t bytes) const {
     const char* from = row(slot);
-    for (size_t at = 0; at < bytes; at += 64) prefetch(from + at);
-    if (row_bytes_ % 64) prefetch(from + bytes - 1);
+    for (size_t at = 0; at < bytes; at += 64) prefetch_pair(from + at);
+    if (row_bytes_ % 64) prefetch_pair(from + bytes - 1);
   }
   void put(size_t i, uint64_t id, uint32_t slot, int64_t* handles, char* values,
            int64_t* writes) const;
