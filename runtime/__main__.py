@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from runtime.commands import main
+from runtime.commands import leave, main
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

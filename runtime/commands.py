@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import tyro
 
@@ -52,6 +53,16 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: no command {name!r}; {nearest(name, COMMANDS)}", file=sys.stderr)
         return 2
     return guarded(lambda: COMMANDS[name](rest))
+
+
+def leave(code: int) -> NoReturn:
+    """End the process. After a failure at once: a rank's thread may still be tidying its native
+    thread-locals, which must not meet an interpreter that is being taken down."""
+    if code:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(0)
 
 
 def guarded(work: Callable[[], None]) -> int:
