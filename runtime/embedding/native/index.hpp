@@ -1,12 +1,18 @@
-// Id -> slot: open addressing with linear probing over 8-byte buckets.
+// Id -> slot: open addressing over groups of eight buckets, one group to a cache line.
 //
-// A bucket holds the upper half of the id's hash (the tag) and the slot; the id itself stands in the
-// row's record, which a lookup touches anyway. The home of a tag grows with the tag, so that a larger
-// table is filled from a smaller one by one sequential pass, without looking at any id.
+// A bucket is the upper half of the id's hash (the tag) and the slot; the id itself stands in the
+// row's record, which a lookup touches anyway. A search compares the eight tags of a group at once and
+// goes on to the next group only when this one is full, so nearly every search touches one line. The
+// home of a tag grows with the tag, so that a larger table is filled from a smaller one by one
+// sequential pass, without looking at any id.
 #pragma once
 
 #include <cstdint>
 #include <utility>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 #include "hash.hpp"
 #include "pages.hpp"
@@ -18,20 +24,21 @@ inline constexpr uint32_t kNoSlot = 0xFFFFFFFFu;
 
 class Index {
  public:
-  static constexpr double kMostLoad = 0.75;  // above it the length of a failing search explodes
+  static constexpr double kMostLoad = 0.75;  // above it many groups are full and searches go on
 
-  explicit Index(uint64_t rows_expected) { allocate(buckets_for(rows_expected)); }
+  explicit Index(uint64_t rows_expected) { allocate(groups_for(rows_expected)); }
 
   static uint32_t tag_of(uint64_t hash) { return static_cast<uint32_t>(hash >> 32); }
 
-  void prefetch(uint32_t tag) const { embedding::prefetch(&buckets_[home(tag)]); }
+  void prefetch(uint32_t tag) const { embedding::prefetch(&groups_[home(tag)]); }
 
   // The first slot whose tag agrees: most likely the right one, so worth prefetching.
   uint32_t guess(uint32_t tag) const {
     for (uint64_t at = home(tag);; at = after(at)) {
-      const uint64_t bucket = buckets_[at];
-      if (bucket == 0) return kNoSlot;
-      if (bucket >> 32 == tag) return slot(bucket);
+      const Group& group = groups_[at];
+      const uint32_t equal = equal_tags(group, tag);
+      if (equal) return group.places[__builtin_ctz(equal)] - 1;  // an empty bucket is kNoSlot
+      if (!full(group)) return kNoSlot;
     }
   }
 
@@ -39,41 +46,91 @@ class Index {
   template <class Is>
   uint32_t find(uint32_t tag, Is is) const {
     for (uint64_t at = home(tag);; at = after(at)) {
-      const uint64_t bucket = buckets_[at];
-      if (bucket == 0) return kNoSlot;
-      if (bucket >> 32 == tag && is(slot(bucket))) return slot(bucket);
+      const Group& group = groups_[at];
+      for (uint32_t equal = equal_tags(group, tag); equal; equal &= equal - 1) {
+        const uint32_t place = group.places[__builtin_ctz(equal)];
+        if (place && is(place - 1)) return place - 1;
+      }
+      if (!full(group)) return kNoSlot;
     }
   }
 
   void insert(uint32_t tag, uint32_t slot) {
     if (size_ + 1 > limit_) grow();
-    place(uint64_t{tag} << 32 | (slot + 1));
+    place(tag, slot + 1);
     ++size_;
   }
 
-  // Remove a present (tag, slot), moving later entries of the run back so that no gap breaks it.
+  // Remove a present (tag, slot). A hole in a full group is filled from the groups behind it by an
+  // entry that had passed it by, so that no search ends too early.
   void erase(uint32_t tag, uint32_t slot) {
-    const uint64_t bucket = uint64_t{tag} << 32 | (slot + 1);
     uint64_t hole = home(tag);
-    while (buckets_[hole] != bucket) hole = after(hole);
-    for (uint64_t at = after(hole); buckets_[at] != 0; at = after(at)) {
-      const uint64_t from = home(static_cast<uint32_t>(buckets_[at] >> 32));
-      if (distance(from, at) >= distance(hole, at)) {
-        buckets_[hole] = buckets_[at];
-        hole = at;
-      }
-    }
-    buckets_[hole] = 0;
+    uint32_t which;
+    while ((which = position(groups_[hole], slot + 1)) == kSize) hole = after(hole);
     --size_;
+    bool was_full = full(groups_[hole]);
+    take_out(groups_[hole], which);
+    for (uint64_t at = after(hole); was_full; at = after(at)) {
+      Group& group = groups_[at];
+      const bool goes_on = full(group);
+      for (uint32_t k = 0; k < kSize && group.places[k]; ++k) {
+        if (distance(home(group.tags[k]), at) < distance(hole, at)) continue;
+        put_in(groups_[hole], group.tags[k], group.places[k]);
+        take_out(group, k);
+        hole = at;
+        break;
+      }
+      was_full = goes_on;
+    }
   }
 
   uint64_t size() const { return size_; }
-  uint64_t bytes() const { return count_ * sizeof(uint64_t); }
+  uint64_t bytes() const { return count_ * sizeof(Group); }
 
  private:
-  static uint32_t slot(uint64_t bucket) { return static_cast<uint32_t>(bucket) - 1; }
-  static uint64_t buckets_for(uint64_t rows) {
-    return static_cast<uint64_t>(static_cast<double>(rows) / kMostLoad) + 64;
+  static constexpr uint32_t kSize = 8;
+  struct alignas(64) Group {  // filled from the front
+    uint32_t tags[kSize];
+    uint32_t places[kSize];  // slot + 1; 0: empty
+  };
+
+  static bool full(const Group& group) { return group.places[kSize - 1] != 0; }
+
+  // Bit k is set where tag k agrees, be the bucket empty or not.
+  static uint32_t equal_tags(const Group& group, uint32_t tag) {
+#if defined(__SSE2__)
+    const __m128i wanted = _mm_set1_epi32(static_cast<int>(tag));
+    const auto* tags = reinterpret_cast<const __m128i*>(group.tags);
+    const __m128i low = _mm_cmpeq_epi32(_mm_load_si128(tags), wanted);
+    const __m128i high = _mm_cmpeq_epi32(_mm_load_si128(tags + 1), wanted);
+    const __m128i both = _mm_packs_epi32(low, high);
+    return static_cast<uint32_t>(_mm_movemask_epi8(_mm_packs_epi16(both, _mm_setzero_si128())));
+#else
+    uint32_t equal = 0;
+    for (uint32_t k = 0; k < kSize; ++k) equal |= uint32_t{group.tags[k] == tag} << k;
+    return equal;
+#endif
+  }
+
+  static uint32_t position(const Group& group, uint32_t place) {
+    uint32_t k = 0;
+    while (k < kSize && group.places[k] != place) ++k;
+    return k;
+  }
+  static void put_in(Group& group, uint32_t tag, uint32_t place) {
+    const uint32_t k = position(group, 0);
+    group.tags[k] = tag;
+    group.places[k] = place;
+  }
+  static void take_out(Group& group, uint32_t which) {
+    const uint32_t last = (full(group) ? kSize : position(group, 0)) - 1;
+    group.tags[which] = group.tags[last];
+    group.places[which] = group.places[last];
+    group.tags[last] = group.places[last] = 0;
+  }
+
+  static uint64_t groups_for(uint64_t rows) {
+    return static_cast<uint64_t>(static_cast<double>(rows) / kMostLoad / kSize) + 8;
   }
   uint64_t home(uint32_t tag) const { return uint64_t{tag} * count_ >> 32; }
   uint64_t after(uint64_t at) const { return at + 1 == count_ ? 0 : at + 1; }
@@ -83,30 +140,32 @@ class Index {
 
   void allocate(uint64_t count) {
     count_ = count;
-    limit_ = static_cast<uint64_t>(static_cast<double>(count) * kMostLoad);
-    pages_ = Pages(count * sizeof(uint64_t));
-    pages_.grow(count * sizeof(uint64_t));
-    buckets_ = reinterpret_cast<uint64_t*>(pages_.data());
+    limit_ = static_cast<uint64_t>(static_cast<double>(count * kSize) * kMostLoad);
+    pages_ = Pages(count * sizeof(Group));
+    pages_.grow(count * sizeof(Group));
+    groups_ = reinterpret_cast<Group*>(pages_.data());
   }
 
-  void place(uint64_t bucket) {
-    uint64_t at = home(static_cast<uint32_t>(bucket >> 32));
-    while (buckets_[at] != 0) at = after(at);
-    buckets_[at] = bucket;
+  void place(uint32_t tag, uint32_t place) {
+    uint64_t at = home(tag);
+    while (full(groups_[at])) at = after(at);
+    put_in(groups_[at], tag, place);
   }
 
   void grow() {
     Pages old = std::move(pages_);
-    const uint64_t* from = buckets_;
+    const Group* from = groups_;
     const uint64_t old_count = count_;
-    allocate(count_ + count_ / 2 + 64);
+    allocate(count_ + count_ / 2 + 8);
     for (uint64_t at = 0; at < old_count; ++at) {
-      if (from[at] != 0) place(from[at]);
+      for (uint32_t k = 0; k < kSize && from[at].places[k]; ++k) {
+        place(from[at].tags[k], from[at].places[k]);
+      }
     }
   }
 
   Pages pages_;
-  uint64_t* buckets_ = nullptr;
+  Group* groups_ = nullptr;
   uint64_t count_ = 0;
   uint64_t limit_ = 0;
   uint64_t size_ = 0;

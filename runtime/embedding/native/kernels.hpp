@@ -11,7 +11,8 @@
 
 namespace embedding {
 
-// One optimiser step on n distinct rows.
+// One optimiser step on n distinct rows. Meanwhile the rows of the next call are fetched, so that
+// memory works while the arithmetic does.
 struct RowStep {
   const Options* options;
   char* rows;
@@ -22,6 +23,8 @@ struct RowStep {
   const void* const* gradients;  // [n] pointers to [dim]
   const double* factors;       // [n] the step length: the learning rate, bias-corrected for Adam
   size_t n;
+  const uint32_t* next_slots;  // [next_n]
+  size_t next_n;
 };
 
 enum class PoolKind : int { other_table = -1, sum, mean, sqrtn, sequence };

@@ -7,6 +7,7 @@
 
 #include "half.hpp"
 #include "kernels.hpp"
+#include "prefetch.hpp"
 
 namespace {
 
@@ -109,6 +110,9 @@ void step_all(const RowStep& call) {
   std::vector<T> large(D ? 0 : 2 * dim + 1);
   T* scratch = D ? small : large.data();
   for (size_t i = 0; i < call.n; ++i) {
+    if (i < call.next_n) {
+      embedding::prefetch_span(call.rows + call.next_slots[i] * call.stride, call.stride);
+    }
     char* row = call.rows + call.slots[i] * call.stride;
     auto* state = reinterpret_cast<T*>(row + options.state_offset());
     const auto* gradient = static_cast<const T*>(call.gradients[i]);

@@ -1,6 +1,8 @@
 // Ask for a cache line ahead of its use.
 #pragma once
 
+#include <cstddef>
+
 namespace embedding {
 
 // Not the builtin on x86: g++ 12 takes a function that only prefetches for one without effect and
@@ -21,6 +23,12 @@ namespace embedding {
 #else
   __builtin_prefetch(line);
 #endif
+}
+
+// All lines of a row.
+[[gnu::always_inline]] inline void prefetch_span(const char* from, size_t bytes) {
+  for (size_t at = 0; at < bytes; at += 64) prefetch_pair(from + at);
+  if (bytes % 64) prefetch_pair(from + bytes - 1);  // rows are not aligned to lines then
 }
 
 }  // namespace embedding

@@ -34,7 +34,7 @@ class Records {
   void prefetch(uint32_t slot) const {
     const char* record = at(slot);
     embedding::prefetch(record);
-    embedding::prefetch(record + bytes_ - 1);  // every fifth record lies in two lines
+    if (bytes_ != 16) embedding::prefetch(record + bytes_ - 1);  // it may lie in two lines
   }
 
   uint64_t id(uint32_t slot) const { return load<uint64_t>(at(slot)); }

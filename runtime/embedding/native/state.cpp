@@ -57,14 +57,13 @@ void Table::restore(const Snapshot& from) {
   options_.track_changes = false;
   latest_step_ = std::max(latest_step_, from.latest_step);
   for (uint64_t id : from.removed) {
-    const uint32_t slot = find(id, mix64(id));
+    const uint32_t slot = find(id);
     if (slot != kNoSlot) remove(slot);
   }
   const Counters kept = counters_;
   for (size_t i = 0; i < from.ids.size(); ++i) {
-    const uint64_t hash = mix64(from.ids[i]);
-    uint32_t slot = find(from.ids[i], hash);
-    if (slot == kNoSlot) slot = create(from.ids[i], hash, latest_step_);
+    uint32_t slot = find(from.ids[i]);
+    if (slot == kNoSlot) slot = create(from.ids[i], latest_step_);
     if (options_.eviction == Eviction::lru) lru_.touch(records_, slot);
     std::memcpy(row(slot), &from.rows[i * row_bytes_], row_bytes_);
     constexpr uint32_t own = (1u << Records::kGenerationShift) - 1;

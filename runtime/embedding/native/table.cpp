@@ -13,6 +13,7 @@ namespace embedding {
 namespace {
 
 constexpr size_t kRing = 64;  // ids in flight: more than all stages of prefetching span
+constexpr int kVictimsAhead = 4;
 constexpr uint64_t kMostSlots = 0xFFFFFFF0u;
 
 uint64_t most_rows_of(const Options& options) {
@@ -45,26 +46,26 @@ Table::Table(const Options& options)
   }
 }
 
-// Calls visit(i, hash, slot) for each id in order. Stages run ahead of it, one id at a time (bursts
-// of prefetches are dropped): the bucket, then record and row, then the neighbours in the LRU list.
+// Calls visit(i, slot) for each id in order. Stages run ahead of it, one id at a time (bursts of
+// prefetches are dropped): the group, then record and row, then the neighbours in the LRU list.
 template <class Visit>
 void Table::walk(const uint64_t* ids, size_t n, Visit visit) const {
-  uint64_t hashes[kRing];
+  uint32_t tags[kRing];
   uint32_t slots[kRing];
   // Up to a pair of lines the state comes almost free with the values, and the push finds it near.
   const size_t row_bytes = row_bytes_ <= 128 ? row_bytes_ : options_.dim * options_.value_bytes();
   const bool linked = options_.eviction == Eviction::lru;
   const auto hash_one = [&](size_t i) {
     if (i >= n) return;
-    const uint64_t hash = hashes[i % kRing] = mix64(ids[i]);
-    index_.prefetch(Index::tag_of(hash));
+    const uint32_t tag = tags[i % kRing] = Index::tag_of(mix64(ids[i]));
+    index_.prefetch(tag);
   };
   const auto guess_one = [&](size_t i) {
     if (i >= n) return;
-    const uint32_t slot = slots[i % kRing] = index_.guess(Index::tag_of(hashes[i % kRing]));
+    const uint32_t slot = slots[i % kRing] = index_.guess(tags[i % kRing]);
     if (slot == kNoSlot) return;
     records_.prefetch(slot);
-    prefetch_row(slot, row_bytes);
+    prefetch_span(row(slot), row_bytes);
   };
   const auto link_one = [&](size_t i) {
     if (i >= n || slots[i % kRing] == kNoSlot) return;
@@ -73,24 +74,24 @@ void Table::walk(const uint64_t* ids, size_t n, Visit visit) const {
     if (newer != kNoSlot) records_.prefetch(newer);
     if (older != kNoSlot) records_.prefetch(older);
   };
-  for (size_t i = 0; i < 3 * kAhead; ++i) hash_one(i);
-  for (size_t i = 0; i < 2 * kAhead; ++i) guess_one(i);
-  if (linked) {
-    for (size_t i = 0; i < kAhead; ++i) link_one(i);
-  }
+  const size_t last = linked ? kAhead : 0;
+  for (size_t i = 0; i < last + 2 * kAhead; ++i) hash_one(i);
+  for (size_t i = 0; i < last + kAhead; ++i) guess_one(i);
+  for (size_t i = 0; i < last; ++i) link_one(i);
   for (size_t i = 0; i < n; ++i) {
-    hash_one(i + 3 * kAhead);
-    guess_one(i + 2 * kAhead);
+    hash_one(i + last + 2 * kAhead);
+    guess_one(i + last + kAhead);
     if (linked) link_one(i + kAhead);
-    const uint64_t hash = hashes[i % kRing];
     uint32_t slot = slots[i % kRing];
-    if (slot == kNoSlot || records_.id(slot) != ids[i]) slot = find(ids[i], hash);
-    visit(i, hash, slot);
+    // Between guess and visit the row may have come or gone, and two ids may share a tag.
+    if (slot == kNoSlot || records_.id(slot) != ids[i]) slot = find(ids[i]);
+    visit(i, slot);
   }
 }
 
-uint32_t Table::find(uint64_t id, uint64_t hash) const {
-  return index_.find(Index::tag_of(hash), [&](uint32_t slot) { return records_.id(slot) == id; });
+uint32_t Table::find(uint64_t id) const {
+  return index_.find(Index::tag_of(mix64(id)),
+                     [&](uint32_t slot) { return records_.id(slot) == id; });
 }
 
 uint32_t Table::now(int64_t step) {
@@ -144,8 +145,26 @@ void Table::remove(uint32_t slot) {
 }
 
 void Table::evict_one() {
+  prefetch_victims();
   remove(options_.eviction == Eviction::lru ? lru_.oldest() : clock_.victim(records_, used_));
   ++counters_.evicted;
+}
+
+// Rows leave in an order that is known ahead: fetch what removing one of the next will touch.
+void Table::prefetch_victims() const {
+  uint32_t slot;
+  if (options_.eviction == Eviction::lru) {
+    slot = lru_.oldest();
+    for (int i = 0; i < kVictimsAhead && slot != kNoSlot; ++i) slot = records_.newer(slot);
+    if (slot == kNoSlot) return;
+    const uint32_t newer = records_.newer(slot);
+    if (newer != kNoSlot) records_.prefetch(newer);
+  } else {
+    slot = clock_.hand() + kVictimsAhead;
+    if (slot >= used_) return;
+  }
+  index_.prefetch(Index::tag_of(mix64(records_.id(slot))));
+  prefetch_span(row(slot), row_bytes_);
 }
 
 // A few slots for each row created: memory of expired rows comes back without a pause.
@@ -161,7 +180,7 @@ void Table::sweep_expired(uint32_t step) {
   sweep_.set_hand(hand);
 }
 
-uint32_t Table::create(uint64_t id, uint64_t hash, uint32_t step) {
+uint32_t Table::create(uint64_t id, uint32_t step) {
   if (records_.stamped()) sweep_expired(step);
   if (options_.eviction != Eviction::none && live_ >= most_rows_) evict_one();
   uint32_t slot;
@@ -176,14 +195,14 @@ uint32_t Table::create(uint64_t id, uint64_t hash, uint32_t step) {
     ++used_;
   }
   start_row(slot, id, step);
-  index_.insert(Index::tag_of(hash), slot);
+  index_.insert(Index::tag_of(mix64(id)), slot);
   if (options_.eviction == Eviction::lru) lru_.push(records_, slot);
   ++live_;
   return slot;
 }
 
 // The slot after a training lookup of `id`, which lies in `slot` if anywhere; kNoSlot if refused.
-uint32_t Table::obtain(uint64_t id, uint64_t hash, uint32_t slot, uint32_t step) {
+uint32_t Table::obtain(uint64_t id, uint32_t slot, uint32_t step) {
   if (slot != kNoSlot) {
     if (expired(slot, step)) {
       start_row(slot, id, step);
@@ -196,7 +215,7 @@ uint32_t Table::obtain(uint64_t id, uint64_t hash, uint32_t slot, uint32_t step)
     ++counters_.not_admitted;
     return kNoSlot;
   }
-  return create(id, hash, step);
+  return create(id, step);
 }
 
 void Table::copy_values(uint32_t slot, char* out) const {
@@ -242,14 +261,14 @@ void Table::read(const uint64_t* ids, size_t n, bool create, int64_t step, int64
   const uint32_t at = create ? now(step) : latest_step_;  // reading ahead is no use of the table
   const bool ordered = options_.eviction != Eviction::none || records_.stamped();
   if (create && ordered) {
-    walk(ids, n, [&](size_t i, uint64_t hash, uint32_t slot) {
-      put(i, ids[i], obtain(ids[i], hash, slot, at), handles, values, writes);
+    walk(ids, n, [&](size_t i, uint32_t slot) {
+      put(i, ids[i], obtain(ids[i], slot, at), handles, values, writes);
     });
     return;
   }
   // Nothing is evicted: find and copy by several threads, then create what is absent, in order.
   share(n, kLeast, [&](size_t from, size_t to) {
-    walk(ids + from, to - from, [&](size_t i, uint64_t, uint32_t slot) {
+    walk(ids + from, to - from, [&](size_t i, uint32_t slot) {
       i += from;
       if (slot != kNoSlot && expired(slot, at)) slot = kNoSlot;
       if (create && slot == kNoSlot) {
@@ -262,7 +281,7 @@ void Table::read(const uint64_t* ids, size_t n, bool create, int64_t step, int64
   if (!create) return;
   for (size_t i = 0; i < n; ++i) {
     if (handles[i] != kAbsent) continue;
-    put(i, ids[i], obtain(ids[i], mix64(ids[i]), kNoSlot, at), handles, values, writes);
+    put(i, ids[i], obtain(ids[i], kNoSlot, at), handles, values, writes);
   }
 }
 
@@ -271,8 +290,8 @@ size_t Table::refresh(const uint64_t* ids, size_t n, int64_t step, int64_t* hand
   const std::scoped_lock hold(lock_);
   const uint32_t at = now(step);
   size_t replaced = 0;
-  walk(ids, n, [&](size_t i, uint64_t hash, uint32_t slot) {
-    slot = obtain(ids[i], hash, slot, at);
+  walk(ids, n, [&](size_t i, uint32_t slot) {
+    slot = obtain(ids[i], slot, at);
     const int64_t handle = slot == kNoSlot ? kAbsent : handle_of(slot);
     const int64_t count = slot == kNoSlot ? 0 : records_.writes(slot);
     if (handle == handles[i] && count == writes[i]) return;

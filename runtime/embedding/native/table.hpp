@@ -17,9 +17,8 @@ namespace embedding {
 // a push finds the row without a search and never touches a row that took over the slot.
 inline constexpr int64_t kAbsent = -1;
 
-// Ids between one stage of prefetching and the next. With 16, lookup and push on 10 M rows took about
-// a tenth longer on a loaded machine (interleaved, 2026-11).
-inline constexpr size_t kAhead = 8;
+// Ids between one stage of prefetching and the next.
+inline constexpr size_t kAhead = 16;
 inline constexpr size_t kLeast = 4096;  // ids that are worth a second thread
 
 struct Counters {
@@ -88,18 +87,27 @@ class Table {
   const Options& options() const { return options_; }
 
  private:
-  // Rows about to take a step, and their gradients: a block of them, or all of a merged push.
+  // Rows about to take a step, and their gradients, one place for each.
   struct Touched {
-    explicit Touched(size_t most) : ids(most), slots(most), gradients(most) {}
+    const uint64_t* ids;
+    const uint32_t* slots;
+    const void* const* gradients;
+    size_t count;
+    Touched part(size_t from, size_t to) const {
+      return {ids + from, slots + from, gradients + from, to - from};
+    }
+  };
+  struct Collected {
+    explicit Collected(size_t most) : ids(most), slots(most), gradients(most) {}
     void add(uint64_t id, uint32_t slot, const void* gradient) {
       ids[count] = id;
       slots[count] = slot;
       gradients[count++] = gradient;
     }
+    Touched all() const { return {ids.data(), slots.data(), gradients.data(), count}; }
     std::vector<uint64_t> ids;
     std::vector<uint32_t> slots;
     std::vector<const void*> gradients;
-    bool full() const { return count == ids.size(); }
     size_t count = 0;
   };
   struct Missed {  // of a push
@@ -116,12 +124,13 @@ class Table {
   void each_by_age(Visit visit) const;
   template <class Visit>
   void walk(const uint64_t* ids, size_t n, Visit visit) const;
-  uint32_t find(uint64_t id, uint64_t hash) const;
-  uint32_t obtain(uint64_t id, uint64_t hash, uint32_t slot, uint32_t step);
-  uint32_t create(uint64_t id, uint64_t hash, uint32_t step);
+  uint32_t find(uint64_t id) const;
+  uint32_t obtain(uint64_t id, uint32_t slot, uint32_t step);
+  uint32_t create(uint64_t id, uint32_t step);
   void start_row(uint32_t slot, uint64_t id, uint32_t step);
   void remove(uint32_t slot);
   void evict_one();
+  void prefetch_victims() const;
   void sweep_expired(uint32_t step);
   void use(uint32_t slot, uint32_t step);
   bool expired(uint32_t slot, uint32_t step) const;
@@ -132,25 +141,17 @@ class Table {
     return int64_t{records_.generation(slot)} << 32 | slot;
   }
   char* row(uint32_t slot) const { return slab_.data() + slot * row_bytes_; }
-  void prefetch_row(uint32_t slot, size_t bytes) const {
-    const char* from = row(slot);
-    for (size_t at = 0; at < bytes; at += 64) prefetch_pair(from + at);
-    if (row_bytes_ % 64) prefetch_pair(from + bytes - 1);
-  }
   void put(size_t i, uint64_t id, uint32_t slot, int64_t* handles, char* values,
            int64_t* writes) const;
   bool still_there(const Part& part, size_t i, Missed& missed) const;
-  template <class Full>
-  void collect(const Part& part, size_t from, size_t to, Touched& touched, Missed& missed,
-               Full full) const;
-  void prefetch_handle(int64_t handle) const {
-    if (handle == kAbsent) return;
-    records_.prefetch(static_cast<uint32_t>(handle));
-    prefetch_row(static_cast<uint32_t>(handle), row_bytes_);
+  size_t collect(const Part& part, size_t from, size_t to, Collected& touched,
+                 Missed& missed) const;
+  void prefetch_record(int64_t handle) const {
+    if (handle != kAbsent) records_.prefetch(static_cast<uint32_t>(handle));
   }
   template <class T>
-  void merge(Touched& touched) const;
-  void step_rows(const Touched& touched, size_t from, size_t to, int64_t step, double lr);
+  void push_merged(const Touched& touched, int64_t step, double lr);
+  void step_rows(const Touched& now, const Touched& next, int64_t step, double lr);
   double factor(uint32_t writes, int64_t step, double lr) const;
 
   Options options_;
