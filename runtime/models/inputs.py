@@ -73,9 +73,13 @@ def sequence_means(embeddings: Embeddings) -> list[Tensor]:
     ]
 
 
-def flatten(dense: Tensor, embeddings: Embeddings) -> Tensor:
-    """Everything side by side, [B, width]."""
-    return torch.cat([embeddings.pooled, *sequence_means(embeddings), dense], dim=1)
+def flatten(dense: Tensor, embeddings: Embeddings, *, multiple_of: int = 1) -> Tensor:
+    """Everything side by side, [B, width], and zeros to make the width a multiple."""
+    parts = [embeddings.pooled, *sequence_means(embeddings), dense]
+    missing = -sum(part.shape[1] for part in parts) % multiple_of
+    if missing:
+        parts.append(dense.new_zeros(len(dense), missing))
+    return torch.cat(parts, dim=1)
 
 
 def by_field(embeddings: Embeddings, dim: int) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime.models.inputs import Embeddings, InputShape, by_field, flatten
-from runtime.models.towers import mlp
+from runtime.models.towers import COLUMNS, mlp
 
 
 class DLRM(nn.Module):
@@ -63,7 +63,7 @@ class DeepFM(nn.Module):
         first = vectors[:, :, 0].sum(1, keepdim=True)
         factors = vectors[:, :, 1:]
         second = 0.5 * (factors.sum(1).square() - factors.square().sum(1)).sum(1, keepdim=True)
-        deep = self.tower(flatten(dense, embeddings))
+        deep = self.tower(flatten(dense, embeddings, multiple_of=COLUMNS))
         logits: Tensor = self.head(torch.cat([deep, first, second, dense], dim=1))
         return logits
 

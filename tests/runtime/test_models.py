@@ -95,6 +95,26 @@ def test_dcn_crosses_with_the_input():
     assert torch.allclose(model(dense, embeddings), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["ffnn", "deepfm"])
+def test_zeros_behind_the_input_change_nothing(name, monkeypatch):
+    """The tower's input is filled up for the sake of BLAS; outputs and gradients stay the same."""
+    found = []
+    for columns in (1, 16, 64):
+        monkeypatch.setattr("runtime.models.towers.COLUMNS", columns)
+        monkeypatch.setattr("runtime.models.interactions.COLUMNS", columns)
+        model = build_model(name, SHAPE, (8, 4), seed=0).double()
+        dense, embeddings = inputs()
+        pooled = embeddings.pooled.double().requires_grad_()
+        sequences = {n: t.double() for n, t in embeddings.sequences.items()}
+        logits = model(dense.double(), Embeddings(pooled, sequences, embeddings.masks))
+        logits.square().sum().backward()
+        found.append([logits, pooled.grad, *(p.grad for p in model.parameters())])
+    for other in found[1:]:
+        for expected, got in zip(found[0], other, strict=True):
+            assert expected.shape == got.shape
+            assert torch.allclose(expected, got, atol=1e-12)
+
+
 def test_the_papers_tower_on_criteos_shape_has_its_12_million_weights():
     """12,906,497 with 26 x 16 + 13 inputs: the paper prints 12 M."""
     fields = tuple(Field(name=f"c{k}") for k in range(26))
