@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from persia_sim.vocabulary import Mode
+from runtime.embedding.open import use_threads
 from runtime.training.parts import Parts
 from runtime.training.stages import Computed, Fetched, LosePush, Stages
 from runtime.training.stop import RunStopped
@@ -32,6 +33,9 @@ class ConcurrentRun:
 
     def run(self) -> None:
         """Train to the end of the data. Raises what the first failing thread raised."""
+        if self._config.engine == "native":
+            alone = self._config.ranks == 1 and not self._config.mode.reads_late_rows
+            use_threads(self._config.threads if alone else 1)
         threads = [t for rank in range(self._config.ranks) for t in self._threads_of(rank)]
         try:
             for thread in threads:
