@@ -99,7 +99,8 @@ def _measure(
     optimizer = make_optimizer(config.model, learner.model)
 
     def dense_step() -> None:
-        gradients = learner.gradients(learner.model, handle, batch.size)
+        staged = learner.stage(handle)
+        gradients = learner.gradients(learner.model, handle, staged, batch.size)
         apply_gradients(learner.model, optimizer, gradients.dense)
 
     # The learner also pools and scatters; those have laws of their own.

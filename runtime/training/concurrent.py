@@ -106,8 +106,7 @@ class ConcurrentRun:
                     ready.put(fetched)
             if ready.empty():
                 break
-            fetched = ready.get()
-            self._stages.refresh(rank, fetched)
+            fetched = self._stages.refresh(rank, ready.get())
             self._stages.push(self._stages.train(rank, fetched))
             step += 1
         self._stages.finish(rank, step)

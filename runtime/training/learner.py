@@ -19,10 +19,9 @@ from persia_sim.vocabulary import Stage
 from runtime.config import TrainConfig
 from runtime.data.batch import Batch, Layout
 from runtime.embedding.open import open_pooling
-from runtime.embedding.pooling import FieldVectors
 from runtime.embedding.store import EmbeddingStore, Handle, RowGradients
 from runtime.models.build import build_model
-from runtime.models.inputs import Embeddings, InputShape
+from runtime.models.inputs import InputShape
 from runtime.training.dense_rules import (
     LossScale,
     draws_random_numbers,
@@ -30,6 +29,7 @@ from runtime.training.dense_rules import (
     refuse_running_statistics,
     seeded_draws,
 )
+from runtime.training.staging import Staged, open_staging
 
 DenseGradients = list[Tensor | None]
 """One per parameter of the model, in its order; None where the loss does not reach."""
@@ -71,6 +71,7 @@ class Learner:
         self.dtype = torch.float64 if config.precision == "float64" else torch.float32
         self.device = open_device(config.device)
         self.model.to(self.device, self.dtype)
+        self._staging = open_staging(self.device, self.dtype)
         refuse_running_statistics(self.model, config)
         self.scale = LossScale(config)
         self.row_gradient_seen = False
@@ -78,39 +79,47 @@ class Learner:
         self._draws = draws_random_numbers(self.model)
         self._row_factor = float(config.ranks) if config.row_gradients == "sum" else 1.0
 
-    def loss(self, model: nn.Module, handle: Handle, samples: int) -> tuple[Tensor, Embeddings]:
-        """The sum of the batch's losses over ``samples`` (of the whole step), mean over tasks."""
+    def stage(self, handle: Handle) -> Staged | None:
+        """Pool the rows of a lookup and start them on their way to the device.
+
+        None for a batch without samples.
+        """
+        if handle.batch.size == 0:
+            return None
         vectors = self.pooling.forward(handle.batch, handle.plans, handle.values)
-        embeddings = self._to_device(vectors)
-        labels = torch.from_numpy(handle.batch.labels).to(self.device, self.dtype)
-        logits = self._logits(model, handle.batch, embeddings)
-        total = binary_cross_entropy_with_logits(logits.to(self.dtype), labels, reduction="sum")
-        return total / (samples * labels.shape[1]), embeddings
+        return self._staging.send(handle.batch, vectors)
 
     def gradients(
-        self, model: nn.Module, handle: Handle, samples: int, span: StageSpan = no_span
+        self,
+        model: nn.Module,
+        handle: Handle,
+        staged: Staged | None,
+        samples: int,
+        span: StageSpan = no_span,
     ) -> Gradients:
         """Forward and backward of one (rank, step); leaves ``parameter.grad`` set to None.
 
-        Gradients are those of the step's mean loss, so those of all ranks only need to be summed.
+        The loss is the sum over the batch over ``samples`` (of the whole step), mean over tasks:
+        gradients are those of the step's mean loss, so those of all ranks only need to be summed.
         ``span`` is entered around each of the two stages.
         """
         parameters = list(model.parameters())
-        if handle.batch.size == 0:
+        if staged is None:
             rows = {name: np.zeros_like(values) for name, values in handle.values.items()}
             return Gradients(0.0, [None] * len(parameters), rows, True)
         scale = self.scale.value
         with span(Stage.FORWARD):
             draws = seeded_draws(self.config.seed, handle) if self._draws else nullcontext()
             with draws:
-                loss, embeddings = self.loss(model, handle, samples)
+                logits = self._logits(model, staged)
+                loss = self._loss(logits, staged.labels, samples)
         with span(Stage.BACKWARD):
             (loss * scale if scale != 1.0 else loss).backward()  # type: ignore[no-untyped-call]
         dense = [p.grad for p in parameters]
         for parameter in parameters:
             parameter.grad = None
-        row_vectors = self._from_device(embeddings)
-        rows = self.pooling.backward(handle.batch, handle.plans, row_vectors)
+        with self._staging.receive(staged.embeddings) as vectors:
+            rows = self.pooling.backward(handle.batch, handle.plans, vectors)
         if scale != 1.0:
             dense = [None if g is None else g / scale for g in dense]
         factor = self._row_factor / scale
@@ -142,18 +151,19 @@ class Learner:
         """Probabilities [B, T] with the rows as they are now; creates no row."""
         handle = store.peek(batch)
         vectors = self.pooling.forward(batch, handle.plans, handle.values)
+        staged = self._staging.send(batch, vectors)
         with torch.inference_mode():
-            logits = self._logits(model, batch, self._to_device(vectors))
+            logits = self._logits(model, staged)
             probabilities: np.ndarray = torch.sigmoid(logits.double()).cpu().numpy()
         return probabilities
 
-    def _logits(self, model: nn.Module, batch: Batch, embeddings: Embeddings) -> Tensor:
-        dense = torch.from_numpy(batch.dense).to(self.device, self.dtype)
+    def _logits(self, model: nn.Module, staged: Staged) -> Tensor:
+        self._staging.arrive(staged)
         short = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(self.config.precision)
         cast = torch.autocast(self.device.type, short) if short else nullcontext()
         with cast:
-            logits: Tensor = model(dense, embeddings)
-        expected = (batch.size, len(self.layout.tasks))
+            logits: Tensor = model(staged.dense, staged.embeddings)
+        expected = (len(staged.dense), len(self.layout.tasks))
         if tuple(logits.shape) != expected:
             raise ValueError(
                 f"model {self.config.model.name} returned logits of shape {tuple(logits.shape)},"
@@ -161,30 +171,16 @@ class Learner:
             )
         return logits
 
-    def _to_device(self, vectors: FieldVectors) -> Embeddings:
-        def leaf(array: np.ndarray) -> Tensor:
-            tensor = torch.from_numpy(array).to(self.device, self.dtype)
-            return tensor.requires_grad_()
-
-        masks = {n: torch.from_numpy(m).to(self.device) for n, m in vectors.masks.items()}
-        sequences = {n: leaf(a) for n, a in vectors.sequences.items()}
-        return Embeddings(leaf(vectors.pooled), sequences, masks)
-
-    def _from_device(self, embeddings: Embeddings) -> FieldVectors:
-        def gradient(tensor: Tensor) -> np.ndarray:
-            found = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
-            array: np.ndarray = found.cpu().numpy()
-            return array
-
-        sequences = {n: gradient(t) for n, t in embeddings.sequences.items()}
-        return FieldVectors(gradient(embeddings.pooled), sequences, {})
+    def _loss(self, logits: Tensor, labels: Tensor, samples: int) -> Tensor:
+        total = binary_cross_entropy_with_logits(logits.to(self.dtype), labels, reduction="sum")
+        return total / (samples * labels.shape[1])
 
 
 def _all_finite(loss: float, dense: DenseGradients, rows: RowGradients) -> bool:
     """A sum is finite only if its terms are; one by one they are checked only if it is not."""
-    sums = [float(g.sum()) for g in dense if g is not None]
-    sums += [float(g.sum()) for g in rows.values()]
-    if math.isfinite(loss + sum(sums)):
+    sums = [g.sum() for g in dense if g is not None]
+    total = float(torch.stack(sums).sum()) if sums else 0.0  # one answer, one wait for the device
+    if math.isfinite(loss + total + sum(float(g.sum()) for g in rows.values())):
         return True
     return (
         math.isfinite(loss)

@@ -125,7 +125,9 @@ class OrderedRun:
                 f" it reads shards {sorted(flying.unread_shards)}; it is not a whole order"
             )
         if flying.gradients is None:
-            found = self._learner.gradients(model, flying.handle, flying.step_samples)
+            handle = flying.handle
+            staged = self._learner.stage(handle)
+            found = self._learner.gradients(model, handle, staged, flying.step_samples)
             if not found.finite:
                 self._learner.refuse_or_skip(flying.handle, found)
                 self._meter.skip()

@@ -21,6 +21,7 @@ from runtime.training.gate import Gate
 from runtime.training.learner import DenseGradients, StageSpan
 from runtime.training.merger import RankPush, StepMerger
 from runtime.training.parts import Parts
+from runtime.training.staging import Staged
 
 LosePush = Callable[[int, int], bool]
 """Fault injection: whether the push of (rank, step) is lost on its way."""
@@ -31,6 +32,8 @@ class Fetched(NamedTuple):
 
     handle: Handle
     step_samples: int
+    staged: Staged | None
+    """None before the rows are final, and for a batch without samples."""
 
 
 class Computed(NamedTuple):
@@ -103,15 +106,17 @@ class Stages:
             self._travel()
             for shard in range(self._store.shards):
                 self._store.read(handle, shard, create=not prefetch)
-        return Fetched(handle, work.step_samples)
+            staged = None if prefetch else self._learner.stage(handle)
+        return Fetched(handle, work.step_samples, staged)
 
-    def refresh(self, rank: int, fetched: Fetched) -> None:
+    def refresh(self, rank: int, fetched: Fetched) -> Fetched:
         """lookahead: at the logical step, replace rows that were written since the prefetch."""
         handle = fetched.handle
         self._gate.enter(rank, handle.step)
         with self._span("lookup", rank, handle.step)(Stage.LOOKUP):
             for shard in range(self._store.shards):
                 self._store.refresh(handle, shard)
+            return fetched._replace(staged=self._learner.stage(handle))
 
     def train(self, rank: int, fetched: Fetched) -> Computed:
         """forward, backward, and what the mode does with the dense gradients."""
@@ -121,7 +126,8 @@ class Stages:
             with span(Stage.AVERAGE if mode is Mode.ASYNC_AVERAGING else Stage.DENSE_PULL):
                 self._dense_server.pull(rank, handle.step)
         model = self._models[rank]
-        found = self._learner.gradients(model, handle, fetched.step_samples, span)
+        samples, staged = fetched.step_samples, fetched.staged
+        found = self._learner.gradients(model, handle, staged, samples, span)
         if not found.finite:
             self._learner.refuse_or_skip(handle, found)
             with self._meter_lock:

@@ -87,7 +87,7 @@ class World:
             for part, array in zip(("ids", "values", "state"), arrays, strict=True)
         }
         for name, tensor in self.model.state_dict().items():
-            found[name] = tensor.numpy()
+            found[name] = tensor.cpu().numpy()
         return found
 
 

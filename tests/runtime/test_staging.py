@@ -1,0 +1,154 @@
+"""Copies on streams: the same bytes as without, whenever the device does them.
+
+`LateStreams` stands in for a GPU: a copy happens only when something waits for it, as late as a
+device may do it, and until then its target is not a number. A wait that is missing, or a pinned
+buffer that is used again too early, shows in the result.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from persia_sim.vocabulary import Mode
+from runtime.data.batch import Batch
+from runtime.embedding.pooling import FieldVectors
+from runtime.training import learner as learner_module
+from runtime.training.copy_streams import StreamName
+from runtime.training.staging import HostStaging, StreamStaging, open_staging
+from tests.runtime.worlds import ArraySource, assert_same_bytes, config, difference, run
+
+
+class Event(NamedTuple):
+    stream: StreamName
+    work: int
+
+
+class LateStreams:
+    def __init__(self, *, deaf: StreamName | None = None) -> None:
+        self.pinned_buffers = 0
+        self.deaf = deaf
+        self._mine = threading.local()  # computed: whether what "download" copies is there by then
+        self._lock = threading.RLock()
+        self._queues: dict[StreamName, list[Callable[[], object]]] = {
+            "upload": [],
+            "download": [],
+            "compute": [],
+        }
+        self._done: dict[StreamName, int] = dict.fromkeys(self._queues, 0)
+
+    def pinned(self, shape, dtype):
+        self.pinned_buffers += 1
+        return torch.zeros(shape, dtype=dtype)
+
+    def empty(self, stream, shape, dtype):
+        return poison(torch.empty(shape, dtype=dtype))
+
+    def copy(self, stream, target, source):
+        poison(target)
+        if stream == "download" and not getattr(self._mine, "computed", False):
+            return
+        with self._lock:
+            self._queues[stream].append(lambda: target.detach().copy_(source.detach()))
+
+    def share(self, stream, tensor):
+        pass
+
+    def record(self, stream):
+        if stream == "download":
+            self._mine.computed = False
+        with self._lock:
+            return Event(stream, len(self._queues[stream]))
+
+    def wait(self, stream, event):
+        if stream == self.deaf:
+            return
+        with self._lock:
+            if stream == "download":
+                self._mine.computed = True
+            if stream == "compute":  # the host computes here, so it is at its end already
+                self.synchronize(event)
+            else:
+                self._queues[stream].append(lambda: self.synchronize(event))
+
+    def synchronize(self, event):
+        with self._lock:
+            while self._done[event.stream] < event.work:
+                work = self._queues[event.stream][self._done[event.stream]]
+                self._done[event.stream] += 1
+                work()
+
+
+def poison(tensor):
+    return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor.fill_(True)
+
+
+def trained(monkeypatch, streams, **changes):
+    def stage(device, dtype):
+        return HostStaging(device, dtype) if streams is None else StreamStaging(dtype, streams)
+
+    monkeypatch.setattr(learner_module, "open_staging", stage)
+    return run(config(**changes), ArraySource(200))
+
+
+@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.LOOKAHEAD])
+@pytest.mark.parametrize("executor", ["lag", "concurrent"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_training_gives_the_same_bytes_with_copies_as_late_as_may_be(
+    monkeypatch, mode, executor, precision
+):
+    changes = {"mode": mode, "executor": executor, "precision": precision}
+    plain = trained(monkeypatch, None, **changes)
+    late = trained(monkeypatch, LateStreams(), **changes)
+    assert_same_bytes(plain, late)
+
+
+def test_hybrid_with_three_threads_a_rank_stays_finite_and_reuses_its_pinned_buffers(monkeypatch):
+    streams = LateStreams()
+    world = trained(
+        monkeypatch, streams, mode=Mode.HYBRID, executor="concurrent", ranks=2, queue_batches=2
+    )
+    assert all(np.isfinite(array).all() for array in world.state().values())
+    # 4 arrays a batch (a short last batch has its own), at most 2 + 2 + 3 batches in flight a rank.
+    assert streams.pinned_buffers <= 2 * 4 * 2 * 7
+
+
+@pytest.mark.parametrize("deaf", ["compute", "download"])
+def test_a_stream_that_does_not_wait_is_noticed(monkeypatch, deaf):
+    """The stand-in is worth something: without the wait the run computes with what is not there."""
+    with pytest.raises((ValueError, AssertionError)):
+        late = trained(monkeypatch, LateStreams(deaf=deaf), mode=Mode.SYNC)
+        plain = trained(monkeypatch, None, mode=Mode.SYNC)
+        assert_same_bytes(plain, late)
+
+
+def test_a_pinned_buffer_is_not_overwritten_before_its_copy_is_done():
+    staging = StreamStaging(torch.float32, LateStreams())
+
+    def send(value: float):
+        array = np.full((3, 2), value, np.float32)
+        batch = Batch(np.zeros(3, np.uint64), None, array, array[:, :1].copy())
+        return staging.send(batch, FieldVectors(array, {}, {}))
+
+    sent = [send(float(k)) for k in range(5)]
+    for k, staged in reversed(list(enumerate(sent))):
+        staging.arrive(staged)
+        assert torch.equal(staged.embeddings.pooled, torch.full((3, 2), float(k)))
+        assert torch.equal(staged.dense, torch.full((3, 2), float(k)))
+
+
+def test_a_cpu_needs_no_copies():
+    assert isinstance(open_staging(torch.device("cpu"), torch.float32), HostStaging)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.LOOKAHEAD])
+def test_a_gpu_trains_as_the_cpu_does(mode):
+    plain = run(config(mode=mode, executor="concurrent"), ArraySource(200))
+    cuda = run(config(mode=mode, executor="concurrent", device="cuda"), ArraySource(200))
+    assert difference(plain, cuda)[0] < 1e-4
