@@ -83,9 +83,11 @@ Distinct merge_duplicates(const uint64_t* ids, size_t n, uint32_t shards, int32_
   scratch.start(n / 2);
   found.ids.reserve(n / 2 + 1);
   shard.clear();
+  uint64_t hashes[kAhead];
+  for (size_t i = 0; i < std::min(kAhead, n); ++i) scratch.prefetch(hashes[i] = mix64(ids[i]));
   for (size_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) scratch.prefetch(mix64(ids[i + kAhead]));
-    const uint64_t hash = mix64(ids[i]);
+    const uint64_t hash = hashes[i % kAhead];
+    if (i + kAhead < n) scratch.prefetch(hashes[i % kAhead] = mix64(ids[i + kAhead]));
     bool fresh = false;
     inverse[i] = static_cast<int32_t>(scratch.number(ids[i], hash, found.ids, fresh));
     if (fresh) {
