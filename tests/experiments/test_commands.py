@@ -127,11 +127,14 @@ def test_one_training_run_tells_its_result_and_replays(tmp_path):
 def test_ctrl_c_ends_in_one_line(tmp_path):
     import signal
 
+    # A shell that runs the tests in the background has them ignore Ctrl-C, and children inherit that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         [sys.executable, "-m", "runtime", "train", "--data.name", "synthetic", "--executor",
          "concurrent", "--out", str(tmp_path / "run")],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
+    signal.signal(signal.SIGINT, before)
     while not Path(tmp_path / "run" / "env.json").exists():
         time.sleep(0.05)
     time.sleep(2)
