@@ -127,7 +127,7 @@ def test_one_training_run_tells_its_result_and_replays(tmp_path):
 def test_ctrl_c_ends_in_one_line(tmp_path):
     import signal
 
-    # A shell that runs the tests in the background has them ignore Ctrl-C, and children inherit that.
+    # Where a shell runs the tests in the background they ignore Ctrl-C, and children inherit that.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         [sys.executable, "-m", "runtime", "train", "--data.name", "synthetic", "--executor",
