@@ -184,7 +184,6 @@ def _systems(options: Options, shape: Shape) -> dict[str, Callable[[], float]]:
     import torch
 
     from experiments.peers import fbgemm_tbe, row_numbers, torch_sparse, torchrec_fused
-    from runtime.embedding.extension import native
     from runtime.training.dense_rules import open_device
 
     open_device(options.device)
@@ -202,7 +201,6 @@ def _systems(options: Options, shape: Shape) -> dict[str, Callable[[], float]]:
     numbers = row_numbers(source.batches, rows)
     for name, make in zip(PEERS, (fbgemm_tbe, torchrec_fused, torch_sparse), strict=True):
         systems[name] = _loop(options, shape, source, *make(numbers, rows, shape.dim))
-    native.set_threads(1)
     return systems
 
 
@@ -231,7 +229,6 @@ def _full_store(source: WorkloadW, dim: int, rows: int) -> object:
 def _ours(
     options: Options, shape: Shape, source: WorkloadW, store: object, mode: Mode
 ) -> Callable[[], float]:
-    from runtime.embedding.extension import native
     from runtime.training.concurrent import ConcurrentRun
     from runtime.training.parts import assemble
 
@@ -250,7 +247,6 @@ def _ours(
     filled = replace(assemble(config, source), store=store)
 
     def measure() -> float:
-        native.set_threads(1 if mode is Mode.HYBRID else options.threads)
         parts = filled.again(source)
         parts.meter.start()
         ConcurrentRun(parts).run()

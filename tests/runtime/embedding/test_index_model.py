@@ -47,6 +47,27 @@ def test_slots_are_used_again_and_never_grow_beyond_the_capacity(one_table: Any)
     assert len(set(order)) == 500
 
 
+def test_crowded_groups_that_wrap_around_lose_no_row_when_others_leave(one_table: Any) -> None:
+    """All homes are the index's last groups, so rows overflow into its first ones and move back."""
+    rng = np.random.default_rng(3)
+    tags = rng.integers(0xF8000000, 2**32, 900, dtype=np.uint64)
+    ids = unmix64(tags << np.uint64(32) | rng.integers(0, 2**32, 900, dtype=np.uint64))
+    table = one_table(dim=2, optimizer=SGD, capacity=Capacity(rows=300), **ZERO)
+    newest_last: dict[int, None] = {}
+    for step in range(200):
+        chosen = rng.choice(ids, 40, replace=False)
+        distinct = table.look_up(chosen, step).plans["rows"].ids
+        for one in distinct.tolist():
+            newest_last.pop(one, None)
+            newest_last[one] = None
+        newest_last = dict.fromkeys(list(newest_last)[-300:])
+        kept = table.store.snapshots(only_changed=False, track=False)[0]["rows"]["ids"]
+        assert kept.tolist() == list(newest_last)
+    before = table.store.counters["created"]
+    table.look_up(np.array(list(newest_last), np.uint64), 200)
+    assert table.store.counters["created"] == before
+
+
 def test_ids_whose_hashes_share_a_tag_are_told_apart(one_table: Any) -> None:
     """Ids are made backwards from hashes that agree in the upper half."""
     hashes = (np.uint64(0xABCDEF01) << np.uint64(32)) | np.arange(2000, dtype=np.uint64)
