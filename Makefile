@@ -14,7 +14,7 @@ test: install lint types
 
 install: $(VENV)/.installed
 
-NATIVE := $(wildcard runtime/embedding/native/*)
+NATIVE := $(wildcard runtime/embedding/native/kernels/*)
 
 $(VENV)/.installed: pyproject.toml $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

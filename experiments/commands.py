@@ -21,46 +21,56 @@ class Study(NamedTuple):
 
 STUDIES = {
     "demo": Study(
-        "experiments.demo", "AUC lost by hybrid and async against sync, with intervals", "4"
+        "experiments.studies.demo", "AUC lost by hybrid and async against sync, with intervals", "4"
     ),
     "staleness-sweep": Study(
-        "experiments.staleness_sweep", "the same over any modes, bounds, seeds and factors", "any"
+        "experiments.studies.staleness_sweep",
+        "the same over any modes, bounds, seeds and factors",
+        "any",
     ),
     "synthetic-gap": Study(
-        "experiments.synthetic_gap",
+        "experiments.studies.synthetic_gap",
         "where the gap opens in 10,000 steps of the planted truth",
         "60",
     ),
     "bench-sync": Study(
-        "experiments.bench_sync", "concurrent sync against the dense network alone", "3"
+        "experiments.benching.bench_sync", "concurrent sync against the dense network alone", "3"
     ),
     "bench-embedding": Study(
-        "experiments.bench_embedding", "the store's kernels against numpy, torch and a dict", "5"
+        "experiments.benching.bench_embedding",
+        "the store's kernels against numpy, torch and a dict",
+        "5",
     ),
     "bench-peers": Study(
-        "experiments.bench_peers", "whole steps against FBGEMM, TorchRec and torch", "40"
+        "experiments.benching.bench_peers", "whole steps against FBGEMM, TorchRec and torch", "40"
     ),
     "time-to-auc": Study(
-        "experiments.time_to_auc", "AUC against the wall clock of a simulated cluster", "4"
+        "experiments.studies.time_to_auc", "AUC against the wall clock of a simulated cluster", "4"
     ),
     "scale-workers": Study(
-        "experiments.scale_workers", "simulated throughput against GPUs beside published", "1"
+        "experiments.studies.scale_workers",
+        "simulated throughput against GPUs beside published",
+        "1",
     ),
     "scale-model-size": Study(
-        "experiments.scale_model_size", "the same against 6.25 to 100 T parameters; suspects", "2"
+        "experiments.studies.scale_model_size",
+        "the same against 6.25 to 100 T parameters; suspects",
+        "2",
     ),
     "cluster-sweep": Study(
-        "experiments.cluster_sweep",
+        "experiments.studies.cluster_sweep",
         "simulated clusters: grid or Latin hypercube, Pareto front",
         "any",
     ),
     "checkpoint-interval": Study(
-        "experiments.checkpoint_interval",
+        "experiments.studies.checkpoint_interval",
         "crashes in simulated runs against the intervals of Young and Daly",
         "2",
     ),
     "simulator-speed": Study(
-        "experiments.simulator_speed", "events and CPU time against the size of the cluster", "1"
+        "experiments.studies.simulator_speed",
+        "events and CPU time against the size of the cluster",
+        "1",
     ),
 }
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from experiments.points import Point
 from experiments.statistics import Interval, t_interval
-from runtime.runfolder import read_summary
+from runtime.run.folder import read_summary
 
 Setting = tuple[str, int | None]
 """Mode and bound tau."""

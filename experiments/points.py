@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runtime.config import TrainConfig
-from runtime.runfolder import plain, read_summary
+from runtime.run.folder import plain, read_summary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.points import Point
-from runtime.runfolder import environment
+from runtime.run.folder import environment
 
 FAILED = "failed.txt"
 DISK_FULL_EXIT = 28  # errno.ENOSPC: no sense in starting further points
@@ -78,7 +78,7 @@ class _Runner:
     ) -> None:
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
         # The server imports torch once; each point is then a cheap fork of it.
-        self._context.set_forkserver_preload(["runtime.record"])
+        self._context.set_forkserver_preload(["runtime.run.record"])
         self._waiting, self._root, self._jobs = waiting, root, jobs
         self._samples_per_point, self._already = samples_per_point, already
         self._samples: Any = self._context.Array("q", len(waiting), lock=False)
@@ -152,7 +152,7 @@ class _Runner:
 
 def _work(point: Point, folder: Path, samples: Any, number: int) -> None:
     """The body of a point's process."""
-    from runtime.record import run_into
+    from runtime.run.record import run_into
 
     _die_with_the_sweep()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends us

@@ -32,7 +32,7 @@ root = Path.cwd() if Path("paper_figs").is_dir() else Path.cwd().parent
 folder = root / "paper_figs" / "data"
 path, suspects = folder / "scale_model_size.csv", folder / "scale_model_size_suspects.csv"
 if os.environ.get("QUICK", "1") == "0":
-    from experiments.scale_model_size import Options, run
+    from experiments.studies.scale_model_size import Options, run
 
     run(Options())
     path = Path("runs/scale-model-size/scale_model_size.csv")
@@ -78,8 +78,8 @@ print(table.to_string(index=False))
 # ## Does 100 trillion fit?
 
 # %%
-from persia_sim.memory import FORMATS, capacity
-from persia_sim.presets import gcp_100t, workloads
+from persia_sim.model.memory import FORMATS, capacity
+from persia_sim.presets.catalogue import gcp_100t, workloads
 
 for name, rows_as in FORMATS.items():
     held = capacity(gcp_100t(), workloads()["criteo-syn5"], rows_as)

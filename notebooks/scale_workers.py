@@ -30,7 +30,7 @@ from paper_figs.scale_workers import scale_workers_figure
 root = Path.cwd() if Path("paper_figs").is_dir() else Path.cwd().parent
 path = root / "paper_figs" / "data" / "scale_workers.csv"
 if os.environ.get("QUICK", "1") == "0":
-    from experiments.scale_workers import Options, run
+    from experiments.studies.scale_workers import Options, run
 
     run(Options())
     path = Path("runs/scale-workers/scale_workers.csv")
@@ -68,7 +68,7 @@ table = (
 print(table.map(lambda x: f"{x:+.1%}" if isinstance(x, float) else x).to_string())
 
 # %%
-from persia_sim.fits import FITS
+from persia_sim.presets.fits import FITS
 
 for cluster, constants in FITS.items():
     for name, fit in constants.items():

@@ -32,14 +32,14 @@ from pathlib import Path
 import numpy as np
 from matplotlib import pyplot as plt
 
-from experiments.demo import find_data
+from experiments.studies.demo import find_data
 from experiments.statistics import t_interval
-from persia_sim.orders import constant_lag
-from persia_sim.staleness import staleness_in_steps
-from persia_sim.trace import Kind
-from persia_sim.vocabulary import Mode
+from persia_sim.words.orders import constant_lag
+from persia_sim.words.staleness import staleness_in_steps
+from persia_sim.words.trace import Kind
+from persia_sim.words.vocabulary import Mode
 from runtime.config import TrainConfig
-from runtime.training.session import train
+from runtime.run.session import train
 
 QUICK = os.environ.get("QUICK", "1") != "0"
 STEPS = 60 if QUICK else 1300

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from persia_sim import presets
-from persia_sim.costs import with_profile
-from persia_sim.incidents import Checkpoints, Crash, SlowDown, Target
-from persia_sim.memory import FORMATS, capacity
-from persia_sim.scenario import Averaging, Discipline, Noise, Scenario, WorkerChoice
-from persia_sim.vocabulary import Mode
+from persia_sim.model.costs import with_profile
+from persia_sim.model.incidents import Checkpoints, Crash, SlowDown, Target
+from persia_sim.model.memory import FORMATS, capacity
+from persia_sim.model.scenario import Averaging, Discipline, Noise, Scenario, WorkerChoice
+from persia_sim.presets import catalogue as presets
+from persia_sim.words.vocabulary import Mode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,10 +187,10 @@ def scenario_of(options: Options) -> Scenario:
 
 def run(options: Options) -> str:
     """Simulate and describe; writes the files that were asked for."""
-    from persia_sim.demand import demand
-    from persia_sim.report import report, text
-    from persia_sim.simulate import simulate
-    from persia_sim.timeline import write_timeline
+    from persia_sim.engine.simulate import simulate
+    from persia_sim.insight.report import report, text
+    from persia_sim.insight.timeline import write_timeline
+    from persia_sim.model.demand import demand
 
     if options.timeline_steps is not None and options.timeline is None:
         raise ValueError("--timeline-steps is set but --timeline is not: name the file to write")
@@ -201,7 +201,7 @@ def run(options: Options) -> str:
     done = simulate(scenario, trace=True, need=demand(scenario, held.miss_rate))
     lines = [text(report(done, held))]
     if options.sensitivity:
-        from persia_sim.sensitivity import sensitivity
+        from persia_sim.insight.sensitivity import sensitivity
 
         gains = sorted(sensitivity(scenario).items(), key=lambda item: -item[1])
         shown = ", ".join(f"{name} {gain:+.1%}" for name, gain in gains if abs(gain) >= 5e-4)

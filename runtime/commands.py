@@ -98,7 +98,7 @@ def _train(arguments: list[str]) -> None:
     )
     from tqdm import tqdm
 
-    from runtime.record import run_into
+    from runtime.run.record import run_into
 
     config = _choose(command.config) if command.auto else command.config
     folder = command.out or Path("runs/train") / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.mode}"
@@ -116,7 +116,7 @@ def _choose(config: TrainConfig) -> TrainConfig:
     import torch
 
     from runtime.data.open import open_source
-    from runtime.training.choose import fastest
+    from runtime.run.choose import fastest
 
     torch.set_num_threads(config.threads)
     data = config.data
@@ -172,7 +172,7 @@ class Profile:
 
 def _profile(arguments: list[str]) -> None:
     options = tyro.cli(Profile, args=arguments, prog="python -m runtime profile")
-    from runtime.profile import measure_profile, write_profile
+    from runtime.run.profile import measure_profile, write_profile
 
     profile = measure_profile(options.dim, options.hidden, options.data)
     write_profile(options.out, profile)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from persia_sim.vocabulary import Mode
+from persia_sim.words.vocabulary import Mode
 from runtime.embedding.config import TableConfig
 
 Executor = Literal["lag", "concurrent", "replay"]

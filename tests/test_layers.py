@@ -1,10 +1,11 @@
-"""Imports run one way: persia_sim <- runtime <- experiments; paper_figs imports none of them."""
+"""Imports run one way: between the layers, and between the rooms inside each of them."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,31 +17,74 @@ FORBIDDEN = {
     "experiments": set(),
     "paper_figs": {"torch", "simpy", "persia_sim", "runtime", "experiments"},
 }
+ROOMS = {
+    "persia_sim": [
+        "words", "model", "presets", "network", "oracle", "engine", "insight", "cli", "__main__",
+    ],
+    "runtime": [
+        "openmp", "stop", "data", "embedding", "config", "models", "dense", "rank", "checkpoint",
+        "order", "engines", "run", "commands", "__main__",
+    ],
+    "experiments": [
+        "statistics", "tables", "checks", "points", "gaps", "sweep", "published", "studies",
+        "benching", "commands", "__main__",
+    ],
+}  # fmt: skip
+"""Bottom first: a room imports from rooms before it, never from one after it."""
 
 
-def imports_of(file: Path) -> set[str]:
-    found: set[str] = set()
+def imported_modules(file: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
-            found |= {name.name.split(".")[0] for name in node.names}
+            yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            found.add(node.module.split(".")[0])
-    return found
+            yield node.module
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+
+
+def room_of(file: Path) -> str:
+    return file.relative_to(ROOT).with_suffix("").parts[1]
 
 
 @pytest.mark.parametrize("package", FORBIDDEN)
 def test_a_layer_imports_only_what_lies_below(package):
     for file in (ROOT / package).rglob("*.py"):
-        wrong = imports_of(file) & FORBIDDEN[package]
+        wrong = {name.split(".")[0] for name in imported_modules(file)} & FORBIDDEN[package]
         assert not wrong, f"{file.relative_to(ROOT)} imports {sorted(wrong)}"
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_every_room_has_its_place(package):
+    found = {room_of(file) for file in (ROOT / package).rglob("*.py")} - {"__init__"}
+    assert found <= set(ROOMS[package]), f"rooms without a place: {found - set(ROOMS[package])}"
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_a_room_imports_only_rooms_below(package):
+    order = {room: number for number, room in enumerate(ROOMS[package])}
+    for file in (ROOT / package).rglob("*.py"):
+        for name in imported_modules(file):
+            parts = name.split(".")
+            if parts[0] == package and len(parts) > 1 and parts[1] in order:
+                own = order.get(room_of(file), len(order))
+                upward = f"{file.relative_to(ROOT)} imports {name}, a room above it"
+                assert order[parts[1]] <= own, upward
+
+
+def test_the_runtime_knows_of_the_simulator_only_its_words():
+    for file in (ROOT / "runtime").rglob("*.py"):
+        for name in imported_modules(file):
+            if name.startswith("persia_sim."):
+                assert name.startswith("persia_sim.words"), f"{file.relative_to(ROOT)}: {name}"
 
 
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [
-        ("import persia_sim, persia_sim.window, persia_sim.orders", "simpy torch pandas"),
+        ("import persia_sim.words.window, persia_sim.words.orders", "simpy torch pandas"),
         ("import runtime, runtime.config", "torch pandas simpy"),
-        ("import runtime.training.concurrent, runtime.record", "simpy pandas"),
+        ("import runtime.engines.threads, runtime.run.record", "simpy pandas"),
+        ("import persia_sim.cli, persia_sim.engine.simulate", "torch pandas matplotlib"),
     ],
 )
 def test_importing_loads_nothing_of_these(statement, absent):

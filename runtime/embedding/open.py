@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from persia_sim.trace import TraceRecorder
+from persia_sim.words.trace import TraceRecorder
 from runtime.data.batch import Field, Layout
 from runtime.embedding.config import TableConfig
-from runtime.embedding.pooling import Pooling
-from runtime.embedding.store import EmbeddingStore
+from runtime.embedding.reference.pooling import Pooling
+from runtime.embedding.reference.store import EmbeddingStore
 
 Engine = Literal["native", "reference"]
 """native: C++ kernels, every feature. reference: numpy, the oracle that native must equal."""
@@ -29,7 +29,7 @@ def open_store(
         for table in tables:
             _refuse_features(table)
         return EmbeddingStore(layout, tables, shards=shards, seed=seed, recorder=recorder)
-    from runtime.embedding.native_store import NativeStore  # loads the compiled kernels
+    from runtime.embedding.native.store import NativeStore  # loads the compiled kernels
 
     return NativeStore(layout, tables, shards=shards, seed=seed, recorder=recorder)
 
@@ -40,7 +40,7 @@ def open_pooling(
     """The pooling that goes with a store of the same engine."""
     if engine == "reference":
         return Pooling(fields, dims)
-    from runtime.embedding.native_pooling import NativePooling  # loads the compiled kernels
+    from runtime.embedding.native.pooling import NativePooling  # loads the compiled kernels
 
     return NativePooling(fields, dims)
 
@@ -51,7 +51,7 @@ def use_threads(count: int) -> None:
     The bytes do not depend on it. One is right where other threads compute meanwhile (hybrid,
     async, several ranks), the number of cores where nothing else does (sync with one rank).
     """
-    from runtime.embedding.extension import native  # loads the compiled kernels
+    from runtime.embedding.native.extension import native  # loads the compiled kernels
 
     if count < 1:
         raise ValueError(f"threads of the embedding engine must be >= 1, got {count}")

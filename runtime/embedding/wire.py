@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from runtime.embedding.extension import native
+from runtime.embedding.native.extension import native
 
 MOST_SAMPLES = 1 << 16
 """Samples of a batch that 16-bit positions can name (the original's limit as well)."""

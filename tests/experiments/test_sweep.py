@@ -18,7 +18,7 @@ import torch
 from experiments.points import Point
 from experiments.sweep import run_points
 from runtime.config import DataConfig, ModelConfig, TrainConfig
-from runtime.runfolder import read_summary
+from runtime.run.folder import read_summary
 
 pytestmark = pytest.mark.multiproc
 TINY = TrainConfig(

@@ -7,10 +7,10 @@ from dataclasses import replace
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from persia_sim.cluster import Cluster
-from persia_sim.presets import CATALOGUE, gcp_100t, workloads
-from persia_sim.scenario import Discipline, Noise, Queues, Scenario
-from persia_sim.vocabulary import Mode
+from persia_sim.model.cluster import Cluster
+from persia_sim.model.scenario import Discipline, Noise, Queues, Scenario
+from persia_sim.presets.catalogue import CATALOGUE, gcp_100t, workloads
+from persia_sim.words.vocabulary import Mode
 
 settings.register_profile("simulator", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("simulator")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from persia_sim.allreduce import (
+from persia_sim.model.allreduce import (
     Algorithm,
     Bucket,
     DenseSync,

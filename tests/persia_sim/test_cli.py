@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from persia_sim.cli import Options, run, scenario_of
-from persia_sim.trace import Trace
-from persia_sim.vocabulary import Mode
+from persia_sim.words.trace import Trace
+from persia_sim.words.vocabulary import Mode
 
 
 def test_the_report_fits_one_screen(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from persia_sim.costs import Law, with_profile
-from persia_sim.demand import demand
-from persia_sim.presets import CATALOGUE
+from persia_sim.model.costs import Law, with_profile
+from persia_sim.model.demand import demand
+from persia_sim.presets.catalogue import CATALOGUE
 from tests.persia_sim.sim_configurations import small_scenario
 
 PROFILE = {

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from persia_sim.cluster import Cluster
-from persia_sim.presets import costs_of
-from persia_sim.scenario import Averaging, Discipline, Noise, Scenario
-from persia_sim.simulate import simulate
-from persia_sim.stamps import Mark
-from persia_sim.vocabulary import Mode
+from persia_sim.engine.simulate import simulate
+from persia_sim.model.cluster import Cluster
+from persia_sim.model.scenario import Averaging, Discipline, Noise, Scenario
+from persia_sim.model.stamps import Mark
+from persia_sim.presets.catalogue import costs_of
+from persia_sim.words.vocabulary import Mode
 from tests.persia_sim.sim_configurations import small_cluster, small_scenario
 
 

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from persia_sim.faults import (
+from persia_sim.engine.simulate import DeadlockError, simulate
+from persia_sim.insight.measure import throughput
+from persia_sim.model.checkpointing import (
     Recovery,
     best_interval_s,
     cpr_illustration,
@@ -15,13 +17,11 @@ from persia_sim.faults import (
     simulated_overhead,
     young_interval_s,
 )
-from persia_sim.incidents import Checkpoints, Crash, SlowDown, Target
-from persia_sim.measure import throughput
-from persia_sim.scenario import Scenario
-from persia_sim.simulate import DeadlockError, simulate
-from persia_sim.stamps import Mark
-from persia_sim.trace import Kind
-from persia_sim.vocabulary import Mode
+from persia_sim.model.incidents import Checkpoints, Crash, SlowDown, Target
+from persia_sim.model.scenario import Scenario
+from persia_sim.model.stamps import Mark
+from persia_sim.words.trace import Kind
+from persia_sim.words.vocabulary import Mode
 from tests.persia_sim.sim_configurations import small_scenario
 
 

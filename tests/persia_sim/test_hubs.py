@@ -9,7 +9,7 @@ import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persia_sim.fluid import Fluid
+from persia_sim.network.fluid import Fluid
 
 Message = tuple[float, tuple[int, ...], float, float]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from persia_sim.measure import throughput
-from persia_sim.presets import CATALOGUE
-from persia_sim.scenario import (
+from persia_sim.engine.simulate import simulate
+from persia_sim.insight.measure import throughput
+from persia_sim.model.scenario import (
     Averaging,
     Discipline,
     Noise,
@@ -17,9 +17,9 @@ from persia_sim.scenario import (
     Scenario,
     WorkerChoice,
 )
-from persia_sim.simulate import simulate
-from persia_sim.vocabulary import Mode
-from persia_sim.workload import Wire
+from persia_sim.model.workload import Wire
+from persia_sim.presets.catalogue import CATALOGUE
+from persia_sim.words.vocabulary import Mode
 from tests.persia_sim.sim_configurations import small_cluster, small_scenario
 
 
@@ -233,7 +233,7 @@ def test_skew_makes_batches_smaller_and_servers_uneven() -> None:
 
 
 def test_misses_cost_the_servers_time() -> None:
-    from persia_sim.demand import demand
+    from persia_sim.model.demand import demand
 
     assert (demand(HYBRID, 0.5).fetch.server_s > demand(HYBRID, 0.0).fetch.server_s).all()
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persia_sim.blame import critical_path
-from persia_sim.measure import throughput
-from persia_sim.presets import CATALOGUE
-from persia_sim.scenario import (
+from persia_sim.engine.simulate import Run, simulate
+from persia_sim.insight.critical_path import critical_path
+from persia_sim.insight.measure import throughput
+from persia_sim.model.scenario import (
     Averaging,
     Discipline,
     Noise,
@@ -22,11 +22,11 @@ from persia_sim.scenario import (
     Scenario,
     WorkerChoice,
 )
-from persia_sim.simulate import Run, simulate
-from persia_sim.staleness import staleness_in_pushes, staleness_in_steps
-from persia_sim.stamps import Mark
-from persia_sim.trace import ALL, Kind, Trace
-from persia_sim.vocabulary import Mode
+from persia_sim.model.stamps import Mark
+from persia_sim.presets.catalogue import CATALOGUE
+from persia_sim.words.staleness import staleness_in_pushes, staleness_in_steps
+from persia_sim.words.trace import ALL, Kind, Trace
+from persia_sim.words.vocabulary import Mode
 from tests.persia_sim.sim_configurations import small_cluster, small_scenario, uncontended
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from persia_sim.memory import FORMATS, capacity, fill_s, resident_after
-from persia_sim.presets import gcp_100t, workloads
-from persia_sim.workload import expected_distinct, lru_miss_rate, zipf_bins
+from persia_sim.model.memory import FORMATS, capacity, fill_s, resident_after
+from persia_sim.model.workload import expected_distinct, lru_miss_rate, zipf_bins
+from persia_sim.presets.catalogue import gcp_100t, workloads
 
 SYN5 = workloads()["criteo-syn5"]
 

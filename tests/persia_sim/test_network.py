@@ -11,13 +11,13 @@ import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persia_sim.fairshare import max_min, violations
-from persia_sim.fluid import Fluid
-from persia_sim.measure import throughput
-from persia_sim.network import Fifo, Unshared
-from persia_sim.scenario import Discipline, Scenario
-from persia_sim.simulate import simulate
-from persia_sim.vocabulary import Mode
+from persia_sim.engine.simulate import simulate
+from persia_sim.insight.measure import throughput
+from persia_sim.model.scenario import Discipline, Scenario
+from persia_sim.network.disciplines import Fifo, Unshared
+from persia_sim.network.fluid import Fluid
+from persia_sim.network.max_min import max_min, violations
+from persia_sim.words.vocabulary import Mode
 from tests.persia_sim.sim_configurations import small_cluster, small_scenario
 
 Sent = tuple[float, tuple[int, ...], float]

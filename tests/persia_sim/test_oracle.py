@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from persia_sim.analytic import answer
-from persia_sim.maxplus import instants
-from persia_sim.scenario import Discipline, Noise, Scenario
-from persia_sim.simulate import simulate
-from persia_sim.stamps import Mark
-from persia_sim.vocabulary import Mode
+from persia_sim.engine.simulate import simulate
+from persia_sim.model.scenario import Discipline, Noise, Scenario
+from persia_sim.model.stamps import Mark
+from persia_sim.oracle.closed_form import answer
+from persia_sim.oracle.max_plus import instants
+from persia_sim.words.vocabulary import Mode
 from tests.persia_sim.sim_configurations import small_scenario, uncontended
 
 
@@ -39,7 +39,7 @@ def test_oracle_refuses_contention() -> None:
 
 
 def test_oracle_is_instant_on_the_large_cluster() -> None:
-    from persia_sim.presets import CATALOGUE, gcp_100t, workloads
+    from persia_sim.presets.catalogue import CATALOGUE, gcp_100t, workloads
 
     scenario = Scenario(
         cluster=gcp_100t(),

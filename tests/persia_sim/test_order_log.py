@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from persia_sim.incidents import Crash, Target
-from persia_sim.order_log import EachShard
-from persia_sim.scenario import Noise, Scenario
-from persia_sim.simulate import simulate
-from persia_sim.staleness import staleness_in_pushes, staleness_in_steps
-from persia_sim.trace import ALL, Kind, Trace
-from persia_sim.vocabulary import Mode
+from persia_sim.engine.order_log import EachShard
+from persia_sim.engine.simulate import simulate
+from persia_sim.model.incidents import Crash, Target
+from persia_sim.model.scenario import Noise, Scenario
+from persia_sim.words.staleness import staleness_in_pushes, staleness_in_steps
+from persia_sim.words.trace import ALL, Kind, Trace
+from persia_sim.words.vocabulary import Mode
 from tests.persia_sim.sim_configurations import small_scenario
 from tests.persia_sim.test_laws import contended, traced
 

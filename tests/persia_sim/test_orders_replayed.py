@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from persia_sim.scenario import Noise
-from persia_sim.simulate import simulate
-from persia_sim.staleness import staleness_in_pushes
-from persia_sim.vocabulary import Mode
+from persia_sim.engine.simulate import simulate
+from persia_sim.model.scenario import Noise
+from persia_sim.words.staleness import staleness_in_pushes
+from persia_sim.words.vocabulary import Mode
 from tests.persia_sim.sim_configurations import small_scenario
 from tests.runtime.worlds import ArraySource, config, run
 

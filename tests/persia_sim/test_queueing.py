@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import simpy
 
-from persia_sim.measure import Estimate, mean_interval
-from persia_sim.servers import Bank, FifoServer
+from persia_sim.engine.servers import Bank, FifoServer
+from persia_sim.insight.measure import Estimate, mean_interval
 
 CUSTOMERS = 60_000
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from persia_sim.presets import workloads
-from persia_sim.row_staleness import row_staleness
-from persia_sim.workload import zipf_bins
+from persia_sim.insight.row_staleness import row_staleness
+from persia_sim.model.workload import zipf_bins
+from persia_sim.presets.catalogue import workloads
 
 
 def test_nothing_missed_is_fresh_everywhere() -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments.cluster_sweep import Options, points_of, run
-from persia_sim.sweep import Point, analytic, evaluate, grid, latin_hypercube, pareto
-from persia_sim.vocabulary import Mode
+from experiments.studies.cluster_sweep import Options, points_of, run
+from persia_sim.insight.sweep import Point, analytic, evaluate, grid, latin_hypercube, pareto
+from persia_sim.words.vocabulary import Mode
 
 SMALL = Point(ranks=4, workers=4, servers=2, batch=512)
 
@@ -82,7 +82,7 @@ def test_a_sweep_keeps_its_points_and_does_only_what_is_missing(
 
 
 def test_sensitivity_finds_what_binds() -> None:
-    from persia_sim.sensitivity import RESOURCES, sensitivity
+    from persia_sim.insight.sensitivity import RESOURCES, sensitivity
     from tests.persia_sim.sim_configurations import small_scenario
 
     scenario = small_scenario(Mode.HYBRID, steps=30, tau=4)

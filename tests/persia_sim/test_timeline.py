@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from persia_sim.simulate import simulate
-from persia_sim.timeline import timeline, write_timeline
+from persia_sim.engine.simulate import simulate
+from persia_sim.insight.timeline import timeline, write_timeline
 from tests.persia_sim.sim_configurations import small_scenario
 
 

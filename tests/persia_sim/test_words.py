@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persia_sim.orders import constant_lag, constant_lag_trace
-from persia_sim.staleness import staleness_in_pushes, staleness_in_steps, summarize
-from persia_sim.trace import ALL, Event, Kind, Trace
-from persia_sim.vocabulary import Mode
-from persia_sim.window import Watermarks
+from persia_sim.words.orders import constant_lag, constant_lag_trace
+from persia_sim.words.staleness import staleness_in_pushes, staleness_in_steps, summarize
+from persia_sim.words.trace import ALL, Event, Kind, Trace
+from persia_sim.words.vocabulary import Mode
+from persia_sim.words.window import Watermarks
 
 SHORT = {
     Kind.LOOKUP: "L",

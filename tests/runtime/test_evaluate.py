@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from runtime.config import DataConfig, TrainConfig
-from runtime.training.evaluate import HeldOut, best_reachable_auc, evaluate, score
-from runtime.training.session import train
+from runtime.run.evaluate import HeldOut, best_reachable_auc, evaluate, score
+from runtime.run.session import train
 from tests.runtime.worlds import ArraySource, config, run
 
 
@@ -67,7 +67,7 @@ def test_test_rows_limits_the_test_part():
 
 
 def test_a_curve_evaluates_snapshots_and_the_last_figure_is_drained():
-    from persia_sim.vocabulary import Mode
+    from persia_sim.words.vocabulary import Mode
 
     synthetic = TrainConfig(
         data=DataConfig(name="synthetic"),

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persia_sim.trace import Event, Kind, Trace
-from persia_sim.vocabulary import Mode
+from persia_sim.words.trace import Event, Kind, Trace
+from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig, ModelConfig
 from runtime.embedding.config import RowOptimizer
 from runtime.embedding.features import Admission, Capacity
-from runtime.training.replayable import refuse_other_run, trace_meta
+from runtime.order.replayable import refuse_other_run, trace_meta
 from tests.runtime.worlds import ArraySource, assert_same_bytes, config, difference, run
 
 SOURCE = ArraySource(300)
@@ -212,7 +212,7 @@ def test_a_rank_without_samples_in_the_last_step_is_replayed(samples):
 
 
 def test_overlapped_buckets_of_one_parameter_each_change_no_byte(monkeypatch):
-    from runtime.training import allreduce
+    from runtime.dense import threads as allreduce
 
     def one_each(model):
         return [[k] for k in reversed(range(len(list(model.parameters()))))]

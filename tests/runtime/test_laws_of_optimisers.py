@@ -8,10 +8,10 @@ import torch
 
 from runtime.data.batch import Batch
 from runtime.embedding.config import RowOptimizer
-from runtime.embedding.optimizers import apply
+from runtime.embedding.reference.optimizers import apply
 from runtime.models.inputs import Embeddings
-from runtime.training.feed import training_stream
-from runtime.training.parts import assemble
+from runtime.rank.feed import training_stream
+from runtime.rank.parts import assemble
 from tests.runtime.worlds import ArraySource, config, run
 
 TORCH = {

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persia_sim.staleness import staleness_in_pushes, staleness_in_steps
-from persia_sim.trace import Kind
-from persia_sim.vocabulary import Mode
-from runtime.training.feed import Feed, training_stream
-from runtime.training.stop import Stop
+from persia_sim.words.staleness import staleness_in_pushes, staleness_in_steps
+from persia_sim.words.trace import Kind
+from persia_sim.words.vocabulary import Mode
+from runtime.rank.feed import Feed, training_stream
+from runtime.stop import Stop
 from tests.runtime.worlds import ArraySource, config, run
 
 SOURCE = ArraySource(600)

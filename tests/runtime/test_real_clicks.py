@@ -7,7 +7,7 @@ from statistics import mean
 import pytest
 
 from runtime.config import DataConfig, TrainConfig
-from runtime.training.session import train
+from runtime.run.session import train
 
 pytestmark = [pytest.mark.data, pytest.mark.slow]
 

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import torch
 
-from persia_sim.vocabulary import Mode
+from persia_sim.words.vocabulary import Mode
 from runtime.data.batch import Batch
-from runtime.embedding.pooling import FieldVectors
-from runtime.training import learner as learner_module
-from runtime.training.copy_streams import StreamName
-from runtime.training.staging import HostStaging, StreamStaging, open_staging
+from runtime.embedding.store import FieldVectors
+from runtime.rank import learner as learner_module
+from runtime.rank.copy_streams import StreamName
+from runtime.rank.staging import HostStaging, StreamStaging, open_staging
 from tests.runtime.worlds import ArraySource, assert_same_bytes, config, difference, run
 
 

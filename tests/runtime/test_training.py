@@ -10,19 +10,20 @@ import numpy as np
 import pytest
 import torch
 
-from persia_sim.vocabulary import Mode
+from persia_sim.words.vocabulary import Mode
+from runtime import stop
 from runtime.config import ModelConfig, TrainConfig
+from runtime.dense.averaging import AveragingRound
+from runtime.dense.rules import LossScale
 from runtime.embedding.config import RowOptimizer
-from runtime.training import learner, stop
-from runtime.training.averaging import AveragingRound
-from runtime.training.choose import fastest
-from runtime.training.concurrent import ConcurrentRun
-from runtime.training.dense_rules import LossScale
-from runtime.training.gate import Gate
-from runtime.training.learner import NonFiniteError
-from runtime.training.ordered import OrderedRun
-from runtime.training.parts import assemble
-from runtime.training.session import lag_order, train
+from runtime.engines.threads import ConcurrentRun
+from runtime.order.executor import OrderedRun
+from runtime.rank import learner
+from runtime.rank.gate import Gate
+from runtime.rank.learner import NonFiniteError
+from runtime.rank.parts import assemble
+from runtime.run.choose import fastest
+from runtime.run.session import lag_order, train
 from tests.runtime.worlds import ArraySource, assert_same_bytes, config, run
 
 SOURCE = ArraySource(300)
@@ -176,8 +177,8 @@ def test_float16_halves_its_scale_on_overflow_and_goes_on():
 
 
 def test_a_timeline_has_every_stage_of_every_step():
-    from persia_sim.chrome import chrome_events
-    from runtime.training.spans import SpanRecorder
+    from persia_sim.words.chrome import chrome_events
+    from runtime.rank.spans import SpanRecorder
 
     spans = SpanRecorder(enabled=True)
     run(config(mode=Mode.HYBRID, tau=1, ranks=2, executor="concurrent"), SOURCE, spans=spans)
@@ -189,7 +190,7 @@ def test_a_timeline_has_every_stage_of_every_step():
 
 
 def test_a_profile_law_is_the_line_through_its_points():
-    from runtime.profile import Measurement, fit
+    from runtime.run.profile import Measurement, fit
 
     law = fit([Measurement(n, 1e-5 + 2e-8 * n) for n in (10, 100, 1000)])
     assert law["fixed_s"] == pytest.approx(1e-5, rel=1e-6)

@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from persia_sim.trace import Event, Trace
+from persia_sim.words.trace import Event, Trace
 from runtime.config import ModelConfig, TrainConfig
 from runtime.data.batch import Batch, Field, Layout
 from runtime.data.ids import hash_integers, tag
 from runtime.data.source import Part, Provenance
 from runtime.embedding.config import RowOptimizer, TableConfig
-from runtime.embedding.store import EmbeddingStore
-from runtime.training.concurrent import ConcurrentRun
-from runtime.training.learner import Learner
-from runtime.training.ordered import OrderedRun
-from runtime.training.parts import assemble
-from runtime.training.progress import Meter
-from runtime.training.session import lag_order
-from runtime.training.spans import SpanRecorder
+from runtime.embedding.reference.store import EmbeddingStore
+from runtime.engines.threads import ConcurrentRun
+from runtime.order.executor import OrderedRun
+from runtime.rank.learner import Learner
+from runtime.rank.parts import assemble
+from runtime.rank.progress import Meter
+from runtime.rank.spans import SpanRecorder
+from runtime.run.session import lag_order
 
 
 class ArraySource:

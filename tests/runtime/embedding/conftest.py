@@ -10,7 +10,7 @@ import pytest
 
 from runtime.data.batch import Batch, Field, Layout
 from runtime.embedding.config import TableConfig
-from runtime.embedding.native_store import NativeStore
+from runtime.embedding.native.store import NativeStore
 from runtime.embedding.store import Handle
 
 LAYOUT = Layout(fields=(Field(name="a"),))

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.embedding.array_file import BrokenFileError
-from runtime.embedding.checkpoint import load, save
+from runtime.checkpoint.array_file import BrokenFileError
+from runtime.checkpoint.rows import load, save
 from runtime.embedding.config import RowOptimizer
 from runtime.embedding.features import Admission, Capacity
 
@@ -172,7 +172,7 @@ def test_a_save_that_dies_leaves_the_one_before(
     def die(*_: Any) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("runtime.embedding.checkpoint._replace_manifest", die)
+    monkeypatch.setattr("runtime.checkpoint.rows._replace_manifest", die)
     with pytest.raises(OSError, match="no space"):
         save(table.store, tmp_path)
     loaded = one_table(dim=2)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from runtime.embedding.config import RowOptimizer
-from runtime.embedding.extension import native
+from runtime.embedding.native.extension import native
 
 SGD = RowOptimizer(kind="sgd", lr=1.0)
 STEP = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a unit of the last place of 1.0

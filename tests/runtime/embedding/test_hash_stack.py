@@ -11,9 +11,9 @@ from runtime.data.batch import Batch, Field, Layout
 from runtime.data.ids import tag
 from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.embedding.features import HashStack
-from runtime.embedding.native_plan import stacked
+from runtime.embedding.native.plan import stacked
 from runtime.embedding.open import open_pooling, open_store
-from runtime.embedding.pooling import FieldVectors
+from runtime.embedding.store import FieldVectors
 
 SGD = RowOptimizer(kind="sgd", lr=1.0)
 

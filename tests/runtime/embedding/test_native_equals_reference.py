@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from runtime.data.batch import Batch, Field, Layout
 from runtime.embedding.config import RowOptimizer, TableConfig
-from runtime.embedding.extension import native
+from runtime.embedding.native.extension import native
 from runtime.embedding.open import open_pooling, open_store
-from runtime.embedding.pooling import FieldVectors
+from runtime.embedding.store import FieldVectors
 
 OPTIMIZERS = [
     RowOptimizer(kind="sgd"),

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from runtime.data.batch import Batch, Field, Layout
-from runtime.embedding import fused
+from runtime.embedding import worker as fused
 from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.embedding.features import Capacity
 from runtime.embedding.open import open_pooling, open_store, use_threads
-from runtime.embedding.pooling import FieldVectors
+from runtime.embedding.store import FieldVectors
 
 LAYOUT = Layout(fields=(Field(name="a"), Field(name="b", pooling="mean")))
 
@@ -52,11 +52,11 @@ def test_reference_refuses_what_it_would_ignore(config: dict[str, Any]) -> None:
 
 
 def test_missing_extension_is_one_sentence_with_the_remedy(monkeypatch: Any) -> None:
-    monkeypatch.setitem(sys.modules, "runtime.embedding._native", None)
-    monkeypatch.delattr("runtime.embedding._native", raising=False)
-    monkeypatch.delitem(sys.modules, "runtime.embedding.extension")
+    monkeypatch.setitem(sys.modules, "runtime.embedding.native._kernels", None)
+    monkeypatch.delattr("runtime.embedding.native._kernels", raising=False)
+    monkeypatch.delitem(sys.modules, "runtime.embedding.native.extension")
     with pytest.raises(ImportError, match=r"not built for this Python .*pip install -e"):
-        importlib.import_module("runtime.embedding.extension")
+        importlib.import_module("runtime.embedding.native.extension")
 
 
 def test_wrong_number_of_threads_is_refused() -> None:

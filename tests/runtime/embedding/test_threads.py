@@ -11,10 +11,10 @@ import pytest
 
 from runtime.data.batch import Batch, Field, Layout
 from runtime.embedding.config import RowOptimizer, TableConfig
-from runtime.embedding.extension import native
 from runtime.embedding.features import Capacity
+from runtime.embedding.native.extension import native
 from runtime.embedding.open import open_pooling, open_store
-from runtime.embedding.pooling import FieldVectors
+from runtime.embedding.store import FieldVectors
 
 FIELDS = (Field(name="a"), Field(name="b", pooling="mean"), Field(name="c", table="other"))
 

@@ -1,0 +1,1 @@
+"""Speeds as ratios of interleaved runs, with the machine's load beside them."""

@@ -1,0 +1,305 @@
+"""Whole training steps: ours in three modes against FBGEMM, TorchRec, torch, and no embedding."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from experiments.benching.windows import Window, interleave, paired_ratio, summarize
+from experiments.benching.workload_w import FIELDS, WorkloadW, workload_w
+from experiments.tables import aligned, write_csv
+from persia_sim.words.vocabulary import Mode
+from runtime.config import ModelConfig, TrainConfig
+from runtime.embedding.config import RowOptimizer, TableConfig
+
+WorkloadName = Literal["w", "w-dim128", "small", "small-8ids", "paper"]
+OURS = ("ours sync", "ours lookahead", "ours hybrid")
+PEERS = ("fbgemm tbe", "torchrec fused", "torch sparse")
+CEILING = "dense-only"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """One workload, and the ratios it must reach (issue "Embedding engine", speeds)."""
+
+    dim: int
+    hidden: tuple[int, ...]
+    ids_per_field: int
+    rows: int
+    goals: tuple[tuple[str, float], ...]
+    """(base, ratio of our best mode to it)."""
+
+
+SHAPES: dict[WorkloadName, Shape] = {
+    "w": Shape(
+        dim=16,
+        hidden=(1024, 512, 256),
+        ids_per_field=1,
+        rows=10_000_000,
+        goals=((CEILING, 0.95),),
+    ),
+    "w-dim128": Shape(
+        dim=128,
+        hidden=(1024, 512, 256),
+        ids_per_field=1,
+        rows=1_000_000,
+        goals=((CEILING, 0.85), ("fbgemm tbe", 1.2)),
+    ),
+    "small": Shape(
+        dim=16,
+        hidden=(256, 128, 64),
+        ids_per_field=1,
+        rows=10_000_000,
+        goals=(("fbgemm tbe", 1.5),),
+    ),
+    "small-8ids": Shape(
+        dim=16,
+        hidden=(256, 128, 64),
+        ids_per_field=8,
+        rows=10_000_000,
+        goals=(("fbgemm tbe", 1.8), ("torchrec fused", 1.8)),
+    ),
+    "paper": Shape(
+        dim=16,
+        hidden=(4096, 2048, 1024, 512, 256),  # as runtime.models.towers.PAPER_TOWER
+        ids_per_field=1,
+        rows=10_000_000,
+        goals=(),
+    ),
+}
+LATENCY_GOAL = 1.4
+"""Hybrid over sync with 10 ms of latency (issue "Embedding engine", speeds)."""
+KNOWN_SHARES = {"fbgemm tbe": 0.91, "torchrec fused": 0.82, "torch sparse": 0.74}
+"""Of dense-only on W (measured 2026-11-21, reference/performance.md B2); a peer far from its share
+was not set up as it can be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Samples/s of whole training steps, every system in turn, ratios with intervals."""
+
+    workloads: tuple[WorkloadName, ...] = ("w", "w-dim128", "small", "small-8ids")
+    """w: 26 fields, 10 M rows, tower 1024-512-256; small: 256-128-64; dim 128 has 1 M rows; paper:
+    w with the paper's tower, which asks for a GPU."""
+    device: str = "cpu"
+    """Of the dense network, the rows stay in host memory; with cuda the peers are left out."""
+    rows: int | None = None
+    """Distinct ids instead of the workload's own number (for a quick look)."""
+    batch: int = 4096
+    """Samples a step."""
+    threads: int = 2
+    """Threads of one dense operation, and of the embedding kernels of sync and lookahead."""
+    clock: Literal["wall", "cpu"] = "wall"
+    """wall: what the goals mean. cpu: samples per second of CPU time over all threads, first steps
+    included: what a machine shared with others can still tell; use it with --threads 1."""
+    latency_s: float = 0.0
+    """Added to every lookup and every push of ours, as a network would; then the peers are left
+    out and hybrid is compared with sync."""
+    rounds: int = 30
+    """Interleaved rounds of windows."""
+    window_steps: int = 8
+    """Steps in a window; the first two are not timed."""
+    most_foreign_cores: float = 0.15
+    """Windows with more foreign load are measured again once, then left out if others suffice."""
+    out: Path = Path("runs/bench-peers")
+    """Folder of the CSV and the figure."""
+
+
+def run(options: Options) -> None:
+    """Measure, print table and goals, write CSV and figure."""
+    from tqdm import tqdm
+
+    all_windows: list[dict[str, object]] = []
+    for name in options.workloads:
+        systems = _systems(options, SHAPES[name])
+        if options.clock == "cpu":
+            samples = options.window_steps * options.batch
+            systems = {one: _by_cpu(measure, samples) for one, measure in systems.items()}
+        with tqdm(total=options.rounds * len(systems), desc=name, disable=None) as bar:
+            windows = interleave(
+                systems, options.rounds, options.most_foreign_cores, lambda: bar.update() and None
+            )
+        all_windows += [{"workload": name, **asdict(w)} for w in windows]
+        print(_report(name, windows, list(systems), options))
+    table = options.out / "bench_peers.csv"
+    write_csv(table, all_windows)
+    from paper_figs.speeds import save, speeds_figure  # late: pyplot takes seconds
+
+    figure = save(speeds_figure(table, CEILING), options.out / "bench_peers.png")
+    print(f"{table}  {figure}")
+
+
+def _report(name: WorkloadName, windows: list[Window], systems: list[str], options: Options) -> str:
+    rows = []
+    for system in systems:
+        found = summarize(windows, system)
+        share = paired_ratio(windows, system, CEILING)
+        rows.append(
+            [
+                system,
+                *(f"{v / 1e3:.1f}" for v in (found.median, found.low, found.high)),
+                f"{share.mean:.2f} [{share.low:.2f}, {share.high:.2f}]",
+                f"{found.quiet}/{found.windows}",
+                f"{found.foreign_cores:.2f}",
+            ]
+        )
+    unit = "k samples/s" if options.clock == "wall" else "k samples per CPU second"
+    header = [f"{name}: {unit}", "median", "min", "max", "of dense-only", "quiet", "foreign"]
+    lines = [aligned(header, rows)]
+    best = max(OURS, key=lambda one: summarize(windows, one).median)
+    goals = [(best, base, goal) for base, goal in SHAPES[name].goals if base in systems]
+    if options.latency_s:
+        goals = [(OURS[2], OURS[0], LATENCY_GOAL)]
+    for ours, base, goal in goals:
+        ratio = paired_ratio(windows, ours, base)
+        verdict = "met" if ratio.low >= goal else "MISSED" if ratio.high < goal else "not decided"
+        verdict += "" if ratio.clean else " (loaded machine)"
+        lines.append(
+            f"goal: {ours} >= {goal:.2f} x {base}: {ratio.mean:.2f} [{ratio.low:.2f},"
+            f" {ratio.high:.2f}], {ratio.pairs} pairs: {verdict}"
+        )
+    if name == "w" and PEERS[0] in systems:
+        for peer, known in KNOWN_SHARES.items():
+            share = paired_ratio(windows, peer, CEILING).mean
+            if abs(share / known - 1) > 0.1:
+                lines.append(f"note: {peer} is at {share:.2f} of dense-only, known is {known:.2f}")
+    return "\n".join(lines) + "\n"
+
+
+def _by_cpu(measure: Callable[[], float], samples: int) -> Callable[[], float]:
+    def per_cpu_s() -> float:
+        began = time.process_time()
+        measure()
+        return samples / (time.process_time() - began)
+
+    return per_cpu_s
+
+
+def _systems(options: Options, shape: Shape) -> dict[str, Callable[[], float]]:
+    import torch
+
+    from experiments.benching.peers import fbgemm_tbe, row_numbers, torch_sparse, torchrec_fused
+    from runtime.dense.rules import open_device
+
+    open_device(options.device)
+    torch.set_num_threads(options.threads)
+    rows = options.rows or shape.rows
+    source = workload_w(options.batch, rows, batches=16, ids_per_field=shape.ids_per_field)
+    store = _full_store(source, shape.dim, rows)
+    systems: dict[str, Callable[[], float]] = {}
+    blank = torch.zeros(options.batch, FIELDS * shape.dim, device=options.device)
+    systems[CEILING] = _loop(options, shape, source, lambda _: blank.detach(), lambda: None)
+    for name, mode in zip(OURS, (Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID), strict=True):
+        systems[name] = _ours(options, shape, source, store, mode)
+    if options.latency_s or options.device != "cpu":
+        return systems
+    numbers = row_numbers(source.batches, rows)
+    for name, make in zip(PEERS, (fbgemm_tbe, torchrec_fused, torch_sparse), strict=True):
+        systems[name] = _loop(options, shape, source, *make(numbers, rows, shape.dim))
+    return systems
+
+
+def _full_store(source: WorkloadW, dim: int, rows: int) -> object:
+    """Our store with every row of the workload, as the peers' tables have."""
+    from runtime.data.batch import Batch
+    from runtime.data.ids import hash_integers, tag
+    from runtime.embedding.open import open_store
+
+    optimizer = RowOptimizer(kind="adagrad", lr=0.05, eps=1e-10)
+    store = open_store(source.layout, [TableConfig(dim=dim, optimizer=optimizer)])
+    values = rows // FIELDS
+    order = np.random.default_rng(1).permutation(FIELDS)
+    for field in order:
+        ids = np.random.default_rng(int(field)).permutation(
+            tag(int(field), hash_integers(np.arange(values)))
+        )
+        for start in range(0, values, 1 << 17):
+            part = ids[start : start + (1 << 17)]
+            empty = np.zeros((len(part), 0), np.float32)
+            handle = store.begin(0, 0, Batch(part, np.arange(len(part) + 1), empty, empty))
+            store.read(handle, 0)
+    return store
+
+
+def _ours(
+    options: Options, shape: Shape, source: WorkloadW, store: object, mode: Mode
+) -> Callable[[], float]:
+    from runtime.engines.threads import ConcurrentRun
+    from runtime.rank.parts import assemble
+
+    config = TrainConfig(
+        mode=mode,
+        executor="concurrent",
+        batch=options.batch,
+        steps=options.window_steps,
+        threads=options.threads,
+        device=options.device,
+        queue_batches=2 if mode.reads_late_rows else None,
+        latency_s=options.latency_s,
+        rows=TableConfig(dim=shape.dim),
+        model=ModelConfig(hidden=shape.hidden),
+    )
+    filled = replace(assemble(config, source), store=store)
+
+    def measure() -> float:
+        parts = filled.again(source)
+        parts.meter.start()
+        ConcurrentRun(parts).run()
+        return parts.meter.samples_per_s(skip=2)
+
+    return measure
+
+
+def _loop(
+    options: Options,
+    shape: Shape,
+    source: WorkloadW,
+    look: Callable[[int], object],
+    step_rows: Callable[[], None],
+) -> Callable[[], float]:
+    """The plain loop around the same tower, loss and optimiser."""
+    import torch
+    from torch import Tensor
+    from torch.nn.functional import binary_cross_entropy_with_logits
+
+    from runtime.dense.optimizer import make_optimizer
+    from runtime.models.inputs import Embeddings
+    from runtime.rank.parts import assemble
+
+    config = TrainConfig(
+        batch=options.batch,
+        device=options.device,
+        rows=TableConfig(dim=shape.dim),
+        model=ModelConfig(hidden=shape.hidden),
+    )
+    model = assemble(config, source).learner.model
+    optimizer = make_optimizer(config.model, model)
+    dense = [torch.from_numpy(b.dense).to(options.device) for b in source.batches]
+    labels = [torch.from_numpy(b.labels).to(options.device) for b in source.batches]
+    at = [0]
+
+    def measure() -> float:
+        began = 0.0
+        for number in range(options.window_steps):
+            if number == 2:
+                began = time.perf_counter()
+            at[0] = (at[0] + 1) % len(dense)
+            pooled = look(at[0])
+            assert isinstance(pooled, Tensor)
+            if not pooled.requires_grad:
+                pooled.requires_grad_()
+            logits = model(dense[at[0]], Embeddings(pooled, {}, {}))
+            loss = binary_cross_entropy_with_logits(logits, labels[at[0]])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            step_rows()
+        loss.item()  # on a GPU: wait for the last step
+        return (options.window_steps - 2) * options.batch / (time.perf_counter() - began)
+
+    return measure

@@ -1,0 +1,1 @@
+"""Published throughput, and how the simulator compares with it."""

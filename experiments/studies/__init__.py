@@ -1,0 +1,1 @@
+"""One module a study: it runs points, prints a table, draws a figure."""

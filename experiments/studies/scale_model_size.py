@@ -1,0 +1,67 @@
+"""Throughput against the size of the model at 6.25 to 100 trillion parameters, and what binds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.published.compare import candidates, model_size, table
+from experiments.studies.scale_workers import records, summary
+from experiments.tables import aligned, write_csv
+from persia_sim.presets.fits import FITS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Five sizes in hybrid, three modes at 100T, and suspects for what binds there."""
+
+    steps: int = 160
+    """Simulated steps of a point."""
+    suspects: bool = True
+    """Also slow one resource at a time until it explains the published async rate."""
+    out: Path = Path("runs/scale-model-size")
+    """Folder of the tables and the figure."""
+
+
+def run(options: Options) -> None:
+    """Simulate, write the tables and the figure, print the signed errors."""
+    from paper_figs.scale_model_size import save, scale_model_size_figure
+
+    rows = list(model_size(steps=options.steps))
+    path = options.out / "scale_model_size.csv"
+    write_csv(path, records(rows))
+    print(table(rows))
+    print(summary(rows))
+    sizes = [row for row in rows if row.series.endswith("hybrid")]
+    held_out = []
+    for row in sizes:
+        others = [r.published for r in sizes if r is not row and r.published]
+        level = sum(others) / len(others)
+        held_out.append(abs(level / (row.published or level) - 1))
+    print(
+        f"one level fitted to four sizes, the fifth held out: mean |error| "
+        f"{sum(held_out) / len(held_out):.1%}, largest {max(held_out):.1%}"
+    )
+    print(f"fitted constants: {len(FITS['gcp-100t'])} ({', '.join(FITS['gcp-100t'])})")
+    if options.suspects:
+        found = candidates()
+        write_csv(
+            options.out / "suspects.csv",
+            [
+                {"suspect": c.name, "batch": c.batch, "would_need": c.constant}
+                | {f"error_{mode}": error for mode, error in c.errors.items()}
+                for c in found
+            ],
+        )
+        print("\none resource alone slowed until async fits; the rest nominal")
+        print(
+            aligned(
+                ["suspect", "batch", "would need", "async (fit)", "hybrid", "sync"],
+                [
+                    [c.name, str(c.batch), c.constant, *(f"{e:+.1%}" for e in c.errors.values())]
+                    for c in found
+                ],
+            )
+        )
+    figure = save(scale_model_size_figure(path), options.out / "scale_model_size.png")
+    print(f"{len(rows)} points in {path}; {figure}")

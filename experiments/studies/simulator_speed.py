@@ -1,0 +1,84 @@
+"""How fast the simulator is: events and CPU time against the size of the cluster."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from experiments.tables import aligned, write_csv
+from persia_sim.engine.simulate import simulate
+from persia_sim.insight.sweep import Point, analytic, scenario_of
+from persia_sim.model.scenario import Discipline
+from persia_sim.words.vocabulary import Mode
+
+SIZES = ((8, 13, 4), (64, 100, 30), (256, 250, 75), (1024, 1000, 75))
+FLUID_RANKS = 64  # beyond, every message shares the servers' cards with thousands of others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """CPU time of this process, so that other work on the machine counts as little as it can."""
+
+    steps: int = 100
+    """Steps of a run."""
+    out: Path = Path("runs/simulator-speed")
+    """Folder of the table."""
+
+
+def run(options: Options) -> None:
+    """Time runs of growing clusters, a long run and the closed form."""
+    records = []
+    for ranks, workers, servers in SIZES:
+        point = Point(ranks=ranks, workers=workers, servers=servers)
+        for discipline in (Discipline.FLUID, Discipline.FIFO):
+            if discipline is Discipline.FLUID and ranks > FLUID_RANKS:
+                continue
+            for mode in (Mode.SYNC, Mode.HYBRID) if ranks <= FLUID_RANKS else (Mode.HYBRID,):
+                chosen = replace(point, discipline=discipline, mode=mode)
+                records.append(_timed(chosen, options.steps))
+    records.append(_timed(Point(), 1000))
+    header = ["GPUs", "workers", "servers", "mode", "network", "steps", "events/step", "kev/s"]
+    header += ["CPU s", "load"]
+    print(
+        aligned(
+            header,
+            [
+                [
+                    *(str(r[k]) for k in ("ranks", "workers", "servers", "mode", "network")),
+                    str(r["steps"]),
+                    f"{r['events_per_step']:,.0f}",
+                    f"{r['events_per_s'] / 1e3:.0f}",
+                    f"{r['cpu_s']:.1f}",
+                    f"{r['load_1min']:.1f}",
+                ]
+                for r in records
+            ],
+        )
+    )
+    started = time.process_time()
+    for number in range(10_000):
+        analytic(Point(batch=100 + number % 4000, tau=number % 7))
+    print(f"10,000 closed-form points: {time.process_time() - started:.1f} s of CPU")
+    write_csv(options.out / "simulator_speed.csv", records)
+    print(options.out / "simulator_speed.csv")
+
+
+def _timed(point: Point, steps: int) -> dict[str, float | str | int]:
+    scenario = scenario_of(point, steps)
+    started = time.process_time()
+    found = simulate(scenario)
+    cpu_s = time.process_time() - started
+    return {
+        "ranks": point.ranks,
+        "workers": point.workers,
+        "servers": scenario.cluster.servers.processes,
+        "mode": str(point.mode),
+        "network": str(point.discipline),
+        "steps": steps,
+        "events_per_step": found.events / steps,
+        "events_per_s": found.events / cpu_s,
+        "cpu_s": cpu_s,
+        "load_1min": os.getloadavg()[0],
+    }

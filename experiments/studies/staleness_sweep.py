@@ -1,0 +1,187 @@
+"""How much test AUC a mode and a bound cost, over paired seeds and any factors of the start."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from experiments.checks import at_least, not_empty
+from experiments.gaps import Setting, curve_records, finished, gap_table, record, table_cells
+from experiments.points import Point, data_sha256
+from experiments.sweep import default_jobs, print_plan, run_points
+from experiments.tables import aligned, write_csv
+from persia_sim.words.vocabulary import Mode
+from runtime.config import DataConfig, DenseOptimizer, ModelConfig, TrainConfig
+from runtime.embedding.config import RowOptimizerKind, TableConfig
+
+DEFAULT_TAUS = (0, 4, 16)
+_ROWS_OF_AN_ORDINARY_SET = 165_000  # KuaiRand's training part; only the progress bar asks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Sweep modes and bounds with the deterministic executor; every factor list is crossed."""
+
+    modes: tuple[Mode, ...] = (Mode.SYNC, Mode.HYBRID, Mode.ASYNC)
+    """Modes to compare; sync is the reference of the gaps."""
+    taus: tuple[int, ...] = ()
+    """Bounds for the modes that have one; else 0, 4 and 16."""
+    seeds: int = 5
+    """Paired seeds 0, 1, ..., >= 1; an interval needs two."""
+    ranks: int = 8
+    """NN workers W."""
+    batch: tuple[int, ...] = (128,)
+    """Factor: samples per dense update."""
+    steps: tuple[int, ...] = ()
+    """Factor: dense updates; else one pass over the data."""
+    row_optimizer: tuple[RowOptimizerKind, ...] = ()
+    """Factor: optimiser of the rows; else that of --rows."""
+    row_lr: tuple[float, ...] = ()
+    """Factor: learning rate of the rows; else that of --rows."""
+    initial_accumulator: tuple[float, ...] = ()
+    """Factor: Adagrad's start; 0 moves fresh rows fast, 0.01 (the original's) slowly."""
+    initial_scale: tuple[float, ...] = ()
+    """Factor: fresh rows are uniform in +- this."""
+    optimizer: tuple[DenseOptimizer, ...] = ()
+    """Factor: optimiser of the dense network; else that of --model."""
+    lr: tuple[float, ...] = ()
+    """Factor: learning rate of the dense network; else that of --model."""
+    merge_pushes: tuple[bool, ...] = ()
+    """Factor, of the hybrid modes: merged (the default) or on arrival."""
+    match: tuple[Literal["update", "global"], ...] = ()
+    """Factor, of async: batches of a dense update (the default), or of a rank's share of it."""
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    rows: TableConfig = field(default_factory=TableConfig)
+    evaluate_every_steps: int | None = None
+    """For curves: evaluate a snapshot every so many updates."""
+    test_rows: int | None = None
+    """Evaluate on the first rows of the test part only."""
+    out: Path = Path("runs/staleness-sweep")
+    """Folder of the results; a second run with the same folder does only what is missing."""
+    jobs: int = default_jobs()
+    """Points at a time."""
+    dry_run: bool = False
+    """Print the plan, point by point, and stop."""
+
+    def __post_init__(self) -> None:
+        at_least(1, seeds=self.seeds, ranks=self.ranks, jobs=self.jobs)
+        not_empty(modes=self.modes, batch=self.batch)
+        used = {
+            "taus": (any(m.reads_late_rows for m in self.modes), "a mode that reads late rows"),
+            "merge_pushes": (
+                any(m in (Mode.HYBRID, Mode.RAW_HYBRID) for m in self.modes),
+                "hybrid or raw_hybrid",
+            ),
+            "match": (any(not m.has_barrier for m in self.modes), "async or async_averaging"),
+        }
+        for name, (is_used, where) in used.items():
+            if getattr(self, name) and not is_used:
+                raise ValueError(f"{name} is only used by {where}; add such a mode or remove it")
+
+
+def run(options: Options) -> None:
+    """Plan, run, print a table for each combination of factors."""
+    groups = plan(options)
+    points = [point for _, group in groups for point in group]
+    print_plan(points, options.out, options.jobs)
+    for label, group in groups:
+        print(f"  {label or 'all'}: {len(group)} points")
+        if options.dry_run:
+            for point in group:
+                state = "done" if point.is_done(options.out) else "to run"
+                print(f"    {point.label:<24} {state:<7} {point.folder(options.out)}")
+    if options.dry_run:
+        return
+    run_points(points, options.out, options.jobs, expected_samples(points[0].config))
+    records: list[dict[str, Any]] = []
+    curves: list[dict[str, Any]] = []
+    for label, group in groups:
+        runs = finished(group, options.out)
+        for task in runs[0].summary["tasks"]:
+            rows = gap_table(runs, [], task)
+            print(f"\n{task}, {label or options.data.name}, W = {options.ranks}")
+            print(aligned(*table_cells(rows)))
+            records += [{"factors": label, **record(row)} for row in rows]
+        curves += [{"factors": label, **line} for line in curve_records(runs, options.out)]
+    write_csv(options.out / "table.csv", records)
+    write_csv(options.out / "curves.csv", curves)
+    print(f"\ntable: {options.out / 'table.csv'}   curves: {options.out / 'curves.csv'}")
+
+
+def plan(options: Options) -> list[tuple[str, list[Point]]]:
+    """The points, grouped by the values of the factors that vary."""
+    factors: dict[str, Sequence[Any]] = {
+        "batch": options.batch,
+        "row_optimizer": options.row_optimizer or (options.rows.optimizer.kind,),
+        "row_lr": options.row_lr or (options.rows.optimizer.lr,),
+        "initial_accumulator": options.initial_accumulator
+        or (options.rows.optimizer.initial_accumulator,),
+        "initial_scale": options.initial_scale or (options.rows.initial_scale,),
+        "optimizer": options.optimizer or (options.model.optimizer,),
+        "lr": options.lr or (options.model.lr,),
+        "steps": options.steps or (None,),
+        "merge_pushes": options.merge_pushes or (True,),
+        "match": options.match or ("update",),
+    }
+    groups = []
+    for values in itertools.product(*factors.values()):
+        chosen = dict(zip(factors, values, strict=True))
+        label = " ".join(f"{k}={v}" for k, v in chosen.items() if len(factors[k]) > 1)
+        optimizer = replace(
+            options.rows.optimizer,
+            kind=chosen["row_optimizer"],
+            lr=chosen["row_lr"],
+            initial_accumulator=chosen["initial_accumulator"],
+        )
+        base = TrainConfig(
+            ranks=options.ranks,
+            batch=chosen["batch"],
+            steps=chosen["steps"],
+            data=options.data,
+            model=replace(options.model, lr=chosen["lr"], optimizer=chosen["optimizer"]),
+            rows=replace(options.rows, optimizer=optimizer, initial_scale=chosen["initial_scale"]),
+            evaluate_every_steps=options.evaluate_every_steps,
+            test_rows=options.test_rows,
+        )
+        settings: list[Setting] = []
+        for mode in options.modes:
+            taus = (options.taus or DEFAULT_TAUS) if mode.reads_late_rows else (0,)
+            settings += [(str(mode), tau) for tau in taus]
+        points = setting_points(base, settings, options.seeds)
+        groups.append((label, [_with_choices(p, chosen) for p in points]))
+    return groups
+
+
+def _with_choices(point: Point, chosen: dict[str, Any]) -> Point:
+    """Add the factors that only some modes have."""
+    config = point.config
+    if config.mode in (Mode.HYBRID, Mode.RAW_HYBRID):
+        config = replace(config, merge_pushes=chosen["merge_pushes"])
+    if not config.mode.has_barrier:
+        config = replace(config, match=chosen["match"])
+    return replace(point, config=config)
+
+
+def setting_points(base: TrainConfig, settings: Sequence[Setting], seeds: int) -> list[Point]:
+    """One point per seed and setting; seed by seed, so that pairs are complete early."""
+    checksum = data_sha256(base)
+    points = []
+    for seed in range(seeds):
+        for mode, tau in settings:
+            bound = tau if Mode(mode).reads_late_rows else None
+            config = replace(base, mode=Mode(mode), tau=bound, seed=seed)
+            suffix = "" if bound is None else f"-tau{bound}"
+            label = f"{mode}{suffix}-seed{seed}"
+            points.append(Point(label=label, config=config, data_sha256=checksum))
+    return points
+
+
+def expected_samples(config: TrainConfig) -> int:
+    """Samples of one run, for the progress bar; an estimate when only a pass would tell."""
+    if config.steps is not None:
+        return config.steps * config.batch
+    return (config.data.rows or _ROWS_OF_AN_ORDINARY_SET) * config.data.passes

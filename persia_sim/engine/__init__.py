@@ -1,0 +1,1 @@
+"""The discrete-event simulation: SimPy processes over a cluster's resources."""

@@ -1,0 +1,1 @@
+"""What a simulated run says: intervals, critical path, sensitivity, staleness, report."""

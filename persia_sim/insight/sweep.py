@@ -1,0 +1,157 @@
+"""Many configurations: a grid or a Latin hypercube, each run until its interval is narrow enough.
+
+Points and rows are plain data, so that they can be computed anywhere and kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from persia_sim.engine.simulate import simulate
+from persia_sim.insight.measure import throughput
+from persia_sim.insight.report import staleness
+from persia_sim.model.demand import demand
+from persia_sim.model.scenario import Discipline, Noise, Scenario
+from persia_sim.oracle.closed_form import answer
+from persia_sim.presets.catalogue import CLUSTERS, costs_of, workloads
+from persia_sim.words.vocabulary import Mode
+
+FIRST_STEPS = 64
+FIRST_STEPS_ASYNC = 96  # averaging rounds make its steps uneven
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """One configuration of a sweep."""
+
+    cluster: str = "gcp-100t"
+    """A preset's name."""
+    workload: str = "criteo-syn5"
+    """A preset's name."""
+    mode: Mode = Mode.HYBRID
+    """How rows and dense weights are kept up to date."""
+    ranks: int = 64
+    """GPUs."""
+    workers: int = 100
+    """Embedding worker hosts."""
+    servers: int = 30
+    """Server hosts."""
+    batch: int = 864
+    """Samples of a rank in a step."""
+    tau: int | None = 4
+    """Window where the mode reads late rows; not used elsewhere."""
+    discipline: Discipline = Discipline.FLUID
+    """How network cards are shared."""
+    gpu_cv: float = 0.05
+    """Noise of a rank's compute time."""
+    seed: int = 0
+    """Root of all random draws."""
+
+    @property
+    def label(self) -> str:
+        """The same for equal points and different for others."""
+        return "/".join(str(value) for value in asdict(self).values())
+
+
+def scenario_of(point: Point, steps: int) -> Scenario:
+    """The scenario of a point; loaders go with the ranks, as the preset has them."""
+    preset = CLUSTERS[point.cluster]()
+    loaders = max(1, round(preset.loaders * point.ranks / preset.ranks))
+    cluster = preset.with_ranks(point.ranks).with_workers(point.workers)
+    cluster = replace(cluster.with_servers(point.servers), loaders=loaders)
+    return Scenario(
+        cluster=cluster,
+        workload=replace(workloads()[point.workload], batch=point.batch),
+        costs=costs_of(point.cluster),
+        mode=point.mode,
+        tau=point.tau if point.mode.reads_late_rows else None,
+        discipline=point.discipline,
+        noise=Noise(gpu_cv=point.gpu_cv),
+        seed=point.seed,
+        steps=steps,
+    )
+
+
+def evaluate(point: Point, half_width: float = 0.005, most_steps: int = 1536) -> dict[str, Any]:
+    """Simulate with twice the steps until the 95 % interval is narrow enough; one row of a table.
+
+    ``half_width`` is relative. A point that is not there at ``most_steps`` says what it has.
+    """
+    steps = FIRST_STEPS if point.mode.has_barrier else FIRST_STEPS_ASYNC
+    while True:
+        run = simulate(scenario_of(point, steps), trace=True)
+        rate = throughput(run)
+        if rate.relative <= half_width or 2 * steps > most_steps:
+            break
+        steps *= 2
+    late = staleness(run)
+    dollars = run.scenario.cluster.usd_per_hour
+    return asdict(point) | {
+        "mode": str(point.mode),
+        "discipline": str(point.discipline),
+        "samples_per_s": rate.mean,
+        "relative_half_width_95": rate.relative,
+        "steps": steps,
+        "dense_late": not point.mode.has_barrier,
+        "staleness_steps_mean": late.steps_mean,
+        "staleness_pushes_mean": late.pushes_mean,
+        "usd_per_hour": dollars,
+        "usd_per_million_samples": dollars / 3600 / rate.mean * 1e6,
+        "bound_samples_per_s": answer(run.scenario, run.need).samples_per_s,
+        "binds": answer(run.scenario, run.need).binds,
+    }
+
+
+def analytic(point: Point) -> dict[str, Any]:
+    """The closed form's row: an upper bound, exact without contention and noise."""
+    scenario = scenario_of(point, 1)
+    found = answer(scenario, demand(scenario))
+    dollars = scenario.cluster.usd_per_hour
+    return asdict(point) | {
+        "samples_per_s": found.samples_per_s,
+        "binds": found.binds,
+        "usd_per_million_samples": dollars / 3600 / found.samples_per_s * 1e6,
+    }
+
+
+def grid(**axes: Sequence[Any]) -> list[Point]:
+    """Every combination of the values of the named fields."""
+    return [Point(**dict(zip(axes, values, strict=True))) for values in product(*axes.values())]
+
+
+def latin_hypercube(count: int, seed: int, **axes: Sequence[Any]) -> list[Point]:
+    """``count`` points that cover every axis evenly: its values in turn, in random order."""
+    rng = np.random.default_rng(seed)
+    columns = {
+        name: [values[k * len(values) // count] for k in rng.permutation(count)]
+        for name, values in axes.items()
+    }
+    return [Point(**{name: column[i] for name, column in columns.items()}) for i in range(count)]
+
+
+def pareto(rows: Sequence[dict[str, Any]]) -> list[bool]:
+    """Which rows no other beats in throughput, staleness and dollars at once.
+
+    Late dense weights are a harm of their own: a mode that has them beats none that has not.
+    """
+    scores = [
+        (
+            -r["samples_per_s"],
+            r["staleness_steps_mean"],
+            r["usd_per_million_samples"],
+            r["dense_late"],
+        )
+        for r in rows
+    ]
+    return [
+        not any(
+            other != own and all(a <= b for a, b in zip(other, own, strict=True))
+            for other in scores
+        )
+        for own in scores
+    ]

@@ -1,0 +1,1 @@
+"""What is simulated, as plain data and pure functions: cluster, workload, costs, scenario."""

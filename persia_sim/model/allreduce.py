@@ -1,0 +1,150 @@
+"""All-reduce in closed form, the bucket plan of the backward pass, and what stays exposed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import ceil, log2
+
+import numpy as np
+
+from persia_sim.model.cluster import require
+
+
+def ring_s(ranks: int, size_bytes: float, bytes_per_s: float, latency_s: float) -> float:
+    """Reduce-scatter and all-gather round a ring: 2 (p - 1) a + 2 (p - 1) / p n / B.
+
+    >>> ring_s(4, 4e9, 1e9, 0.5)
+    9.0
+    """
+    hops = 2 * (ranks - 1)
+    return hops * latency_s + hops / ranks * size_bytes / bytes_per_s
+
+
+def tree_s(ranks: int, size_bytes: float, bytes_per_s: float, latency_s: float) -> float:
+    """Pipelined reduce and broadcast along a binary tree: 2 ceil(log2 p) a + 2 n / B."""
+    if ranks == 1:
+        return 0.0
+    return 2 * ceil(log2(ranks)) * latency_s + 2 * size_bytes / bytes_per_s
+
+
+class Algorithm(StrEnum):
+    """How the dense gradient is summed."""
+
+    RING = "ring"
+    TREE = "tree"
+    HIERARCHICAL = "hierarchical"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DenseSync:
+    """The all-reduce of the tower's gradient."""
+
+    algorithm: Algorithm = Algorithm.HIERARCHICAL
+    """Ring and tree run over all ranks at the slower link; hierarchical reduces inside a host, then
+    rings between hosts with each GPU's part, then gathers inside the host."""
+    intra_bytes_per_s: float
+    """Rate that a GPU achieves inside its host, > 0."""
+    inter_bytes_per_s: float
+    """Rate that a host achieves to other hosts (all its GPUs together), > 0."""
+    latency_s: float = 20e-6
+    """Per hop, >= 0."""
+    overhead_s: float = 0.0
+    """Spent once a step and never overlapped, when there is more than one rank, >= 0."""
+    bucket_bytes: float = 25 * 2**20
+    """Gradients are summed in buckets that close at this size, > 0; smaller overlaps more and pays
+    more latency. Used where the all-reduce overlaps the backward pass."""
+    source: str
+    """Where these constants come from."""
+
+    def __post_init__(self) -> None:
+        for field in ("intra_bytes_per_s", "inter_bytes_per_s", "bucket_bytes"):
+            require(getattr(self, field) > 0, field, getattr(self, field), "must be > 0")
+        for field in ("latency_s", "overhead_s"):
+            require(getattr(self, field) >= 0, field, getattr(self, field), "must be >= 0")
+
+    def seconds(self, size_bytes: float, ranks: int, ranks_per_host: int) -> float:
+        """Time to sum one message over all ranks; 0 for one rank."""
+        if ranks == 1:
+            return 0.0
+        local = min(ranks, ranks_per_host)
+        hosts = ceil(ranks / ranks_per_host)
+        if self.algorithm is not Algorithm.HIERARCHICAL:
+            # A host's card carries one stream of a ring, so a rank sees the whole card.
+            rate = self.intra_bytes_per_s
+            rate = rate if hosts == 1 else min(rate, self.inter_bytes_per_s)
+            law = ring_s if self.algorithm is Algorithm.RING else tree_s
+            return law(ranks, size_bytes, rate, self.latency_s)
+        inside = ring_s(local, size_bytes, self.intra_bytes_per_s, self.latency_s)
+        if hosts == 1:
+            return inside
+        return inside + ring_s(hosts, size_bytes, self.inter_bytes_per_s, self.latency_s)
+
+    def card_bytes(self, size_bytes: float, ranks: int, ranks_per_host: int) -> float:
+        """What one message puts on each host's card, each way; 0 inside one host."""
+        hosts = ceil(ranks / ranks_per_host)
+        if hosts == 1:
+            return 0.0
+        if self.algorithm is Algorithm.TREE:
+            return 2 * size_bytes
+        members = hosts if self.algorithm is Algorithm.HIERARCHICAL else ranks
+        return 2 * (members - 1) / members * size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A part of the gradient that is summed at once."""
+
+    ready_share: float
+    """Share of the backward pass after which the whole bucket is there, in (0, 1]."""
+    seconds: float
+    """Duration of its all-reduce."""
+    card_bytes: float = 0.0
+    """Bytes that cross each GPU host's card, each way."""
+
+
+def bucket_sizes(layer_params: Sequence[int], bucket_bytes: float) -> list[tuple[float, float]]:
+    """(share of the backward pass, bytes) of each bucket, from the output layer to the input.
+
+    A layer's gradient is not split; the backward pass spends time in proportion to parameters.
+    """
+    total = sum(layer_params)
+    plan: list[tuple[float, float]] = []
+    done = 0
+    pending = 0.0
+    for params in reversed(layer_params):
+        done += params
+        pending += 4.0 * params
+        if pending >= bucket_bytes:
+            plan.append((done / total, pending))
+            pending = 0.0
+    if pending:
+        plan.append((1.0, pending))
+    return plan
+
+
+def sync_delay(
+    now_s: float,
+    forward_end_s: np.ndarray,
+    backward_s: np.ndarray,
+    buckets: Sequence[Bucket],
+    overlapped: bool,
+    overhead_s: float,
+) -> float:
+    """Seconds from ``now`` (the last rank's end of backward) until the weights are updated.
+
+    Overlapped, a bucket starts when every rank has it and the bucket before is done; exposed, the
+    first one starts now.
+    """
+    end = now_s
+    if overlapped:
+        end = -np.inf
+        for bucket in buckets:
+            ready = float((forward_end_s + bucket.ready_share * backward_s).max())
+            end = max(end, ready) + bucket.seconds
+        end = max(end, now_s)
+    else:
+        for bucket in buckets:
+            end += bucket.seconds
+    return end + overhead_s - now_s

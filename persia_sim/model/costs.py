@@ -1,0 +1,154 @@
+"""What each stage costs: affine laws, from a catalogue or from measurements, and their sums.
+
+`demand` turns a description into the service times and bytes of one batch. It is pure: every
+engine (SimPy, max-plus, bounds) starts from the same numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from math import log
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from persia_sim.model.allreduce import DenseSync
+from persia_sim.model.cluster import require
+
+PROFILE_SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Law:
+    """An affine service time: fixed_s + per_item_s * items + per_byte_s * bytes."""
+
+    fixed_s: float = 0.0
+    """Paid once a call, >= 0."""
+    per_item_s: float = 0.0
+    """Paid for each id (or sample, for the loader), >= 0."""
+    per_byte_s: float = 0.0
+    """Paid for each payload byte touched, >= 0."""
+    spread: float = 0.0
+    """Residual standard deviation relative to the fit, >= 0; reported, not simulated."""
+    fitted_items: tuple[float, float] | None = None
+    """Range of items in which the law was measured; outside it a result is flagged."""
+    source: str
+    """Where it comes from."""
+
+    def __post_init__(self) -> None:
+        for field in ("fixed_s", "per_item_s", "per_byte_s", "spread"):
+            require(getattr(self, field) >= 0, field, getattr(self, field), "must be >= 0")
+
+    def __call__(self, items: float, size_bytes: float = 0.0) -> float:
+        """Seconds for so many items and bytes."""
+        return self.fixed_s + self.per_item_s * items + self.per_byte_s * size_bytes
+
+    def extrapolates(self, items: float) -> bool:
+        """Whether ``items`` lies outside the range of the measurements."""
+        if self.fitted_items is None:
+            return False
+        low, high = self.fitted_items
+        return not low <= items <= high
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Costs:
+    """The laws of all stages, for a core of speed 1."""
+
+    load: Law
+    """Loader: build one batch and send it; items are samples."""
+    worker_forward: Law
+    """Embedding worker: hash, split by server, write requests; items are ids."""
+    worker_rpc: Law
+    """Embedding worker: one call to one server, fixed part only; paid once a server each way."""
+    worker_pool: Law
+    """Embedding worker: read rows, sum, convert; items are ids, bytes are rows received."""
+    worker_scatter: Law
+    """Embedding worker: gradients to rows, write pushes; items are ids, bytes are pushed."""
+    server_lookup: Law
+    """Server: find and copy rows of one request; items are ids, bytes are rows."""
+    server_update: Law
+    """Server: apply one push; items are ids, bytes are rows."""
+    server_create: Law
+    """Server: extra cost of an id that is not resident; items are missing ids."""
+    copy_in: Law
+    """Rank: one thread that moves activations to the GPU; bytes beside the bus itself."""
+    copy_out: Law
+    """Rank: one thread that moves gradients back; bytes beside the bus itself."""
+    gpu_fixed_s: float
+    """Kernel launches and synchronisation of a step, >= 0."""
+    gpu_efficiency: tuple[tuple[int, float], ...]
+    """(batch, share of the peak rate), increasing in batch; linear in log(batch) between."""
+    dense_sync: DenseSync
+    """All-reduce of the dense gradient."""
+    dense_server_bytes_per_s: float = np.inf
+    """Rate at which a server of dense weights hands out and takes in copies in async, > 0."""
+    source: str
+    """Where the set comes from, and the name of what was fitted."""
+
+    def __post_init__(self) -> None:
+        require(self.gpu_fixed_s >= 0, "gpu_fixed_s", self.gpu_fixed_s, "must be >= 0")
+        batches = [batch for batch, _ in self.gpu_efficiency]
+        require(
+            bool(batches) and batches == sorted(set(batches)),
+            "gpu_efficiency",
+            self.gpu_efficiency,
+            "needs points in increasing order of batch",
+        )
+        ok = all(0 < share <= 1 for _, share in self.gpu_efficiency)
+        require(ok, "gpu_efficiency", self.gpu_efficiency, "shares must lie in (0, 1]")
+        rate = self.dense_server_bytes_per_s
+        require(rate > 0, "dense_server_bytes_per_s", rate, "must be > 0")
+
+    def efficiency(self, batch: int) -> float:
+        """Share of the GPU's peak rate that a step of this batch reaches."""
+        points = self.gpu_efficiency
+        logs = [log(b) for b, _ in points]
+        return float(np.interp(log(batch), logs, [share for _, share in points]))
+
+
+def with_profile(costs: Costs, path: Path) -> Costs:
+    """Replace the laws that a measured profile holds.
+
+    The file is JSON: ``{"schema": 1, "source": "...", "laws": {"server_lookup": {"fixed_s": ...,
+    "per_item_s": ..., "per_byte_s": ..., "spread": ..., "fitted_items": [low, high]}, ...},
+    "gpu": {"fixed_s": ..., "efficiency": [[batch, share], ...]}}``; every part may be absent,
+    unknown names are errors.
+    """
+    try:
+        profile: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ValueError(f"profile {path} does not exist; write it with: runtime profile") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"profile {path} is not JSON: {error}") from None
+    require(profile.get("schema") == PROFILE_SCHEMA, "schema", profile.get("schema"), "must be 1")
+    _refuse_unknown(profile, {"schema", "source", "laws", "gpu", "provenance"}, str(path))
+    laws = profile.get("laws", {})
+    known = {field.name for field in fields(Costs) if field.type == "Law"}
+    _refuse_unknown(laws, known, f"laws of {path}")
+    source = str(profile.get("source", path.name))
+    changes: dict[str, Any] = {}
+    for name, numbers in laws.items():
+        names = {f.name for f in fields(Law)} - {"source"}
+        _refuse_unknown(numbers, names, f"law {name} of {path}")
+        measured = dict(numbers)
+        if measured.get("fitted_items") is not None:
+            low, high = measured["fitted_items"]
+            measured["fitted_items"] = (float(low), float(high))
+        changes[name] = Law(source=source, **measured)
+    gpu = profile.get("gpu", {})
+    _refuse_unknown(gpu, {"fixed_s", "efficiency"}, f"gpu of {path}")
+    if "fixed_s" in gpu:
+        changes["gpu_fixed_s"] = float(gpu["fixed_s"])
+    if "efficiency" in gpu:
+        changes["gpu_efficiency"] = tuple((int(b), float(e)) for b, e in gpu["efficiency"])
+    return replace(costs, source=f"{costs.source}; measured: {source}", **changes)
+
+
+def _refuse_unknown(given: Mapping[str, Any], known: set[str], where: str) -> None:
+    unknown = sorted(set(given) - known)
+    if unknown:
+        raise ValueError(f"unknown {', '.join(unknown)} in {where}; known: {sorted(known)}")

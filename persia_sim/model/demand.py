@@ -1,0 +1,191 @@
+"""The service times and bytes of one batch: the common starting point of every engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from persia_sim.model.allreduce import Bucket, bucket_sizes
+from persia_sim.model.cluster import require
+from persia_sim.model.scenario import Scenario
+from persia_sim.words.vocabulary import Mode
+
+_FORWARD_SHARE = 1 / 3  # two of six operations a parameter
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """One pass through worker and servers that brings rows: bytes on wires, seconds on cores."""
+
+    worker_forward_s: float
+    request_bytes: float
+    server_s: np.ndarray
+    """float64 [servers]: the request of each server, on one core."""
+    server_memory_bytes: float
+    """Bytes of server memory moved for it, all servers together."""
+    rows_bytes: float
+    worker_pool_s: float
+    activation_bytes: float
+    copy_in_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a batch asks of every resource when nothing is shared."""
+
+    load_s: float
+    loader_bytes: float
+    fetch: Fetch
+    refresh: Fetch | None
+    """Lookahead: the second look at the rows with pending pushes."""
+    forward_s: float
+    backward_s: float
+    buckets: tuple[Bucket, ...]
+    sync_overhead_s: float
+    copy_out_s: float
+    gradient_bytes: float
+    worker_scatter_s: float
+    push_bytes: float
+    server_update_s: np.ndarray
+    """float64 [servers]"""
+    update_memory_bytes: float
+    dense_copy_s: float
+    """Async: one copy of the dense weights through their server."""
+    averaging_s: float
+    """async_averaging: one round of the background all-reduce."""
+    dense_bytes: float
+    """One copy of the dense weights or of their gradient."""
+    averaging_card_bytes: float
+    """What a round of averaging puts on each GPU host's card, each way."""
+    server_shares: np.ndarray
+    """float64 [servers], sum 1."""
+    extrapolated: tuple[str, ...]
+    """Names of measured laws used outside the range in which they were fitted."""
+
+    @property
+    def compute_s(self) -> float:
+        """Forward and backward of one batch."""
+        return self.forward_s + self.backward_s
+
+    @property
+    def all_reduce_s(self) -> float:
+        """All buckets, one after the other."""
+        return sum(bucket.seconds for bucket in self.buckets)
+
+
+def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
+    """Apply the cost laws to one batch of the scenario."""
+    require(0 <= miss_rate <= 1, "miss_rate", miss_rate, "must lie in [0, 1]")
+    cluster, work, costs = scenario.cluster, scenario.workload, scenario.costs
+    shares = work.server_shares(cluster.servers.processes)
+    worker_speed = cluster.embedding_workers.host.core_speed
+    server_speed = cluster.servers.host.core_speed
+    rank_speed = cluster.nn.host.core_speed
+    ids, row = work.sent_ids, 4.0 * work.dim
+    rpc_s = costs.worker_rpc.fixed_s * len(shares)
+    bus = cluster.gpu.pcie_bytes_per_s
+    activation = work.activation_bytes
+
+    fetch = Fetch(
+        worker_forward_s=(costs.worker_forward(ids, work.request_bytes) + rpc_s) / worker_speed,
+        request_bytes=work.request_bytes,
+        server_s=(
+            costs.server_lookup.fixed_s
+            + costs.server_lookup.per_item_s * ids * shares
+            + costs.server_lookup.per_byte_s * ids * row * shares
+            + costs.server_create(ids * miss_rate, ids * miss_rate * row) * shares
+        )
+        / server_speed,
+        server_memory_bytes=2 * row * ids,
+        rows_bytes=work.rows_bytes,
+        worker_pool_s=costs.worker_pool(ids, work.rows_bytes) / worker_speed,
+        activation_bytes=activation,
+        copy_in_s=costs.copy_in(ids, activation) / rank_speed + activation / bus,
+    )
+    refresh = None
+    if scenario.mode is Mode.LOOKAHEAD:
+        others = cluster.ranks * (scenario.ahead or 1)
+        refresh = _scaled(fetch, work.pending_fraction(others), scenario)
+    rate = costs.efficiency(work.batch) * cluster.gpu.peak_flops
+    compute = work.batch * work.flops_per_sample / rate
+    per_host = cluster.nn.processes_per_host
+    sync = costs.dense_sync
+    buckets: tuple[Bucket, ...] = ()
+    if cluster.ranks > 1 and scenario.mode.has_barrier:
+        plan = bucket_sizes(work.layer_params, sync.bucket_bytes)
+        if not scenario.mode.overlaps_dense_sync:
+            plan = [(1.0, work.dense_bytes)]
+        where = cluster.ranks, per_host
+        buckets = tuple(
+            Bucket(f, sync.seconds(b, *where), sync.card_bytes(b, *where)) for f, b in plan
+        )
+    used = {
+        "load": (costs.load, work.batch),
+        "worker_forward": (costs.worker_forward, ids),
+        "worker_pool": (costs.worker_pool, ids),
+        "worker_scatter": (costs.worker_scatter, ids),
+        "server_lookup": (costs.server_lookup, ids / len(shares)),
+        "server_update": (costs.server_update, ids / len(shares)),
+    }
+    return Demand(
+        load_s=costs.load(work.batch, work.loader_bytes) / rank_speed,
+        loader_bytes=work.loader_bytes,
+        fetch=fetch,
+        refresh=refresh,
+        forward_s=costs.gpu_fixed_s * _FORWARD_SHARE + compute * _FORWARD_SHARE,
+        backward_s=costs.gpu_fixed_s * (1 - _FORWARD_SHARE) + compute * (1 - _FORWARD_SHARE),
+        buckets=buckets,
+        sync_overhead_s=sync.overhead_s if buckets else 0.0,
+        copy_out_s=costs.copy_out(ids, activation) / rank_speed + activation / bus,
+        gradient_bytes=activation,
+        worker_scatter_s=(costs.worker_scatter(ids, work.push_bytes) + rpc_s) / worker_speed,
+        push_bytes=work.push_bytes,
+        server_update_s=(
+            costs.server_update.fixed_s
+            + costs.server_update.per_item_s * ids * shares
+            + costs.server_update.per_byte_s * ids * row * shares
+        )
+        / server_speed,
+        update_memory_bytes=4 * row * ids,
+        dense_copy_s=work.dense_bytes / costs.dense_server_bytes_per_s,
+        averaging_s=sync.seconds(work.dense_bytes, cluster.ranks, per_host) + sync.overhead_s
+        if cluster.ranks > 1
+        else 0.0,
+        dense_bytes=work.dense_bytes,
+        averaging_card_bytes=sync.card_bytes(work.dense_bytes, cluster.ranks, per_host),
+        server_shares=shares,
+        extrapolated=tuple(n for n, (law, items) in used.items() if law.extrapolates(items)),
+    )
+
+
+def loader_start_s(loader: int, scenario: Scenario, load_s: float) -> float:
+    """When a loader begins: those with work start evenly over one batch time, in batch order."""
+    used = min(scenario.cluster.loaders, scenario.cluster.ranks * scenario.steps)
+    return load_s * (loader % used) / used
+
+
+def _scaled(fetch: Fetch, share: float, scenario: Scenario) -> Fetch:
+    """A fetch of a share of the rows: fixed parts stay, the rest shrinks."""
+    costs, cluster = scenario.costs, scenario.cluster
+    servers = len(fetch.server_s)
+
+    def part(whole: float, fixed: float) -> float:
+        return fixed + (whole - fixed) * share
+
+    worker_speed = cluster.embedding_workers.host.core_speed
+    rpc_s = costs.worker_rpc.fixed_s * servers
+    server_fixed = costs.server_lookup.fixed_s / cluster.servers.host.core_speed
+    return replace(
+        fetch,
+        worker_forward_s=part(
+            fetch.worker_forward_s, (costs.worker_forward.fixed_s + rpc_s) / worker_speed
+        ),
+        request_bytes=fetch.request_bytes * share,
+        server_s=server_fixed + (fetch.server_s - server_fixed) * share,
+        server_memory_bytes=fetch.server_memory_bytes * share,
+        rows_bytes=fetch.rows_bytes * share,
+        worker_pool_s=part(fetch.worker_pool_s, costs.worker_pool.fixed_s / worker_speed),
+        activation_bytes=fetch.activation_bytes * share,
+        copy_in_s=part(fetch.copy_in_s, costs.copy_in.fixed_s / cluster.nn.host.core_speed),
+    )

@@ -1,0 +1,83 @@
+"""What goes wrong in a run, and what is done against it: slow-downs, crashes, checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from persia_sim.model.cluster import require
+
+
+class Target(StrEnum):
+    """What a disturbance hits."""
+
+    RANK = "rank"
+    WORKER = "worker"
+    SERVER = "server"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlowDown:
+    """One process is slower, for a while or throughout."""
+
+    target: Target
+    """Kind of process."""
+    index: int
+    """Which one, from 0."""
+    factor: float
+    """Service times are multiplied by this, >= 1."""
+    start_s: float = 0.0
+    """Simulated time at which it begins, >= 0."""
+    end_s: float = float("inf")
+    """Simulated time at which it ends, > start_s."""
+
+    def __post_init__(self) -> None:
+        require(self.factor >= 1, "slow-down factor", self.factor, "must be >= 1")
+        require(0 <= self.start_s < self.end_s, "start_s", self.start_s, f"before {self.end_s}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Crash:
+    """One process dies and comes back."""
+
+    target: Target
+    """Kind of process. A server or worker loses the pushes it holds; a rank goes back to its last
+    checkpoint and does the work since then again, in barrier modes with all others."""
+    index: int
+    """Which one, from 0."""
+    at_s: float
+    """Simulated time of the crash, >= 0."""
+    detect_s: float
+    """Until the others notice, >= 0."""
+    restart_s: float
+    """Until the process runs again, >= 0; infinite: it never returns."""
+    load_s: float = 0.0
+    """Until its checkpoint is loaded, >= 0."""
+    full: bool = False
+    """Server only: all ranks and servers go back to the checkpoint. Else the crashed server alone
+    does (partial recovery): nothing is done twice, its updates since then are gone."""
+
+    def __post_init__(self) -> None:
+        for field in ("at_s", "detect_s", "restart_s", "load_s"):
+            require(getattr(self, field) >= 0, f"crash {field}", getattr(self, field), ">= 0")
+        ok = not self.full or self.target is Target.SERVER
+        require(ok, "crash full", True, f"a {self.target} does not read it", "drop it")
+
+    @property
+    def back_s(self) -> float:
+        """Simulated time at which the process serves again."""
+        return self.at_s + self.detect_s + self.restart_s + self.load_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoints:
+    """Written at the end of the first step that closes an interval of work."""
+
+    interval_s: float
+    """Useful work between two checkpoints, simulated seconds, > 0."""
+    write_s: float
+    """Training stands still this long for each, >= 0."""
+
+    def __post_init__(self) -> None:
+        require(self.interval_s > 0, "checkpoints.interval_s", self.interval_s, "must be > 0")
+        require(self.write_s >= 0, "checkpoints.write_s", self.write_s, "must be >= 0")

@@ -1,0 +1,127 @@
+"""Do the rows fit? Resident, nominal and evicted rows, miss rate, time to fill."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from persia_sim.model.cluster import Cluster, require
+from persia_sim.model.workload import Workload, expected_distinct, lru_miss_rate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowFormat:
+    """How a server keeps a row."""
+
+    name: str
+    """Short name."""
+    value_bytes: int
+    """Bytes of one number of a row, >= 1."""
+    state_values_per_value: float
+    """Numbers of optimiser state per number of a row (1 for Adagrad, 2 for Adam), >= 0."""
+    state_bytes: int
+    """Bytes of one number of optimiser state, >= 1."""
+    overhead_bytes: float
+    """Key, links, locks and hash slot of a row, >= 0."""
+    source: str
+    """Where these constants come from."""
+
+    def __post_init__(self) -> None:
+        require(self.value_bytes >= 1, "value_bytes", self.value_bytes, "must be >= 1")
+        require(self.overhead_bytes >= 0, "overhead_bytes", self.overhead_bytes, "must be >= 0")
+
+    def row_bytes(self, dim: int) -> float:
+        """Memory of one row.
+
+        >>> FORMATS["fp16-lean"].row_bytes(128)
+        346.0
+        """
+        state = self.state_values_per_value * self.state_bytes
+        return dim * (self.value_bytes + state) + self.overhead_bytes
+
+
+FORMATS = {
+    "fp16-lean": RowFormat(
+        name="fp16-lean",
+        value_bytes=2,
+        state_values_per_value=0.0,
+        state_bytes=4,
+        overhead_bytes=90.0,
+        source="the original's experiment branch: float16 values, 83-103 bytes beside them",
+    ),
+    "f32-adagrad": RowFormat(
+        name="f32-adagrad",
+        value_bytes=4,
+        state_values_per_value=1.0,
+        state_bytes=4,
+        overhead_bytes=66.0,
+        source="the original's released store: about 1.09 kB a row at dim 128",
+    ),
+    "f32-sgd": RowFormat(
+        name="f32-sgd",
+        value_bytes=4,
+        state_values_per_value=0.0,
+        state_bytes=4,
+        overhead_bytes=66.0,
+        source="the released store without optimiser state",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What the servers can hold of a workload."""
+
+    nominal_rows: float
+    resident_rows: float
+    row_bytes: float
+    bytes_per_server: float
+    """Needed by the nominal rows, evenly spread."""
+    limit_bytes_per_server: float
+    miss_rate: float
+    """Of lookups, in the steady state of an LRU store under independent Zipf requests."""
+
+    @property
+    def evicted_rows(self) -> float:
+        """Nominal rows that find no room."""
+        return self.nominal_rows - self.resident_rows
+
+    @property
+    def fits(self) -> bool:
+        """Whether every nominal row has room."""
+        return self.evicted_rows <= 0
+
+    def refuse(self, cluster: Cluster) -> None:
+        """Raise ValueError when the nominal rows do not fit."""
+        if not self.fits:
+            limit, need = self.limit_bytes_per_server / 2**30, self.bytes_per_server / 2**30
+            servers = int(-(-self.nominal_rows * self.row_bytes // self.limit_bytes_per_server))
+            raise ValueError(
+                f"memory per server is {limit:,.0f} GiB on {cluster.name}, but "
+                f"{self.nominal_rows:.3g} rows of {self.row_bytes:.0f} bytes need {need:,.0f} GiB: "
+                f"use at least {servers} servers, a leaner row format, or --evict to keep only the "
+                "most recently used rows"
+            )
+
+
+def capacity(cluster: Cluster, workload: Workload, rows: RowFormat) -> Capacity:
+    """Compare what the rows need with what the servers have."""
+    each = rows.row_bytes(workload.dim)
+    servers = cluster.servers.processes
+    limit = cluster.servers.ram_bytes_per_process
+    room = servers * (limit // each)
+    per_field = workload.rows / workload.fields
+    held = min(workload.rows, room)
+    miss = lru_miss_rate(held / workload.fields, per_field, workload.zipf)
+    return Capacity(workload.rows, held, each, workload.rows * each / servers, limit, miss)
+
+
+def fill_s(workload: Workload, samples_per_s: float, rows: float) -> float:
+    """Least time in which training traffic can create so many rows: every id is a new one."""
+    return rows / (samples_per_s * workload.fields * workload.ids_per_field)
+
+
+def resident_after(workload: Workload, samples: float) -> float:
+    """Expected rows that so many samples have touched (no eviction)."""
+    draws = samples * workload.ids_per_field
+    per_field = workload.rows / workload.fields
+    return workload.fields * expected_distinct(draws, per_field, workload.zipf)

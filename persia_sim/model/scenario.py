@@ -1,0 +1,193 @@
+"""One question to the simulator: a cluster, a workload, costs, a mode and its knobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from persia_sim.model.cluster import Cluster, require
+from persia_sim.model.costs import Costs
+from persia_sim.model.incidents import Checkpoints, Crash, SlowDown, Target
+from persia_sim.model.workload import Workload
+from persia_sim.words.vocabulary import Mode
+
+
+class Discipline(StrEnum):
+    """How messages share a network card. Worth 20-35 % where a card binds: choose, and say so."""
+
+    FLUID = "fluid"
+    """Weighted max-min fair share; a fan-out is a coflow with as many streams as receivers."""
+    FIFO = "fifo"
+    """One message at a time, in order of sending, cut through from sender to receiver. Cheap on
+    large clusters; but a fan-out passes whole, which where a worker's card binds is up to 10 % off
+    the same discipline with single messages (`resolve_messages`)."""
+    UNSHARED = "unshared"
+    """Every message has the cards to itself: no contention (what the closed forms assume)."""
+
+
+class WorkerChoice(StrEnum):
+    """Which embedding worker serves a batch."""
+
+    SPREAD = "spread"
+    """Global batch number modulo workers: no two batches of one step meet if there are enough."""
+    PER_LOADER = "per_loader"
+    """Each loader counts for itself from zero, as the original does: loaders in step collide."""
+    RANDOM = "random"
+    """Uniformly at random."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Queues:
+    """Capacities of a rank's buffers; the defaults are the original's."""
+
+    dataset: int = 10
+    """Batches that loaders may hold ready for a rank, >= 1."""
+    lookup_tasks: int = 10
+    """Lookups of a rank at once, >= 1."""
+    forwarded: int = 10
+    """Looked-up batches that wait for the copy to the GPU, >= 1."""
+    on_gpu: int = 10
+    """Copied batches that wait for the training loop, >= 1."""
+    backward: int = 10
+    """Trained batches that wait for the copy back, >= 1."""
+    copied_back: int = 10
+    """Copied gradients that wait for a push task, >= 1."""
+    push_tasks: int = 8
+    """Pushes of a rank at once, >= 1."""
+
+    def __post_init__(self) -> None:
+        for field in self.__slots__:
+            require(getattr(self, field) >= 1, f"queues.{field}", getattr(self, field), ">= 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Noise:
+    """Random factors with mean 1; every draw is a function of (seed, purpose, rank, step)."""
+
+    gpu_cv: float = 0.0
+    """Coefficient of variation of a rank's compute time (lognormal), >= 0."""
+    server_cv: float = 0.0
+    """Coefficient of variation of one request at one server (lognormal), >= 0."""
+
+    def __post_init__(self) -> None:
+        for field in ("gpu_cv", "server_cv"):
+            require(getattr(self, field) >= 0, f"noise.{field}", getattr(self, field), ">= 0")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Averaging:
+    """Background averaging of the dense replicas (async_averaging)."""
+
+    period_s: float = 0.5
+    """Simulated seconds between the starts of two rounds, > 0."""
+    stall_share: float = 1.0
+    """Share of a round in which the ranks' compute stands still (the replica is locked), [0, 1]."""
+
+    def __post_init__(self) -> None:
+        require(self.period_s > 0, "averaging.period_s", self.period_s, "must be > 0")
+        require(0 <= self.stall_share <= 1, "averaging.stall_share", self.stall_share, "[0, 1]")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scenario:
+    """Everything a run depends on. A knob that its mode does not read is an error."""
+
+    cluster: Cluster
+    """Hosts and links."""
+    workload: Workload
+    """Data and model."""
+    costs: Costs
+    """Service times."""
+    mode: Mode
+    """How rows and dense weights are kept up to date."""
+    tau: int | None = None
+    """Window in steps, >= 0; None is unbounded. Only where rows may be late."""
+    permits: int | None = None
+    """Batches of a rank in flight, >= 1; None is unlimited. Only where rows may be late."""
+    ahead: int | None = None
+    """Steps that a prefetch may run ahead, >= 1. Lookahead only; None means 1 there."""
+    merge_pushes: bool = False
+    """Rows get one update a step from all ranks. Always so in sync and lookahead."""
+    averaging: Averaging | None = None
+    """Rounds of async_averaging; None means every 0.5 s, with a locked replica."""
+    discipline: Discipline = Discipline.FLUID
+    """How network cards are shared."""
+    infinite_cpus: bool = False
+    """Embedding workers and servers never queue (the closed forms assume it)."""
+    dense_on_cards: bool = False
+    """The dense gradient also loads cards: the all-reduce those of the GPU hosts, async's dense
+    copies these and the card of one host more, which serves them. Else dense traffic has a network
+    of its own, as the closed forms assume and as the constants were fitted: with the same constants
+    and this on, the points at 6.25 to 100 T move from errors within 4.4 % to -1.4 to -7.6 %."""
+    resolve_messages: bool = False
+    """Send one message to each server process instead of a coflow per fan-out: the un-aggregated
+    model, some hundred times slower, by which the aggregation is checked."""
+    worker_choice: WorkerChoice = WorkerChoice.SPREAD
+    """Which embedding worker serves a batch."""
+    queues: Queues = Queues()
+    """Buffers of a rank."""
+    noise: Noise = Noise()
+    """Random factors."""
+    disturbances: tuple[SlowDown | Crash, ...] = ()
+    """Stragglers and faults."""
+    checkpoints: Checkpoints | None = None
+    """Written inside the run; None: never, so a rank's crash takes it back to the start."""
+    trace_shards: bool = False
+    """A trace has one row for each server process, at the instant at which that server's own queue
+    served it; otherwise all servers count as one that is as late as the last of them. (A fan-out is
+    sent as one coflow, so its requests reach all servers together; with `resolve_messages` each
+    arrives by itself.)"""
+    steps: int
+    """Batches that each rank trains, >= 1."""
+    seed: int = 0
+    """Root of all random draws, >= 0."""
+
+    def __post_init__(self) -> None:
+        mode = self.mode
+        require(self.steps >= 1, "steps", self.steps, "must be >= 1")
+        require(self.seed >= 0, "seed", self.seed, "must be >= 0")
+        if self.tau is not None:
+            require(self.tau >= 0, "tau", self.tau, "must be >= 0")
+            require(mode.reads_late_rows, "tau", self.tau, f"{mode} does not read it", "drop it")
+        if self.permits is not None:
+            require(self.permits >= 1, "permits", self.permits, "must be >= 1")
+            ok = mode.reads_late_rows
+            require(ok, "permits", self.permits, f"{mode} does not read it", "drop it")
+        if self.ahead is not None:
+            require(self.ahead >= 1, "ahead", self.ahead, "must be >= 1")
+            ok = mode is Mode.LOOKAHEAD
+            require(ok, "ahead", self.ahead, f"{mode} does not read it", "drop it")
+        if self.averaging is not None:
+            ok = mode is Mode.ASYNC_AVERAGING
+            require(ok, "averaging", self.averaging, f"{mode} does not read it", "drop it")
+        if self.merge_pushes:
+            ok = mode.has_barrier
+            require(ok, "merge_pushes", True, f"{mode} has no step to merge over", "drop it")
+        counts = {
+            Target.RANK: self.cluster.ranks,
+            Target.WORKER: self.cluster.embedding_workers.processes,
+            Target.SERVER: self.cluster.servers.processes,
+        }
+        for event in self.disturbances:
+            count = counts[event.target]
+            ok = 0 <= event.index < count
+            require(ok, f"index of {event.target}", event.index, f"the cluster has {count}")
+
+    @property
+    def window(self) -> int | None:
+        """The tau that the gate applies: 0 in sync, ``ahead`` in lookahead."""
+        if self.mode is Mode.SYNC:
+            return 0
+        if self.mode is Mode.LOOKAHEAD:
+            return self.ahead or 1
+        return self.tau
+
+    @property
+    def merges(self) -> bool:
+        """Whether a step's pushes are applied at once."""
+        return self.merge_pushes or not self.mode.reads_late_rows
+
+    @property
+    def rounds(self) -> Averaging:
+        """The averaging in force."""
+        return self.averaging or Averaging()

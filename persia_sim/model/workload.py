@@ -1,0 +1,268 @@
+"""What is trained: fields, rows, skew, tower and batch, and the bytes that one batch puts on wires.
+
+Sizes follow the message contents of the original system: (id, dimension) pairs to the servers,
+float32 rows back, pooled float16 activations to and from the rank, (id, float32 gradient) pairs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from math import expm1, log, log1p
+
+import numpy as np
+
+from persia_sim.model.cluster import require
+
+_HASHED_ROWS = 2048  # most frequent values of a field whose server is found one by one
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wire:
+    """How values travel."""
+
+    deduplicate: bool = True
+    """Each distinct id of a field and batch travels once; otherwise every occurrence does."""
+    pooled: bool = True
+    """The embedding worker sums a field's rows, so the rank gets one vector a field; otherwise
+    every row travels to the rank."""
+    row_value_bytes: int = 4
+    """Bytes of a number between server and embedding worker: 4 (the original) or 2."""
+    activation_value_bytes: int = 2
+    """Bytes of a number between embedding worker and rank: 2 (the original) or 4."""
+
+    def __post_init__(self) -> None:
+        for field in ("row_value_bytes", "activation_value_bytes"):
+            require(getattr(self, field) in (2, 4), field, getattr(self, field), "must be 2 or 4")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """A data set and the model trained on it."""
+
+    name: str
+    """The preset's name."""
+    fields: int
+    """Categorical fields, >= 1."""
+    ids_per_field: float = 1.0
+    """Mean ids of a field in one sample (multi-hot above 1), > 0."""
+    dim: int
+    """Numbers in a row, >= 1."""
+    rows: float
+    """Rows of all tables (nominal, resident or not), >= fields."""
+    zipf: float = 1.05
+    """Exponent of the ids' popularity, >= 0 (0 is uniform); the fields are alike."""
+    dense_features: int = 0
+    """Numbers of a sample that need no table, >= 0."""
+    tower: tuple[int, ...] = (4096, 2048, 1024, 512, 256, 1)
+    """Widths of the fully connected layers after the input."""
+    batch: int
+    """Samples of one rank in one step, in [1, 65535] (positions travel as 16 bits)."""
+    wire: Wire = Wire()
+    """How values travel."""
+    source: str
+    """Where these constants come from, and which are assumed."""
+
+    def __post_init__(self) -> None:
+        require(self.fields >= 1, "fields", self.fields, "must be >= 1")
+        require(self.ids_per_field > 0, "ids_per_field", self.ids_per_field, "must be > 0")
+        require(self.dim >= 1, "dim", self.dim, "must be >= 1")
+        require(self.rows >= self.fields, "rows", self.rows, "each field needs at least one")
+        require(self.zipf >= 0, "zipf", self.zipf, "must be >= 0")
+        require(self.dense_features >= 0, "dense_features", self.dense_features, "must be >= 0")
+        require(len(self.tower) >= 1, "tower", self.tower, "needs an output layer")
+        require(1 <= self.batch <= 65535, "batch", self.batch, "must lie in [1, 65535]")
+
+    @property
+    def ids_per_batch(self) -> float:
+        """Occurrences of ids in one batch."""
+        return self.batch * self.fields * self.ids_per_field
+
+    @property
+    def distinct_ids(self) -> float:
+        """Expected distinct ids of one batch, summed over fields."""
+        draws = self.batch * self.ids_per_field
+        return self.fields * expected_distinct(draws, self.rows / self.fields, self.zipf)
+
+    @property
+    def sent_ids(self) -> float:
+        """Ids that travel to the servers for one batch."""
+        return self.distinct_ids if self.wire.deduplicate else self.ids_per_batch
+
+    @property
+    def input_width(self) -> int:
+        """Numbers that enter the tower per sample."""
+        return self.fields * self.dim + self.dense_features
+
+    @property
+    def layer_params(self) -> tuple[int, ...]:
+        """Parameters of each layer, from input to output."""
+        widths = (self.input_width, *self.tower)
+        return tuple((a + 1) * b for a, b in pairwise(widths))
+
+    @property
+    def dense_params(self) -> int:
+        """Parameters of the tower."""
+        return sum(self.layer_params)
+
+    @property
+    def dense_bytes(self) -> float:
+        """One float32 copy of the tower's gradient."""
+        return 4.0 * self.dense_params
+
+    @property
+    def flops_per_sample(self) -> float:
+        """Forward and backward: two and four operations a parameter."""
+        return 6.0 * self.dense_params
+
+    @property
+    def row_bytes(self) -> float:
+        """One row on the wire between server and worker."""
+        return float(self.wire.row_value_bytes * self.dim)
+
+    @property
+    def loader_bytes(self) -> float:
+        """Loader to worker: ids with 16-bit positions, counts, and an index map; then the dense
+        features, labels and reference to the rank."""
+        n, u = self.ids_per_batch, self.distinct_ids
+        ids = 12 * u + 4 * n + 4 * self.batch * self.fields + 16 * u
+        return ids + 4.0 * self.batch * (self.dense_features + 1) + 40
+
+    @property
+    def request_bytes(self) -> float:
+        """Worker to all servers: an id and its dimension, 8 bytes each."""
+        return 16.0 * self.sent_ids
+
+    @property
+    def rows_bytes(self) -> float:
+        """All servers to worker: the rows."""
+        return self.row_bytes * self.sent_ids
+
+    @property
+    def activation_bytes(self) -> float:
+        """Worker to rank (and the gradient back): one vector a field and sample if pooled; else the
+        distinct rows, an 8-byte index an occurrence and an 8-byte count a sample and field."""
+        size = self.wire.activation_value_bytes
+        if self.wire.pooled:
+            return float(size * self.batch * self.fields * self.dim)
+        rows = (self.distinct_ids + self.fields) * self.dim * size
+        return rows + 8.0 * self.ids_per_batch + 8.0 * self.batch * self.fields
+
+    @property
+    def push_bytes(self) -> float:
+        """Worker to all servers: ids and the gradients of their rows."""
+        return (8.0 + self.row_bytes) * self.sent_ids
+
+    def server_shares(self, servers: int) -> np.ndarray:
+        """Expected share of each server in the ids of a batch, float64 [servers], sum 1.
+
+        Ids go to servers by a hash. The frequent ones are placed one by one, so a server that drew
+        many of them carries more; the rest spread evenly.
+        """
+        draws = self.batch * self.ids_per_field
+        return _server_shares(
+            servers, self.fields, draws, self.rows / self.fields, self.zipf, self.wire.deduplicate
+        )
+
+    def pending_fraction(self, batches: float) -> float:
+        """Share of a batch's distinct ids that also stand in at least one of ``batches`` others."""
+        if batches <= 0:
+            return 0.0
+        draws, values = self.batch * self.ids_per_field, self.rows / self.fields
+        own = expected_distinct(draws, values, self.zipf)
+        other = expected_distinct(draws * batches, values, self.zipf)
+        union = expected_distinct(draws * (batches + 1), values, self.zipf)
+        return min(1.0, max(0.0, (own + other - union) / own))
+
+
+@lru_cache(maxsize=4096)
+def zipf_bins(values: float, exponent: float) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities of Zipf-distributed values and how many values share each, both float64 [n].
+
+    The first 1,024 values are exact, later ones are grouped in bins that grow by about 3 %.
+    """
+    head = np.arange(1.0, min(values, 1024.0) + 1.0)
+    if values <= 1024:
+        weight = head**-exponent
+        return weight / weight.sum(), np.ones_like(head)
+    count = max(2, int(log(values / 1024.0) / 0.03))
+    edges = np.geomspace(1024.5, values + 0.5, count + 1)
+    middle, width = np.sqrt(edges[:-1] * edges[1:]), np.diff(edges)
+    weight = np.concatenate([head, middle]) ** -exponent
+    number = np.concatenate([np.ones_like(head), width])
+    return weight / (weight * number).sum(), number
+
+
+@lru_cache(maxsize=65536)
+def expected_distinct(draws: float, values: float, exponent: float) -> float:
+    """Expected number of distinct values among ``draws`` Zipf draws: sum of 1 - (1 - p)^draws.
+
+    >>> round(expected_distinct(1.0, 1000.0, 1.0), 9)
+    1.0
+    >>> round(expected_distinct(10.0, 4.0, 0.0), 6) == round(4 * (1 - 0.75**10), 6)
+    True
+    """
+    if values < 2:
+        return 1.0
+    probability, number = zipf_bins(values, exponent)
+    missed = np.exp(draws * np.log1p(-np.minimum(probability, 1 - 1e-12)))
+    return float(((1.0 - missed) * number).sum())
+
+
+@lru_cache(maxsize=1024)
+def _server_shares(
+    servers: int, fields: int, draws: float, values: float, exponent: float, distinct: bool
+) -> np.ndarray:
+    probability, number = zipf_bins(values, exponent)
+    hot = min(_HASHED_ROWS, 1024, len(probability))
+
+    def traffic(p: np.ndarray) -> np.ndarray:
+        return -np.expm1(draws * np.log1p(-np.minimum(p, 1 - 1e-12))) if distinct else draws * p
+
+    each = traffic(probability[:hot])
+    rest = float((traffic(probability[hot:]) * number[hot:]).sum()) * fields
+    load: np.ndarray = np.full(servers, rest / servers)
+    load += np.bincount(_placement(servers, fields * hot), np.tile(each, fields), servers)
+    shares: np.ndarray = load / load.sum()
+    shares.setflags(write=False)
+    return shares
+
+
+@lru_cache(maxsize=64)
+def _placement(servers: int, keys: int) -> np.ndarray:
+    """The server of each key, by its hash."""
+    placed: np.ndarray = (mix64(np.arange(keys, dtype=np.uint64)) % np.uint64(servers)).astype(int)
+    return placed
+
+
+def mix64(keys: np.ndarray) -> np.ndarray:
+    """A fixed bijective mixing of 64-bit keys (two xor-shift-multiply rounds), for placement."""
+    with np.errstate(over="ignore"):
+        mixed = keys + np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return np.asarray(mixed ^ (mixed >> np.uint64(31)))
+
+
+def lru_miss_rate(capacity_rows: float, rows: float, exponent: float) -> float:
+    """Miss rate of an LRU store under independent Zipf requests, by Che's characteristic time.
+
+    Solves sum(1 - exp(-p T)) = capacity for T, then sums p exp(-p T). 0 when everything fits.
+    """
+    if capacity_rows >= rows:
+        return 0.0
+    probability, number = zipf_bins(rows, exponent)
+    low, high = 0.0, 80.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        held = float((-np.expm1(-probability * expm1(middle)) * number).sum())
+        low, high = (middle, high) if held < capacity_rows else (low, middle)
+    return float((probability * np.exp(-probability * expm1(high)) * number).sum())
+
+
+def rows_touched(requests: float, rows: float, exponent: float) -> float:
+    """Distinct rows among so many requests: what a table that fills by traffic holds."""
+    if log1p(requests) > 700:
+        return rows
+    return expected_distinct(requests, rows, exponent)

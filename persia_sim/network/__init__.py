@@ -1,0 +1,1 @@
+"""How messages share network interfaces: FIFO, fluid (max-min fair), unshared."""

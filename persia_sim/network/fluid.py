@@ -1,0 +1,225 @@
+"""Max-min fair sharing over time: flows drain at rates that change when flows come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from math import inf
+
+import simpy
+
+from persia_sim.network.flows import Flow, Hub, Link
+from persia_sim.network.max_min import max_min
+
+HUB_FLOWS = 1000
+"""Flows on one link from which on it may become a hub; below, a hub saves nothing."""
+
+
+class Fluid:
+    """Weighted max-min fair sharing, recomputed only where a change can reach.
+
+    A link whose flows cannot fill it constrains nobody, so a change spreads only over links that
+    flows could fill; with idle cards a message starts at once at its own bound.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        capacities: Sequence[float],
+        stream: float,
+        hub_flows: int = HUB_FLOWS,
+    ) -> None:
+        self._env = env
+        self._links = [Link(i, capacity) for i, capacity in enumerate(capacities)]
+        self._stream = stream
+        self._finishes: list[tuple[float, int, int, Flow]] = []
+        self._sequence = 0
+        self._dirty: dict[Flow, None] = {}
+        self._flush_due = False
+        self._wake_at = inf
+        self._hub_flows = hub_flows
+        self._hubs: dict[Link, Hub] = {}
+        self._touched: dict[Hub, None] = {}
+        self.link_bytes = [0.0] * len(capacities)
+        self.recomputations = 0
+
+    def send(self, path: Sequence[int], size_bytes: float, streams: float = 1.0) -> simpy.Event:
+        """Fires when the flow has drained."""
+        for index in path:
+            self.link_bytes[index] += size_bytes
+        done = self._env.event()
+        links = [self._links[index] for index in path]
+        bound = min([link.capacity for link in links])
+        bound = min(bound, self._stream * streams)
+        flow = Flow(links, size_bytes, streams, bound, done)
+        flow.since = self._env.now
+        free = True
+        for link in links:
+            link.flows[flow] = None
+            link.weight += streams
+            link.asked += bound
+            free = free and not link.tight
+            if link.hub is not None:
+                link.hub.loaded(link)
+        if free:
+            self._set_rate(flow, bound)
+            self._wake()
+        else:
+            self._dirty[flow] = None
+            if not self._flush_due:
+                # Messages sent at one instant are shared out together, after the last of them.
+                self._flush_due = True
+                self._env.timeout(0).callbacks.append(self._flush)
+        return done
+
+    def _set_rate(self, flow: Flow, rate: float) -> None:
+        now = self._env.now
+        flow.left -= flow.rate * (now - flow.since)
+        flow.since = now
+        flow.rate = rate
+        flow.version += 1
+        self._sequence += 1
+        finish = now + max(flow.left, 0.0) / rate
+        heappush(self._finishes, (finish, self._sequence, flow.version, flow))
+
+    def _flush(self, _: simpy.Event) -> None:
+        self._flush_due = False
+        self._share_out()
+        self._wake()
+
+    def _share_out(self) -> None:
+        """Solve the part of the network that the dirty flows can reach through tight links."""
+        self._gather_hubs()
+        reached = dict.fromkeys(flow for flow in self._dirty if not flow.done.triggered)
+        self._dirty.clear()
+        frontier = list(reached)
+        tight: dict[int, float] = {}
+        while frontier:
+            flow = frontier.pop()
+            for link in flow.path:
+                if link.index not in tight and link.tight:
+                    tight[link.index] = link.capacity
+                    if link.hub is not None:
+                        tight[link.index] -= link.hub_weight * link.hub.level
+                    for other in link.flows:
+                        if other not in reached:
+                            reached[other] = None
+                            frontier.append(other)
+        if not reached:
+            return
+        self.recomputations += 1
+        # Flows that differ only in links that bind nobody get the same rate: solve them as one.
+        alike: dict[tuple[float, ...], list[Flow]] = {}
+        for flow in reached:
+            crossed = [link.index for link in flow.path if link.index in tight]
+            alike.setdefault((flow.weight, flow.bound, *crossed), []).append(flow)
+        rates = max_min(
+            [[int(link) for link in key[2:]] for key in alike],
+            [key[0] * len(flows) for key, flows in alike.items()],
+            [key[1] * len(flows) for key, flows in alike.items()],
+            tight,
+        )
+        for flows, total in zip(alike.values(), rates, strict=True):
+            rate = total / len(flows)
+            for flow in flows:
+                if abs(rate - flow.rate) > 1e-12 * rate:
+                    self._set_rate(flow, rate)
+
+    def _gather_hubs(self) -> None:
+        """Hand crowded links' flows to a hub, set levels anew, and dissolve hubs that are none."""
+        now = self._env.now
+        for flow in list(self._dirty):
+            for link in flow.path:
+                if link.hub is not None:
+                    self._touched[link.hub] = None
+                hub = self._hubs.get(link)
+                if hub is None and len(link.flows) >= self._hub_flows:
+                    flows = list(link.flows)
+                    if link.hub is None and all(self._may_join(f, link, None) for f in flows):
+                        hub = self._hubs[link] = Hub(link, now)
+                        self._hand_over(hub, flows)
+                elif hub is not None and flow.hub is None and not flow.done.triggered:
+                    if self._may_join(flow, link, hub):
+                        self._hand_over(hub, [flow])
+                    else:
+                        hub.advance(now)
+                        del self._hubs[link]
+                        self._touched.pop(hub, None)
+                        self._dirty.update(dict.fromkeys(hub.dissolve()))
+        for hub in list(self._touched):
+            hub.advance(now)
+            if hub.holds(self._hub_flows // 4):
+                for link in hub.mixed:
+                    self._dirty.update(link.flows)
+            else:
+                del self._hubs[hub.link]
+                self._dirty.update(dict.fromkeys(hub.dissolve()))
+        self._touched.clear()
+        for flow in [flow for flow in self._dirty if flow.hub is not None]:
+            del self._dirty[flow]
+
+    def _may_join(self, flow: Flow, link: Link, hub: Hub | None) -> bool:
+        """A flow, and every link, belongs to one hub at most."""
+        others = [other for other in flow.path if other is not link]
+        return all(o.hub in (None, hub) and o not in self._hubs for o in others)
+
+    def _hand_over(self, hub: Hub, flows: list[Flow]) -> None:
+        now = self._env.now
+        hub.advance(now)
+        self._touched[hub] = None
+        for flow in flows:
+            flow.left = max(0.0, flow.left - flow.rate * (now - flow.since))
+            for link in flow.path:
+                del link.flows[flow]
+            hub.add(flow)
+
+    def _wake(self) -> None:
+        """Have one timer at the earliest finish."""
+        finishes = self._finishes
+        while finishes and finishes[0][2] != finishes[0][3].version:
+            heappop(finishes)
+        earliest = finishes[0][0] if finishes else inf
+        for hub in self._hubs.values():
+            earliest = min(earliest, hub.next_end_s(self._env.now))
+        if earliest < self._wake_at:
+            self._wake_at = earliest
+            timer = self._env.timeout(max(0.0, self._wake_at - self._env.now))
+            timer.callbacks.append(self._finish)
+
+    def _finish(self, timer: simpy.Event) -> None:
+        now = self._env.now
+        horizon = now * (1 + 1e-14) + 1e-15
+        finishes = self._finishes
+        if self._wake_at <= horizon:
+            self._wake_at = inf
+        freed: dict[Link, None] = {}
+        while finishes and finishes[0][0] <= horizon:
+            version, flow = heappop(finishes)[2:]
+            if version != flow.version:
+                continue
+            flow.version += 1
+            self._end(flow, freed)
+        for hub in self._hubs.values():
+            hub.advance(now)
+            while hub.next_end_s(now) <= horizon:
+                flow = heappop(hub.queue)[2]
+                hub.drop(flow)
+                self._touched[hub] = None
+                self._end(flow, freed)
+        for link in freed:
+            self._dirty.update(link.flows)
+        if (self._dirty or self._touched) and not self._flush_due:
+            self._share_out()
+        self._wake()
+
+    def _end(self, flow: Flow, freed: dict[Link, None]) -> None:
+        for link in flow.path:
+            if link.tight:
+                freed[link] = None
+            link.flows.pop(flow, None)
+            empty = not link.flows and not link.hub_weight and link not in self._hubs
+            link.asked = 0.0 if empty else link.asked - flow.bound
+            link.weight = 0.0 if empty else link.weight - flow.weight
+            if link.hub is not None:
+                link.hub.loaded(link)
+        flow.done.succeed()

@@ -1,0 +1,227 @@
+"""Closed forms: the step time of a run without queues, and bounds that hold with them.
+
+Every constraint of a run says that an instant is not earlier than another one some steps before,
+plus a delay. Without contention and noise the step time is then the largest mean delay round a
+cycle of such constraints. Shared resources add bounds: demand of a step over capacity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from persia_sim.model.allreduce import sync_delay
+from persia_sim.model.demand import Demand, Fetch, demand
+from persia_sim.model.scenario import Scenario
+from persia_sim.network.disciplines import transfer_s
+from persia_sim.words.vocabulary import Mode
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """Durations of the parts of a batch's life when it meets nobody."""
+
+    load_s: float
+    lookup_s: float
+    copy_in_s: float
+    refresh_s: float
+    pull_s: float
+    compute_s: float
+    sync_s: float
+    copy_out_s: float
+    push_s: float
+    """Until the rows are updated at every server."""
+    answer_s: float
+    """Until the rank knows."""
+
+    @property
+    def window_s(self) -> float:
+        """From the start of a lookup until its push is applied."""
+        return (
+            self.lookup_s + self.copy_in_s + self.refresh_s + self.pull_s + self.compute_s
+            + self.sync_s + self.copy_out_s + self.push_s
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Transfers:
+    """Rates that one message alone gets."""
+
+    scenario: Scenario
+    need: Demand
+
+    def _rates(self) -> tuple[float, float, float, float, float]:
+        cluster = self.scenario.cluster
+        shares = self.need.server_shares
+        per_host = np.arange(len(shares)) // cluster.servers.processes_per_host
+        busiest = float(np.bincount(per_host, weights=shares).max())
+        rank, worker, server = cluster.nic_payload_bytes_per_s
+        stream = cluster.link.stream_bytes_per_s
+        streams = float(len(shares)) * (1.0 / (float(shares.max()) * len(shares)))
+        return rank, worker, server / busiest, stream, stream * streams
+
+    def load_s(self) -> float:
+        """Loader to worker."""
+        _, worker, _, stream, _ = self._rates()
+        return transfer_s(self.need.loader_bytes, [worker], stream)
+
+    def fan_s(self, size_bytes: float) -> float:
+        """Worker to all servers or back."""
+        _, worker, servers, _, streams = self._rates()
+        return transfer_s(size_bytes, [worker, servers], streams)
+
+    def rank_s(self, size_bytes: float) -> float:
+        """Worker to rank or back."""
+        rank, worker, _, stream, _ = self._rates()
+        return transfer_s(size_bytes, [worker, rank], stream)
+
+
+def fetch_s(scenario: Scenario, transfers: Transfers, part: Fetch) -> float:
+    """One pass through worker and servers, without the copy to the GPU."""
+    latency = scenario.cluster.link.latency_s
+    at_servers = float(part.server_s.max())
+    return (
+        latency
+        + part.worker_forward_s
+        + latency
+        + transfers.fan_s(part.request_bytes)
+        + at_servers
+        + latency
+        + transfers.fan_s(part.rows_bytes)
+        + part.worker_pool_s
+        + latency
+        + transfers.rank_s(part.activation_bytes)
+    )
+
+
+def latencies(scenario: Scenario, need: Demand) -> Latencies:
+    """Add up a batch's life."""
+    latency = scenario.cluster.link.latency_s
+    transfers = Transfers(scenario, need)
+    zero = np.zeros(1)
+    sync = 0.0
+    if scenario.mode.has_barrier:
+        sync = sync_delay(
+            need.backward_s, zero, zero + need.backward_s, need.buckets,
+            scenario.mode.overlaps_dense_sync, need.sync_overhead_s,
+        )  # fmt: skip
+    refresh = 0.0
+    if need.refresh is not None:
+        refresh = fetch_s(scenario, transfers, need.refresh) + need.refresh.copy_in_s
+    push = (
+        latency
+        + transfers.rank_s(need.gradient_bytes)
+        + need.worker_scatter_s
+        + latency
+        + transfers.fan_s(need.push_bytes)
+        + float(need.server_update_s.max())
+    )
+    return Latencies(
+        load_s=need.load_s + transfers.load_s(),
+        lookup_s=fetch_s(scenario, transfers, need.fetch),
+        copy_in_s=need.fetch.copy_in_s,
+        refresh_s=refresh,
+        pull_s=need.dense_copy_s + 2 * latency if scenario.mode is Mode.ASYNC else 0.0,
+        compute_s=need.compute_s,
+        sync_s=sync,
+        copy_out_s=need.copy_out_s,
+        push_s=push,
+        answer_s=2 * latency,
+    )
+
+
+def cycles(scenario: Scenario, need: Demand) -> dict[str, float]:
+    """Seconds a step that each cycle of constraints asks for; the largest is the step time."""
+    life, queues, cluster = latencies(scenario, need), scenario.queues, scenario.cluster
+    train = life.refresh_s + life.pull_s + life.compute_s + life.sync_s
+    if scenario.mode is Mode.ASYNC_AVERAGING and cluster.ranks > 1:
+        rounds = scenario.rounds
+        stall = rounds.stall_share * need.averaging_s / max(rounds.period_s, need.averaging_s)
+        train /= max(1.0 - stall, 1e-9)
+    found = {
+        "training loop": train,
+        "copy to the GPU": life.copy_in_s,
+        "copy from the GPU": life.copy_out_s,
+        "lookup tasks": life.lookup_s / queues.lookup_tasks,
+        "push tasks": (life.push_s + life.answer_s) / queues.push_tasks,
+        "loaders": life.load_s * cluster.ranks / min(cluster.loaders, cluster.ranks * 10**9),
+        "loaded batches": life.load_s / queues.dataset,
+    }
+    if scenario.window is not None:
+        found["window"] = life.window_s / (scenario.window + 1)
+    if scenario.permits is not None:
+        found["permits"] = (life.window_s + life.answer_s) / scenario.permits
+    if scenario.mode is Mode.LOOKAHEAD:
+        found["refresh"] = train + life.copy_out_s + life.push_s
+    return found
+
+
+def shared(scenario: Scenario, need: Demand) -> dict[str, float]:
+    """Seconds a step that each shared resource asks for, at full use and even spread."""
+    cluster = scenario.cluster
+    ranks = cluster.ranks
+    rank_rate, worker_rate, server_rate = cluster.nic_payload_bytes_per_s
+    shares = need.server_shares
+    per_host = np.bincount(
+        np.arange(len(shares)) // cluster.servers.processes_per_host, weights=shares
+    )
+    busiest = float(per_host.max())
+    fetches = [need.fetch] + ([need.refresh] if need.refresh is not None else [])
+    request = sum(f.request_bytes for f in fetches)
+    rows = sum(f.rows_bytes for f in fetches)
+    activation = sum(f.activation_bytes for f in fetches)
+    workers = cluster.embedding_workers
+    worker_hosts = workers.hosts * worker_rate
+    on_host = min(ranks, cluster.nn.processes_per_host)
+    found = {
+        "GPU host cards, in": on_host * activation / rank_rate,
+        "GPU host cards, out": on_host * need.gradient_bytes / rank_rate,
+        "worker cards, out": ranks * (request + need.push_bytes + activation) / worker_hosts,
+        "worker cards, in": ranks * (need.loader_bytes + rows + need.gradient_bytes) / worker_hosts,
+        "server cards, in": ranks * (request + need.push_bytes) * busiest / server_rate,
+        "server cards, out": ranks * rows * busiest / server_rate,
+    }
+    if scenario.dense_on_cards:
+        dense = sum(bucket.card_bytes for bucket in need.buckets)
+        if scenario.mode is Mode.ASYNC:
+            dense = on_host * need.dense_bytes
+            found["dense server's card"] = ranks * need.dense_bytes / server_rate
+        found["GPU host cards, in"] += dense / rank_rate
+        found["GPU host cards, out"] += dense / rank_rate
+    if scenario.infinite_cpus:
+        return found
+    work_s = need.worker_scatter_s + sum(f.worker_forward_s + f.worker_pool_s for f in fetches)
+    server_s = need.server_update_s + sum(f.server_s for f in fetches)
+    memory = need.update_memory_bytes + sum(f.server_memory_bytes for f in fetches)
+    found |= {
+        "worker cores": ranks * work_s / (workers.processes * workers.cores_per_process),
+        "server cores": ranks * float(np.max(server_s)) / cluster.servers.cores_per_process,
+        "server memory": ranks * memory * busiest / cluster.servers.host.memory_bytes_per_s,
+    }
+    if scenario.mode is Mode.ASYNC:
+        found["dense server"] = 2 * ranks * need.dense_copy_s
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The instant first answer."""
+
+    step_s: float
+    samples_per_s: float
+    binds: str
+    seconds: dict[str, float]
+    """Step time that each constraint alone would allow."""
+
+
+def answer(scenario: Scenario, need: Demand | None = None) -> Answer:
+    """Upper bound on throughput; exact when nothing is shared or random."""
+    need = need or demand(scenario)
+    seconds = cycles(scenario, need)
+    if scenario.discipline != "unshared":
+        seconds |= shared(scenario, need)
+    binds = max(seconds, key=lambda name: seconds[name])
+    step = seconds[binds]
+    samples = scenario.cluster.ranks * scenario.workload.batch / step
+    return Answer(step, samples, binds, seconds)

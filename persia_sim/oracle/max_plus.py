@@ -1,0 +1,202 @@
+"""The oracle: instants of a run without contention, step by step, without an event engine.
+
+Every instant is the largest of the instants that it waits for, plus a delay. It uses the same
+numbers and the same order of additions as the SimPy model, so the two agree to the last bit when
+nothing is shared: discipline ``unshared`` and ``infinite_cpus``.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+
+import numpy as np
+
+from persia_sim.model.allreduce import sync_delay
+from persia_sim.model.cluster import require
+from persia_sim.model.demand import Demand, Fetch, demand, loader_start_s
+from persia_sim.model.noise import Purpose, lognormal_factors, stream
+from persia_sim.model.scenario import Discipline, Scenario
+from persia_sim.model.stamps import Mark
+from persia_sim.oracle.closed_form import Transfers
+from persia_sim.words.vocabulary import Mode
+
+
+def instants(scenario: Scenario, need: Demand | None = None) -> np.ndarray:
+    """Simulated seconds of every mark, float64 [marks, ranks, steps], as `simulate` stamps them."""
+    require(
+        scenario.discipline is Discipline.UNSHARED and scenario.infinite_cpus,
+        "discipline and infinite_cpus",
+        (str(scenario.discipline), scenario.infinite_cpus),
+        "the oracle is exact only without contention",
+        "set unshared and True",
+    )
+    require(not scenario.disturbances, "disturbances", "set", "the oracle knows none")
+    cards = scenario.dense_on_cards
+    require(not cards, "dense_on_cards", cards, "the oracle is exact only without contention")
+    none = scenario.checkpoints is None
+    require(none, "checkpoints", scenario.checkpoints, "the oracle knows none")
+    averaging = scenario.mode is Mode.ASYNC_AVERAGING and scenario.cluster.ranks > 1
+    require(not averaging, "mode", scenario.mode, "the oracle has no background averaging")
+    return _Recursion(scenario, need or demand(scenario)).run()
+
+
+class _Recursion:
+    def __init__(self, scenario: Scenario, need: Demand) -> None:
+        self.scenario = scenario
+        self.need = need
+        self.ranks, self.steps = scenario.cluster.ranks, scenario.steps
+        self.latency_s = scenario.cluster.link.latency_s
+        self.transfers = Transfers(scenario, need)
+        self.at = np.full((len(Mark), self.ranks, self.steps), np.nan)
+        self.handed_on = np.zeros((self.ranks, self.steps))
+        noise, seed = scenario.noise, scenario.seed
+        self.gpu = np.array(
+            [
+                lognormal_factors(stream(seed, Purpose.GPU, r), noise.gpu_cv, self.steps)
+                for r in range(self.ranks)
+            ]
+        )
+
+    def run(self) -> np.ndarray:
+        at, ranks, queues = self.at, self.ranks, self.scenario.queues
+        copying = np.zeros(ranks)  # when the thread that copies in is free
+        training = np.zeros(ranks)
+        copying_back = np.zeros(ranks)
+        pushing = np.zeros((ranks, queues.push_tasks))
+        loaders = self.scenario.cluster.loaders
+        loader = np.array(
+            [loader_start_s(number, self.scenario, self.need.load_s) for number in range(loaders)]
+        )
+        returned: list[list[float]] = [[] for _ in range(ranks)]
+        delivered = np.zeros(ranks)
+        closed = np.zeros(ranks)
+        closed_before: list[np.ndarray] = []  # by step: when this and all earlier are closed
+        everyone = np.arange(ranks)
+        for s in range(self.steps):
+            self._load(s, loader)
+            delivered = np.maximum(delivered, at[Mark.LOADED, :, s])
+            self._start_lookups(s, delivered, closed_before, returned)
+            read, rows = self._fetch(
+                at[Mark.LOOKUP, :, s] + self.latency_s, s, self.need.fetch, Purpose.SERVER_LOOKUP
+            )
+            at[Mark.READ, :, s], at[Mark.ROWS, :, s] = read, rows
+            handed = np.maximum(rows, self._past(self.handed_on, s - 1))
+            handed = np.maximum(handed, self._past(at[Mark.COPY_IN], s - queues.forwarded))
+            self.handed_on[:, s] = handed
+            at[Mark.COPY_IN, :, s] = np.maximum(handed, copying)
+            at[Mark.ON_GPU, :, s] = at[Mark.COPY_IN, :, s] + self.need.fetch.copy_in_s
+            if s == 0:
+                taken = np.zeros((ranks, self.steps))
+            copying = np.maximum(at[Mark.ON_GPU, :, s], self._past(taken, s - queues.on_gpu))
+            taken[:, s] = np.maximum(copying, training)
+            self._train(s, taken[:, s], closed_before)
+            updated = at[Mark.UPDATED, :, s]
+            training = np.maximum(updated, self._past(at[Mark.COPY_OUT], s - queues.backward))
+            at[Mark.COPY_OUT, :, s] = np.maximum(training, copying_back)
+            at[Mark.COPIED_OUT, :, s] = at[Mark.COPY_OUT, :, s] + self.need.copy_out_s
+            waiting = self._past(at[Mark.PUSH], s - queues.copied_back)
+            copying_back = np.maximum(at[Mark.COPIED_OUT, :, s], waiting)
+            task = pushing.argmin(1)
+            at[Mark.PUSH, :, s] = np.maximum(copying_back, pushing[everyone, task])
+            applied = self._push(at[Mark.PUSH, :, s], s)
+            at[Mark.APPLIED, :, s] = applied
+            at[Mark.RETURNED, :, s] = applied + 2 * self.latency_s
+            pushing[everyone, task] = at[Mark.RETURNED, :, s]
+            if self.scenario.permits is not None:
+                for r in range(ranks):
+                    insort(returned[r], at[Mark.RETURNED, r, s])
+            closed = np.maximum(closed, applied)
+            barrier = self.scenario.mode.has_barrier
+            closed_before.append(np.full(ranks, closed.max()) if barrier else closed)
+        return at
+
+    def _past(self, instants_of_steps: np.ndarray, s: int) -> np.ndarray | float:
+        return instants_of_steps[:, s] if s >= 0 else 0.0
+
+    def _load(self, s: int, loader: np.ndarray) -> None:
+        at, room = self.at, self.scenario.queues.dataset
+        for r in range(self.ranks):
+            number = (s * self.ranks + r) % len(loader)
+            start = loader[number]
+            if s >= room:
+                start = max(start, at[Mark.LOOKUP, r, s - room])
+            loader[number] = (start + self.need.load_s) + self.transfers.load_s()
+            at[Mark.LOADED, r, s] = loader[number]
+
+    def _start_lookups(
+        self,
+        s: int,
+        delivered: np.ndarray,
+        closed_before: list[np.ndarray],
+        returned: list[list[float]],
+    ) -> None:
+        scenario = self.scenario
+        start = np.maximum(delivered, self._past(self.at[Mark.LOOKUP], s - 1))
+        start = np.maximum(start, self._past(self.handed_on, s - scenario.queues.lookup_tasks))
+        if scenario.window is not None and s > scenario.window:
+            start = np.maximum(start, closed_before[s - scenario.window - 1])
+        if scenario.permits is not None and s >= scenario.permits:
+            # The k-th permit is back at the k-th smallest return, whichever batch it was.
+            start = np.maximum(start, [ends[s - scenario.permits] for ends in returned])
+        self.at[Mark.LOOKUP, :, s] = start
+
+    def _noise(self, purpose: Purpose, s: int) -> list[np.ndarray | float]:
+        cv, seed = self.scenario.noise.server_cv, self.scenario.seed
+        if cv == 0:
+            return [1.0] * self.ranks
+        servers = len(self.need.server_shares)
+        return [
+            lognormal_factors(stream(seed, purpose, r, s), cv, servers) for r in range(self.ranks)
+        ]
+
+    def _at_servers(self, service_s: np.ndarray, purpose: Purpose, s: int) -> np.ndarray:
+        return np.array([float((service_s * f).max()) for f in self._noise(purpose, s)])
+
+    def _fetch(
+        self, start: np.ndarray, s: int, part: Fetch, purpose: Purpose
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """When the last server has read, and when the rows are on the rank's host."""
+        now = start + (part.worker_forward_s + self.latency_s)
+        now = now + self.transfers.fan_s(part.request_bytes)
+        read = now + self._at_servers(part.server_s, purpose, s)
+        now = read + self.latency_s if self.latency_s else read
+        now = now + self.transfers.fan_s(part.rows_bytes)
+        now = now + (part.worker_pool_s + self.latency_s)
+        return read, now + self.transfers.rank_s(part.activation_bytes)
+
+    def _train(self, s: int, taken: np.ndarray, closed_before: list[np.ndarray]) -> None:
+        at, need = self.at, self.need
+        now = taken
+        if need.refresh is not None:
+            if s:
+                now = np.maximum(now, closed_before[s - 1])
+            now = now + self.latency_s
+            now = self._fetch(now, s, need.refresh, Purpose.SERVER_LOOKUP)[1]
+            now = now + need.refresh.copy_in_s
+        at[Mark.REFRESHED, :, s] = now
+        if self.scenario.mode is Mode.ASYNC:
+            now = now + (need.dense_copy_s + 2 * self.latency_s)
+        at[Mark.START, :, s] = now
+        forward, backward = need.forward_s * self.gpu[:, s], need.backward_s * self.gpu[:, s]
+        end = now + (forward + backward)
+        at[Mark.BACKWARD_END, :, s] = end
+        if self.scenario.mode.has_barrier:
+            last = float(end.max())
+            overlapped = self.scenario.mode.overlaps_dense_sync
+            end = np.full(
+                self.ranks,
+                last
+                + sync_delay(
+                    last, now + forward, backward, need.buckets, overlapped, need.sync_overhead_s
+                ),
+            )
+        at[Mark.UPDATED, :, s] = end
+
+    def _push(self, start: np.ndarray, s: int) -> np.ndarray:
+        need = self.need
+        now = start + self.latency_s
+        now = now + self.transfers.rank_s(need.gradient_bytes)
+        now = now + (need.worker_scatter_s + self.latency_s)
+        now = now + self.transfers.fan_s(need.push_bytes)
+        applied: np.ndarray = now + self._at_servers(need.server_update_s, Purpose.SERVER_UPDATE, s)
+        return applied

@@ -1,0 +1,1 @@
+"""Named clusters, workloads and costs, each constant with its source."""

@@ -1,0 +1,124 @@
+"""Orders without a clock: the constant lag, in which every lookup misses exactly tau steps.
+
+The deterministic executor of the runtime executes any order of events; the ones made here are the
+simplest to read, and reach the bound exactly from step tau on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from persia_sim.words.trace import ALL, Event, Kind, Trace
+from persia_sim.words.vocabulary import Mode
+
+HasBatch = Callable[[int], bool]
+"""Whether the stream has a k-th batch (of a dense update); asked for k = 0, 1, 2, ... in turn."""
+
+
+def constant_lag(
+    mode: Mode,
+    *,
+    ranks: int,
+    has_batch: HasBatch,
+    tau: int = 0,
+    ahead: int = 1,
+    merge_pushes: bool = True,
+    average_every: int | None = None,
+) -> Iterator[Event]:
+    """Yield the events of a run whose pushes of step s are applied after the updates of s + tau.
+
+    In barrier modes a batch is a step of all ranks. In async, rank ``k mod ranks`` takes batch k,
+    so that ``ranks`` batches are always in flight and a dense update misses the ``ranks - 1``
+    others; there tau counts the rank's own steps. ``average_every`` is the steps that a rank
+    trains between two averagings of async_averaging.
+    """
+    if mode is Mode.LOOKAHEAD:
+        return _lookahead(ranks, has_batch, ahead)
+    if mode.has_barrier:
+        if not mode.reads_late_rows:
+            tau, merge_pushes = 0, True
+        return _barrier(ranks, has_batch, tau, merge_pushes)
+    if mode is Mode.ASYNC_AVERAGING and not average_every:
+        raise ValueError("async_averaging needs average_every >= 1 steps")
+    return _round_robin(ranks, has_batch, tau, average_every)
+
+
+def constant_lag_trace(
+    mode: Mode, *, ranks: int, steps: int, tau: int = 0, merge_pushes: bool = True
+) -> Trace:
+    """The same for a known number of batches, as a table."""
+    events = constant_lag(
+        mode, ranks=ranks, has_batch=lambda k: k < steps, tau=tau, merge_pushes=merge_pushes
+    )
+    return Trace.of(list(events), mode=str(mode), ranks=ranks, tau=tau)
+
+
+def _push(ranks: int, step: int, merged: bool) -> Iterator[Event]:
+    for rank in (ALL,) if merged else range(ranks):
+        yield Event(Kind.PUSH, rank, step)
+
+
+def _barrier(ranks: int, has_batch: HasBatch, lag: int, merged: bool) -> Iterator[Event]:
+    step = 0
+    while has_batch(step):
+        for rank in range(ranks):
+            yield Event(Kind.LOOKUP, rank, step)
+        yield Event(Kind.DENSE_UPDATE, ALL, step)
+        if step >= lag:
+            yield from _push(ranks, step - lag, merged)
+        step += 1
+    for waiting in range(max(0, step - lag), step):
+        yield from _push(ranks, waiting, merged)
+
+
+def _lookahead(ranks: int, has_batch: HasBatch, ahead: int) -> Iterator[Event]:
+    step = fetched = 0
+    while has_batch(step):
+        while fetched <= step + ahead and has_batch(fetched):
+            for rank in range(ranks):
+                yield Event(Kind.LOOKUP, rank, fetched)
+            fetched += 1
+        for rank in range(ranks):
+            yield Event(Kind.REFRESH, rank, step)
+        yield Event(Kind.DENSE_UPDATE, ALL, step)
+        yield from _push(ranks, step, merged=True)
+        step += 1
+
+
+def _round_robin(
+    ranks: int, has_batch: HasBatch, tau: int, average_every: int | None
+) -> Iterator[Event]:
+    """Rank r starts batch r, r + ranks, ...; it finishes one just before it starts the next."""
+    steps_of = [0] * ranks
+    batch = 0
+    while has_batch(batch):
+        rank = batch % ranks
+        if steps_of[rank]:
+            yield from _finish(rank, steps_of[rank] - 1, tau)
+            if average_every and rank == ranks - 1 and steps_of[rank] % average_every == 0:
+                yield from _average(ranks, steps_of[rank], average_every)
+        if not average_every:
+            yield Event(Kind.DENSE_PULL, rank, steps_of[rank])
+        yield Event(Kind.LOOKUP, rank, steps_of[rank])
+        steps_of[rank] += 1
+        batch += 1
+    for rank in (k % ranks for k in range(batch, batch + ranks)):
+        if steps_of[rank]:
+            yield from _finish(rank, steps_of[rank] - 1, tau)
+    for rank, steps in enumerate(steps_of):
+        for step in range(max(0, steps - tau), steps):
+            yield Event(Kind.PUSH, rank, step)
+
+
+def _finish(rank: int, step: int, tau: int) -> Iterator[Event]:
+    yield Event(Kind.DENSE_PUSH, rank, step)
+    if step >= tau:
+        yield Event(Kind.PUSH, rank, step - tau)
+
+
+def _average(ranks: int, steps: int, average_every: int) -> Iterator[Event]:
+    """Every rank enters the round at one instant and leaves it at the next."""
+    round_ = steps // average_every - 1
+    for kind in (Kind.AVERAGE_READ, Kind.AVERAGE_WRITE):
+        for rank in range(ranks):
+            yield Event(kind, rank, steps - 1, ALL, round_)

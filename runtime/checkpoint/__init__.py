@@ -1,0 +1,1 @@
+"""Rows and optimiser state on disk: atomic, checksummed, incremental."""

@@ -1,0 +1,64 @@
+"""Rows saved by one number of shards, for another number of shards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from runtime.embedding.reference.plan import shard_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrays:
+    """The rows of one table and shard, the next one to be evicted first; n rows."""
+
+    ids: np.ndarray
+    """uint64 [n]"""
+    words: np.ndarray
+    """uint32 [n]: write counts and marks."""
+    stamps: np.ndarray
+    """uint32 [n], last used at step; empty where rows do not expire."""
+    rows: np.ndarray
+    """uint8 [n, bytes per row], as stored."""
+    removed: np.ndarray
+    """uint64: ids that went since the part before this one."""
+    sightings: np.ndarray
+    """uint8: the sketch of admission by frequency."""
+    latest_step: int
+    """The last step seen."""
+
+
+def merge_shards(shards: Sequence[Arrays]) -> Arrays:
+    """All rows as one, old shards interleaved by the relative age of their rows."""
+    age = np.concatenate([np.arange(len(s.ids)) / max(len(s.ids), 1) for s in shards])
+    order = np.argsort(age, kind="stable")
+    stamps = np.concatenate([s.stamps for s in shards])
+    return Arrays(
+        ids=np.concatenate([s.ids for s in shards])[order],
+        words=np.concatenate([s.words for s in shards])[order],
+        stamps=stamps[order] if len(stamps) else stamps,
+        rows=np.concatenate([s.rows for s in shards])[order],
+        removed=np.concatenate([s.removed for s in shards]),
+        sightings=np.empty(0, np.uint8),
+        latest_step=max(s.latest_step for s in shards),
+    )
+
+
+def ids_of(arrays: Arrays, shards: int) -> tuple[np.ndarray, np.ndarray]:
+    """The new shard of each row, and of each removed id."""
+    return shard_of(arrays.ids, shards), shard_of(arrays.removed, shards)
+
+
+def part_of(arrays: Arrays, rows: np.ndarray, removed: np.ndarray) -> Arrays:
+    """The rows and removed ids that are marked."""
+    return Arrays(
+        ids=arrays.ids[rows],
+        words=arrays.words[rows],
+        stamps=arrays.stamps[rows] if len(arrays.stamps) else arrays.stamps,
+        rows=arrays.rows[rows],
+        removed=arrays.removed[removed],
+        sightings=arrays.sightings,
+        latest_step=arrays.latest_step,
+    )

@@ -1,0 +1,1 @@
+"""The dense weights: how ranks bring them up to date in each mode."""

@@ -1,0 +1,110 @@
+"""The dense weights when nobody waits: one versioned copy on a server, or replicas averaged."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections.abc import Sequence
+
+from torch import nn
+
+from persia_sim.words.trace import ALL, Kind, TraceRecorder
+from runtime.config import TrainConfig
+from runtime.dense.averaging import AveragingRound, mean_model
+from runtime.dense.optimizer import DenseGradients, apply_gradients, copy_weights, make_optimizer
+
+DEFAULT_PERIOD_S = 0.5  # source: the original's async_sync_interval of 500 ms
+
+
+class DenseServer:
+    """async: a rank pulls all weights at one version, and pushes gradients into the newest ones."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: nn.Module,
+        replicas: Sequence[nn.Module],
+        recorder: TraceRecorder,
+    ) -> None:
+        self._model, self._replicas, self._recorder = model, replicas, recorder
+        self._optimizer = make_optimizer(config.model, model)
+        self._version = 0
+        self._lock = threading.Lock()
+
+    def pull(self, rank: int, step: int) -> None:
+        """Copy the weights to the rank's replica, whole at one version."""
+        with self._lock:
+            self._recorder.record(Kind.DENSE_PULL, rank, step, ALL, self._version)
+            copy_weights(self._model, self._replicas[rank])
+
+    def push(self, rank: int, step: int, gradients: DenseGradients | None) -> None:
+        """One optimiser step with the rank's gradients (None: they are left out)."""
+        with self._lock:
+            self._recorder.record(Kind.DENSE_PUSH, rank, step, ALL, self._version)
+            if gradients is not None:
+                apply_gradients(self._model, self._optimizer, gradients)
+            self._version += 1
+
+    def snapshot(self) -> nn.Module:
+        """A copy of the weights, whole at one version."""
+        with self._lock:
+            return copy.deepcopy(self._model)
+
+
+class ModelAverager:
+    """async_averaging: each rank trains its own replica; a round of averaging starts every period.
+
+    Ranks enter and leave a round between two of their steps, so it needs no thread of its own.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: nn.Module,
+        replicas: Sequence[nn.Module],
+        recorder: TraceRecorder,
+    ) -> None:
+        self._model, self._replicas, self._recorder = model, replicas, recorder
+        self._optimizers = [make_optimizer(config.model, m) for m in replicas]
+        period_s = config.average_every_s
+        self._period_s = DEFAULT_PERIOD_S if period_s is None else period_s
+        self._lock = threading.Lock()
+        self._version = 0
+        self._round = AveragingRound(len(replicas))
+        self._written = [False] * len(replicas)
+        self._number = 0
+        self._due_s = time.perf_counter() + self._period_s
+
+    def pull(self, rank: int, step: int) -> None:
+        """Between two steps: enter an open round, or leave it with the mean once it is known."""
+        with self._lock:
+            waiting = step > 0 and time.perf_counter() >= self._due_s
+            if waiting and not self._round.has_read(rank):
+                self._recorder.record(Kind.AVERAGE_READ, rank, step - 1, ALL, self._number)
+                self._round.read(rank, self._replicas[rank])
+            if self._round.is_complete and not self._written[rank]:
+                self._recorder.record(Kind.AVERAGE_WRITE, rank, step - 1, ALL, self._number)
+                self._round.write(rank, self._replicas[rank])
+                self._written[rank] = True
+                if self._round.is_over:
+                    self._start_round()
+
+    def push(self, rank: int, step: int, gradients: DenseGradients | None) -> None:
+        """One step of the rank's own optimiser; nobody else is touched."""
+        with self._lock:  # so that a snapshot never sees half a step
+            if gradients is not None:
+                apply_gradients(self._replicas[rank], self._optimizers[rank], gradients)
+            self._recorder.record(Kind.DENSE_PUSH, rank, step, ALL, self._version)
+            self._version += 1
+
+    def snapshot(self) -> nn.Module:
+        """A model with the mean of the replicas."""
+        with self._lock:
+            return mean_model(self._model, self._replicas)
+
+    def _start_round(self) -> None:
+        self._number += 1
+        self._round = AveragingRound(len(self._replicas))
+        self._written = [False] * len(self._replicas)
+        self._due_s = time.perf_counter() + self._period_s

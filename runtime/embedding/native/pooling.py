@@ -1,0 +1,89 @@
+"""Pooling and its transpose by the native kernels, same bytes as the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from runtime.data.batch import Batch, Field
+from runtime.embedding.native.buffers import empty
+from runtime.embedding.native.extension import native
+from runtime.embedding.reference.pooling import Pooling
+from runtime.embedding.store import FieldVectors, TablePlan
+
+_OTHER_TABLE = -1
+_KINDS = {"sum": 0, "mean": 1, "sqrtn": 2, "sequence": 3}
+_NO_OFFSETS = np.empty(0, np.int64)
+_NO_MASK = np.empty((0, 0), np.uint8)
+
+
+class NativePooling(Pooling):
+    """Pools the rows of one batch by the layout's fields."""
+
+    def __init__(self, fields: Sequence[Field], dims: dict[str, int]) -> None:
+        super().__init__(fields, dims)
+        pooled = [0 if f.pooling == "sequence" else dims[f.table] for f in fields]
+        self._columns = [sum(pooled[:n]) for n in range(len(fields))]
+        self._width = sum(pooled)
+
+    def forward(
+        self, batch: Batch, plans: dict[str, TablePlan], values: dict[str, np.ndarray]
+    ) -> FieldVectors:
+        """The fields' vectors from the distinct rows of each table."""
+        dtype = next(iter(values.values())).dtype.name
+        out = FieldVectors(empty((batch.size, self._width), dtype), {}, {})
+        for field, dim in zip(self._fields, self._dims, strict=True):
+            if field.pooling == "sequence":
+                places = batch.size, field.max_length
+                out.sequences[field.name] = empty((*places, dim), dtype)
+                out.masks[field.name] = np.empty(places, bool)
+        offsets = _NO_OFFSETS if batch.offsets is None else batch.offsets
+        copy = self._one_table and batch.offsets is None
+        for table in self._tables:
+            calls = self._calls(table, out, with_masks=True)
+            plan = plans[table]
+            rounds = _rounds(batch, plan)
+            found = plan.inverse, rounds, out.pooled, values[table]
+            native.pool(calls, batch.size, offsets, *found, copy and rounds == 1)
+        return out
+
+    def backward(
+        self, batch: Batch, plans: dict[str, TablePlan], gradients: FieldVectors
+    ) -> dict[str, np.ndarray]:
+        """Per table the gradients of the distinct rows, [U, d]; duplicates summed."""
+        pooled = np.ascontiguousarray(gradients.pooled)
+        sequences = {n: np.ascontiguousarray(g) for n, g in gradients.sequences.items()}
+        given = FieldVectors(pooled, sequences, {})
+        offsets = _NO_OFFSETS if batch.offsets is None else batch.offsets
+        totals = {}
+        for table in self._tables:
+            dim = self._dims[[f.table for f in self._fields].index(table)]
+            totals[table] = empty((len(plans[table].ids), dim), pooled.dtype.name)
+            calls = self._calls(table, given, with_masks=False)
+            plan = plans[table]
+            found = plan.inverse, _rounds(batch, plan), pooled, totals[table]
+            native.scatter(calls, batch.size, offsets, *found)
+        return totals
+
+    def _calls(
+        self, table: str, vectors: FieldVectors, with_masks: bool
+    ) -> list[tuple[int, int, int, np.ndarray, np.ndarray]]:
+        """One entry per field: kind, first column, places, array of a sequence, its mask."""
+        calls = []
+        for number, field in enumerate(self._fields):
+            kind = _KINDS[field.pooling] if field.table == table else _OTHER_TABLE
+            array, mask = vectors.pooled, _NO_MASK
+            if kind == _KINDS["sequence"]:
+                array = vectors.sequences[field.name]
+                if with_masks:
+                    mask = vectors.masks[field.name].view(np.uint8)
+            calls.append((kind, self._columns[number], field.max_length, array, mask))
+        return calls
+
+
+def _rounds(batch: Batch, plan: TablePlan) -> int:
+    """Rows that each occurrence is made of: 1 but for a hash stack."""
+    whole = isinstance(plan.occurrences, slice)
+    occurrences = len(batch.ids) if whole else len(plan.occurrences)  # type: ignore[arg-type]
+    return len(plan.inverse) // occurrences if occurrences else 1

@@ -1,0 +1,1 @@
+"""The store in numpy: the oracle, file by file beside `native`."""

@@ -1,0 +1,1 @@
+"""Who runs the ranks: threads of one process."""

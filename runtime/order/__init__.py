@@ -1,0 +1,1 @@
+"""Carrying out a given order of reads and writes: constant lag, recorded, or simulated."""

@@ -1,0 +1,187 @@
+"""The stage functions forward and backward: from one rank's rows to all its gradients.
+
+Both executors call them, so what differs between modes is only the order of reads and writes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from persia_sim.words.vocabulary import Stage
+from runtime.config import TrainConfig
+from runtime.data.batch import Batch, Layout
+from runtime.dense.optimizer import DenseGradients
+from runtime.dense.rules import (
+    LossScale,
+    draws_random_numbers,
+    open_device,
+    refuse_running_statistics,
+    seeded_draws,
+)
+from runtime.embedding.open import open_pooling
+from runtime.embedding.reference.store import EmbeddingStore
+from runtime.embedding.store import Handle, RowGradients
+from runtime.models.build import build_model
+from runtime.models.inputs import InputShape
+from runtime.rank.staging import Staged, open_staging
+
+StageSpan = Callable[[str], AbstractContextManager[None]]
+"""Times the body as one stage."""
+
+
+def no_span(stage: str) -> AbstractContextManager[None]:
+    """Times nothing."""
+    return nullcontext()
+
+
+class NonFiniteError(ValueError):
+    """A loss or a gradient is NaN or infinite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """What the backward pass of one (rank, step) gives."""
+
+    loss: float
+    """The rank's share of the step's mean loss."""
+    dense: DenseGradients
+    rows: RowGradients
+    finite: bool
+    """Whether loss and all gradients are; if not, nothing of them is applied."""
+
+
+class Learner:
+    """The dense model, its loss, and the pooling between rows and model."""
+
+    def __init__(self, config: TrainConfig, layout: Layout, dims: dict[str, int]) -> None:
+        self.config, self.layout = config, layout
+        shape = InputShape(layout=layout, dims=dims)
+        self.pooling = open_pooling(layout.fields, shape.dims, engine=config.engine)
+        self.model = build_model(config.model.name, shape, config.model.hidden, config.seed)
+        self.dtype = torch.float64 if config.precision == "float64" else torch.float32
+        self.device = open_device(config.device)
+        self.model.to(self.device, self.dtype)
+        self._staging = open_staging(self.device, self.dtype)
+        refuse_running_statistics(self.model, config)
+        self.scale = LossScale(config)
+        self.row_gradient_seen = False
+        """Whether any gradient has reached the rows so far."""
+        self._draws = draws_random_numbers(self.model)
+        self._row_factor = float(config.ranks) if config.row_gradients == "sum" else 1.0
+
+    def stage(self, handle: Handle) -> Staged | None:
+        """Pool the rows of a lookup and start them on their way to the device.
+
+        None for a batch without samples.
+        """
+        if handle.batch.size == 0:
+            return None
+        vectors = self.pooling.forward(handle.batch, handle.plans, handle.values)
+        return self._staging.send(handle.batch, vectors)
+
+    def gradients(
+        self,
+        model: nn.Module,
+        handle: Handle,
+        staged: Staged | None,
+        samples: int,
+        span: StageSpan = no_span,
+    ) -> Gradients:
+        """Forward and backward of one (rank, step); leaves ``parameter.grad`` set to None.
+
+        The loss is the sum over the batch over ``samples`` (of the whole step), mean over tasks:
+        gradients are those of the step's mean loss, so those of all ranks only need to be summed.
+        ``span`` is entered around each of the two stages.
+        """
+        parameters = list(model.parameters())
+        if staged is None:
+            rows = {name: np.zeros_like(values) for name, values in handle.values.items()}
+            return Gradients(0.0, [None] * len(parameters), rows, True)
+        scale = self.scale.value
+        with span(Stage.FORWARD):
+            draws = seeded_draws(self.config.seed, handle) if self._draws else nullcontext()
+            with draws:
+                logits = self._logits(model, staged)
+                loss = self._loss(logits, staged.labels, samples)
+        with span(Stage.BACKWARD):
+            (loss * scale if scale != 1.0 else loss).backward()  # type: ignore[no-untyped-call]
+        dense = [p.grad for p in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        with self._staging.receive(staged.embeddings) as vectors:
+            rows = self.pooling.backward(handle.batch, handle.plans, vectors)
+        if scale != 1.0:
+            dense = [None if g is None else g / scale for g in dense]
+        factor = self._row_factor / scale
+        if factor != 1.0:
+            rows = {name: (g * factor).astype(g.dtype) for name, g in rows.items()}
+        if not self.row_gradient_seen:
+            self.row_gradient_seen = any(bool(g.any()) for g in rows.values())
+        value = loss.item()
+        finite = _all_finite(value, dense, rows)
+        if finite:
+            self.scale.note_finite()
+        return Gradients(value, dense, rows, finite)
+
+    def refuse_or_skip(self, handle: Handle, gradients: Gradients) -> None:
+        """Called for gradients that are not finite: raise, or go on without this batch.
+
+        A finite loss whose scaled gradients overflow is float16's daily bread: the scale is halved.
+        """
+        if math.isfinite(gradients.loss) and self.scale.halve():
+            return
+        if self.config.nonfinite == "stop":
+            raise NonFiniteError(
+                f"loss {gradients.loss} or a gradient is not finite at rank {handle.rank},"
+                f" step {handle.step}; lower --model.lr or --rows.optimizer.lr,"
+                " or leave such batches out with --nonfinite skip"
+            )
+
+    def predict(self, model: nn.Module, store: EmbeddingStore, batch: Batch) -> np.ndarray:
+        """Probabilities [B, T] with the rows as they are now; creates no row."""
+        handle = store.peek(batch)
+        vectors = self.pooling.forward(batch, handle.plans, handle.values)
+        staged = self._staging.send(batch, vectors)
+        with torch.inference_mode():
+            logits = self._logits(model, staged)
+            probabilities: np.ndarray = torch.sigmoid(logits.double()).cpu().numpy()
+        return probabilities
+
+    def _logits(self, model: nn.Module, staged: Staged) -> Tensor:
+        self._staging.arrive(staged)
+        short = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(self.config.precision)
+        cast = torch.autocast(self.device.type, short) if short else nullcontext()
+        with cast:
+            logits: Tensor = model(staged.dense, staged.embeddings)
+        expected = (len(staged.dense), len(self.layout.tasks))
+        if tuple(logits.shape) != expected:
+            raise ValueError(
+                f"model {self.config.model.name} returned logits of shape {tuple(logits.shape)},"
+                f" expected {expected}: one logit per sample and task"
+            )
+        return logits
+
+    def _loss(self, logits: Tensor, labels: Tensor, samples: int) -> Tensor:
+        total = binary_cross_entropy_with_logits(logits.to(self.dtype), labels, reduction="sum")
+        return total / (samples * labels.shape[1])
+
+
+def _all_finite(loss: float, dense: DenseGradients, rows: RowGradients) -> bool:
+    """A sum is finite only if its terms are; one by one they are checked only if it is not."""
+    sums = [g.sum().float() for g in dense if g is not None]
+    total = float(torch.stack(sums).sum()) if sums else 0.0  # one answer, one wait for the device
+    if math.isfinite(loss + total + sum(float(g.sum()) for g in rows.values())):
+        return True
+    return (
+        math.isfinite(loss)
+        and all(bool(torch.isfinite(g).all()) for g in dense if g is not None)
+        and all(bool(np.isfinite(g).all()) for g in rows.values())
+    )

@@ -1,0 +1,73 @@
+"""What an executor works with, put together in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from persia_sim.words.trace import TraceRecorder
+from runtime.config import TrainConfig
+from runtime.data.batch import Layout
+from runtime.data.source import Source
+from runtime.embedding.config import TableConfig
+from runtime.embedding.open import open_store
+from runtime.embedding.reference.store import EmbeddingStore
+from runtime.rank.feed import Feed, training_stream
+from runtime.rank.learner import Learner
+from runtime.rank.progress import Meter
+from runtime.rank.spans import SpanRecorder
+from runtime.stop import Stop
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A run that has not started: data, model, rows, and where it is written down."""
+
+    config: TrainConfig
+    learner: Learner
+    store: EmbeddingStore
+    feed: Feed
+    recorder: TraceRecorder
+    meter: Meter
+    spans: SpanRecorder = field(default_factory=lambda: SpanRecorder(enabled=False))
+    stop: Stop = field(default_factory=Stop)
+
+    def again(self, source: Source) -> Parts:
+        """The same model and rows over the stream from its start, with fresh records."""
+        stop = Stop()
+        return replace(self, feed=_feed(self.config, source, stop), meter=Meter(), stop=stop)
+
+
+def assemble(
+    config: TrainConfig, source: Source, tables: Mapping[str, TableConfig] | None = None
+) -> Parts:
+    """Build model, store and feed from a config; ``tables`` overrides ``config.rows`` by name."""
+    used = tables_of(config, source.layout, tables or {})
+    learner = Learner(config, source.layout, {name: t.dim for name, t in used.items()})
+    recorder, stop = TraceRecorder(), Stop()
+    store = open_store(
+        source.layout,
+        list(used.values()),
+        engine=config.engine,
+        shards=config.shards,
+        seed=config.seed,
+        recorder=recorder,
+    )
+    spans = SpanRecorder(enabled=config.timeline)
+    feed = _feed(config, source, stop)
+    return Parts(config, learner, store, feed, recorder, Meter(), spans, stop)
+
+
+def tables_of(
+    config: TrainConfig, layout: Layout, overrides: Mapping[str, TableConfig]
+) -> dict[str, TableConfig]:
+    """The tables that the layout's fields name, each as overridden or else as ``config.rows``."""
+    names = list(dict.fromkeys(f.table for f in layout.fields))
+    unknown = sorted(set(overrides) - set(names))
+    if unknown:
+        raise ValueError(f"tables {unknown} are used by no field; the fields use {names}")
+    return {name: replace(overrides.get(name, config.rows), name=name) for name in names}
+
+
+def _feed(config: TrainConfig, source: Source, stop: Stop) -> Feed:
+    return Feed(training_stream(config, source), config.ranks, config.mode.has_barrier, stop)

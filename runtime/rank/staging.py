@@ -1,0 +1,174 @@
+"""Batches on their way to the device of the dense network, and gradients on their way back.
+
+With a GPU the rows stay in host memory. A batch goes through pinned memory on a stream of its own
+while the device still computes earlier ones, and gradients come back on a third stream.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runtime.data.batch import Batch
+from runtime.embedding.store import FieldVectors
+from runtime.models.inputs import Embeddings
+from runtime.rank.copy_streams import CopyStreams, CudaStreams
+
+
+class Staged(NamedTuple):
+    """One batch at the device, or on its way there."""
+
+    dense: Tensor
+    """[B, D]"""
+    labels: Tensor
+    """[B, T]"""
+    embeddings: Embeddings
+    """Leaves, whose gradients go back to the rows."""
+    sent: Any = None
+    """The event after which it is there; None: it is."""
+
+
+class Staging(Protocol):
+    """The way between host and device; safe for any number of threads."""
+
+    def send(self, batch: Batch, vectors: FieldVectors) -> Staged:
+        """Start a batch on its way."""
+
+    def arrive(self, staged: Staged) -> None:
+        """Before the batch is computed with: the computation waits until it is there."""
+
+    @contextmanager
+    def receive(self, embeddings: Embeddings) -> Iterator[FieldVectors]:
+        """After the backward pass: the leaves' gradients, valid inside the context."""
+
+
+def open_staging(device: torch.device, dtype: torch.dtype) -> Staging:
+    """The staging for a device and the dense network's dtype."""
+    if device.type == "cuda":
+        return StreamStaging(dtype, CudaStreams(device))
+    return HostStaging(device, dtype)
+
+
+class HostStaging:
+    """Host and device are one memory: nothing moves."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self._device, self._dtype = device, dtype
+
+    def send(self, batch: Batch, vectors: FieldVectors) -> Staged:
+        """Views, converted only where the dtype differs."""
+        sequences = {n: self._to(a).requires_grad_() for n, a in vectors.sequences.items()}
+        masks = {n: torch.from_numpy(m).to(self._device) for n, m in vectors.masks.items()}
+        pooled = self._to(vectors.pooled).requires_grad_()
+        embeddings = Embeddings(pooled, sequences, masks)
+        return Staged(self._to(batch.dense), self._to(batch.labels), embeddings)
+
+    def arrive(self, staged: Staged) -> None:
+        """It is there."""
+
+    @contextmanager
+    def receive(self, embeddings: Embeddings) -> Iterator[FieldVectors]:
+        """The gradients where they are."""
+        sequences = {n: _gradient(t).cpu().numpy() for n, t in embeddings.sequences.items()}
+        yield FieldVectors(_gradient(embeddings.pooled).cpu().numpy(), sequences, {})
+
+    def _to(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self._device, self._dtype)
+
+
+class StreamStaging:
+    """Copies through pinned memory on streams of their own."""
+
+    def __init__(self, dtype: torch.dtype, streams: CopyStreams) -> None:
+        self._dtype, self._streams = dtype, streams
+        self._pinned = _PinnedPool(streams)
+
+    def send(self, batch: Batch, vectors: FieldVectors) -> Staged:
+        """Copies that run while the device computes; returns at once."""
+        buffers: list[Tensor] = []
+
+        def upload(array: np.ndarray, dtype: torch.dtype) -> Tensor:
+            buffer = self._pinned.take(torch.Size(array.shape), dtype)
+            buffer.copy_(torch.from_numpy(array))
+            buffers.append(buffer)
+            target = self._streams.empty("upload", buffer.shape, dtype)
+            self._streams.copy("upload", target, buffer)
+            return target
+
+        dense, labels = upload(batch.dense, self._dtype), upload(batch.labels, self._dtype)
+        pooled = upload(vectors.pooled, self._dtype)
+        sequences = {n: upload(a, self._dtype) for n, a in vectors.sequences.items()}
+        masks = {n: upload(m, torch.bool) for n, m in vectors.masks.items()}
+        sent = self._streams.record("upload")
+        for buffer in buffers:
+            self._pinned.give(buffer, sent)
+        for leaf in (pooled, *sequences.values()):
+            leaf.requires_grad_()
+        return Staged(dense, labels, Embeddings(pooled, sequences, masks), sent)
+
+    def arrive(self, staged: Staged) -> None:
+        """The compute stream waits for the copies, the host does not."""
+        self._streams.wait("compute", staged.sent)
+        pooled, sequences, masks = staged.embeddings
+        for tensor in (staged.dense, staged.labels, pooled, *sequences.values(), *masks.values()):
+            self._streams.share("compute", tensor)
+
+    @contextmanager
+    def receive(self, embeddings: Embeddings) -> Iterator[FieldVectors]:
+        """The host waits for the copies of these gradients and for nothing else."""
+        self._streams.wait("download", self._streams.record("compute"))
+        buffers: list[Tensor] = []
+
+        def download(leaf: Tensor) -> np.ndarray:
+            gradient = _gradient(leaf)
+            buffer = self._pinned.take(gradient.shape, gradient.dtype)
+            buffers.append(buffer)
+            self._streams.copy("download", buffer, gradient)
+            self._streams.share("download", gradient)
+            array: np.ndarray = buffer.numpy()
+            return array
+
+        pooled = download(embeddings.pooled)
+        sequences = {n: download(t) for n, t in embeddings.sequences.items()}
+        received = self._streams.record("download")
+        self._streams.synchronize(received)
+        try:
+            yield FieldVectors(pooled, sequences, {})
+        finally:
+            for buffer in buffers:
+                self._pinned.give(buffer, received)
+
+
+class _PinnedPool:
+    """Pinned buffers to use again: to make one is a slow call that stops the device."""
+
+    def __init__(self, streams: CopyStreams) -> None:
+        self._streams = streams
+        self._free: dict[tuple[torch.Size, torch.dtype], list[tuple[Tensor, Any]]] = {}
+        self._lock = threading.Lock()
+
+    def take(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        """A buffer that no copy uses any more."""
+        with self._lock:
+            free = self._free.get((shape, dtype))
+            found = free.pop(0) if free else None
+        if found is None:
+            return self._streams.pinned(shape, dtype)
+        buffer, last_use = found
+        self._streams.synchronize(last_use)
+        return buffer
+
+    def give(self, buffer: Tensor, last_use: Any) -> None:
+        """``last_use``: the event after which the buffer may be overwritten."""
+        with self._lock:
+            self._free.setdefault((buffer.shape, buffer.dtype), []).append((buffer, last_use))
+
+
+def _gradient(leaf: Tensor) -> Tensor:
+    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad

@@ -1,0 +1,148 @@
+"""Exact AUC and log-loss on the test part, per task, and why an AUC may be 0.5."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from torch import nn
+
+from runtime.data.batch import Batch
+from runtime.data.source import Source, rebatch
+from runtime.data.synthetic import SyntheticSource
+from runtime.embedding.reference.store import EmbeddingStore
+from runtime.rank.learner import Learner
+
+_EVALUATION_BATCH = 8192  # samples at a time: bounds memory, changes no figure
+_KEPT_BATCHES = 128  # a million samples
+
+
+@dataclass(frozen=True, slots=True)
+class TaskScore:
+    """How well one behaviour is predicted."""
+
+    auc: float
+    """Area under the ROC curve; NaN when the test part holds one class only."""
+    log_loss: float
+    label_rate: float
+    trivial_log_loss: float
+    """Of always predicting the label rate of the test part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Scores and the predictions behind them."""
+
+    tasks: dict[str, TaskScore]
+    predictions: np.ndarray
+    """float64 [n, T]: probabilities, in the order of the test part."""
+    labels: np.ndarray
+    """float32 [n, T]"""
+    warnings: list[str]
+    """Why the figures may mean nothing, in plain words; empty when healthy."""
+
+
+class HeldOut:
+    """The test part, or its first rows, in the source's order, any number of times.
+
+    A part of usual size is kept between evaluations; a larger one is streamed anew each time.
+    """
+
+    def __init__(self, source: Source, rows: int | None = None) -> None:
+        self._source, self._rows = source, rows
+        self._kept: list[Batch] = []
+        self._complete = False
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self._complete:
+            yield from self._kept
+            return
+        kept: list[Batch] | None = []
+        for batch in self._stream():
+            if kept is not None:
+                kept.append(batch)
+                kept = kept if len(kept) <= _KEPT_BATCHES else None
+            yield batch
+        if kept is not None:
+            self._kept, self._complete = kept, True
+
+    def _stream(self) -> Iterator[Batch]:
+        left = self._rows if self._rows is not None else 2**62
+        for batch in rebatch(self._source.chunks("test"), _EVALUATION_BATCH):
+            yield batch.rows(0, min(left, batch.size))
+            left -= batch.size
+            if left <= 0:
+                return
+
+
+def evaluate(
+    learner: Learner, model: nn.Module, store: EmbeddingStore, held_out: Iterable[Batch]
+) -> Evaluation:
+    """Score ``model`` with the rows as they are; creates no row and draws no random number."""
+    model.eval()
+    scored = [(learner.predict(model, store, b), b.labels) for b in held_out]
+    model.train()
+    predictions, labels = (np.concatenate(column) for column in zip(*scored, strict=True))
+    tasks = {
+        name: score(labels[:, k], predictions[:, k]) for k, name in enumerate(learner.layout.tasks)
+    }
+    return Evaluation(tasks, predictions, labels, _health(learner, store, tasks, predictions))
+
+
+def best_reachable_auc(source: Source, rows: int | None) -> float | None:
+    """AUC of the true probabilities on the evaluated test rows, where the truth is planted."""
+    if not isinstance(source, SyntheticSource):
+        return None
+    truth = source.true_probabilities("test")[:rows]
+    labels = np.concatenate([b.labels[:, 0] for b in HeldOut(source, rows)])
+    return score(labels, truth).auc
+
+
+def score(labels: np.ndarray, predictions: np.ndarray) -> TaskScore:
+    """The figures of one task."""
+    from sklearn.metrics import log_loss, roc_auc_score  # late: a second to import
+
+    rate = float(labels.mean())
+    if rate in (0.0, 1.0) or not np.isfinite(predictions).all():
+        return TaskScore(float("nan"), float("nan"), rate, 0.0)
+    trivial = -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate))
+    auc = float(roc_auc_score(labels, predictions))
+    loss = float(log_loss(labels, np.clip(predictions, 1e-15, 1 - 1e-15)))
+    return TaskScore(auc, loss, rate, float(trivial))
+
+
+def _health(
+    learner: Learner,
+    store: EmbeddingStore,
+    tasks: dict[str, TaskScore],
+    predictions: np.ndarray,
+) -> list[str]:
+    found = []
+    if not np.isfinite(predictions).all():
+        found.append("predictions are not finite: lower the learning rates")
+    for k, (name, figures) in enumerate(tasks.items()):
+        if figures.label_rate in (0.0, 1.0):
+            found.append(f"{name}: the test part holds only the label {figures.label_rate:.0f}")
+        elif float(np.std(predictions[:, k])) < 1e-6:
+            found.append(
+                f"{name}: all predictions are equal; the model has learned nothing:"
+                " is a learning rate 0, or does the tower end in dead ReLUs?"
+            )
+        elif abs(figures.auc - 0.5) < 0.01:
+            found.append(
+                f"{name}: AUC {figures.auc:.3f} is chance; are the labels joined to the right rows,"
+                " and does the test part share ids with the training part?"
+            )
+        elif figures.log_loss > 1.05 * figures.trivial_log_loss:
+            found.append(
+                f"{name}: log-loss {figures.log_loss:.4f} is worse than that of the label rate"
+                f" ({figures.trivial_log_loss:.4f}): overfitted, or learning rates too high"
+            )
+    if not len(store):
+        found.append("no row was created: no training batch was looked up")
+    elif not learner.row_gradient_seen:
+        found.append("no gradient has reached the rows: does the model use the embeddings?")
+    elif all(not values.any() for _, values, _ in store.export().values()):
+        found.append("all rows are zero: with initial_scale 0 a product of rows never starts")
+    return found

@@ -1,0 +1,141 @@
+"""Measure what each stage costs on this machine, as the laws that the simulator reads.
+
+A law is affine: seconds = fixed + per item * items. It is fitted on medians of repeated calls of
+the very functions that training uses, and says its range and its residual spread.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import nnls
+
+from runtime.config import ModelConfig, TrainConfig
+from runtime.data.batch import Batch
+from runtime.data.open import open_source
+from runtime.data.source import Source
+from runtime.dense.optimizer import apply_gradients, make_optimizer
+from runtime.embedding.config import TableConfig
+from runtime.embedding.open import open_store
+from runtime.embedding.store import FieldVectors
+from runtime.rank.learner import Learner
+from runtime.rank.parts import assemble
+from runtime.run.folder import environment, write_json
+
+SCHEMA = 1
+BATCHES = (64, 256, 1024, 4096)
+REPEATS = 15
+CORE_PEAK_FLOPS = 50e9
+"""That of the simulator's cluster this-host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Median seconds of one stage for one number of items."""
+
+    items: float
+    seconds: float
+
+
+def measure_profile(dim: int, hidden: tuple[int, ...], data: str) -> dict[str, Any]:
+    """The profile of this machine: every stage at every batch size of `BATCHES`."""
+    torch.set_num_threads(1)
+    config = TrainConfig(rows=TableConfig(dim=dim), model=ModelConfig(hidden=hidden))
+    source = open_source(data)
+    learner = assemble(config, source).learner
+    chunks = _endless(source)
+    chunk = next(chunks)
+    found = {"load": [Measurement(chunk.size, _median_s(lambda: next(chunks)))]}
+    efficiency = []
+    for size in BATCHES:
+        stages, dense_s = _measure(config, learner, chunk.rows(0, size))
+        for stage, measurement in stages.items():
+            found.setdefault(stage, []).append(measurement)
+        weights = sum(p.numel() for p in learner.model.parameters() if p.dim() == 2)
+        share = 6 * weights * size / dense_s / CORE_PEAK_FLOPS
+        efficiency.append((size, min(1.0, share)))
+    where = environment()
+    return {
+        "schema": SCHEMA,
+        "source": f"measured by runtime profile, {where['cpu']}, one thread",
+        "laws": {stage: fit(points) for stage, points in found.items()},
+        "gpu": {"fixed_s": 0.0, "efficiency": efficiency},
+        "provenance": {**where, "data": data, "dim": dim, "repeats": REPEATS},
+    }
+
+
+def _endless(source: Source) -> Iterator[Batch]:
+    while True:
+        yield from source.chunks("train")
+
+
+def _measure(
+    config: TrainConfig, learner: Learner, batch: Batch
+) -> tuple[dict[str, Measurement], float]:
+    """Every stage on one batch, and the seconds of a dense step without its pooling."""
+    store = open_store(learner.layout, [config.rows], seed=0)
+    handle = store.begin(0, 0, batch)
+    plans, values, pool = handle.plans, handle.values, learner.pooling
+    began = time.perf_counter()
+    store.read(handle, 0)
+    created_s = time.perf_counter() - began
+    slopes = FieldVectors(np.ones_like(pool.forward(batch, plans, values).pooled), {}, {})
+    rows = pool.backward(batch, plans, slopes)
+    seconds = {
+        "server_lookup": _median_s(lambda: store.read(handle, 0)),
+        "server_update": _median_s(lambda: store.push(0, [(handle, rows)])),
+        "worker_forward": _median_s(lambda: store.begin(0, 0, batch)),
+        "worker_pool": _median_s(lambda: pool.forward(batch, plans, values)),
+        "worker_scatter": _median_s(lambda: pool.backward(batch, plans, slopes)),
+    }
+    seconds["server_create"] = max(0.0, created_s - seconds["server_lookup"])
+    distinct = sum(len(plan.ids) for plan in plans.values())
+    optimizer = make_optimizer(config.model, learner.model)
+
+    def dense_step() -> None:
+        staged = learner.stage(handle)
+        gradients = learner.gradients(learner.model, handle, staged, batch.size)
+        apply_gradients(learner.model, optimizer, gradients.dense)
+
+    # The learner also pools and scatters; those have laws of their own.
+    dense_s = _median_s(dense_step) - seconds["worker_pool"] - seconds["worker_scatter"]
+    items = {s: distinct if s.startswith("server") else len(batch.ids) for s in seconds}
+    return {s: Measurement(items[s], t) for s, t in seconds.items()}, max(dense_s, 1e-9)
+
+
+def fit(points: list[Measurement]) -> dict[str, Any]:
+    """The affine law with non-negative terms that is nearest relative to each measurement."""
+    seconds = np.array([p.seconds for p in points])
+    items = np.array([p.items for p in points])
+    scale = np.maximum(seconds, 1e-9)
+    terms = np.column_stack([np.ones_like(items), items]) / scale[:, None]
+    (fixed_s, per_item_s), _ = nnls(terms, seconds / scale)
+    residuals = (fixed_s + per_item_s * items) / scale - 1
+    return {
+        "fixed_s": float(fixed_s),
+        "per_item_s": float(per_item_s),
+        "spread": float(np.std(residuals)),
+        "fitted_items": [float(items.min()), float(items.max())],
+    }
+
+
+def write_profile(path: Path, profile: dict[str, Any]) -> None:
+    """Write the file that `python -m persia_sim --profile` reads."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, profile)
+
+
+def _median_s(work: Callable[[], object]) -> float:
+    times = []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times[2:])

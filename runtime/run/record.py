@@ -1,0 +1,106 @@
+"""Train, and keep everything in a run folder: the step between a config and a result on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from persia_sim.words.chrome import chrome_events, write_chrome_trace
+from runtime.config import TrainConfig
+from runtime.data.open import open_source
+from runtime.run.evaluate import Evaluation, best_reachable_auc
+from runtime.run.folder import SUMMARY, environment, plain, write_json
+from runtime.run.session import CurvePoint, Outcome, train
+
+
+def run_into(
+    folder: Path,
+    config: TrainConfig,
+    on_samples: Callable[[int], None] | None = None,
+    on_warning: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Run ``config``, fill ``folder``, and return the summary.
+
+    The folder holds config.json, env.json, metrics.jsonl (a line per snapshot), trace.npz,
+    predictions.npz, timeline.json if asked for and, written last, summary.json: a folder without
+    it is an unfinished run.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "config.json", config)
+    write_json(folder / "env.json", environment())
+    data = config.data
+    source = open_source(data.name, data_dir=data.dir, skip_bad_rows=data.skip_bad_rows)
+    metrics = folder / "metrics.jsonl"
+    metrics.write_text("")
+
+    def on_snapshot(point: CurvePoint) -> None:
+        if metrics.stat().st_size == 0:  # the first evaluation: say at once what looks wrong
+            for warning in point.evaluation.warnings:
+                on_warning(warning)
+        _append(metrics, point.updates, point.samples, point.evaluation, drained=False)
+
+    outcome = train(config, source, on_samples=on_samples, on_snapshot=on_snapshot)
+    updates, samples = outcome.figures["updates"], outcome.figures["samples"]
+    _append(metrics, updates, samples, outcome.final, drained=True)
+    outcome.trace.save(folder / "trace.npz")
+    if config.timeline:
+        write_chrome_trace(folder / "timeline.json", chrome_events(outcome.spans))
+    final = outcome.final
+    np.savez_compressed(
+        folder / "predictions.npz",
+        predictions=final.predictions.astype(np.float32),
+        labels=final.labels.astype(np.int8),
+    )
+    summary = summarize_run(config, outcome, source.provenance())
+    summary["best_reachable_auc"] = best_reachable_auc(source, config.test_rows)
+    write_json(folder / SUMMARY, summary)
+    return summary
+
+
+def _append(
+    metrics: Path, updates: int, samples: int, evaluation: Evaluation, *, drained: bool
+) -> None:
+    """Add a line; what a killed run had evaluated stays."""
+    line = {"updates": updates, "samples": samples, "drained": drained}
+    with metrics.open("a") as lines:
+        lines.write(json.dumps(plain({**line, "tasks": _scores(evaluation)})) + "\n")
+
+
+def summarize_run(config: TrainConfig, outcome: Outcome, provenance: Any) -> dict[str, Any]:
+    """The figures of one run, with what they are figures of."""
+    best = {
+        task: max([p.evaluation.tasks[task].auc for p in outcome.curve] + [score.auc])
+        for task, score in outcome.final.tasks.items()
+    }
+    return {
+        "mode": str(config.mode),
+        "tau": outcome.trace.meta["tau"],
+        "implied_tau": config.implied_tau,
+        "ranks": config.ranks,
+        "seed": config.seed,
+        "executor": config.executor,
+        "evaluated_on": "test part, after the last update, all pushes applied",
+        "tasks": _scores(outcome.final),
+        "best_auc_on_the_way": best,
+        "staleness": outcome.staleness,
+        "row_staleness_histogram": outcome.store.row_staleness.tolist(),
+        "warnings": outcome.warnings,
+        "data": provenance,
+        **outcome.figures,
+    }
+
+
+def _scores(evaluation: Evaluation) -> dict[str, dict[str, float]]:
+    return {
+        name: {
+            "auc": score.auc,
+            "log_loss": score.log_loss,
+            "label_rate": score.label_rate,
+            "trivial_log_loss": score.trivial_log_loss,
+        }
+        for name, score in evaluation.tasks.items()
+    }

@@ -1,1 +1,0 @@
-"""The executors of every mode over the same stage functions, and what they measure."""
