@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
-import os
-import tempfile
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from persia_sim.words.files import atomic_write
 
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -27,13 +28,9 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """One line per mapping, the first one's keys as header; whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    lines = io.StringIO(newline="")
+    writer = csv.DictWriter(lines, fieldnames=list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    with atomic_write(path) as file:
+        file.write(lines.getvalue().encode())

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from persia_sim.model.cluster import Cluster, require
+from persia_sim.model.cluster import Cluster
 from persia_sim.model.workload import Workload
+from persia_sim.words.rules import require
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

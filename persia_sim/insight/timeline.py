@@ -1,102 +1,85 @@
-"""A window of a run as a Chrome trace: one process a rank, one track a resource, arrows for rows.
-
-Open the file in Perfetto. Stages have the names of `Stage` where they have one, so a real and a
-simulated run can be laid side by side.
-"""
+"""A window of a run as a Chrome trace, in the words of the runtime's own timeline."""
 
 from __future__ import annotations
 
-import gzip
-import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from persia_sim.engine.simulate import Run
-from persia_sim.model.cluster import require
+from persia_sim.model.incidents import Crash, Target
 from persia_sim.model.stamps import Mark
-from persia_sim.words.vocabulary import Stage
-
-Json = dict[str, Any]
-
-_SPANS = (
-    ("lookup", str(Stage.LOOKUP), Mark.LOOKUP, Mark.ROWS),
-    ("copy to GPU", "copy_in", Mark.COPY_IN, Mark.ON_GPU),
-    ("GPU", "forward_backward", Mark.START, Mark.BACKWARD_END),
-    ("dense", str(Stage.DENSE_SYNC), Mark.BACKWARD_END, Mark.UPDATED),
-    ("copy from GPU", "copy_out", Mark.COPY_OUT, Mark.COPIED_OUT),
-    ("push", str(Stage.PUSH), Mark.PUSH, Mark.APPLIED),
-)
-_LANES = 100  # track numbers kept for the lanes of one kind of span
+from persia_sim.words.chrome import Json, Level, Moment, Span, chrome_events, write_chrome_trace
+from persia_sim.words.rules import require
+from persia_sim.words.vocabulary import Mode, Stage
 
 
 def timeline(run: Run, first_step: int, last_step: int) -> list[Json]:
-    """Events of the steps in [first_step, last_step], in microseconds.
-
-    Spans ("X"), an arrow from each batch's lookup to its push ("s", "f"), and the number of
-    batches in flight of each rank ("C"). Lookups (and pushes) of a rank that overlap are laid on as
-    many lanes as they need.
-    """
+    """Events of the steps in [first_step, last_step]: spans with an arrow from each batch's lookup
+    to its push, the number of batches in flight of each rank, and a mark for each crash that falls
+    between the window's first lookup and its last push."""
     steps = run.scenario.steps
     inside = 0 <= first_step <= last_step < steps
     window = (first_step, last_step)
     require(inside, "timeline steps", window, f"must be a range inside [0, {steps - 1}]")
-    events: list[Json] = []
-    for r in range(run.stamps.shape[1]):
-        name = {"name": f"rank {r}"}
-        events.append({"ph": "M", "name": "process_name", "pid": r, "args": name})
-        for kind in range(len(_SPANS)):
-            events += _track(run, r, kind, range(first_step, last_step + 1))
-        events += _in_flight(run, r, first_step, last_step)
-    return events
-
-
-def _track(run: Run, r: int, kind: int, steps: range) -> list[Json]:
-    track, stage, start, end = _SPANS[kind]
-    lanes: list[float] = []
-    events: list[Json] = []
-    for s in steps:
-        began, ended = float(run.stamps[start, r, s]), float(run.stamps[end, r, s])
-        lane = next((k for k, free in enumerate(lanes) if free <= began), len(lanes))
-        lanes[lane : lane + 1] = [ended]
-        place = {"name": stage, "cat": track, "pid": r, "tid": _LANES * kind + lane}
-        duration = (ended - began) * 1e6
-        events.append(place | {"ph": "X", "ts": began * 1e6, "dur": duration, "args": {"step": s}})
-        arrow = place | {"name": "batch", "cat": "rows", "id": f"{r}/{s}"}
-        if stage == Stage.LOOKUP:
-            events.append(arrow | {"ph": "s", "ts": began * 1e6})
-        elif stage == Stage.PUSH:
-            events.append(arrow | {"ph": "f", "bp": "e", "ts": began * 1e6})
-    for lane in range(len(lanes)):
-        label = {"name": track if lane == 0 else f"{track} {lane}"}
-        tid = _LANES * kind + lane
-        events.append({"ph": "M", "name": "thread_name", "pid": r, "tid": tid, "args": label})
-    return events
-
-
-def _in_flight(run: Run, r: int, first_step: int, last_step: int) -> list[Json]:
-    """A counter track: batches of the rank between start of lookup and applied push."""
-    starts, ends = run.stamps[Mark.LOOKUP, r], run.stamps[Mark.APPLIED, r]
-    begin, end = float(starts[first_step]), float(ends[last_step])
-    times = np.concatenate([ends, starts])  # at one instant the ends count first
-    change = np.repeat([-1, 1], len(starts))
-    order = np.argsort(times, kind="stable")
-    numbers = np.cumsum(change[order])
-    return [
-        {"ph": "C", "name": "in flight", "pid": r, "ts": t * 1e6, "args": {"batches": int(n)}}
-        for t, n in zip(times[order].tolist(), numbers.tolist(), strict=True)
-        if begin <= t <= end
-    ]
+    return chrome_events(
+        _spans(run, range(first_step, last_step + 1)),
+        _crashes(run, first_step, last_step),
+        _in_flight(run, first_step, last_step),
+    )
 
 
 def write_timeline(run: Run, path: Path, first_step: int, last_step: int) -> int:
     """Write the window (compressed when the name ends in .gz); returns the number of spans."""
-    events = timeline(run, first_step, last_step)
-    document = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".gz":
-        path.write_bytes(gzip.compress(document.encode(), mtime=0))
-    else:
-        path.write_text(document)
-    return sum(event["ph"] == "X" for event in events)
+    return write_chrome_trace(path, timeline(run, first_step, last_step))
+
+
+def _spans(run: Run, steps: range) -> Iterator[Span]:
+    """The stages of each batch. Forward ends at its share of the compute time, as without noise."""
+    mode, at = run.scenario.mode, run.stamps
+    parts = [
+        ("lookup", Stage.LOOKUP, at[Mark.LOOKUP], at[Mark.ROWS]),
+        ("copy in", Stage.COPY_IN, at[Mark.COPY_IN], at[Mark.ON_GPU]),
+    ]
+    if mode is Mode.ASYNC:
+        parts.append(("dense", Stage.DENSE_PULL, at[Mark.REFRESHED], at[Mark.START]))
+    start, end = at[Mark.START], at[Mark.BACKWARD_END]
+    forward_end = start + (end - start) * (run.need.forward_s / run.need.compute_s)
+    parts += [
+        ("dense", Stage.FORWARD, start, forward_end),
+        ("dense", Stage.BACKWARD, forward_end, end),
+    ]
+    if mode.has_barrier:
+        parts.append(("dense", Stage.DENSE_SYNC, end, at[Mark.UPDATED]))
+    parts += [
+        ("copy out", Stage.COPY_OUT, at[Mark.COPY_OUT], at[Mark.COPIED_OUT]),
+        ("push", Stage.PUSH, at[Mark.PUSH], at[Mark.APPLIED]),
+    ]
+    for r in range(at.shape[1]):
+        for track, stage, began, ended in parts:
+            for s in steps:
+                yield Span(r, track, stage, s, float(began[r, s]), float(ended[r, s]))
+
+
+def _crashes(run: Run, first_step: int, last_step: int) -> Iterator[Moment]:
+    begin = float(run.stamps[Mark.LOOKUP, :, first_step].min())
+    end = float(run.stamps[Mark.APPLIED, :, last_step].max())
+    for event in run.scenario.disturbances:
+        if isinstance(event, Crash) and begin <= event.at_s <= end:
+            rank = event.index if event.target is Target.RANK else None
+            yield Moment(rank, f"crash of {event.target} {event.index}", event.at_s)
+
+
+def _in_flight(run: Run, first_step: int, last_step: int) -> Iterator[Level]:
+    """Batches of each rank between start of lookup and applied push."""
+    for r in range(run.stamps.shape[1]):
+        starts, ends = run.stamps[Mark.LOOKUP, r], run.stamps[Mark.APPLIED, r]
+        begin, end = float(starts[first_step]), float(ends[last_step])
+        times = np.concatenate([ends, starts])  # at one instant the ends count first
+        change = np.repeat([-1, 1], len(starts))
+        order = np.argsort(times, kind="stable")
+        numbers = np.cumsum(change[order])
+        for t, n in zip(times[order].tolist(), numbers.tolist(), strict=True):
+            if begin <= t <= end:
+                yield Level(r, "in flight", t, int(n))

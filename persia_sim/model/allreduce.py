@@ -9,7 +9,7 @@ from math import ceil, log2
 
 import numpy as np
 
-from persia_sim.model.cluster import require
+from persia_sim.words.rules import require
 
 
 def ring_s(ranks: int, size_bytes: float, bytes_per_s: float, latency_s: float) -> float:

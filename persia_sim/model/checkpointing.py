@@ -11,9 +11,9 @@ from math import expm1, sqrt
 
 import numpy as np
 
-from persia_sim.model.cluster import require
 from persia_sim.model.incidents import Crash, Target
 from persia_sim.model.noise import Purpose, stream
+from persia_sim.words.rules import require
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

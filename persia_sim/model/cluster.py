@@ -9,11 +9,7 @@ from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import Self
 
-
-def require(condition: bool, field: str, value: object, rule: str, remedy: str = "") -> None:
-    """Raise ValueError that names the field, its value, the rule and what to do."""
-    if not condition:
-        raise ValueError(f"{field} is {value}: {rule}" + (f"; {remedy}" if remedy else ""))
+from persia_sim.words.rules import require
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from persia_sim.model.allreduce import DenseSync
-from persia_sim.model.cluster import require
+from persia_sim.words.rules import require
 
 PROFILE_SCHEMA = 1
 

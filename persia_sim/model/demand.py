@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from persia_sim.model.allreduce import Bucket, bucket_sizes
-from persia_sim.model.cluster import require
 from persia_sim.model.scenario import Scenario
+from persia_sim.words.rules import require
 from persia_sim.words.vocabulary import Mode
 
 _FORWARD_SHARE = 1 / 3  # two of six operations a parameter

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from persia_sim.model.cluster import require
+from persia_sim.words.rules import require
 
 
 class Target(StrEnum):

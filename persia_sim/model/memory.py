@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from persia_sim.model.cluster import Cluster, require
+from persia_sim.model.cluster import Cluster
 from persia_sim.model.workload import Workload, expected_distinct, lru_miss_rate
+from persia_sim.words.rules import require
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

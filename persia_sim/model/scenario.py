@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from persia_sim.model.cluster import Cluster, require
+from persia_sim.model.cluster import Cluster
 from persia_sim.model.costs import Costs
 from persia_sim.model.incidents import Checkpoints, Crash, SlowDown, Target
 from persia_sim.model.workload import Workload
+from persia_sim.words.rules import require
 from persia_sim.words.vocabulary import Mode
 
 

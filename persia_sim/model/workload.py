@@ -13,7 +13,7 @@ from math import expm1, log, log1p
 
 import numpy as np
 
-from persia_sim.model.cluster import require
+from persia_sim.words.rules import require
 
 _HASHED_ROWS = 2048  # most frequent values of a field whose server is found one by one
 

@@ -1,15 +1,22 @@
 """Chrome trace JSON (opens in Perfetto): one process a rank, one track a resource, lanes as needed.
 
-The simulator and the runtime both write it, so a real and a simulated run can be laid side by side.
+The simulator and the runtime both write it, so a real and a simulated run can be laid side by side:
+spans carry the names of `Stage` and lie on the tracks ``load``, ``lookup``, ``copy in``, ``dense``,
+``copy out`` and ``push``.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from persia_sim.words.files import atomic_write
+from persia_sim.words.vocabulary import Stage
+
+Json = dict[str, Any]
 
 
 class Span(NamedTuple):
@@ -23,14 +30,38 @@ class Span(NamedTuple):
     end_s: float
 
 
+class Moment(NamedTuple):
+    """Something that happened to a rank at one instant; to all of them if ``rank`` is None."""
+
+    rank: int | None
+    name: str
+    at_s: float
+
+
+class Level(NamedTuple):
+    """From this instant on a rank has so many of something."""
+
+    rank: int
+    name: str
+    at_s: float
+    value: int
+
+
 _LANES_PER_TRACK = 1000  # thread ids of a track: more lanes than batches can overlap
 
 
-def chrome_events(spans: Iterable[Span]) -> list[dict[str, Any]]:
-    """Complete events ("X") in microseconds; overlapping ones of a track lie on lanes of it."""
+def chrome_events(
+    spans: Iterable[Span], moments: Iterable[Moment] = (), levels: Iterable[Level] = ()
+) -> list[Json]:
+    """Events in microseconds: names ("M"), spans ("X"), arrows ("s", "f"), marks ("i") and
+    counters ("C").
+
+    Spans of a track that overlap lie on lanes of it. An arrow leads from each batch's first lookup
+    to its push.
+    """
     tracks: dict[str, int] = {}
     lanes: dict[tuple[int, str], list[float]] = {}
-    events: list[dict[str, Any]] = []
+    events: list[Json] = []
     for span in sorted(spans, key=lambda i: (i.start_s, i.rank, i.step)):
         number = tracks.setdefault(span.track, len(tracks))
         free = lanes.setdefault((span.rank, span.track), [])
@@ -39,7 +70,7 @@ def chrome_events(spans: Iterable[Span]) -> list[dict[str, Any]]:
         events.append(
             {
                 "ph": "X",
-                "name": span.stage,
+                "name": str(span.stage),
                 "cat": span.track,
                 "pid": span.rank,
                 "tid": _LANES_PER_TRACK * number + lane,
@@ -55,16 +86,40 @@ def chrome_events(spans: Iterable[Span]) -> list[dict[str, Any]]:
         for lane in range(len(free)):
             thread = _LANES_PER_TRACK * tracks[track] + lane
             names.append(_name("thread_name", rank, thread, f"{track} {lane}" if lane else track))
-    return names + events
+    marks = [
+        {"ph": "i", "name": m.name, "pid": m.rank or 0, "tid": 0, "ts": m.at_s * 1e6,
+         "s": "g" if m.rank is None else "p"}
+        for m in moments
+    ]  # fmt: skip
+    counters = [
+        {"ph": "C", "name": v.name, "pid": v.rank, "ts": v.at_s * 1e6, "args": {v.name: v.value}}
+        for v in levels
+    ]
+    return [*names, *events, *_arrows(events), *marks, *counters]
 
 
-def write_chrome_trace(path: Path, events: list[dict[str, Any]]) -> int:
+def write_chrome_trace(path: Path, events: list[Json]) -> int:
     """Write the events (compressed when the name ends in .gz); returns the number of spans."""
     document = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(document, mtime=0) if path.suffix == ".gz" else document)
+    with atomic_write(path) as file:
+        file.write(gzip.compress(document, mtime=0) if path.suffix == ".gz" else document)
     return sum(event["ph"] == "X" for event in events)
 
 
-def _name(what: str, rank: int, thread: int, name: str) -> dict[str, Any]:
+def _arrows(spans: list[Json]) -> Iterator[Json]:
+    """Both ends of each batch whose lookup and push are among the spans."""
+    lookups: dict[tuple[int, int], Json] = {}
+    for span in spans:
+        batch = span["pid"], span["args"]["step"]
+        if span["name"] == Stage.LOOKUP:
+            lookups.setdefault(batch, span)
+        elif span["name"] == Stage.PUSH and batch in lookups:
+            for phase, end in (("s", lookups.pop(batch)), ("f", span)):
+                place = {key: end[key] for key in ("pid", "tid", "ts")}
+                arrow = {"name": "rows", "cat": "rows", "id": f"{batch[0]}/{batch[1]}"}
+                yield {"ph": phase, **arrow, **place} | ({"bp": "e"} if phase == "f" else {})
+
+
+def _name(what: str, rank: int, thread: int, name: str) -> Json:
     return {"ph": "M", "name": what, "pid": rank, "tid": thread, "args": {"name": name}}

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -18,6 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+
+from persia_sim.words.files import atomic_write
 
 ALL = -1
 """In ``rank``: every rank at this instant (a merged push). In ``shard``: every shard."""
@@ -96,14 +96,8 @@ class Trace:
         """Write to ``path`` (.npz), whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
         columns = dict(zip(Event._fields, self.events.T.astype(np.int64), strict=True))
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                np.savez_compressed(file, meta=np.array(json.dumps(self.meta)), **columns)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        with atomic_write(path) as file:
+            np.savez_compressed(file, meta=np.array(json.dumps(self.meta)), **columns)
 
     @classmethod
     def load(cls, path: Path) -> Self:

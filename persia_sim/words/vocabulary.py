@@ -2,15 +2,24 @@
 
 from enum import StrEnum
 
+DEFAULT_TAU = 4
+"""Steps of the window where a command is not told them and the mode has a window."""
+DEFAULT_AHEAD = 4
+"""Steps that lookahead fetches ahead."""
+DEFAULT_AVERAGE_EVERY_S = 0.5
+"""Seconds between two averagings of async_averaging (source: the original)."""
+
 
 class Stage(StrEnum):
     """What a rank does with one batch, in this order; async adds the last three."""
 
     LOAD = "load"
     LOOKUP = "lookup"
+    COPY_IN = "copy_in"
     FORWARD = "forward"
     BACKWARD = "backward"
     DENSE_SYNC = "dense_sync"
+    COPY_OUT = "copy_out"
     PUSH = "push"
     DENSE_PULL = "dense_pull"
     DENSE_PUSH = "dense_push"
@@ -41,3 +50,16 @@ class Mode(StrEnum):
     def overlaps_dense_sync(self) -> bool:
         """The all-reduce of one bucket runs while the backward pass works on the next."""
         return self in (Mode.HYBRID, Mode.LOOKAHEAD)
+
+    @property
+    def may_merge(self) -> bool:
+        """Merging the pushes of a step is a choice: sync and lookahead always do, async never."""
+        return self.has_barrier and self.reads_late_rows
+
+    def merges(self, asked: bool | None) -> bool:
+        """Whether a row takes one optimiser update per step from all ranks' gradients.
+
+        >>> Mode.SYNC.merges(None), Mode.HYBRID.merges(None), Mode.HYBRID.merges(False)
+        (True, True, False)
+        """
+        return self.has_barrier if not self.may_merge else asked is not False

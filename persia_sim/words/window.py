@@ -8,11 +8,18 @@ the rank's own (paper, section 3; the original bounds batches in flight instead,
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
+
 _ENDLESS = 2**62
 
 
+def steps_to_close(step: int, tau: int) -> int:
+    """How many leading steps must be closed before a lookup of ``step`` may start."""
+    return max(0, step - tau)
+
+
 class Watermarks:
-    """Per rank, how many leading steps have their push closed.
+    """Per rank and for all of them, how many leading steps have their push closed.
 
     >>> marks = Watermarks(ranks=2)
     >>> marks.close(0, 0), marks.may_start(0, 1, tau=0), marks.may_start(0, 1, tau=1)
@@ -23,24 +30,47 @@ class Watermarks:
         self._closed = [0] * ranks
         self._early: list[set[int]] = [set() for _ in range(ranks)]
         self._steps: list[int | None] = [None] * ranks
+        self._through: set[int] = set()  # ranks that hold nobody up any more
+        self._ends: list[int] = []  # their steps, sorted
+        self._by_all = 0
+        self._passed: dict[int, int] = {}  # open steps: how many ranks have closed them
 
     def close(self, rank: int, step: int) -> None:
         """The push of (rank, step) is applied or lost; pushes may close out of order."""
-        if step < self._closed[rank] or step in self._early[rank]:
+        early = self._early[rank]
+        if step < self._closed[rank] or step in early:
             raise ValueError(f"push of rank {rank}, step {step} is already closed")
-        self._early[rank].add(step)
-        while self._closed[rank] in self._early[rank]:
-            self._early[rank].remove(self._closed[rank])
-            self._closed[rank] += 1
+        early.add(step)
+        while (now := self._closed[rank]) in early:
+            early.remove(now)
+            self._passed[now] = self._passed.get(now, 0) + 1
+            self._closed[rank] = now + 1
+        self._move(rank)
 
     def finish(self, rank: int, steps: int) -> None:
         """The rank has ``steps`` steps and no more: once they are closed it holds nobody up."""
         self._steps[rank] = steps
+        self._move(rank)
+
+    def _move(self, rank: int) -> None:
+        """Count the leading steps that every rank has closed, or does not have."""
+        ranks = len(self._closed)
+        if rank not in self._through and self.closed_steps(rank) == _ENDLESS:
+            self._through.add(rank)
+            insort(self._ends, self._closed[rank])
+        if len(self._ends) == ranks:
+            self._by_all = _ENDLESS
+        while self._by_all < _ENDLESS:
+            without = bisect_right(self._ends, self._by_all) if self._ends else 0
+            if self._passed.get(self._by_all, 0) + without < ranks:
+                return
+            self._passed.pop(self._by_all, None)
+            self._by_all += 1
 
     def closed_steps(self, rank: int | None = None) -> int:
         """Leading steps closed by ``rank``, or by all; endless for a rank that is through."""
         if rank is None:
-            return min(self.closed_steps(r) for r in range(len(self._closed)))
+            return self._by_all
         steps = self._steps[rank]
         return _ENDLESS if steps is not None and self._closed[rank] >= steps else self._closed[rank]
 
@@ -48,4 +78,4 @@ class Watermarks:
         """Whether the lookup of (rank, step) lies inside the window."""
         if tau is None:
             return True
-        return self.closed_steps(rank if own_only else None) >= step - tau
+        return self.closed_steps(rank if own_only else None) >= steps_to_close(step, tau)

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-
-def _require(holds: bool, rule: str, value: object) -> None:
-    if not holds:
-        raise ValueError(f"{rule}, got {value}")
+from persia_sim.words.rules import require
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,16 +27,18 @@ class Capacity:
     """A row not looked up in training for more than this many steps starts afresh; None: never."""
 
     def __post_init__(self) -> None:
-        _require(self.rows is None or self.rows >= 1, "capacity.rows must be >= 1", self.rows)
-        _require(
+        require(self.rows is None or self.rows >= 1, "capacity.rows", self.rows, "must be >= 1")
+        require(
             self.memory_bytes is None or self.memory_bytes >= 1,
-            "capacity.memory_bytes must be >= 1",
+            "capacity.memory_bytes",
             self.memory_bytes,
+            "must be >= 1",
         )
-        _require(
+        require(
             self.expire_after_steps is None or self.expire_after_steps >= 1,
-            "capacity.expire_after_steps must be >= 1",
+            "capacity.expire_after_steps",
             self.expire_after_steps,
+            "must be >= 1",
         )
 
     @property
@@ -64,11 +63,16 @@ class Admission:
     times the number of rare ids; when too narrow, ids get in early, never late."""
 
     def __post_init__(self) -> None:
-        _require(
-            0 < self.probability <= 1, "admission.probability must be in (0, 1]", self.probability
+        require(
+            0 < self.probability <= 1,
+            "admission.probability",
+            self.probability,
+            "must be in (0, 1]",
         )
-        _require(1 <= self.sightings <= 255, "admission.sightings must be 1 to 255", self.sightings)
-        _require(self.counters >= 1, "admission.counters must be >= 1", self.counters)
+        require(
+            1 <= self.sightings <= 255, "admission.sightings", self.sightings, "must be 1 to 255"
+        )
+        require(self.counters >= 1, "admission.counters", self.counters, "must be >= 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +88,10 @@ class HashStack:
     """Rows of one round of one field, >= 1."""
 
     def __post_init__(self) -> None:
-        _require(self.rounds >= 0, "hash_stack.rounds must be >= 0", self.rounds)
-        _require(
-            self.rows_per_round >= 1, "hash_stack.rows_per_round must be >= 1", self.rows_per_round
+        require(self.rounds >= 0, "hash_stack.rounds", self.rounds, "must be >= 0")
+        require(
+            self.rows_per_round >= 1,
+            "hash_stack.rows_per_round",
+            self.rows_per_round,
+            "must be >= 1",
         )

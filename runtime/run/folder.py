@@ -9,7 +9,6 @@ import os
 import platform
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from importlib import metadata
@@ -18,22 +17,16 @@ from typing import Any
 
 import numpy as np
 
+from persia_sim.words.files import atomic_write
+
 SUMMARY = "summary.json"
 
 
 def write_json(path: Path, content: Any) -> None:
     """Write JSON to ``path``, whole or not at all; NaN becomes null."""
     text = json.dumps(plain(content), indent=1, allow_nan=False)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    with atomic_write(path) as file:
+        file.write(text.encode() + b"\n")
 
 
 def plain(value: Any) -> Any:

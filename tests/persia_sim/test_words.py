@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from persia_sim.words.files import atomic_write
 from persia_sim.words.orders import constant_lag, constant_lag_trace
 from persia_sim.words.staleness import staleness_in_pushes, staleness_in_steps, summarize
 from persia_sim.words.trace import ALL, Event, Kind, Trace
@@ -197,3 +198,38 @@ def test_a_step_that_any_shard_missed_is_missing_once():
     found = staleness_in_steps(Trace.of(pushes + reads + late, mode="hybrid", ranks=1))
     assert found.missing_steps.tolist() == [2]
     assert found.oldest_missing_steps.tolist() == [2]
+
+
+def test_the_slowest_rank_that_still_has_steps_decides():
+    """Against the definition: a rank that is through counts as if it had closed every step."""
+    marks = Watermarks(ranks=3)
+    ends, closed = (2, 5, 3), [0, 0, 0]
+    for rank, steps in enumerate(ends):
+        marks.finish(rank, steps)
+    for rank in (1, 0, 1, 2, 0, 2, 1, 2, 1, 1):
+        marks.close(rank, closed[rank])
+        closed[rank] += 1
+        open_ranks = [n for n, end in zip(closed, ends, strict=True) if n < end]
+        assert marks.closed_steps() == (min(open_ranks) if open_ranks else 2**62)
+
+
+def test_only_raw_hybrid_and_hybrid_may_merge():
+    assert [m for m in Mode if m.may_merge] == [Mode.RAW_HYBRID, Mode.HYBRID]
+    assert [m for m in Mode if m.merges(None)] == [
+        Mode.SYNC, Mode.LOOKAHEAD, Mode.RAW_HYBRID, Mode.HYBRID,
+    ]  # fmt: skip
+    assert [m for m in Mode if m.merges(False)] == [Mode.SYNC, Mode.LOOKAHEAD]
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "kept"
+    path.write_text("old")
+    with pytest.raises(RuntimeError), atomic_write(path) as file:
+        file.write(b"half of the new")
+        raise RuntimeError
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+    with atomic_write(path) as file:
+        file.write(b"new")
+    assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
+    (tmp_path / "plain").touch()
+    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
