@@ -122,11 +122,14 @@ class StreamStaging:
     @contextmanager
     def receive(self, embeddings: Embeddings) -> Iterator[FieldVectors]:
         """The host waits for the copies of these gradients and for nothing else."""
+        # All of them before the event: the zeros of an input that the model ignored are written by
+        # the compute stream, too, and a copy that waits for an older event may overtake it.
+        of_pooled = _gradient(embeddings.pooled)
+        of_sequences = {n: _gradient(t) for n, t in embeddings.sequences.items()}
         self._streams.wait("download", self._streams.record("compute"))
         buffers: list[Tensor] = []
 
-        def download(leaf: Tensor) -> np.ndarray:
-            gradient = _gradient(leaf)
+        def download(gradient: Tensor) -> np.ndarray:
             buffer = self._pinned.take(gradient.shape, gradient.dtype)
             buffers.append(buffer)
             self._streams.copy("download", buffer, gradient)
@@ -134,8 +137,8 @@ class StreamStaging:
             array: np.ndarray = buffer.numpy()
             return array
 
-        pooled = download(embeddings.pooled)
-        sequences = {n: download(t) for n, t in embeddings.sequences.items()}
+        pooled = download(of_pooled)
+        sequences = {n: download(g) for n, g in of_sequences.items()}
         received = self._streams.record("download")
         self._streams.synchronize(received)
         try:

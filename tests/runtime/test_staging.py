@@ -2,7 +2,8 @@
 
 `LateStreams` stands in for a GPU: a copy happens only when something waits for it, as late as a
 device may do it, and until then its target is not a number. A wait that is missing, or a pinned
-buffer that is used again too early, shows in the result.
+buffer that is used again too early, shows in the result. `EagerStreams` is its opposite: a download
+happens as early as its waits allow, so what was computed after the event it waits for is not there.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from persia_sim.words.vocabulary import Mode
-from runtime.data.batch import Batch
+from runtime.config import ModelConfig
+from runtime.data.batch import Batch, Field, Layout
 from runtime.embedding.store import FieldVectors
+from runtime.models.inputs import Embeddings
 from runtime.rank import learner as learner_module
 from runtime.rank.copy_streams import StreamName
 from runtime.rank.staging import HostStaging, StreamStaging, open_staging
@@ -84,6 +88,51 @@ class LateStreams:
                 work()
 
 
+class EagerStreams(TorchFunctionMode):
+    """Downloads that run the moment their waits allow; sees the calling thread's torch calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._computed = 0
+        self._made_by: dict[int, tuple[torch.Tensor, int]] = {}
+        self._waited_for = {"upload": 0, "download": 0, "compute": 0}
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        looks_only = getattr(func, "__name__", "") == "__get__"  # of an attribute, such as .grad
+        if isinstance(found, torch.Tensor) and not looks_only:
+            self._computed += 1
+            self._made_by[id(found)] = found, self._computed  # kept, so that no id comes twice
+        return found
+
+    def pinned(self, shape, dtype):
+        return torch.zeros(shape, dtype=dtype)
+
+    def empty(self, stream, shape, dtype):
+        return torch.zeros(shape, dtype=dtype)
+
+    def copy(self, stream, target, source):
+        made = self._made_by.get(id(source), (None, 0))[1]
+        there = stream != "download" or made <= self._waited_for["download"]
+        if there:
+            target.detach().copy_(source.detach())
+        else:
+            poison(target)
+
+    def share(self, stream, tensor):
+        pass
+
+    def record(self, stream):
+        return Event(stream, self._computed)
+
+    def wait(self, stream, event):
+        if event.stream == "compute":
+            self._waited_for[stream] = max(self._waited_for[stream], event.work)
+
+    def synchronize(self, event):
+        pass
+
+
 def poison(tensor):
     return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor.fill_(True)
 
@@ -140,6 +189,78 @@ def test_a_pinned_buffer_is_not_overwritten_before_its_copy_is_done():
         staging.arrive(staged)
         assert torch.equal(staged.embeddings.pooled, torch.full((3, 2), float(k)))
         assert torch.equal(staged.dense, torch.full((3, 2), float(k)))
+
+
+class OneField(torch.nn.Module):
+    """Uses the pooled fields and leaves the sequence alone."""
+
+    def __init__(self, shape, hidden):
+        super().__init__()
+        self.linear = torch.nn.Linear(sum(shape.pooled_dims), shape.tasks)
+
+    def forward(self, dense, embeddings):
+        return self.linear(embeddings.pooled)
+
+
+class NoField(torch.nn.Module):
+    """Uses the dense features only."""
+
+    def __init__(self, shape, hidden):
+        super().__init__()
+        self.linear = torch.nn.Linear(len(shape.layout.dense), shape.tasks)
+
+    def forward(self, dense, embeddings):
+        return self.linear(dense)
+
+
+class WithSequence(ArraySource):
+    @property
+    def layout(self):
+        fields = (Field(name="user"), Field(name="item"),
+                  Field(name="tags", pooling="sequence", max_length=3))  # fmt: skip
+        return Layout(fields=fields, dense=("age", "price"), tasks=("click", "buy"))
+
+
+@pytest.mark.parametrize("model", ["OneField", "NoField"])
+def test_the_gradient_of_an_input_that_the_model_ignores_is_zero_and_not_garbage(
+    monkeypatch, model
+):
+    chosen = config(model=ModelConfig(name=f"tests.runtime.test_staging:{model}"))
+    plain = run(chosen, WithSequence(100))
+    streams = EagerStreams()
+    monkeypatch.setattr(
+        learner_module, "open_staging", lambda device, dtype: StreamStaging(dtype, streams)
+    )
+    with streams:
+        eager = run(chosen, WithSequence(100))
+    assert_same_bytes(plain, eager)
+
+
+def test_a_download_that_waits_for_too_old_an_event_is_noticed():
+    """The stand-in is worth something: what is computed after the event does not come down."""
+    with EagerStreams() as streams:
+        leaf = torch.ones(2)
+        streams.wait("download", streams.record("compute"))
+        late = torch.zeros_like(leaf)
+        target = streams.pinned(late.shape, late.dtype)
+        streams.copy("download", target, late)
+    assert target.isnan().all()
+
+
+def test_received_gradients_are_those_of_every_leaf():
+    with EagerStreams() as streams:
+        staging = StreamStaging(torch.float32, streams)
+        pooled, used, ignored = (
+            torch.ones(2, 3, requires_grad=True),
+            torch.ones(2, 4, 3, requires_grad=True),
+            torch.ones(2, 5, 3, requires_grad=True),
+        )
+        (2 * pooled.sum() + 3 * used.sum()).backward()
+        leaves = Embeddings(pooled, {"used": used, "ignored": ignored}, {})
+        with staging.receive(leaves) as found:
+            assert (found.pooled == 2).all()
+            assert (found.sequences["used"] == 3).all()
+            assert (found.sequences["ignored"] == 0).all()
 
 
 def test_a_cpu_needs_no_copies():
