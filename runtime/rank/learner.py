@@ -74,6 +74,8 @@ class Learner:
         self.scale = LossScale(config)
         self.row_gradient_seen = False
         """Whether any gradient has reached the rows so far."""
+        self._live_row_seen = False
+        self._all_rows_looked_at = False
         self._draws = draws_random_numbers(self.model)
         self._row_factor = float(config.ranks) if config.row_gradients == "sum" else 1.0
 
@@ -84,8 +86,7 @@ class Learner:
         """
         if handle.batch.size == 0:
             return None
-        vectors = self.pooling.forward(handle.batch, handle.plans, handle.values)
-        return self._staging.send(handle.batch, vectors)
+        return self._send(handle)
 
     def gradients(
         self,
@@ -147,13 +148,28 @@ class Learner:
 
     def predict(self, model: nn.Module, store: EmbeddingStore, batch: Batch) -> np.ndarray:
         """Probabilities [B, T] with the rows as they are now; creates no row."""
-        handle = store.peek(batch)
-        vectors = self.pooling.forward(batch, handle.plans, handle.values)
-        staged = self._staging.send(batch, vectors)
+        staged = self._send(store.peek(batch))
         with torch.inference_mode():
             logits = self._logits(model, staged)
             probabilities: np.ndarray = torch.sigmoid(logits.double()).cpu().numpy()
         return probabilities
+
+    def has_live_rows(self, store: EmbeddingStore) -> bool:
+        """Whether any row was ever seen with a value other than zero.
+
+        What batches looked up says so at no cost. Only while they saw nothing but zeros is the
+        whole store looked at, and that once: a copy of it may take seconds.
+        """
+        if not self._live_row_seen and not self._all_rows_looked_at:
+            self._all_rows_looked_at = True
+            self._live_row_seen = any(bool(v.any()) for _, v, _ in store.export().values())
+        return self._live_row_seen
+
+    def _send(self, handle: Handle) -> Staged:
+        if not self._live_row_seen:
+            self._live_row_seen = any(bool(v.any()) for v in handle.values.values())
+        vectors = self.pooling.forward(handle.batch, handle.plans, handle.values)
+        return self._staging.send(handle.batch, vectors)
 
     def _logits(self, model: nn.Module, staged: Staged) -> Tensor:
         self._staging.arrive(staged)

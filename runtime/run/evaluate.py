@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,15 +80,29 @@ class HeldOut:
 def evaluate(
     learner: Learner, model: nn.Module, store: EmbeddingStore, held_out: Iterable[Batch]
 ) -> Evaluation:
-    """Score ``model`` with the rows as they are; creates no row and draws no random number."""
-    model.eval()
-    scored = [(learner.predict(model, store, b), b.labels) for b in held_out]
-    model.train()
+    """Score ``model`` with the rows as they are; creates no row and draws no random number.
+
+    Every module is evaluated in its eval mode, and afterwards is in the mode in which it was.
+    """
+    with _evaluating(model):
+        scored = [(learner.predict(model, store, b), b.labels) for b in held_out]
     predictions, labels = (np.concatenate(column) for column in zip(*scored, strict=True))
     tasks = {
         name: score(labels[:, k], predictions[:, k]) for k, name in enumerate(learner.layout.tasks)
     }
     return Evaluation(tasks, predictions, labels, _health(learner, store, tasks, predictions))
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """A user may keep a part of the model in eval mode (a frozen norm): each has its own flag."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def best_reachable_auc(source: Source, rows: int | None) -> float | None:
@@ -141,8 +156,8 @@ def _health(
             )
     if not len(store):
         found.append("no row was created: no training batch was looked up")
+    elif not learner.has_live_rows(store):  # first: a product of zeros has no gradient either
+        found.append("all rows are zero: with initial_scale 0 a product of rows never starts")
     elif not learner.row_gradient_seen:
         found.append("no gradient has reached the rows: does the model use the embeddings?")
-    elif all(not values.any() for _, values, _ in store.export().values()):
-        found.append("all rows are zero: with initial_scale 0 a product of rows never starts")
     return found

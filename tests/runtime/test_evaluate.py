@@ -9,10 +9,28 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.config import DataConfig, TrainConfig
+from persia_sim.words.trace import Kind
+from persia_sim.words.vocabulary import Mode
+from runtime.config import DataConfig, ModelConfig, TrainConfig
+from runtime.order.executor import OrderedRun
+from runtime.rank.parts import assemble
+from runtime.run import evaluate as evaluate_module
 from runtime.run.evaluate import HeldOut, best_reachable_auc, evaluate, score
-from runtime.run.session import train
+from runtime.run.session import lag_order, train
 from tests.runtime.worlds import ArraySource, config, run
+
+
+def auc_by_ranks(labels, predictions) -> float:
+    """Mann and Whitney's U over the number of pairs: another library, another road."""
+    from scipy.stats import mannwhitneyu
+
+    positive, negative = predictions[labels == 1], predictions[labels == 0]
+    return float(mannwhitneyu(positive, negative).statistic / (len(positive) * len(negative)))
+
+
+def log_loss_by_torch(labels, predictions) -> float:
+    pair = (torch.from_numpy(np.asarray(a, np.float64)) for a in (predictions, labels))
+    return float(torch.nn.functional.binary_cross_entropy(*pair))
 
 
 def test_auc_is_the_share_of_pairs_in_the_right_order():
@@ -46,8 +64,6 @@ class Constant(torch.nn.Module):
 
 
 def test_health_checks_say_why_an_auc_is_a_half():
-    from runtime.config import ModelConfig
-
     source = ArraySource(200)
     constant = config(model=ModelConfig(name="tests.runtime.test_evaluate:Constant"))
     world = run(constant, source)
@@ -67,8 +83,6 @@ def test_test_rows_limits_the_test_part():
 
 
 def test_a_curve_evaluates_snapshots_and_the_last_figure_is_drained():
-    from persia_sim.words.vocabulary import Mode
-
     synthetic = TrainConfig(
         data=DataConfig(name="synthetic"),
         steps=30,
@@ -92,3 +106,191 @@ def test_the_best_reachable_auc_is_above_every_trained_one():
     best = best_reachable_auc(source, 20_000)
     assert 0.75 < best < 0.85
     assert best_reachable_auc(ArraySource(10), 5) is None
+
+
+@pytest.mark.parametrize("digits", [1, 12], ids=["many ties", "no ties"])
+def test_scores_are_those_of_another_library(digits):
+    draw = np.random.default_rng(5)
+    predictions = np.round(draw.random(400), digits).clip(0.01, 0.99)
+    labels = (draw.random(400) < predictions).astype(np.float32)
+    found, rate = score(labels, predictions), labels.mean()
+    assert found.auc == pytest.approx(auc_by_ranks(labels, predictions), abs=1e-12)
+    assert found.log_loss == pytest.approx(log_loss_by_torch(labels, predictions), abs=1e-12)
+    assert found.label_rate == pytest.approx(rate, abs=1e-7)
+    always = log_loss_by_torch(labels, np.full(400, rate))
+    assert found.trivial_log_loss == pytest.approx(always, abs=1e-7)
+
+
+class Dropped(torch.nn.Module):
+    """Dropout before the last layer, and a part that its user keeps in eval mode."""
+
+    def __init__(self, shape, hidden):
+        super().__init__()
+        self.first = torch.nn.Linear(shape.width, 12)
+        self.drop = torch.nn.Dropout(0.5)
+        self.kept = torch.nn.Dropout(0.5)
+        self.last = torch.nn.Linear(12, shape.tasks)
+        self.kept.eval()
+
+    def forward(self, dense, embeddings):
+        hidden = self.first(torch.cat([embeddings.pooled, dense], 1))
+        return self.last(self.kept(self.drop(hidden)))
+
+
+DROPPED = ModelConfig(name="tests.runtime.test_evaluate:Dropped", lr=0.01)
+
+
+def by_hand(world, batch) -> np.ndarray:
+    """Pool the rows and go through the layers with numpy, without dropout."""
+    handle = world.store.peek(batch)
+    rows = handle.values["rows"][handle.plans["rows"].inverse]
+    bags = np.repeat(np.arange(3 * batch.size), np.diff(batch.offsets))
+    pooled = np.zeros((3 * batch.size, rows.shape[1]))
+    np.add.at(pooled, bags, rows)
+    pooled /= np.maximum(np.diff(batch.offsets), 1)[:, None]
+    inputs = np.hstack([pooled.reshape(batch.size, -1), batch.dense])
+    for layer in (world.model.first, world.model.last):
+        weight, bias = (p.detach().double().numpy() for p in layer.parameters())
+        inputs = inputs @ weight.T + bias
+    return 1 / (1 + np.exp(-inputs))
+
+
+def test_every_task_is_scored_with_its_own_predictions_and_without_dropout():
+    source = ArraySource(300)
+    world = run(config(model=DROPPED), source)
+    found = evaluate(world.learner, world.model, world.store, HeldOut(source))
+    expected = by_hand(world, source._all)
+    assert np.abs(found.predictions - expected).max() < 1e-5
+    assert np.array_equal(found.labels, source._all.labels)
+    for k, name in enumerate(("click", "buy")):
+        labels = source._all.labels[:, k]
+        assert found.tasks[name].auc == pytest.approx(auc_by_ranks(labels, expected[:, k]),
+                                                      abs=1e-4)  # fmt: skip
+        assert found.tasks[name].log_loss == pytest.approx(
+            log_loss_by_torch(labels, expected[:, k]), abs=1e-5
+        )
+        assert found.tasks[name].label_rate == pytest.approx(labels.mean())
+    assert found.tasks["click"] != found.tasks["buy"]
+
+
+def test_after_an_evaluation_every_module_is_in_the_mode_in_which_it_was():
+    world = run(config(model=DROPPED, steps=1), ArraySource(100))
+    before = [module.training for module in world.model.modules()]
+    assert before == [True, True, True, False, True]
+    evaluate(world.learner, world.model, world.store, HeldOut(ArraySource(100)))
+    assert [module.training for module in world.model.modules()] == before
+
+    def torn():
+        yield next(iter(HeldOut(ArraySource(100))))
+        raise OSError("the file is gone")
+
+    with pytest.raises(OSError, match="the file is gone"):
+        evaluate(world.learner, world.model, world.store, torn())
+    assert [module.training for module in world.model.modules()] == before
+
+
+class Product(torch.nn.Module):
+    """The product of two fields: with zeros for rows it has no gradient."""
+
+    def __init__(self, shape, hidden):
+        super().__init__()
+        self.width, self.bias = shape.pooled_dims[0], torch.nn.Parameter(torch.zeros(2))
+
+    def forward(self, dense, embeddings):
+        first, second = embeddings.pooled[:, : self.width], embeddings.pooled[:, self.width :]
+        together = (first * second[:, : self.width]).sum(1, keepdim=True)
+        return together + self.bias + dense  # dense, so that predictions differ
+
+
+def test_rows_that_never_leave_zero_are_told_and_the_whole_store_is_copied_once(monkeypatch):
+    product = config(model=ModelConfig(name="tests.runtime.test_evaluate:Product"))
+    product = replace(product, rows=replace(product.rows, initial_scale=0.0))
+    source = ArraySource(200)
+    world = run(product, source)
+    copies, export = [], world.store.export
+    monkeypatch.setattr(world.store, "export", lambda: copies.append(1) or export())
+    for _ in range(3):
+        found = evaluate(world.learner, world.model, world.store, HeldOut(source))
+        assert any("all rows are zero" in w for w in found.warnings)
+    assert copies == [1]
+
+
+def test_a_healthy_evaluation_never_copies_the_store(monkeypatch):
+    source = ArraySource(200)
+    world = run(config(), source)
+
+    def refuse():
+        raise AssertionError("the whole store is copied")
+
+    monkeypatch.setattr(world.store, "export", refuse)
+    found = evaluate(world.learner, world.model, world.store, HeldOut(source))
+    assert not any("rows" in w for w in found.warnings)
+
+
+def test_rows_that_left_zero_but_were_not_read_since_are_found():
+    """One step from zero, and a test part of other ids: only the store itself knows."""
+    chosen = replace(config(steps=1), rows=replace(config().rows, initial_scale=0.0))
+    world = run(chosen, ArraySource(100))
+    others = HeldOut(ArraySource(100, seed=7, ids_per_field=10**9))
+    found = evaluate(world.learner, world.model, world.store, others)
+    assert not any("all rows are zero" in w for w in found.warnings)
+
+
+@pytest.mark.parametrize("kept", [128, 1], ids=["kept", "streamed anew"])
+@pytest.mark.parametrize("rows", [1, 16, 30, 77, 100, None])
+def test_the_first_rows_of_the_test_part_come_in_order_every_time(monkeypatch, kept, rows):
+    monkeypatch.setattr(evaluate_module, "_EVALUATION_BATCH", 16)
+    monkeypatch.setattr(evaluate_module, "_KEPT_BATCHES", kept)
+    source = ArraySource(100)
+    expected = source._all.dense[:rows]
+    held_out = HeldOut(source, rows)
+    for _ in range(2):
+        batches = list(held_out)
+        assert np.array_equal(np.concatenate([b.dense for b in batches]), expected)
+        assert max(b.size for b in batches) <= 16
+
+
+def test_a_snapshot_has_the_rows_that_were_applied_and_the_weights_of_the_update():
+    """The curve's point after 4 updates of lag 2: pushes 0 and 1 are in, 2 and 3 are not."""
+    source = ArraySource(300)
+    chosen = config(mode=Mode.HYBRID, tau=2, ranks=2, evaluate_every_steps=4)
+    curve = train(chosen, source).curve
+    parts = assemble(chosen, source)
+    parts.meter.start()
+    events = list(lag_order(chosen, parts.feed))
+    update = next(k for k, e in enumerate(events) if e.kind == Kind.DENSE_UPDATE and e.step == 3)
+    half = assemble(chosen, source)
+    half.meter.start()
+    with pytest.raises(ValueError, match="cut short"):
+        OrderedRun(half).run(events[: update + 1])
+    found = evaluate(half.learner, half.learner.model, half.store, HeldOut(source, 64))
+    assert curve[0].updates == 4
+    assert curve[0].evaluation.predictions.tobytes() == found.predictions.tobytes()
+    final = train(replace(chosen, evaluate_every_steps=None), source).final
+    assert curve[-1].evaluation.predictions.tobytes() != final.predictions.tobytes()
+
+
+def test_a_snapshot_in_sync_has_the_weights_of_its_update_and_the_rows_of_the_one_before():
+    """It is taken between the dense update of a step and the push of its rows."""
+    source = ArraySource(300)
+    curve = train(config(ranks=2, evaluate_every_steps=5), source).curve
+    assert [(p.updates, p.samples) for p in curve] == [(5, 120), (10, 240)]
+    for point in curve:
+        ended = run(config(ranks=2, steps=point.updates), source)
+        before = run(config(ranks=2, steps=point.updates - 1), source)
+        found = evaluate(ended.learner, ended.model, before.store, HeldOut(source, 64))
+        assert found.predictions.tobytes() == point.evaluation.predictions.tobytes()
+
+
+def test_the_best_reachable_auc_is_that_of_the_planted_probabilities():
+    from runtime.data.open import open_source
+
+    source = open_source("synthetic")
+    truth, labels = [], []
+    for batch, probability in source.chunks_with_truth("test"):
+        truth.append(probability)
+        labels.append(batch.labels[:, 0])
+        if sum(map(len, truth)) >= 3000:
+            break
+    expected = auc_by_ranks(np.concatenate(labels)[:3000], np.concatenate(truth)[:3000])
+    assert best_reachable_auc(source, 3000) == pytest.approx(expected, abs=1e-12)
