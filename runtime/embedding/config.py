@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
+import numpy as np
+
+from persia_sim.words.rules import require
 from runtime.embedding.features import Admission, Capacity, HashStack
+from runtime.embedding.rules import (
+    require_finite,
+    require_one_of,
+    require_used,
+    require_whole,
+)
 from runtime.embedding.schedule import Schedule
 
 RowOptimizerKind = Literal["sgd", "adagrad", "adagrad_row", "adam", "adam_row", "ftrl"]
 InitialKind = Literal["uniform", "normal", "gamma", "poisson", "inverse_sqrt", "constant"]
+BiasCorrection = Literal["global", "row"]
+Dtype = Literal["float32", "float64"]
+Storage = Literal["dtype", "float16", "bfloat16"]
+
+MOST_DIM = 1 << 16
+MOST_POISSON_RATE = 700.0
+"""Above it exp(-rate) leaves the range in which the draw's product of uniforms can be compared."""
+_DEFAULT_SCALE = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,13 +41,14 @@ class RowOptimizer:
     initial_accumulator: float = 0.0
     """Adagrad's accumulator of a fresh row, >= 0. 0 moves fresh rows fast; the original's 0.01
     starts slowly, which is where staleness hurts most."""
-    eps: float = 1e-10
-    """Added to the square root of the accumulator (adam: use 1e-8), > 0."""
+    eps: float | None = None
+    """adagrad, adam: added to the square root of the accumulator, > 0. None: torch's own, 1e-10
+    for adagrad and 1e-8 for adam."""
     beta1: float = 0.9
     """Adam's decay of the mean, in [0, 1)."""
     beta2: float = 0.999
     """Adam's decay of the mean square, in [0, 1)."""
-    bias_correction: Literal["global", "row"] = "global"
+    bias_correction: BiasCorrection = "global"
     """Adam's step count: of the run (equal to torch's SparseAdam), or of each row's own updates."""
     weight_decay: float = 0.0
     """sgd: pull towards 0, >= 0; lazily, only at the steps that touch the row."""
@@ -46,28 +64,33 @@ class RowOptimizer:
     """The learning rate as a function of the step."""
 
     def __post_init__(self) -> None:
-        if self.lr <= 0:
-            raise ValueError(f"row learning rate must be > 0, got {self.lr}")
-        if self.initial_accumulator < 0:
-            raise ValueError(f"initial_accumulator must be >= 0, got {self.initial_accumulator}")
-        if self.initial_accumulator > 0 and not self.kind.startswith("adagrad"):
-            raise ValueError(f"initial_accumulator is not used by {self.kind}; remove it")
-        if self.eps <= 0:
-            raise ValueError(f"eps must be > 0, got {self.eps}")
-        for name, default in _ADAM_DEFAULTS.items():
+        require_one_of("row optimizer kind", self.kind, get_args(RowOptimizerKind))
+        require_one_of("bias_correction", self.bias_correction, get_args(BiasCorrection))
+        for name in ("lr", "eps"):
             value = getattr(self, name)
-            if name != "bias_correction" and not 0 <= value < 1:
-                raise ValueError(f"{name} must be in [0, 1), got {value}")
-            if value != default and not self.kind.startswith("adam"):
-                raise ValueError(f"{name} is not used by {self.kind}; remove it, or choose adam")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
-        for name, kind in _ONLY_FOR.items():
+            if value is not None:
+                require_finite(f"row optimizer {name}", value)
+                require(value > 0, f"row optimizer {name}", value, "must be > 0")
+        for name in ("initial_accumulator", "l1", "l2", "ftrl_beta", "weight_decay"):
             value = getattr(self, name)
-            if value < 0:
-                raise ValueError(f"{name} must be >= 0, got {value}")
-            if value and self.kind != kind:
-                raise ValueError(f"{name} is not used by {self.kind}; remove it, or choose {kind}")
+            require_finite(name, value)
+            require(value >= 0, name, value, "must be >= 0")
+        for name in ("beta1", "beta2", "momentum"):
+            value = getattr(self, name)
+            require_finite(name, value)
+            require(0 <= value < 1, name, value, "must be in [0, 1)")
+        for name, (default, kinds) in _USED_BY.items():
+            value = getattr(self, name)
+            used = self.kind in kinds or value == default
+            rule = f"not used by {self.kind}, only by {', '.join(kinds)}"
+            require(used, name, value, rule, "remove it or choose another kind")
+
+    @property
+    def epsilon(self) -> float:
+        """``eps``, or torch's own for this kind of optimiser."""
+        if self.eps is not None:
+            return self.eps
+        return 1e-8 if self.kind in _ADAM else 1e-10
 
     def lr_at(self, step: int) -> float:
         """The learning rate of a step, counted from 1."""
@@ -86,8 +109,21 @@ class RowOptimizer:
         return per_kind[self.kind]
 
 
-_ADAM_DEFAULTS = {"beta1": 0.9, "beta2": 0.999, "bias_correction": "global"}
-_ONLY_FOR = {"weight_decay": "sgd", "momentum": "sgd", "l1": "ftrl", "l2": "ftrl"}
+_ADAM = ("adam", "adam_row")
+_ADAGRAD = ("adagrad", "adagrad_row")
+_USED_BY: dict[str, tuple[object, tuple[str, ...]]] = {
+    "initial_accumulator": (0.0, _ADAGRAD),
+    "eps": (None, _ADAGRAD + _ADAM),
+    "beta1": (0.9, _ADAM),
+    "beta2": (0.999, _ADAM),
+    "bias_correction": ("global", _ADAM),
+    "weight_decay": (0.0, ("sgd",)),
+    "momentum": (0.0, ("sgd",)),
+    "l1": (0.0, ("ftrl",)),
+    "l2": (0.0, ("ftrl",)),
+    "ftrl_beta": (1.0, ("ftrl",)),
+}
+"""Per option its default, and the kinds that read it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +132,9 @@ class TableConfig:
 
     name: str = "rows"
     dim: int = 8
-    """Floats in a row, >= 1."""
+    """Floats in a row, 1 to 65536."""
     optimizer: RowOptimizer = RowOptimizer()
-    initial_scale: float = 0.01
+    initial_scale: float = _DEFAULT_SCALE
     """Fresh rows are uniform in [-initial_scale, initial_scale); >= 0 (the original's 0.01)."""
     initial: InitialKind = "uniform"
     """normal: standard deviation initial_scale; gamma: scale initial_scale; poisson: rate
@@ -107,9 +143,9 @@ class TableConfig:
     """normal: the mean."""
     initial_shape: float = 1.0
     """gamma: the shape, > 0."""
-    dtype: Literal["float32", "float64"] = "float32"
+    dtype: Dtype = "float32"
     """Of values and state; float64 is for checking laws."""
-    storage: Literal["dtype", "float16", "bfloat16"] = "dtype"
+    storage: Storage = "dtype"
     """16 bits halve the values' memory: rounded stochastically at every write, so that steps below
     the resolution still add up; computed in float32, state stays float32."""
     weight_bound: float = 0.0
@@ -124,13 +160,49 @@ class TableConfig:
     """A feature group: equal values of different fields of this table are one row."""
 
     def __post_init__(self) -> None:
-        if self.storage != "dtype" and self.dtype != "float32":
-            raise ValueError(f"storage {self.storage} needs dtype float32, got {self.dtype}")
-        if self.weight_bound < 0:
-            raise ValueError(f"weight_bound must be >= 0, got {self.weight_bound}")
-        if self.initial_shape <= 0:
-            raise ValueError(f"initial_shape must be > 0, got {self.initial_shape}")
-        if self.dim < 1:
-            raise ValueError(f"dim must be >= 1, got {self.dim}")
-        if self.initial_scale < 0 and self.initial != "constant":
-            raise ValueError(f"initial_scale must be >= 0, got {self.initial_scale}")
+        require_one_of("initial", self.initial, get_args(InitialKind))
+        require_one_of("dtype", self.dtype, get_args(Dtype))
+        require_one_of("storage", self.storage, get_args(Storage))
+        require(
+            self.storage == "dtype" or self.dtype == "float32",
+            "storage",
+            self.storage,
+            f"needs dtype float32, not {self.dtype}",
+        )
+        self._check_dim()
+        self._check_initial()
+        self._check_fits("weight_bound", self.weight_bound)
+        require(self.weight_bound >= 0, "weight_bound", self.weight_bound, "must be >= 0")
+
+    def _check_dim(self) -> None:
+        require_whole("dim", self.dim, -(2**63), 2**63 - 1, "must fit 64 bits")
+        gb = self.dim * np.dtype(self.dtype).itemsize / 1e9
+        rule = f"must be 1 to {MOST_DIM}"
+        if self.dim > MOST_DIM:
+            rule += f" (a row of this many would take {gb:,.3g} GB)"
+        require(1 <= self.dim <= MOST_DIM, "dim", self.dim, rule)
+
+    def _check_initial(self) -> None:
+        scale = self.initial_scale
+        for name in ("initial_scale", "initial_mean", "initial_shape"):
+            self._check_fits(name, getattr(self, name))
+        require(scale >= 0 or self.initial == "constant", "initial_scale", scale, "must be >= 0")
+        require(self.initial_shape > 0, "initial_shape", self.initial_shape, "must be > 0")
+        if self.initial == "poisson":
+            rule = f"must be a rate of at most {MOST_POISSON_RATE:g} with initial poisson"
+            require(scale <= MOST_POISSON_RATE, "initial_scale", scale, rule)
+        read = self.initial != "inverse_sqrt"
+        others = "an initial other than inverse_sqrt"
+        require_used("initial_scale", scale, _DEFAULT_SCALE, read, others)
+        normal, gamma = self.initial == "normal", self.initial == "gamma"
+        require_used("initial_mean", self.initial_mean, 0.0, normal, "initial normal")
+        require_used("initial_shape", self.initial_shape, 1.0, gamma, "initial gamma")
+
+    def _check_fits(self, name: str, value: float) -> None:
+        """Finite, and neither infinite nor zero once it is rounded to ``dtype``."""
+        require_finite(name, value)
+        limits = np.finfo(self.dtype)
+        size = abs(value)
+        least, most = float(limits.smallest_subnormal), float(limits.max)
+        rule = f"must be 0 or between {least:.1g} and {most:.1g} in size, which {self.dtype} holds"
+        require(size == 0 or least <= size <= most, name, value, rule)

@@ -17,9 +17,9 @@ from tests.runtime.worlds import ArraySource, config, run
 TORCH = {
     "sgd": lambda p, o: torch.optim.SGD(p, lr=o.lr),
     "adagrad": lambda p, o: torch.optim.Adagrad(
-        p, lr=o.lr, initial_accumulator_value=o.initial_accumulator, eps=o.eps
+        p, lr=o.lr, initial_accumulator_value=o.initial_accumulator, eps=o.epsilon
     ),
-    "adam": lambda p, o: torch.optim.SparseAdam(p, lr=o.lr, eps=o.eps),
+    "adam": lambda p, o: torch.optim.SparseAdam(p, lr=o.lr),  # its own eps is ours,
 }
 
 
@@ -60,7 +60,7 @@ def plain_pytorch(chosen, source) -> tuple[dict[int, np.ndarray], torch.nn.Modul
     [
         RowOptimizer(kind="sgd", lr=0.5),
         RowOptimizer(kind="adagrad", lr=0.1, initial_accumulator=0.01),
-        RowOptimizer(kind="adam", lr=0.01, eps=1e-8),
+        RowOptimizer(kind="adam", lr=0.01),
     ],
     ids=lambda o: o.kind,
 )
@@ -87,7 +87,7 @@ def updates(optimizer: RowOptimizer, gradients: np.ndarray, values: np.ndarray) 
     row = values[None].copy()
     state = np.full((1, optimizer.state_floats(len(values))), optimizer.initial_accumulator)
     for t, gradient in enumerate(gradients, start=1):
-        apply(optimizer, row, state, gradient[None].copy(), 10 * t, np.array([t]))
+        apply(optimizer, row, state, gradient[None].copy(), optimizer.lr, 10 * t, np.array([t]))
     return row[0]
 
 

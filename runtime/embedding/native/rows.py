@@ -29,7 +29,7 @@ def open_table(
     kind = "momentum" if rule.momentum else rule.kind
     options.optimizer = getattr(native.OptimizerKind, kind)
     options.initial_accumulator = rule.initial_accumulator
-    options.eps, options.beta1, options.beta2 = rule.eps, rule.beta1, rule.beta2
+    options.eps, options.beta1, options.beta2 = rule.epsilon, rule.beta1, rule.beta2
     options.row_bias_correction = rule.bias_correction == "row"
     options.weight_decay, options.momentum = rule.weight_decay, rule.momentum
     options.l1, options.l2, options.ftrl_beta = rule.l1, rule.l2, rule.ftrl_beta

@@ -1,6 +1,7 @@
 """Row optimisers, on arrays of distinct rows at once, in torch's formulas (law 4).
 
-Every function changes ``values`` [n, d] and ``state`` [n, k] in place, given gradients [n, d].
+Every rule changes ``values`` [n, d] and ``state`` [n, k] in place, given gradients [n, d] and the
+learning rate of this step; the rate is an argument so that no rule can miss the schedule.
 """
 
 from __future__ import annotations
@@ -17,40 +18,68 @@ def apply(
     values: np.ndarray,
     state: np.ndarray,
     gradients: np.ndarray,
+    lr: float,
     step: int,
     row_steps: np.ndarray,
 ) -> None:
-    """One optimiser step on n distinct rows.
+    """One optimiser step on n distinct rows, at the learning rate ``lr``.
 
     ``step`` counts the run's steps from 1, ``row_steps`` [n] each row's own updates from 1: Adam
-    uses one of them, as ``bias_correction`` says.
+    corrects its bias by one of them, as ``bias_correction`` says.
     """
-    dim = values.shape[1]
-    lr = optimizer.lr_at(step)
     if optimizer.kind == "sgd":
-        values -= lr * gradients
+        sgd(values, gradients, lr)
     elif optimizer.kind == "adagrad":
-        state += gradients * gradients
-        values -= lr * gradients / (np.sqrt(state) + optimizer.eps)
+        adagrad(values, state, gradients, lr, optimizer.epsilon)
     elif optimizer.kind == "adagrad_row":
-        state += mean_square(gradients)
-        values -= lr * gradients / (np.sqrt(state) + optimizer.eps)
-    else:
-        mean, square = state[:, :dim], state[:, dim:]
-        mean += (1 - optimizer.beta1) * (gradients - mean)
-        square += (1 - optimizer.beta2) * (gradients * gradients - square)
+        adagrad_row(values, state, gradients, lr, optimizer.epsilon)
+    elif optimizer.kind == "adam":
         one_count = optimizer.bias_correction == "global"
         counts = np.array([step]) if one_count else row_steps
-        correction1 = _bias_correction(optimizer.beta1, counts).astype(values.dtype)
-        correction2 = _bias_correction(optimizer.beta2, counts).astype(values.dtype)
-        # As in torch's SparseAdam, eps is added before the correction of the mean square.
-        values -= (
-            optimizer.lr
-            * np.sqrt(correction2)
-            / correction1
-            * mean
-            / (np.sqrt(square) + optimizer.eps)
-        )
+        adam(optimizer, values, state, gradients, lr, counts)
+    else:
+        raise ValueError(f'{optimizer.kind} is not in the reference engine; use engine="native"')
+
+
+def sgd(values: np.ndarray, gradients: np.ndarray, lr: float) -> None:
+    """Without momentum or decay: those are the native engine's."""
+    values -= lr * gradients
+
+
+def adagrad(
+    values: np.ndarray, state: np.ndarray, gradients: np.ndarray, lr: float, eps: float
+) -> None:
+    """``state`` [n, d]: the sum of squares of each element."""
+    state += gradients * gradients
+    values -= lr * gradients / (np.sqrt(state) + eps)
+
+
+def adagrad_row(
+    values: np.ndarray, state: np.ndarray, gradients: np.ndarray, lr: float, eps: float
+) -> None:
+    """``state`` [n, 1]: the sum of the mean squares of each row."""
+    state += mean_square(gradients)
+    values -= lr * gradients / (np.sqrt(state) + eps)
+
+
+def adam(
+    optimizer: RowOptimizer,
+    values: np.ndarray,
+    state: np.ndarray,
+    gradients: np.ndarray,
+    lr: float,
+    counts: np.ndarray,
+) -> None:
+    """``state`` [n, 2 d]: mean, then mean square; ``counts`` [n] or [1]: updates from 1."""
+    dim = values.shape[1]
+    mean, square = state[:, :dim], state[:, dim:]
+    mean += (1 - optimizer.beta1) * (gradients - mean)
+    square += (1 - optimizer.beta2) * (gradients * gradients - square)
+    correction1 = _bias_correction(optimizer.beta1, counts).astype(values.dtype)
+    correction2 = _bias_correction(optimizer.beta2, counts).astype(values.dtype)
+    # As in torch's SparseAdam, eps is added before the correction of the mean square.
+    length = lr * np.sqrt(correction2) / correction1
+    values -= length * mean / (np.sqrt(square) + optimizer.epsilon)
 
 
 def mean_square(gradients: np.ndarray) -> np.ndarray:

@@ -48,11 +48,11 @@ class Rows:
         counts: np.ndarray = self._writes[slots]
         return counts
 
-    def update(self, slots: np.ndarray, gradients: np.ndarray, step: int) -> None:
+    def update(self, slots: np.ndarray, gradients: np.ndarray, step: int, lr: float) -> None:
         """One optimiser step on distinct rows; ``step`` counts the run's steps from 1."""
         values, state = self._values[slots], self._state[slots]
         row_steps = self._writes[slots] + 1
-        optimizers.apply(self.config.optimizer, values, state, gradients, step, row_steps)
+        optimizers.apply(self.config.optimizer, values, state, gradients, lr, step, row_steps)
         self._values[slots] = values
         self._state[slots] = state
         self._writes[slots] = row_steps

@@ -204,8 +204,9 @@ class EmbeddingStore:
             [h.writes[name][part] for h, part, _ in parts]
         )
         self.row_staleness += np.bincount(np.minimum(missed, 63), minlength=64)
+        lr = self.tables[name].optimizer.lr_at(step)
         if len(parts) == 1:
-            rows.update(slots, parts[0][2][parts[0][1]], step)
+            rows.update(slots, parts[0][2][parts[0][1]], step, lr)
             return
         distinct, inverse = np.unique(slots, return_inverse=True)
         total = np.zeros((len(distinct), rows.config.dim), rows.config.dtype)
@@ -214,4 +215,4 @@ class EmbeddingStore:
             stop = start + part.stop - part.start
             total[inverse[start:stop]] += gradients[part]  # ids of one batch are distinct
             start = stop
-        rows.update(distinct, total, step)
+        rows.update(distinct, total, step, lr)

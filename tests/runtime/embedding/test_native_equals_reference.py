@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,22 @@ from runtime.data.batch import Batch, Field, Layout
 from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.embedding.native.extension import native
 from runtime.embedding.open import open_pooling, open_store
+from runtime.embedding.schedule import Schedule
 from runtime.embedding.store import FieldVectors
 
 OPTIMIZERS = [
     RowOptimizer(kind="sgd"),
     RowOptimizer(kind="adagrad", initial_accumulator=0.01),
     RowOptimizer(kind="adagrad_row"),
-    RowOptimizer(kind="adam", eps=1e-8),
-    RowOptimizer(kind="adam", eps=1e-8, bias_correction="row"),
+    RowOptimizer(kind="adam"),
+    RowOptimizer(kind="adam", beta1=0.5, beta2=0.9, bias_correction="row"),
+]
+SCHEDULES = [
+    Schedule(),
+    Schedule(warmup_steps=3),
+    Schedule(decay="linear", decay_steps=3, floor=0.125),
+    Schedule(warmup_steps=2, decay="cosine", decay_steps=4),
+    Schedule(decay="inverse_sqrt", decay_steps=2),
 ]
 LAYOUTS = {
     "one_table": Layout(fields=(Field(name="a"), Field(name="b", pooling="mean"))),
@@ -105,6 +114,7 @@ def train(engine: Any, layout: Layout, config: dict[str, Any], seed: int, one_id
 @given(
     layout=st.sampled_from(sorted(LAYOUTS)),
     optimizer=st.sampled_from(OPTIMIZERS),
+    schedule=st.sampled_from(SCHEDULES),
     dim=st.sampled_from([1, 3, 4, 8, 16, 24, 32, 64, 128, 130]),
     dtype=st.sampled_from(["float32", "float64"]),
     scale=st.sampled_from([0.0, 0.01, 0.5]),
@@ -115,6 +125,7 @@ def train(engine: Any, layout: Layout, config: dict[str, Any], seed: int, one_id
 def test_native_engine_gives_the_bytes_of_the_reference(
     layout: str,
     optimizer: RowOptimizer,
+    schedule: Schedule,
     dim: int,
     dtype: Any,
     scale: float,
@@ -123,7 +134,8 @@ def test_native_engine_gives_the_bytes_of_the_reference(
     seed: int,
 ) -> None:
     widest = native.kernel_set()
-    config = {"dim": dim, "dtype": dtype, "optimizer": optimizer, "initial_scale": scale}
+    rule = replace(optimizer, schedule=schedule)
+    config = {"dim": dim, "dtype": dtype, "optimizer": rule, "initial_scale": scale}
     try:
         native.choose_kernel_set(kernels)
     except ValueError:
@@ -133,3 +145,30 @@ def test_native_engine_gives_the_bytes_of_the_reference(
     finally:
         native.choose_kernel_set(widest)
     assert found == train("reference", LAYOUTS[layout], config, seed, one_id)
+
+
+@pytest.mark.parametrize("engine", ["native", "reference"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: f"{o.kind}-{o.bias_correction}")
+@pytest.mark.parametrize("schedule", SCHEDULES[1:], ids=lambda s: f"{s.warmup_steps}-{s.decay}")
+def test_a_fresh_row_moves_by_the_rate_of_its_step(
+    engine: Any, optimizer: RowOptimizer, schedule: Schedule
+) -> None:
+    """The first move of a row is the schedule's factor times that without a schedule."""
+    layout = LAYOUTS["one_table"]
+    for step in range(5):
+        moves = []
+        for chosen in (Schedule(), schedule):
+            table = TableConfig(
+                dim=4, dtype="float64", optimizer=replace(optimizer, schedule=chosen)
+            )
+            store = open_store(layout, [table], engine=engine)
+            ids = np.array([1, 2], np.uint64)
+            batch = Batch(ids, None, np.zeros((1, 0)), np.zeros((1, 1)))
+            handle = store.begin(0, step, batch)
+            store.read(handle, 0)
+            store.push(0, [(handle, {"rows": np.full((2, 4), 0.5)})])
+            before, after = handle.values["rows"], store.peek(batch).values["rows"]
+            moves.append(after - before)
+        factor = schedule.factor(step + 1)
+        np.testing.assert_allclose(moves[1], factor * moves[0], rtol=1e-9, atol=1e-15)
+        assert np.abs(moves[0]).min() > 1e-6
