@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+import threading
+from array import array
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -70,6 +72,11 @@ class Trace:
         if self.events.ndim != 2 or self.events.shape[1] != len(Event._fields):
             raise ValueError(f"events must be [n, {len(Event._fields)}], got {self.events.shape}")
 
+    @property
+    def is_simulated(self) -> bool:
+        """Whether nothing was trained when it was made: its versions are those of the simulator."""
+        return self.meta.get("order") == "simulated"
+
     def __iter__(self) -> Iterator[Event]:
         return (Event(*row) for row in self.events.tolist())
 
@@ -112,22 +119,54 @@ class Trace:
             raise ValueError(f"{path} is not a trace of this testbed: {error}") from error
 
 
+_BLOCK_EVENTS = 8192
+_INT32 = np.iinfo(np.int32)
+
+
 class TraceRecorder:
     """Collects events from any number of threads.
 
     Call `record` while holding the lock of the shard (or of the dense weights) that the event
-    concerns: then the order of the list is a linear extension of every lock's order.
+    concerns: then the order of the table is a linear extension of every lock's order. An event
+    takes 20 bytes of memory (40 when its numbers need more than 32 bits); ``keep=False`` takes none
+    and only tells the listeners.
     """
 
-    def __init__(self) -> None:
-        self._events: list[Event] = []
+    def __init__(self, *, keep: bool = True) -> None:
+        self.keeps = keep
+        self._blocks: list[np.ndarray] = []
+        self._open = array("q")
+        self._listeners: list[Callable[[Event], None]] = []
+        self._lock = threading.Lock()
+
+    def listen(self, listener: Callable[[Event], None]) -> None:
+        """Have ``listener`` called with every event from now on, one at a time, in their order."""
+        self._listeners.append(listener)
 
     def record(
         self, kind: Kind, rank: int, step: int, shard: int = ALL, version: int = ALL
     ) -> None:
-        """Append one event; its place in the list is its ``seq`` (list.append is atomic)."""
-        self._events.append(Event(int(kind), rank, step, shard, version))
+        """Append one event; its place in the table is its ``seq``."""
+        event = Event(int(kind), rank, step, shard, version)
+        with self._lock:
+            if self.keeps:
+                self._open.extend(event)
+                if len(self._open) == _BLOCK_EVENTS * len(Event._fields):
+                    self._close_block()
+            for listener in self._listeners:
+                listener(event)
 
     def finish(self, **meta: Any) -> Trace:
-        """The trace so far."""
-        return Trace.of(self._events, **meta)
+        """The trace so far; empty, and marked as not replayable, when the order is not kept."""
+        if not self.keeps:
+            meta.setdefault("not_replayable", "its run did not keep the order of events")
+        with self._lock:
+            self._close_block()
+            blocks = [np.zeros((0, len(Event._fields)), np.int64), *self._blocks]
+            return Trace(np.concatenate(blocks, dtype=np.int64), meta)
+
+    def _close_block(self) -> None:
+        block = np.array(self._open, np.int64).reshape(-1, len(Event._fields))
+        small = not block.size or (block.min() >= _INT32.min and block.max() <= _INT32.max)
+        self._blocks.append(block.astype(np.int32) if small else block)
+        self._open = array("q")

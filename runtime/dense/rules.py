@@ -8,14 +8,14 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from runtime.config import TrainConfig
 from runtime.embedding.store import Handle
 
 _DRAWING = threading.Lock()  # torch's global generator is one for all threads
-_GROWTH_GRADIENTS = 2000  # source: the growth interval of torch.amp.GradScaler
+_GROWTH_UPDATES = 2000  # source: the growth interval of torch.amp.GradScaler
 _DEFAULT_FLOAT16_SCALE = 65536.0  # source: the initial scale of torch.amp.GradScaler
 
 
@@ -60,28 +60,79 @@ def seeded_draws(seed: int, handle: Handle) -> Iterator[None]:
         yield
 
 
+def generator_states(device: torch.device) -> list[Tensor]:
+    """Where torch's generators stand from which a model on this device may draw."""
+    states: list[Tensor] = [torch.random.default_generator.get_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return states
+
+
+def have_moved(before: list[Tensor], device: torch.device) -> bool:
+    """Whether anybody has drawn since ``before`` was taken."""
+    now = generator_states(device)
+    return any(not torch.equal(one, other) for one, other in zip(before, now, strict=True))
+
+
 class LossScale:
-    """The factor that keeps float16 gradients above zero: halved on overflow, doubled later."""
+    """The factor that keeps float16 gradients above zero: halved on overflow, doubled later.
+
+    One decision per dense update, however many ranks share it: in barrier modes all ranks of a
+    step have the factor that stood after the step before, and one overflow or many halve it once.
+    In async every batch is an update.
+    """
 
     def __init__(self, config: TrainConfig) -> None:
         self._adapts = config.precision == "float16"
+        self._shared = config.mode.has_barrier
         default = _DEFAULT_FLOAT16_SCALE if self._adapts else 1.0
-        self._most = self.value = default if config.loss_scale is None else config.loss_scale
+        self._most = self._value = default if config.loss_scale is None else config.loss_scale
         self._calm = 0
+        self._step = 0
+        self._found_finite = self._found_overflow = False
         self._lock = threading.Lock()
 
-    def halve(self) -> bool:
-        """After an overflow; False when that cannot be the scale's fault."""
+    @property
+    def value(self) -> float:
+        """The factor of the next update."""
         with self._lock:
-            if not self._adapts or self.value <= 1.0:
+            return self._decided()[0]
+
+    def of(self, step: int) -> float:
+        """The factor of a step's loss; all ranks have reported the steps before."""
+        with self._lock:
+            if step > self._step:
+                self._step = step
+                self._settle()
+            return self._value
+
+    def note_overflow(self, step: int) -> bool:
+        """Scaled gradients of the step overflowed; False when that cannot be the scale's fault."""
+        with self._lock:
+            if not self._adapts or self._value <= 1.0:
                 return False
-            self.value, self._calm = self.value / 2, 0
+            self._found_overflow = True
+            if not self._shared:
+                self._settle()
             return True
 
-    def note_finite(self) -> None:
-        """After finite gradients."""
+    def note_finite(self, step: int) -> None:
+        """Gradients of the step were finite."""
         if self._adapts:
             with self._lock:
-                self._calm += 1
-                if self._calm >= _GROWTH_GRADIENTS and self.value < self._most:
-                    self.value, self._calm = self.value * 2, 0
+                self._found_finite = True
+                if not self._shared:
+                    self._settle()
+
+    def _settle(self) -> None:
+        self._value, self._calm = self._decided()
+        self._found_finite = self._found_overflow = False
+
+    def _decided(self) -> tuple[float, int]:
+        """The factor and the calm updates before it, given what the open update reported."""
+        if self._found_overflow:
+            return self._value / 2, 0
+        calm = self._calm + self._found_finite
+        if calm >= _GROWTH_UPDATES and self._value < self._most:
+            return self._value * 2, 0
+        return self._value, calm

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from persia_sim.words.trace import ALL, Event, Kind
+from persia_sim.words.trace import ALL, Event, Kind, Trace
 from persia_sim.words.vocabulary import Mode
 from runtime.dense.averaging import AveragingRound, mean_model
 from runtime.dense.optimizer import (
@@ -25,6 +25,7 @@ from runtime.dense.optimizer import (
     sum_in_rank_order,
 )
 from runtime.embedding.store import Handle
+from runtime.order.replayable import refuse_other_version
 from runtime.rank.learner import Gradients
 from runtime.rank.parts import Parts
 
@@ -72,11 +73,17 @@ class OrderedRun:
             Kind.AVERAGE_READ: self._average_read,
             Kind.AVERAGE_WRITE: self._average_write,
         }
+        simulated = isinstance(order, Trace) and order.is_simulated
+        took_effect: list[Event] = []
+        self._recorder.listen(took_effect.append)
         for seq, event in enumerate(order):
             action = actions.get(event.kind)
             if action is None or not ALL <= event.shard < self._store.shards:
                 raise ValueError(f"event {seq} of the order is not one of this run: {event}")
+            took_effect.clear()
             action(event)
+            if event.version != ALL and not simulated:
+                refuse_other_version(seq, event, took_effect)
         if self._flying:
             rank, step = min(self._flying, key=lambda key: (key[1], key[0]))
             raise ValueError(

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from persia_sim.words.trace import Trace
+from persia_sim.words.trace import ALL, Event, Kind, Trace
+from persia_sim.words.vocabulary import Mode
 from runtime.config import TrainConfig
 from runtime.data.source import Source
+from runtime.embedding.config import TableConfig
+
+_WITHOUT_VERSION = (Kind.LOST_PUSH, Kind.AVERAGE_READ, Kind.AVERAGE_WRITE)
+"""A lost push reads and writes nothing; the version of an averaging is the number of its round."""
 
 
-def trace_meta(config: TrainConfig, source: Source) -> dict[str, Any]:
-    """Everything beside the order that decides a byte; kept in the trace."""
+def trace_meta(
+    config: TrainConfig, source: Source, tables: Mapping[str, TableConfig]
+) -> dict[str, Any]:
+    """Everything beside the order that decides a byte; kept in the trace.
+
+    ``tables``: every table as it is trained, whoever configured it.
+    """
     data = source.provenance()
     return {
         "mode": str(config.mode),
@@ -29,7 +40,7 @@ def trace_meta(config: TrainConfig, source: Source) -> dict[str, Any]:
         "rows_read": config.data.rows,
         "skip_bad_rows": config.data.skip_bad_rows,
         "model": f"{config.model}",
-        "rows": f"{config.rows}",
+        **{f"rows.{name}": f"{table}" for name, table in sorted(tables.items())},
         "row_gradients": config.row_gradients,
         "nonfinite": config.nonfinite,
         "precision": config.precision,
@@ -48,10 +59,16 @@ def refuse_other_run(trace: Trace, meta: dict[str, Any], name: str) -> None:
     A recorded trace must agree in everything that decides a byte. A simulated one knows neither
     seed nor data: its mode, its ranks and the samples of one rank's batch must agree.
     """
-    if trace.meta.get("order") == "simulated":
+    reason = trace.meta.get("not_replayable")
+    if reason:
+        raise ValueError(f"trace {name} cannot be replayed: {reason}")
+    if trace.is_simulated:
         meta = {"mode": meta["mode"], "ranks": meta["ranks"], "batch": meta["batch_per_rank"]}
-    elif meta["precision"] == "float16":
-        raise ValueError(f"trace {name} cannot be replayed: float16 scales its loss by timing")
+    elif meta["precision"] == "float16" and not Mode(meta["mode"]).has_barrier:
+        raise ValueError(
+            f"trace {name} cannot be replayed: in mode {meta['mode']} float16 scales its loss by"
+            " timing; record it with precision float32 or bfloat16"
+        )
     differences = [
         f"{key}: trace {trace.meta.get(key)!r}, this run {value!r}"
         for key, value in meta.items()
@@ -59,6 +76,33 @@ def refuse_other_run(trace: Trace, meta: dict[str, Any], name: str) -> None:
     ]
     if differences:
         raise ValueError(f"trace {name} is of another run; " + "; ".join(differences))
+
+
+def unseeded_draws(model: str) -> str:
+    """Why a run whose model drew random numbers unseen has no second run like it."""
+    return (
+        f"model {model} draws from torch's generator, which no seed of the run reaches; set the"
+        " attribute draws_random_numbers = True on it and its draws are a function of seed, rank"
+        " and step"
+    )
+
+
+def refuse_other_version(seq: int, event: Event, took_effect: Sequence[Event]) -> None:
+    """Raise ValueError when an event found another version than the recorded run did.
+
+    A version is the number of updates before it, so a difference is the first sign that this run
+    has left the recorded one. ``took_effect`` are the events that carrying it out gave.
+    """
+    if event.kind in _WITHOUT_VERSION:
+        return
+    found = [e.version for e in took_effect if e[:4] == event[:4]]
+    if found != [event.version]:
+        where = "the dense weights" if event.shard == ALL else f"shard {event.shard}"
+        raise ValueError(
+            f"event {seq} of the order, {Kind(event.kind).name.lower()} of rank {event.rank}, step"
+            f" {event.step}, found {where} at version {found[0] if found else 'none'}, but at"
+            f" {event.version} when it was recorded: the trace was changed, or is of other data"
+        )
 
 
 def refuse_cut_short(trace: Trace, updates: int) -> None:

@@ -6,8 +6,8 @@ Both executors call them, so what differs between modes is only the order of rea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,8 @@ from runtime.dense.optimizer import DenseGradients
 from runtime.dense.rules import (
     LossScale,
     draws_random_numbers,
+    generator_states,
+    have_moved,
     open_device,
     refuse_running_statistics,
     seeded_draws,
@@ -74,6 +76,8 @@ class Learner:
         self.scale = LossScale(config)
         self.row_gradient_seen = False
         """Whether any gradient has reached the rows so far."""
+        self.drew_unseeded = False
+        """Whether the model has drawn from torch's generator without saying that it does."""
         self._live_row_seen = False
         self._all_rows_looked_at = False
         self._draws = draws_random_numbers(self.model)
@@ -106,10 +110,9 @@ class Learner:
         if staged is None:
             rows = {name: np.zeros_like(values) for name, values in handle.values.items()}
             return Gradients(0.0, [None] * len(parameters), rows, True)
-        scale = self.scale.value
+        scale = self.scale.of(handle.step)
         with span(Stage.FORWARD):
-            draws = seeded_draws(self.config.seed, handle) if self._draws else nullcontext()
-            with draws:
+            with seeded_draws(self.config.seed, handle) if self._draws else self._watched_draws():
                 logits = self._logits(model, staged)
                 loss = self._loss(logits, staged.labels, samples)
         with span(Stage.BACKWARD):
@@ -129,7 +132,7 @@ class Learner:
         value = loss.item()
         finite = _all_finite(value, dense, rows)
         if finite:
-            self.scale.note_finite()
+            self.scale.note_finite(handle.step)
         return Gradients(value, dense, rows, finite)
 
     def refuse_or_skip(self, handle: Handle, gradients: Gradients) -> None:
@@ -137,7 +140,7 @@ class Learner:
 
         A finite loss whose scaled gradients overflow is float16's daily bread: the scale is halved.
         """
-        if math.isfinite(gradients.loss) and self.scale.halve():
+        if math.isfinite(gradients.loss) and self.scale.note_overflow(handle.step):
             return
         if self.config.nonfinite == "stop":
             raise NonFiniteError(
@@ -164,6 +167,17 @@ class Learner:
             self._all_rows_looked_at = True
             self._live_row_seen = any(bool(v.any()) for _, v, _ in store.export().values())
         return self._live_row_seen
+
+    @contextmanager
+    def _watched_draws(self) -> Iterator[None]:
+        """Notice a model that draws by functions, such as torch.nn.functional.dropout."""
+        if self.drew_unseeded:
+            yield
+            return
+        before = generator_states(self.device)
+        yield
+        if have_moved(before, self.device):
+            self.drew_unseeded = True
 
     def _send(self, handle: Handle) -> Staged:
         if not self._live_row_seen:

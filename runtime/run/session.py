@@ -22,7 +22,12 @@ from runtime.embedding.config import TableConfig
 from runtime.embedding.reference.store import EmbeddingStore
 from runtime.engines.threads import ConcurrentRun
 from runtime.order.executor import OrderedRun
-from runtime.order.replayable import refuse_cut_short, refuse_other_run, trace_meta
+from runtime.order.replayable import (
+    refuse_cut_short,
+    refuse_other_run,
+    trace_meta,
+    unseeded_draws,
+)
 from runtime.rank.feed import Feed
 from runtime.rank.parts import assemble
 from runtime.run.evaluate import Evaluation, HeldOut, evaluate
@@ -88,7 +93,7 @@ def train(
         if on_snapshot:
             on_snapshot(curve[-1])
 
-    meta = trace_meta(config, source)
+    meta = trace_meta(config, source, parts.store.tables)
     recorded = _recorded_order(config, meta)
     began = time.perf_counter()
     meter = parts.meter
@@ -110,8 +115,11 @@ def train(
         meta["tau"] = recorded.meta.get("tau")
     model = run.snapshot()
     final = evaluate(parts.learner, model, parts.store, held_out)
+    warnings = [*(curve[0].evaluation.warnings if curve else []), *final.warnings]
+    if parts.learner.drew_unseeded:
+        meta["not_replayable"] = unseeded_draws(config.model.name)
+        warnings.append(f"this run cannot be repeated: {meta['not_replayable']}")
     trace = parts.recorder.finish(**meta, updates=meter.updates)
-    first = curve[0].evaluation.warnings if curve else []
     return Outcome(
         final=final,
         curve=curve,
@@ -120,7 +128,7 @@ def train(
         store=parts.store,
         model=model,
         spans=parts.spans.spans,
-        warnings=list(dict.fromkeys([*first, *final.warnings])),
+        warnings=list(dict.fromkeys(warnings)),
         losses=meter.losses,
         figures={
             "samples": meter.samples,

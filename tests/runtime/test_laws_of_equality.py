@@ -14,6 +14,7 @@ from runtime.config import DataConfig, ModelConfig
 from runtime.embedding.config import RowOptimizer
 from runtime.embedding.features import Admission, Capacity
 from runtime.order.replayable import refuse_other_run, trace_meta
+from runtime.rank.parts import tables_of
 from tests.runtime.worlds import ArraySource, assert_same_bytes, config, difference, run
 
 SOURCE = ArraySource(300)
@@ -239,6 +240,10 @@ def test_replay_refuses_events_of_another_world(event):
         run(config(shards=2), SOURCE, order=[event])
 
 
+def _meta(chosen, tables=None):
+    return trace_meta(chosen, SOURCE, tables or tables_of(chosen, SOURCE.layout, {}))
+
+
 @pytest.mark.parametrize(
     ("change", "key"),
     [
@@ -258,7 +263,7 @@ def test_replay_refuses_events_of_another_world(event):
 )
 def test_a_real_trace_is_refused_for_any_setting_that_decides_a_byte(change, key):
     chosen = {"mode": Mode.HYBRID, "ranks": 2}
-    trace = Trace.of([], **trace_meta(config(**chosen), SOURCE))
-    refuse_other_run(trace, trace_meta(config(**chosen), SOURCE), "t.npz")
+    trace = Trace.of([], **_meta(config(**chosen)))
+    refuse_other_run(trace, _meta(config(**chosen)), "t.npz")
     with pytest.raises(ValueError, match=f"{key}: trace "):
-        refuse_other_run(trace, trace_meta(config(**{**chosen, **change}), SOURCE), "t.npz")
+        refuse_other_run(trace, _meta(config(**{**chosen, **change})), "t.npz")

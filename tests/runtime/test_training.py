@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from dataclasses import replace
@@ -13,6 +14,7 @@ import torch
 from persia_sim.words.vocabulary import Mode
 from runtime import stop
 from runtime.config import ModelConfig, TrainConfig
+from runtime.dense import rules
 from runtime.dense.averaging import AveragingRound
 from runtime.dense.rules import LossScale
 from runtime.embedding.config import RowOptimizer
@@ -64,9 +66,8 @@ def test_skipped_batches_are_left_out_of_rows_and_weights_alike(mode):
 
 def test_a_loss_scale_that_is_a_power_of_two_changes_no_byte(monkeypatch):
     class Scaled(LossScale):
-        def __init__(self, config):
-            super().__init__(config)
-            self.value = 1024.0
+        def of(self, step):
+            return 1024.0
 
     plain = run(config(), SOURCE)
     monkeypatch.setattr(learner, "LossScale", Scaled)
@@ -174,6 +175,63 @@ def test_float16_halves_its_scale_on_overflow_and_goes_on():
     assert world.learner.scale.value < 2.0**27
     assert all(np.isfinite(array).all() for array in world.state().values())
     assert world.meter.losses[-1] == pytest.approx(run(config(), SOURCE).meter.losses[-1], abs=0.1)
+
+
+def scales_by_step(monkeypatch, **changes) -> tuple[dict[int, set[float]], object]:
+    """The loss scale that each batch of a float16 run was given, by step."""
+    given: dict[int, set[float]] = {}
+
+    class Watched(LossScale):
+        def of(self, step):
+            found = super().of(step)
+            given.setdefault(step, set()).add(found)
+            return found
+
+    monkeypatch.setattr(learner, "LossScale", Watched)
+    world = run(config(precision="float16", loss_scale=2.0**27, **changes), SOURCE)
+    return given, world
+
+
+@pytest.mark.parametrize("executor", ["lag", "concurrent"])
+@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.HYBRID])
+def test_all_ranks_of_a_step_share_one_loss_scale_and_halve_it_once(monkeypatch, mode, executor):
+    given, world = scales_by_step(monkeypatch, ranks=8, mode=mode, executor=executor)
+    assert all(len(scales) == 1 for scales in given.values())
+    in_turn = [given[step].pop() for step in sorted(given)]
+    in_turn.append(world.learner.scale.value)
+    falls = [before / after for before, after in itertools.pairwise(in_turn)]
+    assert set(falls) == {1.0, 2.0}
+    lone, _ = scales_by_step(monkeypatch, ranks=1, mode=mode, executor=executor)
+    # An eighth of the sum overflows a little earlier or later than all of it: a halving, not six.
+    assert in_turn[-1] / min(lone[max(lone)]) in (0.5, 1.0, 2.0)
+    assert world.meter.batches_skipped > falls.count(2.0)
+
+
+def test_in_async_every_batch_is_an_update_of_the_loss_scale():
+    world = run(config(precision="float16", loss_scale=2.0**27, mode=Mode.ASYNC, ranks=4), SOURCE)
+    assert world.meter.batches_skipped > 0
+    assert world.learner.scale.value == 2.0 ** (27 - world.meter.batches_skipped)
+
+
+def test_a_calm_loss_scale_is_doubled_up_to_where_it_began(monkeypatch):
+    monkeypatch.setattr(rules, "_GROWTH_UPDATES", 3)
+    scale = LossScale(config(precision="float16", loss_scale=64.0, ranks=2))
+    seen = []
+    for step in range(12):
+        seen.append(scale.of(step))
+        for rank in range(2):
+            if step in (1, 2) or (step == 5 and rank == 1):
+                assert scale.note_overflow(step)
+            else:
+                scale.note_finite(step)
+    #                 0   1   2   3   4   5   6  7  8  9 10  11: doubled after three calm steps
+    assert seen == [64, 64, 32, 16, 16, 16, 8, 8, 8, 16, 16, 16]
+    assert scale.value == 32
+
+
+def test_a_loss_scale_of_one_is_not_to_blame_for_an_overflow():
+    assert not LossScale(config(precision="float16", loss_scale=1.0)).note_overflow(0)
+    assert not LossScale(config()).note_overflow(0)
 
 
 def test_a_timeline_has_every_stage_of_every_step():

@@ -1,0 +1,182 @@
+"""What a replay refuses: other tables, unseen draws, an order that leads elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from persia_sim.words.trace import Event, Kind, Trace
+from persia_sim.words.vocabulary import Mode
+from runtime.config import ModelConfig
+from runtime.order.replayable import refuse_other_run, trace_meta
+from runtime.rank.parts import tables_of
+from runtime.run.session import train
+from tests.runtime.worlds import ArraySource, assert_same_bytes, config, run
+
+SOURCE = ArraySource(300)
+
+
+def replay_of(chosen, path):
+    return replace(chosen, executor="replay", trace=path)
+
+
+class TwoTables(ArraySource):
+    """The second field has a table of its own."""
+
+    @property
+    def layout(self):
+        first, second, third = super().layout.fields
+        return replace(super().layout, fields=(first, replace(second, table="items"), third))
+
+
+def test_replay_refuses_a_trace_of_tables_that_were_configured_in_python(tmp_path):
+    source, chosen = TwoTables(100), config(mode=Mode.HYBRID, tau=1)
+    wide = {"items": replace(chosen.rows, dim=6)}
+    recorded = train(chosen, source, tables=wide)
+    recorded.trace.save(tmp_path / "t.npz")
+    again = train(replay_of(chosen, tmp_path / "t.npz"), source, tables=wide)
+    assert again.losses == recorded.losses
+    with pytest.raises(ValueError, match=r"rows\.items: trace .*dim=6.*, this run .*dim=4"):
+        train(replay_of(chosen, tmp_path / "t.npz"), source)
+    other = {"items": replace(wide["items"], optimizer=replace(chosen.rows.optimizer, lr=0.2))}
+    with pytest.raises(ValueError, match=r"rows\.items: trace .*lr=0\.1.*, this run .*lr=0\.2"):
+        train(replay_of(chosen, tmp_path / "t.npz"), source, tables=other)
+
+
+class Functional(torch.nn.Module):
+    """Dropout by a function: no module tells of it."""
+
+    first_step = 0
+
+    def __init__(self, shape, hidden):
+        super().__init__()
+        self.linear, self.forwards = torch.nn.Linear(shape.width, 2), 0
+
+    def forward(self, dense, embeddings):
+        inputs = torch.cat([embeddings.pooled, dense], 1)
+        if self.training:
+            self.forwards += 1
+            if self.forwards > self.first_step:
+                inputs = torch.nn.functional.dropout(inputs, 0.5)
+        return self.linear(inputs)
+
+
+class Late(Functional):
+    """Draws from its fifth batch on."""
+
+    first_step = 5
+
+
+class Declared(Functional):
+    draws_random_numbers = True
+
+
+def named(model):
+    return ModelConfig(name=f"tests.runtime.test_replay:{model}")
+
+
+@pytest.mark.parametrize("executor", ["lag", "concurrent"])
+@pytest.mark.parametrize("model", ["Functional", "Late"])
+def test_a_model_that_draws_by_functions_is_noticed_and_its_trace_refused(
+    model, executor, tmp_path
+):
+    chosen = config(model=named(model), ranks=2, executor=executor)
+    outcome = train(chosen, SOURCE)
+    assert any("draws_random_numbers = True" in w for w in outcome.warnings)
+    outcome.trace.save(tmp_path / "t.npz")
+    with pytest.raises(ValueError, match="cannot be replayed: model .*draws_random_numbers = True"):
+        train(replay_of(chosen, tmp_path / "t.npz"), SOURCE)
+
+
+def test_a_model_that_says_that_it_draws_is_seeded_and_replayed(tmp_path):
+    chosen = config(model=named("Declared"), ranks=2, executor="concurrent", mode=Mode.HYBRID)
+    torch.manual_seed(1)
+    recorded = train(chosen, SOURCE)
+    assert not any("cannot be repeated" in w for w in recorded.warnings)
+    recorded.trace.save(tmp_path / "t.npz")
+    torch.manual_seed(2)
+    again = train(replay_of(chosen, tmp_path / "t.npz"), SOURCE)
+    assert again.losses == recorded.losses
+    assert again.final.predictions.tobytes() == recorded.final.predictions.tobytes()
+    undropped = train(replace(chosen, model=ModelConfig()), SOURCE)
+    assert undropped.losses != recorded.losses
+
+
+def test_a_model_without_draws_is_left_in_peace():
+    state = torch.random.default_generator.get_state()
+    outcome = train(config(ranks=2), SOURCE)
+    assert outcome.warnings == []
+    assert "not_replayable" not in outcome.trace.meta
+    assert torch.equal(torch.random.default_generator.get_state(), state)
+
+
+CHOSEN = config(mode=Mode.HYBRID, tau=1, ranks=2, shards=2, merge_pushes=False)
+
+
+def test_a_recorded_order_finds_the_versions_that_it_names():
+    recorded = run(CHOSEN, SOURCE)
+    assert (recorded.trace.events[:, 4] >= 0).all()
+    assert_same_bytes(recorded, run(CHOSEN, SOURCE, order=recorded.trace))
+
+
+@pytest.mark.parametrize(
+    "kind", [Kind.LOOKUP, Kind.PUSH, Kind.DENSE_UPDATE], ids=lambda kind: kind.name
+)
+def test_replay_names_the_first_event_that_finds_another_version(kind):
+    events = list(run(CHOSEN, SOURCE).trace)
+    seq = [k for k, e in enumerate(events) if e.kind == kind][5]
+    changed = events[seq]._replace(version=events[seq].version + 7)
+    where = "the dense weights" if kind is Kind.DENSE_UPDATE else f"shard {changed.shard}"
+    words = (
+        f"event {seq} of the order, {kind.name.lower()} of rank {changed.rank},"
+        f" step {changed.step}, found {where} at version {events[seq].version},"
+        f" but at {changed.version} when it was recorded"
+    )
+    with pytest.raises(ValueError, match=words):
+        run(CHOSEN, SOURCE, order=[*events[:seq], changed, *events[seq + 1 :]])
+
+
+def test_replay_notices_a_lookup_that_was_moved_before_a_push():
+    events = list(run(CHOSEN, SOURCE).trace)
+    read = next(k for k, e in enumerate(events) if e.kind == Kind.LOOKUP and e.step == 5)
+    write = max(
+        k for k, e in enumerate(events[:read])
+        if e.kind == Kind.PUSH and e.shard == events[read].shard
+    )  # fmt: skip
+    moved = [*events[:write], events[read], *events[write:read], *events[read + 1 :]]
+    with pytest.raises(ValueError, match=f"event {write} of the order, lookup of rank 0, step 5"):
+        run(CHOSEN, SOURCE, order=moved)
+
+
+def test_replay_notices_a_push_to_a_shard_that_the_batch_does_not_touch():
+    lone = config(steps=2)
+    events = list(run(lone, SOURCE).trace)
+    last = events[-1]
+    assert last.kind == Kind.PUSH
+    twice = [*events, last._replace(version=last.version + 1)]
+    with pytest.raises(ValueError, match="at version none, but at 2 when it was recorded"):
+        run(lone, SOURCE, order=twice)
+
+
+@pytest.mark.parametrize("change", [{}, {"precision": "float16"}], ids=["float32", "float16"])
+def test_a_run_of_the_barrier_modes_is_replayed_from_its_file(change, tmp_path):
+    """float16, too: its loss scale is decided once a step, whoever is first."""
+    hybrid = {"mode": Mode.HYBRID, "tau": 2, "ranks": 4}
+    scale = {"loss_scale": 2.0**27} if change else {}
+    chosen = config(executor="concurrent", **hybrid, **change, **scale)
+    recorded = train(chosen, SOURCE)
+    recorded.trace.save(tmp_path / "t.npz")
+    again = train(replay_of(chosen, tmp_path / "t.npz"), SOURCE)
+    assert again.final.predictions.tobytes() == recorded.final.predictions.tobytes()
+    assert again.figures["loss_scale"] == recorded.figures["loss_scale"]
+    if change:
+        assert recorded.figures["batches_skipped"] > 0
+
+
+def test_float16_in_async_is_not_replayed():
+    chosen = config(mode=Mode.ASYNC, precision="float16")
+    meta = trace_meta(chosen, SOURCE, tables_of(chosen, SOURCE.layout, {}))
+    with pytest.raises(ValueError, match="in mode async float16 scales its loss by timing"):
+        refuse_other_run(Trace.of([Event(0, 0, 0)], **meta), meta, "t.npz")
