@@ -62,7 +62,7 @@ def seeded_draws(seed: int, handle: Handle) -> Iterator[None]:
 
 def generator_states(device: torch.device) -> list[Tensor]:
     """Where torch's generators stand from which a model on this device may draw."""
-    states: list[Tensor] = [torch.random.default_generator.get_state()]
+    states: list[Tensor] = [torch.random.get_rng_state()]
     if device.type == "cuda":
         states.append(torch.cuda.get_rng_state(device))
     return states

@@ -111,10 +111,11 @@ class Learner:
             rows = {name: np.zeros_like(values) for name, values in handle.values.items()}
             return Gradients(0.0, [None] * len(parameters), rows, True)
         scale = self.scale.of(handle.step)
-        with span(Stage.FORWARD):
-            with seeded_draws(self.config.seed, handle) if self._draws else self._watched_draws():
-                logits = self._logits(model, staged)
-                loss = self._loss(logits, staged.labels, samples)
+        known = self._draws
+        draws = seeded_draws(self.config.seed, handle) if known else self._watched_draws()
+        with span(Stage.FORWARD), draws:
+            logits = self._logits(model, staged)
+            loss = self._loss(logits, staged.labels, samples)
         with span(Stage.BACKWARD):
             (loss * scale if scale != 1.0 else loss).backward()  # type: ignore[no-untyped-call]
         dense = [p.grad for p in parameters]

@@ -86,7 +86,7 @@ def test_a_model_that_draws_by_functions_is_noticed_and_its_trace_refused(
     outcome = train(chosen, SOURCE)
     assert any("draws_random_numbers = True" in w for w in outcome.warnings)
     outcome.trace.save(tmp_path / "t.npz")
-    with pytest.raises(ValueError, match="cannot be replayed: model .*draws_random_numbers = True"):
+    with pytest.raises(ValueError, match="cannot be replayed: model tests"):
         train(replay_of(chosen, tmp_path / "t.npz"), SOURCE)
 
 
@@ -105,11 +105,11 @@ def test_a_model_that_says_that_it_draws_is_seeded_and_replayed(tmp_path):
 
 
 def test_a_model_without_draws_is_left_in_peace():
-    state = torch.random.default_generator.get_state()
+    state = torch.random.get_rng_state()
     outcome = train(config(ranks=2), SOURCE)
     assert outcome.warnings == []
     assert "not_replayable" not in outcome.trace.meta
-    assert torch.equal(torch.random.default_generator.get_state(), state)
+    assert torch.equal(torch.random.get_rng_state(), state)
 
 
 CHOSEN = config(mode=Mode.HYBRID, tau=1, ranks=2, shards=2, merge_pushes=False)
