@@ -54,7 +54,7 @@ def adult() -> Schema:
     return Schema(
         name="adult",
         columns=(*plain, *_buckets("capital_gain", "capital_loss")),
-        split=Split(column="part", test_from="test"),
+        split=Split(column="part", test_equals="test"),
     )
 
 
@@ -80,7 +80,7 @@ def census_income_kdd() -> Schema:
     return Schema(
         name="census-income-kdd",
         columns=(*plain, *_buckets(*money)),
-        split=Split(column="part", test_from="test"),
+        split=Split(column="part", test_equals="test"),
     )
 
 

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from runtime.data.arrow_arrays import ArrowArray, distinct, is_list, is_text, plain, to_numpy
+from runtime.data.column import LARGEST_FEATURE, Column
 from runtime.data.ids import hash_integers, hash_text, hash_texts, join_hashes
-from runtime.data.schema import Column
+from runtime.data.numerals import numbers_of, whole_numbers_of
 
-ArrowArray = Any
-"""A pyarrow.Array."""
 MISSING = np.uint64(hash_text(""))
 """The value hash of "no value": that of the empty text."""
-LARGEST_FEATURE = float(np.finfo(np.float32).max)
-"""Dense features are float32."""
+_NO_NUL = "a text must hold no NUL byte; is the file binary, or UTF-16?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,39 +56,6 @@ def zero_or_one(array: ArrowArray, missing: Collection[str]) -> Values:
     return Values(numbers, None, bad, "a label must be 0 or 1")
 
 
-def numbers_of(
-    array: ArrowArray, missing: Collection[str]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A column's numbers (float64 [B]), and where there is none and where it is no number (bool).
-
-    An absent value, a NaN and a text of ``missing`` all count as none.
-    """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.types as kinds
-
-    array = _plain(array)
-    if not _is_text(array.type):
-        plain = kinds.is_primitive(array.type) or kinds.is_decimal(array.type)
-        # A time is a number of what? Whoever means one must say so: store it as an integer.
-        if kinds.is_temporal(array.type) or not (plain or kinds.is_null(array.type)):
-            return np.zeros(len(array)), np.zeros(len(array), bool), np.ones(len(array), bool)
-        numbers = _numpy(pc.fill_null(array.cast(pa.float64(), safe=False), np.nan))
-        return numbers, np.isnan(numbers), np.zeros(len(array), bool)
-    distinct, which = _distinct(array)
-    parsed = np.full(len(distinct) + 1, np.nan)
-    bad = np.zeros(len(distinct) + 1, bool)
-    for place, text in enumerate(distinct):
-        if text in missing:
-            continue
-        try:
-            parsed[place] = float(text)
-        except ValueError:
-            bad[place] = True
-    numbers = parsed[which]
-    return numbers, np.isnan(numbers) & ~bad[which], bad[which]
-
-
 def _numeric(column: Column, array: ArrowArray, missing: Collection[str]) -> Values:
     numbers, absent, bad = numbers_of(array, missing)
     rule = "a numeric column needs a finite number that float32 can hold"
@@ -110,53 +75,66 @@ def _bucket(column: Column, array: ArrowArray, missing: Collection[str]) -> Valu
     numbers, absent, bad = numbers_of(array, missing)
     bad |= np.isinf(numbers)
     finite = np.where(absent | bad, 0.0, numbers)
+    assert column.buckets_per_e is not None  # filled in by the column's own check
     steps = np.sign(finite) * np.floor(column.buckets_per_e * np.log1p(np.abs(finite)))
     hashes = np.where(absent, MISSING, hash_integers(steps))
-    return Values(hashes, None, bad, "a bucket column needs a number")
+    return Values(hashes, None, bad, "a bucket column needs a finite number")
 
 
 def _categorical(
     column: Column, array: ArrowArray, other: ArrowArray | None, missing: Collection[str]
 ) -> Values:
     if column.max_id is None and column.modulo is None:
-        hashes, bad, rule = _hashes(array, missing), np.zeros(len(array), bool), ""
+        hashes, bad = _hashes(array, missing), _holds_nul(array)
+        rule = _NO_NUL
     else:
-        numbers, absent, bad = numbers_of(array, missing)
-        bad |= ~absent & (numbers != np.floor(numbers))
+        whole, absent, bad = whole_numbers_of(array, missing)
         rule = "the value must be a whole number"
         if column.max_id is not None:
-            bad |= ~absent & ((numbers < 0) | (numbers > column.max_id))
+            bad |= ~absent & ((whole < 0) | (whole > column.max_id)).astype(bool)
             rule += f" from 0 to {column.max_id}"
-        whole = np.where(absent | bad, 0.0, numbers).astype(np.int64)
+        whole = np.where(absent | bad, 0, whole)
         if column.modulo is not None:
-            whole %= column.modulo
-        hashes = np.where(absent, MISSING, hash_integers(whole))
+            whole = whole % column.modulo
+        # Whatever was wider than 64 bits is not, below max_id or as a remainder.
+        hashes = np.where(absent, MISSING, hash_integers(whole.astype(np.int64)))
     if other is not None:
         hashes = join_hashes(hashes, _hashes(other, missing))
+        bad = bad | _holds_nul(other)
     return Values(hashes, None, bad, rule)
 
 
 def _bags(column: Column, array: ArrowArray, missing: Collection[str]) -> Values:
     import pyarrow.compute as pc
 
-    array = _plain(array)
-    none_bad = np.zeros(len(array), bool)
-    if _is_text(array.type):
+    array = plain(array)
+    bad = _holds_nul(array)
+    if is_text(array.type):
         array = pc.split_pattern(array, column.separator)
-    elif not _is_list(array.type):
+    elif not is_list(array.type):
         return _bad_everywhere(array, "a multi or sequence column needs a list, or text")
     inner = array.flatten()
-    hashes = _hashes(pc.utf8_trim_whitespace(inner) if _is_text(inner.type) else inner, missing)
-    lengths = _numpy(pc.fill_null(pc.list_value_length(array), 0)).astype(np.int64)
+    hashes = _hashes(pc.utf8_trim_whitespace(inner) if is_text(inner.type) else inner, missing)
+    lengths = to_numpy(pc.fill_null(pc.list_value_length(array), 0)).astype(np.int64)
     # A row without ids holds the one id "missing": no bag is empty, every pooling is defined.
     starts = np.cumsum(lengths) - lengths
     hashes = np.insert(hashes, starts[lengths == 0], MISSING)
     lengths = np.maximum(lengths, 1)
-    if column.kind == "sequence" and lengths.max(initial=0) > column.max_length:
-        kept = np.minimum(lengths, column.max_length)
-        place = np.arange(len(hashes)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        hashes, lengths = hashes[place < column.max_length], kept
-    return Values(hashes, lengths, none_bad, "")
+    most = column.max_length
+    if most is not None and lengths.max(initial=0) > most:
+        left = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(hashes))  # 1 for the last id
+        hashes, lengths = hashes[left <= most], np.minimum(lengths, most)
+    return Values(hashes, lengths, bad, _NO_NUL)
+
+
+def _holds_nul(array: ArrowArray) -> np.ndarray:
+    """bool [B], where a text holds a NUL byte: a sign of a binary file, never of an id."""
+    import pyarrow.compute as pc
+
+    array = plain(array)
+    if not is_text(array.type):
+        return np.zeros(len(array), bool)
+    return to_numpy(pc.fill_null(pc.match_substring(array, "\0"), False))
 
 
 def _bad_everywhere(array: ArrowArray, rule: str) -> Values:
@@ -170,51 +148,19 @@ def _hashes(array: ArrowArray, missing: Collection[str]) -> np.ndarray:
     import pyarrow.compute as pc
     import pyarrow.types as kinds
 
-    array = _plain(array)
+    array = plain(array)
     if kinds.is_integer(array.type) and array.type != pa.uint64():
-        hashes = hash_integers(_numpy(pc.fill_null(array, 0)))
-        return np.where(_numpy(array.is_null()), MISSING, hashes) if array.null_count else hashes
+        hashes = hash_integers(to_numpy(pc.fill_null(array, 0)))
+        return np.where(to_numpy(array.is_null()), MISSING, hashes) if array.null_count else hashes
     if kinds.is_floating(array.type):
-        texts = [repr(x) for x in _numpy(pc.fill_null(array, np.nan)).astype(float).tolist()]
+        numbers = to_numpy(pc.fill_null(array, np.nan)).astype(float) + 0.0  # -0.0 is 0
+        texts = [repr(x) for x in numbers.tolist()]
         array = pa.array([None if text == "nan" else text for text in texts], pa.string())
-    elif not _is_text(array.type):
+    elif not is_text(array.type):
         array = array.cast(pa.string())
-    distinct, which = _distinct(array)
-    table = np.append(hash_texts(distinct), MISSING)
-    for place, text in enumerate(distinct):
+    texts, which = distinct(array)
+    table = np.append(hash_texts(texts), MISSING)
+    for place, text in enumerate(texts):
         if text in missing:
             table[place] = MISSING
     return np.take(table, which)
-
-
-def _distinct(array: ArrowArray) -> tuple[list[str], np.ndarray]:
-    """The distinct texts and, for every row, which one it has (one past the last: none)."""
-    import pyarrow.compute as pc
-
-    coded = array.dictionary_encode()
-    distinct = coded.dictionary.to_pylist()
-    return distinct, _numpy(pc.fill_null(coded.indices, len(distinct)))
-
-
-def _plain(array: ArrowArray) -> ArrowArray:
-    """The array without dictionary coding."""
-    import pyarrow.types as kinds
-
-    return array.dictionary_decode() if kinds.is_dictionary(array.type) else array
-
-
-def _is_text(kind: Any) -> bool:
-    import pyarrow.types as kinds
-
-    return bool(kinds.is_string(kind) or kinds.is_large_string(kind))
-
-
-def _is_list(kind: Any) -> bool:
-    import pyarrow.types as kinds
-
-    return bool(kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind))
-
-
-def _numpy(array: ArrowArray) -> np.ndarray:
-    values: np.ndarray = array.to_numpy(zero_copy_only=False)
-    return values

@@ -11,17 +11,33 @@ from pathlib import Path
 import numpy as np
 
 from runtime.data.batch import Batch, Layout
+from runtime.data.census import Census, take_census
 from runtime.data.convert import Values, column_values, zero_or_one
 from runtime.data.errors import DataError
 from runtime.data.ids import tag
 from runtime.data.interleave import interleave
 from runtime.data.joined import open_table
 from runtime.data.parts import CODES, UNPLACED, Placer, Totals
+from runtime.data.regular import regular_file
 from runtime.data.schema import Schema
 from runtime.data.source import Part, Provenance
 from runtime.data.table import Rows
 
-UNPLACED_NAME = "unplaced"
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What a stream of one part has left out so far."""
+
+    skipped: int
+    outside: int
+    """Broken lines, and rows without a usable split value: of no part."""
+    row: int | None
+    """The last row of the file that was read; None: all of them."""
+
+    @property
+    def how_far(self) -> str:
+        """How much of the file that is."""
+        return "whole file read" if self.row is None else f"file read up to row {self.row:,}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,8 +51,9 @@ class FileSource:
     """At most this many rows of the training part, the first good ones; None: all."""
     skip_bad_rows: bool = False
     """Count bad rows and leave them out; else the first one is an error."""
-    _skipped: dict[str, int] = field(default_factory=dict)
+    _read: dict[Part, _Read] = field(default_factory=dict)
     _totals: Totals | None = None
+    _census: Census | None = None
 
     def __post_init__(self) -> None:
         if self.rows is not None and self.rows < 1:
@@ -54,6 +71,7 @@ class FileSource:
 
     def chunks(self, part: Part) -> Iterator[Batch]:
         """The samples of one part in the file's own order."""
+        self.census()
         table = open_table(self.schema, self.folder, skip_bad_rows=self.skip_bad_rows)
         placer = Placer(self.schema.split, self._count(), self.schema.missing)
         skipped = unplaced = given = 0
@@ -62,41 +80,70 @@ class FileSource:
             codes = placer.place(rows)
             lost = np.flatnonzero(codes == UNPLACED)
             if len(lost):
-                rule = f"the split compares this column with {self.schema.split.test_from!r}"
                 unplaced += len(lost)
-                self._refuse(rows, int(lost[0]), str(self.schema.split.column), rule)
+                self._refuse(
+                    rows, int(lost[0]), str(self.schema.split.column), self.schema.split.rule
+                )
             mine = np.flatnonzero(codes == CODES[part])
-            if not len(mine):
+            batch = None
+            if len(mine):
+                batch = self._convert(Rows(rows.table.take(mine), rows.numbers[mine]))
+                skipped += len(mine) - batch.size
+            self._note(part, skipped, unplaced + table.rows_skipped, int(rows.numbers[-1]))
+            if batch is None or not batch.size:
                 continue
-            batch = self._convert(Rows(rows.table.take(mine), rows.numbers[mine]))
-            skipped += len(mine) - batch.size
             if limit is not None and given + batch.size > limit:
                 batch = batch.rows(0, limit - given)
             given += batch.size
-            if batch.size:
-                yield batch
+            yield batch
             if given == limit:
-                break
-        if not given and part != "validation" and self.schema.split.test_fraction != 0.0:
+                return
+        self._note(part, skipped, unplaced + table.rows_skipped)
+        if not given and part != "validation":
             raise DataError(
                 f"{self.path}: the {part} part is empty ({skipped} bad rows skipped)\n"
                 f"  the split is: {self.schema.split}; correct it, or the rows"
             )
-        self._skipped[part] = skipped
-        self._skipped[UNPLACED_NAME] = unplaced + table.rows_skipped
 
     def provenance(self) -> Provenance:
-        """Name, checksum and split; bad rows of the parts that were streamed to their end."""
+        """Name, checksum and split; bad rows of what was streamed so far."""
+        census = self.census()
         files = [self.path, *(self.folder / join.file for join in self.schema.joins)]
-        sums = [_sha256(path, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+        stats = [(path, regular_file(path)) for path in files]
+        sums = [_sha256(path, found.st_size, found.st_mtime_ns) for path, found in stats]
         joined = hashlib.sha256("".join(sums).encode()).hexdigest()
         words = str(self.schema.split)
+        outside = max((read.outside for read in self._read.values()), default=0)
+        inside = {part: read.skipped for part, read in self._read.items() if read.skipped}
+        where = [f"{n:,} of {p} ({self._read[p].how_far})" for p, n in inside.items()]
+        where += [f"{outside:,} of no part"] if outside else []
         return Provenance(
             name=self.schema.name,
             sha256=sums[0] if len(sums) == 1 else joined,
             split=words if self.rows is None else f"{words}; of train the first {self.rows} rows",
-            rows_skipped=sum(self._skipped.values()),
+            train_rows=census.rows("train"),
+            test_rows=census.rows("test"),
+            rows_skipped=sum(inside.values()) + outside,
+            skipped_where=", ".join(where),
         )
+
+    def census(self) -> Census:
+        """Rows of each part by label, counted once; DataError where a part cannot be used."""
+        if self._census is None:
+            table = open_table(self.schema, self.folder, skip_bad_rows=self.skip_bad_rows)
+            placer = Placer(self.schema.split, self._count(), self.schema.missing)
+            found = take_census(self.schema, table, placer, self.rows)
+            if self.skip_bad_rows or not found.bad_rows:  # else the stream says which row is bad
+                found.check(str(self.path), str(self.schema.split))
+                self._census = found
+            return found
+        return self._census
+
+    def _note(self, part: Part, skipped: int, outside: int, row: int | None = None) -> None:
+        """Keep what the longest stream of a part has left out; a shorter one adds nothing."""
+        before = self._read.get(part)
+        if before is None or row is None or (before.row is not None and row > before.row):
+            self._read[part] = _Read(skipped, outside, row)
 
     def _count(self) -> Totals:
         """Count what the split needs, once; most splits need nothing."""

@@ -34,14 +34,27 @@ class JoinedTable:
 
         main_names = self.main.column_names()
         from_main = [n for n in names if n in main_names]
-        loaded = [_Side(join, side, names, main_names) for join, side in self.sides]
-        present = set(main_names).union(*(side.names for side in loaded))
+        offers = [(j, s, [n for n in s.column_names() if n != j.right]) for j, s in self.sides]
+        present = set(main_names).union(*(offered for _, _, offered in offers))
+        for name in names:
+            holders = [s.path.name for _, s, offered in offers if name in offered]
+            holders += [self.main.path.name] if name in main_names else []
+            if len(holders) > 1:
+                raise DataError(
+                    f"column {name!r} stands in {' and in '.join(sorted(holders))}: which one is"
+                    " meant? Give them different names"
+                )
         for name in names:
             if name not in present:
                 raise DataError(
                     f"neither {self.main.path} nor its joined tables have a column {name!r}; "
                     f"{nearest(name, present)}"
                 )
+        loaded = [
+            _Side(join, side, wanted)
+            for join, side, offered in offers
+            if (wanted := [n for n in offered if n in names])
+        ]
         keys = [side.join.left for side in loaded]
         for rows in self.main.stream(tuple(dict.fromkeys(from_main + keys))):
             columns = {name: rows.table.column(name) for name in from_main}
@@ -53,15 +66,11 @@ class JoinedTable:
 class _Side:
     """One small table in memory."""
 
-    def __init__(
-        self, join: Join, table: TableFile, names: Sequence[str], main_names: Sequence[str]
-    ) -> None:
+    def __init__(self, join: Join, table: TableFile, wanted: list[str]) -> None:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        self.join = join
-        self.names = [n for n in table.column_names() if n != join.right and n not in main_names]
-        self._wanted = [n for n in self.names if n in names]
+        self.join, self._wanted = join, wanted
         batches = [rows.table for rows in table.stream([join.right, *self._wanted])]
         self._table: Any = pa.Table.from_batches(batches).combine_chunks()
         self._keys = self._table.column(join.right).combine_chunks().cast(pa.string())
@@ -84,16 +93,17 @@ class _Side:
 
 def open_table(schema: Schema, folder: Path, *, skip_bad_rows: bool) -> TableFile | JoinedTable:
     """The files of a schema, ready to stream."""
+    delimiter = schema.delimiter or ","
     main = TableFile(
         path=folder / schema.file,
-        delimiter=schema.delimiter,
+        delimiter=delimiter,
         header=schema.header,
         skip_bad_rows=skip_bad_rows,
     )
     if not schema.joins:
         return main
     sides = (
-        TableFile(path=folder / j.file, delimiter=schema.delimiter, skip_bad_rows=skip_bad_rows)
+        TableFile(path=folder / j.file, delimiter=delimiter, skip_bad_rows=skip_bad_rows)
         for j in schema.joins
     )
     return JoinedTable(main=main, sides=tuple(zip(schema.joins, sides, strict=True)))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from runtime.data.convert import numbers_of
-from runtime.data.schema import Split
+from runtime.data.arrow_arrays import distinct, plain
+from runtime.data.ordering import Threshold, at_least
 from runtime.data.source import Part
+from runtime.data.split import Split
 from runtime.data.table import Rows
 
 CODES: dict[Part, int] = {"train": 0, "validation": 1, "test": 2}
@@ -37,6 +38,10 @@ class Placer:
     _train_seen: int = 0
     _generator: np.random.Generator | None = None
     _drawn: int = 0
+    _threshold: Threshold | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._threshold = self.split.threshold
 
     def place(self, rows: Rows) -> np.ndarray:
         """int64 [B] codes of the rows' parts."""
@@ -55,14 +60,15 @@ class Placer:
         """bool [B], whether each row tests; bool [B], whether its split column is unusable."""
         split = self.split
         none_unusable = np.zeros(len(rows.numbers), bool)
-        if split.column is not None and split.test_from is not None:
+        if split.column is not None:
             array = rows.table.column(split.column)
-            if isinstance(split.test_from, str):
-                texts = array.to_pylist()
-                unusable = [t is None or t in self.missing for t in texts]
-                return np.array([t == split.test_from for t in texts]), np.array(unusable)
-            numbers, absent, bad = numbers_of(array, self.missing)
-            return numbers >= split.test_from, absent | bad
+            threshold = self._threshold
+            if threshold is not None:
+                return at_least(array, threshold, self.missing)
+            texts, which = distinct(plain(array))
+            unusable = [text in self.missing for text in map(str, texts)]
+            equal = [str(text) == split.test_equals for text in texts]
+            return np.array([*equal, False])[which], np.array([*unusable, True])[which]
         assert split.test_fraction is not None  # the split's own check
         if split.random_seed is None:
             last = round(self.totals.rows * (1 - split.test_fraction))

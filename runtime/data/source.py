@@ -23,8 +23,24 @@ class Provenance:
     """Of the data's bytes (files), or of the generator's settings (synthetic)."""
     split: str
     """The split in words; part of the checksum's meaning."""
+    train_rows: int | None = None
+    """Rows of the training part; None where it has no end."""
+    test_rows: int | None = None
+    """Rows of the test part."""
     rows_skipped: int = 0
-    """Bad rows that were counted and left out because the user asked for it."""
+    """Bad rows that were counted and left out because the user asked for it, in what was read."""
+    skipped_where: str = ""
+    """How many of them lay where, and how far the file was read; empty when there were none."""
+
+    def __str__(self) -> str:
+        """One line: the name, the split, and what it comes to.
+
+        >>> print(Provenance(name="mine", sha256="", split="test day >= 5", test_rows=1200))
+        mine: test day >= 5; test 1,200 rows
+        """
+        counts = {"train": self.train_rows, "test": self.test_rows}
+        sizes = [f"{part} {rows:,} rows" for part, rows in counts.items() if rows is not None]
+        return f"{self.name}: {self.split}" + ("; " if sizes else "") + ", ".join(sizes)
 
 
 class Source(Protocol):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 
 from runtime.data.errors import DataError, nearest
+from runtime.data.regular import regular_file
 
 ROWS_PER_BATCH = 65_536
 """Rows of one parquet record batch: some 10 MB of ids for 40 columns."""
 CSV_BLOCK_BYTES = 4 << 20
 """Bytes of one CSV block; no line may be longer."""
 _HEADER_BYTES = 1 << 20
+_SNIFFED = 4096
 
 # pyarrow has no type hints and takes 0.1 s to import: it is imported where a file is opened, and
 # its objects are Any here.
@@ -44,14 +46,13 @@ class TableFile:
     """Column names of a text file without a header line."""
     skip_bad_rows: bool = False
     """Leave out lines with a wrong number of columns and count them; else they are an error."""
-    rows_skipped: int = 0
-    """Lines that the last stream left out."""
     _broken: list[int] = field(default_factory=list)
+    _last: int = 0
 
     @property
     def is_parquet(self) -> bool:
         """Whether the name says parquet."""
-        return self.path.suffix in (".parquet", ".pq")
+        return is_parquet(self.path.name)
 
     def column_names(self) -> tuple[str, ...]:
         """Names of all columns of the file."""
@@ -59,10 +60,20 @@ class TableFile:
             return tuple(self._open_parquet().schema_arrow.names)
         return self._text_names()
 
+    @property
+    def rows_skipped(self) -> int:
+        """Lines that the last stream has left out so far."""
+        return sum(number < self._last for number in self._broken)
+
     def check_columns(self, names: Sequence[str]) -> None:
         """Raise when the file lacks one of the columns."""
         present = self.column_names()
         for name in names:
+            if present.count(name) > 1:
+                raise DataError(
+                    f"{self.path} has {present.count(name)} columns {name!r}: which one is meant?"
+                    " Give them different names"
+                )
             if name not in present:
                 raise DataError(
                     f"{self.path} has no column {name!r}; {nearest(name, present)}\n"
@@ -71,7 +82,8 @@ class TableFile:
 
     def stream(self, names: Sequence[str]) -> Iterator[Rows]:
         """The named columns of all rows, in the file's order; text files give strings."""
-        self.rows_skipped = 0
+        self._broken = []
+        self._last = 0
         self.check_columns(names)
         return self._stream_parquet(names) if self.is_parquet else self._stream_text(names)
 
@@ -120,21 +132,17 @@ class TableFile:
         _check_not_empty(self.path)
         try:
             with pa.input_stream(str(self.path)) as stream:
-                head = stream.read(_HEADER_BYTES).decode("utf-8-sig", errors="replace")
+                head = stream.read(_HEADER_BYTES)
         except (pa.ArrowException, OSError) as error:
             raise _broken_file(self.path, error) from error
-        line = next(csv.reader(io.StringIO(head), delimiter=self.delimiter), [])
-        if not line:
-            raise _no_rows(self.path)
-        return tuple(line)
+        return header_names(head, self.delimiter, self.path)
 
     def _stream_text(self, names: Sequence[str]) -> Iterator[Rows]:
         import pyarrow as pa
         from pyarrow import csv as arrow_csv
 
-        _check_not_empty(self.path)
         all_names = self.column_names()
-        self._broken = []
+        _check_not_empty(self.path)
         lines_before = 0 if self.header is not None else 1
         first = 1
 
@@ -152,7 +160,9 @@ class TableFile:
                     skip_rows=lines_before,
                 ),
                 parse_options=arrow_csv.ParseOptions(
-                    delimiter=self.delimiter, invalid_row_handler=on_broken
+                    delimiter=self.delimiter,
+                    invalid_row_handler=on_broken,
+                    newlines_in_values=True,  # or a line end in quotes breaks at a block's border
                 ),
                 convert_options=arrow_csv.ConvertOptions(
                     column_types={name: pa.string() for name in names},
@@ -164,10 +174,11 @@ class TableFile:
                 if batch.num_rows:
                     numbers = self._numbers(first, batch.num_rows)
                     first = int(numbers[-1]) + 1
+                    self._last = first
                     yield Rows(batch, numbers)
         except (pa.ArrowException, OSError) as error:
             raise self._text_error(error, first) from error
-        self.rows_skipped = len(self._broken)
+        self._last = 2**62  # all of them
         if first == 1:
             raise _no_rows(self.path)
 
@@ -180,6 +191,11 @@ class TableFile:
     def _text_error(self, error: Exception, first: int) -> DataError:
         if "Empty CSV" in str(error):
             return _no_rows(self.path)
+        if "straddling" in str(error):
+            return DataError(
+                f"{self.path}, after row {first - 1}: a line is longer than {CSV_BLOCK_BYTES:,}"
+                " bytes; is a quote left open?"
+            )
         if not self._broken:
             return _broken_file(self.path, error, f"after row {first - 1}")
         reason = str(error).splitlines()[0].rpartition("Row #")[2].partition(": ")[2]
@@ -190,10 +206,46 @@ class TableFile:
         )
 
 
+def is_parquet(name: str) -> bool:
+    """Whether a file's name says parquet; else it is delimited text."""
+    return name.endswith((".parquet", ".pq"))
+
+
+def header_names(head: bytes, delimiter: str, path: Path) -> tuple[str, ...]:
+    """The names in the first line of a text file, of which ``head`` is the beginning."""
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in head[:_SNIFFED]:
+        raise DataError(
+            f"{path} is no UTF-8 text: it begins as UTF-16 or a binary file does;"
+            " save it as UTF-8, or name a parquet file .parquet"
+        )
+    line, end, _ = head.partition(b"\n")
+    line = line.removesuffix(b"\r")
+    if b"\r" in line:
+        raise DataError(
+            f"{path} ends its lines with a carriage return alone; end them with a line feed"
+            " (tr '\\r' '\\n' < FILE does it)"
+        )
+    if not end and len(head) >= _HEADER_BYTES:
+        raise DataError(
+            f"{path}: the first line is longer than {_HEADER_BYTES:,} bytes, and should hold"
+            " the columns' names"
+        )
+    try:
+        found = next(csv.reader([line.decode("utf-8-sig")], delimiter=delimiter, strict=True), [])
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is no UTF-8 text: {error.reason} at byte {error.start} of the header line;"
+            " save it as UTF-8"
+        ) from error
+    except csv.Error as error:
+        raise DataError(f"{path}: the header line cannot be read: {error}; correct it") from error
+    if not found:
+        raise _no_rows(path)
+    return tuple(found)
+
+
 def _check_not_empty(path: Path) -> None:
-    if not path.is_file():
-        raise DataError(f"no file {path}\n  correct the path, or the data directory")
-    if path.stat().st_size == 0:
+    if regular_file(path).st_size == 0:
         raise _no_rows(path)
 
 

@@ -3,7 +3,9 @@
 name = "mine"
 file = "clicks.csv"                        # relative to this file; parquet, CSV, also .gz
 labels = ["clicked"]
-split = { column = "day", test_from = 7 }  # or { test_fraction = 0.2, random_seed = 1 }
+split = { column = "day", test_from = 7 }  # or test_from = 2024-05-01, a date;
+                                           # or { column = "part", test_equals = "test" };
+                                           # or { test_fraction = 0.2, random_seed = 1 }
 
 [[columns]]
 name = "user"
@@ -16,27 +18,27 @@ kind = "multi"
 from __future__ import annotations
 
 import tomllib
-import types
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
 from runtime.data.errors import DataError, nearest
+from runtime.data.regular import regular_file
 from runtime.data.schema import Column, Join, Schema, Split
+
+LARGEST_SCHEMA_BYTES = 1 << 20
+"""A thousand columns take a tenth of it; whatever is larger is no schema."""
 
 T = TypeVar("T")
 
 
 def read_schema(path: Path) -> tuple[Schema, Path]:
     """The schema, and the folder its data files are relative to."""
-    try:
-        text = path.read_text()
-    except OSError as error:
-        raise DataError(f"cannot read the schema {path}: {error.strerror}") from error
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise DataError(f"{path} is not TOML: {error}") from error
+    table = _toml(path)
+    if "folder" in table:
+        raise DataError(
+            f"{path}: folder is not read in a schema file: file is relative to the schema's place"
+        )
     parsed = dict(table)
     for key, kind in (("columns", Column), ("joins", Join)):
         if key in table:
@@ -48,18 +50,38 @@ def read_schema(path: Path) -> tuple[Schema, Path]:
     return _build(Schema, parsed, str(path)), path.parent
 
 
+def _toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file."""
+    try:
+        size_bytes = regular_file(path).st_size
+    except DataError as error:
+        raise DataError(f"cannot read the schema {path}: {error}") from error
+    if size_bytes > LARGEST_SCHEMA_BYTES:
+        raise DataError(
+            f"{path} has {size_bytes:,} bytes, a schema at most {LARGEST_SCHEMA_BYTES:,}:"
+            " is it the data itself? Name the schema that describes it"
+        )
+    try:
+        return tomllib.loads(path.read_bytes().decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is not TOML: it is no UTF-8 text ({error.reason} at byte {error.start});"
+            " save it as UTF-8"
+        ) from error
+    except RecursionError as error:
+        raise DataError(f"{path} is not TOML that can be read: nested too deeply") from error
+    except ValueError as error:  # also a whole number of thousands of digits
+        raise DataError(f"{path} is not TOML: {error}") from error
+
+
 def _build(kind: type[T], table: Any, where: str) -> T:
-    """One dataclass from one table; every key must be known and of the right type."""
+    """One dataclass from one table; every key must be known, and what it requires."""
     if not isinstance(table, dict):
         raise DataError(f"{where}: expected a table of keys and values, got {table!r}")
     known: dict[str, Field[Any]] = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
-    hints = get_type_hints(kind)
-    for key, value in table.items():
+    for key in table:
         if key not in known:
             raise DataError(f"{where}: unknown key {key!r}; {nearest(key, known)}")
-        if not _fits(value, hints[key]):
-            expected = getattr(hints[key], "__name__", str(hints[key]))
-            raise DataError(f"{where}: {key} = {value!r} is not of type {expected}")
     for name, f in known.items():
         if name not in table and f.default is MISSING and f.default_factory is MISSING:
             raise DataError(f"{where}: the key {name!r} is missing")
@@ -68,18 +90,3 @@ def _build(kind: type[T], table: Any, where: str) -> T:
         return kind(**arguments)
     except ValueError as error:
         raise DataError(f"{where}: {error}") from error
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a TOML value (lists stand for tuples) is of the annotated type."""
-    if get_origin(hint) is Literal:
-        return value in get_args(hint)
-    if get_origin(hint) is tuple:
-        return isinstance(value, list) and all(_fits(v, get_args(hint)[0]) for v in value)
-    if get_origin(hint) in (Union, types.UnionType):
-        return any(_fits(value, part) for part in get_args(hint))
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, hint)

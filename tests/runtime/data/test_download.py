@@ -102,11 +102,12 @@ def kuairand_files() -> dict[str, str]:
     base = "KuaiRand-Pure/data/"
     return {
         base + "log_standard_4_08_to_4_21_pure.csv": head
-        + "1,9,20220409,2312,1649500000900,1,0,0,99,12000,1\n"
-        + "1,9,20220409,2312,1649500000900,1,0,0,99,12000,1\n"
+        + "1,9,20220409,2312,1649500000900,1,0,1,99,12000,1\n"
+        + "1,9,20220409,2312,1649500000900,1,0,1,99,12000,1\n"
         + "2,8,20220408,7,1649400000000,0,0,0,5,8000,0\n",
         base + "log_standard_4_22_to_5_08_pure.csv": head
-        + "2,9,20220505,1830,1651700000000,1,0,1,30000,12000,4\n",
+        + "2,9,20220505,1830,1651700000000,1,0,1,30000,12000,4\n"
+        + "1,8,20220505,1831,1651700060000,0,0,0,10,8000,4\n",
         base + "log_random_4_22_to_5_08_pure.csv": head,
         base + "user_features_pure.csv": user_names
         + f'1,full_active,0,-124,0,3,"(0,10]",0,0,730+,{flags},\n'
@@ -145,17 +146,17 @@ def test_adult_arrives_in_the_layout_of_the_catalogue(site: Site, tmp_path: Path
 def test_kuairand_arrives_in_the_layout_of_the_catalogue(site: Site, tmp_path: Path) -> None:
     path = get(offered(site, "kuairand-pure", tar_gz(kuairand_files())), tmp_path)
     rows = pq.read_table(path).to_pylist()
-    assert [r["user"] for r in rows] == [2, 1, 2], "in time order, the repeated row once"
-    assert [r["hour"] for r in rows] == [0, 23, 18]
-    assert [r["frame"] for r in rows] == ["720x1280"] * 3
-    assert [r["tag"] for r in rows] == [None, "12,65", "12,65"]
-    assert [r["music"] for r in rows] == [0, 5, 5]
-    assert [r["music_type"] for r in rows] == [-1, 9, 9]
-    assert [r["onehot_feat17"] for r in rows] == [1, -1, 1]
+    assert [r["user"] for r in rows] == [2, 1, 2, 1], "in time order, the repeated row once"
+    assert [r["hour"] for r in rows] == [0, 23, 18, 18]
+    assert [r["frame"] for r in rows] == ["720x1280"] * 4
+    assert [r["tag"] for r in rows] == [None, "12,65", "12,65", None]
+    assert [r["music"] for r in rows] == [0, 5, 5, 0]
+    assert [r["music_type"] for r in rows] == [-1, 9, 9, -1]
+    assert [r["onehot_feat17"] for r in rows] == [1, -1, 1, -1]
     source = open_source("kuairand-pure", data_dir=tmp_path)
     assert len(source.layout.fields) == 39
     (test,) = source.chunks("test")
-    assert test.labels.tolist() == [[1, 1]]
+    assert test.labels.tolist() == [[1, 1], [0, 0]]
     assert test.offsets is not None, "two tags"
     assert sum(b.size for b in source.chunks("train")) == 2
 

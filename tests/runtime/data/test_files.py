@@ -62,6 +62,17 @@ def source(folder: Path, table: dict[str, list[Any]] | None = None, **changes: A
     return FileSource(schema=schema(**changes), folder=folder, skip_bad_rows=skip)
 
 
+def and_test_rows(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """The columns with two rows more, which ``last_two`` takes for the test part."""
+    more = {name: values[-2:] for name, values in columns.items()} | {"label": [0, 1]}
+    return {name: values + more[name] for name, values in columns.items()}
+
+
+def last_two(columns: dict[str, list[Any]]) -> Split:
+    n_rows = len(next(iter(columns.values())))
+    return Split(test_fraction=2 / n_rows)
+
+
 def whole(made: FileSource, part: Any = "train") -> Batch:
     return Batch.concat(list(made.chunks(part)))
 
@@ -101,8 +112,8 @@ def test_csv_gzip_and_parquet_of_the_same_rows_give_the_same_batches(tmp_path: P
 
 
 def test_the_type_in_a_parquet_file_does_not_change_an_id(tmp_path: Path) -> None:
-    values = [3, None, 0, 12, 5]
-    plain = {"label": [0, 1, 0, 1, 0], "day": [1, 1, 1, 1, 9]}
+    values = [3, None, 0, 12, 5, 6]
+    plain = {"label": [0, 1, 0, 1, 0, 1], "day": [1, 1, 1, 1, 9, 9]}
     kinds = [pa.int8(), pa.int64(), pa.uint64(), pa.float64(), pa.string(), pa.large_string()]
     kinds.append(pa.dictionary(pa.int32(), pa.string()))
     seen = set()
@@ -139,7 +150,8 @@ def test_a_group_shares_ids_and_a_joined_column_makes_them_differ(tmp_path: Path
         Column(name="y", group="player", with_column="tour"),
         Column(name="tour"),
     )
-    made = source(tmp_path, columns, columns=both, split=Split(test_fraction=0.0))
+    columns = and_test_rows(columns)
+    made = source(tmp_path, columns, columns=both, split=last_two(columns))
     x, y, tour = whole(made).ids.reshape(2, 3).T.tolist()
     assert x[0] == y[0] != x[1]
     joined = join_hashes(hash_integers(np.array([5])), np.array([hash_text("a")], np.uint64))
@@ -147,26 +159,27 @@ def test_a_group_shares_ids_and_a_joined_column_makes_them_differ(tmp_path: Path
     assert {t >> 56 for t in tour} == {2}
 
 
-def test_a_sequence_keeps_its_order_and_its_first_ids(tmp_path: Path) -> None:
-    columns = {"s": ["c|a|b|a", "a"], "label": [0, 1]}
+def test_a_sequence_keeps_its_order_and_its_newest_ids(tmp_path: Path) -> None:
+    columns = and_test_rows({"s": ["c|d|a|b|a", "a"], "label": [0, 1]})
     made = source(
         tmp_path,
         columns,
         columns=(Column(name="s", kind="sequence", separator="|", max_length=3),),
-        split=Split(test_fraction=0.0),
+        split=last_two(columns),
     )
-    expected = tag(0, np.array([hash_text(t) for t in "caba"], np.uint64)).tolist()
+    expected = tag(0, np.array([hash_text(t) for t in "abaa"], np.uint64)).tolist()
     assert whole(made).ids.tolist() == expected
     assert made.layout.fields[0].pooling == "sequence"
 
 
 def test_a_remainder_and_a_fill_value(tmp_path: Path) -> None:
     columns = {"hour": [14102113, 14102213], "n": ["", "0"], "label": [0, 1]}
+    columns = and_test_rows(columns)
     made = source(
         tmp_path,
         columns,
         columns=(Column(name="hour", modulo=100), Column(name="n", kind="numeric", fill=0.0)),
-        split=Split(test_fraction=0.0),
+        split=last_two(columns),
     )
     batch = whole(made)
     assert batch.ids[0] == batch.ids[1] == tag(0, hash_integers(np.array([13])))[0]
@@ -179,7 +192,7 @@ BAD_VALUES = [
     ("price", "", "a numeric column needs a finite number"),
     ("price", "1e39", "that float32 can hold"),
     ("price", "inf", "a numeric column needs a finite number"),
-    ("age", "old", "a bucket column needs a number"),
+    ("age", "old", "a bucket column needs a finite number"),
     ("label", "2", "a label must be 0 or 1"),
     ("label", "", "a label must be 0 or 1"),
     ("label", "nan", "a label must be 0 or 1"),
@@ -269,11 +282,14 @@ def test_an_empty_file_is_an_error(tmp_path: Path) -> None:
 def test_a_truncated_csv_is_an_error_or_its_torn_row_is_skipped(tmp_path: Path) -> None:
     path = write_csv(tmp_path, GOOD)
     path.write_bytes(path.read_bytes()[:-8])
-    made = FileSource(schema=schema(), folder=tmp_path)
+    made = FileSource(schema=schema(split=Split(column="day", test_from=4)), folder=tmp_path)
     with pytest.raises(DataError, match=r"data\.csv, row 6"):
         whole(made, "test")
     made.skip_bad_rows = True
-    assert whole(made, "test").size == 1
+    with pytest.raises(DataError, match=r"test part holds one class .* 2 rows of 0 and 0 of 1"):
+        whole(made, "test")
+    made.schema = schema(split=Split(column="day", test_from=3))
+    assert whole(made, "test").size == 3
     assert made.provenance().rows_skipped == 1
 
 
@@ -283,16 +299,16 @@ def test_row_numbers_stay_right_after_skipped_lines(tmp_path: Path) -> None:
     lines[1:1] = ["torn"]  # row 1
     lines[6] = lines[6].replace("1000000000.0", "much")  # row 6
     path.write_text("\n".join(lines))
-    made = FileSource(schema=schema(split=Split(test_fraction=0.0)), folder=tmp_path)
+    made = FileSource(schema=schema(split=Split(test_fraction=0.4)), folder=tmp_path)
     with pytest.raises(DataError, match=r"row 1: .*Expected 7 columns, got 1"):
         whole(made)
     made.skip_bad_rows = True
-    assert whole(made).size == 5
+    assert whole(made, "test").size == 2
     assert made.provenance().rows_skipped == 2
     made.skip_bad_rows = False
     path.write_text("\n".join([lines[0], *lines[2:]]))
     with pytest.raises(DataError, match="row 5, column price: 'much'"):
-        whole(made)
+        whole(made, "test")
 
 
 @pytest.mark.parametrize("kept_bytes", [20, 2000])
@@ -347,9 +363,10 @@ def test_provenance_has_the_sha256_of_the_bytes_and_the_split_in_words(tmp_path:
 
 def test_rows_limits_the_training_part(tmp_path: Path) -> None:
     write_csv(tmp_path, GOOD)
-    made = FileSource(schema=schema(), folder=tmp_path, rows=1)
-    assert whole(made).dense[:, 0].tolist() == [1.5]
+    made = FileSource(schema=schema(), folder=tmp_path, rows=2)
+    assert whole(made).dense[:, 0].tolist() == [1.5, 0.0]
     assert whole(made, "test").size == 2
+    assert made.provenance().train_rows == 2
 
 
 def test_a_file_streams_in_memory_far_below_its_size(
@@ -358,7 +375,7 @@ def test_a_file_streams_in_memory_far_below_its_size(
     monkeypatch.setattr("runtime.data.table.CSV_BLOCK_BYTES", 1 << 14)
     many = {name: values * 50_000 for name, values in GOOD.items()}
     path = write_csv(tmp_path, many)
-    made = FileSource(schema=schema(split=Split(test_fraction=0.0)), folder=tmp_path)
+    made = FileSource(schema=schema(split=Split(test_fraction=0.01)), folder=tmp_path)
     peak_bytes = 0
     before_bytes = pa.total_allocated_bytes()
     for batch in made.chunks("train"):

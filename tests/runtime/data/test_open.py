@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -24,7 +25,7 @@ def no_data_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 def write_flights(folder: Path, delayed: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     names = CATALOGUE["nycflights13"]().read_columns
-    columns = {name: ["1"] * 40 for name in names} | {"label": [delayed] * 40}
+    columns = {name: ["1"] * 40 for name in names} | {"label": [delayed, 1 - delayed] * 20}
     pq.write_table(pa.table(columns), folder / "data.parquet")
 
 
@@ -115,16 +116,18 @@ fill = 0
 
 def write_schema(folder: Path, text: str = SCHEMA) -> str:
     (folder / "mine.toml").write_text(text)
-    (folder / "clicks.csv").write_text("user;tags;price;day;clicked\n1;a,b;;1;0\n2;c;3;2;1\n")
+    (folder / "clicks.csv").write_text(
+        "user;tags;price;day;clicked\n1;a,b;;1;0\n2;c;3;1;1\n2;c;3;2;1\n2;c;3;2;0\n"
+    )
     return str(folder / "mine.toml")
 
 
 def test_a_schema_file_opens_the_data_beside_it(tmp_path: Path) -> None:
     source = open_source(write_schema(tmp_path))
     (train,) = source.chunks("train")
-    assert train.labels.tolist() == [[0]]
-    assert len(train.ids) == 3
-    assert train.dense.tolist() == [[0]]
+    assert train.labels.tolist() == [[0], [1]]
+    assert len(train.ids) == 5
+    assert train.dense.tolist() == [[0], [pytest.approx(np.log(4))]]
     assert [f.pooling for f in source.layout.fields] == ["sum", "mean"]
     assert source.provenance().name == "mine"
 
@@ -135,10 +138,18 @@ def test_a_schema_file_opens_the_data_beside_it(tmp_path: Path) -> None:
         ("pooling", "poling", "columns: unknown key 'poling'; did you mean pooling"),
         ("delimiter", "delimeter", "unknown key 'delimeter'; did you mean delimiter"),
         ("test_from = 2", "test_frm = 2", "split: unknown key 'test_frm'; did you mean test_from"),
-        ("test_from = 2", "test_from = true", "test_from = True is not of type"),
-        ('"multi"', '"many"', "kind = 'many' is not of type"),
+        (
+            "test_from = 2",
+            "test_from = true",
+            "test_from = True: it must be a number or a text or",
+        ),
+        (
+            '"multi"',
+            '"many"',
+            "it must be one of categorical, bucket, multi, sequence, n",
+        ),
         ('"mean"', '"sequence"', "write kind='sequence'"),
-        ('["clicked"]', '"clicked"', "labels = 'clicked' is not of type"),
+        ('["clicked"]', '"clicked"', "labels = 'clicked': it must be a list, each a text"),
         ('["clicked"]', '["price"]', "are labels, leave them out of the columns"),
         ('name = "mine"', "", "the key 'name' is missing"),
         ('name = "mine"', "name = mine", "is not TOML"),

@@ -40,19 +40,19 @@ def test_a_threshold_splits_by_value(tmp_path: Path) -> None:
 
 
 def test_a_text_names_the_test_rows(tmp_path: Path) -> None:
-    parts = parts_of(numbered_file(tmp_path / "d.csv", 6), Split(column="part", test_from="b"))
+    parts = parts_of(numbered_file(tmp_path / "d.csv", 6), Split(column="part", test_equals="b"))
     assert parts["train"] == [1, 2, 3]
     assert parts["test"] == [4, 5, 6]
 
 
 def test_a_row_without_a_split_value_belongs_to_no_part(tmp_path: Path) -> None:
-    path = numbered_file(tmp_path / "d.csv", 6)
+    path = numbered_file(tmp_path / "d.csv", 8)
     path.write_text(path.read_text().replace("2,2,0,a,", "2,2,0,,"))
-    split = Split(column="part", test_from="b")
+    split = Split(column="part", test_equals="b")
     with pytest.raises(DataError, match=r"row 2, column part: ''; the split compares .* with 'b'"):
         parts_of(path, split)
     parts = parts_of(path, split, skip_bad_rows=True)
-    assert (parts["train"], parts["test"]) == ([1, 3], [4, 5, 6])
+    assert (parts["train"], parts["test"]) == ([1, 3, 4], [5, 6, 7, 8])
 
 
 def test_the_last_fraction_tests(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_small_blocks_do_not_move_any_split(
 
 @given(
     n_rows=st.integers(2, 60),
-    fraction=st.floats(0, 0.9),
+    fraction=st.floats(0.01, 0.9),
     validation=st.floats(0, 0.9),
     seed=st.none() | st.integers(0, 5),
 )
@@ -110,7 +110,7 @@ def test_every_row_is_in_exactly_one_part(
     try:
         parts = parts_of(path, split)
     except ValueError as error:
-        assert "part is empty" in str(error)
+        assert "part is empty" in str(error) or "part holds one class" in str(error)
         return
     assert sorted(parts["train"] + parts["validation"] + parts["test"]) == list(
         range(1, n_rows + 1)
@@ -120,9 +120,9 @@ def test_every_row_is_in_exactly_one_part(
 
 
 def test_a_split_needs_one_way_of_deciding() -> None:
-    with pytest.raises(ValueError, match="either column and test_from, or test_fraction"):
+    with pytest.raises(ValueError, match=r"either column and test_from, .*got none of them"):
         Split()
-    with pytest.raises(ValueError, match="either column and test_from, or test_fraction"):
+    with pytest.raises(ValueError, match="got column and test_from and test_fraction"):
         Split(column="day", test_from=1, test_fraction=0.1)
-    with pytest.raises(ValueError, match=r"must be in \[0, 1\), got 1.5"):
+    with pytest.raises(ValueError, match=r"must be > 0 and < 1, got 1.5"):
         Split(test_fraction=1.5)

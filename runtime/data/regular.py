@@ -1,0 +1,37 @@
+"""The door for files: what is opened as data must be a regular file that can be read.
+
+A pipe, a socket or a device would be waited for without end, or read for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from runtime.data.errors import DataError
+
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def regular_file(path: Path) -> os.stat_result:
+    """What the system says of a regular file; DataError for all else, and where there is none."""
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise DataError(f"no file {path}\n  correct the path, or the data directory") from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
+        reason = getattr(error, "strerror", None) or str(error)
+        raise DataError(f"cannot open {str(path)!r}: {reason}; correct the path") from error
+    if not stat.S_ISREG(found.st_mode):
+        kind = next((words for test, words in _KINDS if test(found.st_mode)), "no regular file")
+        raise DataError(f"{path} is {kind}: data is read more than once; name a regular file")
+    if not os.access(path, os.R_OK):
+        raise DataError(f"{path} may not be read by this user; change its permissions")
+    return found

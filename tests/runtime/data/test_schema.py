@@ -1,0 +1,174 @@
+"""What a schema may say: every option must be read, meant, and in its range."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.data.column import LARGEST_FEATURE
+from runtime.data.schema import Column, Join, Schema, Split
+
+HALF = Split(test_fraction=0.5)
+
+
+def made(**changes: Any) -> Schema:
+    settings: dict[str, Any] = {"name": "s", "columns": (Column(name="x"),), "split": HALF}
+    return Schema(**(settings | changes))
+
+
+# Each option with a value that its kinds take, and the kinds that read it.
+OPTIONS: dict[str, tuple[Any, set[str]]] = {
+    "separator": ("|", {"multi", "sequence"}),
+    "pooling": ("mean", {"multi"}),
+    "max_length": (3, {"sequence"}),
+    "buckets_per_e": (2.0, {"bucket"}),
+    "log": (False, {"numeric"}),
+    "fill": (1.0, {"numeric"}),
+    "max_id": (9, {"categorical"}),
+    "modulo": (9, {"categorical"}),
+    "with_column": ("y", {"categorical"}),
+    "table": ("t", {"categorical", "bucket", "multi", "sequence"}),
+    "group": ("g", {"categorical", "bucket", "multi", "sequence"}),
+}
+
+
+@pytest.mark.parametrize("kind", ["categorical", "bucket", "multi", "sequence", "numeric"])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_option_that_the_kind_does_not_read_is_refused(option: str, kind: Any) -> None:
+    value, kinds = OPTIONS[option]
+    given: dict[str, Any] = {option: value}
+    if kind in kinds:
+        assert getattr(Column(name="x", kind=kind, **given), option) == value
+        return
+    with pytest.raises(ValueError, match=f"{option} is for columns of kind .* column x is {kind}"):
+        Column(name="x", kind=kind, **given)
+
+
+def test_an_option_that_the_kind_reads_has_its_default_and_no_other_has_one() -> None:
+    filled = {
+        kind: {o for o in OPTIONS if getattr(Column(name="x", kind=kind), o) is not None}  # type: ignore[arg-type]
+        for kind in ("categorical", "bucket", "multi", "sequence", "numeric")
+    }
+    assert filled == {
+        "categorical": {"table"},
+        "bucket": {"table", "buckets_per_e"},
+        "multi": {"table", "separator", "pooling"},
+        "sequence": {"table", "separator", "max_length"},
+        "numeric": {"log"},
+    }
+    bag, history = Column(name="x", kind="multi"), Column(name="x", kind="sequence")
+    assert (bag.separator, bag.pooling, history.max_length) == (",", "sum", 10)
+    assert Column(name="x", kind="bucket").buckets_per_e == 3.0
+
+
+BAD_COLUMNS: list[tuple[dict[str, Any], str]] = [
+    ({"kind": "catgorical"}, "one of categorical, bucket, .*did you mean categorical"),
+    ({"kind": "bucket", "buckets_per_e": math.nan}, "buckets_per_e .* must be 0.01 to 1e6"),
+    ({"kind": "bucket", "buckets_per_e": math.inf}, "buckets_per_e .* got inf"),
+    ({"kind": "bucket", "buckets_per_e": 0.0}, "buckets_per_e .* got 0.0"),
+    ({"kind": "bucket", "buckets_per_e": 1e300}, r"buckets_per_e .* got 1e\+300"),
+    ({"kind": "numeric", "fill": math.nan}, "fill .* must be a finite number .* got nan"),
+    ({"kind": "numeric", "fill": -math.inf}, "fill .* got -inf"),
+    ({"kind": "numeric", "log": False, "fill": 1e39}, "that float32 can hold, got 1e"),
+    ({"kind": "sequence", "max_length": 0}, "max_length of column x must be 1 to 10,000, got 0"),
+    ({"kind": "sequence", "max_length": 10**9}, "max_length of column x must be 1 to 10,000"),
+    ({"kind": "sequence", "max_length": 2.5}, "max_length = 2.5: it must be a whole number"),
+    ({"kind": "multi", "separator": ""}, "separator of column x must hold a character"),
+    ({"kind": "multi", "pooling": "avg"}, "pooling = 'avg': it must be one of sum, mean, sqrtn"),
+    ({"modulo": 2**63}, "modulo of column x must be 1 to"),
+    ({"max_id": -1}, "max_id of column x must be 1 to .*, got -1"),
+    ({"max_id": True}, "max_id = True: it must be a whole number"),
+    ({"table": ""}, "table of column x must have a name"),
+    ({"with_column": "x"}, "is the column itself"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD_COLUMNS)
+def test_a_column_out_of_its_range_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Column(**({"name": "x"} | changes))
+
+
+def test_a_fill_value_may_be_large_where_its_logarithm_is_kept() -> None:
+    assert Column(name="x", kind="numeric", fill=1e300).fill == 1e300
+    assert float(np.float32(LARGEST_FEATURE)) == LARGEST_FEATURE
+    assert float(np.finfo(np.float32).max) == LARGEST_FEATURE
+
+
+TWO = (Column(name="x"), Column(name="x", kind="bucket"))
+BAD_SCHEMAS: list[tuple[dict[str, Any], str]] = [
+    ({"columns": TWO}, r"different names, got \['x'\] twice"),
+    ({"columns": ()}, "at least one id field"),
+    ({"labels": ()}, "at least one id field and one task"),
+    ({"labels": ("a", "a")}, "labels must be different, got 'a' twice"),
+    ({"labels": ("a", "b"), "tasks": ("t", "t")}, "tasks must be different, got 't' twice"),
+    ({"labels": ("a", "b"), "tasks": ("t",)}, "2 labels and 1 tasks"),
+    ({"labels": ["a"]}, r"labels = \['a'\]: it must be a list, each a text"),
+    ({"labels": ("x",)}, r"\['x'\] are labels"),
+    ({"columns": (Column(name="x", with_column="label"),)}, r"\['label'\] are labels"),
+    ({"split": Split(column="label", test_from=1)}, "'label', which is a label"),
+    ({"split": Split(column="part", test_equals="?")}, "'?' is one of the texts that mean"),
+    ({"file": ""}, "file is empty"),
+    ({"name": ""}, "name is empty"),
+    ({"delimiter": ";"}, "delimiter is for text files"),
+    ({"file": "d.csv", "delimiter": "||"}, r"one ASCII character, .* got '\|\|'"),
+    ({"file": "d.csv", "delimiter": ""}, "one ASCII character"),
+    ({"file": "d.csv", "delimiter": '"'}, "one ASCII character"),
+    ({"file": "d.csv", "delimiter": "\n"}, "one ASCII character"),
+    ({"file": "d.csv", "delimiter": "é"}, "one ASCII character"),
+    ({"file": "d.csv", "delimiter": "\0"}, "one ASCII character"),
+    ({"header": ("x", "label")}, "header is for text files"),
+    ({"file": "d.csv", "header": ("x", "x")}, "got 'x' twice"),
+    ({"file": "d.csv", "header": ()}, "got none"),
+    ({"columns": (Column(name="x", group="g"), Column(name="y"))}, "group g has one column, x"),
+    (
+        {"columns": (Column(name="x", group="g"), Column(name="y", group="g", table="t"))},
+        r"group g share rows, got tables \['rows', 't'\]",
+    ),
+    ({"columns": tuple(Column(name=f"c{n}") for n in range(256))}, "at most 255 id columns fit"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD_SCHEMAS)
+def test_a_schema_that_cannot_be_meant_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message.replace("'?'", r"'\?'")):
+        made(**changes)
+
+
+def test_a_delimiter_is_read_where_only_a_joined_table_is_text() -> None:
+    join = Join(file="side.csv", left="x", right="x")
+    assert made(joins=(join,), delimiter=";").delimiter == ";"
+    assert made(columns=tuple(Column(name=f"c{n}") for n in range(255))).layout.fields[254]
+
+
+BAD_SPLITS: list[tuple[dict[str, Any], str]] = [
+    ({"test_fraction": 0.0}, "test_fraction must be > 0 and < 1, got 0.0"),
+    ({"test_fraction": 1}, "test_fraction must be > 0 and < 1, got 1"),
+    ({"test_fraction": math.nan}, "test_fraction must be > 0 and < 1, got nan"),
+    ({"test_fraction": "0.2"}, "test_fraction = '0.2': it must be a number"),
+    ({"test_fraction": 0.2, "random_seed": -1}, "random_seed must be 0 to .*, got -1"),
+    ({"test_fraction": 0.2, "random_seed": 2**63}, "random_seed must be 0 to"),
+    ({"test_fraction": 0.2, "random_seed": True}, "random_seed = True"),
+    ({"test_fraction": 0.2, "column": "d"}, "got column and test_fraction"),
+    ({"test_fraction": 0.2, "validation_fraction": 1.0}, "validation_fraction must be >= 0"),
+    ({"test_fraction": 0.2, "validation_fraction": -0.1}, "validation_fraction must be >= 0"),
+    ({"column": "d"}, "got column"),
+    ({"test_from": 3}, "got test_from"),
+    ({"column": "d", "test_from": 3, "test_equals": "x"}, "got column and test_from and test_eq"),
+    ({"column": "d", "test_from": 3, "random_seed": 1}, "a column decides; remove it"),
+    ({"column": "d", "test_from": "last"}, "number .* or a date .* write test_equals"),
+    ({"column": "d", "test_from": "2013-02-30"}, "got '2013-02-30'"),
+    ({"column": "d", "test_from": math.inf}, "64 bits hold, or a date .* got inf"),
+    ({"column": "d", "test_from": "1e400"}, "got '1e400'"),
+    ({"column": "d", "test_from": 10**400}, "must be a number that 64 bits hold"),
+    ({"column": "d", "test_equals": 3}, "test_equals = 3: it must be a text"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), BAD_SPLITS)
+def test_a_split_that_cannot_be_meant_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Split(**settings)
