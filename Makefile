@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo test install lint types clean
+.PHONY: demo test install lint types mutants clean
 
 demo: install
 	@$(RUN) -m experiments demo
@@ -37,6 +37,11 @@ lint: install
 
 types: install
 	@$(VENV)/bin/mypy
+
+# make mutants MODULE=persia_sim.insight.report [SECONDS=600] [TESTS="tests/a.py tests/b.py"]
+SECONDS ?= 600
+mutants: install
+	@$(RUN) -m tests.mutants $(MODULE) --seconds $(SECONDS) $(if $(TESTS),--tests $(TESTS))
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .hypothesis

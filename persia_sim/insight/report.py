@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -127,6 +128,17 @@ def exposed(run: Run) -> dict[str, float]:
     return {name: seconds for name, seconds in found.items() if seconds > 1e-12}
 
 
+def sent_bytes(run: Run) -> float:
+    """Payload bytes of all messages of a run; each enters one card (a loader leaves none)."""
+    return sum(size for name, size in run.link_bytes.items() if name.endswith(" in"))
+
+
+def _interval(rate: Estimate) -> str:
+    if rate.half_width == inf:
+        return f"({rate.values} steps without the warm-up: too few for an interval)"
+    return f"+-{rate.relative:.2%} (95 %, {rate.values} steps, warm-up removed)"
+
+
 def _si(value: float, unit: str = "") -> str:
     for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= factor:
@@ -158,7 +170,7 @@ def text(result: Report) -> str:
     rate, step, bound = result.samples_per_s, result.step_s, result.bound
     knobs = [f"tau {scenario.tau if scenario.tau is not None else 'unbounded'}"]
     if not scenario.mode.reads_late_rows:
-        knobs = [f"ahead {scenario.ahead or 1}"] if scenario.ahead else []
+        knobs = [f"ahead {scenario.window}"] if scenario.window else []
     if scenario.permits:
         knobs.append(f"{scenario.permits} permits")
     lines = [
@@ -169,8 +181,7 @@ def text(result: Report) -> str:
         f"dense {work.dense_params / 1e6:.1f} M, batch {work.batch} a rank",
         f"mode         {', '.join([str(scenario.mode), *knobs])}; {scenario.discipline} network; "
         f"{scenario.steps} steps, seed {scenario.seed}",
-        f"throughput   {_si(rate.mean, 'samples/s')}  +-{rate.relative:.2%} "
-        f"(95 %, {rate.values} steps, warm-up removed)",
+        f"throughput   {_si(rate.mean, 'samples/s')}  {_interval(rate)}",
         f"step         {step.mean * 1e3:.2f} ms; bound {bound.step_s * 1e3:.2f} ms ({bound.binds})",
     ]
     if result.staleness is not None:
@@ -190,7 +201,7 @@ def text(result: Report) -> str:
         f"to blame     {_shares(result.blame, 5)}",
         f"exposed, ms  {exposed_ms or 'nothing'}",
         f"in use       {_shares(result.use, 6)}",
-        f"sent         {_si(sum(run.link_bytes.values()) / 2 / scenario.steps, 'B')} a step",
+        f"sent         {_si(sent_bytes(run) / scenario.steps, 'B')} a step",
     ]
     if scenario.disturbances or scenario.checkpoints:
         lines.append(_faults(run))

@@ -12,6 +12,7 @@ from typing import Any
 from persia_sim.engine.simulate import simulate
 from persia_sim.insight.measure import throughput
 from persia_sim.model.costs import Law
+from persia_sim.model.demand import demand
 from persia_sim.model.scenario import Scenario
 
 FASTER = 1.1
@@ -49,6 +50,25 @@ def _gpu(scenario: Scenario) -> Scenario:
     return replace(scenario, cluster=replace(scenario.cluster, gpu=gpu), costs=costs)
 
 
+def _copies(scenario: Scenario) -> Scenario:
+    gpu = scenario.cluster.gpu
+    gpu = replace(gpu, pcie_bytes_per_s=gpu.pcie_bytes_per_s * FASTER)
+    scenario = replace(scenario, cluster=replace(scenario.cluster, gpu=gpu))
+    return _laws("copy_in", "copy_out")(scenario)
+
+
+def _memory(scenario: Scenario) -> Scenario:
+    servers = scenario.cluster.servers
+    rate = servers.host.memory_bytes_per_s * FASTER
+    servers = replace(servers, host=replace(servers.host, memory_bytes_per_s=rate))
+    return replace(scenario, cluster=replace(scenario.cluster, servers=servers))
+
+
+def _dense_server(scenario: Scenario) -> Scenario:
+    rate = scenario.costs.dense_server_bytes_per_s * FASTER
+    return replace(scenario, costs=replace(scenario.costs, dense_server_bytes_per_s=rate))
+
+
 def _all_reduce(scenario: Scenario) -> Scenario:
     sync = scenario.costs.dense_sync
     sync = replace(
@@ -75,7 +95,9 @@ RESOURCES: dict[str, Callable[[Scenario], Scenario]] = {
         "worker_forward", "worker_rpc", "worker_pool", "worker_scatter"
     ),
     "servers' cores": _laws("server_lookup", "server_update", "server_create"),
-    "rank's copies": _laws("copy_in", "copy_out"),
+    "servers' memory": _memory,
+    "dense server": _dense_server,
+    "rank's copies": _copies,
     "GPU hosts' cards": _cards("nn"),
     "worker hosts' cards": _cards("embedding_workers"),
     "server hosts' cards": _cards("servers"),
@@ -83,10 +105,14 @@ RESOURCES: dict[str, Callable[[Scenario], Scenario]] = {
 }
 
 
-def sensitivity(scenario: Scenario) -> dict[str, float]:
-    """Relative gain in throughput from each resource alone ten per cent faster."""
-    before = throughput(simulate(scenario)).mean
-    return {
-        name: throughput(simulate(change(scenario))).mean / before - 1
-        for name, change in RESOURCES.items()
-    }
+def sensitivity(scenario: Scenario, miss_rate: float = 0.0) -> dict[str, float]:
+    """Relative gain in throughput from each resource alone ten per cent faster.
+
+    ``miss_rate`` is the share of looked-up rows that a server has to create, as in `demand`.
+    """
+
+    def rate(changed: Scenario) -> float:
+        return throughput(simulate(changed, need=demand(changed, miss_rate))).mean
+
+    before = rate(scenario)
+    return {name: rate(change(scenario)) / before - 1 for name, change in RESOURCES.items()}

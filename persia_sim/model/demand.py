@@ -87,6 +87,12 @@ def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
     bus = cluster.gpu.pcie_bytes_per_s
     activation = work.activation_bytes
 
+    created_s: np.ndarray | float = 0.0  # nothing is missing: not even the fixed part is paid
+    if miss_rate:
+        missing = ids * miss_rate * shares
+        create = costs.server_create
+        created_s = create.fixed_s + (create.per_item_s + create.per_byte_s * row) * missing
+
     fetch = Fetch(
         worker_forward_s=(costs.worker_forward(ids, work.request_bytes) + rpc_s) / worker_speed,
         request_bytes=work.request_bytes,
@@ -94,7 +100,7 @@ def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
             costs.server_lookup.fixed_s
             + costs.server_lookup.per_item_s * ids * shares
             + costs.server_lookup.per_byte_s * ids * row * shares
-            + costs.server_create(ids * miss_rate, ids * miss_rate * row) * shares
+            + created_s
         )
         / server_speed,
         server_memory_bytes=2 * row * ids,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 from persia_sim.model.cluster import Cluster
 from persia_sim.model.workload import Workload, expected_distinct, lru_miss_rate
@@ -95,12 +96,13 @@ class Capacity:
         """Raise ValueError when the nominal rows do not fit."""
         if not self.fits:
             limit, need = self.limit_bytes_per_server / 2**30, self.bytes_per_server / 2**30
-            servers = int(-(-self.nominal_rows * self.row_bytes // self.limit_bytes_per_server))
+            each = self.limit_bytes_per_server // self.row_bytes  # whole rows
+            enough = f"at least {ceil(self.nominal_rows / each)} servers, " if each else ""
             raise ValueError(
                 f"memory per server is {limit:,.0f} GiB on {cluster.name}, but "
                 f"{self.nominal_rows:.3g} rows of {self.row_bytes:.0f} bytes need {need:,.0f} GiB: "
-                f"use at least {servers} servers, a leaner row format, or --evict to keep only the "
-                "most recently used rows"
+                f"use {enough}a leaner row format, or --evict to keep only the most recently used "
+                "rows"
             )
 
 

@@ -1,0 +1,233 @@
+"""Mutation testing: small faults in one module, one at a time; which of them do the tests notice?
+
+`make mutants MODULE=persia_sim.insight.report` (docs/mutants.md). cosmic-ray makes the faults and
+runs the tests; this file chooses faults that somebody could really write, works on a copy of the
+tree, stops when the time is up and lists the faults that no test noticed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.util
+import os
+import random
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cosmic_ray.ast import ast_nodes, get_ast_from_path
+from cosmic_ray.mutating import use_mutation
+from cosmic_ray.operators.operator import Operator
+from cosmic_ray.plugins import get_operator, operator_names
+from cosmic_ray.testing import run_tests
+from cosmic_ray.work_item import TestOutcome
+from parso.python.tree import Name
+
+ROOT = Path(__file__).parents[1]
+
+# Of cosmic-ray's replacements, those that a careless hand makes; a shift for a sum fools nobody.
+_SWAPS = {
+    "Add_Sub", "Sub_Add", "Mul_Div", "Div_Mul", "Mul_Add", "Div_FloorDiv", "FloorDiv_Div",
+    "Mod_FloorDiv", "Pow_Mul", "BitOr_BitAnd", "BitAnd_BitOr", "LShift_RShift",
+    "Eq_NotEq", "NotEq_Eq", "Lt_LtE", "Lt_GtE", "LtE_Lt", "LtE_Gt", "Gt_GtE", "Gt_LtE", "GtE_Gt",
+    "GtE_Lt", "Is_IsNot", "IsNot_Is", "In_NotIn", "NotIn_In", "USub_UAdd",
+}  # fmt: skip
+_WHOLE = {
+    "NumberReplacer", "AddNot", "ReplaceTrueWithFalse", "ReplaceFalseWithTrue",
+    "ReplaceAndWithOr", "ReplaceOrWithAnd", "ReplaceBreakWithContinue",
+    "ReplaceContinueWithBreak", "ZeroIterationForLoop", "ReplaceUnaryOperator_Delete_Not",
+    "ReplaceUnaryOperator_Delete_USub",
+}  # fmt: skip
+_TWINS = {
+    "max": "min", "min": "max", "maximum": "minimum", "minimum": "maximum", "argmax": "argmin",
+    "argmin": "argmax", "ceil": "floor", "floor": "ceil", "mean": "sum", "all": "any",
+    "any": "all", "expm1": "exp", "log1p": "log", "std": "var", "var": "std", "insort": "print",
+    "extend": "append", "sorted": "list",
+}  # fmt: skip
+
+
+class ReplaceByTwin(Operator):  # type: ignore[misc]
+    """A function by the one next to it: max by min, mean by sum, ceil by floor."""
+
+    def mutation_positions(self, node: Any) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+        """Every use of a name that has a twin."""
+        if isinstance(node, Name) and node.value in _TWINS and not node.is_definition():
+            yield node.start_pos, node.end_pos
+
+    def mutate(self, node: Any, index: int) -> Any:
+        """The node with the other name."""
+        node.value = _TWINS[node.value]
+        return node
+
+    @classmethod
+    def examples(cls) -> tuple[()]:
+        """None: the table above shows them."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One change of one token."""
+
+    operator: Operator
+    occurrence: int
+    line: int
+    what: str
+
+
+def faults(path: Path, seed: int) -> list[Fault]:
+    """All faults worth trying, in random order, but every line once before any line twice."""
+    tree = get_ast_from_path(path)
+    nodes = list(ast_nodes(tree))
+    skipped = _no_behaviour(ast.parse(path.read_text()))
+    operators: list[tuple[str, Operator]] = [("ReplaceByTwin", ReplaceByTwin())]
+    for name in operator_names():
+        short = name.rpartition("/")[2]
+        if short in _WHOLE or "_".join(short.split("_")[-2:]) in _SWAPS:
+            operators.append((short, get_operator(name)()))
+    found: list[Fault] = []
+    for name, operator in operators:
+        positions = [place for node in nodes for place in operator.mutation_positions(node)]
+        for occurrence, ((line, column), _) in enumerate(positions):
+            if (line, column) not in skipped:
+                found.append(Fault(operator, occurrence, line, name))
+    random.Random(seed).shuffle(found)
+    seen: Counter[int] = Counter()
+    turns = []
+    for fault in found:
+        turns.append((seen[fault.line], fault))
+        seen[fault.line] += 1
+    return [fault for _, fault in sorted(turns, key=lambda turn: turn[0])]
+
+
+def _no_behaviour(module: ast.Module) -> set[tuple[int, int]]:
+    """Positions (line, column) in annotations and in the options of decorators: nothing runs."""
+    skipped: set[tuple[int, int]] = set()
+    for node in ast.walk(module):
+        part: ast.expr | None = None
+        if isinstance(node, ast.AnnAssign | ast.arg):
+            part = node.annotation
+        elif isinstance(node, ast.FunctionDef):
+            part = node.returns
+        elif isinstance(node, ast.keyword) and node.arg in ("frozen", "slots", "strict", "maxsize"):
+            part = node.value
+        if part is not None:
+            for line in range(part.lineno, (part.end_lineno or part.lineno) + 1):
+                first = part.col_offset if line == part.lineno else 0
+                last = part.end_col_offset if line == part.end_lineno else None
+                skipped.update((line, column) for column in range(first, last or 200))
+    return skipped
+
+
+def copy_of_the_tree(place: Path) -> None:
+    """Every file that git knows or would take, and the compiled kernels."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-coz", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
+    )
+    names = [Path(name) for name in listed.stdout.decode().split("\0") if name]
+    names += [path.relative_to(ROOT) for path in ROOT.glob("runtime/embedding/native/*.so")]
+    for name in names:
+        if (ROOT / name).is_file():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, place / name)
+    # An editable install would import the original instead of the copy.
+    (place / "sitecustomize.py").write_text(
+        "import sys\n"
+        "sys.meta_path[:] = [f for f in sys.meta_path if 'Redirecting' not in type(f).__name__]\n"
+    )
+
+
+def tests_of(module: str) -> list[str]:
+    """The test files that import the module; where none does, those of its package."""
+    package, _, last = module.rpartition(".")
+    names = (f"from {module} import", f"import {module}", f"from {package} import {last}")
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    found = [path for path in files if any(name in path.read_text() for name in names)]
+    found.sort(key=lambda path: last not in path.name)  # the first to fail ends the run
+    if not found:
+        found = sorted((ROOT / "tests" / module.split(".")[0]).rglob("test_*.py"))
+    return [str(path.relative_to(ROOT)) for path in found]
+
+
+def main() -> int:
+    """Parse, copy, try faults until the time is up, print the table; 1 if any fault survived."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("module", help="dotted name, as persia_sim.insight.report")
+    parser.add_argument("--tests", nargs="*", help="test files; default: those that import it")
+    parser.add_argument("--seconds", type=float, default=600.0, help="time for all faults")
+    parser.add_argument("--most", type=int, default=10**9, help="number of faults at most")
+    parser.add_argument("--seed", type=int, default=0, help="which faults come first")
+    given = parser.parse_args()
+    try:
+        spec = importlib.util.find_spec(given.module)
+    except ModuleNotFoundError:
+        spec = None
+    if spec is None or spec.origin is None or not Path(spec.origin).is_relative_to(ROOT):
+        print(f"error: MODULE is {given.module}: no module of this project", file=sys.stderr)
+        return 2
+    path = Path(spec.origin).relative_to(ROOT)
+    files = given.tests or tests_of(given.module)
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        copy_of_the_tree(Path(folder))
+        os.chdir(folder)  # cosmic-ray runs the tests in the present folder
+        os.environ["PYTHONPATH"] = folder
+        return try_faults(given.module, path, files, given.seconds, given.most, given.seed)
+
+
+def try_faults(
+    module: str, path: Path, files: list[str], seconds: float, most: int, seed: int
+) -> int:
+    """Try the module's faults in the present folder."""
+    where = f"import importlib; print(importlib.import_module({module!r}).__file__)"
+    run = subprocess.run([sys.executable, "-c", where], capture_output=True, text=True, check=True)
+    if Path(run.stdout.strip()).resolve() != path.resolve():
+        print(f"error: tests would import {run.stdout.strip()}, not the copy", file=sys.stderr)
+        return 2
+    command = f"{sys.executable} -m pytest -x -q -p no:cacheprovider {' '.join(files)}"
+    for turn in ("compile", "measure"):  # the first run leaves compiled files for all others
+        began = time.monotonic()
+        run = subprocess.run(shlex.split(command), capture_output=True, text=True)
+        baseline = time.monotonic() - began
+        if run.returncode:
+            print(
+                f"error: tests fail without a fault ({turn}):\n{run.stdout[-2000:]}",
+                file=sys.stderr,
+            )
+            return 2
+    for compiled in path.parent.glob(f"__pycache__/{path.stem}.*"):
+        compiled.unlink()  # else a fault of the same second and size would not be read
+    found = faults(path, seed)
+    print(f"{module}: {len(found)} faults; tests: {' '.join(files)} ({baseline:.1f} s)")
+    survivors: list[tuple[Fault, str]] = []
+    tried = 0
+    began = time.monotonic()
+    for fault in found[:most]:
+        if time.monotonic() - began > seconds:
+            break
+        with use_mutation(path, fault.operator, fault.occurrence) as (before, after):
+            if after is None or after == before:
+                continue
+            tried += 1
+            outcome, _ = run_tests(command, 10 + 3 * baseline)
+        if outcome is TestOutcome.SURVIVED:
+            changed = zip(before.splitlines(), after.splitlines(), strict=False)
+            line = next((new for old, new in changed if old != new), "")
+            survivors.append((fault, line.strip()))
+            print(f"  survived: line {fault.line:<4} {fault.what:<36} {line.strip()}", flush=True)
+    killed = tried - len(survivors)
+    print(f"{module}: {killed} of {tried} noticed ({killed / max(tried, 1):.0%}),"
+          f" {len(found) - tried} not tried")  # fmt: skip
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

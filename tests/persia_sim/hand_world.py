@@ -1,0 +1,107 @@
+"""A cluster and a workload so small that every figure can be worked out on paper.
+
+Each constant is written where it is used, and no two that could be mistaken for each other are
+equal. Rates and times are sums of powers of two, so results are exact.
+
+Bytes of a batch of 4 samples, 3 fields of one row each, 2 ids a field and sample, rows of 8 numbers
+(24 ids, 3 of them distinct), 5 dense features, layers of 7 and 2:
+
+    loader 364, request 48, rows 96, activations 192, gradients 192, push 120
+
+Seconds alone on the cards (GPU host 24, worker 16, server 12 payload bytes a second; one way 0.5):
+
+    load 22.75, request 4, rows 8, activations 12, gradients 12, push 10
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from persia_sim.model.allreduce import Algorithm, DenseSync
+from persia_sim.model.cluster import Cluster, Gpu, Host, Link, Role
+from persia_sim.model.costs import Costs, Law
+from persia_sim.model.scenario import Discipline, Scenario
+from persia_sim.model.workload import Workload
+from persia_sim.words.vocabulary import Mode
+
+HAND = "written by hand"
+
+
+def host(name: str, nic: float, speed: float, dollars: float) -> Host:
+    return Host(
+        name=name, cores=8, ram_bytes=1e6, nic_bytes_per_s=nic, core_speed=speed,
+        usd_per_hour=dollars, source=HAND,
+    )  # fmt: skip
+
+
+def role(of: Host, processes: int = 1, cores: int = 1) -> Role:
+    return Role(
+        host=of, hosts=1, processes_per_host=processes, cores_per_process=cores,
+        ram_bytes_per_process=1e5,
+    )  # fmt: skip
+
+
+def hand_cluster(ranks: int = 1, **changes: Any) -> Cluster:
+    """GPU hosts of one GPU, one worker, one server; half of a card's nominal rate is payload."""
+    nn = replace(role(host("gpu host", 48.0, 0.5, 8.0)), hosts=ranks)
+    base = Cluster(
+        name="hand",
+        ranks=ranks,
+        gpu=Gpu(name="abacus", peak_flops=4096.0, pcie_bytes_per_s=64.0, source=HAND),
+        nn=nn,
+        embedding_workers=role(host("worker host", 32.0, 2.0, 4.0)),
+        servers=role(host("server host", 24.0, 0.25, 2.0)),
+        loaders=1,
+        link=Link(latency_s=0.5, header_efficiency=0.5, source=HAND),
+        source=HAND,
+    )
+    return replace(base, **changes)
+
+
+def law(fixed_s: float = 0.0, per_item_s: float = 0.0, per_byte_s: float = 0.0) -> Law:
+    return Law(fixed_s=fixed_s, per_item_s=per_item_s, per_byte_s=per_byte_s, source=HAND)
+
+
+def hand_costs(**changes: Any) -> Costs:
+    """Fixed times only (for a core of speed 1), so that a stage's time is one division."""
+    base = Costs(
+        load=law(0.125),  # rank's core speed 0.5: 0.25 s
+        worker_forward=law(4.0),  # worker's core speed 2: 2 s
+        worker_rpc=law(0.0),
+        worker_pool=law(12.0),  # 6 s
+        worker_scatter=law(14.0),  # 7 s
+        server_lookup=law(0.75),  # server's core speed 0.25: 3 s
+        server_update=law(2.75),  # 11 s
+        server_create=law(0.0),
+        copy_in=law(1.0),  # 2 s, and 192 bytes over a bus of 64 a second: 3 s more
+        copy_out=law(3.0),  # 6 s, and 3 s
+        gpu_fixed_s=12.0,  # 4 s forward, 8 s backward
+        gpu_efficiency=((1, 1.0),),
+        dense_sync=DenseSync(
+            algorithm=Algorithm.RING, intra_bytes_per_s=1024.0, inter_bytes_per_s=113.0,
+            latency_s=0.25, overhead_s=0.5, bucket_bytes=1e9, source=HAND,
+        ),
+        dense_server_bytes_per_s=226.0,  # a copy of 904 bytes takes 4 s
+        source=HAND,
+    )  # fmt: skip
+    return replace(base, **changes)
+
+
+def hand_workload(**changes: Any) -> Workload:
+    base = Workload(
+        name="hand", fields=3, ids_per_field=2.0, dim=8, rows=3.0, zipf=1.0, dense_features=5,
+        tower=(7, 2), batch=4, source=HAND,
+    )  # fmt: skip
+    return replace(base, **changes)
+
+
+def hand_scenario(mode: Mode = Mode.SYNC, ranks: int = 1, **changes: Any) -> Scenario:
+    """Nothing is shared; compute is the fixed part alone (an endless peak rate)."""
+    cluster = hand_cluster(ranks)
+    cluster = replace(cluster, gpu=replace(cluster.gpu, peak_flops=float("inf")))
+    base = Scenario(
+        cluster=cluster, workload=hand_workload(), costs=hand_costs(), mode=mode,
+        discipline=Discipline.UNSHARED, infinite_cpus=True, steps=5,
+    )  # fmt: skip
+    return replace(base, **changes)

@@ -1,0 +1,167 @@
+"""The critical path blames what binds: by hand, by slowing one stage, and by its derivative."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from persia_sim.engine.simulate import simulate
+from persia_sim.insight.critical_path import critical_path
+from persia_sim.model.demand import demand
+from persia_sim.model.scenario import Noise, Queues, Scenario
+from persia_sim.model.stamps import Mark
+from persia_sim.words.vocabulary import Mode
+from tests.persia_sim.hand_world import hand_costs, hand_scenario, law
+from tests.persia_sim.sim_configurations import uncontended
+
+ONE_STEP = {  # of one rank alone, see test_timeline_by_hand
+    "lookup at servers": 10, "rows to the rank": 27, "copy to the GPU": 5,
+    "forward and backward": 12, "copy from the GPU": 9, "push": 41,
+}  # fmt: skip
+
+
+def test_in_sync_every_part_is_to_blame_for_its_own_time() -> None:
+    for steps in (1, 7):
+        blame = critical_path(simulate(hand_scenario(Mode.SYNC, steps=steps)))
+        each = {part: seconds * steps for part, seconds in ONE_STEP.items()}
+        assert blame == pytest.approx({"load": 23.0, "push answer": 1.0} | each)
+
+
+def test_with_one_permit_every_answer_counts_too() -> None:
+    blame = critical_path(simulate(hand_scenario(Mode.RAW_HYBRID, steps=6, permits=1)))
+    each = {part: seconds * 6 for part, seconds in ONE_STEP.items()}
+    assert blame == pytest.approx({"load": 23.0, "push answer": 6.0} | each)
+
+
+def test_the_all_reduce_and_the_last_rank_are_on_the_path() -> None:
+    """Rank 1 starts 23 s later (one loader); the all-reduce takes 9 of the 113 s of a step."""
+    blame = critical_path(simulate(hand_scenario(Mode.SYNC, ranks=2, steps=4)))
+    each = {part: seconds * 4 for part, seconds in ONE_STEP.items()}
+    assert blame == pytest.approx({"load": 46.0, "push answer": 1.0, "dense sync": 36.0} | each)
+
+
+def test_lookahead_blames_the_second_look() -> None:
+    """From step 1 on a step waits for the last push, then looks again (42) and computes."""
+    blame = critical_path(simulate(hand_scenario(Mode.LOOKAHEAD, steps=5, ahead=2)))
+    first = {"load": 23.0, "lookup at servers": 10.0, "rows to the rank": 27.0,
+             "copy to the GPU": 5.0, "push answer": 1.0}  # fmt: skip
+    often = {"refresh": 42, "forward and backward": 12, "copy from the GPU": 9, "push": 41}
+    expected = first | {part: 5.0 * seconds for part, seconds in often.items()}
+    assert blame == pytest.approx(expected)
+
+
+STEPS = 40
+
+
+@pytest.mark.parametrize(
+    ("law_name", "part", "times", "seconds"),
+    [
+        # One loader: every batch waits for the one before it.
+        ("load", "load", STEPS, 1000 / 0.5 + 22.75),
+        ("copy_in", "copy to the GPU", STEPS, 1000 / 0.5 + 3),
+        ("copy_out", "copy from the GPU", STEPS, 1000 / 0.5 + 3),
+        # Ten lookups at once, eight pushes at once: 4 and 5 of them follow each other.
+        ("server_lookup", "lookup at servers", 4, 1000 / 0.25 + 7),
+        ("worker_pool", "rows to the rank", 4, 1000 / 2 + 21),
+        ("server_update", "push", 5, 1000 / 0.25 + 30),
+    ],
+)
+def test_a_slow_stage_is_to_blame_for_all_its_turns(
+    law_name: str, part: str, times: int, seconds: float
+) -> None:
+    slow = hand_costs(**{law_name: law(1000.0)})
+    run = simulate(hand_scenario(Mode.RAW_HYBRID, steps=STEPS, costs=slow))
+    blame = critical_path(run)
+    assert blame[part] == pytest.approx(times * seconds)
+    assert blame[part] / run.makespan_s > 0.85
+    others = {name: s for name, s in blame.items() if name != part}
+    assert max(others.values()) < blame[part] / 8
+
+
+def test_slow_compute_is_to_blame_for_all_steps_and_the_rest_once() -> None:
+    run = simulate(
+        hand_scenario(Mode.RAW_HYBRID, steps=STEPS, costs=hand_costs(gpu_fixed_s=1000.0))
+    )
+    blame = critical_path(run)
+    once = ONE_STEP | {"load": 23.0, "push answer": 1.0}
+    assert blame == pytest.approx(once | {"forward and backward": STEPS * 1000.0})
+
+
+def test_a_slow_dense_server_is_to_blame_in_async() -> None:
+    """A pull takes 904 / 1.13 = 800 s and one way each; the pushes of dense gradients are free."""
+    slow = hand_costs(dense_server_bytes_per_s=1.13)
+    run = simulate(hand_scenario(Mode.ASYNC, steps=STEPS, costs=slow))
+    blame = critical_path(run)
+    assert blame["dense pull"] == pytest.approx(STEPS * 801.0)
+    assert blame["forward and backward"] == pytest.approx(STEPS * 12.0)
+    assert blame["push"] == 41.0
+
+
+def test_a_window_passes_the_blame_to_the_push_it_waits_for() -> None:
+    """tau = 1 and slow pushes: the whole life of every second batch."""
+    slow = hand_costs(server_update=law(250.0))  # 1,000 s, so a life is 104 - 11 + 1,000
+    run = simulate(hand_scenario(Mode.HYBRID, tau=1, steps=STEPS, costs=slow))
+    blame = critical_path(run)
+    assert run.makespan_s == pytest.approx(46 + 20 * 1093 + 1)  # batches 1, 3, ... one by one
+    assert blame == pytest.approx(
+        {part: 20 * seconds for part, seconds in ONE_STEP.items()}
+        | {"push": 20 * 1030.0, "load": 46.0, "push answer": 1.0}
+    )
+
+
+@pytest.mark.parametrize("queue", ["forwarded", "on_gpu", "backward", "copied_back"])
+def test_short_buffers_never_blame_a_stage_that_stands_still(queue: str) -> None:
+    """Whatever the buffers, a loop that is always busy is the path."""
+    queues = replace(Queues(), **{queue: 1})
+    slow = hand_costs(gpu_fixed_s=1000.0)
+    base = hand_scenario(Mode.RAW_HYBRID, steps=STEPS, costs=slow, queues=queues)
+    assert critical_path(simulate(base))["forward and backward"] == STEPS * 1000.0
+
+
+def test_full_buffers_pass_the_blame_to_the_stage_behind_them() -> None:
+    """A slow push with buffers of one: load and compute stand still, pushes follow each other."""
+    slow = hand_costs(server_update=law(250.0))
+    short = Queues(
+        dataset=1, lookup_tasks=1, forwarded=1, on_gpu=1, backward=1, copied_back=1, push_tasks=1
+    )  # fmt: skip
+    run = simulate(hand_scenario(Mode.RAW_HYBRID, steps=STEPS, costs=slow, queues=short))
+    blame = critical_path(run)
+    assert blame["push"] == pytest.approx(STEPS * 1030.0)
+    assert blame["push answer"] == pytest.approx(STEPS * 1.0)
+    once = {name: s for name, s in ONE_STEP.items() if name != "push"}
+    assert {name: blame[name] for name in once} == pytest.approx(once)
+
+
+@given(
+    uncontended(), st.sampled_from(["forward and backward", "copy from the GPU", "copy to the GPU"])
+)
+def test_a_part_is_to_blame_for_as_much_as_slowing_it_costs(scenario: Scenario, part: str) -> None:
+    """Instants are maxima of sums, so the end is convex in the seconds of a stage: what the path
+    blames lies between what one per mille less saves and what one per mille more costs.
+
+    Not so with permits (the k-th return is no maximum of sums), nor where compute hides a part of
+    the dense sync, nor for lookahead's copies (its second look copies, too).
+    """
+    mode = {Mode.HYBRID: Mode.RAW_HYBRID, Mode.LOOKAHEAD: Mode.SYNC}.get(
+        scenario.mode, scenario.mode
+    )
+    scenario = replace(scenario, permits=None, ahead=None, noise=Noise(), mode=mode)
+    need = demand(scenario)
+
+    def end_s(factor: float) -> float:
+        if part == "forward and backward":
+            seconds = {"forward_s": need.forward_s, "backward_s": need.backward_s}
+            changed = replace(need, **{name: s * factor for name, s in seconds.items()})
+        elif part == "copy from the GPU":
+            changed = replace(need, copy_out_s=need.copy_out_s * factor)
+        else:
+            fetch = replace(need.fetch, copy_in_s=need.fetch.copy_in_s * factor)
+            changed = replace(need, fetch=fetch)
+        return float(simulate(scenario, need=changed).stamps[Mark.RETURNED].max())
+
+    blamed = critical_path(simulate(scenario)).get(part, 0.0)
+    saved, cost = (end_s(1) - end_s(0.999)) * 1000, (end_s(1.001) - end_s(1)) * 1000
+    assert saved - 1e-9 <= blamed <= cost + 1e-9

@@ -1,0 +1,380 @@
+"""Every figure of the report against one computed another way: on paper, or from the stamps."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from persia_sim.engine.simulate import Run, simulate
+from persia_sim.insight.report import Report, exposed, report, sent_bytes, staleness, text
+from persia_sim.model.incidents import Checkpoints, Crash, SlowDown, Target
+from persia_sim.model.memory import Capacity, RowFormat, capacity, fill_s, resident_after
+from persia_sim.model.scenario import Discipline, Noise, Scenario
+from persia_sim.model.stamps import Mark
+from persia_sim.words.vocabulary import Mode
+from tests.persia_sim.hand_world import HAND, hand_costs, hand_scenario, hand_workload, law
+from tests.persia_sim.sim_configurations import small_scenario, uncontended
+
+
+def line(said: str, word: str) -> str:
+    [found] = [line for line in said.splitlines() if line.startswith(word)]
+    return found.removeprefix(word).strip()
+
+
+def sync_of_two(steps: int = 40) -> Scenario:
+    """A step takes 113 s: 104 of one batch and 9 of all-reduce (test_timeline_by_hand)."""
+    return hand_scenario(Mode.SYNC, ranks=2, steps=steps)
+
+
+def shares(said: str) -> dict[str, float]:
+    """`name 12.3%, other 4.5%` as a dict."""
+    return {
+        name: float(share) / 100 for name, share in re.findall(r"(.+?) ([\d.]+)%(?:, |$)", said)
+    }
+
+
+def test_throughput_step_and_bound_of_two_ranks_in_sync() -> None:
+    found = report(simulate(sync_of_two()))
+    # 40 steps have 39 durations; the first five are the start.
+    assert found.samples_per_s.mean == pytest.approx(2 * 4 / 113)
+    assert found.step_s.mean == pytest.approx(113) and found.step_s.values == 34
+    assert found.step_s.half_width == pytest.approx(0, abs=1e-9)
+    assert (found.bound.step_s, found.bound.binds) == (113, "window")
+    said = text(found)
+    assert line(said, "throughput").startswith("0.0708 samples/s")
+    assert "+-0.00% (95 %, 34 steps, warm-up removed)" in said
+    assert line(said, "step ") == "113000.00 ms; bound 113000.00 ms (window)"
+
+
+def test_too_few_steps_have_no_interval_and_say_so() -> None:
+    said = text(report(simulate(sync_of_two(steps=12))))
+    assert "too few for an interval" in line(said, "throughput") and "inf" not in said
+
+
+def test_prefixes_of_large_numbers() -> None:
+    """A step of 113 s with a thousandth, a millionth, ... of every time."""
+    run = simulate(sync_of_two())
+    for factor, shown in ((1e3, "70.8 s"), (1e5, "7.08 ks"), (1e8, "7.08 Ms"), (1e11, "7.08 Gs"),
+                          (1e14, "7.08 Ts")):  # fmt: skip
+        quick = replace(run, stamps=run.stamps / factor)
+        assert line(text(report(quick)), "throughput").startswith(shown), factor
+
+
+def test_dollars_per_hour_and_per_million_samples() -> None:
+    found = report(simulate(sync_of_two()))
+    assert found.usd_per_hour == 2 * 8 + 4 + 2 == 22
+    # A million samples are 125,000 steps of 113 s: 3,923.6 hours.
+    assert found.usd_per_million_samples == pytest.approx(22 * 125_000 * 113 / 3600)
+    assert line(text(found), "cost") == "$22 an hour, $86319.444 per million samples"
+    roles = ("nn", "embedding_workers", "servers")
+    base = sync_of_two()
+    for role in roles:
+        part = getattr(base.cluster, role)
+        free = replace(part, host=replace(part.host, usd_per_hour=0.0))
+        base = replace(base, cluster=replace(base.cluster, **{role: free}))
+    assert "cost" not in text(report(simulate(base)))
+
+
+def test_use_of_every_resource_of_one_rank_in_sync() -> None:
+    """Seconds of one step over the makespan of 10 steps: 23 + 10 x 104 + 1 = 1,064."""
+    run = simulate(hand_scenario(Mode.SYNC, steps=10))
+    seconds = {
+        "GPU": 12, "copy to the GPU": 5, "copy from the GPU": 9, "worker cores": 2 + 6 + 7,
+        "server cores": 3 + 11,
+        "GPU host card, in": 192 / 24, "GPU host card, out": 192 / 24,
+        "worker host card, out": (48 + 120 + 192) / 16,
+        "worker host card, in": (364 + 96 + 192) / 16,
+        "server host card, in": (48 + 120) / 12, "server host card, out": 96 / 12,
+    }  # fmt: skip
+    expected = {name: 10 * s / 1064 for name, s in seconds.items()}
+    found = report(run)
+    assert found.use == pytest.approx(expected)
+    assert shares(line(text(found), "in use")) == pytest.approx(
+        dict(sorted(expected.items(), key=lambda item: -item[1])[:6]), abs=6e-4
+    )
+    assert sent_bytes(run) == 10 * (364 + 48 + 96 + 192 + 192 + 120)
+    assert line(text(found), "sent") == "1.01 kB a step"
+
+
+def test_use_of_the_busiest_of_several() -> None:
+    """Three workers share 8 batches as 3, 3, 2; of two GPU hosts each has four."""
+    base = hand_scenario(Mode.SYNC, ranks=2, steps=4)
+    cluster = base.cluster.with_workers(3).with_servers(2)
+    run = simulate(replace(base, cluster=cluster))
+    found, end = report(run).use, run.makespan_s
+    assert found["worker host card, out"] == pytest.approx(3 * 360 / 16 / end)
+    assert found["worker cores"] == pytest.approx(8 * 15 / 3 / end)  # the mean of all cores
+    assert found["GPU host card, in"] == pytest.approx(4 * 192 / 24 / end)
+    # A host with two of three rows: 2/3 of 12 bytes a second is the most its card gives.
+    assert found["server host card, out"] == pytest.approx(8 * 96 * (2 / 3) / 12 / end)
+    assert found["server cores"] == pytest.approx(8 * 14 / end)  # each server serves every batch
+    many = replace(cluster, embedding_workers=replace(
+        cluster.embedding_workers, cores_per_process=4
+    ))  # fmt: skip
+    quarter = report(simulate(replace(base, cluster=many))).use
+    assert quarter["worker cores"] == pytest.approx(found["worker cores"] / 4)
+
+
+def test_use_in_async_has_the_dense_server_and_its_card() -> None:
+    base = hand_scenario(Mode.ASYNC, ranks=2, steps=6, dense_on_cards=True)
+    run = simulate(base)
+    use, end = report(run).use, run.makespan_s
+    assert use["dense server"] == pytest.approx(2 * 6 * 2 * 4 / end)  # pull and push take 4 s each
+    assert use["dense server card, out"] == pytest.approx(2 * 6 * 904 / 12 / end)
+    assert use["dense server card, in"] == pytest.approx(2 * 6 * 904 / 12 / end)
+    assert use["GPU host card, in"] == pytest.approx(6 * (192 + 904) / 24 / end)
+
+
+def test_a_slow_gpu_is_busy_longer() -> None:
+    slow = SlowDown(target=Target.RANK, index=1, factor=3.0)
+    run = simulate(hand_scenario(Mode.SYNC, ranks=2, steps=8, disturbances=(slow,)))
+    assert report(run).use["GPU"] == pytest.approx(8 * (12 + 36) / 2 / run.makespan_s)
+
+
+def test_exposed_times_of_sync_are_the_life_without_compute() -> None:
+    """Between two steps the loop waits for copies back and push (50), then for 10, 27 and 5."""
+    one = exposed(simulate(hand_scenario(Mode.SYNC, steps=7)))
+    assert one == pytest.approx({
+        "window, permit or lookup task": 9 + 41, "lookup at servers": 10, "rows to the rank": 27,
+        "copy to the GPU": 5,
+    })  # fmt: skip
+    two = exposed(simulate(sync_of_two(steps=4)))
+    # Rank 0 waits 23 s for rank 1 in the first of four steps; the all-reduce takes 9 in each.
+    assert two["dense sync and other ranks"] == pytest.approx(9 + 23 / 8)
+    assert {name: s for name, s in two.items() if name in one} == pytest.approx(one)
+
+
+def test_exposed_times_of_a_starved_and_of_a_pulling_loop() -> None:
+    slow = hand_scenario(Mode.RAW_HYBRID, steps=7, costs=hand_costs(load=law(500.0)))
+    assert exposed(simulate(slow)) == pytest.approx({
+        # Batches come 1,022.75 s apart; the life before compute is 42, compute itself 12.
+        "load": 1022.75 - 54, "lookup at servers": 10, "rows to the rank": 27, "copy to the GPU": 5,
+    })  # fmt: skip
+    busy = hand_scenario(Mode.ASYNC, steps=7, costs=hand_costs(gpu_fixed_s=1000.0))
+    assert exposed(simulate(busy)) == pytest.approx({"refresh or dense pull": 5})
+    again = hand_scenario(Mode.LOOKAHEAD, steps=7, ahead=3)
+    # After the update 9 + 41 until the push is applied, then the second look of 42.
+    assert exposed(simulate(again))["refresh or dense pull"] == pytest.approx(92)
+    nothing = hand_scenario(Mode.RAW_HYBRID, steps=7, costs=hand_costs(gpu_fixed_s=1000.0))
+    run = simulate(nothing)
+    assert exposed(run) == {} and "exposed, ms  nothing" in text(report(run))
+
+
+def test_exposed_times_are_printed_in_milliseconds_largest_first() -> None:
+    said = line(text(report(simulate(hand_scenario(Mode.SYNC, steps=7)))), "exposed, ms")
+    assert said == (
+        "window, permit or lookup task 50000.00, rows to the rank 27000.00, "
+        "lookup at servers 10000.00, copy to the GPU 5000.00"
+    )
+
+
+def test_blame_is_printed_as_shares_of_the_makespan() -> None:
+    found = report(simulate(hand_scenario(Mode.SYNC, steps=10)))
+    said = shares(line(text(found), "to blame"))
+    expected = {"push": 410, "rows to the rank": 270, "forward and backward": 120,
+                "lookup at servers": 100, "copy from the GPU": 90}  # fmt: skip
+    assert said == pytest.approx({name: s / 1064 for name, s in expected.items()}, abs=6e-4)
+    assert sum(found.blame.values()) == pytest.approx(1)
+
+
+def late(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Missing steps, the oldest of them and missed pushes of every lookup, from the stamps."""
+    read, applied = run.stamps[Mark.READ], run.stamps[Mark.APPLIED]
+    ranks, steps = read.shape
+    barrier = run.scenario.mode.has_barrier
+    missing, oldest, pushes = [], [], []
+    for r in range(ranks):
+        for s in range(steps):
+            closed = applied.max(0) if barrier else applied[r]
+            open_steps = [k for k in range(s) if closed[k] > read[r, s]]
+            missing.append(len(open_steps))
+            oldest.append(s - open_steps[0] if open_steps else 0)
+            between = (applied > read[r, s]) & (applied < applied[r, s])
+            pushes.append(int(between.sum()))
+    return np.array(missing), np.array(oldest), np.array(pushes)
+
+
+def percentile(values: np.ndarray, level: float) -> float:
+    """Linear between order statistics, as in the textbook (Hyndman and Fan's type 7)."""
+    ordered = np.sort(values)
+    place = (len(ordered) - 1) * level
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return float(ordered[low] + (place - low) * (ordered[high] - ordered[low]))
+
+
+@pytest.mark.parametrize("mode", [Mode.RAW_HYBRID, Mode.HYBRID, Mode.ASYNC])
+def test_staleness_from_the_instants_themselves(mode: Mode) -> None:
+    noise = Noise(gpu_cv=0.4, server_cv=1.0)
+    run = simulate(small_scenario(mode, tau=5, steps=60, noise=noise, seed=3), trace=True)
+    missing, oldest, pushes = late(run)
+    found = staleness(run)
+    assert found.steps_mean == pytest.approx(missing.mean()) and missing.std() > 0.2
+    assert found.steps_p99 == pytest.approx(percentile(missing, 0.99))
+    assert found.steps_oldest == oldest.max()
+    assert found.pushes_mean == pytest.approx(pushes.mean()) and pushes.std() > 0.5
+    assert found.pushes_p99 == pytest.approx(percentile(pushes, 0.99))
+
+
+def test_staleness_of_a_window_of_one_by_hand() -> None:
+    """Reads at 33, 56, 137, 160, ...; pushes applied at 127, 150, 231, ...: all but the first miss
+    exactly the step before."""
+    run = simulate(hand_scenario(Mode.HYBRID, tau=1, steps=6), trace=True)
+    found = report(run)
+    late = found.staleness
+    assert late is not None
+    assert (late.steps_mean, late.steps_p99, late.steps_oldest) == (5 / 6, 1, 1)
+    assert (late.pushes_mean, late.pushes_p99) == (5 / 6, 1)
+    # One row a field: every push touches every row.
+    assert (late.rows.mean, late.rows.hottest) == pytest.approx((5 / 6, 5 / 6))
+    assert late.rows.fresh == pytest.approx(1 / 6, abs=1e-4) and late.rows.p50 == 1
+    assert line(text(found), "staleness") == (
+        "steps 0.83 (p99 1, oldest 1); pushes 0.8 (p99 1); by row 0.83 (fresh 16.7%, p50 1, p90 1, "
+        "p99 1, hottest 0.8)"
+    )
+    assert line(text(found), "in flight") == "at most 2 batches"
+    untraced = simulate(hand_scenario(Mode.SYNC))
+    assert report(untraced).staleness is None and "staleness" not in text(report(untraced))
+    with pytest.raises(ValueError, match="the run has no trace: simulate with trace=True"):
+        staleness(untraced)
+
+
+@given(uncontended())
+def test_most_batches_in_flight_counted_from_the_instants(scenario: Scenario) -> None:
+    run = simulate(scenario)
+    starts, ends = (np.sort(run.stamps[m].ravel()) for m in (Mark.LOOKUP, Mark.APPLIED))
+    most = {
+        side: max(k + 1 - int(np.searchsorted(ends, t, side=side)) for k, t in enumerate(starts))
+        for side in ("left", "right")
+    }
+    assert most["right"] <= run.max_in_flight <= most["left"]  # ends and starts at one instant
+
+
+def test_memory_of_rows_in_bytes() -> None:
+    """Four servers of 1,000 bytes; a row of 8 numbers of 2 bytes, 1.5 x 4 bytes of state each."""
+    rows = RowFormat(
+        name="x", value_bytes=2, state_values_per_value=1.5, state_bytes=4, overhead_bytes=26.0,
+        source=HAND,
+    )  # fmt: skip
+    assert rows.row_bytes(8) == 8 * 2 + 8 * 6 + 26 == 90
+    base = hand_scenario()
+    part = replace(base.cluster.servers, processes_per_host=2, hosts=2, ram_bytes_per_process=1e3)
+    cluster = replace(base.cluster, servers=part)
+    held = capacity(cluster, hand_workload(rows=60.0), rows)
+    # 11 rows fit into 1,000 bytes, 44 into the four servers; 60 rows want 1,350 bytes each.
+    assert (held.nominal_rows, held.resident_rows, held.evicted_rows) == (60, 44, 16)
+    assert (held.row_bytes, held.bytes_per_server) == (90, 1350)
+    assert held.limit_bytes_per_server == 1000 and not held.fits
+    assert 0 < held.miss_rate < 16 / 60  # the least used rows are the ones that miss
+    with pytest.raises(ValueError, match=r"60 rows of 90 bytes need 0 GiB: use at least 6 servers"):
+        held.refuse(cluster)
+    uniform = capacity(cluster, hand_workload(rows=60.0, zipf=0.0), rows)
+    assert uniform.miss_rate == pytest.approx(16 / 60, rel=1e-6)
+    full = capacity(cluster, hand_workload(rows=44.0), rows)
+    assert (full.fits, full.evicted_rows, full.miss_rate) == (True, 0, 0)
+    full.refuse(cluster)
+
+
+def test_the_servers_in_the_refusal_hold_whole_rows() -> None:
+    """A server of 1,000 bytes holds one row of 600, so ten rows need ten servers, not six."""
+    tight = Capacity(10, 4, 600.0, 1500.0, 1000.0, 0.1)
+    with pytest.raises(ValueError, match="use at least 10 servers, a leaner row format"):
+        tight.refuse(hand_scenario().cluster)
+    never = Capacity(10, 0, 6000.0, 1500.0, 1000.0, 1.0)
+    with pytest.raises(ValueError, match="use a leaner row format"):
+        never.refuse(hand_scenario().cluster)
+
+
+def test_memory_line_in_gib_bytes_rows_and_hours() -> None:
+    held = Capacity(3e6, 2e6, 345.6, 2.5 * 2**40, 1.25 * 2**40, 0.0123)
+    run = simulate(sync_of_two())
+    # 8 / 113 samples a second with 6 ids each create 2 million rows in 4,708,333 s.
+    assert fill_s(run.scenario.workload, 8 / 113, 2e6) == pytest.approx(2e6 / 6 / 8 * 113)
+    hours = 2e6 / 6 / 8 * 113 / 3600
+    assert line(text(report(run, held)), "memory") == (
+        "2,560 of 1,280 GiB a server, 346 B a row; resident 2e+06, evicted 1e+06, misses 1.23%; "
+        f"to fill >= {hours:.1f} h"
+    )
+
+
+def test_rows_touched_by_samples() -> None:
+    """Two equally likely rows a field, 6 draws of each field: 2 (1 - 2^-6) rows, three fields."""
+    work = hand_workload(rows=6.0, zipf=0.0)
+    assert resident_after(work, 3.0) == pytest.approx(3 * 2 * (1 - 2.0**-6))
+
+
+def test_head_of_the_report_says_what_was_simulated() -> None:
+    base = hand_scenario(Mode.HYBRID, ranks=2, tau=3, permits=7, steps=20, seed=11)
+    first, second, third, *_ = text(report(simulate(base))).splitlines()
+    assert first == "hand: 2 x abacus, 1 embedding workers, 1 servers on 1 hosts"
+    assert second == "hand: 3 rows x 8 = 24 parameters, dense 0.0 M, batch 4 a rank"
+    assert (
+        third.split(None, 1)[1] == "hybrid, tau 3, 7 permits; unshared network; 20 steps, seed 11"
+    )
+    for mode, knobs, said in (
+        (Mode.SYNC, {}, "sync;"), (Mode.LOOKAHEAD, {"ahead": 2}, "lookahead, ahead 2;"),
+        (Mode.ASYNC, {"tau": None}, "async, tau unbounded;"),
+        (Mode.ASYNC, {"tau": 0}, "async, tau 0;"),
+    ):  # fmt: skip
+        found = text(report(simulate(hand_scenario(mode, steps=6, **knobs)))).splitlines()[2]
+        assert found.split(None, 1)[1].startswith(said)
+    default = simulate(hand_scenario(Mode.LOOKAHEAD, steps=6))
+    assert f"ahead {default.scenario.window};" in text(report(default))
+
+
+def test_extrapolated_laws_are_named() -> None:
+    measured = replace(law(1.0), fitted_items=(100.0, 200.0))
+    run = simulate(hand_scenario(costs=hand_costs(server_lookup=measured, load=measured)))
+    assert line(text(report(run)), "extrapolated") == (
+        "load, server_lookup: outside the fitted range"
+    )
+    assert "extrapolated" not in text(report(simulate(hand_scenario())))
+
+
+def test_faults_line_of_a_run_by_hand() -> None:
+    """Sync of one rank updates at 77, 181, 285, ...: the crash at 200 loses the work since the
+    checkpoint after 181, which took 5 s, and 2 + 3 + 4 s until it is back."""
+    crash = Crash(
+        target=Target.RANK, index=0, at_s=200.0, detect_s=2.0, restart_s=3.0, load_s=4.0
+    )  # fmt: skip
+    slow = SlowDown(target=Target.WORKER, index=0, factor=2.0, start_s=1e6, end_s=2e6)
+    base = hand_scenario(
+        Mode.SYNC, steps=4, disturbances=(slow, crash), infinite_cpus=False,
+        checkpoints=Checkpoints(interval_s=150.0, write_s=5.0),
+    )  # fmt: skip
+    run = simulate(base)
+    # Step 1's update at 181 is the first after 150 s: until 186. Then 14 s lost, 9 s down; step 2
+    # would have ended at 290 and ends at 290 + 14 + 9 = 313; its work is 104, below 150. Step 3
+    # ends at 417 after 222 of work since the restart (195 = 209 - 14): the second checkpoint.
+    assert run.stamps[Mark.UPDATED, 0].tolist() == pytest.approx([77, 186, 313, 422])
+    assert line(text(report(run)), "faults") == (
+        "1 slow, 1 crashes: down 9.00 s, redone 14.00 s, pushes lost 0, forgotten 0; "
+        "2 checkpoints, 10.00 s (of 473.00 s)"
+    )
+    assert "faults" not in text(report(simulate(hand_scenario())))
+
+
+def test_lost_and_forgotten_pushes_by_hand() -> None:
+    """A server of sync dies at 120, with the push of step 0 in its hands (116 to 127)."""
+    crash = Crash(target=Target.SERVER, index=0, at_s=120.0, detect_s=10.0, restart_s=20.0)
+    base = hand_scenario(Mode.SYNC, steps=3, disturbances=(crash,), infinite_cpus=False)
+    losses = simulate(base).losses
+    assert (losses.crashes, losses.lost_pushes, losses.forgotten_pushes) == (1, 1, 0)
+    later = replace(crash, at_s=300.0)  # two pushes are applied (127, 231), none is on its way
+    losses = simulate(replace(base, disturbances=(later,))).losses
+    assert (losses.crashes, losses.lost_pushes, losses.forgotten_pushes) == (1, 0, 2)
+
+
+@given(st.sampled_from(list(Discipline)), st.integers(0, 3))
+def test_shares_of_use_and_blame_lie_between_nothing_and_all(
+    discipline: Discipline, seed: int
+) -> None:
+    noise = Noise(gpu_cv=0.3)
+    found: Report = report(simulate(small_scenario(discipline=discipline, noise=noise, seed=seed)))
+    for shares_of in (found.use, found.blame):
+        assert all(0 < share <= 1 + 1e-9 for share in shares_of.values())
