@@ -67,14 +67,17 @@ class GapRow:
     log_loss: float
     staleness_mean_steps: float
     staleness_max_steps: int
-    samples_per_s: float
-    """Of the concurrent executor; NaN where it was not run."""
     thread_staleness: tuple[float, int] | None
     """Mean and maximum steps missed in the concurrent executor; None where it was not run."""
 
 
-def gap_table(lag_runs: Sequence[Run], speed_runs: Sequence[Run], task: str) -> list[GapRow]:
-    """One row per setting, in the order in which the points were given."""
+def gap_table(lag_runs: Sequence[Run], thread_runs: Sequence[Run], task: str) -> list[GapRow]:
+    """One row per setting, in the order in which the points were given.
+
+    There is no speed in it: the samples/s of single runs are no comparison (one run of each, on a
+    machine whose speed moves, and in async a batch per rank that is W times that of sync). The
+    benches measure speeds, in turn and with intervals.
+    """
     by_setting: dict[Setting, dict[int, Run]] = {}
     for run in lag_runs:
         by_setting.setdefault(run.setting, {})[run.summary["seed"]] = run
@@ -83,8 +86,7 @@ def gap_table(lag_runs: Sequence[Run], speed_runs: Sequence[Run], task: str) -> 
         # tau = 0 of a merged hybrid is sync in its bytes (law 1); of async it is a run of its own.
         equals_sync = mode in ("hybrid", "raw_hybrid") and _merges(runs)
         own_zero = by_setting.get(SYNC if equals_sync else (mode, 0), {})
-        threads = [r.summary for r in speed_runs if r.setting == (mode, tau)]
-        speeds = [summary["samples_per_s"] for summary in threads]
+        threads = [r.summary for r in thread_runs if r.setting == (mode, tau)]
         stale = [r.summary["staleness"] for r in runs.values()]
         rows.append(
             GapRow(
@@ -98,7 +100,6 @@ def gap_table(lag_runs: Sequence[Run], speed_runs: Sequence[Run], task: str) -> 
                 float(np.mean([r.log_loss(task) for r in runs.values()])),
                 float(np.mean([s["mean_steps"] for s in stale])),
                 max(int(s["max_steps"]) for s in stale),
-                float(np.median(speeds)) if speeds else math.nan,
                 _observed(threads),
             )
         )
@@ -148,27 +149,34 @@ def table_cells(rows: Sequence[GapRow]) -> tuple[list[str], list[list[str]]]:
     """Header and cells as a person reads them; gaps in thousandths of AUC."""
     header = [
         "mode", "tau", "test AUC", "gap to sync [1e-3]", "gap to own tau 0 [1e-3]", "log-loss",
-        "stale steps (lag)", "(threads)", "samples/s",
+        "stale steps (lag)",
     ]  # fmt: skip
+    ran_threads = any(row.thread_staleness for row in rows)
+    if ran_threads:
+        header.append("(threads)")
     cells = [
         [
             row.mode,
             "-" if row.mode in ("sync", "lookahead") else str(row.tau),
             f"{row.auc.mean:.4f}",
-            _milli(row.gap_to_sync, row.mode == "sync"),
-            _milli(row.gap_to_tau_0, row.mode == "sync" or row.tau == 0),
+            "-" if row.mode == "sync" else thousandths(row.gap_to_sync),
+            "-" if row.mode == "sync" or row.tau == 0 else thousandths(row.gap_to_tau_0),
             f"{row.log_loss:.4f}",
-            f"{row.staleness_mean_steps:.2f} / {row.staleness_max_steps}",
-            "-" if row.thread_staleness is None else "{:.2f} / {}".format(*row.thread_staleness),
-            "-" if math.isnan(row.samples_per_s) else f"{row.samples_per_s:,.0f}",
+            _stale((row.staleness_mean_steps, row.staleness_max_steps)),
+            *([_stale(row.thread_staleness)] if ran_threads else []),
         ]
         for row in rows
     ]
     return header, cells
 
 
-def _milli(gap: Interval, is_reference: bool) -> str:
-    if is_reference or gap.n == 0:
+def _stale(mean_and_most: tuple[float, int] | None) -> str:
+    return "-" if mean_and_most is None else "{:.2f} / {}".format(*mean_and_most)
+
+
+def thousandths(gap: Interval) -> str:
+    """A gap in thousandths of AUC with its interval; "-" where no seed has both runs."""
+    if gap.n == 0:
         return "-"
     if math.isnan(gap.half_width):
         return f"{1e3 * gap.mean:+.2f} (1 seed)"
@@ -176,8 +184,8 @@ def _milli(gap: Interval, is_reference: bool) -> str:
 
 
 def record(row: GapRow) -> dict[str, Any]:
-    """One line of the CSV."""
-    return {
+    """One line of the CSV; what threads did stands in it where threads ran."""
+    line = {
         "mode": row.mode,
         "tau": row.tau,
         "ranks": row.ranks,
@@ -192,7 +200,8 @@ def record(row: GapRow) -> dict[str, Any]:
         "log_loss": row.log_loss,
         "staleness_mean_steps": row.staleness_mean_steps,
         "staleness_max_steps": row.staleness_max_steps,
-        "concurrent_staleness_mean_steps": row.thread_staleness and row.thread_staleness[0],
-        "concurrent_staleness_max_steps": row.thread_staleness and row.thread_staleness[1],
-        "concurrent_samples_per_s": row.samples_per_s,
     }
+    if row.thread_staleness is not None:
+        mean, most = row.thread_staleness
+        line |= {"concurrent_staleness_mean_steps": mean, "concurrent_staleness_max_steps": most}
+    return line

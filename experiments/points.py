@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,11 +22,13 @@ class Point:
     data_sha256: str = ""
     """Of the data and its split: a point whose data changed runs anew."""
     exclusive: bool = False
-    """Runs alone on the machine, because its speed is a result."""
+    """Runs alone on the machine, because what its threads do is a result."""
 
     def folder(self, root: Path) -> Path:
-        """Its run folder: the label, and a hash of the config so that a changed one runs anew."""
+        """Its run folder: the label, and a hash so that a changed config or model runs anew."""
         decides = {"config": plain(_what_decides(self.config)), "data": self.data_sha256}
+        if source := model_sha256(self.config.model.name):
+            decides["model"] = source
         content = json.dumps(decides, sort_keys=True).encode()
         return root / f"{self.label}-{hashlib.sha256(content).hexdigest()[:8]}"
 
@@ -41,6 +44,24 @@ def data_sha256(config: TrainConfig) -> str:
     data = config.data
     found = open_source(data.name, data_dir=data.dir).provenance()
     return f"{found.sha256} {found.split}"
+
+
+def model_sha256(name: str) -> str:
+    """Checksum of the file that ``package.module:Class`` lies in; "" for a built-in model.
+
+    A class that was edited under the same name is another model. What its file imports is not
+    looked at. Also "" where there is no such file: the run itself will say so.
+    """
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        return ""
+    try:
+        found = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return ""
+    if found is None or found.origin is None or not Path(found.origin).is_file():
+        return ""
+    return hashlib.sha256(Path(found.origin).read_bytes()).hexdigest()
 
 
 def _what_decides(config: TrainConfig) -> TrainConfig:

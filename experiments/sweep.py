@@ -14,6 +14,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+from experiments.folders import sole_writer
 from experiments.points import Point
 from runtime.run.folder import environment
 
@@ -38,10 +39,15 @@ def print_plan(points: Sequence[Point], root: Path, jobs: int) -> None:
 def run_points(points: Sequence[Point], root: Path, jobs: int, samples_per_point: int) -> None:
     """Run every point that has no summary yet; points of equal config run once.
 
-    Raises ValueError naming the points that failed, after all others have run. The progress bar is
-    in points; ``samples_per_point`` (an estimate) lets it move within one.
+    Raises ValueError naming the points that failed, after all others have run; at once, when
+    another sweep is writing into ``root``. The progress bar is in points; ``samples_per_point`` (an
+    estimate) lets it move within one.
     """
-    root.mkdir(parents=True, exist_ok=True)
+    with sole_writer(root):
+        _run_missing(points, root, jobs, samples_per_point)
+
+
+def _run_missing(points: Sequence[Point], root: Path, jobs: int, samples_per_point: int) -> None:
     distinct = list({p.folder(root): p for p in points}.values())
     waiting = [p for p in distinct if not p.is_done(root)]
     waiting.sort(key=lambda p: p.exclusive)  # speeds are measured last, when nothing else runs
@@ -154,16 +160,17 @@ def _work(point: Point, folder: Path, samples: Any, number: int) -> None:
     """The body of a point's process."""
     from runtime.run.record import run_into
 
-    _die_with_the_sweep()
+    die_with_the_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends us
 
     def count(more: int) -> None:
         samples[number] += more
 
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / FAILED).unlink(missing_ok=True)
-        run_into(folder, point.config, count)
+        # A killed sweep's process may live a moment longer; it must not write beside this one.
+        with sole_writer(folder, wait=True):
+            (folder / FAILED).unlink(missing_ok=True)
+            run_into(folder, point.config, count)
     except OSError as error:
         if error.errno == DISK_FULL_EXIT:
             sys.exit(DISK_FULL_EXIT)
@@ -178,8 +185,8 @@ def _work(point: Point, folder: Path, samples: Any, number: int) -> None:
         sys.exit(1)
 
 
-def _die_with_the_sweep() -> None:
-    """A sweep that is killed must not leave points behind that a second run would start again."""
+def die_with_the_parent() -> None:
+    """A killed sweep must leave no process behind whose work a second run would start again."""
     if sys.platform == "linux":
         parent_death_signal = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
         ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL)

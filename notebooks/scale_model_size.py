@@ -29,14 +29,14 @@ import pandas as pd
 from paper_figs.scale_model_size import scale_model_size_figure
 
 root = Path.cwd() if Path("paper_figs").is_dir() else Path.cwd().parent
-folder = root / "paper_figs" / "data"
+folder = root / "paper_figs" / "out"
 path, suspects = folder / "scale_model_size.csv", folder / "scale_model_size_suspects.csv"
 if os.environ.get("QUICK", "1") == "0":
     from experiments.studies.scale_model_size import Options, run
 
     run(Options())
     path = Path("runs/scale-model-size/scale_model_size.csv")
-    suspects = path.with_name("suspects.csv")
+    suspects = path.with_name("scale_model_size_suspects.csv")
 rows = pd.read_csv(path)
 scale_model_size_figure(path)
 

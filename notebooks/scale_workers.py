@@ -28,7 +28,7 @@ import pandas as pd
 from paper_figs.scale_workers import scale_workers_figure
 
 root = Path.cwd() if Path("paper_figs").is_dir() else Path.cwd().parent
-path = root / "paper_figs" / "data" / "scale_workers.csv"
+path = root / "paper_figs" / "out" / "scale_workers.csv"
 if os.environ.get("QUICK", "1") == "0":
     from experiments.studies.scale_workers import Options, run
 

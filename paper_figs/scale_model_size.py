@@ -10,9 +10,7 @@ from matplotlib import pyplot as plt
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from paper_figs.gap import STYLE, save
-
-__all__ = ["save", "scale_model_size_figure"]
+from paper_figs.style import STYLE
 
 
 def scale_model_size_figure(table: Path) -> Figure:

@@ -10,9 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from paper_figs.gap import MARKERS, STYLE, save
-
-__all__ = ["save", "scale_workers_figure"]
+from paper_figs.style import MARKERS, STYLE
 
 SETS = ("taobao-ad", "avazu-ad", "criteo-ad", "kwai-video")
 

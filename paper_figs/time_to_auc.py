@@ -8,24 +8,22 @@ import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from paper_figs.gap import MARKERS, STYLE, save
-
-__all__ = ["save", "time_to_auc_figure"]
+from paper_figs.style import MARKERS, STYLE
 
 
-def time_to_auc_figure(csv: Path, cluster: str) -> Figure:
+def time_to_auc_figure(table: Path) -> Figure:
     """Left: what a person waiting for the cluster sees. Right: what a sample teaches."""
-    rows = pd.read_csv(csv)
+    rows = pd.read_csv(table)
     rows = rows[rows.task == rows.task.iloc[0]]
     with plt.style.context(STYLE):
         figure, axes = plt.subplots(1, 2, figsize=(7.0, 2.8), layout="constrained", sharey=True)
-        for ax, column, label in (
-            (axes[0], "simulated_s", f"simulated time on {cluster} [s]"),
-            (axes[1], "samples", "training samples [thousands]"),
+        for ax, column, unit, label in (
+            (axes[0], "simulated_s", 1.0, f"simulated time on {rows.cluster.iloc[0]} [s]"),
+            (axes[1], "samples", 1e3, "training samples [thousands]"),
         ):
             for number, mode in enumerate(dict.fromkeys(rows["mode"])):
                 curves = rows[rows["mode"] == mode].groupby(column).auc
-                x = curves.mean().index.to_numpy() / (1 if column == "simulated_s" else 1e3)
+                x = curves.mean().index.to_numpy() / unit
                 (line,) = ax.plot(x, curves.mean(), marker=MARKERS[number], label=mode)
                 ax.fill_between(x, curves.min(), curves.max(), alpha=0.15, color=line.get_color())
             ax.set_xlabel(label)

@@ -26,8 +26,8 @@ ROOMS = {
         "order", "engines", "run", "commands", "__main__",
     ],
     "experiments": [
-        "statistics", "tables", "checks", "points", "gaps", "sweep", "published", "studies",
-        "benching", "commands", "__main__",
+        "statistics", "tables", "checks", "folders", "points", "gaps", "sweep", "published",
+        "studies", "benching", "commands", "__main__",
     ],
 }  # fmt: skip
 """Bottom first: a room imports from rooms before it, never from one after it."""

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from experiments.benching.wide import FIELDS, WideWorkload, wide_workload
 from experiments.benching.windows import Window, interleave, summarize
-from experiments.benching.workload_w import FIELDS, WorkloadW, workload_w
+from experiments.checks import COUNT, between
 from experiments.tables import aligned, write_csv
 from runtime.data.batch import Batch, Field, Layout
 from runtime.data.ids import hash_integers, mix64, tag
@@ -29,13 +30,13 @@ UNIFORM_IDS = 65_536
 """Distinct uniform ids of one lookup + Adagrad."""
 ADAGRAD = RowOptimizer(kind="adagrad", lr=0.05)
 GOALS = {
-    "W step": (106_496 / 7e-3 / 1e6, "7 ms a batch"),
+    "whole step": (106_496 / 7e-3 / 1e6, "7 ms a batch"),
     "lookup+adagrad no limit": (20.0, "20 M ids/s"),
     "lookup+adagrad clock": (16.0, "16 M ids/s"),
     "lookup+adagrad lru": (14.0, "14 M ids/s"),
     "evict lru": (2.0, "2 M ids/s (4 at 3 M rows)"),
 }
-"""M ids/s on one core at dim 16 and 10 M rows (issue "Embedding engine", speeds)."""
+"""M ids/s on one core at dim 16 and 10 M rows, set before the engine was built."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +48,19 @@ class Options:
     dim: int = 16
     """Floats in a row."""
     batch: int = 4096
-    """Samples of a W batch of 26 ids each."""
+    """Samples of a batch of workload `wide`, of 26 ids each."""
     rounds: int = 15
     """Interleaved rounds."""
     most_foreign_cores: float = 1.1
     """More foreign load than the other core carries makes a window count as loaded."""
     out: Path = Path("runs/bench-embedding")
     """Folder of the CSV and the figure."""
+
+    def __post_init__(self) -> None:
+        between(FIELDS, 10**9, rows=self.rows)
+        between(*COUNT, batch=self.batch, rounds=self.rounds)
+        between(1, 4096, dim=self.dim)
+        between(0, 1024, most_foreign_cores=self.most_foreign_cores)
 
 
 def run(options: Options) -> None:
@@ -65,9 +72,9 @@ def run(options: Options) -> None:
 
     native.set_threads(1)
     torch.set_num_threads(1)
-    source = workload_w(options.batch, options.rows, batches=12)
+    source = wide_workload(options.batch, options.rows, batches=12)
     groups = {
-        "one W batch": _batch_kernels(options, source),
+        "one wide batch": _batch_kernels(options, source),
         "uniform ids": _uniform_kernels(options),
     }
     records: list[dict[str, Any]] = []
@@ -88,9 +95,11 @@ def run(options: Options) -> None:
         print("(the goals are for 10 M rows and dim 16)")
     table = options.out / "bench_embedding.csv"
     write_csv(table, records)
-    from paper_figs.speeds import kernels_figure, save  # late: pyplot takes seconds
+    from paper_figs.bench_embedding import bench_embedding_figure  # late: pyplot takes seconds
+    from paper_figs.style import save
 
-    print(f"{table}  {save(kernels_figure(table), options.out / 'bench_embedding.png')}")
+    figure = save(bench_embedding_figure(table), options.out / "bench_embedding.png")
+    print(f"{table}  {figure}")
 
 
 def _table(group: str, windows: list[Window], names: list[str]) -> str:
@@ -127,14 +136,16 @@ def _rate(work: Callable[[], float | None], count: int = 0) -> Callable[[], floa
     return measure
 
 
-def _batch_kernels(options: Options, source: WorkloadW) -> dict[str, Callable[[], float]]:
+def _batch_kernels(options: Options, source: WideWorkload) -> dict[str, Callable[[], float]]:
     import torch
 
     from runtime.embedding.native.extension import native
     from runtime.embedding.open import open_pooling
     from runtime.embedding.reference.pooling import FieldVectors
 
-    store = _full(source.layout, TableConfig(dim=options.dim, optimizer=ADAGRAD), _w_ids(options))
+    store = _full(
+        source.layout, TableConfig(dim=options.dim, optimizer=ADAGRAD), _wide_ids(options)
+    )
     pooling = open_pooling(source.layout.fields, {"rows": options.dim})
     batches = source.batches
     count = len(batches[0].ids)
@@ -152,7 +163,7 @@ def _batch_kernels(options: Options, source: WorkloadW) -> dict[str, Callable[[]
     many.fill(0.0)
     out = native.empty_float32(count, options.dim)
 
-    def w_step() -> None:
+    def whole_step() -> None:
         k = next(turn)
         handle = store.begin(0, k, batches[k])
         store.read(handle, 0)
@@ -186,7 +197,7 @@ def _batch_kernels(options: Options, source: WorkloadW) -> dict[str, Callable[[]
         "random row rate": lambda: native.pool(
             fields, count, no_offsets, random_rows, 1, out, many, True
         ),
-        "W step": w_step,
+        "whole step": whole_step,
         "dedup native": lambda: native.plan(batches[next(turn)].ids, 1, np.empty(count, np.int32)),
         "dedup numpy": lambda: np.unique(batches[next(turn)].ids, return_inverse=True),
         "dedup torch": lambda: torch.unique(
@@ -295,7 +306,7 @@ def _full(layout: Layout, config: TableConfig, columns: Iterator[np.ndarray]) ->
     return store
 
 
-def _w_ids(options: Options) -> Iterator[np.ndarray]:
+def _wide_ids(options: Options) -> Iterator[np.ndarray]:
     for field in range(FIELDS):
         yield tag(field, hash_integers(np.arange(options.rows // FIELDS)))
 

@@ -10,22 +10,24 @@ from typing import Literal
 
 import numpy as np
 
+from experiments.benching.wide import FIELDS, WideWorkload, wide_workload
 from experiments.benching.windows import Window, interleave, paired_ratio, summarize
-from experiments.benching.workload_w import FIELDS, WorkloadW, workload_w
+from experiments.checks import COUNT, between, not_empty
 from experiments.tables import aligned, write_csv
 from persia_sim.words.vocabulary import Mode
 from runtime.config import ModelConfig, TrainConfig
 from runtime.embedding.config import RowOptimizer, TableConfig
 
-WorkloadName = Literal["w", "w-dim128", "small", "small-8ids", "paper"]
+WorkloadName = Literal["wide", "wide-dim128", "small", "small-8ids", "paper"]
 OURS = ("ours sync", "ours lookahead", "ours hybrid")
 PEERS = ("fbgemm tbe", "torchrec fused", "torch sparse")
 CEILING = "dense-only"
+WARM_UP_STEPS = 2  # of a window, not timed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """One workload, and the ratios it must reach (issue "Embedding engine", speeds)."""
+    """One workload, and the ratios to reach, set before the engine was built."""
 
     dim: int
     hidden: tuple[int, ...]
@@ -36,14 +38,14 @@ class Shape:
 
 
 SHAPES: dict[WorkloadName, Shape] = {
-    "w": Shape(
+    "wide": Shape(
         dim=16,
         hidden=(1024, 512, 256),
         ids_per_field=1,
         rows=10_000_000,
         goals=((CEILING, 0.95),),
     ),
-    "w-dim128": Shape(
+    "wide-dim128": Shape(
         dim=128,
         hidden=(1024, 512, 256),
         ids_per_field=1,
@@ -72,10 +74,11 @@ SHAPES: dict[WorkloadName, Shape] = {
         goals=(),
     ),
 }
+UNITS = {"wall": "samples/s", "cpu": "samples per CPU second"}
 LATENCY_GOAL = 1.4
-"""Hybrid over sync with 10 ms of latency (issue "Embedding engine", speeds)."""
+"""Hybrid over sync with 10 ms of latency, set before the engine was built."""
 KNOWN_SHARES = {"fbgemm tbe": 0.91, "torchrec fused": 0.82, "torch sparse": 0.74}
-"""Of dense-only on W (measured 2026-11-21, reference/performance.md B2); a peer far from its share
+"""Of dense-only on `wide` (measured on 2 cores of an EPYC, 2026-11-21); a peer far from its share
 was not set up as it can be."""
 
 
@@ -83,9 +86,9 @@ was not set up as it can be."""
 class Options:
     """Samples/s of whole training steps, every system in turn, ratios with intervals."""
 
-    workloads: tuple[WorkloadName, ...] = ("w", "w-dim128", "small", "small-8ids")
-    """w: 26 fields, 10 M rows, tower 1024-512-256; small: 256-128-64; dim 128 has 1 M rows; paper:
-    w with the paper's tower, which asks for a GPU."""
+    workloads: tuple[WorkloadName, ...] = ("wide", "wide-dim128", "small", "small-8ids")
+    """wide: 26 fields, 10 M rows, MLP 1024-512-256; small: 256-128-64; dim 128 has 1 M rows; paper:
+    wide with the paper's MLP, which asks for a GPU."""
     device: str = "cpu"
     """Of the dense network, the rows stay in host memory; with cuda the peers are left out."""
     rows: int | None = None
@@ -103,11 +106,20 @@ class Options:
     rounds: int = 30
     """Interleaved rounds of windows."""
     window_steps: int = 8
-    """Steps in a window; the first two are not timed."""
+    """Steps in a window, >= 3; the first two are not timed."""
     most_foreign_cores: float = 0.15
     """Windows with more foreign load are measured again once, then left out if others suffice."""
     out: Path = Path("runs/bench-peers")
     """Folder of the CSV and the figure."""
+
+    def __post_init__(self) -> None:
+        not_empty(workloads=self.workloads)
+        between(FIELDS, 10**9, rows=self.rows)
+        between(*COUNT, batch=self.batch, rounds=self.rounds)
+        between(1, 1024, threads=self.threads)
+        between(WARM_UP_STEPS + 1, COUNT[1], window_steps=self.window_steps)
+        between(0, 60, latency_s=self.latency_s)
+        between(0, 1024, most_foreign_cores=self.most_foreign_cores)
 
 
 def run(options: Options) -> None:
@@ -124,13 +136,16 @@ def run(options: Options) -> None:
             windows = interleave(
                 systems, options.rounds, options.most_foreign_cores, lambda: bar.update() and None
             )
-        all_windows += [{"workload": name, **asdict(w)} for w in windows]
+        all_windows += [
+            {"workload": name, "unit": UNITS[options.clock], **asdict(w)} for w in windows
+        ]
         print(_report(name, windows, list(systems), options))
     table = options.out / "bench_peers.csv"
     write_csv(table, all_windows)
-    from paper_figs.speeds import save, speeds_figure  # late: pyplot takes seconds
+    from paper_figs.bench_peers import bench_peers_figure  # late: pyplot takes seconds
+    from paper_figs.style import save
 
-    figure = save(speeds_figure(table, CEILING), options.out / "bench_peers.png")
+    figure = save(bench_peers_figure(table, CEILING), options.out / "bench_peers.png")
     print(f"{table}  {figure}")
 
 
@@ -148,8 +163,15 @@ def _report(name: WorkloadName, windows: list[Window], systems: list[str], optio
                 f"{found.foreign_cores:.2f}",
             ]
         )
-    unit = "k samples/s" if options.clock == "wall" else "k samples per CPU second"
-    header = [f"{name}: {unit}", "median", "min", "max", "of dense-only", "quiet", "foreign"]
+    header = [
+        f"{name}: k {UNITS[options.clock]}",
+        "median",
+        "min",
+        "max",
+        "of dense-only",
+        "quiet",
+        "foreign",
+    ]
     lines = [aligned(header, rows)]
     best = max(OURS, key=lambda one: summarize(windows, one).median)
     goals = [(best, base, goal) for base, goal in SHAPES[name].goals if base in systems]
@@ -163,7 +185,7 @@ def _report(name: WorkloadName, windows: list[Window], systems: list[str], optio
             f"goal: {ours} >= {goal:.2f} x {base}: {ratio.mean:.2f} [{ratio.low:.2f},"
             f" {ratio.high:.2f}], {ratio.pairs} pairs: {verdict}"
         )
-    if name == "w" and PEERS[0] in systems:
+    if name == "wide" and PEERS[0] in systems:
         for peer, known in KNOWN_SHARES.items():
             share = paired_ratio(windows, peer, CEILING).mean
             if abs(share / known - 1) > 0.1:
@@ -189,7 +211,7 @@ def _systems(options: Options, shape: Shape) -> dict[str, Callable[[], float]]:
     open_device(options.device)
     torch.set_num_threads(options.threads)
     rows = options.rows or shape.rows
-    source = workload_w(options.batch, rows, batches=16, ids_per_field=shape.ids_per_field)
+    source = wide_workload(options.batch, rows, batches=16, ids_per_field=shape.ids_per_field)
     store = _full_store(source, shape.dim, rows)
     systems: dict[str, Callable[[], float]] = {}
     blank = torch.zeros(options.batch, FIELDS * shape.dim, device=options.device)
@@ -204,7 +226,7 @@ def _systems(options: Options, shape: Shape) -> dict[str, Callable[[], float]]:
     return systems
 
 
-def _full_store(source: WorkloadW, dim: int, rows: int) -> object:
+def _full_store(source: WideWorkload, dim: int, rows: int) -> object:
     """Our store with every row of the workload, as the peers' tables have."""
     from runtime.data.batch import Batch
     from runtime.data.ids import hash_integers, tag
@@ -227,7 +249,7 @@ def _full_store(source: WorkloadW, dim: int, rows: int) -> object:
 
 
 def _ours(
-    options: Options, shape: Shape, source: WorkloadW, store: object, mode: Mode
+    options: Options, shape: Shape, source: WideWorkload, store: object, mode: Mode
 ) -> Callable[[], float]:
     from runtime.engines.threads import ConcurrentRun
     from runtime.rank.parts import assemble
@@ -250,7 +272,7 @@ def _ours(
         parts = filled.again(source)
         parts.meter.start()
         ConcurrentRun(parts).run()
-        return parts.meter.samples_per_s(skip=2)
+        return parts.meter.samples_per_s(skip=WARM_UP_STEPS)
 
     return measure
 
@@ -258,11 +280,11 @@ def _ours(
 def _loop(
     options: Options,
     shape: Shape,
-    source: WorkloadW,
+    source: WideWorkload,
     look: Callable[[int], object],
     step_rows: Callable[[], None],
 ) -> Callable[[], float]:
-    """The plain loop around the same tower, loss and optimiser."""
+    """The plain loop around the same MLP, loss and optimiser."""
     import torch
     from torch import Tensor
     from torch.nn.functional import binary_cross_entropy_with_logits
@@ -286,7 +308,7 @@ def _loop(
     def measure() -> float:
         began = 0.0
         for number in range(options.window_steps):
-            if number == 2:
+            if number == WARM_UP_STEPS:
                 began = time.perf_counter()
             at[0] = (at[0] + 1) % len(dense)
             pooled = look(at[0])
@@ -300,6 +322,8 @@ def _loop(
             optimizer.step()
             step_rows()
         loss.item()  # on a GPU: wait for the last step
-        return (options.window_steps - 2) * options.batch / (time.perf_counter() - began)
+        return (
+            (options.window_steps - WARM_UP_STEPS) * options.batch / (time.perf_counter() - began)
+        )
 
     return measure

@@ -6,9 +6,9 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from experiments.benching.wide import FIELDS, WideWorkload, wide_workload
 from experiments.benching.windows import interleave, paired_ratio, summarize
-from experiments.benching.workload_w import WorkloadW, workload_w
-from experiments.checks import at_least
+from experiments.checks import COUNT, between, each_between, not_empty
 from experiments.tables import aligned, write_csv
 from runtime.config import ModelConfig, TrainConfig
 from runtime.embedding.config import TableConfig
@@ -19,7 +19,7 @@ WARM_UP_STEPS = 2  # of a window, not timed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Samples/s of sync on workload W as a share of dense-only, pairs of windows in turn."""
+    """Samples/s of sync on workload `wide` as a share of dense-only, pairs of windows in turn."""
 
     rows: int = 1_000_000
     """Distinct ids of the workload."""
@@ -28,21 +28,27 @@ class Options:
     dim: int = 16
     """Floats in a row."""
     hidden: tuple[int, ...] = (1024, 512, 256)
-    """The tower."""
+    """Widths of the MLP's layers."""
     threads: int = 2
     """Threads of one dense operation, in both."""
     pairs: int = 12
     """Interleaved pairs of windows."""
     window_steps: int = 12
-    """Steps in a window; the first two are not timed."""
+    """Steps in a window, >= 3; the first two are not timed."""
     most_foreign_cores: float = 0.15
     """A window in which other processes used more cores than this is refused."""
     out: Path = Path("runs/bench-sync")
     """Folder of the CSV."""
 
     def __post_init__(self) -> None:
-        at_least(1, rows=self.rows, batch=self.batch, threads=self.threads, pairs=self.pairs)
-        at_least(WARM_UP_STEPS + 1, window_steps=self.window_steps)
+        between(FIELDS, 10**9, rows=self.rows)
+        between(*COUNT, batch=self.batch, pairs=self.pairs)
+        between(1, 1024, threads=self.threads)
+        between(1, 4096, dim=self.dim)
+        not_empty(hidden=self.hidden)
+        each_between(1, 1_000_000, hidden=self.hidden)
+        between(WARM_UP_STEPS + 1, COUNT[1], window_steps=self.window_steps)
+        between(0, 1024, most_foreign_cores=self.most_foreign_cores)
 
 
 def run(options: Options) -> None:
@@ -59,7 +65,7 @@ def run(options: Options) -> None:
         rows=TableConfig(dim=options.dim),
         model=ModelConfig(hidden=options.hidden),
     )
-    source = workload_w(options.batch, options.rows)
+    source = wide_workload(options.batch, options.rows)
     bench = _Bench(config, source)
     bench.sync_samples_per_s()  # creates the rows; not counted
     candidates = {"dense-only": bench.dense_samples_per_s, "sync": bench.sync_samples_per_s}
@@ -89,7 +95,7 @@ def run(options: Options) -> None:
 class _Bench:
     """One model, one store, two loops over the same batches."""
 
-    def __init__(self, config: TrainConfig, source: WorkloadW) -> None:
+    def __init__(self, config: TrainConfig, source: WideWorkload) -> None:
         import torch
 
         from runtime.dense.optimizer import make_optimizer
@@ -111,7 +117,7 @@ class _Bench:
         return parts.meter.samples_per_s(skip=WARM_UP_STEPS)
 
     def dense_samples_per_s(self) -> float:
-        """The same tower, loss and optimiser on ready-made vectors: no embedding work at all."""
+        """The same MLP, loss and optimiser on ready-made vectors: no embedding work at all."""
         import torch
         from torch.nn.functional import binary_cross_entropy_with_logits
 

@@ -1,4 +1,4 @@
-"""The peers' embedding layers on workload W's ids: FBGEMM TBE, TorchRec fused, torch sparse.
+"""The peers' embedding layers on workload `wide`: FBGEMM TBE, TorchRec fused, torch sparse.
 
 Each gets its ids as row numbers in its own layout, made before the clock starts; ours gets raw ids.
 """
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from experiments.benching.workload_w import FIELDS
+from experiments.benching.wide import FIELDS
 from runtime.data.batch import Batch
 from runtime.data.ids import hash_integers, tag
 

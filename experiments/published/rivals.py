@@ -27,7 +27,7 @@ class Rival:
     per_id_and_rank_s: float = 0.0
     """What the same id costs more with each rank that shares the servers."""
     dense_through_servers: bool = False
-    """Every rank pulls and pushes the dense weights through the server hosts' cards."""
+    """Every rank pulls and pushes the dense weights through the server hosts' NICs."""
     fitted_constants: int
     """How many of these were fitted."""
     source: str
@@ -43,7 +43,7 @@ RIVALS = {
         per_id_s=7.77e-6,
         dense_through_servers=True,
         fitted_constants=2,
-        source=f"{_BARS}; dense weights cross 20 hosts' cards at nominal rate (not fitted)",
+        source=f"{_BARS}; dense weights cross 20 hosts' NICs at nominal rate (not fitted)",
     ),
     ("XDL", "sync"): Rival(
         name="XDL sync",

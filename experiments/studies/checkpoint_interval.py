@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
+from statistics import stdev
 
+from experiments.checks import (
+    RANKS,
+    SEEDS,
+    SIMULATED_STEPS,
+    all_positive,
+    between,
+    known,
+    not_empty,
+    positive,
+)
 from experiments.tables import aligned, write_csv
 from persia_sim.cli import Options as Simulation
 from persia_sim.cli import scenario_of
@@ -19,7 +30,11 @@ from persia_sim.model.checkpointing import (
     young_interval_s,
 )
 from persia_sim.model.incidents import Checkpoints
+from persia_sim.presets.catalogue import CLUSTERS, workloads
 from persia_sim.words.vocabulary import Mode
+
+LEAST_STEPS_TO_A_CRASH = 4
+MOST_SEGMENT = 4.0  # mean times between crashes; e^4 = 55 attempts at each interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +61,38 @@ class Options:
     """Runs of an interval, each with crashes of its own."""
     out: Path = Path("runs/checkpoint-interval")
     """Folder of the table."""
+
+    def __post_init__(self) -> None:
+        known(CLUSTERS, cluster=self.cluster)
+        known(workloads(), workload=self.workload)
+        between(*RANKS, ranks=self.ranks)
+        between(*SIMULATED_STEPS, steps=self.steps)
+        positive(crashes=self.crashes, checkpoint_share=self.checkpoint_share)
+        between(0, 1, back_share=self.back_share)
+        between(0, 1, checkpoint_share=self.checkpoint_share)
+        between(*SEEDS, seeds=self.seeds)
+        not_empty(factors=self.factors)
+        all_positive(factors=self.factors)
+        self._makes_progress()
+
+    def _makes_progress(self) -> None:
+        """Where crashes come faster than work is saved, a run would never end."""
+        most = self.steps / LEAST_STEPS_TO_A_CRASH
+        if self.crashes > most:
+            raise ValueError(
+                f"crashes must be <= steps / {LEAST_STEPS_TO_A_CRASH} = {most:g}, or no step would"
+                f" end before the next one, got {self.crashes:g}"
+            )
+        checkpoint = self.checkpoint_share * self.crashes  # all in mean times between crashes
+        for factor in self.factors:
+            segment = factor * sqrt(2 * checkpoint) + checkpoint + self.back_share * self.crashes
+            if segment > MOST_SEGMENT:
+                raise ValueError(
+                    f"factors must leave time to work between crashes: {factor:g} x Young's"
+                    f" interval with checkpoint and recovery must be <= {MOST_SEGMENT:g} mean times"
+                    f" between crashes, got {segment:.3g}; use fewer crashes, or a smaller factor,"
+                    " checkpoint_share or back_share"
+                )
 
 
 def run(options: Options) -> None:
@@ -97,14 +144,14 @@ def run(options: Options) -> None:
         own = [r for r in records if r["factor"] == factor]
         values = [r["overhead"] for r in own]
         mean = sum(values) / len(values)
-        spread = sum((v - mean) ** 2 for v in values) / max(1, len(values) - 1)
+        error = "" if len(values) < 2 else f" ± {stdev(values) / sqrt(len(values)):.1%}"
         closed = sum(r["overhead_closed_form"] for r in own) / len(own)
         rows.append(
             [
                 f"{factor:g} x Young",
                 f"{factor * young_s:.3f}",
                 f"{sum(r['interval_kept_s'] for r in own) / len(own):.3f}",
-                f"{mean:.1%} +-{sqrt(spread / len(values)):.1%}",
+                f"{mean:.1%}{error}",
                 f"{closed:.1%}",
             ]
         )

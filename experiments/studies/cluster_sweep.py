@@ -1,23 +1,43 @@
-"""Simulated clusters over a grid or a Latin hypercube; the front of throughput, staleness and $."""
+"""Simulated clusters over a grid or a Latin hypercube; fronts of throughput, staleness and $."""
 
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
+import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from experiments.checks import (
+    COUNT,
+    JOBS,
+    RANKS,
+    TAU,
+    between,
+    each_between,
+    each_known,
+    known,
+    not_empty,
+    positive,
+)
+from experiments.folders import sole_writer
+from experiments.sweep import die_with_the_parent
 from experiments.tables import aligned, write_csv
-from persia_sim.insight.sweep import Point, evaluate, grid, latin_hypercube, pareto
+from persia_sim.insight.sweep import Point, evaluate, grid, latin_hypercube, pareto, scenario_of
+from persia_sim.model.memory import FORMATS, Capacity, capacity
+from persia_sim.presets.catalogue import CLUSTERS, workloads
 from persia_sim.words.vocabulary import Mode
+from runtime.run.folder import environment
 
 SIZES = tuple(f"criteo-syn{n}" for n in range(1, 6))
+MOST_POINTS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,16 +60,43 @@ class Options:
     """Samples of a rank in a step."""
     taus: tuple[int, ...] = (4,)
     """Windows; modes without one count once."""
+    rows: str = "fp16-lean"
+    """How servers keep rows: fp16-lean, f32-adagrad or f32-sgd."""
+    evict: bool = False
+    """Simulate points whose rows do not all fit, too; else they only say what they would need."""
     latin: int | None = None
     """Points of a Latin hypercube instead of the grid."""
     half_width: float = 0.005
-    """Relative 95 % half width at which a point is done."""
+    """Relative 95 % half width at which a point is done, in (0, 1)."""
     jobs: int = 2
     """Processes."""
     seed: int = 0
     """Root of all draws."""
     out: Path = Path("runs/cluster-sweep")
     """Folder of the table."""
+    dry_run: bool = False
+    """Print the points and stop."""
+
+    def __post_init__(self) -> None:
+        known(CLUSTERS, cluster=self.cluster)
+        known(FORMATS, rows=self.rows)
+        lists = ("workloads", "modes", "ranks", "workers", "servers", "batches", "taus")
+        not_empty(**{name: getattr(self, name) for name in lists})
+        each_known(workloads(), workloads=self.workloads)
+        each_between(*RANKS, ranks=self.ranks, workers=self.workers, servers=self.servers)
+        each_between(*COUNT, batches=self.batches)
+        each_between(*TAU, taus=self.taus)
+        if len(self.taus) > 1 and not any(mode.reads_late_rows for mode in self.modes):
+            raise ValueError("taus is only used by a mode that reads late rows; add one")
+        between(1, MOST_POINTS, latin=self.latin)
+        if self.latin is None:
+            points = math.prod(len(getattr(self, name)) for name in lists)
+            between(1, MOST_POINTS, **{"the number of points": points})
+        positive(half_width=self.half_width)
+        if self.half_width >= 1:
+            raise ValueError(f"half_width must be < 1, a share of the mean, got {self.half_width}")
+        between(*JOBS, jobs=self.jobs)
+        between(0, 2**63 - 1, seed=self.seed)
 
 
 def points_of(options: Options) -> list[Point]:
@@ -66,46 +113,40 @@ def points_of(options: Options) -> list[Point]:
         "seed": (options.seed,),
     }
     if options.latin is not None:
-        free = {name: values for name, values in axes.items() if name != "seed"}
-        return latin_hypercube(options.latin, options.seed, **free)
-    points = []
-    for point in grid(**axes):
-        late = point.mode.reads_late_rows
-        if late or point.tau == options.taus[0]:
-            points.append(point)
-    return points
+        points = latin_hypercube(options.latin, options.seed, **axes)
+    else:
+        points = [
+            point
+            for point in grid(**axes)
+            if point.mode.reads_late_rows or point.tau == options.taus[0]
+        ]
+    return list({point.label: point for point in points}.values())
 
 
 def run(options: Options) -> None:
     """Compute what is missing, write the table, print it with the front marked."""
-    from tqdm import tqdm
-
     started = time.perf_counter()
     points = points_of(options)
+    memory = {p.label: _memory(p, options.rows) for p in points}
+    simulated = [p for p in points if options.evict or memory[p.label].fits]
     kept = options.out / "points.jsonl"
-    done = _read(kept, options.half_width)
-    missing = [p for p in points if p.label not in done]
-    print(f"{len(points)} points ({len(points) - len(missing)} done), {options.jobs} at a time")
-    if missing:
-        options.out.mkdir(parents=True, exist_ok=True)
-        work = partial(evaluate, half_width=options.half_width)
-        context = multiprocessing.get_context("spawn")
-        with (
-            ProcessPoolExecutor(options.jobs, mp_context=context) as pool,
-            kept.open("a") as file,
-        ):
-            futures = {pool.submit(work, point): point for point in missing}
-            for future in tqdm(as_completed(futures), total=len(missing), disable=None):
-                label = futures[future].label
-                done[label] = future.result()
-                record = {"label": label, "half_width": options.half_width, "row": done[label]}
-                file.write(json.dumps(record) + "\n")
-                file.flush()
-    rows = [done[p.label] for p in points]
-    for row, on_front in zip(rows, pareto(rows), strict=True):
-        row["on_front"] = on_front
-    write_csv(options.out / "cluster_sweep.csv", rows)
+    done = _read(kept, options)
+    missing = [p for p in simulated if p.label not in done]
+    print(
+        f"{len(points)} points ({len(simulated) - len(missing)} done, {len(missing)} to run,"
+        f" {len(points) - len(simulated)} without room for their rows), {options.jobs} at a time"
+    )
+    if options.dry_run:
+        for point in points:
+            print(f"  {'to run' if point in missing else '-':<7} {point.label}")
+        return
+    with sole_writer(options.out):
+        _simulate(missing, options, memory, done)
+        rows = [_row(p, done.get(p.label), memory[p.label]) for p in points]
+        _mark_fronts(rows)
+        write_csv(options.out / "cluster_sweep.csv", rows)
     print(_table(rows))
+    print(_notes(rows, options), end="")
     load = os.getloadavg()[0]
     print(
         f"{len(missing)} points in {time.perf_counter() - started:.1f} s (load {load:.1f}); "
@@ -113,38 +154,145 @@ def run(options: Options) -> None:
     )
 
 
-def _read(path: Path, half_width: float) -> dict[str, dict[str, Any]]:
-    """Rows of earlier runs of the same precision; a line that a crash cut short is left out."""
+def _simulate(
+    missing: Sequence[Point],
+    options: Options,
+    memory: dict[str, Capacity],
+    done: dict[str, dict[str, Any]],
+) -> None:
+    """Add the row of every missing point to ``done``, and to the file as it comes."""
+    if not missing:
+        return
+    from tqdm import tqdm
+
+    work = partial(evaluate, half_width=options.half_width)
+    context = multiprocessing.get_context("spawn")
+    about = _about(options) | {"commit": environment()["commit"]}
+    with (
+        ProcessPoolExecutor(
+            options.jobs, mp_context=context, initializer=die_with_the_parent
+        ) as pool,
+        (options.out / "points.jsonl").open("a") as file,
+    ):
+        futures = {
+            pool.submit(work, point, miss_rate=memory[point.label].miss_rate): point
+            for point in missing
+        }
+        for future in tqdm(as_completed(futures), total=len(missing), disable=None):
+            label = futures[future].label
+            done[label] = future.result()
+            file.write(json.dumps(about | {"label": label, "row": done[label]}) + "\n")
+            file.flush()
+
+
+def _memory(point: Point, rows: str) -> Capacity:
+    scenario = scenario_of(point, 1)
+    return capacity(scenario.cluster, scenario.workload, FORMATS[rows])
+
+
+def _about(options: Options) -> dict[str, Any]:
+    """What decides a point's row beside the point itself."""
+    return {"half_width": options.half_width, "rows": options.rows}
+
+
+def _read(path: Path, options: Options) -> dict[str, dict[str, Any]]:
+    """Rows of earlier runs of the same row format and at least this precision.
+
+    Lines that are not of this study, or cut short by a crash, are left out and counted aloud.
+    """
     found: dict[str, dict[str, Any]] = {}
     if not path.is_file():
         return found
-    for line in path.read_text().splitlines():
+    foreign, older, commit = 0, 0, environment()["commit"]
+    for line in path.read_text(errors="replace").splitlines():
         try:
             record = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if record["half_width"] <= half_width:
-            found[record["label"]] = record["row"]
+            label, row, same = record["label"], record["row"], record["rows"] == options.rows
+            precise = float(record["half_width"]) <= options.half_width
+            usable = set(ROW_KEYS) <= set(row)
+        except (json.JSONDecodeError, KeyError, TypeError, ValueError):
+            usable = False
+        if not usable:
+            foreign += 1
+        elif same and precise:
+            found[label] = row
+            older += record.get("commit") != commit
+    if foreign:
+        print(f"  {foreign} lines of {path} are not of this study: left out", file=sys.stderr)
+    if older:
+        print(f"  {older} of the done points were made by another commit of this project")
     return found
 
 
-def _table(rows: list[dict[str, Any]]) -> str:
+ROW_KEYS = (
+    "samples_per_s", "relative_half_width_95", "steps", "dense_late", "staleness_steps_mean",
+    "staleness_pushes_mean", "usd_per_hour", "usd_per_million_samples", "bound_samples_per_s",
+    "binds",
+)  # fmt: skip
+"""What `evaluate` finds of a point."""
+
+
+def _row(point: Point, found: dict[str, Any] | None, memory: Capacity) -> dict[str, Any]:
+    """One line of the table; without ``found`` the point was not simulated, for want of memory."""
+    names = asdict(point) | {"mode": str(point.mode), "discipline": str(point.discipline)}
+    figures = dict.fromkeys(ROW_KEYS) if found is None else {key: found[key] for key in ROW_KEYS}
+    return names | {
+        "simulated": found is not None,
+        "fits": memory.fits,
+        "bytes_per_server": memory.bytes_per_server,
+        "limit_bytes_per_server": memory.limit_bytes_per_server,
+        "miss_rate": memory.miss_rate,
+        **figures,
+    }
+
+
+def _mark_fronts(rows: Sequence[dict[str, Any]]) -> None:
+    """A front for each workload: a small model being cheap says nothing about a large one."""
+    for workload in {row["workload"] for row in rows}:
+        own = [row for row in rows if row["workload"] == workload]
+        front = iter(pareto([row for row in own if row["simulated"]]))
+        for row in own:
+            row["on_front"] = row["simulated"] and next(front)
+
+
+def _notes(rows: Sequence[dict[str, Any]], options: Options) -> str:
+    """What a reader of the table must know beside it, a line each."""
+    lines = []
+    ran = [row for row in rows if row["simulated"]]
+    wide = [row for row in ran if not row["relative_half_width_95"] <= options.half_width]
+    if wide:
+        lines.append(
+            f"{len(wide)} of {len(ran)} points are wider than the half_width"
+            f" {options.half_width:.2%} after the most steps that a point gets"
+        )
+    if len(ran) < len(rows):
+        lines.append(
+            f"{len(rows) - len(ran)} points do not fit in memory as {options.rows} and were not"
+            " simulated; add servers, or --evict to keep the most recently used rows"
+        )
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> str:
     header = [
         "workload", "mode", "GPUs", "workers", "servers", "batch", "tau", "samples/s", "+-",
         "stale", "$/M", "binds", "front",
     ]  # fmt: skip
-    cells = [
-        [
-            row["workload"],
-            row["mode"],
-            *(str(row[key]) for key in ("ranks", "workers", "servers", "batch", "tau")),
-            f"{row['samples_per_s']:,.0f}",
-            f"{row['relative_half_width_95']:.2%}",
-            f"{row['staleness_steps_mean']:.2f}",
-            f"{row['usd_per_million_samples']:.3f}",
-            row["binds"],
-            "*" if row["on_front"] else "",
-        ]
-        for row in rows
-    ]
+    cells = []
+    for row in rows:
+        names = [row["workload"], row["mode"]]
+        names += [str(row[key]) for key in ("ranks", "workers", "servers", "batch", "tau")]
+        if row["simulated"]:
+            width = row["relative_half_width_95"]
+            figures = [
+                f"{row['samples_per_s']:,.0f}",
+                f"{width:.2%}" if math.isfinite(width) else "?",
+                f"{row['staleness_steps_mean']:.2f}",
+                f"{row['usd_per_million_samples']:.3f}",
+                row["binds"],
+                "*" if row["on_front"] else "",
+            ]
+        else:
+            figures = ["does not fit", *[""] * 5]
+        cells.append(names + figures)
     return aligned(header, cells)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.checks import at_least
+from experiments.checks import JOBS, ROWS, SEEDS, between
 from experiments.gaps import Run, Setting, curve_records, finished, gap_table, record, table_cells
 from experiments.points import Point
 from experiments.statistics import delong
@@ -32,6 +32,8 @@ RANKS = 8
 BATCH = 128
 SYNTHETIC_STEPS = 1300  # as many as one pass over the real data has
 SNAPSHOTS = 5  # along the run, for the curves
+THREAD_STEPS = 160
+LEAST_TEST_ROWS = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,8 @@ class Options:
     seeds: int = 5
     """Paired seeds, >= 2."""
     samples: int | None = None
-    """Train on the first samples only, for a quick look; else one pass."""
+    """Train on the first samples only and test on as many (2,000 at least), for a quick look; else
+    one pass, and the whole test part."""
     out: Path = Path("runs/demo")
     """Folder of the results; a second run only shows them again."""
     jobs: int = default_jobs()
@@ -52,30 +55,32 @@ class Options:
     """Print the plan and stop."""
 
     def __post_init__(self) -> None:
-        if self.seeds < 2:
-            raise ValueError(f"seeds must be >= 2 for an interval, got {self.seeds}")
-        at_least(1, jobs=self.jobs, samples=self.samples)
+        between(2, SEEDS[1], seeds=self.seeds)  # an interval needs two
+        between(*JOBS, jobs=self.jobs)
+        between(1, ROWS[1], samples=self.samples)
 
 
 def run(options: Options) -> None:
     """Train all points, then print the table and where the figure lies."""
-    from paper_figs.gap import gap_figure, save  # late: pyplot takes over a second
+    from paper_figs.demo import demo_figure  # late: pyplot takes over a second
+    from paper_figs.style import save
 
     data = find_data(options.data_dir)
-    points, speed_points = plan(data, options)
-    print_plan(points + speed_points, options.out, options.jobs)
+    points, thread_points = plan(data, options)
+    print_plan(points + thread_points, options.out, options.jobs)
     if options.dry_run:
         return
-    run_points(points + speed_points, options.out, options.jobs, expected_samples(points[0].config))
+    samples = expected_samples(points[0].config)
+    run_points(points + thread_points, options.out, options.jobs, samples)
     runs = finished(points, options.out)
-    speeds = finished(speed_points, options.out)
+    threads = finished(thread_points, options.out)
     tasks = list(runs[0].summary["tasks"])
-    tables = {task: gap_table(runs, speeds, task) for task in tasks}
+    tables = {task: gap_table(runs, threads, task) for task in tasks}
     csv = options.out / "demo.csv"
-    write_csv(csv, [record(row) for rows in tables.values() for row in rows])
+    write_csv(csv, [{"data": data.name, **record(r)} for rows in tables.values() for r in rows])
     curves = options.out / "demo_curves.csv"
     write_csv(curves, curve_records(runs, options.out))
-    figure = save(gap_figure(csv, curves, tasks[0], data.name), options.out / "demo.png")
+    figure = save(demo_figure(csv, curves), options.out / "demo.png")
     print(f"\n{data.name}, {tasks[0]}, W = {RANKS}, {BATCH} samples a dense update")
     print(aligned(*table_cells(tables[tasks[0]])))
     print(_footnotes(runs, tasks[0], options))
@@ -104,21 +109,23 @@ def find_data(data_dir: Path | None) -> DataConfig:
 
 
 def plan(data: DataConfig, options: Options) -> tuple[list[Point], list[Point]]:
-    """Points for AUC (constant lag, several at once) and for speed (concurrent, one at a time)."""
-    steps = None
+    """Points for AUC (constant lag, several at once), and short ones that see what threads do."""
+    steps = test_rows = None
     if data.name == "synthetic":
         steps = SYNTHETIC_STEPS
     if options.samples is not None:
         steps = max(1, options.samples // BATCH)
-    base = TrainConfig(ranks=RANKS, batch=BATCH, data=data, steps=steps)
+        test_rows = max(LEAST_TEST_ROWS, options.samples)
+    base = TrainConfig(ranks=RANKS, batch=BATCH, data=data, steps=steps, test_rows=test_rows)
     every = max(1, (steps or SYNTHETIC_STEPS) // SNAPSHOTS)
     points = setting_points(replace(base, evaluate_every_steps=every), SETTINGS, options.seeds)
-    quick = replace(base, executor="concurrent", steps=min(steps or 160, 160), test_rows=2000)
-    speed = [
-        replace(p, label=f"speed-{p.label}", exclusive=True)
+    short = min(steps or THREAD_STEPS, THREAD_STEPS)
+    quick = replace(base, executor="concurrent", steps=short, test_rows=LEAST_TEST_ROWS)
+    threads = [
+        replace(p, label=f"threads-{p.label}", exclusive=True)
         for p in setting_points(quick, SETTINGS, 1)
     ]
-    return points, speed
+    return points, threads
 
 
 def _footnotes(runs: list[Run], task: str, options: Options) -> str:
@@ -133,12 +140,15 @@ def _footnotes(runs: list[Run], task: str, options: Options) -> str:
             scores.append(arrays["predictions"][:, number])
     test = delong(labels[0], scores[0], scores[1])
     return (
-        f"AUC, log-loss, staleness: constant-lag executor; samples/s: concurrent executor,"
-        f" {RANKS} ranks as threads,\nall on this host: there is no network latency that hybrid"
-        " could hide (`runtime train --latency-s` adds some; `persia_sim` knows clusters).\n"
+        f"AUC, log-loss, staleness: constant-lag executor; (threads): the first {THREAD_STEPS}"
+        f" steps with {RANKS} ranks as threads.\n"
         f"± is a 95 % t interval over {options.seeds} paired seeds on one split; another test set"
         f" of {len(labels[0]):,} rows\nwould move an AUC by {test.standard_error[0]:.4f} (standard"
         f" error, DeLong); sync against hybrid tau 64, seed 0:\n"
         f"difference {1e3 * (test.auc[1] - test.auc[0]):+.2f}e-3 with standard error"
-        f" {1e3 * test.difference_standard_error:.2f}e-3 (p = {test.p_value:.2f})."
+        f" {1e3 * test.difference_standard_error:.2f}e-3 ({_p(test.p_value)})."
     )
+
+
+def _p(value: float) -> str:
+    return "p < 0.01" if value < 0.01 else f"p = {value:.2f}"

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from experiments.checks import SIMULATED_STEPS, between
 from experiments.published.compare import candidates, model_size, table
 from experiments.studies.scale_workers import records, summary
 from experiments.tables import aligned, write_csv
 from persia_sim.presets.fits import FITS
+
+SUSPECT_STEPS = 60  # a run of each suspect, batch and mode; enough for a rate within a per cent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,10 +25,14 @@ class Options:
     out: Path = Path("runs/scale-model-size")
     """Folder of the tables and the figure."""
 
+    def __post_init__(self) -> None:
+        between(*SIMULATED_STEPS, steps=self.steps)
+
 
 def run(options: Options) -> None:
     """Simulate, write the tables and the figure, print the signed errors."""
-    from paper_figs.scale_model_size import save, scale_model_size_figure
+    from paper_figs.scale_model_size import scale_model_size_figure  # late: pyplot
+    from paper_figs.style import save
 
     rows = list(model_size(steps=options.steps))
     path = options.out / "scale_model_size.csv"
@@ -44,9 +51,9 @@ def run(options: Options) -> None:
     )
     print(f"fitted constants: {len(FITS['gcp-100t'])} ({', '.join(FITS['gcp-100t'])})")
     if options.suspects:
-        found = candidates()
+        found = candidates(steps=min(options.steps, SUSPECT_STEPS))
         write_csv(
-            options.out / "suspects.csv",
+            options.out / "scale_model_size_suspects.csv",
             [
                 {"suspect": c.name, "batch": c.batch, "would_need": c.constant}
                 | {f"error_{mode}": error for mode, error in c.errors.items()}

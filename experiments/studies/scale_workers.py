@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from experiments.checks import SIMULATED_STEPS, between
 from experiments.published.compare import Row, kwai, public, table
 from experiments.tables import write_csv
 
@@ -18,10 +19,14 @@ class Options:
     out: Path = Path("runs/scale-workers")
     """Folder of the table and the figure."""
 
+    def __post_init__(self) -> None:
+        between(*SIMULATED_STEPS, steps=self.steps)
+
 
 def run(options: Options) -> None:
     """Simulate every point, write the table and the figure, print the signed errors."""
-    from paper_figs.scale_workers import save, scale_workers_figure
+    from paper_figs.scale_workers import scale_workers_figure  # late: pyplot
+    from paper_figs.style import save
 
     rows = [*public(steps=options.steps), *kwai(steps=options.steps)]
     path = options.out / "scale_workers.csv"

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from experiments.checks import COUNT, RANKS, SIMULATED_STEPS, between
 from experiments.tables import aligned, write_csv
 from persia_sim.engine.simulate import simulate
 from persia_sim.insight.sweep import Point, analytic, scenario_of
@@ -14,7 +15,7 @@ from persia_sim.model.scenario import Discipline
 from persia_sim.words.vocabulary import Mode
 
 SIZES = ((8, 13, 4), (64, 100, 30), (256, 250, 75), (1024, 1000, 75))
-FLUID_RANKS = 64  # beyond, every message shares the servers' cards with thousands of others
+FLUID_RANKS = 64  # beyond, every message shares the servers' NICs with thousands of others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,14 +24,25 @@ class Options:
 
     steps: int = 100
     """Steps of a run."""
+    most_ranks: int = 1024
+    """Leave out larger clusters."""
+    closed_forms: int = 10_000
+    """Points of the closed form that are timed together."""
     out: Path = Path("runs/simulator-speed")
     """Folder of the table."""
+
+    def __post_init__(self) -> None:
+        between(*SIMULATED_STEPS, steps=self.steps)
+        between(SIZES[0][0], RANKS[1], most_ranks=self.most_ranks)
+        between(*COUNT, closed_forms=self.closed_forms)
 
 
 def run(options: Options) -> None:
     """Time runs of growing clusters, a long run and the closed form."""
     records = []
     for ranks, workers, servers in SIZES:
+        if ranks > options.most_ranks:
+            continue
         point = Point(ranks=ranks, workers=workers, servers=servers)
         for discipline in (Discipline.FLUID, Discipline.FIFO):
             if discipline is Discipline.FLUID and ranks > FLUID_RANKS:
@@ -38,7 +50,8 @@ def run(options: Options) -> None:
             for mode in (Mode.SYNC, Mode.HYBRID) if ranks <= FLUID_RANKS else (Mode.HYBRID,):
                 chosen = replace(point, discipline=discipline, mode=mode)
                 records.append(_timed(chosen, options.steps))
-    records.append(_timed(Point(), 1000))
+    if options.most_ranks >= Point().ranks:
+        records.append(_timed(Point(), 10 * options.steps))
     header = ["GPUs", "workers", "servers", "mode", "network", "steps", "events/step", "kev/s"]
     header += ["CPU s", "load"]
     print(
@@ -58,9 +71,11 @@ def run(options: Options) -> None:
         )
     )
     started = time.process_time()
-    for number in range(10_000):
+    for number in range(options.closed_forms):
         analytic(Point(batch=100 + number % 4000, tau=number % 7))
-    print(f"10,000 closed-form points: {time.process_time() - started:.1f} s of CPU")
+    print(
+        f"{options.closed_forms:,} closed-form points: {time.process_time() - started:.1f} s of CPU"
+    )
     write_csv(options.out / "simulator_speed.csv", records)
     print(options.out / "simulator_speed.csv")
 

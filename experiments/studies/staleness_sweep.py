@@ -8,7 +8,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from experiments.checks import at_least, not_empty
+from experiments.checks import (
+    COUNT,
+    JOBS,
+    RANKS,
+    ROWS,
+    SEEDS,
+    TAU,
+    all_positive,
+    between,
+    each_between,
+    not_empty,
+)
 from experiments.gaps import Setting, curve_records, finished, gap_table, record, table_cells
 from experiments.points import Point, data_sha256
 from experiments.sweep import default_jobs, print_plan, run_points
@@ -68,9 +79,23 @@ class Options:
     """Print the plan, point by point, and stop."""
 
     def __post_init__(self) -> None:
-        at_least(1, seeds=self.seeds, ranks=self.ranks, jobs=self.jobs)
+        between(*SEEDS, seeds=self.seeds)
+        between(*RANKS, ranks=self.ranks)
+        between(*JOBS, jobs=self.jobs)
+        between(*COUNT, evaluate_every_steps=self.evaluate_every_steps)
+        between(*ROWS, test_rows=self.test_rows)
         not_empty(modes=self.modes, batch=self.batch)
+        each_between(*COUNT, batch=self.batch, steps=self.steps)
+        each_between(*TAU, taus=self.taus)
+        all_positive(row_lr=self.row_lr, lr=self.lr)
+        each_between(0, 1e6, initial_accumulator=self.initial_accumulator)
+        each_between(0, 1e6, initial_scale=self.initial_scale)
+        kinds = self.row_optimizer or (self.rows.optimizer.kind,)
         used = {
+            "initial_accumulator": (
+                any(kind.startswith("adagrad") for kind in kinds),
+                "row optimiser adagrad or adagrad_row",
+            ),
             "taus": (any(m.reads_late_rows for m in self.modes), "a mode that reads late rows"),
             "merge_pushes": (
                 any(m in (Mode.HYBRID, Mode.RAW_HYBRID) for m in self.modes),
@@ -80,7 +105,7 @@ class Options:
         }
         for name, (is_used, where) in used.items():
             if getattr(self, name) and not is_used:
-                raise ValueError(f"{name} is only used by {where}; add such a mode or remove it")
+                raise ValueError(f"{name} is only used by {where}; add one or remove it")
 
 
 def run(options: Options) -> None:

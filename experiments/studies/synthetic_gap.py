@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.checks import at_least, not_empty
+from experiments.checks import COUNT, JOBS, ROWS, SEEDS, TAU, between, each_between, not_empty
 from experiments.gaps import Run, Setting, curve_records, finished, gap_table, record, table_cells
 from experiments.points import Point
 from experiments.studies.staleness_sweep import setting_points
@@ -50,13 +50,19 @@ class Options:
     """Print the plan and stop."""
 
     def __post_init__(self) -> None:
-        at_least(1, seeds=self.seeds, steps=self.steps, batch=self.batch, jobs=self.jobs)
+        between(*SEEDS, seeds=self.seeds)
+        between(*COUNT, steps=self.steps, evaluate_every_steps=self.evaluate_every_steps)
+        between(*COUNT, batch=self.batch)
+        between(*ROWS, test_rows=self.test_rows)
+        between(*JOBS, jobs=self.jobs)
         not_empty(taus=self.taus)
+        each_between(*TAU, taus=self.taus)
 
 
 def run(options: Options) -> None:
     """Plan, run, print a table per row optimiser, draw both figures."""
-    from paper_figs.gap_against_tau import gap_against_tau_figure, save  # late: pyplot
+    from paper_figs.style import save  # late: pyplot
+    from paper_figs.synthetic_gap import synthetic_gap_figure
 
     groups = {start: _points(options, start) for start in STARTS}
     points = [p for group in groups.values() for p in group]
@@ -81,7 +87,7 @@ def run(options: Options) -> None:
     table, lines = options.out / "synthetic_gap.csv", options.out / "synthetic_gap_curves.csv"
     write_csv(table, records)
     write_csv(lines, curves)
-    figure = save(gap_against_tau_figure(table, lines), options.out / "synthetic_gap.png")
+    figure = save(synthetic_gap_figure(table, lines), options.out / "synthetic_gap.png")
     print(f"\ntable: {table}   curves: {lines}\nfigure: {figure}")
 
 

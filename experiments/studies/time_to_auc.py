@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from experiments.checks import at_least
-from experiments.gaps import Run, curve_records, finished
+from experiments.checks import COUNT, JOBS, ROWS, SEEDS, TAU, between, known
+from experiments.gaps import Run, curve_records, finished, thousandths
 from experiments.points import Point, data_sha256
 from experiments.statistics import t_interval
 from experiments.sweep import default_jobs, print_plan, run_points
 from experiments.tables import aligned, write_csv
+from persia_sim.presets.catalogue import CLUSTERS, workloads
 from persia_sim.words.trace import Trace
 from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig, TrainConfig
@@ -49,32 +50,58 @@ class Options:
     """Folder of the results; a second run does only what is missing."""
     jobs: int = default_jobs()
     """Points at a time."""
+    dry_run: bool = False
+    """Print the plan and stop."""
 
     def __post_init__(self) -> None:
-        at_least(0, tau=self.tau)
+        known(CLUSTERS, cluster=self.cluster)
+        known(workloads(), workload=self.workload)
+        between(*TAU, tau=self.tau)
         if Mode.SYNC not in self.modes:
-            raise ValueError("modes must hold sync, the reference of the gaps")
-        at_least(1, steps=self.steps, snapshots=self.snapshots, seeds=self.seeds, jobs=self.jobs)
-        at_least(1, samples_per_batch=self.samples_per_batch)
+            raise ValueError(
+                f"modes must hold sync, the reference of the gaps, got {', '.join(self.modes)}"
+            )
+        between(*COUNT, steps=self.steps)
+        between(1, self.steps, snapshots=self.snapshots)
+        between(*SEEDS, seeds=self.seeds)
+        between(*JOBS, jobs=self.jobs)
+        between(*COUNT, samples_per_batch=self.samples_per_batch)
+        between(*ROWS, test_rows=self.test_rows)
 
 
 def run(options: Options) -> None:
     """Simulate, replay, and put both on one time axis."""
-    from paper_figs.time_to_auc import save, time_to_auc_figure  # late: pyplot
+    from paper_figs.style import save  # late: pyplot
+    from paper_figs.time_to_auc import time_to_auc_figure
 
-    instants = {mode: _simulate(options, mode) for mode in options.modes}
-    points = [p for mode in options.modes for p in _points(options, mode)]
+    if options.dry_run:
+        print(_plan(options))
+        return
+    modes = dict.fromkeys(options.modes)
+    instants = {mode: _simulate(options, mode) for mode in modes}
+    points = [p for mode in modes for p in _points(options, mode)]
     print_plan(points, options.out, options.jobs)
     run_points(points, options.out, options.jobs, points[0].config.batch * options.steps)
     runs = finished(points, options.out)
     records = _with_time(curve_records(runs, options.out), options, instants)
     csv = options.out / "time_to_auc.csv"
     write_csv(csv, records)
-    figure = save(time_to_auc_figure(csv, options.cluster), options.out / "time_to_auc.png")
+    figure = save(time_to_auc_figure(csv), options.out / "time_to_auc.png")
     print(f"\n{options.cluster}, {options.workload}, tau {options.tau}; learning on"
           f" {options.data.name}, {points[0].config.batch} samples a step")  # fmt: skip
     print(_table(runs, records, instants, options))
     print(f"table:  {csv}\nfigure: {figure}")
+
+
+def _plan(options: Options) -> str:
+    """What would run; the points' folders depend on the orders, which only simulating tells."""
+    ranks = CLUSTERS[options.cluster]().ranks
+    return (
+        f"{len(set(options.modes))} simulated runs of {options.steps:,} steps on {options.cluster},"
+        f" then each order with {options.seeds} seeds,"
+        f" {ranks * options.samples_per_batch:,} samples a step, {options.jobs} at a time;"
+        f" results in {options.out}"
+    )
 
 
 def _trace_path(options: Options, mode: Mode) -> Path:
@@ -144,7 +171,9 @@ def _with_time(
         times = instants[mode]
         share = record["samples"] / _samples_of(options, mode, len(times))
         update = min(len(times), max(1, round(share * len(times))))
-        placed.append({**record, "simulated_s": float(times[update - 1])})
+        placed.append(
+            {"cluster": options.cluster, **record, "simulated_s": float(times[update - 1])}
+        )
     return placed
 
 
@@ -162,13 +191,14 @@ def _table(
 ) -> str:
     task = next(iter(runs[0].summary["tasks"]))
     final = {(r.setting[0], r.summary["seed"]): r.auc(task) for r in runs}
+    records = [r for r in records if r["task"] == task]
     start = min(r["auc"] for r in records if r["mode"] == "sync")
     target = start + 0.9 * (np.mean([final["sync", s] for s in range(options.seeds)]) - start)
     header = ["mode", "simulated s", "test AUC", "gap to sync [1e-3]", f"s to AUC {target:.4f}"]
     cells = []
-    for mode in options.modes:
+    for mode in instants:
         aucs = [final[str(mode), seed] for seed in range(options.seeds)]
-        gap = t_interval([1e3 * (final[str(mode), s] - final["sync", s]) for s in range(len(aucs))])
+        gap = t_interval([final[str(mode), s] - final["sync", s] for s in range(options.seeds)])
         reached = [
             min(
                 (r["simulated_s"] for r in records
@@ -182,7 +212,7 @@ def _table(
                 str(mode),
                 f"{instants[mode][-1]:.1f}",
                 f"{np.mean(aucs):.4f}",
-                "-" if mode is Mode.SYNC else f"{gap.mean:+.2f} ± {gap.half_width:.2f}",
+                "-" if mode is Mode.SYNC else thousandths(gap),
                 f"{np.mean(reached):.1f}" if np.isfinite(reached).all() else "not reached",
             ]
         )

@@ -77,14 +77,18 @@ def scenario_of(point: Point, steps: int) -> Scenario:
     )
 
 
-def evaluate(point: Point, half_width: float = 0.005, most_steps: int = 1536) -> dict[str, Any]:
+def evaluate(
+    point: Point, half_width: float = 0.005, most_steps: int = 1536, miss_rate: float = 0.0
+) -> dict[str, Any]:
     """Simulate with twice the steps until the 95 % interval is narrow enough; one row of a table.
 
     ``half_width`` is relative. A point that is not there at ``most_steps`` says what it has.
+    ``miss_rate`` is the share of lookups whose row was evicted.
     """
     steps = FIRST_STEPS if point.mode.has_barrier else FIRST_STEPS_ASYNC
     while True:
-        run = simulate(scenario_of(point, steps), trace=True)
+        scenario = scenario_of(point, steps)
+        run = simulate(scenario, trace=True, need=demand(scenario, miss_rate))
         rate = throughput(run)
         if rate.relative <= half_width or 2 * steps > most_steps:
             break

@@ -91,7 +91,6 @@ def test_the_demo_falls_back_to_the_synthetic_stream_and_resumes(tmp_path):
         rows = list(csv.DictReader(file))
     assert [(r["mode"], r["tau"]) for r in rows][:2] == [("sync", "0"), ("hybrid", "1")]
     assert all(int(r["seeds"]) == 2 for r in rows)
-    assert all(float(r["concurrent_samples_per_s"]) > 0 for r in rows)
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -30,7 +30,6 @@ def runs(**merge: bool) -> list[Run]:
                 "mode": mode, "tau": tau, "seed": seed, "ranks": 8,
                 "tasks": {"click": {"auc": auc, "log_loss": 0.6}},
                 "staleness": {"mean_steps": tau - 0.5 if tau else 0.0, "max_steps": tau},
-                "samples_per_s": 1000.0 + seed,
             }  # fmt: skip
             made.append(Run(point, summary))
     return made
@@ -53,12 +52,17 @@ def test_the_own_tau_0_of_a_merged_hybrid_is_sync_and_of_async_is_a_run_of_its_o
     assert on_arrival["hybrid", 4].gap_to_tau_0.n == 0, "unmerged at tau 0 is not sync"
 
 
-def test_speeds_and_observed_staleness_come_from_the_concurrent_runs_alone():
+def test_what_threads_do_comes_from_the_concurrent_runs_alone():
     lag, threads = runs(), [r for r in runs() if r.setting == ("hybrid", 4)]
+    for number, run in enumerate(threads):
+        run.summary["staleness"] = {"mean_steps": 1.0 + number, "max_steps": 2 + number}
     rows = {(r.mode, r.tau): r for r in gap_table(lag, threads, "click")}
-    assert rows["hybrid", 4].samples_per_s == 1001.0
-    assert rows["hybrid", 4].thread_staleness == (3.5, 4)
-    assert math.isnan(rows["sync", 0].samples_per_s)
+    assert rows["hybrid", 4].thread_staleness == (2.0, 4)
+    assert (rows["hybrid", 4].staleness_mean_steps, rows["hybrid", 4].staleness_max_steps) == (
+        3.5,
+        4,
+    )
+    assert rows["sync", 0].thread_staleness is None
     header, cells = table_cells(list(rows.values()))
     assert all(len(line) == len(header) for line in cells)
     assert cells[1][3] == "-10.00 ± 24.84"

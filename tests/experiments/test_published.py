@@ -12,7 +12,7 @@ from experiments.published.compare import DATA, Row, kwai, model_size, public, s
 from persia_sim.presets.fits import FITS
 from persia_sim.words.vocabulary import Mode
 
-FIGURE_DATA = Path(__file__).parents[2] / "paper_figs" / "data"
+FIGURE_DATA = Path(__file__).parents[2] / "paper_figs" / "out"
 
 
 @pytest.fixture(scope="module")

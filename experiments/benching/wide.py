@@ -1,4 +1,4 @@
-"""Workload W: the fixed speed test of the embedding path (26 Zipf fields, a 1024-512-256 tower)."""
+"""Workload `wide`: the fixed speed test of the embedding path, 26 Zipf fields of one sample."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ZIPF_EXPONENT = 1.05
 
 
 @dataclass(frozen=True, slots=True)
-class WorkloadW:
+class WideWorkload:
     """Ready-made batches that repeat, so that a measurement contains no generation of data."""
 
     batches: tuple[Batch, ...]
@@ -38,10 +38,10 @@ class WorkloadW:
 
     def provenance(self) -> Provenance:
         """Random labels: for speed only."""
-        return Provenance(name="workload-w", sha256="generated", split="none: speed only")
+        return Provenance(name="workload-wide", sha256="generated", split="none: speed only")
 
 
-def workload_w(batch: int, rows: int, batches: int = 24, ids_per_field: int = 1) -> WorkloadW:
+def wide_workload(batch: int, rows: int, batches: int = 24, ids_per_field: int = 1) -> WideWorkload:
     """``rows`` distinct ids over all fields, a bounded Zipf law of exponent 1.05 in each."""
     draw = np.random.default_rng(0)
     values = rows // FIELDS
@@ -56,4 +56,4 @@ def workload_w(batch: int, rows: int, batches: int = 24, ids_per_field: int = 1)
         dense = draw.normal(size=(batch, DENSE)).astype(np.float32)
         labels = (draw.random((batch, 1)) < 0.25).astype(np.float32)
         made.append(Batch(ids, offsets, dense, labels))
-    return WorkloadW(tuple(made))
+    return WideWorkload(tuple(made))
