@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+import stat
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +20,25 @@ import numpy as np
 _MAGIC = b"PERSIA-TESTBED-ROWS-1\n"
 _DIGEST_BYTES = 32
 _BLOCK_BYTES = 1 << 24
+_DTYPES = ("<u8", "<u4", "|u1")
+_MOST_HEADER_BYTES = 1 << 24
 
 
 class BrokenFileError(ValueError):
     """A file that cannot be trusted: its name and the reason."""
 
 
-def write_arrays(path: Path, facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> int:
-    """Write and flush to the disk; returns the bytes written."""
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What stands on the disk after a write."""
+
+    file_bytes: int
+    digest: str
+    """The file's own digest, in hex: a manifest that names it tells this file from any other."""
+
+
+def write_arrays(path: Path, facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> Written:
+    """Write and flush to the disk."""
     shapes = {name: [array.dtype.str, list(array.shape)] for name, array in arrays.items()}
     header = json.dumps({"facts": facts, "arrays": shapes}).encode()
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
@@ -39,41 +53,72 @@ def write_arrays(path: Path, facts: dict[str, Any], arrays: dict[str, np.ndarray
         file.write(digest.digest())
         file.flush()
         os.fsync(file.fileno())
-        return file.tell()
+        return Written(file.tell(), digest.hexdigest())
 
 
-def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Facts and arrays of a file; raises `BrokenFileError` with its name and what is wrong."""
+def read_arrays(path: Path, digest: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Facts and arrays of the file with this digest; no more memory is asked for than it has bytes.
+
+    Raises `BrokenFileError` with the file's name and what is wrong.
+    """
     try:
-        size = path.stat().st_size
+        return _read(path, digest)
     except OSError as error:
         raise BrokenFileError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _read(path: Path, expected_digest: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise BrokenFileError(f"{path} cannot be read: it is not a regular file")
+    size = found.st_size
     with path.open("rb") as file:
         start = file.read(len(_MAGIC) + 8)
-        if not start.startswith(_MAGIC):
+        if len(start) < len(_MAGIC) + 8 or not start.startswith(_MAGIC):
             raise BrokenFileError(f"{path} is not a file of embedding rows (wrong first bytes)")
         header_bytes = int.from_bytes(start[len(_MAGIC) :], "little")
+        if header_bytes > _MOST_HEADER_BYTES:
+            raise BrokenFileError(f"{path} has a damaged header: it claims {header_bytes} bytes")
         if len(start) + header_bytes + _DIGEST_BYTES > size:
             raise _truncated(path, size)
         raw = file.read(header_bytes)
-        digest = hashlib.blake2b(start + raw, digest_size=_DIGEST_BYTES)
-        try:
-            header = json.loads(raw)
-            layout = {n: (np.dtype(d), tuple(s)) for n, (d, s) in header["arrays"].items()}
-        except (ValueError, KeyError, TypeError) as error:
-            raise BrokenFileError(f"{path} has a damaged header: {error}") from error
-        arrays = {name: np.empty(shape, dtype) for name, (dtype, shape) in layout.items()}
-        expected = file.tell() + sum(a.nbytes for a in arrays.values()) + _DIGEST_BYTES
-        if size != expected:
+        running = hashlib.blake2b(start + raw, digest_size=_DIGEST_BYTES)
+        facts, layout = _header(path, raw)
+        item_bytes = {n: np.dtype(d).itemsize * math.prod(s) for n, (d, s) in layout.items()}
+        expected = len(start) + header_bytes + sum(item_bytes.values()) + _DIGEST_BYTES
+        if size != expected:  # before any array is made: a damaged shape asks for any memory
             raise _truncated(path, size, expected)
+        arrays = {name: np.empty(shape, dtype) for name, (dtype, shape) in layout.items()}
         for array in arrays.values():
             view = array.reshape(-1).view(np.uint8).data
             for at in range(0, len(view), _BLOCK_BYTES):
                 file.readinto(view[at : at + _BLOCK_BYTES])
-            digest.update(view)
-        if file.read(_DIGEST_BYTES) != digest.digest():
+            running.update(view)
+        if file.read(_DIGEST_BYTES) != running.digest():
             raise BrokenFileError(f"{path} is damaged: its checksum does not match its content")
-    return header["facts"], arrays
+    if running.hexdigest() != expected_digest:
+        raise BrokenFileError(
+            f"{path} is not the file that the manifest names: its digest begins with"
+            f" {running.hexdigest()[:12]}, that in the manifest with {expected_digest[:12]}"
+        )
+    return facts, arrays
+
+
+def _header(path: Path, raw: bytes) -> tuple[dict[str, Any], dict[str, tuple[str, list[int]]]]:
+    """Facts, and per array its dtype and shape, all of the types that they must have."""
+    try:
+        header = json.loads(raw)
+        facts, layout = header["facts"], dict(header["arrays"])
+        for name, (dtype, shape) in layout.items():
+            if dtype not in _DTYPES:
+                raise ValueError(f"array {name} has dtype {dtype}")
+            if not all(type(n) is int and 0 <= n < 2**62 for n in shape):
+                raise ValueError(f"array {name} has shape {shape}")
+        if not isinstance(facts, dict):
+            raise ValueError("its facts are no object")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise BrokenFileError(f"{path} has a damaged header: {error}") from None
+    return facts, layout
 
 
 def _truncated(path: Path, size: int, expected: int | None = None) -> BrokenFileError:

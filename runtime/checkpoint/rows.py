@@ -2,13 +2,12 @@
 
 A checkpoint is a directory: one file per shard and save, and ``manifest.json``, which names the
 files that count. The manifest is replaced last and at once, so a save that dies leaves the
-previous one whole. Saving again to the same directory replaces what it held.
+previous one whole, and what it would have saved counts as changed still. Saving again to the same
+directory replaces what it held.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import time
 import uuid
 from dataclasses import asdict, dataclass
@@ -18,10 +17,12 @@ from typing import Any
 import numpy as np
 
 from runtime.checkpoint.array_file import BrokenFileError, read_arrays, write_arrays
+from runtime.checkpoint.folder_lock import folder_lock
+from runtime.checkpoint.manifest import NAME, Manifest, Part, read_manifest
 from runtime.checkpoint.reshard import Arrays, ids_of, merge_shards, part_of
+from runtime.checkpoint.same_rows import check_same_rows
 from runtime.embedding.native.store import NativeStore
 
-_FORMAT = "persia-testbed-embedding-1"
 _COLUMNS = ("ids", "words", "stamps", "rows", "removed", "sightings")
 
 
@@ -45,32 +46,30 @@ def save(
     """Write all rows as they are at one instant; training in other threads goes on meanwhile.
 
     ``track_changes`` remembers from now on which rows change; later saves to the same directory may
-    then be ``incremental`` and write only those.
+    then be ``incremental`` and write only those. Saves of one store, and saves to one directory,
+    wait for each other. Raises OSError when the disk does; then nothing has been lost.
     """
     started = time.perf_counter()
     path.mkdir(parents=True, exist_ok=True)
-    parts = _parts_to_extend(store, path) if incremental else []
-    with store.consistent_cut():
-        held = time.perf_counter()
-        snapshots = store.snapshots(only_changed=incremental, track=incremental or track_changes)
-        pause_s = time.perf_counter() - held
-    name = uuid.uuid4().hex[:12]
-    files, rows, file_bytes = [], 0, 0
-    for shard, tables in enumerate(snapshots):
-        file = f"{name}-shard-{shard:04d}.rows"
-        arrays = {f"{t}/{c}": np.asarray(found[c]) for t, found in tables.items() for c in _COLUMNS}
-        facts = {"shard": shard, "latest_step": {t: s["latest_step"] for t, s in tables.items()}}
-        file_bytes += write_arrays(path / file, facts, arrays)
-        rows += sum(len(found["ids"]) for found in tables.values())
-        files.append(file)
-    manifest = {
-        "format": _FORMAT,
-        "seed": store.seed,
-        "tables": {t: asdict(config) for t, config in store.tables.items()},
-        "parts": [*parts, {"name": name, "shards": store.shards, "files": files}],
-    }
-    _replace_manifest(path, manifest)
-    store.last_saved = (str(path.resolve()), name) if incremental or track_changes else None
+    track = incremental or track_changes
+    with store.saving, folder_lock(path):
+        parts = _parts_to_extend(store, path) if incremental else []
+        name = uuid.uuid4().hex[:12]
+        try:
+            with store.consistent_cut():
+                held = time.perf_counter()
+                snapshots = store.snapshots(only_changed=incremental, track=track)
+                pause_s = time.perf_counter() - held
+            part, file_bytes = _write_part(path, name, snapshots)
+            tables = {t: asdict(config) for t, config in store.tables.items()}
+            Manifest(seed=store.seed, tables=tables, parts=[*parts, part]).write(path)
+        except BaseException:
+            store.settle_snapshots(kept=False)
+            raise
+        store.settle_snapshots(kept=True)
+        store.last_saved = (str(path.resolve()), name) if track else None
+        _remove_all_but(path, [*parts, part])
+    rows = sum(len(found["ids"]) for tables in snapshots for found in tables.values())
     return Saved(rows, file_bytes, pause_s, time.perf_counter() - started)
 
 
@@ -79,31 +78,66 @@ def load(store: NativeStore, path: Path) -> None:
 
     With the same number of shards and no incremental part the store goes on exactly as the saved
     one, evictions included. Otherwise the order of recency is that of each old shard, interleaved,
-    and sightings of admission start anew.
+    and sightings of admission start anew. Raises ValueError, with what is in the checkpoint and
+    what is in the store, when rows would mean something else, and `BrokenFileError` for damage.
     """
     if len(store):
         raise ValueError(
             f"load needs an empty store, this one has {len(store)} rows; open a new one"
         )
-    manifest = _read_manifest(path)
-    _check_tables(store, manifest, path)
-    for part in manifest["parts"]:
-        found = [read_arrays(path / file) for file in part["files"]]
-        for table in store.tables:
-            shards: list[Arrays] = []
-            for facts, arrays in found:
-                columns = {c: arrays[f"{table}/{c}"] for c in _COLUMNS}
-                shards.append(Arrays(latest_step=facts["latest_step"][table], **columns))
-            if part["shards"] != store.shards:
-                merged = merge_shards(shards)
-                owner, gone = ids_of(merged, store.shards)
-                shards = [part_of(merged, owner == k, gone == k) for k in range(store.shards)]
-            store.restore(table, [asdict(s) for s in shards])
+    if not path.is_dir():
+        raise BrokenFileError(f"{path} holds no checkpoint: it is not a folder")
+    with folder_lock(path, shared=True):
+        manifest = read_manifest(path)
+        check_same_rows(manifest, store.tables, store.seed, path)
+        for part in manifest.parts:
+            found = [_read_shard(path, part, shard) for shard in range(len(part.digests))]
+            for table in store.tables:
+                shards = [tables[table] for tables in found]
+                if len(shards) != store.shards:
+                    merged = merge_shards(shards)
+                    owner, gone = ids_of(merged, store.shards)
+                    shards = [part_of(merged, owner == k, gone == k) for k in range(store.shards)]
+                store.restore(table, [asdict(s) for s in shards])
 
 
-def _parts_to_extend(store: NativeStore, path: Path) -> list[Any]:
-    parts: list[Any] = _read_manifest(path)["parts"] if (path / "manifest.json").exists() else []
-    if not parts or store.last_saved != (str(path.resolve()), parts[-1]["name"]):
+def _write_part(
+    path: Path, name: str, snapshots: list[dict[str, dict[str, Any]]]
+) -> tuple[Part, int]:
+    """One file a shard; none is left behind if one of them cannot be written."""
+    part, file_bytes = Part(name=name, digests=[]), 0
+    try:
+        for shard, tables in enumerate(snapshots):
+            columns = {f"{t}/{c}": np.asarray(s[c]) for t, s in tables.items() for c in _COLUMNS}
+            steps = {t: s["latest_step"] for t, s in tables.items()}
+            facts = {"part": name, "shard": shard, "latest_step": steps}
+            written = write_arrays(path / part.file_of(shard), facts, columns)
+            part.digests.append(written.digest)
+            file_bytes += written.file_bytes
+    except BaseException:
+        for file in path.glob(f"{name}-*.rows"):
+            file.unlink(missing_ok=True)
+        raise
+    return part, file_bytes
+
+
+def _read_shard(path: Path, part: Part, shard: int) -> dict[str, Arrays]:
+    """Per table the rows of one file."""
+    file = path / part.file_of(shard)
+    facts, arrays = read_arrays(file, part.digests[shard])
+    try:
+        steps = {str(table): int(step) for table, step in facts["latest_step"].items()}
+        return {
+            table: Arrays(latest_step=step, **{c: arrays[f"{table}/{c}"] for c in _COLUMNS})
+            for table, step in steps.items()
+        }
+    except (KeyError, AttributeError, TypeError, ValueError) as error:
+        raise BrokenFileError(f"{file} lacks a column of a table: {error}") from None
+
+
+def _parts_to_extend(store: NativeStore, path: Path) -> list[Part]:
+    parts = read_manifest(path).parts if (path / NAME).exists() else []
+    if not parts or store.last_saved != (str(path.resolve()), parts[-1].name):
         raise ValueError(
             f"{path} is not the last save of this store, so changes since then are not known; save"
             " with track_changes=True first, then incrementally to the same directory"
@@ -111,58 +145,8 @@ def _parts_to_extend(store: NativeStore, path: Path) -> list[Any]:
     return parts
 
 
-def _replace_manifest(path: Path, manifest: dict[str, Any]) -> None:
-    fresh = path / "manifest.json.new"
-    with fresh.open("w") as file:
-        json.dump(manifest, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, path / "manifest.json")
-    directory = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(directory)  # the new name is on the disk before any old file goes
-    finally:
-        os.close(directory)
-    wanted = {file for part in manifest["parts"] for file in part["files"]}
+def _remove_all_but(path: Path, parts: list[Part]) -> None:
+    wanted = {file for part in parts for file in part.files}
     for old in path.glob("*.rows"):
         if old.name not in wanted:
-            old.unlink()
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    file = path / "manifest.json"
-    try:
-        manifest: dict[str, Any] = json.loads(file.read_text())
-    except FileNotFoundError:
-        raise BrokenFileError(f"{path} holds no checkpoint: there is no manifest.json") from None
-    except ValueError as error:
-        raise BrokenFileError(f"{file} is damaged: {error}") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
-        raise BrokenFileError(f"{file} is not the manifest of an embedding checkpoint ({_FORMAT})")
-    return manifest
-
-
-def _check_tables(store: NativeStore, manifest: dict[str, Any], path: Path) -> None:
-    """Rows must mean the same here as there; capacity and the like may change."""
-    if manifest["seed"] != store.seed:
-        raise ValueError(
-            f"{path} was saved with seed {manifest['seed']}, the store has {store.seed}: initial"
-            " values of new rows would differ; open the store with the saved seed"
-        )
-    for table, config in store.tables.items():
-        if table not in manifest["tables"]:
-            raise ValueError(f"{path} has no table {table}, only {sorted(manifest['tables'])}")
-        saved, now = manifest["tables"][table], asdict(config)
-        for key in ("dim", "dtype", "storage", "share_rows", "hash_stack"):
-            if saved[key] != now[key]:
-                raise ValueError(
-                    f"{path}: table {table} was saved with {key}={saved[key]}, the store has"
-                    f" {key}={now[key]}; configure it as saved"
-                )
-        if saved["optimizer"]["kind"] != config.optimizer.kind or bool(
-            saved["optimizer"]["momentum"]
-        ) != bool(config.optimizer.momentum):
-            raise ValueError(
-                f"{path}: table {table} has state of {saved['optimizer']['kind']}, the store uses"
-                f" {config.optimizer.kind}; configure the optimiser as saved"
-            )
+            old.unlink(missing_ok=True)

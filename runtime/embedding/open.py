@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from persia_sim.words.rules import require
 from persia_sim.words.trace import TraceRecorder
 from runtime.data.batch import Field, Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.reference.pooling import Pooling
 from runtime.embedding.reference.store import EmbeddingStore
+from runtime.embedding.rules import require_whole
+
+MOST_THREADS = 1024
 
 Engine = Literal["native", "reference"]
 """native: C++ kernels, every feature. reference: numpy, the oracle that native must equal."""
@@ -24,7 +28,14 @@ def open_store(
     seed: int = 0,
     recorder: TraceRecorder | None = None,
 ) -> EmbeddingStore:
-    """An empty store of the given engine; both give the same bytes for the same operations."""
+    """An empty store of the given engine; both give the same bytes for the same operations.
+
+    Raises ValueError for a seed beyond 64 bits, a table named twice, and limits beyond the memory.
+    """
+    require_whole("seed", seed, 0, 2**64 - 1, "must be >= 0 and fit 64 bits")
+    names = [table.name for table in tables]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    require(not twice, "tables", names, f"{', '.join(twice)} may stand only once")
     if engine == "reference":
         for table in tables:
             _refuse_features(table)
@@ -53,8 +64,8 @@ def use_threads(count: int) -> None:
     """
     from runtime.embedding.native.extension import native  # loads the compiled kernels
 
-    if count < 1:
-        raise ValueError(f"threads of the embedding engine must be >= 1, got {count}")
+    rule = f"must be 1 to {MOST_THREADS}"
+    require_whole("threads of the embedding engine", count, 1, MOST_THREADS, rule)
     native.set_threads(count)
 
 

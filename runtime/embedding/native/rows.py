@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 
+from persia_sim.words.rules import require
 from runtime.embedding.config import TableConfig
 from runtime.embedding.native.extension import native
+from runtime.embedding.native.memory import allowed_bytes
 from runtime.embedding.reference.initial import table_key
 
 _STORAGE = {
@@ -39,6 +41,8 @@ def open_table(
     _set_admission(options, config, shards)
     options.expire_after_steps = config.capacity.expire_after_steps or 0
     options.track_changes = track_changes
+    native.set_memory_limit(allowed_bytes())
+    _check_memory(config, options.row_bytes, shards)
     if config.capacity.limited:
         options.eviction = getattr(native.Eviction, config.capacity.eviction)
         options.capacity_rows = max(1, rows_allowed(config, options.row_bytes, shards) // shards)
@@ -63,6 +67,32 @@ def rows_allowed(config: TableConfig, row_bytes: int, shards: int) -> int:
         usable = config.capacity.memory_bytes - shards * _SPARE_BYTES_PER_SHARD
         limits.append(int(usable / one))
     return min(limits)
+
+
+def _check_memory(config: TableConfig, row_bytes: int, shards: int) -> None:
+    """What the table asks for must be there when it is full, and be enough to start with."""
+    allowed = allowed_bytes()
+    capacity, name = config.capacity, f"table {config.name}: "
+    one = row_bytes + overhead_bytes_per_row(config)
+    least = shards * math.ceil(one + _SPARE_BYTES_PER_SHARD)
+    if capacity.memory_bytes is not None:
+        rule = f"must be at least {least} bytes, a row in each of {shards} shards"
+        require(
+            capacity.memory_bytes >= least,
+            f"{name}capacity.memory_bytes",
+            capacity.memory_bytes,
+            rule,
+        )
+    wanted = {"capacity.memory_bytes": capacity.memory_bytes or 0}
+    if capacity.rows is not None and capacity.memory_bytes is None:
+        wanted["capacity.rows"] = int(capacity.rows * one)
+    if config.admission.kind == "frequency":
+        wanted["admission.counters"] = 2 * config.admission.counters
+    for option, needed in wanted.items():
+        group, _, field = option.partition(".")
+        rule = f"needs {needed / 1e9:,.3g} GB, and this process may use {allowed / 1e9:,.3g} GB"
+        value = getattr(getattr(config, group), field)
+        require(needed <= allowed, name + option, value, rule, "lower it")
 
 
 def _set_initial(options: native.Options, config: TableConfig) -> None:

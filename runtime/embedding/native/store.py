@@ -39,6 +39,7 @@ class NativeStore(EmbeddingStore):
         super().__init__(layout, tables, shards=shards, seed=seed, recorder=recorder)
         self.seed = seed
         self.last_saved: tuple[str, str] | None = None
+        self.saving = threading.Lock()
         self._gate = PushGate(shards)
         self._counting = threading.Lock()
 
@@ -98,11 +99,20 @@ class NativeStore(EmbeddingStore):
             yield
 
     def snapshots(self, *, only_changed: bool, track: bool) -> list[dict[str, dict[str, Any]]]:
-        """Per shard and table, all rows (or the changed ones); call inside `consistent_cut`."""
+        """Per shard and table, all rows (or the changed ones); call inside `consistent_cut`.
+
+        With ``track``, `settle_snapshots` must follow. A caller holds ``saving`` around both.
+        """
         return [
             {name: table.snapshot(only_changed, track) for name, table in shard.items()}
             for shard in self._native
         ]
+
+    def settle_snapshots(self, *, kept: bool) -> None:
+        """Whether the last snapshots are safe; if not, what they held counts as changed still."""
+        for shard in self._native:
+            for table in shard.values():
+                table.settle(kept)
 
     def restore(self, table: str, shards: Sequence[dict[str, Any]]) -> None:
         """Put rows of one table back, those of each shard."""

@@ -172,7 +172,7 @@ def test_a_save_that_dies_leaves_the_one_before(
     def die(*_: Any) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("runtime.checkpoint.rows._replace_manifest", die)
+    monkeypatch.setattr("runtime.checkpoint.rows.Manifest.write", die)
     with pytest.raises(OSError, match="no space"):
         save(table.store, tmp_path)
     loaded = one_table(dim=2)

@@ -60,5 +60,15 @@ def test_missing_extension_is_one_sentence_with_the_remedy(monkeypatch: Any) -> 
 
 
 def test_wrong_number_of_threads_is_refused() -> None:
-    with pytest.raises(ValueError, match="threads of the embedding engine must be >= 1, got 0"):
-        use_threads(0)
+    for count in (0, 10_000):
+        with pytest.raises(ValueError, match=f"embedding engine is {count}: must be 1 to 1024"):
+            use_threads(count)
+
+
+@pytest.mark.parametrize("engine", ["native", "reference"])
+def test_seed_beyond_64_bits_and_tables_named_twice_are_refused(engine: Any) -> None:
+    for seed in (-1, 2**64):
+        with pytest.raises(ValueError, match=f"seed is {seed}: must be >= 0 and fit 64 bits"):
+            open_store(LAYOUT, [TableConfig()], engine=engine, seed=seed)
+    with pytest.raises(ValueError, match=r"tables is .*: rows may stand only once"):
+        open_store(LAYOUT, [TableConfig(), TableConfig(dim=4)], engine=engine)

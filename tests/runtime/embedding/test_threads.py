@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -109,3 +111,82 @@ def test_freed_arrays_are_used_again(one_table: Any) -> None:
     for step in range(20):
         table.look_up(np.arange(20_000), step)
     assert native.idle_buffer_bytes() == idle
+
+
+TEAM_THAT_CHANGES = """
+import os, threading, time
+import numpy as np
+from runtime.embedding.native.extension import native
+
+stop = time.monotonic() + 2.0
+wrong, calls, sizes = [0], [0, 0], [0]
+no_offsets, no_inverse = np.empty(0, np.int64), np.empty(0, np.int32)
+
+def scatter(number):  # the shortest call that is shared: sums of no samples are zeros
+    rows, pooled = np.empty((8192, 1), np.float32), np.empty((0, 1), np.float32)
+    while time.monotonic() < stop:
+        native.scatter([], 0, no_offsets, no_inverse, 1, pooled, rows)
+        calls[number] += 1
+    wrong[0] += int(rows.any())
+
+def change():
+    while time.monotonic() < stop:
+        for count in (4, 1):
+            native.set_threads(count)
+            sizes[0] += 1
+
+workers = [threading.Thread(target=scatter, args=(n,), daemon=True) for n in range(2)]
+workers.append(threading.Thread(target=change, daemon=True))
+for one in workers:
+    one.start()
+for one in workers:
+    one.join(max(0.1, stop + 10 - time.monotonic()))
+alive = sum(one.is_alive() for one in workers)
+print(alive, wrong[0], min(calls) > 0, sizes[0] > 1, flush=True)
+os._exit(0)  # a caller that hangs would hold up the end
+"""
+
+FORKED_CHILD = """
+import os, signal, sys
+import numpy as np
+from runtime.embedding.native.extension import native
+
+def look_up():
+    options = native.Options()
+    options.dim = 8
+    table = native.Table(options)
+    ids = np.arange(50_000, dtype=np.uint64)
+    handles, writes = np.full(len(ids), -1), np.zeros(len(ids), np.int64)
+    values = np.empty((len(ids), 8), np.float32)
+    for _ in range(3):
+        table.read(ids, 0, len(ids), True, 0, handles, values, writes)
+    return len(table)
+
+native.set_threads(4)
+assert look_up() == 50_000
+child = os.fork()
+if child == 0:
+    signal.alarm(20)  # a child that hangs ends by this
+    same = look_up() == 50_000 and native.threads() == 4
+    native.set_threads(2)
+    os._exit(0 if same and look_up() == 50_000 else 1)
+_, status = os.waitpid(child, 0)
+print(status, look_up())
+"""
+
+
+@pytest.mark.multiproc
+def test_a_team_may_change_its_size_while_calls_enter() -> None:
+    """Two runs in one process, as in a notebook; a caller once waited for threads that had gone."""
+    found = subprocess.run(
+        [sys.executable, "-c", TEAM_THAT_CHANGES], capture_output=True, text=True, timeout=60
+    )
+    assert found.stdout.split() == ["0", "0", "True", "True"], found.stderr
+
+
+@pytest.mark.multiproc
+def test_a_child_forked_after_the_team_was_made_has_a_team_of_its_own() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", FORKED_CHILD], capture_output=True, text=True, timeout=60
+    )
+    assert found.stdout.split() == ["0", "50000"], found.stderr

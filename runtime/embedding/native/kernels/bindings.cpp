@@ -12,6 +12,7 @@
 #include "dedup.hpp"
 #include "kernels.hpp"
 #include "options.hpp"
+#include "pages.hpp"
 #include "table.hpp"
 #include "threads.hpp"
 
@@ -370,6 +371,7 @@ NB_MODULE(_kernels, module) {
       .def("push", &push_rows, nb::arg("parts"), nb::arg("step"), nb::arg("lr"), nb::arg("staleness"))
       .def("rows", &all_rows)
       .def("snapshot", &take_snapshot, nb::arg("only_changed"), nb::arg("track"))
+      .def("settle", &Table::settle, nb::arg("kept"), nb::call_guard<nb::gil_scoped_release>())
       .def("restore", &restore, nb::arg("ids"), nb::arg("words"), nb::arg("stamps"),
            nb::arg("rows"), nb::arg("removed"), nb::arg("sightings"), nb::arg("latest_step"))
       .def_prop_ro("resident_bytes", &Table::resident_bytes)
@@ -389,6 +391,8 @@ NB_MODULE(_kernels, module) {
   module.def("set_threads", &set_threads, nb::arg("count"),
              nb::call_guard<nb::gil_scoped_release>());
   module.def("threads", &threads);
+  module.def("set_memory_limit", &set_memory_limit, nb::arg("bytes"));
+  module.def("memory_limit", &memory_limit);
   module.def("kernel_set", [] { return std::string(kernels().name); });
   module.def("choose_kernel_set", [](const std::string& name) {
     if (!choose_kernels(name.c_str())) {

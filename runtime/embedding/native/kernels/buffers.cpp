@@ -72,6 +72,9 @@ void give_buffer(void* buffer, size_t bytes) noexcept {
   }
 }
 
+void hold_buffers() { idle().lock.lock(); }
+void release_buffers() { idle().lock.unlock(); }
+
 size_t idle_buffer_bytes() {
   Idle& all = idle();
   const std::scoped_lock hold(all.lock);

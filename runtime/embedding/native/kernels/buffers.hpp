@@ -11,6 +11,10 @@ namespace embedding {
 void* take_buffer(size_t bytes);
 void give_buffer(void* buffer, size_t bytes) noexcept;
 
+// Around a fork, so that the child finds the set in order.
+void hold_buffers();
+void release_buffers();
+
 // Bytes that lie ready to be taken.
 size_t idle_buffer_bytes();
 

@@ -55,8 +55,13 @@ class Index {
     }
   }
 
-  void insert(uint32_t tag, uint32_t slot) {
+  // Room for one entry more; raises OutOfMemory and is then as before.
+  void make_room() {
     if (size_ + 1 > limit_) grow();
+  }
+
+  // After `make_room`.
+  void insert(uint32_t tag, uint32_t slot) {
     place(tag, slot + 1);
     ++size_;
   }
@@ -138,12 +143,15 @@ class Index {
     return to >= from ? to - from : to + count_ - from;
   }
 
-  void allocate(uint64_t count) {
+  // Empty groups; returns those before.
+  Pages allocate(uint64_t count) {
+    Pages fresh;
+    fresh.grow(count * sizeof(Group), count * sizeof(Group));
+    pages_ = std::move(fresh);
     count_ = count;
     limit_ = static_cast<uint64_t>(static_cast<double>(count * kSize) * kMostLoad);
-    pages_ = Pages(count * sizeof(Group));
-    pages_.grow(count * sizeof(Group));
     groups_ = reinterpret_cast<Group*>(pages_.data());
+    return fresh;  // the old ones: a move is a swap
   }
 
   void place(uint32_t tag, uint32_t place) {
@@ -153,10 +161,9 @@ class Index {
   }
 
   void grow() {
-    Pages old = std::move(pages_);
     const Group* from = groups_;
     const uint64_t old_count = count_;
-    allocate(count_ + count_ / 2 + 8);
+    const Pages old = allocate(count_ + count_ / 2 + 8);
     for (uint64_t at = 0; at < old_count; ++at) {
       for (uint32_t k = 0; k < kSize && from[at].places[k]; ++k) {
         place(from[at].tags[k], from[at].places[k]);

@@ -4,9 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
-#include <new>
+#include <cstring>
 #include <utility>
+
+#include "memory_error.hpp"
 
 namespace embedding {
 
@@ -14,47 +17,120 @@ namespace {
 
 constexpr size_t kHuge = size_t{2} << 20;
 constexpr size_t kFirst = size_t{64} << 10;
+constexpr int kPrivate = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+constexpr int kUse = PROT_READ | PROT_WRITE;
+
+std::atomic<size_t> in_use{0};
+std::atomic<size_t> limit{0};
 
 size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
+size_t round_up(size_t bytes) { return round_up(bytes, bytes > kHuge ? kHuge : kFirst); }
+
+// Address space that starts at a multiple of 2 MiB, or null.
+char* aligned_space(size_t bytes) {
+  void* raw = mmap(nullptr, bytes + kHuge, PROT_NONE, kPrivate, -1, 0);
+  if (raw == MAP_FAILED) return nullptr;
+  char* start = static_cast<char*>(raw);
+  char* data = reinterpret_cast<char*>(round_up(reinterpret_cast<uintptr_t>(start), kHuge));
+  if (data > start) munmap(start, data - start);
+  char* end = data + bytes;
+  if (start + bytes + kHuge > end) munmap(end, start + kHuge - data);
+  return data;
+}
+
+// Best effort both: without huge pages in the kernel there is nothing to say.
+void use_small_pages(char* from, size_t bytes) { madvise(from, bytes, MADV_NOHUGEPAGE); }
+void use_huge_pages(char* from, size_t bytes) { madvise(from, bytes, MADV_HUGEPAGE); }
+
+// Move pages to a fixed place, where they become `new_bytes` long.
+bool move(char* from, size_t bytes, char* to, size_t new_bytes) {
+  return mremap(from, bytes, new_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, to) != MAP_FAILED;
+}
+
 }  // namespace
 
-size_t machine_bytes() {
+void set_memory_limit(size_t bytes) { limit = bytes; }
+
+size_t memory_limit() {
+  if (const size_t set = limit) return set;
   return static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
 }
 
-Pages::Pages(size_t most_bytes) : reserved_(round_up(std::max<size_t>(most_bytes, 1), kHuge)) {
-  // PROT_NONE costs nothing under any overcommit policy; one huge page more to align the start.
-  const size_t mapped = reserved_ + kHuge;
-  void* raw = mmap(nullptr, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (raw == MAP_FAILED) throw std::bad_alloc();
-  char* start = static_cast<char*>(raw);
-  data_ = reinterpret_cast<char*>(round_up(reinterpret_cast<uintptr_t>(start), kHuge));
-  if (data_ > start) munmap(start, data_ - start);
-  char* end = data_ + reserved_;
-  if (start + mapped > end) munmap(end, start + mapped - end);
-}
-
 Pages::~Pages() {
-  if (data_) munmap(data_, reserved_);
+  if (data_) munmap(data_, mapped_);
+  in_use -= charged_;
 }
 
 void Pages::swap(Pages& other) noexcept {
   std::swap(data_, other.data_);
-  std::swap(reserved_, other.reserved_);
-  std::swap(usable_, other.usable_);
+  std::swap(mapped_, other.mapped_);
+  std::swap(charged_, other.charged_);
 }
 
-void Pages::grow(size_t bytes) {
-  if (bytes <= usable_) return;
-  if (bytes > reserved_) throw std::bad_alloc();
-  // Usable is not resident: a step may be generous.
-  const size_t wanted = std::max(bytes + bytes / 8, kFirst);
-  const size_t target = std::min(wanted > kHuge ? round_up(wanted, kHuge) : round_up(wanted, kFirst),
-                                 reserved_);
-  if (mprotect(data_, target, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc();
-  if (target > kHuge) madvise(data_ + kHuge, target - kHuge, MADV_HUGEPAGE);  // best effort
-  usable_ = target;
+void Pages::grow(size_t bytes, size_t most_bytes) {
+  if (bytes <= charged_) return;
+  const size_t before = charged_;
+  charge(bytes, most_bytes);
+  if (charged_ <= mapped_) return;
+  const size_t twice = round_up(std::max(charged_, std::min(2 * mapped_, most_bytes)));
+  if (map(twice) || map(round_up(charged_))) return;
+  in_use -= charged_ - before;
+  charged_ = before;
+  throw OutOfMemory(bytes, in_use - before, memory_limit());
+}
+
+void Pages::charge(size_t bytes, size_t most_bytes) {
+  const size_t allowed = memory_limit();
+  const size_t others = in_use - charged_;
+  size_t wanted = std::max(bytes, std::min(round_up(bytes + bytes / 8), most_bytes));
+  if (others + wanted > allowed) wanted = bytes;
+  if (others + wanted > allowed) throw OutOfMemory(bytes, others, allowed);
+  in_use += wanted - charged_;
+  charged_ = wanted;
+}
+
+// Give the array `bytes` of address space, more than it has.
+bool Pages::map(size_t bytes) {
+  char* old = data_;
+  const size_t old_bytes = mapped_;
+  char* fresh;
+  if (bytes <= kHuge) {
+    void* raw = mmap(nullptr, bytes, kUse, kPrivate, -1, 0);
+    if (raw == MAP_FAILED) return false;
+    fresh = static_cast<char*>(raw);
+    use_small_pages(fresh, bytes);
+  } else {
+    fresh = aligned_space(bytes);
+    if (!fresh) return false;
+    if (mprotect(fresh, bytes, kUse) != 0) {
+      munmap(fresh, bytes);
+      return false;
+    }
+    use_small_pages(fresh, kHuge);
+    use_huge_pages(fresh + kHuge, bytes - kHuge);
+  }
+  data_ = fresh;
+  mapped_ = bytes;
+  if (old && !take_over(old, old_bytes)) {
+    std::memcpy(data_, old, old_bytes);
+    munmap(old, old_bytes);
+  }
+  return true;
+}
+
+// The old pages become the start of the new array. Each of its two kinds of pages is one piece for
+// the kernel, and stays one because it is made as long as the new piece while it moves.
+bool Pages::take_over(char* old, size_t old_bytes) {
+  const size_t small = std::min(old_bytes, kHuge), new_small = std::min(mapped_, kHuge);
+  if (old_bytes > kHuge &&
+      !move(old + kHuge, old_bytes - kHuge, data_ + kHuge, mapped_ - kHuge)) {
+    return false;
+  }
+  if (move(old, small, data_, new_small)) return true;
+  std::memcpy(data_, old, small);  // the larger piece has moved already
+  munmap(old, small);
+  return true;
 }
 
 }  // namespace embedding

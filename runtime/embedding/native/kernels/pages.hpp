@@ -1,4 +1,4 @@
-// One contiguous array that grows in place: address space is reserved once, memory comes on touch.
+// One contiguous array that grows: its pages move to a larger place when they must, uncopied.
 #pragma once
 
 #include <cstddef>
@@ -7,10 +7,11 @@ namespace embedding {
 
 // Zeroed memory. The first 2 MiB use small pages (a small table stays small), the rest asks for
 // huge pages, which random row access needs: 1.6 to 1.8 times on 10 M rows (measured 2026-11).
+// Address space is taken in steps of twice the size: thousands of tables fit, each as small as its
+// rows. `data()` may change in `grow`.
 class Pages {
  public:
   Pages() = default;
-  explicit Pages(size_t most_bytes);
   ~Pages();
   Pages(const Pages&) = delete;
   Pages& operator=(const Pages&) = delete;
@@ -20,20 +21,23 @@ class Pages {
     return *this;
   }
 
-  // Make the first `bytes` usable; raises std::bad_alloc beyond the reservation.
-  void grow(size_t bytes);
+  // Make the first `bytes` usable, and never more than `most_bytes`; raises OutOfMemory.
+  void grow(size_t bytes, size_t most_bytes);
   char* data() const { return data_; }
-  size_t usable_bytes() const { return usable_; }
 
  private:
   void swap(Pages& other) noexcept;
+  void charge(size_t bytes, size_t most_bytes);
+  bool map(size_t bytes);
+  bool take_over(char* old, size_t old_bytes);
 
   char* data_ = nullptr;
-  size_t reserved_ = 0;
-  size_t usable_ = 0;
+  size_t mapped_ = 0;   // address space
+  size_t charged_ = 0;  // of it, what counts as used: what was asked for and an eighth more
 };
 
-// Bytes of memory of this machine: no array can be longer.
-size_t machine_bytes();
+// Bytes that all pages of this process may take together; the machine's memory until it is set.
+void set_memory_limit(size_t bytes);
+size_t memory_limit();
 
 }  // namespace embedding

@@ -51,7 +51,8 @@ inline bool Table::still_there(const Part& part, size_t i, Missed& missed) const
     ++missed.evicted;
     return false;
   }
-  ++missed.writes[std::clamp<int64_t>(records_.writes(slot) - part.writes[i], 0, 63)];
+  const int64_t others = Records::writes_between(part.writes[i], records_.writes(slot));
+  ++missed.writes[std::min<int64_t>(others, 63)];
   return true;
 }
 

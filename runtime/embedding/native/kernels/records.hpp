@@ -12,7 +12,8 @@ namespace embedding {
 
 inline constexpr uint64_t kNoId = ~uint64_t{0};  // no id is 2**64 - 1, see runtime.data.ids
 
-// Word: generation (6 bits) | changed | recently used | optimiser steps taken (24 bits, saturating).
+// Word: generation (6 bits) | changed | recently used | optimiser steps taken (24 bits; after 2**24 - 1
+// it goes on from 2**23: counts near in time still differ, and Adam's correction is 1 by then).
 // 12 bytes a row, 8 more for an exact LRU list, 4 more for expiry. Without a limit 16 bytes, which
 // never lie in two cache lines; a limited table rather holds more rows.
 class Records {
@@ -22,14 +23,20 @@ class Records {
   static constexpr uint32_t kChanged = 1u << 25;
   static constexpr uint32_t kGenerationShift = 26;
 
-  Records(const Options& options, uint64_t most_rows)
+  // The count after `from` of which `now` is a later one, in steps.
+  static int64_t writes_between(int64_t from, int64_t now) {
+    return now >= from ? now - from : now - from + (kMostWrites + 1) / 2;
+  }
+
+  explicit Records(const Options& options)
       : links_(options.eviction == Eviction::lru ? 12 : 0),
         stamp_(options.expire_after_steps ? (links_ ? 20 : 12) : 0),
         bytes_(options.eviction == Eviction::none ? 16
-                                                  : 12 + (links_ ? 8 : 0) + (stamp_ ? 4 : 0)),
-        pages_(most_rows * bytes_) {}
+                                                  : 12 + (links_ ? 8 : 0) + (stamp_ ? 4 : 0)) {}
 
-  void reserve(uint64_t rows) { pages_.grow(rows * bytes_); }
+  void reserve(uint64_t rows, uint64_t most_rows) {
+    pages_.grow(rows * bytes_, most_rows * bytes_);
+  }
   size_t bytes() const { return bytes_; }
   void prefetch(uint32_t slot) const {
     const char* record = at(slot);
@@ -52,7 +59,7 @@ class Records {
   // Counts one optimiser step; returns the new count.
   uint32_t count_write(uint32_t slot) {
     uint32_t now = word(slot) | kChanged;
-    if ((now & kMostWrites) != kMostWrites) ++now;
+    now = (now & kMostWrites) == kMostWrites ? now - kMostWrites / 2 : now + 1;
     set_word(slot, now);
     return now & kMostWrites;
   }

@@ -26,6 +26,7 @@ Snapshot Table::snapshot(bool only_changed, bool track) {
   if (only_changed && !options_.track_changes) {
     throw std::logic_error("a snapshot of changes needs an earlier snapshot that tracks them");
   }
+  if (unsettled_.open) throw std::logic_error("the snapshot before this one must be settled first");
   Snapshot out;
   std::vector<uint32_t> slots;
   slots.reserve(live_);
@@ -41,14 +42,35 @@ Snapshot Table::snapshot(bool only_changed, bool track) {
     if (records_.stamped()) out.stamps.push_back(records_.stamp(slot));
   }
   if (only_changed) out.removed = removed_;
+  const bool marks = options_.track_changes || track;  // else there is nothing to give back
+  unsettled_ = {marks, options_.track_changes, track, {}, std::move(removed_)};
   removed_.clear();
-  options_.track_changes = track;
+  options_.track_changes = marks;  // until it is known which of the two holds
   if (track) {
-    for (uint32_t slot : slots) records_.remove(slot, Records::kChanged);
+    for (uint32_t slot : slots) {
+      const bool given_back = unsettled_.tracked && (records_.word(slot) & Records::kChanged);
+      if (given_back) unsettled_.changed.push_back(records_.id(slot));
+      records_.remove(slot, Records::kChanged);
+    }
   }
   out.sightings = gate_.counts();
   out.latest_step = latest_step_;
   return out;
+}
+
+void Table::settle(bool kept) {
+  const std::scoped_lock hold(lock_);
+  if (!unsettled_.open) return;
+  options_.track_changes = kept ? unsettled_.track : unsettled_.tracked;
+  if (!kept) {
+    for (uint64_t id : unsettled_.changed) {
+      const uint32_t slot = find(id);  // if it went since, it is among the removed
+      if (slot != kNoSlot) records_.add(slot, Records::kChanged);
+    }
+    removed_.insert(removed_.begin(), unsettled_.removed.begin(), unsettled_.removed.end());
+  }
+  if (!options_.track_changes) removed_.clear();
+  unsettled_ = {};
 }
 
 void Table::restore(const Snapshot& from) {

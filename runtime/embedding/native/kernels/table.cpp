@@ -17,8 +17,7 @@ constexpr int kVictimsAhead = 4;
 constexpr uint64_t kMostSlots = 0xFFFFFFF0u;
 
 uint64_t most_rows_of(const Options& options) {
-  if (options.capacity_rows) return std::min(options.capacity_rows, kMostSlots);
-  return std::min<uint64_t>(kMostSlots, machine_bytes() / options.row_bytes());
+  return options.capacity_rows ? std::min(options.capacity_rows, kMostSlots) : kMostSlots;
 }
 
 // Copies of a multiple of 64 bytes are the common case; a call of memcpy costs more than the copy.
@@ -38,8 +37,7 @@ Table::Table(const Options& options)
       value_bytes_(options.dim * options.compute_bytes()),
       most_rows_(most_rows_of(options)),
       index_(options.capacity_rows ? most_rows_ : 1024),
-      records_(options_, most_rows_),
-      slab_(most_rows_ * row_bytes_),
+      records_(options_),
       gate_(options_) {
   if ((options.eviction == Eviction::none) != (options.capacity_rows == 0)) {
     throw std::invalid_argument("capacity_rows and an eviction policy go together");
@@ -107,7 +105,10 @@ bool Table::expired(uint32_t slot, uint32_t step) const {
 void Table::use(uint32_t slot, uint32_t step) {
   if (options_.eviction == Eviction::lru) lru_.touch(records_, slot);
   if (options_.eviction == Eviction::clock) records_.add(slot, Records::kUsed);
-  if (records_.stamped()) records_.set_stamp(slot, step);
+  if (records_.stamped()) {
+    records_.set_stamp(slot, step);
+    records_.add(slot, Records::kChanged);  // or a save of changes would let it expire too early
+  }
 }
 
 void Table::start_row(uint32_t slot, uint64_t id, uint32_t step) {
@@ -183,15 +184,18 @@ void Table::sweep_expired(uint32_t step) {
 uint32_t Table::create(uint64_t id, uint32_t step) {
   if (records_.stamped()) sweep_expired(step);
   if (options_.eviction != Eviction::none && live_ >= most_rows_) evict_one();
+  index_.make_room();  // all that may fail comes before the first change
   uint32_t slot;
   if (!free_.empty()) {
     slot = free_.back();
     free_.pop_back();
   } else {
-    if (used_ >= most_rows_) throw std::bad_alloc();
+    if (used_ >= most_rows_) {
+      throw std::length_error("a shard holds at most 4294967280 rows of a table; use more shards");
+    }
     slot = used_;
-    records_.reserve(slot + 1);
-    slab_.grow((slot + 1) * row_bytes_);
+    records_.reserve(slot + 1, most_rows_);
+    slab_.grow((slot + 1) * row_bytes_, most_rows_ * row_bytes_);
     ++used_;
   }
   start_row(slot, id, step);

@@ -77,6 +77,9 @@ class Table {
   // Everything, or only rows written or created since the last snapshot. With `track`, rows that go
   // from now on are remembered, so that the next snapshot may be one of changes.
   Snapshot snapshot(bool only_changed, bool track);
+  // What became of the last snapshot: kept, or lost, and then all that it told counts as changed (or
+  // gone) still. To be called before the next snapshot, unless neither tracks changes.
+  void settle(bool kept);
   // Put rows (back) in, in the order given, the last one being the most recently used.
   void restore(const Snapshot& from);
 
@@ -118,6 +121,11 @@ class Table {
       evicted += other.evicted;
       for (size_t i = 0; i < 64; ++i) writes[i] += other.writes[i];
     }
+  };
+
+  struct Unsettled {  // what a snapshot took from the marks, to be given back if it is lost
+    bool open = false, tracked = false, track = false;
+    std::vector<uint64_t> changed, removed;
   };
 
   template <class Visit>
@@ -168,6 +176,7 @@ class Table {
   Clock sweep_;
   std::vector<uint32_t> free_;
   std::vector<uint64_t> removed_;  // ids gone since the last snapshot, when changes are tracked
+  Unsettled unsettled_;
   uint32_t used_ = 0;   // slots ever taken
   uint64_t live_ = 0;
   uint32_t latest_step_ = 0;
