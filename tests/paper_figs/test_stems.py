@@ -1,0 +1,48 @@
+"""A figure, its study and its table share a stem, and a committed picture is its table drawn."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from experiments.commands import BENCHES, STUDIES, module_of
+
+ROOT = Path(__file__).parents[2]
+OUT = ROOT / "paper_figs" / "out"
+PICTURES = sorted(path.stem for path in OUT.glob("*.png"))
+TABLE_DUE = {"demo", "time_to_auc"}
+"""Drawn before their studies kept a table beside the picture; the next run brings it."""
+FIGURES = sorted(
+    path.stem
+    for path in (ROOT / "paper_figs").glob("*.py")
+    if path.stem not in ("__init__", "style")
+)
+
+
+def test_there_are_pictures():
+    assert {"demo", "synthetic_gap", "scale_workers"} <= set(PICTURES)
+
+
+@pytest.mark.parametrize("stem", PICTURES)
+def test_a_committed_picture_has_its_table_beside_it_and_a_figure_and_a_study(stem):
+    assert (OUT / f"{stem}.csv").is_file() or stem in TABLE_DUE
+    assert stem in FIGURES
+    assert stem.replace("_", "-") in STUDIES
+
+
+@pytest.mark.parametrize("stem", FIGURES)
+def test_a_figure_has_one_function_named_like_it(stem):
+    assert callable(getattr(importlib.import_module(f"paper_figs.{stem}"), f"{stem}_figure"))
+    assert stem.replace("_", "-") in STUDIES | BENCHES
+
+
+@pytest.mark.parametrize("name", [*STUDIES, *BENCHES])
+def test_a_study_has_a_module_of_its_name(name):
+    assert (ROOT / Path(*module_of(name).split("."))).with_suffix(".py").is_file()
+
+
+@pytest.mark.parametrize("path", sorted(OUT.glob("*.csv")), ids=lambda path: path.stem)
+def test_no_committed_table_is_without_a_picture(path):
+    assert any(path.stem == p or path.stem.startswith(f"{p}_") for p in PICTURES)
