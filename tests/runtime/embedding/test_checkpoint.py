@@ -178,3 +178,201 @@ def test_a_save_that_dies_leaves_the_one_before(
     loaded = one_table(dim=2)
     load(loaded.store, tmp_path)
     assert len(loaded.store) == 10
+
+
+def equal_stores(found: Any, expected: Any) -> None:
+    exports = (t.store.export()["rows"] for t in (found, expected))
+    for mine, theirs in zip(*exports, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def full_disk(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """The second shard's file, or the manifest, meets a full disk half-way."""
+    calls = [0]
+
+    def fsync(_: int) -> None:
+        calls[0] += 1
+        if where == "manifest" or calls[0] == 2:
+            raise OSError(28, "No space left on device")
+
+    target = "persia_sim.words.files" if where == "manifest" else "runtime.checkpoint.array_file"
+    monkeypatch.setattr(f"{target}.os.fsync", fsync)
+
+
+@pytest.mark.parametrize("where", ["rows", "manifest"])
+@pytest.mark.parametrize("eviction", [None, "lru", "clock"])
+@pytest.mark.parametrize("failing", ["incremental", "whole"])
+def test_what_a_failed_save_would_have_written_is_in_the_next_one(
+    one_table: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+    eviction: Any,
+    failing: str,
+) -> None:
+    capacity = Capacity() if eviction is None else Capacity(rows=60, eviction=eviction)
+    config = {"dim": 3, "optimizer": ADAM, "capacity": capacity}
+    table = one_table(shards=2, **config)
+    train(table, range(8))
+    save(table.store, tmp_path, track_changes=True)
+    before = {file.name for file in tmp_path.iterdir()}
+    train(table, range(8, 12))
+    with monkeypatch.context() as patched:
+        full_disk(patched, where)
+        with pytest.raises(OSError, match="No space left"):
+            save(table.store, tmp_path, incremental=failing == "incremental", track_changes=True)
+    assert {f.name for f in tmp_path.iterdir() if f.name.endswith(".rows")} >= {
+        name for name in before if name.endswith(".rows")
+    }
+    train(table, range(12, 14))
+    save(table.store, tmp_path, incremental=True)
+    other = one_table(shards=2, **config)
+    load(other.store, tmp_path)
+    equal_stores(other, table)
+    left = {file.name for file in tmp_path.iterdir()}
+    assert len(left) == 5  # two parts of two shards, and the manifest: no half-written file
+
+
+def test_the_checkpoint_before_a_failed_save_still_loads(
+    one_table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, other = one_table(shards=2, dim=3), one_table(shards=2, dim=3)
+    train(table, range(4))
+    save(table.store, tmp_path, track_changes=True)
+    saved = table.store.export()["rows"][1].copy()
+    train(table, range(4, 6))
+    full_disk(monkeypatch, "rows")
+    with pytest.raises(OSError, match="No space left"):
+        save(table.store, tmp_path, incremental=True)
+    load(other.store, tmp_path)
+    np.testing.assert_array_equal(other.store.export()["rows"][1], saved)
+
+
+@pytest.mark.parametrize("eviction", ["lru", "clock"])
+@pytest.mark.parametrize("shards", [1, 2, 3])
+def test_evicted_rows_do_not_come_back_with_incremental_saves(
+    one_table: Any, tmp_path: Path, eviction: Any, shards: int
+) -> None:
+    """150 ids pass through 60 rows, so each save sees rows that have gone since the last one."""
+    capacity = Capacity(rows=60, eviction=eviction)
+    table = one_table(shards=2, dim=3, optimizer=ADAM, capacity=capacity)
+    train(table, range(10))
+    save(table.store, tmp_path, track_changes=True)
+    ever = set()
+    for start in (10, 12, 14):
+        train(table, range(start, start + 2))
+        save(table.store, tmp_path, incremental=True)
+        ever |= table.resident()
+    assert len(ever - table.resident()) > 20
+    roomy = Capacity(rows=60 * 3)  # so that another number of shards evicts nothing by itself
+    other = one_table(shards=shards, dim=3, optimizer=ADAM, capacity=roomy)
+    load(other.store, tmp_path)
+    equal_stores(other, table)
+
+
+@pytest.mark.parametrize(("old", "new"), [(2, 1), (2, 5), (1, 3)])
+@pytest.mark.parametrize("incremental", [False, True])
+def test_a_resharded_store_trains_on_as_the_one_that_was_not(
+    one_table: Any, tmp_path: Path, old: int, new: int, incremental: bool
+) -> None:
+    """Rows must lie in the shard where lookups look for them, or they would start afresh."""
+    saved, loaded = (one_table(shards=n, dim=4, optimizer=ADAM) for n in (old, new))
+    train(saved, range(8))
+    save(saved.store, tmp_path, track_changes=True)
+    if incremental:
+        train(saved, range(8, 11))
+        save(saved.store, tmp_path, incremental=True)
+    load(loaded.store, tmp_path)
+    created = [t.store.counters["created"] for t in (saved, loaded)]
+    for step in range(11, 20):
+        ids = np.random.default_rng(step).choice(150, 40, replace=False)
+        seen = []
+        for table in (saved, loaded):
+            handle = table.look_up(ids, step)
+            inverse = handle.plans["rows"].inverse
+            gradients = np.empty((40, 4), np.float32)
+            gradients[inverse] = (ids[:, None] + np.arange(4)) / 100  # by id, whatever the order
+            table.push(handle, gradients)
+            seen.append(handle.values["rows"][inverse])
+        np.testing.assert_array_equal(seen[0], seen[1])
+    equal_stores(loaded, saved)
+    fresh = [t.store.counters["created"] for t in (saved, loaded)]
+    assert fresh[0] - created[0] == fresh[1] - created[1] > 0
+
+
+def test_a_lookup_without_a_push_keeps_a_row_from_expiring_after_a_load(
+    one_table: Any, tmp_path: Path
+) -> None:
+    config = {"dim": 2, "capacity": Capacity(expire_after_steps=10)}
+    table, other = one_table(**config), one_table(**config)
+    table.push(table.look_up([1, 2], step=0))
+    save(table.store, tmp_path, track_changes=True)
+    table.look_up([1], step=8)
+    save(table.store, tmp_path, incremental=True)
+    load(other.store, tmp_path)
+    other.look_up([3], step=12)
+    assert other.resident() == {1, 3}
+
+
+def test_threads_that_save_to_one_folder_wait_for_each_other(
+    one_table: Any, tmp_path: Path
+) -> None:
+    """Two stores and a third thread that loads: every load finds one whole save."""
+    tables = [one_table(dim=2, shards=3) for _ in range(2)]
+    for number, table in enumerate(tables):
+        table.look_up(np.arange(100 * (number + 1)))
+    save(tables[0].store, tmp_path)
+    errors: list[BaseException] = []
+    sizes: set[int] = set()
+
+    def saving(table: Any) -> None:
+        try:
+            for _ in range(15):
+                save(table.store, tmp_path)
+        except BaseException as error:
+            errors.append(error)
+
+    def loading() -> None:
+        try:
+            for _ in range(15):
+                other = one_table(dim=2, shards=3)
+                load(other.store, tmp_path)
+                sizes.add(len(other.store))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=saving, args=(t,)) for t in [*tables, tables[0]]]
+    threads.append(threading.Thread(target=loading))
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(60)
+    assert not errors
+    assert sizes <= {100, 200}
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_row_written_2_to_the_24_times_is_still_seen_to_change(
+    one_table: Any, tmp_path: Path
+) -> None:
+    """Its count has 24 bits; a prefetched copy must be replaced, and staleness counted, beyond."""
+    sgd = RowOptimizer(kind="sgd", lr=1.0)
+    source = one_table(dim=2, optimizer=sgd)
+    source.push(source.look_up([7]))
+    state = source.store.snapshots(only_changed=False, track=False)[0]["rows"]
+    state["words"] = (state["words"] & ~np.uint32(2**24 - 1)) | np.uint32(2**24 - 3)
+    table = one_table(dim=2, optimizer=sgd)
+    table.store.restore("rows", [state])
+    for step in range(6):
+        ahead = table.look_up([7], step, create=False)
+        early = table.look_up([7], step)
+        for _ in range(2):
+            table.push(table.look_up([7], step))
+        replaced = table.store.rows_replaced
+        table.store.refresh(ahead, 0)
+        assert table.store.rows_replaced == replaced + 1
+        np.testing.assert_array_equal(ahead.values["rows"], table.values([7]))
+        before = table.store.row_staleness.copy()
+        table.push(early)
+        missed = np.flatnonzero(table.store.row_staleness - before)
+        assert missed.tolist() == [2]
