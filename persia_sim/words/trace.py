@@ -13,50 +13,16 @@ import threading
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from enum import IntEnum
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 
+from persia_sim.words.events import ALL, Event, Kind
 from persia_sim.words.files import atomic_write
+from persia_sim.words.trace_rules import refuse_impossible
 
-ALL = -1
-"""In ``rank``: every rank at this instant (a merged push). In ``shard``: every shard."""
-
-
-class Kind(IntEnum):
-    """What took effect."""
-
-    LOOKUP = 0
-    """Rows of one batch were read at a shard. In lookahead: the prefetch, without side effect."""
-    REFRESH = 1
-    """Lookahead: prefetched rows with pending pushes were replaced, new rows were created."""
-    PUSH = 2
-    """Row gradients were applied at a shard; ``rank`` is ALL when those of a step were merged."""
-    LOST_PUSH = 3
-    """Row gradients that will never be applied (a fault, or non-finite values); closes the step."""
-    DENSE_UPDATE = 4
-    """Barrier modes: the dense weights took the step's mean gradient."""
-    DENSE_PULL = 5
-    """Async: a rank copied the dense weights from their server."""
-    DENSE_PUSH = 6
-    """Async: a rank's dense gradient was applied (at the server, or to the rank's own replica)."""
-    AVERAGE_READ = 7
-    """async_averaging: a rank's replica entered round ``version``."""
-    AVERAGE_WRITE = 8
-    """async_averaging: a rank's replica moved by (mean - what it had put in)."""
-
-
-class Event(NamedTuple):
-    """One row of the table."""
-
-    kind: int
-    rank: int
-    step: int
-    shard: int = ALL
-    version: int = ALL
-    """Pushes applied at the shard (or dense updates) just before; ALL if not known."""
+__all__ = ["ALL", "Event", "Kind", "Trace", "TraceRecorder"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +74,21 @@ class Trace:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read what `save` wrote. Raises ValueError with the name of a file that is no trace."""
+        """Read what `save` wrote.
+
+        Raises ValueError with the name of a file that is no trace, or with the first row that no
+        run could have written.
+        """
         try:
             with np.load(path, allow_pickle=False) as arrays:
-                events = np.column_stack([arrays[name] for name in Event._fields])
-                return cls(events, json.loads(str(arrays["meta"])))
+                columns = [arrays[name] for name in Event._fields]
+                meta = json.loads(str(arrays["meta"]))
         except FileNotFoundError:
             raise ValueError(f"trace {path} does not exist") from None
         except Exception as error:
             raise ValueError(f"{path} is not a trace of this testbed: {error}") from error
+        refuse_impossible(columns, meta, str(path))
+        return cls(np.column_stack(columns).astype(np.int64), meta)
 
 
 _BLOCK_EVENTS = 8192

@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 from torch import nn
 
+from runtime.rank.series import BlockMeans, Thinned
+
 Snapshot = Callable[[], nn.Module]
 Evaluate = Callable[[int, int, nn.Module], None]
 """Given updates and samples so far, and the model as it is."""
@@ -22,10 +24,9 @@ class Meter:
         self._on_samples: Callable[[int], None] | None = None
         self.updates = self.samples = 0
         self.batches_skipped = self.pushes_lost = 0
-        self.losses: list[float] = []
-        """Mean loss of each dense update; NaN where all of it was left out."""
-        self._instants = [(time.perf_counter(), 0)]
+        self._losses = BlockMeans()
         self._paused_s = 0.0
+        self._start_clock()
 
     def start(
         self,
@@ -36,7 +37,20 @@ class Meter:
     ) -> None:
         """The first sample is about to be read; snapshots are evaluated ``every`` updates."""
         self._every, self._evaluate, self._on_samples = every, evaluate, on_samples
-        self._instants = [(time.perf_counter(), 0)]
+        self._start_clock()
+
+    @property
+    def losses(self) -> list[float]:
+        """Mean loss of each dense update; NaN where all of it was left out.
+
+        Of a long run, the mean over each ``updates_per_loss`` updates.
+        """
+        return self._losses.points
+
+    @property
+    def updates_per_loss(self) -> int:
+        """Dense updates behind each of ``losses``: 1, unless the run is long."""
+        return self._losses.values_per_point
 
     def evaluates_at(self, updates: int) -> bool:
         """Whether a snapshot is evaluated after so many updates."""
@@ -45,8 +59,8 @@ class Meter:
     def update(self, updates: int, samples: int, loss: float, snapshot: Snapshot) -> None:
         """A dense update took ``samples`` samples of mean ``loss``; ``updates`` are done so far."""
         self.updates, self.samples = updates, self.samples + samples
-        self.losses.append(loss)
-        self._instants.append((time.perf_counter() - self._paused_s, self.samples))
+        self._losses.append(loss)
+        self._instants.append(self.samples, time.perf_counter() - self._paused_s)
         if self._on_samples:
             self._on_samples(samples)
         if self._evaluate and self.evaluates_at(updates):
@@ -67,5 +81,9 @@ class Meter:
         skip = len(self._instants) // 10 if skip is None else skip
         if skip >= len(self._instants) - 1:
             return math.nan
-        first, last = self._instants[skip], self._instants[-1]
-        return (last[1] - first[1]) / max(last[0] - first[0], 1e-9)
+        first, last = self._instants.at(skip), self._instants.last
+        return (last[0] - first[0]) / max(last[1] - first[1], 1e-9)
+
+    def _start_clock(self) -> None:
+        self._instants = Thinned()
+        self._instants.append(0, time.perf_counter())

@@ -46,7 +46,8 @@ def run_into(
     outcome = train(config, source, on_samples=on_samples, on_snapshot=on_snapshot)
     updates, samples = outcome.figures["updates"], outcome.figures["samples"]
     _append(metrics, updates, samples, outcome.final, drained=True)
-    outcome.trace.save(folder / "trace.npz")
+    if len(outcome.trace):
+        outcome.trace.save(folder / "trace.npz")
     if config.timeline:
         write_chrome_trace(folder / "timeline.json", chrome_events(outcome.spans))
     final = outcome.final

@@ -13,6 +13,7 @@ from torch import nn
 from persia_sim.words.chrome import Span
 from persia_sim.words.orders import constant_lag
 from persia_sim.words.staleness import StalenessSummary, summarize
+from persia_sim.words.staleness_stream import StalenessCounter
 from persia_sim.words.trace import Event, Trace
 from persia_sim.words.vocabulary import Mode
 from runtime.config import TrainConfig
@@ -52,6 +53,7 @@ class Outcome:
     """After all pushes were applied."""
     curve: list[CurvePoint]
     trace: Trace
+    """Empty when the run was not to keep it."""
     staleness: StalenessSummary
     store: EmbeddingStore
     model: nn.Module
@@ -60,7 +62,8 @@ class Outcome:
     warnings: list[str]
     """Why the figures may mean nothing, from the first evaluation and the last."""
     losses: list[float]
-    """Mean loss of each dense update, in the order of updates."""
+    """Mean loss of each dense update, in their order; of a long run, of each
+    ``figures["updates_per_loss"]`` updates."""
     figures: dict[str, Any] = field(default_factory=dict)
     """Samples, updates, samples/s, rows, bytes, and all that was skipped, lost or replaced."""
 
@@ -93,6 +96,9 @@ def train(
         if on_snapshot:
             on_snapshot(curve[-1])
 
+    counter = StalenessCounter(config.mode, config.ranks)
+    if not parts.recorder.keeps:
+        parts.recorder.listen(counter.note)
     meta = trace_meta(config, source, parts.store.tables)
     recorded = _recorded_order(config, meta)
     began = time.perf_counter()
@@ -124,7 +130,7 @@ def train(
         final=final,
         curve=curve,
         trace=trace,
-        staleness=summarize(trace),
+        staleness=summarize(trace) if parts.recorder.keeps else counter.summary(),
         store=parts.store,
         model=model,
         spans=parts.spans.spans,
@@ -134,6 +140,7 @@ def train(
             "samples": meter.samples,
             "updates": meter.updates,
             "wall_s": wall_s,
+            "updates_per_loss": meter.updates_per_loss,
             "samples_per_s": meter.samples_per_s(),
             "rows": len(parts.store),
             "resident_bytes": parts.store.resident_bytes,

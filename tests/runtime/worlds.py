@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from persia_sim.words.trace import Event, Trace
@@ -100,6 +101,7 @@ def run(
     **concurrent: Any,
 ) -> World:
     """Execute one run; ``order`` replaces the constant lag."""
+    torch.set_num_threads(settings.threads)
     parts = assemble(settings, source)
     if spans is not None:
         parts = replace(parts, spans=spans)

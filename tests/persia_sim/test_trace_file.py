@@ -1,0 +1,155 @@
+"""A trace from a file may be anything: what no run could have written is refused by its row."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from persia_sim.words.orders import constant_lag
+from persia_sim.words.trace import ALL, Event, Kind, Trace
+from persia_sim.words.vocabulary import Mode
+
+META = {"mode": "hybrid", "ranks": 2, "shards": 2}
+GOOD = [
+    Event(Kind.LOOKUP, 0, 0, 0, 0),
+    Event(Kind.LOOKUP, 1, 0, 0, 0),
+    Event(Kind.DENSE_UPDATE, ALL, 0, ALL, 0),
+    Event(Kind.PUSH, ALL, 0, 0, 0),
+    Event(Kind.LOOKUP, 0, 1, 0, 2),
+    Event(Kind.LOST_PUSH, 0, 1, 0, 2),
+]
+
+
+def write(path, events, meta=META, **columns):
+    table = np.array(events, np.int64).reshape(-1, 5)
+    arrays = dict(zip(Event._fields, table.T, strict=True)) | columns
+    text = meta if isinstance(meta, str) else json.dumps(meta)
+    np.savez(path, meta=np.array(text), **arrays)
+    return path
+
+
+def refused(path, events, meta=META, **columns) -> str:
+    with pytest.raises(ValueError, match="trace") as caught:
+        Trace.load(write(path, events, meta, **columns))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_trace_that_a_run_could_have_written_is_loaded(tmp_path):
+    assert list(Trace.load(write(tmp_path / "t.npz", GOOD))) == GOOD
+    assert len(Trace.load(write(tmp_path / "e.npz", []))) == 0
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_orders_of_every_mode_survive_their_file(mode, tmp_path):
+    every = 3 if mode is Mode.ASYNC_AVERAGING else None
+    events = list(constant_lag(mode, ranks=3, has_batch=lambda k: k < 40, tau=2 * mode.
+                               reads_late_rows, average_every=every))  # fmt: skip
+    Trace.of(events, mode=str(mode), ranks=3).save(tmp_path / "t.npz")
+    assert list(Trace.load(tmp_path / "t.npz")) == events
+
+
+@pytest.mark.parametrize(
+    ("row", "change", "message"),
+    [
+        (1, {"rank": 2}, r"row 1: rank is 2: must be 0 to 1, or -1"),
+        (1, {"rank": -2}, r"row 1: rank is -2: must be 0 to 1"),
+        (1, {"rank": ALL}, r"row 1: rank is -1: must be 0 to 1, or -1 for a push or update of all"),
+        (4, {"step": -1}, r"row 4: step is -1: must be 0 to 5"),
+        (4, {"step": 10**12}, r"row 4: step is 1000000000000: must be 0 to 5"),
+        (0, {"shard": 2}, r"row 0: shard is 2: must be -1 to 1"),
+        (0, {"shard": -5}, r"row 0: shard is -5: must be -1 to 1"),
+        (0, {"kind": 77}, r"row 0: kind is 77: mode hybrid has 0 lookup, 2 push"),
+        (0, {"kind": Kind.REFRESH}, r"row 0: kind is 1: mode hybrid has"),
+        (2, {"kind": Kind.DENSE_PULL, "rank": 0}, r"row 2: kind is 5: mode hybrid has"),
+        (0, {"version": -9}, r"row 0: version is -9: must be >= 0"),
+        (4, {"version": 5}, r"shard 0, row 4: version is 5 after 0 in row 3: it grows by a push"),
+        (4, {"version": ALL}, r"row 4: version is -1, unknown"),
+        (5, {"version": 3}, r"row 5: version is 3 after 2 in row 4"),
+        (3, {"version": 1}, r"row 3: version is 1 after 0 in row 1"),
+        (1, {"rank": 0}, r"row 1: lookup of rank 0, step 0, shard 0 is the event of row 0 again"),
+    ],
+)
+def test_a_row_that_no_run_could_have_written_is_named(tmp_path, row, change, message):
+    import re
+
+    events = list(GOOD)
+    events[row] = events[row]._replace(**change)
+    found = refused(tmp_path / "t.npz", events)
+    assert re.search(message, found), found
+    assert "t.npz" in found
+
+
+@pytest.mark.parametrize(
+    ("meta", "message"),
+    [
+        ([1], "its facts are [1]: must be a JSON object"),
+        (None, "its facts are None: must be a JSON object"),
+        ({"ranks": 2}, "mode is None: must be one of sync"),
+        (META | {"mode": "hybird"}, "mode is 'hybird': must be one of sync"),
+        (META | {"mode": ["sync"]}, "mode is ['sync']: must be one of sync"),
+        ({"mode": "hybrid"}, "ranks is None: must be a whole number >= 1"),
+        (META | {"ranks": "2"}, "ranks is '2': must be a whole number >= 1"),
+        (META | {"ranks": True}, "ranks is True: must be a whole number >= 1"),
+        (META | {"ranks": 0}, "ranks is 0: must be a whole number >= 1"),
+        (META | {"shards": 1.5}, "shards is 1.5: must be a whole number >= 1"),
+        (META | {"updates": -3}, "updates is -3: must be a whole number >= 1"),
+        (META | {"updates": 1}, "row 4: step is 1: must be 0 to 0"),
+        (META | {"order": "simulated", "steps": 1}, "row 4: step is 1: must be 0 to 0"),
+    ],
+)
+def test_facts_that_are_not_those_of_a_run_are_named(tmp_path, meta, message):
+    assert message in refused(tmp_path / "t.npz", GOOD, meta)
+
+
+def test_steps_of_a_recorded_run_count_batches_and_do_not_bound_the_order(tmp_path):
+    assert len(Trace.load(write(tmp_path / "t.npz", GOOD, META | {"steps": 1}))) == len(GOOD)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"rank": np.zeros(6)}, "rank is float64 of shape (6,): must be a column of integers"),
+        ({"step": np.array(["a"] * 6)}, "step is <U1 of shape (6,): must be a column of integers"),
+        ({"shard": np.zeros((6, 2), int)}, "shard is int64 of shape (6, 2): must be a column"),
+        ({"kind": np.zeros(5, int)}, "its columns have [5, 6] rows: must be equal"),
+    ],
+)
+def test_columns_that_are_not_integers_of_one_length_are_named(tmp_path, columns, message):
+    assert message in refused(tmp_path / "t.npz", GOOD, **columns)
+
+
+def test_a_push_of_all_ranks_beside_one_of_a_rank_is_refused(tmp_path):
+    events = [*GOOD, Event(Kind.PUSH, 1, 0, 0, 2)]
+    assert "row 6: push of rank 1, step 0, shard 0" in refused(tmp_path / "t.npz", events)
+
+
+@pytest.mark.parametrize("text", ["{", "", "nul", '{"mode": }'])
+def test_facts_that_are_no_json_are_refused(tmp_path, text):
+    assert "not a trace" in refused(tmp_path / "t.npz", GOOD, text)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    cells=st.lists(
+        st.tuples(st.integers(0, 5), st.integers(0, 4),
+                  st.sampled_from([-(2**63), -7, -1, 0, 1, 2, 3, 8, 2**31, 2**63 - 1])),
+        min_size=1, max_size=3,
+    )
+)  # fmt: skip
+def test_no_cell_of_a_trace_ends_in_anything_but_a_sentence(tmp_path_factory, cells):
+    table = np.array(GOOD, np.int64)
+    for row, column, value in cells:
+        table[row, column] = value
+    path = tmp_path_factory.mktemp("fuzz") / "t.npz"
+    write(path, table)
+    try:
+        loaded = Trace.load(path)
+    except ValueError as error:
+        assert str(error).startswith(f"trace {path}")
+    else:
+        assert (loaded.events == table).all()

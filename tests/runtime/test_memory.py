@@ -1,0 +1,169 @@
+"""Long runs need bounded memory: traces in blocks or none, staleness and losses as they come."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from persia_sim.words.staleness import StalenessSummary, summarize
+from persia_sim.words.staleness_stream import SLACK_STEPS, StalenessCounter
+from persia_sim.words.trace import ALL, Event, Kind, Trace, TraceRecorder
+from persia_sim.words.vocabulary import Mode
+from runtime.rank.progress import Meter
+from runtime.rank.series import BlockMeans, Thinned
+from tests.runtime.worlds import ArraySource, config, run
+
+
+def counted(trace, mode, ranks) -> StalenessSummary:
+    counter = StalenessCounter(mode, ranks)
+    for event in trace:
+        counter.note(event)
+    return counter.summary()
+
+
+def assert_equal_figures(one: StalenessSummary, other: StalenessSummary) -> None:
+    assert (one.max_steps, one.oldest_steps) == (other.max_steps, other.oldest_steps)
+    assert one.mean_steps == pytest.approx(other.mean_steps, abs=1e-12)
+    assert one.mean_pushes == pytest.approx(other.mean_pushes, abs=1e-12)
+
+
+STREAMED = {
+    "sync": {},
+    "lookahead": {"mode": Mode.LOOKAHEAD},
+    "merged": {"mode": Mode.HYBRID, "tau": 3},
+    "on arrival": {"mode": Mode.RAW_HYBRID, "tau": 2, "merge_pushes": False},
+    "async": {"mode": Mode.ASYNC, "tau": 2},
+    "averaging": {"mode": Mode.ASYNC_AVERAGING, "tau": 1},
+}
+
+
+@pytest.mark.parametrize("executor", ["lag", "concurrent"])
+@pytest.mark.parametrize("name", STREAMED)
+def test_staleness_counted_on_the_way_is_that_of_the_whole_trace(name, executor):
+    """600 samples of 5 a step: 120 steps, so that most are counted before the end."""
+    chosen = config(ranks=3, shards=2, batch=5, executor=executor, **STREAMED[name])
+    lossy = {}
+    if executor == "concurrent":
+        lossy = {"lose_push": lambda rank, step: (rank + step) % 11 == 0}
+    trace = run(chosen, ArraySource(600), **lossy).trace
+    assert_equal_figures(counted(trace, chosen.mode, 3), summarize(trace))
+
+
+def test_the_counter_forgets_what_is_closed():
+    trace = run(config(mode=Mode.HYBRID, tau=3, ranks=2, batch=4), ArraySource(1200)).trace
+    counter = StalenessCounter(Mode.HYBRID, 2)
+    held = []
+    for event in trace:
+        counter.note(event)
+        held.append(len(counter._read))
+    assert max(held) <= SLACK_STEPS + 6 < 300 == trace.events[:, 2].max() + 1
+
+
+def test_a_run_without_a_push_has_no_staleness():
+    assert StalenessCounter(Mode.SYNC, 1).summary() == StalenessSummary(0.0, 0, 0, None)
+    assert summarize(Trace.of([], mode="sync", ranks=1)) == StalenessSummary(0.0, 0, 0, None)
+
+
+def test_a_trace_takes_twenty_bytes_an_event():
+    recorder, events = TraceRecorder(), 100_000
+    tracemalloc.start()
+    for step in range(events):
+        recorder.record(Kind.LOOKUP, 1, step, 2, 3)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # 40 bytes each for the block that is still open, at most 8,192 events of it
+    assert held < 20 * events + 2 * 40 * 8192
+    table = recorder.finish().events
+    assert np.array_equal(table[:, 2], np.arange(events))
+    assert np.array_equal(table[-1], [Kind.LOOKUP, 1, events - 1, 2, 3])
+
+
+def test_numbers_beyond_32_bits_survive_in_their_place():
+    recorder = TraceRecorder()
+    versions = [1, 2**40, 3, *range(20_000)]
+    for step, version in enumerate(versions):
+        recorder.record(Kind.PUSH, ALL, step, 0, version)
+    assert recorder.finish().events[:, 4].tolist() == versions
+    assert recorder.finish(a=1).events[:, 2].tolist() == list(range(len(versions)))
+
+
+def test_a_recorder_that_keeps_nothing_tells_its_listeners_and_cannot_be_replayed():
+    recorder, heard = TraceRecorder(keep=False), []
+    recorder.listen(heard.append)
+    recorder.record(Kind.PUSH, ALL, 3, 1, 7)
+    assert heard == [Event(Kind.PUSH, ALL, 3, 1, 7)]
+    trace = recorder.finish(mode="sync")
+    assert len(trace) == 0
+    assert trace.meta["not_replayable"] == "its run did not keep the order of events"
+
+
+@settings(max_examples=40)
+@given(
+    values=st.lists(st.floats(-10, 10) | st.just(math.nan), max_size=120),
+    most=st.integers(1, 9),
+)
+def test_block_means_are_the_means_of_blocks(values, most):
+    series = BlockMeans(most)
+    for value in values:
+        series.append(value)
+    width = series.values_per_point
+    blocks = [values[k : k + width] for k in range(0, len(values), width)]
+    expected = [np.nanmean(b) if not np.isnan(b).all() else math.nan for b in blocks]
+    assert series.points == pytest.approx(expected, nan_ok=True, abs=1e-12)
+    assert len(series.points) <= 2 * most
+    if len(values) <= 2 * most:
+        assert width == 1
+
+
+@settings(max_examples=40)
+@given(length=st.integers(1, 200), most=st.integers(1, 9), number=st.integers(0, 199))
+def test_thinned_points_are_the_nearest_kept_before(length, most, number):
+    kept = Thinned(most)
+    for k in range(length):
+        kept.append(10 * k, k / 2)
+    number = min(number, length - 1)
+    total, at_s = kept.at(number)
+    assert total == 20 * at_s
+    assert len(kept) == length
+    assert 0 <= number - total // 10 <= max(0, 2 * length // most)
+    assert kept.last == (10 * (length - 1), (length - 1) / 2)
+    assert len(kept._kept) <= 2 * most
+
+
+def test_speed_leaves_out_the_first_tenth_and_the_evaluations(monkeypatch):
+    """Ten slow updates of 1 s, then ninety of 0.1 s; an evaluation of 50 s counts for nothing."""
+    clock = [0.0]
+    monkeypatch.setattr("runtime.rank.progress.time.perf_counter", lambda: clock[0])
+    meter, told = Meter(), []
+
+    def evaluate(updates, samples, model):
+        clock[0] += 50
+        told.append((updates, samples))
+
+    meter.start(every=50, evaluate=evaluate, on_samples=told.append)
+    for update in range(1, 101):
+        clock[0] += 1.0 if update <= 10 else 0.1
+        meter.update(update, 8, float(update), lambda: None)
+    assert meter.samples_per_s() == pytest.approx(8 * 90 / 9.0)
+    assert meter.samples_per_s(0) == pytest.approx(8 * 100 / 19.0)
+    assert math.isnan(meter.samples_per_s(100))
+    assert told == [8] * 50 + [(50, 400)] + [8] * 50 + [(100, 800)]
+    assert (meter.updates, meter.samples, meter.losses[-1]) == (100, 800, 100.0)
+
+
+def test_a_meter_of_many_updates_keeps_few_points():
+    meter = Meter()
+    meter.start()
+    tracemalloc.start()
+    for update in range(1, 100_001):
+        meter.update(update, 1, 2.0, lambda: None)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 12e6  # 16,384 to 32,768 points of each, whatever the number of updates
+    assert meter.updates_per_loss == 4
+    assert meter.losses == [2.0] * 25_000
