@@ -96,26 +96,24 @@ def _kinds_of(mode: Mode) -> list[Kind]:
 
 
 def _check_doubles(columns: Sequence[np.ndarray], name: str) -> None:
-    """A push is applied or lost, once; the number of its round tells one averaging from the next."""
+    """A push is applied or lost, once; the number of the round tells averagings apart."""
     kind, rank, step, shard, version = columns
     round_ = np.where(np.isin(kind, _OF_ROUNDS), version, ALL)
     closes = np.where(kind == Kind.LOST_PUSH, int(Kind.PUSH), kind)
     first = _first_of_each(np.column_stack([closes, rank, step, shard, round_]))
     doubled = np.flatnonzero(first != np.arange(len(kind)))
-    whole = {
-        (int(step[row]), int(shard[row])): int(row)
-        for row in np.flatnonzero((kind == Kind.PUSH) & (rank == ALL))
-    }
+    merged = np.flatnonzero((kind == Kind.PUSH) & (rank == ALL)).tolist()
+    whole = {(int(step[row]), int(shard[row])): row for row in merged}
     if whole:  # of a merged step, nobody pushes alone
-        for row in np.flatnonzero((kind == Kind.PUSH) & (rank != ALL)):
+        for row in np.flatnonzero((kind == Kind.PUSH) & (rank != ALL)).tolist():
             if (int(step[row]), int(shard[row])) in whole:
                 first[row] = whole[int(step[row]), int(shard[row])]
                 doubled = np.append(doubled, row)
     if len(doubled):
-        row = int(doubled.min())
+        at = int(doubled.min())
         raise ValueError(
-            f"trace {name}, row {row}: {Kind(kind[row]).name.lower()} of rank {rank[row]}, step"
-            f" {step[row]}, shard {shard[row]} is the event of row {first[row]} again:"
+            f"trace {name}, row {at}: {Kind(kind[at]).name.lower()} of rank {rank[at]}, step"
+            f" {step[at]}, shard {shard[at]} is the event of row {first[at]} again:"
             " each happens once"
         )
 
