@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -79,3 +81,57 @@ def test_scaling_saves_small_gradients_that_plain_fp16_loses() -> None:
 def test_block_must_divide_the_row() -> None:
     with pytest.raises(ValueError, match="block must divide the 16 elements of a row, got 5"):
         HalfRows.pack(np.zeros((1, 16), np.float32), block=5)
+
+
+def test_the_bytes_of_packed_ids_are_those_of_the_layout() -> None:
+    """By hand: bags [7, 9], [], [7, 7]; 7 stands in samples 0, 2, 2 and 9 in sample 0."""
+    packed = FieldIds.pack(np.array([7, 9, 7, 7], np.uint64), np.array([2, 0, 2]))
+    expected = struct.pack("<II", 2, 4) + struct.pack("<QQ", 7, 9)
+    expected += struct.pack("<HHH", 0, 3, 4) + struct.pack("<HHHH", 0, 2, 2, 0)
+    assert packed.to_bytes() == expected
+    ids, lengths = FieldIds.from_bytes(expected).unpack(3)
+    assert (ids.tolist(), lengths.tolist()) == ([7, 9, 7, 7], [2, 0, 2])
+
+
+@pytest.mark.parametrize(("occurrences", "bytes_each"), [(65_535, 2), (65_536, 4)])
+def test_bounds_take_16_bits_as_long_as_every_count_fits(occurrences: int, bytes_each: int) -> None:
+    ids = np.zeros(occurrences, np.uint64)
+    packed = FieldIds.pack(ids, np.array([occurrences]))
+    assert packed.byte_count == 8 + bytes_each * 2 + 2 * occurrences
+    found, lengths = FieldIds.from_bytes(packed.to_bytes()).unpack(1)
+    assert len(found) == occurrences == lengths[0]
+
+
+def test_the_last_of_65536_samples_has_a_position() -> None:
+    lengths = np.zeros(65_536, int)
+    lengths[[0, 65_535]] = 1
+    ids, found = FieldIds.pack(np.array([3, 4], np.uint64), lengths).unpack(65_536)
+    assert ids.tolist() == [3, 4]
+    np.testing.assert_array_equal(found, lengths)
+
+
+def test_an_empty_field_comes_back_empty() -> None:
+    packed = FieldIds.pack(np.empty(0, np.uint64), np.zeros(5, int))
+    ids, lengths = FieldIds.from_bytes(packed.to_bytes()).unpack(5)
+    assert len(ids) == 0
+    assert lengths.tolist() == [0] * 5
+
+
+def test_scaled_rows_by_hand() -> None:
+    """The largest of a block is mapped to 32768, the others in proportion; zeros stay zeros."""
+    rows = np.array([[0.5, -2.0, 0.0, 0.0], [1e-20, 0.5e-20, 3e30, -1.5e30]], np.float32)
+    packed = HalfRows.pack(rows, block=2)
+    assert packed.halves.astype(float).tolist() == [
+        [8192.0, -32768.0, 0.0, 0.0],
+        [32768.0, 16384.0, 32768.0, -16384.0],
+    ]
+    np.testing.assert_array_equal(packed.norms, np.abs(rows).reshape(2, 2, 2).max(axis=2))
+    np.testing.assert_array_equal(packed.unpack(), rows)
+    assert packed.byte_count == 2 * 8 + 4 * 4
+
+
+def test_plain_rows_are_rounded_to_fp16_and_nothing_else() -> None:
+    rows = np.array([[1.0, 1.0 + 2.0**-11, 65504.0, 1e-9]], np.float32)
+    packed = HalfRows.pack(rows, block=None)
+    np.testing.assert_array_equal(packed.unpack(), rows.astype(np.float16).astype(np.float32))
+    assert packed.byte_count == 8

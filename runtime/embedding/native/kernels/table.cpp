@@ -207,11 +207,12 @@ uint32_t Table::create(uint64_t id, uint32_t step) {
 
 // The slot after a training lookup of `id`, which lies in `slot` if anywhere; kNoSlot if refused.
 uint32_t Table::obtain(uint64_t id, uint32_t slot, uint32_t step) {
+  if (slot != kNoSlot && expired(slot, step)) {  // as if it had been swept: the gate is asked again
+    remove(slot);
+    ++counters_.expired;
+    slot = kNoSlot;
+  }
   if (slot != kNoSlot) {
-    if (expired(slot, step)) {
-      start_row(slot, id, step);
-      ++counters_.expired;
-    }
     use(slot, step);
     return slot;
   }

@@ -1,0 +1,111 @@
+"""Bags of any length: sums, means and roots against loops over the ids, forward and backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.data.batch import Batch, Field
+from runtime.embedding.native.extension import native
+from runtime.embedding.open import open_pooling
+from runtime.embedding.store import FieldVectors, TablePlan
+
+LENGTHS = [0, 1, 2, 9, 10, 11, 16, 17, 31, 63, 64, 65, 66, 130, 257]
+WEIGHTS = {"sum": lambda n: 1.0, "mean": lambda n: 1.0 / n, "sqrtn": lambda n: n**-0.5}
+
+
+def random_bags(
+    rng: np.random.Generator, fields: list[Field], samples: int
+) -> tuple[Batch, dict[str, TablePlan], list[list[np.ndarray]]]:
+    """A batch, its plans, and per sample and field the numbers of distinct rows.
+
+    No row belongs to two fields, so that its sum has one order in both engines.
+    """
+    tables = list(dict.fromkeys(f.table for f in fields))
+    bags = [
+        [rng.integers(50 * f, 50 * f + 50, rng.choice(LENGTHS)) for f in range(len(fields))]
+        for _ in range(samples)
+    ]
+    count = 50 * len(fields)
+    lengths = [len(bag) for sample in bags for bag in sample]
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    flat = np.concatenate([bag for sample in bags for bag in sample])
+    table_of = np.repeat(np.tile([tables.index(f.table) for f in fields], samples), lengths)
+    plans = {}
+    for number, table in enumerate(tables):
+        where: Any = np.flatnonzero(table_of == number) if len(tables) > 1 else slice(None)
+        distinct = np.arange(count, dtype=np.uint64)
+        plans[table] = TablePlan(
+            distinct, np.array([0, count]), flat[where].astype(np.int32), where
+        )
+    batch = Batch(flat.astype(np.uint64), offsets, np.zeros((samples, 0)), np.zeros((samples, 1)))
+    return batch, plans, bags
+
+
+@pytest.mark.parametrize("engine", ["native", "reference"])
+@pytest.mark.parametrize("dim", [1, 5, 8, 16, 32, 64, 128])
+@pytest.mark.parametrize("tables", [1, 2])
+def test_long_bags_pool_and_scatter_as_loops_do(engine: Any, dim: int, tables: int) -> None:
+    rng = np.random.default_rng(dim + tables)
+    fields = [Field(name=p, pooling=p, table=f"t{n % tables}") for n, p in enumerate(WEIGHTS)]
+    batch, plans, bags = random_bags(rng, fields, 40)
+    rows = {t: rng.standard_normal((150, dim)).astype(np.float32) for t in plans}
+    pooling = open_pooling(fields, dict.fromkeys(plans, dim), engine=engine)
+    out = pooling.forward(batch, plans, rows).pooled
+    gradient = rng.standard_normal(out.shape).astype(np.float32)
+    found = pooling.backward(batch, plans, FieldVectors(gradient, {}, {}))
+
+    expected = np.zeros(out.shape)
+    sums = {t: np.zeros((150, dim)) for t in plans}
+    for b, sample in enumerate(bags):
+        for f, (bag, field) in enumerate(zip(sample, fields, strict=True)):
+            if len(bag):
+                weight, columns = WEIGHTS[field.pooling](len(bag)), slice(f * dim, (f + 1) * dim)
+                expected[b, columns] = weight * rows[field.table][bag].astype(np.float64).sum(0)
+                for one in bag:
+                    sums[field.table][one] += weight * gradient[b, columns].astype(np.float64)
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=2e-5)
+    for table in plans:
+        np.testing.assert_allclose(found[table], sums[table], rtol=1e-5, atol=2e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("tables", [1, 2])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_long_bags_give_the_bytes_of_the_reference(dtype: str, tables: int, threads: int) -> None:
+    """700 samples, so that three threads share the forward pass."""
+    rng = np.random.default_rng(7)
+    fields = [Field(name=p, pooling=p, table=f"t{n % tables}") for n, p in enumerate(WEIGHTS)]
+    batch, plans, _ = random_bags(rng, fields, 700)
+    rows = {t: rng.standard_normal((150, 8)).astype(dtype) for t in plans}
+    native.set_threads(threads)
+    try:
+        results = []
+        for engine in ("native", "reference"):
+            pooling = open_pooling(fields, dict.fromkeys(plans, 8), engine=engine)  # type: ignore[arg-type]
+            out = pooling.forward(batch, plans, rows).pooled
+            back = pooling.backward(batch, plans, FieldVectors(out, {}, {}))
+            results.append([out.tobytes(), *(back[t].tobytes() for t in plans)])
+    finally:
+        native.set_threads(1)
+    assert results[0] == results[1]
+
+
+def test_a_long_sequence_keeps_its_first_ids_and_no_gradient_reaches_the_others() -> None:
+    field = Field(name="s", pooling="sequence", max_length=70)
+    ids = np.arange(100, dtype=np.uint64)
+    plan = TablePlan(ids, np.array([0, 100]), np.arange(100, dtype=np.int32), slice(None))
+    batch = Batch(ids, np.array([0, 100]), np.zeros((1, 0)), np.zeros((1, 1)))
+    rows = np.arange(300, dtype=np.float32).reshape(100, 3)
+    for engine in ("native", "reference"):
+        pooling = open_pooling([field], {"rows": 3}, engine=engine)  # type: ignore[arg-type]
+        out = pooling.forward(batch, {"rows": plan}, {"rows": rows})
+        np.testing.assert_array_equal(out.sequences["s"][0], rows[:70])
+        assert out.masks["s"].all()
+        ones = FieldVectors(out.pooled, {"s": np.ones((1, 70, 3), np.float32)}, {})
+        back = pooling.backward(batch, {"rows": plan}, ones)["rows"]
+        np.testing.assert_array_equal(
+            back, np.repeat([[1.0], [0.0]], [70, 30], axis=0) * np.ones(3)
+        )
