@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import http.client
 import json
+import lzma
 import os
 import tarfile
 import tempfile
 import urllib.error
 import urllib.request
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +31,18 @@ BLOCK_BYTES = 1 << 20
 LARGEST_MEMBER_BYTES = 4 << 30
 """Of one unpacked file; the largest real one has 80 MB. Stops an archive that unpacks for ever."""
 PINS = "pins.json"
+# What the readers of archives raise for bytes that are none: gzip's is an OSError, zipfile tells of
+# a password by RuntimeError and of an unknown compression by NotImplementedError.
+_DAMAGED = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    gzip.BadGzipFile,
+    lzma.LZMAError,
+    zlib.error,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+)
 
 
 def get(name: str | Publication, folder: Path | None = None, report: Report | None = None) -> Path:
@@ -64,7 +80,7 @@ def fetch(url: str, path: Path, report: Report | None = None) -> str:
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
                 length = answer.headers.get("Content-Length")
-                announced = int(length) if length else None
+                announced = int(length) if length and length.isdecimal() else None
                 while block := answer.read(BLOCK_BYTES):
                     digest.update(block)
                     received += len(block)
@@ -76,7 +92,12 @@ def fetch(url: str, path: Path, report: Report | None = None) -> str:
                 f"{url} answered {error.code} {error.reason}\n"
                 "  the publisher may have moved it: fetch it by hand from the data set's page"
             ) from error
-        except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+        except (
+            urllib.error.URLError,
+            http.client.HTTPException,
+            TimeoutError,
+            ConnectionError,
+        ) as error:
             raise DataError(
                 f"cannot reach {url}: {getattr(error, 'reason', error)}\n"
                 "  is there a network? Without one, train on the synthetic stream (synthetic)"
@@ -88,7 +109,7 @@ def fetch(url: str, path: Path, report: Report | None = None) -> str:
 
 def check_pin(pins_path: Path, wanted: Publication, sha256: str) -> None:
     """Compare a checksum with the pinned one, or pin it."""
-    pins: dict[str, str] = json.loads(pins_path.read_text()) if pins_path.is_file() else {}
+    pins = _pins(pins_path)
     expected = wanted.sha256 or pins.get(wanted.url)
     if expected is not None and sha256 != expected:
         raise DataError(
@@ -99,6 +120,22 @@ def check_pin(pins_path: Path, wanted: Publication, sha256: str) -> None:
     if expected is None:
         with _renamed_when_whole(pins_path) as unfinished:
             unfinished.write_text(json.dumps(pins | {wanted.url: sha256}, indent=2) + "\n")
+
+
+def _pins(path: Path) -> dict[str, str]:
+    """The pinned checksums by URL."""
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
+        raise DataError(
+            f"{path} is damaged: it must hold one checksum a URL, as JSON; correct it, or remove it"
+            " to pin the next downloads anew"
+        )
+    return found
 
 
 def extract(archive: Path, members: tuple[str, ...], folder: Path) -> None:
@@ -114,7 +151,7 @@ def extract(archive: Path, members: tuple[str, ...], folder: Path) -> None:
                 missing.remove(base)
                 with (folder / base).open("xb") as out:
                     _copy(stream, out, base)
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
+    except _DAMAGED as error:
         raise DataError(f"{archive.name} is no archive or is damaged: {error}") from error
     if missing:
         raise DataError(

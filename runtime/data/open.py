@@ -7,6 +7,7 @@ from pathlib import Path
 from runtime.data.catalogue import CATALOGUE
 from runtime.data.errors import DataError, nearest
 from runtime.data.files import FileSource
+from runtime.data.numerals import number_of
 from runtime.data.places import find_folder
 from runtime.data.presets import PRESETS, recipe
 from runtime.data.source import Source
@@ -32,8 +33,15 @@ def open_source(
 
     Real data is looked for in ``data_dir``, else in the directory that PERSIA_DATA_DIR names, then
     where ``data get`` puts downloads. ``rows`` keeps the first rows of the training part only.
+    DataError for what cannot be opened, ValueError for ``rows`` below 1.
     """
-    if name_or_path.partition(":")[0] == "synthetic":
+    is_synthetic = name_or_path.partition(":")[0] == "synthetic"
+    if data_dir is not None and (is_synthetic or name_or_path.endswith(".toml")):
+        raise DataError(
+            f"data_dir = {str(data_dir)!r} is not used with {name_or_path}: it is where the ready"
+            " data sets lie; remove it (the files of a schema lie beside the schema)"
+        )
+    if is_synthetic:
         if skip_bad_rows:
             raise DataError("skip_bad_rows is not used: the synthetic stream has no bad rows")
         return _open_synthetic(name_or_path, rows)
@@ -52,13 +60,15 @@ def open_source(
 
 
 def _open_synthetic(name: str, rows: int | None) -> SyntheticSource:
-    _, _, choice = name.partition(":")
-    preset, _, scale_text = choice.partition(":")
-    preset = preset or "default"
+    _, *choice = name.split(":")
+    preset, scale_text = (*choice, *("default", "1")[len(choice) :])[:2]
     if preset not in PRESETS:
         raise DataError(f"no synthetic preset is called {preset!r}; {nearest(preset, PRESETS)}")
     try:
-        made = recipe(preset, float(scale_text) if scale_text else 1.0)
+        scale = number_of(scale_text)
+        if scale is None or len(choice) > 2:
+            raise ValueError(f"SCALE must be a number, got {':'.join(choice[1:])!r}")
+        made = recipe(preset, scale)
     except ValueError as error:
         raise DataError(
             f"{name}: {error}\n  write synthetic:PRESET:SCALE, as in synthetic:criteo-ad:0.01"

@@ -14,6 +14,8 @@ from runtime.data.truth import Pair, Recipe, SyntheticField
 
 SMALLEST_FIELD = 4
 """Distinct ids of a shape's smallest field (assumed)."""
+LARGEST_SCALE = 1e6
+"""Of a shape; a field's ids must stay below 2**53, which the largest shapes reach before this."""
 PAPER_DIM = 16
 """Embedding dimension of the paper's public workloads; parameters / 16 = ids."""
 
@@ -63,8 +65,11 @@ def _shape(
     scale: float = 1.0,
 ) -> Recipe:
     """A recipe of a given shape; the last ``multi`` fields hold bags of 1 to 8 ids."""
-    if scale <= 0:
-        raise ValueError(f"scale must be > 0, got {scale}; 1 is the size of the real workload")
+    if not 0 < scale <= LARGEST_SCALE:  # NaN is not
+        raise ValueError(
+            f"scale must be > 0 and at most {LARGEST_SCALE:g}, got {scale};"
+            " 1 is the size of the real workload"
+        )
     sizes = _field_sizes(round(distinct_ids * scale), fields)
     return Recipe(
         name=name if scale == 1.0 else f"{name}:{scale:g}",

@@ -37,6 +37,12 @@ class SyntheticSource:
     test_rows: int = 100_000
     """Samples of the validation part and of the test part, each."""
 
+    def __post_init__(self) -> None:
+        if self.train_rows is not None and self.train_rows < 1:
+            raise ValueError(f"train_rows must be >= 1, got {self.train_rows}; None has no end")
+        if self.test_rows < 1:
+            raise ValueError(f"test_rows must be >= 1, got {self.test_rows}")
+
     @property
     def layout(self) -> Layout:
         """Fields, dense features and the one task."""
@@ -78,6 +84,8 @@ class SyntheticSource:
             sha256=hashlib.sha256(text.encode()).hexdigest(),
             split=f"independent draws, seed {self.recipe.seed}: train "
             f"{self.train_rows or 'without end'}, test {self.test_rows} samples",
+            train_rows=self.train_rows,
+            test_rows=self.test_rows,
         )
 
     @cached_property

@@ -19,6 +19,10 @@ import numpy as np
 
 from runtime.data.ids import mix64
 
+LARGEST_GAIN = 10.0
+"""Standard deviation of a logit; beyond it a click is certain or impossible."""
+LARGEST_EXPONENT = 10.0
+"""Of a Zipf law; with it all but a thousandth of the draws are the first id."""
 _ROOT12 = np.sqrt(12.0)
 
 
@@ -68,14 +72,26 @@ class Recipe:
     def __post_init__(self) -> None:
         if not 0 < self.click_rate < 1:
             raise ValueError(f"click_rate must be in (0, 1), got {self.click_rate}")
-        if self.gain <= 0:
-            raise ValueError(f"gain must be > 0, got {self.gain}")
+        if not 0 < self.gain <= LARGEST_GAIN:
+            raise ValueError(f"gain must be > 0 and at most {LARGEST_GAIN:g}, got {self.gain}")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must be 0 to 2**63 - 1, got {self.seed}")
+        if self.dense < 0 or not self.fields:
+            raise ValueError(f"a recipe needs fields and dense >= 0, got dense {self.dense}")
         names = {f.name for f in self.fields}
         for pair in self.pairs:
             unknown = {pair.first, pair.second} - names
             if unknown:
                 raise ValueError(f"pair of unknown fields {sorted(unknown)}; known: {names}")
+        weights = [f.weight for f in self.fields] + [p.weight for p in self.pairs]
+        if not np.isfinite([*weights, self.dense_weight]).all():
+            raise ValueError(f"weights must be finite, got {weights} and {self.dense_weight}")
         for field in self.fields:
+            if not 0 <= field.exponent <= LARGEST_EXPONENT:
+                raise ValueError(
+                    f"field {field.name}: exponent must be 0 to {LARGEST_EXPONENT:g},"
+                    f" got {field.exponent}"
+                )
             if not 1 <= field.values < 2**53 or field.max_length < 1:
                 raise ValueError(
                     f"field {field.name}: values must be 1 to 2**53 and max_length >= 1, "

@@ -82,7 +82,7 @@ def test_an_unknown_name_is_an_error_with_the_nearest() -> None:
         open_source("synthetic:criteo")
     with pytest.raises(DataError, match="synthetic:criteo-ad:much"):
         open_source("synthetic:criteo-ad:much")
-    with pytest.raises(DataError, match=r"scale must be > 0, got 0\.0"):
+    with pytest.raises(DataError, match=r"scale must be > 0 and at most .*, got 0\.0"):
         open_source("synthetic:criteo-ad:0")
 
 

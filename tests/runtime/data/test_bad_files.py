@@ -1,0 +1,296 @@
+"""Files that are no data: each is refused at the door, in words, and none is waited for."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.data.errors import DataError
+from runtime.data.open import open_source
+
+SCHEMA = """
+name = "s"
+file = "d.csv"
+split = { test_fraction = 0.5 }
+[[columns]]
+name = "x"
+[[columns]]
+name = "n"
+kind = "numeric"
+log = false
+"""
+ROWS = b"x,n,label\na,1,0\nb,2,1\nc,3,0\nd,4,1\n"
+
+
+def opened(folder: Path, text: bytes = ROWS, schema: str = SCHEMA, **options: Any) -> Any:
+    (folder / "s.toml").write_text(schema)
+    (folder / "d.csv").write_bytes(text)
+    return open_source(str(folder / "s.toml"), **options)
+
+
+def numbers(source: Any, part: str = "train") -> list[float]:
+    return [float(x) for batch in source.chunks(part) for x in batch.dense[:, 0]]
+
+
+def a_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def a_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def a_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def a_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        os.chdir(path.parent)  # a socket's path has at most 107 bytes
+        made.bind(path.name)
+
+
+def a_dead_link(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+NO_FILES: list[tuple[Callable[[Path], None], str]] = [
+    (a_pipe, "is a named pipe"),
+    (a_folder, "is a folder"),
+    (a_device, "is a device"),
+    (a_socket, "is a socket"),
+    (a_dead_link, "no file"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), NO_FILES)
+@pytest.mark.parametrize("name", ["d.csv", "d.csv.gz", "d.parquet", "s.toml"])
+def test_what_is_no_regular_file_is_refused_and_never_waited_for(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[Path], None],
+    message: str,
+    name: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    opened(tmp_path, schema=SCHEMA.replace("d.csv", name if name != "s.toml" else "d.csv"))
+    (tmp_path / name).unlink(missing_ok=True)
+    make(tmp_path / name)
+    for use in (lambda s: next(s.chunks("train")), lambda s: s.provenance()):
+        with pytest.raises(DataError, match=message) as caught:
+            use(open_source(str(tmp_path / "s.toml")))
+        assert name in str(caught.value)
+
+
+@pytest.mark.multiproc
+def test_a_pipe_as_data_ends_the_command_with_2_and_one_sentence(tmp_path: Path) -> None:
+    opened(tmp_path)
+    (tmp_path / "d.csv").unlink()
+    os.mkfifo(tmp_path / "d.csv")
+    words = ["train", "--data.name", str(tmp_path / "s.toml"), "--out", str(tmp_path / "run")]
+    done = subprocess.run(
+        [sys.executable, "-m", "runtime", *words], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert "is a named pipe" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["a\\u0000b.csv", "x" * 300 + ".csv"])
+def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DataError, match=r"cannot open .*; correct the path"):
+        list(opened(tmp_path, schema=SCHEMA.replace("d.csv", name)).chunks("train"))
+
+
+BAD_TEXTS: list[tuple[bytes, str]] = [
+    (ROWS.replace(b"\n", b"\r"), "ends its lines with a carriage return alone"),
+    (ROWS.decode().encode("utf-16"), "begins as UTF-16 or a binary file does"),
+    (ROWS.decode().encode("utf-16-le"), "begins as UTF-16 or a binary file does"),
+    (ROWS.decode().encode("utf-32"), "begins as UTF-16 or a binary file does"),
+    (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(range(256)), "begins as UTF-16 or a binary"),
+    (b"PAR1" + bytes(64), "begins as UTF-16 or a binary file does.* name a parquet file .parquet"),
+    (ROWS.replace(b"b,2", b"b\0,2"), "begins as UTF-16 or a binary file does"),
+    (
+        ROWS + b"d,4,1\nd,5,0\n" * 500 + b"b\0,2,1\n",
+        r"row 1005, column x: 'b\\x00'; a text",
+    ),
+    (b"x\xff,n,label\n", "is no UTF-8 text: invalid start byte at byte 1 of the header"),
+    (ROWS.replace(b"x,n", b'"x,n'), "the header line cannot be read: unexpected end of data"),
+    (b"x,x,n,label\n" + b"a,b,1,0\na,b,1,1\n" * 2, "has 2 columns 'x': which one"),
+    (b"x,n,label,label\n" + b"a,1,0,1\n", "has 2 columns 'label': which one is meant"),
+    (b"\n" + ROWS, "holds no rows"),
+    (b"\n", "holds no rows"),
+    (b"x," * (1 << 19) + b"n", "the first line is longer than 1,048,576 bytes"),
+    (ROWS + b'"' + b"x" * (9 << 20) + b"\n", "a line is longer than 4,194,304 bytes"),
+    (ROWS + b"a,1_000,1\n", "row 5, column n: '1_000'; a numeric column needs a finite number"),
+    (ROWS + b"a,1e400,1\n", "row 5, column n: '1e400'; a numeric column needs a finite number"),
+    (ROWS + b"a,infinity,1\n", "row 5, column n: 'infinity'"),
+    (ROWS + "a,\N{FULLWIDTH DIGIT ONE},1\n".encode(), "row 5, column n: '\N{FULLWIDTH DIGIT ONE}'"),
+    (ROWS + b"a,1,0_1\n", "row 5, column label: '0_1'; a label must be 0 or 1"),
+    (ROWS + b"a,1,inf\n", "row 5, column label: 'inf'; a label must be 0 or 1"),
+    (ROWS + b"a,1,nan\n", "row 5, column label: 'nan'; a label must be 0 or 1"),
+]
+
+
+@pytest.mark.parametrize(("rows", "message"), BAD_TEXTS, ids=range(len(BAD_TEXTS)))
+def test_a_text_that_cannot_be_meant_is_refused(tmp_path: Path, rows: bytes, message: str) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        source = opened(tmp_path, rows)
+        numbers(source), numbers(source, "test")
+    assert str(tmp_path / "d.csv") in str(caught.value)
+
+
+GOOD_TEXTS = [
+    b"\xef\xbb\xbf" + ROWS,
+    ROWS.replace(b"\n", b"\r\n"),
+    ROWS.rstrip(),
+    ROWS.replace(b",1,", b", 1 ,"),
+    ROWS.replace(b",1,", b",+1.0e0,"),
+    ROWS.replace(b"\na,", b'\n"a\nb",'),
+    ROWS.replace(b"\nb", b"\n\nb"),
+    ROWS.replace(b"x,n", b"x,y,y,n").replace(b",1,", b",0,0,1,").replace(b",2,", b",0,0,2,")
+    .replace(b",3,", b",0,0,3,").replace(b",4,", b",0,0,4,"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", GOOD_TEXTS, ids=range(len(GOOD_TEXTS)))
+def test_other_ways_of_writing_the_same_rows_are_read(tmp_path: Path, rows: bytes) -> None:
+    source = opened(tmp_path, rows)
+    assert (numbers(source), numbers(source, "test")) == ([1, 2], [3, 4])
+
+
+def test_a_line_end_in_quotes_may_lie_at_the_border_of_two_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = b"x,n,label\n" + b"".join(b'"a\n%d",%d,%d\n' % (n, n, n % 2) for n in range(500))
+    expected = [float(n) for n in range(250)]
+    for block_bytes in (100, 117, 4096):
+        monkeypatch.setattr("runtime.data.table.CSV_BLOCK_BYTES", block_bytes)
+        assert numbers(opened(tmp_path, rows)) == expected
+
+
+BAD_SCHEMAS: list[tuple[bytes, str]] = [
+    (SCHEMA.encode("utf-16"), "is no UTF-8 text .* save it as UTF-8"),
+    (b"\x7fELF\x02\x01\x01\0\0", "is not TOML: Invalid"),
+    (SCHEMA.encode() + b'title = "caf\xe9"', "is no UTF-8 text .* at byte"),
+    (b"a = " + b"[" * 5000, "nested too deeply|is not TOML"),
+    (b"a = " + b"9" * 5000, "is not TOML"),
+    (b"#" * (2 << 20), "2,097,152 bytes, a schema at most 1,048,576: is it the data itself"),
+    (SCHEMA.encode().replace(b'name = "s"', b'name = "s"\nfolder = "f"'), "folder is not read"),
+    (SCHEMA.encode().replace(b"[[columns]]", b"[columns]", 1).split(b"[[col")[0], "list of tables"),
+    (b'split = 3\nname = "s"', "split: expected a table of keys and values, got 3"),
+    (b'columns = [3]\nname = "s"', "columns: expected a table of keys and values, got 3"),
+    (b"", "the key 'name' is missing"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), BAD_SCHEMAS, ids=range(len(BAD_SCHEMAS)))
+def test_a_schema_file_that_cannot_be_read_is_refused(
+    tmp_path: Path, text: bytes, message: str
+) -> None:
+    opened(tmp_path)
+    (tmp_path / "s.toml").write_bytes(text)
+    with pytest.raises(DataError, match=message) as caught:
+        open_source(str(tmp_path / "s.toml"))
+    assert str(tmp_path / "s.toml") in str(caught.value)
+
+
+def test_a_schema_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    opened(tmp_path)
+    (tmp_path / "s.toml").write_bytes(b"\xef\xbb\xbf" + SCHEMA.encode())
+    assert numbers(open_source(str(tmp_path / "s.toml"))) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ("0011", "the train part holds one class of column label: 2 rows of 0 and 0 of 1"),
+        ("0100", "the test part holds one class of column label: 2 rows of 0 and 0 of 1"),
+        ("0111", "the test part holds one class of column label: 0 rows of 0 and 2 of 1"),
+    ],
+)
+def test_one_class_in_a_part_is_refused_before_anything_is_trained(
+    tmp_path: Path, labels: str, message: str
+) -> None:
+    rows = "x,n,label\n" + "".join(f"a,{n},{label}\n" for n, label in enumerate(labels))
+    source = opened(tmp_path, rows.encode())
+    for use in (lambda: next(source.chunks("train")), source.provenance):
+        with pytest.raises(DataError, match=message):
+            use()
+
+
+def test_the_first_rows_of_one_class_are_refused_with_their_count(tmp_path: Path) -> None:
+    rows = b"x,n,label\n" + b"a,1,0\n" * 9 + b"b,2,1\n" * 9 + b"a,1,0\n" * 9 + b"b,2,1\n" * 9
+    assert len(numbers(opened(tmp_path, rows, rows=10))) == 10
+    with pytest.raises(DataError, match="9 rows of 0 and 0 of 1"):
+        numbers(opened(tmp_path, rows, rows=9))
+
+
+def test_bad_rows_are_counted_as_far_as_was_read_and_said_of_which_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.data.table.CSV_BLOCK_BYTES", 64)
+    lines = [f"a,{n},{n % 2}" for n in range(200)]
+    lines[2], lines[3], lines[90], lines[150], lines[199] = "a,x,0", "torn", "a,x,1", "a,x,0", "b"
+    source = opened(tmp_path, ("x,n,label\n" + "\n".join(lines)).encode(), skip_bad_rows=True)
+    assert source.provenance().rows_skipped == 0, "nothing was read yet"
+    stream = source.chunks("train")
+    first = next(stream)
+    seen = source.provenance()
+    assert first.size < 20
+    assert seen.rows_skipped == 2
+    assert seen.skipped_where.startswith("1 of train (file read up to row ")
+    assert seen.skipped_where.endswith("), 1 of no part")
+    stream.close()
+    assert source.provenance() == seen, "the count of what was read outlives the stream"
+    assert len(numbers(source)) == 97
+    next(source.chunks("train"))
+    next(source.chunks("test"))
+    seen = source.provenance()
+    assert seen.rows_skipped == 4
+    assert seen.skipped_where == "2 of train (whole file read), 2 of no part"
+    numbers(source, "test")
+    seen = source.provenance()
+    assert seen.rows_skipped == 5
+    assert seen.skipped_where == (
+        "2 of train (whole file read), 1 of test (whole file read), 2 of no part"
+    )
+    assert (seen.train_rows, seen.test_rows) == (99, 99)
+
+
+OPENED_WRONGLY: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
+    (("synthetic",), {"data_dir": "there"}, "data_dir = 'there' is not used with synthetic"),
+    (("s.toml",), {"data_dir": "there"}, "data_dir = 'there' is not used with s.toml"),
+    (("synthetic",), {"rows": 0}, "train_rows must be >= 1, got 0"),
+    (("synthetic:criteo-ad:nan",), {}, "scale must be > 0 and at most .* got nan"),
+    (("synthetic:criteo-ad:inf",), {}, "scale must be > 0 and at most .* got inf"),
+    (("synthetic:criteo-ad:1e300",), {}, "scale must be > 0 and at most"),
+    (("synthetic:criteo-ad:-1",), {}, "scale must be > 0 and at most"),
+    (("synthetic:criteo-ad:1_0",), {}, "SCALE must be a number, got '1_0'"),
+    (("synthetic:criteo-ad:",), {}, "SCALE must be a number, got ''"),
+    (("synthetic:criteo-ad:1:2",), {}, "SCALE must be a number, got '1:2'"),
+    (("synthetic:",), {}, "no synthetic preset is called ''"),
+    (("synthetic:default:2",), {}, "the default recipe has one size, got scale 2"),
+    (("synthetic:criteo-syn5:1e6",), {}, "values must be 1 to"),
+]
+
+
+@pytest.mark.parametrize(("names", "options", "message"), OPENED_WRONGLY)
+def test_a_source_that_cannot_be_meant_is_refused(
+    names: tuple[Any, ...], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        open_source(*names, **options)
+
+
+def test_rows_below_one_are_refused(tmp_path: Path) -> None:
+    opened(tmp_path)
+    with pytest.raises(ValueError, match="rows must be >= 1, got 0"):
+        open_source(str(tmp_path / "s.toml"), rows=0)
