@@ -106,7 +106,11 @@ def _train(arguments: list[str]) -> None:
         raise ValueError(f"{folder} holds a finished run; name another folder with --out")
     with tqdm(unit=" samples", unit_scale=True, desc=str(config.mode), disable=None) as bar:
         summary = run_into(
-            folder, config, on_samples=bar.update, on_warning=lambda t: bar.write(f"warning: {t}")
+            folder,
+            config,
+            on_samples=bar.update,
+            on_warning=lambda t: bar.write(f"warning: {t}"),
+            on_start=bar.write,
         )
     print(describe(summary))
     print(f"run folder: {folder}")
@@ -146,8 +150,10 @@ def describe(summary: dict) -> str:  # type: ignore[type-arg]
         f"  staleness    {stale.mean_steps:.2f} steps on average, {stale.max_steps} at most;"
         f" {summary['rows']:,} rows"
     )
+    data = summary["data"]
+    bad_rows = f"bad rows skipped: {data.skipped_where}; in all" if data.skipped_where else ""
     left_out = {
-        "bad rows skipped": summary["data"].rows_skipped,
+        bad_rows: data.rows_skipped,
         "batches skipped": summary["batches_skipped"],
         "pushes lost": summary["pushes_lost"],
     }

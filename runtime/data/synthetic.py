@@ -84,8 +84,6 @@ class SyntheticSource:
             sha256=hashlib.sha256(text.encode()).hexdigest(),
             split=f"independent draws, seed {self.recipe.seed}: train "
             f"{self.train_rows or 'without end'}, test {self.test_rows} samples",
-            train_rows=self.train_rows,
-            test_rows=self.test_rows,
         )
 
     @cached_property

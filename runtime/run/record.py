@@ -22,8 +22,11 @@ def run_into(
     config: TrainConfig,
     on_samples: Callable[[int], None] | None = None,
     on_warning: Callable[[str], None] = lambda text: None,
+    on_start: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Run ``config``, fill ``folder``, and return the summary.
+
+    ``on_start`` is told the data, its split and its rows before anything is trained.
 
     The folder holds config.json, env.json, metrics.jsonl (a line per snapshot), trace.npz,
     predictions.npz, timeline.json if asked for and, written last, summary.json: a folder without
@@ -33,7 +36,8 @@ def run_into(
     write_json(folder / "config.json", config)
     write_json(folder / "env.json", environment())
     data = config.data
-    source = open_source(data.name, data_dir=data.dir, skip_bad_rows=data.skip_bad_rows)
+    source = open_source(data.name, data.dir, data.rows, skip_bad_rows=data.skip_bad_rows)
+    on_start(f"data: {source.provenance()}")
     metrics = folder / "metrics.jsonl"
     metrics.write_text("")
 

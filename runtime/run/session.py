@@ -85,7 +85,7 @@ def train(
     torch.set_num_threads(config.threads)
     if source is None:
         data = config.data
-        source = open_source(data.name, data_dir=data.dir, skip_bad_rows=data.skip_bad_rows)
+        source = open_source(data.name, data.dir, data.rows, skip_bad_rows=data.skip_bad_rows)
     parts = assemble(config, source, tables)
     held_out = HeldOut(source, config.test_rows)
     curve: list[CurvePoint] = []

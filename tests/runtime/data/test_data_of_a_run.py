@@ -1,0 +1,139 @@
+"""From options to samples: which rows a run trains on, in which order, and what it says of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.commands import main
+from runtime.config import DataConfig, TrainConfig
+from runtime.data.open import open_source
+from runtime.rank.feed import training_stream
+
+SCHEMA = """
+name = "numbered"
+file = "d.csv"
+split = { column = "day", test_from = 2013-02-09 }
+[[columns]]
+name = "user"
+[[columns]]
+name = "n"
+kind = "numeric"
+log = false
+"""
+N_TRAIN, N_TEST = 40, 12
+
+
+def write_data(folder: Path, replaced: dict[int, str] | None = None) -> str:
+    """Rows 1 to 52; the last 12 test. Column n holds the row's number."""
+    lines = []
+    for n in range(1, N_TRAIN + N_TEST + 1):
+        day = "2013-02-08" if n <= N_TRAIN else "2013-03-01"
+        lines.append((replaced or {}).get(n, f"u{n % 5},{n},{day},{n % 2}"))
+    (folder / "d.csv").write_text("\n".join(["user,n,day,label", *lines]) + "\n")
+    (folder / "d.toml").write_text(SCHEMA)
+    return str(folder / "d.toml")
+
+
+def trained_rows(name: str, seed: int = 5, **data: Any) -> list[list[int]]:
+    """Row numbers of each batch of 16 that a run trains on."""
+    config = TrainConfig(batch=16, seed=seed, data=DataConfig(name=name, **data))
+    source = open_source(name, rows=config.data.rows)
+    return [batch.dense[:, 0].astype(int).tolist() for batch in training_stream(config, source)]
+
+
+def cut(rows: list[int]) -> list[list[int]]:
+    return [rows[start : start + 16] for start in range(0, len(rows), 16)]
+
+
+ALL = list(range(1, N_TRAIN + 1))
+
+
+def test_samples_come_in_the_order_of_the_file_and_a_pass_ends_with_a_short_batch(
+    tmp_path: Path,
+) -> None:
+    assert trained_rows(write_data(tmp_path)) == cut(ALL)
+
+
+def test_passes_read_the_part_again_and_no_batch_holds_samples_of_two(tmp_path: Path) -> None:
+    assert trained_rows(write_data(tmp_path), passes=3) == cut(ALL) * 3
+
+
+def test_rows_are_the_first_of_the_training_part(tmp_path: Path) -> None:
+    name = write_data(tmp_path)
+    assert trained_rows(name, rows=20) == [ALL[:16], ALL[16:20]]
+    assert trained_rows(name, rows=16, passes=2) == [ALL[:16]] * 2
+    assert trained_rows(name, rows=1000) == cut(ALL)
+
+
+def test_shuffling_permutes_each_pass_with_the_seed_the_pass_and_the_window(
+    tmp_path: Path,
+) -> None:
+    name = write_data(tmp_path)
+
+    def permuted(seed: int, pass_: int, rows: list[int]) -> list[int]:
+        order = np.random.default_rng([seed, pass_, 0]).permutation(len(rows))
+        return [rows[place] for place in order]
+
+    for seed in (5, 6):
+        expected = cut(permuted(seed, 0, ALL)) + cut(permuted(seed, 1, ALL))
+        assert trained_rows(name, seed, passes=2, shuffle=True) == expected
+    first_20 = cut(permuted(5, 0, ALL[:20]))
+    assert trained_rows(name, rows=20, shuffle=True) == first_20
+
+
+def run(folder: Path, name: str, *options: str) -> dict[str, Any]:
+    words = ["train", "--data.name", name, "--out", str(folder / "run"), "--batch", "8"]
+    assert main([*words, "--model.hidden", "4", *options]) == 0
+    summary: dict[str, Any] = json.loads((folder / "run" / "summary.json").read_text())
+    return summary
+
+
+def test_a_run_says_its_split_and_its_rows_before_it_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = run(tmp_path, write_data(tmp_path))
+    split = "train day < 2013-02-09 (as dates), test the others"
+    printed = capsys.readouterr()
+    said = f"data: numbered: {split}; train 40 rows, test 12 rows"
+    assert said in (printed.out + printed.err).splitlines()
+    assert summary["data"]["split"] == split
+    assert (summary["data"]["train_rows"], summary["data"]["test_rows"]) == (40, 12)
+    assert (summary["samples"], summary["updates"]) == (40, 5)
+
+
+def test_a_run_on_the_first_rows_says_so(tmp_path: Path) -> None:
+    summary = run(tmp_path, write_data(tmp_path), "--data.rows", "10", "--data.passes", "2")
+    assert summary["samples"] == 20
+    assert summary["data"]["train_rows"] == 10
+    assert summary["data"]["split"].endswith("; of train the first 10 rows")
+
+
+def test_bad_rows_are_counted_in_a_run_of_few_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run stops long before the file's end; what it read held one bad row of each kind."""
+    monkeypatch.setattr("runtime.data.table.CSV_BLOCK_BYTES", 256)  # some ten rows
+    bad = {2: "u2,x,2013-02-08,0", 4: "torn", 39: "u4,y,2013-02-08,1", 44: "u4,z,2013-03-01,0"}
+    name = write_data(tmp_path, bad)
+    summary = run(tmp_path, name, "--data.skip-bad-rows", "--steps", "1")
+    assert summary["samples"] == 8
+    data = summary["data"]
+    assert data["rows_skipped"] == 3, "row 39 was not read"
+    train, test, outside = data["skipped_where"].split(", ")
+    assert train.startswith("1 of train (file read up to row ")
+    assert (test, outside) == ("1 of test (whole file read)", "1 of no part")
+    assert f"bad rows skipped: {data['skipped_where']}; in all: 3" in capsys.readouterr().out
+
+
+def test_the_figures_of_a_run_are_of_the_test_part_alone(tmp_path: Path) -> None:
+    summary = run(tmp_path, write_data(tmp_path))
+    labels = np.load(tmp_path / "run" / "predictions.npz")["labels"]
+    assert labels[:, 0].tolist() == [n % 2 for n in range(41, 53)]
+    assert summary["tasks"]["label"]["label_rate"] == 0.5
+    assert math.isfinite(summary["tasks"]["label"]["auc"])
