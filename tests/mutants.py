@@ -192,7 +192,9 @@ def try_faults(
     if Path(run.stdout.strip()).resolve() != path.resolve():
         print(f"error: tests would import {run.stdout.strip()}, not the copy", file=sys.stderr)
         return 2
-    command = f"{sys.executable} -m pytest -x -q -p no:cacheprovider {' '.join(files)}"
+    command = (
+        f"{sys.executable} -m pytest -x -q --assert=plain -p no:cacheprovider {' '.join(files)}"
+    )
     for turn in ("compile", "measure"):  # the first run leaves compiled files for all others
         began = time.monotonic()
         run = subprocess.run(shlex.split(command), capture_output=True, text=True)
