@@ -16,6 +16,7 @@ from persia_sim.model.incidents import Checkpoints, Crash, SlowDown, Target
 from persia_sim.model.memory import Capacity, RowFormat, capacity, fill_s, resident_after
 from persia_sim.model.scenario import Discipline, Noise, Scenario
 from persia_sim.model.stamps import Mark
+from persia_sim.words.trace import Event, Kind, Trace
 from persia_sim.words.vocabulary import Mode
 from tests.persia_sim.hand_world import HAND, hand_costs, hand_scenario, hand_workload, law
 from tests.persia_sim.sim_configurations import small_scenario, uncontended
@@ -57,11 +58,14 @@ def test_too_few_steps_have_no_interval_and_say_so() -> None:
 
 
 def test_prefixes_of_large_numbers() -> None:
-    """A step of 113 s with a thousandth, a millionth, ... of every time."""
+    """A step of 1 to 1e-12 of 8 seconds: 1, 1 k, 1 M, ... samples a second, and a little less."""
     run = simulate(sync_of_two())
-    for factor, shown in ((1e3, "70.8 s"), (1e5, "7.08 ks"), (1e8, "7.08 Ms"), (1e11, "7.08 Gs"),
-                          (1e14, "7.08 Ts")):  # fmt: skip
-        quick = replace(run, stamps=run.stamps / factor)
+    each = {1.0: "1 s", 1e3: "1 ks", 1e6: "1 Ms", 1e9: "1 Gs", 1e12: "1 Ts"}
+    less = {1e3: "999 s", 1e6: "999 ks", 1e9: "999 Ms", 1e12: "999 Gs"}
+    below = {factor * (1 - 1e-3): shown for factor, shown in less.items()}
+    for factor, shown in (each | below).items():
+        steps = np.arange(40) * 8 / factor
+        quick = replace(run, stamps=np.broadcast_to(steps, run.stamps.shape))
         assert line(text(report(quick)), "throughput").startswith(shown), factor
 
 
@@ -99,6 +103,8 @@ def test_use_of_every_resource_of_one_rank_in_sync() -> None:
     )
     assert sent_bytes(run) == 10 * (364 + 48 + 96 + 192 + 192 + 120)
     assert line(text(found), "sent") == "1.01 kB a step"
+    in_part = replace(run, link_bytes={"worker host 0 in": 15.0, "worker host 0 out": 7.0})
+    assert line(text(report(in_part)), "sent") == "1.5 B a step"
 
 
 def test_use_of_the_busiest_of_several() -> None:
@@ -244,6 +250,21 @@ def test_staleness_of_a_window_of_one_by_hand() -> None:
         staleness(untraced)
 
 
+def test_percentiles_of_lookups_that_miss_0_to_100_steps() -> None:
+    """All 101 lookups of a rank come before its first push, so lookup s misses s steps."""
+    events = [Event(Kind.LOOKUP, 0, s, 0, 0) for s in range(101)]
+    events += [Event(Kind.PUSH, 0, s, 0, s) for s in range(101)]
+    run = replace(simulate(hand_scenario()), trace=Trace.of(events, mode="hybrid", ranks=1))
+    found = staleness(run)
+    assert (found.steps_mean, found.steps_p99, found.steps_oldest) == (50, 99, 100)
+    assert (found.pushes_mean, found.pushes_p99) == (50, 99)
+    assert found.rows.mean == pytest.approx(50) and found.rows.p50 == 50
+    lost = [event._replace(kind=int(Kind.LOST_PUSH)) for event in events[101:]]
+    gone = Trace.of(events[:101] + lost, mode="hybrid", ranks=1)
+    found = staleness(replace(run, trace=gone))
+    assert (found.pushes_mean, found.pushes_p99, found.steps_oldest) == (0, 0, 100)
+
+
 @given(uncontended())
 def test_most_batches_in_flight_counted_from_the_instants(scenario: Scenario) -> None:
     run = simulate(scenario)
@@ -291,13 +312,13 @@ def test_the_servers_in_the_refusal_hold_whole_rows() -> None:
 
 
 def test_memory_line_in_gib_bytes_rows_and_hours() -> None:
-    held = Capacity(3e6, 2e6, 345.6, 2.5 * 2**40, 1.25 * 2**40, 0.0123)
+    held = Capacity(3e6, 2e6, 345.6, 2560.75 * 2**30, 1280.75 * 2**30, 0.0123)
     run = simulate(sync_of_two())
     # 8 / 113 samples a second with 6 ids each create 2 million rows in 4,708,333 s.
     assert fill_s(run.scenario.workload, 8 / 113, 2e6) == pytest.approx(2e6 / 6 / 8 * 113)
     hours = 2e6 / 6 / 8 * 113 / 3600
     assert line(text(report(run, held)), "memory") == (
-        "2,560 of 1,280 GiB a server, 346 B a row; resident 2e+06, evicted 1e+06, misses 1.23%; "
+        "2,561 of 1,281 GiB a server, 346 B a row; resident 2e+06, evicted 1e+06, misses 1.23%; "
         f"to fill >= {hours:.1f} h"
     )
 
@@ -336,6 +357,13 @@ def test_extrapolated_laws_are_named() -> None:
     assert "extrapolated" not in text(report(simulate(hand_scenario())))
 
 
+def test_a_share_is_printed_from_half_a_tenth_of_a_per_cent_on() -> None:
+    found = report(simulate(hand_scenario()))
+    small = replace(found, use={"a": 0.5, "b": 0.0005, "c": 0.00049}, blame={"d": 0.0005})
+    assert line(text(small), "in use") == "a 50.0%, b 0.1%"
+    assert line(text(small), "to blame") == "d 0.1%"
+
+
 def test_faults_line_of_a_run_by_hand() -> None:
     """Sync of one rank updates at 77, 181, 285, ...: the crash at 200 loses the work since the
     checkpoint after 181, which took 5 s, and 2 + 3 + 4 s until it is back."""
@@ -356,6 +384,10 @@ def test_faults_line_of_a_run_by_hand() -> None:
         "1 slow, 1 crashes: down 9.00 s, redone 14.00 s, pushes lost 0, forgotten 0; "
         "2 checkpoints, 10.00 s (of 473.00 s)"
     )
+    written = replace(base, disturbances=())
+    assert "2 checkpoints, 10.00 s" in line(text(report(simulate(written))), "faults")
+    only_slow = replace(base, disturbances=(slow,), checkpoints=None)
+    assert line(text(report(simulate(only_slow))), "faults").startswith("1 slow, 0 crashes: down 0")
     assert "faults" not in text(report(simulate(hand_scenario())))
 
 

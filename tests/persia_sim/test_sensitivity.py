@@ -1,0 +1,125 @@
+"""What ten per cent more of a resource gives: a known number where it binds, nothing elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from persia_sim.insight.sensitivity import RESOURCES, sensitivity
+from persia_sim.words.vocabulary import Mode
+from tests.persia_sim.hand_world import hand_costs, hand_scenario, law
+
+
+def test_in_sync_every_resource_gives_its_own_share_of_the_step() -> None:
+    """Two ranks, 113 s a step: what takes x of it saves x / 11 when 1.1 times as fast."""
+    seconds = {
+        "GPU": 12.0,
+        "all-reduce": 9.0,
+        "loaders": 0.0,  # batches are there in time
+        "embedding workers' cores": 2 + 6 + 7,
+        "servers' cores": 3 + 11,
+        "servers' memory": 0.0,  # without a limit
+        "dense server": 0.0,  # only async has one
+        "rank's copies": (2 + 3) + (6 + 3),  # the thread's own work and the bus
+        "GPU hosts' cards": 0.0,  # 24 bytes a second, and the worker's 16 bind
+        "worker hosts' cards": 12 + 12,  # activations and gradients
+        "server hosts' cards": 4 + 8 + 10,  # requests, rows, pushes
+        "latency": 4 * 0.5 + 2 * 0.5,
+    }
+    assert sum(seconds.values()) == 113
+    expected = {name: 113 / (113 - x / 11) - 1 for name, x in seconds.items()}
+    found = sensitivity(hand_scenario(Mode.SYNC, ranks=2, steps=12))
+    assert set(found) == set(RESOURCES) == set(expected)
+    assert found == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("resource", "costs"),
+    [
+        ("GPU", {"gpu_fixed_s": 2e4}),
+        ("loaders", {"load": law(5e4)}),
+        ("rank's copies", {"copy_in": law(5e4)}),
+        ("rank's copies", {"copy_out": law(5e4)}),
+        ("embedding workers' cores", {"worker_scatter": law(5e5)}),
+        ("embedding workers' cores", {"worker_forward": law(5e5)}),
+        ("embedding workers' cores", {"worker_pool": law(5e5)}),
+        ("servers' cores", {"server_lookup": law(5e5)}),
+        ("servers' cores", {"server_update": law(5e5)}),
+    ],
+)
+def test_a_stage_that_binds_gives_ten_per_cent_and_all_others_nothing(
+    resource: str, costs: dict[str, Any]
+) -> None:
+    found = sensitivity(hand_scenario(Mode.RAW_HYBRID, steps=120, costs=hand_costs(**costs)))
+    assert found.pop(resource) == pytest.approx(0.1, abs=2e-4)
+    assert all(abs(gain) < 2e-4 for gain in found.values()), found
+
+
+def test_a_card_that_binds_gives_ten_per_cent() -> None:
+    """One role's card so slow that a step of sync is its messages and nothing else."""
+    for role, name in (
+        ("nn", "GPU hosts' cards"), ("embedding_workers", "worker hosts' cards"),
+        ("servers", "server hosts' cards"),
+    ):  # fmt: skip
+        base = hand_scenario(Mode.SYNC, steps=12)
+        part = getattr(base.cluster, role)
+        slow = replace(part, host=replace(part.host, nic_bytes_per_s=1e-3))
+        found = sensitivity(replace(base, cluster=replace(base.cluster, **{role: slow})))
+        assert found.pop(name) == pytest.approx(0.1, abs=2e-4), role
+        assert all(abs(gain) < 2e-4 for gain in found.values()), (role, found)
+
+
+def test_memory_dense_server_bus_and_latency_can_bind() -> None:
+    busy = hand_scenario(Mode.RAW_HYBRID, steps=120, infinite_cpus=False)
+    host = replace(busy.cluster.servers.host, memory_bytes_per_s=0.01)
+    servers = replace(busy.cluster.servers, host=host)
+    found = sensitivity(replace(busy, cluster=replace(busy.cluster, servers=servers)))
+    assert found.pop("servers' memory") == pytest.approx(0.1, abs=2e-3)
+    assert all(abs(gain) < 2e-3 for gain in found.values()), found
+
+    slow = hand_costs(dense_server_bytes_per_s=904 / 2e4)
+    found = sensitivity(hand_scenario(Mode.ASYNC, steps=40, costs=slow))
+    assert found["dense server"] == pytest.approx(0.1, abs=1e-3) and found["GPU"] < 1e-3
+
+    bus = hand_scenario(Mode.RAW_HYBRID, steps=40)
+    gpu = replace(bus.cluster.gpu, pcie_bytes_per_s=192 / 2e4)
+    found = sensitivity(replace(bus, cluster=replace(bus.cluster, gpu=gpu)))
+    assert found["rank's copies"] == pytest.approx(0.1, abs=1e-3) and found["GPU"] == 0
+
+    far = hand_scenario(Mode.SYNC, steps=12)
+    link = replace(far.cluster.link, latency_s=1e5)
+    found = sensitivity(replace(far, cluster=replace(far.cluster, link=link)))
+    assert found["latency"] == pytest.approx(0.1, abs=1e-3)
+
+
+def test_each_constant_of_the_all_reduce_counts() -> None:
+    """Overhead, hops and rate are three parts of its time: where one is all, it gives all."""
+    for change in ({"overhead_s": 1e5}, {"latency_s": 1e5}, {"inter_bytes_per_s": 0.01}):
+        base = hand_scenario(Mode.RAW_HYBRID, ranks=2, steps=40)
+        sync = replace(base.costs.dense_sync, **change)  # type: ignore[arg-type]
+        found = sensitivity(replace(base, costs=replace(base.costs, dense_sync=sync)))
+        assert found["all-reduce"] == pytest.approx(0.1, abs=1e-3), change
+    one_host = replace(base.cluster, nn=replace(
+        base.cluster.nn, hosts=1, processes_per_host=2
+    ))  # fmt: skip
+    sync = replace(base.costs.dense_sync, intra_bytes_per_s=0.01)
+    slow = replace(base, cluster=one_host, costs=replace(base.costs, dense_sync=sync))
+    assert sensitivity(slow)["all-reduce"] == pytest.approx(0.1, abs=1e-3)
+
+
+def test_the_peak_rate_of_the_gpu_counts() -> None:
+    base = hand_scenario(Mode.RAW_HYBRID, steps=40)
+    gpu = replace(base.cluster.gpu, peak_flops=5424 / 2e4)  # 2e4 s a step
+    assert sensitivity(replace(base, cluster=replace(base.cluster, gpu=gpu)))[
+        "GPU"
+    ] == pytest.approx(0.1, abs=1e-3)
+
+
+def test_rows_that_miss_are_part_of_the_servers_work() -> None:
+    """Every row misses and costs 1,000 s to create: then servers bind, and without misses not."""
+    costs = hand_costs(server_create=law(per_item_s=1e5), gpu_fixed_s=500.0)
+    base = hand_scenario(Mode.RAW_HYBRID, steps=120, costs=costs)
+    assert sensitivity(base, 1.0)["servers' cores"] == pytest.approx(0.1, abs=1e-3)
+    assert sensitivity(base)["servers' cores"] == pytest.approx(0, abs=1e-6)
