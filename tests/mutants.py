@@ -55,6 +55,9 @@ _TWINS = {
 }  # fmt: skip
 
 
+_NO_MATTER = {"frozen", "slots", "kw_only", "strict", "maxsize"}  # options that change no figure
+
+
 class ReplaceByTwin(Operator):  # type: ignore[misc]
     """A function by the one next to it: max by min, mean by sum, ceil by floor."""
 
@@ -118,7 +121,7 @@ def _no_behaviour(module: ast.Module) -> set[tuple[int, int]]:
             part = node.annotation
         elif isinstance(node, ast.FunctionDef):
             part = node.returns
-        elif isinstance(node, ast.keyword) and node.arg in ("frozen", "slots", "strict", "maxsize"):
+        elif isinstance(node, ast.keyword) and node.arg in _NO_MATTER:
             part = node.value
         if part is not None:
             for line in range(part.lineno, (part.end_lineno or part.lineno) + 1):
@@ -197,7 +200,8 @@ def try_faults(
     )
     for turn in ("compile", "measure"):  # the first run leaves compiled files for all others
         began = time.monotonic()
-        run = subprocess.run(shlex.split(command), capture_output=True, text=True)
+        writing = os.environ | {"PYTHONDONTWRITEBYTECODE": ""}
+        run = subprocess.run(shlex.split(command), capture_output=True, text=True, env=writing)
         baseline = time.monotonic() - began
         if run.returncode:
             print(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from persia_sim.engine.simulate import Run, simulate
 from persia_sim.insight.report import Report, exposed, report, sent_bytes, staleness, text
 from persia_sim.model.incidents import Checkpoints, Crash, SlowDown, Target
-from persia_sim.model.memory import Capacity, RowFormat, capacity, fill_s, resident_after
+from persia_sim.model.memory import FORMATS, Capacity, RowFormat, capacity, fill_s, resident_after
 from persia_sim.model.scenario import Discipline, Noise, Scenario
 from persia_sim.model.stamps import Mark
 from persia_sim.words.trace import Event, Kind, Trace
@@ -301,11 +301,24 @@ def test_memory_of_rows_in_bytes() -> None:
     full.refuse(cluster)
 
 
+def test_bytes_of_the_named_row_formats() -> None:
+    """128 numbers of 2 or 4 bytes, Adagrad's sum for each, and 90 or 66 bytes beside them."""
+    found = {name: rows.row_bytes(128) for name, rows in FORMATS.items()}
+    assert found == {"fp16-lean": 256 + 90, "f32-adagrad": 512 + 512 + 66, "f32-sgd": 512 + 66}
+    for field, value in (("value_bytes", 0), ("overhead_bytes", -1.0)):
+        with pytest.raises(ValueError, match=f"{field} is {value}: must be >= "):
+            replace(FORMATS["f32-sgd"], **{field: value})
+    assert replace(FORMATS["f32-sgd"], value_bytes=1, overhead_bytes=0.0).row_bytes(3) == 3
+
+
 def test_the_servers_in_the_refusal_hold_whole_rows() -> None:
     """A server of 1,000 bytes holds one row of 600, so ten rows need ten servers, not six."""
     tight = Capacity(10, 4, 600.0, 1500.0, 1000.0, 0.1)
     with pytest.raises(ValueError, match="use at least 10 servers, a leaner row format"):
         tight.refuse(hand_scenario().cluster)
+    large = Capacity(10, 4, 600 * 2.0**30, 1500.7 * 2**30, 1000.7 * 2**30, 0.1)
+    with pytest.raises(ValueError, match=r"is 1,001 GiB on hand, but 10 rows .* need 1,501 GiB"):
+        large.refuse(hand_scenario().cluster)
     never = Capacity(10, 0, 6000.0, 1500.0, 1000.0, 1.0)
     with pytest.raises(ValueError, match="use a leaner row format"):
         never.refuse(hand_scenario().cluster)

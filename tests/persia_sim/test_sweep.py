@@ -76,7 +76,7 @@ def test_a_sweep_keeps_its_points_and_does_only_what_is_missing(
     capsys.readouterr()
     run(options)
     said = capsys.readouterr().out
-    assert "2 points (1 done)" in said and (tmp_path / "cluster_sweep.csv").is_file()
+    assert "2 points (1 done, 1 to run" in said and (tmp_path / "cluster_sweep.csv").is_file()
     lines = (tmp_path / "points.jsonl").read_text().splitlines()
     assert sum(line.endswith("}") and bool(json.loads(line)) for line in lines) == 2
 

@@ -13,8 +13,10 @@ import pytest
 from persia_sim.engine.simulate import simulate
 from persia_sim.insight.timeline import timeline, write_timeline
 from persia_sim.model.incidents import Crash, Target
+from persia_sim.model.scenario import Noise
 from persia_sim.model.stamps import Mark
 from persia_sim.words.vocabulary import Mode
+from tests.persia_sim.hand_world import hand_scenario
 from tests.persia_sim.sim_configurations import small_scenario
 
 
@@ -70,3 +72,69 @@ def test_a_crash_is_marked_where_it_happens() -> None:
     run = simulate(small_scenario(tau=4, disturbances=(crash, late)))
     [mark] = [e for e in timeline(run, 3, 7) if e["ph"] == "i"]
     assert (mark["name"], mark["pid"], mark["ts"]) == ("crash of rank 2", 2, at_s * 1e6)
+
+
+def test_spans_read_back_are_the_stamps_in_microseconds() -> None:
+    """Sync of one rank by hand: step 1 begins at 127 s (test_timeline_by_hand)."""
+    run = simulate(hand_scenario(Mode.SYNC, steps=3))
+    spans = {e["name"]: e for e in timeline(run, 1, 1) if e["ph"] == "X"}
+    seconds = {
+        "lookup": (127, 37), "copy_in": (164, 5), "forward": (169, 4), "backward": (173, 8),
+        "dense_sync": (181, 0), "copy_out": (181, 9), "push": (190, 41),
+    }  # fmt: skip
+    found = {name: (e["ts"], e["dur"]) for name, e in spans.items()}
+    assert found == {name: (at * 1e6, took * 1e6) for name, (at, took) in seconds.items()}
+    assert {e["args"]["step"] for e in spans.values()} == {1}
+    pulled = simulate(hand_scenario(Mode.ASYNC, steps=2, tau=0))
+    [pull] = [e for e in timeline(pulled, 0, 0) if e["name"] == "dense_pull"]
+    assert (pull["ts"], pull["dur"]) == (65e6, 5e6)
+
+
+def test_a_file_read_back_holds_every_stage_of_every_batch_at_its_instants(tmp_path: Path) -> None:
+    run = simulate(small_scenario(tau=4, noise=Noise(gpu_cv=0.3)))
+    file = tmp_path / "new folder" / "window.json"
+    count = write_timeline(run, file, 3, 5)
+    document = json.loads(file.read_text())
+    assert document["displayTimeUnit"] == "ms"
+    spans = [e for e in document["traceEvents"] if e["ph"] == "X"]
+    assert count == len(spans)
+    places = {
+        "lookup": (Mark.LOOKUP, Mark.ROWS), "copy_in": (Mark.COPY_IN, Mark.ON_GPU),
+        "dense_sync": (Mark.BACKWARD_END, Mark.UPDATED), "push": (Mark.PUSH, Mark.APPLIED),
+        "copy_out": (Mark.COPY_OUT, Mark.COPIED_OUT),
+    }  # fmt: skip
+    for name, (begin, end) in places.items():
+        found = {
+            (e["pid"], e["args"]["step"]): (e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6)
+            for e in spans
+            if e["name"] == name
+        }
+        assert found == {
+            (r, s): pytest.approx((run.stamps[begin, r, s], run.stamps[end, r, s]), rel=1e-12)
+            for r in range(4)
+            for s in range(3, 6)
+        }
+    named = {(e["pid"], e["args"]["name"]) for e in document["traceEvents"] if e["ph"] == "M"}
+    assert {(r, f"rank {r}") for r in range(4)} | {(r, "push") for r in range(4)} <= named
+
+
+def test_arrows_and_counters_by_hand() -> None:
+    """tau = 1: lookups at 23, 46, 127, 150; pushes begin 63 s later and end after 104."""
+    run = simulate(hand_scenario(Mode.HYBRID, tau=1, steps=4))
+    events = timeline(run, 1, 2)
+    arrows = {(e["ph"], e["id"]): e["ts"] / 1e6 for e in events if e["ph"] in "sf"}
+    assert arrows == {("s", "0/1"): 46, ("f", "0/1"): 109, ("s", "0/2"): 127, ("f", "0/2"): 190}
+    levels = [(e["ts"] / 1e6, e["args"]["in flight"]) for e in events if e["ph"] == "C"]
+    # At 127 and 150 a push ends and a lookup begins; step 2's push ends the window at 231.
+    assert levels == [(46, 2), (127, 1), (127, 2), (150, 1), (150, 2), (231, 1)]
+
+
+def test_a_crash_is_marked_on_the_edges_of_its_window_and_not_outside() -> None:
+    """Steps 1 and 2 of sync last from 127 to 335."""
+    for at_s, marks in ((126.0, 0), (127.0, 1), (335.0, 1), (336.0, 0)):
+        crash = Crash(target=Target.SERVER, index=0, at_s=at_s, detect_s=0.0, restart_s=0.0)
+        quiet = simulate(hand_scenario(Mode.SYNC, steps=4))
+        run = replace(quiet, scenario=replace(quiet.scenario, disturbances=(crash,)))
+        found = [e for e in timeline(run, 1, 2) if e["ph"] == "i"]
+        assert len(found) == marks
+        assert all(e["name"] == "crash of server 0" and e["s"] == "g" for e in found)
