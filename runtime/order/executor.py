@@ -190,7 +190,7 @@ class OrderedRun:
         if good:
             apply_gradients(self._learner.model, self._optimizer, total)
         self._dense_version += 1
-        self._finish_dense(flying, sum(g.loss for g in good) if good else math.nan)
+        self._finish_dense(flying, math.fsum(g.loss for g in good) if good else math.nan)
 
     def _dense_pull(self, event: Event) -> None:
         self._recorder.record(Kind.DENSE_PULL, event.rank, event.step, ALL, self._dense_version)
