@@ -145,7 +145,7 @@ def cycles(scenario: Scenario, need: Demand) -> dict[str, float]:
         "copy from the GPU": life.copy_out_s,
         "lookup tasks": life.lookup_s / queues.lookup_tasks,
         "push tasks": (life.push_s + life.answer_s) / queues.push_tasks,
-        "loaders": life.load_s * cluster.ranks / min(cluster.loaders, cluster.ranks * 10**9),
+        "loaders": life.load_s * cluster.ranks / cluster.loaders,
         "loaded batches": life.load_s / queues.dataset,
     }
     if scenario.window is not None:

@@ -257,6 +257,55 @@ def test_closed_form_of_one_rank_by_hand() -> None:
     assert answer(many).seconds["loaders"] == 11.5
 
 
+def test_closed_form_waits_for_the_server_with_two_of_three_rows() -> None:
+    """0.5 and 0.25 an id on a core of speed 0.25: 4 s for two rows, 3 s for one. The host with two
+    takes 2/3 of a message at 12 bytes a second, 18 for all of it; a stream of 6 takes 9."""
+    costs = hand_costs(server_lookup=law(0.5, 0.25), server_update=law(1.0, 0.5))
+    base = hand_scenario(Mode.SYNC, costs=costs, steps=1)
+    wide = replace(base.cluster.embedding_workers.host, nic_bytes_per_s=72.0)  # 36 of payload
+    workers = replace(base.cluster.embedding_workers, host=wide)
+    cluster = replace(base.cluster, embedding_workers=workers).with_servers(2)
+    for stream, fan, message in ((float("inf"), 18.0, 24.0), (6.0, 9.0, 6.0)):
+        link = replace(cluster.link, stream_bytes_per_s=stream)
+        scenario = replace(base, cluster=replace(cluster, link=link))
+        life = latencies(scenario, demand(scenario))
+        to_rank = 192 / message
+        lookup = 0.5 + 2.5 + 48 / fan + 4.0 + 0.5 + 96 / fan + 6.5 + to_rank
+        push = 0.5 + to_rank + 7.5 + 120 / fan + 8.0
+        assert (life.lookup_s, life.push_s) == pytest.approx((lookup, push))
+        assert life.load_s == pytest.approx(0.25 + 364 / min(36.0, stream))
+        stamps = simulate(scenario).stamps[:, 0, 0]
+        assert stamps[M.ROWS] - stamps[M.LOOKUP] == pytest.approx(lookup)
+        assert stamps[M.APPLIED] - stamps[M.PUSH] == pytest.approx(push)
+
+
+def test_closed_form_counts_what_overlap_leaves_of_the_all_reduce() -> None:
+    """Two ranks: 9 s exposed; in hybrid with buckets of 64 and 840 bytes what follows backward."""
+    costs = hand_costs(gpu_fixed_s=48.0)  # 16 and 32: the first bucket is long through
+    for mode, bucket, exposed in (
+        (Mode.SYNC, 64.0, 9.0), (Mode.RAW_HYBRID, 64.0, 9.0), (Mode.HYBRID, 1e9, 9.0),
+        (Mode.HYBRID, 64.0, 0.5 + 840 / 113 + 0.5),
+    ):  # fmt: skip
+        sync = replace(costs.dense_sync, bucket_bytes=bucket)
+        base = hand_scenario(mode, 2, costs=replace(costs, dense_sync=sync))
+        life = latencies(base, demand(base))
+        assert life.sync_s == pytest.approx(exposed), (mode, bucket)
+        assert life.window_s == pytest.approx(37 + 5 + 48 + exposed + 9 + 41)
+        assert answer(base).seconds["training loop"] == pytest.approx(48 + exposed)
+
+
+def test_shared_cards_bound_the_answer_unless_nothing_is_shared() -> None:
+    """One loader brings a batch in 23 s; its card takes in 652 bytes of each at 16 a second."""
+    base = hand_scenario(Mode.RAW_HYBRID)
+    alone = answer(base)
+    assert (alone.binds, alone.step_s) == ("loaders", 23)
+    crowded = answer(replace(base, discipline=Discipline.FLUID))
+    assert crowded.step_s == 652 / 16 and crowded.binds.startswith("worker")
+    assert crowded.samples_per_s == 4 * 16 / 652
+    found = shared(base, demand(base))
+    assert not any("cores" in name or "memory" in name for name in found)  # infinite_cpus
+
+
 def test_averaging_lengthens_the_step_by_its_share_of_time() -> None:
     """Rounds of 9 s every 45 s, locked for all, half or none of it."""
     for share, step in ((1.0, 12 / 0.8), (0.5, 12 / 0.9), (0.0, 12.0)):
