@@ -35,3 +35,24 @@ def regular_file(path: Path) -> os.stat_result:
     if not os.access(path, os.R_OK):
         raise DataError(f"{path} may not be read by this user; change its permissions")
     return found
+
+
+def check_not_empty(path: Path) -> None:
+    """Raise when the path is no regular file, or holds no byte."""
+    if regular_file(path).st_size == 0:
+        raise no_rows(path)
+
+
+def no_rows(path: Path) -> DataError:
+    """The error of a file without rows."""
+    return DataError(f"{path} holds no rows ({path.stat().st_size} bytes)\n  fetch the file again")
+
+
+def broken_file(path: Path, error: Exception, where: str = "") -> DataError:
+    """The error of bytes that a reader could not make sense of."""
+    reason = str(error).splitlines()[0].rstrip(".")
+    place = f", {where}" if where else ""
+    return DataError(
+        f"{path}{place} cannot be read: {reason}\n"
+        "  the file is truncated or of another format; fetch it again and compare its sha256"
+    )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import codecs
-import csv
+import re
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from runtime.data.errors import DataError, nearest
-from runtime.data.regular import regular_file
+from runtime.data.header import HEADER_BYTES, header_names
+from runtime.data.regular import broken_file, check_not_empty, no_rows
 
 ROWS_PER_BATCH = 65_536
 """Rows of one parquet record batch: some 10 MB of ids for 40 columns."""
 CSV_BLOCK_BYTES = 4 << 20
 """Bytes of one CSV block; no line may be longer."""
-_HEADER_BYTES = 1 << 20
-_SNIFFED = 4096
+_WRONG_COLUMNS = re.compile(r"Row #(\d+): (Expected .*)")
 
 # pyarrow has no type hints and takes 0.1 s to import: it is imported where a file is opened, and
 # its objects are Any here.
@@ -100,11 +101,11 @@ class TableFile:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        _check_not_empty(self.path)
+        check_not_empty(self.path)
         try:
             return pq.ParquetFile(self.path)
         except (pa.ArrowException, OSError) as error:
-            raise _broken_file(self.path, error) from error
+            raise broken_file(self.path, error) from error
 
     def _stream_parquet(self, names: Sequence[str]) -> Iterator[Rows]:
         import pyarrow as pa
@@ -115,26 +116,26 @@ class TableFile:
             try:
                 batch = next(batches, None)
             except (pa.ArrowException, OSError) as error:
-                raise _broken_file(self.path, error, f"after row {first - 1}") from error
+                raise broken_file(self.path, error, f"after row {first - 1}") from error
             if batch is None:
                 break
             if batch.num_rows:
                 yield Rows(batch, np.arange(first, first + batch.num_rows))
                 first += batch.num_rows
         if first == 1:
-            raise _no_rows(self.path)
+            raise no_rows(self.path)
 
     def _text_names(self) -> tuple[str, ...]:
         import pyarrow as pa
 
         if self.header is not None:
             return self.header
-        _check_not_empty(self.path)
+        check_not_empty(self.path)
         try:
             with pa.input_stream(str(self.path)) as stream:
-                head = stream.read(_HEADER_BYTES)
+                head = stream.read(HEADER_BYTES)
         except (pa.ArrowException, OSError) as error:
-            raise _broken_file(self.path, error) from error
+            raise broken_file(self.path, error) from error
         return header_names(head, self.delimiter, self.path)
 
     def _stream_text(self, names: Sequence[str]) -> Iterator[Rows]:
@@ -142,45 +143,46 @@ class TableFile:
         from pyarrow import csv as arrow_csv
 
         all_names = self.column_names()
-        _check_not_empty(self.path)
+        check_not_empty(self.path)
         lines_before = 0 if self.header is not None else 1
         first = 1
 
         def on_broken(line: Any) -> str:
             self._broken.append(line.number - lines_before)
-            return "skip" if self.skip_bad_rows else "error"
+            return "skip"
 
         try:
-            reader = arrow_csv.open_csv(
-                pa.input_stream(str(self.path)),
-                read_options=arrow_csv.ReadOptions(
-                    use_threads=False,
-                    block_size=CSV_BLOCK_BYTES,
-                    column_names=list(all_names),
-                    skip_rows=lines_before,
-                ),
-                parse_options=arrow_csv.ParseOptions(
-                    delimiter=self.delimiter,
-                    invalid_row_handler=on_broken,
-                    newlines_in_values=True,  # or a line end in quotes breaks at a block's border
-                ),
-                convert_options=arrow_csv.ConvertOptions(
-                    column_types={name: pa.string() for name in names},
-                    include_columns=list(names),
-                    strings_can_be_null=False,
-                ),
-            )
-            while (batch := next(reader, None)) is not None:
+            with _told_once():
+                reader = arrow_csv.open_csv(
+                    pa.input_stream(str(self.path)),
+                    read_options=arrow_csv.ReadOptions(
+                        use_threads=False,
+                        block_size=CSV_BLOCK_BYTES,
+                        column_names=list(all_names),
+                        skip_rows=lines_before,
+                    ),
+                    parse_options=arrow_csv.ParseOptions(
+                        delimiter=self.delimiter,
+                        invalid_row_handler=on_broken if self.skip_bad_rows else None,
+                        newlines_in_values=True,  # or a line end in quotes breaks at a block's border
+                    ),
+                    convert_options=arrow_csv.ConvertOptions(
+                        column_types={name: pa.string() for name in names},
+                        include_columns=list(names),
+                        strings_can_be_null=False,
+                    ),
+                )
+            while (batch := _next(reader)) is not None:
                 if batch.num_rows:
                     numbers = self._numbers(first, batch.num_rows)
                     first = int(numbers[-1]) + 1
                     self._last = first
                     yield Rows(batch, numbers)
         except (pa.ArrowException, OSError) as error:
-            raise self._text_error(error, first) from error
+            raise self._text_error(error, first, lines_before) from error
         self._last = 2**62  # all of them
         if first == 1:
-            raise _no_rows(self.path)
+            raise no_rows(self.path)
 
     def _numbers(self, first: int, count: int) -> np.ndarray:
         """Numbers of the next ``count`` good lines, from line ``first`` on."""
@@ -188,75 +190,47 @@ class TableFile:
         candidates = np.arange(first, first + count + len(broken))
         return candidates[~np.isin(candidates, broken)][:count]
 
-    def _text_error(self, error: Exception, first: int) -> DataError:
-        if "Empty CSV" in str(error):
-            return _no_rows(self.path)
-        if "straddling" in str(error):
+    def _text_error(self, error: Exception, first: int, lines_before: int) -> DataError:
+        words = str(error).splitlines()[0]
+        if "Empty CSV" in words:
+            return no_rows(self.path)
+        if "straddling" in words:
             return DataError(
                 f"{self.path}, after row {first - 1}: a line is longer than {CSV_BLOCK_BYTES:,}"
                 " bytes; is a quote left open?"
             )
-        if not self._broken:
-            return _broken_file(self.path, error, f"after row {first - 1}")
-        reason = str(error).splitlines()[0].rpartition("Row #")[2].partition(": ")[2]
+        place = _WRONG_COLUMNS.search(words)
+        if place is None:
+            return broken_file(self.path, error, f"after row {first - 1}")
         return DataError(
-            f"{self.path}, row {self._broken[-1]}: {reason}\n"
+            f"{self.path}, row {int(place[1]) - lines_before}: {place[2]}\n"
             "  every row must have the columns of the header; correct the row, fetch the file "
             "again if it ends there, or ask to skip bad rows"
         )
 
 
+@contextmanager
+def _told_once() -> Iterator[None]:
+    """Of a broken line that is no UTF-8, pyarrow fails to tell our handler and prints a traceback
+    of that, before it raises the error that we turn into words."""
+    usual = sys.unraisablehook
+
+    def without_pyarrows(unraisable: Any) -> None:
+        if not isinstance(unraisable.exc_value, UnicodeDecodeError):
+            usual(unraisable)
+
+    sys.unraisablehook = without_pyarrows
+    try:
+        yield
+    finally:
+        sys.unraisablehook = usual
+
+
+def _next(reader: Any) -> RecordBatch | None:
+    with _told_once():
+        return next(reader, None)
+
+
 def is_parquet(name: str) -> bool:
     """Whether a file's name says parquet; else it is delimited text."""
     return name.endswith((".parquet", ".pq"))
-
-
-def header_names(head: bytes, delimiter: str, path: Path) -> tuple[str, ...]:
-    """The names in the first line of a text file, of which ``head`` is the beginning."""
-    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in head[:_SNIFFED]:
-        raise DataError(
-            f"{path} is no UTF-8 text: it begins as UTF-16 or a binary file does;"
-            " save it as UTF-8, or name a parquet file .parquet"
-        )
-    line, end, _ = head.partition(b"\n")
-    line = line.removesuffix(b"\r")
-    if b"\r" in line:
-        raise DataError(
-            f"{path} ends its lines with a carriage return alone; end them with a line feed"
-            " (tr '\\r' '\\n' < FILE does it)"
-        )
-    if not end and len(head) >= _HEADER_BYTES:
-        raise DataError(
-            f"{path}: the first line is longer than {_HEADER_BYTES:,} bytes, and should hold"
-            " the columns' names"
-        )
-    try:
-        found = next(csv.reader([line.decode("utf-8-sig")], delimiter=delimiter, strict=True), [])
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path} is no UTF-8 text: {error.reason} at byte {error.start} of the header line;"
-            " save it as UTF-8"
-        ) from error
-    except csv.Error as error:
-        raise DataError(f"{path}: the header line cannot be read: {error}; correct it") from error
-    if not found:
-        raise _no_rows(path)
-    return tuple(found)
-
-
-def _check_not_empty(path: Path) -> None:
-    if regular_file(path).st_size == 0:
-        raise _no_rows(path)
-
-
-def _no_rows(path: Path) -> DataError:
-    return DataError(f"{path} holds no rows ({path.stat().st_size} bytes)\n  fetch the file again")
-
-
-def _broken_file(path: Path, error: Exception, where: str = "") -> DataError:
-    reason = str(error).splitlines()[0].rstrip(".")
-    place = f", {where}" if where else ""
-    return DataError(
-        f"{path}{place} cannot be read: {reason}\n"
-        "  the file is truncated or of another format; fetch it again and compare its sha256"
-    )

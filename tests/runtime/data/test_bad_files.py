@@ -265,6 +265,16 @@ def test_bad_rows_are_counted_as_far_as_was_read_and_said_of_which_part(
     assert (seen.train_rows, seen.test_rows) == (99, 99)
 
 
+@pytest.mark.parametrize("skip_bad_rows", [False, True])
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_torn_line_that_is_no_utf8_is_one_error_without_a_traceback(
+    tmp_path: Path, skip_bad_rows: bool
+) -> None:
+    source = opened(tmp_path, ROWS + b"\xfe,1\n", skip_bad_rows=skip_bad_rows)
+    with pytest.raises(DataError, match=r"row 5: Expected 3 columns, got 2"):
+        numbers(source)
+
+
 OPENED_WRONGLY: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
     (("synthetic",), {"data_dir": "there"}, "data_dir = 'there' is not used with synthetic"),
     (("s.toml",), {"data_dir": "there"}, "data_dir = 'there' is not used with s.toml"),
