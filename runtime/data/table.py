@@ -164,7 +164,7 @@ class TableFile:
                     parse_options=arrow_csv.ParseOptions(
                         delimiter=self.delimiter,
                         invalid_row_handler=on_broken if self.skip_bad_rows else None,
-                        newlines_in_values=True,  # or a line end in quotes breaks at a block's border
+                        newlines_in_values=True,  # else they break at a block's border
                     ),
                     convert_options=arrow_csv.ConvertOptions(
                         column_types={name: pa.string() for name in names},

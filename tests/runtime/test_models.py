@@ -95,6 +95,126 @@ def test_dcn_crosses_with_the_input():
     assert torch.allclose(model(dense, embeddings), expected, atol=1e-5)
 
 
+def in_float64(samples: int = 3) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Dense features, pooled fields, the sequence's rows and its mask; 1, 2 and 3 ids long."""
+    draw = torch.Generator().manual_seed(1)
+    mask = torch.arange(3) < torch.arange(1, samples + 1)[:, None]
+    dense, pooled, rows = (
+        torch.randn(samples, *size, generator=draw, dtype=torch.float64)
+        for size in ((2,), (8,), (3, 4))
+    )
+    return dense, pooled, rows * mask[..., None], mask
+
+
+def linear(layer: torch.nn.Linear, x: list[float]) -> list[float]:
+    weights, bias = layer.weight.tolist(), layer.bias.tolist()
+    return [
+        sum(w * v for w, v in zip(row, x, strict=True)) + b
+        for row, b in zip(weights, bias, strict=True)
+    ]
+
+
+def tower(layers: torch.nn.Sequential, x: list[float]) -> list[float]:
+    for layer in layers:
+        x = linear(layer, x) if isinstance(layer, torch.nn.Linear) else [max(v, 0.0) for v in x]
+    return x
+
+
+def dot(a: list[float], b: list[float]) -> float:
+    return sum(x * y for x, y in zip(a, b, strict=True))
+
+
+def slow_logits(name: str, model, dense: list[float], fields: list[list[float]]) -> list[float]:
+    """The logits of one sample from its dense features and field vectors, in Python's numbers."""
+    flat = [v for field in fields for v in field] + dense
+    if name == "ffnn":
+        return linear(model.head, tower(model.tower, flat))
+    if name == "dlrm":
+        low = tower(model.bottom, dense)
+        vectors = [low, *fields]
+        products = [dot(vectors[i], vectors[j]) for i in range(len(vectors)) for j in range(i)]
+        return linear(model.head, tower(model.top, low + products))
+    if name == "deepfm":
+        first = sum(field[0] for field in fields)
+        second = sum(dot(a[1:], b[1:]) for a, b in itertools.combinations(fields, 2))
+        return linear(model.head, [*tower(model.tower, flat), first, second, *dense])
+    crossed = flat
+    for layer in model.cross:
+        crossed = [
+            x0 * y + x for x0, y, x in zip(flat, linear(layer, crossed), crossed, strict=True)
+        ]
+    return linear(model.head, crossed + tower(model.tower, flat))
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_logits_are_those_of_sums_written_out_in_float64(name):
+    model = build_model(name, SHAPE, (6, 5), seed=3).double()
+    dense, pooled, rows, mask = in_float64()
+    found = model(dense, Embeddings(pooled, {"s": rows}, {"s": mask}))
+    for n in range(len(dense)):
+        ids = rows[n][mask[n]].tolist()
+        mean = [sum(column) / len(ids) for column in zip(*ids, strict=True)]
+        fields = [pooled[n, :4].tolist(), pooled[n, 4:].tolist(), mean]
+        expected = slow_logits(name, model, dense[n].tolist(), fields)
+        assert found[n].tolist() == pytest.approx(expected, rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_gradients_are_those_of_finite_differences(name):
+    """Of every input and every weight, in float64."""
+    model = build_model(name, SHAPE, (6, 5), seed=3).double()
+    dense, pooled, rows, mask = in_float64()
+    names = [n for n, _ in model.named_parameters()]
+
+    def logits(dense, pooled, rows, *weights):
+        given = Embeddings(pooled, {"s": rows}, {"s": mask})
+        parameters = dict(zip(names, weights, strict=True))
+        return torch.func.functional_call(model, parameters, (dense, given))
+
+    inputs = [t.detach().clone().requires_grad_() for t in (dense, pooled, rows)]
+    weights = [p.detach().clone().requires_grad_() for p in model.parameters()]
+    assert torch.autograd.gradcheck(logits, (*inputs, *weights), eps=1e-6, atol=1e-7)
+
+
+def test_a_layout_without_dense_features_or_sequences_needs_neither():
+    layout = Layout(fields=(Field(name="a"), Field(name="b")))
+    shape = InputShape(layout=layout, dims={"rows": 4})
+    draw = torch.Generator().manual_seed(2)
+    pooled = torch.randn(3, 8, generator=draw, dtype=torch.float64)
+    for name in BUILT_IN:
+        model = build_model(name, shape, (5,), seed=1).double()
+        found = model(pooled.new_zeros(3, 0), Embeddings(pooled, {}, {}))
+        fields = [[row[:4].tolist(), row[4:].tolist()] for row in pooled]
+        if name == "dlrm":
+            products = [[dot(a, b)] for a, b in fields]
+            expected = [linear(model.head, tower(model.top, p)) for p in products]
+        else:
+            expected = [slow_logits(name, model, [], pair) for pair in fields]
+        assert torch.allclose(found, torch.tensor(expected, dtype=torch.float64), atol=1e-12)
+
+
+def test_an_empty_sequence_is_a_vector_of_zeros():
+    dense, pooled, rows, mask = in_float64()
+    none = torch.zeros_like(mask)
+    flat = flatten(dense, Embeddings(pooled, {"s": rows * 0}, {"s": none}))
+    assert (flat[:, 8:12] == 0).all()
+
+
+def test_widths_count_every_field_by_its_table():
+    layout = Layout(
+        fields=(
+            Field(name="a"),
+            Field(name="s", pooling="sequence", max_length=5, table="wide"),
+            Field(name="b", table="wide"),
+        ),
+        dense=("x",),
+        tasks=("t", "u", "v"),
+    )
+    shape = InputShape(layout=layout, dims={"rows": 4, "wide": 7})
+    assert (shape.pooled_dims, shape.sequence_dims) == ([4, 7], [7])
+    assert (shape.width, shape.tasks) == (4 + 7 + 7 + 1, 3)
+
+
 @pytest.mark.parametrize("name", ["ffnn", "deepfm"])
 def test_zeros_behind_the_input_change_nothing(name, monkeypatch):
     """The tower's input is filled up for the sake of BLAS; outputs and gradients stay the same."""

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import hashlib
 import io
 import json
+import socket
 import tarfile
 import threading
 import zipfile
@@ -204,6 +206,72 @@ def test_a_broken_connection_leaves_nothing_behind(site: Site, tmp_path: Path) -
         get(wanted, tmp_path)
     assert nothing_left(tmp_path)
     assert not (tmp_path / "pins.json").exists()
+
+
+def test_a_second_try_after_a_broken_connection_begins_anew_and_succeeds(
+    site: Site, tmp_path: Path
+) -> None:
+    body = zipped(ADULT)
+    wanted = offered(site, "adult-uci", body)
+    site.cut = len(body) // 2
+    with pytest.raises(DataError, match=rf"ended after \d+ of {len(body)} bytes\n  try again"):
+        get(wanted, tmp_path)
+    site.cut = 0
+    path = get(wanted, tmp_path)
+    assert len(pq.read_table(path)) == 4
+    pins = json.loads((tmp_path / "pins.json").read_text())
+    assert pins == {wanted.url: hashlib.sha256(body).hexdigest()}
+    assert [p.name for p in path.parent.iterdir() if "unfinished" in p.name] == []
+
+
+def test_an_archive_with_another_checksum_than_the_publications_is_refused_unpacked(
+    site: Site, tmp_path: Path
+) -> None:
+    wanted = replace(offered(site, "adult-uci", zipped(ADULT)), sha256="0" * 64)
+    with pytest.raises(DataError, match=f"but {'0' * 64} is pinned"):
+        get(wanted, tmp_path)
+    assert nothing_left(tmp_path)
+    known = replace(wanted, sha256=hashlib.sha256(zipped(ADULT)).hexdigest())
+    assert get(known, tmp_path).is_file()
+    assert not (tmp_path / "pins.json").exists(), "a published checksum needs no pin"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}', "null", "[" * 100_000, "\0"])
+def test_damaged_pins_are_named(site: Site, tmp_path: Path, text: str) -> None:
+    (tmp_path / "pins.json").write_text(text)
+    with pytest.raises(DataError, match=r"pins\.json is damaged"):
+        get(offered(site, "adult-uci", zipped(ADULT)), tmp_path)
+    assert nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize("place", [30, 60, 100, 140, 200])
+@pytest.mark.parametrize("pack", [tar_gz, zipped])
+def test_an_archive_with_damaged_bytes_is_said_to_be_damaged(
+    tmp_path: Path, pack: Callable[[dict[str, str]], bytes], place: int
+) -> None:
+    body = bytearray(pack({"adult.data": "".join(map(str, range(3000))), "adult.test": "y" * 99}))
+    body[place : place + 6] = bytes(b ^ 0xFF for b in body[place : place + 6])
+    (tmp_path / "x.archive").write_bytes(bytes(body))
+    with pytest.raises(DataError, match=r"x\.archive (is no archive or is damaged|holds no)"):
+        extract(tmp_path / "x.archive", ("adult.data", "adult.test"), tmp_path)
+
+
+def test_an_answer_that_is_no_http_is_an_error(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"SSH-2.0 hello\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/adult.zip"
+        with pytest.raises(DataError, match="cannot reach"):
+            get(replace(publication("adult-uci"), url=url), tmp_path)
+        thread.join(timeout=10)
+    assert nothing_left(tmp_path)
 
 
 def test_without_a_network_the_error_says_so(site: Site, tmp_path: Path) -> None:
