@@ -124,7 +124,8 @@ class TrainConfig:
     threads: int = 1
     """Threads of one dense operation, >= 1."""
     queue_batches: int | None = None
-    """Of concurrent: capacity of each queue of a rank, >= 1. Default 10 (source: the original)."""
+    """Of concurrent: capacity of each queue of a rank, >= 1. Default: what window or permits let
+    in, at least 10 (source: the original)."""
     timeline: bool = False
     """Of concurrent: keep how long each stage took, as timeline.json for Perfetto."""
     latency_s: float = 0.0
@@ -219,18 +220,21 @@ class TrainConfig:
     def implied_tau(self) -> int | None:
         """What bounds the window of the concurrent executor when tau does not: its queues.
 
-        While rank r fetches step s, up to q fetched steps wait and one trains, so all ranks have
-        trained step s - q - 2 and handed on the push before it; of those, q may wait and one be on
-        its way. Async has no such bound between ranks.
+        While rank r fetches step s, up to q - 1 fetched steps wait and one trains, so all ranks
+        have trained step s - q - 1 and handed on the push before it; of those, q may wait and one
+        be on its way. Async has no such bound between ranks.
         """
         if self.window is not None or not self.mode.has_barrier:
             return self.window
-        return 2 * self.queue_capacity + 3
+        return 2 * self.queue_capacity + 2
 
     @property
     def queue_capacity(self) -> int:
         """Batches that each queue of a rank holds."""
-        return 10 if self.queue_batches is None else self.queue_batches
+        if self.queue_batches is not None:
+            return self.queue_batches
+        window = 0 if self.window is None else self.window + 1
+        return max(10, window, self.permits or 0)
 
     @property
     def updates(self) -> int | None:

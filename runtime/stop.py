@@ -24,7 +24,7 @@ class Stop:
         self._on_stop: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         self._working = 0
-        self._last_work_s = time.monotonic()
+        self._busy_until_s = time.monotonic()
 
     def __bool__(self) -> bool:
         return self._event.is_set()
@@ -58,12 +58,23 @@ class Stop:
         finally:
             with self._lock:
                 self._working -= 1
-                self._last_work_s = time.monotonic()
+                self._busy_until_s = max(self._busy_until_s, time.monotonic())
+
+    def busy_until(self, instant_s: float) -> None:
+        """Something is on its way until then (`time.monotonic`): nobody is stuck before."""
+        with self._lock:
+            self._busy_until_s = max(self._busy_until_s, instant_s)
+
+    def sleep(self, seconds: float) -> None:
+        """Wait as a message travels; RunStopped as soon as the run stops."""
+        self.busy_until(time.monotonic() + seconds)
+        if self._event.wait(seconds):
+            raise RunStopped
 
     def nobody_works(self) -> bool:
         """Whether all threads have waited for longer than patience allows."""
         with self._lock:
-            return not self._working and time.monotonic() - self._last_work_s > PATIENCE_S
+            return not self._working and time.monotonic() - self._busy_until_s > PATIENCE_S
 
 
 def wait_for(

@@ -5,14 +5,20 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Sequence
 
 from torch import nn
 
 from persia_sim.words.trace import ALL, Kind, TraceRecorder
 from runtime.config import TrainConfig
 from runtime.dense.averaging import AveragingRound, mean_model
-from runtime.dense.optimizer import DenseGradients, apply_gradients, copy_weights, make_optimizer
+from runtime.dense.optimizer import (
+    DenseGradients,
+    apply_gradients,
+    copy_weights,
+    make_optimizer,
+    replica,
+)
+from runtime.dense.rule import Told
 
 DEFAULT_PERIOD_S = 0.5  # source: the original's async_sync_interval of 500 ms
 
@@ -24,27 +30,35 @@ class DenseServer:
         self,
         config: TrainConfig,
         model: nn.Module,
-        replicas: Sequence[nn.Module],
         recorder: TraceRecorder,
+        told: Told,
     ) -> None:
-        self._model, self._replicas, self._recorder = model, replicas, recorder
+        self._model, self._recorder, self._told = model, recorder, told
+        self._replicas = [replica(model, shared=False) for _ in range(config.ranks)]
         self._optimizer = make_optimizer(config.model, model)
         self._version = 0
         self._lock = threading.Lock()
 
-    def pull(self, rank: int, step: int) -> None:
+    def begin_step(self, rank: int, step: int) -> None:
         """Copy the weights to the rank's replica, whole at one version."""
         with self._lock:
             self._recorder.record(Kind.DENSE_PULL, rank, step, ALL, self._version)
             copy_weights(self._model, self._replicas[rank])
 
-    def push(self, rank: int, step: int, gradients: DenseGradients | None) -> None:
+    def model(self, rank: int) -> nn.Module:
+        """The rank's copy of the weights."""
+        return self._replicas[rank]
+
+    def end_step(
+        self, rank: int, step: int, gradients: DenseGradients | None, loss: float, samples: int
+    ) -> None:
         """One optimiser step with the rank's gradients (None: they are left out)."""
         with self._lock:
             self._recorder.record(Kind.DENSE_PUSH, rank, step, ALL, self._version)
             if gradients is not None:
                 apply_gradients(self._model, self._optimizer, gradients)
             self._version += 1
+        self._told(loss, samples)
 
     def snapshot(self) -> nn.Module:
         """A copy of the weights, whole at one version."""
@@ -62,21 +76,22 @@ class ModelAverager:
         self,
         config: TrainConfig,
         model: nn.Module,
-        replicas: Sequence[nn.Module],
         recorder: TraceRecorder,
+        told: Told,
     ) -> None:
-        self._model, self._replicas, self._recorder = model, replicas, recorder
-        self._optimizers = [make_optimizer(config.model, m) for m in replicas]
+        self._model, self._recorder, self._told = model, recorder, told
+        self._replicas = [replica(model, shared=False) for _ in range(config.ranks)]
+        self._optimizers = [make_optimizer(config.model, m) for m in self._replicas]
         period_s = config.average_every_s
         self._period_s = DEFAULT_PERIOD_S if period_s is None else period_s
         self._lock = threading.Lock()
         self._version = 0
-        self._round = AveragingRound(len(replicas))
-        self._written = [False] * len(replicas)
+        self._round = AveragingRound(config.ranks)
+        self._written = [False] * config.ranks
         self._number = 0
         self._due_s = time.perf_counter() + self._period_s
 
-    def pull(self, rank: int, step: int) -> None:
+    def begin_step(self, rank: int, step: int) -> None:
         """Between two steps: enter an open round, or leave it with the mean once it is known."""
         with self._lock:
             waiting = step > 0 and time.perf_counter() >= self._due_s
@@ -90,13 +105,20 @@ class ModelAverager:
                 if self._round.is_over:
                     self._start_round()
 
-    def push(self, rank: int, step: int, gradients: DenseGradients | None) -> None:
+    def model(self, rank: int) -> nn.Module:
+        """The rank's own replica."""
+        return self._replicas[rank]
+
+    def end_step(
+        self, rank: int, step: int, gradients: DenseGradients | None, loss: float, samples: int
+    ) -> None:
         """One step of the rank's own optimiser; nobody else is touched."""
         with self._lock:  # so that a snapshot never sees half a step
             if gradients is not None:
                 apply_gradients(self._replicas[rank], self._optimizers[rank], gradients)
             self._recorder.record(Kind.DENSE_PUSH, rank, step, ALL, self._version)
             self._version += 1
+        self._told(loss, samples)
 
     def snapshot(self) -> nn.Module:
         """A model with the mean of the replicas."""

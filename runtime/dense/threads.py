@@ -3,18 +3,85 @@
 A bucket is summed by the rank that is last to have its gradients ready, in rank order, so the bytes
 do not depend on who that is. Overlapped, this happens inside the backward passes (hooks on the
 parameters); exposed, after them. All ranks' models share one memory, so one optimiser step serves
-them all, between two barriers.
+them all, while every rank stands at the rendezvous.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
-from runtime.dense.optimizer import DenseGradients, bucket_plan, sum_in_rank_order
-from runtime.stop import RunStopped, Stop
+from persia_sim.words.trace import ALL, Kind, TraceRecorder
+from runtime.config import ModelConfig
+from runtime.dense.optimizer import (
+    DenseGradients,
+    apply_gradients,
+    bucket_plan,
+    make_optimizer,
+    replica,
+    sum_in_rank_order,
+)
+from runtime.dense.rule import Told
+from runtime.stop import Stop, wait_for
+
+
+class SharedWeights:
+    """The rule of the barrier modes: one set of weights, one optimiser step from all ranks."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        model: nn.Module,
+        ranks: int,
+        *,
+        overlapped: bool,
+        recorder: TraceRecorder,
+        told: Told,
+        stop: Stop,
+    ) -> None:
+        self._shared, self._recorder, self._told = model, recorder, told
+        self._models = [model if ranks == 1 else replica(model, shared=True) for _ in range(ranks)]
+        self._optimizer = make_optimizer(config, model)
+        self._allreduce = ThreadAllReduce(self._models, self._update, stop)
+        if overlapped and ranks > 1:
+            for rank, twin in enumerate(self._models):
+                self._allreduce.overlap(rank, twin)
+        self._lock = threading.Lock()
+        self._losses: list[float] = []
+        self._samples = self._updates = 0
+
+    def model(self, rank: int) -> nn.Module:
+        """The rank's model; the weights are those of all ranks."""
+        return self._models[rank]
+
+    def begin_step(self, rank: int, step: int) -> None:
+        """Nothing: the weights are never late."""
+
+    def end_step(
+        self, rank: int, step: int, gradients: DenseGradients | None, loss: float, samples: int
+    ) -> None:
+        """Sum what is not yet summed, and wait until the weights are updated."""
+        with self._lock:
+            self._losses.append(loss)
+            self._samples += samples
+        self._allreduce.join(rank, gradients)
+
+    def snapshot(self) -> nn.Module:
+        """The weights themselves: no rank computes while a snapshot is asked for."""
+        return self._shared
+
+    def _update(self, sums: DenseGradients) -> None:
+        """Runs while all ranks stand at the rendezvous."""
+        self._recorder.record(Kind.DENSE_UPDATE, ALL, self._updates, ALL, self._updates)
+        if any(g is not None for g in sums):
+            apply_gradients(self._shared, self._optimizer, sums)
+        self._updates += 1
+        losses = [loss for loss in self._losses if not math.isnan(loss)]
+        samples, self._losses, self._samples = self._samples, [], 0
+        self._told(math.fsum(losses) if losses else math.nan, samples)
 
 
 class ThreadAllReduce:
@@ -33,9 +100,7 @@ class ThreadAllReduce:
         self._found: list[DenseGradients] = [[None] * parameters for _ in models]
         self._missing = [[len(bucket) for bucket in self._plan] for _ in models]
         self._any_left_out = False
-        self._barrier = threading.Barrier(self._ranks, action=self._finish_step)
-        self._stop = stop
-        stop.on_stop(self._barrier.abort)
+        self._rendezvous = Rendezvous(self._ranks, self._sum_and_update, stop)
 
     def overlap(self, rank: int, model: nn.Module) -> None:
         """Hook the rank's parameters, so that a full bucket is contributed during backward."""
@@ -68,11 +133,7 @@ class ThreadAllReduce:
             self._any_left_out = True
         self._found[rank] = [None] * len(self._sums) if gradients is None else list(gradients)
         self._missing[rank][:] = [len(bucket) for bucket in self._plan]
-        try:
-            self._barrier.wait()  # a rank that never comes waits elsewhere, and is told of there
-        except threading.BrokenBarrierError:
-            raise RunStopped from None
-        self._stop.check()
+        self._rendezvous.meet(rank)
 
     def _contribute(self, bucket: int) -> None:
         with self._lock:
@@ -85,14 +146,6 @@ class ThreadAllReduce:
         for number in self._plan[bucket]:
             self._sums[number] = sum_in_rank_order([found[number] for found in self._found])
 
-    def _finish_step(self) -> None:
-        """Runs in one rank's thread while the others stand at the barrier."""
-        try:
-            self._sum_and_update()
-        except BaseException as error:
-            self._stop.set(error)  # before the barrier breaks for the others
-            raise
-
     def _sum_and_update(self) -> None:
         for bucket, arrived in enumerate(self._arrived):
             if arrived < self._ranks or self._any_left_out:
@@ -101,3 +154,44 @@ class ThreadAllReduce:
         self._arrived = [0] * len(self._plan)
         self._update(self._sums)
         self._sums = [None] * len(self._sums)
+
+
+class Rendezvous:
+    """All ranks meet; the last to come does the work of the step, then everybody goes on.
+
+    Not `threading.Barrier`: its action runs inside its own lock, so that a failing action could not
+    tell the others to stop. Here the work runs without any lock; if it raises, the error is that of
+    the rank that did it, and the others are woken by the stop of the run.
+    """
+
+    def __init__(self, ranks: int, work: Callable[[], None], stop: Stop) -> None:
+        self._ranks, self._work, self._stop = ranks, work, stop
+        self._changed = threading.Condition()
+        self._here: set[int] = set()
+        self._meetings = 0
+        stop.on_stop(self._wake)
+
+    def meet(self, rank: int) -> None:
+        """Return when all ranks have come and the work is done; RunStopped if the run stops."""
+        with self._changed:
+            number = self._meetings
+            self._here.add(rank)
+            last = len(self._here) == self._ranks
+            if not last:
+                wait_for(self._changed, lambda: self._meetings > number, self._stop, self._who)
+                return
+        with self._stop.working():
+            self._work()
+        with self._changed:
+            self._here.clear()
+            self._meetings += 1
+            self._changed.notify_all()
+        self._stop.check()
+
+    def _who(self) -> str:
+        missing = sorted(set(range(self._ranks)) - self._here)
+        return f"ranks {sorted(self._here)} wait for the gradients of ranks {missing}"
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()

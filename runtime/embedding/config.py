@@ -206,3 +206,8 @@ class TableConfig:
         least, most = float(limits.smallest_subnormal), float(limits.max)
         rule = f"must be 0 or between {least:.1g} and {most:.1g} in size, which {self.dtype} holds"
         require(size == 0 or least <= size <= most, name, value, rule)
+
+    @property
+    def depends_on_lookup_order(self) -> bool:
+        """Whether the order of two lookups of one step decides which rows there are."""
+        return self.capacity.limited or self.admission.kind != "all"

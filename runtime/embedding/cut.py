@@ -33,16 +33,15 @@ class PushGate:
             if len(fresh) == len(handles):
                 self._changed.wait_for(lambda: not self._cutters)
             for handle in fresh:
-                touched = {k for k in range(self._shards) if handle.touches(k)}
-                self._open[id(handle)] = handle, touched
+                self._open[id(handle)] = handle, set(range(self._shards))
         try:
             yield
         finally:
             self._leave(handles, {shard})
 
-    def forget(self, handle: Handle) -> None:
-        """The rest of this handle's push is lost."""
-        self._leave([handle], set(range(self._shards)))
+    def forget(self, handle: Handle, shard: int) -> None:
+        """This handle's push is lost at one shard."""
+        self._leave([handle], {shard})
 
     @contextmanager
     def cut(self) -> Iterator[None]:

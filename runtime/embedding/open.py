@@ -10,8 +10,11 @@ from persia_sim.words.trace import TraceRecorder
 from runtime.data.batch import Field, Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.reference.pooling import Pooling
-from runtime.embedding.reference.store import EmbeddingStore
+from runtime.embedding.reference.store import ReferenceStore
 from runtime.embedding.rules import require_whole
+from runtime.embedding.server_rules import ServerRules
+from runtime.embedding.sharded import EmbeddingStore
+from runtime.stop import Stop
 
 MOST_THREADS = 1024
 
@@ -27,6 +30,8 @@ def open_store(
     shards: int = 1,
     seed: int = 0,
     recorder: TraceRecorder | None = None,
+    rules: ServerRules | None = None,
+    stop: Stop | None = None,
 ) -> EmbeddingStore:
     """An empty store of the given engine; both give the same bytes for the same operations.
 
@@ -39,10 +44,14 @@ def open_store(
     if engine == "reference":
         for table in tables:
             _refuse_features(table)
-        return EmbeddingStore(layout, tables, shards=shards, seed=seed, recorder=recorder)
+        return ReferenceStore(
+            layout, tables, shards=shards, seed=seed, recorder=recorder, rules=rules, stop=stop
+        )
     from runtime.embedding.native.store import NativeStore  # loads the compiled kernels
 
-    return NativeStore(layout, tables, shards=shards, seed=seed, recorder=recorder)
+    return NativeStore(
+        layout, tables, shards=shards, seed=seed, recorder=recorder, rules=rules, stop=stop
+    )
 
 
 def open_pooling(

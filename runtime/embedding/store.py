@@ -47,10 +47,6 @@ class Handle:
     version: dict[int, int] = field(default_factory=dict)
     """Per shard: pushes applied there when the rows were read."""
 
-    def touches(self, shard: int) -> bool:
-        """Whether any id of the batch belongs to the shard."""
-        return any(p.bounds[shard] < p.bounds[shard + 1] for p in self.plans.values())
-
 
 RowGradients = dict[str, np.ndarray]
 """Per table [U, d], in the order of the handle's plan."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runtime.data.batch import Batch
 from runtime.embedding.reference.pooling import Pooling
-from runtime.embedding.reference.store import EmbeddingStore
+from runtime.embedding.sharded import EmbeddingStore
 from runtime.embedding.store import FieldVectors, Handle
 
 

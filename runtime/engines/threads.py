@@ -1,27 +1,27 @@
-"""The concurrent executor: every rank a set of threads around the same stage functions.
+"""The thread engine: every rank a few threads around the same stage functions.
 
-In sync and lookahead a rank is one thread that does all stages in turn. In the other modes it is
-three: one fetches (load, lookup), one trains (forward, backward, dense), one pushes, with bounded
-queues between them; that is where staleness comes from, and the gate bounds it.
+In sync a rank is one thread that does all stages in turn; lookahead adds one that prefetches. In
+the other modes a rank is three: one fetches (load, lookup), one trains (forward, backward, dense),
+one pushes, with pipes between them; that is where staleness comes from, and the servers' windows
+bound it. Injected latency is a delay of each message: messages of a window travel side by side, a
+message that is waited for is exposed (law 15).
 """
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable
-from typing import TypeVar
 
 import torch
 from torch import nn
 
 from persia_sim.words.vocabulary import Mode
 from runtime.embedding.open import use_threads
+from runtime.rank.loop import RankLoop
 from runtime.rank.parts import Parts
-from runtime.rank.stages import Computed, Fetched, LosePush, Stages
+from runtime.rank.stages import RankStages
+from runtime.rank.team import LosePush, Team
 from runtime.stop import RunStopped
-
-T = TypeVar("T")
 
 
 class ConcurrentRun:
@@ -29,12 +29,12 @@ class ConcurrentRun:
 
     def __init__(self, parts: Parts, *, lose_push: LosePush = lambda rank, step: False) -> None:
         self._config, self._stop = parts.config, parts.stop
-        self._stages = Stages(parts, lose_push)
+        self._team = Team(parts, lose_push)
 
     def run(self) -> None:
         """Train to the end of the data. Raises what the first failing thread raised."""
         if self._config.engine == "native":
-            alone = self._config.ranks == 1 and not self._config.mode.reads_late_rows
+            alone = self._config.ranks == 1 and self._config.mode is Mode.SYNC
             use_threads(self._config.threads if alone else 1)
         threads = [t for rank in range(self._config.ranks) for t in self._threads_of(rank)]
         try:
@@ -56,24 +56,13 @@ class ConcurrentRun:
 
     def snapshot(self) -> nn.Module:
         """The model to evaluate."""
-        return self._stages.snapshot()
+        return self._team.rule.snapshot()
 
     def _threads_of(self, rank: int) -> list[threading.Thread]:
-        if not self._config.mode.reads_late_rows:
-            work = self._run_lookahead if self._config.mode is Mode.LOOKAHEAD else self._run_in_turn
-            bodies = {"rank": lambda: work(rank)}
-        else:
-            size = self._config.queue_capacity
-            fetched: queue.Queue[Fetched | None] = queue.Queue(size)
-            computed: queue.Queue[Computed | None] = queue.Queue(size)
-            bodies = {
-                "fetch": lambda: self._run_fetch(rank, fetched),
-                "train": lambda: self._run_train(rank, fetched, computed),
-                "push": lambda: self._run_push(computed),
-            }
+        loop = RankLoop(rank, RankStages(rank, self._team), self._config, self._stop)
         return [
             threading.Thread(target=self._guard, args=(body,), name=f"{name}-{rank}")
-            for name, body in bodies.items()
+            for name, body in loop.bodies().items()
         ]
 
     def _guard(self, body: Callable[[], None]) -> None:
@@ -84,64 +73,3 @@ class ConcurrentRun:
             pass
         except BaseException as error:  # told by run(), after all threads have gone home
             self._stop.set(error)
-
-    # The four kinds of thread.
-
-    def _run_in_turn(self, rank: int) -> None:
-        step = 0
-        while (fetched := self._stages.fetch(rank, step)) is not None:
-            self._stages.push(self._stages.train(rank, fetched))
-            step += 1
-        self._stages.finish(rank, step)
-
-    def _run_lookahead(self, rank: int) -> None:
-        ready: queue.SimpleQueue[Fetched] = queue.SimpleQueue()
-        step = 0
-        ended = False
-        while True:
-            while not ended and ready.qsize() <= self._config.prefetched_steps:
-                fetched = self._stages.prefetch(rank, step + ready.qsize())
-                ended = fetched is None
-                if fetched is not None:
-                    ready.put(fetched)
-            if ready.empty():
-                break
-            fetched = self._stages.refresh(rank, ready.get())
-            self._stages.push(self._stages.train(rank, fetched))
-            step += 1
-        self._stages.finish(rank, step)
-
-    def _run_fetch(self, rank: int, out: queue.Queue[Fetched | None]) -> None:
-        step = 0
-        while (fetched := self._stages.fetch(rank, step)) is not None:
-            self._put(out, fetched)
-            step += 1
-        self._stages.finish(rank, step)
-        self._put(out, None)
-
-    def _run_train(
-        self, rank: int, source: queue.Queue[Fetched | None], out: queue.Queue[Computed | None]
-    ) -> None:
-        while (fetched := self._get(source)) is not None:
-            self._put(out, self._stages.train(rank, fetched))
-        self._put(out, None)
-
-    def _run_push(self, source: queue.Queue[Computed | None]) -> None:
-        while (computed := self._get(source)) is not None:
-            self._stages.push(computed)
-
-    def _put(self, target: queue.Queue[T], item: T) -> None:
-        while True:
-            self._stop.check()
-            try:
-                return target.put(item, timeout=0.1)
-            except queue.Full:
-                continue
-
-    def _get(self, source: queue.Queue[T]) -> T:
-        while True:
-            self._stop.check()
-            try:
-                return source.get(timeout=0.1)
-            except queue.Empty:
-                continue

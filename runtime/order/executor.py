@@ -110,8 +110,8 @@ class OrderedRun:
                     " replay needs the data and the batch size of the recorded run"
                 )
             handle = self._store.begin(*key, work.batch)
-            shards = {k for k in range(self._store.shards) if handle.touches(k)}
-            self._flying[key] = _InFlight(handle, work.step_samples, set(shards), shards)
+            every = range(self._store.shards)
+            self._flying[key] = _InFlight(handle, work.step_samples, set(every), set(every))
         return self._flying[key]
 
     def _lookup(self, event: Event) -> None:
@@ -145,32 +145,29 @@ class OrderedRun:
         ranks = range(self._config.ranks) if event.rank == ALL else (event.rank,)
         group = [self._flying.get((rank, event.step)) for rank in ranks]
         flying = [f for f in group if f is not None]
-        for one in flying:
-            found = self._compute(one, self._model_of(one.handle.rank))
-            if one.unpushed_shards and not found.finite:
-                self._store.lose(one.handle)
-                one.unpushed_shards.clear()
+        found = {f.handle.rank: self._compute(f, self._model_of(f.handle.rank)) for f in flying}
         for shard in self._shards(event):
-            pushes = [
-                (f.handle, f.gradients.rows)
-                for f in flying
-                if f.gradients is not None and shard in f.unpushed_shards
-            ]
+            here = [f for f in flying if shard in f.unpushed_shards]
+            for one in here:
+                one.unpushed_shards.remove(shard)
+                if not found[one.handle.rank].finite:
+                    self._store.lose(one.handle, [shard])
+            whole = [(f.handle, found[f.handle.rank]) for f in here]
+            pushes = [(handle, gradients.rows) for handle, gradients in whole if gradients.finite]
             self._store.push(shard, pushes, merged=event.rank == ALL)
         for one in flying:
-            one.unpushed_shards -= set(self._shards(event))
             self._forget_if_done(one)
 
     def _lose(self, event: Event) -> None:
         flying = self._flying.get((event.rank, event.step))
         if flying is None:
             return
-        self._compute(flying, self._model_of(event.rank))
-        if flying.unpushed_shards:
-            self._store.lose(flying.handle)
-            if flying.gradients is not None and flying.gradients.finite:
-                self._meter.lose()
-            flying.unpushed_shards.clear()
+        found = self._compute(flying, self._model_of(event.rank))
+        if found.finite and len(flying.unpushed_shards) == self._store.shards:
+            self._meter.lose()
+        lost = flying.unpushed_shards & set(self._shards(event))
+        self._store.lose(flying.handle, sorted(lost))
+        flying.unpushed_shards -= lost
         self._forget_if_done(flying)
 
     def _forget_if_done(self, flying: _InFlight) -> None:

@@ -29,7 +29,7 @@ from runtime.dense.rules import (
     seeded_draws,
 )
 from runtime.embedding.open import open_pooling
-from runtime.embedding.reference.store import EmbeddingStore
+from runtime.embedding.sharded import EmbeddingStore
 from runtime.embedding.store import Handle, RowGradients
 from runtime.models.build import build_model
 from runtime.models.inputs import InputShape

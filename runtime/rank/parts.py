@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from persia_sim.words.trace import TraceRecorder
@@ -11,7 +11,8 @@ from runtime.data.batch import Layout
 from runtime.data.source import Source
 from runtime.embedding.config import TableConfig
 from runtime.embedding.open import open_store
-from runtime.embedding.reference.store import EmbeddingStore
+from runtime.embedding.server_rules import ServerRules
+from runtime.embedding.sharded import EmbeddingStore
 from runtime.rank.feed import Feed, training_stream
 from runtime.rank.learner import Learner
 from runtime.rank.progress import Meter
@@ -34,8 +35,9 @@ class Parts:
 
     def again(self, source: Source) -> Parts:
         """The same model and rows over the stream from its start, with fresh records."""
-        stop = Stop()
-        return replace(self, feed=_feed(self.config, source, stop), meter=Meter(), stop=stop)
+        stop, config = Stop(), self.config
+        self.store.begin_run(server_rules(config, self.store.tables.values()), stop)
+        return replace(self, feed=_feed(config, source, stop), meter=Meter(), stop=stop)
 
 
 def assemble(
@@ -52,6 +54,8 @@ def assemble(
         shards=config.shards,
         seed=config.seed,
         recorder=recorder,
+        rules=server_rules(config, used.values()),
+        stop=stop,
     )
     spans = SpanRecorder(enabled=config.timeline)
     feed = _feed(config, source, stop)
@@ -67,6 +71,28 @@ def tables_of(
     if unknown:
         raise ValueError(f"tables {unknown} are used by no field; the fields use {names}")
     return {name: replace(overrides.get(name, config.rows), name=name) for name in names}
+
+
+def server_rules(config: TrainConfig, tables: Iterable[TableConfig]) -> ServerRules:
+    """How lookups and pushes of this run meet at a server."""
+    exact = config.mode.has_barrier and config.window == 0
+    return ServerRules(
+        ranks=config.ranks,
+        tau=config.window,
+        own_window=not config.mode.has_barrier,
+        merges=config.merges,
+        updates_per_step=_updates_per_step(config),
+        in_rank_order=exact and any(t.depends_on_lookup_order for t in tables),
+    )
+
+
+def _updates_per_step(config: TrainConfig) -> int:
+    """Row updates that take ``batch`` samples together."""
+    if config.merges:
+        return 1
+    if config.mode.has_barrier:
+        return config.ranks
+    return max(1, config.batch // config.batch_per_push)
 
 
 def _feed(config: TrainConfig, source: Source, stop: Stop) -> Feed:

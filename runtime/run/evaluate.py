@@ -12,7 +12,7 @@ from torch import nn
 from runtime.data.batch import Batch
 from runtime.data.source import Source, rebatch
 from runtime.data.synthetic import SyntheticSource
-from runtime.embedding.reference.store import EmbeddingStore
+from runtime.embedding.sharded import EmbeddingStore
 from runtime.rank.learner import Learner
 
 _EVALUATION_BATCH = 8192  # samples at a time: bounds memory, changes no figure

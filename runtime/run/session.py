@@ -20,7 +20,7 @@ from runtime.config import TrainConfig
 from runtime.data.open import open_source
 from runtime.data.source import Source
 from runtime.embedding.config import TableConfig
-from runtime.embedding.reference.store import EmbeddingStore
+from runtime.embedding.sharded import EmbeddingStore
 from runtime.engines.threads import ConcurrentRun
 from runtime.order.executor import OrderedRun
 from runtime.order.replayable import (

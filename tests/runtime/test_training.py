@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 from dataclasses import replace
 
@@ -12,7 +11,6 @@ import pytest
 import torch
 
 from persia_sim.words.vocabulary import Mode
-from runtime import stop
 from runtime.config import ModelConfig, TrainConfig
 from runtime.dense import rules
 from runtime.dense.averaging import AveragingRound
@@ -21,7 +19,6 @@ from runtime.embedding.config import RowOptimizer
 from runtime.engines.threads import ConcurrentRun
 from runtime.order.executor import OrderedRun
 from runtime.rank import learner
-from runtime.rank.gate import Gate
 from runtime.rank.learner import NonFiniteError
 from runtime.rank.parts import assemble
 from runtime.run.choose import fastest
@@ -405,28 +402,3 @@ def test_a_schema_with_two_tables_of_different_width_trains():
     assert widths == {"rows": 4, "items": 6}
     with pytest.raises(ValueError, match=r"tables \['users'\] are used by no field"):
         train(config(), TwoTables(300), tables={"users": wide})
-
-
-def test_a_wait_with_nobody_at_work_is_a_deadlock_that_names_who_waits(monkeypatch):
-    monkeypatch.setattr(stop, "PATIENCE_S", 0.5)
-    end = stop.Stop()
-    gate = Gate(ranks=2, tau=0, own_only=False, permits=None, stop=end)
-    with pytest.raises(RuntimeError, match="deadlock: the lookup of rank 0, step 1 waits at tau=0"):
-        gate.enter(0, 1)
-
-
-def test_long_work_elsewhere_is_no_deadlock(monkeypatch):
-    monkeypatch.setattr(stop, "PATIENCE_S", 0.2)
-    end = stop.Stop()
-    gate = Gate(ranks=1, tau=0, own_only=False, permits=None, stop=end)
-    gate.enter(0, 0)
-
-    def work() -> None:
-        with end.working():
-            time.sleep(2.5)
-        gate.close(0, 0)
-
-    worker = threading.Thread(target=work)
-    worker.start()
-    gate.enter(0, 1)
-    worker.join()

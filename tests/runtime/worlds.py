@@ -16,7 +16,7 @@ from runtime.data.batch import Batch, Field, Layout
 from runtime.data.ids import hash_integers, tag
 from runtime.data.source import Part, Provenance
 from runtime.embedding.config import RowOptimizer, TableConfig
-from runtime.embedding.reference.store import EmbeddingStore
+from runtime.embedding.sharded import EmbeddingStore
 from runtime.engines.threads import ConcurrentRun
 from runtime.order.executor import OrderedRun
 from runtime.rank.learner import Learner

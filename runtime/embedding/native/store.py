@@ -1,14 +1,13 @@
-"""The native engine: the store's verbs over C++ tables, same bytes as the reference.
+"""The native engine: rows in C++ tables, same bytes as the reference.
 
-Locks, versions and trace are those of `EmbeddingStore`; only the work on rows is replaced. It runs
-with the interpreter lock released.
+Locks, versions and trace are those of the servers; the work on rows runs with the interpreter lock
+released.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,12 +15,14 @@ import numpy as np
 from persia_sim.words.trace import TraceRecorder
 from runtime.data.batch import Batch, Layout
 from runtime.embedding.config import TableConfig
-from runtime.embedding.cut import PushGate
 from runtime.embedding.native.buffers import empty
 from runtime.embedding.native.plan import plan_natively
 from runtime.embedding.native.rows import open_table
-from runtime.embedding.reference.store import EmbeddingStore
-from runtime.embedding.store import ABSENT, Handle, RowGradients
+from runtime.embedding.server import STALENESS_BINS, WholePush
+from runtime.embedding.server_rules import ServerRules
+from runtime.embedding.sharded import EmbeddingStore
+from runtime.embedding.store import ABSENT, Handle
+from runtime.stop import Stop
 
 
 class NativeStore(EmbeddingStore):
@@ -35,13 +36,18 @@ class NativeStore(EmbeddingStore):
         shards: int = 1,
         seed: int = 0,
         recorder: TraceRecorder | None = None,
+        rules: ServerRules | None = None,
+        stop: Stop | None = None,
     ) -> None:
-        super().__init__(layout, tables, shards=shards, seed=seed, recorder=recorder)
-        self.seed = seed
+        super().__init__(
+            layout, tables, shards=shards, seed=seed, recorder=recorder, rules=rules, stop=stop
+        )
         self.last_saved: tuple[str, str] | None = None
         self.saving = threading.Lock()
-        self._gate = PushGate(shards)
-        self._counting = threading.Lock()
+
+    @property
+    def _native(self) -> list[dict[str, Any]]:
+        return [s.rows.tables for s in self.servers if isinstance(s.rows, NativeShard)]
 
     def __len__(self) -> int:
         return sum(len(table) for shard in self._native for table in shard.values())
@@ -78,26 +84,6 @@ class NativeStore(EmbeddingStore):
             writes[name].fill(0)
         return Handle(rank, step, batch, plans, values, slots, writes)
 
-    def push(
-        self, shard: int, pushes: Sequence[tuple[Handle, RowGradients]], *, merged: bool = False
-    ) -> None:
-        """As the reference; a consistent cut never falls between the shards of one push."""
-        touching = [handle for handle, _ in pushes if handle.touches(shard)]
-        if touching:
-            with self._gate.pushing(touching, shard):
-                super().push(shard, pushes, merged=merged)
-
-    def lose(self, handle: Handle) -> None:
-        """Record that the handle's push will never be applied."""
-        super().lose(handle)
-        self._gate.forget(handle)
-
-    @contextmanager
-    def consistent_cut(self) -> Iterator[None]:
-        """Hold every shard at an instant at which no push is half applied."""
-        with self._gate.cut(), self.frozen():
-            yield
-
     def snapshots(self, *, only_changed: bool, track: bool) -> list[dict[str, dict[str, Any]]]:
         """Per shard and table, all rows (or the changed ones); call inside `consistent_cut`.
 
@@ -119,48 +105,50 @@ class NativeStore(EmbeddingStore):
         for tables, arrays in zip(self._native, shards, strict=True):
             tables[table].restore(**arrays)
 
-    def export(self) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Per table all (ids, values, state), sorted by id, whatever the number of shards."""
-        tables = {}
-        for name in self.tables:
-            parts = [shard[name].rows()[:3] for shard in self._native]
-            ids, values, state = (np.concatenate(column) for column in zip(*parts, strict=True))
-            order = np.argsort(ids)
-            tables[name] = (ids[order], values[order], state[order])
-        return tables
+    def _open_rows(self, shard: int) -> NativeShard:
+        return NativeShard(shard, self.tables.values(), self.seed, self.shards)
 
-    def _open_rows(self, seed: int) -> None:
-        self._native = [
-            {t.name: open_table(t, seed, self.shards) for t in self.tables.values()}
-            for _ in range(self.shards)
-        ]
+    def _export_shard(self, shard: int, table: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        ids, values, state = self._native[shard][table].rows()[:3]
+        return ids, values, state
 
-    def _copy_rows(self, shard: int, handle: Handle, create: bool) -> None:
+
+class NativeShard:
+    """The native tables of one server."""
+
+    def __init__(self, shard: int, tables: Iterable[TableConfig], seed: int, shards: int) -> None:
+        self._shard = shard
+        self._configs = {t.name: t for t in tables}
+        self.tables = {t.name: open_table(t, seed, shards) for t in self._configs.values()}
+
+    def read(self, handle: Handle, create: bool, batch_step: int) -> None:
+        """Copy the batch's rows into the handle."""
         for name, plan in handle.plans.items():
-            bounds = int(plan.bounds[shard]), int(plan.bounds[shard + 1])
+            bounds = self._bounds(handle, name)
             arrays = handle.slots[name], handle.values[name], handle.writes[name]
-            self._native[shard][name].read(plan.ids, *bounds, create, handle.step, *arrays)
+            self.tables[name].read(plan.ids, *bounds, create, batch_step, *arrays)
 
-    def _replace_rows(self, shard: int, handle: Handle) -> None:
+    def refresh(self, handle: Handle, batch_step: int) -> int:
+        """Replace rows written since the handle read them, create absent ones; how many."""
+        replaced = 0
         for name, plan in handle.plans.items():
-            bounds = int(plan.bounds[shard]), int(plan.bounds[shard + 1])
+            bounds = self._bounds(handle, name)
             arrays = handle.slots[name], handle.values[name], handle.writes[name]
-            table = self._native[shard][name]
-            replaced = table.refresh(plan.ids, *bounds, handle.step, *arrays)
-            with self._counting:  # shards have a lock each, the counts are of all
-                self.rows_replaced += replaced
+            replaced += self.tables[name].refresh(plan.ids, *bounds, batch_step, *arrays)
+        return replaced
 
-    def _update(
-        self, shard: int, name: str, pushes: Sequence[tuple[Handle, RowGradients]], step: int
-    ) -> None:
-        parts = []
-        for handle, gradients in pushes:
-            plan = handle.plans[name]
-            bounds = int(plan.bounds[shard]), int(plan.bounds[shard + 1])
-            found = handle.slots[name], handle.writes[name]
-            parts.append((plan.ids, *bounds, *found, np.ascontiguousarray(gradients[name])))
-        lr = self.tables[name].optimizer.lr_at(step)
-        missed = np.zeros(64, np.int64)
-        self._native[shard][name].push(parts, step, lr, missed)
-        with self._counting:
-            self.row_staleness += missed
+    def update(self, pushes: Sequence[WholePush], update: int, step: int) -> np.ndarray:
+        """One optimiser update on each row; rows by updates that they had missed."""
+        missed = np.zeros(STALENESS_BINS, np.int64)
+        for name, table in self.tables.items():
+            parts = []
+            for handle, gradients in pushes:
+                found = handle.slots[name], handle.writes[name]
+                ids, bounds = handle.plans[name].ids, self._bounds(handle, name)
+                parts.append((ids, *bounds, *found, np.ascontiguousarray(gradients[name])))
+            table.push(parts, update, self._configs[name].optimizer.lr_at(step), missed)
+        return missed
+
+    def _bounds(self, handle: Handle, table: str) -> tuple[int, int]:
+        bounds = handle.plans[table].bounds
+        return int(bounds[self._shard]), int(bounds[self._shard + 1])

@@ -39,6 +39,7 @@ class OneTable:
         values = handle.values["rows"]
         gradients = np.broadcast_to(np.asarray(gradient, values.dtype), values.shape)
         for shard in range(self.store.shards):
+            self.store.servers[shard].updates = handle.step  # as if all earlier steps were here
             self.store.push(shard, [(handle, {"rows": np.ascontiguousarray(gradients)})])
 
     def values(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:

@@ -1,0 +1,211 @@
+"""The embedding server: one object that owns rows, lock, version, window and merge.
+
+It holds a lookup until its own window allows it, holds the pushes of a step until all ranks' are
+here when merging, applies them in rank order, and writes down its linearisation points while it
+holds the lock. There is no gate in the middle: engines differ only in how requests reach it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from persia_sim.words.trace import ALL, Kind, TraceRecorder
+from persia_sim.words.window import Watermarks
+from runtime.embedding.cut import PushGate
+from runtime.embedding.server_rules import ServerRules
+from runtime.embedding.store import Handle, RowGradients
+from runtime.stop import Stop, wait_for
+
+RankPush = tuple[Handle, RowGradients | None]
+"""A rank's handle and its rows' gradients; None when they are lost or not finite."""
+
+WholePush = tuple[Handle, RowGradients]
+"""A push with gradients."""
+
+STALENESS_BINS = 64
+"""Row staleness is counted up to this many missed updates; more go into the last bin."""
+
+
+class ShardRows(Protocol):
+    """The rows of all tables that one server owns; called under the server's lock."""
+
+    def read(self, handle: Handle, create: bool, batch_step: int) -> None:
+        """Copy the batch's rows into the handle; ``create=False`` has no side effect."""
+        ...
+
+    def refresh(self, handle: Handle, batch_step: int) -> int:
+        """Replace rows written since the handle read them, create absent ones; how many."""
+        ...
+
+    def update(self, pushes: Sequence[WholePush], update: int, step: int) -> np.ndarray:
+        """One optimiser update on each row, gradients summed in the given order.
+
+        ``update`` counts the server's updates from 1 (Adam's bias correction), ``step`` the global
+        steps from 1 (schedules). Returns int64 [STALENESS_BINS]: rows by updates they had missed.
+        """
+        ...
+
+
+class EmbeddingServer:
+    """One shard. ``version`` counts pushes applied, ``updates`` optimiser updates."""
+
+    def __init__(
+        self,
+        shard: int,
+        rows: ShardRows,
+        rules: ServerRules,
+        recorder: TraceRecorder,
+        gate: PushGate,
+        stop: Stop,
+    ) -> None:
+        self.shard, self.rows = shard, rows
+        self.version = self.updates = self.rows_replaced = 0
+        self.row_staleness = np.zeros(STALENESS_BINS, np.int64)
+        self.on_closed: Callable[[int, int], None] = lambda rank, step: None
+        """Told, under the lock, of each (rank, step) whose push is applied or lost here."""
+        self._recorder, self._gate = recorder, gate
+        self.lock = threading.RLock()
+        self._changed = threading.Condition(self.lock)
+        self.begin_run(rules, stop)
+
+    def begin_run(self, rules: ServerRules, stop: Stop) -> None:
+        """A run starts at step 0 on the rows as they are."""
+        self._rules, self._stop = rules, stop
+        self._marks = Watermarks(rules.ranks)
+        self._served = [0] * rules.ranks  # per rank: lookups with side effects so far
+        self._waiting: dict[int, dict[int, RankPush]] = {}
+        stop.on_stop(self._wake)
+
+    # What an engine calls: these wait.
+
+    def look_up(self, handle: Handle) -> None:
+        """Read the batch's rows, creating absent ones, when window and order allow it."""
+        with self._changed:
+            self._wait_for_turn(handle)
+            self.read(handle)
+            self._serve(handle)
+
+    def look_up_ahead(self, handle: Handle) -> None:
+        """A prefetch of lookahead: read at any time, without side effect."""
+        self.read(handle, create=False)
+
+    def bring_up_to_date(self, handle: Handle) -> None:
+        """Replace prefetched rows that were written since, when all earlier pushes are applied."""
+        with self._changed:
+            self._wait_for_turn(handle)
+            self.refresh(handle)
+            self._serve(handle)
+
+    def give(self, push: RankPush) -> None:
+        """Take a rank's push; when merging, the last one of a step applies them all.
+
+        Closes the (rank, step) of every push that is applied or lost.
+        """
+        handle, _ = push
+        if not self._rules.merges:
+            self._finish_step([push])
+            return
+        with self.lock:
+            step = self._waiting.setdefault(handle.step, {})
+            step[handle.rank] = push
+            if len(step) < self._rules.ranks:
+                return
+            del self._waiting[handle.step]
+        self._finish_step([step[rank] for rank in range(self._rules.ranks)])
+
+    def finish(self, rank: int, steps: int) -> None:
+        """The rank has ``steps`` steps and no more: it holds nobody up."""
+        with self._changed:
+            self._marks.finish(rank, steps)
+            self._served[rank] = 2**62
+            self._changed.notify_all()
+
+    # What happens in one instant, under the lock; the executor of a given order calls these.
+
+    def read(self, handle: Handle, *, create: bool = True) -> None:
+        """Read the batch's rows of this shard into the handle."""
+        with self.lock:
+            self._record(Kind.LOOKUP, handle.rank, handle.step)
+            handle.version[self.shard] = self.version
+            self.rows.read(handle, create, self._rules.batch_step(handle.rank, handle.step))
+
+    def refresh(self, handle: Handle) -> None:
+        """Bring prefetched rows up to date: re-read those written since, create absent ones."""
+        with self.lock:
+            self._record(Kind.REFRESH, handle.rank, handle.step)
+            handle.version[self.shard] = self.version
+            batch_step = self._rules.batch_step(handle.rank, handle.step)
+            self.rows_replaced += self.rows.refresh(handle, batch_step)
+
+    def apply(self, pushes: Sequence[WholePush], *, merged: bool) -> None:
+        """Apply gradients in the given order, one optimiser update per row.
+
+        ``merged``: these are the pushes of all ranks of a step, in rank order (law 6).
+        """
+        if not pushes:
+            return
+        first = pushes[0][0]
+        with self._gate.pushing([handle for handle, _ in pushes], self.shard), self.lock:
+            self._record(Kind.PUSH, ALL if merged else first.rank, first.step)
+            self.version += len(pushes)
+            self.updates += 1
+            step = self._rules.step_of_update(self.updates)
+            self.row_staleness += self.rows.update(pushes, self.updates, step)
+
+    def lose(self, handle: Handle) -> None:
+        """Record that the handle's push will never be applied here."""
+        with self.lock:
+            self._record(Kind.LOST_PUSH, handle.rank, handle.step)
+        self._gate.forget(handle, self.shard)
+
+    def peek(self, handle: Handle) -> None:
+        """The rows as they are now, for evaluation: creates and records nothing."""
+        with self.lock:
+            handle.version[self.shard] = self.version
+            self.rows.read(handle, False, 0)
+
+    def _record(self, kind: Kind, rank: int, step: int) -> None:
+        self._recorder.record(kind, rank, step, self.shard, self.version)
+
+    def _wait_for_turn(self, handle: Handle) -> None:
+        rules, rank, step = self._rules, handle.rank, handle.step
+
+        def may_start() -> bool:
+            if not self._marks.may_start(rank, step, rules.tau, rules.own_window):
+                return False
+            return not rules.in_rank_order or all(s > step for s in self._served[:rank])
+
+        def who() -> str:
+            closed = [self._marks.closed_steps(r) for r in range(rules.ranks)]
+            return (
+                f"the lookup of rank {rank}, step {step} waits at server {self.shard} with"
+                f" tau={rules.tau} for pushes; steps closed per rank: {closed},"
+                f" lookups served per rank: {self._served}"
+            )
+
+        wait_for(self._changed, may_start, self._stop, who)
+
+    def _serve(self, handle: Handle) -> None:
+        if self._rules.in_rank_order:
+            self._served[handle.rank] = handle.step + 1
+            self._changed.notify_all()
+
+    def _finish_step(self, pushes: Sequence[RankPush]) -> None:
+        for handle, rows in pushes:
+            if rows is None:
+                self.lose(handle)
+        whole = [(handle, rows) for handle, rows in pushes if rows is not None]
+        self.apply(whole, merged=self._rules.merges)
+        with self._changed:
+            for handle, _ in pushes:
+                self._marks.close(handle.rank, handle.step)
+                self.on_closed(handle.rank, handle.step)
+            self._changed.notify_all()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()

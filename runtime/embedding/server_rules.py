@@ -1,0 +1,49 @@
+"""What the embedding servers must know of a run: who reads and writes, how late, and how time goes.
+
+The same rules stand in every engine: threads, processes, hosts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerRules:
+    """How lookups and pushes of many ranks meet at one server."""
+
+    ranks: int = 1
+    """NN workers; each sends every server one lookup and one push a step, empty where it needs no
+    row there."""
+    tau: int | None = None
+    """A lookup of step s waits until all pushes of steps < s - tau are closed here; None: never."""
+    own_window: bool = False
+    """Async: only the rank's own pushes count for the window."""
+    merges: bool = False
+    """A row takes one optimiser update a step, from all ranks' gradients summed in rank order."""
+    updates_per_step: int = 1
+    """Row updates by which a server's clock moves one step: 1 when merged, else the pushes that
+    hold ``batch`` samples together."""
+    in_rank_order: bool = False
+    """The ranks' lookups of a step are served in rank order: which rows a full table evicts must
+    not depend on timing where the run promises the bytes of sync."""
+
+    def batch_step(self, rank: int, step: int) -> int:
+        """The global step of a batch: what admission draws and expiry go by.
+
+        In async a rank counts its own steps, and the batches of all ranks go round in turn.
+
+        >>> ServerRules(ranks=4, own_window=True).batch_step(1, 10)
+        41
+        """
+        if not self.own_window:
+            return step
+        return (step * self.ranks + rank) // self.updates_per_step
+
+    def step_of_update(self, update: int) -> int:
+        """The global step, from 1, of a server's update number ``update``, from 1.
+
+        >>> [ServerRules(updates_per_step=4).step_of_update(k) for k in (1, 4, 5)]
+        [1, 1, 2]
+        """
+        return (update - 1) // self.updates_per_step + 1

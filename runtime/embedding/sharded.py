@@ -1,0 +1,154 @@
+"""The embedding store: tables partitioned over embedding servers, behind a few verbs.
+
+A server (shard) is the unit of locking: a read or a push of one batch takes effect at one shard in
+one instant, which the trace records under the shard's lock. `reference` and `native` say what rows
+are made of.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from persia_sim.words.trace import ALL, TraceRecorder
+from runtime.data.batch import Batch, Layout
+from runtime.embedding.config import TableConfig
+from runtime.embedding.cut import PushGate
+from runtime.embedding.server import STALENESS_BINS, EmbeddingServer, ShardRows, WholePush
+from runtime.embedding.server_rules import ServerRules
+from runtime.embedding.store import Handle
+from runtime.stop import Stop
+
+TableArrays = dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]
+"""Per table ids [n], values [n, d] and optimiser state [n, k], sorted by id."""
+
+
+class EmbeddingStore(ABC):
+    """Rows of every table, partitioned over servers by a hash of the id. Safe for threads."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        tables: Sequence[TableConfig],
+        *,
+        shards: int = 1,
+        seed: int = 0,
+        recorder: TraceRecorder | None = None,
+        rules: ServerRules | None = None,
+        stop: Stop | None = None,
+    ) -> None:
+        if shards < 1:
+            raise ValueError(f"shards must be >= 1, got {shards}")
+        used = {f.table for f in layout.fields}
+        unknown = sorted(used - {t.name for t in tables})
+        if unknown:
+            configured = sorted(t.name for t in tables)
+            raise ValueError(f"fields use tables {unknown}, but only {configured} are configured")
+        self.layout, self.shards, self.seed = layout, shards, seed
+        self.tables = {t.name: t for t in tables if t.name in used}
+        self._gate = PushGate(shards)
+        rules, recorder = rules or ServerRules(), recorder or TraceRecorder()
+        stop = Stop() if stop is None else stop  # one that is not set counts as False
+        self.servers = [
+            EmbeddingServer(k, self._open_rows(k), rules, recorder, self._gate, stop)
+            for k in range(shards)
+        ]
+
+    def begin_run(self, rules: ServerRules, stop: Stop) -> None:
+        """A run starts at step 0 on the rows as they are."""
+        for server in self.servers:
+            server.begin_run(rules, stop)
+
+    @abstractmethod
+    def begin(self, rank: int, step: int, batch: Batch) -> Handle:
+        """Merge duplicates and plan the shards; touches no row."""
+
+    @abstractmethod
+    def _open_rows(self, shard: int) -> ShardRows:
+        """The rows of one server, none yet."""
+
+    @abstractmethod
+    def _export_shard(self, shard: int, table: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Ids, values and state of one table at one server, in any order."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def resident_bytes(self) -> int:
+        """Bytes that the rows take."""
+
+    @property
+    def rows_replaced(self) -> int:
+        """Rows of lookahead that were written between prefetch and use."""
+        return sum(server.rows_replaced for server in self.servers)
+
+    @property
+    def row_staleness(self) -> np.ndarray:
+        """int64 [STALENESS_BINS]: rows pushed, by how many updates of others each had missed."""
+        total = np.zeros(STALENESS_BINS, np.int64)
+        for server in self.servers:
+            total += server.row_staleness
+        return total
+
+    def read(self, handle: Handle, shard: int, *, create: bool = True) -> None:
+        """Read the batch's rows of one shard into the handle, in one instant.
+
+        ``create=False`` (a prefetch of lookahead) has no side effect.
+        """
+        self.servers[shard].read(handle, create=create)
+
+    def refresh(self, handle: Handle, shard: int) -> None:
+        """Bring prefetched rows up to date: re-read those written since, create absent ones."""
+        self.servers[shard].refresh(handle)
+
+    def push(self, shard: int, pushes: Sequence[WholePush], *, merged: bool = False) -> None:
+        """Apply the gradients of one shard's rows, in one instant and one optimiser step per row.
+
+        ``merged``: these are the pushes of all ranks of a step; a row's gradients are summed in the
+        given order, which must be that of the ranks (law 6).
+        """
+        self.servers[shard].apply(pushes, merged=merged)
+
+    def lose(self, handle: Handle, shards: Sequence[int] | None = None) -> None:
+        """Record that the handle's push will never be applied (at these shards; None: at all)."""
+        for shard in range(self.shards) if shards is None else shards:
+            self.servers[shard].lose(handle)
+
+    def peek(self, batch: Batch) -> Handle:
+        """The batch's rows as they are now, for evaluation: creates and records nothing."""
+        handle = self.begin(ALL, ALL, batch)
+        for server in self.servers:
+            server.peek(handle)
+        return handle
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Hold every shard, so that a snapshot can be evaluated while other threads wait."""
+        for server in self.servers:
+            server.lock.acquire()
+        try:
+            yield
+        finally:
+            for server in reversed(self.servers):
+                server.lock.release()
+
+    @contextmanager
+    def consistent_cut(self) -> Iterator[None]:
+        """Hold every shard at an instant at which no push is half applied."""
+        with self._gate.cut(), self.frozen():
+            yield
+
+    def export(self) -> TableArrays:
+        """Per table all (ids, values, state), sorted by id, whatever the number of shards."""
+        tables = {}
+        for name in self.tables:
+            parts = [self._export_shard(shard, name) for shard in range(self.shards)]
+            ids, values, state = (np.concatenate(column) for column in zip(*parts, strict=True))
+            order = np.argsort(ids)
+            tables[name] = (ids[order], values[order], state[order])
+        return tables

@@ -1,0 +1,111 @@
+"""What the ranks of a run share: the rule of the dense weights, the meter, and who may start."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
+
+from persia_sim.words.vocabulary import Mode
+from runtime.dense.rule import DenseRule, Told
+from runtime.dense.server import DenseServer, ModelAverager
+from runtime.dense.threads import SharedWeights
+from runtime.rank.parts import Parts
+from runtime.stop import Stop, wait_for
+
+LosePush = Callable[[int, int], bool]
+"""Fault injection: whether the push of (rank, step) is lost on its way."""
+
+
+class Team:
+    """Shared by the ranks of one process."""
+
+    def __init__(self, parts: Parts, lose_push: LosePush) -> None:
+        config = parts.config
+        self.parts, self.lose_push = parts, lose_push
+        self.rule = open_rule(parts, self._told)
+        self.permits = Permits(config.ranks, config.permits, config.shards, parts.stop)
+        for server in parts.store.servers:
+            server.on_closed = self.permits.give_back
+        self._lock = threading.Lock()
+        self._updates = 0
+
+    def skip_batch(self) -> None:
+        """A batch was left out because it is not finite."""
+        with self._lock:
+            self.parts.meter.skip()
+
+    def count_lost_push(self) -> None:
+        """A push was lost; its step is closed all the same."""
+        with self._lock:
+            self.parts.meter.lose()
+
+    def _told(self, loss: float, samples: int) -> None:
+        """A snapshot may be evaluated here: rows are held, and the dense weights stand still."""
+        meter, store = self.parts.meter, self.parts.store
+        with self._lock, self.parts.stop.working():
+            self._updates += 1
+            held = meter.evaluates_at(self._updates)
+            with store.frozen() if held else nullcontext():
+                meter.update(self._updates, samples, loss, self.rule.snapshot)
+
+
+def open_rule(parts: Parts, told: Told) -> DenseRule:
+    """The rule of the dense weights that the mode asks for."""
+    config, learner = parts.config, parts.learner
+    if config.mode is Mode.ASYNC:
+        return DenseServer(config, learner.model, parts.recorder, told)
+    if config.mode is Mode.ASYNC_AVERAGING:
+        return ModelAverager(config, learner.model, parts.recorder, told)
+    # Hooks see gradients before a loss scale is taken out of them, so a scale is exposed.
+    overlapped = config.mode.overlaps_dense_sync and learner.scale.value == 1.0
+    return SharedWeights(
+        config.model,
+        learner.model,
+        config.ranks,
+        overlapped=overlapped,
+        recorder=parts.recorder,
+        told=told,
+        stop=parts.stop,
+    )
+
+
+class Permits:
+    """The original's other bound: batches of a rank between the start of its lookup and the moment
+    at which every server has closed its push."""
+
+    def __init__(self, ranks: int, permits: int | None, servers: int, stop: Stop) -> None:
+        self._permits, self._servers, self._stop = permits, servers, stop
+        self._in_flight = [0] * ranks
+        self._closings: Counter[tuple[int, int]] = Counter()
+        self._changed = threading.Condition()
+        stop.on_stop(self._wake)
+
+    def take(self, rank: int, step: int) -> None:
+        """Wait for one of the rank's permits; there is no end of them without a bound."""
+        if self._permits is None:
+            return
+        with self._changed:
+            wait_for(
+                self._changed,
+                lambda: self._in_flight[rank] < (self._permits or 0),
+                self._stop,
+                lambda: f"rank {rank}, step {step} waits for one of {self._permits} permits",
+            )
+            self._in_flight[rank] += 1
+
+    def give_back(self, rank: int, step: int) -> None:
+        """A server has closed the push of (rank, step); with the last one the permit is free."""
+        if self._permits is None:
+            return
+        with self._changed:
+            self._closings[rank, step] += 1
+            if self._closings[rank, step] == self._servers:
+                del self._closings[rank, step]
+                self._in_flight[rank] -= 1
+                self._changed.notify_all()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()

@@ -1,0 +1,73 @@
+"""Law 15: latency is hidden by the window, exposed in sync and in lookahead that re-reads.
+
+What is asserted holds on a busy machine, too: how many messages are on their way at once, and
+lower bounds that no speed can beat. `python -m experiments bench-latency` measures the rest.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from persia_sim.words.staleness import staleness_in_steps
+from persia_sim.words.vocabulary import Mode
+from runtime.rank.pipe import Pipe
+from runtime.stop import Stop
+from tests.runtime.worlds import ArraySource, config, run
+
+LATENCY_S = 0.03
+
+
+def seconds(steps: int, **changes) -> float:
+    source = ArraySource(24 * steps)
+    began = time.monotonic()
+    world = run(config(executor="concurrent", latency_s=LATENCY_S, **changes), source)
+    assert world.meter.updates == steps
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("tau", [1, 4, 16])
+@pytest.mark.parametrize("mode", [Mode.HYBRID, Mode.RAW_HYBRID])
+def test_a_window_of_tau_has_tau_and_one_batches_on_their_way(mode, tau):
+    """Where latency is all there is, a lookup starts when the window opens, tau steps late."""
+    chosen = config(mode=mode, tau=tau, ranks=2, executor="concurrent", latency_s=0.1)
+    stale = staleness_in_steps(run(chosen, ArraySource(24 * (3 * tau + 6))).trace)
+    settled = stale.oldest_missing_steps[stale.step >= tau]
+    assert settled.max() == tau
+    assert np.median(settled) == tau
+
+
+def test_sync_and_lookahead_pay_both_messages_in_every_step():
+    for chosen in ({}, {"mode": Mode.LOOKAHEAD, "ahead": 4}):
+        assert seconds(8, **chosen) >= 8 * 2 * LATENCY_S
+
+
+def test_hybrid_with_bound_zero_pays_as_sync_does():
+    assert seconds(8, mode=Mode.HYBRID, tau=0) >= 8 * 2 * LATENCY_S
+
+
+def test_no_window_beats_the_law():
+    """tau + 1 steps share two messages: steps * 2 L / (tau + 1) is a lower bound."""
+    for tau in (1, 3):
+        assert seconds(16, mode=Mode.HYBRID, tau=tau) >= 16 * 2 * LATENCY_S / (tau + 1)
+
+
+def test_a_wide_window_hides_most_of_the_latency():
+    """2 L a step in sync, 2 L / 9 with tau 8; asked for is a factor of two, not of nine."""
+    assert seconds(24, mode=Mode.HYBRID, tau=8) < 0.5 * 24 * 2 * LATENCY_S
+
+
+def test_permits_bound_the_batches_on_their_way():
+    chosen = {"mode": Mode.HYBRID, "tau": "unbounded", "permits": 2}
+    assert seconds(10, **chosen) >= 10 * 2 * LATENCY_S / 2
+
+
+def test_a_pipe_keeps_order_and_lets_delays_run_side_by_side():
+    pipe: Pipe[int] = Pipe("taker", 8, Stop())
+    began = time.monotonic()
+    for item in range(8):
+        pipe.put(item, 0.2)
+    assert [pipe.get() for _ in range(8)] == list(range(8))
+    assert 0.2 <= time.monotonic() - began < 1.2  # 1.6 s one after the other

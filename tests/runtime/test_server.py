@@ -1,0 +1,212 @@
+"""The embedding server: its window, its merge, its order of lookups, its counts of updates."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from persia_sim.words.trace import ALL, Kind, TraceRecorder
+from persia_sim.words.vocabulary import Mode
+from runtime import stop
+from runtime.data.batch import Batch, Field, Layout
+from runtime.embedding.config import RowOptimizer, TableConfig
+from runtime.embedding.features import Admission, Capacity
+from runtime.embedding.open import open_store
+from runtime.embedding.schedule import Schedule
+from runtime.embedding.server_rules import ServerRules
+from runtime.embedding.sharded import EmbeddingStore
+from runtime.embedding.store import Handle
+from tests.runtime.worlds import ArraySource, assert_same_bytes, config, run
+
+SOURCE = ArraySource(300)
+LAYOUT = Layout(fields=(Field(name="a"),))
+SGD = TableConfig(dim=2, optimizer=RowOptimizer(kind="sgd", lr=1.0), initial_scale=0.0)
+
+
+def store_of(rules: ServerRules, table: TableConfig = SGD, **options) -> EmbeddingStore:
+    return open_store(LAYOUT, [table], rules=rules, **options)
+
+
+def batch_of(store: EmbeddingStore, rank: int, step: int, ids: list[int]) -> Handle:
+    size = len(ids)
+    empty, labels = np.zeros((size, 0), np.float32), np.zeros((size, 1), np.float32)
+    return store.begin(rank, step, Batch(np.array(ids, np.uint64), None, empty, labels))
+
+
+def ones(handle: Handle) -> dict[str, np.ndarray]:
+    return {"rows": np.ones_like(handle.values["rows"])}
+
+
+def in_thread(work) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_lookup_waits_for_all_ranks_pushes_and_only_as_far_back_as_tau():
+    store = store_of(ServerRules(ranks=2, tau=1, merges=True))
+    server = store.servers[0]
+    first = [batch_of(store, rank, 0, [7]) for rank in (0, 1)]
+    for handle in first:
+        server.look_up(handle)
+    server.look_up(batch_of(store, 0, 1, [7]))  # may miss step 0
+    late = batch_of(store, 0, 2, [7])
+    waiting = in_thread(lambda: server.look_up(late))
+    server.give((first[0], ones(first[0])))
+    waiting.join(0.05)
+    assert waiting.is_alive()
+    server.give((first[1], ones(first[1])))
+    waiting.join(5)
+    assert not waiting.is_alive()
+    assert late.values["rows"].tolist() == [[-2.0, -2.0]]
+
+
+def test_a_lost_push_opens_the_window_and_is_recorded():
+    recorder = TraceRecorder()
+    store = store_of(ServerRules(ranks=2, tau=0, merges=True), recorder=recorder)
+    handles = [batch_of(store, rank, 0, [7]) for rank in (0, 1)]
+    for handle in handles:
+        store.servers[0].look_up(handle)
+    store.servers[0].give((handles[0], None))
+    store.servers[0].give((handles[1], ones(handles[1])))
+    after = batch_of(store, 0, 1, [7])
+    store.servers[0].look_up(after)
+    assert after.values["rows"].tolist() == [[-1.0, -1.0]]
+    kinds = [(Kind(e.kind), e.rank) for e in recorder.finish()]
+    assert kinds[2:4] == [(Kind.LOST_PUSH, 0), (Kind.PUSH, ALL)]
+
+
+def test_a_wait_with_nobody_at_work_is_a_deadlock_that_names_who_waits(monkeypatch):
+    monkeypatch.setattr(stop, "PATIENCE_S", 0.5)
+    store = store_of(ServerRules(ranks=2, tau=0))
+    with pytest.raises(RuntimeError, match=r"deadlock: the lookup of rank 0, step 1 waits at"):
+        store.servers[0].look_up(batch_of(store, 0, 1, [7]))
+
+
+def test_long_work_elsewhere_is_no_deadlock(monkeypatch):
+    monkeypatch.setattr(stop, "PATIENCE_S", 0.2)
+    end = stop.Stop()
+    store = store_of(ServerRules(tau=0), stop=end)
+    handle = batch_of(store, 0, 0, [7])
+    store.servers[0].look_up(handle)
+
+    def work() -> None:
+        with end.working():
+            time.sleep(2.0)
+        store.servers[0].give((handle, ones(handle)))
+
+    worker = in_thread(work)
+    store.servers[0].look_up(batch_of(store, 0, 1, [7]))
+    worker.join()
+
+
+def test_what_travels_for_longer_than_patience_is_no_deadlock(monkeypatch):
+    monkeypatch.setattr(stop, "PATIENCE_S", 0.2)
+    end = stop.Stop()
+    in_thread(lambda: end.sleep(1.6))
+    time.sleep(0.05)
+    store = store_of(ServerRules(ranks=2, tau=0), stop=end)
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match="deadlock"):
+        store.servers[0].look_up(batch_of(store, 0, 1, [7]))
+    assert time.monotonic() - began > 1.5
+
+
+def test_lookups_of_a_step_are_served_in_rank_order_where_the_order_decides():
+    recorder = TraceRecorder()
+    rules = ServerRules(ranks=3, tau=0, merges=True, in_rank_order=True)
+    store = store_of(rules, recorder=recorder)
+    threads = []
+    for rank in (2, 1, 0):
+        handle = batch_of(store, rank, 0, [rank])
+        threads.append(in_thread(lambda h=handle: store.servers[0].look_up(h)))
+        time.sleep(0.02)
+    for thread in threads:
+        thread.join(5)
+    assert [e.rank for e in recorder.finish()] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID, Mode.RAW_HYBRID])
+@pytest.mark.parametrize("eviction", ["lru", "clock"])
+@pytest.mark.parametrize("admission", ["all", "probability", "frequency"])
+def test_exact_modes_under_threads_equal_sync_with_eviction_and_admission(
+    mode, eviction, admission
+):
+    """Laws 1 and 2 under threads: 120 ids and room for 50, so rows come and go all the time."""
+    admit = Admission(kind=admission, **({"probability": 0.6} if admission != "all" else {}))
+    if admission == "frequency":
+        admit = Admission(kind="frequency")
+    base = config(ranks=4, shards=2)
+    rows = replace(base.rows, capacity=Capacity(rows=50, eviction=eviction), admission=admit)
+    base = replace(base, rows=rows)
+    bound = {"tau": 0} if mode.reads_late_rows else {}
+    sync = run(base, SOURCE)
+    assert len(sync.store) <= 50
+    for _ in range(2):
+        assert_same_bytes(
+            sync, run(replace(base, mode=mode, executor="concurrent", **bound), SOURCE)
+        )
+
+
+@pytest.mark.parametrize("executor", ["lag", "concurrent"])
+@pytest.mark.parametrize("mode", [Mode.ASYNC, Mode.HYBRID])
+def test_adam_counts_the_updates_applied_and_not_a_ranks_own_steps(mode, executor):
+    """8 pushes of 8 ranks to one row move it as 8 steps of torch's SparseAdam, not as 8 first."""
+    parameter = torch.nn.Parameter(torch.zeros(1, 2))
+    adam = torch.optim.SparseAdam([parameter], lr=0.1)
+    rule = RowOptimizer(kind="adam", lr=0.1, eps=1e-8)
+    rules = ServerRules(ranks=8, tau=0, own_window=mode is Mode.ASYNC, updates_per_step=8)
+    store = store_of(rules, replace(SGD, optimizer=rule))
+    for rank in range(8):
+        handle = batch_of(store, rank, 0, [7])
+        gradient = np.full((1, 2), 1.0 + rank, np.float32)
+        if executor == "lag":
+            store.read(handle, 0)
+            store.push(0, [(handle, {"rows": gradient})])
+        else:
+            store.servers[0].look_up(handle)
+            store.servers[0].give((handle, {"rows": gradient}))
+        index = torch.zeros(1, 1, dtype=torch.long)
+        parameter.grad = torch.sparse_coo_tensor(index, torch.from_numpy(gradient), (1, 2))
+        adam.step()
+    found = store.export()["rows"][1]
+    assert np.allclose(found, parameter.detach().numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["sync", "hybrid, merged", "hybrid, on arrival", "async"])
+def test_schedules_run_equally_fast_in_every_mode(mode):
+    """With sgd, a linear warm-up and gradients of one, a row's path is the sum of the rates."""
+    rates = []
+
+    class Spy(RowOptimizer):
+        __slots__ = ()
+
+        def lr_at(self, step: int) -> float:
+            rates.append(step)
+            return super().lr_at(step)
+
+    warm = Spy(kind="sgd", lr=0.1, schedule=Schedule(warmup_steps=50))
+    changes = {
+        "sync": {},
+        "hybrid, merged": {"mode": Mode.HYBRID, "tau": 3},
+        "hybrid, on arrival": {"mode": Mode.HYBRID, "tau": 3, "merge_pushes": False},
+        "async": {"mode": Mode.ASYNC, "tau": 1},
+    }[mode]
+    run(config(ranks=4, optimizer=warm, **changes), SOURCE)
+    steps = 13  # 300 samples, 24 a step, the last one short
+    pushes_per_step = 4 if mode == "hybrid, on arrival" else 1
+    assert rates == [s for s in range(1, steps + 1) for _ in range(pushes_per_step)]
+
+
+def test_expiry_and_admission_go_by_the_global_step_in_async_too():
+    """Rank 2's own step 10 among 4 ranks is the 42nd batch of the stream."""
+    each = ServerRules(ranks=4, own_window=True)
+    assert [each.batch_step(rank, 10) for rank in range(4)] == [40, 41, 42, 43]
+    shared = ServerRules(ranks=4, own_window=True, updates_per_step=4)
+    assert [shared.batch_step(rank, 10) for rank in range(4)] == [10] * 4
+    assert ServerRules(ranks=4).batch_step(3, 10) == 10
