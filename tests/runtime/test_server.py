@@ -138,9 +138,8 @@ def test_exact_modes_under_threads_equal_sync_with_eviction_and_admission(
     mode, eviction, admission
 ):
     """Laws 1 and 2 under threads: 120 ids and room for 50, so rows come and go all the time."""
-    admit = Admission(kind=admission, **({"probability": 0.6} if admission != "all" else {}))
-    if admission == "frequency":
-        admit = Admission(kind="frequency")
+    draw = {"probability": 0.6} if admission == "probability" else {}
+    admit = Admission(kind=admission, **draw)
     base = config(ranks=4, shards=2)
     rows = replace(base.rows, capacity=Capacity(rows=50, eviction=eviction), admission=admit)
     base = replace(base, rows=rows)
@@ -172,7 +171,8 @@ def test_adam_counts_the_updates_applied_and_not_a_ranks_own_steps(mode, executo
             store.servers[0].look_up(handle)
             store.servers[0].give((handle, {"rows": gradient}))
         index = torch.zeros(1, 1, dtype=torch.long)
-        parameter.grad = torch.sparse_coo_tensor(index, torch.from_numpy(gradient), (1, 2))
+        slope = torch.from_numpy(gradient)
+        parameter.grad = torch.sparse_coo_tensor(index, slope, (1, 2), check_invariants=True)
         adam.step()
     found = store.export()["rows"][1]
     assert np.allclose(found, parameter.detach().numpy(), rtol=1e-6)
