@@ -57,7 +57,7 @@ def test_without_a_bound_the_queues_imply_one():
     )
     world = run(chosen, SOURCE, lose_push=lambda rank, step: time.sleep(0.005) is not None)
     stale = staleness_in_steps(world.trace)
-    assert chosen.implied_tau == 5
+    assert chosen.implied_tau == 4
     assert 0 < stale.oldest_missing_steps.max() <= chosen.implied_tau
 
 

@@ -166,6 +166,7 @@ def test_a_fresh_row_moves_by_the_rate_of_its_step(
             batch = Batch(ids, None, np.zeros((1, 0)), np.zeros((1, 1)))
             handle = store.begin(0, step, batch)
             store.read(handle, 0)
+            store.servers[0].updates = step  # as if all earlier steps were here
             store.push(0, [(handle, {"rows": np.full((2, 4), 0.5)})])
             before, after = handle.values["rows"], store.peek(batch).values["rows"]
             moves.append(after - before)
