@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo test install lint types mutants clean
+.PHONY: demo test install lint types mutants mutants-kernels clean
 
 demo: install
 	@$(RUN) -m experiments demo
@@ -42,6 +42,9 @@ types: install
 SECONDS ?= 600
 mutants: install
 	@$(RUN) -m tests.mutants $(MODULE) --seconds $(SECONDS) $(if $(TESTS),--tests $(TESTS))
+
+mutants-kernels: install
+	@$(RUN) -m tests.kernel_mutants
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .hypothesis

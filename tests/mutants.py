@@ -13,7 +13,6 @@ import importlib.util
 import os
 import random
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -32,7 +31,7 @@ from cosmic_ray.testing import run_tests
 from cosmic_ray.work_item import TestOutcome
 from parso.python.tree import Name
 
-ROOT = Path(__file__).parents[1]
+from tests.scratch_tree import ROOT, copy_of_the_tree
 
 # Of cosmic-ray's replacements, those that a careless hand makes; a shift for a sum fools nobody.
 _SWAPS = {
@@ -129,24 +128,6 @@ def _no_behaviour(module: ast.Module) -> set[tuple[int, int]]:
                 last = part.end_col_offset if line == part.end_lineno else None
                 skipped.update((line, column) for column in range(first, last or 200))
     return skipped
-
-
-def copy_of_the_tree(place: Path) -> None:
-    """Every file that git knows or would take, and the compiled kernels."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-coz", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
-    )
-    names = [Path(name) for name in listed.stdout.decode().split("\0") if name]
-    names += [path.relative_to(ROOT) for path in ROOT.glob("runtime/embedding/native/*.so")]
-    for name in names:
-        if (ROOT / name).is_file():
-            (place / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, place / name)
-    # An editable install would import the original instead of the copy.
-    (place / "sitecustomize.py").write_text(
-        "import sys\n"
-        "sys.meta_path[:] = [f for f in sys.meta_path if 'Redirecting' not in type(f).__name__]\n"
-    )
 
 
 def tests_of(module: str) -> list[str]:

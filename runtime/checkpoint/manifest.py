@@ -68,6 +68,8 @@ class Manifest:
 def read_manifest(folder: Path) -> Manifest:
     """The folder's manifest; raises `BrokenFileError` with its name, the key, value and rule."""
     file = folder / NAME
+    if file.exists() and not file.is_file():
+        raise BrokenFileError(f"{file} cannot be read: it is not a regular file")
     try:
         found = json.loads(file.read_text())
     except FileNotFoundError:

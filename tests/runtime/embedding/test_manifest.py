@@ -225,3 +225,7 @@ def test_a_folder_that_is_none_and_a_copy_of_a_checkpoint(one_table: Any, saved:
         loaded(one_table, saved / "nowhere")
     shutil.copytree(saved, saved / "copy")
     assert loaded(one_table, saved / "copy").resident() == set(range(70))
+    (saved / "manifest.json").unlink()
+    os.mkfifo(saved / "manifest.json")  # reading it would wait for ever
+    with pytest.raises(BrokenFileError, match=r"json cannot be read: it is not a regular"):
+        loaded(one_table, saved)

@@ -1,0 +1,61 @@
+"""Merging duplicate ids: against numpy, over sizes, hash pieces that agree, and many calls."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.embedding.native.extension import native
+from runtime.embedding.reference.plan import shard_of
+from tests.runtime.embedding.test_index_model import unmix64
+
+
+def plan(ids: np.ndarray, shards: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    inverse = np.empty(len(ids), np.int32)
+    distinct, bounds = native.plan(ids, shards, inverse)
+    return distinct, bounds, inverse
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    count=st.sampled_from([0, 1, 2, 17, 700, 5000]),
+    values=st.sampled_from([1, 10, 4000, 2**62]),
+    shards=st.sampled_from([1, 2, 7]),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_occurrence_points_to_its_id_in_its_shard(
+    seed: int, count: int, values: int, shards: int
+) -> None:
+    ids = np.random.default_rng(seed).integers(0, values, count).astype(np.uint64)
+    distinct, bounds, inverse = plan(ids, shards)
+    np.testing.assert_array_equal(distinct[inverse], ids)
+    np.testing.assert_array_equal(np.sort(distinct), np.unique(ids))
+    np.testing.assert_array_equal(
+        shard_of(distinct, shards), np.repeat(np.arange(shards), np.diff(bounds))
+    )
+    first = {int(one): place for place, one in reversed(list(enumerate(ids)))}
+    for part in np.split(distinct, bounds[1:-1]):
+        places = [first[int(one)] for one in part]
+        assert places == sorted(places)  # in the order of first appearance
+
+
+def test_ids_whose_hashes_agree_in_place_and_piece_are_told_apart() -> None:
+    """The upper 16 bits and the lower 20 are the same in all: one chain, one piece."""
+    middle = np.arange(600, dtype=np.uint64) << np.uint64(20)
+    ids = unmix64((np.uint64(0xABCD) << np.uint64(48)) | middle | np.uint64(77))
+    distinct, _, inverse = plan(np.concatenate([ids, ids[::-1]]), 1)
+    np.testing.assert_array_equal(distinct, ids)
+    np.testing.assert_array_equal(inverse, np.r_[0:600, 599:-1:-1])
+
+
+def test_what_an_earlier_call_left_behind_is_never_found_again() -> None:
+    """The scratch table is cleared by a number of 16 bits, so go once around it."""
+    ids = np.random.default_rng(0).integers(0, 2**40, 400).astype(np.uint64)
+    plan(ids, 1)
+    for _ in range(2**16 - 2):
+        plan(ids[:1], 1)
+    for _ in range(2):
+        distinct, _, inverse = plan(ids, 1)
+        np.testing.assert_array_equal(distinct, ids)
+        np.testing.assert_array_equal(inverse, np.arange(400))
