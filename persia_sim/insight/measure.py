@@ -59,7 +59,7 @@ def warm_up(durations: np.ndarray) -> int:
     """Steps to drop by MSER-5: where the standard error of the rest's mean is least."""
     blocks = len(durations) // 5
     if blocks < 4:
-        return min(len(durations) // 4, 5)
+        return len(durations) // 4
     means = durations[: blocks * 5].reshape(blocks, 5).mean(1)
     rest = [float(means[k:].var() / (blocks - k)) for k in range(max(1, blocks // 3))]
     return 5 * int(np.argmin(rest))

@@ -66,8 +66,6 @@ class DenseSync:
 
     def seconds(self, size_bytes: float, ranks: int, ranks_per_host: int) -> float:
         """Time to sum one message over all ranks; 0 for one rank."""
-        if ranks == 1:
-            return 0.0
         local = min(ranks, ranks_per_host)
         hosts = ceil(ranks / ranks_per_host)
         if self.algorithm is not Algorithm.HIERARCHICAL:
@@ -77,8 +75,6 @@ class DenseSync:
             law = ring_s if self.algorithm is Algorithm.RING else tree_s
             return law(ranks, size_bytes, rate, self.latency_s)
         inside = ring_s(local, size_bytes, self.intra_bytes_per_s, self.latency_s)
-        if hosts == 1:
-            return inside
         return inside + ring_s(hosts, size_bytes, self.inter_bytes_per_s, self.latency_s)
 
     def card_bytes(self, size_bytes: float, ranks: int, ranks_per_host: int) -> float:

@@ -126,6 +126,19 @@ def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
         buckets = tuple(
             Bucket(f, sync.seconds(b, *where), sync.card_bytes(b, *where)) for f, b in plan
         )
+    averaging_s = 0.0
+    if cluster.ranks > 1:
+        averaging_s = sync.seconds(work.dense_bytes, cluster.ranks, per_host) + sync.overhead_s
+    rounds = scenario.rounds
+    require(
+        scenario.mode is not Mode.ASYNC_AVERAGING
+        or rounds.stall_share * averaging_s < max(rounds.period_s, averaging_s)
+        or not averaging_s,
+        "averaging.period_s",
+        rounds.period_s,
+        f"a round takes {averaging_s:.3g} s, so the replicas would be locked for ever",
+        "use a longer period or a smaller stall_share",
+    )
     used = {
         "load": (costs.load, work.batch),
         "worker_forward": (costs.worker_forward, ids),
@@ -155,9 +168,7 @@ def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
         / server_speed,
         update_memory_bytes=4 * row * ids,
         dense_copy_s=work.dense_bytes / costs.dense_server_bytes_per_s,
-        averaging_s=sync.seconds(work.dense_bytes, cluster.ranks, per_host) + sync.overhead_s
-        if cluster.ranks > 1
-        else 0.0,
+        averaging_s=averaging_s,
         dense_bytes=work.dense_bytes,
         averaging_card_bytes=sync.card_bytes(work.dense_bytes, cluster.ranks, per_host),
         server_shares=shares,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -30,6 +32,14 @@ def test_ring_and_tree_have_their_closed_forms() -> None:
     assert ring_s(8, 80.0, 2.0, 0.5) == 2 * 7 * 0.5 + 2 * 7 / 8 * 80 / 2
     assert tree_s(8, 80.0, 2.0, 0.5) == 2 * 3 * 0.5 + 2 * 80 / 2
     assert ring_s(1, 80.0, 2.0, 0.5) == 0 == tree_s(1, 80.0, 2.0, 0.5)
+
+
+def test_ring_and_tree_in_numbers_that_are_no_integers() -> None:
+    """4 ranks, 9 bytes at 4 a second: 6 hops pass on a quarter each, or up and down once whole."""
+    assert ring_s(4, 9.0, 4.0, 0.25) == 1.5 + 3.375
+    assert tree_s(4, 9.0, 4.0, 0.25) == 4 * 0.25 + 4.5
+    assert tree_s(5, 9.0, 4.0, 0.25) == 6 * 0.25 + 4.5  # a third level
+    assert tree_s(2, 9.0, 4.0, 0.25) == 0.5 + 4.5
 
 
 def test_hierarchical_is_two_rings_and_one_host_is_one() -> None:
@@ -69,6 +79,32 @@ def test_overlap_hides_all_but_what_comes_after_the_last_bucket() -> None:
 def test_the_slowest_rank_decides_when_a_bucket_starts() -> None:
     plan = [Bucket(1.0, 1.0)]
     assert sync_delay(7.0, np.array([1.0, 3.0]), np.array([4.0, 4.0]), plan, True, 0.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "rule"),
+    [
+        ("intra_bytes_per_s", 0.0, "> 0"), ("inter_bytes_per_s", 0.0, "> 0"),
+        ("bucket_bytes", 0.0, "> 0"), ("latency_s", -1.0, ">= 0"), ("overhead_s", -1.0, ">= 0"),
+    ],
+)  # fmt: skip
+def test_a_wrong_constant_is_refused(field: str, value: float, rule: str) -> None:
+    with pytest.raises(ValueError, match=f"{field} is {value}: must be {rule}"):
+        replace(sync(Algorithm.RING), **{field: value})
+    least = replace(sync(Algorithm.RING), latency_s=0.0, overhead_s=0.0, bucket_bytes=0.5)
+    assert least.seconds(64.0, 2, 2) == 64 / 8
+
+
+def test_defaults_are_those_of_the_text() -> None:
+    """Buckets of 25 MiB as in PyTorch's DDP, 20 us a hop, nothing extra."""
+    plain = DenseSync(intra_bytes_per_s=1.0, inter_bytes_per_s=1.0, source="test")
+    assert (plain.bucket_bytes, plain.latency_s, plain.overhead_s) == (26_214_400, 2e-5, 0)
+    assert plain.algorithm is Algorithm.HIERARCHICAL
+
+
+def test_one_rank_sums_nothing() -> None:
+    for algorithm in Algorithm:
+        assert sync(algorithm).seconds(64.0, 1, 4) == 0.0
 
 
 def test_no_bucket_means_no_delay() -> None:

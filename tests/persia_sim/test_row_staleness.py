@@ -45,3 +45,29 @@ def test_popular_rows_are_later_than_rare_ones() -> None:
     found = row_staleness(np.full(10, 20), workloads()["criteo-syn1"])
     assert found.p50 <= found.p90 <= found.p99 <= found.hottest + 1 <= 21
     assert 0 < found.fresh < 1
+
+
+def test_two_rows_a_field_by_hand() -> None:
+    """Two draws of a fair coin: a row stands in another batch with chance 1 - 1/4; of three missed
+    pushes 2.25 touched it, Binomial(3, 3/4)."""
+    work = replace(
+        workloads()["taobao-ad"], fields=3, rows=6.0, batch=1, ids_per_field=2.0, zipf=0.0
+    )
+    found = row_staleness(np.array([3]), work)
+    assert (found.mean, found.hottest) == pytest.approx((2.25, 2.25))
+    assert found.fresh == pytest.approx(1 / 64, abs=0.001)
+    assert (found.p50, found.p90, found.p99) == (2, 3, 3)
+
+
+def test_popular_rows_weigh_by_how_often_batches_meet_them() -> None:
+    """Chances 2/3 and 1/3: met by 8/9 and 5/9 of batches, so weights 8/13 and 5/13."""
+    work = replace(workloads()["taobao-ad"], fields=1, rows=2.0, batch=2, zipf=1.0)
+    found = row_staleness(np.array([1]), work)
+    late = 8 / 13 * 8 / 9 + 5 / 13 * 5 / 9
+    assert found.mean == pytest.approx(late) and found.fresh == pytest.approx(1 - late, abs=0.004)
+    assert found.hottest == pytest.approx(8 / 9)
+    mixed = row_staleness(np.array([0, 1, 3, 3]), work)
+    assert mixed.mean == pytest.approx(1.75 * late) and mixed.hottest == pytest.approx(14 / 9)
+    missed = [8 / 13 * (1 / 9) ** n + 5 / 13 * (4 / 9) ** n for n in (0, 1, 3, 3)]
+    assert mixed.fresh == pytest.approx(sum(missed) / 4, abs=0.004)
+    assert row_staleness(np.zeros(0, np.int64), work).fresh == 1.0

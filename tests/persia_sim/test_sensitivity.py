@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from persia_sim.insight.sensitivity import RESOURCES, sensitivity
+from persia_sim.model.scenario import Queues
 from persia_sim.words.vocabulary import Mode
 from tests.persia_sim.hand_world import hand_costs, hand_scenario, law
 
@@ -43,7 +44,8 @@ def test_in_sync_every_resource_gives_its_own_share_of_the_step() -> None:
         ("rank's copies", {"copy_in": law(5e4)}),
         ("rank's copies", {"copy_out": law(5e4)}),
         ("embedding workers' cores", {"worker_scatter": law(5e5)}),
-        ("embedding workers' cores", {"worker_forward": law(5e5)}),
+        ("embedding workers' cores", {"worker_forward": law(per_item_s=2e5)}),
+        ("embedding workers' cores", {"worker_pool": law(per_byte_s=1e4)}),
         ("embedding workers' cores", {"worker_pool": law(5e5)}),
         ("servers' cores", {"server_lookup": law(5e5)}),
         ("servers' cores", {"server_update": law(5e5)}),
@@ -52,7 +54,9 @@ def test_in_sync_every_resource_gives_its_own_share_of_the_step() -> None:
 def test_a_stage_that_binds_gives_ten_per_cent_and_all_others_nothing(
     resource: str, costs: dict[str, Any]
 ) -> None:
-    found = sensitivity(hand_scenario(Mode.RAW_HYBRID, steps=120, costs=hand_costs(**costs)))
+    one_by_one = Queues(lookup_tasks=1, push_tasks=1, backward=1, copied_back=1)  # no bursts
+    base = hand_scenario(Mode.RAW_HYBRID, steps=20, costs=hand_costs(**costs), queues=one_by_one)
+    found = sensitivity(base)
     assert found.pop(resource) == pytest.approx(0.1, abs=2e-4)
     assert all(abs(gain) < 2e-4 for gain in found.values()), found
 
@@ -72,7 +76,7 @@ def test_a_card_that_binds_gives_ten_per_cent() -> None:
 
 
 def test_memory_dense_server_bus_and_latency_can_bind() -> None:
-    busy = hand_scenario(Mode.RAW_HYBRID, steps=120, infinite_cpus=False)
+    busy = hand_scenario(Mode.RAW_HYBRID, steps=30, infinite_cpus=False)
     host = replace(busy.cluster.servers.host, memory_bytes_per_s=0.01)
     servers = replace(busy.cluster.servers, host=host)
     found = sensitivity(replace(busy, cluster=replace(busy.cluster, servers=servers)))
@@ -80,10 +84,10 @@ def test_memory_dense_server_bus_and_latency_can_bind() -> None:
     assert all(abs(gain) < 2e-3 for gain in found.values()), found
 
     slow = hand_costs(dense_server_bytes_per_s=904 / 2e4)
-    found = sensitivity(hand_scenario(Mode.ASYNC, steps=40, costs=slow))
+    found = sensitivity(hand_scenario(Mode.ASYNC, steps=20, costs=slow))
     assert found["dense server"] == pytest.approx(0.1, abs=1e-3) and found["GPU"] < 1e-3
 
-    bus = hand_scenario(Mode.RAW_HYBRID, steps=40)
+    bus = hand_scenario(Mode.RAW_HYBRID, steps=20)
     gpu = replace(bus.cluster.gpu, pcie_bytes_per_s=192 / 2e4)
     found = sensitivity(replace(bus, cluster=replace(bus.cluster, gpu=gpu)))
     assert found["rank's copies"] == pytest.approx(0.1, abs=1e-3) and found["GPU"] == 0
@@ -97,7 +101,7 @@ def test_memory_dense_server_bus_and_latency_can_bind() -> None:
 def test_each_constant_of_the_all_reduce_counts() -> None:
     """Overhead, hops and rate are three parts of its time: where one is all, it gives all."""
     for change in ({"overhead_s": 1e5}, {"latency_s": 1e5}, {"inter_bytes_per_s": 0.01}):
-        base = hand_scenario(Mode.RAW_HYBRID, ranks=2, steps=40)
+        base = hand_scenario(Mode.RAW_HYBRID, ranks=2, steps=20)
         sync = replace(base.costs.dense_sync, **change)  # type: ignore[arg-type]
         found = sensitivity(replace(base, costs=replace(base.costs, dense_sync=sync)))
         assert found["all-reduce"] == pytest.approx(0.1, abs=1e-3), change
@@ -110,7 +114,7 @@ def test_each_constant_of_the_all_reduce_counts() -> None:
 
 
 def test_the_peak_rate_of_the_gpu_counts() -> None:
-    base = hand_scenario(Mode.RAW_HYBRID, steps=40)
+    base = hand_scenario(Mode.RAW_HYBRID, steps=20)
     gpu = replace(base.cluster.gpu, peak_flops=5424 / 2e4)  # 2e4 s a step
     assert sensitivity(replace(base, cluster=replace(base.cluster, gpu=gpu)))[
         "GPU"
@@ -120,6 +124,6 @@ def test_the_peak_rate_of_the_gpu_counts() -> None:
 def test_rows_that_miss_are_part_of_the_servers_work() -> None:
     """Every row misses and costs 1,000 s to create: then servers bind, and without misses not."""
     costs = hand_costs(server_create=law(per_item_s=1e5), gpu_fixed_s=500.0)
-    base = hand_scenario(Mode.RAW_HYBRID, steps=120, costs=costs)
+    base = hand_scenario(Mode.RAW_HYBRID, steps=20, costs=costs, queues=Queues(lookup_tasks=1))
     assert sensitivity(base, 1.0)["servers' cores"] == pytest.approx(0.1, abs=1e-3)
     assert sensitivity(base)["servers' cores"] == pytest.approx(0, abs=1e-6)

@@ -316,6 +316,20 @@ def test_averaging_lengthens_the_step_by_its_share_of_time() -> None:
     assert answer(back_to_back).seconds["training loop"] == pytest.approx(12 / 0.75)
 
 
+def test_rounds_that_would_lock_the_replicas_for_ever_are_refused() -> None:
+    """A round takes 9 s: every 9 s or less nothing is ever trained, unless it locks only a part."""
+    for period, share, refused in ((9.0, 1.0, True), (9.1, 1.0, False), (3.0, 0.9, False)):
+        rounds = Averaging(period_s=period, stall_share=share)
+        base = hand_scenario(Mode.ASYNC_AVERAGING, 2, averaging=rounds, steps=2)
+        if refused:
+            with pytest.raises(ValueError, match=r"averaging.period_s is 9\.0: a round takes 9 s"):
+                simulate(base)
+        else:
+            assert simulate(base).makespan_s > 2 * 12
+    alone = Averaging(period_s=1.0)
+    assert simulate(hand_scenario(Mode.ASYNC_AVERAGING, averaging=alone)).makespan_s < 700
+
+
 def test_bounds_of_shared_resources_by_hand() -> None:
     """Two GPUs in one host, three workers on hosts of their own, servers with 2 and 1 rows."""
     cluster = hand_cluster(2).with_workers(3)
