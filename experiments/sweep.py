@@ -19,6 +19,9 @@ from experiments.points import Point
 from runtime.run.folder import environment
 
 FAILED = "failed.txt"
+PRELOADED = ["runtime.run.record", "sklearn.metrics", "torch._dynamo"]
+"""Imported once and then forked: what each run would import late, at seconds a point (torch's
+optimisers import the third when the first of them is made)."""
 DISK_FULL_EXIT = 28  # errno.ENOSPC: no sense in starting further points
 
 
@@ -84,7 +87,7 @@ class _Runner:
     ) -> None:
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
         # The server imports torch once; each point is then a cheap fork of it.
-        self._context.set_forkserver_preload(["runtime.run.record"])
+        self._context.set_forkserver_preload(PRELOADED)
         self._waiting, self._root, self._jobs = waiting, root, jobs
         self._samples_per_point, self._already = samples_per_point, already
         self._samples: Any = self._context.Array("q", len(waiting), lock=False)

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from experiments.benching.wide import FIELDS, WideWorkload, wide_workload
-from experiments.benching.windows import Window, interleave, paired_ratio, summarize
+from experiments.benching.windows import Window, interleave, paired_ratio, summarize, verdict
 from experiments.checks import COUNT, between, not_empty
 from experiments.tables import aligned, write_csv
 from persia_sim.words.vocabulary import Mode
@@ -179,11 +179,9 @@ def _report(name: WorkloadName, windows: list[Window], systems: list[str], optio
         goals = [(OURS[2], OURS[0], LATENCY_GOAL)]
     for ours, base, goal in goals:
         ratio = paired_ratio(windows, ours, base)
-        verdict = "met" if ratio.low >= goal else "MISSED" if ratio.high < goal else "not decided"
-        verdict += "" if ratio.clean else " (loaded machine)"
         lines.append(
             f"goal: {ours} >= {goal:.2f} x {base}: {ratio.mean:.2f} [{ratio.low:.2f},"
-            f" {ratio.high:.2f}], {ratio.pairs} pairs: {verdict}"
+            f" {ratio.high:.2f}], {ratio.pairs} pairs: {verdict(ratio, goal)}"
         )
     if name == "wide" and PEERS[0] in systems:
         for peer, known in KNOWN_SHARES.items():

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from experiments.benching.wide import FIELDS, WideWorkload, wide_workload
-from experiments.benching.windows import interleave, paired_ratio, summarize
+from experiments.benching.windows import interleave, paired_ratio, summarize, verdict
 from experiments.checks import COUNT, between, each_between, not_empty
 from experiments.tables import aligned, write_csv
 from runtime.config import ModelConfig, TrainConfig
@@ -83,12 +83,10 @@ def run(options: Options) -> None:
         )
     print(aligned(["", "samples/s", "range", "quiet windows", "foreign cores"], cells))
     ratio = paired_ratio(windows, "sync", "dense-only")
-    verdict = "met" if ratio.low >= GOAL else "MISSED" if ratio.high < GOAL else "not decided"
-    if not ratio.clean:
-        verdict = f"not decided, the machine was loaded (would be {verdict})"
     print(
         f"sync / dense-only: {ratio.mean:.2f} [{ratio.low:.2f}, {ratio.high:.2f}] over"
-        f" {ratio.pairs} pairs; goal {GOAL:.2f}: {verdict}\n{options.out / 'bench_sync.csv'}"
+        f" {ratio.pairs} pairs; goal {GOAL:.2f}: {verdict(ratio, GOAL)}"
+        f"\n{options.out / 'bench_sync.csv'}"
     )
 
 

@@ -89,6 +89,15 @@ class Ratio:
     clean: bool
 
 
+def verdict(ratio: Ratio, goal: float) -> str:
+    """Whether a ratio reaches its goal: its whole interval does, or none of it, or neither.
+
+    A loaded machine decides nothing.
+    """
+    found = "met" if ratio.low >= goal else "MISSED" if ratio.high < goal else "not decided"
+    return found if ratio.clean else f"not decided, the machine was loaded (would be {found})"
+
+
 def paired_ratio(windows: Sequence[Window], name: str, base: str) -> Ratio:
     """Geometric mean of ``name / base``; loaded pairs count only when quiet ones are too few."""
     by_key = {(w.round, w.name): w for w in windows}

@@ -132,9 +132,10 @@ def run(options: Options) -> None:
             print(aligned(*table_cells(rows)))
             records += [{"factors": label, **record(row)} for row in rows]
         curves += [{"factors": label, **line} for line in curve_records(runs, options.out)]
-    write_csv(options.out / "table.csv", records)
-    write_csv(options.out / "curves.csv", curves)
-    print(f"\ntable: {options.out / 'table.csv'}   curves: {options.out / 'curves.csv'}")
+    table, lines = options.out / "staleness_sweep.csv", options.out / "staleness_sweep_curves.csv"
+    write_csv(table, records)
+    write_csv(lines, curves)
+    print(f"\ntable: {table}   curves: {lines}")
 
 
 def plan(options: Options) -> list[tuple[str, list[Point]]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import subprocess
 import sys
@@ -76,24 +75,6 @@ def test_a_mistake_gets_a_remedy_and_no_traceback(words, message):
     assert "Traceback" not in found.stderr
 
 
-def test_the_demo_falls_back_to_the_synthetic_stream_and_resumes(tmp_path):
-    words = ["experiments", "demo", "--seeds", "2", "--samples", "1300", "--out", str(tmp_path)]
-    home = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
-    first = command(*words, **home)
-    assert first.returncode == 0, first.stderr
-    assert "no real data found: using the synthetic stream" in first.stdout
-    began = time.monotonic()
-    second = command(*words, **home)
-    assert "(21 done, 0 to run)" in second.stdout
-    assert first.stdout.splitlines()[-8:] == second.stdout.splitlines()[-8:]
-    assert time.monotonic() - began < 60
-    with (tmp_path / "demo.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [(r["mode"], r["tau"]) for r in rows][:2] == [("sync", "0"), ("hybrid", "1")]
-    assert all(int(r["seeds"]) == 2 for r in rows)
-    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_a_dry_run_writes_nothing(tmp_path):
     out = tmp_path / "sweep"
     words = ["experiments", "staleness-sweep", "--data.name", "synthetic", "--dry-run"]
@@ -142,21 +123,6 @@ def test_ctrl_c_ends_in_one_line(tmp_path):
     assert process.returncode == 130
     assert "interrupted" in told
     assert "Traceback" not in told
-
-
-def test_time_to_auc_puts_a_simulated_cluster_and_true_gradients_on_one_axis(tmp_path):
-    words = ["experiments", "time-to-auc", "--steps", "4", "--seeds", "2", "--snapshots", "2",
-             "--test-rows", "500", "--out", str(tmp_path)]  # fmt: skip
-    found = command(*words)
-    assert found.returncode == 0, found.stderr
-    with (tmp_path / "time_to_auc.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert {r["mode"] for r in rows} == {"sync", "lookahead", "hybrid"}
-    ends = {
-        m: max(float(r["simulated_s"]) for r in rows if r["mode"] == m) for m in ("sync", "hybrid")
-    }
-    assert 0 < ends["hybrid"] < ends["sync"]
-    assert {int(r["samples"]) for r in rows if r["drained"] == "True"} == {4 * 64 * 8}
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 from sklearn.metrics import roc_auc_score
 
 from experiments.statistics import delong, t_interval
@@ -22,6 +23,20 @@ def test_t_interval_of_a_known_sample():
 
 def test_one_value_has_no_interval():
     assert math.isnan(t_interval([1.0]).half_width)
+
+
+@pytest.mark.parametrize("confidence", [0.9, 0.95])
+def test_t_interval_is_scipys(confidence):
+    values = [0.71, 0.69, 0.75, 0.72]
+    low, high = stats.t.interval(confidence, df=3, loc=np.mean(values), scale=stats.sem(values))
+    found = t_interval(values, confidence)
+    assert found.mean - found.half_width == pytest.approx(low, rel=1e-12)
+    assert found.mean + found.half_width == pytest.approx(high, rel=1e-12)
+    assert found.n == 4
+
+
+def test_no_value_has_no_mean():
+    assert t_interval([]).n == 0 and math.isnan(t_interval([]).mean)
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=9), st.floats(-1e3, 1e3))
@@ -45,6 +60,55 @@ def test_delong_gives_the_exact_auc_with_ties():
     assert found.auc[1] == pytest.approx(roc_auc_score(labels, second), abs=1e-12)
 
 
+def test_delong_of_two_positives_and_three_negatives_by_hand():
+    """psi(3, .) = 1 1 1 and psi(1, .) = 1 0 0, so AUC 4/6; the rows' means 1 and 1/3 vary by 2/9,
+    the columns' means 1, 1/2 and 1/2 by 1/12; (2/9)/2 + (1/12)/3 = 5/36."""
+    labels = np.array([1, 0, 1, 0, 0])
+    first = np.array([3.0, 0.0, 1.0, 2.0, 2.0])
+    found = delong(labels, first, -first)
+    assert found.auc == pytest.approx((4 / 6, 2 / 6))
+    assert found.standard_error[0] == pytest.approx(math.sqrt(5 / 36))
+    assert found.standard_error[1] == pytest.approx(math.sqrt(5 / 36))
+    assert found.difference_standard_error == pytest.approx(2 * math.sqrt(5 / 36)), "fully opposed"
+    z = (4 / 6 - 2 / 6) / (2 * math.sqrt(5 / 36))
+    assert found.p_value == pytest.approx(2 * stats.norm.sf(z))
+
+
+@pytest.mark.parametrize(("positives", "negatives"), [(4, 37), (37, 4), (12, 12)])
+def test_delong_is_its_definition_over_all_pairs(positives, negatives):
+    """DeLong's structural components, pair by pair (Biometrics 44, equations 4 to 6)."""
+    draw = np.random.default_rng(positives)
+    labels = np.repeat([1, 0], [positives, negatives])
+    scores = [(labels + draw.normal(size=len(labels))).round(1) for _ in range(2)]
+    psi = [
+        [[(x > y) + 0.5 * (x == y) for y in s[labels == 0]] for x in s[labels == 1]] for s in scores
+    ]
+    rows = [[sum(row) / negatives for row in one] for one in psi]
+    columns = [[sum(c) / positives for c in zip(*one, strict=True)] for one in psi]
+
+    def covariance(a, b):
+        mean_a, mean_b = sum(a) / len(a), sum(b) / len(b)
+        products = [(x - mean_a) * (y - mean_b) for x, y in zip(a, b, strict=True)]
+        return sum(products) / (len(a) - 1)
+
+    total = [
+        [
+            covariance(rows[i], rows[j]) / positives
+            + covariance(columns[i], columns[j]) / negatives
+            for j in range(2)
+        ]
+        for i in range(2)
+    ]
+    found = delong(labels, *scores)
+    for number in range(2):
+        assert found.auc[number] == pytest.approx(sum(rows[number]) / positives)
+        assert found.standard_error[number] == pytest.approx(math.sqrt(total[number][number]))
+    difference = math.sqrt(total[0][0] + total[1][1] - 2 * total[0][1])
+    assert found.difference_standard_error == pytest.approx(difference)
+    z = abs(found.auc[0] - found.auc[1]) / difference
+    assert found.p_value == pytest.approx(2 * stats.norm.sf(z))
+
+
 def test_delong_standard_errors_agree_with_the_bootstrap():
     labels, first, second = scores(1, n=800)
     found, draw, differences = delong(labels, first, second), np.random.default_rng(2), []
@@ -62,6 +126,9 @@ def test_a_model_does_not_differ_from_itself():
     assert delong(labels, first, first).p_value == 1.0
 
 
-def test_one_class_is_refused():
+@pytest.mark.parametrize(
+    "labels", [[1, 1, 1, 1, 1], [0, 0, 0, 0, 0], [1, 0, 0, 0, 0], [1, 1, 1, 1, 0]]
+)
+def test_fewer_than_two_of_a_label_are_refused(labels):
     with pytest.raises(ValueError, match="two samples of each label"):
-        delong(np.ones(5), np.arange(5.0), np.arange(5.0))
+        delong(np.array(labels), np.arange(5.0), np.arange(5.0))

@@ -1,0 +1,176 @@
+"""Tiny runs of the staleness sweep and of the synthetic gap, recomputed from the run folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.studies import staleness_sweep, synthetic_gap
+from persia_sim.words.vocabulary import Mode
+from runtime.config import DataConfig, ModelConfig
+from tests.experiments.raw_runs import check_gap_table, close, raw_runs, read_csv
+
+pytestmark = pytest.mark.multiproc
+PAPER = Path(__file__).parents[2] / "paper_figs" / "out"
+STEPS = 8
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("staleness-sweep")
+    staleness_sweep.run(
+        staleness_sweep.Options(
+            modes=(Mode.SYNC, Mode.HYBRID, Mode.ASYNC),
+            taus=(0, 3),
+            seeds=2,
+            ranks=2,
+            steps=(STEPS,),
+            row_lr=(0.05, 0.2),
+            evaluate_every_steps=4,
+            data=DataConfig(name="synthetic"),
+            model=ModelConfig(hidden=(8,)),
+            test_rows=600,
+            out=out,
+            jobs=2,
+        )
+    )
+    return out
+
+
+def by_row_lr(root: Path) -> dict[str, dict]:
+    """The run folders, apart by the factor, which their config.json holds."""
+    import json
+    import shutil
+
+    parts = {}
+    for path in root.glob("*/summary.json"):
+        config = json.loads(path.with_name("config.json").read_text())
+        label = f"row_lr={config['rows']['optimizer']['lr']}"
+        target = root / "by" / label / path.parent.name
+        if not target.exists():
+            shutil.copytree(path.parent, target)
+        parts[label] = None
+    return {label: raw_runs(root / "by" / label) for label in parts}
+
+
+def test_every_figure_of_the_sweep_follows_from_the_predictions(sweep):
+    rows = read_csv(sweep / "staleness_sweep.csv")
+    parts = by_row_lr(sweep)
+    assert set(parts) == {"row_lr=0.05", "row_lr=0.2"} == {r["factors"] for r in rows}
+    for label, runs in parts.items():
+        own = [r for r in rows if r["factors"] == label]
+        assert [(r["mode"], r["tau"]) for r in own] == [
+            ("sync", "0"), ("hybrid", "0"), ("hybrid", "3"), ("async", "0"), ("async", "3"),
+        ]  # fmt: skip
+        check_gap_table(own, runs)
+        hybrid = own[2]
+        missed = [min(step, 3) for step in range(STEPS)]
+        close(hybrid["staleness_mean_steps"], np.mean(missed))
+        assert hybrid["staleness_max_steps"] == "3"
+        assert float(own[1]["gap_to_sync"]) == 0.0, "merged, so tau = 0 is sync in its bytes"
+
+
+def test_the_sweeps_curves_have_every_line_of_the_metrics_once(sweep):
+    lines = read_csv(sweep / "staleness_sweep_curves.csv")
+    keys = [
+        (r["factors"], r["mode"], r["tau"], r["seed"], r["samples"], r["drained"]) for r in lines
+    ]
+    assert len(keys) == len(set(keys))
+    for label, runs in by_row_lr(sweep).items():
+        for (mode, tau, seed), run in runs.items():
+            own = [r for r in lines if (r["factors"], r["mode"], r["tau"]) == (label, mode, tau)]
+            own = [r for r in own if int(r["seed"]) == seed]
+            assert [float(r["auc"]) for r in own] == [
+                line["tasks"]["click"]["auc"] for line in run.lines()
+            ]
+            close(own[-1]["auc"], run.auc())
+
+
+def test_crossed_factors_reach_the_configs_of_the_modes_that_have_them():
+    options = staleness_sweep.Options(
+        modes=(Mode.SYNC, Mode.HYBRID, Mode.ASYNC),
+        taus=(1,),
+        seeds=1,
+        batch=(16, 32),
+        steps=(3,),
+        row_optimizer=("adagrad",),
+        initial_accumulator=(0.25,),
+        initial_scale=(0.125,),
+        optimizer=("sgd",),
+        lr=(0.5,),
+        merge_pushes=(False,),
+        match=("global",),
+        data=DataConfig(name="synthetic"),
+    )
+    groups = staleness_sweep.plan(options)
+    assert [label for label, _ in groups] == ["batch=16", "batch=32"]
+    for batch, (_, points) in zip((16, 32), groups, strict=True):
+        sync, hybrid, late = [p.config for p in points]
+        assert [p.label for p in points] == ["sync-seed0", "hybrid-tau1-seed0", "async-tau1-seed0"]
+        for config in (sync, hybrid, late):
+            assert (config.batch, config.steps, config.ranks) == (batch, 3, 8)
+            row = config.rows.optimizer
+            assert (row.kind, row.initial_accumulator) == ("adagrad", 0.25)
+            assert config.rows.initial_scale == 0.125
+            assert (config.model.optimizer, config.model.lr) == ("sgd", 0.5)
+        assert (sync.merges, hybrid.merges, late.merges) == (True, False, False)
+        assert late.batch_per_push == batch // 8 and hybrid.batch_per_push == batch
+
+
+@pytest.fixture(scope="module")
+def gap(tmp_path_factory) -> tuple[Path, str]:
+    out = tmp_path_factory.mktemp("synthetic-gap")
+    told: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("builtins.print", lambda *words, end="\n": told.append(" ".join(words) + end))
+        synthetic_gap.run(
+            synthetic_gap.Options(
+                seeds=2, taus=(0, 2), steps=STEPS, batch=64, test_rows=600,
+                evaluate_every_steps=4, out=out, jobs=2,
+            )
+        )  # fmt: skip
+    return out, "".join(told)
+
+
+def test_every_figure_of_the_synthetic_gap_follows_from_the_predictions(gap):
+    rows = read_csv(gap[0] / "synthetic_gap.csv")
+    for start in ("fast start", "slow start"):
+        own = [r for r in rows if r["row_optimizer"] == start]
+        assert [(r["mode"], r["tau"]) for r in own] == [("sync", "0"), ("hybrid", "2")]
+        check_gap_table(own, raw_runs(gap[0], prefix=start.split()[0]))
+
+
+def test_the_starts_differ_in_the_accumulator_alone():
+    fast, slow = synthetic_gap.STARTS["fast start"], synthetic_gap.STARTS["slow start"]
+    assert (fast.initial_accumulator, slow.initial_accumulator) == (0.0, 0.01)
+    assert (fast.kind, fast.lr) == (slow.kind, slow.lr)
+
+
+def test_it_says_how_far_sync_is_below_what_can_be_reached(gap):
+    import json
+
+    for start in ("fast", "slow"):
+        runs = raw_runs(gap[0], prefix=start)
+        best = json.loads((runs["sync", "0", 0].folder / "summary.json").read_text())
+        best = best["best_reachable_auc"]
+        below = best - np.mean([runs["sync", "0", seed].auc() for seed in range(2)])
+        told = f"best reachable AUC {best:.4f} (planted truth); sync is {below:.4f} below it"
+        assert told in gap[1]
+
+
+def test_the_gaps_curves_are_the_lines_of_the_metrics(gap):
+    lines = read_csv(gap[0] / "synthetic_gap_curves.csv")
+    for start in ("fast start", "slow start"):
+        for (mode, tau, seed), run in raw_runs(gap[0], prefix=start.split()[0]).items():
+            key = (start, mode, tau, str(seed))
+            own = [r for r in lines if (r["row_optimizer"], r["mode"], r["tau"], r["seed"]) == key]
+            assert [(int(r["samples"]), float(r["auc"])) for r in own] == [
+                (line["samples"], line["tasks"]["click"]["auc"]) for line in run.lines()
+            ]
+
+
+@pytest.mark.parametrize("stem", ["synthetic_gap", "synthetic_gap_curves"])
+def test_the_committed_table_has_the_columns_that_the_study_writes(gap, stem):
+    assert list(read_csv(PAPER / f"{stem}.csv")[0]) == list(read_csv(gap[0] / f"{stem}.csv")[0])

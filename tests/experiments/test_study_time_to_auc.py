@@ -1,0 +1,159 @@
+"""A tiny time-to-auc: simulated instants, true gradients, and the table of both."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.studies import time_to_auc
+from persia_sim.cli import Options as Simulation
+from persia_sim.cli import scenario_of
+from persia_sim.engine.simulate import simulate
+from persia_sim.model.stamps import Mark
+from persia_sim.words.vocabulary import Mode
+from runtime.data.open import open_source
+from tests.experiments.raw_runs import paired, raw_runs, read_csv
+
+pytestmark = pytest.mark.multiproc
+STEPS, SEEDS, TAU, RANKS = 12, 3, 2, 8
+MODES = (Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID, Mode.ASYNC)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory) -> tuple[Path, str]:
+    out = tmp_path_factory.mktemp("time-to-auc")
+    told: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("builtins.print", lambda *words, end="\n": told.append(" ".join(words) + end))
+        time_to_auc.run(
+            time_to_auc.Options(
+                cluster="v100-2021-09", workload="taobao-ad", modes=MODES, tau=TAU, steps=STEPS,
+                snapshots=3, seeds=SEEDS, test_rows=600, out=out, jobs=2,
+            )
+        )  # fmt: skip
+    return out, "".join(told)
+
+
+@pytest.fixture(scope="module")
+def instants() -> dict[str, np.ndarray]:
+    """When each dense update ended, from simulations of this test's own."""
+    found = {}
+    for mode in MODES:
+        options = Simulation(
+            cluster="v100-2021-09", workload="taobao-ad", mode=mode, steps=STEPS,
+            tau=TAU if mode in (Mode.HYBRID, Mode.ASYNC) else None,
+            ahead=TAU if mode is Mode.LOOKAHEAD else None,
+            merge_pushes=mode is Mode.HYBRID,
+        )  # fmt: skip
+        ended = simulate(scenario_of(options), trace=True).stamps[Mark.UPDATED]
+        found[str(mode)] = ended[0] if mode.has_barrier else np.sort(ended.ravel())
+    return found
+
+
+def own_lines(rows, mode: str, seed: int):
+    return [r for r in rows if r["mode"] == mode and int(r["seed"]) == seed]
+
+
+def test_aucs_are_those_of_the_run_folders(ran):
+    rows, runs = read_csv(ran[0] / "time_to_auc.csv"), raw_runs(ran[0])
+    assert {(mode, seed) for mode, _, seed in runs} == {(m, s) for m in MODES for s in range(SEEDS)}
+    for (mode, _, seed), run in runs.items():
+        own = own_lines(rows, mode, seed)
+        assert [float(r["auc"]) for r in own] == [
+            line["tasks"]["click"]["auc"] for line in run.lines()
+        ]
+        assert float(own[-1]["auc"]) == run.auc() and own[-1]["drained"] == "True"
+    assert {r["cluster"] for r in rows} == {"v100-2021-09"}
+
+
+def test_a_snapshot_stands_at_the_simulated_second_of_the_update_before_it(ran, instants):
+    rows = read_csv(ran[0] / "time_to_auc.csv")
+    for mode in MODES:
+        per_update = 8 * (RANKS if mode.has_barrier else 1)
+        for row in own_lines(rows, mode, 1):
+            update = int(row["samples"]) // per_update
+            assert float(row["simulated_s"]) == pytest.approx(instants[mode][update - 1], rel=1e-9)
+        assert int(row["samples"]) == STEPS * RANKS * 8, "every sample of the order is trained"
+
+
+def test_lookahead_learns_exactly_what_sync_learns_in_less_time(ran):
+    rows = read_csv(ran[0] / "time_to_auc.csv")
+    sync, ahead = own_lines(rows, "sync", 0), own_lines(rows, "lookahead", 0)
+    assert [r["auc"] for r in sync] == [r["auc"] for r in ahead]
+    assert float(ahead[-1]["simulated_s"]) < float(sync[-1]["simulated_s"])
+
+
+def printed(told: str, mode: str) -> list[str]:
+    (line,) = re.findall(rf"^{mode}  .*$", told, re.MULTILINE)
+    return re.split(r" {2,}", line)
+
+
+def test_the_printed_table_is_recomputed_from_runs_and_simulation(ran, instants):
+    runs, rows = raw_runs(ran[0]), read_csv(ran[0] / "time_to_auc.csv")
+    finals = {
+        mode: [next(r for k, r in runs.items() if k[0] == mode and k[2] == s).auc()
+               for s in range(SEEDS)]
+        for mode in MODES
+    }  # fmt: skip
+    start = min(float(r["auc"]) for r in rows if r["mode"] == "sync")
+    target = start + 0.9 * (np.mean(finals["sync"]) - start)
+    assert f"s to AUC {target:.4f}" in ran[1]
+    for mode in MODES:
+        _, seconds, auc, gap, reached = printed(ran[1], mode)
+        assert seconds == f"{instants[mode][-1]:.1f}"
+        assert auc == f"{np.mean(finals[mode]):.4f}"
+        if mode is Mode.SYNC:
+            assert gap == "-"
+        elif mode is Mode.LOOKAHEAD:
+            assert gap == "+0.00 ± 0.00"
+        else:
+            mean, half = paired(finals[mode], finals["sync"])
+            assert gap == f"{1e3 * mean:+.2f} ± {1e3 * half:.2f}"
+        firsts = []
+        for seed in range(SEEDS):
+            for row in own_lines(rows, mode, seed):
+                if float(row["auc"]) >= target:
+                    firsts.append(float(row["simulated_s"]))
+                    break
+        told = f"{np.mean(firsts):.1f}" if len(firsts) == SEEDS else "not reached"
+        assert reached == told
+
+
+def test_the_target_is_of_the_first_task_alone():
+    """A second task with higher AUCs, and one without any, must not move the target."""
+    records = [
+        {"mode": "sync", "seed": 0, "task": task, "auc": auc, "simulated_s": at}
+        for task, aucs in (("click", (0.5, 0.6, 0.7)), ("like", (0.1, 0.9, 0.95)), ("buy", [None]))
+        for at, auc in enumerate(aucs, start=1)
+    ]
+
+    class Done:
+        summary = {"tasks": {"click": {}, "like": {}}, "seed": 0}  # noqa: RUF012
+        setting = ("sync", 0)
+
+        @staticmethod
+        def auc(task: str) -> float:
+            return {"click": 0.7, "like": 0.95}[task]
+
+    text = time_to_auc._table(
+        [Done()], records, {Mode.SYNC: np.array([1.0, 2.0, 3.0])}, time_to_auc.Options(seeds=1)
+    )
+    assert "s to AUC 0.6800" in text
+    assert printed(text, "sync")[-1] == "3.0"
+
+
+def test_the_plan_names_runs_samples_and_folder(capsys, tmp_path):
+    out = tmp_path / "plan"
+    time_to_auc.run(time_to_auc.Options(steps=50, seeds=2, out=out, dry_run=True))
+    told = capsys.readouterr().out
+    assert "3 simulated runs of 50 steps on gcp-100t" in told
+    assert "with 2 seeds, 512 samples a step" in told
+    assert not out.exists()
+
+
+def test_the_trained_data_are_the_synthetic_streams_by_default():
+    name = time_to_auc.Options().data.name
+    assert open_source(name).provenance().name.startswith("synthetic")

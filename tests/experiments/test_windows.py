@@ -1,0 +1,162 @@
+"""Paired ratios and the refusal of loaded windows, on which every claim of speed rests."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from experiments.benching import machine_load, windows
+from experiments.benching.windows import (
+    Ratio,
+    Window,
+    interleave,
+    paired_ratio,
+    summarize,
+    verdict,
+)
+
+OURS = [110.0, 130.0, 90.0, 150.0]
+BASE = [100.0, 100.0, 95.0, 120.0]
+
+
+def pairs(loaded: set[tuple[int, str]] = frozenset(), rounds: int = 4) -> list[Window]:
+    """Four rounds, in each a window of `ours` and one of `base`; some of them loaded."""
+    return [
+        Window(r, name, value, 0.9 if (r, name) in loaded else 0.1, (r, name) not in loaded)
+        for r in range(rounds)
+        for name, value in (("ours", OURS[r]), ("base", BASE[r]))
+    ]
+
+
+def test_the_paired_ratio_is_a_paired_t_test_of_logarithms():
+    found = paired_ratio(pairs(), "ours", "base")
+    test = stats.ttest_rel(np.log(OURS), np.log(BASE)).confidence_interval(0.95)
+    assert found.mean == pytest.approx(math.exp(np.mean(np.log(OURS) - np.log(BASE))))
+    assert found.low == pytest.approx(math.exp(test.low))
+    assert found.high == pytest.approx(math.exp(test.high))
+    assert (found.pairs, found.clean) == (4, True)
+
+
+def test_the_ratio_turned_over_is_one_over_it():
+    one, other = paired_ratio(pairs(), "ours", "base"), paired_ratio(pairs(), "base", "ours")
+    assert one.mean == pytest.approx(1 / other.mean)
+    assert one.low == pytest.approx(1 / other.high)
+
+
+def test_windows_are_paired_by_round_and_not_by_place():
+    mixed = pairs()
+    mixed.reverse()
+    mixed[0], mixed[5] = mixed[5], mixed[0]
+    assert paired_ratio(mixed, "ours", "base") == paired_ratio(pairs(), "ours", "base")
+
+
+@pytest.mark.parametrize("name", ["ours", "base"])
+def test_a_pair_with_a_loaded_window_does_not_count(name):
+    found = paired_ratio(pairs({(3, name)}), "ours", "base")
+    assert found.mean == pytest.approx((1.1 * 1.3 * 90 / 95) ** (1 / 3))
+    assert (found.pairs, found.clean) == (3, True)
+
+
+def test_with_fewer_than_three_quiet_pairs_all_count_and_the_ratio_says_so():
+    found = paired_ratio(pairs({(0, "ours"), (1, "base")}), "ours", "base")
+    assert found.mean == pytest.approx((1.1 * 1.3 * 90 / 95 * 1.25) ** (1 / 4))
+    assert (found.pairs, found.clean) == (4, False)
+
+
+def test_a_summary_is_of_quiet_windows_where_there_are_three():
+    found = summarize(pairs({(3, "ours")}), "ours")
+    assert (found.median, found.low, found.high) == (110.0, 90.0, 130.0)
+    assert (found.quiet, found.windows, found.clean) == (3, 4, True)
+    assert found.foreign_cores == 0.1
+    few = summarize(pairs({(3, "ours"), (2, "ours")}), "ours")
+    assert (few.median, few.low, few.high) == (120.0, 90.0, 150.0)
+    assert (few.quiet, few.clean) == (2, False)
+    assert few.foreign_cores == pytest.approx(0.5), "the median of 0.1, 0.1, 0.9, 0.9"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "clean", "said"),
+    [
+        (1.40, 1.50, True, "met"),
+        (1.39, 1.50, True, "not decided"),
+        (1.30, 1.40, True, "not decided"),
+        (1.30, 1.39, True, "MISSED"),
+        (1.45, 1.50, False, "not decided, the machine was loaded (would be met)"),
+    ],
+)
+def test_a_goal_is_met_only_by_the_whole_interval_on_a_quiet_machine(low, high, clean, said):
+    assert verdict(Ratio((low * high) ** 0.5, low, high, 9, clean), goal=1.4) == said
+
+
+class Loads:
+    """Foreign loads as told in advance, in the place of the machine's."""
+
+    def __init__(self, *cores: float) -> None:
+        self.left = list(cores)
+
+    def __call__(self) -> Loads:
+        return self
+
+    def __enter__(self) -> Loads:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cores = self.left.pop(0)
+
+
+def test_every_candidate_is_measured_once_a_round_in_turn(monkeypatch):
+    monkeypatch.setattr(windows, "ForeignLoad", Loads(*[0.0] * 6))
+    order: list[str] = []
+    ticks: list[int] = []
+    candidates = {n: (lambda n=n: order.append(n) or float(len(order))) for n in ("a", "b")}
+    found = interleave(candidates, 3, 0.15, lambda: ticks.append(1))
+    assert order == ["a", "b", "a", "b", "a", "b"]
+    assert [(w.round, w.name, w.value) for w in found] == [
+        (0, "a", 1.0), (0, "b", 2.0), (1, "a", 3.0), (1, "b", 4.0), (2, "a", 5.0), (2, "b", 6.0),
+    ]  # fmt: skip
+    assert all(w.quiet for w in found) and len(ticks) == 6
+
+
+def test_a_loaded_window_is_measured_once_more_and_then_kept_as_loaded(monkeypatch):
+    monkeypatch.setattr(windows, "ForeignLoad", Loads(0.9, 0.15, 0.9, 0.16, 0.0))
+    values = iter([1.0, 2.0, 3.0, 4.0, 5.0])
+    found = interleave({"a": lambda: next(values)}, 3, most_foreign_cores=0.15)
+    assert [(w.value, w.foreign_cores, w.quiet) for w in found] == [
+        (2.0, 0.15, True), (4.0, 0.16, False), (5.0, 0.0, True),
+    ]  # fmt: skip
+
+
+def foreign(monkeypatch, busy: tuple[float | None, float | None], own=(10.0, 11.0)) -> float:
+    """The load over two seconds of wall time with these CPU seconds before and after."""
+    for name, values in (("_busy_s", busy), ("_own_s", own)):
+        monkeypatch.setattr(machine_load, name, iter(values).__next__)
+    monkeypatch.setattr(machine_load.time, "perf_counter", iter((100.0, 102.0)).__next__)
+    monkeypatch.setattr(machine_load.os, "getloadavg", lambda: (2.5, 9.0, 9.0))
+    with machine_load.ForeignLoad() as load:
+        pass
+    return load.cores
+
+
+def test_foreign_load_is_what_all_used_without_what_we_used_per_second(monkeypatch):
+    assert foreign(monkeypatch, (50.0, 54.0)) == pytest.approx((4.0 - 1.0) / 2.0)
+
+
+def test_foreign_load_is_never_negative(monkeypatch):
+    assert foreign(monkeypatch, (50.0, 50.5)) == 0.0
+
+
+def test_without_the_systems_counters_the_load_average_stands_in(monkeypatch):
+    assert foreign(monkeypatch, (None, None)) == 1.5
+
+
+def test_busy_seconds_leave_out_idling_and_waiting(monkeypatch, tmp_path):
+    counters = tmp_path / "stat"
+    counters.write_text("cpu  100 10 50 100000 7777 3 2 0 0 0\ncpu0 1 1 1 1 1 1 1 0 0 0\n")
+    monkeypatch.setattr(machine_load, "Path", lambda _: counters)
+    monkeypatch.setattr(machine_load, "_TICKS_PER_S", 100)
+    assert machine_load._busy_s() == pytest.approx(1.65)
+    counters.unlink()
+    assert machine_load._busy_s() is None
