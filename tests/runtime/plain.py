@@ -72,7 +72,7 @@ def plain_training(
         for rank, share in enumerate(shares):
             if len(share) and (step, rank) not in left_out:
                 part = batch.rows(int(share[0]), int(share[-1]) + 1)
-                found = _gradients(model, names, weights, table, ids, part, batch.size)
+                found = gradients_of(model, names, weights, table, ids, part, batch.size)
                 loss.append(found[0])
                 of_weights.append(found[1])
                 of_rows.append(found[2])
@@ -89,7 +89,7 @@ def plain_training(
     return Plain(ids, rows, accumulators, [p.detach().numpy() for p in newest], losses)
 
 
-def _gradients(
+def gradients_of(
     model: torch.nn.Module,
     names: list[str],
     weights: list[torch.Tensor],
@@ -98,6 +98,7 @@ def _gradients(
     batch: Batch,
     step_samples: int,
 ) -> tuple[float, list[torch.Tensor], np.ndarray]:
+    """Share of the step's mean loss, gradients of the dense weights, gradients of all rows."""
     place = {int(i): k for k, i in enumerate(ids)}
     leaf = torch.from_numpy(table.copy()).requires_grad_()
     own = [w.clone().requires_grad_() for w in weights]

@@ -1,0 +1,199 @@
+"""The dense weights of every mode and optimiser against plain PyTorch, and when they are summed."""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from persia_sim.words.vocabulary import Mode
+from runtime.config import ModelConfig
+from runtime.dense import threads as dense_threads
+from runtime.dense.averaging import mean_model, mean_weights
+from runtime.dense.optimizer import bucket_plan, sum_in_rank_order
+from runtime.embedding.config import RowOptimizer
+from runtime.rank.learner import Learner
+from runtime.rank.parts import assemble
+from tests.runtime.plain import assert_equal_to, gradients_of, plain_training
+from tests.runtime.worlds import ArraySource, assert_same_bytes, config, run
+
+
+def unmarked(samples: int) -> ArraySource:
+    source = ArraySource(samples)
+    source._all.dense[:, 1] = 0
+    return source
+
+
+SOURCE = unmarked(300)
+OPTIMIZERS = {"sgd": 0.3, "adagrad": 0.05, "adam": 0.01}
+
+
+def chosen(optimizer="adam", **changes):
+    rows = RowOptimizer(kind="adagrad", lr=0.1, initial_accumulator=0.01, eps=1e-10)
+    model = ModelConfig(hidden=(6, 4), optimizer=optimizer, lr=OPTIMIZERS[optimizer])
+    return config(model=model, optimizer=rows, **{"dtype": "float64", **changes})
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("executor", ["lag", "concurrent"])
+def test_dense_optimisers_in_sync_are_torchs(optimizer, ranks, executor):
+    """13 steps, the last of them short: its loss is the mean over the samples it has."""
+    world = run(chosen(optimizer, ranks=ranks, executor=executor), SOURCE)
+    plain = plain_training(chosen(optimizer), SOURCE, size=24, ranks=ranks)
+    assert_equal_to(plain, world)
+    assert world.meter.updates == 13
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_dense_optimisers_keep_to_their_rule_with_late_rows(optimizer):
+    world = run(chosen(optimizer, mode=Mode.HYBRID, tau=3, ranks=2), SOURCE)
+    assert_equal_to(plain_training(chosen(optimizer), SOURCE, size=24, ranks=2, row_lag=3), world)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("tau", [0, 1])
+def test_async_takes_late_gradients_into_the_newest_weights(optimizer, tau):
+    """Three ranks in turn: weights miss the two others, rows also tau steps of every rank."""
+    source = unmarked(12 * 24)  # four batches each, so that the last pushes come in turn, too
+    world = run(chosen(optimizer, mode=Mode.ASYNC, tau=tau, ranks=3), source)
+    plain = plain_training(
+        chosen(optimizer), source, size=24, ranks=1, dense_lag=2, row_lag=3 * (1 + tau) - 1
+    )
+    assert_equal_to(plain, world)
+
+
+def test_async_global_batches_are_a_ranks_share():
+    world = run(chosen(mode=Mode.ASYNC, tau=0, ranks=3, match="global"), SOURCE)
+    plain = plain_training(chosen(), SOURCE, size=8, ranks=1, dense_lag=2, row_lag=2)
+    assert_equal_to(plain, world)
+
+
+def test_replicas_are_averaged_by_hand():
+    """Two ranks, own SGD steps, and after every second step of both the mean of the two."""
+    settings = chosen("sgd", mode=Mode.ASYNC_AVERAGING, tau=0, ranks=2, average_every_steps=2)
+    everything, optimizer = SOURCE._all, settings.rows.optimizer
+    untouched = run(chosen(), SOURCE, order=[]).store.peek(everything)
+    ids, table = untouched.plans["rows"].ids, untouched.values["rows"].copy()
+    squares = np.full_like(table, optimizer.initial_accumulator)
+    model = copy.deepcopy(assemble(settings, SOURCE).learner.model)
+    names = [name for name, _ in model.named_parameters()]
+    replicas = [[p.detach().clone() for p in model.parameters()] for _ in range(2)]
+    read: list = [None, None]
+    steps, rounds = [0, 0], 0
+    batches = -(-everything.size // 24)
+    for number in range(batches + 2):
+        rank = number % 2
+        if read[rank] is not None:
+            batch, rows = read[rank]
+            _, dense, of_rows = gradients_of(
+                model, names, replicas[rank], rows, ids, batch, batch.size
+            )
+            replicas[rank] = [w - 0.3 * g for w, g in zip(replicas[rank], dense, strict=True)]
+            squares = squares + of_rows**2
+            table = table - optimizer.lr * of_rows / (np.sqrt(squares) + optimizer.eps)
+            steps[rank] += 1
+            read[rank] = None
+            if rank == 1 and steps[1] % 2 == 0 and number < batches:
+                mean = [(a + b) / 2 for a, b in zip(*replicas, strict=True)]
+                replicas, rounds = [mean, mean], rounds + 1
+        if number < batches:
+            start = 24 * number
+            part = everything.rows(start, min(start + 24, everything.size))
+            read[rank] = part, table
+    world = run(settings, SOURCE)
+    assert rounds == 2
+    assert steps == [7, 6]
+    for mine, first, second in zip(world.model.parameters(), *replicas, strict=True):
+        assert np.abs((mine.detach() - (first + second) / 2).numpy()).max() < 1e-12
+    place = {int(i): k for k, i in enumerate(ids)}
+    found, values, _ = world.store.export()["rows"]
+    assert np.abs(values - table[[place[int(i)] for i in found]]).max() < 1e-12
+
+
+def test_means_of_weights_are_elementwise():
+    draw = np.random.default_rng(0)
+    arrays = [[draw.normal(size=(2, 3)), draw.normal(size=3)] for _ in range(5)]
+    found = mean_weights([[torch.from_numpy(a) for a in weights] for weights in arrays])
+    for k, mean in enumerate(found):
+        expected = np.mean([weights[k] for weights in arrays], axis=0)
+        assert np.allclose(mean.numpy(), expected, rtol=0, atol=1e-15)
+    models = [torch.nn.Linear(2, 1) for _ in range(3)]
+    weights = [m.weight.detach().clone() for m in models]
+    like = torch.nn.Linear(2, 1)
+    mean = mean_model(like, models)
+    assert torch.allclose(mean.weight, sum(weights) / 3)
+    assert not torch.equal(like.weight, mean.weight)
+    assert all(torch.equal(m.weight, w) for m, w in zip(models, weights, strict=True))
+
+
+def test_a_sum_over_ranks_is_in_rank_order_and_leaves_out_who_gave_nothing():
+    large, small = torch.tensor([1e8]), torch.tensor([1.0])
+    in_order = sum_in_rank_order([large, small, -large, None])
+    assert in_order.item() == 0.0  # (1e8 + 1) - 1e8 in float32
+    assert sum_in_rank_order([large, -large, None, small]).item() == 1.0
+    assert sum_in_rank_order([None, None]) is None
+    assert torch.equal(large, torch.tensor([1e8]))
+
+
+def test_buckets_hold_every_trained_parameter_once_last_layer_first():
+    model = torch.nn.Sequential(*(torch.nn.Linear(10, 10) for _ in range(6)))
+    model[2].weight.requires_grad_(False)
+    plan = bucket_plan(model)
+    numbers = [number for bucket in plan for number in bucket]
+    assert numbers == [k for k in reversed(range(12)) if k != 4]
+    assert len(plan) >= 4
+    sizes = [p.numel() for p in model.parameters()]
+    assert max(sum(sizes[k] for k in bucket) for bucket in plan) <= max(100, sum(sizes) / 4)
+
+
+def where_sums_are_taken(monkeypatch, **changes) -> tuple[int, int]:
+    """Sums of a parameter's gradients inside somebody's backward pass, and outside of all."""
+    inside, taken = threading.local(), []
+    real, compute = sum_in_rank_order, Learner.gradients
+
+    def spied_sum(gradients):
+        taken.append(getattr(inside, "backward", False))
+        return real(gradients)
+
+    def spied_compute(self, *args, **kwargs):
+        inside.backward = True
+        try:
+            return compute(self, *args, **kwargs)
+        finally:
+            inside.backward = False
+
+    monkeypatch.setattr(dense_threads, "sum_in_rank_order", spied_sum)
+    monkeypatch.setattr(Learner, "gradients", spied_compute)
+    world = run(config(ranks=3, executor="concurrent", **changes), unmarked(12 * 24))
+    assert world.meter.updates == 12
+    return taken.count(True), taken.count(False)
+
+
+PARAMETERS = 12 * 4
+"""Sums of 12 steps: weights and biases of two layers."""
+
+
+@pytest.mark.parametrize("mode", [Mode.HYBRID, Mode.LOOKAHEAD])
+def test_the_all_reduce_of_overlapping_modes_happens_inside_the_backward_pass(monkeypatch, mode):
+    assert where_sums_are_taken(monkeypatch, mode=mode) == (PARAMETERS, 0)
+
+
+@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.RAW_HYBRID])
+def test_the_all_reduce_of_the_other_modes_happens_after_it(monkeypatch, mode):
+    assert where_sums_are_taken(monkeypatch, mode=mode) == (0, PARAMETERS)
+
+
+def test_a_loss_scale_is_taken_out_before_gradients_are_summed(monkeypatch):
+    changes = {"precision": "float16", "loss_scale": 1024.0, "mode": Mode.HYBRID}
+    assert where_sums_are_taken(monkeypatch, **changes) == (0, PARAMETERS)
+
+
+@pytest.mark.parametrize("tau", [0, 2])
+def test_overlapped_and_exposed_sums_are_the_same_bytes(tau):
+    hybrid = run(chosen(mode=Mode.HYBRID, tau=tau, ranks=3, executor="concurrent"), SOURCE)
+    exposed = run(chosen(mode=Mode.RAW_HYBRID, tau=tau, ranks=3), SOURCE, order=hybrid.trace)
+    assert_same_bytes(hybrid, exposed)
