@@ -18,18 +18,20 @@ MAX_DRIFT_STEPS = 1024
 def training_stream(config: TrainConfig, source: Source) -> Iterator[Batch]:
     """The batches of all dense updates in turn, pass by pass; a pass may end with a short one.
 
-    Nothing is dropped: a sample is in exactly one batch of each pass.
+    Nothing is dropped: a sample is in exactly one batch of each pass. With ``match=global`` a step
+    is ``batch`` samples, too, cut into a batch for every rank.
     """
-    size, updates = config.batch_per_push, 0
+    parts = 1 if config.batch_per_push == config.batch else config.ranks
+    steps = 0
     for pass_ in range(config.data.passes):
         chunks = _limited(source.chunks("train"), config.data.rows)
         if config.data.shuffle:
             chunks = shuffled(chunks, config.seed, pass_)
-        for batch in rebatch(chunks, size):
-            if config.updates is not None and updates == config.updates:
+        for batch in rebatch(chunks, config.batch):
+            if steps == config.steps:
                 return
-            yield batch
-            updates += 1
+            yield from (part for part in share(batch, parts) if part.size)
+            steps += 1
 
 
 def _limited(chunks: Iterator[Batch], rows: int | None) -> Iterator[Batch]:

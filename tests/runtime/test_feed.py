@@ -1,0 +1,151 @@
+"""Which samples are trained, in which order: read off from what reaches the dense network."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from persia_sim.words.vocabulary import Mode
+from runtime.config import DataConfig
+from runtime.rank.learner import Learner
+from runtime.run.session import train
+from tests.runtime.worlds import ArraySource, config
+
+SAMPLES = 100
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """Train on numbered samples; gives the numbers of each (rank, step), and the outcome."""
+    compute = Learner.gradients
+
+    def train_on(samples=SAMPLES, **changes):
+        source = ArraySource(samples, seed=4)
+        source._all.dense[:, 0] = np.arange(samples)
+        seen: dict[tuple[int, int], tuple[list[int], int]] = {}
+
+        def spied(self, model, handle, staged, step_samples, *args):
+            numbers = handle.batch.dense[:, 0].astype(int).tolist()
+            if numbers:
+                assert (handle.rank, handle.step) not in seen
+                seen[handle.rank, handle.step] = numbers, step_samples
+            return compute(self, model, handle, staged, step_samples, *args)
+
+        monkeypatch.setattr(Learner, "gradients", spied)
+        return seen, train(config(**changes), source)
+
+    return train_on
+
+
+def in_order(seen) -> list[int]:
+    """By step, then by rank: the stream's order, where all ranks share a step."""
+    return [n for key in sorted(seen, key=lambda k: (k[1], k[0])) for n in seen[key][0]]
+
+
+EXECUTORS = pytest.mark.parametrize("executor", ["lag", "concurrent"])
+
+
+@EXECUTORS
+@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID])
+def test_a_pass_takes_every_sample_once_in_the_sources_order(trained, mode, executor):
+    seen, outcome = trained(mode=mode, executor=executor, ranks=3)
+    assert in_order(seen) == list(range(SAMPLES))
+    assert outcome.figures["samples"] == SAMPLES
+    # 24 a step over 3 ranks; the last step has 4 samples, of which every rank's loss is a share
+    sizes = {key: (len(numbers), of) for key, (numbers, of) in seen.items()}
+    assert sizes == {(r, s): (8, 24) for r in range(3) for s in range(4)} | {
+        (0, 4): (1, 4), (1, 4): (2, 4), (2, 4): (1, 4)
+    }  # fmt: skip
+
+
+@EXECUTORS
+def test_passes_repeat_the_part_and_rows_limit_it(trained, executor):
+    data = DataConfig(rows=30, passes=3)
+    seen, outcome = trained(data=data, ranks=2, executor=executor)
+    assert in_order(seen) == [*range(30)] * 3
+    assert [len(numbers) for (rank, _), (numbers, _) in sorted(seen.items()) if rank == 0] == [
+        12, 3, 12, 3, 12, 3
+    ]  # fmt: skip
+    assert outcome.figures["samples"] == 90
+    assert outcome.figures["updates"] == 6
+
+
+@pytest.mark.parametrize("rows", [1, 24, 36, 37, 38, 99, 100, 500])
+def test_rows_are_the_first_ones_wherever_the_chunks_end(trained, rows):
+    """Chunks of the source end after 37 and 74 samples."""
+    seen, _ = trained(data=DataConfig(rows=rows))
+    assert in_order(seen) == list(range(min(rows, SAMPLES)))
+
+
+def test_shuffle_permutes_each_pass_anew_with_the_seed(trained):
+    def orders(**changes):
+        order = in_order(trained(data=DataConfig(shuffle=True, passes=2), **changes)[0])
+        return order[:SAMPLES], order[SAMPLES:]
+
+    first, second = orders()
+    assert sorted(first) == sorted(second) == list(range(SAMPLES))
+    assert first != list(range(SAMPLES))
+    assert first != second
+    assert orders() == (first, second)
+    assert orders(seed=1)[0] != first
+    # Far from where they were: a permutation of the whole, not of neighbours.
+    moved = np.abs(np.array(first) - np.arange(SAMPLES)).mean()
+    assert abs(moved - SAMPLES / 3) < SAMPLES / 8
+
+
+def test_shuffled_rows_are_the_first_rows_in_another_order(trained):
+    seen, outcome = trained(data=DataConfig(shuffle=True, rows=50))
+    assert sorted(in_order(seen)) == list(range(50))
+    assert in_order(seen) != list(range(50))
+    assert outcome.figures["samples"] == 50
+
+
+@EXECUTORS
+def test_shuffled_training_is_the_same_in_both_executors(trained, executor):
+    data = DataConfig(shuffle=True)
+    seen, _ = trained(data=data, ranks=2, executor=executor)
+    assert in_order(seen) == in_order(trained(data=data)[0])
+
+
+@EXECUTORS
+def test_steps_end_the_run_in_the_middle_of_a_pass(trained, executor):
+    seen, outcome = trained(steps=6, data=DataConfig(passes=5), executor=executor)
+    # A pass is four whole batches and a short one.
+    assert in_order(seen) == [*range(100), *range(24)]
+    assert outcome.figures["updates"] == 6
+
+
+@EXECUTORS
+def test_async_batches_go_round_the_ranks_and_are_steps_of_their_own(trained, executor):
+    seen, outcome = trained(mode=Mode.ASYNC, ranks=3, executor=executor)
+    assert in_order(seen) == list(range(SAMPLES))
+    assert {key: of for key, (_, of) in seen.items()} == {
+        (0, 0): 24, (1, 0): 24, (2, 0): 24, (0, 1): 24, (1, 1): 4
+    }  # fmt: skip
+    assert all(len(numbers) == of for numbers, of in seen.values())
+    assert outcome.figures["updates"] == 5
+
+
+@EXECUTORS
+@pytest.mark.parametrize("mode", [Mode.ASYNC, Mode.ASYNC_AVERAGING])
+def test_global_batches_train_on_every_sample_that_the_other_modes_do(trained, executor, mode):
+    """100 samples a step and 8 ranks: 12 or 13 each, not 8 times 12."""
+    settings = {"batch": 100, "ranks": 8, "steps": 3, "test_rows": 64}
+    seen, outcome = trained(samples=330, mode=mode, match="global", executor=executor, **settings)
+    assert outcome.figures["samples"] == 300
+    assert Counter(n for numbers, _ in seen.values() for n in numbers) == Counter(range(300))
+    assert outcome.figures["updates"] == 24
+    for step in range(3):
+        sizes = [len(seen[rank, step][0]) for rank in range(8)]
+        assert sum(sizes) == 100
+        assert set(sizes) == {12, 13}
+        assert all(seen[rank, step][1] == sizes[rank] for rank in range(8))
+
+
+def test_a_short_last_step_of_global_batches_loses_no_sample(trained):
+    seen, outcome = trained(mode=Mode.ASYNC, match="global", batch=48, ranks=8)
+    assert sorted(n for numbers, _ in seen.values() for n in numbers) == list(range(SAMPLES))
+    assert outcome.figures["samples"] == SAMPLES
+    assert outcome.figures["updates"] == 8 + 8 + 4
