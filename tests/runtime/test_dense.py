@@ -67,8 +67,9 @@ def test_async_takes_late_gradients_into_the_newest_weights(optimizer, tau):
 
 
 def test_async_global_batches_are_a_ranks_share():
-    world = run(chosen(mode=Mode.ASYNC, tau=0, ranks=3, match="global"), SOURCE)
-    plain = plain_training(chosen(), SOURCE, size=8, ranks=1, dense_lag=2, row_lag=2)
+    source = unmarked(12 * 24)
+    world = run(chosen(mode=Mode.ASYNC, tau=0, ranks=3, match="global"), source)
+    plain = plain_training(chosen(), source, size=8, ranks=1, dense_lag=2, row_lag=2)
     assert_equal_to(plain, world)
 
 
