@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from persia_sim.insight.row_staleness import row_staleness
+from persia_sim.insight.row_staleness import RowStaleness, row_staleness
 from persia_sim.model.workload import zipf_bins
 from persia_sim.presets.catalogue import workloads
 
 
 def test_nothing_missed_is_fresh_everywhere() -> None:
     found = row_staleness(np.zeros(5, np.int64), workloads()["criteo-ad"])
-    assert (found.mean, found.fresh, found.p99) == (0.0, 1.0, 0.0)
+    assert found == RowStaleness(0.0, 1.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def test_the_mean_is_the_share_of_rows_that_another_batch_meets() -> None:

@@ -46,8 +46,12 @@ def test_the_same_run_writes_the_same_compressed_bytes(tmp_path: Path) -> None:
 
 
 def test_a_window_outside_the_run_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"timeline steps is \(5, 99\): must be a range inside"):
-        timeline(simulate(small_scenario()), 5, 99)
+    run = simulate(small_scenario())
+    for first, last in ((5, 99), (-1, 3), (4, 3), (11, 12)):
+        message = rf"timeline steps is \({first}, {last}\): must be a range inside \[0, 11\]"
+        with pytest.raises(ValueError, match=message):
+            timeline(run, first, last)
+    assert timeline(run, 0, 0) and timeline(run, 11, 11)
 
 
 def test_simulated_spans_have_the_names_and_tracks_of_the_real_ones() -> None:
@@ -138,3 +142,12 @@ def test_a_crash_is_marked_on_the_edges_of_its_window_and_not_outside() -> None:
         found = [e for e in timeline(run, 1, 2) if e["ph"] == "i"]
         assert len(found) == marks
         assert all(e["name"] == "crash of server 0" and e["s"] == "g" for e in found)
+
+
+def test_the_window_of_marks_lasts_from_the_first_ranks_lookup_to_the_last_ranks_push() -> None:
+    """Async: rank 0 looks up at 23 and is applied at 132, rank 1 both 23 s later."""
+    quiet = simulate(hand_scenario(Mode.ASYNC, ranks=2, steps=1, tau=0))
+    for at_s, marks in ((22.0, 0), (24.0, 1), (154.0, 1), (156.0, 0)):
+        crash = Crash(target=Target.WORKER, index=0, at_s=at_s, detect_s=0.0, restart_s=0.0)
+        run = replace(quiet, scenario=replace(quiet.scenario, disturbances=(crash,)))
+        assert len([e for e in timeline(run, 0, 0) if e["ph"] == "i"]) == marks
