@@ -44,9 +44,9 @@ class Options:
     workers: int | None = None
     """Embedding worker hosts; default: the preset's."""
     discipline: Discipline = Discipline.FLUID
-    """How network cards are shared."""
-    dense_on_cards: bool = False
-    """All-reduce and dense copies share the cards with rows; default: a network of their own."""
+    """How NICs are shared."""
+    dense_on_nics: bool = False
+    """All-reduce and dense copies share the NICs with rows; default: a network of their own."""
     worker_choice: WorkerChoice = WorkerChoice.SPREAD
     """Which embedding worker serves a batch."""
     gpu_cv: float = 0.05
@@ -174,7 +174,7 @@ def scenario_of(options: Options) -> Scenario:
         merge_pushes=options.merge_pushes,
         averaging=averaging,
         discipline=options.discipline,
-        dense_on_cards=options.dense_on_cards,
+        dense_on_nics=options.dense_on_nics,
         worker_choice=options.worker_choice,
         noise=Noise(gpu_cv=options.gpu_cv, server_cv=options.server_cv),
         disturbances=disturbances_of(options),

@@ -1,4 +1,4 @@
-"""The all-reduce as traffic on the GPU hosts' cards, beside rows and gradients."""
+"""The all-reduce as traffic on the GPU hosts' NICs, beside rows and gradients."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from persia_sim.engine.hardware import Platform
 from persia_sim.model.allreduce import Bucket
 
 
-class ReduceOnCards:
+class ReduceOnNics:
     """Sums the buckets of one step after the other, each when every rank has it.
 
-    A bucket takes as long as its closed form, or until its bytes have passed every host's card,
-    whichever is later: so it slows down, and slows others down, where a card is shared.
+    A bucket takes as long as its closed form, or until its bytes have passed every host's NIC,
+    whichever is later: so it slows down, and slows others down, where a NIC is shared.
     """
 
     def __init__(
@@ -46,4 +46,4 @@ class ReduceOnCards:
         for bucket, ready in zip(self._buckets, ready_s, strict=True):
             if ready > self._env.now:
                 yield self._env.timeout(ready - self._env.now)
-            yield self._platform.ring(bucket.card_bytes, bucket.seconds)
+            yield self._platform.ring(bucket.nic_bytes, bucket.seconds)

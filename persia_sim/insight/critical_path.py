@@ -10,7 +10,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from persia_sim.engine.simulate import Run
+from persia_sim.engine.run import Run
 from persia_sim.model.stamps import Mark
 from persia_sim.words.vocabulary import Mode
 

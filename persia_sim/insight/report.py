@@ -7,7 +7,7 @@ from math import inf
 
 import numpy as np
 
-from persia_sim.engine.simulate import Run
+from persia_sim.engine.run import Run
 from persia_sim.insight.critical_path import critical_path
 from persia_sim.insight.measure import Estimate, step_time, throughput
 from persia_sim.insight.row_staleness import RowStaleness, row_staleness
@@ -41,7 +41,7 @@ class Report:
     bound: Answer
     staleness: Staleness | None
     use: dict[str, float]
-    """Share of the makespan in which each resource is busy; of cards, the busiest."""
+    """Share of the makespan in which each resource is busy; of NICs, the busiest."""
     blame: dict[str, float]
     """Share of the makespan on the critical path."""
     exposed_s: dict[str, float]
@@ -64,7 +64,7 @@ def report(run: Run, capacity: Capacity | None = None) -> Report:
                 if name.startswith(role) and name.endswith(way)
             ]
             if shares:
-                use[f"{role} card, {way}"] = max(shares)
+                use[f"{role} NIC, {way}"] = max(shares)
     blame = critical_path(run)
     total = sum(blame.values())
     dollars = scenario.cluster.usd_per_hour
@@ -129,7 +129,7 @@ def exposed(run: Run) -> dict[str, float]:
 
 
 def sent_bytes(run: Run) -> float:
-    """Payload bytes of all messages of a run; each enters one card (a loader leaves none)."""
+    """Payload bytes of all messages of a run; each enters one NIC (a loader leaves none)."""
     return sum(size for name, size in run.link_bytes.items() if name.endswith(" in"))
 
 

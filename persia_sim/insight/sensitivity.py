@@ -18,7 +18,7 @@ from persia_sim.model.scenario import Scenario
 FASTER = 1.1
 
 
-def _cards(role: str) -> Callable[[Scenario], Scenario]:
+def _nics(role: str) -> Callable[[Scenario], Scenario]:
     def change(scenario: Scenario) -> Scenario:
         part = getattr(scenario.cluster, role)
         host = replace(part.host, nic_bytes_per_s=part.host.nic_bytes_per_s * FASTER)
@@ -98,9 +98,9 @@ RESOURCES: dict[str, Callable[[Scenario], Scenario]] = {
     "servers' memory": _memory,
     "dense server": _dense_server,
     "rank's copies": _copies,
-    "GPU hosts' cards": _cards("nn"),
-    "worker hosts' cards": _cards("embedding_workers"),
-    "server hosts' cards": _cards("servers"),
+    "GPU hosts' NICs": _nics("nn"),
+    "worker hosts' NICs": _nics("embedding_workers"),
+    "server hosts' NICs": _nics("servers"),
     "latency": _latency,
 }
 

@@ -46,7 +46,7 @@ class Point:
     tau: int | None = 4
     """Window where the mode reads late rows; not used elsewhere."""
     discipline: Discipline = Discipline.FLUID
-    """How network cards are shared."""
+    """How NICs are shared."""
     gpu_cv: float = 0.05
     """Noise of a rank's compute time."""
     seed: int = 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from persia_sim.engine.simulate import Run
+from persia_sim.engine.run import Run
 from persia_sim.model.incidents import Crash, Target
 from persia_sim.model.stamps import Mark
 from persia_sim.words.chrome import Json, Level, Moment, Span, chrome_events, write_chrome_trace

@@ -39,7 +39,7 @@ class Algorithm(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DenseSync:
-    """The all-reduce of the tower's gradient."""
+    """The all-reduce of the MLP's gradient."""
 
     algorithm: Algorithm = Algorithm.HIERARCHICAL
     """Ring and tree run over all ranks at the slower link; hierarchical reduces inside a host, then
@@ -69,7 +69,7 @@ class DenseSync:
         local = min(ranks, ranks_per_host)
         hosts = ceil(ranks / ranks_per_host)
         if self.algorithm is not Algorithm.HIERARCHICAL:
-            # A host's card carries one stream of a ring, so a rank sees the whole card.
+            # A host's NIC carries one stream of a ring, so a rank sees the whole NIC.
             rate = self.intra_bytes_per_s
             rate = rate if hosts == 1 else min(rate, self.inter_bytes_per_s)
             law = ring_s if self.algorithm is Algorithm.RING else tree_s
@@ -77,8 +77,8 @@ class DenseSync:
         inside = ring_s(local, size_bytes, self.intra_bytes_per_s, self.latency_s)
         return inside + ring_s(hosts, size_bytes, self.inter_bytes_per_s, self.latency_s)
 
-    def card_bytes(self, size_bytes: float, ranks: int, ranks_per_host: int) -> float:
-        """What one message puts on each host's card, each way; 0 inside one host."""
+    def nic_bytes(self, size_bytes: float, ranks: int, ranks_per_host: int) -> float:
+        """What one message puts on each host's NIC, each way; 0 inside one host."""
         hosts = ceil(ranks / ranks_per_host)
         if hosts == 1:
             return 0.0
@@ -96,8 +96,8 @@ class Bucket:
     """Share of the backward pass after which the whole bucket is there, in (0, 1]."""
     seconds: float
     """Duration of its all-reduce."""
-    card_bytes: float = 0.0
-    """Bytes that cross each GPU host's card, each way."""
+    nic_bytes: float = 0.0
+    """Bytes that cross each GPU host's NIC, each way."""
 
 
 def bucket_sizes(layer_params: Sequence[int], bucket_bytes: float) -> list[tuple[float, float]]:

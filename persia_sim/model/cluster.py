@@ -23,7 +23,7 @@ class Host:
     ram_bytes: float
     """Installed memory, > 0; a role that needs more is refused."""
     nic_bytes_per_s: float
-    """Nominal rate of the network card, each way, > 0."""
+    """Nominal rate of the NIC, each way, > 0."""
     core_speed: float
     """Speed of a core relative to the machine on which the cost laws were measured, > 0."""
     memory_bytes_per_s: float = inf
@@ -50,7 +50,7 @@ class Role:
     hosts: int
     """Number of hosts, >= 1."""
     processes_per_host: int
-    """Processes that share a host's network card, >= 1."""
+    """Processes that share a host's NIC, >= 1."""
     cores_per_process: int
     """Cores a process may use at once, >= 1; requests beyond them queue."""
     ram_bytes_per_process: float
@@ -90,7 +90,7 @@ class Gpu:
     name: str
     """As its vendor calls it."""
     peak_flops: float
-    """Peak rate in the arithmetic that the tower uses (float32 unless `source` says else), > 0."""
+    """Peak rate in the arithmetic that the MLP uses (float32 unless `source` says else), > 0."""
     pcie_bytes_per_s: float
     """Rate of the bus between the host's memory and the GPU, each way, > 0."""
     source: str
@@ -104,7 +104,7 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
-    """What a message meets between two network cards."""
+    """What a message meets between two NICs."""
 
     latency_s: float
     """One way, charged before the first byte, >= 0."""
@@ -179,7 +179,7 @@ class Cluster:
 
     @property
     def nic_payload_bytes_per_s(self) -> tuple[float, float, float]:
-        """Payload rate of one card of a GPU host, a worker host and a server host."""
+        """Payload rate of one NIC of a GPU host, a worker host and a server host."""
         rates = [r.host.nic_bytes_per_s for r in (self.nn, self.embedding_workers, self.servers)]
         nn, worker, server = (rate * self.link.header_efficiency for rate in rates)
         return nn, worker, server

@@ -56,8 +56,8 @@ class Demand:
     """async_averaging: one round of the background all-reduce."""
     dense_bytes: float
     """One copy of the dense weights or of their gradient."""
-    averaging_card_bytes: float
-    """What a round of averaging puts on each GPU host's card, each way."""
+    averaging_nic_bytes: float
+    """What a round of averaging puts on each GPU host's NIC, each way."""
     server_shares: np.ndarray
     """float64 [servers], sum 1."""
     extrapolated: tuple[str, ...]
@@ -124,7 +124,7 @@ def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
             plan = [(1.0, work.dense_bytes)]
         where = cluster.ranks, per_host
         buckets = tuple(
-            Bucket(f, sync.seconds(b, *where), sync.card_bytes(b, *where)) for f, b in plan
+            Bucket(f, sync.seconds(b, *where), sync.nic_bytes(b, *where)) for f, b in plan
         )
     averaging_s = 0.0
     if cluster.ranks > 1:
@@ -170,7 +170,7 @@ def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
         dense_copy_s=work.dense_bytes / costs.dense_server_bytes_per_s,
         averaging_s=averaging_s,
         dense_bytes=work.dense_bytes,
-        averaging_card_bytes=sync.card_bytes(work.dense_bytes, cluster.ranks, per_host),
+        averaging_nic_bytes=sync.nic_bytes(work.dense_bytes, cluster.ranks, per_host),
         server_shares=shares,
         extrapolated=tuple(n for n, (law, items) in used.items() if law.extrapolates(items)),
     )

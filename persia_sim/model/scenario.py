@@ -14,16 +14,16 @@ from persia_sim.words.vocabulary import Mode
 
 
 class Discipline(StrEnum):
-    """How messages share a network card. Worth 20-35 % where a card binds: choose, and say so."""
+    """How messages share a NIC. Worth 20-35 % where a NIC binds: choose, and say so."""
 
     FLUID = "fluid"
     """Weighted max-min fair share; a fan-out is a coflow with as many streams as receivers."""
     FIFO = "fifo"
     """One message at a time, in order of sending, cut through from sender to receiver. Cheap on
-    large clusters; but a fan-out passes whole, which where a worker's card binds is up to 10 % off
+    large clusters; but a fan-out passes whole, which where a worker's NIC binds is up to 10 % off
     the same discipline with single messages (`resolve_messages`)."""
     UNSHARED = "unshared"
-    """Every message has the cards to itself: no contention (what the closed forms assume)."""
+    """Every message has the NICs to itself: no contention (what the closed forms assume)."""
 
 
 class WorkerChoice(StrEnum):
@@ -112,12 +112,12 @@ class Scenario:
     averaging: Averaging | None = None
     """Rounds of async_averaging; None means every 0.5 s, with a locked replica."""
     discipline: Discipline = Discipline.FLUID
-    """How network cards are shared."""
+    """How NICs are shared."""
     infinite_cpus: bool = False
     """Embedding workers and servers never queue (the closed forms assume it)."""
-    dense_on_cards: bool = False
-    """The dense gradient also loads cards: the all-reduce those of the GPU hosts, async's dense
-    copies these and the card of one host more, which serves them. Else dense traffic has a network
+    dense_on_nics: bool = False
+    """The dense gradient also loads NICs: the all-reduce those of the GPU hosts, async's dense
+    copies these and the NIC of one host more, which serves them. Else dense traffic has a network
     of its own, as the closed forms assume and as the constants were fitted: with the same constants
     and this on, the points at 6.25 to 100 T move from errors within 4.4 % to -1.4 to -7.6 %."""
     resolve_messages: bool = False

@@ -1,4 +1,4 @@
-"""What is trained: fields, rows, skew, tower and batch, and the bytes that one batch puts on wires.
+"""What is trained: fields, rows, skew, MLP and batch, and the bytes that one batch puts on wires.
 
 Sizes follow the message contents of the original system: (id, dimension) pairs to the servers,
 float32 rows back, pooled float16 activations to and from the rank, (id, float32 gradient) pairs.
@@ -55,7 +55,7 @@ class Workload:
     """Exponent of the ids' popularity, >= 0 (0 is uniform); the fields are alike."""
     dense_features: int = 0
     """Numbers of a sample that need no table, >= 0."""
-    tower: tuple[int, ...] = (4096, 2048, 1024, 512, 256, 1)
+    mlp: tuple[int, ...] = (4096, 2048, 1024, 512, 256, 1)
     """Widths of the fully connected layers after the input."""
     batch: int
     """Samples of one rank in one step, in [1, 65535] (positions travel as 16 bits)."""
@@ -71,7 +71,7 @@ class Workload:
         require(self.rows >= self.fields, "rows", self.rows, "each field needs at least one")
         require(self.zipf >= 0, "zipf", self.zipf, "must be >= 0")
         require(self.dense_features >= 0, "dense_features", self.dense_features, "must be >= 0")
-        require(len(self.tower) >= 1, "tower", self.tower, "needs an output layer")
+        require(len(self.mlp) >= 1, "mlp", self.mlp, "needs an output layer")
         require(1 <= self.batch <= 65535, "batch", self.batch, "must lie in [1, 65535]")
 
     @property
@@ -92,23 +92,23 @@ class Workload:
 
     @property
     def input_width(self) -> int:
-        """Numbers that enter the tower per sample."""
+        """Numbers that enter the MLP per sample."""
         return self.fields * self.dim + self.dense_features
 
     @property
     def layer_params(self) -> tuple[int, ...]:
         """Parameters of each layer, from input to output."""
-        widths = (self.input_width, *self.tower)
+        widths = (self.input_width, *self.mlp)
         return tuple((a + 1) * b for a, b in pairwise(widths))
 
     @property
     def dense_params(self) -> int:
-        """Parameters of the tower."""
+        """Parameters of the MLP."""
         return sum(self.layer_params)
 
     @property
     def dense_bytes(self) -> float:
-        """One float32 copy of the tower's gradient."""
+        """One float32 copy of the MLP's gradient."""
         return 4.0 * self.dense_params
 
     @property

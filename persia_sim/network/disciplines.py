@@ -1,8 +1,8 @@
-"""Network cards and the three ways in which messages share them.
+"""NICs and the three ways in which messages share them.
 
-A link is one direction of one card. All server cards may be one link: when every fan-out spreads
-over the servers in the same shares, the busiest card binds first and the others follow it, so a
-single link of capacity (card rate / largest share) is exact under fair sharing.
+A link is one direction of one NIC. All server NICs may be one link: when every fan-out spreads
+over the servers in the same shares, the busiest NIC binds first and the others follow it, so a
+single link of capacity (NIC rate / largest share) is exact under fair sharing.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def transfer_s(size_bytes: float, rates: Iterable[float], bound: float) -> float
 
 
 class Fifo:
-    """Messages hold a card one after the other, in order of sending; the receiving card starts with
+    """Messages hold a NIC one after the other, in order of sending; the receiving NIC starts with
     the sending one, so an idle pair is passed in the time of the slower."""
 
     def __init__(self, env: simpy.Environment, capacities: Sequence[float], stream: float) -> None:
@@ -58,7 +58,7 @@ class Fifo:
         self.link_bytes = [0.0] * len(capacities)
 
     def send(self, path: Sequence[int], size_bytes: float, streams: float = 1.0) -> simpy.Event:
-        """Fires when the message has left every card of its path."""
+        """Fires when the message has left every NIC of its path."""
         start = end = self._env.now
         slowest = size_bytes / (self._stream * streams)
         for link in path:

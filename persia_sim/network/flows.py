@@ -34,7 +34,7 @@ class Flow:
 
 
 class Link:
-    """One direction of a card."""
+    """One direction of a NIC."""
 
     __slots__ = ("asked", "capacity", "flows", "hub", "hub_weight", "index", "weight")
 

@@ -19,7 +19,7 @@ class Fluid:
     """Weighted max-min fair sharing, recomputed only where a change can reach.
 
     A link whose flows cannot fill it constrains nobody, so a change spreads only over links that
-    flows could fill; with idle cards a message starts at once at its own bound.
+    flows could fill; with idle NICs a message starts at once at its own bound.
     """
 
     def __init__(

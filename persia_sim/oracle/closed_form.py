@@ -175,20 +175,20 @@ def shared(scenario: Scenario, need: Demand) -> dict[str, float]:
     worker_hosts = workers.hosts * worker_rate
     on_host = min(ranks, cluster.nn.processes_per_host)
     found = {
-        "GPU host cards, in": on_host * activation / rank_rate,
-        "GPU host cards, out": on_host * need.gradient_bytes / rank_rate,
-        "worker cards, out": ranks * (request + need.push_bytes + activation) / worker_hosts,
-        "worker cards, in": ranks * (need.loader_bytes + rows + need.gradient_bytes) / worker_hosts,
-        "server cards, in": ranks * (request + need.push_bytes) * busiest / server_rate,
-        "server cards, out": ranks * rows * busiest / server_rate,
+        "GPU host NICs, in": on_host * activation / rank_rate,
+        "GPU host NICs, out": on_host * need.gradient_bytes / rank_rate,
+        "worker NICs, out": ranks * (request + need.push_bytes + activation) / worker_hosts,
+        "worker NICs, in": ranks * (need.loader_bytes + rows + need.gradient_bytes) / worker_hosts,
+        "server NICs, in": ranks * (request + need.push_bytes) * busiest / server_rate,
+        "server NICs, out": ranks * rows * busiest / server_rate,
     }
-    if scenario.dense_on_cards:
-        dense = sum(bucket.card_bytes for bucket in need.buckets)
+    if scenario.dense_on_nics:
+        dense = sum(bucket.nic_bytes for bucket in need.buckets)
         if scenario.mode is Mode.ASYNC:
             dense = on_host * need.dense_bytes
-            found["dense server's card"] = ranks * need.dense_bytes / server_rate
-        found["GPU host cards, in"] += dense / rank_rate
-        found["GPU host cards, out"] += dense / rank_rate
+            found["dense server's NIC"] = ranks * need.dense_bytes / server_rate
+        found["GPU host NICs, in"] += dense / rank_rate
+        found["GPU host NICs, out"] += dense / rank_rate
     if scenario.infinite_cpus:
         return found
     work_s = need.worker_scatter_s + sum(f.worker_forward_s + f.worker_pool_s for f in fetches)

@@ -31,8 +31,8 @@ def instants(scenario: Scenario, need: Demand | None = None) -> np.ndarray:
         "set unshared and True",
     )
     require(not scenario.disturbances, "disturbances", "set", "the oracle knows none")
-    cards = scenario.dense_on_cards
-    require(not cards, "dense_on_cards", cards, "the oracle is exact only without contention")
+    on_nics = scenario.dense_on_nics
+    require(not on_nics, "dense_on_nics", on_nics, "the oracle is exact only without contention")
     none = scenario.checkpoints is None
     require(none, "checkpoints", scenario.checkpoints, "the oracle knows none")
     averaging = scenario.mode is Mode.ASYNC_AVERAGING and scenario.cluster.ranks > 1

@@ -139,7 +139,7 @@ def gcp_100t() -> Cluster:
 
 @cache
 def this_host() -> Cluster:
-    """This machine alone: every role is a process on it, and cards are its memory."""
+    """This machine alone: every role is a process on it, and NICs are its memory."""
     cores = os.cpu_count() or 1
     ram = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     host = Host(

@@ -8,7 +8,7 @@ Bytes of a batch of 4 samples, 3 fields of one row each, 2 ids a field and sampl
 
     loader 364, request 48, rows 96, activations 192, gradients 192, push 120
 
-Seconds alone on the cards (GPU host 24, worker 16, server 12 payload bytes a second; one way 0.5):
+Seconds alone on the NICs (GPU host 24, worker 16, server 12 payload bytes a second; one way 0.5):
 
     load 22.75, request 4, rows 8, activations 12, gradients 12, push 10
 """
@@ -43,7 +43,7 @@ def role(of: Host, processes: int = 1, cores: int = 1) -> Role:
 
 
 def hand_cluster(ranks: int = 1, **changes: Any) -> Cluster:
-    """GPU hosts of one GPU, one worker, one server; half of a card's nominal rate is payload."""
+    """GPU hosts of one GPU, one worker, one server; half of a NIC's nominal rate is payload."""
     nn = replace(role(host("gpu host", 48.0, 0.5, 8.0)), hosts=ranks)
     base = Cluster(
         name="hand",
@@ -91,7 +91,7 @@ def hand_costs(**changes: Any) -> Costs:
 def hand_workload(**changes: Any) -> Workload:
     base = Workload(
         name="hand", fields=3, ids_per_field=2.0, dim=8, rows=3.0, zipf=1.0, dense_features=5,
-        tower=(7, 2), batch=4, source=HAND,
+        mlp=(7, 2), batch=4, source=HAND,
     )  # fmt: skip
     return replace(base, **changes)
 

@@ -1,4 +1,4 @@
-"""Laws 5, 7 and 9 of a run from its instants and its cards, not from the trace's own figures."""
+"""Laws 5, 7 and 9 of a run from its instants and its NICs, not from the trace's own figures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persia_sim.engine.simulate import Run, simulate
+from persia_sim.engine.run import Run
+from persia_sim.engine.simulate import simulate
 from persia_sim.model.incidents import Crash, Target
 from persia_sim.model.scenario import Discipline, Noise
 from persia_sim.model.stamps import Mark

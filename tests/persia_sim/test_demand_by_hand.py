@@ -184,17 +184,17 @@ def test_all_reduce_of_two_ranks(algorithm: Algorithm, seconds: float, on_card: 
     sync = replace(scenario.costs.dense_sync, algorithm=algorithm)
     need = demand(replace(scenario, costs=replace(scenario.costs, dense_sync=sync)))
     [bucket] = need.buckets
-    assert (bucket.ready_share, bucket.seconds, bucket.card_bytes) == (1.0, seconds, on_card)
+    assert (bucket.ready_share, bucket.seconds, bucket.nic_bytes) == (1.0, seconds, on_card)
     assert need.sync_overhead_s == 0.5 and need.all_reduce_s == seconds
-    assert need.averaging_s == seconds + 0.5 and need.averaging_card_bytes == on_card
+    assert need.averaging_s == seconds + 0.5 and need.averaging_nic_bytes == on_card
 
 
 def test_all_reduce_over_twelve_gpus_in_three_hosts() -> None:
     """1,200 bytes; 4 GPUs a host, 600 bytes a second inside and 100 between, a hop is 1 s."""
     numbers = {
-        # 22 hops; each rank passes on 11/12 of the bytes twice, and a host's card every one of them
+        # 22 hops; each rank passes on 11/12 of the bytes twice, and a host's NIC every one of them
         Algorithm.RING: (22 + 2200 / 100, 2200.0),
-        # depth 4, up and down; the root's card takes and gives everything
+        # depth 4, up and down; the root's NIC takes and gives everything
         Algorithm.TREE: (8 + 2400 / 100, 2400.0),
         # inside: 6 hops and 1,800 bytes; between three hosts: 4 hops and 1,600 bytes
         Algorithm.HIERARCHICAL: (6 + 1800 / 600 + 4 + 1600 / 100, 1600.0),
@@ -205,8 +205,8 @@ def test_all_reduce_over_twelve_gpus_in_three_hosts() -> None:
             source=HAND,
         )  # fmt: skip
         assert sync.seconds(1200.0, 12, 4) == seconds
-        assert sync.card_bytes(1200.0, 12, 4) == on_card
-        assert sync.card_bytes(1200.0, 4, 4) == 0.0
+        assert sync.nic_bytes(1200.0, 12, 4) == on_card
+        assert sync.nic_bytes(1200.0, 4, 4) == 0.0
         slow_inside = replace(sync, intra_bytes_per_s=50.0)
         if algorithm is not Algorithm.HIERARCHICAL:
             assert slow_inside.seconds(1200.0, 12, 4) == seconds * 2 - (seconds - on_card / 100)
@@ -223,9 +223,9 @@ def test_buckets_of_hybrid_hold_whole_layers_from_the_output_on() -> None:
     first, second = demand(small).buckets
     assert (first.ready_share, second.ready_share) == (16 / 226, 1.0)
     assert (first.seconds, second.seconds) == (0.5 + 64 / 113, 0.5 + 840 / 113)
-    assert (first.card_bytes, second.card_bytes) == (64, 840)
+    assert (first.nic_bytes, second.nic_bytes) == (64, 840)
     [whole] = demand(replace(small, mode=Mode.RAW_HYBRID)).buckets  # exposed: in one piece
-    assert whole.card_bytes == 904
+    assert whole.nic_bytes == 904
     for alone in (hand_scenario(Mode.HYBRID), hand_scenario(Mode.ASYNC, 2)):
         assert demand(alone).buckets == () and demand(alone).sync_overhead_s == 0.0
     assert demand(hand_scenario(Mode.SYNC)).averaging_s == 0.0

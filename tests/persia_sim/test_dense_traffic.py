@@ -1,4 +1,4 @@
-"""Dense traffic on shared cards: alone it keeps its closed form, together it is slower."""
+"""Dense traffic on shared NICs: alone it keeps its closed form, together it is slower."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.persia_sim.sim_configurations import small_cluster, small_scenario
 
 
 def both(base: Scenario) -> tuple[Scenario, Scenario]:
-    return base, replace(base, dense_on_cards=True)
+    return base, replace(base, dense_on_nics=True)
 
 
 def slow_cards() -> Cluster:
-    """Cards of GPU hosts that bind."""
+    """NICs of GPU hosts that bind."""
     cluster = small_cluster()
     host = replace(cluster.nn.host, nic_bytes_per_s=cluster.nn.host.nic_bytes_per_s / 40)
     return replace(cluster, nn=replace(cluster.nn, host=host))
@@ -47,9 +47,9 @@ def test_sharing_the_cards_is_slower_where_they_bind(mode: Mode, discipline: Dis
     assert shared.makespan_s > apart.makespan_s * 1.02
     more = sum(shared.link_bytes.values()) - sum(apart.link_bytes.values())
     need, hosts = shared.need, cluster.nn.hosts
-    sent = 2 * 2 * 4 * need.dense_bytes  # async: two copies a rank and step over two cards each
+    sent = 2 * 2 * 4 * need.dense_bytes  # async: two copies a rank and step over two NICs each
     if mode.has_barrier:
-        sent = sum(b.card_bytes for b in need.buckets) * hosts * 2
+        sent = sum(b.nic_bytes for b in need.buckets) * hosts * 2
     assert more == pytest.approx(sent * base.steps, rel=1e-9)
 
 

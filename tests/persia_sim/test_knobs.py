@@ -93,7 +93,7 @@ def test_a_slow_bus_slows_the_copies() -> None:
 
 
 @pytest.mark.parametrize("role", ["nn", "embedding_workers", "servers"])
-def test_slow_cards_and_cores_slow_sync(role: str) -> None:
+def test_slow_nics_and_cores_slow_sync(role: str) -> None:
     assert rate(with_role(SYNC, role, {"nic_bytes_per_s": 1e7})) < rate(SYNC) * 0.9
     assert rate(with_role(SYNC, role, {"core_speed": 0.01})) < rate(SYNC) * 0.9
 
@@ -108,7 +108,7 @@ def test_few_cores_queue_and_memory_bandwidth_binds() -> None:
     assert rate(with_role(ASYNC, "servers", {"memory_bytes_per_s": 1e7})) < rate(ASYNC) * 0.9
 
 
-def test_more_workers_share_slow_cards() -> None:
+def test_more_workers_share_slow_nics() -> None:
     slow = with_role(ASYNC, "embedding_workers", {"nic_bytes_per_s": 1e7})
     more = replace(slow, cluster=slow.cluster.with_workers(12))
     assert rate(more) > rate(slow) * 1.5
@@ -140,7 +140,7 @@ def test_window_permits_and_ahead_hide_latency() -> None:
     rates = [rate(replace(far, tau=None, permits=permits)) for permits in (1, 2, 5)]
     assert rates[0] < rates[1] * 0.9 < rates[2] * 0.81
     rates = [rate(replace(far, mode=Mode.LOOKAHEAD, tau=None, ahead=ahead)) for ahead in (None, 3)]
-    assert rates[0] <= rates[1] * 1.01  # shared cards: no strict order
+    assert rates[0] <= rates[1] * 1.01  # shared NICs: no strict order
 
 
 def test_merged_pushes_wait_for_the_slowest_rank() -> None:
@@ -238,8 +238,8 @@ def test_misses_cost_the_servers_time() -> None:
     assert (demand(HYBRID, 0.5).fetch.server_s > demand(HYBRID, 0.0).fetch.server_s).all()
 
 
-def test_larger_batches_and_towers_take_longer() -> None:
-    for change in ({"batch": 4096}, {"tower": (4096, 4096, 4096, 1)}, {"dense_features": 20_000}):
+def test_larger_batches_and_mlps_take_longer() -> None:
+    for change in ({"batch": 4096}, {"mlp": (4096, 4096, 4096, 1)}, {"dense_features": 20_000}):
         work = replace(HYBRID.workload, **change)  # type: ignore[arg-type]
         assert (
             simulate(replace(HYBRID, workload=work)).makespan_s > simulate(HYBRID).makespan_s * 1.02

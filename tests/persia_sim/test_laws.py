@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persia_sim.engine.simulate import Run, simulate
+from persia_sim.engine.run import Run
+from persia_sim.engine.simulate import simulate
 from persia_sim.insight.critical_path import critical_path
 from persia_sim.insight.measure import throughput
 from persia_sim.model.scenario import (
@@ -38,7 +39,7 @@ def traced(scenario: Scenario) -> tuple[Run, Trace]:
 
 @st.composite
 def contended(draw: st.DrawFn) -> Scenario:
-    """A random configuration with queues, noise and shared cards."""
+    """A random configuration with queues, noise and shared NICs."""
     scenario = draw(uncontended())
     mode = draw(st.sampled_from(list(Mode)))
     late = mode.reads_late_rows
@@ -170,8 +171,8 @@ def test_without_contention_sync_raw_hybrid_and_hybrid_come_in_this_order(
 
 NAMED = {
     "worker cores": {"embedding_workers": ("core_speed", 0.02)},
-    "worker card": {"embedding_workers": ("nic_bytes_per_s", 0.05)},
-    "server card": {"servers": ("nic_bytes_per_s", 0.05)},
+    "worker NIC": {"embedding_workers": ("nic_bytes_per_s", 0.05)},
+    "server NIC": {"servers": ("nic_bytes_per_s", 0.05)},
 }
 
 

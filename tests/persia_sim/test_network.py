@@ -137,13 +137,13 @@ def test_fluid_drains_every_flow_within_the_links_capacity(
 
 SLOW_CARDS: dict[str, Callable[[Scenario], Scenario]] = {
     "nothing": lambda s: s,
-    "worker card": lambda s: _slow_card(s, "embedding_workers", 40),
-    "server card": lambda s: _slow_card(s, "servers", 40),
-    "rank card": lambda s: _slow_card(s, "nn", 100),
+    "worker NIC": lambda s: _slow_nic(s, "embedding_workers", 40),
+    "server NIC": lambda s: _slow_nic(s, "servers", 40),
+    "rank NIC": lambda s: _slow_nic(s, "nn", 100),
 }
 
 
-def _slow_card(scenario: Scenario, role: str, factor: float) -> Scenario:
+def _slow_nic(scenario: Scenario, role: str, factor: float) -> Scenario:
     part = getattr(scenario.cluster, role)
     host = replace(part.host, nic_bytes_per_s=part.host.nic_bytes_per_s / factor)
     cluster = replace(scenario.cluster, **{role: replace(part, host=host)})

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persia_sim.engine.simulate import Run, simulate
+from persia_sim.engine.run import Run
+from persia_sim.engine.simulate import simulate
 from persia_sim.insight.report import Report, exposed, report, sent_bytes, staleness, text
 from persia_sim.model.incidents import Checkpoints, Crash, SlowDown, Target
 from persia_sim.model.memory import FORMATS, Capacity, RowFormat, capacity, fill_s, resident_after
@@ -90,10 +91,10 @@ def test_use_of_every_resource_of_one_rank_in_sync() -> None:
     seconds = {
         "GPU": 12, "copy to the GPU": 5, "copy from the GPU": 9, "worker cores": 2 + 6 + 7,
         "server cores": 3 + 11,
-        "GPU host card, in": 192 / 24, "GPU host card, out": 192 / 24,
-        "worker host card, out": (48 + 120 + 192) / 16,
-        "worker host card, in": (364 + 96 + 192) / 16,
-        "server host card, in": (48 + 120) / 12, "server host card, out": 96 / 12,
+        "GPU host NIC, in": 192 / 24, "GPU host NIC, out": 192 / 24,
+        "worker host NIC, out": (48 + 120 + 192) / 16,
+        "worker host NIC, in": (364 + 96 + 192) / 16,
+        "server host NIC, in": (48 + 120) / 12, "server host NIC, out": 96 / 12,
     }  # fmt: skip
     expected = {name: 10 * s / 1064 for name, s in seconds.items()}
     found = report(run)
@@ -113,11 +114,11 @@ def test_use_of_the_busiest_of_several() -> None:
     cluster = base.cluster.with_workers(3).with_servers(2)
     run = simulate(replace(base, cluster=cluster))
     found, end = report(run).use, run.makespan_s
-    assert found["worker host card, out"] == pytest.approx(3 * 360 / 16 / end)
+    assert found["worker host NIC, out"] == pytest.approx(3 * 360 / 16 / end)
     assert found["worker cores"] == pytest.approx(8 * 15 / 3 / end)  # the mean of all cores
-    assert found["GPU host card, in"] == pytest.approx(4 * 192 / 24 / end)
-    # A host with two of three rows: 2/3 of 12 bytes a second is the most its card gives.
-    assert found["server host card, out"] == pytest.approx(8 * 96 * (2 / 3) / 12 / end)
+    assert found["GPU host NIC, in"] == pytest.approx(4 * 192 / 24 / end)
+    # A host with two of three rows: 2/3 of 12 bytes a second is the most its NIC gives.
+    assert found["server host NIC, out"] == pytest.approx(8 * 96 * (2 / 3) / 12 / end)
     assert found["server cores"] == pytest.approx(8 * 14 / end)  # each server serves every batch
     many = replace(cluster, embedding_workers=replace(
         cluster.embedding_workers, cores_per_process=4
@@ -127,13 +128,13 @@ def test_use_of_the_busiest_of_several() -> None:
 
 
 def test_use_in_async_has_the_dense_server_and_its_card() -> None:
-    base = hand_scenario(Mode.ASYNC, ranks=2, steps=6, dense_on_cards=True)
+    base = hand_scenario(Mode.ASYNC, ranks=2, steps=6, dense_on_nics=True)
     run = simulate(base)
     use, end = report(run).use, run.makespan_s
     assert use["dense server"] == pytest.approx(2 * 6 * 2 * 4 / end)  # pull and push take 4 s each
-    assert use["dense server card, out"] == pytest.approx(2 * 6 * 904 / 12 / end)
-    assert use["dense server card, in"] == pytest.approx(2 * 6 * 904 / 12 / end)
-    assert use["GPU host card, in"] == pytest.approx(6 * (192 + 904) / 24 / end)
+    assert use["dense server NIC, out"] == pytest.approx(2 * 6 * 904 / 12 / end)
+    assert use["dense server NIC, in"] == pytest.approx(2 * 6 * 904 / 12 / end)
+    assert use["GPU host NIC, in"] == pytest.approx(6 * (192 + 904) / 24 / end)
 
 
 def test_a_slow_gpu_is_busy_longer() -> None:

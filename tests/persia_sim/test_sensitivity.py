@@ -24,9 +24,9 @@ def test_in_sync_every_resource_gives_its_own_share_of_the_step() -> None:
         "servers' memory": 0.0,  # without a limit
         "dense server": 0.0,  # only async has one
         "rank's copies": (2 + 3) + (6 + 3),  # the thread's own work and the bus
-        "GPU hosts' cards": 0.0,  # 24 bytes a second, and the worker's 16 bind
-        "worker hosts' cards": 12 + 12,  # activations and gradients
-        "server hosts' cards": 4 + 8 + 10,  # requests, rows, pushes
+        "GPU hosts' NICs": 0.0,  # 24 bytes a second, and the worker's 16 bind
+        "worker hosts' NICs": 12 + 12,  # activations and gradients
+        "server hosts' NICs": 4 + 8 + 10,  # requests, rows, pushes
         "latency": 4 * 0.5 + 2 * 0.5,
     }
     assert sum(seconds.values()) == 113
@@ -62,10 +62,10 @@ def test_a_stage_that_binds_gives_ten_per_cent_and_all_others_nothing(
 
 
 def test_a_card_that_binds_gives_ten_per_cent() -> None:
-    """One role's card so slow that a step of sync is its messages and nothing else."""
+    """One role's NIC so slow that a step of sync is its messages and nothing else."""
     for role, name in (
-        ("nn", "GPU hosts' cards"), ("embedding_workers", "worker hosts' cards"),
-        ("servers", "server hosts' cards"),
+        ("nn", "GPU hosts' NICs"), ("embedding_workers", "worker hosts' NICs"),
+        ("servers", "server hosts' NICs"),
     ):  # fmt: skip
         base = hand_scenario(Mode.SYNC, steps=12)
         part = getattr(base.cluster, role)

@@ -12,7 +12,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from persia_sim.engine.simulate import Run, simulate
+from persia_sim.engine.run import Run
+from persia_sim.engine.simulate import simulate
 from persia_sim.model.demand import demand
 from persia_sim.model.incidents import SlowDown, Target
 from persia_sim.model.scenario import Averaging, Discipline, Noise, Queues, Scenario
@@ -185,7 +186,7 @@ def test_a_busy_worker_core_makes_the_second_batch_wait() -> None:
     base = hand_scenario(Mode.SYNC, 2, cluster=cluster, steps=1, costs=hand_costs(load=law(0.0)))
     both = simulate(replace(base, infinite_cpus=False)).stamps
     assert both[M.LOOKUP, :, 0].tolist() == [22.75, 22.75]
-    # Unshared cards; the server's one core: the first is read after 3 s, the second 3 s later.
+    # Unshared NICs; the server's one core: the first is read after 3 s, the second 3 s later.
     assert sorted(both[M.READ, :, 0].tolist()) == [32.75, 35.75]
     two_cores = replace(cluster, embedding_workers=replace(
         cluster.embedding_workers, cores_per_process=2
@@ -195,7 +196,7 @@ def test_a_busy_worker_core_makes_the_second_batch_wait() -> None:
 
 
 def test_fluid_cards_are_halved_between_two_messages() -> None:
-    """Both loads of 364 bytes enter one worker's card of 16 bytes a second together."""
+    """Both loads of 364 bytes enter one worker's NIC of 16 bytes a second together."""
     cluster = replace(hand_scenario(ranks=2).cluster, loaders=2)
     base = hand_scenario(Mode.SYNC, 2, cluster=cluster, steps=1, costs=hand_costs(load=law(0.0)))
     shared_card = simulate(replace(base, discipline=Discipline.FLUID)).stamps
@@ -295,7 +296,7 @@ def test_closed_form_counts_what_overlap_leaves_of_the_all_reduce() -> None:
 
 
 def test_shared_cards_bound_the_answer_unless_nothing_is_shared() -> None:
-    """One loader brings a batch in 23 s; its card takes in 652 bytes of each at 16 a second."""
+    """One loader brings a batch in 23 s; its NIC takes in 652 bytes of each at 16 a second."""
     base = hand_scenario(Mode.RAW_HYBRID)
     alone = answer(base)
     assert (alone.binds, alone.step_s) == ("loaders", 23)
@@ -341,32 +342,32 @@ def test_bounds_of_shared_resources_by_hand() -> None:
     base = replace(base, discipline=Discipline.FLUID, infinite_cpus=False)
     need = demand(base)
     assert shared(base, need) == pytest.approx({
-        "GPU host cards, in": 2 * 192 / 24,
-        "GPU host cards, out": 2 * 192 / 24,
-        "worker cards, out": 2 * (48 + 120 + 192) / (3 * 16),
-        "worker cards, in": 2 * (364 + 96 + 192) / (3 * 16),
-        "server cards, in": 2 * (48 + 120) / 12,
-        "server cards, out": 2 * 96 / 12,
+        "GPU host NICs, in": 2 * 192 / 24,
+        "GPU host NICs, out": 2 * 192 / 24,
+        "worker NICs, out": 2 * (48 + 120 + 192) / (3 * 16),
+        "worker NICs, in": 2 * (364 + 96 + 192) / (3 * 16),
+        "server NICs, in": 2 * (48 + 120) / 12,
+        "server NICs, out": 2 * 96 / 12,
         "worker cores": 2 * (2 + 6 + 7) / 3,
         "server cores": 2 * (3 + 11) / 3,
         "server memory": 2 * (2 * 96 + 4 * 96) / 32,
     })  # fmt: skip
-    on_cards = replace(base, dense_on_cards=True)
-    assert shared(on_cards, demand(on_cards))["GPU host cards, in"] == 16  # one host: none
+    on_cards = replace(base, dense_on_nics=True)
+    assert shared(on_cards, demand(on_cards))["GPU host NICs, in"] == 16  # one host: none
     two_hosts = replace(on_cards, cluster=replace(cluster, nn=replace(
         nn, hosts=2, processes_per_host=1
     )))  # fmt: skip
     found = shared(two_hosts, demand(two_hosts))
-    assert found["GPU host cards, in"] == found["GPU host cards, out"] == (192 + 904) / 24
+    assert found["GPU host NICs, in"] == found["GPU host NICs, out"] == (192 + 904) / 24
     loose = replace(on_cards, mode=Mode.ASYNC)
     found = shared(loose, demand(loose))
-    assert found["GPU host cards, out"] == pytest.approx((2 * 192 + 2 * 904) / 24)
-    assert found["dense server's card"] == 2 * 904 / 12
+    assert found["GPU host NICs, out"] == pytest.approx((2 * 192 + 2 * 904) / 24)
+    assert found["dense server's NIC"] == 2 * 904 / 12
     assert found["dense server"] == 2 * 2 * 4.0
     ahead = replace(base, mode=Mode.LOOKAHEAD, tau=None, ahead=1)
     found = shared(ahead, demand(ahead))  # everything is fetched twice
     assert found["worker cores"] == pytest.approx(2 * (2 * (2 + 6) + 7) / 3)
-    assert found["server cards, out"] == pytest.approx(2 * 2 * 96 / 12)
+    assert found["server NICs, out"] == pytest.approx(2 * 2 * 96 / 12)
 
 
 def test_noise_multiplies_compute_by_the_seeds_own_factors() -> None:

@@ -1,0 +1,89 @@
+"""Training with a barrier: all ranks compute, then all of them have the step's dense update."""
+
+from __future__ import annotations
+
+from math import inf
+
+import numpy as np
+import simpy
+
+from persia_sim.engine.copies import hand_back
+from persia_sim.engine.dense_traffic import ReduceOnNics
+from persia_sim.engine.rank import Waiter
+from persia_sim.engine.taking import take
+from persia_sim.engine.world import Process, World
+from persia_sim.model.allreduce import sync_delay
+from persia_sim.model.stamps import Mark
+from persia_sim.words.trace import ALL, Kind
+
+
+class Barrier:
+    """The training loops of all ranks, which meet once a step."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._ranks = len(world.ranks)
+        self._arrived: list[tuple[int, float, float]] = []
+        self._met = world.env.event()
+        self._reduce: ReduceOnNics | None = None
+        self._reduced: simpy.Event | None = None
+        if world.scenario.dense_on_nics:
+            self._reduce = ReduceOnNics(world.env, world.platform, world.need.buckets, self._ranks)
+
+    def train(self, r: int) -> Process:
+        """Compute, wait until the gradient of all ranks is summed, and again."""
+        world, env, rank = self._world, self._world.env, self._world.ranks[r]
+        overlaps = world.scenario.mode.overlaps_dense_sync
+        for s in range(world.scenario.steps):
+            yield from take(world, r, s)
+            world.stamp(Mark.START, r, s)
+            forward, backward = world.compute_s(r, s)
+            forward_end = env.now + forward
+            if self._reduce is not None and overlaps:
+                self._reduced = self._reduce.will_compute(forward_end, backward)
+            yield env.timeout(forward + backward)
+            world.stamp(Mark.BACKWARD_END, r, s)
+            rank.reasons[Waiter.TRAIN] = f"the other ranks' gradients of step {s}"
+            yield self._meet(s, r, forward_end, backward)
+            world.stamp(Mark.UPDATED, r, s)
+            yield from hand_back(world, r, s)
+
+    def _meet(self, s: int, r: int, forward_end_s: float, backward_s: float) -> simpy.Event:
+        """Fires for everyone when the dense weights are updated."""
+        env, met = self._world.env, self._met
+        self._arrived.append((r, forward_end_s, backward_s))
+        if len(self._arrived) < self._ranks:
+            return met
+        _, ends, backwards = np.array(sorted(self._arrived)).T
+        self._arrived = []
+        self._met = env.event()
+        if self._reduce is not None:
+            reduced = self._reduced or self._reduce.reduce_now()
+            self._reduced = None
+            env.process(self._update_when_reduced(s, met, reduced))
+            return met
+        delay = self._sync_s(ends, backwards)
+        if delay < inf:
+            env.timeout(delay).callbacks.append(lambda _: self._update(s, met))
+        return met
+
+    def _sync_s(self, forward_ends_s: np.ndarray, backwards_s: np.ndarray) -> float:
+        """From now until the update, by the closed form of the all-reduce."""
+        now, need = self._world.env.now, self._world.need
+        overlaps = self._world.scenario.mode.overlaps_dense_sync
+        delay = sync_delay(
+            now, forward_ends_s, backwards_s, need.buckets, overlaps, need.sync_overhead_s
+        )
+        return delay + (self._world.recovery.real_end_s(0, now + delay) - (now + delay))
+
+    def _update_when_reduced(self, s: int, met: simpy.Event, reduced: simpy.Event) -> Process:
+        """The same where the all-reduce is traffic: everybody waits for its last bucket."""
+        world, env = self._world, self._world.env
+        yield reduced
+        end_s = world.recovery.real_end_s(0, env.now + world.need.sync_overhead_s)
+        yield env.timeout(end_s - env.now) if end_s < inf else env.event()
+        self._update(s, met)
+
+    def _update(self, s: int, met: simpy.Event) -> None:
+        self._world.order.dense(Kind.DENSE_UPDATE, ALL, s)
+        met.succeed()

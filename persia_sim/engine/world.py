@@ -1,0 +1,91 @@
+"""What the processes of a run share: clock, description, hardware, buffers, instants, order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any
+
+import numpy as np
+import simpy
+
+from persia_sim.engine.disturbances import Disturbed
+from persia_sim.engine.hardware import Platform
+from persia_sim.engine.ledger import Ledger
+from persia_sim.engine.lookup_window import LookupWindow
+from persia_sim.engine.order_log import OrderLog
+from persia_sim.engine.rank import Rank
+from persia_sim.engine.recovery import Recovery
+from persia_sim.model.demand import Demand
+from persia_sim.model.noise import Purpose, lognormal_factors, stream
+from persia_sim.model.scenario import Scenario, WorkerChoice
+from persia_sim.model.stamps import Mark
+
+Process = Generator[simpy.Event, Any, None]
+
+
+class World:
+    """A run's state. It knows no process; processes are functions of it."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        scenario: Scenario,
+        need: Demand,
+        order: OrderLog,
+        on_push: Callable[[], object] = lambda: None,
+    ) -> None:
+        ranks, steps = scenario.cluster.ranks, scenario.steps
+        self.env = env
+        self.scenario = scenario
+        self.need = need
+        self.order = order
+        self.platform = Platform(env, scenario, need)
+        self.disturbed = Disturbed(env, scenario.disturbances, self.platform)
+        self.ranks = [Rank(env) for _ in range(ranks)]
+        self.window = LookupWindow(env, scenario)
+        self.ledger = Ledger(env, scenario, on_push)
+        self.recovery = Recovery(env, scenario, self.disturbed, self.ledger)
+        self.stamps = [[[np.nan] * steps for _ in range(ranks)] for _ in Mark]
+        noise, seed = scenario.noise, scenario.seed
+        self._gpu_factor = [
+            lognormal_factors(stream(seed, Purpose.GPU, r), noise.gpu_cv, steps).tolist()
+            for r in range(ranks)
+        ]
+        workers = scenario.cluster.embedding_workers.processes
+        self._random_worker = [
+            stream(seed, Purpose.WORKER_CHOICE, r).integers(0, workers, steps).tolist()
+            if scenario.worker_choice is WorkerChoice.RANDOM
+            else []
+            for r in range(ranks)
+        ]
+
+    def stamp(self, mark: Mark, r: int, s: int) -> None:
+        """This batch reached this instant now."""
+        self.stamps[mark][r][s] = self.env.now
+
+    def worker_of(self, r: int, s: int) -> int:
+        """The embedding worker that serves a batch."""
+        cluster, choice = self.scenario.cluster, self.scenario.worker_choice
+        workers = cluster.embedding_workers.processes
+        if choice is WorkerChoice.RANDOM:
+            return int(self._random_worker[r][s])
+        batch = s * cluster.ranks + r
+        return (batch // cluster.loaders if choice is WorkerChoice.PER_LOADER else batch) % workers
+
+    def worker_delay(self, worker: int, service_s: float) -> float:
+        """Queue and serve at an embedding worker."""
+        service_s = self.disturbed.at_worker(worker, service_s)
+        return self.platform.workers[worker].visit(self.env.now, service_s)
+
+    def server_noise(self, purpose: Purpose, r: int, s: int) -> np.ndarray | float:
+        """A factor for each server, or 1."""
+        scenario = self.scenario
+        if scenario.noise.server_cv == 0:
+            return 1.0
+        draws = stream(scenario.seed, purpose, r, s)
+        return lognormal_factors(draws, scenario.noise.server_cv, len(self.need.server_shares))
+
+    def compute_s(self, r: int, s: int) -> tuple[float, float]:
+        """Forward and backward of this batch, with noise and slow-downs."""
+        factor = self.disturbed.at_rank(r, self._gpu_factor[r][s])
+        return self.need.forward_s * factor, self.need.backward_s * factor
