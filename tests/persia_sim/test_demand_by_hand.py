@@ -212,7 +212,7 @@ def test_all_reduce_over_twelve_gpus_in_three_hosts() -> None:
             assert slow_inside.seconds(1200.0, 12, 4) == seconds * 2 - (seconds - on_card / 100)
     # A host that is not full: 5 ranks on two hosts of 4.
     assert sync.seconds(1200.0, 5, 4) == 6 + 3 + 2 + 1200 / 100
-    assert sync.card_bytes(1200.0, 5, 4) == 1200.0
+    assert sync.nic_bytes(1200.0, 5, 4) == 1200.0
 
 
 def test_buckets_of_hybrid_hold_whole_layers_from_the_output_on() -> None:
