@@ -1,0 +1,145 @@
+"""What a run folder says, recomputed from its raw files alone."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from persia_sim.words.trace import Kind, Trace
+from runtime.config import DataConfig, ModelConfig
+from runtime.data.batch import Batch
+from runtime.data.open import open_source
+from runtime.run.record import run_into
+from tests.runtime.test_evaluate import auc_by_ranks, log_loss_by_torch
+from tests.runtime.worlds import config
+
+STEPS, BATCH, RANKS, TEST_ROWS = 30, 60, 3, 700
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A hybrid run of 30 steps over threads, evaluated every 10."""
+    path = tmp_path_factory.mktemp("runs") / "hybrid"
+    run_into(path, settings())
+    return path
+
+
+def settings(**changes):
+    base = {"mode": "hybrid", "tau": 3, "executor": "concurrent", "ranks": RANKS, "seed": 5}
+    base |= {"steps": STEPS, "batch": BATCH, "test_rows": TEST_ROWS, "evaluate_every_steps": 10}
+    model = ModelConfig(hidden=(16,), lr=0.01)
+    return config(data=DataConfig(name="synthetic"), model=model, **base | changes)
+
+
+def read(path, name):
+    return json.loads((path / name).read_text())
+
+
+def test_scores_are_those_of_the_predictions_beside_them(folder):
+    summary = read(folder, "summary.json")
+    arrays = np.load(folder / "predictions.npz")
+    labels, predictions = arrays["labels"][:, 0], arrays["predictions"][:, 0].astype(np.float64)
+    source = open_source("synthetic")
+    expected = np.concatenate([b.labels[:, 0] for b in first_rows(source, TEST_ROWS)])[:TEST_ROWS]
+    assert np.array_equal(labels, expected)
+    (task,) = summary["tasks"].values()
+    rate = labels.mean()
+    assert task["auc"] == pytest.approx(auc_by_ranks(labels, predictions), abs=1e-6)
+    assert task["log_loss"] == pytest.approx(log_loss_by_torch(labels, predictions), abs=1e-6)
+    assert task["label_rate"] == pytest.approx(rate, abs=1e-6)
+    always = log_loss_by_torch(labels, np.full(TEST_ROWS, rate))
+    assert task["trivial_log_loss"] == pytest.approx(always, abs=1e-6)
+
+
+def first_rows(source, rows):
+    for batch in source.chunks("test"):
+        yield batch
+        rows -= batch.size
+        if rows <= 0:
+            return
+
+
+def test_metrics_are_a_line_a_snapshot_and_the_drained_figure_last(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [(x["updates"], x["samples"], x["drained"]) for x in lines] == [
+        (10, 600, False), (20, 1200, False), (30, 1800, False), (30, 1800, True)
+    ]  # fmt: skip
+    summary = read(folder, "summary.json")
+    assert lines[-1]["tasks"] == summary["tasks"]
+    for task, best in summary["best_auc_on_the_way"].items():
+        assert best == max(x["tasks"][task]["auc"] for x in lines)
+
+
+def test_counts_are_those_of_the_config_and_the_trace(folder):
+    summary, told = read(folder, "summary.json"), read(folder, "config.json")
+    trace = Trace.load(folder / "trace.npz")
+    assert summary["updates"] == len(trace.of_kind(Kind.DENSE_UPDATE)) == STEPS
+    assert summary["samples"] == STEPS * BATCH == told["steps"] * told["batch"]
+    assert (summary["ranks"], summary["seed"], summary["tau"]) == (RANKS, 5, 3)
+    assert (summary["mode"], summary["executor"]) == ("hybrid", "concurrent")
+    assert (summary["batches_skipped"], summary["pushes_lost"]) == (0, 0)
+    assert summary["samples_per_s"] > 0
+    # All but warm-up: the rate of the whole run is lower, for the evaluations are in it.
+    assert summary["samples"] / summary["wall_s"] < summary["samples_per_s"]
+    assert trace.meta["data_sha256"] == summary["data"]["sha256"]
+
+
+def test_staleness_is_counted_from_the_trace_by_brute_force(folder):
+    """Every lookup against every push, row by row of the table."""
+    events = list(Trace.load(folder / "trace.npz"))
+    pushed = {e.step: seq for seq, e in enumerate(events) if e.kind == Kind.PUSH}
+    missed, versions, behind = [], {}, []
+    for seq, event in enumerate(events):
+        if event.kind == Kind.LOOKUP:
+            late = [s for s in range(event.step) if pushed[s] > seq]
+            missed.append((len(late), event.step - min(late, default=event.step)))
+            versions[event.rank, event.step] = event.version
+        elif event.kind == Kind.PUSH:
+            behind += [event.version - versions[rank, event.step] for rank in range(RANKS)]
+    found = read(folder, "summary.json")["staleness"]
+    assert found["mean_steps"] == pytest.approx(np.mean([m for m, _ in missed]))
+    assert found["max_steps"] == max(m for m, _ in missed)
+    assert found["oldest_steps"] == max(o for _, o in missed) <= 3
+    assert found["mean_pushes"] == pytest.approx(np.mean(behind))
+
+
+def test_row_staleness_counts_every_row_of_every_push_once(folder):
+    """The histogram's mass is the number of distinct rows over all pushes."""
+    histogram = read(folder, "summary.json")["row_staleness_histogram"]
+    source, rows = open_source("synthetic"), 0
+    left = STEPS * BATCH
+    waiting = []
+    for chunk in source.chunks("train"):
+        waiting.append(chunk.rows(0, min(left, chunk.size)))
+        left -= chunk.size
+        if left <= 0:
+            break
+    everything = Batch.concat(waiting)
+    for start in range(0, STEPS * BATCH, BATCH // RANKS):
+        rows += len(np.unique(everything.rows(start, start + BATCH // RANKS).ids))
+    assert sum(histogram) == rows
+
+
+def test_rows_and_bytes_are_those_of_the_distinct_ids(folder):
+    summary = read(folder, "summary.json")
+    source, left, ids = open_source("synthetic"), STEPS * BATCH, []
+    for chunk in source.chunks("train"):
+        ids.append(chunk.rows(0, min(left, chunk.size)).ids)
+        left -= chunk.size
+        if left <= 0:
+            break
+    assert summary["rows"] == len(np.unique(np.concatenate(ids)))
+    assert summary["resident_bytes"] >= summary["rows"] * 4 * settings().rows.dim
+
+
+def test_a_replay_of_the_folders_trace_gives_the_folders_figures(folder, tmp_path):
+    again = run_into(
+        tmp_path / "again",
+        settings(executor="replay", trace=folder / "trace.npz", tau=None),
+    )
+    summary = read(folder, "summary.json")
+    assert again["tasks"] == summary["tasks"]
+    assert again["tau"] == 3
+    assert again["samples"] == summary["samples"]
