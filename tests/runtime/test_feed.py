@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import Counter
 
 import numpy as np
@@ -9,8 +11,11 @@ import pytest
 
 from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig
+from runtime.rank import feed as feed_module
+from runtime.rank.feed import Feed, training_stream
 from runtime.rank.learner import Learner
 from runtime.run.session import train
+from runtime.stop import Stop
 from tests.runtime.worlds import ArraySource, config
 
 SAMPLES = 100
@@ -149,3 +154,27 @@ def test_a_short_last_step_of_global_batches_loses_no_sample(trained):
     assert sorted(n for numbers, _ in seen.values() for n in numbers) == list(range(SAMPLES))
     assert outcome.figures["samples"] == SAMPLES
     assert outcome.figures["updates"] == 8 + 8 + 4
+
+
+def test_a_rank_far_ahead_waits_for_the_others_batches_to_be_taken(monkeypatch):
+    """Else one slow rank of many keeps a whole part of the data in memory."""
+    monkeypatch.setattr(feed_module, "MAX_DRIFT_STEPS", 3)
+    chosen = config(batch=4, ranks=2)
+    feed = Feed(training_stream(chosen, ArraySource(SAMPLES)), 2, True, Stop())
+    taken: list[int] = []
+
+    def run_ahead():
+        while (work := feed.take(0, len(taken))) is not None:
+            taken.append(work.batch.size)
+
+    ahead = threading.Thread(target=run_ahead)
+    ahead.start()
+    while len(taken) < 6:
+        time.sleep(0.001)
+    time.sleep(0.1)  # time to go too far
+    assert len(taken) == 6
+    for step in range(25):
+        assert len(taken) <= step + 6
+        assert feed.take(1, step).batch.size == 2
+    ahead.join(timeout=30)
+    assert taken == [2] * 25

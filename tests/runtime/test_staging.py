@@ -96,6 +96,7 @@ class EagerStreams(TorchFunctionMode):
         self._computed = 0
         self._made_by: dict[int, tuple[torch.Tensor, int]] = {}
         self._waited_for = {"upload": 0, "download": 0, "compute": 0}
+        self.shared: list[tuple[StreamName, torch.Tensor]] = []
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         found = func(*args, **(kwargs or {}))
@@ -120,7 +121,7 @@ class EagerStreams(TorchFunctionMode):
             poison(target)
 
     def share(self, stream, tensor):
-        pass
+        self.shared.append((stream, tensor))
 
     def record(self, stream):
         return Event(stream, self._computed)
@@ -261,6 +262,30 @@ def test_received_gradients_are_those_of_every_leaf():
             assert (found.pooled == 2).all()
             assert (found.sequences["used"] == 3).all()
             assert (found.sequences["ignored"] == 0).all()
+
+
+def test_memory_that_two_streams_use_is_shared_between_them():
+    """Else torch's allocator gives it away while the other stream still reads it."""
+    with EagerStreams() as streams:
+        staging = StreamStaging(torch.float32, streams)
+        array = np.ones((3, 2), np.float32)
+        batch = Batch(np.zeros(3, np.uint64), None, array, array[:, :1].copy())
+        vectors = FieldVectors(
+            array, {"tags": np.ones((3, 4, 2), np.float32)}, {"tags": np.ones((3, 4), bool)}
+        )
+        staged = staging.send(batch, vectors)
+        assert streams.shared == []
+        staging.arrive(staged)
+        leaves = staged.embeddings
+        sent = [staged.dense, staged.labels, leaves.pooled, leaves.sequences["tags"],
+                leaves.masks["tags"]]  # fmt: skip
+        assert {id(t) for s, t in streams.shared if s == "compute"} == {id(t) for t in sent}
+        (leaves.pooled.sum() + leaves.sequences["tags"].sum()).backward()
+        with staging.receive(leaves):
+            pass
+    gradients = [leaves.pooled.grad, leaves.sequences["tags"].grad]
+    places = {t.data_ptr() for s, t in streams.shared if s == "download"}
+    assert places == {g.data_ptr() for g in gradients}
 
 
 def test_a_cpu_needs_no_copies():
