@@ -78,6 +78,10 @@ class TrainConfig:
     """Another bound, the original's: batches in flight per rank, from lookup to applied push."""
     ahead: int | None = None
     """Of lookahead: steps that are prefetched, >= 1. Default 4."""
+    lookahead: Literal["reread", "forwarded"] | None = None
+    """Of lookahead with the concurrent executor: stale rows are read again before they are used
+    (reread, the default), or the worker has the rows of its window on lease and applies every
+    step's gradients to them itself (forwarded). Both give the bytes of sync."""
     merge_pushes: bool | None = None
     """One optimiser step per row and step from all ranks' gradients; else one per rank, on arrival.
     Only a choice for raw_hybrid and hybrid. Default true."""
@@ -156,6 +160,10 @@ class TrainConfig:
             "tau": (mode.reads_late_rows, "modes that read late rows (hybrid, async, ...)"),
             "permits": (mode.reads_late_rows, "modes that read late rows (hybrid, async, ...)"),
             "ahead": (mode is Mode.LOOKAHEAD, "mode lookahead"),
+            "lookahead": (
+                mode is Mode.LOOKAHEAD and self.executor == "concurrent",
+                "mode lookahead with the concurrent executor",
+            ),
             "merge_pushes": (
                 mode in (Mode.HYBRID, Mode.RAW_HYBRID),
                 "modes raw_hybrid and hybrid; sync always merges, async never",

@@ -211,3 +211,8 @@ class TableConfig:
     def depends_on_lookup_order(self) -> bool:
         """Whether the order of two lookups of one step decides which rows there are."""
         return self.capacity.limited or self.admission.kind != "all"
+
+    @property
+    def forgets_rows(self) -> bool:
+        """Whether a looked-up row may be gone, or never there, at the next lookup."""
+        return self.depends_on_lookup_order or self.capacity.expire_after_steps is not None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -39,6 +39,10 @@ class ShardRows(Protocol):
 
     def refresh(self, handle: Handle, batch_step: int) -> int:
         """Replace rows written since the handle read them, create absent ones; how many."""
+        ...
+
+    def lease(self, handle: Handle) -> dict[str, dict[str, Any]]:
+        """Per table, the batch's rows with their state; absent ones are left out."""
         ...
 
     def update(self, pushes: Sequence[WholePush], update: int, step: int) -> np.ndarray:
@@ -92,6 +96,13 @@ class EmbeddingServer:
     def look_up_ahead(self, handle: Handle) -> None:
         """A prefetch of lookahead: read at any time, without side effect."""
         self.read(handle, create=False)
+
+    def lease(self, handle: Handle, ahead: int) -> dict[str, dict[str, Any]]:
+        """lookahead `forwarded`: the batch's rows with their state, once all pushes of steps
+        < step - ahead are applied; without side effect."""
+        with self._changed:
+            self._wait_for_window(handle, ahead)
+            return self.rows.lease(handle)
 
     def bring_up_to_date(self, handle: Handle) -> None:
         """Replace prefetched rows that were written since, when all earlier pushes are applied."""
@@ -172,22 +183,45 @@ class EmbeddingServer:
         self._recorder.record(kind, rank, step, self.shard, self.version)
 
     def _wait_for_turn(self, handle: Handle) -> None:
-        rules, rank, step = self._rules, handle.rank, handle.step
+        self._wait_for_window(handle, self._rules.tau)
+        if self._rules.in_rank_order:
+            before = self._served[: handle.rank]
+            wait_for(
+                self._changed,
+                lambda: all(steps > handle.step for steps in self._served[: handle.rank]),
+                self._stop,
+                lambda: (
+                    f"rank {handle.rank}, step {handle.step} waits for the lookups of the ranks"
+                    f" before it at server {self.shard}; served: {before}"
+                ),
+            )
 
-        def may_start() -> bool:
-            if not self._marks.may_start(rank, step, rules.tau, rules.own_window):
-                return False
-            return not rules.in_rank_order or all(s > step for s in self._served[:rank])
+    def _wait_for_window(self, handle: Handle, tau: int | None) -> None:
+        rules, rank, step = self._rules, handle.rank, handle.step
 
         def who() -> str:
             closed = [self._marks.closed_steps(r) for r in range(rules.ranks)]
             return (
                 f"the lookup of rank {rank}, step {step} waits at server {self.shard} with"
-                f" tau={rules.tau} for pushes; steps closed per rank: {closed},"
-                f" lookups served per rank: {self._served}"
+                f" tau={tau} for pushes; steps closed per rank: {closed}"
             )
 
-        wait_for(self._changed, may_start, self._stop, who)
+        wait_for(
+            self._changed,
+            lambda: self._marks.may_start(rank, step, tau, rules.own_window),
+            self._stop,
+            who,
+        )
+
+    def wait_until_closed(self, steps: int) -> None:
+        """Return when every push of the first ``steps`` steps is applied or lost here."""
+        with self._changed:
+            wait_for(
+                self._changed,
+                lambda: self._marks.closed_steps() >= steps,
+                self._stop,
+                lambda: f"a snapshot waits at server {self.shard} for the pushes of step {steps}",
+            )
 
     def _serve(self, handle: Handle) -> None:
         if self._rules.in_rank_order:

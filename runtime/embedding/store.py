@@ -30,6 +30,10 @@ class TablePlan:
         return slice(int(self.bounds[shard]), int(self.bounds[shard + 1]))
 
 
+Plans = dict[str, TablePlan]
+"""Per table."""
+
+
 @dataclass(slots=True)
 class Handle:
     """One batch at the embedding worker, between its lookup and its push."""
@@ -37,7 +41,7 @@ class Handle:
     rank: int
     step: int
     batch: Batch
-    plans: dict[str, TablePlan]
+    plans: Plans
     values: dict[str, np.ndarray]
     """Per table [U, d]: the rows as read, in the order of the plan's ids."""
     slots: dict[str, np.ndarray]

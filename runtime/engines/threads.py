@@ -17,7 +17,8 @@ from torch import nn
 
 from persia_sim.words.vocabulary import Mode
 from runtime.embedding.open import use_threads
-from runtime.rank.loop import RankLoop
+from runtime.rank.forwarded import ForwardedStages
+from runtime.rank.loop import ForwardedLoop, RankLoop
 from runtime.rank.parts import Parts
 from runtime.rank.stages import RankStages
 from runtime.rank.team import LosePush, Team
@@ -59,7 +60,14 @@ class ConcurrentRun:
         return self._team.rule.snapshot()
 
     def _threads_of(self, rank: int) -> list[threading.Thread]:
-        loop = RankLoop(rank, RankStages(rank, self._team), self._config, self._stop)
+        copies = self._team.copies
+        loop: RankLoop | ForwardedLoop
+        if copies is None:
+            loop = RankLoop(rank, RankStages(rank, self._team), self._config, self._stop)
+        else:
+            ahead = self._config.prefetched_steps
+            stages = ForwardedStages(rank, self._team, copies, ahead)
+            loop = ForwardedLoop(rank, stages, self._config, self._stop)
         return [
             threading.Thread(target=self._guard, args=(body,), name=f"{name}-{rank}")
             for name, body in loop.bodies().items()

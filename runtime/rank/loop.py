@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from persia_sim.words.vocabulary import Mode
 from runtime.config import TrainConfig
+from runtime.rank.forwarded import ForwardedStages, Prefetched, Written
 from runtime.rank.pipe import Pipe
 from runtime.rank.stages import Computed, Fetched, RankStages
 from runtime.stop import Stop
@@ -82,3 +83,38 @@ class RankLoop:
     def _push(self) -> None:
         while (computed := self._computed.get()) is not None:
             self._stages.push(computed)
+
+
+class ForwardedLoop:
+    """lookahead `forwarded`: nothing but the other ranks is waited for between two steps."""
+
+    def __init__(self, rank: int, stages: ForwardedStages, config: TrainConfig, stop: Stop) -> None:
+        self._stages, self._latency_s = stages, config.latency_s
+        ahead = config.prefetched_steps
+        self._coming: Pipe[Prefetched | None] = Pipe(f"training of rank {rank}", ahead, stop)
+        self._going: Pipe[Written | None] = Pipe(f"pushing of rank {rank}", ahead + 1, stop)
+
+    def bodies(self) -> dict[str, Callable[[], None]]:
+        """By name, what each thread of the rank runs."""
+        return {"fetch": self._prefetch, "train": self._train, "push": self._write_back}
+
+    def _prefetch(self) -> None:
+        step = 0
+        self._coming.wait_for_room()
+        while (prefetched := self._stages.prefetch_lease(step)) is not None:
+            self._coming.put(prefetched, self._latency_s)
+            self._coming.wait_for_room()
+            step += 1
+        self._stages.finish(step)
+        self._coming.put(None)
+
+    def _train(self) -> None:
+        while (prefetched := self._coming.get()) is not None:
+            computed = self._stages.train(self._stages.take_in(prefetched))
+            written = self._stages.write(prefetched.at_servers, computed)
+            self._going.put(written, self._latency_s)
+        self._going.put(None)
+
+    def _write_back(self) -> None:
+        while (written := self._going.get()) is not None:
+            self._stages.write_back(written)

@@ -53,7 +53,8 @@ def assemble(
         engine=config.engine,
         shards=config.shards,
         seed=config.seed,
-        recorder=recorder,
+        # With rows on lease the worker's copies decide what is read; the servers only follow.
+        recorder=TraceRecorder(keep=False) if config.lookahead == "forwarded" else recorder,
         rules=server_rules(config, used.values()),
         stop=stop,
     )

@@ -96,13 +96,17 @@ class RankStages:
 
     def push(self, computed: Computed) -> None:
         """Give every server the rows' gradients (merged: the last rank's bring them all in)."""
-        handle, rows = computed
-        with self._span("push", handle.step)(Stage.PUSH):
-            if rows is not None and self._team.lose_push(self._rank, handle.step):
-                self._team.count_lost_push()
-                rows = None
+        with self._span("push", computed.handle.step)(Stage.PUSH):
+            kept = self._lose_or_keep(computed)
             for server in self._store.servers:
-                server.give((handle, rows))
+                server.give(kept)
+
+    def _lose_or_keep(self, computed: Computed) -> Computed:
+        lose = self._team.lose_push
+        if computed.rows is None or not lose(self._rank, computed.handle.step):
+            return computed
+        self._team.count_lost_push()
+        return computed._replace(rows=None)
 
     def _load(self, step: int) -> Fetched | None:
         with self._span("load", step)(Stage.LOAD):

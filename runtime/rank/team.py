@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 from persia_sim.words.vocabulary import Mode
 from runtime.dense.rule import DenseRule, Told
@@ -13,6 +14,9 @@ from runtime.dense.server import DenseServer, ModelAverager
 from runtime.dense.threads import SharedWeights
 from runtime.rank.parts import Parts
 from runtime.stop import Stop, wait_for
+
+if TYPE_CHECKING:
+    from runtime.embedding.lease import LeasedRows
 
 LosePush = Callable[[int, int], bool]
 """Fault injection: whether the push of (rank, step) is lost on its way."""
@@ -28,25 +32,35 @@ class Team:
         self.permits = Permits(config.ranks, config.permits, config.shards, parts.stop)
         for server in parts.store.servers:
             server.on_closed = self.permits.give_back
-        self._lock = threading.Lock()
+        self.copies: LeasedRows | None = None
+        if config.lookahead == "forwarded":
+            from runtime.embedding.lease import LeasedRows  # loads the compiled kernels
+
+            self.copies = LeasedRows(
+                parts.store, config.ranks, config.prefetched_steps, parts.recorder, parts.stop
+            )
+        self._counting, self._telling = threading.Lock(), threading.Lock()
         self._updates = 0
 
     def skip_batch(self) -> None:
         """A batch was left out because it is not finite."""
-        with self._lock:
+        with self._counting:
             self.parts.meter.skip()
 
     def count_lost_push(self) -> None:
         """A push was lost; its step is closed all the same."""
-        with self._lock:
+        with self._counting:
             self.parts.meter.lose()
 
     def _told(self, loss: float, samples: int) -> None:
         """A snapshot may be evaluated here: rows are held, and the dense weights stand still."""
         meter, store = self.parts.meter, self.parts.store
-        with self._lock, self.parts.stop.working():
+        with self._telling, self.parts.stop.working():
             self._updates += 1
             held = meter.evaluates_at(self._updates)
+            if held and self.copies is not None:  # what the copies know already is on its way
+                for server in store.servers:
+                    server.wait_until_closed(self._updates - 1)
             with store.frozen() if held else nullcontext():
                 meter.update(self._updates, samples, loss, self.rule.snapshot)
 

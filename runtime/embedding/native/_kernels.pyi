@@ -252,7 +252,16 @@ class Table:
             NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)
         ],
         latest_step: int,
+        keep_present: bool = False,
     ) -> None: ...
+    def lease(
+        self,
+        ids: Annotated[
+            NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        start: int,
+        stop: int,
+    ) -> dict[str, Any]: ...
     @property
     def resident_bytes(self) -> int: ...
     @property

@@ -21,7 +21,7 @@ from runtime.embedding.native.rows import open_table
 from runtime.embedding.server import STALENESS_BINS, WholePush
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.sharded import EmbeddingStore
-from runtime.embedding.store import ABSENT, Handle
+from runtime.embedding.store import ABSENT, Handle, Plans
 from runtime.stop import Stop
 
 
@@ -73,7 +73,13 @@ class NativeStore(EmbeddingStore):
 
     def begin(self, rank: int, step: int, batch: Batch) -> Handle:
         """Merge duplicates and plan the shards; touches no row."""
-        plans = plan_natively(batch, self.layout.fields, list(self.tables.values()), self.shards)
+        tables = list(self.tables.values())
+        return self.begin_with(
+            rank, step, batch, plan_natively(batch, self.layout.fields, tables, self.shards)
+        )
+
+    def begin_with(self, rank: int, step: int, batch: Batch, plans: Plans) -> Handle:
+        """As `begin`, where the plan is known."""
         values, slots, writes = {}, {}, {}
         for name, plan in plans.items():
             config = self.tables[name]
@@ -100,10 +106,19 @@ class NativeStore(EmbeddingStore):
             for table in shard.values():
                 table.settle(kept)
 
-    def restore(self, table: str, shards: Sequence[dict[str, Any]]) -> None:
-        """Put rows of one table back, those of each shard."""
+    def restore(
+        self, table: str, shards: Sequence[dict[str, Any]], *, keep_present: bool = False
+    ) -> None:
+        """Put rows of one table back, those of each shard; ``keep_present``: absent ones only."""
         for tables, arrays in zip(self._native, shards, strict=True):
-            tables[table].restore(**arrays)
+            tables[table].restore(**arrays, keep_present=keep_present)
+
+    def forget(self, table: str, ids: np.ndarray) -> None:
+        """Drop these rows, values and state, as if they had never been."""
+        none = np.zeros(0, np.uint32)
+        for tables in self._native:
+            rows = np.zeros((0, 0), np.uint8)
+            tables[table].restore(ids[:0], none, none, rows, ids, np.zeros(0, np.uint8), 0)
 
     def _open_rows(self, shard: int) -> NativeShard:
         return NativeShard(shard, self.tables.values(), self.seed, self.shards)
@@ -136,6 +151,13 @@ class NativeShard:
             arrays = handle.slots[name], handle.values[name], handle.writes[name]
             replaced += self.tables[name].refresh(plan.ids, *bounds, batch_step, *arrays)
         return replaced
+
+    def lease(self, handle: Handle) -> dict[str, dict[str, Any]]:
+        """Per table, the batch's rows with their state as they are; absent ones are left out."""
+        return {
+            name: table.lease(handle.plans[name].ids, *self._bounds(handle, name))
+            for name, table in self.tables.items()
+        }
 
     def update(self, pushes: Sequence[WholePush], update: int, step: int) -> np.ndarray:
         """One optimiser update on each row; rows by updates that they had missed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -85,6 +86,10 @@ class ReferenceShard:
             handle.writes[name][where] = found[2]
             replaced += len(where)
         return replaced
+
+    def lease(self, handle: Handle) -> dict[str, dict[str, Any]]:
+        """Not in the reference: `LeasedRows` refuses it before anything starts."""
+        raise NotImplementedError("the reference engine leases no rows")
 
     def update(self, pushes: Sequence[WholePush], update: int, step: int) -> np.ndarray:
         """One optimiser update on each row; rows by updates that they had missed."""

@@ -162,12 +162,7 @@ nb::tuple all_rows(const Table& table) {
                         give(std::move(rows.writes), {n}));
 }
 
-nb::dict take_snapshot(Table& table, bool only_changed, bool track) {
-  Snapshot found;
-  {
-    nb::gil_scoped_release free;
-    found = table.snapshot(only_changed, track);
-  }
+nb::dict give_snapshot(const Table& table, Snapshot found) {
   const size_t n = found.ids.size(), stamps = found.stamps.size();
   const size_t removed = found.removed.size(), sightings = found.sightings.size();
   nb::dict out;
@@ -181,6 +176,15 @@ nb::dict take_snapshot(Table& table, bool only_changed, bool track) {
   return out;
 }
 
+nb::dict take_snapshot(Table& table, bool only_changed, bool track) {
+  Snapshot found;
+  {
+    nb::gil_scoped_release free;
+    found = table.snapshot(only_changed, track);
+  }
+  return give_snapshot(table, std::move(found));
+}
+
 template <class T>
 using Column = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using RowBytes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -192,7 +196,7 @@ std::vector<T> copy_of(const Column<T>& column) {
 
 void restore(Table& table, const Column<uint64_t>& ids, const Column<uint32_t>& words,
              const Column<uint32_t>& stamps, const RowBytes& rows, const Column<uint64_t>& removed,
-             const Column<uint8_t>& sightings, uint32_t latest_step) {
+             const Column<uint8_t>& sightings, uint32_t latest_step, bool keep_present) {
   const size_t n = ids.shape(0);
   require(words.shape(0) == n && rows.shape(0) == n && (stamps.shape(0) == n || !stamps.shape(0)),
           "ids, words, stamps and rows must have one length");
@@ -207,7 +211,17 @@ void restore(Table& table, const Column<uint64_t>& ids, const Column<uint32_t>& 
   from.sightings = copy_of(sightings);
   from.latest_step = latest_step;
   nb::gil_scoped_release free;
-  table.restore(from);
+  table.restore(from, keep_present);
+}
+
+nb::dict lease(Table& table, const Column<uint64_t>& ids, size_t start, size_t stop) {
+  require(start <= stop && stop <= ids.shape(0), "start and stop must lie inside ids");
+  Snapshot found;
+  {
+    nb::gil_scoped_release free;
+    found = table.lease(ids.data() + start, stop - start);
+  }
+  return give_snapshot(table, std::move(found));
 }
 
 // (pooling kind, first column, places of a sequence, its array, its mask)
@@ -373,7 +387,9 @@ NB_MODULE(_kernels, module) {
       .def("snapshot", &take_snapshot, nb::arg("only_changed"), nb::arg("track"))
       .def("settle", &Table::settle, nb::arg("kept"), nb::call_guard<nb::gil_scoped_release>())
       .def("restore", &restore, nb::arg("ids"), nb::arg("words"), nb::arg("stamps"),
-           nb::arg("rows"), nb::arg("removed"), nb::arg("sightings"), nb::arg("latest_step"))
+           nb::arg("rows"), nb::arg("removed"), nb::arg("sightings"), nb::arg("latest_step"),
+           nb::arg("keep_present") = false)
+      .def("lease", &lease, nb::arg("ids"), nb::arg("start"), nb::arg("stop"))
       .def_prop_ro("resident_bytes", &Table::resident_bytes)
       .def_prop_ro("counters", &Table::counters);
 

@@ -58,6 +58,27 @@ Snapshot Table::snapshot(bool only_changed, bool track) {
   return out;
 }
 
+Snapshot Table::lease(const uint64_t* ids, size_t n) const {
+  const std::scoped_lock hold(lock_);
+  Snapshot out;
+  out.latest_step = latest_step_;
+  std::vector<uint32_t> slots;
+  slots.reserve(n);
+  for (size_t i = 0; i < n; ++i) {
+    const uint32_t slot = find(ids[i]);
+    if (slot == kNoSlot || expired(slot, latest_step_)) continue;
+    slots.push_back(slot);
+    out.ids.push_back(ids[i]);
+    out.words.push_back(records_.word(slot));
+    if (records_.stamped()) out.stamps.push_back(records_.stamp(slot));
+  }
+  out.rows.resize(slots.size() * row_bytes_);
+  for (size_t i = 0; i < slots.size(); ++i) {
+    std::memcpy(&out.rows[i * row_bytes_], row(slots[i]), row_bytes_);
+  }
+  return out;
+}
+
 void Table::settle(bool kept) {
   const std::scoped_lock hold(lock_);
   if (!unsettled_.open) return;
@@ -73,7 +94,7 @@ void Table::settle(bool kept) {
   unsettled_ = {};
 }
 
-void Table::restore(const Snapshot& from) {
+void Table::restore(const Snapshot& from, bool keep_present) {
   const std::scoped_lock hold(lock_);
   const bool tracked = options_.track_changes;
   options_.track_changes = false;
@@ -85,6 +106,7 @@ void Table::restore(const Snapshot& from) {
   const Counters kept = counters_;
   for (size_t i = 0; i < from.ids.size(); ++i) {
     uint32_t slot = find(from.ids[i]);
+    if (slot != kNoSlot && keep_present) continue;
     if (slot == kNoSlot) slot = create(from.ids[i], latest_step_);
     if (options_.eviction == Eviction::lru) lru_.touch(records_, slot);
     std::memcpy(row(slot), &from.rows[i * row_bytes_], row_bytes_);

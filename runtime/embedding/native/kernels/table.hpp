@@ -80,8 +80,11 @@ class Table {
   // What became of the last snapshot: kept, or lost, and then all that it told counts as changed (or
   // gone) still. To be called before the next snapshot, unless neither tracks changes.
   void settle(bool kept);
-  // Put rows (back) in, in the order given, the last one being the most recently used.
-  void restore(const Snapshot& from);
+  // Put rows (back) in, in the order given, the last one being the most recently used. With
+  // `keep_present` rows that are here stay as they are.
+  void restore(const Snapshot& from, bool keep_present = false);
+  // The rows of these ids as they are, values and state; absent ids are left out. No side effect.
+  Snapshot lease(const uint64_t* ids, size_t n) const;
 
   uint64_t size() const;
   uint64_t resident_bytes() const;

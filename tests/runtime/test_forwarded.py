@@ -1,0 +1,131 @@
+"""lookahead `forwarded`: rows on lease at the worker, and still the bytes of sync (laws 2, 15)."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from persia_sim.words.staleness import staleness_in_pushes, staleness_in_steps
+from persia_sim.words.vocabulary import Mode
+from runtime.embedding.config import RowOptimizer
+from runtime.embedding.features import Admission, Capacity
+from runtime.engines.threads import ConcurrentRun
+from runtime.rank.parts import assemble
+from runtime.run.session import train
+from tests.runtime.worlds import ArraySource, assert_same_bytes, config, run
+
+SOURCE = ArraySource(600, ids_per_field=90)
+FORWARDED = {"mode": Mode.LOOKAHEAD, "lookahead": "forwarded", "executor": "concurrent"}
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    ahead=st.integers(1, 9),
+    ranks=st.integers(1, 4),
+    shards=st.integers(1, 3),
+    kind=st.sampled_from(["sgd", "adagrad", "adagrad_row", "adam", "ftrl"]),
+    latency_s=st.sampled_from([0.0, 0.004]),
+)
+def test_forwarded_lookahead_equals_sync(ahead, ranks, shards, kind, latency_s):
+    rule = RowOptimizer(kind=kind, lr=0.1)
+    sync = run(config(ranks=ranks, shards=shards, optimizer=rule), SOURCE)
+    chosen = config(ahead=ahead, ranks=ranks, shards=shards, optimizer=rule, latency_s=latency_s,
+                    **FORWARDED)  # fmt: skip
+    assert_same_bytes(sync, run(chosen, SOURCE))
+
+
+def test_rows_of_a_momentum_rule_and_half_storage_go_on_lease_whole():
+    base = config(ranks=2, optimizer=RowOptimizer(kind="sgd", lr=0.1, momentum=0.9))
+    base = replace(base, rows=replace(base.rows, storage="bfloat16"))
+    assert_same_bytes(run(base, SOURCE), run(replace(base, **FORWARDED, ahead=3), SOURCE))
+
+
+def test_the_lease_ends_when_the_window_has_passed():
+    """12,000 ids go by; the worker keeps those of ahead + 1 steps."""
+    source = ArraySource(2400, ids_per_field=4000)
+    parts = assemble(config(ahead=2, **FORWARDED), source)
+    parts.meter.start()
+    threads = ConcurrentRun(parts)
+    threads.run()
+    kept = len(threads._team.copies)
+    batches = parts.feed  # 24 samples of 1 + 1 + about 1.5 ids
+    assert len(parts.store) > 3000
+    assert 0 < kept <= 3 * 24 * 5
+    assert batches is not None
+
+
+def test_a_forwarded_run_is_recorded_as_what_it_computes_and_replays():
+    chosen = config(ahead=3, ranks=3, shards=2, latency_s=0.003, **FORWARDED)
+    recorded = run(chosen, SOURCE)
+    assert staleness_in_pushes(recorded.trace).missed_pushes.max() == 0
+    assert staleness_in_steps(recorded.trace).missing_steps.max() == 0
+    replayed = run(config(mode=Mode.LOOKAHEAD, ahead=3, ranks=3, shards=2), SOURCE,
+                   order=recorded.trace)  # fmt: skip
+    assert_same_bytes(recorded, replayed)
+
+
+def test_snapshots_on_the_way_are_those_of_sync():
+    """The servers are behind; a snapshot waits until they know what the weights know."""
+    curves = []
+    for changes in ({}, {"ahead": 4, "latency_s": 0.01, **FORWARDED}):
+        chosen = config(ranks=2, evaluate_every_steps=5, **changes)
+        found = train(chosen, SOURCE)
+        curves.append([p.evaluation.predictions.tobytes() for p in found.curve])
+    assert curves[0] == curves[1]
+    assert len(curves[0]) == 5
+
+
+def test_ahead_and_one_steps_share_two_messages():
+    """Law 15: (2 L + C) / (ahead + 1) against 2 L + C; asked for is a factor of two of nine."""
+    latency_s, steps = 0.03, 24
+    source = ArraySource(24 * steps)
+    began = time.monotonic()
+    run(config(ahead=8, ranks=2, latency_s=latency_s, **FORWARDED), source)
+    took_s = time.monotonic() - began
+    assert steps * 2 * latency_s / 9 <= took_s < 0.5 * steps * 2 * latency_s
+
+
+@pytest.mark.parametrize(
+    "feature",
+    [
+        {"capacity": Capacity(rows=50)},
+        {"capacity": Capacity(expire_after_steps=5)},
+        {"admission": Admission(kind="frequency")},
+    ],
+)
+def test_tables_that_forget_rows_are_refused_by_name(feature):
+    base = config(**FORWARDED)
+    base = replace(base, rows=replace(base.rows, **feature))
+    with pytest.raises(ValueError, match=r"tables \['rows'\] evict, expire or refuse rows"):
+        run(base, SOURCE)
+
+
+def test_the_reference_engine_is_refused():
+    with pytest.raises(ValueError, match="needs the native engine"):
+        run(config(engine="reference", **FORWARDED), SOURCE)
+
+
+def test_a_lost_push_is_lost_at_the_worker_and_at_the_servers():
+    lost = {"lose_push": lambda rank, step: rank == 0 and step % 4 == 1}
+    sync = run(config(ranks=2, executor="concurrent"), SOURCE, **lost)
+    forwarded = run(config(ranks=2, ahead=3, **FORWARDED), SOURCE, **lost)
+    assert sync.meter.pushes_lost == forwarded.meter.pushes_lost == 6
+    assert_same_bytes(sync, forwarded)
+
+
+def test_values_on_lease_are_those_of_the_server_when_the_run_ends():
+    parts = assemble(config(ahead=3, **FORWARDED), SOURCE)
+    parts.meter.start()
+    threads = ConcurrentRun(parts)
+    threads.run()
+    ids, values, state = threads._team.copies._copies.export()["rows"]
+    all_ids, all_values, all_state = parts.store.export()["rows"]
+    where = np.searchsorted(all_ids, ids)
+    assert (all_ids[where] == ids).all()
+    assert (all_values[where] == values).all()
+    assert (all_state[where] == state).all()
