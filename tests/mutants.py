@@ -54,6 +54,12 @@ _TWINS = {
 }  # fmt: skip
 
 
+_DO_NOT_SHRINK = """
+from hypothesis import Phase  # the first example that fails will do
+
+settings.register_profile("mutants", phases=(Phase.explicit, Phase.generate))
+settings.load_profile("mutants")
+"""
 _NO_MATTER = {"frozen", "slots", "kw_only", "strict", "maxsize"}  # options that change no figure
 
 
@@ -162,6 +168,8 @@ def main() -> int:
     files = given.tests or tests_of(given.module)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copy_of_the_tree(Path(folder))
+        with Path(folder, "tests/conftest.py").open("a") as conftest:
+            conftest.write(_DO_NOT_SHRINK)
         os.chdir(folder)  # cosmic-ray runs the tests in the present folder
         os.environ["PYTHONPATH"] = folder
         return try_faults(given.module, path, files, given.seconds, given.most, given.seed)
