@@ -11,7 +11,6 @@ from persia_sim.engine.asynchronous import FreeRunning
 from persia_sim.engine.averaging import average
 from persia_sim.engine.checks import check
 from persia_sim.engine.copies import copy_in, copy_out
-from persia_sim.engine.hardware import Platform
 from persia_sim.engine.loaders import load
 from persia_sim.engine.lookups import start_lookups
 from persia_sim.engine.order_log import EachShard, NoOrder, OneShard, OrderLog
@@ -84,7 +83,7 @@ def simulate(
         trace=order.finish(**_meta(scenario)) if trace else None,
         events=env.events,
         makespan_s=float(env.now),
-        busy_s=_busy(scenario, platform, stamps),
+        busy_s=_busy(world, stamps),
         link_bytes=dict(zip(platform.names, platform.network.link_bytes, strict=True)),
         link_capacity=dict(zip(platform.names, platform.capacities, strict=True)),
         losses=world.recovery.losses(sum(crash.at_s <= env.now for crash in crashes)),
@@ -129,8 +128,8 @@ def _meta(scenario: Scenario) -> dict[str, object]:
     }
 
 
-def _busy(scenario: Scenario, platform: Platform, stamps: np.ndarray) -> dict[str, float]:
-    cluster = scenario.cluster
+def _busy(world: World, stamps: np.ndarray) -> dict[str, float]:
+    cluster, platform = world.scenario.cluster, world.platform
     ranks = cluster.ranks
 
     def spent(end: Mark, start: Mark) -> float:
@@ -139,7 +138,7 @@ def _busy(scenario: Scenario, platform: Platform, stamps: np.ndarray) -> dict[st
     workers = cluster.embedding_workers
     work = sum(worker.busy_s for worker in platform.workers)
     return {
-        "GPU": spent(Mark.BACKWARD_END, Mark.START),
+        "GPU": world.computed_s / ranks,
         "copy to the GPU": spent(Mark.ON_GPU, Mark.COPY_IN),
         "copy from the GPU": spent(Mark.COPIED_OUT, Mark.COPY_OUT),
         "worker cores": work / (workers.processes * workers.cores_per_process),

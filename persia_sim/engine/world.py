@@ -45,6 +45,7 @@ class World:
         self.window = LookupWindow(env, scenario)
         self.ledger = Ledger(env, scenario, on_push)
         self.recovery = Recovery(env, scenario, self.disturbed, self.ledger)
+        self.computed_s = 0.0  # by all GPUs, without the rounds and crashes that stop them
         self.stamps = [[[np.nan] * steps for _ in range(ranks)] for _ in Mark]
         noise, seed = scenario.noise, scenario.seed
         self._gpu_factor = [
@@ -88,4 +89,5 @@ class World:
     def compute_s(self, r: int, s: int) -> tuple[float, float]:
         """Forward and backward of this batch, with noise and slow-downs."""
         factor = self.disturbed.at_rank(r, self._gpu_factor[r][s])
+        self.computed_s += self.need.compute_s * factor
         return self.need.forward_s * factor, self.need.backward_s * factor

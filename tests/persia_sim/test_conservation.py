@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from persia_sim.engine.run import Run
 from persia_sim.engine.simulate import simulate
 from persia_sim.model.incidents import Crash, Target
-from persia_sim.model.scenario import Discipline, Noise
+from persia_sim.model.scenario import Averaging, Discipline, Noise
 from persia_sim.model.stamps import Mark
 from persia_sim.words.staleness import staleness_in_pushes
 from persia_sim.words.trace import Kind
@@ -43,7 +43,10 @@ def test_every_byte_of_every_batch_crosses_its_cards_once(
     mode: Mode, ranks: int, steps: int, workers: int, discipline: Discipline, cpus: bool
 ) -> None:
     """364 from the loader, 48 and 120 to the servers, 96 back, 192 to the rank and 192 back."""
-    base = hand_scenario(mode, ranks, steps=steps, discipline=discipline, infinite_cpus=cpus)
+    rounds = Averaging(period_s=100.0) if mode is Mode.ASYNC_AVERAGING else None
+    base = hand_scenario(
+        mode, ranks, steps=steps, discipline=discipline, infinite_cpus=cpus, averaging=rounds
+    )
     run = simulate(replace(base, cluster=base.cluster.with_workers(workers)))
     batches = ranks * steps
     assert carried(run, "GPU host", "in") == carried(run, "GPU host", "out") == 192 * batches

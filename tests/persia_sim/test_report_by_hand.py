@@ -15,7 +15,7 @@ from persia_sim.engine.simulate import simulate
 from persia_sim.insight.report import Report, exposed, report, sent_bytes, staleness, text
 from persia_sim.model.incidents import Checkpoints, Crash, SlowDown, Target
 from persia_sim.model.memory import FORMATS, Capacity, RowFormat, capacity, fill_s, resident_after
-from persia_sim.model.scenario import Discipline, Noise, Scenario
+from persia_sim.model.scenario import Averaging, Discipline, Noise, Scenario
 from persia_sim.model.stamps import Mark
 from persia_sim.words.trace import Event, Kind, Trace
 from persia_sim.words.vocabulary import Mode
@@ -135,6 +135,21 @@ def test_use_in_async_has_the_dense_server_and_its_card() -> None:
     assert use["dense server NIC, out"] == pytest.approx(2 * 6 * 904 / 12 / end)
     assert use["dense server NIC, in"] == pytest.approx(2 * 6 * 904 / 12 / end)
     assert use["GPU host NIC, in"] == pytest.approx(6 * (192 + 904) / 24 / end)
+
+
+def test_a_gpu_is_idle_while_a_round_or_a_crash_stops_it() -> None:
+    """12 s of each of 8 steps, whatever the time from the start of forward to the end of backward:
+    rounds of 9 s every 70 s lock the replicas, and a crash stops rank 0 for 51 s."""
+    rounds = Averaging(period_s=70.0)
+    run = simulate(hand_scenario(Mode.ASYNC_AVERAGING, ranks=2, steps=8, averaging=rounds))
+    stopped = (run.stamps[Mark.BACKWARD_END] - run.stamps[Mark.START]).mean()
+    assert stopped > 12.5 and report(run).use["GPU"] == pytest.approx(8 * 12 / run.makespan_s)
+    crash = Crash(target=Target.RANK, index=0, at_s=300.0, detect_s=1.0, restart_s=50.0)
+    saved = Checkpoints(interval_s=1.0, write_s=0.0)  # after every step
+    base = hand_scenario(Mode.ASYNC, ranks=2, steps=8, disturbances=(crash,), checkpoints=saved)
+    run = simulate(base)
+    assert run.losses.down_s == pytest.approx(51 / 2)
+    assert report(run).use["GPU"] == pytest.approx(8 * 12 / run.makespan_s)
 
 
 def test_a_slow_gpu_is_busy_longer() -> None:
