@@ -151,6 +151,8 @@ def test_compute_is_operations_over_half_of_the_peak() -> None:
     assert need.compute_s == pytest.approx(compute)
     assert need.dense_bytes == 904
     assert need.dense_copy_s == 904 / 226 == 4.0
+    slower = hand_scenario(costs=hand_costs(dense_server_bytes_per_s=200.0))
+    assert demand(slower).dense_copy_s == 4.52
 
 
 def test_efficiency_is_linear_in_the_logarithm_of_the_batch() -> None:

@@ -334,39 +334,42 @@ def test_rounds_that_would_lock_the_replicas_for_ever_are_refused() -> None:
 def test_bounds_of_shared_resources_by_hand() -> None:
     """Two GPUs in one host, three workers on hosts of their own, servers with 2 and 1 rows."""
     cluster = hand_cluster(2).with_workers(3)
-    nn = replace(cluster.nn, hosts=1, processes_per_host=2)
-    cluster = replace(cluster, nn=nn)
+    fast = replace(cluster.nn.host, nic_bytes_per_s=50.0)  # 25 of payload
+    nn = replace(cluster.nn, hosts=1, processes_per_host=2, host=fast)
+    workers = replace(cluster.embedding_workers, cores_per_process=4)
+    cluster = replace(cluster, nn=nn, embedding_workers=workers)
     server = replace(cluster.servers.host, memory_bytes_per_s=32.0)
     cluster = replace(cluster, servers=role(server, processes=2, cores=3))
     base = hand_scenario(Mode.HYBRID, 2, cluster=cluster, tau=4)
     base = replace(base, discipline=Discipline.FLUID, infinite_cpus=False)
     need = demand(base)
     assert shared(base, need) == pytest.approx({
-        "GPU host NICs, in": 2 * 192 / 24,
-        "GPU host NICs, out": 2 * 192 / 24,
+        "GPU host NICs, in": 2 * 192 / 25,
+        "GPU host NICs, out": 2 * 192 / 25,
         "worker NICs, out": 2 * (48 + 120 + 192) / (3 * 16),
         "worker NICs, in": 2 * (364 + 96 + 192) / (3 * 16),
         "server NICs, in": 2 * (48 + 120) / 12,
         "server NICs, out": 2 * 96 / 12,
-        "worker cores": 2 * (2 + 6 + 7) / 3,
+        "worker cores": 2 * (2 + 6 + 7) / 12,
         "server cores": 2 * (3 + 11) / 3,
         "server memory": 2 * (2 * 96 + 4 * 96) / 32,
     })  # fmt: skip
     on_cards = replace(base, dense_on_nics=True)
-    assert shared(on_cards, demand(on_cards))["GPU host NICs, in"] == 16  # one host: none
+    assert shared(on_cards, demand(on_cards))["GPU host NICs, in"] == 384 / 25  # one host: none
     two_hosts = replace(on_cards, cluster=replace(cluster, nn=replace(
         nn, hosts=2, processes_per_host=1
     )))  # fmt: skip
     found = shared(two_hosts, demand(two_hosts))
-    assert found["GPU host NICs, in"] == found["GPU host NICs, out"] == (192 + 904) / 24
+    assert found["GPU host NICs, in"] == found["GPU host NICs, out"]
+    assert found["GPU host NICs, in"] == pytest.approx((192 + 904) / 25)
     loose = replace(on_cards, mode=Mode.ASYNC)
     found = shared(loose, demand(loose))
-    assert found["GPU host NICs, out"] == pytest.approx((2 * 192 + 2 * 904) / 24)
+    assert found["GPU host NICs, out"] == pytest.approx((2 * 192 + 2 * 904) / 25)
     assert found["dense server's NIC"] == 2 * 904 / 12
     assert found["dense server"] == 2 * 2 * 4.0
     ahead = replace(base, mode=Mode.LOOKAHEAD, tau=None, ahead=1)
     found = shared(ahead, demand(ahead))  # everything is fetched twice
-    assert found["worker cores"] == pytest.approx(2 * (2 * (2 + 6) + 7) / 3)
+    assert found["worker cores"] == pytest.approx(2 * (2 * (2 + 6) + 7) / 12)
     assert found["server NICs, out"] == pytest.approx(2 * 2 * 96 / 12)
 
 
