@@ -115,7 +115,7 @@ def _observed(threads: Sequence[dict[str, Any]]) -> tuple[float, int] | None:
 
 
 def _merges(runs: dict[int, Run]) -> bool:
-    return all(run.point.config.merges for run in runs.values())
+    return all(run.point.config.sync.merges for run in runs.values())
 
 
 def _paired(runs: dict[int, Run], reference: dict[int, Run], task: str) -> Interval:

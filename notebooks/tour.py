@@ -38,14 +38,15 @@ from persia_sim.words.orders import constant_lag
 from persia_sim.words.staleness import staleness_in_steps
 from persia_sim.words.trace import Kind
 from persia_sim.words.vocabulary import Mode
-from runtime.config import TrainConfig
+from runtime.config import EngineConfig, EvaluationConfig, SyncConfig, TrainConfig
 from runtime.run.session import train
 
 QUICK = os.environ.get("QUICK", "1") != "0"
 STEPS = 60 if QUICK else 1300
 SEEDS = 2 if QUICK else 5
 data = find_data(None)
-base = TrainConfig(data=data, steps=STEPS, test_rows=2_000 if QUICK else None)
+judged = EvaluationConfig(test_rows=2_000 if QUICK else None)
+base = TrainConfig(data=data, steps=STEPS, evaluation=judged)
 print(base.data.name)
 
 # %% [markdown]
@@ -78,9 +79,9 @@ print("  ".join(f"{Kind(e.kind).name.lower()} {e.step}" for e in order))
 # concurrent executor (threads) can only promise *at most* tau; what it did stands in its trace.
 
 # %%
-hybrid = replace(base, mode=Mode.HYBRID, tau=4, ranks=2)
+hybrid = replace(base, sync=SyncConfig(mode=Mode.HYBRID, tau=4, ranks=2))
 lag = train(hybrid)
-threads = train(replace(hybrid, executor="concurrent"))
+threads = train(replace(hybrid, engine=EngineConfig(executor="concurrent")))
 for name, outcome in (("constant lag", lag), ("threads", threads)):
     missing = staleness_in_steps(outcome.trace).missing_steps
     print(f"{name:12} missing steps: {np.bincount(missing).tolist()} lookups missed 0, 1, 2, ...")
@@ -94,7 +95,7 @@ for name, outcome in (("constant lag", lag), ("threads", threads)):
 # %%
 path = Path(tempfile.mkdtemp()) / "trace.npz"
 threads.trace.save(path)
-again = train(replace(hybrid, executor="replay", trace=path))
+again = train(replace(hybrid, engine=EngineConfig(executor="replay", trace=path)))
 same_rows = all(
     np.array_equal(a, b)
     for table in again.store.tables
@@ -117,7 +118,8 @@ gaps = {tau: [] for tau in taus}
 for seed in range(SEEDS):
     reference = train(replace(base, seed=seed)).final.tasks[task].auc
     for tau in taus:
-        run = train(replace(base, seed=seed, mode=Mode.HYBRID, tau=tau))
+        late = SyncConfig(mode=Mode.HYBRID, tau=tau)
+        run = train(replace(base, seed=seed, sync=late))
         gaps[tau].append(1e3 * (run.final.tasks[task].auc - reference))
 intervals = {tau: t_interval(values) for tau, values in gaps.items()}
 for tau, gap in intervals.items():

@@ -39,7 +39,8 @@ class Train:
     batches, say what hybrid would gain, and train in the fastest."""
 
     def __post_init__(self) -> None:
-        if self.auto and (self.config.mode, self.config.executor) != ("hybrid", "concurrent"):
+        chosen = self.config.sync.mode, self.config.engine.executor
+        if self.auto and chosen != ("hybrid", "concurrent"):
             raise ValueError("auto chooses for --mode hybrid --executor concurrent; add both")
 
 
@@ -101,10 +102,11 @@ def _train(arguments: list[str]) -> None:
     from runtime.run.record import run_into
 
     config = _choose(command.config) if command.auto else command.config
-    folder = command.out or Path("runs/train") / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.mode}"
+    mode = config.sync.mode
+    folder = command.out or Path("runs/train") / f"{time.strftime('%Y%m%d-%H%M%S')}-{mode}"
     if (folder / "summary.json").exists():
         raise ValueError(f"{folder} holds a finished run; name another folder with --out")
-    with tqdm(unit=" samples", unit_scale=True, desc=str(config.mode), disable=None) as bar:
+    with tqdm(unit=" samples", unit_scale=True, desc=str(mode), disable=None) as bar:
         summary = run_into(
             folder,
             config,
@@ -122,7 +124,7 @@ def _choose(config: TrainConfig) -> TrainConfig:
     from runtime.data.open import open_source
     from runtime.run.choose import fastest
 
-    torch.set_num_threads(config.threads)
+    torch.set_num_threads(config.engine.threads)
     data = config.data
     choice = fastest(config, open_source(data.name, data.dir, skip_bad_rows=data.skip_bad_rows))
     print(choice.describe())

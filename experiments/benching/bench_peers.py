@@ -15,7 +15,7 @@ from experiments.benching.windows import Window, interleave, paired_ratio, summa
 from experiments.checks import COUNT, between, not_empty
 from experiments.tables import aligned, write_csv
 from persia_sim.words.vocabulary import Mode
-from runtime.config import ModelConfig, TrainConfig
+from runtime.config import EngineConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.embedding.config import RowOptimizer, TableConfig
 
 WorkloadName = Literal["wide", "wide-dim128", "small", "small-8ids", "paper"]
@@ -253,14 +253,16 @@ def _ours(
     from runtime.rank.parts import assemble
 
     config = TrainConfig(
-        mode=mode,
-        executor="concurrent",
+        sync=SyncConfig(mode=mode),
         batch=options.batch,
         steps=options.window_steps,
-        threads=options.threads,
-        device=options.device,
-        queue_batches=2 if mode.reads_late_rows else None,
-        latency_s=options.latency_s,
+        engine=EngineConfig(
+            executor="concurrent",
+            threads=options.threads,
+            device=options.device,
+            queue_batches=2 if mode.reads_late_rows else None,
+            latency_s=options.latency_s,
+        ),
         rows=TableConfig(dim=shape.dim),
         model=ModelConfig(hidden=shape.hidden),
     )
@@ -293,7 +295,7 @@ def _loop(
 
     config = TrainConfig(
         batch=options.batch,
-        device=options.device,
+        engine=EngineConfig(device=options.device),
         rows=TableConfig(dim=shape.dim),
         model=ModelConfig(hidden=shape.hidden),
     )

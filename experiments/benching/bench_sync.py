@@ -10,7 +10,7 @@ from experiments.benching.wide import FIELDS, WideWorkload, wide_workload
 from experiments.benching.windows import interleave, paired_ratio, summarize, verdict
 from experiments.checks import COUNT, between, each_between, not_empty
 from experiments.tables import aligned, write_csv
-from runtime.config import ModelConfig, TrainConfig
+from runtime.config import EngineConfig, ModelConfig, TrainConfig
 from runtime.embedding.config import TableConfig
 
 GOAL = 0.70
@@ -58,10 +58,9 @@ def run(options: Options) -> None:
 
     torch.set_num_threads(options.threads)
     config = TrainConfig(
-        executor="concurrent",
+        engine=EngineConfig(executor="concurrent", threads=options.threads),
         batch=options.batch,
         steps=options.window_steps,
-        threads=options.threads,
         rows=TableConfig(dim=options.dim),
         model=ModelConfig(hidden=options.hidden),
     )

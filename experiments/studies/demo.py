@@ -15,7 +15,7 @@ from experiments.statistics import delong
 from experiments.studies.staleness_sweep import expected_samples, setting_points
 from experiments.sweep import default_jobs, print_plan, run_points
 from experiments.tables import aligned, write_csv
-from runtime.config import DataConfig, TrainConfig
+from runtime.config import DataConfig, EngineConfig, EvaluationConfig, SyncConfig, TrainConfig
 
 SETTINGS: tuple[Setting, ...] = (
     ("sync", 0),
@@ -116,11 +116,19 @@ def plan(data: DataConfig, options: Options) -> tuple[list[Point], list[Point]]:
     if options.samples is not None:
         steps = max(1, options.samples // BATCH)
         test_rows = max(LEAST_TEST_ROWS, options.samples)
-    base = TrainConfig(ranks=RANKS, batch=BATCH, data=data, steps=steps, test_rows=test_rows)
+    judged = EvaluationConfig(test_rows=test_rows)
+    sync = SyncConfig(ranks=RANKS)
+    base = TrainConfig(sync=sync, batch=BATCH, data=data, steps=steps, evaluation=judged)
     every = max(1, (steps or SYNTHETIC_STEPS) // SNAPSHOTS)
-    points = setting_points(replace(base, evaluate_every_steps=every), SETTINGS, options.seeds)
+    curves = replace(base, evaluation=replace(judged, evaluate_every_steps=every))
+    points = setting_points(curves, SETTINGS, options.seeds)
     short = min(steps or THREAD_STEPS, THREAD_STEPS)
-    quick = replace(base, executor="concurrent", steps=short, test_rows=LEAST_TEST_ROWS)
+    quick = replace(
+        base,
+        engine=EngineConfig(executor="concurrent"),
+        steps=short,
+        evaluation=EvaluationConfig(test_rows=LEAST_TEST_ROWS),
+    )
     threads = [
         replace(p, label=f"threads-{p.label}", exclusive=True)
         for p in setting_points(quick, SETTINGS, 1)

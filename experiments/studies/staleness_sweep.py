@@ -25,7 +25,14 @@ from experiments.points import Point, data_sha256
 from experiments.sweep import default_jobs, print_plan, run_points
 from experiments.tables import aligned, write_csv
 from persia_sim.words.vocabulary import Mode
-from runtime.config import DataConfig, DenseOptimizer, ModelConfig, TrainConfig
+from runtime.config import (
+    DataConfig,
+    DenseOptimizer,
+    EvaluationConfig,
+    ModelConfig,
+    SyncConfig,
+    TrainConfig,
+)
 from runtime.embedding.config import RowOptimizerKind, TableConfig
 
 DEFAULT_TAUS = (0, 4, 16)
@@ -164,14 +171,15 @@ def plan(options: Options) -> list[tuple[str, list[Point]]]:
             initial_accumulator=chosen["initial_accumulator"],
         )
         base = TrainConfig(
-            ranks=options.ranks,
+            sync=SyncConfig(ranks=options.ranks),
             batch=chosen["batch"],
             steps=chosen["steps"],
             data=options.data,
             model=replace(options.model, lr=chosen["lr"], optimizer=chosen["optimizer"]),
             rows=replace(options.rows, optimizer=optimizer, initial_scale=chosen["initial_scale"]),
-            evaluate_every_steps=options.evaluate_every_steps,
-            test_rows=options.test_rows,
+            evaluation=EvaluationConfig(
+                evaluate_every_steps=options.evaluate_every_steps, test_rows=options.test_rows
+            ),
         )
         settings: list[Setting] = []
         for mode in options.modes:
@@ -184,12 +192,12 @@ def plan(options: Options) -> list[tuple[str, list[Point]]]:
 
 def _with_choices(point: Point, chosen: dict[str, Any]) -> Point:
     """Add the factors that only some modes have."""
-    config = point.config
-    if config.mode in (Mode.HYBRID, Mode.RAW_HYBRID):
-        config = replace(config, merge_pushes=chosen["merge_pushes"])
-    if not config.mode.has_barrier:
-        config = replace(config, match=chosen["match"])
-    return replace(point, config=config)
+    sync = point.config.sync
+    if sync.mode in (Mode.HYBRID, Mode.RAW_HYBRID):
+        sync = replace(sync, merge_pushes=chosen["merge_pushes"])
+    if not sync.mode.has_barrier:
+        sync = replace(sync, match=chosen["match"])
+    return replace(point, config=replace(point.config, sync=sync))
 
 
 def setting_points(base: TrainConfig, settings: Sequence[Setting], seeds: int) -> list[Point]:
@@ -198,10 +206,11 @@ def setting_points(base: TrainConfig, settings: Sequence[Setting], seeds: int) -
     points = []
     for seed in range(seeds):
         for mode, tau in settings:
-            bound = tau if Mode(mode).reads_late_rows else None
-            config = replace(base, mode=Mode(mode), tau=bound, seed=seed)
-            suffix = "" if bound is None else f"-tau{bound}"
-            label = f"{mode}{suffix}-seed{seed}"
+            sync = replace(base.sync, mode=Mode(mode))
+            label = f"{mode}-seed{seed}"
+            if sync.mode.reads_late_rows:
+                sync, label = replace(sync, tau=tau), f"{mode}-tau{tau}-seed{seed}"
+            config = replace(base, sync=sync, seed=seed)
             points.append(Point(label=label, config=config, data_sha256=checksum))
     return points
 

@@ -14,7 +14,7 @@ from experiments.points import Point
 from experiments.studies.staleness_sweep import setting_points
 from experiments.sweep import default_jobs, print_plan, run_points
 from experiments.tables import aligned, write_csv
-from runtime.config import DataConfig, TrainConfig
+from runtime.config import DataConfig, EvaluationConfig, TrainConfig
 from runtime.embedding.config import RowOptimizer, TableConfig
 
 TAUS = (0, 1, 4, 16, 64, 256)
@@ -97,8 +97,9 @@ def _points(options: Options, start: str) -> list[Point]:
         steps=options.steps,
         data=options.data,
         rows=TableConfig(optimizer=STARTS[start]),
-        evaluate_every_steps=options.evaluate_every_steps,
-        test_rows=options.test_rows,
+        evaluation=EvaluationConfig(
+            evaluate_every_steps=options.evaluate_every_steps, test_rows=options.test_rows
+        ),
     )
     settings: list[Setting] = [("sync", 0)]
     settings += [("hybrid", tau) for tau in options.taus if tau > 0]

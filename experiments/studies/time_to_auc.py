@@ -18,7 +18,7 @@ from experiments.tables import aligned, write_csv
 from persia_sim.presets.catalogue import CLUSTERS, workloads
 from persia_sim.words.trace import Trace
 from persia_sim.words.vocabulary import Mode
-from runtime.config import DataConfig, TrainConfig
+from runtime.config import DataConfig, EngineConfig, EvaluationConfig, SyncConfig, TrainConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,17 +142,15 @@ def _simulate(options: Options, mode: Mode) -> np.ndarray:
 def _points(options: Options, mode: Mode) -> list[Point]:
     ranks = int(Trace.load(_trace_path(options, mode)).meta["ranks"])
     base = TrainConfig(
-        mode=mode,
-        ranks=ranks,
+        sync=SyncConfig(mode=mode, ranks=ranks, match="update" if mode.has_barrier else "global"),
         batch=ranks * options.samples_per_batch,
         steps=options.steps,
-        executor="replay",
-        trace=_trace_path(options, mode),
+        engine=EngineConfig(executor="replay", trace=_trace_path(options, mode)),
         data=options.data,
-        evaluate_every_steps=max(1, options.steps // options.snapshots),
-        test_rows=options.test_rows,
-        ahead=max(1, options.tau) if mode is Mode.LOOKAHEAD else None,
-        match=None if mode.has_barrier else "global",
+        evaluation=EvaluationConfig(
+            evaluate_every_steps=max(1, options.steps // options.snapshots),
+            test_rows=options.test_rows,
+        ),
     )
     checksum = f"{data_sha256(base)} {Trace.load(_trace_path(options, mode)).sha256()}"
     return [

@@ -16,7 +16,6 @@ from runtime.embedding.store import Handle
 
 _DRAWING = threading.Lock()  # torch's global generator is one for all threads
 _GROWTH_UPDATES = 2000  # source: the growth interval of torch.amp.GradScaler
-_DEFAULT_FLOAT16_SCALE = 65536.0  # source: the initial scale of torch.amp.GradScaler
 
 
 def open_device(name: str) -> torch.device:
@@ -33,7 +32,7 @@ def open_device(name: str) -> torch.device:
 def refuse_running_statistics(model: nn.Module, config: TrainConfig) -> None:
     """Ranks do not share buffers, so statistics kept in them (batch norm) would differ by mode."""
     names = [n for n, b in model.named_buffers() if b.is_floating_point()]
-    if names and (config.ranks > 1 or not config.mode.has_barrier):
+    if names and (config.sync.ranks > 1 or not config.sync.mode.has_barrier):
         raise ValueError(
             f"model {config.model.name} keeps running statistics ({', '.join(names[:3])}), which"
             " ranks do not share: train it with one rank in a barrier mode, or use layer norm"
@@ -83,10 +82,9 @@ class LossScale:
     """
 
     def __init__(self, config: TrainConfig) -> None:
-        self._adapts = config.precision == "float16"
-        self._shared = config.mode.has_barrier
-        default = _DEFAULT_FLOAT16_SCALE if self._adapts else 1.0
-        self._most = self._value = default if config.loss_scale is None else config.loss_scale
+        self._adapts = config.engine.precision == "float16"
+        self._shared = config.sync.mode.has_barrier
+        self._most = self._value = config.engine.loss_scale if self._adapts else 1.0
         self._calm = 0
         self._step = 0
         self._found_finite = self._found_overflow = False

@@ -20,8 +20,6 @@ from runtime.dense.optimizer import (
 )
 from runtime.dense.rule import Told
 
-DEFAULT_PERIOD_S = 0.5  # source: the original's async_sync_interval of 500 ms
-
 
 class DenseServer:
     """async: a rank pulls all weights at one version, and pushes gradients into the newest ones."""
@@ -34,7 +32,7 @@ class DenseServer:
         told: Told,
     ) -> None:
         self._model, self._recorder, self._told = model, recorder, told
-        self._replicas = [replica(model, shared=False) for _ in range(config.ranks)]
+        self._replicas = [replica(model, shared=False) for _ in range(config.sync.ranks)]
         self._optimizer = make_optimizer(config.model, model)
         self._version = 0
         self._lock = threading.Lock()
@@ -80,14 +78,13 @@ class ModelAverager:
         told: Told,
     ) -> None:
         self._model, self._recorder, self._told = model, recorder, told
-        self._replicas = [replica(model, shared=False) for _ in range(config.ranks)]
+        self._replicas = [replica(model, shared=False) for _ in range(config.sync.ranks)]
         self._optimizers = [make_optimizer(config.model, m) for m in self._replicas]
-        period_s = config.average_every_s
-        self._period_s = DEFAULT_PERIOD_S if period_s is None else period_s
+        self._period_s = config.sync.average_every_s
         self._lock = threading.Lock()
         self._version = 0
-        self._round = AveragingRound(config.ranks)
-        self._written = [False] * config.ranks
+        self._round = AveragingRound(config.sync.ranks)
+        self._written = [False] * config.sync.ranks
         self._number = 0
         self._due_s = time.perf_counter() + self._period_s
 

@@ -34,10 +34,10 @@ class ConcurrentRun:
 
     def run(self) -> None:
         """Train to the end of the data. Raises what the first failing thread raised."""
-        if self._config.engine == "native":
-            alone = self._config.ranks == 1 and self._config.mode is Mode.SYNC
-            use_threads(self._config.threads if alone else 1)
-        threads = [t for rank in range(self._config.ranks) for t in self._threads_of(rank)]
+        if self._config.engine.kernels == "native":
+            alone = self._config.sync.ranks == 1 and self._config.sync.mode is Mode.SYNC
+            use_threads(self._config.engine.threads if alone else 1)
+        threads = [t for rank in range(self._config.sync.ranks) for t in self._threads_of(rank)]
         try:
             for thread in threads:
                 thread.start()
@@ -65,7 +65,7 @@ class ConcurrentRun:
         if copies is None:
             loop = RankLoop(rank, RankStages(rank, self._team), self._config, self._stop)
         else:
-            ahead = self._config.prefetched_steps
+            ahead = self._config.sync.ahead
             stages = ForwardedStages(rank, self._team, copies, ahead)
             loop = ForwardedLoop(rank, stages, self._config, self._stop)
         return [
@@ -74,7 +74,7 @@ class ConcurrentRun:
         ]
 
     def _guard(self, body: Callable[[], None]) -> None:
-        torch.set_num_threads(self._config.threads)  # OpenMP keeps this per thread
+        torch.set_num_threads(self._config.engine.threads)  # OpenMP keeps this per thread
         try:
             body()
         except RunStopped:

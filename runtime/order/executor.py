@@ -55,9 +55,10 @@ class OrderedRun:
         self._rounds: dict[int, AveragingRound] = {}
         self._replicas: list[nn.Module] = []
         self._replica_optimizers: list[torch.optim.Optimizer] = []
-        if not config.mode.has_barrier:
-            self._replicas = [replica(learner.model, shared=False) for _ in range(config.ranks)]
-        if config.mode is Mode.ASYNC_AVERAGING:
+        if not config.sync.mode.has_barrier:
+            ranks = range(config.sync.ranks)
+            self._replicas = [replica(learner.model, shared=False) for _ in ranks]
+        if config.sync.mode is Mode.ASYNC_AVERAGING:
             self._replica_optimizers = [make_optimizer(config.model, m) for m in self._replicas]
 
     def run(self, order: Iterable[Event]) -> None:
@@ -117,7 +118,8 @@ class OrderedRun:
     def _lookup(self, event: Event) -> None:
         flying = self._batch(event)
         for shard in self._shards(event):
-            self._store.read(flying.handle, shard, create=self._config.mode is not Mode.LOOKAHEAD)
+            creates = self._config.sync.mode is not Mode.LOOKAHEAD
+            self._store.read(flying.handle, shard, create=creates)
         flying.unread_shards -= set(self._shards(event))
 
     def _refresh(self, event: Event) -> None:
@@ -142,7 +144,7 @@ class OrderedRun:
         return flying.gradients
 
     def _push(self, event: Event) -> None:
-        ranks = range(self._config.ranks) if event.rank == ALL else (event.rank,)
+        ranks = range(self._config.sync.ranks) if event.rank == ALL else (event.rank,)
         group = [self._flying.get((rank, event.step)) for rank in ranks]
         flying = [f for f in group if f is not None]
         found = {f.handle.rank: self._compute(f, self._model_of(f.handle.rank)) for f in flying}
@@ -180,7 +182,7 @@ class OrderedRun:
     def _dense_update(self, event: Event) -> None:
         self._recorder.record(Kind.DENSE_UPDATE, ALL, event.step, ALL, self._dense_version)
         # A rank without samples (of a short last step) has read nothing and starts here.
-        flying = [self._batch(event._replace(rank=r)) for r in range(self._config.ranks)]
+        flying = [self._batch(event._replace(rank=r)) for r in range(self._config.sync.ranks)]
         found = [self._compute(f, self._learner.model) for f in flying]
         good = [g for g in found if g.finite]
         total = [sum_in_rank_order(gs) for gs in zip(*(g.dense for g in good), strict=True)]
@@ -214,7 +216,7 @@ class OrderedRun:
 
     def _average_read(self, event: Event) -> None:
         self._record_round(Kind.AVERAGE_READ, event)
-        round_ = self._rounds.setdefault(event.version, AveragingRound(self._config.ranks))
+        round_ = self._rounds.setdefault(event.version, AveragingRound(self._config.sync.ranks))
         round_.read(event.rank, self._replicas[event.rank])
 
     def _record_round(self, kind: Kind, event: Event) -> None:

@@ -21,7 +21,7 @@ def training_stream(config: TrainConfig, source: Source) -> Iterator[Batch]:
     Nothing is dropped: a sample is in exactly one batch of each pass. With ``match=global`` a step
     is ``batch`` samples, too, cut into a batch for every rank.
     """
-    parts = 1 if config.batch_per_push == config.batch else config.ranks
+    parts = 1 if config.batch_per_push == config.batch else config.sync.ranks
     steps = 0
     for pass_ in range(config.data.passes):
         chunks = _limited(source.chunks("train"), config.data.rows)

@@ -66,10 +66,10 @@ class Learner:
     def __init__(self, config: TrainConfig, layout: Layout, dims: dict[str, int]) -> None:
         self.config, self.layout = config, layout
         shape = InputShape(layout=layout, dims=dims)
-        self.pooling = open_pooling(layout.fields, shape.dims, engine=config.engine)
+        self.pooling = open_pooling(layout.fields, shape.dims, engine=config.engine.kernels)
         self.model = build_model(config.model.name, shape, config.model.hidden, config.seed)
-        self.dtype = torch.float64 if config.precision == "float64" else torch.float32
-        self.device = open_device(config.device)
+        self.dtype = torch.float64 if config.engine.precision == "float64" else torch.float32
+        self.device = open_device(config.engine.device)
         self.model.to(self.device, self.dtype)
         self._staging = open_staging(self.device, self.dtype)
         refuse_running_statistics(self.model, config)
@@ -81,7 +81,7 @@ class Learner:
         self._live_row_seen = False
         self._all_rows_looked_at = False
         self._draws = draws_random_numbers(self.model)
-        self._row_factor = float(config.ranks) if config.row_gradients == "sum" else 1.0
+        self._row_factor = float(config.sync.ranks) if config.sync.row_gradients == "sum" else 1.0
 
     def stage(self, handle: Handle) -> Staged | None:
         """Pool the rows of a lookup and start them on their way to the device.
@@ -188,7 +188,8 @@ class Learner:
 
     def _logits(self, model: nn.Module, staged: Staged) -> Tensor:
         self._staging.arrive(staged)
-        short = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(self.config.precision)
+        kinds = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+        short = kinds.get(self.config.engine.precision)
         cast = torch.autocast(self.device.type, short) if short else nullcontext()
         with cast:
             logits: Tensor = model(staged.dense, staged.embeddings)

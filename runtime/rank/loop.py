@@ -17,17 +17,17 @@ class RankLoop:
 
     def __init__(self, rank: int, stages: RankStages, config: TrainConfig, stop: Stop) -> None:
         self._stages, self._config, self._stop = stages, config, stop
-        self._latency_s = config.latency_s
-        ahead = config.mode is Mode.LOOKAHEAD
-        room = config.prefetched_steps if ahead else config.queue_capacity
+        self._latency_s = config.engine.latency_s
+        ahead = config.sync.mode is Mode.LOOKAHEAD
+        room = config.sync.ahead if ahead else config.queue_capacity
         self._fetched: Pipe[Fetched | None] = Pipe(f"training of rank {rank}", room, stop)
         self._computed: Pipe[Computed | None] = Pipe(f"pushing of rank {rank}", room, stop)
 
     def bodies(self) -> dict[str, Callable[[], None]]:
         """By name, what each thread of the rank runs."""
-        if self._config.mode.reads_late_rows:
+        if self._config.sync.mode.reads_late_rows:
             return {"fetch": self._fetch, "train": self._train, "push": self._push}
-        if self._config.mode is Mode.LOOKAHEAD:
+        if self._config.sync.mode is Mode.LOOKAHEAD:
             return {"fetch": self._prefetch, "rank": self._train_ahead}
         return {"rank": self._in_turn}
 
@@ -89,8 +89,8 @@ class ForwardedLoop:
     """lookahead `forwarded`: nothing but the other ranks is waited for between two steps."""
 
     def __init__(self, rank: int, stages: ForwardedStages, config: TrainConfig, stop: Stop) -> None:
-        self._stages, self._latency_s = stages, config.latency_s
-        ahead = config.prefetched_steps
+        self._stages, self._latency_s = stages, config.engine.latency_s
+        ahead = config.sync.ahead
         self._coming: Pipe[Prefetched | None] = Pipe(f"training of rank {rank}", ahead, stop)
         self._going: Pipe[Written | None] = Pipe(f"pushing of rank {rank}", ahead + 1, stop)
 

@@ -50,15 +50,15 @@ def assemble(
     store = open_store(
         source.layout,
         list(used.values()),
-        engine=config.engine,
-        shards=config.shards,
+        engine=config.engine.kernels,
+        shards=config.engine.shards,
         seed=config.seed,
         # With rows on lease the worker's copies decide what is read; the servers only follow.
-        recorder=TraceRecorder(keep=False) if config.lookahead == "forwarded" else recorder,
+        recorder=TraceRecorder(keep=False) if config.sync.lookahead == "forwarded" else recorder,
         rules=server_rules(config, used.values()),
         stop=stop,
     )
-    spans = SpanRecorder(enabled=config.timeline)
+    spans = SpanRecorder(enabled=config.engine.timeline)
     feed = _feed(config, source, stop)
     return Parts(config, learner, store, feed, recorder, Meter(), spans, stop)
 
@@ -76,12 +76,12 @@ def tables_of(
 
 def server_rules(config: TrainConfig, tables: Iterable[TableConfig]) -> ServerRules:
     """How lookups and pushes of this run meet at a server."""
-    exact = config.mode.has_barrier and config.window == 0
+    exact = config.sync.mode.has_barrier and config.sync.window == 0
     return ServerRules(
-        ranks=config.ranks,
-        tau=config.window,
-        own_window=not config.mode.has_barrier,
-        merges=config.merges,
+        ranks=config.sync.ranks,
+        tau=config.sync.window,
+        own_window=not config.sync.mode.has_barrier,
+        merges=config.sync.merges,
         updates_per_step=_updates_per_step(config),
         in_rank_order=exact and any(t.depends_on_lookup_order for t in tables),
     )
@@ -89,12 +89,13 @@ def server_rules(config: TrainConfig, tables: Iterable[TableConfig]) -> ServerRu
 
 def _updates_per_step(config: TrainConfig) -> int:
     """Row updates that take ``batch`` samples together."""
-    if config.merges:
+    if config.sync.merges:
         return 1
-    if config.mode.has_barrier:
-        return config.ranks
+    if config.sync.mode.has_barrier:
+        return config.sync.ranks
     return max(1, config.batch // config.batch_per_push)
 
 
 def _feed(config: TrainConfig, source: Source, stop: Stop) -> Feed:
-    return Feed(training_stream(config, source), config.ranks, config.mode.has_barrier, stop)
+    barrier = config.sync.mode.has_barrier
+    return Feed(training_stream(config, source), config.sync.ranks, barrier, stop)

@@ -37,7 +37,7 @@ class RankStages:
     def __init__(self, rank: int, team: Team) -> None:
         parts = team.parts
         self._rank, self._team, self._rule = rank, team, team.rule
-        self._mode, self._learner, self._store = parts.config.mode, parts.learner, parts.store
+        self._mode, self._learner, self._store = parts.config.sync.mode, parts.learner, parts.store
         self._feed, self._spans, self._stop = parts.feed, parts.spans, parts.stop
 
     def finish(self, steps: int) -> None:

@@ -29,15 +29,16 @@ class Team:
         config = parts.config
         self.parts, self.lose_push = parts, lose_push
         self.rule = open_rule(parts, self._told)
-        self.permits = Permits(config.ranks, config.permits, config.shards, parts.stop)
+        sync, shards = config.sync, config.engine.shards
+        self.permits = Permits(sync.ranks, sync.permits, shards, parts.stop)
         for server in parts.store.servers:
             server.on_closed = self.permits.give_back
         self.copies: LeasedRows | None = None
-        if config.lookahead == "forwarded":
+        if config.sync.lookahead == "forwarded":
             from runtime.embedding.lease import LeasedRows  # loads the compiled kernels
 
             self.copies = LeasedRows(
-                parts.store, config.ranks, config.prefetched_steps, parts.recorder, parts.stop
+                parts.store, config.sync.ranks, config.sync.ahead, parts.recorder, parts.stop
             )
         self._counting, self._telling = threading.Lock(), threading.Lock()
         self._updates = 0
@@ -68,16 +69,16 @@ class Team:
 def open_rule(parts: Parts, told: Told) -> DenseRule:
     """The rule of the dense weights that the mode asks for."""
     config, learner = parts.config, parts.learner
-    if config.mode is Mode.ASYNC:
+    if config.sync.mode is Mode.ASYNC:
         return DenseServer(config, learner.model, parts.recorder, told)
-    if config.mode is Mode.ASYNC_AVERAGING:
+    if config.sync.mode is Mode.ASYNC_AVERAGING:
         return ModelAverager(config, learner.model, parts.recorder, told)
     # Hooks see gradients before a loss scale is taken out of them, so a scale is exposed.
-    overlapped = config.mode.overlaps_dense_sync and learner.scale.value == 1.0
+    overlapped = config.sync.mode.overlaps_dense_sync and learner.scale.value == 1.0
     return SharedWeights(
         config.model,
         learner.model,
-        config.ranks,
+        config.sync.ranks,
         overlapped=overlapped,
         recorder=parts.recorder,
         told=told,

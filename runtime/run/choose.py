@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from persia_sim.words.vocabulary import Mode
-from runtime.config import TrainConfig
+from runtime.config import SyncConfig, TrainConfig
 from runtime.data.source import Source
 from runtime.engines.threads import ConcurrentRun
 from runtime.rank.parts import assemble
@@ -31,7 +31,7 @@ class Choice:
     def describe(self) -> str:
         """One line: the speeds, and what follows."""
         speeds = ", ".join(f"{m} {s:,.0f}" for m, s in self.samples_per_s.items())
-        chosen, hybrid = self.config.mode, self.samples_per_s[Mode.HYBRID]
+        chosen, hybrid = self.config.sync.mode, self.samples_per_s[Mode.HYBRID]
         gain = hybrid / max(s for m, s in self.samples_per_s.items() if m is not Mode.HYBRID)
         why = f"hybrid would be {gain:.2f} of the best exact schedule"
         return f"auto: {speeds} samples/s; {why}: training in {chosen}"
@@ -50,9 +50,10 @@ def fastest(config: TrainConfig, source: Source) -> Choice:
 
 def _as_mode(config: TrainConfig, mode: Mode) -> TrainConfig:
     """The same run in another mode; options that the mode does not have are left behind."""
-    keep = config if mode is Mode.HYBRID else replace(config, tau=None, permits=None,
-                                                      merge_pushes=None)  # fmt: skip
-    return replace(keep, mode=mode, executor="concurrent")
+    own = config.sync
+    if mode is not Mode.HYBRID:
+        own = SyncConfig(ranks=own.ranks, row_gradients=own.row_gradients)
+    return replace(config, sync=replace(own, mode=mode))
 
 
 def _samples_per_s(config: TrainConfig, source: Source) -> float:

@@ -52,7 +52,7 @@ def run_into(
     _append(metrics, updates, samples, outcome.final, drained=True)
     if len(outcome.trace):
         outcome.trace.save(folder / "trace.npz")
-    if config.timeline:
+    if config.engine.timeline:
         write_chrome_trace(folder / "timeline.json", chrome_events(outcome.spans))
     final = outcome.final
     np.savez_compressed(
@@ -61,7 +61,7 @@ def run_into(
         labels=final.labels.astype(np.int8),
     )
     summary = summarize_run(config, outcome, source.provenance())
-    summary["best_reachable_auc"] = best_reachable_auc(source, config.test_rows)
+    summary["best_reachable_auc"] = best_reachable_auc(source, config.evaluation.test_rows)
     write_json(folder / SUMMARY, summary)
     return summary
 
@@ -82,12 +82,12 @@ def summarize_run(config: TrainConfig, outcome: Outcome, provenance: Any) -> dic
         for task, score in outcome.final.tasks.items()
     }
     return {
-        "mode": str(config.mode),
+        "mode": str(config.sync.mode),
         "tau": outcome.trace.meta["tau"],
         "implied_tau": config.implied_tau,
-        "ranks": config.ranks,
+        "ranks": config.sync.ranks,
         "seed": config.seed,
-        "executor": config.executor,
+        "executor": config.engine.executor,
         "evaluated_on": "test part, after the last update, all pushes applied",
         "tasks": _scores(outcome.final),
         "best_auc_on_the_way": best,

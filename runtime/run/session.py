@@ -15,7 +15,7 @@ from persia_sim.words.orders import constant_lag
 from persia_sim.words.staleness import StalenessSummary, summarize
 from persia_sim.words.staleness_stream import StalenessCounter
 from persia_sim.words.trace import Event, Trace
-from persia_sim.words.vocabulary import Mode
+from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
 from runtime.config import TrainConfig
 from runtime.data.open import open_source
 from runtime.data.source import Source
@@ -32,8 +32,6 @@ from runtime.order.replayable import (
 from runtime.rank.feed import Feed
 from runtime.rank.parts import assemble
 from runtime.run.evaluate import Evaluation, HeldOut, evaluate
-
-DEFAULT_AVERAGE_EVERY_STEPS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +80,12 @@ def train(
     ``on_samples`` is told of every dense update's samples, ``on_snapshot`` of every evaluation on
     the way.
     """
-    torch.set_num_threads(config.threads)
+    torch.set_num_threads(config.engine.threads)
     if source is None:
         data = config.data
         source = open_source(data.name, data.dir, data.rows, skip_bad_rows=data.skip_bad_rows)
     parts = assemble(config, source, tables)
-    held_out = HeldOut(source, config.test_rows)
+    held_out = HeldOut(source, config.evaluation.test_rows)
     curve: list[CurvePoint] = []
 
     def snapshot(updates: int, samples: int, model: nn.Module) -> None:
@@ -96,7 +94,7 @@ def train(
         if on_snapshot:
             on_snapshot(curve[-1])
 
-    counter = StalenessCounter(config.mode, config.ranks)
+    counter = StalenessCounter(config.sync.mode, config.sync.ranks)
     if not parts.recorder.keeps:
         parts.recorder.listen(counter.note)
     meta = trace_meta(config, source, parts.store.tables)
@@ -105,7 +103,7 @@ def train(
     meter = parts.meter
     meter.start(every=config.evaluate_every_updates, evaluate=snapshot, on_samples=on_samples)
     run: OrderedRun | ConcurrentRun
-    if config.executor == "concurrent":
+    if config.engine.executor == "concurrent":
         run = ConcurrentRun(parts)
         run.run()
     else:
@@ -154,26 +152,28 @@ def train(
 
 def lag_order(config: TrainConfig, feed: Feed) -> Iterator[Event]:
     """The constant lag of the config over the batches of the feed."""
-    every = config.average_every_steps or DEFAULT_AVERAGE_EVERY_STEPS
+    sync = config.sync
+    tau = 0 if sync.window is None else sync.window
     return constant_lag(
-        config.mode,
-        ranks=config.ranks,
+        sync.mode,
+        ranks=sync.ranks,
         has_batch=feed.has_batch,
-        tau=config.lag,
-        ahead=config.prefetched_steps,
-        merge_pushes=config.merges,
-        average_every=every if config.mode is Mode.ASYNC_AVERAGING else None,
+        tau=tau,
+        ahead=sync.ahead,
+        merge_pushes=sync.merges,
+        average_every=sync.average_every_steps if sync.mode is Mode.ASYNC_AVERAGING else None,
     )
 
 
 def _recorded_order(config: TrainConfig, meta: dict[str, Any]) -> Trace | None:
-    if config.executor != "replay" or config.trace is None:
+    if config.engine.executor != "replay" or config.engine.trace is None:
         return None
-    trace = Trace.load(config.trace)
-    refuse_other_run(trace, meta, str(config.trace))
-    if config.tau is not None and trace.meta.get("tau") != config.window:
+    trace = Trace.load(config.engine.trace)
+    refuse_other_run(trace, meta, str(config.engine.trace))
+    if config.sync.tau != DEFAULT_TAU and trace.meta.get("tau") != config.sync.window:
         raise ValueError(
-            f"trace {config.trace} was made with tau {trace.meta.get('tau')}, not {config.tau};"
+            f"trace {config.engine.trace} was made with tau {trace.meta.get('tau')},"
+            f" not {config.sync.tau};"
             " a replay takes tau from its trace: leave the option out"
         )
     return trace

@@ -9,7 +9,7 @@ import pytest
 
 from experiments.gaps import Run, curve_records, gap_table, record, table_cells
 from experiments.points import Point
-from runtime.config import TrainConfig
+from runtime.config import SyncConfig, TrainConfig
 
 AUC = {
     ("sync", 0): [0.70, 0.71, 0.72],
@@ -22,10 +22,11 @@ AUC = {
 def runs(**merge: bool) -> list[Run]:
     made = []
     for (mode, tau), aucs in AUC.items():
-        bound = None if mode == "sync" else tau
+        bound = {} if mode == "sync" else {"tau": tau}
         choice = merge if mode == "hybrid" else {}
+        sync = SyncConfig(mode=mode, **bound, **choice)
         for seed, auc in enumerate(aucs):
-            point = Point(label="x", config=TrainConfig(mode=mode, tau=bound, seed=seed, **choice))
+            point = Point(label="x", config=TrainConfig(sync=sync, seed=seed))
             summary = {
                 "mode": mode, "tau": tau, "seed": seed, "ranks": 8,
                 "tasks": {"click": {"auc": auc, "log_loss": 0.6}},

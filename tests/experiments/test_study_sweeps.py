@@ -110,12 +110,12 @@ def test_crossed_factors_reach_the_configs_of_the_modes_that_have_them():
         sync, hybrid, late = [p.config for p in points]
         assert [p.label for p in points] == ["sync-seed0", "hybrid-tau1-seed0", "async-tau1-seed0"]
         for config in (sync, hybrid, late):
-            assert (config.batch, config.steps, config.ranks) == (batch, 3, 8)
+            assert (config.batch, config.steps, config.sync.ranks) == (batch, 3, 8)
             row = config.rows.optimizer
             assert (row.kind, row.initial_accumulator) == ("adagrad", 0.25)
             assert config.rows.initial_scale == 0.125
             assert (config.model.optimizer, config.model.lr) == ("sgd", 0.5)
-        assert (sync.merges, hybrid.merges, late.merges) == (True, False, False)
+        assert [c.sync.merges for c in (sync, hybrid, late)] == [True, False, False]
         assert late.batch_per_push == batch // 8 and hybrid.batch_per_push == batch
 
 

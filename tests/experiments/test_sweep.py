@@ -17,12 +17,15 @@ import torch
 
 from experiments.points import Point
 from experiments.sweep import run_points
-from runtime.config import DataConfig, ModelConfig, TrainConfig
+from runtime.config import DataConfig, EvaluationConfig, ModelConfig, TrainConfig
 from runtime.run.folder import read_summary
 
 pytestmark = pytest.mark.multiproc
 TINY = TrainConfig(
-    steps=4, test_rows=500, data=DataConfig(name="synthetic"), model=ModelConfig(hidden=(8,))
+    steps=4,
+    evaluation=EvaluationConfig(test_rows=500),
+    data=DataConfig(name="synthetic"),
+    model=ModelConfig(hidden=(8,)),
 )
 
 

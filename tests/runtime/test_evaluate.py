@@ -11,13 +11,13 @@ import torch
 
 from persia_sim.words.trace import Kind
 from persia_sim.words.vocabulary import Mode
-from runtime.config import DataConfig, ModelConfig, TrainConfig
+from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.order.executor import OrderedRun
 from runtime.rank.parts import assemble
 from runtime.run import evaluate as evaluate_module
 from runtime.run.evaluate import HeldOut, best_reachable_auc, evaluate, score
 from runtime.run.session import lag_order, train
-from tests.runtime.worlds import ArraySource, config, run
+from tests.runtime.worlds import ArraySource, changed, config, run
 
 
 def auc_by_ranks(labels, predictions) -> float:
@@ -86,16 +86,14 @@ def test_a_curve_evaluates_snapshots_and_the_last_figure_is_drained():
     synthetic = TrainConfig(
         data=DataConfig(name="synthetic"),
         steps=30,
-        test_rows=500,
-        mode=Mode.HYBRID,
-        tau=8,
-        evaluate_every_steps=10,
+        sync=SyncConfig(mode=Mode.HYBRID, tau=8),
+        evaluation=EvaluationConfig(test_rows=500, evaluate_every_steps=10),
     )
     outcome = train(synthetic)
     assert [(p.updates, p.samples) for p in outcome.curve] == [(10, 1280), (20, 2560), (30, 3840)]
     # The last snapshot has all dense updates, but not the last 8 steps' rows.
     assert outcome.curve[-1].evaluation.tasks["click"] != outcome.final.tasks["click"]
-    again = train(replace(synthetic, evaluate_every_steps=None))
+    again = train(changed(synthetic, evaluate_every_steps=None))
     assert again.final.tasks == outcome.final.tasks, "evaluating changed the training"
 
 
@@ -266,7 +264,7 @@ def test_a_snapshot_has_the_rows_that_were_applied_and_the_weights_of_the_update
     found = evaluate(half.learner, half.learner.model, half.store, HeldOut(source, 64))
     assert curve[0].updates == 4
     assert curve[0].evaluation.predictions.tobytes() == found.predictions.tobytes()
-    final = train(replace(chosen, evaluate_every_steps=None), source).final
+    final = train(changed(chosen, evaluate_every_steps=None), source).final
     assert curve[-1].evaluation.predictions.tobytes() != final.predictions.tobytes()
 
 

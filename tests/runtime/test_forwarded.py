@@ -17,7 +17,7 @@ from runtime.embedding.features import Admission, Capacity
 from runtime.engines.threads import ConcurrentRun
 from runtime.rank.parts import assemble
 from runtime.run.session import train
-from tests.runtime.worlds import ArraySource, assert_same_bytes, config, run
+from tests.runtime.worlds import ArraySource, assert_same_bytes, changed, config, run
 
 SOURCE = ArraySource(600, ids_per_field=90)
 FORWARDED = {"mode": Mode.LOOKAHEAD, "lookahead": "forwarded", "executor": "concurrent"}
@@ -42,7 +42,7 @@ def test_forwarded_lookahead_equals_sync(ahead, ranks, shards, kind, latency_s):
 def test_rows_of_a_momentum_rule_and_half_storage_go_on_lease_whole():
     base = config(ranks=2, optimizer=RowOptimizer(kind="sgd", lr=0.1, momentum=0.9))
     base = replace(base, rows=replace(base.rows, storage="bfloat16"))
-    assert_same_bytes(run(base, SOURCE), run(replace(base, **FORWARDED, ahead=3), SOURCE))
+    assert_same_bytes(run(base, SOURCE), run(changed(base, **FORWARDED, ahead=3), SOURCE))
 
 
 def test_the_lease_ends_when_the_window_has_passed():
@@ -107,7 +107,7 @@ def test_tables_that_forget_rows_are_refused_by_name(feature):
 
 def test_the_reference_engine_is_refused():
     with pytest.raises(ValueError, match="needs the native engine"):
-        run(config(engine="reference", **FORWARDED), SOURCE)
+        run(config(kernels="reference", **FORWARDED), SOURCE)
 
 
 def test_a_lost_push_is_lost_at_the_worker_and_at_the_servers():

@@ -60,7 +60,7 @@ def test_a_wide_window_hides_most_of_the_latency():
 
 
 def test_permits_bound_the_batches_on_their_way():
-    chosen = {"mode": Mode.HYBRID, "tau": "unbounded", "permits": 2}
+    chosen = {"mode": Mode.HYBRID, "tau": None, "permits": 2}
     assert seconds(10, **chosen) >= 10 * 2 * LATENCY_S / 2
 
 

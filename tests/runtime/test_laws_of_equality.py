@@ -15,7 +15,7 @@ from runtime.embedding.config import RowOptimizer
 from runtime.embedding.features import Admission, Capacity
 from runtime.order.replayable import refuse_other_run, trace_meta
 from runtime.rank.parts import tables_of
-from tests.runtime.worlds import ArraySource, assert_same_bytes, config, difference, run
+from tests.runtime.worlds import ArraySource, assert_same_bytes, changed, config, difference, run
 
 SOURCE = ArraySource(300)
 
@@ -82,7 +82,7 @@ CONCURRENT = {
     "merged": {"mode": Mode.HYBRID, "tau": 3},
     "on arrival": {"mode": Mode.HYBRID, "tau": 3, "merge_pushes": False},
     "raw": {"mode": Mode.RAW_HYBRID, "tau": 3, "merge_pushes": False},
-    "permits": {"mode": Mode.HYBRID, "tau": "unbounded", "permits": 2, "merge_pushes": False},
+    "permits": {"mode": Mode.HYBRID, "tau": None, "permits": 2, "merge_pushes": False},
     "async": {"mode": Mode.ASYNC, "tau": 2},
     "averaging": {"mode": Mode.ASYNC_AVERAGING, "tau": 2, "average_every_s": 0.01},
 }
@@ -95,18 +95,14 @@ def test_a_recorded_concurrent_run_replays_to_the_same_bytes(name, tmp_path):
     recorded = run(config(executor="concurrent", **settings_), source)
     recorded.trace.save(tmp_path / "trace.npz")
     order = Trace.load(tmp_path / "trace.npz")
-    settings_.pop("average_every_s", None)
-    replayed = run(config(**{**settings_, "tau": settings_.get("tau")} | _bound(settings_)), source,
-                   order=order)  # fmt: skip
+    for threads_only in ("average_every_s", "permits"):
+        settings_.pop(threads_only, None)
+    again = config(executor="replay", trace=tmp_path / "trace.npz", **settings_)
+    replayed = run(again, source, order=order)
     assert_same_bytes(recorded, replayed)
     assert (recorded.trace.events == replayed.trace.events).all()
     if name == "averaging":
         assert len(order.of_kind(Kind.AVERAGE_WRITE)) > 0
-
-
-def _bound(chosen):
-    """The lag executor wants a number; in a replay the trace decides anyway."""
-    return {"tau": 4} if chosen.get("tau") == "unbounded" else {}
 
 
 def test_swapping_two_conflicting_records_changes_the_loss():
@@ -179,7 +175,7 @@ def test_lookahead_equals_sync_with_eviction_and_admission(eviction, admission, 
     sync = run(base, SOURCE)
     assert len(sync.store) <= 50
     for ahead in (1, 4, 9):
-        other = run(replace(base, mode=Mode.LOOKAHEAD, ahead=ahead), SOURCE)
+        other = run(changed(base, mode=Mode.LOOKAHEAD, ahead=ahead), SOURCE)
         assert_same_bytes(sync, other)
 
 
@@ -187,7 +183,7 @@ def test_lookahead_equals_sync_with_eviction_and_admission(eviction, admission, 
 def test_bound_zero_equals_sync_with_eviction(eviction):
     base = config(ranks=3, shards=2)
     base = replace(base, rows=replace(base.rows, capacity=Capacity(rows=50, eviction=eviction)))
-    assert_same_bytes(run(base, SOURCE), run(replace(base, mode=Mode.HYBRID, tau=0), SOURCE))
+    assert_same_bytes(run(base, SOURCE), run(changed(base, mode=Mode.HYBRID, tau=0), SOURCE))
 
 
 def test_async_with_one_rank_and_no_lag_equals_sync():

@@ -52,9 +52,7 @@ def test_in_async_the_window_counts_own_pushes_only():
 
 
 def test_without_a_bound_the_queues_imply_one():
-    chosen = config(
-        mode=Mode.HYBRID, tau="unbounded", ranks=2, queue_batches=1, executor="concurrent"
-    )
+    chosen = config(mode=Mode.HYBRID, tau=None, ranks=2, queue_batches=1, executor="concurrent")
     world = run(chosen, SOURCE, lose_push=lambda rank, step: time.sleep(0.005) is not None)
     stale = staleness_in_steps(world.trace)
     assert chosen.implied_tau == 4
@@ -159,7 +157,7 @@ def test_each_push_is_applied_exactly_once(executor):
 
 
 def test_permits_bound_batches_in_flight():
-    chosen = config(mode=Mode.HYBRID, tau="unbounded", permits=2, ranks=2, merge_pushes=False,
+    chosen = config(mode=Mode.HYBRID, tau=None, permits=2, ranks=2, merge_pushes=False,
                     executor="concurrent")  # fmt: skip
     flying: dict[int, set[int]] = {0: set(), 1: set()}
     for event in run(chosen, SOURCE).trace:

@@ -51,7 +51,7 @@ def test_staleness_counted_on_the_way_is_that_of_the_whole_trace(name, executor)
     if executor == "concurrent":
         lossy = {"lose_push": lambda rank, step: (rank + step) % 11 == 0}
     trace = run(chosen, ArraySource(600), **lossy).trace
-    assert_equal_figures(counted(trace, chosen.mode, 3), summarize(trace))
+    assert_equal_figures(counted(trace, chosen.sync.mode, 3), summarize(trace))
 
 
 def test_the_counter_forgets_what_is_closed():

@@ -13,13 +13,13 @@ from runtime.config import ModelConfig
 from runtime.order.replayable import refuse_other_run, trace_meta
 from runtime.rank.parts import tables_of
 from runtime.run.session import train
-from tests.runtime.worlds import ArraySource, assert_same_bytes, config, run
+from tests.runtime.worlds import ArraySource, assert_same_bytes, changed, config, run
 
 SOURCE = ArraySource(300)
 
 
 def replay_of(chosen, path):
-    return replace(chosen, executor="replay", trace=path)
+    return changed(chosen, executor="replay", trace=path)
 
 
 class TwoTables(ArraySource):

@@ -21,7 +21,7 @@ from runtime.embedding.schedule import Schedule
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.sharded import EmbeddingStore
 from runtime.embedding.store import Handle
-from tests.runtime.worlds import ArraySource, assert_same_bytes, config, run
+from tests.runtime.worlds import ArraySource, assert_same_bytes, changed, config, run
 
 SOURCE = ArraySource(300)
 LAYOUT = Layout(fields=(Field(name="a"),))
@@ -148,7 +148,7 @@ def test_exact_modes_under_threads_equal_sync_with_eviction_and_admission(
     assert len(sync.store) <= 50
     for _ in range(2):
         assert_same_bytes(
-            sync, run(replace(base, mode=mode, executor="concurrent", **bound), SOURCE)
+            sync, run(changed(base, mode=mode, executor="concurrent", **bound), SOURCE)
         )
 
 

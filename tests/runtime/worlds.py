@@ -59,7 +59,7 @@ class ArraySource:
 
 
 def config(**changes: Any) -> TrainConfig:
-    """A small run: two-layer tower, row-wise Adagrad, 24 samples a step."""
+    """A small run: two layers, Adagrad, 24 samples a step; ``changes`` by name, of any group."""
     optimizer = changes.pop("optimizer", RowOptimizer(kind="adagrad", lr=0.1))
     dtype = changes.pop("dtype", "float32")
     model = changes.pop("model", ModelConfig(hidden=(8,)))
@@ -67,7 +67,19 @@ def config(**changes: Any) -> TrainConfig:
     base: dict[str, Any] = {"batch": 24, "rows": rows, "model": model, "test_rows": 64}
     if dtype == "float64":
         base["precision"] = "float64"
-    return TrainConfig(**{**base, **changes})
+    return changed(TrainConfig(), **{**base, **changes})
+
+
+def changed(settings: TrainConfig, **changes: Any) -> TrainConfig:
+    """The config with other values, each in the group that has a field of its name."""
+    groups: dict[str, dict[str, Any]] = {}
+    for name, value in changes.items():
+        found = [g for g in ("sync", "engine", "evaluation") if hasattr(getattr(settings, g), name)]
+        groups.setdefault(found[0] if found else "", {})[name] = value
+    top = groups.pop("", {})
+    return replace(
+        settings, **top, **{g: replace(getattr(settings, g), **own) for g, own in groups.items()}
+    )
 
 
 @dataclass
@@ -101,12 +113,12 @@ def run(
     **concurrent: Any,
 ) -> World:
     """Execute one run; ``order`` replaces the constant lag."""
-    torch.set_num_threads(settings.threads)
+    torch.set_num_threads(settings.engine.threads)
     parts = assemble(settings, source)
     if spans is not None:
         parts = replace(parts, spans=spans)
     parts.meter.start()
-    if settings.executor == "concurrent":
+    if settings.engine.executor == "concurrent":
         threads = ConcurrentRun(parts, **concurrent)
         threads.run()
         model = threads.snapshot()
@@ -114,7 +126,8 @@ def run(
         alone = OrderedRun(parts)
         alone.run(order if order is not None else lag_order(settings, parts.feed))
         model = alone.snapshot()
-    meta = {"mode": str(settings.mode), "ranks": settings.ranks, "tau": settings.window}
+    sync = settings.sync
+    meta = {"mode": str(sync.mode), "ranks": sync.ranks, "tau": sync.window}
     return World(parts.store, parts.learner, parts.recorder.finish(**meta), parts.meter, model)
 
 

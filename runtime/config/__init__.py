@@ -1,0 +1,19 @@
+"""Everything that decides a training run, in frozen groups that the command line mirrors.
+
+Free of torch, so that `--help` answers at once.
+"""
+
+from runtime.config.engine import EngineConfig
+from runtime.config.sync import SyncConfig
+from runtime.config.train import TrainConfig
+from runtime.config.what import DataConfig, DenseOptimizer, EvaluationConfig, ModelConfig
+
+__all__ = [
+    "DataConfig",
+    "DenseOptimizer",
+    "EngineConfig",
+    "EvaluationConfig",
+    "ModelConfig",
+    "SyncConfig",
+    "TrainConfig",
+]

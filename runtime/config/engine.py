@@ -1,0 +1,53 @@
+"""What carries a run out, and on which hardware: the group `engine`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from persia_sim.words.fields import check_fields
+from runtime.config.bounds import above_zero, within
+
+MOST_LATENCY_S = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Who executes the order, with which kernels, on what."""
+
+    executor: Literal["lag", "concurrent", "replay"] = "lag"
+    """lag: one thread, every lookup misses exactly tau steps, same bytes every time. concurrent:
+    threads, measures speed. replay: the order of a recorded or simulated run."""
+    trace: Path | None = None
+    """Of replay: the order to execute."""
+    kernels: Literal["native", "reference"] = "native"
+    """The store's: C++, or numpy (the oracle; same bytes, slower)."""
+    shards: int = 1
+    """Embedding servers, 1 to 4096; each has its own lock and version."""
+    threads: int = 1
+    """Threads of one dense operation, 1 to 1024."""
+    device: str = "cpu"
+    """Of the dense network: cpu, or cuda, cuda:1, ..."""
+    precision: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
+    """Of the dense network's arithmetic; the two short ones by autocast."""
+    loss_scale: float = 65536.0
+    """First factor on the loss of float16, > 0; halved on overflow (source: torch's GradScaler)."""
+    queue_batches: int | None = None
+    """Of concurrent: capacity of each queue of a rank, >= 1. None: what window or permits let in,
+    at least 10 (source: the original)."""
+    latency_s: float = 0.0
+    """Of concurrent: seconds added to every lookup and every push, as a network would; at most
+    60."""
+    timeline: bool = False
+    """Of concurrent: keep how long each stage took, as timeline.json for Perfetto."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        within(self, 1, 4096, "shards")
+        within(self, 1, 1024, "threads")
+        within(self, 1, 2**20, "queue_batches")
+        within(self, 0, MOST_LATENCY_S, "latency_s")
+        above_zero(self, 2.0**100, "loss_scale")
+        if self.executor == "replay" and self.trace is None:
+            raise ValueError("replay needs the order to execute; add --trace FILE")
