@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from persia_sim.engine.simulate import simulate
 from persia_sim.insight.critical_path import critical_path
 from persia_sim.model.demand import Demand, demand
+from persia_sim.model.incidents import SlowDown, Target
 from persia_sim.model.scenario import Noise, Queues, Scenario
 from persia_sim.model.stamps import Mark
 from persia_sim.oracle.max_plus import instants
@@ -52,6 +53,23 @@ def test_lookahead_blames_the_second_look() -> None:
     often = {"refresh": 42, "forward and backward": 12, "copy from the GPU": 9, "push": 41}
     expected = first | {part: 5.0 * seconds for part, seconds in often.items()}
     assert blame == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.LOOKAHEAD])
+def test_of_several_ranks_the_last_push_is_followed(mode: Mode) -> None:
+    """Rank 1's worker is three times as slow: 4 s more to ask, 12 to pool, 14 to scatter."""
+    slow = SlowDown(target=Target.WORKER, index=1, factor=3.0)
+    base = hand_scenario(mode, ranks=2, steps=4)
+    base = replace(base, cluster=base.cluster.with_workers(2), disturbances=(slow,))
+    blame = critical_path(simulate(base))
+    often = {"forward and backward": 12, "dense sync": 9, "copy from the GPU": 9, "push": 55}
+    lookup = {"lookup at servers": 14, "rows to the rank": 39, "copy to the GPU": 5}
+    once = {"load": 46, "push answer": 1}
+    if mode is Mode.SYNC:
+        often |= lookup
+    else:
+        often, once = often | {"refresh": 58}, once | lookup
+    assert blame == pytest.approx(once | {part: 4 * seconds for part, seconds in often.items()})
 
 
 STEPS = 40
