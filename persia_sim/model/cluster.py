@@ -93,6 +93,8 @@ class Gpu:
     """Peak rate in the arithmetic that the MLP uses (float32 unless `source` says else), > 0."""
     pcie_bytes_per_s: float
     """Rate of the bus between the host's memory and the GPU, each way, > 0."""
+    is_host_core: bool = False
+    """No GPU but a core of the host: its peak is what a profile measures."""
     source: str
     """Where these constants come from."""
 

@@ -1,4 +1,4 @@
-"""What each stage costs: affine laws, from a catalogue or from measurements, and their sums.
+"""What each stage costs: affine laws, from a catalogue or from measurements (see `profile`).
 
 `demand` turns a description into the service times and bytes of one batch. It is pure: every
 engine (SimPy, max-plus, bounds) starts from the same numbers.
@@ -6,19 +6,13 @@ engine (SimPy, max-plus, bounds) starts from the same numbers.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from math import log
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from persia_sim.model.allreduce import DenseSync
 from persia_sim.words.rules import require
-
-PROFILE_SCHEMA = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,47 +102,3 @@ class Costs:
         points = self.gpu_efficiency
         logs = [log(b) for b, _ in points]
         return float(np.interp(log(batch), logs, [share for _, share in points]))
-
-
-def with_profile(costs: Costs, path: Path) -> Costs:
-    """Replace the laws that a measured profile holds.
-
-    The file is JSON: ``{"schema": 1, "source": "...", "laws": {"server_lookup": {"fixed_s": ...,
-    "per_item_s": ..., "per_byte_s": ..., "spread": ..., "fitted_items": [low, high]}, ...},
-    "gpu": {"fixed_s": ..., "efficiency": [[batch, share], ...]}}``; every part may be absent,
-    unknown names are errors.
-    """
-    try:
-        profile: dict[str, Any] = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise ValueError(f"profile {path} does not exist; write it with: runtime profile") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"profile {path} is not JSON: {error}") from None
-    require(profile.get("schema") == PROFILE_SCHEMA, "schema", profile.get("schema"), "must be 1")
-    _refuse_unknown(profile, {"schema", "source", "laws", "gpu", "provenance"}, str(path))
-    laws = profile.get("laws", {})
-    known = {field.name for field in fields(Costs) if field.type == "Law"}
-    _refuse_unknown(laws, known, f"laws of {path}")
-    source = str(profile.get("source", path.name))
-    changes: dict[str, Any] = {}
-    for name, numbers in laws.items():
-        names = {f.name for f in fields(Law)} - {"source"}
-        _refuse_unknown(numbers, names, f"law {name} of {path}")
-        measured = dict(numbers)
-        if measured.get("fitted_items") is not None:
-            low, high = measured["fitted_items"]
-            measured["fitted_items"] = (float(low), float(high))
-        changes[name] = Law(source=source, **measured)
-    gpu = profile.get("gpu", {})
-    _refuse_unknown(gpu, {"fixed_s", "efficiency"}, f"gpu of {path}")
-    if "fixed_s" in gpu:
-        changes["gpu_fixed_s"] = float(gpu["fixed_s"])
-    if "efficiency" in gpu:
-        changes["gpu_efficiency"] = tuple((int(b), float(e)) for b, e in gpu["efficiency"])
-    return replace(costs, source=f"{costs.source}; measured: {source}", **changes)
-
-
-def _refuse_unknown(given: Mapping[str, Any], known: set[str], where: str) -> None:
-    unknown = sorted(set(given) - known)
-    if unknown:
-        raise ValueError(f"unknown {', '.join(unknown)} in {where}; known: {sorted(known)}")

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 
 from persia_sim.words.rules import require
+
+MOST_S = 1e7
+"""Longest time that a description may name, in seconds (four months): a float then still tells
+instants apart that lie a nanosecond from each other."""
+MOST_FACTOR = 1e4
+"""Slowest that a straggler may be, in multiples of its service times."""
 
 
 class Target(StrEnum):
@@ -32,7 +39,8 @@ class SlowDown:
     """Simulated time at which it ends, > start_s."""
 
     def __post_init__(self) -> None:
-        require(self.factor >= 1, "slow-down factor", self.factor, "must be >= 1")
+        ok = 1 <= self.factor <= MOST_FACTOR
+        require(ok, "slow-down factor", self.factor, f"must lie in [1, {MOST_FACTOR:g}]")
         require(0 <= self.start_s < self.end_s, "start_s", self.start_s, f"before {self.end_s}")
 
 
@@ -59,7 +67,9 @@ class Crash:
 
     def __post_init__(self) -> None:
         for field in ("at_s", "detect_s", "restart_s", "load_s"):
-            require(getattr(self, field) >= 0, f"crash {field}", getattr(self, field), ">= 0")
+            value = getattr(self, field)
+            ok = 0 <= value <= MOST_S or (field == "restart_s" and value == inf)
+            require(ok, f"crash {field}", value, f"must lie in [0, {MOST_S:g}]")
         ok = not self.full or self.target is Target.SERVER
         require(ok, "crash full", True, f"a {self.target} does not read it", "drop it")
 
@@ -79,5 +89,7 @@ class Checkpoints:
     """Training stands still this long for each, >= 0."""
 
     def __post_init__(self) -> None:
-        require(self.interval_s > 0, "checkpoints.interval_s", self.interval_s, "must be > 0")
-        require(self.write_s >= 0, "checkpoints.write_s", self.write_s, "must be >= 0")
+        ok = 0 < self.interval_s <= MOST_S
+        require(ok, "checkpoints.interval_s", self.interval_s, f"must be > 0 and <= {MOST_S:g}")
+        ok = 0 <= self.write_s <= MOST_S
+        require(ok, "checkpoints.write_s", self.write_s, f"must lie in [0, {MOST_S:g}]")

@@ -7,10 +7,13 @@ from enum import StrEnum
 
 from persia_sim.model.cluster import Cluster
 from persia_sim.model.costs import Costs
-from persia_sim.model.incidents import Checkpoints, Crash, SlowDown, Target
+from persia_sim.model.incidents import MOST_S, Checkpoints, Crash, SlowDown, Target
 from persia_sim.model.workload import Workload
 from persia_sim.words.rules import require
 from persia_sim.words.vocabulary import Mode
+
+MOST_CV = 10
+"""Beyond, a lognormal factor is so rarely near its mean that a run says nothing."""
 
 
 class Discipline(StrEnum):
@@ -72,7 +75,8 @@ class Noise:
 
     def __post_init__(self) -> None:
         for field in ("gpu_cv", "server_cv"):
-            require(getattr(self, field) >= 0, f"noise.{field}", getattr(self, field), ">= 0")
+            value = getattr(self, field)
+            require(0 <= value <= MOST_CV, f"noise.{field}", value, f"must lie in [0, {MOST_CV}]")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +89,8 @@ class Averaging:
     """Share of a round in which the ranks' compute stands still (the replica is locked), [0, 1]."""
 
     def __post_init__(self) -> None:
-        require(self.period_s > 0, "averaging.period_s", self.period_s, "must be > 0")
+        ok = 0 < self.period_s <= MOST_S
+        require(ok, "average_every_s", self.period_s, f"must be > 0 and <= {MOST_S:g}")
         require(0 <= self.stall_share <= 1, "averaging.stall_share", self.stall_share, "[0, 1]")
 
 
@@ -146,7 +151,10 @@ class Scenario:
     def __post_init__(self) -> None:
         mode = self.mode
         require(self.steps >= 1, "steps", self.steps, "must be >= 1")
-        require(self.seed >= 0, "seed", self.seed, "must be >= 0")
+        require(0 <= self.seed < 2**63, "seed", self.seed, "must lie in [0, 2**63)")
+        unshared = self.dense_on_nics and self.discipline is Discipline.UNSHARED
+        remedy = "choose fluid or fifo"
+        require(not unshared, "dense_on_nics", True, "unshared NICs carry no load", remedy)
         if self.tau is not None:
             require(self.tau >= 0, "tau", self.tau, "must be >= 0")
             require(mode.reads_late_rows, "tau", self.tau, f"{mode} does not read it", "drop it")

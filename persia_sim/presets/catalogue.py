@@ -157,6 +157,7 @@ def this_host() -> Cluster:
             name="one CPU core",
             peak_flops=50e9,
             pcie_bytes_per_s=10e9,
+            is_host_core=True,
             source="assumed; `runtime profile` measures it",
         ),
         nn=replace(role, cores_per_process=1),

@@ -29,11 +29,9 @@ from runtime.rank.learner import Learner
 from runtime.rank.parts import assemble
 from runtime.run.folder import environment, write_json
 
-SCHEMA = 1
+SCHEMA = 2
 BATCHES = (64, 256, 1024, 4096)
 REPEATS = 15
-CORE_PEAK_FLOPS = 50e9
-"""That of the simulator's cluster this-host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +51,22 @@ def measure_profile(dim: int, hidden: tuple[int, ...], data: str) -> dict[str, A
     chunks = _endless(source)
     chunk = next(chunks)
     found = {"load": [Measurement(chunk.size, _median_s(lambda: next(chunks)))]}
-    efficiency = []
+    rates = []
     for size in BATCHES:
         stages, dense_s = _measure(config, learner, chunk.rows(0, size))
         for stage, measurement in stages.items():
             found.setdefault(stage, []).append(measurement)
         weights = sum(p.numel() for p in learner.model.parameters() if p.dim() == 2)
-        share = 6 * weights * size / dense_s / CORE_PEAK_FLOPS
-        efficiency.append((size, min(1.0, share)))
+        rates.append((size, 6 * weights * size / dense_s))
     where = environment()
     return {
         "schema": SCHEMA,
         "source": f"measured by runtime profile, {where['cpu']}, one thread",
+        "dim": dim,
+        "hidden": hidden,
         "laws": {stage: fit(points) for stage, points in found.items()},
-        "gpu": {"fixed_s": 0.0, "efficiency": efficiency},
-        "provenance": {**where, "data": data, "dim": dim, "repeats": REPEATS},
+        "gpu": {"device": "cpu", "fixed_s": 0.0, "flops_per_s": rates},
+        "provenance": {**where, "data": data, "repeats": REPEATS},
     }
 
 
@@ -106,8 +105,8 @@ def _measure(
 
     # The learner also pools and scatters; those have laws of their own.
     dense_s = _median_s(dense_step) - seconds["worker_pool"] - seconds["worker_scatter"]
-    items = {s: distinct if s.startswith("server") else len(batch.ids) for s in seconds}
-    return {s: Measurement(items[s], t) for s, t in seconds.items()}, max(dense_s, 1e-9)
+    # Distinct ids travel, so they are the items of every law, a worker's as a server's.
+    return {s: Measurement(distinct, t) for s, t in seconds.items()}, max(dense_s, 1e-9)
 
 
 def fit(points: list[Measurement]) -> dict[str, Any]:

@@ -30,12 +30,12 @@ def test_the_report_fits_one_screen(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cluster": "gcp"}, "--cluster is 'gcp': choose one of"),
+        ({"cluster": "gcp"}, "--cluster is 'gcp': did you mean gcp-100t. choose one of"),
         ({"workload": "taobao"}, "--workload is 'taobao'"),
         ({"mode": Mode.SYNC, "tau": 3}, "tau is 3: sync does not read it; drop it"),
         ({"mode": Mode.SYNC, "permits": 3}, "permits is 3: sync does not read it"),
         ({"ahead": 2}, "ahead is 2: hybrid does not read it"),
-        ({"averaging_period_s": 1.0}, "hybrid does not read it"),
+        ({"average_every_s": 1.0}, "hybrid does not read it"),
         ({"mode": Mode.ASYNC, "merge_pushes": True}, "async has no step to merge over"),
         ({"tau": -1}, "tau is -1: must be >= 0"),
         ({"batch": 70_000}, r"batch is 70000: must lie in \[1, 65535\]"),

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from persia_sim.model.costs import Law, with_profile
+from persia_sim.cli import Options, run, scenario_of
+from persia_sim.model.costs import Costs, Law
 from persia_sim.model.demand import demand
-from persia_sim.presets.catalogue import CATALOGUE
+from persia_sim.model.profile import read_profile
+from persia_sim.presets.catalogue import CATALOGUE, this_host
 from tests.persia_sim.sim_configurations import small_scenario
 
-PROFILE = {
-    "schema": 1,
+PROFILE: dict[str, Any] = {
+    "schema": 2,
     "source": "bench of 2026-01-01",
+    "dim": 16,
+    "hidden": [256, 128],
     "laws": {
         "server_lookup": {
             "fixed_s": 1e-5, "per_item_s": 2e-7, "spread": 0.05, "fitted_items": [10, 100]
         }
     },
-    "gpu": {"fixed_s": 1e-3, "efficiency": [[64, 0.1], [512, 0.3]]},
+    "gpu": {"device": "cpu", "fixed_s": 1e-3, "flops_per_s": [[64, 20e9], [512, 70e9]]},
 }  # fmt: skip
 
 
@@ -30,17 +39,53 @@ def write(path: Path, profile: object) -> Path:
     return path
 
 
+def measured(path: Path, **changes: object) -> Costs:
+    """The catalogue with this profile on the small GPU cluster."""
+    scenario = small_scenario()
+    read = read_profile(write(path, PROFILE | changes))
+    return read.apply(scenario.cluster, scenario.workload, CATALOGUE)[1]
+
+
 def test_a_profile_replaces_laws_and_says_so(tmp_path: Path) -> None:
-    costs = with_profile(CATALOGUE, write(tmp_path / "profile.json", PROFILE))
+    costs = measured(tmp_path / "profile.json")
     assert costs.server_lookup(100.0) == pytest.approx(3e-5)
-    assert costs.gpu_fixed_s == 1e-3 and costs.efficiency(512) == 0.3
     assert costs.server_update == CATALOGUE.server_update
     assert "bench of 2026-01-01" in costs.source
 
 
+def test_the_rate_of_a_cpu_makes_the_core_of_this_host_and_nothing_of_a_gpu(
+    tmp_path: Path,
+) -> None:
+    work = small_scenario().workload
+    profile = read_profile(write(tmp_path / "profile.json", PROFILE))
+    cluster, costs = profile.apply(this_host(), work, CATALOGUE)
+    for batch, rate in ((64, 20e9), (512, 70e9)):
+        assert costs.efficiency(batch) * cluster.gpu.peak_flops == pytest.approx(rate)
+    assert costs.gpu_fixed_s == 1e-3
+    gpu = measured(tmp_path / "profile.json")
+    assert gpu.gpu_efficiency == CATALOGUE.gpu_efficiency and gpu.gpu_fixed_s == 0
+    assert "the rate of a cpu is not used for a A100" in gpu.source
+
+
+def test_the_rate_of_a_gpu_is_a_share_of_the_clusters_peak_and_not_above_it(tmp_path: Path) -> None:
+    gpu = {"device": "A100", "fixed_s": 0, "flops_per_s": [[64, 3.9e12], [512, 9.75e12]]}
+    costs = measured(tmp_path / "profile.json", gpu=gpu)
+    assert costs.gpu_efficiency == ((64, pytest.approx(0.2)), (512, pytest.approx(0.5)))
+    gpu["flops_per_s"] = [[64, 30e12]]
+    with pytest.raises(ValueError, match=r"at batch 64 is 3e\+13: a A100.* has 1\.95e\+13 at most"):
+        measured(tmp_path / "profile.json", gpu=gpu)
+
+
+def test_another_width_of_rows_is_refused_and_another_mlp_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"dim of .* is 8: rows of criteo-ad have dim 16; measure"):
+        measured(tmp_path / "profile.json", dim=8)
+    assert "at an MLP of 256-128" in measured(tmp_path / "profile.json").source
+    same = measured(tmp_path / "profile.json", hidden=[4096, 2048, 1024, 512, 256])
+    assert "MLP" not in same.source
+
+
 def test_use_outside_the_fitted_range_is_flagged(tmp_path: Path) -> None:
-    costs = with_profile(CATALOGUE, write(tmp_path / "profile.json", PROFILE))
-    far = replace(small_scenario(), costs=costs)
+    far = replace(small_scenario(), costs=measured(tmp_path / "profile.json"))
     assert demand(far).extrapolated == ("server_lookup",)
     assert demand(small_scenario()).extrapolated == ()
 
@@ -48,27 +93,111 @@ def test_use_outside_the_fitted_range_is_flagged(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema": 2}, "schema is 2: must be 1"),
+        ({"schema": 1}, "schema is 1: must be 2; measure again"),
         ({"lawz": {}}, "unknown lawz"),
         ({"laws": {"lookup": {}}}, "unknown lookup in laws"),
-        ({"laws": {"load": {"slope": 1}}}, "unknown slope in law load"),
-        ({"laws": {"load": {"fixed_s": -1}}}, "fixed_s is -1: must be >= 0"),
+        ({"laws": {"load": {"slope": 1}}}, "unknown slope in load of laws"),
+        ({"laws": {"load": {}}}, "load of laws of .* must hold one of fixed_s, per_item_s"),
+        ({"laws": {"load": {"fixed_s": -1}}}, "fixed_s of load of .* is -1: must be >= 0"),
+        ({"laws": {"load": {"fixed_s": "1"}}}, 'fixed_s of load of .* is "1": must be a number'),
+        ({"laws": []}, r"laws of .* is \[\]: must be an object"),
         ({"gpu": {"speed": 1}}, "unknown speed in gpu"),
+        ({"gpu": {"fixed_s": 0, "device": "cpu"}}, "flops_per_s in gpu of .* is missing"),
+        ({"laws": {}, "gpu": None}, "gpu of .* is null: must be an object"),
     ],
 )
 def test_a_wrong_profile_is_refused_by_name(
     tmp_path: Path, change: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        with_profile(CATALOGUE, write(tmp_path / "profile.json", PROFILE | change))
+        read_profile(write(tmp_path / "profile.json", PROFILE | change))
+
+
+def test_a_profile_in_which_nothing_was_measured_is_refused(tmp_path: Path) -> None:
+    empty = {"schema": 2, "source": "x", "laws": {}}
+    with pytest.raises(ValueError, match="without laws and gpu: nothing in it was measured"):
+        read_profile(write(tmp_path / "profile.json", empty))
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where the numbers of a document stand."""
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(inner, (*path, key))
+    elif not isinstance(value, str):
+        yield path
+
+
+@given(
+    st.sampled_from(list(leaves(PROFILE))),
+    st.one_of(
+        st.none(), st.booleans(), st.text(max_size=3), st.just([]), st.just({}),
+        st.sampled_from([float("nan"), float("inf"), -1, -1e-9, 10**400]),
+    ),
+)  # fmt: skip
+def test_junk_in_the_place_of_any_number_is_one_sentence(
+    tmp_path_factory: pytest.TempPathFactory, place: tuple[Any, ...], junk: object
+) -> None:
+    document = deepcopy(PROFILE)
+    inner: Any = document
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = junk
+    path = write(tmp_path_factory.mktemp("junk") / "profile.json", document)
+    with pytest.raises(ValueError) as refused:
+        read_profile(path)
+    said = str(refused.value)
+    assert ("\n" not in said and str(path) in said) or place == ("schema",)
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_a_profile_or_one_sentence(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
+    path = tmp_path_factory.mktemp("junk") / "profile.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=str(path)):
+        read_profile(path)
 
 
 def test_a_missing_or_broken_profile_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="does not exist; write it with"):
-        with_profile(CATALOGUE, tmp_path / "none.json")
-    (tmp_path / "bad.json").write_text("{")
+        read_profile(tmp_path / "none.json")
+    with pytest.raises(ValueError, match="must be a JSON file"):
+        read_profile(tmp_path)
+    (tmp_path / "deep.json").write_text("[" * 100_000)
     with pytest.raises(ValueError, match="is not JSON"):
-        with_profile(CATALOGUE, tmp_path / "bad.json")
+        read_profile(tmp_path / "deep.json")
+
+
+def test_what_the_runtime_measures_is_what_the_simulator_computes_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """End to end: measure, write, read, simulate; a step takes the rate of the file."""
+    pytest.importorskip("torch")
+    from runtime.run import profile as measuring
+
+    monkeypatch.setattr(measuring, "BATCHES", (16, 64))
+    monkeypatch.setattr(measuring, "REPEATS", 4)
+    found = measuring.measure_profile(16, (8,), "synthetic:criteo-ad:0.0001")
+    path = tmp_path / "profile.json"
+    measuring.write_profile(path, found)
+    kept = json.loads(path.read_text())
+    assert (kept["dim"], kept["hidden"], kept["gpu"]["device"]) == (16, [8], "cpu")
+    options = Options(
+        cluster="this-host", workload="taobao-ad", rows="f32-adagrad", batch=64, steps=12,
+        profile=path, tau=2,
+    )  # fmt: skip
+    scenario = scenario_of(options)
+    [(_, _), (batch, rate)] = kept["gpu"]["flops_per_s"]
+    work = scenario.workload.flops_per_sample * batch
+    assert demand(scenario).compute_s == pytest.approx(work / rate, rel=1e-12)
+    law = kept["laws"]["server_lookup"]
+    ids = scenario.workload.sent_ids
+    expected = law["fixed_s"] + law["per_item_s"] * ids
+    assert demand(scenario).fetch.server_s.sum() == pytest.approx(expected, rel=1e-12)
+    said = run(options)
+    assert "measured by runtime profile" in said and "at an MLP of 8, another one" in said
 
 
 def test_every_constant_has_a_source() -> None:

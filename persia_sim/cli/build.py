@@ -1,0 +1,132 @@
+"""How options become a scenario."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from difflib import get_close_matches
+from typing import TypeVar
+
+from persia_sim.cli.options import Options
+from persia_sim.model.incidents import MOST_S, Checkpoints, Crash, SlowDown, Target
+from persia_sim.model.profile import read_profile
+from persia_sim.model.scenario import Averaging, Noise, Scenario
+from persia_sim.presets import catalogue as presets
+from persia_sim.words.rules import require
+
+Chosen = TypeVar("Chosen")
+
+
+def pick(name: str, known: Mapping[str, Chosen], what: str) -> Chosen:
+    """The entry of a table, or an error that names the nearest and lists all."""
+    if name not in known:
+        near = get_close_matches(name, known, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ValueError(f"{what} is {name!r}: {hint}choose one of {', '.join(known)}")
+    return known[name]
+
+
+_PLACE = r"(rank|worker|server):(\d+)"
+_SECONDS = r"(\d+(?:\.\d*)?(?:e-?\d+)?)"
+
+
+def disturbances_of(options: Options) -> tuple[SlowDown | Crash, ...]:
+    """Read --slow and --crash."""
+    found: list[SlowDown | Crash] = []
+    for text in options.slow:
+        match = re.fullmatch(f"{_PLACE}x{_SECONDS}(?:@{_SECONDS}-{_SECONDS})?", text)
+        if not match:
+            raise ValueError(
+                f"--slow is {text!r}: write KIND:INDEXxFACTOR@FROM-TO, as rank:0x3@1-4"
+            )
+        kind, index, factor, start, end = match.groups()
+        when = {} if start is None else {"start_s": float(start), "end_s": float(end)}
+        slow = SlowDown(target=Target(kind), index=int(index), factor=float(factor), **when)
+        found.append(slow)
+    names = ("detect_s", "restart_s", "load_s")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if given and not options.crash:
+        raise ValueError(f"--{next(iter(given)).replace('_', '-')} is set but --crash is not")
+    times = {"detect_s": 1.0, "restart_s": 5.0, "load_s": 2.0} | given
+    for text in options.crash:
+        match = re.fullmatch(f"{_PLACE}@{_SECONDS}", text)
+        if not match:
+            raise ValueError(f"--crash is {text!r}: write KIND:INDEX@SECONDS, as server:0@2.5")
+        kind, index, at = match.groups()
+        full = options.full_recovery and kind == "server"
+        found.append(
+            Crash(target=Target(kind), index=int(index), at_s=float(at), full=full, **times)
+        )
+    if options.full_recovery and not any(isinstance(e, Crash) and e.full for e in found):
+        raise ValueError("--full-recovery is set but --crash names no server")
+    return tuple(found)
+
+
+def checkpoints_of(options: Options) -> Checkpoints | None:
+    """Read --checkpoint-every-s and --checkpoint-s."""
+    if options.checkpoint_every_s is None:
+        if options.checkpoint_s is not None:
+            raise ValueError("--checkpoint-s is set but --checkpoint-every-s is not")
+        return None
+    write_s = 1.0 if options.checkpoint_s is None else options.checkpoint_s
+    return Checkpoints(interval_s=options.checkpoint_every_s, write_s=write_s)
+
+
+MOST = {"ranks": 16_384, "workers": 10_000, "servers": 10_000, "steps": 1_000_000}
+"""Beyond these a simulation takes days or more memory than a host has."""
+MOST_BATCHES = 5_000_000
+
+
+def _refuse_absurd(options: Options) -> None:
+    """Sizes that no machine simulates are refused before anything of that size is made."""
+    for name, most in MOST.items():
+        value = getattr(options, name)
+        require(value is None or value <= most, name, value, f"must be <= {most:,}")
+    if options.restart_s is not None:
+        ok = 0 <= options.restart_s <= MOST_S
+        require(ok, "restart_s", options.restart_s, f"must lie in [0, {MOST_S:g}]")
+
+
+def scenario_of(options: Options) -> Scenario:
+    """Apply the options to the presets."""
+    _refuse_absurd(options)
+    cluster = pick(options.cluster, presets.CLUSTERS, "--cluster")()
+    workload = pick(options.workload, presets.workloads(), "--workload")
+    if options.ranks is not None:
+        cluster = cluster.with_ranks(options.ranks)
+    if options.servers is not None:
+        cluster = cluster.with_servers(options.servers)
+    if options.workers is not None:
+        cluster = cluster.with_workers(options.workers)
+    if options.batch is not None:
+        workload = replace(workload, batch=options.batch)
+    costs = presets.costs_of(cluster.name)
+    if options.profile is not None:
+        cluster, costs = read_profile(options.profile).apply(cluster, workload, costs)
+    batches = cluster.ranks * options.steps
+    rule = f"must be <= {MOST_BATCHES:,} (about 1 kB of memory and 0.4 ms of time each)"
+    require(batches <= MOST_BATCHES, "ranks x steps", f"{batches:,}", rule, "lower --steps")
+    averaging = None
+    if options.average_every_s is not None:
+        averaging = Averaging(period_s=options.average_every_s)
+    return Scenario(
+        cluster=cluster,
+        workload=workload,
+        costs=costs,
+        mode=options.mode,
+        tau=options.tau,
+        permits=options.permits,
+        ahead=options.ahead,
+        merge_pushes=options.merge_pushes,
+        averaging=averaging,
+        discipline=options.discipline,
+        dense_on_nics=options.dense_on_nics,
+        worker_choice=options.worker_choice,
+        noise=Noise(gpu_cv=options.gpu_cv, server_cv=options.server_cv),
+        disturbances=disturbances_of(options),
+        checkpoints=checkpoints_of(options),
+        steps=options.steps,
+        seed=options.seed,
+        trace_shards=options.trace_shards,
+    )

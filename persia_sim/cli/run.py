@@ -1,0 +1,89 @@
+"""Simulate what the options describe, and say what came of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from persia_sim.cli.build import pick, scenario_of
+from persia_sim.cli.options import Options
+from persia_sim.cli.progress import progress
+from persia_sim.model.incidents import Crash
+from persia_sim.model.memory import FORMATS, capacity
+from persia_sim.model.scenario import Scenario
+from persia_sim.words.rules import require
+
+
+def run(options: Options) -> str:
+    """Simulate and describe; writes the files that were asked for."""
+    from persia_sim.engine.ledger import pushes_of
+    from persia_sim.engine.simulate import simulate
+    from persia_sim.insight.report import report, text
+    from persia_sim.insight.timeline import write_timeline
+    from persia_sim.model.demand import demand
+
+    scenario = scenario_of(options)
+    held = capacity(scenario.cluster, scenario.workload, pick(options.rows, FORMATS, "--rows"))
+    if not options.evict:
+        held.refuse(scenario.cluster)
+    first, last = _check_before(options)
+    with progress(pushes_of(scenario)) as on_push:
+        need = demand(scenario, held.miss_rate)
+        done = simulate(scenario, trace=True, need=need, on_push=on_push)
+    _check_incidents(scenario, done.makespan_s)
+    lines = [text(report(done, held))]
+    if options.profile is not None:
+        lines.append(f"costs        {scenario.costs.source}")
+    if options.sensitivity:
+        from persia_sim.insight.sensitivity import sensitivity
+
+        gains = sorted(sensitivity(scenario, held.miss_rate).items(), key=lambda item: -item[1])
+        shown = ", ".join(f"{name} {gain:+.1%}" for name, gain in gains if abs(gain) >= 5e-4)
+        lines.append(f"10 % faster  {shown or 'nothing helps alone'}")
+    if options.trace is not None and done.trace is not None:
+        done.trace.save(options.trace)
+        lines.append(f"order        {len(done.trace)} events in {options.trace}")
+    if options.timeline is not None:
+        count = write_timeline(done, options.timeline, first, last)
+        lines.append(f"timeline     {count} spans in {options.timeline}")
+    return "\n".join(lines)
+
+
+def _check_before(options: Options) -> tuple[int, int]:
+    """What can be told before the run; returns the steps of the timeline."""
+    require(options.steps >= 2, "steps", options.steps, "a time between steps needs >= 2")
+    if options.trace_shards and options.trace is None:
+        raise ValueError("--trace-shards is set but --trace is not: name the file to write")
+    if options.timeline_steps is not None and options.timeline is None:
+        raise ValueError("--timeline-steps is set but --timeline is not: name the file to write")
+    for name, path in (("--timeline", options.timeline), ("--trace", options.trace)):
+        if path is not None:
+            _require_writable(name, path)
+    middle, end = options.steps // 2, options.steps - 1
+    first, last = options.timeline_steps or (middle, min(middle + 9, end))
+    rule = f"must be a range inside [0, {end}]"
+    require(0 <= first <= last <= end, "timeline steps", (first, last), rule)
+    return first, last
+
+
+def _require_writable(name: str, path: Path) -> None:
+    folder = path.parent
+    require(folder.is_dir(), name, path, f"there is no folder {folder}", "make it first")
+    require(not path.is_dir(), name, path, "it is a folder", "name a file in it")
+    require(os.access(folder, os.W_OK), name, path, f"the folder {folder} cannot be written to")
+
+
+def _check_incidents(scenario: Scenario, end_s: float) -> None:
+    """What never happened was not meant."""
+    ends, remedy = f"the run ends at {end_s:.4g} s", "choose an earlier time or more --steps"
+    for event in scenario.disturbances:
+        at_s = event.at_s if isinstance(event, Crash) else event.start_s
+        what = "crash" if isinstance(event, Crash) else "slow-down"
+        name = f"{what} of {event.target} {event.index} (seconds)"
+        require(at_s <= end_s, name, f"{at_s:g}", ends, remedy)
+    if scenario.checkpoints is not None:
+        interval_s = scenario.checkpoints.interval_s
+        require(interval_s <= end_s, "checkpoint_every_s", interval_s, ends, remedy)
+    if scenario.averaging is not None:
+        period_s = scenario.averaging.period_s
+        require(period_s <= end_s, "average_every_s", period_s, ends, remedy)

@@ -1,0 +1,137 @@
+"""A measured profile: what `runtime profile` writes, checked, and put in the catalogue's place.
+
+The file is JSON: ``{"schema": 2, "source": "...", "dim": 16, "hidden": [256, 128], "laws":
+{"server_lookup": {"fixed_s": ..., "per_item_s": ..., "per_byte_s": ..., "spread": ...,
+"fitted_items": [low, high]}, ...}, "gpu": {"device": "cpu", "fixed_s": ..., "flops_per_s": [[batch,
+rate], ...]}}``. Laws or rates may be absent, not both; unknown names are errors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from persia_sim.model.cluster import Cluster
+from persia_sim.model.costs import Costs, Law
+from persia_sim.model.workload import Workload
+from persia_sim.words.documents import Node, read_json
+from persia_sim.words.rules import require
+
+PROFILE_SCHEMA = 2
+_KNOWN = {"schema", "source", "dim", "hidden", "laws", "gpu", "provenance"}
+_LAWS = {field.name for field in fields(Costs) if field.type == "Law"}
+_TIMES = ("fixed_s", "per_item_s", "per_byte_s")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profile:
+    """What was measured."""
+
+    path: Path
+    """Where it was read."""
+    source: str
+    """On what machine, by what."""
+    laws: dict[str, Law]
+    """By the name that `Costs` gives them."""
+    dim: int | None
+    """Numbers in a row while the laws were measured."""
+    hidden: tuple[int, ...] | None
+    """Widths of the MLP while the rate was measured."""
+    device: str
+    """cpu, or the name of a GPU: what computed the MLP."""
+    gpu_fixed_s: float
+    """Spent once a step, >= 0."""
+    flops_per_s: tuple[tuple[int, float], ...]
+    """(batch of a rank, operations a second), increasing in batch; empty: not measured."""
+
+    def apply(self, cluster: Cluster, workload: Workload, costs: Costs) -> tuple[Cluster, Costs]:
+        """Cluster and costs with what was measured in place of the presets' constants.
+
+        Raises ValueError when rows are of another width, or a rate is above the GPU's peak.
+        """
+        require(
+            self.dim in (None, workload.dim),
+            f"dim of profile {self.path}",
+            self.dim,
+            f"rows of {workload.name} have dim {workload.dim}",
+            f"measure again with: runtime profile --dim {workload.dim}",
+        )
+        notes = [f"measured: {self.source}"]
+        if self.hidden is not None and self.hidden != tuple(w for w in workload.mlp if w > 1):
+            notes.append(f"at an MLP of {'-'.join(map(str, self.hidden))}, another one than here")
+        changes: dict[str, object] = dict(self.laws)
+        if self.flops_per_s and cluster.gpu.is_host_core:
+            peak = max(rate for _, rate in self.flops_per_s)
+            gpu = replace(cluster.gpu, peak_flops=peak, source=self.source)
+            cluster = replace(cluster, gpu=gpu)
+        if self.flops_per_s and (self.device == "cpu") != cluster.gpu.is_host_core:
+            notes.append(f"the rate of a {self.device} is not used for a {cluster.gpu.name}")
+        elif self.flops_per_s:
+            changes |= {"gpu_efficiency": self._shares(cluster), "gpu_fixed_s": self.gpu_fixed_s}
+        source = "; ".join([costs.source, *notes])
+        return cluster, replace(costs, source=source, **changes)  # type: ignore[arg-type]
+
+    def _shares(self, cluster: Cluster) -> tuple[tuple[int, float], ...]:
+        peak = cluster.gpu.peak_flops
+        for batch, rate in self.flops_per_s:
+            require(
+                rate <= peak,
+                f"flops_per_s of profile {self.path} at batch {batch}",
+                f"{rate:.4g}",
+                f"a {cluster.gpu.name} of {cluster.name} has {peak:.4g} at most",
+                "use the profile with the cluster on whose GPU it was measured",
+            )
+        return tuple((batch, rate / peak) for batch, rate in self.flops_per_s)
+
+
+def read_profile(path: Path) -> Profile:
+    """Read and check a profile. Raises ValueError that names the first wrong value."""
+    top = read_json(path, "profile", "write it with: runtime profile")
+    top.members(_KNOWN)
+    schema = top["schema"].integer(0)
+    rule = f"must be {PROFILE_SCHEMA}"
+    require(schema == PROFILE_SCHEMA, "schema", schema, rule, "measure again with: runtime profile")
+    source = top["source"].text() if top.has("source") else path.name
+    laws: dict[str, Law] = {}
+    if top.has("laws"):
+        laws = {n: _law(top["laws"][n], source) for n in top["laws"].members(_LAWS)}
+    fixed_s, rates, device = 0.0, (), "cpu"  # type: tuple[float, tuple[tuple[int, float], ...], str]
+    if top.has("gpu"):
+        gpu = top["gpu"]
+        gpu.members({"device", "fixed_s", "flops_per_s"})
+        fixed_s = gpu["fixed_s"].number()
+        rates, device = _rates(gpu["flops_per_s"]), gpu["device"].text()
+    measured = bool(laws or rates)
+    require(measured, f"profile {path}", "without laws and gpu", "nothing in it was measured")
+    return Profile(
+        path=path,
+        source=source,
+        laws=laws,
+        dim=top["dim"].integer(1) if top.has("dim") else None,
+        hidden=tuple(w.integer(1) for w in top["hidden"].items()) if top.has("hidden") else None,
+        device=device,
+        gpu_fixed_s=fixed_s,
+        flops_per_s=rates,
+    )
+
+
+def _law(node: Node, source: str) -> Law:
+    given = node.members({*_TIMES, "spread", "fitted_items"})
+    found = any(name in given for name in _TIMES)
+    require(found, node.where, given, f"must hold one of {', '.join(_TIMES)}")
+    numbers = {n: node[n].number() for n in (*_TIMES, "spread") if n in given}
+    fitted = None
+    if node.has("fitted_items"):
+        low, high = (entry.number() for entry in node["fitted_items"].items(length=2))
+        require(low <= high, node["fitted_items"].where, [low, high], "must be [least, most]")
+        fitted = (low, high)
+    return Law(source=source, fitted_items=fitted, **numbers)
+
+
+def _rates(node: Node) -> tuple[tuple[int, float], ...]:
+    pairs = [entry.items(length=2) for entry in node.items()]
+    found = tuple((batch.integer(1), rate.number(above=0)) for batch, rate in pairs)
+    batches = [batch for batch, _ in found]
+    ordered = bool(batches) and batches == sorted(set(batches))
+    require(ordered, node.where, batches, "needs points in increasing order of batch")
+    return found

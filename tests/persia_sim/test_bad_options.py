@@ -1,0 +1,140 @@
+"""Options that nobody can have meant: exit 2 and one sentence with name, value and rule."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from persia_sim import __main__ as command
+from persia_sim.cli import Options, run
+
+SMALL = {"cluster": "this-host", "workload": "taobao-ad", "rows": "f32-adagrad", "steps": 20}
+
+
+def refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str
+) -> str:
+    """What the command says to these arguments; it must exit with 2 and print nothing else."""
+    monkeypatch.setattr(sys, "argv", ["persia_sim", *words])
+    assert command.main() == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1
+    return said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--gpu-cv inf", "noise.gpu_cv is inf: must lie in [0, 10]"),
+        ("--server-cv nan", "noise.server_cv is nan: must lie in [0, 10]"),
+        ("--crash rank:0@0.1 --detect-s inf", "crash detect_s is inf: must lie in [0, 1e+07]"),
+        ("--crash rank:0@0.1 --restart-s inf", "restart_s is inf: must lie in [0, 1e+07]"),
+        ("--slow rank:0x1e99", "slow-down factor is 1e+99: must lie in [1, 10000]"),
+        ("--slow rank:0x99999", "slow-down factor is 99999.0: must lie in [1, 10000]"),
+        ("--checkpoint-every-s inf", "checkpoints.interval_s is inf: must be > 0 and <= 1e+07"),
+        ("--mode async_averaging --average-every-s 0", "average_every_s is 0.0: must be > 0"),
+        ("--ranks 1000000", "ranks is 1000000: must be <= 16,384"),
+        ("--ranks 16000 --steps 1000", "ranks x steps is 16,000,000: must be <= 5,000,000"),
+        ("--servers 99999", "servers is 99999: must be <= 10,000"),
+        ("--seed 9223372036854775808", "seed is 9223372036854775808: must lie in [0, 2**63)"),
+        ("--steps 1", "steps is 1: a time between steps needs >= 2"),
+        ("--dense-on-nics --discipline unshared", "dense_on_nics is True: unshared NICs carry"),
+        ("--trace-shards", "--trace-shards is set but --trace is not"),
+        ("--timeline /no-such-folder/t.json", "there is no folder /no-such-folder; make it first"),
+        ("--trace /", "--trace is /: it is a folder; name a file in it"),
+        ("--timeline t.json --timeline-steps 5 500", "timeline steps is (5, 500): must be a range"),
+        ("--workload criteo", "did you mean criteo-ad? choose one of taobao-ad"),
+        ("--cluster this_host", "did you mean this-host?"),
+        ("--rows f32", "did you mean f32-sgd?"),
+    ],
+)
+def test_before_anything_runs(
+    words: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from persia_sim.engine import simulate as engine
+
+    monkeypatch.setattr(engine, "simulate", None)  # to call it would be a traceback
+    assert said in refused(monkeypatch, capsys, *words.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"crash": ("rank:0@900",)}, r"crash of rank 0 \(seconds\) is 900: the run ends at"),
+        ({"slow": ("server:0x2@900-901",)}, r"slow-down of server 0 \(seconds\) is 900"),
+        ({"checkpoint_every_s": 900.0}, "checkpoint_every_s is 900.0: the run ends at"),
+    ],
+)
+def test_what_would_come_after_the_end_is_refused(options: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        run(Options(**SMALL | options))  # type: ignore[arg-type]
+
+
+NUMBERS = ("--gpu-cv", "--server-cv", "--tau", "--permits", "--ahead", "--average-every-s",
+           "--ranks", "--batch", "--servers", "--workers", "--detect-s", "--restart-s", "--load-s",
+           "--checkpoint-every-s", "--checkpoint-s", "--seed", "--steps")  # fmt: skip
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from(NUMBERS),
+    st.sampled_from(["nan", "inf", "-inf", "-1", "1e400", "-1e-9", str(-(2**70))]),
+    st.sampled_from(["sync", "lookahead", "hybrid", "async", "async_averaging"]),
+)
+def test_no_number_of_the_command_may_be_absurd(name: str, value: str, mode: str) -> None:
+    """Numbers that no option takes, whatever the mode: exit 2 and one sentence."""
+    words = ["persia_sim", "--mode", mode, f"{name}={value}", "--crash", "rank:0@0.1"]
+    if name == "--checkpoint-s":
+        words += ["--checkpoint-every-s", "0.1"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", words)
+        try:
+            assert command.main() == 2
+        except SystemExit as wrong_type:  # the parser's own sentence
+            assert wrong_type.code == 2
+
+
+def test_ctrl_c_in_a_long_simulation_ends_in_one_line(tmp_path: Path) -> None:
+    words = ["--steps", "5000", "--ranks", "8"]
+    code = "import sys; from persia_sim.__main__ import main; print('up', flush=True)"
+    code += "; sys.exit(main())"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *words],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    assert process.stdout is not None and process.stdout.readline() == "up\n"
+    try:
+        process.communicate(timeout=2.5)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+    out, said = process.communicate(timeout=20)
+    assert (process.returncode, out, said) == (130, "", "interrupted: nothing was written\n")
+
+
+def test_a_terminal_gets_one_bar_and_a_pipe_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from persia_sim.engine.ledger import pushes_of
+    from persia_sim.engine.simulate import simulate
+    from persia_sim.words.vocabulary import Mode
+    from tests.persia_sim.sim_configurations import small_scenario
+
+    for mode in (Mode.SYNC, Mode.ASYNC):
+        told: list[int] = []
+        scenario = small_scenario(mode)
+        simulate(scenario, on_push=lambda told=told: told.append(1))
+        assert len(told) == pushes_of(scenario) == 4 * 12 * (1 + (mode is Mode.ASYNC))
+    run(Options(**SMALL))  # type: ignore[arg-type]
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr("persia_sim.cli.progress.BAR_AFTER_S", 0.0)
+    run(Options(**SMALL))  # type: ignore[arg-type]
+    assert " pushes" in capsys.readouterr().err
