@@ -89,6 +89,14 @@ def test_what_is_no_regular_file_is_refused_and_never_waited_for(
         assert name in str(caught.value)
 
 
+def test_a_file_that_may_not_be_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may read everything
+    with pytest.raises(DataError, match="may not be read by this user"):
+        opened(tmp_path)
+
+
 @pytest.mark.multiproc
 def test_a_pipe_as_data_ends_the_command_with_2_and_one_sentence(tmp_path: Path) -> None:
     opened(tmp_path)

@@ -86,6 +86,15 @@ def test_a_shuffle_is_a_permutation_inside_windows(
     assert numbers(again) == numbers(mixed)
 
 
+def test_each_window_of_a_shuffle_draws_from_the_seed_the_pass_and_its_own_number() -> None:
+    chunks = [numbered(0, np.ones((7, 1), np.int64)), numbered(7, np.ones((5, 1), np.int64))]
+    mixed = list(shuffled(iter(chunks), 3, 2, window_rows=4))
+    for number, batch in enumerate(mixed):
+        order = np.random.default_rng([3, 2, number]).permutation(4)
+        assert numbers([batch]) == (4 * number + order).tolist()
+    assert len(mixed) == 3
+
+
 @given(chunks=streams().filter(bool), data=st.data())
 def test_take_gives_the_samples_that_were_asked_for(
     chunks: list[Batch], data: st.DataObject

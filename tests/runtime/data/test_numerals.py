@@ -150,3 +150,18 @@ def test_a_history_keeps_its_last_ids_and_a_bag_keeps_all() -> None:
     assert same.data.tolist() == found.data.tolist()
     bag = column_values(Column(name="x", kind="multi"), lists, None, ())
     assert bag.data.tolist()[:5] == hashes(1, 2, 3, 4, 5)
+
+
+def test_blanks_around_the_ids_of_a_bag_do_not_count() -> None:
+    column = Column(name="x", kind="multi", separator=",")
+    found = column_values(column, pa.array(["1, 2 ,b ", "b"]), None, ())
+    plain = column_values(column, pa.array(["1,2,b", "b"]), None, ())
+    assert found.data.tolist() == plain.data.tolist()
+
+
+def test_a_nul_byte_is_bad_in_a_joined_column_too() -> None:
+    column = Column(name="x", with_column="y")
+    texts = pa.array(["a", "b"])
+    found = column_values(column, texts, pa.array(["c", "d\0"]), ())
+    assert found.bad.tolist() == [False, True]
+    assert "NUL" in found.rule
