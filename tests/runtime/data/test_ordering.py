@@ -167,3 +167,12 @@ def test_a_text_names_the_test_rows_of_any_type_of_column() -> None:
     for array in (pa.array([7, 8, None]), pa.array(["7", "8", "?"]).dictionary_encode()):
         rows = Rows(pa.RecordBatch.from_pydict({"part": array}), np.arange(1, 4))
         assert Placer(split, Totals(), ("?",)).place(rows).tolist() == [2, 0, -1]
+
+
+def test_a_text_that_means_no_value_is_none_even_if_it_is_a_number() -> None:
+    assert reached(pa.array(["5", "99", "7"]), 6, missing=("99",)) == [False, None, True]
+
+
+def test_nanoseconds_are_cut_to_microseconds() -> None:
+    instants = pa.array([1_000_000_999, 999_999_999], pa.int64()).cast(pa.timestamp("ns"))
+    assert reached(instants, "1970-01-01T00:00:01") == [True, False]

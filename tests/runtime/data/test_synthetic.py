@@ -99,6 +99,11 @@ def test_the_true_probabilities_are_calibrated() -> None:
         assert abs(labels[tenth].mean() - truth[tenth].mean()) < 4 * spread
 
 
+def test_bags_of_the_stream_are_averaged_as_its_truth_does() -> None:
+    poolings = {f.name: f.pooling for f in SyntheticSource(recipe=tiny()).layout.fields}
+    assert poolings == {"user": "sum", "tags": "mean"}
+
+
 def test_the_layout_fits_the_batches() -> None:
     source = SyntheticSource(recipe=default(), train_rows=1000)
     batch = next(source.chunks("train"))
