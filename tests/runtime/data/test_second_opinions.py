@@ -199,7 +199,8 @@ def slow_score(recipe: Recipe, bags: list[list[int]], dense: list[float]) -> flo
 
 def test_the_score_of_a_sample_is_the_documented_sum() -> None:
     fields = (*RECIPE.fields, SyntheticField(name="tags", values=9, weight=0.6, max_length=3))
-    recipe = Recipe(name="bags", fields=fields, pairs=RECIPE.pairs, dense=3, seed=3)
+    pairs = (*RECIPE.pairs, Pair(first="tags", second="b", weight=0.4))
+    recipe = Recipe(name="bags", fields=fields, pairs=pairs, dense=3, seed=3)
     rng = np.random.default_rng(1)
     lengths = rng.integers(1, 4, 50)
     ids = [rng.integers(0, 2**56, n).astype(np.uint64) for n in (50, 50, 50, lengths.sum())]

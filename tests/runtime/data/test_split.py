@@ -60,6 +60,11 @@ def test_the_last_fraction_tests(tmp_path: Path) -> None:
     assert parts["test"] == [9, 10]
 
 
+def test_the_border_of_the_last_fraction_is_rounded(tmp_path: Path) -> None:
+    parts = parts_of(numbered_file(tmp_path / "d.csv", 20), Split(test_fraction=0.12))
+    assert parts["test"] == [19, 20], "20 * 0.88 = 17.6: 18 rows train"
+
+
 def test_a_random_split_draws_as_numpy_does_in_one_go(tmp_path: Path) -> None:
     split = Split(test_fraction=0.3, random_seed=1)
     parts = parts_of(numbered_file(tmp_path / "d.csv", 1000), split)
