@@ -241,6 +241,40 @@ def test_the_first_rows_of_one_class_are_refused_with_their_count(tmp_path: Path
         numbers(opened(tmp_path, rows, rows=9))
 
 
+def test_the_first_rows_are_counted_over_many_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.data.table.CSV_BLOCK_BYTES", 64)
+    source = opened(tmp_path, b"x,n,label\n" + b"a,1,0\nb,2,1\n" * 60, rows=25)
+    assert len(numbers(source)) == 25
+    assert (source.provenance().train_rows, source.provenance().test_rows) == (25, 60)
+    assert len(numbers(source, "test")) == 60, "the limit is of the training part"
+
+
+def test_nothing_is_read_behind_the_first_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.data.table.CSV_BLOCK_BYTES", 64)
+    rows = b"x,n,label\n" + b"a,1,0\nb,2,1\n" * 20 + b"a,bad,0\n" + b"a,1,0\nb,2,1\n" * 25
+    source = opened(tmp_path, rows, rows=25)
+    assert [batch.size > 0 for batch in source.chunks("train")].count(False) == 0
+    assert len(numbers(source)) == 25
+
+
+def test_bad_lines_are_counted_up_to_the_last_row_that_was_given_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.data.table.CSV_BLOCK_BYTES", 64)
+    lines = ["torn" if n % 3 == 2 else f"a,{n},{n % 2}" for n in range(1, 121)]
+    source = opened(tmp_path, ("x,n,label\n" + "\n".join(lines)).encode(), skip_bad_rows=True)
+    counts = []
+    for batch in source.chunks("train"):
+        last = int(batch.dense[-1, 0])
+        counts.append(source.provenance().rows_skipped)
+        assert counts[-1] == sum(n % 3 == 2 for n in range(1, last))
+    assert len(set(counts)) > 5, "a longer stream counts more"
+
+
 def test_bad_rows_are_counted_as_far_as_was_read_and_said_of_which_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -159,6 +159,13 @@ def test_a_group_shares_ids_and_a_joined_column_makes_them_differ(tmp_path: Path
     assert {t >> 56 for t in tour} == {2}
 
 
+def test_a_joined_column_is_read_even_if_it_is_no_feature(tmp_path: Path) -> None:
+    columns = and_test_rows({"tour": ["a", "b"], "x": [5, 5], "label": [0, 1]})
+    only = (Column(name="x", with_column="tour"),)
+    first, second = whole(source(tmp_path, columns, columns=only, split=last_two(columns))).ids
+    assert first != second
+
+
 def test_a_sequence_keeps_its_order_and_its_newest_ids(tmp_path: Path) -> None:
     columns = and_test_rows({"s": ["c|d|a|b|a", "a"], "label": [0, 1]})
     made = source(

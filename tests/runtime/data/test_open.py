@@ -63,6 +63,12 @@ def test_data_is_found_in_the_named_directory_then_the_variable_then_the_downloa
     assert label_of(tmp_path / "empty") == 0, "the downloads come last"
 
 
+def test_two_splits_of_one_set_share_its_folder(tmp_path: Path) -> None:
+    write_flights(tmp_path / "nycflights13", 0)
+    by_time = open_source("nycflights13-time", tmp_path)
+    assert sum(b.size for b in by_time.chunks("test")) == 8, "the last fifth of 40"
+
+
 def test_missing_data_names_every_place_and_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,7 +72,11 @@ def test_a_random_split_draws_as_numpy_does_in_one_go(tmp_path: Path) -> None:
     assert parts["test"] == (np.flatnonzero(drawn) + 1).tolist()
 
 
-def test_a_skipped_row_does_not_move_the_random_split_of_the_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize("block_bytes", [300, 1 << 20])
+def test_a_skipped_row_does_not_move_the_random_split_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int
+) -> None:
+    monkeypatch.setattr("runtime.data.table.CSV_BLOCK_BYTES", block_bytes)
     path = numbered_file(tmp_path / "d.csv", 200)
     split = Split(test_fraction=0.3, random_seed=1)
     before = parts_of(path, split)

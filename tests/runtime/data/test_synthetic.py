@@ -139,6 +139,21 @@ def test_presets_have_the_shape_of_the_workloads() -> None:
     assert shapes["default"][2] > 1_000_000
 
 
+def test_the_fields_of_a_shape_come_largest_first() -> None:
+    sizes = [f.values for f in recipe("criteo-ad").fields]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > 1_000_000 > sizes[-1]
+
+
+def test_eight_fields_of_the_video_shape_hold_several_ids_and_large_fields_weigh_half() -> None:
+    video = recipe("kwai-video")
+    assert [f.max_length for f in video.fields] == [1] * 32 + [8] * 8
+    assert [f.weight for f in video.fields] == [
+        0.5 if f.values >= 1_000_000 else 1.0 for f in video.fields
+    ]
+    assert {f.weight for f in video.fields} == {0.5, 1.0}
+
+
 def test_scale_multiplies_the_distinct_ids() -> None:
     assert recipe("criteo-ad", 0.1).distinct_ids == 3_375_000
     assert all(f.values >= 1 for f in recipe("criteo-ad", 1e-9).fields)
