@@ -1,0 +1,242 @@
+"""README and docs say what is there: files, tests, commands, options, examples."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+import tyro
+
+from experiments.commands import BENCHES, STUDIES, module_of
+from tests.tree import PACKAGES, ROOT, TREE, sources, tree
+
+README = ROOT / "README.md"
+TEXTS = {
+    path.relative_to(ROOT).as_posix(): path.read_text()
+    for path in [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+    if path != TREE  # holds sentences of the code
+}
+COMMAND = r"\s*(?:\.venv/bin/)?python -m (runtime|persia_sim|experiments)\b(.*)"
+EXAMPLE = re.compile("ahead[-_]sweep")
+"""The study that docs/extend.md adds as an example."""
+
+
+def test_the_readme_has_at_most_130_lines():
+    assert len(README.read_text().splitlines()) <= 130
+
+
+# The tree.
+
+
+def folders_of_the_tree() -> dict[str, str]:
+    """Folder -> what the README's tree says of it, lines joined."""
+    block = README.read_text().split("## The tree")[1].split("```")[1]
+    found: dict[str, str] = {}
+    stack: list[str] = []
+    here: list[str] = []
+    for line in block.splitlines():
+        start = re.match(r"( *)((?:[\w/]+/,? )+) *(.*)", line + " ")
+        if start:
+            depth = len(start[1]) // 2
+            names = re.findall(r"([\w/]+)/", start[2])
+            here = ["/".join([*stack[:depth], name]) for name in names]
+            # Below two folders of one line stands what belongs to the last.
+            stack[depth:] = names[-1].split("/")
+            line = start[3]
+        for folder in here:
+            found[folder] = f"{found.get(folder, '')} {line.strip()}"
+    return found
+
+
+FOLDERS = folders_of_the_tree()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_readmes_tree_names_every_file_with_its_folder(package):
+    for file in sources():
+        folder = file.parent.relative_to(ROOT).as_posix()
+        if folder.split("/")[0] == package:
+            assert folder in FOLDERS, f"the tree lacks {folder}/"
+            says = rf"\b{file.stem}\b"
+            assert re.search(says, FOLDERS[folder]), f"the tree lacks {file.stem} in {folder}/"
+
+
+def test_the_readmes_tree_names_no_file_that_is_not_there():
+    stems = {file.stem for file in sources()}
+    for folder, text in FOLDERS.items():
+        if folder.split("/")[0] not in PACKAGES:
+            continue
+        bare = re.sub(r"__main__|\([^)]*\)|[^,;()]*:", "", text)
+        named = {word.strip() for word in re.split(r"[,;.]| and ", bare)} - {""}
+        assert named <= stems, f"the tree names {sorted(named - stems)} in {folder}/"
+
+
+def test_the_readmes_tree_names_every_top_folder():
+    there = {p.name for p in ROOT.iterdir() if any(p.glob("*.py"))} | {"docs"}
+    assert there <= set(FOLDERS)
+
+
+def test_the_long_tree_is_what_the_files_say_of_themselves():
+    assert TREE.read_text() == tree(), "run: python -m tests.tree"
+
+
+# Names of files, tests and links.
+
+
+def mentioned(pattern: str) -> Iterator[tuple[str, str]]:
+    for name, text in TEXTS.items():
+        yield from ((name, found) for found in re.findall(pattern, text))
+
+
+@cache
+def functions(path: str) -> set[str]:
+    nodes = ast.parse((ROOT / path).read_text()).body
+    return {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+
+
+def test_every_file_that_a_text_names_is_there():
+    pattern = rf"\b(?:{'|'.join(PACKAGES)}|tests|docs|notebooks)/[\w/]*[\w.]+\b"
+    for text, path in mentioned(pattern):
+        if not EXAMPLE.search(path):
+            assert (ROOT / path).exists(), f"{text} names {path}"
+
+
+def test_every_test_that_a_text_names_is_there():
+    for text, name in mentioned(r"tests/[\w/]+\.py::\w+"):
+        path, function = name.split("::")
+        assert function in functions(path), f"{text} names {name}"
+
+
+def test_every_test_named_without_its_file_is_there():
+    known = {f for p in (ROOT / "tests").rglob("*.py") for f in functions(str(p))}
+    known |= {path.stem for path in (ROOT / "tests").rglob("*.py")}
+    for text, name in mentioned(r"`(test_\w+)`"):
+        assert name in known, f"{text} names {name}"
+
+
+def test_every_law_names_its_tests_or_says_that_it_is_not_there():
+    laws = re.split(r"^## (?=\d)", TEXTS["docs/laws.md"], flags=re.M)[1:]
+    assert [int(law.split(".")[0]) for law in laws] == list(range(1, 16))
+    for law in laws:
+        title = law.splitlines()[0]
+        missing = "not there" in title or "not held" in title
+        assert missing or "::test_" in law, f"law {title} names no test"
+
+
+def test_every_link_leads_somewhere():
+    for text, target in mentioned(r"\]\(([^)#]+)\)"):
+        if not target.startswith("http"):
+            assert ((ROOT / text).parent / target).exists(), f"{text} links to {target}"
+
+
+# Commands and options.
+
+
+class ParsedError(BaseException):
+    """The real parser has taken a command line; nothing is carried out."""
+
+
+def commands() -> list[tuple[str, ...]]:
+    """Every `python -m MODULE ...` of the texts, as words."""
+    found = []
+    for text in TEXTS.values():
+        lines = text.replace("\\\n", " ").splitlines()
+        for code in [*re.findall(r"`([^`\n]+)`", text), *lines]:
+            match = re.match(COMMAND, code)
+            if match and not EXAMPLE.search(code):
+                found.append((match[1], *shlex.split(match[2], comments=True)))
+    return sorted(set(found))
+
+
+def main_of(module: str):
+    name = {"runtime": "runtime.commands", "experiments": "experiments.commands"}.get(module)
+    return importlib.import_module(name or "persia_sim.__main__").main
+
+
+def test_commands_are_found():
+    modules = {command[0] for command in commands()}
+    assert modules == {"runtime", "persia_sim", "experiments"}
+    assert len(commands()) > 15
+
+
+@pytest.mark.parametrize("command", commands(), ids=" ".join)
+def test_every_command_line_is_one_that_the_parser_takes(command, monkeypatch, tmp_path, capsys):
+    def stop(parse):
+        def parse_only(*args, **kwargs):
+            parse(*args, **kwargs)
+            raise ParsedError
+
+        return parse_only
+
+    module, *words = command
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", list(command))
+    if words[:1] == ["data"]:
+        parser = argparse.ArgumentParser
+        monkeypatch.setattr(parser, "parse_args", stop(parser.parse_args))
+    else:
+        monkeypatch.setattr(tyro, "cli", stop(tyro.cli))
+    main = main_of(module)
+    if words == ["list"]:
+        assert main(words) == 0
+        return
+    with pytest.raises(ParsedError):
+        main() if module == "persia_sim" else main(words)
+
+
+def options_of(module: str, words: list[str], monkeypatch, capsys) -> set[str]:
+    monkeypatch.setenv("COLUMNS", "240")
+    monkeypatch.setattr(sys, "argv", [module, *words, "--help"])
+    main = main_of(module)
+    with pytest.raises(SystemExit) as end:
+        main() if module == "persia_sim" else main([*words, "--help"])
+    assert end.value.code == 0
+    return set(re.findall(r"--[a-z][\w.-]*", capsys.readouterr().out))
+
+
+def test_every_option_that_a_text_names_is_one(monkeypatch, capsys):
+    known = {"--help", "--device", "--no-deps"}
+    for module, words in [("runtime", ["train"]), ("runtime", ["profile"]), ("persia_sim", [])]:
+        known |= options_of(module, words, monkeypatch, capsys)
+    for name in STUDIES | BENCHES:
+        known |= {
+            f"--{field.replace('_', '-')}"
+            for field in importlib.import_module(module_of(name)).Options.__dataclass_fields__
+        }
+    for text, option in mentioned(r"(?<![\w-])(--[a-z][\w.-]*\w)"):
+        assert option in known, f"{text} names {option}"
+
+
+def test_every_make_target_that_a_text_names_is_there():
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.M))
+    for text, target in mentioned(r"(?:`|^|\n) *make (\w+)"):
+        assert target in targets, f"{text} names make {target}"
+
+
+# Examples and words.
+
+BLOCKS = [
+    pytest.param(block, id=f"{name}-{number}")
+    for name, text in TEXTS.items()
+    for number, block in enumerate(re.findall(r"```python\n(.*?)```", text, flags=re.S))
+]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_the_python_of_a_text_runs(block, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(block, "example", "exec"), {"__name__": "example"})
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_texts_say_nic_and_mlp(name):
+    found = re.findall(r"\b(?:tower|cards?|workload W)\b", TEXTS[name])
+    assert not found, f"{name} says {found}"
