@@ -52,6 +52,7 @@ def simulated(cluster: str, workload: str, mode: Mode, ranks: int, steps: int) -
         costs=costs_of(cluster),
         mode=mode,
         tau=WIDE_TAU if mode.reads_late_rows else None,
+        merge_pushes=False if mode.may_merge else None,  # on arrival, as the original
         noise=Noise(gpu_cv=_GPU_CV),
         steps=steps,
     )
@@ -193,6 +194,7 @@ def candidates(steps: int = 60, batches: tuple[int, ...] = (864, 4096)) -> list[
                     costs=costs,
                     mode=mode,
                     tau=WIDE_TAU if mode.reads_late_rows else None,
+                    merge_pushes=False if mode.may_merge else None,  # on arrival, as the original
                     noise=Noise(gpu_cv=_GPU_CV),
                     steps=steps,
                 )

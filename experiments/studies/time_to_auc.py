@@ -124,7 +124,6 @@ def _simulate(options: Options, mode: Mode) -> np.ndarray:
             tau=bound,
             steps=options.steps,
             ahead=max(1, options.tau) if mode is Mode.LOOKAHEAD else None,
-            merge_pushes=mode in (Mode.RAW_HYBRID, Mode.HYBRID),
         )
     )
     found = simulate(scenario, trace=True)

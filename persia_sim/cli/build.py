@@ -11,9 +11,10 @@ from typing import TypeVar
 from persia_sim.cli.options import Options
 from persia_sim.model.incidents import MOST_S, Checkpoints, Crash, SlowDown, Target
 from persia_sim.model.profile import read_profile
-from persia_sim.model.scenario import Averaging, Noise, Scenario
+from persia_sim.model.scenario import Averaging, Discipline, Noise, Scenario
 from persia_sim.presets import catalogue as presets
 from persia_sim.words.rules import require
+from persia_sim.words.vocabulary import DEFAULT_TAU
 
 Chosen = TypeVar("Chosen")
 
@@ -83,9 +84,23 @@ def _refuse_absurd(options: Options) -> None:
     for name, most in MOST.items():
         value = getattr(options, name)
         require(value is None or value <= most, name, value, f"must be <= {most:,}")
+    unshared = options.dense_on_nics and options.discipline is Discipline.UNSHARED
+    remedy = "choose fluid or fifo"
+    require(not unshared, "dense_on_nics", True, "unshared NICs slow nobody down", remedy)
     if options.restart_s is not None:
         ok = 0 <= options.restart_s <= MOST_S
         require(ok, "restart_s", options.restart_s, f"must lie in [0, {MOST_S:g}]")
+
+
+def _window(options: Options) -> int | None:
+    """The bound in the scenario's words: None is unbounded."""
+    if options.tau is None:
+        return DEFAULT_TAU if options.mode.reads_late_rows else None
+    if options.tau == "unbounded":
+        late = options.mode.reads_late_rows
+        require(late, "tau", options.tau, f"{options.mode} does not read it", "drop it")
+        return None
+    return options.tau
 
 
 def scenario_of(options: Options) -> Scenario:
@@ -115,7 +130,7 @@ def scenario_of(options: Options) -> Scenario:
         workload=workload,
         costs=costs,
         mode=options.mode,
-        tau=options.tau,
+        tau=_window(options),
         permits=options.permits,
         ahead=options.ahead,
         merge_pushes=options.merge_pushes,

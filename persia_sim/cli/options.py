@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from persia_sim.model.scenario import Discipline, WorkerChoice
 from persia_sim.words.vocabulary import Mode
@@ -19,14 +20,14 @@ class Options:
     """taobao-ad, avazu-ad, criteo-ad, kwai-video or criteo-syn1 to criteo-syn5."""
     mode: Mode = Mode.HYBRID
     """How rows and dense weights are kept up to date."""
-    tau: int | None = None
-    """Window in steps (raw_hybrid, hybrid, async); default: unbounded."""
+    tau: int | Literal["unbounded"] | None = None
+    """Window in steps, or unbounded (raw_hybrid, hybrid, async); default: 4."""
     permits: int | None = None
     """Batches of a rank in flight (raw_hybrid, hybrid, async); default: unlimited."""
     ahead: int | None = None
-    """Steps of prefetch (lookahead); default: 1."""
-    merge_pushes: bool = False
-    """Apply the pushes of a step at once (raw_hybrid, hybrid)."""
+    """Steps of prefetch (lookahead); default: 4."""
+    merge_pushes: bool | None = None
+    """Apply the pushes of a step at once (raw_hybrid, hybrid); default: yes."""
     average_every_s: float | None = None
     """Seconds between two rounds (async_averaging); default: 0.5."""
     ranks: int | None = None

@@ -70,6 +70,7 @@ def scenario_of(point: Point, steps: int) -> Scenario:
         costs=costs_of(point.cluster),
         mode=point.mode,
         tau=point.tau if point.mode.reads_late_rows else None,
+        merge_pushes=False if point.mode.may_merge else None,  # on arrival, as the original
         discipline=point.discipline,
         noise=Noise(gpu_cv=point.gpu_cv),
         seed=point.seed,

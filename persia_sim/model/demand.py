@@ -9,7 +9,7 @@ import numpy as np
 from persia_sim.model.allreduce import Bucket, bucket_sizes
 from persia_sim.model.scenario import Scenario
 from persia_sim.words.rules import require
-from persia_sim.words.vocabulary import Mode
+from persia_sim.words.vocabulary import DEFAULT_AHEAD, Mode
 
 _FORWARD_SHARE = 1 / 3  # two of six operations a parameter
 
@@ -111,7 +111,7 @@ def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
     )
     refresh = None
     if scenario.mode is Mode.LOOKAHEAD:
-        others = cluster.ranks * (scenario.ahead or 1)
+        others = cluster.ranks * (scenario.ahead or DEFAULT_AHEAD)
         refresh = _scaled(fetch, work.pending_fraction(others), scenario)
     rate = costs.efficiency(work.batch) * cluster.gpu.peak_flops
     compute = work.batch * work.flops_per_sample / rate

@@ -10,7 +10,7 @@ from persia_sim.model.costs import Costs
 from persia_sim.model.incidents import MOST_S, Checkpoints, Crash, SlowDown, Target
 from persia_sim.model.workload import Workload
 from persia_sim.words.rules import require
-from persia_sim.words.vocabulary import Mode
+from persia_sim.words.vocabulary import DEFAULT_AHEAD, DEFAULT_AVERAGE_EVERY_S, Mode
 
 MOST_CV = 10
 """Beyond, a lognormal factor is so rarely near its mean that a run says nothing."""
@@ -83,7 +83,7 @@ class Noise:
 class Averaging:
     """Background averaging of the dense replicas (async_averaging)."""
 
-    period_s: float = 0.5
+    period_s: float = DEFAULT_AVERAGE_EVERY_S
     """Simulated seconds between the starts of two rounds, > 0."""
     stall_share: float = 1.0
     """Share of a round in which the ranks' compute stands still (the replica is locked), [0, 1]."""
@@ -111,9 +111,10 @@ class Scenario:
     permits: int | None = None
     """Batches of a rank in flight, >= 1; None is unlimited. Only where rows may be late."""
     ahead: int | None = None
-    """Steps that a prefetch may run ahead, >= 1. Lookahead only; None means 1 there."""
-    merge_pushes: bool = False
-    """Rows get one update a step from all ranks. Always so in sync and lookahead."""
+    """Steps that a prefetch may run ahead, >= 1. Lookahead only; None means 4 there."""
+    merge_pushes: bool | None = None
+    """Rows get one update a step from all ranks. A choice in raw_hybrid and hybrid only; None means
+    yes there."""
     averaging: Averaging | None = None
     """Rounds of async_averaging; None means every 0.5 s, with a locked replica."""
     discipline: Discipline = Discipline.FLUID
@@ -152,9 +153,6 @@ class Scenario:
         mode = self.mode
         require(self.steps >= 1, "steps", self.steps, "must be >= 1")
         require(0 <= self.seed < 2**63, "seed", self.seed, "must lie in [0, 2**63)")
-        unshared = self.dense_on_nics and self.discipline is Discipline.UNSHARED
-        remedy = "choose fluid or fifo"
-        require(not unshared, "dense_on_nics", True, "unshared NICs carry no load", remedy)
         if self.tau is not None:
             require(self.tau >= 0, "tau", self.tau, "must be >= 0")
             require(mode.reads_late_rows, "tau", self.tau, f"{mode} does not read it", "drop it")
@@ -169,9 +167,9 @@ class Scenario:
         if self.averaging is not None:
             ok = mode is Mode.ASYNC_AVERAGING
             require(ok, "averaging", self.averaging, f"{mode} does not read it", "drop it")
-        if self.merge_pushes:
-            ok = mode.has_barrier
-            require(ok, "merge_pushes", True, f"{mode} has no step to merge over", "drop it")
+        if self.merge_pushes is not None and not mode.may_merge:
+            why = "always merges" if mode.has_barrier else "has no step to merge over"
+            require(False, "merge_pushes", self.merge_pushes, f"{mode} {why}", "drop it")
         counts = {
             Target.RANK: self.cluster.ranks,
             Target.WORKER: self.cluster.embedding_workers.processes,
@@ -188,13 +186,13 @@ class Scenario:
         if self.mode is Mode.SYNC:
             return 0
         if self.mode is Mode.LOOKAHEAD:
-            return self.ahead or 1
+            return self.ahead or DEFAULT_AHEAD
         return self.tau
 
     @property
     def merges(self) -> bool:
         """Whether a step's pushes are applied at once."""
-        return self.merge_pushes or not self.mode.reads_late_rows
+        return self.mode.merges(self.merge_pushes)
 
     @property
     def rounds(self) -> Averaging:

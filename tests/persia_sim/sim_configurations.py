@@ -31,6 +31,7 @@ def small_scenario(mode: Mode = Mode.HYBRID, **changes: object) -> Scenario:
         costs=CATALOGUE,
         mode=mode,
         tau=2 if mode.reads_late_rows else None,
+        merge_pushes=False if mode.may_merge else None,
         steps=12,
     )
     return replace(base, **changes)  # type: ignore[arg-type]
@@ -76,7 +77,7 @@ def uncontended(draw: st.DrawFn) -> Scenario:
         tau=draw(st.none() | st.integers(0, 5)) if late else None,
         permits=draw(st.none() | st.integers(1, 5)) if late else None,
         ahead=draw(st.none() | st.integers(1, 4)) if mode is Mode.LOOKAHEAD else None,
-        merge_pushes=draw(st.booleans()) if late and mode.has_barrier else False,
+        merge_pushes=draw(st.booleans()) if mode.may_merge else None,
         discipline=Discipline.UNSHARED,
         infinite_cpus=True,
         queues=queues,

@@ -45,7 +45,7 @@ def refused(
         ("--servers 99999", "servers is 99999: must be <= 10,000"),
         ("--seed 9223372036854775808", "seed is 9223372036854775808: must lie in [0, 2**63)"),
         ("--steps 1", "steps is 1: a time between steps needs >= 2"),
-        ("--dense-on-nics --discipline unshared", "dense_on_nics is True: unshared NICs carry"),
+        ("--dense-on-nics --discipline unshared", "dense_on_nics is True: unshared NICs slow"),
         ("--trace-shards", "--trace-shards is set but --trace is not"),
         ("--timeline /no-such-folder/t.json", "there is no folder /no-such-folder; make it first"),
         ("--trace /", "--trace is /: it is a folder; name a file in it"),

@@ -70,7 +70,7 @@ def test_no_lookup_starts_before_its_window_opens(
 ) -> None:
     """The sentence of the contract: all pushes of all steps < s - tau are applied (in async the
     rank's own). And where it binds, some lookup starts at the very instant."""
-    merge = {"merge_pushes": merged} if mode.has_barrier else {}
+    merge = {"merge_pushes": merged} if mode.may_merge else {}
     noise = Noise(gpu_cv=0.3, server_cv=0.5)
     run = simulate(small_scenario(mode, tau=tau, steps=12, seed=seed, noise=noise, **merge))
     start, applied = run.stamps[Mark.LOOKUP], run.stamps[Mark.APPLIED]
@@ -88,7 +88,7 @@ def test_missed_pushes_are_others_in_flight_on_average(mode: Mode) -> None:
     """Law 7: versions from the trace on the left; on the right the batches of others that had read
     and were not applied when a push was, counted from the instants."""
     noise = Noise(gpu_cv=0.4, server_cv=1.0)
-    merge = {"merge_pushes": False} if mode.has_barrier else {}
+    merge = {"merge_pushes": False} if mode.may_merge else {}
     run = simulate(small_scenario(mode, tau=3, steps=40, noise=noise, **merge), trace=True)
     assert run.trace is not None
     read, applied = run.stamps[Mark.READ].ravel(), run.stamps[Mark.APPLIED].ravel()

@@ -49,7 +49,7 @@ def contended(draw: st.DrawFn) -> Scenario:
         tau=draw(st.none() | st.integers(0, 4)) if late else None,
         permits=draw(st.none() | st.integers(1, 4)) if late else None,
         ahead=None,
-        merge_pushes=draw(st.booleans()) if late and mode.has_barrier else False,
+        merge_pushes=draw(st.booleans()) if mode.may_merge else None,
         averaging=Averaging(period_s=0.02) if mode is Mode.ASYNC_AVERAGING else None,
         discipline=draw(st.sampled_from([Discipline.FLUID, Discipline.FIFO])),
         infinite_cpus=False,
@@ -159,11 +159,18 @@ def test_without_contention_more_of_anything_is_never_slower(scenario: Scenario,
 def test_without_contention_sync_raw_hybrid_and_hybrid_come_in_this_order(
     scenario: Scenario,
 ) -> None:
-    base = replace(scenario, tau=None, permits=None, ahead=None, merge_pushes=False)
+    base = replace(scenario, tau=None, permits=None, ahead=None, merge_pushes=None)
     one_bucket = replace(scenario.costs.dense_sync, bucket_bytes=1e12)
     base = replace(base, costs=replace(base.costs, dense_sync=one_bucket))
     spans = [
-        simulate(replace(base, mode=mode, tau=2 if mode.reads_late_rows else None)).makespan_s
+        simulate(
+            replace(
+                base,
+                mode=mode,
+                tau=2 if mode.reads_late_rows else None,
+                merge_pushes=False if mode.may_merge else None,
+            )
+        ).makespan_s
         for mode in (Mode.SYNC, Mode.RAW_HYBRID, Mode.HYBRID)
     ]
     assert spans[0] >= spans[1] * (1 - 1e-12) and spans[1] >= spans[2] * (1 - 1e-12)
