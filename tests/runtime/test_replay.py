@@ -180,3 +180,29 @@ def test_float16_in_async_is_not_replayed():
     meta = trace_meta(chosen, SOURCE, tables_of(chosen, SOURCE.layout, {}))
     with pytest.raises(ValueError, match="in mode async float16 scales its loss by timing"):
         refuse_other_run(Trace.of([Event(0, 0, 0)], **meta), meta, "t.npz")
+
+
+def test_replay_refuses_a_trace_whose_last_steps_are_missing(tmp_path):
+    """Every event that is left fits: only the number of updates tells."""
+    chosen = config(ranks=2)
+    whole = train(chosen, SOURCE).trace
+    kept = whole.events[whole.events[:, 2] < 10]
+    Trace(kept, whole.meta).save(tmp_path / "t.npz")
+    with pytest.raises(ValueError, match="made by 13 dense updates and holds 10; it is cut short"):
+        train(replay_of(chosen, tmp_path / "t.npz"), SOURCE)
+    bare = {k: v for k, v in whole.meta.items() if k != "updates"}
+    Trace(kept, bare).save(tmp_path / "t.npz")
+    assert train(replay_of(chosen, tmp_path / "t.npz"), SOURCE).figures["updates"] == 10
+
+
+def test_a_replay_takes_tau_from_its_trace_and_refuses_another(tmp_path):
+    chosen = config(mode=Mode.HYBRID, tau=2)
+    recorded = train(chosen, SOURCE)
+    recorded.trace.save(tmp_path / "t.npz")
+    free = config(mode=Mode.HYBRID, executor="replay", trace=tmp_path / "t.npz")
+    again = train(free, SOURCE)
+    assert again.losses == recorded.losses
+    assert again.trace.meta["tau"] == 2
+    other = config(mode=Mode.HYBRID, tau=1, executor="replay", trace=tmp_path / "t.npz")
+    with pytest.raises(ValueError, match="was made with tau 2, not 1"):
+        train(other, SOURCE)
