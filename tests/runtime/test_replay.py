@@ -206,3 +206,20 @@ def test_a_replay_takes_tau_from_its_trace_and_refuses_another(tmp_path):
     other = config(mode=Mode.HYBRID, tau=1, executor="replay", trace=tmp_path / "t.npz")
     with pytest.raises(ValueError, match="was made with tau 2, not 1"):
         train(other, SOURCE)
+
+
+def test_lost_pushes_of_an_order_are_counted_and_are_no_skipped_batches(tmp_path):
+    chosen = config(mode=Mode.HYBRID, tau=1, ranks=2, merge_pushes=False)
+    trace = train(chosen, SOURCE).trace
+    events = trace.events.copy()
+    events[:, 4] = -1  # what the others find changes with what is lost
+    pushes = events[:, 0] == Kind.PUSH
+    for rank, step in ((0, 3), (1, 3), (1, 7)):
+        events[pushes & (events[:, 1] == rank) & (events[:, 2] == step), 0] = Kind.LOST_PUSH
+    Trace(events, trace.meta).save(tmp_path / "t.npz")
+    again = train(replay_of(chosen, tmp_path / "t.npz"), SOURCE)
+    assert again.figures["pushes_lost"] == 3
+    assert again.figures["batches_skipped"] == 0
+    assert again.figures["samples"] == 300
+    assert again.losses[:4] == train(chosen, SOURCE).losses[:4]
+    assert again.losses[5:] != train(chosen, SOURCE).losses[5:]
