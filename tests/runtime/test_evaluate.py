@@ -12,6 +12,7 @@ import torch
 from persia_sim.words.trace import Kind
 from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
+from runtime.data.batch import Batch
 from runtime.order.executor import OrderedRun
 from runtime.rank.parts import assemble
 from runtime.run import evaluate as evaluate_module
@@ -292,3 +293,52 @@ def test_the_best_reachable_auc_is_that_of_the_planted_probabilities():
             break
     expected = auc_by_ranks(np.concatenate(labels)[:3000], np.concatenate(truth)[:3000])
     assert best_reachable_auc(source, 3000) == pytest.approx(expected, abs=1e-12)
+
+
+class Oracle:
+    """A learner that predicts what it is told to; its rows are healthy."""
+
+    row_gradient_seen = True
+
+    def __init__(self, predictions):
+        self.layout, self._predictions = ArraySource(4).layout, predictions
+
+    def predict(self, model, store, batch):
+        return self._predictions
+
+    def has_live_rows(self, store):
+        return True
+
+
+HALF = np.tile([0.0, 1.0], 200)
+CLEAR = np.where(HALF == 1, 0.9, 0.1)
+CHANCE = np.tile([0.4, 0.4, 0.6, 0.6], 100)
+"""As often high for a click as for none."""
+SURE = np.where(np.arange(400) % 5 == 0, 1 - HALF, HALF).clip(1e-6, 1 - 1e-6)
+"""Right four times of five, and certain each time."""
+
+
+@pytest.mark.parametrize(
+    ("predictions", "labels", "warnings"),
+    [
+        (CLEAR, HALF, []),
+        (CHANCE, HALF, ["buy: AUC 0.500 is chance"]),
+        (SURE, HALF, ["buy: log-loss 2.7631 is worse than that of the label rate (0.6931)"]),
+        (np.full(400, 0.5), HALF, ["buy: all predictions are equal"]),
+        (CLEAR, np.zeros(400), ["buy: the test part holds only the label 0"]),
+        (np.where(HALF == 1, np.nan, 0.1), HALF, ["predictions are not finite"]),
+    ],
+    ids=["healthy", "chance", "overfitted", "constant", "one class", "not finite"],
+)
+def test_each_reason_for_a_bad_figure_is_told_for_its_task(predictions, labels, warnings):
+    both = np.column_stack([CLEAR, predictions])
+    dense = np.zeros((400, 2), np.float32)
+    batch = Batch(np.zeros(1200, np.uint64), np.arange(1201), dense,
+                  np.column_stack([HALF, labels]).astype(np.float32))  # fmt: skip
+    found = evaluate(Oracle(both), torch.nn.Linear(1, 1), [1], [batch]).warnings
+    assert len(found) >= len(warnings)
+    for sentence, beginning in zip(found, warnings, strict=False):
+        assert sentence.startswith(beginning)
+    assert not [w for w in found if w.startswith("click")]
+    if not warnings:
+        assert found == []

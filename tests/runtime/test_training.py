@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -282,6 +283,20 @@ def test_dropout_is_a_function_of_seed_rank_and_step():
     assert_same_bytes(one, run(chosen, SOURCE))
     assert_same_bytes(one, run(changed(chosen, executor="concurrent"), SOURCE))
     assert one.meter.losses != run(replace(chosen, seed=1), SOURCE).meter.losses
+
+
+def test_every_seed_rank_and_step_has_draws_of_its_own():
+    def draw(seed, rank, step):
+        with rules.seeded_draws(seed, SimpleNamespace(rank=rank, step=step)):
+            return tuple(torch.rand(4).tolist())
+
+    torch.manual_seed(9)
+    state = torch.random.get_rng_state()
+    places = list(itertools.product(range(3), range(3), range(3)))
+    draws = [draw(*place) for place in places]
+    assert len(set(draws)) == len(places)
+    assert draws == [draw(*place) for place in places]
+    assert torch.equal(torch.random.get_rng_state(), state), "the user's own draws were disturbed"
 
 
 class Normed(torch.nn.Module):
