@@ -39,6 +39,9 @@ class EngineConfig:
     latency_s: float = 0.0
     """Of concurrent: seconds added to every lookup and every push, as a network would; at most
     60."""
+    trace_order: bool = True
+    """Keep the order of events, 20 bytes each, for trace.npz and a replay; else staleness alone is
+    counted, in memory that does not grow with the run."""
     timeline: bool = False
     """Of concurrent: keep how long each stage took, as timeline.json for Perfetto."""
 

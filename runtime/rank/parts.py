@@ -46,7 +46,7 @@ def assemble(
     """Build model, store and feed from a config; ``tables`` overrides ``config.rows`` by name."""
     used = tables_of(config, source.layout, tables or {})
     learner = Learner(config, source.layout, {name: t.dim for name, t in used.items()})
-    recorder, stop = TraceRecorder(), Stop()
+    recorder, stop = TraceRecorder(keep=config.engine.trace_order), Stop()
     store = open_store(
         source.layout,
         list(used.values()),

@@ -16,7 +16,8 @@ from persia_sim.words.trace import ALL, Event, Kind, Trace, TraceRecorder
 from persia_sim.words.vocabulary import Mode
 from runtime.rank.progress import Meter
 from runtime.rank.series import BlockMeans, Thinned
-from tests.runtime.worlds import ArraySource, config, run
+from runtime.run.session import train
+from tests.runtime.worlds import ArraySource, changed, config, run
 
 
 def counted(trace, mode, ranks) -> StalenessSummary:
@@ -167,3 +168,22 @@ def test_a_meter_of_many_updates_keeps_few_points():
     assert held < 12e6  # 16,384 to 32,768 points of each, whatever the number of updates
     assert meter.updates_per_loss == 4
     assert meter.losses == [2.0] * 25_000
+
+
+@pytest.mark.parametrize("executor", ["lag", "concurrent"])
+def test_a_run_without_its_trace_has_the_same_figures_and_no_replay(executor, tmp_path):
+    chosen = config(mode=Mode.HYBRID, tau=2, ranks=2, executor=executor)
+    source = ArraySource(300)
+    bare = train(changed(chosen, trace_order=False), source)
+    assert len(bare.trace) == 0
+    assert bare.staleness.oldest_steps <= 2
+    assert bare.figures["samples"] == 300
+    if executor == "lag":
+        kept = train(chosen, source)
+        assert bare.losses == kept.losses
+        assert_equal_figures(bare.staleness, kept.staleness)
+        assert len(kept.trace) > 0
+    bare.trace.save(tmp_path / "t.npz")
+    again = config(mode=Mode.HYBRID, ranks=2, executor="replay", trace=tmp_path / "t.npz")
+    with pytest.raises(ValueError, match="cannot be replayed: its run did not keep the order"):
+        train(again, source)

@@ -148,6 +148,20 @@ def test_poison_stops_the_run_and_names_rank_and_step(executor, poison):
         run(settings, source)
 
 
+@pytest.mark.parametrize("poison", POISONS)
+def test_float16_blames_its_scale_for_gradients_and_not_for_a_loss_that_is_no_number(poison):
+    source = poisoned(0)
+    source._all.dense[BATCH * 4, 1] = POISONS[poison]
+    settings = chosen(nonfinite="stop", dtype="float32", precision="float16", loss_scale=256.0)
+    if poison == "loss":
+        with pytest.raises(NonFiniteError, match="loss nan or a gradient is not finite at rank 0"):
+            run(settings, source)
+    else:
+        world = run(settings, source)
+        assert world.learner.scale.value == 128.0
+        assert world.meter.batches_skipped == 1
+
+
 def test_averaging_skips_in_the_replica_of_the_rank_alone():
     """One rank and its replica: as plain training that left the batch out."""
     left_out = {(2, 0), (3, 0)}

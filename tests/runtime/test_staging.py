@@ -192,6 +192,24 @@ def test_a_pinned_buffer_is_not_overwritten_before_its_copy_is_done():
         assert torch.equal(staged.dense, torch.full((3, 2), float(k)))
 
 
+def test_ten_batches_in_turn_need_the_pinned_buffers_of_one():
+    streams = LateStreams()
+    staging = StreamStaging(torch.float32, streams)
+    needed = []
+    for _ in range(10):
+        array = np.ones((3, 2), np.float32)
+        batch = Batch(np.zeros(3, np.uint64), None, array, array[:, :1].copy())
+        staged = staging.send(batch, FieldVectors(array, {}, {}))
+        staging.arrive(staged)
+        staged.embeddings.pooled.sum().backward()
+        with staging.receive(staged.embeddings):
+            pass
+        needed.append(streams.pinned_buffers)
+    # dense and pooled, labels, and (of the shape of pooled) the gradient on its way back
+    assert needed == [needed[0]] * 10
+    assert needed[0] <= 4
+
+
 class OneField(torch.nn.Module):
     """Uses the pooled fields and leaves the sequence alone."""
 
