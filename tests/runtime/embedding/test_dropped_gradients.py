@@ -67,3 +67,17 @@ def test_merged_push_drops_only_the_missing_part(one_table: Any) -> None:
     moved = (start - table.values([1, 2, 3]))[:, 0]
     np.testing.assert_allclose(moved, [0.0, 2.0, 1.0], atol=1e-6)
     assert table.store.gradients_dropped == {"not_admitted": 0, "evicted": 1}
+
+
+def test_a_row_that_left_and_came_back_after_a_prefetch_takes_the_gradient(one_table: Any) -> None:
+    """Its values and its count are as they were, but it lies elsewhere: the handle must know."""
+    table = one_table(dim=2, optimizer=SGD, capacity=Capacity(rows=2))
+    table.look_up([7])
+    ahead = table.look_up([7], step=3, create=False)
+    table.look_up([8, 9], step=1)
+    table.look_up([7], step=2)
+    table.store.refresh(ahead, 0)
+    before = table.values([7])
+    table.push(ahead, 1.0)
+    np.testing.assert_allclose(before - table.values([7]), 1.0, atol=1e-6)
+    assert table.store.gradients_dropped["evicted"] == 0

@@ -245,3 +245,15 @@ def test_evaluation_and_reading_ahead_are_no_uses(eviction: Any) -> None:
     table.look_up([oldest], 2, create=False)
     table.look_up([4], 3)
     assert oldest not in table.resident()
+
+
+def test_reading_ahead_is_no_step_that_lets_rows_expire() -> None:
+    table = OneTable(dim=1, capacity=Capacity(expire_after_steps=5))
+    table.look_up([1], step=0)
+    table.look_up([2], step=50, create=False)
+    table.values([3])
+    assert table.resident() == {1}
+    table.look_up([2], step=5)
+    assert table.resident() == {1, 2}
+    table.look_up([2], step=6)
+    assert table.resident() == {2}
