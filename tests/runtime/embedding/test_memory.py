@@ -177,10 +177,10 @@ def test_a_table_just_large_enough_for_a_row_in_each_shard_opens() -> None:
 
 def test_memory_of_tables_that_are_gone_may_be_used_again(one_table: Any) -> None:
     """Ten times what is allowed at once; each table holds about 30 MB."""
-    native.set_memory_limit(120_000_000)
     try:
         for _ in range(10):
-            table = one_table(dim=64)
+            table = one_table(dim=64)  # opening one reads the machine's own limit
+            native.set_memory_limit(120_000_000)
             table.look_up(np.arange(100_000))
             assert len(table.store) == 100_000
             del table
