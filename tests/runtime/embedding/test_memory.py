@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import resource
@@ -184,5 +185,6 @@ def test_memory_of_tables_that_are_gone_may_be_used_again(one_table: Any) -> Non
             table.look_up(np.arange(100_000))
             assert len(table.store) == 100_000
             del table
+            gc.collect()  # a store refers to itself
     finally:
         native.set_memory_limit(0)
