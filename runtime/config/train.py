@@ -143,17 +143,19 @@ class TrainConfig:
     @property
     def updates(self) -> int | None:
         """Dense updates after which to stop; a batch of ``match=global`` is a rank's share."""
-        return None if self.steps is None else self.steps * self._updates_per_step
+        return None if self.steps is None else self.steps * self.dense_updates_per_step
 
     @property
     def evaluate_every_updates(self) -> int | None:
         """Dense updates between two snapshots."""
         every = self.evaluation.evaluate_every_steps
-        return None if every is None else every * self._updates_per_step
+        return None if every is None else every * self.dense_updates_per_step
 
     @property
-    def _updates_per_step(self) -> int:
-        return max(1, self.batch // self.batch_per_push)
+    def dense_updates_per_step(self) -> int:
+        """Dense updates that take ``batch`` samples: with ``match=global`` one of every rank."""
+        shares = not self.sync.mode.has_barrier and self.sync.match == "global"
+        return self.sync.ranks if shares else 1
 
 
 def _choices(*groups: Any) -> dict[str, tuple[Any, Any]]:

@@ -93,7 +93,7 @@ def _updates_per_step(config: TrainConfig) -> int:
         return 1
     if config.sync.mode.has_barrier:
         return config.sync.ranks
-    return max(1, config.batch // config.batch_per_push)
+    return config.dense_updates_per_step
 
 
 def _feed(config: TrainConfig, source: Source, stop: Stop) -> Feed:

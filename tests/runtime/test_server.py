@@ -21,6 +21,7 @@ from runtime.embedding.schedule import Schedule
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.sharded import EmbeddingStore
 from runtime.embedding.store import Handle
+from runtime.rank.parts import server_rules
 from tests.runtime.worlds import ArraySource, assert_same_bytes, changed, config, run
 
 SOURCE = ArraySource(300)
@@ -210,3 +211,11 @@ def test_expiry_and_admission_go_by_the_global_step_in_async_too():
     shared = ServerRules(ranks=4, own_window=True, updates_per_step=4)
     assert [shared.batch_step(rank, 10) for rank in range(4)] == [10] * 4
     assert ServerRules(ranks=4).batch_step(3, 10) == 10
+
+
+def test_one_of_every_rank_is_a_step_where_the_batch_is_shared_globally():
+    """15 samples over 8 ranks are shares of 1 and 2: eight updates, not fifteen."""
+    settings = config(mode=Mode.ASYNC, ranks=8, batch=15, match="global", steps=3)
+    assert settings.updates == 24
+    assert server_rules(settings, [settings.rows]).updates_per_step == 8
+    assert run(settings, ArraySource(100)).meter.samples == 45
