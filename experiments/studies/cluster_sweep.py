@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -113,7 +113,9 @@ def points_of(options: Options) -> list[Point]:
         "seed": (options.seed,),
     }
     if options.latin is not None:
-        points = latin_hypercube(options.latin, options.seed, **axes)
+        del axes["seed"]  # of the points; the design is drawn from the same
+        drawn = latin_hypercube(options.latin, options.seed, **axes)
+        points = [replace(point, seed=options.seed) for point in drawn]
     else:
         points = [
             point

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from experiments.folders import sole_writer
 from experiments.points import Point
-from experiments.sweep import run_points
+from experiments.sweep import print_plan, run_points
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, TrainConfig
 from runtime.run.folder import read_summary
 
@@ -59,11 +61,72 @@ def test_a_failed_point_is_named_and_the_others_are_kept(tmp_path):
     assert points(1)[0].is_done(tmp_path)
 
 
+def test_a_failed_point_is_tried_again_and_its_failure_forgotten(tmp_path):
+    """A second sweep starts it anew: its note of failure changes from one error to the other."""
+    wrong = Point(label="wrong", config=replace(TINY, model=ModelConfig(name="no.such:Model")))
+    folder = wrong.folder(tmp_path)
+    with pytest.raises(ValueError, match=r"wrong: model 'no\.such:Model'"):
+        run_points([wrong], tmp_path, jobs=1, samples_per_point=512)
+    (folder / "failed.txt").write_text("of the first time\n")
+    with pytest.raises(ValueError, match=r"wrong: model 'no\.such:Model'"):
+        run_points([wrong], tmp_path, jobs=1, samples_per_point=512)
+    right = points(1)[0]
+    right.folder(tmp_path).mkdir()
+    (right.folder(tmp_path) / "failed.txt").write_text("of the first time\n")
+    (right.folder(tmp_path) / "summary.json").write_text('{"cut sho')
+    run_points([right], tmp_path, jobs=1, samples_per_point=512)
+    assert right.is_done(tmp_path)
+    assert not (right.folder(tmp_path) / "failed.txt").exists()
+
+
+def test_a_model_that_was_edited_under_its_name_is_another_point(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    source = tmp_path / "my_edited_model.py"
+    source.write_text("class Net: width = 8\n")
+    point = Point(label="mine", config=replace(TINY, model=ModelConfig(name="my_edited_model:Net")))
+    before = point.folder(tmp_path)
+    assert point.folder(tmp_path) == before
+    source.write_text("class Net: width = 9\n")
+    assert point.folder(tmp_path) != before
+    source.write_text("class Net: width = 8\n")
+    assert point.folder(tmp_path) == before
+
+
+def test_two_sweeps_do_not_write_into_one_folder(tmp_path):
+    with sole_writer(tmp_path), pytest.raises(ValueError, match="written by another process"):
+        run_points(points(1), tmp_path, jobs=1, samples_per_point=512)
+    assert not points(1)[0].folder(tmp_path).exists()
+    with sole_writer(tmp_path):
+        pass  # the first writer's end has freed it
+
+
+def test_a_point_waits_until_a_killed_sweeps_process_has_left_its_folder(tmp_path):
+    point = points(1)[0]
+    with sole_writer(point.folder(tmp_path)):
+        late = threading.Thread(target=run_points, args=([point], tmp_path, 1, 512))
+        late.start()
+        late.join(timeout=1.0)
+        assert not (point.folder(tmp_path) / "config.json").exists()
+    late.join(timeout=120)
+    assert point.is_done(tmp_path)
+
+
+def test_the_plan_says_what_is_done_and_by_another_commit(tmp_path, capsys):
+    done, missing = points(2)
+    done.folder(tmp_path).mkdir()
+    (done.folder(tmp_path) / "summary.json").write_text("{}")
+    (done.folder(tmp_path) / "env.json").write_text('{"commit": "another"}')
+    print_plan([done, replace(missing, exclusive=True)], tmp_path, 3)
+    told = capsys.readouterr().out
+    assert "2 points (1 done, 1 to run), 3 at a time, 1 of them alone" in told
+    assert "1 of the done points were made by another commit" in told
+
+
 def test_a_killed_point_loses_itself_only(tmp_path):
     """Kill -9 one process of a running sweep; the others finish, and a second run mends it."""
     sweep, victim = _start_sweep(tmp_path)
     os.kill(_process_of(victim), signal.SIGKILL)
-    _, told = sweep.communicate(timeout=120)
+    _, told = sweep.communicate(timeout=200)
     done = [p.is_done(tmp_path) for p in points(3, steps=150)]
     assert done == [False, True, True]
     assert "seed0: its process was killed (SIGKILL)" in told
@@ -86,7 +149,7 @@ if __name__ == "__main__":
     script.write_text(program)
     sweep = subprocess.Popen([sys.executable, str(script)], stderr=subprocess.PIPE, text=True)
     victim = points(3, steps=150)[0].folder(tmp_path)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 150
     while not (victim / "env.json").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     return sweep, victim

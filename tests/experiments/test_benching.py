@@ -1,0 +1,195 @@
+"""The benches: what they print and keep is what their windows hold, in tiny runs."""
+
+from __future__ import annotations
+
+import re
+from statistics import median
+
+import numpy as np
+import pytest
+
+from experiments.benching import bench_embedding, bench_peers, bench_sync, windows
+from experiments.benching.bench_peers import CEILING, OURS
+from experiments.benching.peers import row_numbers, torch_sparse
+from experiments.benching.wide import DENSE, FIELDS, wide_workload
+from experiments.benching.windows import Window
+from runtime.data.ids import hash_integers, tag
+from tests.experiments.raw_runs import read_csv
+
+
+class Quiet:
+    """No foreign load, whatever the machine does."""
+
+    cores = 0.0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def printed(monkeypatch) -> list[str]:
+    told: list[str] = []
+    monkeypatch.setattr("builtins.print", lambda *words, **_: told.append(" ".join(words)))
+    return told
+
+
+def test_bench_sync_tells_medians_and_the_paired_ratio_of_its_windows(tmp_path, monkeypatch):
+    monkeypatch.setattr(windows, "ForeignLoad", Quiet)
+    told = printed(monkeypatch)
+    bench_sync.run(
+        bench_sync.Options(
+            rows=2_600, batch=64, dim=4, hidden=(8,), threads=1, pairs=3, window_steps=4,
+            out=tmp_path,
+        )
+    )  # fmt: skip
+    rows = read_csv(tmp_path / "bench_sync.csv")
+    assert [(r["round"], r["name"]) for r in rows] == [
+        (str(n), name) for n in range(3) for name in ("dense-only", "sync")
+    ]
+    rates = {
+        name: [float(r["value"]) for r in rows if r["name"] == name]
+        for name in ("dense-only", "sync")
+    }
+    for name, values in rates.items():
+        assert min(values) > 0
+        assert re.search(rf"^{name} +{median(values):,.0f} ", told[0], re.MULTILINE)
+    logs = np.log(rates["sync"]) - np.log(rates["dense-only"])
+    assert f"sync / dense-only: {np.exp(logs.mean()):.2f} [" in told[1]
+    assert "over 3 pairs; goal 0.70" in told[1]
+
+
+def test_bench_embedding_keeps_every_window_and_judges_medians(tmp_path, monkeypatch):
+    monkeypatch.setattr(windows, "ForeignLoad", Quiet)
+    monkeypatch.setattr(bench_embedding, "WINDOW_S", 0.002)
+    monkeypatch.setattr(bench_embedding, "UNIFORM_IDS", 256)
+    told = printed(monkeypatch)
+    bench_embedding.run(
+        bench_embedding.Options(rows=2_600, dim=4, batch=32, rounds=2, out=tmp_path)
+    )
+    rows = read_csv(tmp_path / "bench_embedding.csv")
+    names = {r["name"] for r in rows}
+    assert set(bench_embedding.GOALS) < names
+    for name in names:
+        values = [float(r["value"]) for r in rows if r["name"] == name]
+        assert len(values) == 2 and min(values) > 0
+        tables = "\n".join(told)
+        assert re.search(rf"^{re.escape(name)} +{median(values):.2f} ", tables, re.MULTILINE)
+        if name in bench_embedding.GOALS:
+            goal, words = bench_embedding.GOALS[name]
+            verdict = "met" if median(values) >= goal else "MISSED"
+            assert f"goal: {name} >= {words}: {median(values):.1f} M ids/s: {verdict}" in told
+    assert (tmp_path / "bench_embedding.png").exists()
+
+
+def test_a_rate_is_ids_over_the_cpu_seconds_that_the_work_says(monkeypatch):
+    clock = iter(np.arange(0.0, 100.0, 0.05))
+    monkeypatch.setattr(bench_embedding.time, "perf_counter", lambda: next(clock))
+    cpu = iter(np.arange(0.0, 100.0, 0.25))
+    monkeypatch.setattr(bench_embedding.time, "thread_time", lambda: next(cpu))
+    # Every call of the clock is 0.05 s later: work starts at 0.05 and 0.10; 0.15 is the end.
+    assert bench_embedding._rate(lambda: 0.5, 1000)() == pytest.approx(1000 / 0.5 / 1e6)
+    assert bench_embedding._rate(lambda: None, 1000)() == pytest.approx(1000 / 0.25 / 1e6)
+
+
+def peers_windows(values: dict[str, float], rounds: int = 4) -> list[Window]:
+    return [
+        Window(r, name, value * (1 + 0.01 * (r % 2)), 0.0, True)
+        for r in range(rounds)
+        for name, value in values.items()
+    ]
+
+
+def test_the_report_of_peers_shares_and_goals():
+    values = {CEILING: 100e3, OURS[0]: 96e3, OURS[1]: 90e3, OURS[2]: 93e3, "fbgemm tbe": 50e3,
+              "torchrec fused": 82e3, "torch sparse": 74e3}  # fmt: skip
+    options = bench_peers.Options()
+    told = bench_peers._report("wide", peers_windows(values), list(values), options)
+    assert re.search(
+        r"^ours sync +96\.5 +96\.0 +97\.0 +0\.96 \[0\.96, 0\.96\] +4/4 +0\.00$", told, re.M
+    )
+    assert "goal: ours sync >= 0.95 x dense-only: 0.96 [0.96, 0.96], 4 pairs: met" in told
+    assert "note: fbgemm tbe is at 0.50 of dense-only, known is 0.91" in told
+    assert "torchrec" not in told.split("note:")[1], "within a tenth of what is known"
+    assert "k samples/s" in told.splitlines()[0]
+
+
+def test_with_latency_hybrid_is_compared_with_sync():
+    values = {CEILING: 100e3, OURS[0]: 50e3, OURS[1]: 60e3, OURS[2]: 65e3}
+    options = bench_peers.Options(latency_s=0.01, clock="cpu")
+    told = bench_peers._report("small", peers_windows(values), list(values), options)
+    assert "goal: ours hybrid >= 1.40 x ours sync: 1.30 [1.30, 1.30], 4 pairs: MISSED" in told
+    assert "fbgemm" not in told and "k samples per CPU second" in told.splitlines()[0]
+
+
+def test_bench_peers_without_peers_measures_our_modes_and_the_ceiling(tmp_path, monkeypatch):
+    """The peers need packages of their own; with latency they are left out."""
+    monkeypatch.setattr(windows, "ForeignLoad", Quiet)
+    small = bench_peers.Shape(dim=4, hidden=(8,), ids_per_field=2, rows=2_600, goals=())
+    monkeypatch.setitem(bench_peers.SHAPES, "small", small)
+    told = printed(monkeypatch)
+    bench_peers.run(
+        bench_peers.Options(
+            workloads=("small",), batch=32, threads=1, latency_s=0.001, rounds=2, window_steps=4,
+            out=tmp_path,
+        )
+    )  # fmt: skip
+    rows = read_csv(tmp_path / "bench_peers.csv")
+    assert [r["name"] for r in rows] == [CEILING, *OURS] * 2
+    assert {(r["workload"], r["unit"]) for r in rows} == {("small", "samples/s")}
+    assert all(float(r["value"]) > 0 for r in rows)
+    # Sync pays two latencies of 1 ms in each step of 32 samples; the ceiling pays none.
+    sync = [float(r["value"]) for r in rows if r["name"] == OURS[0]]
+    assert max(sync) <= 32 / 0.002
+    assert "goal: ours hybrid >= 1.40 x ours sync" in "\n".join(told)
+
+
+def test_rates_by_cpu_time_are_samples_over_the_process_clock(monkeypatch):
+    clock = iter([1.0, 3.0])
+    monkeypatch.setattr(bench_peers.time, "process_time", lambda: next(clock))
+    assert bench_peers._by_cpu(lambda: 0.0, samples=10)() == 5.0
+
+
+def test_workload_wide_has_zipf_ids_with_their_field_on_top():
+    source = wide_workload(batch=3_000, rows=26 * 100, batches=2)
+    assert [f.name for f in source.layout.fields] == [f"c{k}" for k in range(FIELDS)]
+    batch = source.batches[0]
+    ids = batch.ids.reshape(3_000, FIELDS)
+    weights = 1 / np.arange(1, 101) ** 1.05
+    for field in (0, 25):
+        known = tag(field, hash_integers(np.arange(100)))
+        assert np.isin(ids[:, field], known).all()
+        share = np.mean(ids[:, field] == known[0])
+        assert share == pytest.approx(weights[0] / weights.sum(), abs=0.04)  # four sigma: 0.03
+    assert batch.dense.shape == (3_000, DENSE) and 0.2 < batch.labels.mean() < 0.3
+    stream = source.chunks("train")
+    assert [next(stream) is b for b in (*source.batches, source.batches[0])] == [True] * 3
+    assert next(iter(source.chunks("test"))) is source.batches[0]
+
+
+def test_bags_of_wide_are_sample_by_sample_and_field_by_field():
+    batch = wide_workload(batch=5, rows=26 * 50, batches=1, ids_per_field=3).batches[0]
+    assert batch.offsets.tolist() == list(range(0, 5 * FIELDS * 3 + 1, 3))
+    numbers = row_numbers((batch,), 26 * 50)[0]
+    assert numbers.shape == (5, FIELDS, 3)
+    for field in range(FIELDS):
+        table = np.sort(tag(field, hash_integers(np.arange(50))))
+        bags = batch.ids.reshape(5, FIELDS, 3)[:, field]
+        assert (table[numbers[:, field]] == bags).all()
+
+
+def test_the_torch_peer_sums_the_rows_of_a_bag_and_moves_only_those():
+    import torch
+
+    torch.manual_seed(0)
+    numbers = [np.zeros((2, FIELDS, 2), np.int64)]
+    numbers[0][1] = 1
+    look, step = torch_sparse(numbers, rows=FIELDS * 3, dim=4)
+    before = look(0)
+    assert before.shape == (2, FIELDS * 4)
+    before.sum().backward()
+    step()
+    after = look(0)
+    # A bag holds its row twice, so the row's gradient is 2; Adagrad's first step is lr * sign.
+    assert torch.allclose(after, before - 2 * 0.05, atol=1e-5)

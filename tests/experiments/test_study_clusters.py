@@ -1,0 +1,293 @@
+"""Simulated studies: cluster sweep, checkpoint interval, speed of the simulator."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, stdev
+
+import numpy as np
+import pytest
+
+from experiments.studies import checkpoint_interval, cluster_sweep, simulator_speed
+from persia_sim.cli import Options as Simulation
+from persia_sim.cli import scenario_of
+from persia_sim.engine.simulate import simulate
+from persia_sim.insight.sweep import Point
+from persia_sim.insight.sweep import scenario_of as of_point
+from persia_sim.model.memory import FORMATS
+from persia_sim.model.scenario import Discipline
+from persia_sim.presets.catalogue import CLUSTERS, workloads
+from persia_sim.words.vocabulary import Mode
+from tests.experiments.raw_runs import read_csv
+
+
+class Inline:
+    """Stands in for a pool of processes: work is done where it is handed in."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def __enter__(self) -> Inline:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def submit(self, work, *arguments, **named):
+        from concurrent.futures import Future
+
+        future: Future = Future()
+        future.set_result(work(*arguments, **named))
+        return future
+
+
+def sweep_options(out: Path, **changes) -> cluster_sweep.Options:
+    chosen = {
+        "workloads": ("criteo-syn1", "criteo-syn5"), "modes": (Mode.SYNC, Mode.HYBRID),
+        "ranks": (4,), "workers": (4,), "servers": (4, 30), "batches": (64,), "taus": (2, 8),
+        "half_width": 0.5, "out": out,
+    }  # fmt: skip
+    return cluster_sweep.Options(**{**chosen, **changes})
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    out = tmp_path_factory.mktemp("cluster-sweep")
+    told: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster_sweep, "ProcessPoolExecutor", Inline)
+        patch.setattr("builtins.print", lambda *words, **_: told.append(" ".join(words) + "\n"))
+        cluster_sweep.run(sweep_options(out))
+    return out, "".join(told), read_csv(out / "cluster_sweep.csv")
+
+
+def test_the_grid_is_crossed_and_modes_without_a_window_count_once(swept):
+    points = {(r["workload"], r["mode"], r["servers"], r["tau"]) for r in swept[2]}
+    want = {
+        (workload, mode, servers, tau)
+        for workload in ("criteo-syn1", "criteo-syn5")
+        for servers in ("4", "30")
+        for mode, tau in (("sync", "2"), ("hybrid", "2"), ("hybrid", "8"))
+    }
+    assert points == want and len(swept[2]) == len(want)
+
+
+def test_a_point_without_room_for_its_rows_is_not_simulated(swept):
+    for row in swept[2]:
+        cluster = CLUSTERS["gcp-100t"]().with_servers(int(row["servers"]))
+        each = FORMATS["fp16-lean"].row_bytes(workloads()[row["workload"]].dim)
+        need = workloads()[row["workload"]].rows * each / cluster.servers.processes
+        assert float(row["bytes_per_server"]) == pytest.approx(need)
+        assert float(row["limit_bytes_per_server"]) == cluster.servers.ram_bytes_per_process
+        fits = need <= cluster.servers.ram_bytes_per_process
+        assert row["fits"] == row["simulated"] == str(fits)
+        assert (row["samples_per_s"] == "") == (not fits)
+        if not fits:
+            assert row["on_front"] == "False"
+    refused = [(r["workload"], r["servers"]) for r in swept[2] if r["fits"] == "False"]
+    assert set(refused) == {("criteo-syn5", "4")}
+    assert "3 points do not fit in memory as fp16-lean" in swept[1]
+    assert "does not fit" in swept[1]
+
+
+def test_dollars_and_rates_of_a_row_are_those_of_its_simulation(swept):
+    row = next(r for r in swept[2] if (r["mode"], r["servers"], r["tau"]) == ("hybrid", "30", "2"))
+    cluster = CLUSTERS["gcp-100t"]().with_ranks(4).with_workers(4).with_servers(30)
+    dollars = float(row["usd_per_hour"]) / 3600  # a second
+    assert float(row["usd_per_hour"]) == pytest.approx(cluster.usd_per_hour)
+    per_million = dollars * 1e6 / float(row["samples_per_s"])
+    assert float(row["usd_per_million_samples"]) == pytest.approx(per_million)
+    assert 0 < float(row["samples_per_s"]) <= 1.02 * float(row["bound_samples_per_s"])
+    assert 0 <= float(row["staleness_steps_mean"]) <= 2
+
+
+def test_the_front_of_each_workload_is_what_no_other_point_beats(swept):
+    for workload in ("criteo-syn1", "criteo-syn5"):
+        own = [r for r in swept[2] if r["workload"] == workload and r["simulated"] == "True"]
+        scores = [
+            np.array([-float(r["samples_per_s"]), float(r["staleness_steps_mean"]),
+                      float(r["usd_per_million_samples"]), r["dense_late"] == "True"])
+            for r in own
+        ]  # fmt: skip
+        for row, score in zip(own, scores, strict=True):
+            beaten = any((o <= score).all() and (o < score).any() for o in scores)
+            assert row["on_front"] == str(not beaten)
+        assert any(r["on_front"] == "True" for r in own)
+
+
+def test_a_cheap_workload_does_not_push_another_off_the_front():
+    def row(workload: str, speed: float, dollars: float) -> dict:
+        same = {"simulated": True, "dense_late": False, "staleness_steps_mean": 0.0}
+        own = {"samples_per_s": speed, "usd_per_million_samples": dollars}
+        return {"workload": workload, **same, **own}
+
+    rows = [row("small", 10.0, 1.0), row("large", 9.0, 2.0), row("large", 8.0, 3.0)]
+    cluster_sweep._mark_fronts(rows)
+    assert [r["on_front"] for r in rows] == [True, True, False]
+
+
+def test_a_second_sweep_computes_only_what_is_missing(swept, monkeypatch, capsys):
+    computed: list[str] = []
+
+    def evaluate(point: Point, **_):
+        computed.append(point.label)
+        return json.loads((swept[0] / "points.jsonl").read_text().splitlines()[0])["row"]
+
+    monkeypatch.setattr(cluster_sweep, "ProcessPoolExecutor", Inline)
+    monkeypatch.setattr(cluster_sweep, "evaluate", evaluate)
+    cluster_sweep.run(sweep_options(swept[0]))
+    assert computed == []
+    cluster_sweep.run(sweep_options(swept[0], evict=True))
+    assert len(computed) == 3, "the points that were refused before"
+    computed.clear()
+    cluster_sweep.run(sweep_options(swept[0], half_width=0.1, workloads=("criteo-syn1",)))
+    assert len(computed) == 6, "kept points are not precise enough"
+    computed.clear()
+    cluster_sweep.run(sweep_options(swept[0], rows="f32-sgd", workloads=("criteo-syn1",)))
+    assert len(computed) == 6, "kept points are of another row format"
+
+
+def test_lines_that_are_not_of_this_study_are_left_out_aloud(tmp_path, capsys):
+    options = sweep_options(tmp_path)
+    row = dict.fromkeys(cluster_sweep.ROW_KEYS, 1.0)
+    good = {"label": "a", "rows": "fp16-lean", "half_width": 0.5, "row": row}
+    foreign = ["[]", "3", '{"label": "b"}', '{"cut', json.dumps(good | {"row": {"x": 1}}),
+               json.dumps(good | {"half_width": None})]  # fmt: skip
+    (tmp_path / "points.jsonl").write_text("\n".join([*foreign, json.dumps(good)]) + "\n")
+    assert cluster_sweep._read(tmp_path / "points.jsonl", options) == {"a": row}
+    assert "6 lines of" in capsys.readouterr().err
+
+
+def test_evicting_points_pay_for_their_misses(monkeypatch, tmp_path):
+    rates: dict[str, float] = {}
+
+    def evaluate(point: Point, half_width: float, miss_rate: float):
+        rates[f"{point.workload}/{point.servers}"] = miss_rate
+        return dict.fromkeys(cluster_sweep.ROW_KEYS, 1.0) | {"binds": "x"}
+
+    monkeypatch.setattr(cluster_sweep, "ProcessPoolExecutor", Inline)
+    monkeypatch.setattr(cluster_sweep, "evaluate", evaluate)
+    cluster_sweep.run(sweep_options(tmp_path, modes=(Mode.SYNC,), taus=(2,), evict=True))
+    assert rates["criteo-syn5/4"] > 0.01
+    assert rates["criteo-syn1/30"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_points_wider_than_asked_are_said(tmp_path):
+    rows = [{"simulated": True, "relative_half_width_95": w} for w in (0.1, math.inf, 0.01)]
+    assert cluster_sweep._notes(rows, sweep_options(tmp_path, half_width=0.05)).startswith(
+        "2 of 3 points are wider than the half_width 5.00%"
+    )
+
+
+def test_a_latin_hypercube_covers_every_axis_evenly_and_takes_the_seed(tmp_path):
+    options = sweep_options(
+        tmp_path, latin=6, servers=(1, 2, 3), ranks=(1, 2, 3, 4, 5, 6), modes=(Mode.HYBRID,), seed=9
+    )
+    points = cluster_sweep.points_of(options)
+    assert sorted(p.ranks for p in points) == [1, 2, 3, 4, 5, 6]
+    assert sorted(p.servers for p in points) == [1, 1, 2, 2, 3, 3]
+    assert {p.seed for p in points} == {9}
+
+
+def test_values_given_twice_count_once(tmp_path):
+    assert len(cluster_sweep.points_of(sweep_options(tmp_path, ranks=(4, 4), servers=(4,)))) == 6
+
+
+def test_a_dry_run_of_the_sweep_shows_the_points_and_writes_nothing(tmp_path, capsys):
+    out = tmp_path / "none"
+    cluster_sweep.run(sweep_options(out, dry_run=True))
+    told = capsys.readouterr().out
+    assert "12 points (0 done, 9 to run, 3 without room for their rows)" in told
+    assert told.count("to run ") == 9
+    assert not out.exists()
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    out = tmp_path_factory.mktemp("checkpoint-interval")
+    told: list[str] = []
+    options = checkpoint_interval.Options(
+        ranks=2, steps=60, crashes=4.0, factors=(0.5, 2.0), seeds=3, out=out
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("builtins.print", lambda *words, **_: told.append(str(words[0]) + "\n"))
+        checkpoint_interval.run(options)
+    return options, "".join(told), read_csv(out / "checkpoint_interval.csv")
+
+
+def test_intervals_are_multiples_of_youngs_and_overheads_lie_near_dalys_form(checkpoints):
+    options, _, rows = checkpoints
+    useful_s = simulate(
+        scenario_of(
+            Simulation(cluster="v100-paper", workload="kwai-video", ranks=2, mode=Mode.HYBRID,
+                       tau=4, steps=60)
+        )
+    ).makespan_s  # fmt: skip
+    mean_s, write_s = useful_s / 4.0, useful_s * options.checkpoint_share
+    back_s = useful_s * options.back_share
+    assert [(float(r["factor"]), int(r["seed"])) for r in rows] == [
+        (factor, seed) for factor in (0.5, 2.0) for seed in range(3)
+    ]
+    for row in rows:
+        young_s = math.sqrt(2 * write_s * mean_s)
+        assert float(row["interval_s"]) == pytest.approx(float(row["factor"]) * young_s)
+        kept = float(row["interval_kept_s"])
+        daly = mean_s * math.exp(back_s / mean_s) * math.expm1((kept + write_s) / mean_s) / kept - 1
+        assert float(row["overhead_closed_form"]) == pytest.approx(daly)
+        # What a run loses is what it redoes, waits and writes; in hybrid a little of it overlaps.
+        lost = sum(float(row[name]) for name in ("redone_s", "down_s", "writing_s"))
+        assert float(row["overhead"]) == pytest.approx(lost / useful_s, abs=0.05)
+        count = round(useful_s / kept)
+        assert float(row["writing_s"]) == pytest.approx(count * write_s, rel=0.05)
+    assert sum(int(r["crashes"]) for r in rows) > 0
+
+
+def test_the_printed_overheads_are_means_with_standard_errors(checkpoints):
+    _, told, rows = checkpoints
+    for factor in (0.5, 2.0):
+        own = [float(r["overhead"]) for r in rows if float(r["factor"]) == factor]
+        closed = fmean(
+            float(r["overhead_closed_form"]) for r in rows if float(r["factor"]) == factor
+        )
+        (line,) = [x for x in told.splitlines() if x.startswith(f"{factor:g} x Young")]
+        assert f"{fmean(own):.1%} ± {stdev(own) / math.sqrt(3):.1%}" in line
+        assert line.endswith(f"{closed:.1%}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"crashes": 1e6}, r"crashes must be <= steps / 4 = 100,.* got 1e\+06"),
+        ({"crashes": 0.0}, "crashes must be > 0 and finite, got 0.0"),
+        ({"crashes": math.inf}, "crashes must be > 0 and finite, got inf"),
+        ({"factors": (1.0, 1e3)}, "factors must leave time to work.*1000 x Young's"),
+        ({"back_share": 0.9}, "must be <= 4 mean times between crashes, got"),
+        ({"seeds": 0}, "seeds must be >= 1, got 0"),
+        ({"workload": "moon"}, "workload must be one of .*got 'moon'"),
+    ],
+)
+def test_checkpoint_options_that_would_never_end_are_refused(changes, rule):
+    with pytest.raises(ValueError, match=rule):
+        checkpoint_interval.Options(**changes)
+
+
+def test_simulator_speed_counts_events_per_step_and_per_cpu_second(tmp_path, capsys):
+    simulator_speed.run(
+        simulator_speed.Options(steps=10, most_ranks=8, closed_forms=20, out=tmp_path)
+    )
+    rows = read_csv(tmp_path / "simulator_speed.csv")
+    assert [(r["ranks"], r["network"], r["mode"]) for r in rows] == [
+        ("8", "fluid", "sync"), ("8", "fluid", "hybrid"), ("8", "fifo", "sync"),
+        ("8", "fifo", "hybrid"),
+    ]  # fmt: skip
+    for row in rows:
+        point = Point(ranks=8, workers=13, servers=4, mode=Mode(row["mode"]))
+        again = simulate(of_point(replace(point, discipline=Discipline(row["network"])), 10))
+        assert float(row["events_per_step"]) == again.events / 10
+        events = float(row["events_per_s"]) * float(row["cpu_s"])
+        assert events == pytest.approx(again.events)
+        assert int(row["servers"]) == again.scenario.cluster.servers.processes
+    assert "20 closed-form points" in capsys.readouterr().out

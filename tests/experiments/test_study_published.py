@@ -1,0 +1,128 @@
+"""The studies beside the published figures: tables and summaries of tiny runs, recomputed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from experiments.published import compare
+from experiments.published.compare import DATA, Candidate, Row
+from experiments.studies import scale_model_size, scale_workers
+from experiments.studies.scale_workers import summary
+from persia_sim.presets.fits import FITS
+from tests.experiments.raw_runs import read_csv
+
+STEPS = 8
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory):
+    return _run(scale_workers, tmp_path_factory.mktemp("scale-workers"))
+
+
+@pytest.fixture(scope="module")
+def sizes(tmp_path_factory):
+    found = [Candidate("loaders", "83 us", 864, {"async": 0.01, "hybrid": -0.02, "sync": 0.25})]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scale_model_size, "candidates", lambda steps: found)
+        patch.setattr(
+            compare, "simulated", lambda *a: {"async_averaging": 2e6}.get(a[2].value, 1.9e6)
+        )
+        return _run(scale_model_size, tmp_path_factory.mktemp("scale-model-size"))
+
+
+def _run(study, out):
+    told: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        if study is scale_workers:
+            patch.setattr(compare, "simulated", lambda *a: 1000.0 * a[3])
+        patch.setattr("builtins.print", lambda *words, **_: told.append(" ".join(words) + "\n"))
+        study.run(study.Options(steps=STEPS, out=out))
+    return out, "".join(told)
+
+
+def test_published_points_reach_the_table_unchanged(workers):
+    rows = read_csv(workers[0] / "scale_workers.csv")
+    told = {(r["series"], r["gpus"], r["published"]) for r in rows if r["published"]}
+    want = set()
+    for row in read_csv(DATA / "throughput_public.csv"):
+        series = f"{row['dataset']} {row['system']} {row['mode']}"
+        want.add((series, row["gpus"], str(float(row["samples_per_s"]))))
+    for row in read_csv(DATA / "throughput_kwai.csv"):
+        want.add((f"kwai-video {row['mode']}", row["gpus"], str(float(row["samples_per_s"]))))
+    assert told == want
+
+
+def test_errors_are_model_over_published_minus_one_with_their_sign(workers):
+    rows = read_csv(workers[0] / "scale_workers.csv")
+    for row in rows:
+        if row["published"]:
+            error = (float(row["model"]) - float(row["published"])) / float(row["published"])
+            assert float(row["error"]) == pytest.approx(error)
+        else:
+            assert row["error"] == "" and row["series"].startswith("criteo-ad")
+    series = [r for r in rows if r["series"] == "taobao-ad Persia hybrid"]
+    persia = {r["gpus"]: float(r["model"]) for r in series if "dashed" not in r["note"]}
+    assert persia == {"1": 1000.0, "2": 2000.0, "4": 4000.0, "8": 8000.0}, "half of 2 GPUs at 1"
+
+
+def test_the_printed_summary_is_of_absolute_errors_by_kind(workers):
+    rows = read_csv(workers[0] / "scale_workers.csv")
+    for kind in ("fit", "prediction"):
+        errors = [abs(float(r["error"])) for r in rows if r["kind"] == kind and r["error"]]
+        mean, most = sum(errors) / len(errors), max(errors)
+        said = f"{kind}: {len(errors)} points, mean |error| {mean:.1%}, largest {most:.1%}"
+        assert said in workers[1]
+
+
+def test_a_summary_counts_what_is_below_as_error_too():
+    rows = [Row("a", "x", 1, 100.0, 90.0, "fit"), Row("a", "y", 2, 100.0, 120.0, "fit"),
+            Row("b", "z", 1, None, 5.0, "prediction")]  # fmt: skip
+    assert summary(rows) == "fit: 2 points, mean |error| 15.0%, largest 20.0%"
+
+
+def test_a_printed_line_has_published_model_and_signed_error():
+    text = compare.table([Row("s", "2 GPUs", 2, 1000.0, 900.0, "fit", "why")])
+    assert re.split(r" {2,}", text.splitlines()[1]) == [
+        "s",
+        "2 GPUs",
+        "1,000",
+        "900",
+        "-10.0%",
+        "fit; why",
+    ]
+
+
+def test_one_level_is_held_out_of_each_size_in_turn(sizes):
+    rows = read_csv(DATA / "throughput_model_size.csv")
+    published = [float(r["samples_per_s"]) for r in rows if r["mode"] == "hybrid"]
+    errors = []
+    for own in published:
+        others = (sum(published) - own) / (len(published) - 1)
+        errors.append(abs(others / own - 1))
+    mean = sum(errors) / len(errors)
+    assert f"held out: mean |error| {mean:.1%}, largest {max(errors):.1%}" in sizes[1]
+    assert f"fitted constants: {len(FITS['gcp-100t'])} (" in sizes[1]
+
+
+def test_sizes_and_suspects_reach_their_tables(sizes):
+    rows = read_csv(sizes[0] / "scale_model_size.csv")
+    hybrid = [r for r in rows if r["series"] == "100T cluster hybrid"]
+    assert [r["label"] for r in hybrid] == ["6.25T", "12.5T", "25T", "50T", "100T"]
+    late = next(r for r in rows if r["series"].endswith("async"))
+    assert float(late["error"]) == pytest.approx(2e6 / float(late["published"]) - 1)
+    (suspect,) = read_csv(sizes[0] / "scale_model_size_suspects.csv")
+    assert suspect == {
+        "suspect": "loaders", "batch": "864", "would_need": "83 us",
+        "error_async": "0.01", "error_hybrid": "-0.02", "error_sync": "0.25",
+    }  # fmt: skip
+    assert re.search(r"loaders +864 +83 us +\+1\.0% +-2\.0% +\+25\.0%", sizes[1])
+
+
+@pytest.mark.parametrize("stem", ["scale_workers", "scale_model_size", "scale_model_size_suspects"])
+def test_the_committed_table_has_the_columns_that_the_study_writes(workers, sizes, stem):
+    committed = Path(__file__).parents[2] / "paper_figs" / "out" / f"{stem}.csv"
+    made = (workers if stem == "scale_workers" else sizes)[0] / f"{stem}.csv"
+    assert list(read_csv(committed)[0]) == list(read_csv(made)[0])
