@@ -115,6 +115,17 @@ def test_the_report_of_peers_shares_and_goals():
     assert "k samples/s" in told.splitlines()[0]
 
 
+def test_the_ratio_of_a_goal_is_the_geometric_mean_of_its_rounds():
+    ours = [1.0, 2.0, 4.0]
+    rows = [
+        Window(r, name, value, 0.0, True)
+        for r in range(3)
+        for name, value in {CEILING: 2.0, OURS[0]: ours[r], OURS[1]: 0.1, OURS[2]: 0.1}.items()
+    ]
+    told = bench_peers._report("wide", rows, [CEILING, *OURS], bench_peers.Options())
+    assert "goal: ours sync >= 0.95 x dense-only: 1.00 [0.18, 5.60], 3 pairs: not decided" in told
+
+
 def test_with_latency_hybrid_is_compared_with_sync():
     values = {CEILING: 100e3, OURS[0]: 50e3, OURS[1]: 60e3, OURS[2]: 65e3}
     options = bench_peers.Options(latency_s=0.01, clock="cpu")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from experiments.gaps import Run, curve_records, gap_table, record, table_cells
 from experiments.points import Point
@@ -88,3 +90,22 @@ def test_curves_tell_snapshots_from_the_drained_end(tmp_path):
         f'{{"updates": 1, "samples": 10, "drained": true, {scores}}}\n'
     )
     assert [line["drained"] for line in curve_records([run], Path(tmp_path))] == [False, True]
+
+
+def test_a_line_of_the_csv_holds_each_interval_in_columns_of_its_own():
+    made = runs()
+    made[-1].summary["staleness"] = {"mean_steps": 3.5, "max_steps": 9}
+    lines = {(r.mode, r.tau): record(r) for r in gap_table(made, [], "click")}
+    late = lines["async", 4]
+    want = {
+        "test_auc": AUC["async", 4],
+        "gap_to_sync": [-0.05, -0.04, -0.03],
+        "gap_to_tau_0": [-0.03, -0.02, -0.01],
+    }
+    for name, values in want.items():
+        assert late[name] == pytest.approx(np.mean(values))
+        ends = stats.t.interval(0.95, df=2, loc=0.0, scale=stats.sem(values))
+        assert late[f"{name}_half_width_95"] == pytest.approx(ends[1])
+    assert (late["staleness_mean_steps"], late["staleness_max_steps"]) == (3.5, 9)
+    assert (late["ranks"], late["task"], late["log_loss"]) == (8, "click", pytest.approx(0.6))
+    assert not any(name.startswith("concurrent") for name in late), "no threads ran"

@@ -175,6 +175,14 @@ def test_evicting_points_pay_for_their_misses(monkeypatch, tmp_path):
     assert rates["criteo-syn1/30"] == pytest.approx(0.0, abs=1e-9)
 
 
+def test_memory_is_that_of_the_row_format_asked_for(tmp_path):
+    point = cluster_sweep.points_of(sweep_options(tmp_path))[0]
+    lean, full = (cluster_sweep._memory(point, rows) for rows in ("fp16-lean", "f32-adagrad"))
+    dim = workloads()["criteo-syn1"].dim
+    assert lean.row_bytes == 2 * dim + 90
+    assert full.row_bytes == 8 * dim + 66, "a value and its accumulator, 4 bytes each"
+
+
 def test_points_wider_than_asked_are_said(tmp_path):
     rows = [{"simulated": True, "relative_half_width_95": w} for w in (0.1, math.inf, 0.01)]
     assert cluster_sweep._notes(rows, sweep_options(tmp_path, half_width=0.05)).startswith(

@@ -68,6 +68,12 @@ def test_errors_are_model_over_published_minus_one_with_their_sign(workers):
     assert persia == {"1": 1000.0, "2": 2000.0, "4": 4000.0, "8": 8000.0}, "half of 2 GPUs at 1"
 
 
+def test_kwai_is_fitted_from_8_gpus_on_and_predicted_below(workers):
+    rows = read_csv(workers[0] / "scale_workers.csv")
+    kinds = {(int(r["gpus"]) >= 8, r["kind"]) for r in rows if r["series"].startswith("kwai")}
+    assert kinds == {(True, "fit"), (False, "prediction")}
+
+
 def test_the_printed_summary_is_of_absolute_errors_by_kind(workers):
     rows = read_csv(workers[0] / "scale_workers.csv")
     for kind in ("fit", "prediction"):
