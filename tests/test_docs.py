@@ -15,6 +15,7 @@ import pytest
 import tyro
 
 from experiments.commands import BENCHES, STUDIES, module_of
+from runtime.config import TrainConfig
 from tests.tree import PACKAGES, ROOT, TREE, sources, tree
 
 README = ROOT / "README.md"
@@ -240,3 +241,19 @@ def test_the_python_of_a_text_runs(block, monkeypatch, tmp_path, capsys):
 def test_texts_say_nic_and_mlp(name):
     found = re.findall(r"\b(?:tower|cards?|workload W)\b", TEXTS[name])
     assert not found, f"{name} says {found}"
+
+
+def test_the_defaults_of_the_words_are_those_of_a_run():
+    config = TrainConfig()
+    groups = [config, config.sync, config.engine, config.evaluation]
+    said = re.findall(r"\| ([^|]*) \| `--([a-z-]+)`", TEXTS["docs/words.md"])
+    assert {option for _, option in said} >= {"tau", "ahead", "batch", "permits", "merge-pushes"}
+    for default, option in said:
+        name = option.replace("-", "_")
+        value = next(getattr(group, name) for group in groups if hasattr(group, name))
+        meant = {None: "unlimited", True: "merged"}.get(value, str(value))
+        assert default.split()[0].rstrip(",") == meant, f"--{option}: {default} against {value}"
+    assert (
+        f"| {config.sync.average_every_s} s, {config.sync.average_every_steps} steps |"
+        in (TEXTS["docs/words.md"])
+    )
