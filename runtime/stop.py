@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -21,7 +22,7 @@ class Stop:
     def __init__(self) -> None:
         self._event = threading.Event()
         self.error: BaseException | None = None
-        self._on_stop: list[Callable[[], None]] = []
+        self._on_stop: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._lock = threading.Lock()
         self._working = 0
         self._busy_until_s = time.monotonic()
@@ -30,8 +31,11 @@ class Stop:
         return self._event.is_set()
 
     def on_stop(self, wake: Callable[[], None]) -> None:
-        """Have ``wake`` called when the run stops, so that a wait can end at once."""
-        self._on_stop.append(wake)
+        """Have ``wake``, a method, called when the run stops, so that a wait can end at once.
+
+        Its object is not kept alive: rows go when their store goes, not when garbage is collected.
+        """
+        self._on_stop.append(weakref.WeakMethod(wake))
 
     def set(self, error: BaseException | None) -> None:
         """Stop the run; the first error is the one that is told."""
@@ -40,8 +44,10 @@ class Stop:
                 return
             self.error = error
             self._event.set()
-        for wake in self._on_stop:
-            wake()
+        for method in self._on_stop:
+            wake = method()
+            if wake is not None:
+                wake()
 
     def check(self) -> None:
         """Raise RunStopped after `set`."""

@@ -92,8 +92,8 @@ def test_a_second_run_in_the_same_process_starts_afresh_after_a_failure():
 
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID])
 def test_a_stop_is_heard_while_messages_travel(mode):
-    """Ten minutes of injected latency; the run ends within a moment of being stopped."""
-    parts = assemble(config(mode=mode, ranks=2, executor="concurrent", latency_s=600.0), SOURCE)
+    """A minute of injected latency; the run ends within a moment of being stopped."""
+    parts = assemble(config(mode=mode, ranks=2, executor="concurrent", latency_s=60.0), SOURCE)
     parts.meter.start()
     run = ConcurrentRun(parts)
     ended: list[float] = []

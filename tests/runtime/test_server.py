@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -219,3 +221,16 @@ def test_one_of_every_rank_is_a_step_where_the_batch_is_shared_globally():
     assert settings.updates == 24
     assert server_rules(settings, [settings.rows]).updates_per_step == 8
     assert run(settings, ArraySource(100)).meter.samples == 45
+
+
+@pytest.mark.parametrize("engine", ["native", "reference"])
+def test_rows_go_when_their_store_goes_without_a_garbage_collection(engine):
+    gc.collect()
+    gc.disable()
+    try:
+        store = store_of(ServerRules(ranks=2, tau=1), engine=engine)
+        gone = weakref.ref(store.servers[0])
+        del store
+        assert gone() is None
+    finally:
+        gc.enable()
