@@ -8,12 +8,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import tyro
 
-from runtime.config import TrainConfig
+from runtime.config import TrainConfig, read_config
 from runtime.data.errors import nearest
 
 USAGE = """usage: python -m runtime COMMAND [options]
@@ -31,7 +32,10 @@ USAGE = """usage: python -m runtime COMMAND [options]
 class Train:
     """Train one model in one mode, evaluate it on the test part, and keep the run's folder."""
 
-    config: Annotated[TrainConfig, tyro.conf.arg(name="")]
+    run: Annotated[TrainConfig, tyro.conf.arg(name="")]
+    config: Path | None = None
+    """Options from a file: the config.json of a run, or TOML with the same groups (sync, engine,
+    evaluation, data, model, rows). Options on the command line come after it and win."""
     out: Path | None = None
     """Folder to fill; else runs/train/<time>-<mode>."""
     auto: bool = False
@@ -39,7 +43,7 @@ class Train:
     batches, say what hybrid would gain, and train in the fastest."""
 
     def __post_init__(self) -> None:
-        chosen = self.config.sync.mode, self.config.engine.executor
+        chosen = self.run.sync.mode, self.run.engine.executor
         if self.auto and chosen != ("hybrid", "concurrent"):
             raise ValueError("auto chooses for --mode hybrid --executor concurrent; add both")
 
@@ -50,10 +54,20 @@ def main(arguments: Sequence[str]) -> int:
         print(USAGE, end="")
         return 0
     name, rest = arguments[0], list(arguments[1:])
+    if name == "--version":
+        print(f"persia-testbed {_version()}")
+        return 0
     if name not in COMMANDS:
         print(f"error: no command {name!r}; {nearest(name, COMMANDS)}", file=sys.stderr)
         return 2
     return guarded(lambda: COMMANDS[name](rest))
+
+
+def _version() -> str:
+    try:
+        return metadata.version("persia-testbed")
+    except metadata.PackageNotFoundError:
+        return "(not installed: runs from its source folder)"
 
 
 def leave(code: int) -> NoReturn:
@@ -91,22 +105,74 @@ def guarded(work: Callable[[], None]) -> int:
 
 
 def _train(arguments: list[str]) -> None:
+    command = read_train(arguments)
+    mode = command.run.sync.mode
+    folder = command.out or Path("runs/train") / f"{time.strftime('%Y%m%d-%H%M%S')}-{mode}"
+    from runtime.run.claim import claimed
+
+    with claimed(folder):
+        work(command, folder, arguments)
+
+
+def read_train(arguments: list[str]) -> Train:
+    """What was asked for: the file's options, and over them those of the command line."""
+    typed = {word.split("=")[0] for word in arguments if word.startswith("--")}
+    for option in ("--out", "--config", "--trace", "--data.dir", "--data.name"):
+        if _value_of(option, arguments) == "":
+            raise ValueError(f"{option} is empty; give a path or leave it out")
+    file = _value_of("--config", arguments)
+    start = Train(run=read_config(Path(file)) if file else TrainConfig())
     command = tyro.cli(
         Train,
         args=arguments,
+        default=start,
         prog="python -m runtime train",
         config=(tyro.conf.EnumChoicesFromValues,),
     )
+    for name, where in command.run.unread().items():
+        flag = name.replace("_", "-")
+        if typed & {f"--{flag}", f"--no-{flag}", f"--{name}", f"--no-{name}"}:
+            raise ValueError(command.run.not_used(name, where))
+    trace = command.run.engine.trace
+    if trace is not None and "--tau" in typed:
+        _refuse_other_tau(trace, command.run.sync.tau)
+    return command
+
+
+def _refuse_other_tau(trace: Path, tau: int | None) -> None:
+    """A replay takes tau from its trace; who types another one is mistaken about the trace."""
+    from persia_sim.words.trace import Trace
+
+    recorded = Trace.load(trace).meta.get("tau")
+    if recorded != tau:
+        raise ValueError(
+            f"--tau is {tau}, but trace {trace} was made with tau {recorded} and a replay takes it"
+            " from there; remove --tau"
+        )
+
+
+def _value_of(option: str, arguments: list[str]) -> str | None:
+    """The word after ``option``, or after its equals sign."""
+    for number, word in enumerate(arguments):
+        if word == option and number + 1 < len(arguments):
+            return arguments[number + 1]
+        if word.startswith(f"{option}="):
+            return word.removeprefix(f"{option}=")
+    return None
+
+
+def work(command: Train, folder: Path, arguments: list[str]) -> None:
+    """Train in the folder that was claimed."""
     from tqdm import tqdm
 
+    from runtime.run.folder import write_json
     from runtime.run.record import run_into
 
-    config = _choose(command.config) if command.auto else command.config
-    mode = config.sync.mode
-    folder = command.out or Path("runs/train") / f"{time.strftime('%Y%m%d-%H%M%S')}-{mode}"
-    if (folder / "summary.json").exists():
-        raise ValueError(f"{folder} holds a finished run; name another folder with --out")
-    with tqdm(unit=" samples", unit_scale=True, desc=str(mode), disable=None) as bar:
+    config = _choose(command.run) if command.auto else command.run
+    write_json(folder / "command.json", {"train": arguments})
+    total = None if config.steps is None else config.steps * config.batch
+    mode = str(config.sync.mode)
+    with tqdm(total=total, unit=" samples", unit_scale=True, desc=mode, disable=None) as bar:
         summary = run_into(
             folder,
             config,

@@ -4,6 +4,7 @@ Free of torch, so that `--help` answers at once.
 """
 
 from runtime.config.engine import EngineConfig
+from runtime.config.read import read_config
 from runtime.config.sync import SyncConfig
 from runtime.config.train import TrainConfig
 from runtime.config.what import DataConfig, DenseOptimizer, EvaluationConfig, ModelConfig
@@ -16,4 +17,5 @@ __all__ = [
     "ModelConfig",
     "SyncConfig",
     "TrainConfig",
+    "read_config",
 ]

@@ -51,6 +51,12 @@ class TrainConfig:
 
     def _check_pairs(self) -> None:
         sync, engine = self.sync, self.engine
+        shared = sync.mode.has_barrier or sync.match == "global"
+        if shared and self.batch < sync.ranks:
+            raise ValueError(
+                f"batch {self.batch} gives {sync.ranks} ranks less than a sample each;"
+                f" use batch >= {sync.ranks} or fewer ranks"
+            )
         if engine.executor == "lag" and sync.window is None:
             raise ValueError("the lag executor reaches its bound exactly; give tau a number")
         if self.rows.name != "rows":

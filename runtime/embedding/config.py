@@ -70,7 +70,7 @@ class RowOptimizer:
             value = getattr(self, name)
             if value is not None:
                 require_finite(f"row optimizer {name}", value)
-                require(value > 0, f"row optimizer {name}", value, "must be > 0")
+                require(0 < value <= 1e6, f"row optimizer {name}", value, "must be > 0 and <= 1e6")
         for name in ("initial_accumulator", "l1", "l2", "ftrl_beta", "weight_decay"):
             value = getattr(self, name)
             require_finite(name, value)

@@ -45,6 +45,13 @@ def _import(name: str) -> type[nn.Module]:
         )
     try:
         found: type[nn.Module] = getattr(importlib.import_module(module), attribute)
+    except SyntaxError as error:
+        raise ValueError(
+            f"model {name!r} cannot be imported: {error.filename}, line {error.lineno}: {error.msg}"
+        ) from error
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"model {name!r} cannot be imported: {error}") from error
+        raise ValueError(
+            f"model {name!r} cannot be imported: {error}; looked for it in the current folder"
+            " and on PYTHONPATH"
+        ) from error
     return found

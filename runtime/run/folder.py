@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from persia_sim.words.files import atomic_write
+from persia_sim.words.records import read_document
 
 SUMMARY = "summary.json"
 
@@ -69,10 +70,10 @@ def environment() -> dict[str, Any]:
 def read_summary(folder: Path) -> dict[str, Any] | None:
     """The summary of a finished run; None when it has not finished, or the file was damaged."""
     try:
-        found: dict[str, Any] = json.loads((folder / SUMMARY).read_text())
-    except (FileNotFoundError, json.JSONDecodeError, UnicodeDecodeError):
+        found = read_document(folder / SUMMARY)
+    except (FileNotFoundError, ValueError):
         return None
-    return found
+    return found if isinstance(found, dict) else None
 
 
 def _git(*words: str) -> str | None:

@@ -131,7 +131,7 @@ def test_ctrl_c_ends_in_one_line(tmp_path):
         (["runtime", "train", "--device", "cuda", "--data.name", "synthetic"], "try --device cpu"),
         (["runtime", "train", "--model.hidden", "--data.name", "synthetic"], "one or more widths"),
         (["runtime", "train", "--rows.dtype", "float64"], "add it"),
-        (["runtime", "train", "--seed", "99999999999999999999"], "seed must be in"),
+        (["runtime", "train", "--seed", "99999999999999999999"], "seed must fit into 64 bits"),
         (["experiments", "staleness-sweep", "--jobs", "0"], "jobs must be >= 1, got 0"),
         (["experiments", "staleness-sweep", "--modes", "sync", "--taus", "3"], "taus is only used"),
         (["experiments", "staleness-sweep", "--match", "foo"], "update"),

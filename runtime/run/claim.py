@@ -1,0 +1,35 @@
+"""One run to a folder: nobody else's files are overwritten, and no two runs write at once."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Make the folder and hold it for one run.
+
+    Raises ValueError when it holds a finished run, a config.json that no run left there, or when
+    another process is filling it; OSError when it cannot be written.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--out {folder} is a file; name a folder")
+    if (folder / "summary.json").exists():
+        raise ValueError(f"{folder} holds a finished run; name another folder with --out")
+    if (folder / "config.json").exists() and not (folder / "env.json").exists():
+        raise ValueError(
+            f"{folder / 'config.json'} is not of a run here, and a run would overwrite it;"
+            " name another folder with --out"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # let go when the process ends
+        except BlockingIOError:
+            raise ValueError(
+                f"another run is filling {folder}; wait for it or name another folder with --out"
+            ) from None
+        yield

@@ -1,0 +1,136 @@
+"""What `python -m runtime train` accepts is meant, and what it refuses it says in a sentence."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from persia_sim.words.trace import Trace
+from runtime import commands
+from runtime.commands import main, read_train
+from runtime.config import SyncConfig, TrainConfig
+from runtime.run.claim import claimed
+from runtime.run.folder import plain
+
+ABSURD = st.sampled_from(["inf", "-inf", "nan", "1e400", "-1", "x", "", "1e12", str(10**30)])
+NUMBERS = [
+    "--ranks", "--threads", "--shards", "--batch", "--steps", "--seed", "--tau", "--latency-s",
+    "--model.lr", "--model.hidden", "--rows.dim", "--rows.optimizer.lr", "--data.passes",
+    "--test-rows", "--evaluate-every-steps", "--queue-batches", "--rows.capacity.rows",
+]  # fmt: skip
+
+
+def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The text of a refusal; training does not begin."""
+    try:
+        code = main(["train", *words])
+    except SystemExit as left:
+        code = left.code
+    text = capsys.readouterr().err
+    assert code == 2, (words, code, text)
+    assert "Traceback" not in text
+    return " ".join(text.replace("\u2502", " ").split())
+
+
+@settings(max_examples=40, deadline=None)
+@given(option=st.sampled_from(NUMBERS), value=ABSURD)
+def test_absurd_numbers_are_refused_naming_the_option(option, value):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises((ValueError, SystemExit)) as told:
+        patch.setattr(commands, "work", lambda *_: pytest.fail("training began"))
+        read_train(["--mode", "hybrid", "--executor", "concurrent", f"{option}={value}"])
+    if isinstance(told.value, ValueError):
+        name = option.rsplit(".")[-1].removeprefix("--").replace("-", "_")
+        assert name in str(told.value), told.value
+    else:
+        assert told.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--tau", "4"], "tau is not used by mode sync"),
+        (["--ahead=4"], "ahead is not used by mode sync"),
+        (["--merge-pushes"], "merge_pushes is not used by mode sync"),
+        (["--mode", "hybrid", "--permits", "2"], "permits is not used by mode hybrid"),
+        (["--out", ""], "--out is empty"),
+        (["--out="], "--out is empty"),
+        (["--config", ""], "--config is empty"),
+        (["--config", "nowhere.toml"], "nowhere.toml: No such file"),
+        (["--trace", "t.npz"], "trace is not used by mode sync"),
+        (["--timeline"], "timeline is not used by mode sync with executor lag"),
+    ],
+)
+def test_an_option_that_nothing_would_read_is_refused_even_at_its_default(words, said, capsys):
+    assert said in refused(words, capsys)
+
+
+def test_a_replay_told_another_tau_than_its_trace_has_is_refused(tmp_path, capsys):
+    path = tmp_path / "t.npz"
+    Trace.of([], mode="hybrid", tau=2, ranks=1).save(path)
+    replay = ["--mode", "hybrid", "--executor", "replay", "--trace", str(path)]
+    assert "was made with tau 2" in refused([*replay, "--tau", "4"], capsys)
+    assert read_train([*replay, "--tau", "2"]).run.sync.tau == 2
+
+
+def test_options_on_the_command_line_come_after_the_file(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(plain(TrainConfig(sync=SyncConfig(mode="hybrid", tau=2), steps=9))))
+    run = read_train(["--config", str(path), "--tau", "3"]).run
+    assert (run.sync.mode, run.sync.tau, run.steps) == ("hybrid", 3, 9)
+    assert read_train(["--config", str(path)]).run.sync.tau == 2
+
+
+def test_a_run_keeps_what_was_typed_and_reads_back_from_its_config(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["--data.name", "synthetic", "--steps", "2", "--test-rows", "200", "--out", "one"]
+    assert main(["train", *words]) == 0
+    assert json.loads((tmp_path / "one/command.json").read_text()) == {"train": words}
+    again = ["--config", "one/config.json", "--out", "two"]
+    assert main(["train", *again]) == 0
+    one, two = (json.loads((tmp_path / f / "summary.json").read_text()) for f in ("one", "two"))
+    assert one["tasks"] == two["tasks"]
+
+
+def test_a_folder_is_not_taken_from_another_run_or_from_a_stranger(tmp_path, capsys):
+    begin = ["--data.name", "synthetic", "--steps", "1", "--out"]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/config.json").write_text("precious")
+    assert "is not of a run here" in refused([*begin, str(tmp_path / "mine")], capsys)
+    assert (tmp_path / "mine/config.json").read_text() == "precious"
+    (tmp_path / "file").write_text("")
+    assert "is a file" in refused([*begin, str(tmp_path / "file")], capsys)
+    assert "Not a directory" in refused([*begin, str(tmp_path / "file/below")], capsys)
+    (tmp_path / "busy").mkdir()
+    with (tmp_path / "busy/lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert "another run is filling" in refused([*begin, str(tmp_path / "busy")], capsys)
+    with claimed(tmp_path / "busy"):
+        pass
+
+
+def test_a_model_file_with_a_mistake_is_named_with_its_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "broken_net.py").write_text("x = 1\ndef f(:\n")
+    begin = ["--data.name", "synthetic", "--steps", "1", "--out", "a", "--model.name"]
+    told = refused([*begin, "broken_net:Net"], capsys)
+    assert "broken_net.py, line 2" in told
+    assert "looked for it in the current folder" in refused([*begin, "no_such_net:Net"], capsys)
+
+
+def test_help_and_version_load_no_torch():
+    probe = (
+        "import sys, runtime.commands as c\n"
+        "try: c.main(['train', '--help'])\n"
+        "except SystemExit: pass\n"
+        "c.main(['--version']); print(sorted({'torch', 'pandas', 'simpy'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
+    assert found.stdout.splitlines()[-1] == "[]", found.stdout + found.stderr
+    assert found.stdout.splitlines()[-2].startswith("persia-testbed ")
