@@ -10,12 +10,14 @@ import shlex
 import sys
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import pytest
 import tyro
 
 from experiments.commands import BENCHES, STUDIES, module_of
-from runtime.config import TrainConfig
+from runtime.config import TrainConfig, read_config
+from runtime.data.toml_schema import read_schema
 from tests.tree import PACKAGES, ROOT, TREE, sources, tree
 
 README = ROOT / "README.md"
@@ -118,7 +120,7 @@ def test_every_test_that_a_text_names_is_there():
 def test_every_test_named_without_its_file_is_there():
     known = {f for p in (ROOT / "tests").rglob("*.py") for f in functions(str(p))}
     known |= {path.stem for path in (ROOT / "tests").rglob("*.py")}
-    for text, name in mentioned(r"`(test_\w+)`"):
+    for text, name in mentioned(r"`(test_[^\W_]+_[^\W_]+_\w+)`"):
         assert name in known, f"{text} names {name}"
 
 
@@ -179,6 +181,8 @@ def test_every_command_line_is_one_that_the_parser_takes(command, monkeypatch, t
     module, *words = command
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", list(command))
+    if "--config" in words:
+        Path(words[words.index("--config") + 1]).write_text("batch = 64\n")
     if words[:1] == ["data"]:
         parser = argparse.ArgumentParser
         monkeypatch.setattr(parser, "parse_args", stop(parser.parse_args))
@@ -187,6 +191,10 @@ def test_every_command_line_is_one_that_the_parser_takes(command, monkeypatch, t
     main = main_of(module)
     if words == ["list"]:
         assert main(words) == 0
+        return
+    if "--help" in words:
+        with pytest.raises(SystemExit, match="0"):
+            main(words)
         return
     with pytest.raises(ParsedError):
         main() if module == "persia_sim" else main(words)
@@ -217,7 +225,7 @@ def test_every_option_that_a_text_names_is_one(monkeypatch, capsys):
 
 def test_every_make_target_that_a_text_names_is_there():
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.M))
-    for text, target in mentioned(r"(?:`|^|\n) *make (\w+)"):
+    for text, target in mentioned(r"(?m)(?:`|^ {4}|^)make (\w+)(?=`|\n|  | [A-Z]+=)"):
         assert target in targets, f"{text} names make {target}"
 
 
@@ -234,7 +242,21 @@ BLOCKS = [
 def test_the_python_of_a_text_runs(block, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     exec(compile(block, "example", "exec"), {"__name__": "example"})
-    assert capsys.readouterr().out.strip()
+    assert bool(capsys.readouterr().out.strip()) == ("print(" in block)
+
+
+TOML = re.findall(r"```toml\n(.*?)```", "".join(TEXTS.values()), flags=re.S)
+
+
+@pytest.mark.parametrize("block", TOML, ids=range(len(TOML)))
+def test_the_toml_of_a_text_is_read(block, tmp_path):
+    file = tmp_path / "example.toml"
+    file.write_text(block)
+    if "[[columns]]" in block:
+        schema, _ = read_schema(file)
+        assert {"user", "tags"} <= {column.name for column in schema.columns}
+    else:
+        assert read_config(file) != TrainConfig()
 
 
 @pytest.mark.parametrize("name", TEXTS)
