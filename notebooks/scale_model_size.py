@@ -69,8 +69,8 @@ print(table.to_string(index=False))
 # Slow copy threads would make sync 26 to 40 % slower than published. A slow GPU misses hybrid or
 # sync by 13 % and more at either batch, and both by about 8 % at a batch near 2,000.
 #
-# How sure: the family (something outside servers, their cards and the GPUs' arithmetic) is likely,
-# the loaders in particular are a good guess; all-reduce over TCP at a tenth of the card's rate with
+# How sure: the family (something outside servers, their NICs and the GPUs' arithmetic) is likely,
+# the loaders in particular are a good guess; all-reduce over TCP at a tenth of the NIC's rate with
 # a batch near 8,000 fits as well, with one constant more. One measurement decides: doubling the 240
 # loader processes raises async by 44 % (and hybrid by nothing) if they bind.
 

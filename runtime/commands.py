@@ -237,7 +237,7 @@ class Profile:
     dim: int = 16
     """Floats in a row."""
     hidden: tuple[int, ...] = (1024, 512, 256)
-    """Widths of the tower."""
+    """Widths of the MLP."""
     data: str = "synthetic:criteo-ad:0.01"
     """Where the ids come from."""
     out: Path = Path("runs/profile.json")

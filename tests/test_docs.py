@@ -259,10 +259,20 @@ def test_the_toml_of_a_text_is_read(block, tmp_path):
         assert read_config(file) != TrainConfig()
 
 
+OTHER_WORDS = re.compile(r"\b(?:towers?|cards?|workload W)\b")
+
+
 @pytest.mark.parametrize("name", TEXTS)
 def test_texts_say_nic_and_mlp(name):
-    found = re.findall(r"\b(?:tower|cards?|workload W)\b", TEXTS[name])
-    assert not found, f"{name} says {found}"
+    assert not (found := OTHER_WORDS.findall(TEXTS[name])), f"{name} says {found}"
+
+
+def test_helps_and_messages_say_nic_and_mlp():
+    for file in [f for f in sources() if f.suffix == ".py"]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found = OTHER_WORDS.findall(node.value)
+                assert not found, f"{file.relative_to(ROOT)}:{node.lineno} says {found}"
 
 
 def test_the_defaults_of_the_words_are_those_of_a_run():

@@ -10,7 +10,7 @@ from torch import nn
 
 from runtime.models.inputs import InputShape
 from runtime.models.interactions import DLRM, DCNv2, DeepFM
-from runtime.models.towers import FeedForward
+from runtime.models.mlp import FeedForward
 
 BUILT_IN = {"ffnn": FeedForward, "dlrm": DLRM, "deepfm": DeepFM, "dcn": DCNv2}
 
@@ -29,7 +29,7 @@ def build_model(name: str, shape: InputShape, hidden: Sequence[int], seed: int) 
         except TypeError as error:
             raise ValueError(
                 f"model {name} cannot be made from (shape, hidden): {error};"
-                " see runtime/models/towers.py for one that can"
+                " see runtime/models/mlp.py for one that can"
             ) from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"model {name} must give a torch.nn.Module, got {type(model).__name__}")

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from runtime.models.inputs import Embeddings, InputShape, by_field, flatten
-from runtime.models.towers import COLUMNS, mlp
+from runtime.models.mlp import COLUMNS, mlp
 
 
 class DLRM(nn.Module):
     """Dot products of all pairs of fields (Naumov et al. 2019, arXiv 1906.00091).
 
-    The dense features pass through a bottom tower to one more vector of the fields' width.
+    The dense features pass through a bottom MLP to one more vector of the fields' width.
     """
 
     def __init__(self, shape: InputShape, hidden: Sequence[int]) -> None:
@@ -43,7 +43,7 @@ class DLRM(nn.Module):
 
 
 class DeepFM(nn.Module):
-    """A factorisation machine beside a tower (Guo et al. 2017, arXiv 1703.04247).
+    """A factorisation machine beside an MLP (Guo et al. 2017, arXiv 1703.04247).
 
     The first value of each row is its first-order weight, the others are its factors; with T tasks
     the machine's two terms enter each logit with a learned weight.
@@ -69,7 +69,7 @@ class DeepFM(nn.Module):
 
 
 class DCNv2(nn.Module):
-    """Cross layers x0 * (W x + b) + x beside a tower (Wang et al. 2021, arXiv 2008.13535)."""
+    """Cross layers x0 * (W x + b) + x beside an MLP (Wang et al. 2021, arXiv 2008.13535)."""
 
     def __init__(self, shape: InputShape, hidden: Sequence[int], layers: int = 3) -> None:
         super().__init__()

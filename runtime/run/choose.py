@@ -1,6 +1,6 @@
 """Which schedule is fastest here: hybrid hides latency, but on two busy cores it has none to hide.
 
-A small tower over a local store, or a tower that already fills every core, gains nothing from more
+A small MLP over a local store, or an MLP that already fills every core, gains nothing from more
 threads; then an exact schedule is both faster and free of staleness.
 """
 

@@ -142,7 +142,7 @@ def _health(
         elif float(np.std(predictions[:, k])) < 1e-6:
             found.append(
                 f"{name}: all predictions are equal; the model has learned nothing:"
-                " is a learning rate 0, or does the tower end in dead ReLUs?"
+                " is a learning rate 0, or does the MLP end in dead ReLUs?"
             )
         elif abs(figures.auc - 0.5) < 0.01:
             found.append(

@@ -10,7 +10,7 @@ import torch
 from runtime.data.batch import Field, Layout
 from runtime.models.build import BUILT_IN, build_model
 from runtime.models.inputs import Embeddings, InputShape, flatten
-from runtime.models.towers import PAPER_TOWER
+from runtime.models.mlp import PAPER_MLP
 
 LAYOUT = Layout(
     fields=(Field(name="a"), Field(name="b"), Field(name="s", pooling="sequence", max_length=3)),
@@ -220,7 +220,7 @@ def test_zeros_behind_the_input_change_nothing(name, monkeypatch):
     """The tower's input is filled up for the sake of BLAS; outputs and gradients stay the same."""
     found = []
     for columns in (1, 16, 64):
-        monkeypatch.setattr("runtime.models.towers.COLUMNS", columns)
+        monkeypatch.setattr("runtime.models.mlp.COLUMNS", columns)
         monkeypatch.setattr("runtime.models.interactions.COLUMNS", columns)
         model = build_model(name, SHAPE, (8, 4), seed=0).double()
         dense, embeddings = inputs()
@@ -240,7 +240,7 @@ def test_the_papers_tower_on_criteos_shape_has_its_12_million_weights():
     fields = tuple(Field(name=f"c{k}") for k in range(26))
     layout = Layout(fields=fields, dense=tuple(f"i{k}" for k in range(13)))
     shape = InputShape(layout=layout, dims={"rows": 16})
-    model = build_model("ffnn", shape, PAPER_TOWER, seed=0)
+    model = build_model("ffnn", shape, PAPER_MLP, seed=0)
     assert sum(p.numel() for p in model.parameters()) == 12_906_497
 
 

@@ -1,4 +1,4 @@
-"""The feed-forward tower of the paper's benchmarks, and the layers that the others share."""
+"""The MLP of the paper's benchmarks, and the layers that the others share."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch.nn.functional import linear, pad
 
 from runtime.models.inputs import Embeddings, InputShape, flatten
 
-PAPER_TOWER = (4096, 2048, 1024, 512, 256)
+PAPER_MLP = (4096, 2048, 1024, 512, 256)
 """Source: the public benchmark page of the original (2021)."""
 
 COLUMNS = 16
-"""A tower's input is filled up with zeros to a multiple of these: with 429 columns the backward
+"""An MLP's input is filled up with zeros to a multiple of these: with 429 columns the backward
 product of the first layer took 1.6 times as long as with 432. Source: measured, MKL 2024.2 on an
 EPYC of family 25, model 17, November 2026."""
 
@@ -38,7 +38,7 @@ def mlp(width: int, hidden: Sequence[int]) -> nn.Sequential:
 
 
 class FeedForward(nn.Module):
-    """All inputs side by side through one tower, one logit per task."""
+    """All inputs side by side through one MLP, one logit per task."""
 
     def __init__(self, shape: InputShape, hidden: Sequence[int]) -> None:
         super().__init__()
