@@ -54,8 +54,8 @@ print(f"mean |error| {held_out.abs().mean():.1%}, largest {held_out.abs().max():
 # ## What binds
 #
 # At nominal speed the cluster would train 42 % more samples in async than was published. Each
-# suspect alone is made slow enough to explain async; hybrid and sync are then predictions. Batch,
-# dimension and staleness of the run are not known, so two batches are shown.
+# suspect alone is made slow enough to explain async; hybrid and sync are then predictions. Batch
+# per rank, dimension and staleness of the run are not known, so two batches are shown.
 
 # %%
 table = pd.read_csv(suspects)
@@ -64,15 +64,15 @@ for column in ("error_async", "error_hybrid", "error_sync"):
 print(table.to_string(index=False))
 
 # %% [markdown]
-# Only the loaders, at 83 us a sample on one core and a batch of about 860, leave all three modes
-# within a few per cent: async waits for data, hybrid for its all-reduce, sync for its round trip.
-# Slow copy threads would make sync 26 to 40 % slower than published. A slow GPU misses hybrid or
-# sync by 13 % and more at either batch, and both by about 8 % at a batch near 2,000.
+# Only the loaders, at 83 us a sample on one core and about 860 samples a rank, leave all three
+# modes within a few per cent: async waits for data, hybrid for its all-reduce, sync for its round
+# trip. Slow copy threads would make sync 26 to 40 % slower than published. A slow GPU misses
+# hybrid or sync by 13 % and more at either batch, and both by about 8 % near 2,000 samples a rank.
 #
 # How sure: the family (something outside servers, their NICs and the GPUs' arithmetic) is likely,
 # the loaders in particular are a good guess; all-reduce over TCP at a tenth of the NIC's rate with
-# a batch near 8,000 fits as well, with one constant more. One measurement decides: doubling the 240
-# loader processes raises async by 44 % (and hybrid by nothing) if they bind.
+# about 8,000 samples a rank fits as well, with one constant more. One measurement decides: doubling
+# the 240 loader processes raises async by 44 % (and hybrid by nothing) if they bind.
 
 # %% [markdown]
 # ## Does 100 trillion fit?

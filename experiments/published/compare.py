@@ -148,12 +148,12 @@ class Candidate:
     name: str
     constant: str
     """The value it would need."""
-    batch: int
+    batch_per_rank: int
     errors: dict[str, float]
     """By mode: model over published, minus one; async is fitted, the others are predicted."""
 
 
-def candidates(steps: int = 60, batches: tuple[int, ...] = (864, 4096)) -> list[Candidate]:
+def candidates(steps: int = 60, per_rank: tuple[int, ...] = (864, 4096)) -> list[Candidate]:
     """What could bind the 100T run: each suspect alone, the rest nominal, at several batches."""
     published = {"async": 2.16e6, "hybrid": 1.92e6, "sync": 0.733e6}
     cluster, found = CLUSTERS["gcp-100t"](), []
@@ -161,9 +161,9 @@ def candidates(steps: int = 60, batches: tuple[int, ...] = (864, 4096)) -> list[
     nominal = replace(costs_of("gcp-100t"), load=costs_of("this-host").load)
     speed = cluster.nn.host.core_speed
     load_s = cluster.loaders / published["async"] * speed
-    for batch in batches:
-        work = replace(workloads()["criteo-syn5"], batch=batch)
-        copy = speed * per_rank_s * batch / work.activation_bytes
+    for batch_per_rank in per_rank:
+        work = replace(workloads()["criteo-syn5"], batch_per_rank=batch_per_rank)
+        copy = speed * per_rank_s * batch_per_rank / work.activation_bytes
         share = work.flops_per_sample / (per_rank_s * cluster.gpu.peak_flops)
         suspects = {
             "nothing (nominal)": ("-", nominal),
@@ -199,5 +199,5 @@ def candidates(steps: int = 60, batches: tuple[int, ...] = (864, 4096)) -> list[
                     steps=steps,
                 )
                 errors[label] = throughput(simulate(scenario)).mean / rate - 1
-            found.append(Candidate(name, constant, batch, errors))
+            found.append(Candidate(name, constant, batch_per_rank, errors))
     return found

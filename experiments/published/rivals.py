@@ -23,7 +23,7 @@ class Rival:
     fixed_s: float = 0.0
     """A step's fixed cost."""
     per_id_s: float = 0.0
-    """Cost of one id of the batch."""
+    """Cost of one id of a rank's batch."""
     per_id_and_rank_s: float = 0.0
     """What the same id costs more with each rank that shares the servers."""
     dense_through_servers: bool = False
@@ -66,8 +66,8 @@ def samples_per_s(
 ) -> float:
     """Throughput of all ranks."""
     require(cluster.ranks >= 1, "ranks", cluster.ranks, "must be >= 1")
-    ids = workload.ids_per_batch
-    gpu = workload.batch * workload.flops_per_sample / (gpu_efficiency * cluster.gpu.peak_flops)
+    ids, samples = workload.ids_per_batch, workload.batch_per_rank
+    gpu = samples * workload.flops_per_sample / (gpu_efficiency * cluster.gpu.peak_flops)
     step = gpu + rival.fixed_s
     step += ids * (rival.per_id_s + rival.per_id_and_rank_s * cluster.ranks)
     if rival.dense_through_servers:
@@ -75,4 +75,4 @@ def samples_per_s(
         hosts = cluster.servers.hosts + cluster.embedding_workers.hosts
         rate = hosts * cluster.nic_payload_bytes_per_s[2]
         step += 2 * cluster.ranks * workload.dense_bytes / rate
-    return cluster.ranks * workload.batch / step
+    return cluster.ranks * samples / step

@@ -56,7 +56,7 @@ class Options:
     """Embedding worker hosts."""
     servers: tuple[int, ...] = (30,)
     """Server hosts."""
-    batches: tuple[int, ...] = (864,)
+    batch_per_rank: tuple[int, ...] = (864,)
     """Samples of a rank in a step."""
     taus: tuple[int, ...] = (4,)
     """Windows; modes without one count once."""
@@ -80,11 +80,11 @@ class Options:
     def __post_init__(self) -> None:
         known(CLUSTERS, cluster=self.cluster)
         known(FORMATS, rows=self.rows)
-        lists = ("workloads", "modes", "ranks", "workers", "servers", "batches", "taus")
+        lists = ("workloads", "modes", "ranks", "workers", "servers", "batch_per_rank", "taus")
         not_empty(**{name: getattr(self, name) for name in lists})
         each_known(workloads(), workloads=self.workloads)
         each_between(*RANKS, ranks=self.ranks, workers=self.workers, servers=self.servers)
-        each_between(*COUNT, batches=self.batches)
+        each_between(*COUNT, batch_per_rank=self.batch_per_rank)
         each_between(*TAU, taus=self.taus)
         if len(self.taus) > 1 and not any(mode.reads_late_rows for mode in self.modes):
             raise ValueError("taus is only used by a mode that reads late rows; add one")
@@ -108,7 +108,7 @@ def points_of(options: Options) -> list[Point]:
         "ranks": options.ranks,
         "workers": options.workers,
         "servers": options.servers,
-        "batch": options.batches,
+        "batch_per_rank": options.batch_per_rank,
         "tau": options.taus,
         "seed": (options.seed,),
     }
@@ -236,7 +236,8 @@ ROW_KEYS = (
 
 def _row(point: Point, found: dict[str, Any] | None, memory: Capacity) -> dict[str, Any]:
     """One line of the table; without ``found`` the point was not simulated, for want of memory."""
-    names = asdict(point) | {"mode": str(point.mode), "discipline": str(point.discipline)}
+    words = {"mode": str(point.mode), "discipline": str(point.discipline)}
+    names = asdict(point) | words | {"batch": point.batch}
     figures = dict.fromkeys(ROW_KEYS) if found is None else {key: found[key] for key in ROW_KEYS}
     return names | {
         "simulated": found is not None,
@@ -277,13 +278,14 @@ def _notes(rows: Sequence[dict[str, Any]], options: Options) -> str:
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
     header = [
-        "workload", "mode", "GPUs", "workers", "servers", "batch", "tau", "samples/s", "+-",
-        "stale", "$/M", "binds", "front",
+        "workload", "mode", "GPUs", "workers", "servers", "batch", "a rank", "tau",
+        "samples/s", "+-", "stale", "$/M", "binds", "front",
     ]  # fmt: skip
     cells = []
     for row in rows:
         names = [row["workload"], row["mode"]]
-        names += [str(row[key]) for key in ("ranks", "workers", "servers", "batch", "tau")]
+        sizes = ("ranks", "workers", "servers", "batch", "batch_per_rank", "tau")
+        names += [str(row[key]) for key in sizes]
         if row["simulated"]:
             width = row["relative_half_width_95"]
             figures = [

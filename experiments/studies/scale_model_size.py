@@ -55,7 +55,7 @@ def run(options: Options) -> None:
         write_csv(
             options.out / "scale_model_size_suspects.csv",
             [
-                {"suspect": c.name, "batch": c.batch, "would_need": c.constant}
+                {"suspect": c.name, "batch_per_rank": c.batch_per_rank, "would_need": c.constant}
                 | {f"error_{mode}": error for mode, error in c.errors.items()}
                 for c in found
             ],
@@ -63,9 +63,14 @@ def run(options: Options) -> None:
         print("\none resource alone slowed until async fits; the rest nominal")
         print(
             aligned(
-                ["suspect", "batch", "would need", "async (fit)", "hybrid", "sync"],
+                ["suspect", "batch a rank", "would need", "async (fit)", "hybrid", "sync"],
                 [
-                    [c.name, str(c.batch), c.constant, *(f"{e:+.1%}" for e in c.errors.values())]
+                    [
+                        c.name,
+                        str(c.batch_per_rank),
+                        c.constant,
+                        *(f"{e:+.1%}" for e in c.errors.values()),
+                    ]
                     for c in found
                 ],
             )

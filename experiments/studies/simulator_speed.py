@@ -72,7 +72,7 @@ def run(options: Options) -> None:
     )
     started = time.process_time()
     for number in range(options.closed_forms):
-        analytic(Point(batch=100 + number % 4000, tau=number % 7))
+        analytic(Point(batch_per_rank=100 + number % 4000, tau=number % 7))
     print(
         f"{options.closed_forms:,} closed-form points: {time.process_time() - started:.1f} s of CPU"
     )

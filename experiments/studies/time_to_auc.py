@@ -37,7 +37,7 @@ class Options:
     """Bound of the modes that read late rows, and steps that lookahead fetches ahead."""
     steps: int = 400
     """Steps of the simulated run."""
-    samples_per_batch: int = 8
+    batch_per_rank: int = 8
     """Samples that stand for a rank's (far larger) simulated batch in the training."""
     snapshots: int = 10
     """Evaluations along a run."""
@@ -65,7 +65,7 @@ class Options:
         between(1, self.steps, snapshots=self.snapshots)
         between(*SEEDS, seeds=self.seeds)
         between(*JOBS, jobs=self.jobs)
-        between(*COUNT, samples_per_batch=self.samples_per_batch)
+        between(*COUNT, batch_per_rank=self.batch_per_rank)
         between(*ROWS, test_rows=self.test_rows)
 
 
@@ -99,7 +99,7 @@ def _plan(options: Options) -> str:
     return (
         f"{len(set(options.modes))} simulated runs of {options.steps:,} steps on {options.cluster},"
         f" then each order with {options.seeds} seeds,"
-        f" {ranks * options.samples_per_batch:,} samples a step, {options.jobs} at a time;"
+        f" {ranks * options.batch_per_rank:,} samples a step, {options.jobs} at a time;"
         f" results in {options.out}"
     )
 
@@ -129,11 +129,7 @@ def _simulate(options: Options, mode: Mode) -> np.ndarray:
     found = simulate(scenario, trace=True)
     if found.trace is None:
         raise RuntimeError("the simulator was asked for a trace and gave none")
-    meta = found.trace.meta | {
-        "batch": options.samples_per_batch,
-        "simulated_batch": found.trace.meta["batch"],
-    }
-    Trace(found.trace.events, meta).save(_trace_path(options, mode))
+    found.trace.with_batch_per_rank(options.batch_per_rank).save(_trace_path(options, mode))
     updated = found.stamps[Mark.UPDATED]
     return np.asarray(updated[0]) if mode.has_barrier else np.sort(updated.ravel())
 
@@ -142,7 +138,7 @@ def _points(options: Options, mode: Mode) -> list[Point]:
     ranks = int(Trace.load(_trace_path(options, mode)).meta["ranks"])
     base = TrainConfig(
         sync=SyncConfig(mode=mode, ranks=ranks, match="update" if mode.has_barrier else "global"),
-        batch=ranks * options.samples_per_batch,
+        batch=ranks * options.batch_per_rank,
         steps=options.steps,
         engine=EngineConfig(executor="replay", trace=_trace_path(options, mode)),
         data=options.data,
@@ -177,7 +173,7 @@ def _with_time(
 def _samples_of(options: Options, mode: Mode, updates: int) -> int:
     """Samples of a whole run."""
     ranks = int(Trace.load(_trace_path(options, mode)).meta["ranks"])
-    return updates * options.samples_per_batch * (ranks if mode.has_barrier else 1)
+    return updates * options.batch_per_rank * (ranks if mode.has_barrier else 1)
 
 
 def _table(

@@ -114,8 +114,8 @@ def scenario_of(options: Options) -> Scenario:
         cluster = cluster.with_servers(options.servers)
     if options.workers is not None:
         cluster = cluster.with_workers(options.workers)
-    if options.batch is not None:
-        workload = replace(workload, batch=options.batch)
+    if options.batch_per_rank is not None:
+        workload = replace(workload, batch_per_rank=options.batch_per_rank)
     costs = presets.costs_of(cluster.name)
     if options.profile is not None:
         cluster, costs = read_profile(options.profile).apply(cluster, workload, costs)

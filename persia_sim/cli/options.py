@@ -32,8 +32,8 @@ class Options:
     """Seconds between two rounds (async_averaging); default: 0.5."""
     ranks: int | None = None
     """GPUs; default: the preset's."""
-    batch: int | None = None
-    """Samples of a rank in a step; default: the workload's."""
+    batch_per_rank: int | None = None
+    """Samples of a rank in a step, in [1, 65535]; default: the workload's."""
     servers: int | None = None
     """Server hosts; default: the preset's."""
     workers: int | None = None

@@ -124,7 +124,7 @@ def _meta(scenario: Scenario) -> dict[str, object]:
         "order": "simulated",
         "cluster": scenario.cluster.name,
         "workload": scenario.workload.name,
-        "batch": scenario.workload.batch,
+        "batch_per_rank": scenario.workload.batch_per_rank,
     }
 
 

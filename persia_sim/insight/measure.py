@@ -92,6 +92,6 @@ def step_time(run: Run) -> Estimate:
 def throughput(run: Run) -> Estimate:
     """Samples per second of all ranks in the steady state."""
     step = step_time(run)
-    samples = run.scenario.cluster.ranks * run.scenario.workload.batch
+    samples = run.scenario.batch
     mean = samples / step.mean
     return Estimate(mean, mean * step.relative, step.values)

@@ -178,7 +178,8 @@ def text(result: Report) -> str:
         f"{cluster.embedding_workers.processes} embedding workers, "
         f"{cluster.servers.processes} servers on {cluster.servers.hosts} hosts",
         f"{work.name}: {work.rows:.3g} rows x {work.dim} = {work.rows * work.dim:.3g} parameters, "
-        f"dense {work.dense_params / 1e6:.1f} M, batch {work.batch} a rank",
+        f"dense {work.dense_params / 1e6:.1f} M, batch {scenario.batch:,} "
+        f"({work.batch_per_rank:,} a rank)",
         f"mode         {', '.join([str(scenario.mode), *knobs])}; {scenario.discipline} network; "
         f"{scenario.steps} steps, seed {scenario.seed}",
         f"throughput   {_si(rate.mean, 'samples/s')}  {_interval(rate)}",

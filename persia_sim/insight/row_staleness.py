@@ -41,7 +41,7 @@ def row_staleness(missed_pushes: np.ndarray, workload: Workload) -> RowStaleness
     if not len(missed_pushes) or not missed_pushes.any():
         return RowStaleness(0.0, 1.0, 0.0, 0.0, 0.0, 0.0)
     probability, number = zipf_bins(workload.rows / workload.fields, workload.zipf)
-    draws = workload.batch * workload.ids_per_field
+    draws = workload.batch_per_rank * workload.ids_per_field
     met = -np.expm1(draws * np.log1p(-np.minimum(probability, 1 - 1e-12)))
     weight = met * number / (met * number).sum()
     mean_missed = float(missed_pushes.mean())

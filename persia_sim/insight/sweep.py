@@ -41,7 +41,7 @@ class Point:
     """Embedding worker hosts."""
     servers: int = 30
     """Server hosts."""
-    batch: int = 864
+    batch_per_rank: int = 864
     """Samples of a rank in a step."""
     tau: int | None = 4
     """Window where the mode reads late rows; not used elsewhere."""
@@ -51,6 +51,11 @@ class Point:
     """Noise of a rank's compute time."""
     seed: int = 0
     """Root of all random draws."""
+
+    @property
+    def batch(self) -> int:
+        """Samples of one dense update over all ranks; in async, of one batch of every rank."""
+        return self.ranks * self.batch_per_rank
 
     @property
     def label(self) -> str:
@@ -66,7 +71,7 @@ def scenario_of(point: Point, steps: int) -> Scenario:
     cluster = replace(cluster.with_servers(point.servers), loaders=loaders)
     return Scenario(
         cluster=cluster,
-        workload=replace(workloads()[point.workload], batch=point.batch),
+        workload=replace(workloads()[point.workload], batch_per_rank=point.batch_per_rank),
         costs=costs_of(point.cluster),
         mode=point.mode,
         tau=point.tau if point.mode.reads_late_rows else None,
@@ -99,6 +104,7 @@ def evaluate(
     return asdict(point) | {
         "mode": str(point.mode),
         "discipline": str(point.discipline),
+        "batch": point.batch,
         "samples_per_s": rate.mean,
         "relative_half_width_95": rate.relative,
         "steps": steps,
@@ -118,6 +124,7 @@ def analytic(point: Point) -> dict[str, Any]:
     found = answer(scenario, demand(scenario))
     dollars = scenario.cluster.usd_per_hour
     return asdict(point) | {
+        "batch": point.batch,
         "samples_per_s": found.samples_per_s,
         "binds": found.binds,
         "usd_per_million_samples": dollars / 3600 / found.samples_per_s * 1e6,

@@ -75,7 +75,7 @@ class Costs:
     gpu_fixed_s: float
     """Kernel launches and synchronisation of a step, >= 0."""
     gpu_efficiency: tuple[tuple[int, float], ...]
-    """(batch, share of the peak rate), increasing in batch; linear in log(batch) between."""
+    """(batch_per_rank, share of the peak rate), the first increasing; linear in its log between."""
     dense_sync: DenseSync
     """All-reduce of the dense gradient."""
     dense_server_bytes_per_s: float = np.inf
@@ -85,20 +85,20 @@ class Costs:
 
     def __post_init__(self) -> None:
         require(self.gpu_fixed_s >= 0, "gpu_fixed_s", self.gpu_fixed_s, "must be >= 0")
-        batches = [batch for batch, _ in self.gpu_efficiency]
+        sizes = [size for size, _ in self.gpu_efficiency]
         require(
-            bool(batches) and batches == sorted(set(batches)),
+            bool(sizes) and sizes == sorted(set(sizes)),
             "gpu_efficiency",
             self.gpu_efficiency,
-            "needs points in increasing order of batch",
+            "needs points in increasing order of batch_per_rank",
         )
         ok = all(0 < share <= 1 for _, share in self.gpu_efficiency)
         require(ok, "gpu_efficiency", self.gpu_efficiency, "shares must lie in (0, 1]")
         rate = self.dense_server_bytes_per_s
         require(rate > 0, "dense_server_bytes_per_s", rate, "must be > 0")
 
-    def efficiency(self, batch: int) -> float:
-        """Share of the GPU's peak rate that a step of this batch reaches."""
+    def efficiency(self, batch_per_rank: int) -> float:
+        """Share of the GPU's peak rate that a step of so many samples of a rank reaches."""
         points = self.gpu_efficiency
-        logs = [log(b) for b, _ in points]
-        return float(np.interp(log(batch), logs, [share for _, share in points]))
+        logs = [log(size) for size, _ in points]
+        return float(np.interp(log(batch_per_rank), logs, [share for _, share in points]))

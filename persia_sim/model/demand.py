@@ -1,4 +1,4 @@
-"""The service times and bytes of one batch: the common starting point of every engine."""
+"""The service times and bytes of one rank's batch: the common starting point of every engine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a batch asks of every resource when nothing is shared."""
+    """What one rank's batch asks of every resource when nothing is shared."""
 
     load_s: float
     loader_bytes: float
@@ -65,7 +65,7 @@ class Demand:
 
     @property
     def compute_s(self) -> float:
-        """Forward and backward of one batch."""
+        """Forward and backward of one rank's batch."""
         return self.forward_s + self.backward_s
 
     @property
@@ -75,7 +75,7 @@ class Demand:
 
 
 def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
-    """Apply the cost laws to one batch of the scenario."""
+    """Apply the cost laws to one rank's batch of the scenario."""
     require(0 <= miss_rate <= 1, "miss_rate", miss_rate, "must lie in [0, 1]")
     cluster, work, costs = scenario.cluster, scenario.workload, scenario.costs
     shares = work.server_shares(cluster.servers.processes)
@@ -113,8 +113,8 @@ def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
     if scenario.mode is Mode.LOOKAHEAD:
         others = cluster.ranks * (scenario.ahead or DEFAULT_AHEAD)
         refresh = _scaled(fetch, work.pending_fraction(others), scenario)
-    rate = costs.efficiency(work.batch) * cluster.gpu.peak_flops
-    compute = work.batch * work.flops_per_sample / rate
+    rate = costs.efficiency(work.batch_per_rank) * cluster.gpu.peak_flops
+    compute = work.batch_per_rank * work.flops_per_sample / rate
     per_host = cluster.nn.processes_per_host
     sync = costs.dense_sync
     buckets: tuple[Bucket, ...] = ()
@@ -140,7 +140,7 @@ def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
         "use a longer period or a smaller stall_share",
     )
     used = {
-        "load": (costs.load, work.batch),
+        "load": (costs.load, work.batch_per_rank),
         "worker_forward": (costs.worker_forward, ids),
         "worker_pool": (costs.worker_pool, ids),
         "worker_scatter": (costs.worker_scatter, ids),
@@ -148,7 +148,7 @@ def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
         "server_update": (costs.server_update, ids / len(shares)),
     }
     return Demand(
-        load_s=costs.load(work.batch, work.loader_bytes) / rank_speed,
+        load_s=costs.load(work.batch_per_rank, work.loader_bytes) / rank_speed,
         loader_bytes=work.loader_bytes,
         fetch=fetch,
         refresh=refresh,

@@ -2,8 +2,8 @@
 
 The file is JSON: ``{"schema": 2, "source": "...", "dim": 16, "hidden": [256, 128], "laws":
 {"server_lookup": {"fixed_s": ..., "per_item_s": ..., "per_byte_s": ..., "spread": ...,
-"fitted_items": [low, high]}, ...}, "gpu": {"device": "cpu", "fixed_s": ..., "flops_per_s": [[batch,
-rate], ...]}}``. Laws or rates may be absent, not both; unknown names are errors.
+"fitted_items": [low, high]}, ...}, "gpu": {"device": "cpu", "fixed_s": ..., "flops_per_s":
+[[batch_per_rank, rate], ...]}}``. Laws or rates may be absent, not both; unknown names are errors.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Profile:
     gpu_fixed_s: float
     """Spent once a step, >= 0."""
     flops_per_s: tuple[tuple[int, float], ...]
-    """(batch of a rank, operations a second), increasing in batch; empty: not measured."""
+    """(batch_per_rank, operations a second), the first increasing; empty: not measured."""
 
     def apply(self, cluster: Cluster, workload: Workload, costs: Costs) -> tuple[Cluster, Costs]:
         """Cluster and costs with what was measured in place of the presets' constants.
@@ -73,15 +73,15 @@ class Profile:
 
     def _shares(self, cluster: Cluster) -> tuple[tuple[int, float], ...]:
         peak = cluster.gpu.peak_flops
-        for batch, rate in self.flops_per_s:
+        for batch_per_rank, rate in self.flops_per_s:
             require(
                 rate <= peak,
-                f"flops_per_s of profile {self.path} at batch {batch}",
+                f"flops_per_s of profile {self.path} at batch_per_rank {batch_per_rank}",
                 f"{rate:.4g}",
                 f"a {cluster.gpu.name} of {cluster.name} has {peak:.4g} at most",
                 "use the profile with the cluster on whose GPU it was measured",
             )
-        return tuple((batch, rate / peak) for batch, rate in self.flops_per_s)
+        return tuple((size, rate / peak) for size, rate in self.flops_per_s)
 
 
 def read_profile(path: Path) -> Profile:
@@ -130,8 +130,8 @@ def _law(node: Node, source: str) -> Law:
 
 def _rates(node: Node) -> tuple[tuple[int, float], ...]:
     pairs = [entry.items(length=2) for entry in node.items()]
-    found = tuple((batch.integer(1), rate.number(above=0)) for batch, rate in pairs)
-    batches = [batch for batch, _ in found]
-    ordered = bool(batches) and batches == sorted(set(batches))
-    require(ordered, node.where, batches, "needs points in increasing order of batch")
+    found = tuple((size.integer(1), rate.number(above=0)) for size, rate in pairs)
+    sizes = [size for size, _ in found]
+    ordered = bool(sizes) and sizes == sorted(set(sizes))
+    require(ordered, node.where, sizes, "needs points in increasing order of batch_per_rank")
     return found

@@ -181,6 +181,11 @@ class Scenario:
             require(ok, f"index of {event.target}", event.index, f"the cluster has {count}")
 
     @property
+    def batch(self) -> int:
+        """Samples of one dense update over all ranks; in async, of one batch of every rank."""
+        return self.cluster.ranks * self.workload.batch_per_rank
+
+    @property
     def window(self) -> int | None:
         """The tau that the gate applies: 0 in sync, ``ahead`` in lookahead."""
         if self.mode is Mode.SYNC:

@@ -1,4 +1,4 @@
-"""What is trained: fields, rows, skew, MLP and batch, and the bytes that one batch puts on wires.
+"""What is trained: fields, rows, skew, MLP, batch; and the bytes that a rank's batch puts on wires.
 
 Sizes follow the message contents of the original system: (id, dimension) pairs to the servers,
 float32 rows back, pooled float16 activations to and from the rank, (id, float32 gradient) pairs.
@@ -57,7 +57,7 @@ class Workload:
     """Numbers of a sample that need no table, >= 0."""
     mlp: tuple[int, ...] = (4096, 2048, 1024, 512, 256, 1)
     """Widths of the fully connected layers after the input."""
-    batch: int
+    batch_per_rank: int
     """Samples of one rank in one step, in [1, 65535] (positions travel as 16 bits)."""
     wire: Wire = Wire()
     """How values travel."""
@@ -72,22 +72,23 @@ class Workload:
         require(self.zipf >= 0, "zipf", self.zipf, "must be >= 0")
         require(self.dense_features >= 0, "dense_features", self.dense_features, "must be >= 0")
         require(len(self.mlp) >= 1, "mlp", self.mlp, "needs an output layer")
-        require(1 <= self.batch <= 65535, "batch", self.batch, "must lie in [1, 65535]")
+        ok = 1 <= self.batch_per_rank <= 65535
+        require(ok, "batch_per_rank", self.batch_per_rank, "must lie in [1, 65535]")
 
     @property
     def ids_per_batch(self) -> float:
-        """Occurrences of ids in one batch."""
-        return self.batch * self.fields * self.ids_per_field
+        """Occurrences of ids in one rank's batch."""
+        return self.batch_per_rank * self.fields * self.ids_per_field
 
     @property
     def distinct_ids(self) -> float:
-        """Expected distinct ids of one batch, summed over fields."""
-        draws = self.batch * self.ids_per_field
+        """Expected distinct ids of one rank's batch, summed over fields."""
+        draws = self.batch_per_rank * self.ids_per_field
         return self.fields * expected_distinct(draws, self.rows / self.fields, self.zipf)
 
     @property
     def sent_ids(self) -> float:
-        """Ids that travel to the servers for one batch."""
+        """Ids that travel to the servers for one rank's batch."""
         return self.distinct_ids if self.wire.deduplicate else self.ids_per_batch
 
     @property
@@ -126,8 +127,8 @@ class Workload:
         """Loader to worker: ids with 16-bit positions, counts, and an index map; then the dense
         features, labels and reference to the rank."""
         n, u = self.ids_per_batch, self.distinct_ids
-        ids = 12 * u + 4 * n + 4 * self.batch * self.fields + 16 * u
-        return ids + 4.0 * self.batch * (self.dense_features + 1) + 40
+        ids = 12 * u + 4 * n + 4 * self.batch_per_rank * self.fields + 16 * u
+        return ids + 4.0 * self.batch_per_rank * (self.dense_features + 1) + 40
 
     @property
     def request_bytes(self) -> float:
@@ -145,9 +146,9 @@ class Workload:
         distinct rows, an 8-byte index an occurrence and an 8-byte count a sample and field."""
         size = self.wire.activation_value_bytes
         if self.wire.pooled:
-            return float(size * self.batch * self.fields * self.dim)
+            return float(size * self.batch_per_rank * self.fields * self.dim)
         rows = (self.distinct_ids + self.fields) * self.dim * size
-        return rows + 8.0 * self.ids_per_batch + 8.0 * self.batch * self.fields
+        return rows + 8.0 * self.ids_per_batch + 8.0 * self.batch_per_rank * self.fields
 
     @property
     def push_bytes(self) -> float:
@@ -160,7 +161,7 @@ class Workload:
         Ids go to servers by a hash. The frequent ones are placed one by one, so a server that drew
         many of them carries more; the rest spread evenly.
         """
-        draws = self.batch * self.ids_per_field
+        draws = self.batch_per_rank * self.ids_per_field
         return _server_shares(
             servers, self.fields, draws, self.rows / self.fields, self.zipf, self.wire.deduplicate
         )
@@ -169,7 +170,7 @@ class Workload:
         """Share of a batch's distinct ids that also stand in at least one of ``batches`` others."""
         if batches <= 0:
             return 0.0
-        draws, values = self.batch * self.ids_per_field, self.rows / self.fields
+        draws, values = self.batch_per_rank * self.ids_per_field, self.rows / self.fields
         own = expected_distinct(draws, values, self.zipf)
         other = expected_distinct(draws * batches, values, self.zipf)
         union = expected_distinct(draws * (batches + 1), values, self.zipf)

@@ -223,5 +223,5 @@ def answer(scenario: Scenario, need: Demand | None = None) -> Answer:
         seconds |= shared(scenario, need)
     binds = max(seconds, key=lambda name: seconds[name])
     step = seconds[binds]
-    samples = scenario.cluster.ranks * scenario.workload.batch / step
+    samples = scenario.batch / step
     return Answer(step, samples, binds, seconds)

@@ -184,8 +184,8 @@ def _public(name: str, fields: int, dense: int, parameters: float) -> Workload:
         dense_features=dense,
         dim=16,
         rows=parameters / 16,
-        batch=512,
-        source="public columns of the set, dim and batch of the 2021-09 benchmark; skew assumed",
+        batch_per_rank=512,
+        source="public columns of the set, dim and batch a rank of 2021-09; skew assumed",
     )
 
 
@@ -197,8 +197,9 @@ def _criteo_syn(number: int) -> Workload:
         dense_features=13,
         dim=128,
         rows=parameters / 128,
-        batch=FITS["gcp-100t"]["batch"].integer,
-        source="Criteo's columns; dim 128 is the least that fits the servers' memory; batch fitted",
+        batch_per_rank=FITS["gcp-100t"]["batch_per_rank"].integer,
+        source="Criteo's columns; dim 128 is the least that fits the servers' memory; batch a rank "
+        "fitted",
     )
 
 
@@ -215,9 +216,9 @@ def workloads() -> dict[str, Workload]:
             fields=88,
             dim=64,
             rows=2e12 / 64,
-            batch=FITS["v100-paper"]["batch"].integer,
+            batch_per_rank=FITS["v100-paper"]["batch_per_rank"].integer,
             source="34 M dense parameters give an input of about 5,600; its split into 88 fields "
-            "of 64 is assumed, the batch is fitted",
+            "of 64 is assumed, the batch a rank is fitted",
         ),
         **syn,
     }

@@ -37,13 +37,13 @@ FITS: dict[str, dict[str, Fit]] = {
     "v100-paper": {
         "gpu_efficiency": Fit(value=0.233, points=_KWAI.format("async")),
         "inter_bytes_per_s": Fit(value=1.25e9, points=_KWAI.format("async")),
-        "batch": Fit(value=1920, points=_KWAI.format("hybrid")),
+        "batch_per_rank": Fit(value=1920, points=_KWAI.format("hybrid")),
         "sync_overhead_s": Fit(value=13e-3, points=_KWAI.format("hybrid")),
         "path_s_per_byte": Fit(value=4.4e-9, points=_KWAI.format("sync")),
     },
     "gcp-100t": {
         "load_s_per_sample": Fit(value=81e-6, points="async at 100T"),
-        "batch": Fit(value=864, points="hybrid at the five sizes, sync at 100T"),
+        "batch_per_rank": Fit(value=864, points="hybrid at the five sizes, sync at 100T"),
     },
 }
 """By cluster. Kwai takes the rate inside a host from 2021-09, gcp-100t the GPU's efficiency."""

@@ -12,7 +12,7 @@ import json
 import threading
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -59,6 +59,18 @@ class Trace:
         """A trace from a list of events."""
         table = np.array(events, dtype=np.int64).reshape(-1, len(Event._fields))
         return cls(table, meta)
+
+    def with_batch_per_rank(self, batch_per_rank: int) -> Self:
+        """The simulated order for a replay of other sizes: each sample stands for many.
+
+        ``simulated_batch_per_rank`` keeps what was simulated. Raises ValueError for a recorded
+        order, which is of the very samples that made it.
+        """
+        if not self.is_simulated:
+            raise ValueError("only a simulated order can be of batches of another size")
+        sizes = {"batch_per_rank": batch_per_rank}
+        sizes["simulated_batch_per_rank"] = self.meta["batch_per_rank"]
+        return replace(self, meta=self.meta | sizes)
 
     def sha256(self) -> str:
         """Checksum of the order and of its facts."""

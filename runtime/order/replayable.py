@@ -32,7 +32,7 @@ def trace_meta(
         "tau": config.sync.window,
         "merge_pushes": config.sync.merges,
         "seed": config.seed,
-        "batch": config.batch_per_push,
+        "batch": config.batch,
         "batch_per_rank": config.batch_per_push // sharing,
         "steps": config.steps,
         "shards": config.engine.shards,
@@ -64,7 +64,7 @@ def refuse_other_run(trace: Trace, meta: dict[str, Any], name: str) -> None:
     if reason:
         raise ValueError(f"trace {name} cannot be replayed: {reason}")
     if trace.is_simulated:
-        meta = {"mode": meta["mode"], "ranks": meta["ranks"], "batch": meta["batch_per_rank"]}
+        meta = {key: meta[key] for key in ("mode", "ranks", "batch_per_rank")}
     elif meta["precision"] == "float16" and not Mode(meta["mode"]).has_barrier:
         raise ValueError(
             f"trace {name} cannot be replayed: in mode {meta['mode']} float16 scales its loss by"

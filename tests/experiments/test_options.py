@@ -36,14 +36,14 @@ BAD = {
     },
     "time-to-auc": {
         "cluster": UNKNOWN, "workload": UNKNOWN, "modes": UNKNOWN | st.just("hybrid"),
-        "tau": NEGATIVE | ABSURD, "steps": COUNT, "samples-per-batch": COUNT,
+        "tau": NEGATIVE | ABSURD, "steps": COUNT, "batch-per-rank": COUNT,
         "snapshots": COUNT | st.just("401"), "seeds": COUNT, "test-rows": COUNT, "jobs": COUNT,
     },
     "scale-workers": {"steps": COUNT | st.just("7")},
     "scale-model-size": {"steps": COUNT | st.just("7")},
     "cluster-sweep": {
         "cluster": UNKNOWN, "workloads": UNKNOWN | st.just(""), "modes": UNKNOWN | st.just(""),
-        "ranks": COUNT, "workers": COUNT, "servers": COUNT, "batches": COUNT,
+        "ranks": COUNT, "workers": COUNT, "servers": COUNT, "batch-per-rank": COUNT,
         "taus": NEGATIVE | ABSURD, "rows": UNKNOWN, "latin": COUNT,
         "half-width": NOT_POSITIVE | st.sampled_from(["1", "1e300"]), "jobs": COUNT,
         "seed": NEGATIVE,

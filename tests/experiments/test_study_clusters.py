@@ -47,7 +47,7 @@ class Inline:
 def sweep_options(out: Path, **changes) -> cluster_sweep.Options:
     chosen = {
         "workloads": ("criteo-syn1", "criteo-syn5"), "modes": (Mode.SYNC, Mode.HYBRID),
-        "ranks": (4,), "workers": (4,), "servers": (4, 30), "batches": (64,), "taus": (2, 8),
+        "ranks": (4,), "workers": (4,), "servers": (4, 30), "batch_per_rank": (64,), "taus": (2, 8),
         "half_width": 0.5, "out": out,
     }  # fmt: skip
     return cluster_sweep.Options(**{**chosen, **changes})

@@ -121,7 +121,7 @@ def test_sizes_and_suspects_reach_their_tables(sizes):
     assert float(late["error"]) == pytest.approx(2e6 / float(late["published"]) - 1)
     (suspect,) = read_csv(sizes[0] / "scale_model_size_suspects.csv")
     assert suspect == {
-        "suspect": "loaders", "batch": "864", "would_need": "83 us",
+        "suspect": "loaders", "batch_per_rank": "864", "would_need": "83 us",
         "error_async": "0.01", "error_hybrid": "-0.02", "error_sync": "0.25",
     }  # fmt: skip
     assert re.search(r"loaders +864 +83 us +\+1\.0% +-2\.0% +\+25\.0%", sizes[1])

@@ -46,7 +46,6 @@ def instants() -> dict[str, np.ndarray]:
             cluster="v100-2021-09", workload="taobao-ad", mode=mode, steps=STEPS,
             tau=TAU if mode in (Mode.HYBRID, Mode.ASYNC) else None,
             ahead=TAU if mode is Mode.LOOKAHEAD else None,
-            merge_pushes=mode is Mode.HYBRID,
         )  # fmt: skip
         ended = simulate(scenario_of(options), trace=True).stamps[Mark.UPDATED]
         found[str(mode)] = ended[0] if mode.has_barrier else np.sort(ended.ravel())

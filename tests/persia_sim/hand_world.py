@@ -91,7 +91,7 @@ def hand_costs(**changes: Any) -> Costs:
 def hand_workload(**changes: Any) -> Workload:
     base = Workload(
         name="hand", fields=3, ids_per_field=2.0, dim=8, rows=3.0, zipf=1.0, dense_features=5,
-        mlp=(7, 2), batch=4, source=HAND,
+        mlp=(7, 2), batch_per_rank=4, source=HAND,
     )  # fmt: skip
     return replace(base, **changes)
 

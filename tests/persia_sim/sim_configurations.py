@@ -27,7 +27,7 @@ def small_cluster(ranks: int = 4, workers: int = 3, server_hosts: int = 2) -> Cl
 def small_scenario(mode: Mode = Mode.HYBRID, **changes: object) -> Scenario:
     base = Scenario(
         cluster=small_cluster(),
-        workload=replace(workloads()["criteo-ad"], batch=256),
+        workload=replace(workloads()["criteo-ad"], batch_per_rank=256),
         costs=CATALOGUE,
         mode=mode,
         tau=2 if mode.reads_late_rows else None,
@@ -71,7 +71,7 @@ def uncontended(draw: st.DrawFn) -> Scenario:
     )
     return Scenario(
         cluster=cluster,
-        workload=replace(workloads()["criteo-ad"], batch=draw(st.sampled_from([16, 256]))),
+        workload=replace(workloads()["criteo-ad"], batch_per_rank=draw(st.sampled_from([16, 256]))),
         costs=costs,
         mode=mode,
         tau=draw(st.none() | st.integers(0, 5)) if late else None,

@@ -78,8 +78,8 @@ def test_what_would_come_after_the_end_is_refused(options: dict[str, object], sa
 
 
 NUMBERS = ("--gpu-cv", "--server-cv", "--tau", "--permits", "--ahead", "--average-every-s",
-           "--ranks", "--batch", "--servers", "--workers", "--detect-s", "--restart-s", "--load-s",
-           "--checkpoint-every-s", "--checkpoint-s", "--seed", "--steps")  # fmt: skip
+           "--ranks", "--batch-per-rank", "--servers", "--workers", "--detect-s", "--restart-s",
+           "--load-s", "--checkpoint-every-s", "--checkpoint-s", "--seed", "--steps")  # fmt: skip
 
 
 @settings(max_examples=60)

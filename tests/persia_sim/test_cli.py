@@ -25,6 +25,7 @@ def test_the_report_fits_one_screen(tmp_path: Path) -> None:
     assert {e["name"] for e in events if e["ph"] == "X"} >= {"lookup", "push", "dense_sync"}
     saved = Trace.load(trace)
     assert saved.meta["mode"] == "hybrid" and saved.meta["tau"] == 4
+    assert saved.meta["batch_per_rank"] == 864 and "batch" not in saved.meta
 
 
 @pytest.mark.parametrize(
@@ -38,7 +39,7 @@ def test_the_report_fits_one_screen(tmp_path: Path) -> None:
         ({"average_every_s": 1.0}, "hybrid does not read it"),
         ({"mode": Mode.ASYNC, "merge_pushes": True}, "async has no step to merge over"),
         ({"tau": -1}, "tau is -1: must be >= 0"),
-        ({"batch": 70_000}, r"batch is 70000: must lie in \[1, 65535\]"),
+        ({"batch_per_rank": 70_000}, r"batch_per_rank is 70000: must lie in \[1, 65535\]"),
         ({"ranks": 0}, "ranks is 0: must be >= 1"),
         ({"gpu_cv": -0.1}, r"noise.gpu_cv is -0\.1"),
     ],

@@ -72,7 +72,9 @@ def test_the_rate_of_a_gpu_is_a_share_of_the_clusters_peak_and_not_above_it(tmp_
     costs = measured(tmp_path / "profile.json", gpu=gpu)
     assert costs.gpu_efficiency == ((64, pytest.approx(0.2)), (512, pytest.approx(0.5)))
     gpu["flops_per_s"] = [[64, 30e12]]
-    with pytest.raises(ValueError, match=r"at batch 64 is 3e\+13: a A100.* has 1\.95e\+13 at most"):
+    with pytest.raises(
+        ValueError, match=r"at batch_per_rank 64 is 3e\+13: a A100.* has 1\.95e\+13 at most"
+    ):
         measured(tmp_path / "profile.json", gpu=gpu)
 
 
@@ -185,7 +187,7 @@ def test_what_the_runtime_measures_is_what_the_simulator_computes_with(
     kept = json.loads(path.read_text())
     assert (kept["dim"], kept["hidden"], kept["gpu"]["device"]) == (16, [8], "cpu")
     options = Options(
-        cluster="this-host", workload="taobao-ad", rows="f32-adagrad", batch=64, steps=12,
+        cluster="this-host", workload="taobao-ad", rows="f32-adagrad", batch_per_rank=64, steps=12,
         profile=path, tau=2,
     )  # fmt: skip
     scenario = scenario_of(options)

@@ -117,7 +117,7 @@ def test_shares_of_the_servers_follow_the_hash_of_each_row() -> None:
 
 def test_rows_beyond_the_hashed_ones_spread_evenly() -> None:
     """5,000 equally likely values: the first 1,024 keys are placed one by one."""
-    work = hand_workload(fields=1, rows=5000.0, zipf=0.0, batch=100, ids_per_field=1.0)
+    work = hand_workload(fields=1, rows=5000.0, zipf=0.0, batch_per_rank=100, ids_per_field=1.0)
     placed = np.bincount(mix64(np.arange(1024, dtype=np.uint64)) % np.uint64(8), minlength=8)
     expected = (placed + (5000 - 1024) / 8) / 5000
     assert work.server_shares(8) == pytest.approx(expected, rel=1e-4)
@@ -238,7 +238,7 @@ def test_lookahead_looks_again_at_the_rows_with_pending_pushes() -> None:
     base = scenario_with_every_law(Mode.LOOKAHEAD, ahead=3)
     values = 2.0
     # Four draws of a fair coin meet 2 (1 - 1/16) values; the batch's and 2 x 3 others' draws.
-    work = replace(base.workload, rows=3 * values, zipf=0.0, ids_per_field=0.5, batch=4)
+    work = replace(base.workload, rows=3 * values, zipf=0.0, ids_per_field=0.5, batch_per_rank=4)
     own, others, all_of_them = (values * (1 - 0.5**n) for n in (2, 12, 14))
     share = (own + others - all_of_them) / own
     assert work.pending_fraction(6) == pytest.approx(share, rel=1e-12) and 0.9 < share < 1
@@ -266,7 +266,7 @@ def test_lookahead_looks_again_at_the_rows_with_pending_pushes() -> None:
 
 
 def test_pending_fraction_by_drawing() -> None:
-    work = hand_workload(fields=1, rows=50.0, zipf=0.8, batch=20, ids_per_field=1.0)
+    work = hand_workload(fields=1, rows=50.0, zipf=0.8, batch_per_rank=20, ids_per_field=1.0)
     chance = np.arange(1, 51) ** -0.8
     rng = np.random.default_rng(3)
     drawn = rng.choice(50, (4000, 4, 20), p=chance / chance.sum())

@@ -72,7 +72,7 @@ def test_a_slower_all_reduce_slows_the_step(rate_name: str) -> None:
 
 
 def test_smaller_buckets_overlap_more() -> None:
-    large = replace(HYBRID, workload=replace(HYBRID.workload, batch=4096))
+    large = replace(HYBRID, workload=replace(HYBRID.workload, batch_per_rank=4096))
     slow = with_cost(large, "dense_sync", inter_bytes_per_s=2e9)
     one = with_cost(slow, "dense_sync", bucket_bytes=1e12)
     assert rate(slow) > rate(one) * 1.01
@@ -167,7 +167,7 @@ def test_dense_server_binds_async() -> None:
 
 def test_frequent_or_locked_averaging_costs_throughput() -> None:
     base = small_scenario(Mode.ASYNC_AVERAGING, steps=60)
-    base = replace(base, workload=replace(base.workload, batch=4096))
+    base = replace(base, workload=replace(base.workload, batch_per_rank=4096))
     often = replace(base, averaging=Averaging(period_s=0.03))
     unlocked = replace(base, averaging=Averaging(period_s=0.03, stall_share=0.0))
     assert rate(often) < rate(unlocked) * 0.95
@@ -217,7 +217,7 @@ def test_wire_forms_change_the_bytes(change: dict[str, Any], message: str, more:
 
 
 def test_bytes_of_a_batch_are_the_originals() -> None:
-    work = replace(HYBRID.workload, batch=100, zipf=0.0, wire=Wire(deduplicate=False))
+    work = replace(HYBRID.workload, batch_per_rank=100, zipf=0.0, wire=Wire(deduplicate=False))
     ids, dim = 26 * 100, 16
     assert work.request_bytes == 16 * ids
     assert work.rows_bytes == 4 * dim * ids
@@ -240,7 +240,11 @@ def test_misses_cost_the_servers_time() -> None:
 
 
 def test_larger_batches_and_mlps_take_longer() -> None:
-    for change in ({"batch": 4096}, {"mlp": (4096, 4096, 4096, 1)}, {"dense_features": 20_000}):
+    for change in (
+        {"batch_per_rank": 4096},
+        {"mlp": (4096, 4096, 4096, 1)},
+        {"dense_features": 20_000},
+    ):
         work = replace(HYBRID.workload, **change)  # type: ignore[arg-type]
         assert (
             simulate(replace(HYBRID, workload=work)).makespan_s > simulate(HYBRID).makespan_s * 1.02

@@ -363,7 +363,7 @@ def test_head_of_the_report_says_what_was_simulated() -> None:
     base = hand_scenario(Mode.HYBRID, ranks=2, tau=3, permits=7, steps=20, seed=11)
     first, second, third, *_ = text(report(simulate(base))).splitlines()
     assert first == "hand: 2 x abacus, 1 embedding workers, 1 servers on 1 hosts"
-    assert second == "hand: 3 rows x 8 = 24 parameters, dense 0.0 M, batch 4 a rank"
+    assert second == "hand: 3 rows x 8 = 24 parameters, dense 0.0 M, batch 8 (4 a rank)"
     assert (
         third.split(None, 1)[1] == "hybrid, tau 3, 7 permits; unshared network; 20 steps, seed 11"
     )

@@ -24,14 +24,14 @@ def test_the_mean_is_the_share_of_rows_that_another_batch_meets() -> None:
 
 
 def test_distribution_agrees_with_batches_drawn_one_by_one() -> None:
-    work = replace(workloads()["taobao-ad"], fields=1, rows=2000.0, batch=64, zipf=1.1)
+    work = replace(workloads()["taobao-ad"], fields=1, rows=2000.0, batch_per_rank=64, zipf=1.1)
     lags = np.array([0, 3, 3, 12])
     probability, number = zipf_bins(work.rows, work.zipf)
     ranks = np.repeat(probability / 1.0, number.round().astype(int))
     rng = np.random.default_rng(1)
     missed: list[int] = []
     for lag in np.tile(lags, 400):
-        drawn = rng.choice(len(ranks), (int(lag) + 1, work.batch), p=ranks / ranks.sum())
+        drawn = rng.choice(len(ranks), (int(lag) + 1, work.batch_per_rank), p=ranks / ranks.sum())
         touched = sum(np.isin(np.unique(drawn[0]), other).astype(int) for other in drawn[1:])
         missed += np.broadcast_to(touched, np.unique(drawn[0]).shape).tolist()
     found = row_staleness(lags, work)
@@ -51,7 +51,7 @@ def test_two_rows_a_field_by_hand() -> None:
     """Two draws of a fair coin: a row stands in another batch with chance 1 - 1/4; of three missed
     pushes 2.25 touched it, Binomial(3, 3/4)."""
     work = replace(
-        workloads()["taobao-ad"], fields=3, rows=6.0, batch=1, ids_per_field=2.0, zipf=0.0
+        workloads()["taobao-ad"], fields=3, rows=6.0, batch_per_rank=1, ids_per_field=2.0, zipf=0.0
     )
     found = row_staleness(np.array([3]), work)
     assert (found.mean, found.hottest) == pytest.approx((2.25, 2.25))
@@ -61,7 +61,7 @@ def test_two_rows_a_field_by_hand() -> None:
 
 def test_popular_rows_weigh_by_how_often_batches_meet_them() -> None:
     """Chances 2/3 and 1/3: met by 8/9 and 5/9 of batches, so weights 8/13 and 5/13."""
-    work = replace(workloads()["taobao-ad"], fields=1, rows=2.0, batch=2, zipf=1.0)
+    work = replace(workloads()["taobao-ad"], fields=1, rows=2.0, batch_per_rank=2, zipf=1.0)
     found = row_staleness(np.array([1]), work)
     late = 8 / 13 * 8 / 9 + 5 / 13 * 5 / 9
     assert found.mean == pytest.approx(late) and found.fresh == pytest.approx(1 - late, abs=0.004)

@@ -12,7 +12,7 @@ from experiments.studies.cluster_sweep import Options, points_of, run
 from persia_sim.insight.sweep import Point, analytic, evaluate, grid, latin_hypercube, pareto
 from persia_sim.words.vocabulary import Mode
 
-SMALL = Point(ranks=4, workers=4, servers=2, batch=512)
+SMALL = Point(ranks=4, workers=4, servers=2, batch_per_rank=512)
 
 
 def test_a_point_is_run_until_its_interval_is_narrow_enough() -> None:
@@ -30,10 +30,10 @@ def test_the_closed_form_bounds_the_simulation() -> None:
 
 def test_grid_and_hypercube_cover_every_value() -> None:
     assert len(grid(ranks=(8, 16), tau=(1, 2, 4))) == 6
-    points = latin_hypercube(12, 0, ranks=(8, 16, 32), batch=(256, 512))
+    points = latin_hypercube(12, 0, ranks=(8, 16, 32), batch_per_rank=(256, 512))
     assert [sum(p.ranks == r for p in points) for r in (8, 16, 32)] == [4, 4, 4]
-    assert [sum(p.batch == b for p in points) for b in (256, 512)] == [6, 6]
-    assert points == latin_hypercube(12, 0, ranks=(8, 16, 32), batch=(256, 512))
+    assert [sum(p.batch_per_rank == b for p in points) for b in (256, 512)] == [6, 6]
+    assert points == latin_hypercube(12, 0, ranks=(8, 16, 32), batch_per_rank=(256, 512))
 
 
 def test_front_holds_what_nothing_beats() -> None:
@@ -67,7 +67,7 @@ def test_a_sweep_keeps_its_points_and_does_only_what_is_missing(
 ) -> None:
     options = Options(
         workloads=("criteo-syn1",), modes=(Mode.SYNC,), ranks=(4, 6), workers=(4,), servers=(2,),
-        batches=(256,), out=tmp_path, half_width=0.02, jobs=1,
+        batch_per_rank=(256,), out=tmp_path, half_width=0.02, jobs=1,
     )  # fmt: skip
     run(replace(options, ranks=(4,)))
     with (tmp_path / "points.jsonl").open("a") as file:

@@ -24,7 +24,7 @@ from persia_sim.insight.sweep import (
 from persia_sim.model.stamps import Mark
 from persia_sim.words.vocabulary import Mode
 
-SMALL = Point(ranks=4, workers=4, servers=2, batch=512)
+SMALL = Point(ranks=4, workers=4, servers=2, batch_per_rank=512)
 
 ROW = st.fixed_dictionaries({
     "samples_per_s": st.integers(1, 4).map(float),
@@ -80,7 +80,7 @@ def test_labels_tell_points_apart() -> None:
     point = Point()
     other: dict[str, object] = {
         "cluster": "v100-paper", "workload": "criteo-syn1", "mode": Mode.SYNC, "ranks": 8,
-        "workers": 9, "servers": 10, "batch": 11, "tau": None, "gpu_cv": 0.5, "seed": 12,
+        "workers": 9, "servers": 10, "batch_per_rank": 11, "tau": None, "gpu_cv": 0.5, "seed": 12,
     }  # fmt: skip
     labels = {point.label} | {replace(point, **{k: v}).label for k, v in other.items()}  # type: ignore[arg-type]
     assert len(labels) == 1 + len(other) and point.label == Point().label
@@ -92,7 +92,7 @@ def test_a_point_becomes_the_cluster_that_it_names() -> None:
     cluster = scenario.cluster
     assert (cluster.ranks, cluster.embedding_workers.hosts, cluster.servers.hosts) == (4, 4, 2)
     assert cluster.loaders == 15 and scenario_of(replace(SMALL, ranks=1), 7).cluster.loaders == 4
-    assert (scenario.workload.name, scenario.workload.batch) == ("criteo-syn5", 512)
+    assert (scenario.workload.name, scenario.workload.batch_per_rank) == ("criteo-syn5", 512)
     assert (scenario.mode, scenario.tau, scenario.steps, scenario.seed) == (Mode.HYBRID, 4, 7, 9)
     assert scenario.noise.gpu_cv == 0.25
     assert scenario_of(replace(SMALL, mode=Mode.SYNC), 7).tau is None
@@ -136,6 +136,7 @@ def test_columns_of_a_simulated_point(mode: Mode) -> None:
     per_million = dollars / (row["samples_per_s"] * 3600 / 1e6)
     assert row["usd_per_million_samples"] == pytest.approx(per_million)
     assert (row["mode"], row["discipline"], row["ranks"]) == (str(mode), "fluid", 4)
+    assert (row["batch_per_rank"], row["batch"]) == (512, 2048)
     assert row["bound_samples_per_s"] == pytest.approx(analytic(point)["samples_per_s"])
     assert row["binds"] == analytic(point)["binds"]
     assert set(asdict(point)) <= set(row)

@@ -106,6 +106,18 @@ def test_facts_that_are_not_those_of_a_run_are_named(tmp_path, meta, message):
     assert message in refused(tmp_path / "t.npz", GOOD, meta)
 
 
+def test_only_a_simulated_order_may_stand_for_batches_of_another_size():
+    simulated = Trace.of(GOOD, **META, order="simulated", batch_per_rank=864)
+    small = simulated.with_batch_per_rank(8)
+    assert (small.events == simulated.events).all()
+    assert small.meta == META | {
+        "order": "simulated", "batch_per_rank": 8, "simulated_batch_per_rank": 864
+    }  # fmt: skip
+    assert simulated.meta["batch_per_rank"] == 864
+    with pytest.raises(ValueError, match="only a simulated order"):
+        Trace.of(GOOD, **META, batch_per_rank=864).with_batch_per_rank(8)
+
+
 def test_steps_of_a_recorded_run_count_batches_and_do_not_bound_the_order(tmp_path):
     assert len(Trace.load(write(tmp_path / "t.npz", GOOD, META | {"steps": 1}))) == len(GOOD)
 

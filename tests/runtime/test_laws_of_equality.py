@@ -149,15 +149,20 @@ def test_a_simulated_order_trains_the_real_model(mode, tmp_path):
     words = ["--cluster", "v100-paper", "--workload", "criteo-ad", "--mode", mode, "--ranks", "4"]
     if mode != "lookahead":
         words += ["--tau", "3"]
-    words += ["--batch", "6" if mode != "async" else "24", "--steps", "12", "--trace", str(trace)]
+    per_rank = 24 if mode == "async" else 6
+    words += ["--batch-per-rank", str(per_rank), "--steps", "12", "--trace", str(trace)]
     subprocess.run([sys.executable, "-m", "persia_sim", *words], check=True, capture_output=True)
     order = Trace.load(trace)
     chosen = config(mode=mode, ranks=4, steps=48 if mode == "async" else 12)
     world = run(chosen, ArraySource(2000), order=order)
     assert world.meter.samples == 12 * 24 * (1 if mode != "async" else 4)
-    refuse_other_run(order, {"mode": mode, "ranks": 4, "batch_per_rank": order.meta["batch"]}, "")
+    same = {"mode": mode, "ranks": 4, "batch_per_rank": per_rank}
+    refuse_other_run(order, same, "")
     with pytest.raises(ValueError, match="ranks: trace 4, this run 2"):
-        refuse_other_run(order, {"mode": mode, "ranks": 2, "batch_per_rank": 6}, "t.npz")
+        refuse_other_run(order, same | {"ranks": 2}, "t.npz")
+    with pytest.raises(ValueError, match=f"batch_per_rank: trace {per_rank}, this run 7"):
+        refuse_other_run(order, same | {"batch_per_rank": 7}, "t.npz")
+    refuse_other_run(order.with_batch_per_rank(5), same | {"batch_per_rank": 5}, "")
 
 
 @pytest.mark.parametrize("eviction", ["lru", "clock"])
