@@ -60,6 +60,11 @@ BAD = {
         "threads": COUNT, "pairs": COUNT, "window-steps": COUNT | st.just("2"),
         "most-foreign-cores": ODD_FLOAT,
     },
+    "bench-latency": {
+        "latency-s": ODD_FLOAT | st.just(""), "windows": COUNT | st.just(""), "ranks": COUNT,
+        "batch": COUNT, "window-steps": COUNT | st.just("2"), "rounds": COUNT,
+        "most-foreign-cores": ODD_FLOAT,
+    },
     "bench-embedding": {
         "rows": COUNT, "dim": COUNT, "batch": COUNT, "rounds": COUNT,
         "most-foreign-cores": ODD_FLOAT,
