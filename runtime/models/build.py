@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from runtime.models.blame import ModelError, blamed_on, told_error
 from runtime.models.inputs import InputShape
 from runtime.models.interactions import DLRM, DCNv2, DeepFM
 from runtime.models.mlp import FeedForward
@@ -22,15 +23,21 @@ def build_model(name: str, shape: InputShape, hidden: Sequence[int], seed: int) 
     takes (shape, hidden) and gives a module whose ``forward(dense, embeddings)`` returns [B, T].
     """
     make = BUILT_IN.get(name) or _import(name)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        try:
+    remedy = "see runtime/models/mlp.py for one that can"
+    try:
+        with (
+            torch.random.fork_rng(devices=[]),
+            blamed_on(name, "cannot be made from (shape, hidden)", remedy),
+        ):
+            torch.manual_seed(seed)
             model = make(shape, hidden)
-        except TypeError as error:
-            raise ValueError(
-                f"model {name} cannot be made from (shape, hidden): {error};"
-                " see runtime/models/mlp.py for one that can"
-            ) from error
+    except RuntimeError as error:
+        if "allocate memory" not in str(error):  # torch has no type of its own for it
+            raise
+        raise ValueError(
+            f"model {name} with model.hidden {tuple(hidden)} does not fit into memory;"
+            " use smaller widths"
+        ) from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"model {name} must give a torch.nn.Module, got {type(model).__name__}")
     return model
@@ -45,13 +52,11 @@ def _import(name: str) -> type[nn.Module]:
         )
     try:
         found: type[nn.Module] = getattr(importlib.import_module(module), attribute)
-    except SyntaxError as error:
-        raise ValueError(
-            f"model {name!r} cannot be imported: {error.filename}, line {error.lineno}: {error.msg}"
-        ) from error
     except (ImportError, AttributeError) as error:
-        raise ValueError(
-            f"model {name!r} cannot be imported: {error}; looked for it in the current folder"
-            " and on PYTHONPATH"
+        raise ModelError(
+            f"model {name!r} cannot be imported: {told_error(error)}; looked for it in the current"
+            " folder and on PYTHONPATH"
         ) from error
+    except Exception as error:  # importing runs the user's file
+        raise ModelError(f"model {name!r} cannot be imported: {told_error(error)}") from error
     return found

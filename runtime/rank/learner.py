@@ -31,6 +31,7 @@ from runtime.dense.rules import (
 from runtime.embedding.open import open_pooling
 from runtime.embedding.sharded import EmbeddingStore
 from runtime.embedding.store import Handle, RowGradients
+from runtime.models.blame import ModelError, blamed_on
 from runtime.models.build import build_model
 from runtime.models.inputs import InputShape
 from runtime.rank.staging import Staged, open_staging
@@ -116,7 +117,8 @@ class Learner:
         with span(Stage.FORWARD), draws:
             logits = self._logits(model, staged)
             loss = self._loss(logits, staged.labels, samples)
-        with span(Stage.BACKWARD):
+        name = self.config.model.name
+        with span(Stage.BACKWARD), blamed_on(name, "failed in the backward pass"):
             (loss * scale if scale != 1.0 else loss).backward()  # type: ignore[no-untyped-call]
         dense = [p.grad for p in parameters]
         for parameter in parameters:
@@ -191,15 +193,24 @@ class Learner:
         kinds = {"bfloat16": torch.bfloat16, "float16": torch.float16}
         short = kinds.get(self.config.engine.precision)
         cast = torch.autocast(self.device.type, short) if short else nullcontext()
-        with cast:
-            logits: Tensor = model(staged.dense, staged.embeddings)
-        expected = (len(staged.dense), len(self.layout.tasks))
-        if tuple(logits.shape) != expected:
-            raise ValueError(
-                f"model {self.config.model.name} returned logits of shape {tuple(logits.shape)},"
-                f" expected {expected}: one logit per sample and task"
-            )
-        return logits
+        with cast, blamed_on(self.config.model.name, "failed in forward"):
+            found = model(staged.dense, staged.embeddings)
+        return self._checked(found, (len(staged.dense), len(self.layout.tasks)))
+
+    def _checked(self, found: object, expected: tuple[int, int]) -> Tensor:
+        """What a model returned, if it is what the loss takes."""
+        if not isinstance(found, Tensor):
+            what = f"a {type(found).__name__}" if found is not None else "None"
+        elif tuple(found.shape) != expected:
+            what = f"logits of shape {tuple(found.shape)}"
+        elif not found.is_floating_point():
+            what = f"logits of {found.dtype}"
+        else:
+            return found
+        raise ModelError(
+            f"model {self.config.model.name} returned {what} from forward, expected a tensor of"
+            f" floats of shape {expected}: one logit per sample and task"
+        )
 
     def _loss(self, logits: Tensor, labels: Tensor, samples: int) -> Tensor:
         total = binary_cross_entropy_with_logits(logits.to(self.dtype), labels, reduction="sum")
