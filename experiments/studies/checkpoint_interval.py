@@ -105,7 +105,6 @@ def run(options: Options) -> None:
             workload=options.workload,
             ranks=options.ranks,
             mode=Mode.HYBRID,
-            tau=4,
             steps=options.steps,
         )
     )

@@ -33,7 +33,7 @@ from experiments.tables import aligned, write_csv
 from persia_sim.insight.sweep import Point, evaluate, grid, latin_hypercube, pareto, scenario_of
 from persia_sim.model.memory import FORMATS, Capacity, capacity
 from persia_sim.presets.catalogue import CLUSTERS, workloads
-from persia_sim.words.vocabulary import Mode
+from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
 from runtime.run.folder import environment
 
 SIZES = tuple(f"criteo-syn{n}" for n in range(1, 6))
@@ -58,7 +58,7 @@ class Options:
     """Server hosts."""
     batch_per_rank: tuple[int, ...] = (864,)
     """Samples of a rank in a step."""
-    taus: tuple[int, ...] = (4,)
+    taus: tuple[int, ...] = (DEFAULT_TAU,)
     """Windows; modes without one count once."""
     rows: str = "fp16-lean"
     """How servers keep rows: fp16-lean, f32-adagrad or f32-sgd."""

@@ -17,7 +17,7 @@ from experiments.sweep import default_jobs, print_plan, run_points
 from experiments.tables import aligned, write_csv
 from persia_sim.presets.catalogue import CLUSTERS, workloads
 from persia_sim.words.trace import Trace
-from persia_sim.words.vocabulary import Mode
+from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
 from runtime.config import DataConfig, EngineConfig, EvaluationConfig, SyncConfig, TrainConfig
 
 
@@ -33,7 +33,7 @@ class Options:
     """Modes to compare; sync is the reference. In async every rank's small batch is a dense update
     of its own, as many times more updates as there are ranks: that alone changes what is learned,
     so it is a comparison of two things at once."""
-    tau: int = 4
+    tau: int = DEFAULT_TAU
     """Bound of the modes that read late rows, and steps that lookahead fetches ahead."""
     steps: int = 400
     """Steps of the simulated run."""

@@ -19,7 +19,7 @@ from persia_sim.model.demand import demand
 from persia_sim.model.scenario import Discipline, Noise, Scenario
 from persia_sim.oracle.closed_form import answer
 from persia_sim.presets.catalogue import CLUSTERS, costs_of, workloads
-from persia_sim.words.vocabulary import Mode
+from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
 
 FIRST_STEPS = 64
 FIRST_STEPS_ASYNC = 96  # averaging rounds make its steps uneven
@@ -43,7 +43,7 @@ class Point:
     """Server hosts."""
     batch_per_rank: int = 864
     """Samples of a rank in a step."""
-    tau: int | None = 4
+    tau: int | None = DEFAULT_TAU
     """Window where the mode reads late rows; not used elsewhere."""
     discipline: Discipline = Discipline.FLUID
     """How NICs are shared."""

@@ -1,0 +1,129 @@
+"""A run and a simulation of the same options describe the same thing: their defaults agree.
+
+`persia_sim.words.vocabulary` holds the numbers; whatever both halves mean by a word is read from
+there. Only the runtime has `lookahead` (the simulator's lookahead always reads stale rows again),
+`average_every_steps` (of the lag executor, which has no clock) and a default of `batch` (the
+simulator's comes from the workload, per rank).
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+
+import pytest
+
+from experiments.studies.cluster_sweep import Options as SweepOptions
+from experiments.studies.time_to_auc import Options as TimeToAucOptions
+from persia_sim.cli import Options, scenario_of
+from persia_sim.insight.sweep import Point
+from persia_sim.model.scenario import Averaging, Scenario
+from persia_sim.words import vocabulary
+from persia_sim.words.vocabulary import Mode
+from runtime.config import SyncConfig, TrainConfig
+
+CONTRACT = {"tau": 4, "ahead": 4, "average_every_s": 0.5, "merge_pushes": True}
+MODES = list(Mode)
+
+
+def simulated(mode: Mode) -> Scenario:
+    return scenario_of(Options(mode=mode))
+
+
+def default(group: type, name: str) -> object:
+    return inspect.signature(group).parameters[name].default
+
+
+def test_the_vocabulary_holds_the_numbers_of_the_contract():
+    for word in ("tau", "ahead", "average_every_s"):
+        assert getattr(vocabulary, f"DEFAULT_{word.upper()}") == CONTRACT[word]
+
+
+@pytest.mark.parametrize("word", CONTRACT)
+def test_a_training_run_has_the_defaults_of_the_contract(word):
+    assert default(SyncConfig, word) == getattr(TrainConfig().sync, word) == CONTRACT[word]
+
+
+@pytest.mark.parametrize("mode", [m for m in MODES if m.reads_late_rows])
+def test_the_window_that_nobody_asked_for_is_the_same(mode):
+    assert simulated(mode).window == SyncConfig(mode=mode).window == 4
+
+
+def test_a_mode_without_a_window_has_none_in_either_half():
+    assert simulated(Mode.SYNC).window == SyncConfig(mode=Mode.SYNC).window == 0
+    assert simulated(Mode.LOOKAHEAD).tau is None and SyncConfig(mode=Mode.LOOKAHEAD).window == 0
+
+
+@pytest.mark.parametrize("mode", [m for m in MODES if m.reads_late_rows])
+def test_an_unbounded_window_is_none_in_both_halves(mode):
+    unbounded = scenario_of(Options(mode=mode, tau="unbounded")).window
+    assert unbounded is None and SyncConfig(mode=mode, tau=None).window is None
+    assert default(Scenario, "tau") is None, "unless told, nothing bounds a scenario of Python"
+
+
+def test_lookahead_runs_ahead_equally_far():
+    ahead = SyncConfig(mode=Mode.LOOKAHEAD).ahead
+    assert simulated(Mode.LOOKAHEAD).window == ahead == 4
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_pushes_are_merged_by_default_in_the_same_modes(mode):
+    assert simulated(mode).merges == SyncConfig(mode=mode).merges == mode.has_barrier
+
+
+def test_replicas_are_averaged_equally_often():
+    period_s = simulated(Mode.ASYNC_AVERAGING).rounds.period_s
+    assert period_s == Averaging().period_s == SyncConfig().average_every_s == 0.5
+
+
+def test_only_the_runtime_has_these_words():
+    known = inspect.signature(Options).parameters.keys() | inspect.signature(Scenario).parameters
+    assert not known & {"lookahead", "average_every_steps", "batch"}
+    sync = SyncConfig()
+    assert (sync.lookahead, sync.average_every_steps, TrainConfig().batch) == ("reread", 32, 128)
+
+
+def test_studies_of_a_simulated_cluster_start_from_the_same_window():
+    assert Point().tau == TimeToAucOptions().tau == 4 and SweepOptions().taus == (4,)
+
+
+def test_what_help_says_of_a_default_is_the_default():
+    text = inspect.getsource(Options)
+    said = {name: text.split(f"\n    {name}: ")[1].split('"""')[1] for name in CONTRACT}
+    assert said.pop("merge_pushes").endswith("default: yes.")
+    for name, sentence in said.items():
+        assert sentence.endswith(f"default: {CONTRACT[name]}.")
+
+
+CHANGED = """
+from persia_sim.words import vocabulary as words
+words.DEFAULT_TAU, words.DEFAULT_AHEAD, words.DEFAULT_AVERAGE_EVERY_S = 7, 9, 0.25
+
+import json
+from experiments.studies.cluster_sweep import Options as SweepOptions
+from experiments.studies.time_to_auc import Options as TimeToAucOptions
+from persia_sim.cli import Options, scenario_of
+from persia_sim.insight.sweep import Point
+from runtime.config import SyncConfig
+
+sync = SyncConfig()
+hybrid, lookahead, averaging = (
+    scenario_of(Options(mode=mode))
+    for mode in (words.Mode.HYBRID, words.Mode.LOOKAHEAD, words.Mode.ASYNC_AVERAGING)
+)
+print(json.dumps({
+    "tau": [sync.tau, hybrid.tau, Point().tau, TimeToAucOptions().tau, *SweepOptions().taus],
+    "ahead": [sync.ahead, lookahead.window],
+    "average_every_s": [sync.average_every_s, averaging.rounds.period_s],
+}))
+"""
+
+
+def test_both_halves_follow_when_the_vocabulary_changes():
+    """One place: a number written a second time would stay behind."""
+    ran = subprocess.run([sys.executable, "-c", CHANGED], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    found = {word: set(values) for word, values in json.loads(ran.stdout).items()}
+    assert found == {"tau": {7}, "ahead": {9}, "average_every_s": {0.25}}
