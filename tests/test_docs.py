@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import csv
 import importlib
 import re
 import shlex
@@ -289,3 +290,57 @@ def test_the_defaults_of_the_words_are_those_of_a_run():
         f"| {config.sync.average_every_s} s, {config.sync.average_every_steps} steps |"
         in (TEXTS["docs/words.md"])
     )
+
+
+def stored(name: str) -> list[dict[str, str]]:
+    with (ROOT / "paper_figs" / "out" / f"{name}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def cells_of(row: str) -> list[str]:
+    line = next(x for x in TEXTS["docs/simulator.md"].splitlines() if x.startswith(f"| {row} |"))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+WORKERS = [r for r in stored("scale_workers") if "no all-reduce" not in r["note"]]
+SIZES = stored("scale_model_size")
+ERRORS = {
+    "Persia on Taobao, 2-8 GPUs": [
+        r for r in WORKERS if r["series"] == "taobao-ad Persia hybrid" and int(r["gpus"]) >= 2
+    ],
+    "Persia on Avazu, 2-8 GPUs, prediction": [
+        r for r in WORKERS if r["series"] == "avazu-ad Persia hybrid" and int(r["gpus"]) >= 2
+    ],
+    "XDL and PaddlePaddle, 1-8 GPUs, fit": [
+        r
+        for r in WORKERS
+        if r["series"].startswith(("taobao", "avazu")) and "Persia" not in r["series"]
+    ],
+    "Kwai, 8-64 GPUs, fit": [
+        r for r in WORKERS if r["series"].startswith("kwai") and int(r["gpus"]) >= 8
+    ],
+    "Kwai, 1 and 4 GPUs, prediction": [
+        r for r in WORKERS if r["series"].startswith("kwai") and int(r["gpus"]) < 8
+    ],
+    "6.25-100 T parameters, one level": [r for r in SIZES if r["series"].endswith("hybrid")],
+    "sync and async at 100 T, fit": [r for r in SIZES if not r["series"].endswith("hybrid")],
+}
+
+
+@pytest.mark.parametrize("row", ERRORS)
+def test_the_errors_of_the_simulators_text_are_those_of_the_stored_tables(row):
+    errors = [100 * abs(float(r["model"]) / float(r["published"]) - 1) for r in ERRORS[row]]
+    _, points, _, found = cells_of(row)
+    mean, largest = (float(value) for value in re.findall(r"([\d.]+) %", found))
+    assert int(points.split()[0]) == len(errors)
+    assert mean == pytest.approx(sum(errors) / len(errors), abs=0.051 if mean < 10 else 0.51)
+    assert largest == pytest.approx(max(errors), abs=0.051 if largest < 40 else 0.51)
+
+
+@pytest.mark.parametrize("system", ["Persia hybrid", "PaddlePaddle heter", "XDL async", "XDL sync"])
+def test_the_prediction_of_criteo_is_that_of_the_stored_table(system):
+    name, *cells = cells_of(system)
+    for gpus, cell in zip((1, 2, 4, 8), cells, strict=True):
+        said = {int(number.replace(",", "")) for number in re.findall(r"\d[\d,]{3,}", cell)}
+        rows = [r for r in stored("scale_workers") if r["series"] == f"criteo-ad {name}"]
+        assert said == {round(float(r["model"])) for r in rows if int(r["gpus"]) == gpus}
