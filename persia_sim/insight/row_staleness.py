@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from persia_sim.model.noise import Purpose, stream
-from persia_sim.model.workload import Workload, zipf_bins
+from persia_sim.model.popularity import zipf_bins
+from persia_sim.model.workload import Workload
 
 _SAMPLES = 200_000  # standard error of a share: at most 0.11 percentage points
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from persia_sim.model.cluster import Cluster
-from persia_sim.model.workload import Workload, expected_distinct, lru_miss_rate
+from persia_sim.model.popularity import expected_distinct, lru_miss_rate
+from persia_sim.model.workload import Workload
 from persia_sim.words.rules import require
 
 

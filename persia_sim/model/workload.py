@@ -7,15 +7,12 @@ float32 rows back, pooled float16 activations to and from the rank, (id, float32
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
-from math import expm1, log, log1p
 
 import numpy as np
 
+from persia_sim.model.popularity import expected_distinct, server_shares
 from persia_sim.words.rules import require
-
-_HASHED_ROWS = 2048  # most frequent values of a field whose server is found one by one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,13 +153,9 @@ class Workload:
         return (8.0 + self.row_bytes) * self.sent_ids
 
     def server_shares(self, servers: int) -> np.ndarray:
-        """Expected share of each server in the ids of a batch, float64 [servers], sum 1.
-
-        Ids go to servers by a hash. The frequent ones are placed one by one, so a server that drew
-        many of them carries more; the rest spread evenly.
-        """
+        """Expected share of each server in the ids of a batch, float64 [servers], sum 1."""
         draws = self.batch_per_rank * self.ids_per_field
-        return _server_shares(
+        return server_shares(
             servers, self.fields, draws, self.rows / self.fields, self.zipf, self.wire.deduplicate
         )
 
@@ -175,95 +168,3 @@ class Workload:
         other = expected_distinct(draws * batches, values, self.zipf)
         union = expected_distinct(draws * (batches + 1), values, self.zipf)
         return min(1.0, max(0.0, (own + other - union) / own))
-
-
-@lru_cache(maxsize=4096)
-def zipf_bins(values: float, exponent: float) -> tuple[np.ndarray, np.ndarray]:
-    """Probabilities of Zipf-distributed values and how many values share each, both float64 [n].
-
-    The first 1,024 values are exact, later ones are grouped in bins that grow by about 3 %.
-    """
-    head = np.arange(1.0, min(values, 1024.0) + 1.0)
-    if values <= 1024:
-        weight = head**-exponent
-        return weight / weight.sum(), np.ones_like(head)
-    count = max(2, int(log(values / 1024.0) / 0.03))
-    edges = np.geomspace(1024.5, values + 0.5, count + 1)
-    middle, width = np.sqrt(edges[:-1] * edges[1:]), np.diff(edges)
-    weight = np.concatenate([head, middle]) ** -exponent
-    number = np.concatenate([np.ones_like(head), width])
-    return weight / (weight * number).sum(), number
-
-
-@lru_cache(maxsize=65536)
-def expected_distinct(draws: float, values: float, exponent: float) -> float:
-    """Expected number of distinct values among ``draws`` Zipf draws: sum of 1 - (1 - p)^draws.
-
-    >>> round(expected_distinct(1.0, 1000.0, 1.0), 9)
-    1.0
-    >>> round(expected_distinct(10.0, 4.0, 0.0), 6) == round(4 * (1 - 0.75**10), 6)
-    True
-    """
-    if values < 2:
-        return 1.0
-    probability, number = zipf_bins(values, exponent)
-    missed = np.exp(draws * np.log1p(-np.minimum(probability, 1 - 1e-12)))
-    return float(((1.0 - missed) * number).sum())
-
-
-@lru_cache(maxsize=1024)
-def _server_shares(
-    servers: int, fields: int, draws: float, values: float, exponent: float, distinct: bool
-) -> np.ndarray:
-    probability, number = zipf_bins(values, exponent)
-    hot = min(_HASHED_ROWS, 1024, len(probability))
-
-    def traffic(p: np.ndarray) -> np.ndarray:
-        return -np.expm1(draws * np.log1p(-np.minimum(p, 1 - 1e-12))) if distinct else draws * p
-
-    each = traffic(probability[:hot])
-    rest = float((traffic(probability[hot:]) * number[hot:]).sum()) * fields
-    load: np.ndarray = np.full(servers, rest / servers)
-    load += np.bincount(_placement(servers, fields * hot), np.tile(each, fields), servers)
-    shares: np.ndarray = load / load.sum()
-    shares.setflags(write=False)
-    return shares
-
-
-@lru_cache(maxsize=64)
-def _placement(servers: int, keys: int) -> np.ndarray:
-    """The server of each key, by its hash."""
-    placed: np.ndarray = (mix64(np.arange(keys, dtype=np.uint64)) % np.uint64(servers)).astype(int)
-    return placed
-
-
-def mix64(keys: np.ndarray) -> np.ndarray:
-    """A fixed bijective mixing of 64-bit keys (two xor-shift-multiply rounds), for placement."""
-    with np.errstate(over="ignore"):
-        mixed = keys + np.uint64(0x9E3779B97F4A7C15)
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return np.asarray(mixed ^ (mixed >> np.uint64(31)))
-
-
-def lru_miss_rate(capacity_rows: float, rows: float, exponent: float) -> float:
-    """Miss rate of an LRU store under independent Zipf requests, by Che's characteristic time.
-
-    Solves sum(1 - exp(-p T)) = capacity for T, then sums p exp(-p T). 0 when everything fits.
-    """
-    if capacity_rows >= rows:
-        return 0.0
-    probability, number = zipf_bins(rows, exponent)
-    low, high = 0.0, 80.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        held = float((-np.expm1(-probability * expm1(middle)) * number).sum())
-        low, high = (middle, high) if held < capacity_rows else (low, middle)
-    return float((probability * np.exp(-probability * expm1(high)) * number).sum())
-
-
-def rows_touched(requests: float, rows: float, exponent: float) -> float:
-    """Distinct rows among so many requests: what a table that fills by traffic holds."""
-    if log1p(requests) > 700:
-        return rows
-    return expected_distinct(requests, rows, exponent)

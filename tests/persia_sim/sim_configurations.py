@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from persia_sim.model.cluster import Cluster
 from persia_sim.model.scenario import Discipline, Noise, Queues, Scenario
-from persia_sim.presets.catalogue import CATALOGUE, gcp_100t, workloads
+from persia_sim.presets.catalogue import workloads
+from persia_sim.presets.clusters import gcp_100t
+from persia_sim.presets.costs import CATALOGUE
 from persia_sim.words.vocabulary import Mode
 
 settings.register_profile("simulator", deadline=None, max_examples=40, derandomize=True)

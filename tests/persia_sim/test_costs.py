@@ -17,7 +17,8 @@ from persia_sim.cli import Options, run, scenario_of
 from persia_sim.model.costs import Costs, Law
 from persia_sim.model.demand import demand
 from persia_sim.model.profile import read_profile
-from persia_sim.presets.catalogue import CATALOGUE, this_host
+from persia_sim.presets.clusters import this_host
+from persia_sim.presets.costs import CATALOGUE
 from tests.persia_sim.sim_configurations import small_scenario
 
 PROFILE: dict[str, Any] = {

@@ -12,15 +12,9 @@ import pytest
 from persia_sim.model.allreduce import Algorithm, DenseSync
 from persia_sim.model.costs import Law
 from persia_sim.model.demand import demand, loader_start_s
+from persia_sim.model.popularity import expected_distinct, mix64, zipf_bins
 from persia_sim.model.scenario import Scenario
-from persia_sim.model.workload import (
-    Wire,
-    Workload,
-    expected_distinct,
-    mix64,
-    rows_touched,
-    zipf_bins,
-)
+from persia_sim.model.workload import Wire, Workload
 from persia_sim.presets.catalogue import workloads
 from persia_sim.words.vocabulary import Mode
 from tests.persia_sim.hand_world import (
@@ -290,9 +284,9 @@ def test_zipf_bins_hold_the_sums_of_the_law() -> None:
             assert expected_distinct(draws, values, exponent) == pytest.approx(exact, rel=1e-5)
 
 
-def test_rows_touched_never_pass_the_table() -> None:
-    assert rows_touched(1.0, 100.0, 1.0) == pytest.approx(1.0)
-    assert rows_touched(1e9, 100.0, 1.0) == pytest.approx(100.0)
+def test_distinct_ids_never_pass_the_table() -> None:
+    assert expected_distinct(1.0, 100.0, 1.0) == pytest.approx(1.0)
+    assert expected_distinct(1e9, 100.0, 1.0) == pytest.approx(100.0)
 
 
 def test_loaders_start_evenly_over_one_batch() -> None:

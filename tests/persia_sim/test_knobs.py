@@ -18,7 +18,7 @@ from persia_sim.model.scenario import (
     WorkerChoice,
 )
 from persia_sim.model.workload import Wire
-from persia_sim.presets.catalogue import CATALOGUE
+from persia_sim.presets.costs import CATALOGUE
 from persia_sim.words.vocabulary import Mode
 from tests.persia_sim.sim_configurations import small_cluster, small_scenario
 

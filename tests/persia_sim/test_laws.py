@@ -24,7 +24,7 @@ from persia_sim.model.scenario import (
     WorkerChoice,
 )
 from persia_sim.model.stamps import Mark
-from persia_sim.presets.catalogue import CATALOGUE
+from persia_sim.presets.costs import CATALOGUE
 from persia_sim.words.staleness import staleness_in_pushes, staleness_in_steps
 from persia_sim.words.trace import ALL, Kind, Trace
 from persia_sim.words.vocabulary import Mode

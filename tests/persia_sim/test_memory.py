@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from persia_sim.model.memory import FORMATS, capacity, fill_s, resident_after
-from persia_sim.model.workload import expected_distinct, lru_miss_rate, zipf_bins
-from persia_sim.presets.catalogue import gcp_100t, workloads
+from persia_sim.model.popularity import expected_distinct, lru_miss_rate, zipf_bins
+from persia_sim.presets.catalogue import workloads
+from persia_sim.presets.clusters import gcp_100t
 
 SYN5 = workloads()["criteo-syn5"]
 

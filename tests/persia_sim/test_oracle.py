@@ -39,7 +39,9 @@ def test_oracle_refuses_contention() -> None:
 
 
 def test_oracle_is_instant_on_the_large_cluster() -> None:
-    from persia_sim.presets.catalogue import CATALOGUE, gcp_100t, workloads
+    from persia_sim.presets.catalogue import workloads
+    from persia_sim.presets.clusters import gcp_100t
+    from persia_sim.presets.costs import CATALOGUE
 
     scenario = Scenario(
         cluster=gcp_100t(),

@@ -1,0 +1,101 @@
+"""How often ids come: Zipf's law in bins, distinct ids of a batch, servers' shares, LRU misses."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import expm1, log
+
+import numpy as np
+
+_HASHED_ROWS = 2048  # most frequent values of a field whose server is found one by one
+
+
+@lru_cache(maxsize=4096)
+def zipf_bins(values: float, exponent: float) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities of Zipf-distributed values and how many values share each, both float64 [n].
+
+    The first 1,024 values are exact, later ones are grouped in bins that grow by about 3 %.
+    """
+    head = np.arange(1.0, min(values, 1024.0) + 1.0)
+    if values <= 1024:
+        weight = head**-exponent
+        return weight / weight.sum(), np.ones_like(head)
+    count = max(2, int(log(values / 1024.0) / 0.03))
+    edges = np.geomspace(1024.5, values + 0.5, count + 1)
+    middle, width = np.sqrt(edges[:-1] * edges[1:]), np.diff(edges)
+    weight = np.concatenate([head, middle]) ** -exponent
+    number = np.concatenate([np.ones_like(head), width])
+    return weight / (weight * number).sum(), number
+
+
+@lru_cache(maxsize=65536)
+def expected_distinct(draws: float, values: float, exponent: float) -> float:
+    """Expected number of distinct values among ``draws`` Zipf draws: sum of 1 - (1 - p)^draws.
+
+    >>> round(expected_distinct(1.0, 1000.0, 1.0), 9)
+    1.0
+    >>> round(expected_distinct(10.0, 4.0, 0.0), 6) == round(4 * (1 - 0.75**10), 6)
+    True
+    """
+    if values < 2:
+        return 1.0
+    probability, number = zipf_bins(values, exponent)
+    missed = np.exp(draws * np.log1p(-np.minimum(probability, 1 - 1e-12)))
+    return float(((1.0 - missed) * number).sum())
+
+
+@lru_cache(maxsize=1024)
+def server_shares(
+    servers: int, fields: int, draws: float, values: float, exponent: float, distinct: bool
+) -> np.ndarray:
+    """Expected share of each server in ids drawn ``draws`` times a field: float64 [servers], sum 1.
+
+    Ids go to servers by a hash. The frequent ones are placed one by one, so a server that drew
+    many of them carries more; the rest spread evenly. ``distinct``: an id counts once, not once a
+    draw.
+    """
+    probability, number = zipf_bins(values, exponent)
+    hot = min(_HASHED_ROWS, 1024, len(probability))
+
+    def traffic(p: np.ndarray) -> np.ndarray:
+        return -np.expm1(draws * np.log1p(-np.minimum(p, 1 - 1e-12))) if distinct else draws * p
+
+    each = traffic(probability[:hot])
+    rest = float((traffic(probability[hot:]) * number[hot:]).sum()) * fields
+    load: np.ndarray = np.full(servers, rest / servers)
+    load += np.bincount(_placement(servers, fields * hot), np.tile(each, fields), servers)
+    shares: np.ndarray = load / load.sum()
+    shares.setflags(write=False)
+    return shares
+
+
+@lru_cache(maxsize=64)
+def _placement(servers: int, keys: int) -> np.ndarray:
+    """The server of each key, by its hash."""
+    placed: np.ndarray = (mix64(np.arange(keys, dtype=np.uint64)) % np.uint64(servers)).astype(int)
+    return placed
+
+
+def mix64(keys: np.ndarray) -> np.ndarray:
+    """A fixed bijective mixing of 64-bit keys (two xor-shift-multiply rounds), for placement."""
+    with np.errstate(over="ignore"):
+        mixed = keys + np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return np.asarray(mixed ^ (mixed >> np.uint64(31)))
+
+
+def lru_miss_rate(capacity_rows: float, rows: float, exponent: float) -> float:
+    """Miss rate of an LRU store under independent Zipf requests, by Che's characteristic time.
+
+    Solves sum(1 - exp(-p T)) = capacity for T, then sums p exp(-p T). 0 when everything fits.
+    """
+    if capacity_rows >= rows:
+        return 0.0
+    probability, number = zipf_bins(rows, exponent)
+    low, high = 0.0, 80.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        held = float((-np.expm1(-probability * expm1(middle)) * number).sum())
+        low, high = (middle, high) if held < capacity_rows else (low, middle)
+    return float((probability * np.exp(-probability * expm1(high)) * number).sum())
