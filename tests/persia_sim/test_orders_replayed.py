@@ -16,10 +16,10 @@ from tests.runtime.worlds import ArraySource, config, run
 SHARDS = 8  # server processes of the small cluster
 
 
-@pytest.mark.parametrize("mode", [Mode.HYBRID, Mode.LOOKAHEAD])
-@pytest.mark.parametrize("merge", [True, False])
+@pytest.mark.parametrize(
+    ("mode", "merge"), [(Mode.HYBRID, True), (Mode.HYBRID, False), (Mode.LOOKAHEAD, True)]
+)
 def test_an_order_by_server_trains_and_its_versions_are_the_stores(mode: Mode, merge: bool) -> None:
-    merge = merge and mode is Mode.HYBRID
     noise = Noise(gpu_cv=0.3, server_cv=1.5)
     base = small_scenario(mode, merge_pushes=merge, noise=noise, trace_shards=True, steps=20)
     order = simulate(base, trace=True).trace

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from persia_sim.words.trace import Kind, Trace
+from persia_sim.words.vocabulary import DEFAULT_TAU
 from runtime.config import DataConfig, ModelConfig
 from runtime.data.batch import Batch
 from runtime.data.open import open_source
@@ -137,7 +138,7 @@ def test_rows_and_bytes_are_those_of_the_distinct_ids(folder):
 def test_a_replay_of_the_folders_trace_gives_the_folders_figures(folder, tmp_path):
     again = run_into(
         tmp_path / "again",
-        settings(executor="replay", trace=folder / "trace.npz", tau=None),
+        settings(executor="replay", trace=folder / "trace.npz", tau=DEFAULT_TAU),
     )
     summary = read(folder, "summary.json")
     assert again["tasks"] == summary["tasks"]
