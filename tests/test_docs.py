@@ -83,8 +83,8 @@ def test_the_readmes_tree_names_no_file_that_is_not_there():
 
 
 def test_the_readmes_tree_names_every_top_folder():
-    there = {p.name for p in ROOT.iterdir() if any(p.glob("*.py"))} | {"docs"}
-    assert there <= set(FOLDERS)
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert {*packages, "notebooks", "docs"} <= set(FOLDERS)
 
 
 def test_the_long_tree_is_what_the_files_say_of_themselves():
