@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import multiprocessing
 import os
 import signal
@@ -16,6 +15,7 @@ from typing import Any
 
 from experiments.folders import sole_writer
 from experiments.points import Point
+from persia_sim.words.documents import read_document
 from runtime.run.folder import environment
 
 FAILED = "failed.txt"
@@ -73,10 +73,10 @@ def _run_missing(points: Sequence[Point], root: Path, jobs: int, samples_per_poi
 
 def _commit_of(folder: Path) -> str | None:
     try:
-        found: dict[str, Any] = json.loads((folder / "env.json").read_text())
-    except (OSError, json.JSONDecodeError):
+        found = read_document(folder / "env.json")
+    except (OSError, ValueError):
         return None
-    return found.get("commit")
+    return found.get("commit") if isinstance(found, dict) else None
 
 
 class _Runner:

@@ -14,7 +14,7 @@ from pathlib import Path
 from persia_sim.model.cluster import Cluster
 from persia_sim.model.costs import Costs, Law
 from persia_sim.model.workload import Workload
-from persia_sim.words.documents import Node, read_json
+from persia_sim.words.documents import Node, read_node
 from persia_sim.words.rules import require
 
 PROFILE_SCHEMA = 2
@@ -86,7 +86,7 @@ class Profile:
 
 def read_profile(path: Path) -> Profile:
     """Read and check a profile. Raises ValueError that names the first wrong value."""
-    top = read_json(path, "profile", "write it with: runtime profile")
+    top = read_node(path, "profile", "write it with: runtime profile")
     top.members(_KNOWN)
     schema = top["schema"].integer(0)
     rule = f"must be {PROFILE_SCHEMA}"

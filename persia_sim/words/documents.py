@@ -1,14 +1,20 @@
-"""JSON documents read at the door: every value is asked for by shape, and a wrong one is named."""
+"""JSON and TOML files read with care, and the door of what is read value by value.
+
+A `Node` asks for every value by shape and names a wrong one; `records` makes dataclasses instead.
+"""
 
 from __future__ import annotations
 
 import json
+import tomllib
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from persia_sim.words.rules import require
+
+MOST_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +85,52 @@ class Node:
         return text if len(text) <= 60 else text[:57] + "..."
 
 
-def read_json(path: Path, what: str, remedy: str = "") -> Node:
-    """The document in a file. Raises ValueError when there is none, or when it is not JSON."""
+def read_document(path: Path) -> Any:
+    """The content of a file: TOML when it is called so, else JSON.
+
+    Raises ValueError naming the file when it is no plain file of at most 64 MiB, no UTF-8, not
+    well-formed, or when it gives a key twice or a number that is not finite; OSError when it cannot
+    be read.
+    """
+    size = path.stat().st_size
+    if not path.is_file():  # a pipe would hold us for ever
+        raise ValueError(f"{path} is not a plain file; name a .json or .toml file")
+    if size > MOST_BYTES:
+        raise ValueError(f"{path} has {size:,} bytes: a document has at most {MOST_BYTES:,}")
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+        if path.suffix == ".toml":
+            return tomllib.loads(text)
+        return json.loads(text, object_pairs_hook=_once, parse_constant=_refuse)
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not text in UTF-8; save it as UTF-8") from None
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply to be a document of ours") from None
+    except ValueError as error:
+        kind = "TOML" if path.suffix == ".toml" else "JSON"
+        raise ValueError(f"{path} is not well-formed {kind}: {error}") from None
+
+
+def read_node(path: Path, what: str, remedy: str = "") -> Node:
+    """The same as a `Node`, whose errors call the file ``what``; one that is missing names
+    ``remedy``."""
     name = f"{what} {path}"
     if not path.exists():
         raise ValueError(f"{name} does not exist" + (f"; {remedy}" if remedy else ""))
-    require(path.is_file(), name, "no regular file", "it must be a JSON file", remedy)
-
-    def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} is no JSON number")
-
     try:
-        return Node(json.loads(path.read_bytes(), parse_constant=refuse), name)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{name} is not JSON: {error}") from None
+        return Node(read_document(path), name)
+    except ValueError as error:
+        raise ValueError(f"{what} {error}") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"{key!r} stands there twice")
+        found[key] = value
+    return found
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not a finite number")

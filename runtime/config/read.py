@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from persia_sim.words.records import parse, read_document
+from persia_sim.words.documents import read_document
+from persia_sim.words.records import parse
 from runtime.config.train import TrainConfig
 
 

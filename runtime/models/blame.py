@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sysconfig
 import traceback
 from collections.abc import Iterator
@@ -29,12 +30,14 @@ def blamed_on(name: str, what: str, remedy: str = "") -> Iterator[None]:
     """Turn an error of the user's network into a ModelError: "model NAME WHAT: ...; REMEDY".
 
     Errors of built-in networks pass as they are: they are ours. So does an error that was raised in
-    this package outside of the networks, as a hook of ours may do during a backward pass.
+    this package outside of the networks, as a hook of ours may do during a backward pass, and a
+    full disk, which is nobody's mistake and ends a whole sweep.
     """
     try:
         yield
     except Exception as error:
-        if not is_own(name) or _is_ours(traceback.extract_tb(error.__traceback__)[-1]):
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if full or not is_own(name) or _is_ours(traceback.extract_tb(error.__traceback__)[-1]):
             raise
         hint = f"; {remedy}" if remedy else ""
         raise ModelError(f"model {name} {what}: {told_error(error)}{hint}") from error

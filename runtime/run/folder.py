@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from persia_sim.words.documents import read_document
 from persia_sim.words.files import atomic_write
-from persia_sim.words.records import read_document
 
 SUMMARY = "summary.json"
 

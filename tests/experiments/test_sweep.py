@@ -122,6 +122,18 @@ def test_the_plan_says_what_is_done_and_by_another_commit(tmp_path, capsys):
     assert "1 of the done points were made by another commit" in told
 
 
+@pytest.mark.parametrize("content", ["[]", '{"commit": ', "null", "[" * 100_000, "\xff"])
+def test_a_done_point_whose_environment_was_damaged_counts_as_one_of_another_commit(
+    content, tmp_path, capsys
+):
+    [done] = points(1)
+    done.folder(tmp_path).mkdir()
+    (done.folder(tmp_path) / "summary.json").write_text("{}")
+    (done.folder(tmp_path) / "env.json").write_text(content, encoding="latin-1")
+    print_plan([done], tmp_path, 1)
+    assert "1 of the done points were made by another commit" in capsys.readouterr().out
+
+
 def test_a_killed_point_loses_itself_only(tmp_path):
     """Kill -9 one process of a running sweep; the others finish, and a second run mends it."""
     sweep, victim = _start_sweep(tmp_path)

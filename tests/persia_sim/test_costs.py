@@ -166,11 +166,14 @@ def test_any_bytes_are_a_profile_or_one_sentence(
 def test_a_missing_or_broken_profile_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="does not exist; write it with"):
         read_profile(tmp_path / "none.json")
-    with pytest.raises(ValueError, match="must be a JSON file"):
+    with pytest.raises(ValueError, match="is not a plain file"):
         read_profile(tmp_path)
     (tmp_path / "deep.json").write_text("[" * 100_000)
-    with pytest.raises(ValueError, match="is not JSON"):
+    with pytest.raises(ValueError, match="nested too deeply"):
         read_profile(tmp_path / "deep.json")
+    (tmp_path / "twice.json").write_text('{"schema": 2, "schema": 3}')
+    with pytest.raises(ValueError, match=r"profile .*twice.json .*'schema' stands there twice"):
+        read_profile(tmp_path / "twice.json")
 
 
 def test_what_the_runtime_measures_is_what_the_simulator_computes_with(
