@@ -208,8 +208,8 @@ class Learner:
         else:
             return found
         raise ModelError(
-            f"model {self.config.model.name} returned {what} from forward, expected a tensor of"
-            f" floats of shape {expected}: one logit per sample and task"
+            f"model {self.config.model.name} returned {what}, expected {expected}:"
+            " a tensor of floats, one logit per sample and task"
         )
 
     def _loss(self, logits: Tensor, labels: Tensor, samples: int) -> Tensor:

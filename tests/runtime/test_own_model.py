@@ -39,10 +39,10 @@ class Cut(torch.autograd.Function):
 FORWARDS = {
     "raise KeyError('age')": f"failed in forward: KeyError: 'age' (FILE, line {LINE})",
     "return torch.ones(2, 3) @ pooled": f"failed in forward: RuntimeError: mat1 and FILE:{LINE}",
-    "return None": "returned None from forward, expected a tensor of floats of shape (8, 1)",
-    "return self.layer(pooled), 1": "returned a tuple from forward, expected a tensor",
-    "return self.layer(pooled)[:, 0]": "returned logits of shape (8,) from forward, expected",
-    "return (pooled > 0).long()": "returned logits of torch.int64 from forward, expected",
+    "return None": "returned None, expected (8, 1): a tensor of floats, one logit per sample",
+    "return self.layer(pooled), 1": "returned a tuple, expected (8, 1)",
+    "return self.layer(pooled)[:, 0]": "returned logits of shape (8,), expected (8, 1)",
+    "return (pooled > 0).long()": "returned logits of torch.int64, expected (8, 1)",
     "return pooled.detach()": "failed in the backward pass: RuntimeError: element 0 of tensors",
     "return Cut.apply(self.layer(pooled))": "failed in the backward pass: LookupError: no way back"
     f" (FILE, line {LINE + 11})",
