@@ -230,34 +230,10 @@ def describe(summary: dict) -> str:  # type: ignore[type-arg]
     return "\n".join(lines)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
-    """Measure every stage of training on one core; python -m persia_sim --profile reads it."""
-
-    dim: int = 16
-    """Floats in a row."""
-    hidden: tuple[int, ...] = (1024, 512, 256)
-    """Widths of the MLP."""
-    data: str = "synthetic:criteo-ad:0.01"
-    """Where the ids come from."""
-    out: Path = Path("runs/profile.json")
-    """The file to write."""
-
-
 def _profile(arguments: list[str]) -> None:
-    options = tyro.cli(Profile, args=arguments, prog="python -m runtime profile")
-    from runtime.run.profile import measure_profile, write_profile
+    from runtime.run.profile_command import run
 
-    profile = measure_profile(options.dim, options.hidden, options.data)
-    write_profile(options.out, profile)
-    for stage, law in profile["laws"].items():
-        low, high = law["fitted_items"]
-        print(
-            f"  {stage:<15} {1e6 * law['fixed_s']:8.1f} us"
-            f" + {1e9 * law['per_item_s']:7.1f} ns an item"
-            f"   (+-{100 * law['spread']:.0f} %, {low:,.0f} to {high:,.0f} items)"
-        )
-    print(f"profile: {options.out}   (load {profile['provenance']['load_1min']:.1f} cores)")
+    run(arguments)
 
 
 def _data(arguments: list[str]) -> None:

@@ -20,7 +20,7 @@ from scipy.optimize import nnls
 from runtime.config import ModelConfig, TrainConfig
 from runtime.data.batch import Batch
 from runtime.data.open import open_source
-from runtime.data.source import Source
+from runtime.data.source import Source, rebatch
 from runtime.dense.optimizer import apply_gradients, make_optimizer
 from runtime.embedding.config import TableConfig
 from runtime.embedding.open import open_store
@@ -32,6 +32,8 @@ from runtime.run.folder import environment, write_json
 SCHEMA = 2
 BATCHES = (64, 256, 1024, 4096)
 REPEATS = 15
+MEASUREMENTS = 1 + 6 * len(BATCHES)
+"""Stages that are timed: the loading, and six for each batch size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +44,37 @@ class Measurement:
     seconds: float
 
 
-def measure_profile(dim: int, hidden: tuple[int, ...], data: str) -> dict[str, Any]:
-    """The profile of this machine: every stage at every batch size of `BATCHES`."""
+def measure_profile(
+    dim: int, hidden: tuple[int, ...], data: str, on_measured: Callable[[], object] = lambda: None
+) -> dict[str, Any]:
+    """The profile of this machine: every stage at every batch size of `BATCHES`.
+
+    ``on_measured`` is called after each of the `MEASUREMENTS`. Raises ValueError for data whose
+    training part is smaller than the largest batch.
+    """
     torch.set_num_threads(1)
+
+    def timed(work: Callable[[], object]) -> float:
+        seconds = _median_s(work)
+        on_measured()
+        return seconds
+
     config = TrainConfig(rows=TableConfig(dim=dim), model=ModelConfig(hidden=hidden))
     source = open_source(data)
+    largest = next(rebatch(source.chunks("train"), max(BATCHES)), None)
+    if largest is None or largest.size < max(BATCHES):
+        size = largest.size if largest else 0
+        raise ValueError(
+            f"data {data} has {size:,} training samples: must be at least {max(BATCHES):,}, the"
+            " largest batch that is measured; name a larger data set"
+        )
     learner = assemble(config, source).learner
     chunks = _endless(source)
     chunk = next(chunks)
-    found = {"load": [Measurement(chunk.size, _median_s(lambda: next(chunks)))]}
+    found = {"load": [Measurement(chunk.size, timed(lambda: next(chunks)))]}
     rates = []
     for size in BATCHES:
-        stages, dense_s = _measure(config, learner, chunk.rows(0, size))
+        stages, dense_s = _measure(config, learner, largest.rows(0, size), timed)
         for stage, measurement in stages.items():
             found.setdefault(stage, []).append(measurement)
         weights = sum(p.numel() for p in learner.model.parameters() if p.dim() == 2)
@@ -76,7 +97,7 @@ def _endless(source: Source) -> Iterator[Batch]:
 
 
 def _measure(
-    config: TrainConfig, learner: Learner, batch: Batch
+    config: TrainConfig, learner: Learner, batch: Batch, timed: Callable[..., float]
 ) -> tuple[dict[str, Measurement], float]:
     """Every stage on one batch, and the seconds of a dense step without its pooling."""
     store = open_store(learner.layout, [config.rows], seed=0)
@@ -88,11 +109,11 @@ def _measure(
     slopes = FieldVectors(np.ones_like(pool.forward(batch, plans, values).pooled), {}, {})
     rows = pool.backward(batch, plans, slopes)
     seconds = {
-        "server_lookup": _median_s(lambda: store.read(handle, 0)),
-        "server_update": _median_s(lambda: store.push(0, [(handle, rows)])),
-        "worker_forward": _median_s(lambda: store.begin(0, 0, batch)),
-        "worker_pool": _median_s(lambda: pool.forward(batch, plans, values)),
-        "worker_scatter": _median_s(lambda: pool.backward(batch, plans, slopes)),
+        "server_lookup": timed(lambda: store.read(handle, 0)),
+        "server_update": timed(lambda: store.push(0, [(handle, rows)])),
+        "worker_forward": timed(lambda: store.begin(0, 0, batch)),
+        "worker_pool": timed(lambda: pool.forward(batch, plans, values)),
+        "worker_scatter": timed(lambda: pool.backward(batch, plans, slopes)),
     }
     seconds["server_create"] = max(0.0, created_s - seconds["server_lookup"])
     distinct = sum(len(plan.ids) for plan in plans.values())
@@ -104,7 +125,7 @@ def _measure(
         apply_gradients(learner.model, optimizer, gradients.dense)
 
     # The learner also pools and scatters; those have laws of their own.
-    dense_s = _median_s(dense_step) - seconds["worker_pool"] - seconds["worker_scatter"]
+    dense_s = timed(dense_step) - seconds["worker_pool"] - seconds["worker_scatter"]
     # Distinct ids travel, so they are the items of every law, a worker's as a server's.
     return {s: Measurement(distinct, t) for s, t in seconds.items()}, max(dense_s, 1e-9)
 

@@ -35,7 +35,12 @@ def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     text = capsys.readouterr().err
     assert code == 2, (words, code, text)
     assert "Traceback" not in text
-    return " ".join(text.replace("\u2502", " ").split())
+    return plainly(text)
+
+
+def plainly(text: str) -> str:
+    """A refusal on one line, without the frame that tyro draws around it."""
+    return " ".join(text.translate(dict.fromkeys(map(ord, "│─╭╮╰╯|+"), " ")).split())
 
 
 @settings(max_examples=40, deadline=None)

@@ -1,0 +1,95 @@
+"""`python -m runtime profile`: its options, the checks of its file, its progress and its table."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from persia_sim.words.documents import read_document
+from persia_sim.words.fields import check_fields
+from runtime.config import ModelConfig
+from runtime.config.bounds import within
+from runtime.embedding.config import MOST_DIM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Measure every stage of training on one core; python -m persia_sim --profile reads it."""
+
+    dim: int = 16
+    """Floats in a row, 1 to 65536."""
+    hidden: tuple[int, ...] = (1024, 512, 256)
+    """Widths of the MLP."""
+    data: str = "synthetic:criteo-ad:0.01"
+    """Where the ids come from; its training part needs 4096 samples."""
+    out: Path = Path("runs/profile.json")
+    """The file to write; an earlier profile in its place is replaced."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        within(self, 1, MOST_DIM, "dim")
+        if not self.data:
+            raise ValueError("data is empty; name a data set or leave it out")
+        try:
+            ModelConfig(hidden=self.hidden)
+        except ValueError as error:
+            raise ValueError(str(error).removeprefix("model.")) from None
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Measure, write the file, and print a line for each law."""
+    options = tyro.cli(Profile, args=list(arguments), prog="python -m runtime profile")
+    ensure_place(options.out)
+    from tqdm import tqdm
+
+    from runtime.run.profile import MEASUREMENTS, measure_profile, write_profile
+
+    with tqdm(total=MEASUREMENTS, desc="profile", unit=" stages", disable=None) as bar:
+        profile = measure_profile(options.dim, options.hidden, options.data, lambda: bar.update())
+    write_profile(options.out, profile)
+    print(describe(profile))
+    print(f"profile: {options.out}   (load {profile['provenance']['load_1min']:.1f} cores)")
+
+
+def ensure_place(out: Path) -> None:
+    """Find out before any work whether the profile can be written where it is wanted.
+
+    Its folder is made. Raises ValueError for a folder, and for a file that is no profile and would
+    be lost; OSError naming what cannot be made.
+    """
+    if out.is_dir():  # Path("") too
+        raise ValueError(f"out {out} is a folder; name a file, such as {out / 'profile.json'}")
+    if out.exists() and not _is_profile(out):
+        raise ValueError(f"out {out} is a file that is no profile; it would be lost: name another")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    # The system's own answer: rights, a read-only disk, a folder that takes no files.
+    try:
+        tempfile.TemporaryFile(dir=out.parent).close()
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(out)) from None
+
+
+def describe(profile: dict[str, Any]) -> str:
+    """One line a law: seconds of a call, of an item, how well it fits and where."""
+    lines = []
+    for stage, law in profile["laws"].items():
+        low, high = law["fitted_items"]
+        lines.append(
+            f"  {stage:<15} {1e6 * law['fixed_s']:8.1f} us"
+            f" + {1e9 * law['per_item_s']:7.1f} ns an item"
+            f"   (+-{100 * law['spread']:.0f} %, {low:,.0f} to {high:,.0f} items)"
+        )
+    return "\n".join(lines)
+
+
+def _is_profile(file: Path) -> bool:
+    try:
+        found = read_document(file)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and "schema" in found and bool({"laws", "gpu"} & set(found))

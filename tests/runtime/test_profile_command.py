@@ -1,0 +1,95 @@
+"""`python -m runtime profile`: what is wrong is told before the work, and its file is a profile."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from persia_sim.model.profile import read_profile
+from runtime.commands import main
+from runtime.run import profile as measuring
+from tests.runtime.test_commands_of_train import plainly
+
+TINY = ["--dim", "4", "--hidden", "8", "--data", "synthetic:criteo-ad:0.0001"]
+
+
+@pytest.fixture
+def no_work(monkeypatch):
+    def begun(*_: object) -> None:
+        pytest.fail("measuring began")
+
+    monkeypatch.setattr(measuring, "measure_profile", begun)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    try:
+        code = main(["profile", *words])
+    except SystemExit as left:
+        code = left.code
+    text = capsys.readouterr().err
+    assert code == 2, (code, text)
+    assert "Traceback" not in text
+    return plainly(text)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--dim", "0"], "dim must be >= 1, got 0"),
+        (["--dim", "65537"], "dim must be <= 65,536, got 65537"),
+        (["--hidden", "16", "0"], "hidden must be one or more widths of 1 to 1,048,576, got (16,"),
+        (["--hidden"], "hidden must be one or more widths"),
+        (["--data="], "data is empty"),
+        (["--out="], "out . is a folder"),
+        (["--out", "FOLDER"], "out FOLDER is a folder; name a file"),
+        (["--out", "FOLDER/notes.json"], "out FOLDER/notes.json is a file that is no profile"),
+        (["--out", "FOLDER/notes.json/p.json"], "FOLDER/notes.json"),
+        (["--out", "/proc/profile.json"], "/proc/profile.json"),
+        (["--out", "/proc/none/profile.json"], "/proc/none"),
+    ],
+)  # fmt: skip
+def test_a_bad_option_is_told_before_anything_is_measured(words, said, tmp_path, no_work, capsys):
+    (tmp_path / "notes.json").write_text('{"mine": 1}')
+    words = [word.replace("FOLDER", str(tmp_path)) for word in words]
+    # A frame breaks long words at the width of the screen.
+    found = refused(capsys, *words).replace(" ", "")
+    assert said.replace("FOLDER", str(tmp_path)).replace(" ", "") in found
+    assert (tmp_path / "notes.json").read_text() == '{"mine": 1}'
+    assert [file.name for file in tmp_path.iterdir()] == ["notes.json"]
+
+
+def test_unknown_data_and_data_of_too_few_samples_are_told(tmp_path, capsys):
+    out = ["--out", str(tmp_path / "p.json")]
+    assert "no data set is called 'nosuch'" in refused(capsys, "--data", "nosuch", *out)
+    (tmp_path / "few.csv").write_text("user,click\n" + "a,1\nb,0\n" * 50)
+    schema = ['name = "few"', 'file = "few.csv"', 'labels = ["click"]',
+              "split = { test_fraction = 0.2 }", "[[columns]]", 'name = "user"']  # fmt: skip
+    (tmp_path / "few.toml").write_text("\n".join(schema))
+    told = refused(capsys, "--data", str(tmp_path / "few.toml"), *out)
+    assert re.search(r"few.toml has \d+ training samples: must be at least 4,096", told), told
+    assert not (tmp_path / "p.json").exists()
+
+
+def test_a_profile_goes_into_a_new_folder_and_over_an_earlier_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(measuring, "REPEATS", 3)
+    out = tmp_path / "new" / "p.json"
+    assert main(["profile", *TINY, "--out", str(out)]) == 0
+    first = read_profile(out)
+    assert (first.dim, first.hidden, len(first.flops_per_s)) == (4, (8,), 4)
+    printed = capsys.readouterr().out
+    law = first.laws["server_lookup"]
+    [line] = [row for row in printed.splitlines() if row.startswith("  server_lookup")]
+    fixed, per_item = re.findall(r"([\d.]+) (?:us|ns)", line)
+    assert float(fixed) == pytest.approx(1e6 * law.fixed_s, abs=0.051)
+    assert float(per_item) == pytest.approx(1e9 * law.per_item_s, abs=0.051)
+    assert main(["profile", *TINY, "--dim", "8", "--out", str(out)]) == 0
+    assert read_profile(out).dim == 8
+    assert [file.name for file in out.parent.iterdir()] == ["p.json"]
+
+
+def test_the_bar_ends_full(monkeypatch):
+    monkeypatch.setattr(measuring, "REPEATS", 3)
+    told: list[int] = []
+    measuring.measure_profile(4, (8,), TINY[-1], lambda: told.append(1))
+    assert len(told) == measuring.MEASUREMENTS
