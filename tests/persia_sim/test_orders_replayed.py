@@ -21,10 +21,11 @@ SHARDS = 8  # server processes of the small cluster
 )
 def test_an_order_by_server_trains_and_its_versions_are_the_stores(mode: Mode, merge: bool) -> None:
     noise = Noise(gpu_cv=0.3, server_cv=1.5)
-    base = small_scenario(mode, merge_pushes=merge, noise=noise, trace_shards=True, steps=20)
+    choice = {"merge_pushes": merge} if mode is Mode.HYBRID else {}
+    base = small_scenario(mode, noise=noise, trace_shards=True, steps=20, **choice)
     order = simulate(base, trace=True).trace
     assert order is not None
-    late = {"tau": base.tau, "merge_pushes": merge} if mode is Mode.HYBRID else {}
+    late = {"tau": base.tau, **choice} if mode is Mode.HYBRID else {}
     chosen = config(mode=mode, ranks=4, shards=SHARDS, steps=20, **late)
     world = run(chosen, ArraySource(600), order=order)
     simulated = staleness_in_pushes(order).mean_by_shard()
