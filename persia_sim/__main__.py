@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from persia_sim.cli import Options, run
@@ -14,7 +15,10 @@ def main() -> int:
     config = (tyro.conf.EnumChoicesFromValues,)
     try:
         options = tyro.cli(Options, prog="python -m persia_sim", description=__doc__, config=config)
-        print(run(options))
+        print(run(options), flush=True)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output has gone, as `| head` does
+        os._exit(0)  # and nothing is left to be flushed
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -126,3 +127,14 @@ def test_the_commands_defaults_are_those_of_the_words() -> None:
     assert not scenario_of(Options(merge_pushes=False)).merges
     with pytest.raises(ValueError, match="merge_pushes is False: sync always merges; drop it"):
         scenario_of(Options(mode=Mode.SYNC, merge_pushes=False))
+
+
+@pytest.mark.parametrize("arguments", [["--steps", "5"], ["--help"]])
+def test_a_reader_that_has_gone_ends_the_command_in_silence(arguments: list[str]) -> None:
+    """As `| head -1` does once it has its line."""
+    read, write = os.pipe()
+    os.close(read)
+    words = [sys.executable, "-m", "persia_sim", *arguments]
+    found = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (found.returncode, found.stderr) == (0, "")
