@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, is_dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import tyro
 
+from persia_sim.words.fields import field_types
 from runtime.config import TrainConfig, read_config
 from runtime.data.errors import nearest
 
@@ -120,6 +122,11 @@ def read_train(arguments: list[str]) -> Train:
     for option in ("--out", "--config", "--trace", "--data.dir", "--data.name"):
         if _value_of(option, arguments) == "":
             raise ValueError(f"{option} is empty; give a path or leave it out")
+    flags = {f"--{name}" for name, kind in option_kinds(TrainConfig) if kind is bool}
+    for word in arguments:
+        flag, equals, value = word.partition("=")
+        if equals and re.sub(r"(--|\.)no-", r"\1", flag.replace("_", "-")) in flags:
+            raise ValueError(f"{flag} takes no value, got {value!r}; write the option alone")
     file = _value_of("--config", arguments)
     start = Train(run=read_config(Path(file)) if file else TrainConfig())
     command = tyro.cli(
@@ -137,6 +144,16 @@ def read_train(arguments: list[str]) -> Train:
     if trace is not None and "--tau" in typed:
         _refuse_other_tau(trace, command.run.sync.tau)
     return command
+
+
+def option_kinds(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every option of a run as it is typed behind its dashes, and its annotation."""
+    for name, kind in field_types(group).items():
+        if is_dataclass(kind):
+            flat = name in ("sync", "engine", "evaluation")
+            yield from option_kinds(kind, prefix if flat else f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}".replace("_", "-"), kind
 
 
 def _refuse_other_tau(trace: Path, tau: int | None) -> None:

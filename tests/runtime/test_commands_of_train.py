@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
+import re
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from persia_sim.words.trace import Trace
 from runtime import commands
-from runtime.commands import main, read_train
+from runtime.commands import main, option_kinds, read_train
 from runtime.config import SyncConfig, TrainConfig
 from runtime.run.claim import claimed
 from runtime.run.folder import plain
@@ -56,6 +59,33 @@ def test_absurd_numbers_are_refused_naming_the_option(option, value):
         assert told.value.code == 2
 
 
+OPTIONS = [f"--{name}" for name, _ in option_kinds(TrainConfig)]
+POOL = [
+    "", " ", "0", "1", "2", "-1", "1.5", "inf", "-inf", "nan", "1e400", "1e12", str(10**30), "None",
+    "True", "x", "[1]", "hybird", "hybrid", "concurent", "concurrent", "replay", "adm", "adam",
+    "float23", "float64", "../none/x", "\u00e9",
+]  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.tuples(st.sampled_from(OPTIONS), st.sampled_from(POOL)), min_size=1, max_size=3))
+def test_any_options_are_accepted_or_refused_naming_one_of_them(tmp_path_factory, pairs):
+    out = tmp_path_factory.getbasetemp() / "absurd"
+    told = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stderr(told), redirect_stdout(told):
+        patch.setattr(commands, "work", lambda *_: None)
+        try:
+            code = main(["train", "--out", str(out), *(f"{name}={value}" for name, value in pairs)])
+        except SystemExit as left:
+            code = left.code
+    assert code in (0, 2), told.getvalue()
+    assert "Traceback" not in told.getvalue()
+    if code == 2:
+        said = re.sub(r"[\s_-]", "", plainly(told.getvalue()))
+        names = [re.sub(r"[_-]", "", name.rpartition(".")[2]) for name, _ in pairs]
+        assert any(name in said for name in names), (pairs, told.getvalue())
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -68,6 +98,8 @@ def test_absurd_numbers_are_refused_naming_the_option(option, value):
         (["--config", ""], "--config is empty"),
         (["--config", "nowhere.toml"], "nowhere.toml: No such file"),
         (["--trace", "t.npz"], "trace is not used by mode sync"),
+        (["--data.shuffle=yes"], "--data.shuffle takes no value, got 'yes'"),
+        (["--no-trace-order="], "--no-trace-order takes no value, got ''"),
         (["--timeline"], "timeline is not used by mode sync with executor lag"),
     ],
 )
