@@ -53,8 +53,7 @@ class Train:
 def main(arguments: Sequence[str]) -> int:
     """Run one command; the exit code is 0, 2 for a mistake of the user, 130 after Ctrl-C."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(USAGE, end="")
-        return 0
+        return guarded(lambda: print(USAGE, end=""))
     name, rest = arguments[0], list(arguments[1:])
     if name == "--version":
         print(f"persia-testbed {_version()}")
@@ -85,7 +84,10 @@ def leave(code: int) -> NoReturn:
 def guarded(work: Callable[[], None]) -> int:
     """Turn the errors that users can mend into one clear message instead of a traceback."""
     try:
-        work()
+        try:
+            work()
+        finally:
+            sys.stdout.flush()  # here, where a reader that has gone is no error
     except KeyboardInterrupt:
         print(
             "\ninterrupted; what was finished is kept, unfinished runs start anew", file=sys.stderr
@@ -95,7 +97,8 @@ def guarded(work: Callable[[], None]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output has gone, as `| head` does
+        # The reader of our output has gone, as `| head` does; what is left is for nobody.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)

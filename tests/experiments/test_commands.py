@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
@@ -102,27 +100,6 @@ def test_one_training_run_tells_its_result_and_replays(tmp_path):
     other = command(*tiny, "--seed", "7", "--executor", "replay", "--trace", trace)
     assert "trace" in other.stderr
     assert "seed: trace 0, this run 7" in other.stderr
-
-
-def test_ctrl_c_ends_in_one_line(tmp_path):
-    import signal
-
-    # Where a shell runs the tests in the background they ignore Ctrl-C, and children inherit that.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "runtime", "train", "--data.name", "synthetic", "--executor",
-         "concurrent", "--out", str(tmp_path / "run")],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    signal.signal(signal.SIGINT, before)
-    while not Path(tmp_path / "run" / "env.json").exists():
-        time.sleep(0.05)
-    time.sleep(2)
-    process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert "interrupted" in told
-    assert "Traceback" not in told
 
 
 @pytest.mark.parametrize(
