@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 from experiments.commands import main
 from runtime.commands import leave
 from runtime.openmp import let_idle_threads_sleep
 
-if __name__ == "__main__":
+
+def run() -> NoReturn:
+    """Carry out the command line and end the process; the console script calls this too."""
     let_idle_threads_sleep()
     leave(main(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    run()

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 from runtime.commands import leave, main
 from runtime.openmp import let_idle_threads_sleep
 
-if __name__ == "__main__":
+
+def run() -> NoReturn:
+    """Carry out the command line and end the process; the console script calls this too."""
     let_idle_threads_sleep()
     leave(main(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    run()
