@@ -12,8 +12,6 @@ from experiments.commands import BENCHES, STUDIES, module_of
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / "paper_figs" / "out"
 PICTURES = sorted(path.stem for path in OUT.glob("*.png"))
-TABLE_DUE = {"demo", "time_to_auc"}
-"""Drawn before their studies kept a table beside the picture; the next run brings it."""
 FIGURES = sorted(
     path.stem
     for path in (ROOT / "paper_figs").glob("*.py")
@@ -27,7 +25,7 @@ def test_there_are_pictures():
 
 @pytest.mark.parametrize("stem", PICTURES)
 def test_a_committed_picture_has_its_table_beside_it_and_a_figure_and_a_study(stem):
-    assert (OUT / f"{stem}.csv").is_file() or stem in TABLE_DUE
+    assert (OUT / f"{stem}.csv").is_file()
     assert stem in FIGURES
     assert stem.replace("_", "-") in STUDIES
 
