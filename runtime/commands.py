@@ -217,10 +217,14 @@ def _choose(config: TrainConfig) -> TrainConfig:
     return choice.config
 
 
+def _tau_word(tau: int | None) -> str:
+    return "unbounded" if tau is None else str(tau)
+
+
 def describe(summary: dict) -> str:  # type: ignore[type-arg]
     """The few lines that a person reads after one run."""
     lines = [
-        f"{summary['mode']}, tau {summary['tau']}, {summary['ranks']} ranks:"
+        f"{summary['mode']}, tau {_tau_word(summary['tau'])}, {summary['ranks']} ranks:"
         f" {summary['samples']:,} samples in {summary['updates']:,} updates,"
         f" {summary['samples_per_s']:,.0f} samples/s ({summary['executor']} executor)"
     ]

@@ -171,3 +171,10 @@ def test_help_and_version_load_no_torch():
     found = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
     assert found.stdout.splitlines()[-1] == "[]", found.stdout + found.stderr
     assert found.stdout.splitlines()[-2].startswith("persia-testbed ")
+
+
+def test_a_run_without_a_bound_says_so_in_the_word_of_both_halves(tmp_path, capsys):
+    words = "--data.name synthetic --steps 3 --mode hybrid --executor concurrent --tau None"
+    out = str(tmp_path / "run")
+    assert main(["train", *words.split(), "--test-rows", "500", "--out", out]) == 0
+    assert "\nhybrid, tau unbounded, 1 ranks:" in capsys.readouterr().out
