@@ -119,9 +119,11 @@ def score(labels: np.ndarray, predictions: np.ndarray) -> TaskScore:
     from sklearn.metrics import log_loss, roc_auc_score  # late: a second to import
 
     rate = float(labels.mean())
-    if rate in (0.0, 1.0) or not np.isfinite(predictions).all():
+    if rate in (0.0, 1.0):  # always saying the only label there is loses nothing
         return TaskScore(float("nan"), float("nan"), rate, 0.0)
     trivial = -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate))
+    if not np.isfinite(predictions).all():
+        return TaskScore(float("nan"), float("nan"), rate, float(trivial))
     auc = float(roc_auc_score(labels, predictions))
     loss = float(log_loss(labels, np.clip(predictions, 1e-15, 1 - 1e-15)))
     return TaskScore(auc, loss, rate, float(trivial))

@@ -342,3 +342,10 @@ def test_each_reason_for_a_bad_figure_is_told_for_its_task(predictions, labels, 
     assert not [w for w in found if w.startswith("click")]
     if not warnings:
         assert found == []
+
+
+def test_predictions_that_are_not_finite_have_no_score_beside_that_of_the_label_rate():
+    found = score(np.array([0, 0, 0, 1]), np.array([0.1, np.nan, 0.1, 0.1]))
+    assert math.isnan(found.auc)
+    assert math.isnan(found.log_loss)
+    assert found.trivial_log_loss == pytest.approx(-(0.25 * math.log(0.25) + 0.75 * math.log(0.75)))
