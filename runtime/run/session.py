@@ -119,7 +119,8 @@ def train(
         meta["tau"] = recorded.meta.get("tau")
     model = run.snapshot()
     final = evaluate(parts.learner, model, parts.store, held_out)
-    warnings = [*(curve[0].evaluation.warnings if curve else []), *final.warnings]
+    early = [w for w in curve[0].evaluation.warnings if w not in final.warnings] if curve else []
+    warnings = [f"after {curve[0].updates} updates: {w}" for w in early] + final.warnings
     if parts.learner.drew_unseeded:
         meta["not_replayable"] = unseeded_draws(config.model.name)
         warnings.append(f"this run cannot be repeated: {meta['not_replayable']}")

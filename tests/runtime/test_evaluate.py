@@ -349,3 +349,10 @@ def test_predictions_that_are_not_finite_have_no_score_beside_that_of_the_label_
     assert math.isnan(found.auc)
     assert math.isnan(found.log_loss)
     assert found.trivial_log_loss == pytest.approx(-(0.25 * math.log(0.25) + 0.75 * math.log(0.75)))
+
+
+def test_a_warning_that_the_end_no_longer_has_says_when_it_was_true(monkeypatch):
+    said = iter([["loss is high"], ["loss is high", "chance"], ["chance"]])
+    monkeypatch.setattr(evaluate_module, "_health", lambda *_: next(said))
+    chosen = config(steps=4, evaluate_every_steps=2)
+    assert train(chosen, ArraySource(96)).warnings == ["after 2 updates: loss is high", "chance"]
