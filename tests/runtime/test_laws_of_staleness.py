@@ -123,6 +123,7 @@ def test_sync_and_lookahead_have_no_staleness(mode, executor):
 def test_each_sample_is_handed_out_exactly_once(samples, ranks, batch, barrier, order):
     source = ArraySource(samples, seed=1)
     source._all.dense[:, 0] = np.arange(samples)  # a name for every sample
+    batch = max(batch, ranks)  # fewer samples than ranks in a batch are refused
     chosen = config(batch=batch, ranks=ranks)
     feed = Feed(training_stream(chosen, source), ranks, barrier, Stop())
     next_step = dict.fromkeys(range(ranks), 0)
