@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from runtime.data.batch import Batch, Field, Layout
-from runtime.embedding import worker as fused
+from runtime.embedding import worker
 from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.embedding.features import Capacity
 from runtime.embedding.open import open_pooling, open_store, use_threads
@@ -28,9 +28,9 @@ def test_two_calls_make_a_step_on_either_engine() -> None:
             ids = np.arange(step, step + 6, dtype=np.uint64)
             offsets = np.array([0, 1, 3, 3, 6])
             batch = Batch(ids, offsets, np.zeros((2, 0)), np.zeros((2, 1)))
-            handle, vectors = fused.look_up(store, pooling, 0, step, batch)
+            handle, vectors = worker.look_up(store, pooling, 0, step, batch)
             gradients = FieldVectors(np.ones_like(vectors.pooled), {}, {})
-            fused.push(store, pooling, handle, gradients)
+            worker.push(store, pooling, handle, gradients)
             results.append(vectors.pooled.tobytes())
         results += [a.tobytes() for a in store.export()["rows"]]
     half = len(results) // 2
