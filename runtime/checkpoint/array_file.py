@@ -67,6 +67,21 @@ def read_arrays(path: Path, digest: str) -> tuple[dict[str, Any], dict[str, np.n
         raise BrokenFileError(f"{path} cannot be read: {error.strerror}") from None
 
 
+def check_arrays(path: Path, digest: str) -> None:
+    """Read the file once, without making an array; raises `BrokenFileError` unless it is whole."""
+    running = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    try:
+        left = path.stat().st_size - _DIGEST_BYTES
+        with path.open("rb") as file:
+            while left > 0 and (block := file.read(min(left, _BLOCK_BYTES))):
+                running.update(block)
+                left -= len(block)
+    except OSError as error:
+        raise BrokenFileError(f"{path} cannot be read: {error.strerror}") from None
+    if running.hexdigest() != digest:
+        raise BrokenFileError(f"{path} is damaged, or not the file that the manifest names")
+
+
 def _read(path: Path, expected_digest: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):

@@ -6,16 +6,13 @@ each file's own digest stands there, so none can be swapped on the disk.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from persia_sim.words.files import atomic_write
 from runtime.checkpoint.array_file import BrokenFileError
+from runtime.checkpoint.sealed import read_sealed, write_sealed
 
 FORMAT = "persia-testbed-embedding-2"
 NAME = "manifest.json"
@@ -54,35 +51,15 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Replace the folder's manifest at once; the new name is on the disk when this returns."""
-        content = asdict(self)
-        sealed = content | {"digest": _digest_of(content)}
-        with atomic_write(folder / NAME) as file:
-            file.write(json.dumps(sealed, indent=1).encode())
-        directory = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        write_sealed(folder / NAME, asdict(self))
 
 
 def read_manifest(folder: Path) -> Manifest:
     """The folder's manifest; raises `BrokenFileError` with its name, the key, value and rule."""
     file = folder / NAME
-    if file.exists() and not file.is_file():
-        raise BrokenFileError(f"{file} cannot be read: it is not a regular file")
-    try:
-        found = json.loads(file.read_text())
-    except FileNotFoundError:
-        raise BrokenFileError(f"{folder} holds no checkpoint: there is no {NAME}") from None
-    except OSError as error:
-        raise BrokenFileError(f"{file} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise BrokenFileError(f"{file} is damaged: {error}") from None
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise BrokenFileError(f"{file} is not the manifest of an embedding checkpoint ({FORMAT})")
-    digest = found.pop("digest", None)
+    found, whole = read_sealed(file, FORMAT, "manifest of an embedding checkpoint")
     manifest = _checked(file, found)
-    if digest != _digest_of(found):
+    if not whole:
         raise BrokenFileError(f"{file} is damaged: its digest does not match its content")
     return manifest
 
@@ -122,9 +99,3 @@ def _checked(file: Path, found: dict[str, Any]) -> Manifest:
 
 def _matches(pattern: re.Pattern[str], value: object) -> bool:
     return isinstance(value, str) and pattern.fullmatch(value) is not None
-
-
-def _digest_of(content: dict[str, Any]) -> str:
-    """Of what the JSON means, whatever its spaces and order of keys."""
-    plain = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2b(plain.encode(), digest_size=32).hexdigest()

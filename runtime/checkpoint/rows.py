@@ -8,6 +8,7 @@ directory replaces what it held.
 
 from __future__ import annotations
 
+import shutil
 import time
 import uuid
 from dataclasses import asdict, dataclass
@@ -49,28 +50,81 @@ def save(
     then be ``incremental`` and write only those. Saves of one store, and saves to one directory,
     wait for each other. Raises OSError when the disk does; then nothing has been lost.
     """
-    started = time.perf_counter()
     path.mkdir(parents=True, exist_ok=True)
-    track = incremental or track_changes
-    with store.saving, folder_lock(path):
-        parts = _parts_to_extend(store, path) if incremental else []
-        name = uuid.uuid4().hex[:12]
+    with folder_lock(path):
+        base = path if incremental else None
+        return take(store, extends=base, track_changes=track_changes)._write(path)
+
+
+def take(store: NativeStore, *, extends: Path | None = None, track_changes: bool = False) -> Taken:
+    """All rows as they are at this instant, to be written later.
+
+    ``extends`` names the folder of this store's last save: then only what changed since is taken.
+    The next taking waits until this one is written or dropped.
+    """
+    started = time.perf_counter()
+    track = track_changes or extends is not None
+    store.saving.acquire()
+    try:
+        parts = _parts_to_extend(store, extends) if extends else []
+        with store.consistent_cut():
+            held = time.perf_counter()
+            snapshots = store.snapshots(only_changed=extends is not None, track=track)
+            pause_s = time.perf_counter() - held
+    except BaseException:
+        store.settle_snapshots(kept=False)
+        store.saving.release()
+        raise
+    return Taken(store, snapshots, track, extends, parts, pause_s, started)
+
+
+@dataclass(slots=True)
+class Taken:
+    """The rows of a store at one instant; the store may be trained while they are written."""
+
+    _store: NativeStore
+    _snapshots: list[dict[str, dict[str, Any]]]
+    _track: bool
+    _extends: Path | None
+    _parts: list[Part]
+    pause_s: float
+    """How long pushes and lookups were held back."""
+    _started: float
+
+    def write(self, path: Path) -> Saved:
+        """Write to a folder, which then holds all rows; parts it extends come in as links.
+
+        Raises OSError when the disk does; then nothing has been lost.
+        """
+        path.mkdir(parents=True, exist_ok=True)
+        with folder_lock(path):
+            return self._write(path)
+
+    def drop(self) -> None:
+        """Nobody wants them: what has changed counts as changed still."""
+        self._settle(kept=False)
+
+    def _write(self, path: Path) -> Saved:
+        name, store = uuid.uuid4().hex[:12], self._store
         try:
-            with store.consistent_cut():
-                held = time.perf_counter()
-                snapshots = store.snapshots(only_changed=incremental, track=track)
-                pause_s = time.perf_counter() - held
-            part, file_bytes = _write_part(path, name, snapshots)
+            if self._extends is not None and self._extends != path:
+                _link_parts(self._extends, path, self._parts)
+            part, file_bytes = _write_part(path, name, self._snapshots)
             tables = {t: asdict(config) for t, config in store.tables.items()}
-            Manifest(seed=store.seed, tables=tables, parts=[*parts, part]).write(path)
+            Manifest(seed=store.seed, tables=tables, parts=[*self._parts, part]).write(path)
+            rows = sum(len(s["ids"]) for tables in self._snapshots for s in tables.values())
         except BaseException:
-            store.settle_snapshots(kept=False)
+            self._settle(kept=False)
             raise
-        store.settle_snapshots(kept=True)
-        store.last_saved = (str(path.resolve()), name) if track else None
-        _remove_all_but(path, [*parts, part])
-    rows = sum(len(found["ids"]) for tables in snapshots for found in tables.values())
-    return Saved(rows, file_bytes, pause_s, time.perf_counter() - started)
+        store.last_saved = (str(path.resolve()), name) if self._track else None
+        self._settle(kept=True)
+        _remove_all_but(path, [*self._parts, part])
+        return Saved(rows, file_bytes, self.pause_s, time.perf_counter() - self._started)
+
+    def _settle(self, *, kept: bool) -> None:
+        self._snapshots = []
+        self._store.settle_snapshots(kept=kept)
+        self._store.saving.release()
 
 
 def load(store: NativeStore, path: Path) -> None:
@@ -133,6 +187,17 @@ def _read_shard(path: Path, part: Part, shard: int) -> dict[str, Arrays]:
         }
     except (KeyError, AttributeError, TypeError, ValueError) as error:
         raise BrokenFileError(f"{file} lacks a column of a table: {error}") from None
+
+
+def _link_parts(source: Path, target: Path, parts: list[Part]) -> None:
+    """The same files in another folder; copies where the file system knows no links."""
+    for name in (file for part in parts for file in part.files):
+        try:
+            (target / name).hardlink_to(source / name)
+        except FileExistsError:
+            continue
+        except OSError:
+            shutil.copyfile(source / name, target / name)
 
 
 def _parts_to_extend(store: NativeStore, path: Path) -> list[Part]:

@@ -1,0 +1,60 @@
+"""The dense network on disk: tensors, numbers and words; never code."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+from runtime.checkpoint.array_file import BrokenFileError
+
+DenseState = dict[str, Any]
+"""``model``: the state dict to evaluate, of `learner.model`'s shape. ``optimizers``: a state dict
+each, one for all ranks or one per replica. ``replicas``: in async_averaging a state dict per rank,
+else none. ``version``: updates of the dense weights. ``rounds``: averagings begun. ``generators``:
+where torch's random generators stand, by device."""
+
+
+def write_dense(file: Path, state: DenseState) -> str:
+    """Write and flush to the disk; gives the file's digest."""
+    import torch  # late: a second to import
+
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    content = buffer.getbuffer()
+    with file.open("wb") as out:
+        out.write(content)
+        out.flush()
+        os.fsync(out.fileno())
+    return hashlib.blake2b(content, digest_size=32).hexdigest()
+
+
+def read_dense(file: Path, digest: str) -> DenseState:
+    """What `write_dense` wrote, on the CPU; raises `BrokenFileError` for any other content."""
+    import torch
+
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise BrokenFileError(f"{file} cannot be read: {error.strerror}") from None
+    check_digest(file, content, digest)
+    try:
+        found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        raise BrokenFileError(f"{file} holds more than weights: {error}") from None
+    if not isinstance(found, dict) or not {"model", "optimizers"} <= set(found):
+        raise BrokenFileError(f"{file} holds no dense network with its optimisers")
+    return found
+
+
+def check_digest(file: Path, content: bytes, digest: str) -> None:
+    """Raise `BrokenFileError` unless the content is what the state names."""
+    found = hashlib.blake2b(content, digest_size=32).hexdigest()
+    if found != digest:
+        raise BrokenFileError(
+            f"{file} is not the file that state.json names: its digest begins with {found[:12]},"
+            f" that in state.json with {digest[:12]}"
+        )

@@ -1,0 +1,164 @@
+"""Checkpoints of a whole run: a folder each, named by the samples trained, complete or ignored.
+
+`checkpoints/<samples>/` holds `rows/` (see `rows`), `dense.pt`, `trace.npz` where the order is
+kept, and `state.json`, written last: a folder without it was never finished, and nobody reads it.
+The state seals the other files by their digests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from persia_sim.words.trace import Trace
+from runtime.checkpoint.array_file import BrokenFileError, check_arrays
+from runtime.checkpoint.dense_file import DenseState, check_digest, read_dense, write_dense
+from runtime.checkpoint.manifest import NAME as MANIFEST
+from runtime.checkpoint.manifest import read_manifest
+from runtime.checkpoint.sealed import flush_folder
+from runtime.checkpoint.state import NAME, RunState, read_state
+
+CHECKPOINTS = "checkpoints"
+ROWS, DENSE, TRACE = "rows", "dense.pt", "trace.npz"
+_DIGITS = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A complete checkpoint, and the doors to what it holds."""
+
+    folder: Path
+    state: RunState
+
+    @property
+    def rows(self) -> Path:
+        """The folder that `runtime.checkpoint.rows.load` takes."""
+        return self.folder / ROWS
+
+    def dense(self) -> DenseState:
+        """The dense network and its optimisers; weights only."""
+        return read_dense(self.folder / DENSE, self.state.files[DENSE])
+
+    def trace(self) -> Trace | None:
+        """The order of events so far; None of a run that does not keep it."""
+        if TRACE not in self.state.files:
+            return None
+        file = self.folder / TRACE
+        _check(file, self.state.files[TRACE])
+        return Trace.load(file)
+
+
+def folder_of(run: Path, samples: int) -> Path:
+    """Where the checkpoint of this cursor lies in a run's folder; they sort by name."""
+    return run / CHECKPOINTS / f"{samples:0{_DIGITS}d}"
+
+
+def write_checkpoint(
+    run: Path,
+    state: RunState,
+    dense: DenseState,
+    trace: Trace | None,
+    write_rows: Callable[[Path], object],
+) -> Checkpoint:
+    """Write a checkpoint into the run's folder; it counts from the instant of its last file.
+
+    ``write_rows`` fills a folder with the rows of the same instant. ``state.files`` is filled in
+    here. Raises OSError when the disk does, and then leaves nothing behind; the checkpoints before
+    are untouched.
+    """
+    folder = folder_of(run, state.samples)
+    _remove(folder)
+    try:
+        folder.mkdir(parents=True)
+        write_rows(folder / ROWS)
+        files = {f"{ROWS}/{MANIFEST}": _digest(folder / ROWS / MANIFEST)}
+        files[DENSE] = write_dense(folder / DENSE, dense)
+        if trace is not None:
+            trace.save(folder / TRACE)
+            files[TRACE] = _digest(folder / TRACE)
+        whole = replace(state, files=files)
+        whole.write(folder)
+        flush_folder(folder.parent)
+    except BaseException:
+        _remove(folder)
+        raise
+    return Checkpoint(folder, whole)
+
+
+def complete_checkpoints(run: Path) -> list[Path]:
+    """The folders of a run's complete checkpoints, the newest last."""
+    return sorted(file.parent for file in (run / CHECKPOINTS).glob(f"[0-9]*/{NAME}"))
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """A complete checkpoint; raises `BrokenFileError` naming the file that cannot be trusted.
+
+    Rows, weights and trace are checked when they are read.
+    """
+    state = read_state(folder)
+    manifest = f"{ROWS}/{MANIFEST}"
+    for name in (manifest, DENSE):
+        if name not in state.files:
+            raise BrokenFileError(f"{folder / NAME} names no {name}")
+    _check(folder / manifest, state.files[manifest])
+    return Checkpoint(folder, state)
+
+
+def newest(run: Path, on_warning: Callable[[str], None] = lambda text: None) -> Checkpoint:
+    """The newest checkpoint that can be trusted; ``on_warning`` is told of damaged newer ones.
+
+    Raises `BrokenFileError` when there is none.
+    """
+    damaged = []
+    for folder in reversed(complete_checkpoints(run)):
+        try:
+            found = read_checkpoint(folder)
+            check_files(found)
+        except BrokenFileError as error:
+            damaged.append(str(error))
+            continue
+        for reason in damaged:
+            on_warning(f"{reason}; the checkpoint at {found.state.samples:,} samples is used")
+        return found
+    why = "; ".join(damaged) or f"there is no complete folder in {run / CHECKPOINTS}"
+    raise BrokenFileError(f"{run} holds no checkpoint that can be used: {why}")
+
+
+def check_files(checkpoint: Checkpoint) -> None:
+    """Read every file once and compare its digest; raises `BrokenFileError`."""
+    for name, digest in checkpoint.state.files.items():
+        _check(checkpoint.folder / name, digest)
+    for part in read_manifest(checkpoint.rows).parts:
+        for shard, digest in enumerate(part.digests):
+            check_arrays(checkpoint.rows / part.file_of(shard), digest)
+
+
+def keep_newest(run: Path, count: int) -> None:
+    """Remove all complete checkpoints but the newest ``count``, and what was left half written."""
+    complete = complete_checkpoints(run)
+    keep = set(complete[-count:])
+    for folder in (run / CHECKPOINTS).glob("[0-9]*"):
+        if folder not in keep:
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    with suppress(OSError):
+        (folder / NAME).unlink(missing_ok=True)  # first: half of a folder must not count
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check(file: Path, digest: str) -> None:
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise BrokenFileError(f"{file} cannot be read: {error.strerror}") from None
+    check_digest(file, content, digest)
+
+
+def _digest(file: Path) -> str:
+    return hashlib.blake2b(file.read_bytes(), digest_size=32).hexdigest()
