@@ -122,6 +122,18 @@ class LossScale:
                 if not self._shared:
                     self._settle()
 
+    @property
+    def reports(self) -> tuple[bool, bool]:
+        """Whether ranks of this process saw finite gradients, and an overflow, in the open update:
+        what ranks that are processes tell each other."""
+        with self._lock:
+            return self._found_finite, self._found_overflow
+
+    def take_in(self, finite: bool, overflow: bool) -> None:
+        """What all ranks saw in the open update, so that all processes decide the same."""
+        with self._lock:
+            self._found_finite, self._found_overflow = finite, overflow
+
     def _settle(self) -> None:
         self._value, self._calm = self._decided()
         self._found_finite = self._found_overflow = False

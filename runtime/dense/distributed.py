@@ -1,0 +1,229 @@
+"""The dense all-reduce among ranks that are processes: one rank here, the others elsewhere.
+
+A bucket of gradients is a flat buffer that sets out as soon as it is full: during the backward pass
+(hooks on the parameters) or after it. Every rank sends the same buckets in the same order, zeros
+where it has no gradient, and then a small vector: whether it is left out, its loss and samples,
+which parameters it has gradients of, what its loss scale saw. So all ranks decide the same, and
+none can wait for a bucket that another one does not send.
+
+``ring`` adds up in torch's order; ``gather`` brings every rank's buffer here and adds up in rank
+order, which gives the bytes of ranks that are threads, for W times the memory and traffic.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from persia_sim.words.trace import ALL, Kind, TraceRecorder
+from runtime.config import ModelConfig
+from runtime.dense.group import RankGroup
+from runtime.dense.optimizer import (
+    DenseGradients,
+    apply_gradients,
+    bucket_plan,
+    make_optimizer,
+    sum_in_rank_order,
+)
+from runtime.dense.rule import Told
+from runtime.dense.rules import LossScale
+from runtime.stop import Stop
+
+_LEFT_OUT, _SPOILT, _LOSS, _SAMPLES, _FINITE, _OVERFLOW, _STEP, _PRESENT = range(8)
+"""Columns of the vector; from the last one on, a column per parameter."""
+
+
+class DistributedWeights:
+    """The rule of the barrier modes where each rank is a process with weights of its own."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        model: nn.Module,
+        group: RankGroup,
+        *,
+        overlapped: bool,
+        gathers: bool,
+        scale: LossScale,
+        recorder: TraceRecorder,
+        told: Told,
+        stop: Stop,
+    ) -> None:
+        """``recorder``: the updates are recorded at rank 0 alone."""
+        self._model, self._group, self._scale = model, group, scale
+        self._recorder, self._told, self._stop = recorder, told, stop
+        self._optimizer = make_optimizer(config, model)
+        self._parameters = list(model.parameters())
+        for parameter in self._parameters:
+            group.broadcast(parameter)
+        self._reduce = ProcessAllReduce(model, group, gathers=gathers)
+        if overlapped and group.ranks > 1:
+            self._reduce.overlap()
+        self._updates = 0
+
+    def model(self, rank: int) -> nn.Module:
+        """The model of this process."""
+        return self._model
+
+    def begin_step(self, rank: int, step: int) -> None:
+        """Nothing: the weights are never late."""
+
+    def end_step(
+        self, rank: int, step: int, gradients: DenseGradients | None, loss: float, samples: int
+    ) -> None:
+        """Send what is not yet sent, and wait until all ranks' gradients are here."""
+        self._group.status = f"trains step {step}"
+        with self._stop.working():  # the others may still compute: nobody is stuck
+            sums, said = self._reduce.join(gradients, self._vector(gradients, loss, samples, step))
+        self._scale.take_in(bool(said[:, _FINITE].any()), bool(said[:, _OVERFLOW].any()))
+        if self._group.rank == 0:
+            self._recorder.record(Kind.DENSE_UPDATE, ALL, self._updates, ALL, self._updates)
+        if any(g is not None for g in sums):
+            apply_gradients(self._model, self._optimizer, sums)
+        self._updates += 1
+        losses = said[said[:, _LEFT_OUT] == 0, _LOSS].tolist()
+        self._told(math.fsum(losses) if losses else math.nan, int(said[:, _SAMPLES].sum()))
+
+    def snapshot(self) -> nn.Module:
+        """The weights themselves: the other ranks cannot go on without this one."""
+        return self._model
+
+    def _vector(
+        self, gradients: DenseGradients | None, loss: float, samples: int, step: int
+    ) -> list[float]:
+        finite, overflow = self._scale.reports
+        present = gradients if gradients is not None else [None] * len(self._parameters)
+        left_out = gradients is None
+        said = [left_out, 0, 0.0 if left_out else loss, samples, finite, overflow, step]
+        return [*map(float, said), *(float(g is not None) for g in present)]
+
+
+class _Sent(NamedTuple):
+    """A bucket under way."""
+
+    work: dist.Work
+    found: Tensor
+    """[n] the sum, or [ranks, n] of every rank; there when the work is done."""
+
+
+class ProcessAllReduce:
+    """Sums one step's gradients over the processes, bucket by bucket."""
+
+    def __init__(self, model: nn.Module, group: RankGroup, *, gathers: bool) -> None:
+        self._group, self._gathers = group, gathers
+        self._plan = bucket_plan(model)
+        self._parameters = list(model.parameters())
+        self._buffers = [self._buffer(bucket) for bucket in self._plan]
+        self._sent: list[_Sent] = []
+        self._missing = [len(bucket) for bucket in self._plan]
+        self._found: DenseGradients = [None] * len(self._parameters)
+        self._failed: Exception | None = None
+
+    def overlap(self) -> None:
+        """Hook the parameters, so that a full bucket sets out during backward."""
+        bucket_of = {number: b for b, bucket in enumerate(self._plan) for number in bucket}
+
+        def hook_for(number: int) -> Callable[[Tensor], None]:
+            def ready(parameter: Tensor) -> None:
+                self._found[number] = parameter.grad
+                self._missing[bucket_of[number]] -= 1
+                self._send_full()
+
+            return ready
+
+        for number in bucket_of:
+            self._parameters[number].register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                hook_for(number)
+            )
+
+    def join(
+        self, gradients: DenseGradients | None, vector: list[float]
+    ) -> tuple[DenseGradients, Tensor]:
+        """The sums over the ranks that are not left out, and the vectors of all: [ranks, ...].
+
+        ``gradients`` None leaves this rank out (not finite).
+        """
+        if self._failed is not None:
+            raise self._failed
+        sent_before = len(self._sent)
+        self._found = list(gradients) if gradients is not None else [None] * len(self._parameters)
+        while len(self._sent) < len(self._plan):
+            self._send(len(self._sent))
+        vector[_SPOILT] = float(gradients is None and sent_before > 0)
+        flags = torch.tensor(vector, dtype=torch.float64, device=self._group.wire)
+        work, rows = self._group.all_gather(flags)
+        self._group.wait(work, f"gradients of step {vector[_STEP]:.0f}")
+        said = rows.cpu()
+        self._refuse_other_step(said[:, _STEP].tolist())
+        self._wait()
+        if not self._gathers and bool(said[:, _SPOILT].any()):
+            self._sent.clear()  # a sum holds what must not count: again, without it
+            for bucket in range(len(self._plan)):
+                self._send(bucket)
+            self._wait()
+        sums = self._sums(said)
+        self._sent.clear()
+        self._missing = [len(bucket) for bucket in self._plan]
+        self._found = [None] * len(self._parameters)
+        return sums, said
+
+    def _wait(self) -> None:
+        for sent in self._sent:
+            self._group.wait(sent.work, "gradients")
+
+    def _sums(self, said: Tensor) -> DenseGradients:
+        """A parameter has a sum where any rank that counts has a gradient."""
+        counts = (said[:, _LEFT_OUT] == 0)[:, None] & (said[:, _PRESENT:] > 0)
+        have = counts.tolist()
+        sums: DenseGradients = [None] * len(self._parameters)
+        for bucket, sent in zip(self._plan, self._sent, strict=True):
+            start = 0
+            for number in bucket:
+                parameter = self._parameters[number]
+                part = sent.found.narrow(-1, start, parameter.numel())
+                start += parameter.numel()
+                if self._gathers:
+                    given = [part[r] if row[number] else None for r, row in enumerate(have)]
+                    total = sum_in_rank_order(given)
+                else:
+                    total = part if any(row[number] for row in have) else None
+                if total is not None:
+                    sums[number] = total.view_as(parameter).to(parameter.device)
+        return sums
+
+    def _send_full(self) -> None:
+        """Send the buckets that are full, in the order that all ranks keep."""
+        try:
+            while len(self._sent) < len(self._plan) and not self._missing[len(self._sent)]:
+                self._send(len(self._sent))
+        except Exception as error:  # told by join: here it would look like the user's model's
+            self._failed = error
+
+    def _send(self, bucket: int) -> None:
+        buffer, start = self._buffers[bucket], 0
+        for number in self._plan[bucket]:
+            parameter, gradient = self._parameters[number], self._found[number]
+            part = buffer.narrow(0, start, parameter.numel())
+            start += parameter.numel()
+            if gradient is None:
+                part.zero_()
+            else:
+                part.copy_(gradient.reshape(-1))
+        if self._gathers:
+            self._sent.append(_Sent(*self._group.all_gather(buffer)))
+        else:
+            self._sent.append(_Sent(self._group.all_reduce(buffer), buffer))
+
+    def _buffer(self, bucket: list[int]) -> Tensor:
+        size = sum(self._parameters[number].numel() for number in bucket)
+        dtype = self._parameters[bucket[0]].dtype  # the same for all: that of the precision
+        return torch.empty(size, dtype=dtype, device=self._group.wire)
+
+    def _refuse_other_step(self, steps: list[float]) -> None:
+        if len(set(steps)) > 1:
+            raise RuntimeError(f"the ranks met at different steps: {[int(s) for s in steps]}")

@@ -1,0 +1,244 @@
+"""Ranks that are processes: how they agree, wait for each other, and say who is missing.
+
+Tensors travel by torch.distributed; words (what was asked for, signs of life, who is done) by its
+store. Nobody waits for ever: a wait ends when the run stops, when a connection breaks, or when a
+rank that is waited for has given no sign of life for a while.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, Protocol, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from runtime.stop import Stop
+
+BEAT_S = 2.0
+"""Seconds between two signs of life."""
+SILENCE_S = 30.0
+"""A rank that is waited for and has given no sign of life for so long is called missing."""
+JOIN_S = 300.0
+"""How long the ranks may be apart when they start: loading torch and data takes its time."""
+_LOOK_S = 1.0
+_NEVER = timedelta(days=1)  # our own waits are shorter, and can say more than torch's
+
+
+ENDED = "it has ended"
+"""How the status of a rank begins that trains no further step."""
+
+
+class PeerError(ConnectionError):
+    """Another rank is missing, silent, gone, or was asked for something else."""
+
+
+class Words(Protocol):
+    """What all ranks can read and write: a store of torch.distributed."""
+
+    def set(self, key: str, value: str) -> None:
+        """Write."""
+
+    def get(self, key: str) -> bytes:
+        """Read what was written, by whichever rank."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all of these were written."""
+
+
+class RankGroup:
+    """All ranks of a run, seen from one of them."""
+
+    def __init__(
+        self,
+        rank: int,
+        ranks: int,
+        store: Words,
+        device: torch.device,
+        *,
+        ranks_here: int = 1,
+        beat_s: float = BEAT_S,
+        silence_s: float = SILENCE_S,
+        join_s: float = JOIN_S,
+    ) -> None:
+        """Wait until all ranks are here, and connect them. Closed by `close`.
+
+        ``ranks_here``: ranks on this host; NCCL carries the tensors where each has a GPU to itself.
+        """
+        self.rank, self.ranks = rank, ranks
+        self.status = "starts"
+        """What this rank does; part of its sign of life."""
+        self._store, self._beat_s, self._silence_s = store, beat_s, silence_s
+        self._stop = Stop()
+        self._seen: dict[int, tuple[str, float]] = {}
+        self._closed = threading.Event()
+        self._beating = threading.Thread(target=self._beat, name="beat", daemon=True)
+        self._beating.start()
+        try:
+            self.gather("here", str(os.getpid()), patience_s=join_s)
+            own_gpu = device.type == "cuda" and torch.cuda.device_count() >= ranks_here
+            backend = "nccl" if own_gpu and dist.is_nccl_available() else "gloo"
+            if backend == "gloo":
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host's name may be any card's
+            own = dist.PrefixStore("tensors", cast(Any, store))  # type: ignore[attr-defined]
+            dist.init_process_group(backend, store=own, rank=rank, world_size=ranks, timeout=_NEVER)
+        except BaseException:
+            self._closed.set()
+            raise
+        self.wire = device if backend == "nccl" else torch.device("cpu")
+        """Where tensors must lie to travel."""
+
+    def attach(self, stop: Stop) -> None:
+        """This run is stopped when the launcher is gone."""
+        self._stop = stop
+
+    def close(self) -> None:
+        """Leave the group. The other ranks need not be there."""
+        if not self._closed.is_set():
+            self._closed.set()
+            self._beating.join()
+            dist.destroy_process_group()
+
+    def all_reduce(self, buffer: Tensor) -> dist.Work:
+        """Start to add up the ranks' buffers, in place; every rank ends with the same bytes."""
+        return self._told_of_loss(lambda: dist.all_reduce(buffer, async_op=True))
+
+    def all_gather(self, buffer: Tensor) -> tuple[dist.Work, Tensor]:
+        """Start to collect the ranks' buffers: [ranks, n]."""
+        found = buffer.new_empty((self.ranks, *buffer.shape))
+        parts = list(found.unbind(0))
+        return self._told_of_loss(lambda: dist.all_gather(parts, buffer, async_op=True)), found
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """Give every rank the bytes of rank 0."""
+        carried = tensor.detach().to(self.wire)
+        self.wait(self._told_of_loss(lambda: dist.broadcast(carried, 0, async_op=True)), "weights")
+        with torch.no_grad():
+            tensor.copy_(carried)
+
+    def wait(self, work: dist.Work, what: str) -> None:
+        """Return when it is done.
+
+        Raises PeerError naming a rank that will not come, RunStopped when the run stops.
+        """
+        began = time.monotonic()
+        while True:
+            try:
+                if self.wire.type == "cuda":  # NCCL's own wait cannot be left again
+                    self._poll(work)
+                work.wait(timedelta(seconds=_LOOK_S))
+                return
+            except RuntimeError as error:
+                if "Operation timed out" not in str(error):
+                    raise self._lost(error) from None
+            self._look_around(what, began)
+
+    def gather(
+        self, name: str, text: str, stop: Stop | None = None, *, patience_s: float | None = None
+    ) -> list[str]:
+        """The words of all ranks under one name, which is used once, in rank order.
+
+        ``patience_s``: how long to wait for ranks that have given no sign of life at all.
+        """
+        self._store.set(f"{name}/{self.rank}", text)
+        began = time.monotonic()
+        self._seen.clear()
+        keys = [f"{name}/{rank}" for rank in range(self.ranks)]
+        pause_s = 0.002
+        while missing := [r for r, key in enumerate(keys) if not self._store.check([key])]:
+            self._stop.check()
+            if stop is not None:
+                stop.check()
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.1)
+            if patience_s is None:
+                self._refuse_silent(name, began, missing)
+            elif time.monotonic() - began > patience_s:
+                raise PeerError(self._sentence(missing, name, began, "they have not started"))
+        return [self._store.get(key).decode() for key in keys]
+
+    def agree(self, name: str, facts: Mapping[str, object]) -> None:
+        """Raise ValueError, at every rank, when the ranks' facts are not the same."""
+        told = [json.loads(text) for text in self.gather(name, json.dumps(facts))]
+        for rank, others in enumerate(told):
+            for key in sorted(told[0].keys() | others.keys()):
+                here, there = others.get(key), told[0].get(key)
+                if here != there:
+                    raise ValueError(
+                        f"{key} is {here} at rank {rank} and {there} at rank 0;"
+                        " start all ranks with the same command, data and versions"
+                    )
+
+    def _told_of_loss(self, start: Callable[[], dist.Work]) -> dist.Work:
+        try:
+            return start()
+        except RuntimeError as error:
+            raise self._lost(error) from None
+
+    def _lost(self, error: RuntimeError) -> PeerError:
+        text = str(error).splitlines()[0]
+        return PeerError(
+            f"rank {self.rank} has lost the connection to another rank, which ended before the"
+            f" run did; what that one says comes first ({text})"
+        )
+
+    def _poll(self, work: dist.Work) -> None:
+        """Wait for a GPU's work as long as one look around."""
+        until = time.monotonic() + _LOOK_S
+        while not work.is_completed():
+            if time.monotonic() > until:
+                raise RuntimeError("Operation timed out")
+            time.sleep(0.0001)
+
+    def _look_around(self, what: str, began: float) -> None:
+        """While waiting for tensors: refuse to wait for a rank that will send none."""
+        self._stop.check()
+        if time.monotonic() - began < 2 * self._beat_s:
+            return
+        others = [r for r in range(self.ranks) if r != self.rank]
+        self._refuse_silent(what, began, others)
+        for rank in others:
+            if self._status_of(rank).startswith(ENDED):
+                raise PeerError(self._sentence([rank], what, began, self._status_of(rank)))
+
+    def _refuse_silent(self, what: str, began: float, ranks: list[int]) -> None:
+        now = time.monotonic()
+        for rank in ranks:
+            sign = self._sign_of(rank)
+            if self._seen.get(rank, ("none", 0.0))[0] != sign:
+                self._seen[rank] = sign, now
+            if now - self._seen[rank][1] > self._silence_s:
+                last = self._status_of(rank) or "nothing"
+                why = f"silent for {self._silence_s:.0f} s; the last that it said was: {last}"
+                raise PeerError(self._sentence([rank], what, began, why))
+
+    def _sign_of(self, rank: int) -> str:
+        key = f"beat/{rank}"
+        return self._store.get(key).decode() if self._store.check([key]) else ""
+
+    def _status_of(self, rank: int) -> str:
+        return self._sign_of(rank).partition(" ")[2]
+
+    def _sentence(self, ranks: list[int], what: str, began: float, why: str) -> str:
+        waited_s = time.monotonic() - began
+        return (
+            f"rank {self.rank} has waited {waited_s:.0f} s for the {what} of"
+            f" {'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}: {why}"
+        )
+
+    def _beat(self) -> None:
+        number = 0
+        while not self._closed.is_set():
+            number += 1
+            try:
+                self._store.set(f"beat/{self.rank}", f"{number} {self.status}")
+            except RuntimeError:  # of torch's store: whoever held it has gone
+                self._stop.set(PeerError(f"the launcher of rank {self.rank} is gone"))
+                return
+            self._closed.wait(self._beat_s)

@@ -1,0 +1,59 @@
+"""Ranks as processes for tests: a spawn costs seconds, so one of them runs several checks."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+Body = Callable[[int, int, dist.Store, Path], None]
+"""Given rank, ranks, the store of all ranks, and a folder for what it finds."""
+
+
+class Processes:
+    """W processes that run one function, and the store that they share."""
+
+    def __init__(self, ranks: int, body: Body, folder: Path) -> None:
+        # Held here: a rank that ends early does not take it along.
+        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        context = get_context("spawn")
+        self.members: list[BaseProcess] = [
+            context.Process(target=_run, args=(body, rank, ranks, self.store.port, folder))
+            for rank in range(ranks)
+        ]
+        self._folder = folder
+        for member in self.members:
+            member.start()
+
+    def join(self, timeout_s: float = 60.0) -> list[int | None]:
+        """Exit codes, once all have ended; those that have not are killed (None)."""
+        codes = []
+        for member in self.members:
+            member.join(timeout_s)
+            codes.append(member.exitcode)
+        for member in self.members:
+            member.kill()
+        return codes
+
+    def join_well(self) -> None:
+        """All ended well; else what they died of."""
+        codes = self.join()
+        told = [file.read_text() for file in sorted(self._folder.glob("*.traceback"))]
+        assert codes == [0] * len(codes), "\n".join([str(codes), *told])
+
+
+def _run(body: Body, rank: int, ranks: int, port: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, wait_for_workers=False)
+    try:
+        body(rank, ranks, store, folder)
+    except BaseException:
+        (folder / f"{rank}.traceback").write_text(traceback.format_exc())
+        os._exit(1)
+    os._exit(0)  # at once: what a check has left half done needs no tidying
