@@ -57,8 +57,9 @@ def save(
 
 
 def take(store: NativeStore, *, extends: Path | None = None, track_changes: bool = False) -> Taken:
-    """All rows as they are at this instant, to be written later.
+    """All rows as they are at this instant, to be written later; nothing is copied yet.
 
+    Until they are written, whoever changes a row copies it first (`NativeStore.freeze_snapshots`).
     ``extends`` names the folder of this store's last save: then only what changed since is taken.
     The next taking waits until this one is written or dropped.
     """
@@ -69,13 +70,13 @@ def take(store: NativeStore, *, extends: Path | None = None, track_changes: bool
         parts = _parts_to_extend(store, extends) if extends else []
         with store.consistent_cut():
             held = time.perf_counter()
-            snapshots = store.snapshots(only_changed=extends is not None, track=track)
+            store.freeze_snapshots(only_changed=extends is not None, track=track)
             pause_s = time.perf_counter() - held
     except BaseException:
         store.settle_snapshots(kept=False)
         store.saving.release()
         raise
-    return Taken(store, snapshots, track, extends, parts, pause_s, started)
+    return Taken(store, track, extends, parts, pause_s, started)
 
 
 @dataclass(slots=True)
@@ -83,7 +84,6 @@ class Taken:
     """The rows of a store at one instant; the store may be trained while they are written."""
 
     _store: NativeStore
-    _snapshots: list[dict[str, dict[str, Any]]]
     _track: bool
     _extends: Path | None
     _parts: list[Part]
@@ -107,12 +107,13 @@ class Taken:
     def _write(self, path: Path) -> Saved:
         name, store = uuid.uuid4().hex[:12], self._store
         try:
+            snapshots = store.collect_snapshots()
             if self._extends is not None and self._extends != path:
                 _link_parts(self._extends, path, self._parts)
-            part, file_bytes = _write_part(path, name, self._snapshots)
+            part, file_bytes = _write_part(path, name, snapshots)
             tables = {t: asdict(config) for t, config in store.tables.items()}
             Manifest(seed=store.seed, tables=tables, parts=[*self._parts, part]).write(path)
-            rows = sum(len(s["ids"]) for tables in self._snapshots for s in tables.values())
+            rows = sum(len(s["ids"]) for tables in snapshots for s in tables.values())
         except BaseException:
             self._settle(kept=False)
             raise
@@ -122,7 +123,6 @@ class Taken:
         return Saved(rows, file_bytes, self.pause_s, time.perf_counter() - self._started)
 
     def _settle(self, *, kept: bool) -> None:
-        self._snapshots = []
         self._store.settle_snapshots(kept=kept)
         self._store.saving.release()
 

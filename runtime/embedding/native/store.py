@@ -90,15 +90,38 @@ class NativeStore(EmbeddingStore):
             writes[name].fill(0)
         return Handle(rank, step, batch, plans, values, slots, writes)
 
-    def snapshots(self, *, only_changed: bool, track: bool) -> list[dict[str, dict[str, Any]]]:
-        """Per shard and table, all rows (or the changed ones); call inside `consistent_cut`.
+    def freeze_snapshots(self, *, only_changed: bool, track: bool) -> None:
+        """Mark this instant in every table; call inside `consistent_cut`, then `collect_snapshots`.
 
-        With ``track``, `settle_snapshots` must follow. A caller holds ``saving`` around both.
+        Nothing is copied yet: rows are copied when they are about to change, or collected. With
+        ``track``, `settle_snapshots` must follow. A caller holds ``saving`` around them all.
         """
-        return [
-            {name: table.snapshot(only_changed, track) for name, table in shard.items()}
-            for shard in self._native
-        ]
+        frozen: list[Any] = []
+        try:
+            for shard in self._native:
+                for table in shard.values():
+                    table.freeze(only_changed, track)
+                    frozen.append(table)
+        except BaseException:
+            for table in frozen:
+                table.settle(False)
+            raise
+
+    def collect_snapshots(self) -> list[dict[str, dict[str, Any]]]:
+        """Per shard and table, all rows (or the changed ones) as they were when frozen.
+
+        Training may go on meanwhile. Raises MemoryError, and then the snapshots are to be settled
+        as not kept.
+        """
+        try:
+            return [{name: t.collect() for name, t in shard.items()} for shard in self._native]
+        except MemoryError as error:
+            raise MemoryError(f"a snapshot copies rows beside the table: {error}") from None
+
+    def snapshots(self, *, only_changed: bool, track: bool) -> list[dict[str, dict[str, Any]]]:
+        """Freeze and collect at once."""
+        self.freeze_snapshots(only_changed=only_changed, track=track)
+        return self.collect_snapshots()
 
     def settle_snapshots(self, *, kept: bool) -> None:
         """Whether the last snapshots are safe; if not, what they held counts as changed still."""

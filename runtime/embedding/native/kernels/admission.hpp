@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "hash.hpp"
+#include "keeper.hpp"
 #include "options.hpp"
 
 namespace embedding {
@@ -29,21 +30,34 @@ class Gate {
       case Admission::frequency: break;
     }
     const uint64_t half = counts_.size() / 2;
-    uint8_t* first = &counts_[mix64(id ^ options_.key) % half];
-    uint8_t* second = &counts_[half + mix64(id ^ options_.key ^ kSalt) % half];
-    const uint32_t seen = std::min(*first, *second) + 1u;
+    const uint64_t first = mix64(id ^ options_.key) % half;
+    const uint64_t second = half + mix64(id ^ options_.key ^ kSalt) % half;
+    const uint32_t seen = std::min(counts_[first], counts_[second]) + 1u;
     if (seen >= options_.admission_sightings) return true;
-    *first = std::max<uint8_t>(*first, static_cast<uint8_t>(seen));
-    *second = std::max<uint8_t>(*second, static_cast<uint8_t>(seen));
+    for (const uint64_t counter : {first, second}) {
+      keep(counter);
+      counts_[counter] = std::max<uint8_t>(counts_[counter], static_cast<uint8_t>(seen));
+    }
     return false;
   }
 
-  std::vector<uint8_t>& counts() { return counts_; }
+  const std::vector<uint8_t>& counts() const { return counts_; }
+  void set_counts(const std::vector<uint8_t>& counts) {
+    for (size_t counter = 0; counter < counts_.size(); ++counter) keep(counter);
+    counts_ = counts;
+  }
+  // Who is asked before each change; null: nobody.
+  void set_keeper(Keeper* keeper) { keeper_ = keeper; }
 
  private:
   static constexpr uint64_t kSalt = 0x61646D6974ull;  // any constant: apart from the initial values
+  void keep(size_t counter) {
+    if (keeper_) keeper_->keep_sightings(counter);
+  }
+
   const Options& options_;
   std::vector<uint8_t> counts_;
+  Keeper* keeper_ = nullptr;
 };
 
 }  // namespace embedding

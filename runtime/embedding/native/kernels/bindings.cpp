@@ -37,6 +37,13 @@ nb::ndarray<nb::numpy, T> give(std::vector<T>&& values, std::initializer_list<si
   return nb::ndarray<nb::numpy, T>(owned->data(), shape, owner);
 }
 
+template <class T>
+nb::ndarray<nb::numpy, T> give_pages(Pages&& pages, std::initializer_list<size_t> shape) {
+  auto* owned = new Pages(std::move(pages));
+  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<Pages*>(p); });
+  return nb::ndarray<nb::numpy, T>(owned->data(), shape, owner);
+}
+
 struct Buffer {
   void* data;
   size_t bytes;
@@ -176,13 +183,23 @@ nb::dict give_snapshot(const Table& table, Snapshot found) {
   return out;
 }
 
-nb::dict take_snapshot(Table& table, bool only_changed, bool track) {
-  Snapshot found;
+nb::dict collect_snapshot(Table& table) {
+  Image found;
   {
     nb::gil_scoped_release free;
-    found = table.snapshot(only_changed, track);
+    found = table.collect();
   }
-  return give_snapshot(table, std::move(found));
+  const size_t n = found.n, removed = found.removed.size();
+  const size_t stamps = found.stamps.data() ? n : 0;
+  nb::dict out;
+  out["ids"] = give_pages<uint64_t>(std::move(found.ids), {n});
+  out["words"] = give_pages<uint32_t>(std::move(found.words), {n});
+  out["stamps"] = give_pages<uint32_t>(std::move(found.stamps), {stamps});
+  out["rows"] = give_pages<uint8_t>(std::move(found.rows), {n, table.options().row_bytes()});
+  out["removed"] = give(std::move(found.removed), {removed});
+  out["sightings"] = give_pages<uint8_t>(std::move(found.sightings), {found.sightings_bytes});
+  out["latest_step"] = found.latest_step;
+  return out;
 }
 
 template <class T>
@@ -384,7 +401,11 @@ NB_MODULE(_kernels, module) {
            nb::arg("handles"), nb::arg("values"), nb::arg("writes"))
       .def("push", &push_rows, nb::arg("parts"), nb::arg("step"), nb::arg("lr"), nb::arg("staleness"))
       .def("rows", &all_rows)
-      .def("snapshot", &take_snapshot, nb::arg("only_changed"), nb::arg("track"))
+      .def("freeze", &Table::freeze, nb::arg("only_changed"), nb::arg("track"),
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("copy_slice", &Table::copy_slice, nb::arg("slots"),
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("collect", &collect_snapshot)
       .def("settle", &Table::settle, nb::arg("kept"), nb::call_guard<nb::gil_scoped_release>())
       .def("restore", &restore, nb::arg("ids"), nb::arg("words"), nb::arg("stamps"),
            nb::arg("rows"), nb::arg("removed"), nb::arg("sightings"), nb::arg("latest_step"),

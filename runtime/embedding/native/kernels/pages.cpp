@@ -80,6 +80,10 @@ void Pages::grow(size_t bytes, size_t most_bytes) {
   throw OutOfMemory(bytes, in_use - before, memory_limit());
 }
 
+void Pages::reserve(size_t most_bytes) {
+  if (!map(round_up(most_bytes))) throw OutOfMemory(most_bytes, in_use, memory_limit());
+}
+
 void Pages::charge(size_t bytes, size_t most_bytes) {
   const size_t allowed = memory_limit();
   const size_t others = in_use - charged_;

@@ -23,6 +23,8 @@ class Pages {
 
   // Make the first `bytes` usable, and never more than `most_bytes`; raises OutOfMemory.
   void grow(size_t bytes, size_t most_bytes);
+  // Address space for `most_bytes`: as long as no more is asked for, `data()` stays; once, at first.
+  void reserve(size_t most_bytes);
   char* data() const { return data_; }
 
  private:

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "keeper.hpp"
 #include "options.hpp"
 #include "pages.hpp"
 #include "prefetch.hpp"
@@ -15,7 +16,8 @@ inline constexpr uint64_t kNoId = ~uint64_t{0};  // no id is 2**64 - 1, see runt
 // Word: generation (6 bits) | changed | recently used | optimiser steps taken (24 bits; after 2**24 - 1
 // it goes on from 2**23: counts near in time still differ, and Adam's correction is 1 by then).
 // 12 bytes a row, 8 more for an exact LRU list, 4 more for expiry. Without a limit 16 bytes, which
-// never lie in two cache lines; a limited table rather holds more rows.
+// never lie in two cache lines; a limited table rather holds more rows. A row changes only after its
+// record, so that a keeper who is asked before each change of a record sees both as they were.
 class Records {
  public:
   static constexpr uint32_t kMostWrites = (1u << 24) - 1;
@@ -34,6 +36,9 @@ class Records {
         bytes_(options.eviction == Eviction::none ? 16
                                                   : 12 + (links_ ? 8 : 0) + (stamp_ ? 4 : 0)) {}
 
+  // Who is asked before each change; null: nobody.
+  void set_keeper(Keeper* keeper) { keeper_ = keeper; }
+
   void reserve(uint64_t rows, uint64_t most_rows) {
     pages_.grow(rows * bytes_, most_rows * bytes_);
   }
@@ -45,19 +50,30 @@ class Records {
   }
 
   uint64_t id(uint32_t slot) const { return load<uint64_t>(at(slot)); }
-  void set_id(uint32_t slot, uint64_t id) { store(at(slot), id); }
+  void set_id(uint32_t slot, uint64_t id) {
+    keep(slot);
+    store(at(slot), id);
+  }
 
   uint32_t word(uint32_t slot) const { return load<uint32_t>(at(slot) + 8); }
-  void set_word(uint32_t slot, uint32_t word) { store(at(slot) + 8, word); }
+  void set_word(uint32_t slot, uint32_t word) {
+    keep(slot);
+    store(at(slot) + 8, word);
+  }
   uint32_t writes(uint32_t slot) const { return word(slot) & kMostWrites; }
   uint32_t generation(uint32_t slot) const { return word(slot) >> kGenerationShift; }
   void add(uint32_t slot, uint32_t flag) {
+    keep(slot);
     if ((word(slot) & flag) == 0) set_word(slot, word(slot) | flag);
   }
-  void remove(uint32_t slot, uint32_t flag) { set_word(slot, word(slot) & ~flag); }
+  void remove(uint32_t slot, uint32_t flag) {
+    keep(slot);  // before the word is read: keeping a row may clear its mark
+    set_word(slot, word(slot) & ~flag);
+  }
 
   // Counts one optimiser step; returns the new count.
   uint32_t count_write(uint32_t slot) {
+    keep(slot);
     uint32_t now = word(slot) | kChanged;
     now = (now & kMostWrites) == kMostWrites ? now - kMostWrites / 2 : now + 1;
     set_word(slot, now);
@@ -72,12 +88,18 @@ class Records {
 
   uint32_t newer(uint32_t slot) const { return load<uint32_t>(at(slot) + links_); }
   uint32_t older(uint32_t slot) const { return load<uint32_t>(at(slot) + links_ + 4); }
-  void set_newer(uint32_t slot, uint32_t to) { store(at(slot) + links_, to); }
+  void set_newer(uint32_t slot, uint32_t to) {
+    if (keeper_) keeper_->keep_link(slot);
+    store(at(slot) + links_, to);
+  }
   void set_older(uint32_t slot, uint32_t to) { store(at(slot) + links_ + 4, to); }
 
   bool stamped() const { return stamp_ != 0; }
   uint32_t stamp(uint32_t slot) const { return load<uint32_t>(at(slot) + stamp_); }
-  void set_stamp(uint32_t slot, uint32_t step) { store(at(slot) + stamp_, step); }
+  void set_stamp(uint32_t slot, uint32_t step) {
+    keep(slot);
+    store(at(slot) + stamp_, step);
+  }
 
  private:
   template <class T>
@@ -90,11 +112,15 @@ class Records {
   static void store(char* to, T value) {
     std::memcpy(to, &value, sizeof value);
   }
+  void keep(uint32_t slot) {
+    if (keeper_) keeper_->keep(slot);
+  }
   char* at(uint32_t slot) const { return pages_.data() + slot * bytes_; }
 
   size_t links_;
   size_t stamp_;
   size_t bytes_;
+  Keeper* keeper_ = nullptr;
   Pages pages_;
 };
 

@@ -1,61 +1,80 @@
 // Saving a table and putting it back.
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <stdexcept>
+#include <thread>
 
 #include "table.hpp"
 
 namespace embedding {
 
-// Calls visit(slot) for every row, the next one to be evicted first.
-template <class Visit>
-void Table::each_by_age(Visit visit) const {
-  if (options_.eviction == Eviction::lru) {
-    for (uint32_t slot = lru_.oldest(); slot != kNoSlot; slot = records_.newer(slot)) visit(slot);
-    return;
-  }
-  const uint32_t first = clock_.hand() < used_ ? clock_.hand() : 0;
-  for (uint32_t i = 0; i < used_; ++i) {
-    const uint32_t slot = first + i < used_ ? first + i : first + i - used_;
-    if (records_.id(slot) != kNoId) visit(slot);
-  }
-}
+namespace {
 
-Snapshot Table::snapshot(bool only_changed, bool track) {
+constexpr std::chrono::microseconds kBetweenSlices{50};
+
+}  // namespace
+
+void Table::freeze(bool only_changed, bool track) {
   const std::scoped_lock hold(lock_);
   if (only_changed && !options_.track_changes) {
     throw std::logic_error("a snapshot of changes needs an earlier snapshot that tracks them");
   }
-  if (unsettled_.open) throw std::logic_error("the snapshot before this one must be settled first");
-  Snapshot out;
-  std::vector<uint32_t> slots;
-  slots.reserve(live_);
-  each_by_age([&](uint32_t slot) {
-    const bool chosen = !only_changed || (records_.word(slot) & Records::kChanged);
-    if (chosen && !expired(slot, latest_step_)) slots.push_back(slot);
-  });
-  out.rows.resize(slots.size() * row_bytes_);
-  for (uint32_t slot : slots) {
-    std::memcpy(&out.rows[out.ids.size() * row_bytes_], row(slot), row_bytes_);
-    out.ids.push_back(records_.id(slot));
-    out.words.push_back(records_.word(slot));
-    if (records_.stamped()) out.stamps.push_back(records_.stamp(slot));
+  if (unsettled_.open || frozen_) {
+    throw std::logic_error("the snapshot before this one must be settled first");
   }
-  if (only_changed) out.removed = removed_;
+  Instant at;
+  at.slots = used_;
+  at.rows = live_;
+  at.first = options_.eviction == Eviction::lru ? lru_.oldest() : clock_.hand();
+  at.latest_step = latest_step_;
+  at.only_changed = only_changed;
+  at.clear_marks = track;
+  frozen_ = std::make_shared<Frozen>(options_, records_, slab_, gate_, at);
+  records_.set_keeper(frozen_.get());
+  gate_.set_keeper(frozen_.get());
   const bool marks = options_.track_changes || track;  // else there is nothing to give back
-  unsettled_ = {marks, options_.track_changes, track, {}, std::move(removed_)};
+  unsettled_ = {marks, options_.track_changes, track, only_changed, {}, std::move(removed_)};
   removed_.clear();
   options_.track_changes = marks;  // until it is known which of the two holds
-  if (track) {
-    for (uint32_t slot : slots) {
-      const bool given_back = unsettled_.tracked && (records_.word(slot) & Records::kChanged);
-      if (given_back) unsettled_.changed.push_back(records_.id(slot));
-      records_.remove(slot, Records::kChanged);
-    }
+}
+
+bool Table::copy_slice(size_t slots) {
+  const std::scoped_lock hold(lock_);
+  if (!frozen_) throw std::logic_error("there is no snapshot to collect");
+  try {
+    return frozen_->copy_slice(slots);
+  } catch (const OutOfMemory&) {
+    thaw();
+    throw;
   }
-  out.sightings = gate_.counts();
-  out.latest_step = latest_step_;
-  return out;
+}
+
+Image Table::collect() {
+  while (!copy_slice(0)) {
+    std::this_thread::sleep_for(kBetweenSlices);  // a lock taken again at once lets nobody else in
+  }
+  std::shared_ptr<Frozen> frozen;
+  std::vector<uint64_t> removed;
+  {
+    const std::scoped_lock hold(lock_);
+    frozen = frozen_;
+    if (!frozen) throw std::logic_error("there is no snapshot to collect");
+    thaw();
+    if (unsettled_.only_changed) removed = unsettled_.removed;
+  }
+  Image found = frozen->finish();
+  found.removed = std::move(removed);
+  return found;
+}
+
+// The end of a copy, whole or not; under the lock.
+void Table::thaw() {
+  if (!frozen_) return;
+  records_.set_keeper(nullptr);
+  gate_.set_keeper(nullptr);
+  if (unsettled_.tracked && unsettled_.track) unsettled_.changed = frozen_->changed();
+  frozen_.reset();
 }
 
 Snapshot Table::lease(const uint64_t* ids, size_t n) const {
@@ -81,6 +100,8 @@ Snapshot Table::lease(const uint64_t* ids, size_t n) const {
 
 void Table::settle(bool kept) {
   const std::scoped_lock hold(lock_);
+  if (kept && frozen_) throw std::logic_error("a snapshot must be collected before it is kept");
+  thaw();
   if (!unsettled_.open) return;
   options_.track_changes = kept ? unsettled_.track : unsettled_.tracked;
   if (!kept) {
@@ -109,15 +130,15 @@ void Table::restore(const Snapshot& from, bool keep_present) {
     if (slot != kNoSlot && keep_present) continue;
     if (slot == kNoSlot) slot = create(from.ids[i], latest_step_);
     if (options_.eviction == Eviction::lru) lru_.touch(records_, slot);
-    std::memcpy(row(slot), &from.rows[i * row_bytes_], row_bytes_);
     constexpr uint32_t own = (1u << Records::kGenerationShift) - 1;
     records_.set_word(slot, (records_.word(slot) & ~own) | (from.words[i] & own));
+    std::memcpy(row(slot), &from.rows[i * row_bytes_], row_bytes_);
     if (records_.stamped()) {
       records_.set_stamp(slot, from.stamps.empty() ? latest_step_ : from.stamps[i]);
     }
   }
   counters_ = kept;
-  if (from.sightings.size() == gate_.counts().size()) gate_.counts() = from.sightings;
+  if (from.sightings.size() == gate_.counts().size()) gate_.set_counts(from.sightings);
   options_.track_changes = tracked;
 }
 

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <vector>
 
 #include "admission.hpp"
+#include "frozen.hpp"
 #include "index.hpp"
 #include "kernels.hpp"
 #include "records.hpp"
@@ -46,7 +48,7 @@ struct Rows {
   std::vector<char> state;   // [n, state floats]
 };
 
-// All that a table is at one instant, in the order in which rows would be evicted.
+// Rows of a table on their way to another, or back: in the order in which they would be evicted.
 struct Snapshot {
   std::vector<uint64_t> ids;
   std::vector<uint32_t> words;      // of the records: write counts and the clock's marks
@@ -74,11 +76,18 @@ class Table {
   // Adds to staleness [64] the number of writes that each gradient had missed.
   void push(const std::vector<Part>& parts, int64_t step, double lr, int64_t* staleness);
 
-  // Everything, or only rows written or created since the last snapshot. With `track`, rows that go
-  // from now on are remembered, so that the next snapshot may be one of changes.
-  Snapshot snapshot(bool only_changed, bool track);
+  // A snapshot of this instant: everything, or only rows written or created since the last one. With
+  // `track`, rows that go from now on are remembered, so that the next snapshot may be one of changes.
+  // Copies nothing yet: `collect` does, and whoever changes a row before it comes there (frozen.hpp).
+  void freeze(bool only_changed, bool track);
+  // Some of that copying, ahead of `collect`: the next slots; whether nothing is left to copy.
+  bool copy_slice(size_t slots);
+  // The rows as they were at `freeze`, in the order in which they would be evicted. Holds the table's
+  // lock for some 0.1 ms at a time. Raises OutOfMemory; then the snapshot is over, and lost.
+  Image collect();
   // What became of the last snapshot: kept, or lost, and then all that it told counts as changed (or
-  // gone) still. To be called before the next snapshot, unless neither tracks changes.
+  // gone) still. To be called before the next snapshot, unless neither tracks changes. A snapshot
+  // that was not collected is dropped.
   void settle(bool kept);
   // Put rows (back) in, in the order given, the last one being the most recently used. With
   // `keep_present` rows that are here stay as they are.
@@ -127,12 +136,10 @@ class Table {
   };
 
   struct Unsettled {  // what a snapshot took from the marks, to be given back if it is lost
-    bool open = false, tracked = false, track = false;
+    bool open = false, tracked = false, track = false, only_changed = false;
     std::vector<uint64_t> changed, removed;
   };
 
-  template <class Visit>
-  void each_by_age(Visit visit) const;
   template <class Visit>
   void walk(const uint64_t* ids, size_t n, Visit visit) const;
   uint32_t find(uint64_t id) const;
@@ -163,6 +170,7 @@ class Table {
   template <class T>
   void push_merged(const Touched& touched, int64_t step, double lr);
   void step_rows(const Touched& now, const Touched& next, int64_t step, double lr);
+  void thaw();
   double factor(uint32_t writes, int64_t step, double lr) const;
 
   Options options_;
@@ -180,6 +188,7 @@ class Table {
   std::vector<uint32_t> free_;
   std::vector<uint64_t> removed_;  // ids gone since the last snapshot, when changes are tracked
   Unsettled unsettled_;
+  std::shared_ptr<Frozen> frozen_;  // between `freeze` and the end of `collect`
   uint32_t used_ = 0;   // slots ever taken
   uint64_t live_ = 0;
   uint32_t latest_step_ = 0;

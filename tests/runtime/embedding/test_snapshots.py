@@ -1,0 +1,279 @@
+"""A snapshot holds the rows as they were at its instant, whoever writes while it is copied."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.embedding.config import RowOptimizer
+from runtime.embedding.features import Admission, Capacity
+from runtime.embedding.native.extension import native
+from tests.runtime.embedding.conftest import OneTable
+
+ADAM = RowOptimizer(kind="adam", eps=1e-8, bias_correction="row")
+CONFIGS: list[dict[str, Any]] = [
+    {"dim": 3, "optimizer": ADAM},
+    {"dim": 3, "storage": "bfloat16", "capacity": Capacity(rows=60)},
+    {"dim": 3, "capacity": Capacity(rows=60, eviction="clock")},
+    {"dim": 3, "capacity": Capacity(rows=60, eviction="clock", expire_after_steps=4)},
+    {"dim": 3, "storage": "float16", "capacity": Capacity(rows=60, expire_after_steps=4)},
+    {"dim": 2, "capacity": Capacity(expire_after_steps=3)},
+    {"dim": 2, "admission": Admission(kind="frequency", sightings=2, counters=20_000)},
+]
+Snapshots = list[dict[str, dict[str, Any]]]
+
+
+@pytest.fixture(autouse=True)
+def limits_again() -> Iterator[None]:
+    limit = native.memory_limit()
+    yield
+    native.set_memory_limit(limit)
+    native.set_threads(1)
+
+
+def tables_of(table: OneTable) -> list[Any]:
+    return [server.rows.tables["rows"] for server in table.store.servers]
+
+
+def act(table: OneTable, step: int, act_of_step: str) -> None:
+    """One write of the kind that is named, drawn from the step."""
+    rng = np.random.default_rng(step)
+    ids = rng.choice(150, 20, replace=False).astype(np.uint64)
+    if act_of_step == "restore":  # rows come from elsewhere, as in a lease of lookahead
+        other = OneTable(shards=table.store.shards, seed=1, **vars_of(table))
+        other.push(other.look_up(ids, step))
+        arrays = [s["rows"] for s in other.store.snapshots(only_changed=False, track=False)]
+        table.store.restore("rows", arrays, keep_present=bool(step % 2))
+    elif act_of_step == "forget":
+        table.store.forget("rows", np.sort(ids)[:5])
+    else:
+        handle = table.look_up(ids, step)
+        if act_of_step == "push":
+            table.push(handle, rng.standard_normal((20, 1)).astype(np.float32))
+
+
+def vars_of(table: OneTable) -> dict[str, Any]:
+    return {name: getattr(table.config, name) for name in table.config.__dataclass_fields__}
+
+
+def assert_equal(found: Snapshots, expected: Snapshots) -> None:
+    for mine, theirs in zip(found, expected, strict=True):
+        for column, array in theirs["rows"].items():
+            np.testing.assert_array_equal(mine["rows"][column], array, err_msg=column)
+
+
+def loaded(table: OneTable, snapshots: Snapshots) -> OneTable:
+    other = OneTable(shards=table.store.shards, **vars_of(table))
+    other.store.restore("rows", [s["rows"] for s in snapshots])
+    return other
+
+
+def assert_holds(snapshots: Snapshots, table: OneTable, exported: Any) -> None:
+    """Loaded elsewhere, the snapshot has the rows that were exported at its instant."""
+    back = loaded(table, snapshots).store.export()["rows"]
+    for mine, theirs in zip(back, exported, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+ACTS = st.lists(
+    st.sampled_from(["push", "push", "look_up", "forget", "restore"]) | st.integers(1, 60),
+    max_size=8,
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    config=st.sampled_from(CONFIGS),
+    shards=st.integers(1, 2),
+    before=st.integers(0, 12),
+    meanwhile=ACTS,
+    changed=st.booleans(),
+    track=st.booleans(),
+    kept=st.booleans(),
+)
+def test_writers_between_the_slices_of_a_copy_do_not_show_in_it(
+    config: dict[str, Any],
+    shards: int,
+    before: int,
+    meanwhile: list[str | int],
+    changed: bool,
+    track: bool,
+    kept: bool,
+) -> None:
+    """A twin is copied at one instant, before the writers begin; a number copies so many slots."""
+    slow, twin = (OneTable(shards=shards, **config) for _ in range(2))
+    for step in range(before):
+        for table in (slow, twin):
+            act(table, step, "push")
+    if changed:  # a first snapshot, from which changes are tracked
+        for table in (slow, twin):
+            table.store.snapshots(only_changed=False, track=True)
+            table.store.settle_snapshots(kept=True)
+            act(table, before, "push")
+    exported = slow.store.export()["rows"]
+    slow.store.freeze_snapshots(only_changed=changed, track=track)
+    expected = twin.store.snapshots(only_changed=changed, track=track)
+    for step, one in enumerate(meanwhile, before + 1):
+        if isinstance(one, int):
+            for native_table in tables_of(slow):
+                native_table.copy_slice(one)
+        else:
+            for table in (slow, twin):
+                act(table, step, one)
+    found = slow.store.collect_snapshots()
+    assert_equal(found, expected)
+    if not changed:
+        assert_holds(found, slow, exported)
+    for table in (slow, twin):
+        table.store.settle_snapshots(kept=kept)
+        act(table, before + 20, "push")
+    if track if kept else changed:
+        nexts = [t.store.snapshots(only_changed=True, track=True) for t in (slow, twin)]
+        assert_equal(*nexts)
+    for mine, theirs in zip(slow.store.export()["rows"], twin.store.export()["rows"], strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@settings(max_examples=40, deadline=None)
+@given(config=st.sampled_from(CONFIGS), meanwhile=ACTS)
+def test_a_snapshot_dropped_half_way_leaves_all_changes_for_the_next_one(
+    config: dict[str, Any], meanwhile: list[str | int]
+) -> None:
+    table = OneTable(shards=2, **config)
+    for step in range(6):
+        act(table, step, "push")
+    whole = table.store.snapshots(only_changed=False, track=True)
+    table.store.settle_snapshots(kept=True)
+    act(table, 6, "push")
+    table.store.freeze_snapshots(only_changed=True, track=True)
+    for step, one in enumerate(meanwhile, 7):
+        if isinstance(one, int):
+            for native_table in tables_of(table):
+                native_table.copy_slice(one)
+        elif one not in ("restore", "forget"):  # which no snapshot of changes tells
+            act(table, step, one)
+    table.store.settle_snapshots(kept=False)
+    act(table, 30, "push")
+    other = loaded(table, whole)
+    changes = table.store.snapshots(only_changed=True, track=True)
+    other.store.restore("rows", [s["rows"] for s in changes])
+    for mine, theirs in zip(
+        other.store.export()["rows"], table.store.export()["rows"], strict=True
+    ):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_threads_that_write_all_the_time_do_not_show_in_a_snapshot(config: dict[str, Any]) -> None:
+    """Against a copy made inside the cut, of values, state, counts and stamps."""
+    if "capacity" in config and config["capacity"].rows:
+        capacity = config["capacity"]
+        wide = {"eviction": capacity.eviction, "expire_after_steps": capacity.expire_after_steps}
+        config = config | {"capacity": Capacity(rows=9000, **wide)}
+    table = OneTable(shards=2, **config)
+    stop, steps = threading.Event(), [0, 0]
+
+    def writer(which: int) -> None:
+        rng = np.random.default_rng(which)
+        while not stop.is_set():
+            ids = rng.choice(12_000, 600, replace=False)
+            table.push(table.look_up(ids, steps[0]), float(rng.standard_normal()))
+            steps[which] += 1
+
+    table.look_up(np.arange(12_000))
+    threads = [threading.Thread(target=writer, args=(which,)) for which in range(2)]
+    for one in threads:
+        one.start()
+    try:
+        for _ in range(6):
+            with table.store.consistent_cut():
+                exported = table.store.export()["rows"]
+                plain = [t.lease(exported[0], 0, len(exported[0])) for t in tables_of(table)]
+                at = sum(steps)
+                table.store.freeze_snapshots(only_changed=False, track=True)
+            while sum(steps) < at + 4:  # writers first, then both at once
+                stop.wait(0.001)
+            found = table.store.collect_snapshots()
+            assert_holds(found, table, exported)
+            for mine, theirs in zip(found, plain, strict=True):
+                order = np.argsort(mine["rows"]["ids"])
+                for column in ("ids", "words", "stamps", "rows"):
+                    kept = mine["rows"][column]
+                    kept = kept[order] if len(kept) else kept
+                    np.testing.assert_array_equal(kept, theirs[column], err_msg=column)
+            table.store.settle_snapshots(kept=True)
+    finally:
+        stop.set()
+        for one in threads:
+            one.join(20)
+
+
+def test_threads_of_one_push_copy_each_row_once() -> None:
+    """20,000 rows, so that two threads share the push and both meet rows not copied yet."""
+    native.set_threads(2)
+    sgd = RowOptimizer(kind="sgd", lr=1.0)
+    table = OneTable(dim=2, optimizer=sgd, initial="constant", initial_scale=0.0)
+    handle = table.look_up(np.arange(20_000))
+    table.push(handle, -1.0)
+    table.store.freeze_snapshots(only_changed=False, track=False)
+    table.push(handle, -1.0)
+    (found,) = table.store.collect_snapshots()
+    values = found["rows"]["rows"].view(np.float32)
+    assert values.shape == (20_000, 2)
+    assert (values == 1).all()
+    assert sorted(found["rows"]["ids"]) == sorted(handle.plans["rows"].ids)
+    assert (table.values(np.arange(20_000)) == 2).all()
+
+
+def test_a_snapshot_without_memory_fails_and_training_does_not() -> None:
+    sgd = RowOptimizer(kind="sgd", lr=1.0)
+    config = {"dim": 16, "optimizer": sgd, "initial": "constant", "initial_scale": 0.0}
+    table = OneTable(**config)
+    ids = np.arange(20_000)
+    table.push(table.look_up(ids), -1.0)
+    table.store.snapshots(only_changed=False, track=True)
+    table.store.settle_snapshots(kept=True)
+    table.push(table.look_up(ids), -1.0)
+    table.store.freeze_snapshots(only_changed=True, track=True)
+    roomy = native.memory_limit()
+    native.set_memory_limit(1)
+    table.push(table.look_up(ids), -1.0)
+    with pytest.raises(MemoryError, match=r"a snapshot .*this process may use 1e-09 GB of memory"):
+        table.store.collect_snapshots()
+    table.store.settle_snapshots(kept=False)
+    assert (table.values(ids) == 3).all()
+    native.set_memory_limit(roomy)
+    (changes,) = table.store.snapshots(only_changed=True, track=True)
+    assert (changes["rows"]["rows"].view(np.float32) == 3).all()
+    assert len(changes["rows"]["ids"]) == 20_000
+
+
+def test_one_snapshot_at_a_time_and_each_is_collected_before_it_is_kept() -> None:
+    table = OneTable(dim=2)
+    table.push(table.look_up([1, 2, 3]))
+    with pytest.raises(RuntimeError, match="there is no snapshot to collect"):
+        table.store.collect_snapshots()
+    table.store.freeze_snapshots(only_changed=False, track=False)
+    with pytest.raises(RuntimeError, match="the snapshot before this one must be settled first"):
+        table.store.freeze_snapshots(only_changed=False, track=False)
+    with pytest.raises(RuntimeError, match="must be collected before it is kept"):
+        table.store.settle_snapshots(kept=True)
+    assert sorted(table.store.collect_snapshots()[0]["rows"]["ids"]) == [1, 2, 3]
+
+
+def test_a_cut_that_fails_at_one_shard_leaves_none_frozen() -> None:
+    table = OneTable(dim=2, shards=2)
+    table.look_up(np.arange(100))
+    second = tables_of(table)[1]
+    second.freeze(False, False)
+    with pytest.raises(RuntimeError, match="must be settled first"):
+        table.store.freeze_snapshots(only_changed=False, track=True)
+    second.settle(False)
+    found = table.store.snapshots(only_changed=False, track=False)
+    assert sum(len(s["rows"]["ids"]) for s in found) == 100
