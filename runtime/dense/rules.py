@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from runtime.config import TrainConfig
-from runtime.embedding.store import Handle
 
 _DRAWING = threading.Lock()  # torch's global generator is one for all threads
 _GROWTH_UPDATES = 2000  # source: the growth interval of torch.amp.GradScaler
@@ -51,9 +50,9 @@ def draws_random_numbers(model: nn.Module) -> bool:
 
 
 @contextmanager
-def seeded_draws(seed: int, handle: Handle) -> Iterator[None]:
+def seeded_draws(seed: int, rank: int, step: int) -> Iterator[None]:
     """Make what the body draws a function of (seed, rank, step), whichever thread it runs in."""
-    words = np.random.SeedSequence([seed, handle.rank, handle.step]).generate_state(2)
+    words = np.random.SeedSequence([seed, rank, step]).generate_state(2)
     with _DRAWING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(words[0]) << 32 | int(words[1]))
         yield

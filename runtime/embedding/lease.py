@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from typing import Any
 
 import numpy as np
 
@@ -19,12 +18,9 @@ from persia_sim.words.trace import TraceRecorder
 from runtime.embedding.native.store import NativeStore
 from runtime.embedding.server import RankPush
 from runtime.embedding.server_rules import ServerRules
-from runtime.embedding.sharded import EmbeddingStore
+from runtime.embedding.sharded import EmbeddingStore, Lease
 from runtime.embedding.store import Handle
 from runtime.stop import Stop
-
-Lease = list[dict[str, dict[str, Any]]]
-"""Per server and table: ids, and the bytes of their rows as they were there."""
 
 
 class LeasedRows:

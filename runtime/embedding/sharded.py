@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
@@ -17,10 +18,19 @@ from persia_sim.words.trace import ALL, TraceRecorder
 from runtime.data.batch import Batch, Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.cut import PushGate
-from runtime.embedding.server import STALENESS_BINS, EmbeddingServer, ShardRows, WholePush
+from runtime.embedding.server import (
+    STALENESS_BINS,
+    EmbeddingServer,
+    RankPush,
+    ShardRows,
+    WholePush,
+)
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.store import Handle
 from runtime.stop import Stop
+
+Lease = list[dict[str, dict[str, Any]]]
+"""Per server and table: ids, and the bytes of their rows as they were there."""
 
 TableArrays = dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]
 """Per table ids [n], values [n, d] and optimiser state [n, k], sorted by id."""
@@ -66,6 +76,37 @@ class EmbeddingStore(ABC):
     def begin(self, rank: int, step: int, batch: Batch) -> Handle:
         """Merge duplicates and plan the shards; touches no row."""
 
+    # What a rank's stages call: each goes to all servers, and waits as they do.
+
+    def look_up(self, handle: Handle) -> None:
+        """Read the batch's rows, creating absent ones, when window and order allow it."""
+        for server in self.servers:
+            server.look_up(handle)
+
+    def look_up_ahead(self, handle: Handle) -> None:
+        """A prefetch of lookahead: read at any time, without side effect."""
+        for server in self.servers:
+            server.look_up_ahead(handle)
+
+    def bring_up_to_date(self, handle: Handle) -> None:
+        """Replace prefetched rows that were written since, when all earlier pushes are applied."""
+        for server in self.servers:
+            server.bring_up_to_date(handle)
+
+    def lease(self, handle: Handle, ahead: int) -> Lease:
+        """lookahead `forwarded`: the batch's rows with their state, at most ``ahead`` steps old."""
+        return [server.lease(handle, ahead) for server in self.servers]
+
+    def give(self, push: RankPush) -> None:
+        """Take a rank's push; None for its gradients closes its step without them."""
+        for server in self.servers:
+            server.give(push)
+
+    def finish(self, rank: int, steps: int) -> None:
+        """The rank has ``steps`` steps and no more: it holds nobody up."""
+        for server in self.servers:
+            server.finish(rank, steps)
+
     @abstractmethod
     def _open_rows(self, shard: int) -> ShardRows:
         """The rows of one server, none yet."""
@@ -94,6 +135,8 @@ class EmbeddingStore(ABC):
         for server in self.servers:
             total += server.row_staleness
         return total
+
+    # What the executor of a given order calls: one instant at one shard.
 
     def read(self, handle: Handle, shard: int, *, create: bool = True) -> None:
         """Read the batch's rows of one shard into the handle, in one instant.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -70,3 +71,14 @@ class FieldVectors:
     """Per sequence field [B, L, d], zero where a sample has fewer than L ids."""
     masks: dict[str, np.ndarray]
     """Per sequence field bool [B, L]: where an id stands."""
+
+
+@dataclass(slots=True)
+class VectorGradients:
+    """What the backward pass of one batch gives the embedding worker."""
+
+    vectors: FieldVectors
+    factor: float = 1.0
+    """Rows' gradients are multiplied by it after their sums (a loss scale is taken out here)."""
+    held: ExitStack = field(default_factory=ExitStack)
+    """Closed after the scatter: buffers that the vectors lie in may then be used again."""

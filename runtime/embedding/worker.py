@@ -1,25 +1,99 @@
-"""The two halves of a step at the embedding worker, one call each."""
+"""The embedding worker: looks rows up, pools them to vectors, scatters gradients back to rows.
+
+A batch at the worker is a ticket (its `Handle`): distinct ids, the rows as they were read, and
+where they lie. The dense side knows vectors only. Pooling does not depend on whose rows the ticket
+holds: those of the servers, or the worker's own copies on lease.
+"""
 
 from __future__ import annotations
 
+import math
+from typing import Literal
+
+import numpy as np
+
 from runtime.data.batch import Batch
-from runtime.embedding.reference.pooling import Pooling
+from runtime.embedding.open import open_pooling
 from runtime.embedding.sharded import EmbeddingStore
-from runtime.embedding.store import FieldVectors, Handle
+from runtime.embedding.store import FieldVectors, Handle, RowGradients, VectorGradients
 
 
-def look_up(
-    store: EmbeddingStore, pooling: Pooling, rank: int, step: int, batch: Batch
-) -> tuple[Handle, FieldVectors]:
-    """Ids of a batch -> distinct ids -> rows -> pooled vectors; the handle is for the push."""
-    handle = store.begin(rank, step, batch)
-    for shard in range(store.shards):
-        store.read(handle, shard)
-    return handle, pooling.forward(batch, handle.plans, handle.values)
+class RowOverflowError(ValueError):
+    """Finite gradients of vectors whose sum over a row's occurrences is not."""
 
 
-def push(store: EmbeddingStore, pooling: Pooling, handle: Handle, gradients: FieldVectors) -> None:
-    """Gradients of the pooled vectors -> gradients of rows -> one optimiser step on each."""
-    rows = pooling.backward(handle.batch, handle.plans, gradients)
-    for shard in range(store.shards):
-        store.push(shard, [(handle, rows)])
+class EmbeddingWorker:
+    """Between one process's ranks and the embedding servers; safe for threads."""
+
+    def __init__(
+        self, store: EmbeddingStore, *, engine: Literal["native", "reference"] = "native"
+    ) -> None:
+        self.store = store
+        dims = {name: table.dim for name, table in store.tables.items()}
+        self._pooling = open_pooling(store.layout.fields, dims, engine=engine)
+        self.row_gradient_seen = False
+        """Whether any gradient other than zero has reached the rows so far."""
+        self._live_row_seen = False
+        self._all_rows_looked_at = False
+
+    def begin(self, rank: int, step: int, batch: Batch) -> Handle:
+        """A ticket: duplicates merged, shards planned, no row touched."""
+        return self.store.begin(rank, step, batch)
+
+    def pool(self, ticket: Handle) -> FieldVectors:
+        """The fields' vectors from the ticket's rows."""
+        if not self._live_row_seen:
+            self._live_row_seen = any(bool(v.any()) for v in ticket.values.values())
+        return self._pooling.forward(ticket.batch, ticket.plans, ticket.values)
+
+    def scatter(self, ticket: Handle, gradients: VectorGradients | None) -> RowGradients:
+        """Gradients of the ticket's rows, duplicates summed; None is of a batch without samples.
+
+        Raises `RowOverflowError` when a sum leaves the range of its numbers.
+        """
+        if gradients is None:
+            return {name: np.zeros_like(values) for name, values in ticket.values.items()}
+        with gradients.held:
+            rows = self._pooling.backward(ticket.batch, ticket.plans, gradients.vectors)
+        if gradients.factor != 1.0:
+            rows = {name: (g * gradients.factor).astype(g.dtype) for name, g in rows.items()}
+        if not self.row_gradient_seen:
+            self.row_gradient_seen = any(bool(g.any()) for g in rows.values())
+        _refuse_overflow(ticket, rows)
+        return rows
+
+    def give_back(self, ticket: Handle, gradients: VectorGradients | None) -> None:
+        """Scatter the gradients and give every server its rows' part."""
+        self.store.give((ticket, self.scatter(ticket, gradients)))
+
+    def give_up(self, ticket: Handle, gradients: VectorGradients | None) -> None:
+        """Close the ticket's step at every server without its gradients."""
+        if gradients is not None:
+            gradients.held.close()
+        self.store.give((ticket, None))
+
+    def peek(self, batch: Batch) -> FieldVectors:
+        """The vectors of rows as they are now, for evaluation: creates and records nothing."""
+        return self.pool(self.store.peek(batch))
+
+    def has_live_rows(self) -> bool:
+        """Whether any row was ever seen with a value other than zero.
+
+        What batches looked up says so at no cost. Only while they saw nothing but zeros is the
+        whole store looked at, and that once: a copy of it may take seconds.
+        """
+        if not self._live_row_seen and not self._all_rows_looked_at:
+            self._all_rows_looked_at = True
+            self._live_row_seen = any(bool(v.any()) for _, v, _ in self.store.export().values())
+        return self._live_row_seen
+
+
+def _refuse_overflow(ticket: Handle, rows: RowGradients) -> None:
+    with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is an answer here
+        total = sum(float(g.sum()) for g in rows.values())
+    if math.isfinite(total) or all(bool(np.isfinite(g).all()) for g in rows.values()):
+        return
+    raise RowOverflowError(
+        f"the gradient of a row, summed over its occurrences at rank {ticket.rank}, step"
+        f" {ticket.step}, is not finite; lower --model.lr or --rows.optimizer.lr"
+    )

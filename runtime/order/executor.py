@@ -24,7 +24,7 @@ from runtime.dense.optimizer import (
     replica,
     sum_in_rank_order,
 )
-from runtime.embedding.store import Handle
+from runtime.embedding.store import Handle, RowGradients
 from runtime.order.replayable import refuse_other_version
 from runtime.rank.learner import Gradients
 from runtime.rank.parts import Parts
@@ -39,6 +39,8 @@ class _InFlight:
     unread_shards: set[int]
     unpushed_shards: set[int]
     gradients: Gradients | None = None
+    rows: RowGradients | None = None
+    """None before they are computed, and when they are not finite."""
     dense_done: bool = False
 
 
@@ -47,7 +49,8 @@ class OrderedRun:
 
     def __init__(self, parts: Parts) -> None:
         config, learner = parts.config, parts.learner
-        self._config, self._learner, self._store = config, learner, parts.store
+        self._config, self._learner = config, learner
+        self._worker, self._store = parts.worker, parts.store
         self._feed, self._recorder, self._meter = parts.feed, parts.recorder, parts.meter
         self._flying: dict[tuple[int, int], _InFlight] = {}
         self._optimizer = make_optimizer(config.model, learner.model)
@@ -110,7 +113,7 @@ class OrderedRun:
                     f"the order has rank {key[0]}, step {key[1]}, but the data ended before;"
                     " replay needs the data and the batch size of the recorded run"
                 )
-            handle = self._store.begin(*key, work.batch)
+            handle = self._worker.begin(*key, work.batch)
             every = range(self._store.shards)
             self._flying[key] = _InFlight(handle, work.step_samples, set(every), set(every))
         return self._flying[key]
@@ -135,10 +138,11 @@ class OrderedRun:
             )
         if flying.gradients is None:
             handle = flying.handle
-            staged = self._learner.stage(handle)
+            staged = self._learner.stage(handle.batch, self._worker.pool(handle))
             found = self._learner.gradients(model, handle, staged, flying.step_samples)
-            if not found.finite:
-                self._learner.refuse_or_skip(flying.handle, found)
+            if found.finite:
+                flying.rows = self._worker.scatter(handle, found.vectors)
+            else:
                 self._meter.skip()
             flying.gradients = found
         return flying.gradients
@@ -147,15 +151,15 @@ class OrderedRun:
         ranks = range(self._config.sync.ranks) if event.rank == ALL else (event.rank,)
         group = [self._flying.get((rank, event.step)) for rank in ranks]
         flying = [f for f in group if f is not None]
-        found = {f.handle.rank: self._compute(f, self._model_of(f.handle.rank)) for f in flying}
+        for one in flying:
+            self._compute(one, self._model_of(one.handle.rank))
         for shard in self._shards(event):
             here = [f for f in flying if shard in f.unpushed_shards]
             for one in here:
                 one.unpushed_shards.remove(shard)
-                if not found[one.handle.rank].finite:
+                if one.rows is None:
                     self._store.lose(one.handle, [shard])
-            whole = [(f.handle, found[f.handle.rank]) for f in here]
-            pushes = [(handle, gradients.rows) for handle, gradients in whole if gradients.finite]
+            pushes = [(f.handle, f.rows) for f in here if f.rows is not None]
             self._store.push(shard, pushes, merged=event.rank == ALL)
         for one in flying:
             self._forget_if_done(one)

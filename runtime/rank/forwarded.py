@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from persia_sim.words.vocabulary import Stage
-from runtime.embedding.lease import Lease, LeasedRows
-from runtime.embedding.store import Handle
+from runtime.embedding.lease import LeasedRows
+from runtime.embedding.sharded import Lease
+from runtime.embedding.store import Handle, RowGradients
 from runtime.rank.stages import Computed, Fetched, RankStages
 from runtime.rank.team import Team
 
@@ -23,7 +24,7 @@ class Written(NamedTuple):
     """A batch whose rows the worker has written; the servers are still to be told."""
 
     at_servers: Handle
-    computed: Computed
+    rows: RowGradients | None
 
 
 class ForwardedStages(RankStages):
@@ -39,7 +40,7 @@ class ForwardedStages(RankStages):
         if loaded is None:
             return None
         handle = loaded.handle
-        lease = [server.lease(handle, self._ahead) for server in self._store.servers]
+        lease = self._store.lease(handle, self._ahead)
         return Prefetched(loaded._replace(handle=self._copies.begin(handle)), handle, lease)
 
     def take_in(self, prefetched: Prefetched) -> Fetched:
@@ -47,19 +48,18 @@ class ForwardedStages(RankStages):
         fetched = prefetched.fetched
         self._copies.take_in(fetched.handle, prefetched.lease)
         self._copies.bring_up_to_date(fetched.handle)
-        with self._span("lookup", fetched.handle.step)(Stage.LOOKUP):
-            return fetched._replace(staged=self._learner.stage(fetched.handle))
+        return self._staged(fetched)
 
     def write(self, at_servers: Handle, computed: Computed) -> Written:
         """Apply the gradients to the copies, with those of the other ranks."""
-        computed = self._lose_or_keep(computed)
-        self._copies.give(computed)
-        return Written(at_servers, computed)
+        handle, vectors, _ = computed
+        rows = self._worker.scatter(handle, vectors) if self._arrives(computed) else None
+        self._copies.give((handle, rows))
+        return Written(at_servers, rows)
 
     def write_back(self, written: Written) -> None:
         """Give the servers the same lookup and the same push, in the same order."""
-        handle, rows = written.at_servers, written.computed.rows
+        handle, rows = written
         with self._span("push", handle.step)(Stage.PUSH):
-            for server in self._store.servers:
-                server.look_up(handle)
-                server.give((handle, rows))
+            self._store.look_up(handle)
+            self._store.give((handle, rows))

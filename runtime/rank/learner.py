@@ -1,4 +1,4 @@
-"""The stage functions forward and backward: from one rank's rows to all its gradients.
+"""The stage functions forward and backward: from one rank's vectors to all its gradients.
 
 Both executors call them, so what differs between modes is only the order of reads and writes.
 """
@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -28,9 +29,7 @@ from runtime.dense.rules import (
     refuse_running_statistics,
     seeded_draws,
 )
-from runtime.embedding.open import open_pooling
-from runtime.embedding.sharded import EmbeddingStore
-from runtime.embedding.store import Handle, RowGradients
+from runtime.embedding.store import FieldVectors, VectorGradients
 from runtime.models.blame import ModelError, blamed_on
 from runtime.models.build import build_model
 from runtime.models.inputs import InputShape
@@ -45,6 +44,13 @@ def no_span(stage: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 
+class Where(Protocol):
+    """Which batch: a ticket of the embedding worker says so."""
+
+    rank: int
+    step: int
+
+
 class NonFiniteError(ValueError):
     """A loss or a gradient is NaN or infinite."""
 
@@ -56,18 +62,18 @@ class Gradients:
     loss: float
     """The rank's share of the step's mean loss."""
     dense: DenseGradients
-    rows: RowGradients
+    vectors: VectorGradients | None
+    """For the embedding worker; None of a batch without samples."""
     finite: bool
     """Whether loss and all gradients are; if not, nothing of them is applied."""
 
 
 class Learner:
-    """The dense model, its loss, and the pooling between rows and model."""
+    """The dense model and its loss; of the rows it knows the pooled vectors only."""
 
     def __init__(self, config: TrainConfig, layout: Layout, dims: dict[str, int]) -> None:
         self.config, self.layout = config, layout
         shape = InputShape(layout=layout, dims=dims)
-        self.pooling = open_pooling(layout.fields, shape.dims, engine=config.engine.kernels)
         self.model = build_model(config.model.name, shape, config.model.hidden, config.seed)
         self.dtype = torch.float64 if config.engine.precision == "float64" else torch.float32
         self.device = open_device(config.engine.device)
@@ -75,28 +81,19 @@ class Learner:
         self._staging = open_staging(self.device, self.dtype)
         refuse_running_statistics(self.model, config)
         self.scale = LossScale(config)
-        self.row_gradient_seen = False
-        """Whether any gradient has reached the rows so far."""
         self.drew_unseeded = False
         """Whether the model has drawn from torch's generator without saying that it does."""
-        self._live_row_seen = False
-        self._all_rows_looked_at = False
         self._draws = draws_random_numbers(self.model)
         self._row_factor = float(config.sync.ranks) if config.sync.row_gradients == "sum" else 1.0
 
-    def stage(self, handle: Handle) -> Staged | None:
-        """Pool the rows of a lookup and start them on their way to the device.
-
-        None for a batch without samples.
-        """
-        if handle.batch.size == 0:
-            return None
-        return self._send(handle)
+    def stage(self, batch: Batch, vectors: FieldVectors) -> Staged | None:
+        """Start a batch on its way to the device; None for one without samples."""
+        return self._staging.send(batch, vectors) if batch.size else None
 
     def gradients(
         self,
         model: nn.Module,
-        handle: Handle,
+        where: Where,
         staged: Staged | None,
         samples: int,
         span: StageSpan = no_span,
@@ -105,15 +102,15 @@ class Learner:
 
         The loss is the sum over the batch over ``samples`` (of the whole step), mean over tasks:
         gradients are those of the step's mean loss, so those of all ranks only need to be summed.
-        ``span`` is entered around each of the two stages.
+        ``span`` is entered around each of the two stages. Gradients that are not finite end the
+        run, or come back marked so, as the config says.
         """
         parameters = list(model.parameters())
         if staged is None:
-            rows = {name: np.zeros_like(values) for name, values in handle.values.items()}
-            return Gradients(0.0, [None] * len(parameters), rows, True)
-        scale = self.scale.of(handle.step)
-        known = self._draws
-        draws = seeded_draws(self.config.seed, handle) if known else self._watched_draws()
+            return Gradients(0.0, [None] * len(parameters), None, True)
+        scale = self.scale.of(where.step)
+        seeded = seeded_draws(self.config.seed, where.rank, where.step)
+        draws = seeded if self._draws else self._watched_draws()
         with span(Stage.FORWARD), draws:
             logits = self._logits(model, staged)
             loss = self._loss(logits, staged.labels, samples)
@@ -123,53 +120,41 @@ class Learner:
         dense = [p.grad for p in parameters]
         for parameter in parameters:
             parameter.grad = None
-        with self._staging.receive(staged.embeddings) as vectors:
-            rows = self.pooling.backward(handle.batch, handle.plans, vectors)
+        held = ExitStack()
+        found = held.enter_context(self._staging.receive(staged.embeddings))
+        vectors = VectorGradients(found, self._row_factor / scale, held)
         if scale != 1.0:
             dense = [None if g is None else g / scale for g in dense]
-        factor = self._row_factor / scale
-        if factor != 1.0:
-            rows = {name: (g * factor).astype(g.dtype) for name, g in rows.items()}
-        if not self.row_gradient_seen:
-            self.row_gradient_seen = any(bool(g.any()) for g in rows.values())
         value = loss.item()
-        finite = _all_finite(value, dense, rows)
+        finite = _all_finite(value, dense, found)
         if finite:
-            self.scale.note_finite(handle.step)
-        return Gradients(value, dense, rows, finite)
+            self.scale.note_finite(where.step)
+        else:
+            held.close()
+            self._refuse_or_skip(where, value)
+        return Gradients(value, dense, vectors, finite)
 
-    def refuse_or_skip(self, handle: Handle, gradients: Gradients) -> None:
-        """Called for gradients that are not finite: raise, or go on without this batch.
+    def _refuse_or_skip(self, where: Where, loss: float) -> None:
+        """Gradients are not finite: raise, or go on without this batch.
 
         A finite loss whose scaled gradients overflow is float16's daily bread: the scale is halved.
         """
-        if math.isfinite(gradients.loss) and self.scale.note_overflow(handle.step):
+        if math.isfinite(loss) and self.scale.note_overflow(where.step):
             return
         if self.config.nonfinite == "stop":
             raise NonFiniteError(
-                f"loss {gradients.loss} or a gradient is not finite at rank {handle.rank},"
-                f" step {handle.step}; lower --model.lr or --rows.optimizer.lr,"
+                f"loss {loss} or a gradient is not finite at rank {where.rank},"
+                f" step {where.step}; lower --model.lr or --rows.optimizer.lr,"
                 " or leave such batches out with --nonfinite skip"
             )
 
-    def predict(self, model: nn.Module, store: EmbeddingStore, batch: Batch) -> np.ndarray:
-        """Probabilities [B, T] with the rows as they are now; creates no row."""
-        staged = self._send(store.peek(batch))
+    def predict(self, model: nn.Module, batch: Batch, vectors: FieldVectors) -> np.ndarray:
+        """Probabilities [B, T] of a batch, given its vectors."""
+        staged = self._staging.send(batch, vectors)
         with torch.inference_mode():
             logits = self._logits(model, staged)
             probabilities: np.ndarray = torch.sigmoid(logits.double()).cpu().numpy()
         return probabilities
-
-    def has_live_rows(self, store: EmbeddingStore) -> bool:
-        """Whether any row was ever seen with a value other than zero.
-
-        What batches looked up says so at no cost. Only while they saw nothing but zeros is the
-        whole store looked at, and that once: a copy of it may take seconds.
-        """
-        if not self._live_row_seen and not self._all_rows_looked_at:
-            self._all_rows_looked_at = True
-            self._live_row_seen = any(bool(v.any()) for _, v, _ in store.export().values())
-        return self._live_row_seen
 
     @contextmanager
     def _watched_draws(self) -> Iterator[None]:
@@ -181,12 +166,6 @@ class Learner:
         yield
         if have_moved(before, self.device):
             self.drew_unseeded = True
-
-    def _send(self, handle: Handle) -> Staged:
-        if not self._live_row_seen:
-            self._live_row_seen = any(bool(v.any()) for v in handle.values.values())
-        vectors = self.pooling.forward(handle.batch, handle.plans, handle.values)
-        return self._staging.send(handle.batch, vectors)
 
     def _logits(self, model: nn.Module, staged: Staged) -> Tensor:
         self._staging.arrive(staged)
@@ -217,16 +196,17 @@ class Learner:
         return total / (samples * labels.shape[1])
 
 
-def _all_finite(loss: float, dense: DenseGradients, rows: RowGradients) -> bool:
+def _all_finite(loss: float, dense: DenseGradients, vectors: FieldVectors) -> bool:
     """A sum is finite only if its terms are; one by one they are checked only if it is not."""
     sums = [g.sum().float() for g in dense if g is not None]
     total = float(torch.stack(sums).sum()) if sums else 0.0  # one answer, one wait for the device
+    arrays = [vectors.pooled, *vectors.sequences.values()]
     with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is an answer here
-        total += sum(float(g.sum()) for g in rows.values())
+        total += sum(float(g.sum()) for g in arrays)
     if math.isfinite(loss + total):
         return True
     return (
         math.isfinite(loss)
         and all(bool(torch.isfinite(g).all()) for g in dense if g is not None)
-        and all(bool(np.isfinite(g).all()) for g in rows.values())
+        and all(bool(np.isfinite(g).all()) for g in arrays)
     )

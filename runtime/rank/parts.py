@@ -13,6 +13,7 @@ from runtime.embedding.config import TableConfig
 from runtime.embedding.open import open_store
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.sharded import EmbeddingStore
+from runtime.embedding.worker import EmbeddingWorker
 from runtime.rank.feed import Feed, training_stream
 from runtime.rank.learner import Learner
 from runtime.rank.progress import Meter
@@ -26,12 +27,17 @@ class Parts:
 
     config: TrainConfig
     learner: Learner
-    store: EmbeddingStore
+    worker: EmbeddingWorker
     feed: Feed
     recorder: TraceRecorder
     meter: Meter
     spans: SpanRecorder = field(default_factory=lambda: SpanRecorder(enabled=False))
     stop: Stop = field(default_factory=Stop)
+
+    @property
+    def store(self) -> EmbeddingStore:
+        """The rows of the run, behind the embedding worker."""
+        return self.worker.store
 
     def again(self, source: Source) -> Parts:
         """The same model and rows over the stream from its start, with fresh records."""
@@ -60,7 +66,8 @@ def assemble(
     )
     spans = SpanRecorder(enabled=config.engine.timeline)
     feed = _feed(config, source, stop)
-    return Parts(config, learner, store, feed, recorder, Meter(), spans, stop)
+    worker = EmbeddingWorker(store, engine=config.engine.kernels)
+    return Parts(config, learner, worker, feed, recorder, Meter(), spans, stop)
 
 
 def tables_of(

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from persia_sim.words.vocabulary import Mode, Stage
-from runtime.embedding.store import Handle, RowGradients
+from runtime.embedding.store import Handle, VectorGradients
 from runtime.rank.learner import StageSpan
 from runtime.rank.staging import Staged
 from runtime.rank.team import Team
@@ -27,8 +27,10 @@ class Computed(NamedTuple):
     """Gradients are here; the rows may be written."""
 
     handle: Handle
-    rows: RowGradients | None
-    """None when they are not finite: the step is closed without them."""
+    vectors: VectorGradients | None
+    """None of a batch without samples, and of one that is left out."""
+    kept: bool
+    """Whether the rows are written; if not, the step is closed without them."""
 
 
 class RankStages:
@@ -37,13 +39,13 @@ class RankStages:
     def __init__(self, rank: int, team: Team) -> None:
         parts = team.parts
         self._rank, self._team, self._rule = rank, team, team.rule
-        self._mode, self._learner, self._store = parts.config.sync.mode, parts.learner, parts.store
+        self._mode, self._learner = parts.config.sync.mode, parts.learner
+        self._worker, self._store = parts.worker, parts.store
         self._feed, self._spans, self._stop = parts.feed, parts.spans, parts.stop
 
     def finish(self, steps: int) -> None:
         """The rank has ``steps`` steps and no more."""
-        for server in self._store.servers:
-            server.finish(self._rank, steps)
+        self._store.finish(self._rank, steps)
 
     def fetch(self, step: int) -> Fetched | None:
         """load and lookup, when permit and window let it; None past the end of the data."""
@@ -52,27 +54,21 @@ class RankStages:
             return None
         handle = loaded.handle
         self._team.permits.take(self._rank, step)
-        for server in self._store.servers:
-            server.look_up(handle)
-        with self._span("lookup", step)(Stage.LOOKUP):
-            return loaded._replace(staged=self._learner.stage(handle))
+        self._store.look_up(handle)
+        return self._staged(loaded)
 
     def prefetch(self, step: int) -> Fetched | None:
         """lookahead: load and a lookup without side effect, at any time before the step."""
         loaded = self._load(step)
         if loaded is not None:
             with self._span("lookup", step)(Stage.LOOKUP):
-                for server in self._store.servers:
-                    server.look_up_ahead(loaded.handle)
+                self._store.look_up_ahead(loaded.handle)
         return loaded
 
     def refresh(self, fetched: Fetched) -> Fetched:
         """lookahead: at the logical step, replace rows that were written since the prefetch."""
-        handle = fetched.handle
-        for server in self._store.servers:
-            server.bring_up_to_date(handle)
-        with self._span("lookup", handle.step)(Stage.LOOKUP):
-            return fetched._replace(staged=self._learner.stage(handle))
+        self._store.bring_up_to_date(fetched.handle)
+        return self._staged(fetched)
 
     def train(self, fetched: Fetched) -> Computed:
         """forward, backward, and what the mode does with the dense gradients."""
@@ -85,35 +81,42 @@ class RankStages:
         samples, staged = fetched.step_samples, fetched.staged
         found = self._learner.gradients(self._rule.model(rank), handle, staged, samples, span)
         if not found.finite:
-            self._learner.refuse_or_skip(handle, found)
             self._team.skip_batch()
         dense = found.dense if found.finite else None
         loss = found.loss if found.finite else math.nan
         ends = Stage.DENSE_SYNC if self._mode.has_barrier else Stage.DENSE_PUSH
         with self._spans.span("dense", ends, rank, handle.step):
             self._rule.end_step(rank, handle.step, dense, loss, handle.batch.size)
-        return Computed(handle, found.rows if found.finite else None)
+        return Computed(handle, found.vectors if found.finite else None, found.finite)
 
     def push(self, computed: Computed) -> None:
         """Give every server the rows' gradients (merged: the last rank's bring them all in)."""
         with self._span("push", computed.handle.step)(Stage.PUSH):
-            kept = self._lose_or_keep(computed)
-            for server in self._store.servers:
-                server.give(kept)
+            if self._arrives(computed):
+                self._worker.give_back(computed.handle, computed.vectors)
+            else:
+                self._worker.give_up(computed.handle, computed.vectors)
 
-    def _lose_or_keep(self, computed: Computed) -> Computed:
-        lose = self._team.lose_push
-        if computed.rows is None or not lose(self._rank, computed.handle.step):
-            return computed
+    def _arrives(self, computed: Computed) -> bool:
+        """Whether the rows are to be written: not left out, and not lost on the way."""
+        if not computed.kept or not self._team.lose_push(self._rank, computed.handle.step):
+            return computed.kept
         self._team.count_lost_push()
-        return computed._replace(rows=None)
+        return False
+
+    def _staged(self, fetched: Fetched) -> Fetched:
+        """Pool the rows, which are final now, and start them on their way to the device."""
+        handle = fetched.handle
+        with self._span("lookup", handle.step)(Stage.LOOKUP):
+            vectors = self._worker.pool(handle)
+            return fetched._replace(staged=self._learner.stage(handle.batch, vectors))
 
     def _load(self, step: int) -> Fetched | None:
         with self._span("load", step)(Stage.LOAD):
             work = self._feed.take(self._rank, step)
             if work is None:
                 return None
-            handle = self._store.begin(self._rank, step, work.batch)
+            handle = self._worker.begin(self._rank, step, work.batch)
         return Fetched(handle, work.step_samples, None)
 
     def _span(self, track: str, step: int) -> StageSpan:

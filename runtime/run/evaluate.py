@@ -12,7 +12,7 @@ from torch import nn
 from runtime.data.batch import Batch
 from runtime.data.source import Source, rebatch
 from runtime.data.synthetic import SyntheticSource
-from runtime.embedding.sharded import EmbeddingStore
+from runtime.embedding.worker import EmbeddingWorker
 from runtime.rank.learner import Learner
 
 _EVALUATION_BATCH = 8192  # samples at a time: bounds memory, changes no figure
@@ -78,19 +78,19 @@ class HeldOut:
 
 
 def evaluate(
-    learner: Learner, model: nn.Module, store: EmbeddingStore, held_out: Iterable[Batch]
+    learner: Learner, model: nn.Module, worker: EmbeddingWorker, held_out: Iterable[Batch]
 ) -> Evaluation:
     """Score ``model`` with the rows as they are; creates no row and draws no random number.
 
     Every module is evaluated in its eval mode, and afterwards is in the mode in which it was.
     """
     with _evaluating(model):
-        scored = [(learner.predict(model, store, b), b.labels) for b in held_out]
+        scored = [(learner.predict(model, b, worker.peek(b)), b.labels) for b in held_out]
     predictions, labels = (np.concatenate(column) for column in zip(*scored, strict=True))
     tasks = {
         name: score(labels[:, k], predictions[:, k]) for k, name in enumerate(learner.layout.tasks)
     }
-    return Evaluation(tasks, predictions, labels, _health(learner, store, tasks, predictions))
+    return Evaluation(tasks, predictions, labels, _health(worker, tasks, predictions))
 
 
 @contextmanager
@@ -130,8 +130,7 @@ def score(labels: np.ndarray, predictions: np.ndarray) -> TaskScore:
 
 
 def _health(
-    learner: Learner,
-    store: EmbeddingStore,
+    worker: EmbeddingWorker,
     tasks: dict[str, TaskScore],
     predictions: np.ndarray,
 ) -> list[str]:
@@ -156,10 +155,10 @@ def _health(
                 f"{name}: log-loss {figures.log_loss:.4f} is worse than that of the label rate"
                 f" ({figures.trivial_log_loss:.4f}): overfitted, or learning rates too high"
             )
-    if not len(store):
+    if not len(worker.store):
         found.append("no row was created: no training batch was looked up")
-    elif not learner.has_live_rows(store):  # first: a product of zeros has no gradient either
+    elif not worker.has_live_rows():  # first: a product of zeros has no gradient either
         found.append("all rows are zero: with initial_scale 0 a product of rows never starts")
-    elif not learner.row_gradient_seen:
+    elif not worker.row_gradient_seen:
         found.append("no gradient has reached the rows: does the model use the embeddings?")
     return found

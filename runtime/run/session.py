@@ -89,7 +89,7 @@ def train(
     curve: list[CurvePoint] = []
 
     def snapshot(updates: int, samples: int, model: nn.Module) -> None:
-        found = evaluate(parts.learner, model, parts.store, held_out)
+        found = evaluate(parts.learner, model, parts.worker, held_out)
         curve.append(CurvePoint(updates, samples, found))
         if on_snapshot:
             on_snapshot(curve[-1])
@@ -118,7 +118,7 @@ def train(
         refuse_cut_short(recorded, meter.updates)
         meta["tau"] = recorded.meta.get("tau")
     model = run.snapshot()
-    final = evaluate(parts.learner, model, parts.store, held_out)
+    final = evaluate(parts.learner, model, parts.worker, held_out)
     early = [w for w in curve[0].evaluation.warnings if w not in final.warnings] if curve else []
     warnings = [f"after {curve[0].updates} updates: {w}" for w in early] + final.warnings
     if parts.learner.drew_unseeded:

@@ -48,7 +48,7 @@ def test_one_class_gives_no_auc_and_a_warning():
     source = ArraySource(100)
     source._all.labels[:, 1] = 1
     world = run(config(), source)
-    found = evaluate(world.learner, world.learner.model, world.store, HeldOut(source))
+    found = evaluate(world.learner, world.learner.model, world.worker, HeldOut(source))
     assert math.isnan(found.tasks["buy"].auc)
     assert any("buy: the test part holds only the label 1" in w for w in found.warnings)
 
@@ -69,13 +69,13 @@ def test_health_checks_say_why_an_auc_is_a_half():
     constant = config(model=ModelConfig(name="tests.runtime.test_evaluate:Constant"))
     world = run(constant, source)
     held_out = HeldOut(source)
-    found = evaluate(world.learner, world.learner.model, world.store, held_out)
+    found = evaluate(world.learner, world.learner.model, world.worker, held_out)
     assert any("all predictions are equal" in w for w in found.warnings)
     assert any("no gradient has reached the rows" in w for w in found.warnings)
     flat = config()
     flat = replace(flat, rows=replace(flat.rows, initial_scale=0.0), steps=1)
     world = run(flat, source, order=[])
-    found = evaluate(world.learner, world.learner.model, world.store, held_out)
+    found = evaluate(world.learner, world.learner.model, world.worker, held_out)
     assert any("no row was created" in w for w in found.warnings)
 
 
@@ -157,7 +157,7 @@ def by_hand(world, batch) -> np.ndarray:
 def test_every_task_is_scored_with_its_own_predictions_and_without_dropout():
     source = ArraySource(300)
     world = run(config(model=DROPPED), source)
-    found = evaluate(world.learner, world.model, world.store, HeldOut(source))
+    found = evaluate(world.learner, world.model, world.worker, HeldOut(source))
     expected = by_hand(world, source._all)
     assert np.abs(found.predictions - expected).max() < 1e-5
     assert np.array_equal(found.labels, source._all.labels)
@@ -176,7 +176,7 @@ def test_after_an_evaluation_every_module_is_in_the_mode_in_which_it_was():
     world = run(config(model=DROPPED, steps=1), ArraySource(100))
     before = [module.training for module in world.model.modules()]
     assert before == [True, True, True, False, True]
-    evaluate(world.learner, world.model, world.store, HeldOut(ArraySource(100)))
+    evaluate(world.learner, world.model, world.worker, HeldOut(ArraySource(100)))
     assert [module.training for module in world.model.modules()] == before
 
     def torn():
@@ -184,7 +184,7 @@ def test_after_an_evaluation_every_module_is_in_the_mode_in_which_it_was():
         raise OSError("the file is gone")
 
     with pytest.raises(OSError, match="the file is gone"):
-        evaluate(world.learner, world.model, world.store, torn())
+        evaluate(world.learner, world.model, world.worker, torn())
     assert [module.training for module in world.model.modules()] == before
 
 
@@ -209,7 +209,7 @@ def test_rows_that_never_leave_zero_are_told_and_the_whole_store_is_copied_once(
     copies, export = [], world.store.export
     monkeypatch.setattr(world.store, "export", lambda: copies.append(1) or export())
     for _ in range(3):
-        found = evaluate(world.learner, world.model, world.store, HeldOut(source))
+        found = evaluate(world.learner, world.model, world.worker, HeldOut(source))
         assert any("all rows are zero" in w for w in found.warnings)
     assert copies == [1]
 
@@ -222,7 +222,7 @@ def test_a_healthy_evaluation_never_copies_the_store(monkeypatch):
         raise AssertionError("the whole store is copied")
 
     monkeypatch.setattr(world.store, "export", refuse)
-    found = evaluate(world.learner, world.model, world.store, HeldOut(source))
+    found = evaluate(world.learner, world.model, world.worker, HeldOut(source))
     assert not any("rows" in w for w in found.warnings)
 
 
@@ -231,7 +231,7 @@ def test_rows_that_left_zero_but_were_not_read_since_are_found():
     chosen = replace(config(steps=1), rows=replace(config().rows, initial_scale=0.0))
     world = run(chosen, ArraySource(100))
     others = HeldOut(ArraySource(100, seed=7, ids_per_field=10**9))
-    found = evaluate(world.learner, world.model, world.store, others)
+    found = evaluate(world.learner, world.model, world.worker, others)
     assert not any("all rows are zero" in w for w in found.warnings)
 
 
@@ -262,7 +262,7 @@ def test_a_snapshot_has_the_rows_that_were_applied_and_the_weights_of_the_update
     half.meter.start()
     with pytest.raises(ValueError, match="cut short"):
         OrderedRun(half).run(events[: update + 1])
-    found = evaluate(half.learner, half.learner.model, half.store, HeldOut(source, 64))
+    found = evaluate(half.learner, half.learner.model, half.worker, HeldOut(source, 64))
     assert curve[0].updates == 4
     assert curve[0].evaluation.predictions.tobytes() == found.predictions.tobytes()
     final = train(changed(chosen, evaluate_every_steps=None), source).final
@@ -277,7 +277,7 @@ def test_a_snapshot_in_sync_has_the_weights_of_its_update_and_the_rows_of_the_on
     for point in curve:
         ended = run(config(ranks=2, steps=point.updates), source)
         before = run(config(ranks=2, steps=point.updates - 1), source)
-        found = evaluate(ended.learner, ended.model, before.store, HeldOut(source, 64))
+        found = evaluate(ended.learner, ended.model, before.worker, HeldOut(source, 64))
         assert found.predictions.tobytes() == point.evaluation.predictions.tobytes()
 
 
@@ -296,17 +296,25 @@ def test_the_best_reachable_auc_is_that_of_the_planted_probabilities():
 
 
 class Oracle:
-    """A learner that predicts what it is told to; its rows are healthy."""
-
-    row_gradient_seen = True
+    """A learner that predicts what it is told to; whatever it is given."""
 
     def __init__(self, predictions):
         self.layout, self._predictions = ArraySource(4).layout, predictions
 
-    def predict(self, model, store, batch):
+    def predict(self, model, batch, vectors):
         return self._predictions
 
-    def has_live_rows(self, store):
+
+class Healthy:
+    """A worker whose rows are alive and have had gradients."""
+
+    row_gradient_seen = True
+    store = (1,)
+
+    def peek(self, batch):
+        return None
+
+    def has_live_rows(self):
         return True
 
 
@@ -335,7 +343,7 @@ def test_each_reason_for_a_bad_figure_is_told_for_its_task(predictions, labels, 
     dense = np.zeros((400, 2), np.float32)
     batch = Batch(np.zeros(1200, np.uint64), np.arange(1201), dense,
                   np.column_stack([HALF, labels]).astype(np.float32))  # fmt: skip
-    found = evaluate(Oracle(both), torch.nn.Linear(1, 1), [1], [batch]).warnings
+    found = evaluate(Oracle(both), torch.nn.Linear(1, 1), Healthy(), [batch]).warnings
     assert len(found) >= len(warnings)
     for sentence, beginning in zip(found, warnings, strict=False):
         assert sentence.startswith(beginning)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import time
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,6 +26,7 @@ from runtime.run.session import lag_order, train
 from tests.runtime.worlds import ArraySource, assert_same_bytes, changed, config, run
 
 SOURCE = ArraySource(300)
+TEST = next(iter(SOURCE.chunks("test")))
 
 
 class Poisoned(torch.nn.Module):
@@ -96,7 +96,7 @@ def test_evaluation_creates_no_row_and_sees_initial_values():
     unseen = ArraySource(50, seed=9, ids_per_field=10**6)
     batch = next(iter(unseen.chunks("test")))
     before = len(world.store)
-    world.learner.predict(world.learner.model, world.store, batch)
+    world.learner.predict(world.learner.model, batch, world.worker.peek(batch))
     assert len(world.store) == before
     other = run(config(steps=2), SOURCE)
     assert (world.store.peek(batch).values["rows"] == other.store.peek(batch).values["rows"]).all()
@@ -287,7 +287,7 @@ def test_dropout_is_a_function_of_seed_rank_and_step():
 
 def test_every_seed_rank_and_step_has_draws_of_its_own():
     def draw(seed, rank, step):
-        with rules.seeded_draws(seed, SimpleNamespace(rank=rank, step=step)):
+        with rules.seeded_draws(seed, rank, step):
             return tuple(torch.rand(4).tolist())
 
     torch.manual_seed(9)
@@ -368,9 +368,10 @@ def test_a_snapshot_in_the_middle_of_threads_sees_rows_and_weights_that_stand_st
     changed = []
 
     def look_twice(updates: int, samples: int, model: torch.nn.Module) -> None:
-        first = parts.learner.predict(model, parts.store, batch)
+        first = parts.learner.predict(model, batch, parts.worker.peek(batch))
         time.sleep(0.03)
-        changed.append(not np.array_equal(first, parts.learner.predict(model, parts.store, batch)))
+        second = parts.learner.predict(model, batch, parts.worker.peek(batch))
+        changed.append(not np.array_equal(first, second))
 
     parts.meter.start(every=5, evaluate=look_twice)
     ConcurrentRun(parts).run()
@@ -385,7 +386,7 @@ def test_snapshots_of_threads_in_sync_are_those_of_the_lag_executor():
         seen: list[float] = []
         parts.meter.start(
             every=4, evaluate=lambda u, s, m, p=parts, out=seen: out.append(
-                float(p.learner.predict(m, p.store, next(iter(SOURCE.chunks("test")))).sum())
+                float(p.learner.predict(m, TEST, p.worker.peek(TEST)).sum())
             )
         )  # fmt: skip
         if executor == "concurrent":

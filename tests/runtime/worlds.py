@@ -17,6 +17,7 @@ from runtime.data.ids import hash_integers, tag
 from runtime.data.source import Part, Provenance
 from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.embedding.sharded import EmbeddingStore
+from runtime.embedding.worker import EmbeddingWorker
 from runtime.engines.threads import ConcurrentRun
 from runtime.order.executor import OrderedRun
 from runtime.rank.learner import Learner
@@ -86,11 +87,16 @@ def changed(settings: TrainConfig, **changes: Any) -> TrainConfig:
 class World:
     """A finished run."""
 
-    store: EmbeddingStore
+    worker: EmbeddingWorker
     learner: Learner
     trace: Trace
     meter: Meter
     model: nn.Module
+
+    @property
+    def store(self) -> EmbeddingStore:
+        """The rows of the run."""
+        return self.worker.store
 
     def state(self) -> dict[str, np.ndarray]:
         """Rows, optimiser state and dense weights."""
@@ -128,7 +134,7 @@ def run(
         model = alone.snapshot()
     sync = settings.sync
     meta = {"mode": str(sync.mode), "ranks": sync.ranks, "tau": sync.window}
-    return World(parts.store, parts.learner, parts.recorder.finish(**meta), parts.meter, model)
+    return World(parts.worker, parts.learner, parts.recorder.finish(**meta), parts.meter, model)
 
 
 def assert_same_bytes(one: World, other: World) -> None:

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from runtime.data.batch import Batch, Field, Layout
-from runtime.embedding import worker
 from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.embedding.features import Capacity
-from runtime.embedding.open import open_pooling, open_store, use_threads
-from runtime.embedding.store import FieldVectors
+from runtime.embedding.open import open_store, use_threads
+from runtime.embedding.store import FieldVectors, VectorGradients
+from runtime.embedding.worker import EmbeddingWorker
 
 LAYOUT = Layout(fields=(Field(name="a"), Field(name="b", pooling="mean")))
 
@@ -23,14 +23,16 @@ def test_two_calls_make_a_step_on_either_engine() -> None:
     results = []
     for engine in ("native", "reference"):
         store = open_store(LAYOUT, [TableConfig(dim=4)], engine=engine, shards=2)  # type: ignore[arg-type]
-        pooling = open_pooling(LAYOUT.fields, {"rows": 4}, engine=engine)  # type: ignore[arg-type]
+        worker = EmbeddingWorker(store, engine=engine)  # type: ignore[arg-type]
         for step in range(3):
             ids = np.arange(step, step + 6, dtype=np.uint64)
             offsets = np.array([0, 1, 3, 3, 6])
             batch = Batch(ids, offsets, np.zeros((2, 0)), np.zeros((2, 1)))
-            handle, vectors = worker.look_up(store, pooling, 0, step, batch)
-            gradients = FieldVectors(np.ones_like(vectors.pooled), {}, {})
-            worker.push(store, pooling, handle, gradients)
+            ticket = worker.begin(0, step, batch)
+            store.look_up(ticket)
+            vectors = worker.pool(ticket)
+            slopes = FieldVectors(np.ones_like(vectors.pooled), {}, {})
+            worker.give_back(ticket, VectorGradients(slopes))
             results.append(vectors.pooled.tobytes())
         results += [a.tobytes() for a in store.export()["rows"]]
     half = len(results) // 2
