@@ -24,8 +24,11 @@ def constant_lag(
     ahead: int = 1,
     merge_pushes: bool = True,
     average_every: int | None = None,
+    first: int = 0,
 ) -> Iterator[Event]:
     """Yield the events of a run whose pushes of step s are applied after the updates of s + tau.
+
+    ``first`` is the batch that it begins with, nothing being in flight: the lag rises anew.
 
     In barrier modes a batch is a step of all ranks. In async, rank ``k mod ranks`` takes batch k,
     so that ``ranks`` batches are always in flight and a dense update misses the ``ranks - 1``
@@ -33,14 +36,14 @@ def constant_lag(
     trains between two averagings of async_averaging.
     """
     if mode is Mode.LOOKAHEAD:
-        return _lookahead(ranks, has_batch, ahead)
+        return _lookahead(ranks, has_batch, ahead, first)
     if mode.has_barrier:
         if not mode.reads_late_rows:
             tau, merge_pushes = 0, True
-        return _barrier(ranks, has_batch, tau, merge_pushes)
+        return _barrier(ranks, has_batch, tau, merge_pushes, first)
     if mode is Mode.ASYNC_AVERAGING and not average_every:
         raise ValueError("async_averaging needs average_every >= 1 steps")
-    return _round_robin(ranks, has_batch, tau, average_every)
+    return _round_robin(ranks, has_batch, tau, average_every, first)
 
 
 def constant_lag_trace(
@@ -58,21 +61,23 @@ def _push(ranks: int, step: int, merged: bool) -> Iterator[Event]:
         yield Event(Kind.PUSH, rank, step)
 
 
-def _barrier(ranks: int, has_batch: HasBatch, lag: int, merged: bool) -> Iterator[Event]:
-    step = 0
+def _barrier(
+    ranks: int, has_batch: HasBatch, lag: int, merged: bool, first: int
+) -> Iterator[Event]:
+    step = first
     while has_batch(step):
         for rank in range(ranks):
             yield Event(Kind.LOOKUP, rank, step)
         yield Event(Kind.DENSE_UPDATE, ALL, step)
-        if step >= lag:
+        if step - first >= lag:
             yield from _push(ranks, step - lag, merged)
         step += 1
-    for waiting in range(max(0, step - lag), step):
+    for waiting in range(max(first, step - lag), step):
         yield from _push(ranks, waiting, merged)
 
 
-def _lookahead(ranks: int, has_batch: HasBatch, ahead: int) -> Iterator[Event]:
-    step = fetched = 0
+def _lookahead(ranks: int, has_batch: HasBatch, ahead: int, first: int) -> Iterator[Event]:
+    step = fetched = first
     while has_batch(step):
         while fetched <= step + ahead and has_batch(fetched):
             for rank in range(ranks):
@@ -85,34 +90,46 @@ def _lookahead(ranks: int, has_batch: HasBatch, ahead: int) -> Iterator[Event]:
         step += 1
 
 
+def first_step(first: int, rank: int, ranks: int) -> int:
+    """In async, the first step of a rank when batch ``first`` is the next to be trained.
+
+    >>> [first_step(5, rank, 3) for rank in range(3)]
+    [2, 2, 1]
+    """
+    return (first - rank + ranks - 1) // ranks
+
+
 def _round_robin(
-    ranks: int, has_batch: HasBatch, tau: int, average_every: int | None
+    ranks: int, has_batch: HasBatch, tau: int, average_every: int | None, first: int
 ) -> Iterator[Event]:
     """Rank r starts batch r, r + ranks, ...; it finishes one just before it starts the next."""
-    steps_of = [0] * ranks
-    batch = 0
+    first_of = [first_step(first, rank, ranks) for rank in range(ranks)]
+    steps_of = list(first_of)
+    batch = first
     while has_batch(batch):
         rank = batch % ranks
-        if steps_of[rank]:
-            yield from _finish(rank, steps_of[rank] - 1, tau)
-            if average_every and rank == ranks - 1 and steps_of[rank] % average_every == 0:
-                yield from _average(ranks, steps_of[rank], average_every)
+        done = steps_of[rank]
+        if done > first_of[rank]:
+            yield from _finish(rank, done - 1, done - first_of[rank] > tau, tau)
+        if average_every and rank == ranks - 1 and done and done % average_every == 0:
+            yield from _average(ranks, done, average_every)
         if not average_every:
             yield Event(Kind.DENSE_PULL, rank, steps_of[rank])
         yield Event(Kind.LOOKUP, rank, steps_of[rank])
         steps_of[rank] += 1
         batch += 1
     for rank in (k % ranks for k in range(batch, batch + ranks)):
-        if steps_of[rank]:
-            yield from _finish(rank, steps_of[rank] - 1, tau)
+        done = steps_of[rank]
+        if done > first_of[rank]:
+            yield from _finish(rank, done - 1, done - first_of[rank] > tau, tau)
     for rank, steps in enumerate(steps_of):
-        for step in range(max(0, steps - tau), steps):
+        for step in range(max(first_of[rank], steps - tau), steps):
             yield Event(Kind.PUSH, rank, step)
 
 
-def _finish(rank: int, step: int, tau: int) -> Iterator[Event]:
+def _finish(rank: int, step: int, pushes: bool, tau: int) -> Iterator[Event]:
     yield Event(Kind.DENSE_PUSH, rank, step)
-    if step >= tau:
+    if pushes:
         yield Event(Kind.PUSH, rank, step - tau)
 
 

@@ -6,6 +6,7 @@ The same figures as `staleness.summarize` gives from the whole table.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 from persia_sim.words.events import ALL, Event, Kind
 from persia_sim.words.staleness import StalenessSummary
@@ -14,6 +15,11 @@ from persia_sim.words.vocabulary import Mode
 SLACK_STEPS = 64
 """Steps that a batch is kept after the last rank has closed it. A rank with several lookups under
 way may write them down out of turn, and a push of one not yet written down still counts."""
+
+
+_TOTALS = (
+    "any_push", "batches", "steps_missed", "most_missed", "oldest", "pushes", "pushes_missed"
+)  # fmt: skip
 
 
 class StalenessCounter:
@@ -46,8 +52,7 @@ class StalenessCounter:
 
     def summary(self) -> StalenessSummary:
         """The figures of all batches so far."""
-        while self._first < max(self._next):
-            self._count_first()
+        self._count_all()
         if not self._batches:
             return StalenessSummary(0.0, 0, 0, None)
         return StalenessSummary(
@@ -56,6 +61,21 @@ class StalenessCounter:
             self._oldest,
             (self._pushes_missed / max(self._pushes, 1)) if self._any_push else None,
         )
+
+    def totals(self) -> dict[str, int | bool]:
+        """What `go_on` takes, of a run with nothing in flight; plain JSON."""
+        self._count_all()
+        return {name: getattr(self, f"_{name}") for name in _TOTALS}
+
+    def go_on(self, totals: Mapping[str, int | bool], first_steps: Sequence[int]) -> None:
+        """Count on from what `totals` gave; ranks go on with these steps."""
+        for name in _TOTALS:
+            setattr(self, f"_{name}", totals[name])
+        self._next, self._first = list(first_steps), min(first_steps)
+
+    def _count_all(self) -> None:
+        while self._first < max(self._next):
+            self._count_first()
 
     def _note_read(self, event: Event) -> None:
         self._read[event.step][event.rank].add(event.shard)

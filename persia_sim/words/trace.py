@@ -140,17 +140,33 @@ class TraceRecorder:
             for listener in self._listeners:
                 listener(event)
 
-    def finish(self, **meta: Any) -> Trace:
-        """The trace so far; empty, and marked as not replayable, when the order is not kept."""
-        if not self.keeps:
-            meta.setdefault("not_replayable", "its run did not keep the order of events")
+    def go_on(self, events: np.ndarray) -> None:
+        """Begin with the events of an earlier part of the run; listeners are not told of them."""
+        with self._lock:
+            self._blocks = [events]
+
+    def so_far(self) -> Callable[..., Trace]:
+        """What `finish` would give of the events up to now, at little cost until it is called."""
         with self._lock:
             self._close_block()
-            blocks = [np.zeros((0, len(Event._fields)), np.int64), *self._blocks]
-            return Trace(np.concatenate(blocks, dtype=np.int64), meta)
+            blocks = list(self._blocks)  # a block never changes
+
+        def finish(**meta: Any) -> Trace:
+            if not self.keeps:
+                meta.setdefault("not_replayable", "its run did not keep the order of events")
+            none = np.zeros((0, len(Event._fields)), np.int64)
+            return Trace(np.concatenate([none, *blocks], dtype=np.int64), meta)
+
+        return finish
+
+    def finish(self, **meta: Any) -> Trace:
+        """The trace so far; empty, and marked as not replayable, when the order is not kept."""
+        return self.so_far()(**meta)
 
     def _close_block(self) -> None:
+        if not self._open:
+            return
         block = np.array(self._open, np.int64).reshape(-1, len(Event._fields))
-        small = not block.size or (block.min() >= _INT32.min and block.max() <= _INT32.max)
+        small = block.min() >= _INT32.min and block.max() <= _INT32.max
         self._blocks.append(block.astype(np.int32) if small else block)
         self._open = array("q")

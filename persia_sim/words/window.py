@@ -9,6 +9,7 @@ the rank's own (paper, section 3; the original bounds batches in flight instead,
 from __future__ import annotations
 
 from bisect import bisect_right, insort
+from collections.abc import Sequence
 
 _ENDLESS = 2**62
 
@@ -24,16 +25,22 @@ class Watermarks:
     >>> marks = Watermarks(ranks=2)
     >>> marks.close(0, 0), marks.may_start(0, 1, tau=0), marks.may_start(0, 1, tau=1)
     (None, False, True)
+
+    A run that goes on starts with all steps before ``first`` (one a rank) closed.
     """
 
-    def __init__(self, ranks: int) -> None:
-        self._closed = [0] * ranks
+    def __init__(self, ranks: int, first: Sequence[int] | None = None) -> None:
+        self._closed = list(first) if first else [0] * ranks
         self._early: list[set[int]] = [set() for _ in range(ranks)]
         self._steps: list[int | None] = [None] * ranks
         self._through: set[int] = set()  # ranks that hold nobody up any more
         self._ends: list[int] = []  # their steps, sorted
-        self._by_all = 0
-        self._passed: dict[int, int] = {}  # open steps: how many ranks have closed them
+        self._by_all = least = min(self._closed)
+        # Open steps: how many ranks have closed them.
+        self._passed = {
+            step: sum(closed > step for closed in self._closed)
+            for step in range(least, max(self._closed))
+        }
 
     def close(self, rank: int, step: int) -> None:
         """The push of (rank, step) is applied or lost; pushes may close out of order."""

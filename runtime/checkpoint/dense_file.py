@@ -7,21 +7,15 @@ import io
 import os
 import pickle
 from pathlib import Path
-from typing import Any
+
+import torch
 
 from runtime.checkpoint.array_file import BrokenFileError
-
-DenseState = dict[str, Any]
-"""``model``: the state dict to evaluate, of `learner.model`'s shape. ``optimizers``: a state dict
-each, one for all ranks or one per replica. ``replicas``: in async_averaging a state dict per rank,
-else none. ``version``: updates of the dense weights. ``rounds``: averagings begun. ``generators``:
-where torch's random generators stand, by device."""
+from runtime.dense.state import DenseState
 
 
 def write_dense(file: Path, state: DenseState) -> str:
     """Write and flush to the disk; gives the file's digest."""
-    import torch  # late: a second to import
-
     buffer = io.BytesIO()
     torch.save(state, buffer)
     content = buffer.getbuffer()
@@ -34,8 +28,6 @@ def write_dense(file: Path, state: DenseState) -> str:
 
 def read_dense(file: Path, digest: str) -> DenseState:
     """What `write_dense` wrote, on the CPU; raises `BrokenFileError` for any other content."""
-    import torch
-
     try:
         content = file.read_bytes()
     except OSError as error:

@@ -16,11 +16,12 @@ from pathlib import Path
 
 from persia_sim.words.trace import Trace
 from runtime.checkpoint.array_file import BrokenFileError, check_arrays
-from runtime.checkpoint.dense_file import DenseState, check_digest, read_dense, write_dense
+from runtime.checkpoint.dense_file import check_digest, read_dense, write_dense
 from runtime.checkpoint.manifest import NAME as MANIFEST
 from runtime.checkpoint.manifest import read_manifest
 from runtime.checkpoint.sealed import flush_folder
 from runtime.checkpoint.state import NAME, RunState, read_state
+from runtime.dense.state import DenseState
 
 CHECKPOINTS = "checkpoints"
 ROWS, DENSE, TRACE = "rows", "dense.pt", "trace.npz"

@@ -32,6 +32,7 @@ from runtime.dense.optimizer import (
 )
 from runtime.dense.rule import Told
 from runtime.dense.rules import LossScale
+from runtime.dense.state import DenseState, capture, load_optimizers
 from runtime.stop import Stop
 
 _LEFT_OUT, _SPOILT, _LOSS, _SAMPLES, _FINITE, _OVERFLOW, _STEP, _PRESENT = range(8)
@@ -92,6 +93,18 @@ class DistributedWeights:
     def snapshot(self) -> nn.Module:
         """The weights themselves: the other ranks cannot go on without this one."""
         return self._model
+
+    def end_leg(self) -> None:
+        """Nothing: all ranks stand at the same step."""
+
+    def state(self) -> DenseState:
+        """A copy of the weights and their optimiser, the same in every process."""
+        return capture(self._model, [self._optimizer], version=self._updates)
+
+    def go_on(self, state: DenseState) -> None:
+        """Take the optimiser and the count of updates."""
+        load_optimizers([self._optimizer], state)
+        self._updates = state["version"]
 
     def _vector(
         self, gradients: DenseGradients | None, loss: float, samples: int, step: int

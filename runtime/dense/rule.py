@@ -8,6 +8,7 @@ from typing import Protocol
 from torch import nn
 
 from runtime.dense.optimizer import DenseGradients
+from runtime.dense.state import DenseState
 
 Told = Callable[[float, int], None]
 """Called after each dense update with its mean loss (NaN: all of it was left out) and samples."""
@@ -36,4 +37,19 @@ class DenseRule(Protocol):
 
     def snapshot(self) -> nn.Module:
         """The model to evaluate, whole at one version."""
+        ...
+
+    def end_leg(self) -> None:
+        """No rank is in a step, and none will be before this state may be written down."""
+        ...
+
+    def state(self) -> DenseState:
+        """A copy of weights and optimisers, between two legs."""
+        ...
+
+    def go_on(self, state: DenseState) -> None:
+        """Take the optimisers, replicas and counters of a checkpoint; the ranks' number may differ.
+
+        The weights are in the model already.
+        """
         ...

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -72,6 +73,9 @@ def have_moved(before: list[Tensor], device: torch.device) -> bool:
     return any(not torch.equal(one, other) for one, other in zip(before, now, strict=True))
 
 
+_SCALE_STATE = ("value", "calm", "step", "found_finite", "found_overflow")
+
+
 class LossScale:
     """The factor that keeps float16 gradients above zero: halved on overflow, doubled later.
 
@@ -132,6 +136,17 @@ class LossScale:
         """What all ranks saw in the open update, so that all processes decide the same."""
         with self._lock:
             self._found_finite, self._found_overflow = finite, overflow
+
+    def state(self) -> dict[str, Any]:
+        """What `go_on` takes; plain JSON."""
+        with self._lock:
+            return {name: getattr(self, f"_{name}") for name in _SCALE_STATE}
+
+    def go_on(self, state: Mapping[str, Any]) -> None:
+        """Decide on from what `state` gave."""
+        with self._lock:
+            for name in _SCALE_STATE:
+                setattr(self, f"_{name}", state[name])
 
     def _settle(self) -> None:
         self._value, self._calm = self._decided()

@@ -19,6 +19,7 @@ from runtime.dense.optimizer import (
     replica,
 )
 from runtime.dense.rule import Told
+from runtime.dense.state import DenseState, capture, load_optimizers, load_replicas
 
 
 class DenseServer:
@@ -63,6 +64,19 @@ class DenseServer:
         with self._lock:
             return copy.deepcopy(self._model)
 
+    def end_leg(self) -> None:
+        """Nothing: a rank pulls the weights before each step."""
+
+    def state(self) -> DenseState:
+        """A copy of the weights and their optimiser."""
+        with self._lock:
+            return capture(self._model, [self._optimizer], version=self._version)
+
+    def go_on(self, state: DenseState) -> None:
+        """Take the optimiser and the version."""
+        load_optimizers([self._optimizer], state)
+        self._version = state["version"]
+
 
 class ModelAverager:
     """async_averaging: each rank trains its own replica; a round of averaging starts every period.
@@ -86,6 +100,7 @@ class ModelAverager:
         self._round = AveragingRound(config.sync.ranks)
         self._written = [False] * config.sync.ranks
         self._number = 0
+        self._last_step = [0] * config.sync.ranks
         self._due_s = time.perf_counter() + self._period_s
 
     def begin_step(self, rank: int, step: int) -> None:
@@ -96,11 +111,7 @@ class ModelAverager:
                 self._recorder.record(Kind.AVERAGE_READ, rank, step - 1, ALL, self._number)
                 self._round.read(rank, self._replicas[rank])
             if self._round.is_complete and not self._written[rank]:
-                self._recorder.record(Kind.AVERAGE_WRITE, rank, step - 1, ALL, self._number)
-                self._round.write(rank, self._replicas[rank])
-                self._written[rank] = True
-                if self._round.is_over:
-                    self._start_round()
+                self._leave_round(rank, step - 1)
 
     def model(self, rank: int) -> nn.Module:
         """The rank's own replica."""
@@ -115,12 +126,42 @@ class ModelAverager:
                 apply_gradients(self._replicas[rank], self._optimizers[rank], gradients)
             self._recorder.record(Kind.DENSE_PUSH, rank, step, ALL, self._version)
             self._version += 1
+            self._last_step[rank] = step
         self._told(loss, samples)
 
     def snapshot(self) -> nn.Module:
         """A model with the mean of the replicas."""
         with self._lock:
             return mean_model(self._model, self._replicas)
+
+    def end_leg(self) -> None:
+        """Ranks that know the mean move to it; a round that some have not entered is given up."""
+        with self._lock:
+            if self._round.is_complete:
+                for rank in [rank for rank, left in enumerate(self._written) if not left]:
+                    self._leave_round(rank, self._last_step[rank])
+            elif any(map(self._round.has_read, range(len(self._replicas)))):
+                self._start_round()
+
+    def state(self) -> DenseState:
+        """The mean of the replicas, and copies of them and of their optimisers."""
+        mean = self.snapshot()
+        counters = {"version": self._version, "rounds": self._number}
+        with self._lock:
+            return capture(mean, self._optimizers, replicas=self._replicas, **counters)
+
+    def go_on(self, state: DenseState) -> None:
+        """Take replicas and optimisers of the ranks, and the counters."""
+        load_replicas(self._replicas, state)
+        load_optimizers(self._optimizers, state)
+        self._version, self._number = state["version"], state["rounds"]
+
+    def _leave_round(self, rank: int, step: int) -> None:
+        self._recorder.record(Kind.AVERAGE_WRITE, rank, step, ALL, self._number)
+        self._round.write(rank, self._replicas[rank])
+        self._written[rank] = True
+        if self._round.is_over:
+            self._start_round()
 
     def _start_round(self) -> None:
         self._number += 1

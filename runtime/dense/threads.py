@@ -25,6 +25,7 @@ from runtime.dense.optimizer import (
     sum_in_rank_order,
 )
 from runtime.dense.rule import Told
+from runtime.dense.state import DenseState, capture, load_optimizers
 from runtime.stop import Stop, wait_for
 
 
@@ -72,6 +73,18 @@ class SharedWeights:
     def snapshot(self) -> nn.Module:
         """The weights themselves: no rank computes while a snapshot is asked for."""
         return self._shared
+
+    def end_leg(self) -> None:
+        """Nothing: all ranks stand at the same step."""
+
+    def state(self) -> DenseState:
+        """A copy of the weights and their optimiser."""
+        return capture(self._shared, [self._optimizer], version=self._updates)
+
+    def go_on(self, state: DenseState) -> None:
+        """Take the optimiser and the count of updates."""
+        load_optimizers([self._optimizer], state)
+        self._updates = state["version"]
 
     def _update(self, sums: DenseGradients) -> None:
         """Runs while all ranks stand at the rendezvous."""

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -45,10 +47,10 @@ class LeasedRows:
                 f" {why}; use --lookahead reread"
             )
         self._ranks, self._ahead = ranks, ahead
-        rules = ServerRules(ranks=ranks, tau=0, merges=True)
+        self._rules = ServerRules(ranks=ranks, tau=0, merges=True)
         self._copies = NativeStore(
             store.layout, tables, shards=store.shards, seed=store.seed,
-            recorder=recorder, rules=rules, stop=stop,
+            recorder=recorder, rules=self._rules, stop=stop,
         )  # fmt: skip
         self.servers = self._copies.servers
         self._held: dict[int, dict[str, list[np.ndarray]]] = {}
@@ -57,6 +59,11 @@ class LeasedRows:
 
     def __len__(self) -> int:
         return len(self._copies)
+
+    def begin_leg(self, first_steps: Sequence[int], counters: Sequence[Mapping[str, Any]]) -> None:
+        """Ranks begin with these steps, on rows whose servers have counted so many updates."""
+        self._copies.go_on(self._rules, counters)
+        self._copies.begin_leg(first_steps)
 
     def begin(self, handle: Handle) -> Handle:
         """A handle of these copies for the batch of a server's handle."""

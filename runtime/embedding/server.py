@@ -8,7 +8,7 @@ holds the lock. There is no gate in the middle: engines differ only in how reque
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -79,10 +79,33 @@ class EmbeddingServer:
     def begin_run(self, rules: ServerRules, stop: Stop) -> None:
         """A run starts at step 0 on the rows as they are."""
         self._rules, self._stop = rules, stop
-        self._marks = Watermarks(rules.ranks)
-        self._served = [0] * rules.ranks  # per rank: lookups with side effects so far
-        self._waiting: dict[int, dict[int, RankPush]] = {}
+        self.begin_leg([0] * rules.ranks)
         stop.on_stop(self._wake)
+
+    def begin_leg(self, first_steps: Sequence[int]) -> None:
+        """Ranks begin, or go on, with these steps; every push before them is closed."""
+        with self.lock:
+            self._marks = Watermarks(self._rules.ranks, first_steps)
+            self._served = list(first_steps)  # per rank: lookups with side effects so far
+            self._waiting: dict[int, dict[int, RankPush]] = {}
+
+    def counters(self) -> dict[str, Any]:
+        """What it has counted, as plain JSON."""
+        with self.lock:
+            return {
+                "version": self.version,
+                "updates": self.updates,
+                "rows_replaced": self.rows_replaced,
+                "row_staleness": self.row_staleness.tolist(),
+            }
+
+    def go_on(self, rules: ServerRules, counters: Mapping[str, Any]) -> None:
+        """Count on from what `counters` gave, under these rules, on the rows as they are."""
+        with self.lock:
+            self._rules = rules
+            self.version, self.updates = counters["version"], counters["updates"]
+            self.rows_replaced = counters["rows_replaced"]
+            self.row_staleness = np.array(counters["row_staleness"], np.int64)
 
     # What an engine calls: these wait.
 

@@ -5,7 +5,7 @@ The same rules stand in every engine: threads, processes, hosts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,11 @@ class ServerRules:
     in_rank_order: bool = False
     """The ranks' lookups of a step are served in rank order: which rows a full table evicts must
     not depend on timing where the run promises the bytes of sync."""
+    base_update: int = 0
+    """Updates that a server had applied, and"""
+    base_step: int = 0
+    """global steps that they came to, when these rules began to hold: a run that goes on with
+    other ranks has other updates per step from then on."""
 
     def batch_step(self, rank: int, step: int) -> int:
         """The global step of a batch: what admission draws and expiry go by.
@@ -46,4 +51,17 @@ class ServerRules:
         >>> [ServerRules(updates_per_step=4).step_of_update(k) for k in (1, 4, 5)]
         [1, 1, 2]
         """
-        return (update - 1) // self.updates_per_step + 1
+        since = update - self.base_update - 1
+        return self.base_step + since // self.updates_per_step + 1
+
+    def going_on(self, before: ServerRules, updates: int) -> ServerRules:
+        """These rules for servers that have applied ``updates`` under the rules ``before``.
+
+        >>> four = ServerRules(updates_per_step=2).going_on(ServerRules(updates_per_step=4), 8)
+        >>> [four.step_of_update(k) for k in (9, 10, 11)]
+        [3, 3, 4]
+        """
+        if before.updates_per_step == self.updates_per_step:
+            return replace(self, base_update=before.base_update, base_step=before.base_step)
+        step = before.step_of_update(updates) if updates else 0
+        return replace(self, base_update=updates, base_step=step)

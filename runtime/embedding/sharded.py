@@ -8,7 +8,7 @@ are made of.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -71,6 +71,20 @@ class EmbeddingStore(ABC):
         """A run starts at step 0 on the rows as they are."""
         for server in self.servers:
             server.begin_run(rules, stop)
+
+    def begin_leg(self, first_steps: Sequence[int]) -> None:
+        """Ranks begin, or go on, with these steps; every push before them is closed."""
+        for server in self.servers:
+            server.begin_leg(first_steps)
+
+    def counters_of_servers(self) -> list[dict[str, Any]]:
+        """What each server has counted, as plain JSON."""
+        return [server.counters() for server in self.servers]
+
+    def go_on(self, rules: ServerRules, counters: Sequence[Mapping[str, Any]]) -> None:
+        """Count on under these rules from what servers, perhaps others in number, have counted."""
+        for server, own in zip(self.servers, divided(counters, self.shards), strict=True):
+            server.go_on(rules, own)
 
     @abstractmethod
     def begin(self, rank: int, step: int, batch: Batch) -> Handle:
@@ -195,3 +209,19 @@ class EmbeddingStore(ABC):
             order = np.argsort(ids)
             tables[name] = (ids[order], values[order], state[order])
         return tables
+
+
+def divided(counters: Sequence[Mapping[str, Any]], shards: int) -> Sequence[Mapping[str, Any]]:
+    """What servers have counted, for another number of servers.
+
+    Every server sees every step, so the newest clock is that of all; counts of rows go to the
+    first, and their sums stay.
+    """
+    if len(counters) == shards:
+        return counters
+    staleness = np.sum([c["row_staleness"] for c in counters], axis=0)
+    clock = {name: max(c[name] for c in counters) for name in ("version", "updates")}
+    none = {"rows_replaced": 0, "row_staleness": [0] * STALENESS_BINS}
+    replaced = sum(c["rows_replaced"] for c in counters)
+    first = {"rows_replaced": replaced, "row_staleness": staleness.tolist()}
+    return [clock | (first if shard == 0 else none) for shard in range(shards)]

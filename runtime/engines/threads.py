@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from persia_sim.words.vocabulary import Mode
+from runtime.dense.state import DenseState
 from runtime.embedding.open import use_threads
 from runtime.rank.forwarded import ForwardedStages
 from runtime.rank.loop import ForwardedLoop, RankLoop
@@ -33,11 +34,15 @@ class ConcurrentRun:
         self._team = Team(parts, lose_push)
 
     def run(self) -> None:
-        """Train to the end of the data. Raises what the first failing thread raised."""
+        """Train the feed's leg, which without cuts is all data; nothing is in flight when it ends.
+
+        Raises what the first failing thread raised.
+        """
         if self._config.engine.kernels == "native":
             alone = self._config.sync.ranks == 1 and self._config.sync.mode is Mode.SYNC
             use_threads(self._config.engine.threads if alone else 1)
-        threads = [t for rank in range(self._config.sync.ranks) for t in self._threads_of(rank)]
+        first = self._team.begin_leg()
+        threads = [t for rank, step in enumerate(first) for t in self._threads_of(rank, step)]
         try:
             for thread in threads:
                 thread.start()
@@ -54,20 +59,29 @@ class ConcurrentRun:
                     thread.join()
         if self._stop.error is not None:
             raise self._stop.error
+        self._team.rule.end_leg()
 
     def snapshot(self) -> nn.Module:
         """The model to evaluate."""
         return self._team.rule.snapshot()
 
-    def _threads_of(self, rank: int) -> list[threading.Thread]:
+    def dense_state(self) -> DenseState:
+        """A copy of the dense weights and their optimisers, between two legs."""
+        return self._team.rule.state()
+
+    def go_on(self, state: DenseState) -> None:
+        """Take up what `dense_state` gave; the weights are in the learner's model already."""
+        self._team.rule.go_on(state)
+
+    def _threads_of(self, rank: int, first: int) -> list[threading.Thread]:
         copies = self._team.copies
         loop: RankLoop | ForwardedLoop
         if copies is None:
-            loop = RankLoop(rank, RankStages(rank, self._team), self._config, self._stop)
+            loop = RankLoop(rank, RankStages(rank, self._team), self._config, self._stop, first)
         else:
             ahead = self._config.sync.ahead
             stages = ForwardedStages(rank, self._team, copies, ahead)
-            loop = ForwardedLoop(rank, stages, self._config, self._stop)
+            loop = ForwardedLoop(rank, stages, self._config, self._stop, first)
         return [
             threading.Thread(target=self._guard, args=(body,), name=f"{name}-{rank}")
             for name, body in loop.bodies().items()

@@ -24,6 +24,7 @@ from runtime.dense.optimizer import (
     replica,
     sum_in_rank_order,
 )
+from runtime.dense.state import DenseState, capture, load_optimizers, load_replicas
 from runtime.embedding.store import Handle, RowGradients
 from runtime.order.replayable import refuse_other_version
 from runtime.rank.learner import Gradients
@@ -56,6 +57,9 @@ class OrderedRun:
         self._optimizer = make_optimizer(config.model, learner.model)
         self._dense_version = 0
         self._rounds: dict[int, AveragingRound] = {}
+        self._rounds_begun = 0
+        self._took_effect: list[Event] = []
+        self._recorder.listen(self._took_effect.append)
         self._replicas: list[nn.Module] = []
         self._replica_optimizers: list[torch.optim.Optimizer] = []
         if not config.sync.mode.has_barrier:
@@ -78,8 +82,7 @@ class OrderedRun:
             Kind.AVERAGE_WRITE: self._average_write,
         }
         simulated = isinstance(order, Trace) and order.is_simulated
-        took_effect: list[Event] = []
-        self._recorder.listen(took_effect.append)
+        took_effect = self._took_effect
         for seq, event in enumerate(order):
             action = actions.get(event.kind)
             if action is None or not ALL <= event.shard < self._store.shards:
@@ -94,6 +97,20 @@ class OrderedRun:
                 f"the order ends with {len(self._flying)} batches not pushed,"
                 f" first rank {rank}, step {step}; it is cut short"
             )
+
+    def dense_state(self) -> DenseState:
+        """A copy of the dense weights and their optimisers, between two legs."""
+        counters = {"version": self._dense_version, "rounds": self._rounds_begun}
+        optimizers = self._replica_optimizers or [self._optimizer]
+        replicas = self._replicas if self._replica_optimizers else []
+        return capture(self.snapshot(), optimizers, replicas=replicas, **counters)
+
+    def go_on(self, state: DenseState) -> None:
+        """Take up what `dense_state` gave; the weights are in the learner's model already."""
+        if self._replica_optimizers:
+            load_replicas(self._replicas, state)
+        load_optimizers(self._replica_optimizers or [self._optimizer], state)
+        self._dense_version, self._rounds_begun = state["version"], state["rounds"]
 
     def snapshot(self) -> nn.Module:
         """The model to evaluate now; the mean of the replicas in async_averaging."""
@@ -220,6 +237,7 @@ class OrderedRun:
 
     def _average_read(self, event: Event) -> None:
         self._record_round(Kind.AVERAGE_READ, event)
+        self._rounds_begun = max(self._rounds_begun, event.version + 1)
         round_ = self._rounds.setdefault(event.version, AveragingRound(self._config.sync.ranks))
         round_.read(event.rank, self._replicas[event.rank])
 

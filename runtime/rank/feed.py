@@ -1,11 +1,17 @@
-"""Which samples (rank, step) trains: the stream, cut and shared out so that each goes out once."""
+"""Which samples (rank, step) trains: the stream, cut and shared out so that each goes out once.
+
+A run is a sequence of legs. A leg trains the batches from one cut to the next and ends with nothing
+in flight, so that the whole state of the run can be written down between two of them.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import NamedTuple
 
+from persia_sim.words.orders import first_step
 from runtime.config import TrainConfig
 from runtime.data.batch import Batch
 from runtime.data.source import Source, rebatch, share, shuffled
@@ -34,6 +40,26 @@ def training_stream(config: TrainConfig, source: Source) -> Iterator[Batch]:
             steps += 1
 
 
+def stream_from(config: TrainConfig, source: Source, samples: int) -> tuple[int, Iterator[Batch]]:
+    """The rest of the stream behind the first ``samples``, and the number of its first batch.
+
+    The number is that in the whole stream, cut as this config does. Where another number of ranks
+    has cut it inside one of these batches, the first one is what is left of that.
+    """
+    number = passed = 0
+    stream = training_stream(config, source)
+    while passed < samples:
+        batch = next(stream, None)
+        if batch is None:
+            break
+        if passed + batch.size > samples:
+            rest = batch.rows(samples - passed, batch.size)
+            return number, chain([rest], stream)
+        passed += batch.size
+        number += 1
+    return number, stream
+
+
 def _limited(chunks: Iterator[Batch], rows: int | None) -> Iterator[Batch]:
     left = rows
     for chunk in chunks:
@@ -60,22 +86,62 @@ class Feed:
 
     Barrier modes: step s is the s-th batch of the stream, split over the ranks. Async: the batches
     go round the ranks in turn. Safe for threads; a batch is kept until its last taker has it.
+
+    ``first`` is the number of the stream's first batch. Without `begin_leg` there is one leg.
     """
 
-    def __init__(self, stream: Iterator[Batch], ranks: int, barrier: bool, stop: Stop) -> None:
+    def __init__(
+        self, stream: Iterator[Batch], ranks: int, barrier: bool, stop: Stop, first: int = 0
+    ) -> None:
         self._stream, self._ranks, self._barrier, self._stop = stream, ranks, barrier, stop
         self._parts: dict[tuple[int, int], Work] = {}
-        self._read = 0
+        self._read = self._promised = self.first = first
+        self._end: int | None = None
+        self._ends_now: Callable[[], bool] = lambda: False
         self._ended = False
         self._changed = threading.Condition()
         stop.on_stop(self._wake)
 
-    def has_batch(self, number: int) -> bool:
-        """Whether the stream has a batch of this number (a dense update)."""
+    def begin_leg(self, end: int | None, ends_now: Callable[[], bool] = lambda: False) -> None:
+        """Go on where the last leg ended, up to batch ``end`` (not included; None: all there is).
+
+        ``ends_now`` is asked before each batch that nobody has been promised yet: when it says so,
+        the leg ends there. A slower rank still gets the batches before it, so all stop at one cut.
+        """
         with self._changed:
-            while self._read <= number and not self._ended:
-                self._read_one()
-            return number < self._read
+            self.first, self._end, self._ends_now = self._promised, end, ends_now
+
+    def first_steps(self) -> list[int]:
+        """Per rank, the first step of this leg."""
+        if self._barrier:
+            return [self.first] * self._ranks
+        return [first_step(self.first, rank, self._ranks) for rank in range(self._ranks)]
+
+    @property
+    def next_number(self) -> int:
+        """The number of the first batch that has not been handed out; behind a leg, of its cut."""
+        return self._promised
+
+    def is_at_the_end(self) -> bool:
+        """Whether there is no batch behind the cut."""
+        with self._changed:
+            self._read_through(self._promised)
+            return self._promised >= self._read
+
+    def has_batch(self, number: int) -> bool:
+        """Whether the leg has a batch of this number (a dense update): then it will be trained."""
+        with self._changed:
+            if number < self._promised:
+                return True
+            open_ended = self._end is None or self._promised < self._end
+            if open_ended and self._ends_now():
+                self._end = self._promised
+            if self._end is not None and number >= self._end:
+                return False
+            self._read_through(number)
+            if number < self._read:
+                self._promised = number + 1
+            return number < self._promised
 
     def take(self, rank: int, step: int) -> Work | None:
         """The batch of (rank, step), once; None past the end of the data."""
@@ -93,6 +159,10 @@ class Feed:
                 return None
             self._changed.notify_all()
             return self._parts.pop((rank, step))
+
+    def _read_through(self, number: int) -> None:
+        while self._read <= number and not self._ended:
+            self._read_one()
 
     def _wake(self) -> None:
         with self._changed:

@@ -13,10 +13,15 @@ from runtime.stop import Stop
 
 
 class RankLoop:
-    """A rank's threads as functions; ``bodies`` says which of them the mode needs."""
+    """A rank's threads of one leg as functions; ``bodies`` says which of them the mode needs.
 
-    def __init__(self, rank: int, stages: RankStages, config: TrainConfig, stop: Stop) -> None:
-        self._stages, self._config, self._stop = stages, config, stop
+    The leg begins with the rank's step ``first``.
+    """
+
+    def __init__(
+        self, rank: int, stages: RankStages, config: TrainConfig, stop: Stop, first: int = 0
+    ) -> None:
+        self._stages, self._config, self._stop, self._first = stages, config, stop, first
         self._latency_s = config.engine.latency_s
         ahead = config.sync.mode is Mode.LOOKAHEAD
         room = config.sync.ahead if ahead else config.queue_capacity
@@ -33,7 +38,7 @@ class RankLoop:
 
     def _in_turn(self) -> None:
         """sync: everything is exposed."""
-        step = 0
+        step = self._first
         while (fetched := self._stages.fetch(step)) is not None:
             self._stop.sleep(self._latency_s)
             computed = self._stages.train(fetched)
@@ -44,7 +49,7 @@ class RankLoop:
 
     def _prefetch(self) -> None:
         """lookahead: at most ``ahead`` steps wait for the training thread."""
-        step = 0
+        step = self._first
         self._fetched.wait_for_room()
         while (fetched := self._stages.prefetch(step)) is not None:
             self._fetched.put(fetched, self._latency_s)
@@ -54,7 +59,7 @@ class RankLoop:
 
     def _train_ahead(self) -> None:
         """lookahead: the prefetch is hidden, the re-read of stale rows and the push are not."""
-        step = 0
+        step = self._first
         while (fetched := self._fetched.get()) is not None:
             final = self._stages.refresh(fetched)
             self._stop.sleep(self._latency_s)
@@ -66,7 +71,7 @@ class RankLoop:
 
     def _fetch(self) -> None:
         """As many lookups are on their way as window, permits and the pipe let in."""
-        step = 0
+        step = self._first
         self._fetched.wait_for_room()  # before the rows are read: waiting would make them stale
         while (fetched := self._stages.fetch(step)) is not None:
             self._fetched.put(fetched, self._latency_s)
@@ -88,8 +93,10 @@ class RankLoop:
 class ForwardedLoop:
     """lookahead `forwarded`: nothing but the other ranks is waited for between two steps."""
 
-    def __init__(self, rank: int, stages: ForwardedStages, config: TrainConfig, stop: Stop) -> None:
-        self._stages, self._latency_s = stages, config.engine.latency_s
+    def __init__(
+        self, rank: int, stages: ForwardedStages, config: TrainConfig, stop: Stop, first: int = 0
+    ) -> None:
+        self._stages, self._latency_s, self._first = stages, config.engine.latency_s, first
         ahead = config.sync.ahead
         self._coming: Pipe[Prefetched | None] = Pipe(f"training of rank {rank}", ahead, stop)
         self._going: Pipe[Written | None] = Pipe(f"pushing of rank {rank}", ahead + 1, stop)
@@ -99,7 +106,7 @@ class ForwardedLoop:
         return {"fetch": self._prefetch, "train": self._train, "push": self._write_back}
 
     def _prefetch(self) -> None:
-        step = 0
+        step = self._first
         self._coming.wait_for_room()
         while (prefetched := self._stages.prefetch_lease(step)) is not None:
             self._coming.put(prefetched, self._latency_s)

@@ -14,7 +14,7 @@ from runtime.embedding.open import open_store
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.sharded import EmbeddingStore
 from runtime.embedding.worker import EmbeddingWorker
-from runtime.rank.feed import Feed, training_stream
+from runtime.rank.feed import Feed, stream_from
 from runtime.rank.learner import Learner
 from runtime.rank.progress import Meter
 from runtime.rank.spans import SpanRecorder
@@ -47,9 +47,16 @@ class Parts:
 
 
 def assemble(
-    config: TrainConfig, source: Source, tables: Mapping[str, TableConfig] | None = None
+    config: TrainConfig,
+    source: Source,
+    tables: Mapping[str, TableConfig] | None = None,
+    *,
+    samples: int = 0,
 ) -> Parts:
-    """Build model, store and feed from a config; ``tables`` overrides ``config.rows`` by name."""
+    """Build model, store and feed from a config; ``tables`` overrides ``config.rows`` by name.
+
+    The feed begins behind the first ``samples`` of the stream.
+    """
     used = tables_of(config, source.layout, tables or {})
     learner = Learner(config, source.layout, {name: t.dim for name, t in used.items()})
     recorder, stop = TraceRecorder(keep=config.engine.trace_order), Stop()
@@ -65,7 +72,7 @@ def assemble(
         stop=stop,
     )
     spans = SpanRecorder(enabled=config.engine.timeline)
-    feed = _feed(config, source, stop)
+    feed = _feed(config, source, stop, samples)
     worker = EmbeddingWorker(store, engine=config.engine.kernels)
     return Parts(config, learner, worker, feed, recorder, Meter(), spans, stop)
 
@@ -103,6 +110,6 @@ def _updates_per_step(config: TrainConfig) -> int:
     return config.dense_updates_per_step
 
 
-def _feed(config: TrainConfig, source: Source, stop: Stop) -> Feed:
-    barrier = config.sync.mode.has_barrier
-    return Feed(training_stream(config, source), config.sync.ranks, barrier, stop)
+def _feed(config: TrainConfig, source: Source, stop: Stop, samples: int = 0) -> Feed:
+    first, stream = stream_from(config, source, samples)
+    return Feed(stream, config.sync.ranks, config.sync.mode.has_barrier, stop, first)

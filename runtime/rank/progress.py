@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch import nn
 
@@ -75,6 +76,25 @@ class Meter:
     def lose(self) -> None:
         """A push was lost; its step was closed."""
         self.pushes_lost += 1
+
+    def state(self) -> dict[str, Any]:
+        """What `go_on` takes; plain JSON."""
+        return {
+            "updates": self.updates,
+            "samples": self.samples,
+            "batches_skipped": self.batches_skipped,
+            "pushes_lost": self.pushes_lost,
+            "losses": self._losses.state(),
+            "instants": self._instants.state(),
+        }
+
+    def go_on(self, state: Mapping[str, Any]) -> None:
+        """Count on from what `state` gave; the time in between does not count. After `start`."""
+        self.updates, self.samples = state["updates"], state["samples"]
+        self.batches_skipped, self.pushes_lost = state["batches_skipped"], state["pushes_lost"]
+        self._losses.go_on(state["losses"])
+        later_s = time.perf_counter() - self._paused_s - state["instants"]["last"][1]
+        self._instants.go_on(state["instants"], later_s)
 
     def samples_per_s(self, skip: int | None = None) -> float:
         """Without the first ``skip`` updates (default: a tenth, for warm-up) and evaluations."""

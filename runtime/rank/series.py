@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 MOST_POINTS = 16_384
 """Points kept, twice as many at most; a curve of more has nothing to show for them."""
@@ -45,6 +47,16 @@ class BlockMeans:
         pairs = zip(self._sums, self._counts, strict=True)
         return [total / count if count else math.nan for total, count in pairs]
 
+    def state(self) -> dict[str, Any]:
+        """What `go_on` takes; plain JSON."""
+        kept = {"sums": list(self._sums), "counts": list(self._counts), "filled": self._filled}
+        return kept | {"values_per_point": self.values_per_point}
+
+    def go_on(self, state: Mapping[str, Any]) -> None:
+        """Append to what `state` gave."""
+        self._sums, self._counts = list(state["sums"]), list(state["counts"])
+        self._filled, self.values_per_point = state["filled"], state["values_per_point"]
+
     def _make_room(self) -> None:
         if len(self._sums) < self._most:
             return
@@ -83,6 +95,17 @@ class Thinned:
             if self._length % self._stride == 0:
                 self._kept.append(self.last)
         self._length += 1
+
+    def state(self) -> dict[str, Any]:
+        """What `go_on` takes; plain JSON."""
+        kept = {"kept": [list(point) for point in self._kept], "last": list(self.last)}
+        return kept | {"stride": self._stride, "length": self._length}
+
+    def go_on(self, state: Mapping[str, Any], later_s: float) -> None:
+        """Append to what `state` gave, its instants moved by ``later_s`` seconds."""
+        self._kept = [(total, at_s + later_s) for total, at_s in state["kept"]]
+        self._stride, self._length = state["stride"], state["length"]
+        self.last = state["last"][0], state["last"][1] + later_s
 
     def at(self, number: int) -> tuple[int, float]:
         """The point of this number, or the nearest one before it that was kept."""

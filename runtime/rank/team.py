@@ -33,15 +33,33 @@ class Team:
         self.permits = Permits(sync.ranks, sync.permits, shards, parts.stop)
         for server in parts.store.servers:
             server.on_closed = self.permits.give_back
-        self.copies: LeasedRows | None = None
-        if config.sync.lookahead == "forwarded":
-            from runtime.embedding.lease import LeasedRows  # loads the compiled kernels
-
-            self.copies = LeasedRows(
-                parts.store, config.sync.ranks, config.sync.ahead, parts.recorder, parts.stop
-            )
+        self.copies = self._open_copies()
         self._counting, self._telling = threading.Lock(), threading.Lock()
         self._updates = 0
+
+    def begin_leg(self) -> list[int]:
+        """Make ready for the feed's next leg; per rank the step with which it begins.
+
+        Nothing is on lease any more: the servers have all that the copies had.
+        """
+        parts = self.parts
+        self._updates = parts.meter.updates
+        first = parts.feed.first_steps()
+        parts.store.begin_leg(first)
+        self.copies = self._open_copies()
+        if self.copies is not None:
+            self.copies.begin_leg(first, parts.store.counters_of_servers())
+        return first
+
+    def _open_copies(self) -> LeasedRows | None:
+        config, parts = self.parts.config, self.parts
+        if config.sync.lookahead != "forwarded":
+            return None
+        from runtime.embedding.lease import LeasedRows  # loads the compiled kernels
+
+        return LeasedRows(
+            parts.store, config.sync.ranks, config.sync.ahead, parts.recorder, parts.stop
+        )
 
     def skip_batch(self) -> None:
         """A batch was left out because it is not finite."""

@@ -65,6 +65,44 @@ def test_averaging_lets_every_rank_in_and_then_out():
     assert found == "L00 L10 >00 P00 L01 >10 P10 r00 r10 w00 w10 L11 >01 P01 >11 P11"
 
 
+def test_an_order_that_goes_on_begins_with_nothing_in_flight():
+    assert order(Mode.HYBRID, 4, ranks=1, tau=1, first=2) == "L02 D2 L03 D3 P2 P3"
+    assert order(Mode.LOOKAHEAD, 5, ranks=1, ahead=1, first=3) == (
+        "L03 L04 R03 D3 P3 R04 D4 P4"
+    )  # fmt: skip
+    # Batches 3 to 5 of two ranks: rank 1 begins with its step 1, rank 0 with its step 2.
+    assert order(Mode.ASYNC, 6, ranks=2, tau=0, first=3) == (
+        "<11 L11 <02 L02 >11 P11 <12 L12 >02 P02 >12 P12"
+    )
+
+
+def test_averaging_at_a_cut_happens_when_the_last_rank_goes_on():
+    """As without the cut: rank 1 has trained two steps, rank 0 is in its next."""
+    whole = order(Mode.ASYNC_AVERAGING, 6, ranks=2, average_every=2)
+    assert "L02 >11 P11 r01 r11 w01 w11 L12" in whole
+    rest = order(Mode.ASYNC_AVERAGING, 6, ranks=2, average_every=2, first=4)
+    assert rest == "L02 r01 r11 w01 w11 L12 >02 P02 >12 P12"
+
+
+@given(
+    first=st.integers(0, 9),
+    batches=st.integers(1, 9),
+    ranks=st.integers(1, 4),
+    tau=st.integers(0, 4),
+    mode=st.sampled_from(Mode),
+)
+def test_two_legs_take_each_batch_once_as_one_leg_does(first, batches, ranks, tau, mode):
+    def taken(start, end):
+        found = constant_lag(
+            mode, ranks=ranks, has_batch=lambda k: k < end, tau=tau, average_every=3, first=start
+        )
+        kinds = (Kind.LOOKUP, Kind.PUSH, Kind.DENSE_UPDATE, Kind.DENSE_PUSH)
+        return [(e.kind, e.rank, e.step) for e in found if e.kind in kinds]
+
+    end = first + batches
+    assert sorted(taken(0, first) + taken(first, end)) == sorted(taken(0, end))
+
+
 def test_averaging_without_a_period_is_refused():
     with pytest.raises(ValueError, match="average_every >= 1"):
         constant_lag(Mode.ASYNC_AVERAGING, ranks=2, has_batch=lambda k: k < 4)
@@ -139,6 +177,31 @@ def test_watermarks_wait_for_the_slowest_rank():
     assert marks.may_start(0, 3, tau=2, own_only=True)
     marks.finish(1, steps=0)
     assert marks.closed_steps() == 1
+
+
+@given(
+    first=st.lists(st.integers(0, 5), min_size=1, max_size=4),
+    extra=st.integers(0, 4),
+    data=st.data(),
+)
+def test_watermarks_that_go_on_are_those_of_which_all_was_closed(first, extra, data):
+    """Every question, while steps close in any order."""
+    ranks = len(first)
+    going_on, whole = Watermarks(ranks, first), Watermarks(ranks)
+    for rank, steps in enumerate(first):
+        for step in range(steps):
+            whole.close(rank, step)
+    rest = [(r, s) for r, steps in enumerate(first) for s in range(steps, steps + extra)]
+    for rank, step in data.draw(st.permutations(rest)):
+        for marks in (going_on, whole):
+            marks.close(rank, step)
+        for tau in range(3):
+            for own_only in (False, True):
+                asked = (rank, step + 1, tau, own_only)
+                assert going_on.may_start(*asked) == whole.may_start(*asked)
+    going_on.finish(0, first[0] + extra)
+    whole.finish(0, first[0] + extra)
+    assert going_on.closed_steps() == whole.closed_steps()
 
 
 def test_closing_a_step_twice_is_an_error():

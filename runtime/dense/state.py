@@ -1,0 +1,78 @@
+"""The dense weights and their optimisers as they are at one instant, and back."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+DenseState = dict[str, Any]
+"""``model``: the state dict to evaluate. ``optimizers``: a state dict each, one for all ranks or
+one per replica. ``replicas``: in async_averaging a state dict per rank, else none. ``version``:
+updates of the dense weights. ``rounds``: averagings begun. ``generators``: where torch's random
+generators stand, by device. All tensors are copies."""
+
+
+def capture(
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    *,
+    replicas: Sequence[nn.Module] = (),
+    version: int,
+    rounds: int = 0,
+) -> DenseState:
+    """Copies of everything; ``model`` is the one to evaluate."""
+    generators = {"cpu": torch.random.get_rng_state()}
+    for device in {p.device for p in model.parameters() if p.device.type == "cuda"}:
+        generators[str(device)] = torch.cuda.get_rng_state(device)
+    return {
+        "model": copy.deepcopy(model.state_dict()),
+        "optimizers": [copy.deepcopy(optimizer.state_dict()) for optimizer in optimizers],
+        "replicas": [copy.deepcopy(one.state_dict()) for one in replicas],
+        "version": version,
+        "rounds": rounds,
+        "generators": generators,
+    }
+
+
+def load_model(model: nn.Module, state: DenseState) -> None:
+    """Overwrite the weights in their place; ValueError when they are of another network."""
+    try:
+        model.load_state_dict(state["model"])
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"the checkpoint holds the weights of another network: {reason}") from None
+
+
+def load_optimizers(optimizers: Sequence[torch.optim.Optimizer], state: DenseState) -> None:
+    """Give each optimiser its state; where they are more than were saved, saved ones serve again.
+
+    ValueError when they are of another network or kind.
+    """
+    saved = state["optimizers"]
+    try:
+        for number, optimizer in enumerate(optimizers):
+            # A copy each: an optimiser keeps and changes what it is given.
+            optimizer.load_state_dict(copy.deepcopy(saved[number % len(saved)]))
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"the checkpoint holds another dense optimiser: {error}") from None
+
+
+def load_replicas(replicas: Sequence[nn.Module], state: DenseState) -> None:
+    """Give each rank its replica; other ranks in number all begin with the mean of those saved."""
+    saved = state["replicas"]
+    own = saved if len(saved) == len(replicas) else [state["model"]] * len(replicas)
+    for replica, weights in zip(replicas, own, strict=True):
+        load_model(replica, {"model": weights})
+
+
+def load_generators(state: DenseState) -> None:
+    """Set torch's random generators; those of devices that are not here stay as they are."""
+    for device, where in state["generators"].items():
+        if device == "cpu":
+            torch.random.set_rng_state(where)
+        elif torch.cuda.is_available():
+            torch.cuda.set_rng_state(where, device)

@@ -1,0 +1,132 @@
+"""A run in legs: the stream is cut where nobody is in flight, and each sample is trained once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from itertools import chain
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from persia_sim.words.vocabulary import Mode
+from runtime.config import DataConfig
+from runtime.rank.feed import Feed, stream_from, training_stream
+from runtime.stop import Stop
+from tests.runtime.worlds import ArraySource, config
+
+SAMPLES = 100
+
+
+def numbered(samples=SAMPLES) -> ArraySource:
+    source = ArraySource(samples, seed=4)
+    source._all.dense[:, 0] = np.arange(samples)
+    return source
+
+
+def numbers(batch) -> list[int]:
+    return batch.dense[:, 0].astype(int).tolist()
+
+
+def feed_of(ranks, barrier, samples=0, **changes):
+    chosen = config(ranks=ranks, mode=Mode.SYNC if barrier else Mode.ASYNC, **changes)
+    first, stream = stream_from(chosen, numbered(), samples)
+    return Feed(stream, ranks, barrier, Stop(), first)
+
+
+def train_leg(feed: Feed, ranks: int) -> list[int]:
+    """All batches of a leg, one rank after the other as far as it gets; the sample numbers."""
+    found = []
+    for rank, step in enumerate(feed.first_steps()):
+        while (work := feed.take(rank, step)) is not None:
+            found += numbers(work.batch)
+            step += 1
+    return found
+
+
+@pytest.mark.parametrize("barrier", [True, False])
+def test_legs_one_after_the_other_give_the_whole_stream(barrier):
+    feed = feed_of(3, barrier, batch=8)
+    cuts = []
+    seen = []
+    for end in (5, 6, 11, None):
+        feed.begin_leg(end)
+        seen.append(sorted(train_leg(feed, 3)))
+        cuts.append(feed.next_number)
+    assert list(chain(*seen)) == list(range(SAMPLES))
+    assert [len(leg) for leg in seen] == [40, 8, 40, 12]
+    assert cuts == [5, 6, 11, 13]
+    assert feed.is_at_the_end()
+
+
+def test_the_first_steps_of_a_leg_are_those_behind_its_cut():
+    feed = feed_of(3, False, batch=8)
+    feed.begin_leg(5)
+    train_leg(feed, 3)
+    feed.begin_leg(None)
+    assert feed.first_steps() == [2, 2, 1]  # batches 6, 7 and 5
+    assert numbers(feed.take(2, 1).batch) == list(range(40, 48))
+
+
+@pytest.mark.parametrize("barrier", [True, False])
+def test_a_leg_that_ends_early_gives_slower_ranks_what_faster_ones_made_due(barrier):
+    asked = False
+    feed = feed_of(2, barrier, batch=4)
+    feed.begin_leg(20, lambda: asked)
+    taken = {0: [], 1: []}
+    for step in range(4):
+        taken[0] += numbers(feed.take(0, step).batch)
+    asked = True
+    assert feed.take(0, 4) is None
+    step = 0
+    while (work := feed.take(1, step)) is not None:
+        taken[1] += numbers(work.batch)
+        step += 1
+    # Barrier: four steps of four samples. Async: rank 0 has batches 0, 2, 4 and 6, so 1, 3, 5 go.
+    cut = 16 if barrier else 28
+    assert sorted(taken[0] + taken[1]) == list(range(cut))
+    assert feed.next_number == cut // 4
+    asked = False
+    feed.begin_leg(None)
+    assert sorted(train_leg(feed, 2)) == list(range(cut, SAMPLES))
+
+
+def test_ranks_that_race_for_the_end_of_a_leg_stop_at_one_cut():
+    asked = threading.Event()
+    feed = feed_of(4, True, batch=4)
+    feed.begin_leg(None, asked.is_set)
+    steps = [0] * 4
+
+    def rank(own):
+        while feed.take(own, steps[own]) is not None:
+            steps[own] += 1
+            time.sleep(0.001)
+            if own == 2 and steps[own] == 6:
+                asked.set()
+
+    threads = [threading.Thread(target=rank, args=(r,)) for r in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert set(steps) == {feed.next_number} and 6 <= steps[0] < 25
+
+
+@given(
+    cursor=st.integers(0, 220),
+    ranks=st.integers(1, 5),
+    match=st.sampled_from(["update", "global"]),
+    shuffle=st.booleans(),
+)
+def test_the_stream_goes_on_behind_any_sample_whatever_cuts_it(cursor, ranks, match, shuffle):
+    data = DataConfig(passes=2, shuffle=shuffle)
+    chosen = config(mode=Mode.ASYNC, ranks=ranks, match=match, batch=24, data=data)
+    whole = list(training_stream(chosen, numbered()))
+    every = list(chain(*map(numbers, whole)))
+    number, rest = stream_from(chosen, numbered(), cursor)
+    rest = list(rest)
+    assert list(chain(*map(numbers, rest))) == every[cursor:]
+    assert len(rest) == len(whole) - number  # no more batches than there would have been
+    assert list(map(numbers, rest[1:])) == list(map(numbers, whole[number + 1 :]))
