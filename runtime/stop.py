@@ -24,7 +24,7 @@ class Stop:
         self.error: BaseException | None = None
         self._on_stop: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._lock = threading.Lock()
-        self._working = 0
+        self._working = self._elsewhere = 0
         self._busy_until_s = time.monotonic()
 
     def __bool__(self) -> bool:
@@ -66,6 +66,18 @@ class Stop:
                 self._working -= 1
                 self._busy_until_s = max(self._busy_until_s, time.monotonic())
 
+    @contextmanager
+    def waiting_elsewhere(self) -> Iterator[None]:
+        """Around a wait for another process, which knows better whether anybody works."""
+        with self._lock:
+            self._elsewhere += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._elsewhere -= 1
+                self._busy_until_s = max(self._busy_until_s, time.monotonic())
+
     def busy_until(self, instant_s: float) -> None:
         """Something is on its way until then (`time.monotonic`): nobody is stuck before."""
         with self._lock:
@@ -78,7 +90,11 @@ class Stop:
             raise RunStopped
 
     def nobody_works(self) -> bool:
-        """Whether all threads have waited for longer than patience allows."""
+        """Whether all threads have waited for longer than patience allows, and for each other."""
+        return not self._elsewhere and self.only_waits()
+
+    def only_waits(self) -> bool:
+        """Whether all threads have waited for so long, for each other or for other processes."""
         with self._lock:
             return not self._working and time.monotonic() - self._busy_until_s > PATIENCE_S
 

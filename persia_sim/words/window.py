@@ -45,7 +45,7 @@ class Watermarks:
     def close(self, rank: int, step: int) -> None:
         """The push of (rank, step) is applied or lost; pushes may close out of order."""
         early = self._early[rank]
-        if step < self._closed[rank] or step in early:
+        if self.has_closed(rank, step):
             raise ValueError(f"push of rank {rank}, step {step} is already closed")
         early.add(step)
         while (now := self._closed[rank]) in early:
@@ -53,6 +53,10 @@ class Watermarks:
             self._passed[now] = self._passed.get(now, 0) + 1
             self._closed[rank] = now + 1
         self._move(rank)
+
+    def has_closed(self, rank: int, step: int) -> bool:
+        """Whether the push of (rank, step) is applied or lost."""
+        return step < self._closed[rank] or step in self._early[rank]
 
     def finish(self, rank: int, steps: int) -> None:
         """The rank has ``steps`` steps and no more: once they are closed it holds nobody up."""

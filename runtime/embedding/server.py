@@ -151,6 +151,11 @@ class EmbeddingServer:
             del self._waiting[handle.step]
         self._finish_step([step[rank] for rank in range(self._rules.ranks)])
 
+    def has_closed(self, rank: int, step: int) -> bool:
+        """Whether the push of (rank, step) is applied or lost here."""
+        with self.lock:
+            return self._marks.has_closed(rank, step)
+
     def finish(self, rank: int, steps: int) -> None:
         """The rank has ``steps`` steps and no more: it holds nobody up."""
         with self._changed:

@@ -1,0 +1,1 @@
+"""Embedding servers as processes of one host: rows travel through shared memory."""

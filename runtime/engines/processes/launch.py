@@ -1,0 +1,171 @@
+"""Server processes: started, found, watched and ended by the one who launches a run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from runtime.engines.processes.messages import SECRET_BYTES
+from runtime.engines.processes.server_config import ServerConfig
+
+START_WITHIN_S = 60.0
+_ROOT = Path(__file__).parents[3]
+_ERRORS = {"ValueError": ValueError, "MemoryError": MemoryError}
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """How a process of this host reaches the servers."""
+
+    names: tuple[str, ...]
+    """Of each server's socket: abstract ones, so that no file is left behind."""
+    secret: str
+
+    def to_json(self) -> str:
+        """For another process; whoever reads it may use the servers."""
+        return json.dumps({"names": self.names, "secret": self.secret})
+
+    @classmethod
+    def from_json(cls, text: str) -> Address:
+        """What `to_json` wrote."""
+        found = json.loads(text)
+        return cls(tuple(found["names"]), found["secret"])
+
+
+class ServerProcesses:
+    """The embedding servers of one host. They end with this process, however it ends."""
+
+    def __init__(self, configs: Sequence[ServerConfig]) -> None:
+        """Start all of them and wait until they listen.
+
+        Raises what a server cannot start for: ValueError, MemoryError, RuntimeError.
+        """
+        if not hasattr(os, "memfd_create"):
+            raise ValueError(
+                "servers as processes need Linux, whose memory files they share; use --servers 0"
+            )
+        secret = secrets.token_hex(SECRET_BYTES)
+        # The kernel kills a server with the *thread* that started it.
+        of_main = threading.current_thread() is threading.main_thread()
+        self._configs = [replace(c, secret=secret, dies_with_parent=of_main) for c in configs]
+        token = secrets.token_hex(16)
+        names = tuple(f"\0persia-testbed-{token}-{c.shard}" for c in configs)
+        self.address = Address(names, secret)
+        self._doors = [_listen(name) for name in names]
+        self._processes: list[subprocess.Popen[bytes] | None] = [None] * len(configs)
+        self._pipes: list[socket.socket | None] = [None] * len(configs)
+        self._end = weakref.finalize(self, _end_all, self._doors, self._processes, self._pipes)
+        try:
+            for k in range(len(configs)):
+                self._spawn(k)
+            for k in range(len(configs)):
+                self._wait_until_ready(k)
+        except BaseException:
+            self._end()
+            raise
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the servers, by shard."""
+        return [process.pid for process in self._processes if process is not None]
+
+    def restart(self, shard: int) -> None:
+        """Start a server anew, empty, at the same address, when the old one has died."""
+        self._spawn(shard)
+        self._wait_until_ready(shard)
+
+    def how_it_ended(self, shard: int, within_s: float = 1.0) -> str:
+        """Words for what became of a server's process: "was killed by SIGKILL", ..."""
+        process = self._processes[shard]
+        if process is None:
+            return "has been ended"
+        try:
+            code = process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            return "is alive"
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"ended with exit code {code}"
+
+    def close(self) -> None:
+        """End them all, and wait for it."""
+        self._end()
+
+    def _spawn(self, shard: int) -> None:
+        ours, theirs = socket.socketpair()
+        text = os.memfd_create("embedding-server-config", os.MFD_CLOEXEC)
+        try:
+            os.write(text, self._configs[shard].to_json().encode())
+            os.lseek(text, 0, os.SEEK_SET)
+            inherited = (self._doors[shard].fileno(), text, theirs.fileno())
+            path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+            self._processes[shard] = subprocess.Popen(
+                [sys.executable, "-P", "-m", "runtime.engines.processes.server_process",
+                 *map(str, inherited)],
+                pass_fds=inherited,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=os.environ | {"PYTHONPATH": path},
+            )  # fmt: skip
+            self._pipes[shard] = ours
+        finally:
+            theirs.close()
+            os.close(text)
+
+    def _wait_until_ready(self, shard: int) -> None:
+        pipe = self._pipes[shard]
+        assert pipe is not None
+        pipe.settimeout(START_WITHIN_S)
+        try:
+            said = pipe.recv(1 << 16)
+        except TimeoutError:
+            raise RuntimeError(
+                f"embedding server {shard} was not ready within {START_WITHIN_S:.0f} s"
+            ) from None
+        if not said:
+            raise RuntimeError(
+                f"embedding server {shard} {self.how_it_ended(shard)} before it was ready"
+            )
+        error = json.loads(said)
+        if error:
+            raise _ERRORS.get(error["kind"], RuntimeError)(error["sentence"])
+
+
+def _listen(name: str) -> socket.socket:
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    door.bind(name)
+    door.listen(128)
+    return door
+
+
+def _end_all(
+    doors: list[socket.socket],
+    processes: list[subprocess.Popen[bytes] | None],
+    pipes: list[socket.socket | None],
+) -> None:
+    """Closing the pipe is how a server hears that it is over; a stuck one is killed."""
+    for closing in (*pipes, *doors):
+        if closing is not None:
+            closing.close()
+    ends_s = time.monotonic() + 2.0
+    for k, process in enumerate(processes):
+        if process is None:
+            continue
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, ends_s - time.monotonic()))
+        if process.returncode is None:
+            process.kill()
+            process.wait()
+        processes[k] = None

@@ -1,0 +1,88 @@
+"""Who is connected to a server, since when nobody has heard of them, and how a run ends by that."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+from runtime.stop import Stop
+
+STUCK_S = 20.0
+"""A process that has sent no sign of life for this long is stuck."""
+BEATS_EVERY_S = 1.0
+
+
+class PeerError(RuntimeError):
+    """A process of the run has died or is stuck; the sentence says which, and since when."""
+
+
+@dataclass(slots=True)
+class Peer:
+    """A process that uses a server."""
+
+    pid: int
+    ranks: str
+    """Which ranks live in it, in words."""
+    heard_s: float = field(default_factory=time.monotonic)
+    idle: bool = False
+    """Whether it says that all its threads wait, and for others than a server of this run."""
+
+
+class ServerStop(Stop):
+    """The stop of a server process: whether nobody works is a question to all its peers."""
+
+    def __init__(self, peers: Peers) -> None:
+        super().__init__()
+        self._peers = peers
+
+    def nobody_works(self) -> bool:
+        """All here and in every process that uses this server wait, for longer than patience."""
+        return super().nobody_works() and self._peers.all_idle()
+
+
+class Peers:
+    """The processes that use one server."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Peer] = {}
+        self._lock = threading.Lock()
+
+    def add(self, client: str, pid: int, ranks: str) -> None:
+        """A process has connected for signs of life."""
+        with self._lock:
+            self._found[client] = Peer(pid, ranks)
+
+    def remove(self, client: str) -> None:
+        """It has said goodbye, or is gone."""
+        with self._lock:
+            self._found.pop(client, None)
+
+    def heard(self, client: str, idle: bool) -> None:
+        """A sign of life."""
+        with self._lock:
+            if client in self._found:
+                self._found[client].heard_s, self._found[client].idle = time.monotonic(), idle
+
+    def all_idle(self) -> bool:
+        """Whether every one of them said that it only waits."""
+        with self._lock:
+            return all(peer.idle for peer in self._found.values())
+
+    def stuck(self) -> str | None:
+        """A sentence about a process that is alive for the kernel and for nobody else."""
+        now = time.monotonic()
+        with self._lock:
+            for peer in self._found.values():
+                silent_s = now - peer.heard_s
+                if silent_s > STUCK_S:
+                    return (
+                        f"{peer.ranks} (pid {peer.pid}) has given no sign of life for"
+                        f" {silent_s:.0f} s, since {clock(silent_s)}: it is stopped or stuck"
+                    )
+        return None
+
+
+def clock(ago_s: float) -> str:
+    """The time of day some seconds ago."""
+    return time.strftime("%H:%M:%S", time.localtime(time.time() - ago_s))

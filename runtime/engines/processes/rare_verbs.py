@@ -1,0 +1,167 @@
+"""What is asked of a server now and then: figures, tables, traces, evaluation, a new run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from persia_sim.words.events import ALL
+from runtime.engines.processes.channel import Channel, PeerGoneError, close_all
+from runtime.engines.processes.desk import Desk
+from runtime.engines.processes.messages import (
+    BadMessageError,
+    Message,
+    MessageKind,
+    pack_json,
+    pack_version,
+    unpack_json,
+)
+from runtime.engines.processes.parcels import pack_arrays, unpack_arrays
+
+if TYPE_CHECKING:
+    from runtime.engines.processes.service import Service
+
+Answer = dict[str, Any] | dict[str, np.ndarray]
+COUNTERS = (
+    "created", "evicted", "expired", "not_admitted",
+    "gradients_not_admitted", "gradients_evicted",
+)  # fmt: skip
+
+
+class RareVerbs:
+    """The control connection of one client; its requests are answered one after the other."""
+
+    def __init__(
+        self,
+        service: Service,
+        channel: Channel,
+        tell: Callable[[Channel, BaseException | None], None],
+    ) -> None:
+        self._service, self._channel, self._tell = service, channel, tell
+        server = service.server
+        self._server, self._tables = server, service.rows.tables
+        self._desk = Desk(ALL, server.shard, service.shards, service.tables)
+        self._frozen = 0
+        self._verbs: dict[str, Callable[[dict[str, Any], dict[str, np.ndarray]], Any]] = {
+            "status": self._status,
+            "freeze": self._freeze,
+            "thaw": self._thaw,
+            "export": self._export,
+            "trace": self._trace,
+            "begin_run": self._begin_run,
+            "wait_until_closed": self._wait_until_closed,
+            "restore": self._restore,
+            "forget": self._forget,
+            "end": self._end,
+        }
+
+    def work(self) -> None:
+        """Answer until the connection ends; what it holds is let go."""
+        try:
+            while True:
+                message, descriptors = self._channel.receive()
+                if message.kind is MessageKind.GOODBYE:
+                    close_all(descriptors)
+                    return
+                if message.kind is MessageKind.SEGMENT:
+                    self._desk.attach(message, descriptors)
+                elif message.kind is MessageKind.LOOK_AHEAD:
+                    close_all(descriptors)
+                    self._peek(message)
+                elif message.kind is MessageKind.CALL:
+                    self._call(unpack_json(message.body), descriptors)
+                else:
+                    close_all(descriptors)
+                    raise BadMessageError(f"a {message.kind.name} is no rare request")
+        finally:
+            while self._frozen:
+                self._thaw({}, {})
+
+    def _peek(self, message: Message) -> None:
+        handle = self._desk.unpushed(message)
+        self._server.peek(handle)
+        version = pack_version(handle.version[self._server.shard])
+        self._channel.send(Message(MessageKind.ROWS, body=version))
+
+    def _call(self, asked: dict[str, Any], descriptors: tuple[int, ...]) -> None:
+        verb = self._verbs.get(str(asked.pop("verb", None)))
+        if verb is None:
+            close_all(descriptors)
+            raise BadMessageError(f"a rare request is one of {', '.join(self._verbs)}")
+        given = unpack_arrays(asked.pop("parcel", {}), descriptors[0]) if descriptors else {}
+        try:
+            found = verb(asked, given)
+        except (PeerGoneError, BadMessageError):
+            raise
+        except Exception as error:  # of the request, not of the connection
+            return self._tell(self._channel, error)
+        if found and all(isinstance(array, np.ndarray) for array in found.values()):
+            document, segment = pack_arrays(found)
+            try:
+                parcel = Message(MessageKind.PARCEL, body=pack_json(document))
+                self._channel.send(parcel, [segment.descriptor])
+            finally:
+                segment.close()
+        else:
+            self._channel.send(Message(MessageKind.RESULT, body=pack_json(found or {})))
+
+    def _status(self, asked: dict[str, Any], given: dict[str, np.ndarray]) -> Answer:
+        counters = [table.counters for table in self._tables.values()]
+        return {
+            "rows": sum(len(table) for table in self._tables.values()),
+            "resident_bytes": sum(table.resident_bytes for table in self._tables.values()),
+            "counters": {name: sum(getattr(c, name) for c in counters) for name in COUNTERS},
+            "rows_replaced": self._server.rows_replaced,
+            "row_staleness": self._server.row_staleness.tolist(),
+            "version": self._server.version,
+            "updates": self._server.updates,
+            "repeated_pushes": self._service.repeated_pushes,
+        }
+
+    def _freeze(self, asked: dict[str, Any], given: dict[str, np.ndarray]) -> None:
+        self._server.lock.acquire()
+        self._frozen += 1
+
+    def _thaw(self, asked: dict[str, Any], given: dict[str, np.ndarray]) -> None:
+        if self._frozen:
+            self._frozen -= 1
+            self._server.lock.release()
+
+    def _export(self, asked: dict[str, Any], given: dict[str, np.ndarray]) -> Answer:
+        table = self._table(asked)
+        with self._server.lock:
+            ids, values, state = table.rows()[:3]
+        return {"ids": ids, "values": values, "state": state}
+
+    def _trace(self, asked: dict[str, Any], given: dict[str, np.ndarray]) -> Answer:
+        return {"events": self._service.recorder.finish().events}
+
+    def _begin_run(self, asked: dict[str, Any], given: dict[str, np.ndarray]) -> None:
+        self._service.begin_run(asked["rules"])
+
+    def _wait_until_closed(self, asked: dict[str, Any], given: dict[str, np.ndarray]) -> None:
+        self._server.wait_until_closed(int(asked["steps"]))
+
+    def _restore(self, asked: dict[str, Any], given: dict[str, np.ndarray]) -> None:
+        table, step = self._table(asked), int(asked["latest_step"])
+        with self._server.lock:
+            table.restore(**given, latest_step=step, keep_present=bool(asked["keep_present"]))
+
+    def _forget(self, asked: dict[str, Any], given: dict[str, np.ndarray]) -> None:
+        ids, none = given["ids"], np.zeros(0, np.uint32)
+        rows = np.zeros((0, 0), np.uint8)
+        with self._server.lock:
+            self._table(asked).restore(ids[:0], none, none, rows, ids, np.zeros(0, np.uint8), 0)
+
+    def _end(self, asked: dict[str, Any], given: dict[str, np.ndarray]) -> None:
+        # The answer must be on its way before the process ends.
+        threading.Timer(0.05, self._service.end).start()
+
+    def _table(self, asked: dict[str, Any]) -> Any:
+        name = str(asked.get("table"))
+        if name not in self._tables:
+            raise ValueError(f"table {name} is not held here; there are {', '.join(self._tables)}")
+        return self._tables[name]

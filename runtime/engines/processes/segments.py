@@ -1,0 +1,183 @@
+"""Shared memory of one host: files without a name, so that nothing is left behind.
+
+A segment is a memfd whose pages are there before anybody writes (a write to a page that cannot be
+had would kill the process with SIGBUS) and whose size is sealed (so that nobody can take the pages
+away under the other side's hands). Its descriptor is handed over a socket; /dev/shm is not used.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runtime.embedding.native.memory import allowed_bytes
+from runtime.engines.processes.messages import BadMessageError
+from runtime.stop import Stop, wait_for
+
+ALIGNED_BYTES = 64
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_LEAST_BYTES = 1 << 16
+
+
+class Segment:
+    """A piece of memory that two processes see."""
+
+    def __init__(self, descriptor: int, size: int, *, populate: bool = True) -> None:
+        flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if populate else 0)
+        try:
+            self._map = mmap.mmap(descriptor, size, flags)
+        except OSError as error:
+            raise MemoryError(_no_room(size, str(error))) from None
+        self.size, self.descriptor = size, descriptor
+
+    @classmethod
+    def make(cls, size: int) -> Segment:
+        """A fresh one. Raises MemoryError, in a sentence, where there is no room."""
+        room = room_bytes()
+        if size > room:
+            raise MemoryError(_no_room(size, f"{room / 1e6:,.0f} MB are free"))
+        descriptor = os.memfd_create("embedding-rows", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+            return cls(descriptor, size)
+        except OSError as error:
+            os.close(descriptor)
+            raise MemoryError(_no_room(size, error.strerror or str(error))) from None
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    @classmethod
+    def attach(cls, descriptor: int, size: int) -> Segment:
+        """One that the other side has made; takes the descriptor, and closes it if it is wrong.
+
+        Raises BadMessageError when it is smaller than said, or could become so.
+        """
+        try:
+            try:
+                seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+            except OSError:
+                raise BadMessageError("a segment's descriptor is no memory file") from None
+            if seals & _SEALS != _SEALS:
+                raise BadMessageError("a segment is not sealed: its pages could be taken away")
+            found = os.fstat(descriptor).st_size
+            if found < size:
+                raise BadMessageError(f"a segment has {found} bytes, said to have {size}")
+            return cls(descriptor, size)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def array(self, at: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """The memory from byte ``at`` on as an array; it keeps the mapping alive."""
+        count = int(np.prod(shape))
+        return np.frombuffer(self._map, dtype, count, at).reshape(shape)
+
+    def close(self) -> None:
+        """Give the descriptor back; the memory goes with the last array of it."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def __del__(self) -> None:
+        if hasattr(self, "descriptor"):
+            self.close()
+
+
+class Places:
+    """Lays arrays out one after the other."""
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    def take(self, size: int) -> int:
+        """Where the next array of ``size`` bytes starts."""
+        at = self.size
+        self.size += -(-size // ALIGNED_BYTES) * ALIGNED_BYTES
+        return at
+
+
+class SegmentPool:
+    """The segments of one rank: a batch has one from its lookup to the end of its push."""
+
+    def __init__(self, most: int, stop: Stop, who: str) -> None:
+        self._most, self._stop, self._who = most, stop, who
+        self._free: list[tuple[int, Segment]] = []
+        self._made = 0
+        self._changed = threading.Condition()
+        stop.on_stop(self._wake)
+
+    def take(self, size: int) -> tuple[int, Segment]:
+        """A segment of at least ``size`` bytes, and its number; waits while all are in use."""
+        with self._changed:
+            wait_for(
+                self._changed,
+                lambda: bool(self._free) or self._made < self._most,
+                self._stop,
+                lambda: (
+                    f"{self._who} waits for one of its {self._most} segments of shared memory,"
+                    " all of them in batches that are not pushed everywhere"
+                ),
+            )
+            fitting = [k for k, (_, segment) in enumerate(self._free) if segment.size >= size]
+            if fitting:
+                return self._free.pop(fitting[-1])  # the last one back is still in the cache
+            if self._free:  # its number is used again, so that servers let go of it, too
+                number, small = self._free.pop(0)
+                small.close()
+            else:
+                number = self._made
+                self._made += 1
+        spare = size + size // 8  # so that the next batches fit, too
+        return number, Segment.make(max(_LEAST_BYTES, -(-spare // 4096) * 4096))
+
+    def give_back(self, number: int, segment: Segment) -> None:
+        """No server reads or writes it any more."""
+        with self._changed:
+            self._free.append((number, segment))
+            self._changed.notify_all()
+
+    def begin_run(self, stop: Stop) -> None:
+        """Waits end with this run from now on."""
+        self._stop = stop
+        stop.on_stop(self._wake)
+
+    def close(self) -> None:
+        """Let go of the free ones."""
+        with self._changed:
+            for _, segment in self._free:
+                segment.close()
+            self._free.clear()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+
+def room_bytes(root: Path = Path("/")) -> int:
+    """Memory that this process may still take: what is free, within its limits."""
+    free = allowed_bytes() - _own_bytes(root)
+    for line in (root / "proc/meminfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            free = min(free, int(value.split()[0]) * 1024)
+    return max(0, free)
+
+
+def _own_bytes(root: Path) -> int:
+    pages = int((root / "proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _no_room(size: int, why: str) -> str:
+    return (
+        f"no room for a segment of {size / 1e6:,.1f} MB of shared memory ({why}); lower --batch,"
+        " --tau or --queue-batches, or run with --servers 0"
+    )

@@ -1,0 +1,45 @@
+"""What a server process must be told before it listens."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from persia_sim.words.records import parse
+from runtime.embedding.config import TableConfig
+from runtime.embedding.server_rules import ServerRules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """One shard of a store; the same rows as that shard inside a process would have."""
+
+    shard: int
+    shards: int
+    seed: int
+    tables: tuple[TableConfig, ...]
+    rules: ServerRules = field(default_factory=ServerRules)
+    threads: int = 1
+    """Of one call of the kernels."""
+    secret: str = ""
+    """What a client must know, hexadecimal."""
+    dies_with_parent: bool = True
+    """Killed by the kernel when the thread that started it ends; needs one that lives as long."""
+
+    def to_json(self) -> str:
+        """A document that `from_json` reads."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> ServerConfig:
+        """Raises ValueError for what no server can be."""
+        document = json.loads(text)
+        tables = tuple(parse(TableConfig, table, "table") for table in document.pop("tables"))
+        rules = rules_from(document.pop("rules"))
+        return cls(tables=tables, rules=rules, **document)
+
+
+def rules_from(document: dict[str, Any]) -> ServerRules:
+    """Rules from JSON. Raises ValueError."""
+    return parse(ServerRules, document, "rules")

@@ -1,0 +1,293 @@
+"""The verbs of a server process: what it does for each message of each connection."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from persia_sim.words.trace import TraceRecorder
+from runtime.embedding.config import TableConfig
+from runtime.embedding.cut import PushGate
+from runtime.embedding.native.store import NativeShard
+from runtime.embedding.server import EmbeddingServer
+from runtime.embedding.store import Handle
+from runtime.engines.processes.channel import Channel, PeerGoneError, close_all
+from runtime.engines.processes.desk import Desk
+from runtime.engines.processes.messages import (
+    BadMessageError,
+    Fate,
+    Message,
+    MessageKind,
+    pack_fate,
+    pack_json,
+    pack_version,
+    unpack_fate,
+    unpack_json,
+)
+from runtime.engines.processes.peers import PeerError, Peers, ServerStop
+from runtime.engines.processes.rare_verbs import RareVerbs
+from runtime.engines.processes.server_config import ServerConfig, rules_from
+from runtime.stop import RunStopped
+
+_FIRST_WORD_WITHIN_S = 10.0
+ROLES = ("lookups", "pushes", "leases", "control", "heart")
+
+
+class OwnGate(PushGate):
+    """A push is whole when it is applied at this process's only server."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def pushing(self, handles: Sequence[Handle], shard: int) -> Any:
+        """As if the shard were number 0 of one."""
+        return super().pushing(handles, 0)
+
+    def forget(self, handle: Handle, shard: int) -> None:
+        """As if the shard were number 0 of one."""
+        super().forget(handle, 0)
+
+
+class Service:
+    """One embedding server, and everybody who is connected to it."""
+
+    def __init__(self, config: ServerConfig, close: Callable[[], None]) -> None:
+        self._config, self._close, self._rules = config, close, config.rules
+        self.peers = Peers()
+        self._stop = ServerStop(self.peers)
+        self.recorder = TraceRecorder()
+        self.rows = NativeShard(config.shard, config.tables, config.seed, config.shards)
+        self.gate = OwnGate()
+        self.server = EmbeddingServer(
+            config.shard, self.rows, config.rules, self.recorder, self.gate, self._stop
+        )
+        self.server.on_closed = self._closed
+        self.repeated_pushes = 0
+        self._desks: dict[int, Desk] = {}
+        self._users: dict[tuple[int, str], int] = {}  # rank and role: process
+        self._lock = threading.Lock()
+
+    @property
+    def shards(self) -> int:
+        """Of the whole store."""
+        return self._config.shards
+
+    @property
+    def tables(self) -> tuple[TableConfig, ...]:
+        """What is held here."""
+        return self._config.tables
+
+    def serve(self, channel: Channel) -> None:
+        """One connection, from its first word to its end; never raises."""
+        said: dict[str, Any] = {}
+        try:
+            said = self._greet(channel)
+            self._work(channel, said)
+        except BadMessageError as error:
+            self._refuse(channel, said, str(error))
+        except PeerGoneError:
+            self._miss(said)
+        except BaseException as error:  # an error of this process, which goes on serving others
+            self._tell(channel, error)
+            self._stop.set(error)
+        finally:
+            with self._lock:
+                if said and said["role"] in ("lookups", "pushes", "leases"):
+                    self._users.pop((said["rank"], said["role"]), None)
+            if said and said["role"] == "heart":
+                self.peers.remove(said["client"])
+            channel.close()
+
+    # The first word.
+
+    def _greet(self, channel: Channel) -> dict[str, Any]:
+        left = [_FIRST_WORD_WITHIN_S]
+
+        def in_time() -> None:
+            left[0] -= 0.2
+            if left[0] < 0:
+                raise BadMessageError(f"no first word within {_FIRST_WORD_WITHIN_S:.0f} s")
+
+        message, descriptors = channel.receive(in_time)
+        close_all(descriptors)
+        if message.kind is not MessageKind.HELLO:
+            raise BadMessageError(f"the first message is {message.kind.name}, not HELLO")
+        said = unpack_json(message.body)
+        secret = str(said.get("secret", "")).encode()
+        if not hmac.compare_digest(secret, self._config.secret.encode()):
+            raise BadMessageError("the first message does not know the secret of this run")
+        fits = (
+            said.get("role") in ROLES
+            and isinstance(said.get("client"), str)
+            and isinstance(said.get("pid"), int)
+            and isinstance(said.get("ranks"), str)
+        )
+        if not fits:
+            raise BadMessageError("the first message lacks role, client, ranks or pid")
+        said["rank"] = message.rank
+        if said["role"] in ("lookups", "pushes", "leases"):
+            self._seat(said)
+        if said["role"] == "heart":
+            self.peers.add(said["client"], said["pid"], said["ranks"])
+        about = {"pid": os.getpid(), "shard": self._config.shard, "shards": self._config.shards}
+        channel.send(Message(MessageKind.WELCOME, body=pack_json(about)))
+        return said
+
+    def _seat(self, said: dict[str, Any]) -> None:
+        rank, role = said["rank"], said["role"]
+        ranks = self._rules.ranks
+        if not 0 <= rank < ranks:
+            raise BadMessageError(f"rank {rank} does not exist, the run has {ranks}")
+        with self._lock:
+            if (rank, role) in self._users:
+                pid = self._users[rank, role]
+                raise BadMessageError(f"{role} of rank {rank} are connected already, by pid {pid}")
+            self._users[rank, role] = said["pid"]
+            if rank not in self._desks:
+                own = self._config
+                self._desks[rank] = Desk(rank, own.shard, own.shards, own.tables)
+
+    # The words after it.
+
+    def _work(self, channel: Channel, said: dict[str, Any]) -> None:
+        role = said["role"]
+        if role == "heart":
+            return self._beat(channel, said)
+        if role == "control":
+            return RareVerbs(self, channel, self._tell).work()
+        desk = self._desks[said["rank"]]
+        while True:
+            message, descriptors = channel.receive()
+            if message.kind is MessageKind.SEGMENT:
+                desk.attach(message, descriptors)
+                continue
+            close_all(descriptors)
+            if message.kind is MessageKind.GOODBYE:
+                return None
+            if message.kind is not MessageKind.FINISH and not 0 <= message.step < 2**62:
+                raise BadMessageError(
+                    f"step {message.step} of a {message.kind.name} does not exist"
+                )
+            try:
+                self._answer(channel, desk, message)
+            except (BadMessageError, PeerGoneError):
+                raise
+            except RunStopped:
+                self._tell(channel, self._stop.error)
+            except Exception as error:
+                self._tell(channel, error)
+                self._stop.set(error)
+
+    def _answer(self, channel: Channel, desk: Desk, message: Message) -> None:
+        kind, step, server = message.kind, message.step, self.server
+        if kind is MessageKind.LOOK_UP:
+            server.look_up(handle := desk.batch(message))
+        elif kind is MessageKind.LOOK_AHEAD:
+            server.look_up_ahead(handle := desk.batch(message))
+        elif kind is MessageKind.BRING_UP_TO_DATE:
+            known = desk.known(step)
+            if known is None:
+                raise BadMessageError(f"step {step} of rank {desk.rank} was never prefetched")
+            server.bring_up_to_date(handle := known.handle)
+        elif kind is MessageKind.PUSH:
+            return self._push(channel, desk, message)
+        elif kind is MessageKind.FINISH:
+            return server.finish(desk.rank, step)
+        else:
+            raise BadMessageError(f"a {kind.name} is no request about a batch")
+        version = pack_version(handle.version[self._config.shard])
+        channel.send(Message(MessageKind.ROWS, desk.rank, step, version))
+
+    def _push(self, channel: Channel, desk: Desk, message: Message) -> None:
+        """At most once: what is closed is acknowledged again, what waits is not taken twice."""
+        step, lost = message.step, bool(unpack_fate(message.body))
+        with self.server.lock:  # a push is closed under it
+            batch = desk.known(step)
+            repeated = self.server.has_closed(desk.rank, step)
+            waiting = batch is not None and batch.answers_to is not None
+            self.repeated_pushes += repeated or waiting
+            if batch is not None and not waiting:
+                batch.answers_to = channel
+        if waiting:
+            return
+        if repeated:
+            told = pack_fate(Fate.REPEATED)
+            channel.send(Message(MessageKind.CLOSED, desk.rank, step, told))
+            return
+        if batch is None:
+            raise BadMessageError(
+                f"the push of rank {desk.rank}, step {step} has had no lookup here"
+            )
+        self.server.give((batch.handle, None if lost else batch.gradients))
+
+    def _closed(self, rank: int, step: int) -> None:
+        """Under the server's lock: a push is applied or lost."""
+        channel = self._desks[rank].close(step)
+        if channel is not None:
+            told = pack_fate(Fate.APPLIED)
+            try:
+                channel.send(Message(MessageKind.CLOSED, rank, step, told))
+            except (PeerGoneError, TimeoutError):
+                channel.close()  # its own thread notices
+
+    # Ends.
+
+    def begin_run(self, rules: dict[str, Any]) -> None:
+        """A run starts at step 0 on the rows as they are."""
+        self._stop, self._rules = ServerStop(self.peers), rules_from(rules)
+        for desk in self._desks.values():
+            desk.forget_all()
+        self.server.begin_run(self._rules, self._stop)
+
+    def end(self) -> None:
+        """The owner has asked for the end of this process."""
+        self._close()
+
+    def _beat(self, channel: Channel, said: dict[str, Any]) -> None:
+        def others() -> None:
+            stuck = self.peers.stuck()
+            if stuck and not self._stop:
+                self._stop.set(PeerError(stuck))
+
+        while True:
+            message, descriptors = channel.receive(others)
+            close_all(descriptors)
+            if message.kind is MessageKind.GOODBYE:
+                return
+            if message.kind is not MessageKind.PING:
+                raise BadMessageError(f"a {message.kind.name} is no sign of life")
+            self.peers.heard(said["client"], bool(unpack_fate(message.body)))
+            others()
+            error = self._stop.error
+            told = {"failed": f"{error}" if isinstance(error, PeerError) else None}
+            channel.send(Message(MessageKind.PONG, body=pack_json(told)))
+
+    def _miss(self, said: dict[str, Any]) -> None:
+        """A connection ended without a goodbye: its process has died."""
+        if not said or said["role"] != "heart":
+            return
+        who = f"{said['ranks']} (pid {said['pid']})"
+        self._stop.set(PeerError(f"{who} has died: its connection to embedding server"
+                                 f" {self._config.shard} ended without a goodbye"))  # fmt: skip
+
+    def _refuse(self, channel: Channel, said: dict[str, Any], sentence: str) -> None:
+        who = f"{said['ranks']} (pid {said['pid']})" if said else f"pid {channel.peer_pid()}"
+        print(
+            f"embedding server {self._config.shard}: closed a connection of {who}: {sentence}",
+            file=sys.stderr,
+            flush=True,
+        )
+        self._tell(channel, BadMessageError(sentence))
+        if said and said["role"] in ("lookups", "pushes", "leases"):
+            self._stop.set(PeerError(f"{who} sent what no server takes: {sentence}"))
+
+    def _tell(self, channel: Channel, error: BaseException | None) -> None:
+        kind = type(error).__name__ if error is not None else "RunStopped"
+        body = pack_json({"kind": kind, "sentence": str(error)[:4000] if error else "stopped"})
+        with suppress(PeerGoneError, TimeoutError):  # nobody is there to be told
+            channel.send(Message(MessageKind.FAILED, body=body), within_s=1.0)

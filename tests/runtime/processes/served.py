@@ -1,0 +1,66 @@
+"""A store whose rows live in server processes, for the time of a test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from runtime.data.batch import Batch, Field, Layout
+from runtime.embedding.config import RowOptimizer, TableConfig
+from runtime.embedding.server_rules import ServerRules
+from runtime.engines.processes.launch import ServerProcesses
+from runtime.engines.processes.links import Links
+from runtime.engines.processes.remote_store import RemoteStore
+from runtime.engines.processes.server_config import ServerConfig
+
+LAYOUT = Layout(fields=(Field(name="a"),))
+SGD = TableConfig(dim=2, optimizer=RowOptimizer(kind="sgd", lr=1.0), initial_scale=0.0)
+"""With gradients of one, minus the value of a row is the number of pushes that it took."""
+
+
+@dataclass
+class Served:
+    """Servers and one client process."""
+
+    processes: ServerProcesses
+    links: Links
+    store: RemoteStore
+
+
+@contextmanager
+def served(
+    rules: ServerRules | None = None,
+    tables: Sequence[TableConfig] = (SGD,),
+    *,
+    servers: int = 1,
+    ranks: Sequence[int] | None = None,
+    layout: Layout = LAYOUT,
+    segments: int = 8,
+) -> Iterator[Served]:
+    rules = rules or ServerRules()
+    processes = ServerProcesses(
+        [
+            ServerConfig(shard=k, shards=servers, seed=0, tables=tuple(tables), rules=rules)
+            for k in range(servers)
+        ]
+    )
+    chosen = range(rules.ranks) if ranks is None else ranks
+    links = Links(processes.address, chosen, processes.how_it_ended)
+    store = RemoteStore(layout, tables, links, seed=0, segments=segments, close=processes.close)
+    try:
+        yield Served(processes, links, store)
+    finally:
+        store.close()
+
+
+def batch_of(*ids: int) -> Batch:
+    size = len(ids)
+    empty, labels = np.zeros((size, 0), np.float32), np.zeros((size, 1), np.float32)
+    return Batch(np.array(ids, np.uint64), None, empty, labels)
+
+
+def ones(handle) -> dict[str, np.ndarray]:
+    return {name: np.ones_like(values) for name, values in handle.values.items()}

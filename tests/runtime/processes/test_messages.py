@@ -1,0 +1,101 @@
+"""The protocol: what is packed comes out again, and nothing else is believed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.engines.processes.messages import (
+    MOST_BODY_BYTES,
+    BadMessageError,
+    Message,
+    MessageKind,
+    Part,
+    pack,
+    pack_placed,
+    pack_segment,
+    unpack,
+    unpack_fate,
+    unpack_json,
+    unpack_placed,
+    unpack_segment,
+    unpack_version,
+)
+
+SMALL = st.integers(0, 2**31 - 1)
+
+
+@given(st.sampled_from(MessageKind), SMALL, st.integers(0, 2**63 - 1), st.binary(max_size=99))
+def test_a_message_comes_out_as_it_went_in(kind, rank, step, body):
+    assert unpack(pack(Message(kind, rank, step, body))) == Message(kind, rank, step, body)
+
+
+@given(st.binary(max_size=200))
+def test_bytes_that_are_no_message_are_refused_whatever_they_are(data):
+    good = data[:4] == b"PtbR"
+    with pytest.raises(BadMessageError):
+        unpack(data if not good else b"x" + data)
+
+
+WHOLE = pack(Message(MessageKind.PUSH, 3, 7, b"\0"))
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (WHOLE[:10], "a message of 10 bytes is shorter than its header"),
+        (b"HTTP" + WHOLE[4:], "a message starts with b'HTTP', not with b'PtbR'"),
+        (WHOLE[:4] + b"\x09\0" + WHOLE[6:], "has version 9 of the protocol, this side speaks 1"),
+        (WHOLE[:6] + b"\xff\0" + WHOLE[8:], "of kind 255, which is not known"),
+        (WHOLE + b"\0", "says that its body has 1 bytes, but 2 came"),
+        (WHOLE[:8] + b"\0\0\0\x01" + WHOLE[12:], "a body of 16777216 bytes, more than the 65536"),
+    ],
+)
+def test_a_damaged_message_is_told_by_what_is_wrong(data, sentence):
+    with pytest.raises(BadMessageError, match=sentence):
+        unpack(data)
+
+
+def test_what_is_too_large_is_not_even_sent():
+    with pytest.raises(BadMessageError, match="65537 bytes, more than the 65536"):
+        pack(Message(MessageKind.CALL, body=bytes(MOST_BODY_BYTES + 1)))
+
+
+def test_a_batch_lies_where_it_is_said_to_lie():
+    parts = [Part(3, 0, 64, 128), Part(0, 0, 0, 0)]
+    assert unpack_placed(pack_placed(5, parts), {5: 256}, [8, 16]) == (5, parts)
+
+
+@pytest.mark.parametrize(
+    ("segment", "parts", "sentence"),
+    [
+        (4, [Part(1, 0, 64, 128)], "lies in segment 4, which was never handed over"),
+        (5, [Part(1, 0, 64, 128)] * 2, "a batch has 2 tables .* the server has 1"),
+        (5, [Part(1, 0, 64, 250)], "takes bytes 250 to 258 of segment 5, which has 256"),
+        (5, [Part(1, 0, 64, 252)], "takes bytes 252 to 260 of segment 5, which has 256"),
+        (5, [Part(2**61, 0, 64, 128)], "takes bytes 0 to 18446744073709551616 of segment 5"),
+        (5, [Part(2, 0, 64, 72)], "takes bytes 72 to 88 of segment 5, .* is used to 80"),
+    ],
+)
+def test_arrays_outside_their_segment_or_over_each_other_are_refused(segment, parts, sentence):
+    with pytest.raises(BadMessageError, match=sentence):
+        unpack_placed(pack_placed(segment, parts), {5: 256}, [8])
+
+
+@pytest.mark.parametrize("number, size", [(2**16, 8), (0, 0), (0, 2**50)])
+def test_a_segment_has_a_number_and_a_size_within_bounds(number, size):
+    with pytest.raises(BadMessageError, match=f"segment {number} of {size} bytes"):
+        unpack_segment(pack_segment(number, size))
+
+
+@given(st.binary(max_size=40))
+def test_bodies_of_any_bytes_end_in_a_value_or_in_a_sentence(body):
+    for read in (
+        unpack_segment, unpack_version, unpack_fate, unpack_json,
+        lambda b: unpack_placed(b, {0: 64}, [4]),
+    ):  # fmt: skip
+        try:
+            read(body)
+        except BadMessageError as error:
+            assert str(error)

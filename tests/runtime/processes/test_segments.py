@@ -1,0 +1,134 @@
+"""Shared memory without a name: bounded, sealed, and refused in a sentence where there is none."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from runtime import stop
+from runtime.engines.processes import segments
+from runtime.engines.processes.messages import BadMessageError
+from runtime.engines.processes.parcels import pack_arrays, unpack_arrays
+from runtime.engines.processes.segments import Segment, SegmentPool, room_bytes
+from runtime.stop import RunStopped, Stop
+
+
+def test_what_one_side_writes_the_other_reads():
+    mine = Segment.make(8192)
+    theirs = Segment.attach(os.dup(mine.descriptor), 8192)
+    mine.array(64, (3,), np.float32)[:] = [1, 2, 3]
+    assert theirs.array(64, (3,), np.float32).tolist() == [1, 2, 3]
+
+
+def test_nobody_can_take_the_pages_away_and_none_has_a_name():
+    before = set(os.listdir("/dev/shm"))
+    segment = Segment.make(1 << 20)
+    assert os.fstat(segment.descriptor).st_blocks * 512 == 1 << 20  # all pages are there
+    with pytest.raises(PermissionError):
+        os.ftruncate(segment.descriptor, 0)
+    assert set(os.listdir("/dev/shm")) == before
+
+
+def test_memory_that_could_be_taken_away_or_is_too_small_is_refused(tmp_path):
+    loose = os.memfd_create("loose", os.MFD_ALLOW_SEALING)
+    os.ftruncate(loose, 4096)
+    whole = Segment.make(4096)
+    plain = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    for descriptor, size, sentence in (
+        (loose, 4096, "not sealed"),
+        (os.dup(whole.descriptor), 8192, "has 4096 bytes, said to have 8192"),
+        (plain, 4096, "no memory file"),
+    ):
+        with pytest.raises(BadMessageError, match=sentence):
+            Segment.attach(descriptor, size)
+        with pytest.raises(OSError):  # it has been closed
+            os.fstat(descriptor)
+
+
+def test_without_room_it_is_a_sentence_with_a_remedy(monkeypatch):
+    monkeypatch.setattr(segments, "allowed_bytes", lambda: 0)
+    wanted = r"no room for a segment of 3\.0 MB of shared memory \(0 MB are free\); lower --batch"
+    with pytest.raises(MemoryError, match=wanted):
+        Segment.make(3_000_000)
+    monkeypatch.undo()
+    monkeypatch.setattr(os, "posix_fallocate", _disk_full)
+    with pytest.raises(MemoryError, match="No space left on device"):
+        Segment.make(4096)
+
+
+def _disk_full(*_):
+    raise OSError(28, "No space left on device")
+
+
+def test_room_is_what_is_free_within_the_limits(tmp_path, monkeypatch):
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 900 kB\nMemAvailable:   40 kB\n")
+    (tmp_path / "proc/self/statm").write_text("99 2 0 0 0 0 0")
+    monkeypatch.setattr(segments, "allowed_bytes", lambda: 1 << 30)
+    assert room_bytes(tmp_path) == 40 * 1024
+    own = 2 * os.sysconf("SC_PAGE_SIZE")
+    monkeypatch.setattr(segments, "allowed_bytes", lambda: own + 100)
+    assert room_bytes(tmp_path) == 100
+
+
+def test_a_segment_is_used_again_and_a_small_one_gives_its_number_to_a_larger_one():
+    pool = SegmentPool(2, Stop(), "rank 0")
+    number, first = pool.take(100)
+    pool.give_back(number, first)
+    assert pool.take(1000) == (number, first)
+    pool.give_back(number, first)
+    again, larger = pool.take(first.size + 1)
+    assert again == number
+    assert larger.size > first.size
+    assert first.descriptor == -1  # closed: the pool never holds more than its bound
+
+
+def test_a_pool_at_its_bound_makes_the_next_batch_wait():
+    pool = SegmentPool(1, Stop(), "rank 0")
+    held = pool.take(100)
+    found = []
+    waiting = threading.Thread(target=lambda: found.append(pool.take(100)), daemon=True)
+    waiting.start()
+    waiting.join(0.05)
+    assert not found
+    pool.give_back(*held)
+    waiting.join(5)
+    assert found == [held]
+
+
+def test_a_pool_that_never_gets_back_says_who_waits(monkeypatch):
+    monkeypatch.setattr(stop, "PATIENCE_S", 0.2)
+    pool = SegmentPool(1, Stop(), "rank 3")
+    pool.take(100)
+    with pytest.raises(RuntimeError, match="deadlock: rank 3 waits for one of its 1 segments"):
+        pool.take(100)
+    ended = Stop()
+    pool.begin_run(ended)
+    ended.set(None)
+    with pytest.raises(RunStopped):
+        pool.take(100)
+
+
+def test_arrays_travel_in_a_parcel():
+    arrays = {
+        "ids": np.arange(5, dtype=np.uint64),
+        "rows": np.arange(6.0).reshape(3, 2),
+        "none": np.zeros((0, 4), np.float32),
+    }
+    document, segment = pack_arrays(arrays)
+    found = unpack_arrays(document, os.dup(segment.descriptor))
+    for name, array in arrays.items():
+        assert found[name].dtype == array.dtype
+        assert found[name].tolist() == array.tolist()
+
+
+@pytest.mark.parametrize(
+    "entry", [[8000, [100], "<f8"], [-8, [1], "<f8"], [0, [2**62, 8], "<f8"], [0, [1], "|O"]]
+)
+def test_an_array_outside_its_parcel_is_refused(entry):
+    segment = Segment.make(8192)
+    with pytest.raises(BadMessageError, match="is not inside it"):
+        unpack_arrays({"bytes": 8192, "arrays": {"a": entry}}, os.dup(segment.descriptor))

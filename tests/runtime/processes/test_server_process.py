@@ -1,0 +1,320 @@
+"""An embedding server as a process: the same bytes, the same windows, and nothing applied twice."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from persia_sim.words.trace import Kind, TraceRecorder
+from runtime import stop
+from runtime.data.batch import Field, Layout
+from runtime.embedding.config import RowOptimizer, TableConfig
+from runtime.embedding.features import Capacity
+from runtime.embedding.open import open_store
+from runtime.embedding.server_rules import ServerRules
+from runtime.engines.processes.channel import Channel, PeerGoneError
+from runtime.engines.processes.launch import Address, ServerProcesses
+from runtime.engines.processes.links import Links
+from runtime.engines.processes.messages import (
+    BadMessageError,
+    Message,
+    MessageKind,
+    pack_fate,
+    pack_json,
+    unpack_json,
+)
+from runtime.engines.processes.server_config import ServerConfig
+from tests.runtime.processes.served import LAYOUT, SGD, batch_of, ones, served
+from tests.runtime.worlds import ArraySource
+
+TWO_TABLES = Layout(
+    fields=(Field(name="user"), Field(name="item", table="items"), Field(name="tags")),
+    dense=("age", "price"),
+    tasks=("click", "buy"),
+)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_two_servers_end_with_the_bytes_of_a_store_in_the_process(dtype):
+    tables = [
+        TableConfig(name="rows", dim=5, optimizer=RowOptimizer(kind="adagrad"), dtype=dtype),
+        TableConfig(
+            name="items", dim=3, optimizer=RowOptimizer(kind="adam"), dtype=dtype,
+            capacity=Capacity(rows=20),
+        ),
+    ]  # fmt: skip
+    draw, source = np.random.default_rng(0), ArraySource(200)
+    steps = [source._all.rows(start, start + 40) for start in range(0, 200, 40)]
+    here = open_store(TWO_TABLES, tables, shards=2, rules=ServerRules(tau=0))
+    with served(ServerRules(tau=0), tables, servers=2, layout=TWO_TABLES) as found:
+        there = found.store
+        for step, batch in enumerate(steps):
+            handles = [store.begin(0, step, batch) for store in (here, there)]
+            for server in here.servers:
+                server.look_up(handles[0])
+            there.look_up(handles[1])
+            assert handles[0].version == handles[1].version
+            rows = {}
+            for name, values in handles[0].values.items():
+                assert values.tobytes() == handles[1].values[name].tobytes()
+                rows[name] = draw.normal(size=values.shape).astype(dtype)
+            for server in here.servers:
+                server.give((handles[0], rows))
+            there.give((handles[1], rows))
+        there.drain()
+        for name, arrays in here.export().items():
+            for mine, theirs in zip(arrays, there.export()[name], strict=True):
+                assert mine.tobytes() == theirs.tobytes()
+        assert there.counters == here.counters
+        assert there.counters["evicted"] > 0
+        assert len(there) == len(here)
+        assert there.row_staleness.tolist() == here.row_staleness.tolist()
+        peeked = [store.peek(source._all).values["items"].tobytes() for store in (here, there)]
+        assert peeked[0] == peeked[1]
+
+
+def test_a_lookup_waits_for_all_ranks_pushes_and_rare_requests_go_on_meanwhile():
+    with served(ServerRules(ranks=2, tau=0, merges=True), servers=2) as found:
+        store = found.store
+        first = [store.begin(rank, 0, batch_of(7, 8)) for rank in (0, 1)]
+        for handle in first:
+            store.look_up(handle)
+        late = store.begin(0, 1, batch_of(7))
+        waiting = threading.Thread(target=lambda: store.look_up(late), daemon=True)
+        waiting.start()
+        store.give((first[0], ones(first[0])))
+        waiting.join(0.1)
+        assert waiting.is_alive()
+        with store.frozen():
+            assert store.peek(batch_of(7)).values["rows"].tolist() == [[0.0, 0.0]]
+        store.give((first[1], ones(first[1])))
+        waiting.join(5)
+        assert late.values["rows"].tolist() == [[-2.0, -2.0]]
+
+
+def test_a_push_that_comes_again_is_acknowledged_and_counted_and_not_applied():
+    """With value 0, rate 1 and gradients of one, a row's value counts the pushes it took."""
+    with served(ServerRules(ranks=2, tau=3, merges=True)) as found:
+        store = found.store
+        handles = [store.begin(rank, 0, batch_of(7)) for rank in (0, 1)]
+        for handle in handles:
+            store.look_up(handle)
+        heard = []
+        store.on_closed(lambda rank, step: heard.append((rank, step)))
+        again = Message(MessageKind.PUSH, 0, 0, pack_fate(0))
+        store.give((handles[0], ones(handles[0])))
+        for repeated in (1, 2):
+            found.links.send("pushes", 0, again)
+            while store.repeated_pushes < repeated:
+                threading.Event().wait(0.01)
+            if repeated == 1:  # it has waited for rank 1; the second finds its step closed
+                store.give((handles[1], ones(handles[1])))
+                store.drain()
+        assert sorted(heard) == [(0, 0), (1, 0)]
+        assert store.export()["rows"][1].tolist() == [[-2.0, -2.0]]
+
+
+def test_a_lost_push_closes_its_step_and_its_gradients_are_not_read():
+    with served(ServerRules(tau=0)) as found:
+        store = found.store
+        handle = store.begin(0, 0, batch_of(7))
+        store.look_up(handle)
+        store.give((handle, None))
+        after = store.begin(0, 1, batch_of(7))
+        store.look_up(after)
+        assert after.values["rows"].tolist() == [[0.0, 0.0]]
+        kinds = [kind for kind, *_ in store.recorded()[0].tolist()]
+        assert kinds == [Kind.LOOKUP, Kind.LOST_PUSH, Kind.LOOKUP]
+
+
+def test_a_new_run_starts_at_step_0_on_the_rows_as_they_are():
+    with served(ServerRules(tau=0)) as found:
+        store = found.store
+        for rules in (ServerRules(tau=0), ServerRules(tau=2)):
+            store.begin_run(rules, stop.Stop())
+            handle = store.begin(0, 0, batch_of(7))
+            store.look_up(handle)
+            store.give((handle, ones(handle)))
+            store.drain()
+        assert store.export()["rows"][1].tolist() == [[-2.0, -2.0]]
+
+
+def test_batches_in_flight_are_bounded_by_the_segments(monkeypatch):
+    monkeypatch.setattr(stop, "PATIENCE_S", 0.3)
+    with served(ServerRules(tau=None), segments=2) as found:
+        for step in range(2):
+            found.store.begin(0, step, batch_of(7))
+        with pytest.raises(RuntimeError, match="waits for one of its 2 segments"):
+            found.store.begin(0, 2, batch_of(7))
+
+
+# What the server does not take: the connection ends with a sentence, the server goes on.
+
+
+def greeted(address: Address, **changes) -> Channel:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.connect(address.names[0])
+    channel = Channel(sock)
+    hello = {
+        "secret": address.secret, "role": "lookups", "client": "c", "ranks": "rank 1", "pid": 1,
+    } | changes  # fmt: skip
+    rank = hello.pop("rank", 1)
+    channel.send(Message(MessageKind.HELLO, rank, body=pack_json(hello)))
+    return channel
+
+
+def refusal(channel: Channel) -> str:
+    """What the server says before it closes the connection."""
+    message, _ = channel.receive()
+    assert message.kind is MessageKind.FAILED
+    with pytest.raises(PeerGoneError):
+        channel.receive()
+    return str(unpack_json(message.body)["sentence"])
+
+
+@pytest.fixture(scope="module")
+def one_of_two():
+    with served(ServerRules(ranks=2, tau=None), ranks=[0]) as found:
+        yield found
+
+
+def goes_on(found, step: int) -> None:
+    """Another rank trains as if nothing had happened."""
+    found.store.begin_run(ServerRules(ranks=2, tau=None), stop.Stop())
+    handle = found.store.begin(0, step, batch_of(7))
+    found.store.look_up(handle)
+    found.store.give((handle, ones(handle)))
+    found.store.drain()
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"secret": "0" * 64}, "the first message does not know the secret of this run"),
+        ({"secret": None}, "the first message does not know the secret of this run"),
+        ({"role": "boss"}, "the first message lacks role, client, ranks or pid"),
+        ({"pid": "x"}, "the first message lacks role, client, ranks or pid"),
+        ({"rank": 2}, "rank 2 does not exist, the run has 2"),
+        ({"rank": 0}, f"lookups of rank 0 are connected already, by pid {os.getpid()}"),
+    ],
+)
+def test_a_stranger_is_refused_in_a_sentence(one_of_two, changes, sentence):
+    assert refusal(greeted(one_of_two.processes.address, **changes)) == sentence
+    goes_on(one_of_two, 0)
+
+
+def test_whoever_does_not_greet_first_is_refused(one_of_two):
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.connect(one_of_two.processes.address.names[0])
+    channel = Channel(sock)
+    channel.send(Message(MessageKind.PING))
+    assert refusal(channel) == "the first message is PING, not HELLO"
+
+
+GOOD = bytes.fromhex("50746252" + "0100" + "0b00" + "00000000" + "01000000" + "00" * 8)
+"""A LOOK_UP of rank 1, step 0, that says nothing about where the batch lies."""
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (GOOD, "the place of a batch takes more than 0 bytes"),
+        (GOOD[:4] + b"\x02\0" + GOOD[6:], "version 2 of the protocol, this side speaks 1"),
+        (b"x" * 100_000, "a message is longer than 65560 bytes"),
+        (GOOD[:6] + b"\x0a\0" + GOOD[8:], "a segment comes with its descriptor"),
+        (GOOD[:6] + b"\x1e\0" + GOOD[8:], "a body has 0 bytes, its kind takes 1"),
+        (GOOD[:6] + b"\x0d\0" + GOOD[8:], "step 0 of rank 1 was never prefetched"),
+        (GOOD[:-1] + b"\xff", "of a LOOK_UP does not exist"),
+    ],
+)
+def test_what_breaks_the_protocol_ends_its_connection_and_nothing_else(one_of_two, data, sentence):
+    channel = greeted(one_of_two.processes.address)
+    assert channel.receive()[0].kind is MessageKind.WELCOME
+    channel._socket.send(data)
+    assert sentence in refusal(channel)
+    goes_on(one_of_two, 0)
+
+
+def test_the_server_says_too_whose_connection_it_has_closed_and_why(capfd):
+    with served(ServerRules(ranks=2), ranks=[0]) as found:
+        channel = greeted(found.processes.address)
+        channel.receive()
+        channel._socket.send(GOOD[:4] + b"\x02\0" + GOOD[6:])
+        refusal(channel)
+    assert capfd.readouterr().err == (
+        "embedding server 0: closed a connection of rank 1 (pid 1): a message has version 2 of the"
+        " protocol, this side speaks 1; run the same release on both sides\n"
+    )
+
+
+def test_an_id_of_another_servers_shard_is_refused():
+    table = replace(SGD, name="rows")
+    with served(servers=2, tables=[table]) as found:
+        store = found.store
+        handle = store.begin(0, 0, batch_of(*range(50)))
+        lent = store._lent[0, 0]
+        lent.placed.reverse()
+        with pytest.raises(BadMessageError, match=r"id \d+ of table rows belongs to server"):
+            store.look_up(handle)
+
+
+def test_a_server_that_cannot_start_says_why():
+    table = replace(SGD, capacity=Capacity(memory_bytes=10**15))
+    wanted = "capacity.memory_bytes .* this process may use"
+    with pytest.raises(ValueError, match=wanted):
+        ServerProcesses([ServerConfig(shard=0, shards=1, seed=0, tables=(table,))])
+
+
+def test_a_server_loads_neither_torch_nor_pandas():
+    """It starts in the time that numpy takes."""
+    probe = (
+        "import sys; import runtime.engines.processes.server_process;"
+        " print(sorted({'torch', 'pandas', 'tyro', 'simpy', 'scipy'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
+    assert found.stdout.strip() == "[]", found.stderr
+
+
+def test_two_clients_share_the_servers_and_each_hears_of_its_own_pushes():
+    with served(ServerRules(ranks=2, tau=0, merges=True), ranks=[0]) as found:
+        address = Address.from_json(found.processes.address.to_json())  # as another process gets it
+        links = Links(address, [1])
+        from runtime.engines.processes.remote_store import RemoteStore
+
+        other = RemoteStore(LAYOUT, [SGD], links, seed=0, segments=4)
+        stores = [found.store, other]
+        for step in range(3):
+            handles = [store.begin(rank, step, batch_of(7)) for rank, store in enumerate(stores)]
+            for store, handle in zip(stores, handles, strict=True):
+                store.look_up(handle)
+                assert handle.values["rows"].tolist() == [[-2.0 * step] * 2]
+            for store, handle in zip(stores, handles, strict=True):
+                store.give((handle, ones(handle)))
+            for store in stores:
+                store.drain()
+        other.close()
+        assert len(found.store) == 1
+
+
+def test_the_servers_write_down_what_took_effect_as_those_in_the_process_do():
+    recorder = TraceRecorder()
+    here = open_store(LAYOUT, [SGD], shards=2, recorder=recorder, rules=ServerRules(tau=0))
+    with served(ServerRules(tau=0), servers=2) as found:
+        for step in range(3):
+            mine, theirs = (s.begin(0, step, batch_of(1, 2, 3, 4)) for s in (here, found.store))
+            for server in here.servers:
+                server.look_up(mine)
+                server.give((mine, ones(mine)))
+            found.store.look_up(theirs)
+            found.store.give((theirs, ones(theirs)))
+        found.store.drain()
+        events = recorder.finish().events
+        for shard, recorded in enumerate(found.store.recorded()):
+            assert recorded.tolist() == events[events[:, 3] == shard].tolist()

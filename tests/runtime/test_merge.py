@@ -1,0 +1,88 @@
+"""Recordings of several processes become one order, and what they cannot become is said."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from persia_sim.words.orders import constant_lag
+from persia_sim.words.trace import ALL, Event, Kind
+from persia_sim.words.vocabulary import Mode
+from runtime.order.merge import merge_recordings
+
+READS = (Kind.LOOKUP, Kind.REFRESH)
+WRITES = (Kind.PUSH, Kind.LOST_PUSH)
+TAUGHT = (Kind.DENSE_UPDATE, Kind.DENSE_PUSH)
+
+
+def table(*events: tuple) -> np.ndarray:
+    return np.array(events, np.int64).reshape(-1, 5)
+
+
+def spread(order: list[Event], shards: int, shuffle: random.Random) -> list[np.ndarray]:
+    """The order as its processes would write it down: one of each shard, one of the dense part."""
+    recordings: list[list[Event]] = [[] for _ in range(shards + 1)]
+    for event in order:
+        if event.kind in READS + WRITES:
+            for shard in shuffle.sample(range(shards), shards):
+                recordings[shard].append(event._replace(shard=shard))
+        else:
+            recordings[shards].append(event)
+    return [table(*events) for events in recordings]
+
+
+@settings(max_examples=40)
+@given(
+    mode=st.sampled_from(list(Mode)),
+    ranks=st.integers(1, 4),
+    steps=st.integers(0, 12),
+    tau=st.integers(0, 3),
+    shards=st.integers(1, 3),
+    merged=st.booleans(),
+    shuffle=st.randoms(use_true_random=False),
+)
+def test_the_merged_order_obeys_every_recording_and_every_ranks_program(
+    mode, ranks, steps, tau, shards, merged, shuffle
+):
+    order = list(
+        constant_lag(
+            mode, ranks=ranks, has_batch=lambda k: k < steps, tau=tau, merge_pushes=merged,
+            average_every=2,
+        )
+    )  # fmt: skip
+    recordings = spread(order, shards, shuffle)
+    merged_order = merge_recordings(recordings, ranks)
+    found = [tuple(row) for row in merged_order.tolist()]
+    assert sorted(found) == sorted(tuple(row) for r in recordings for row in r.tolist())
+    at = {event: place for place, event in enumerate(found)}
+    for recording in recordings:
+        places = [at[tuple(row)] for row in recording.tolist()]
+        assert places == sorted(places)
+    for here, (kind, rank, step, *_) in enumerate(found):
+        for there, (other, by, of, *_) in enumerate(found):
+            shared = step == of and (ALL in (rank, by) or rank == by)
+            if shared and other in TAUGHT and kind in READS + WRITES:
+                assert (here < there) == (kind in READS)
+
+
+def test_an_update_that_every_rank_has_written_down_stands_once():
+    update = (Kind.DENSE_UPDATE, ALL, 0, ALL, 0)
+    server = table((Kind.LOOKUP, 0, 0, 0, 0), (Kind.LOOKUP, 1, 0, 0, 0), (Kind.PUSH, ALL, 0, 0, 0))
+    found = merge_recordings([server, table(update), table(update)], 2)
+    assert found.tolist() == [list(map(int, e)) for e in (*server[:2], update, server[2])]
+
+
+def test_recordings_that_contradict_each_other_are_told_by_their_heads():
+    server = table((Kind.PUSH, 0, 0, 0, 0), (Kind.LOOKUP, 0, 0, 0, 1))
+    dense = table((Kind.DENSE_PUSH, 0, 0, ALL, 0))
+    wanted = (
+        "no order obeys all recordings; they wait for each other at recording 0 at row 0: push of"
+        " rank 0, step 0, shard 0; recording 1 at row 0: dense_push of rank 0, step 0, shard -1"
+    )
+    with pytest.raises(ValueError, match=re.escape(wanted)):
+        merge_recordings([server, dense], 1)
