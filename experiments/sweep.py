@@ -19,9 +19,8 @@ from persia_sim.words.documents import read_document
 from runtime.run.folder import environment
 
 FAILED = "failed.txt"
-PRELOADED = ["runtime.run.record", "sklearn.metrics", "torch._dynamo"]
-"""Imported once and then forked: what each run would import late, at seconds a point (torch's
-optimisers import the third when the first of them is made)."""
+PRELOADED = ["runtime.run.record"]
+"""Imported once and then forked: torch and what a run needs, at seconds a point."""
 DISK_FULL_EXIT = 28  # errno.ENOSPC: no sense in starting further points
 
 

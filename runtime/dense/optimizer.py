@@ -9,19 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from runtime.config import ModelConfig
+from runtime.dense.functional import FunctionalOptimizer
 
 DenseGradients = list[Tensor | None]
 """One per parameter of the model, in its order; None where the loss does not reach."""
 
 
-def make_optimizer(config: ModelConfig, model: nn.Module) -> torch.optim.Optimizer:
+def make_optimizer(config: ModelConfig, model: nn.Module) -> FunctionalOptimizer:
     """The configured optimiser over the model's parameters."""
-    parameters = list(model.parameters())
-    if config.optimizer == "adam":
-        return torch.optim.Adam(parameters, lr=config.lr, fused=True)
-    if config.optimizer == "adagrad":
-        return torch.optim.Adagrad(parameters, lr=config.lr)
-    return torch.optim.SGD(parameters, lr=config.lr)
+    return FunctionalOptimizer(config.optimizer, model.parameters(), config.lr)
 
 
 def sum_in_rank_order(gradients: Sequence[Tensor | None]) -> Tensor | None:
@@ -34,13 +30,10 @@ def sum_in_rank_order(gradients: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def apply_gradients(
-    model: nn.Module, optimizer: torch.optim.Optimizer, gradients: DenseGradients
+    model: nn.Module, optimizer: FunctionalOptimizer, gradients: DenseGradients
 ) -> None:
     """One optimiser step with the given gradients."""
-    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-        parameter.grad = gradient
-    optimizer.step()
-    optimizer.zero_grad()
+    optimizer.step(gradients)
 
 
 def replica(model: nn.Module, *, shared: bool) -> nn.Module:

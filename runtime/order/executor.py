@@ -11,12 +11,12 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 from persia_sim.words.trace import ALL, Event, Kind, Trace
 from persia_sim.words.vocabulary import Mode
 from runtime.dense.averaging import AveragingRound, mean_model
+from runtime.dense.functional import FunctionalOptimizer
 from runtime.dense.optimizer import (
     apply_gradients,
     copy_weights,
@@ -61,7 +61,7 @@ class OrderedRun:
         self._took_effect: list[Event] = []
         self._recorder.listen(self._took_effect.append)
         self._replicas: list[nn.Module] = []
-        self._replica_optimizers: list[torch.optim.Optimizer] = []
+        self._replica_optimizers: list[FunctionalOptimizer] = []
         if not config.sync.mode.has_barrier:
             ranks = range(config.sync.ranks)
             self._replicas = [replica(learner.model, shared=False) for _ in ranks]

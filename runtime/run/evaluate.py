@@ -14,6 +14,7 @@ from runtime.data.source import Source, rebatch
 from runtime.data.synthetic import SyntheticSource
 from runtime.embedding.worker import EmbeddingWorker
 from runtime.rank.learner import Learner
+from runtime.run.scores import auc, log_loss
 
 _EVALUATION_BATCH = 8192  # samples at a time: bounds memory, changes no figure
 _KEPT_BATCHES = 128  # a million samples
@@ -116,17 +117,13 @@ def best_reachable_auc(source: Source, rows: int | None) -> float | None:
 
 def score(labels: np.ndarray, predictions: np.ndarray) -> TaskScore:
     """The figures of one task."""
-    from sklearn.metrics import log_loss, roc_auc_score  # late: a second to import
-
     rate = float(labels.mean())
     if rate in (0.0, 1.0):  # always saying the only label there is loses nothing
         return TaskScore(float("nan"), float("nan"), rate, 0.0)
     trivial = -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate))
     if not np.isfinite(predictions).all():
         return TaskScore(float("nan"), float("nan"), rate, float(trivial))
-    auc = float(roc_auc_score(labels, predictions))
-    loss = float(log_loss(labels, np.clip(predictions, 1e-15, 1 - 1e-15)))
-    return TaskScore(auc, loss, rate, float(trivial))
+    return TaskScore(auc(labels, predictions), log_loss(labels, predictions), rate, float(trivial))
 
 
 def _health(

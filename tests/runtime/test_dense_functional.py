@@ -1,0 +1,86 @@
+"""The optimisers of the dense weights against torch's classes, and what importing them costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from runtime.dense.functional import FunctionalOptimizer
+
+TORCHS = {
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.03, fused=True),
+    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.03),
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.03),
+}
+
+
+def weights(dtype: torch.dtype) -> list[torch.nn.Parameter]:
+    draw = torch.Generator().manual_seed(7)
+    shapes = (5, 3), (7,), (2, 2)
+    return [torch.nn.Parameter(torch.randn(s, generator=draw, dtype=dtype)) for s in shapes]
+
+
+def drawn(step: int, parameters: list[torch.nn.Parameter]) -> list[torch.Tensor | None]:
+    """The second parameter has no gradient in the first two steps and in every fifth."""
+    draw = torch.Generator().manual_seed(step)
+    found = [torch.randn(p.shape, generator=draw, dtype=p.dtype) for p in parameters]
+    absent = step < 2 or step % 5 == 0
+    return [found[0], None if absent else found[1], found[2]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", sorted(TORCHS))
+def test_every_step_has_the_bytes_of_torchs_own_class(kind, dtype):
+    mine, theirs = weights(dtype), weights(dtype)
+    ours, torchs = FunctionalOptimizer(kind, mine, 0.03), TORCHS[kind](theirs)
+    for step in range(20):
+        gradients = drawn(step, mine)
+        ours.step(gradients)
+        for parameter, gradient in zip(theirs, gradients, strict=True):
+            parameter.grad = gradient
+        torchs.step()
+        for one, other in zip(mine, theirs, strict=True):
+            assert one.detach().numpy().tobytes() == other.detach().numpy().tobytes()
+    saved, expected = ours.state_dict()["state"], torchs.state_dict()["state"]
+    for number, tensors in saved.items():
+        for name, tensor in tensors.items():
+            assert torch.equal(tensor, expected[number][name]), (number, name)
+    assert (len(saved) == 3) == (kind != "sgd")
+
+
+@pytest.mark.parametrize("kind", sorted(TORCHS))
+def test_a_loaded_optimizer_goes_on_with_the_same_bytes(kind):
+    whole, first, second = (weights(torch.float32) for _ in range(3))
+    undisturbed, stopped = (FunctionalOptimizer(kind, p, 0.03) for p in (whole, first))
+    for step in range(4):
+        undisturbed.step(drawn(step, whole))
+        stopped.step(drawn(step, first))
+    resumed = FunctionalOptimizer(kind, second, 0.03)
+    resumed.load_state_dict(stopped.state_dict())
+    stopped.step(drawn(9, first))  # what was loaded is a copy
+    with torch.no_grad():
+        for mine, saved in zip(second, whole, strict=True):
+            mine.copy_(saved)
+    for step in range(4, 9):
+        undisturbed.step(drawn(step, whole))
+        resumed.step(drawn(step, second))
+    for one, other in zip(whole, second, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_run_imports_neither_torchs_compiler_nor_sklearn():
+    program = (
+        "import sys\n"
+        "from runtime.config import DataConfig, SyncConfig, TrainConfig\n"
+        "from runtime.run.session import train\n"
+        "from runtime.config import EvaluationConfig\n"
+        "data = DataConfig(name='synthetic', rows=256)\n"
+        "found = train(TrainConfig(data=data, evaluation=EvaluationConfig(test_rows=512)))\n"
+        "assert found.figures['updates'] == 2\n"
+        "print(sorted({'torch._dynamo', 'sympy', 'sklearn', 'pandas'} & set(sys.modules)))\n"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert found.stdout == "[]\n", found.stdout + found.stderr
