@@ -64,13 +64,29 @@ class FunctionalOptimizer:
         return {"state": {n: dict(state) for n, state in enumerate(self._states) if state}}
 
     def load_state_dict(self, found: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave; the tensors are copied."""
+        """Go on from what `state_dict` gave; the tensors are copied.
+
+        Raises ValueError when it is of another kind of optimiser or of other parameters.
+        """
+        saved: dict[int, State] = found["state"]
+        names = {"step", *_NEW[self._kind]} if self._kind in _NEW else set()
+        for number, state in saved.items():
+            if number >= len(self._parameters) or set(state) != names:
+                held = ", ".join(sorted(state))
+                raise ValueError(f"{self._kind} cannot go on from {held} of parameter {number}")
+            shape = self._parameters[number].shape
+            for name in names - {"step"}:
+                if state[name].shape != shape:
+                    raise ValueError(
+                        f"{name} of parameter {number} is {tuple(state[name].shape)}, the parameter"
+                        f" {tuple(shape)}"
+                    )
         for number, own in enumerate(self._states):
             own.clear()
-            if saved := found["state"].get(number):
+            if number in saved:
                 self._begin(self._parameters[number], own)
                 for name, tensor in own.items():
-                    tensor.copy_(saved[name])
+                    tensor.copy_(saved[number][name])
 
     def _begin(self, parameter: Tensor, state: State) -> None:
         """Before a parameter's first update."""

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from runtime.dense.functional import FunctionalOptimizer
+
 DenseState = dict[str, Any]
 """``model``: the state dict to evaluate. ``optimizers``: a state dict each, one for all ranks or
 one per replica. ``replicas``: in async_averaging a state dict per rank, else none. ``version``:
@@ -18,7 +20,7 @@ generators stand, by device. All tensors are copies."""
 
 def capture(
     model: nn.Module,
-    optimizers: Sequence[torch.optim.Optimizer],
+    optimizers: Sequence[FunctionalOptimizer],
     *,
     replicas: Sequence[nn.Module] = (),
     version: int,
@@ -47,7 +49,7 @@ def load_model(model: nn.Module, state: DenseState) -> None:
         raise ValueError(f"the checkpoint holds the weights of another network: {reason}") from None
 
 
-def load_optimizers(optimizers: Sequence[torch.optim.Optimizer], state: DenseState) -> None:
+def load_optimizers(optimizers: Sequence[FunctionalOptimizer], state: DenseState) -> None:
     """Give each optimiser its state; where they are more than were saved, saved ones serve again.
 
     ValueError when they are of another network or kind.

@@ -71,12 +71,31 @@ def test_a_loaded_optimizer_goes_on_with_the_same_bytes(kind):
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [("adagrad", "adagrad cannot go on from exp_avg"), ("sgd", "sgd cannot go on from")],
+)
+def test_the_state_of_another_kind_is_refused(kind, why):
+    saved = FunctionalOptimizer("adam", weights(torch.float32), 0.03)
+    saved.step(drawn(3, weights(torch.float32)))
+    with pytest.raises(ValueError, match=why):
+        FunctionalOptimizer(kind, weights(torch.float32), 0.03).load_state_dict(saved.state_dict())
+
+
+def test_the_state_of_other_parameters_is_refused():
+    parameters = weights(torch.float32)
+    saved = FunctionalOptimizer("adam", parameters, 0.03)
+    saved.step(drawn(3, parameters))
+    turned = [parameters[1], parameters[0], parameters[2]]
+    with pytest.raises(ValueError, match=r"of parameter 0 is \(5, 3\), the parameter \(7,\)"):
+        FunctionalOptimizer("adam", turned, 0.03).load_state_dict(saved.state_dict())
+
+
 def test_a_run_imports_neither_torchs_compiler_nor_sklearn():
     program = (
         "import sys\n"
-        "from runtime.config import DataConfig, SyncConfig, TrainConfig\n"
+        "from runtime.config import DataConfig, EvaluationConfig, TrainConfig\n"
         "from runtime.run.session import train\n"
-        "from runtime.config import EvaluationConfig\n"
         "data = DataConfig(name='synthetic', rows=256)\n"
         "found = train(TrainConfig(data=data, evaluation=EvaluationConfig(test_rows=512)))\n"
         "assert found.figures['updates'] == 2\n"
