@@ -16,15 +16,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from persia_sim.words.trace import TraceRecorder
+from persia_sim.words.trace import Event, Kind, TraceRecorder
 from runtime.config import EngineConfig, ModelConfig, SyncConfig, TrainConfig
+from runtime.dense.averaging import AveragingRound, mean_model
 from runtime.dense.distributed import DistributedWeights
 from runtime.dense.group import ENDED, PeerError, RankGroup
+from runtime.dense.optimizer import apply_gradients, make_optimizer
 from runtime.dense.rule import DenseRule
 from runtime.dense.rules import LossScale
+from runtime.dense.server import DenseServer
 from runtime.dense.threads import SharedWeights
+from runtime.engines.processes.dense_host import AveragingHost, WeightsHost
+from runtime.engines.processes.dense_ranks import AveragedReplica, RemoteWeights
 from runtime.stop import Stop
-from tests.runtime.processes import Processes
+from tests.runtime.spawned import Processes
 
 RANKS, STEPS = 3, 6
 CONFIG = ModelConfig(optimizer="adam", lr=0.1)
@@ -134,7 +139,7 @@ def over_processes(rank: int, ranks: int, store: dist.Store, folder: Path) -> No
 
 
 def one_has_ended(rank: int, ranks: int, store: dist.Store, folder: Path) -> None:
-    group = RankGroup(rank, ranks, store, torch.device("cpu"), beat_s=0.2, silence_s=2)
+    group = RankGroup(rank, ranks, store, torch.device("cpu"), beat_s=0.2, silence_s=6)
     if rank == 0:
         group.status = f"{ENDED} after 7 steps"
         group.gather("wait until the others have said it", "")
@@ -153,8 +158,93 @@ def one_has_ended(rank: int, ranks: int, store: dist.Store, folder: Path) -> Non
     (folder / f"told-{rank}.part").rename(folder / f"told-{rank}")
 
 
+ASYNC_STEPS = 4
+
+
+def gradients_for(model: nn.Module, rank: int, step: int) -> list[Tensor]:
+    """Made up; the last parameter has none at odd steps."""
+    draw = torch.Generator().manual_seed(1000 * step + rank)
+    found: list = [torch.randn(p.shape, generator=draw) for p in model.parameters()]
+    return found if step % 2 == 0 else [*found[:-1], None]
+
+
+def in_turn(group: RankGroup, name: str, act) -> None:
+    """One rank after the other: what is concurrent has one outcome then."""
+    for turn in range(group.ranks):
+        if turn == group.rank:
+            act()
+        group.gather(f"{name} {turn}", "")
+
+
+def async_over_processes(rank: int, ranks: int, store: dist.Store, folder: Path) -> None:
+    group = RankGroup(rank, ranks, store, torch.device("cpu"))
+    model, told, stop, recorder = fresh_model(), Told(), Stop(), TraceRecorder()
+    config = TrainConfig(sync=SyncConfig(mode="async", ranks=ranks), model=CONFIG)
+    host, rule = None, None
+    if rank == 0:
+        rule = DenseServer(config, model, recorder, lambda *news: told.append(news))
+        host = WeightsHost(rule, model, stop)
+    name = group.gather("host", host.name if host else "")[0]
+    if rule is None:
+        for parameter in model.parameters():
+            parameter.data.zero_()  # pulled weights are rank 0's
+        rule = RemoteWeights(name, rank, model, stop)
+    for step in range(ASYNC_STEPS):
+        in_turn(group, f"pull {step}", lambda: rule.begin_step(rank, step))  # noqa: B023
+        pulled = weights_of(rule.model(rank))
+        np.savez(folder / f"pulled-{step}-{rank}.npz", **pulled)
+
+        def push() -> None:
+            given = None if (rank, step) == (1, 1) else gradients_for(model, rank, step)  # noqa: B023
+            rule.end_step(rank, step, given, float(step), 10 + rank)  # noqa: B023
+            if rank:
+                rule.settle()
+
+        in_turn(group, f"push {step}", push)
+    if host is not None:
+        found = weights_of(rule.snapshot())
+        np.savez(folder / "async.npz", told=np.array(told), **found)
+        np.save(folder / "async-events.npy", recorder.finish().events)
+    if host is None:
+        rule.close()
+    group.gather("the others have closed", "")
+    if host is not None:
+        host.close()
+    group.close()
+
+
+def averaging_over_processes(rank: int, ranks: int, store: dist.Store, folder: Path) -> None:
+    group = RankGroup(rank, ranks, store, torch.device("cpu"))
+    model, told, stop, recorder = fresh_model(), Told(), Stop(), TraceRecorder()
+    host = None
+    if rank == 0:
+        host = AveragingHost(model, ranks, recorder, lambda *news: told.append(news), stop)
+    name = group.gather("host", host.name if host else "")[0]
+    rule = AveragedReplica(CONFIG, 0.01, name, rank, model, stop)
+    for step in range(40):
+        rule.begin_step(rank, step)
+        time.sleep(0.002)  # the mean comes while the rank computes
+        rule.end_step(rank, step, gradients_for(model, rank, step), 1.0, 10 + rank)
+    rule.settle()
+    np.savez(folder / f"replica-{rank}.npz", **weights_of(rule.model(rank)))
+    group.gather("settled", "")
+    if host is not None:
+        host.settle()
+        np.savez(folder / "mean.npz", told=np.array(told), **weights_of(host.snapshot()))
+        np.save(folder / "averaging-events.npy", recorder.finish().events)
+    group.gather("evaluated", "")
+    rule.close()
+    group.gather("all have closed", "")
+    if host is not None:
+        host.close()
+    assert stop.error is None
+    group.close()
+
+
 def body(rank: int, ranks: int, store: dist.Store, folder: Path) -> None:
     over_processes(rank, ranks, dist.PrefixStore("ways", store), folder)
+    async_over_processes(rank, ranks, dist.PrefixStore("async", store), folder)
+    averaging_over_processes(rank, ranks, dist.PrefixStore("averaging", store), folder)
     one_has_ended(rank, ranks, dist.PrefixStore("ended", store), folder)
 
 
@@ -163,7 +253,7 @@ def found(tmp_path_factory):
     """What the processes left behind; the first of them was stopped in the end."""
     folder = tmp_path_factory.mktemp("ways")
     ranks = Processes(RANKS, body, folder)
-    until = time.monotonic() + 60
+    until = time.monotonic() + 100
     while len(list(folder.glob("told-?"))) < 2 and time.monotonic() < until:
         time.sleep(0.05)
         if list(folder.glob("*.traceback")):
@@ -171,7 +261,7 @@ def found(tmp_path_factory):
     if ranks.members[0].pid is not None:
         os.kill(ranks.members[0].pid, signal.SIGKILL)
     codes, told = ranks.join(), [f.read_text() for f in folder.glob("*.traceback")]
-    assert codes == [-signal.SIGKILL, 0, 0], "\n".join(told)
+    assert codes == [-signal.SIGKILL, 0, 0], "\n".join(["", *told])
     return folder
 
 
@@ -198,5 +288,56 @@ def test_a_wait_names_the_rank_that_has_ended_and_the_one_that_hangs(found):
         ended, hangs = (found / f"told-{rank}").read_text().splitlines()
         start = rf"rank {rank} has waited \d+ s for the gradients of step 7 of rank 0: "
         assert re.fullmatch(start + "it has ended after 7 steps", ended)
-        silent = r"silent for 2 s; the last that it said was: trains step 7"
+        silent = r"silent for 6 s; the last that it said was: trains step 7"
         assert re.fullmatch(start + silent, hangs)
+
+
+def test_async_over_processes_pulls_and_pushes_as_threads_do(found):
+    """The same pulls and pushes at one server without processes: same bytes, events and figures."""
+    model, told, recorder = fresh_model(), Told(), TraceRecorder()
+    config = TrainConfig(sync=SyncConfig(mode="async", ranks=RANKS), model=CONFIG)
+    server = DenseServer(config, model, recorder, lambda *news: told.append(news))
+    for step in range(ASYNC_STEPS):
+        for rank in range(RANKS):
+            server.begin_step(rank, step)
+            with np.load(found / f"pulled-{step}-{rank}.npz") as arrays:
+                for key, weights in weights_of(server.model(rank)).items():
+                    assert arrays[key].tobytes() == weights.tobytes()
+        for rank in range(RANKS):
+            given = None if (rank, step) == (1, 1) else gradients_for(model, rank, step)
+            server.end_step(rank, step, given, float(step), 10 + rank)
+    with np.load(found / "async.npz") as arrays:
+        for key, weights in weights_of(server.snapshot()).items():
+            assert arrays[key].tobytes() == weights.tobytes()
+        assert arrays["told"].tolist() == [list(news) for news in told]
+    assert (np.load(found / "async-events.npy") == recorder.finish().events).all()
+
+
+def test_averaging_over_processes_is_its_trace_by_hand(found):
+    """Own optimisers, and rounds at the recorded instants, carried out one after the other."""
+    events = [Event(*row) for row in np.load(found / "averaging-events.npy").tolist()]
+    replicas = [fresh_model() for _ in range(RANKS)]
+    optimizers = [make_optimizer(CONFIG, replica) for replica in replicas]
+    rounds: dict[int, AveragingRound] = {}
+    pushes = 0
+    for event in events:
+        replica = replicas[event.rank]
+        if event.kind == Kind.DENSE_PUSH:
+            assert event.version == pushes
+            gradients = gradients_for(replica, event.rank, event.step)
+            apply_gradients(replica, optimizers[event.rank], gradients)
+            pushes += 1
+        elif event.kind == Kind.AVERAGE_READ:
+            rounds.setdefault(event.version, AveragingRound(RANKS)).read(event.rank, replica)
+        elif event.kind == Kind.AVERAGE_WRITE:
+            rounds[event.version].write(event.rank, replica)
+    assert pushes == 40 * RANKS
+    assert sum(r.is_over for r in rounds.values()) >= 2
+    for rank, replica in enumerate(replicas):
+        with np.load(found / f"replica-{rank}.npz") as arrays:
+            for key, weights in weights_of(replica).items():
+                assert arrays[key].tobytes() == weights.tobytes()
+    with np.load(found / "mean.npz") as arrays:
+        for key, weights in weights_of(mean_model(replicas[0], replicas)).items():
+            assert arrays[key].tobytes() == weights.tobytes()
+        assert sorted(arrays["told"][:, 1].tolist()) == sorted(40 * [10, 11, 12])

@@ -1,0 +1,193 @@
+"""A rank's side of async and async_averaging where the ranks are processes."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from runtime.config import ModelConfig
+from runtime.dense.group import PeerError
+from runtime.dense.optimizer import DenseGradients, apply_gradients, make_optimizer
+from runtime.engines.processes.dense_link import Kind, Layout, Link, Message, knock
+from runtime.stop import RunStopped, Stop, wait_for
+
+_HOST = "rank 0, where the dense weights are,"
+
+
+class RemoteWeights:
+    """async: weights are pulled from rank 0 before each step, gradients are pushed there."""
+
+    def __init__(self, name: str, rank: int, model: nn.Module, stop: Stop) -> None:
+        self._rank, self._model, self._stop = rank, model, stop
+        self._parameters = list(model.parameters())
+        self._layout = Layout(self._parameters)
+        self._link = Link(knock(name), self._layout, _HOST)
+        self._link.send(Message(Kind.HELLO, rank, samples=self._layout.weight_bytes))
+        stop.on_stop(self.close)
+
+    def model(self, rank: int) -> nn.Module:
+        """The rank's copy of the weights."""
+        return self._model
+
+    def begin_step(self, rank: int, step: int) -> None:
+        """Pull the weights, whole at one version."""
+        self._link.send(Message(Kind.PULL, rank, step))
+        found = self._layout.views(self._answer(Kind.WEIGHTS).payload)
+        with torch.no_grad():
+            for mine, theirs in zip(self._parameters, found, strict=True):
+                mine.copy_(theirs)
+
+    def end_step(
+        self, rank: int, step: int, gradients: DenseGradients | None, loss: float, samples: int
+    ) -> None:
+        """Push the gradients; they are there before the next pull is answered."""
+        nothing: DenseGradients = [None] * len(self._parameters)
+        found = nothing if gradients is None else gradients
+        payload = self._layout.pack_gradients(found)
+        self._link.send(Message(Kind.PUSH, rank, step, loss, samples, payload))
+
+    def snapshot(self) -> nn.Module:
+        """The weights as they were pulled last; those of the run are at rank 0."""
+        return self._model
+
+    def settle(self) -> None:
+        """Return when all that was pushed is applied."""
+        self._link.send(Message(Kind.SETTLE, self._rank))
+        self._answer(Kind.SETTLED)
+
+    def close(self) -> None:
+        """The rank has ended, or the run has."""
+        with contextlib.suppress(PeerError):  # the host may have ended first
+            self._link.send(Message(Kind.BYE, self._rank))
+        self._link.close()
+
+    def _answer(self, kind: Kind) -> Message:
+        with self._stop.working():  # the host may be evaluating
+            found = self._link.receive()
+        if found.kind is not kind:
+            raise PeerError(f"{_HOST} answered {found.kind.name} instead of {kind.name}")
+        return found
+
+
+class AveragedReplica:
+    """async_averaging: this rank's own replica, moved towards the mean now and then.
+
+    Two threads of its own talk to rank 0. Training only copies weights when a snapshot is due, and
+    adds the mean when one has come: it waits for nobody.
+    """
+
+    def __init__(
+        self, config: ModelConfig, period_s: float, name: str, rank: int, model: nn.Module,
+        stop: Stop,
+    ) -> None:  # fmt: skip
+        self._rank, self._model, self._stop, self._period_s = rank, model, stop, period_s
+        self._parameters = list(model.parameters())
+        self._optimizer = make_optimizer(config, model)
+        self._layout = Layout(self._parameters)
+        self._changed = threading.Condition()  # held while the replica is in the middle of a step
+        self._due_s: float | None = None
+        self._snapshot: list[Tensor] | None = None
+        self._mean: list[Tensor] | None = None
+        self._settled = self._closing = False
+        self._link = Link(knock(name), self._layout, _HOST)
+        self._outbox = queue.SimpleQueue[Message | None]()
+        self._threads = [
+            threading.Thread(target=self._guard, args=(body,), name=f"average-{rank}", daemon=True)
+            for body in (self._send, self._receive)
+        ]
+        self._outbox.put(Message(Kind.HELLO, rank, samples=self._layout.weight_bytes))
+        stop.on_stop(self._wake)
+        for thread in self._threads:
+            thread.start()
+
+    def model(self, rank: int) -> nn.Module:
+        """The rank's own replica."""
+        return self._model
+
+    def begin_step(self, rank: int, step: int) -> None:
+        """Between two steps: give a snapshot to the round that is due, or take its mean in."""
+        with self._changed, torch.no_grad():
+            due = self._due_s is not None and time.perf_counter() >= self._due_s
+            if due and step > 0:
+                self._due_s = None
+                self._snapshot = [p.detach().clone() for p in self._parameters]
+                payload = self._layout.pack(self._snapshot)
+                self._outbox.put(Message(Kind.SNAPSHOT, rank, step - 1, payload=payload))
+            if self._mean is not None and self._snapshot is not None:
+                for weight, mean, old in zip(
+                    self._parameters, self._mean, self._snapshot, strict=True
+                ):
+                    weight.add_(mean.to(weight.device) - old)
+                self._mean = self._snapshot = None
+                self._outbox.put(Message(Kind.WRITTEN, rank, step - 1))
+
+    def end_step(
+        self, rank: int, step: int, gradients: DenseGradients | None, loss: float, samples: int
+    ) -> None:
+        """One step of the rank's own optimiser."""
+        with self._changed:
+            if gradients is not None:
+                apply_gradients(self._model, self._optimizer, gradients)
+            self._outbox.put(Message(Kind.TRAINED, rank, step, loss, samples))
+
+    def snapshot(self) -> nn.Module:
+        """The own replica; the mean of all is at rank 0."""
+        return self._model
+
+    def settle(self) -> None:
+        """Return when rank 0 has heard all that was said."""
+        self._outbox.put(Message(Kind.SETTLE, self._rank))
+        with self._changed:
+            wait_for(
+                self._changed,
+                lambda: self._settled,
+                self._stop,
+                lambda: f"rank {self._rank} waits for rank 0 to hear of its last step",
+            )
+
+    def close(self) -> None:
+        """The rank has ended, or the run has."""
+        self._closing = True
+        self._outbox.put(Message(Kind.BYE, self._rank))
+        self._outbox.put(None)
+        self._threads[0].join(timeout=5.0)
+        self._link.close()
+        self._threads[1].join(timeout=5.0)
+
+    def _send(self) -> None:
+        while (message := self._outbox.get()) is not None:
+            self._link.send(message)
+
+    def _receive(self) -> None:
+        while True:
+            message = self._link.receive()
+            with self._changed:
+                if message.kind is Kind.OPEN:
+                    self._due_s = time.perf_counter() + self._period_s
+                elif message.kind is Kind.MEAN:
+                    self._mean = self._layout.views(message.payload)
+                elif message.kind is Kind.GIVE:
+                    payload = self._layout.pack(self._parameters)
+                    self._outbox.put(Message(Kind.WEIGHTS, self._rank, payload=payload))
+                elif message.kind is Kind.SETTLED:
+                    self._settled = True
+                self._changed.notify_all()
+
+    def _guard(self, body: Callable[[], None]) -> None:
+        try:
+            body()
+        except RunStopped:
+            pass
+        except BaseException as error:
+            if not self._closing:
+                self._stop.set(error)
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
