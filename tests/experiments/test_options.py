@@ -69,6 +69,9 @@ BAD = {
         "rows": COUNT, "dim": COUNT, "batch": COUNT, "rounds": COUNT,
         "most-foreign-cores": ODD_FLOAT,
     },
+    "bench-snapshot": {
+        "rows": COUNT, "dim": COUNT, "batch": COUNT, "rounds": COUNT, "around-s": ODD_FLOAT,
+    },
     "bench-peers": {
         "workloads": UNKNOWN | st.just("w"), "rows": COUNT, "batch": COUNT, "threads": COUNT,
         "latency-s": ODD_FLOAT, "rounds": COUNT, "window-steps": COUNT | st.just("2"),

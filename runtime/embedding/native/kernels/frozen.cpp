@@ -12,12 +12,19 @@ namespace {
 
 constexpr uint32_t kUnseen = 0, kUnwanted = 1, kFirstPlace = 2;  // of `places_`
 constexpr uint32_t kFirstLink = 2;       // of `links_`: neighbours start here; kNoSlot wraps to 1
-constexpr size_t kSliceBytes = size_t{256} << 10;  // about 0.1 ms
 constexpr size_t kBlock = 4096;          // sightings copied at once
+constexpr size_t kBlocks = 64;           // of them beside a slice of rows
 constexpr uint32_t kLeastRoom = 1024;
 
 void reserve(Pages& pages, uint64_t items, size_t bytes) {
   if (items * bytes) pages.reserve(items * bytes);
+}
+
+// column[k] becomes what column[order[k]] was.
+template <class T>
+void arrange(const std::vector<uint32_t>& order, T* column) {
+  const std::vector<T> as_copied(column, column + order.size());
+  for (size_t k = 0; k < order.size(); ++k) column[k] = as_copied[order[k]];
 }
 
 }  // namespace
@@ -107,15 +114,13 @@ bool Frozen::make_room(uint32_t to) {
 
 bool Frozen::copy_slice(size_t slots) {
   const bool linked = options_.eviction == Eviction::lru;
-  if (!slots) slots = std::max<size_t>(kSliceBytes / (row_bytes_ + records_.bytes()), 16);
   const auto until = static_cast<uint32_t>(std::min<uint64_t>(next_ + slots, at_.slots));
   for (; next_ < until && !failure_; ++next_) {
     if (linked) keep_link(next_);
     keep(next_);
   }
-  const size_t last = std::min(next_block_ + kSliceBytes / kBlock, sightings_kept_.size());
+  const size_t last = std::min(next_block_ + kBlocks, sightings_kept_.size());
   for (; next_block_ < last; ++next_block_) keep_sightings(next_block_ * kBlock);
-  if (failure_) throw OutOfMemory(*failure_);
   return next_ == at_.slots && next_block_ == sightings_kept_.size();
 }
 
@@ -147,24 +152,28 @@ std::vector<uint32_t> Frozen::by_age() const {
   return order;
 }
 
-void Frozen::swap_rows(size_t one, size_t other) {
-  std::swap(ids()[one], ids()[other]);
-  std::swap(words()[one], words()[other]);
-  if (records_.stamped()) std::swap(stamps()[one], stamps()[other]);
-  char* rows = image_.rows.data();
-  std::swap_ranges(rows + one * row_bytes_, rows + (one + 1) * row_bytes_,
-                   rows + other * row_bytes_);
-}
-
-// In place: what stood at k lies, after k's turn, where k's own copy was found.
+// The order is a permutation of the places: in place, one cycle after the other.
 Image Frozen::finish() {
-  const std::vector<uint32_t> order = by_age();
-  for (uint32_t k = 0; k < order.size(); ++k) {
-    uint32_t from = order[k];
-    while (from < k) from = order[from];
-    if (from != k) swap_rows(k, from);
-  }
+  std::vector<uint32_t> order = by_age();
   image_.n = order.size();
+  arrange(order, ids());
+  arrange(order, words());
+  if (records_.stamped()) arrange(order, stamps());
+  char* rows = image_.rows.data();
+  std::vector<char> first(row_bytes_);
+  const auto move = [&](char* to, const char* from) { std::memcpy(to, from, row_bytes_); };
+  for (uint32_t start = 0; start < order.size(); ++start) {
+    if (order[start] == start) continue;
+    move(first.data(), rows + start * row_bytes_);
+    uint32_t to = start;
+    while (order[to] != start) {
+      const uint32_t from = std::exchange(order[to], to);
+      move(rows + to * row_bytes_, rows + from * row_bytes_);
+      to = from;
+    }
+    order[to] = to;
+    move(rows + to * row_bytes_, first.data());
+  }
   return std::move(image_);
 }
 

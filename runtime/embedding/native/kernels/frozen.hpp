@@ -55,10 +55,10 @@ class Frozen final : public Keeper {
   void keep_link(uint32_t slot) override;
   void keep_sightings(size_t counter) override;
 
-  // Looks at the next slots (0: as many as take about 0.1 ms) and copies what nobody has copied; whether
-  // there is nothing left. Raises OutOfMemory if it, or a writer before it, found no room: a writer
-  // goes on as if there were no snapshot.
+  // Looks at the next slots and copies what nobody has copied; whether there is nothing left.
   bool copy_slice(size_t slots);
+  // Set once there was no memory for a copy: the snapshot is lost, and writers go on without it.
+  const std::optional<OutOfMemory>& failure() const { return failure_; }
   // Ids of copied rows that were marked as changed.
   std::vector<uint64_t> changed() const;
   // When all is copied; takes no lock and needs none.
@@ -77,7 +77,6 @@ class Frozen final : public Keeper {
   bool make_room(uint32_t to);
   size_t copied() const;
   std::vector<uint32_t> by_age() const;
-  void swap_rows(size_t one, size_t other);
 
   const Options& options_;
   Records& records_;

@@ -72,6 +72,7 @@ size_t Table::collect(const Part& part, size_t from, size_t to, Collected& touch
 
 void Table::push(const std::vector<Part>& parts, int64_t step, double lr, int64_t* staleness) {
   const std::scoped_lock hold(lock_);
+  for (const Part& part : parts) help_to_copy(part.n);
   Missed all;
   if (parts.size() == 1) {
     std::mutex adding;

@@ -12,6 +12,7 @@ namespace embedding {
 namespace {
 
 constexpr std::chrono::microseconds kBetweenSlices{50};
+constexpr size_t kSliceBytes = size_t{256} << 10;  // about 0.1 ms
 
 }  // namespace
 
@@ -39,19 +40,29 @@ void Table::freeze(bool only_changed, bool track) {
   options_.track_changes = marks;  // until it is known which of the two holds
 }
 
+// What one holder of the lock copies.
+size_t Table::slots_of_a_slice() const {
+  return std::max<size_t>(kSliceBytes / (row_bytes_ + records_.bytes()), 16);
+}
+
 bool Table::copy_slice(size_t slots) {
   const std::scoped_lock hold(lock_);
+  return copy_held(slots);
+}
+
+bool Table::copy_held(size_t slots) {
   if (!frozen_) throw std::logic_error("there is no snapshot to collect");
-  try {
-    return frozen_->copy_slice(slots);
-  } catch (const OutOfMemory&) {
+  const bool done = frozen_->copy_slice(slots);
+  if (const auto& failure = frozen_->failure()) {
+    const OutOfMemory error = *failure;
     thaw();
-    throw;
+    throw error;
   }
+  return done;
 }
 
 Image Table::collect() {
-  while (!copy_slice(0)) {
+  while (!copy_slice(slots_of_a_slice())) {
     std::this_thread::sleep_for(kBetweenSlices);  // a lock taken again at once lets nobody else in
   }
   std::shared_ptr<Frozen> frozen;

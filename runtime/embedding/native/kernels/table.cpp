@@ -263,6 +263,7 @@ inline void Table::put(size_t i, uint64_t id, uint32_t slot, int64_t* handles, c
 void Table::read(const uint64_t* ids, size_t n, bool create, int64_t step, int64_t* handles,
                  char* values, int64_t* writes) {
   const std::scoped_lock hold(lock_);
+  help_to_copy(n);
   const uint32_t at = create ? now(step) : latest_step_;  // reading ahead is no use of the table
   const bool ordered = options_.eviction != Eviction::none || records_.stamped();
   if (create && ordered) {
@@ -293,6 +294,7 @@ void Table::read(const uint64_t* ids, size_t n, bool create, int64_t step, int64
 size_t Table::refresh(const uint64_t* ids, size_t n, int64_t step, int64_t* handles, char* values,
                       int64_t* writes) {
   const std::scoped_lock hold(lock_);
+  help_to_copy(n);
   const uint32_t at = now(step);
   size_t replaced = 0;
   walk(ids, n, [&](size_t i, uint32_t slot) {

@@ -1,6 +1,7 @@
 // The rows of one table that one shard owns.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -170,6 +171,13 @@ class Table {
   template <class T>
   void push_merged(const Touched& touched, int64_t step, double lr);
   void step_rows(const Touched& now, const Touched& next, int64_t step, double lr);
+  size_t slots_of_a_slice() const;
+  // Where training leaves the lock no moment for `collect`, the copy goes on with training: whoever is
+  // here for n ids copies as many slots, or one slice.
+  void help_to_copy(size_t n) {
+    if (frozen_) frozen_->copy_slice(std::min(n, slots_of_a_slice()));
+  }
+  bool copy_held(size_t slots);
   void thaw();
   double factor(uint32_t writes, int64_t step, double lr) const;
 
