@@ -91,7 +91,7 @@ def run(options: Options) -> None:
     print(f"goal: pause behind training < {1e3 * GOAL_S:.0f} ms: {verdict}")
     if options.rows != 1_000_000 or options.dim != 16:
         print("(the goal is for 1 M rows and dim 16)")
-    print(options.out / "bench_snapshot.csv")
+    print(str(options.out / "bench_snapshot.csv"))
 
 
 def table(found: list[Taken]) -> str:
@@ -160,7 +160,8 @@ def _take(
     finally:
         stop.set()
         trainer.join()
-    copy_bytes = sum(np.asarray(a).nbytes for a in snapshots[0]["rows"].values())
+    columns = snapshots[0]["rows"].values()
+    copy_bytes = sum(a.nbytes for a in columns if isinstance(a, np.ndarray))
     at, steps = np.array(ends[1:]), np.diff(ends)
     before, meanwhile = at < began, (at >= began) & (at - steps <= copied)
     typical = float(np.median(steps[before])) if before.any() else float("nan")

@@ -73,7 +73,6 @@ class Records {
 
   // Counts one optimiser step; returns the new count.
   uint32_t count_write(uint32_t slot) {
-    keep(slot);
     uint32_t now = word(slot) | kChanged;
     now = (now & kMostWrites) == kMostWrites ? now - kMostWrites / 2 : now + 1;
     set_word(slot, now);
