@@ -10,6 +10,38 @@ namespace embedding {
 class LruList {
  public:
   void push(Records& records, uint32_t slot) {
+    if (records.keeper()) [[unlikely]] keep_push(records, slot);
+    link(records, slot);
+  }
+
+  void remove(Records& records, uint32_t slot) {
+    if (records.keeper()) [[unlikely]] keep_remove(records, slot);
+    unlink(records, slot);
+  }
+
+  void touch(Records& records, uint32_t slot) {
+    if (slot == newest_) return;
+    if (records.keeper()) [[unlikely]] {
+      keep_remove(records, slot);
+      keep_push(records, slot);
+    }
+    unlink(records, slot);
+    link(records, slot);
+  }
+
+  uint32_t oldest() const { return oldest_; }
+
+ private:
+  // Before the newer neighbour of a slot changes.
+  void keep_push(Records& records, uint32_t slot) const {
+    records.keeper()->keep_link(slot);
+    if (newest_ != kNoSlot) records.keeper()->keep_link(newest_);
+  }
+  static void keep_remove(Records& records, uint32_t slot) {
+    if (records.older(slot) != kNoSlot) records.keeper()->keep_link(records.older(slot));
+  }
+
+  void link(Records& records, uint32_t slot) {
     records.set_older(slot, newest_);
     records.set_newer(slot, kNoSlot);
     if (newest_ == kNoSlot) {
@@ -20,7 +52,7 @@ class LruList {
     newest_ = slot;
   }
 
-  void remove(Records& records, uint32_t slot) {
+  void unlink(Records& records, uint32_t slot) {
     const uint32_t newer = records.newer(slot), older = records.older(slot);
     if (newer == kNoSlot) {
       newest_ = older;
@@ -34,15 +66,6 @@ class LruList {
     }
   }
 
-  void touch(Records& records, uint32_t slot) {
-    if (slot == newest_) return;
-    remove(records, slot);
-    push(records, slot);
-  }
-
-  uint32_t oldest() const { return oldest_; }
-
- private:
   uint32_t newest_ = kNoSlot;
   uint32_t oldest_ = kNoSlot;
 };

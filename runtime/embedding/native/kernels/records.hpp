@@ -38,6 +38,7 @@ class Records {
 
   // Who is asked before each change; null: nobody.
   void set_keeper(Keeper* keeper) { keeper_ = keeper; }
+  Keeper* keeper() const { return keeper_; }
 
   void reserve(uint64_t rows, uint64_t most_rows) {
     pages_.grow(rows * bytes_, most_rows * bytes_);
@@ -87,10 +88,8 @@ class Records {
 
   uint32_t newer(uint32_t slot) const { return load<uint32_t>(at(slot) + links_); }
   uint32_t older(uint32_t slot) const { return load<uint32_t>(at(slot) + links_ + 4); }
-  void set_newer(uint32_t slot, uint32_t to) {
-    if (keeper_) keeper_->keep_link(slot);
-    store(at(slot) + links_, to);
-  }
+  // For the list, which asks the keeper itself: once for all the links of a move.
+  void set_newer(uint32_t slot, uint32_t to) { store(at(slot) + links_, to); }
   void set_older(uint32_t slot, uint32_t to) { store(at(slot) + links_ + 4, to); }
 
   bool stamped() const { return stamp_ != 0; }
@@ -112,7 +111,7 @@ class Records {
     std::memcpy(to, &value, sizeof value);
   }
   void keep(uint32_t slot) {
-    if (keeper_) keeper_->keep(slot);
+    if (keeper_) [[unlikely]] keeper_->keep(slot);
   }
   char* at(uint32_t slot) const { return pages_.data() + slot * bytes_; }
 
