@@ -42,7 +42,7 @@ def data_sha256(config: TrainConfig) -> str:
     from runtime.data.open import open_source  # late: a second to import
 
     data = config.data
-    found = open_source(data.name, data_dir=data.dir).provenance()
+    found = open_source(data.name, data_dir=data.dir, keep=data.keep).provenance()
     return f"{found.sha256} {found.split}"
 
 
@@ -65,5 +65,5 @@ def model_sha256(name: str) -> str:
 
 
 def _what_decides(config: TrainConfig) -> TrainConfig:
-    """The config without what changes no result: where the data lies."""
-    return replace(config, data=replace(config.data, dir=None))
+    """The config without what changes no result: where the data lies, and whether it is kept."""
+    return replace(config, data=replace(config.data, dir=None, keep=True))

@@ -85,7 +85,7 @@ def _watch(clock: Clock) -> None:
     import torch
     from torch import nn
 
-    from runtime.data.files import FileSource
+    from runtime.data.kept import KeptSource
     from runtime.embedding.native.pooling import NativePooling
     from runtime.embedding.native.store import NativeStore
     from runtime.embedding.server import EmbeddingServer
@@ -93,7 +93,7 @@ def _watch(clock: Clock) -> None:
     from runtime.rank.feed import Feed
     from runtime.run import session
 
-    for owner, name in ((Feed, "take"), (Feed, "has_batch"), (FileSource, "provenance")):
+    for owner, name in ((Feed, "take"), (Feed, "has_batch"), (KeptSource, "provenance")):
         clock.watch("data", owner, name)
     clock.watch("ids", NativeStore, "begin")
     for owner, name in (

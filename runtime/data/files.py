@@ -108,9 +108,7 @@ class FileSource:
     def provenance(self) -> Provenance:
         """Name, checksum and split; bad rows of what was streamed so far."""
         census = self.census()
-        files = [self.path, *(self.folder / join.file for join in self.schema.joins)]
-        stats = [(path, regular_file(path)) for path in files]
-        sums = [_sha256(path, found.st_size, found.st_mtime_ns) for path, found in stats]
+        sums = self.checksums()
         joined = hashlib.sha256("".join(sums).encode()).hexdigest()
         words = str(self.schema.split)
         outside = max((read.outside for read in self._read.values()), default=0)
@@ -126,6 +124,12 @@ class FileSource:
             rows_skipped=sum(inside.values()) + outside,
             skipped_where=", ".join(where),
         )
+
+    def checksums(self) -> list[str]:
+        """SHA-256 of the main file, then of each joined one."""
+        files = [self.path, *(self.folder / join.file for join in self.schema.joins)]
+        stats = [(path, regular_file(path)) for path in files]
+        return [_sha256(path, found.st_size, found.st_mtime_ns) for path, found in stats]
 
     def census(self) -> Census:
         """Rows of each part by label, counted once; DataError where a part cannot be used."""

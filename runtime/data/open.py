@@ -7,8 +7,9 @@ from pathlib import Path
 from runtime.data.catalogue import CATALOGUE
 from runtime.data.errors import DataError, nearest
 from runtime.data.files import FileSource
+from runtime.data.kept import keeping
 from runtime.data.numerals import number_of
-from runtime.data.places import find_folder
+from runtime.data.places import downloads, find_folder
 from runtime.data.presets import PRESETS, recipe
 from runtime.data.source import Source
 from runtime.data.synthetic import SyntheticSource
@@ -25,6 +26,8 @@ def open_source(
     data_dir: str | Path | None = None,
     rows: int | None = None,
     skip_bad_rows: bool = False,
+    *,
+    keep: bool = False,
 ) -> Source:
     """Open a data set: a name of the catalogue, the path of a schema file (.toml) or `synthetic`.
 
@@ -32,7 +35,8 @@ def open_source(
     its distinct ids (``synthetic:criteo-ad:0.01``).
 
     Real data is looked for in ``data_dir``, else in the directory that PERSIA_DATA_DIR names, then
-    where ``data get`` puts downloads. ``rows`` keeps the first rows of the training part only.
+    where ``data get`` puts downloads. ``rows`` keeps the first rows of the training part only. With
+    ``keep``, what is parsed is kept among the downloads for the next run (`runtime.data.kept`).
     DataError for what cannot be opened, ValueError for ``rows`` below 1.
     """
     is_synthetic = name_or_path.partition(":")[0] == "synthetic"
@@ -56,7 +60,8 @@ def open_source(
             f"{nearest(name_or_path, ['synthetic', *CATALOGUE])}\n"
             "  a schema of your own is given by its path, which ends in .toml"
         )
-    return FileSource(schema=schema, folder=folder, rows=rows, skip_bad_rows=skip_bad_rows)
+    source = FileSource(schema=schema, folder=folder, rows=rows, skip_bad_rows=skip_bad_rows)
+    return keeping(source, downloads() / "parsed") if keep else source
 
 
 def _open_synthetic(name: str, rows: int | None) -> SyntheticSource:

@@ -36,7 +36,7 @@ def run_into(
     write_json(folder / "config.json", config)
     write_json(folder / "env.json", environment())
     data = config.data
-    source = open_source(data.name, data.dir, data.rows, skip_bad_rows=data.skip_bad_rows)
+    source = open_source(data.name, data.dir, data.rows, data.skip_bad_rows, keep=data.keep)
     on_start(f"data: {source.provenance()}")
     metrics = folder / "metrics.jsonl"
     metrics.write_text("")

@@ -83,7 +83,7 @@ def train(
     torch.set_num_threads(config.engine.threads)
     if source is None:
         data = config.data
-        source = open_source(data.name, data.dir, data.rows, skip_bad_rows=data.skip_bad_rows)
+        source = open_source(data.name, data.dir, data.rows, data.skip_bad_rows, keep=data.keep)
     parts = assemble(config, source, tables)
     held_out = HeldOut(source, config.evaluation.test_rows)
     curve: list[CurvePoint] = []
