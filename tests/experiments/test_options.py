@@ -72,6 +72,10 @@ BAD = {
     "bench-snapshot": {
         "rows": COUNT, "dim": COUNT, "batch": COUNT, "rounds": COUNT, "around-s": ODD_FLOAT,
     },
+    "bench-sweep": {
+        "ranks": COUNT | st.just(""), "batch": COUNT | st.just(""), "tau": NEGATIVE | ABSURD,
+        "seeds": COUNT, "rounds": COUNT, "jobs": COUNT, "most-foreign-cores": ODD_FLOAT,
+    },
     "bench-peers": {
         "workloads": UNKNOWN | st.just("w"), "rows": COUNT, "batch": COUNT, "threads": COUNT,
         "latency-s": ODD_FLOAT, "rounds": COUNT, "window-steps": COUNT | st.just("2"),
