@@ -72,10 +72,29 @@ class FileSource:
     def chunks(self, part: Part) -> Iterator[Batch]:
         """The samples of one part in the file's own order."""
         self.census()
+        limit = self.rows if part == "train" else None
+        given = 0
+        for batch in self.turns(part, 0, 1):
+            if limit is not None and given + batch.size > limit:
+                batch = batch.rows(0, limit - given)
+            given += batch.size
+            if batch.size:
+                yield batch
+            if given == limit:
+                return
+        if not given and part != "validation":
+            skipped = self._read[part].skipped
+            raise DataError(
+                f"{self.path}: the {part} part is empty ({skipped} bad rows skipped)\n"
+                f"  the split is: {self.schema.split}; correct it, or the rows"
+            )
+
+    def turns(self, part: Part, own: int, of: int) -> Iterator[Batch]:
+        """Chunks number ``own``, ``own + of``, ... of one part, all without a limit, some perhaps
+        empty: only these are converted, so that several readers can share the work."""
         table = open_table(self.schema, self.folder, skip_bad_rows=self.skip_bad_rows)
         placer = Placer(self.schema.split, self._count(), self.schema.missing)
-        skipped = unplaced = given = 0
-        limit = self.rows if part == "train" else None
+        skipped = unplaced = number = 0
         for rows in table.stream(self.schema.read_columns):
             codes = placer.place(rows)
             lost = np.flatnonzero(codes == UNPLACED)
@@ -87,23 +106,15 @@ class FileSource:
             mine = np.flatnonzero(codes == CODES[part])
             batch = None
             if len(mine):
-                batch = self._convert(Rows(rows.table.take(mine), rows.numbers[mine]))
-                skipped += len(mine) - batch.size
-            self._note(part, skipped, unplaced + table.rows_skipped, int(rows.numbers[-1]))
-            if batch is None or not batch.size:
-                continue
-            if limit is not None and given + batch.size > limit:
-                batch = batch.rows(0, limit - given)
-            given += batch.size
-            yield batch
-            if given == limit:
-                return
-        self._note(part, skipped, unplaced + table.rows_skipped)
-        if not given and part != "validation":
-            raise DataError(
-                f"{self.path}: the {part} part is empty ({skipped} bad rows skipped)\n"
-                f"  the split is: {self.schema.split}; correct it, or the rows"
-            )
+                if number % of == own:
+                    batch = self._convert(Rows(rows.table.take(mine), rows.numbers[mine]))
+                    skipped += len(mine) - batch.size
+                number += 1
+            last = int(rows.numbers[-1])
+            self.note_left_out(part, skipped, unplaced + table.rows_skipped, last)
+            if batch is not None:
+                yield batch
+        self.note_left_out(part, skipped, unplaced + table.rows_skipped)
 
     def provenance(self) -> Provenance:
         """Name, checksum and split; bad rows of what was streamed so far."""
@@ -143,7 +154,12 @@ class FileSource:
             return found
         return self._census
 
-    def _note(self, part: Part, skipped: int, outside: int, row: int | None = None) -> None:
+    def left_out(self, part: Part) -> tuple[int, int, int | None]:
+        """Bad rows of a part, rows of no part, and the last row that was read (None: all)."""
+        found = self._read.get(part, _Read(0, 0, 0))
+        return found.skipped, found.outside, found.row
+
+    def note_left_out(self, part: Part, skipped: int, outside: int, row: int | None = None) -> None:
         """Keep what the longest stream of a part has left out; a shorter one adds nothing."""
         before = self._read.get(part)
         if before is None or row is None or (before.row is not None and row > before.row):

@@ -60,6 +60,25 @@ class Source(Protocol):
         ...
 
 
+class SharedSource(Source, Protocol):
+    """A source whose chunks several readers can make, each its own."""
+
+    def turns(self, part: Part, own: int, of: int) -> Iterator[Batch]:
+        """Chunks number ``own``, ``own + of``, ... of one part; some may be empty.
+
+        In turns, those of all ``of`` readers are the chunks of the part, before any limit of rows.
+        """
+        ...
+
+    def left_out(self, part: Part) -> tuple[int, int, int | None]:
+        """Bad rows of a part, rows of no part, and the last row that was read (None: all)."""
+        ...
+
+    def note_left_out(self, part: Part, skipped: int, outside: int, row: int | None) -> None:
+        """What readers of a part have left out, for the provenance."""
+        ...
+
+
 def rebatch(chunks: Iterator[Batch], size: int) -> Iterator[Batch]:
     """Cut a stream into batches of ``size`` samples; only the last may be shorter."""
     if size < 1:

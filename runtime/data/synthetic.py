@@ -60,6 +60,22 @@ class SyntheticSource:
         for batch, _ in self.chunks_with_truth(part):
             yield batch
 
+    def turns(self, part: Part, own: int, of: int) -> Iterator[Batch]:
+        """Chunks number ``own``, ``own + of``, ... of one part; the others are not drawn."""
+        left = self.train_rows if part == "train" else self.test_rows
+        for number in count(own, of):
+            rows = CHUNK_ROWS if left is None else min(CHUNK_ROWS, left - number * CHUNK_ROWS)
+            if rows <= 0:
+                return
+            yield self._chunk(part, number)[0].rows(0, rows)
+
+    def left_out(self, part: Part) -> tuple[int, int, int | None]:
+        """Nothing is bad here."""
+        return 0, 0, None
+
+    def note_left_out(self, part: Part, skipped: int, outside: int, row: int | None) -> None:
+        """Nothing is bad here."""
+
     def chunks_with_truth(self, part: Part) -> Iterator[tuple[Batch, np.ndarray]]:
         """Samples, and float64 [B] the true probability of a click of each."""
         left = self.train_rows if part == "train" else self.test_rows

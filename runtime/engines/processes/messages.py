@@ -70,6 +70,12 @@ class MessageKind(IntEnum):
     PONG = 51
     FAILED = 60
     """JSON with the kind of an error and its sentence."""
+    CHUNK = 70
+    """From a loader: chunk ``step`` of the pass, as JSON about a parcel and what was left out."""
+    TAKEN = 71
+    """To a loader: the chunk has been copied; another one may come."""
+    PASS_ENDED = 72
+    """From a loader: this pass over the data has no chunk ``step``."""
     GOODBYE = 61
     """The connection will be closed, and all is well."""
 

@@ -1,0 +1,208 @@
+"""Loaders as processes: they parse and hash ahead, and ranks take their chunks in turn.
+
+Whatever the number of loaders, the chunks come in the order of the source, so (rank, step) trains
+the same batch. Every rank takes every chunk and cuts its own share out of it: copying is cheap
+beside parsing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from runtime.config import DataConfig
+from runtime.data.batch import Batch, Layout
+from runtime.data.errors import DataError
+from runtime.data.source import Part, Provenance, SharedSource
+from runtime.engines.processes.channel import Channel, PeerGoneError
+from runtime.engines.processes.messages import Message, MessageKind, unpack_json
+from runtime.engines.processes.parcels import unpack_arrays
+from runtime.engines.processes.peers import PeerError
+
+_ROOT = Path(__file__).parents[3]
+_CONNECT_WITHIN_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderAddress:
+    """How a process of this host reaches the loaders."""
+
+    names: tuple[str, ...]
+    pids: tuple[int, ...]
+
+    def to_json(self) -> str:
+        """For another process."""
+        return json.dumps([self.names, self.pids])
+
+    @classmethod
+    def from_json(cls, text: str) -> LoaderAddress:
+        """What `to_json` wrote."""
+        names, pids = json.loads(text)
+        return cls(tuple(names), tuple(pids))
+
+
+class LoaderProcesses:
+    """The loaders of one host; they end with this process, however it ends."""
+
+    def __init__(self, data: DataConfig, loaders: int, takers: int) -> None:
+        """``takers``: processes that will take every chunk; nothing is loaded before all are
+        there."""
+        opened = {
+            "name_or_path": data.name,
+            "data_dir": None if data.dir is None else str(data.dir),
+            "rows": data.rows,
+            "skip_bad_rows": data.skip_bad_rows,
+        }
+        token = secrets.token_hex(16)
+        names = tuple(f"\0persia-testbed-{token}-loader-{k}" for k in range(loaders))
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._lives: list[socket.socket] = []
+        self._end = weakref.finalize(self, _end_all, self._processes, self._lives)
+        try:
+            for k, name in enumerate(names):
+                asked = {"data": opened, "loader": k, "loaders": loaders, "takers": takers}
+                self._spawn(name, asked)
+        except BaseException:
+            self._end()
+            raise
+        self.address = LoaderAddress(names, tuple(p.pid for p in self._processes))
+
+    def how_it_ended(self, loader: int) -> str:
+        """Words for what became of a loader's process."""
+        try:
+            code = self._processes[loader].wait(1.0)
+        except subprocess.TimeoutExpired:
+            return "is alive"
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+
+    def close(self) -> None:
+        """End them all."""
+        self._end()
+
+    def _spawn(self, name: str, asked: dict[str, Any]) -> None:
+        door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = socket.socketpair()
+        document = os.memfd_create("loader-config", os.MFD_CLOEXEC)
+        try:
+            door.bind(name)
+            door.listen(128)
+            os.write(document, json.dumps(asked).encode())
+            os.lseek(document, 0, os.SEEK_SET)
+            inherited = (door.fileno(), document, theirs.fileno())
+            path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+            self._processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-P", "-m", "runtime.engines.processes.loader_process",
+                     *map(str, inherited)],
+                    pass_fds=inherited,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    env=os.environ | {"PYTHONPATH": path},
+                )
+            )  # fmt: skip
+            self._lives.append(ours)
+        finally:
+            door.close()
+            theirs.close()
+            os.close(document)
+
+
+class LoadedSource:
+    """A source whose training part comes from loaders; everything else is read here."""
+
+    def __init__(
+        self,
+        source: SharedSource,
+        address: LoaderAddress,
+        how_it_ended: Callable[[int], str] = lambda loader: "has died",
+        goes_on: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``goes_on`` is called while nothing comes, and may raise."""
+        self._source, self._address = source, address
+        self._how_it_ended, self._goes_on = how_it_ended, goes_on
+        self._channels = [_connect(name, k) for k, name in enumerate(address.names)]
+        self._left_out = [(0, 0)] * len(self._channels)
+
+    @property
+    def layout(self) -> Layout:
+        """That of the source."""
+        return self._source.layout
+
+    def provenance(self) -> Provenance:
+        """That of the source, with the bad rows that the loaders left out."""
+        return self._source.provenance()
+
+    def chunks(self, part: Part) -> Iterator[Batch]:
+        """The training part: one pass of the loaders, in the order of the source."""
+        if part != "train":
+            yield from self._source.chunks(part)
+            return
+        loaders = len(self._channels)
+        for number in count():
+            batch = self._take(number % loaders, number)
+            if batch is None:
+                break
+            if batch.size:
+                yield batch
+        for loader in range(loaders):  # the others have come to the same end
+            if loader != number % loaders:
+                self._take(loader, None)
+
+    def close(self) -> None:
+        """Nothing more is taken."""
+        for channel in self._channels:
+            channel.close()
+
+    def _take(self, loader: int, number: int | None) -> Batch | None:
+        channel, who = self._channels[loader], f"loader {loader} (pid {self._address.pids[loader]})"
+        try:
+            message, descriptors = channel.receive(self._goes_on)
+            if message.kind is not MessageKind.FAILED:
+                channel.send(Message(MessageKind.TAKEN))
+        except PeerGoneError:
+            raise PeerError(f"{who} {self._how_it_ended(loader)}; its data is missing") from None
+        said = unpack_json(message.body)
+        if message.kind is MessageKind.FAILED:
+            raise (DataError if said["kind"] == "DataError" else RuntimeError)(said["sentence"])
+        self._note(loader, *said["left_out"])
+        if message.kind is MessageKind.PASS_ENDED:
+            return None
+        if message.step != number or len(descriptors) != 1:
+            raise PeerError(f"{who} sent chunk {message.step}, not {number}")
+        found = unpack_arrays(said, descriptors[0])
+        return Batch(found["ids"], found.get("offsets"), found["dense"], found["labels"])
+
+    def _note(self, loader: int, skipped: int, outside: int, row: int | None) -> None:
+        self._left_out[loader] = skipped, outside
+        total = sum(s for s, _ in self._left_out)
+        self._source.note_left_out("train", total, max(o for _, o in self._left_out), row)
+
+
+def _connect(name: str, loader: int) -> Channel:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.settimeout(_CONNECT_WITHIN_S)
+    try:
+        sock.connect(name)
+    except OSError as error:
+        sock.close()
+        raise PeerError(f"loader {loader} cannot be reached: {error.strerror or error}") from None
+    return Channel(sock)
+
+
+def _end_all(processes: list[subprocess.Popen[bytes]], lives: list[socket.socket]) -> None:
+    for life in lives:
+        life.close()
+    for process in processes:
+        process.kill()
+        process.wait()
