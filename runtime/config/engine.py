@@ -10,6 +10,7 @@ from persia_sim.words.fields import check_fields
 from runtime.config.bounds import above_zero, within
 
 MOST_LATENCY_S = 60
+MOST_SERVERS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,9 @@ class EngineConfig:
     """The store's: C++, or numpy (the oracle; same bytes, slower)."""
     shards: int = 1
     """Embedding servers, 1 to 4096; each has its own lock and version."""
+    servers: int = 0
+    """Of concurrent: embedding servers as processes of this host, 0 to 64, which hold the rows in
+    place of ``shards`` in this process; 0: none. Linux."""
     threads: int = 1
     """Threads of one dense operation, 1 to 1024."""
     device: str = "cpu"
@@ -48,9 +52,33 @@ class EngineConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         within(self, 1, 4096, "shards")
+        within(self, 0, MOST_SERVERS, "servers")
         within(self, 1, 1024, "threads")
         within(self, 1, 2**20, "queue_batches")
         within(self, 0, MOST_LATENCY_S, "latency_s")
         above_zero(self, 2.0**100, "loss_scale")
         if self.executor == "replay" and self.trace is None:
             raise ValueError("replay needs the order to execute; add --trace FILE")
+        if self.servers:
+            self._check_servers()
+
+    @property
+    def server_count(self) -> int:
+        """Embedding servers, wherever they are."""
+        return self.servers or self.shards
+
+    def _check_servers(self) -> None:
+        if self.shards != 1:
+            raise ValueError(
+                f"shards {self.shards} is not used with servers {self.servers}, which are processes"
+                " of one shard each; remove one of the two"
+            )
+        if self.kernels != "native":
+            raise ValueError(
+                f"kernels {self.kernels} run in this process only; use --servers 0 or native"
+            )
+        if not self.trace_order:
+            raise ValueError(
+                f"servers {self.servers} write the order of their rows down themselves; keep"
+                " trace_order, or use --servers 0"
+            )

@@ -106,6 +106,7 @@ class TrainConfig:
                 "modes that read late rows, with the concurrent executor",
             ),
             "latency_s": (concurrent, "the concurrent executor"),
+            "servers": (concurrent, "the concurrent executor"),
             "timeline": (concurrent, "the concurrent executor"),
             "trace": (executor == "replay", "the replay executor"),
             "loss_scale": (self.engine.precision == "float16", "precision float16"),

@@ -18,10 +18,11 @@ import numpy as np
 
 from persia_sim.words.trace import TraceRecorder
 from runtime.embedding.native.store import NativeStore
+from runtime.embedding.reference.store import ReferenceStore
 from runtime.embedding.server import RankPush
 from runtime.embedding.server_rules import ServerRules
-from runtime.embedding.sharded import EmbeddingStore, Lease
 from runtime.embedding.store import Handle
+from runtime.embedding.verbs import EmbeddingStore, Lease
 from runtime.stop import Stop
 
 
@@ -38,7 +39,7 @@ class LeasedRows:
     ) -> None:
         tables = list(store.tables.values())
         forgetful = sorted(t.name for t in tables if t.forgets_rows)
-        if forgetful or not isinstance(store, NativeStore):
+        if forgetful or isinstance(store, ReferenceStore):
             why = (
                 f"tables {forgetful} evict, expire or refuse rows" if forgetful else "of its engine"
             )

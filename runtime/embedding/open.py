@@ -13,7 +13,7 @@ from runtime.embedding.reference.pooling import Pooling
 from runtime.embedding.reference.store import ReferenceStore
 from runtime.embedding.rules import require_whole
 from runtime.embedding.server_rules import ServerRules
-from runtime.embedding.sharded import EmbeddingStore
+from runtime.embedding.sharded import ShardedStore
 from runtime.stop import Stop
 
 MOST_THREADS = 1024
@@ -32,7 +32,7 @@ def open_store(
     recorder: TraceRecorder | None = None,
     rules: ServerRules | None = None,
     stop: Stop | None = None,
-) -> EmbeddingStore:
+) -> ShardedStore:
     """An empty store of the given engine; both give the same bytes for the same operations.
 
     Raises ValueError for a seed beyond 64 bits, a table named twice, and limits beyond the memory.

@@ -1,4 +1,4 @@
-"""The embedding store: tables partitioned over embedding servers, behind a few verbs.
+"""The embedding store in one process: tables partitioned over embedding servers.
 
 A server (shard) is the unit of locking: a read or a push of one batch takes effect at one shard in
 one instant, which the trace records under the shard's lock. `reference` and `native` say what rows
@@ -7,8 +7,8 @@ are made of.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,17 +27,12 @@ from runtime.embedding.server import (
 )
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.store import Handle
+from runtime.embedding.verbs import EmbeddingStore, Lease, TableArrays
 from runtime.stop import Stop
 
-Lease = list[dict[str, dict[str, Any]]]
-"""Per server and table: ids, and the bytes of their rows as they were there."""
 
-TableArrays = dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]
-"""Per table ids [n], values [n, d] and optimiser state [n, k], sorted by id."""
-
-
-class EmbeddingStore(ABC):
-    """Rows of every table, partitioned over servers by a hash of the id. Safe for threads."""
+class ShardedStore(EmbeddingStore):
+    """Its servers are objects; engines and the executor of an order call them."""
 
     def __init__(
         self,
@@ -86,10 +81,6 @@ class EmbeddingStore(ABC):
         for server, own in zip(self.servers, divided(counters, self.shards), strict=True):
             server.go_on(rules, own)
 
-    @abstractmethod
-    def begin(self, rank: int, step: int, batch: Batch) -> Handle:
-        """Merge duplicates and plan the shards; touches no row."""
-
     # What a rank's stages call: each goes to all servers, and waits as they do.
 
     def look_up(self, handle: Handle) -> None:
@@ -121,6 +112,23 @@ class EmbeddingStore(ABC):
         for server in self.servers:
             server.finish(rank, steps)
 
+    def on_closed(self, told: Callable[[int, int], None]) -> None:
+        """Have ``told`` called with (rank, step) by each server that closes its push."""
+        for server in self.servers:
+            server.on_closed = told
+
+    def wait_until_closed(self, steps: int) -> None:
+        """Return when every push of the first ``steps`` steps is applied or lost everywhere."""
+        for server in self.servers:
+            server.wait_until_closed(steps)
+
+    def drain(self) -> None:
+        """Nothing is on its way: who has given a push has waited for it, or for nobody."""
+
+    def recorded(self) -> list[np.ndarray]:
+        """None: the servers write into the run's own recorder."""
+        return []
+
     @abstractmethod
     def _open_rows(self, shard: int) -> ShardRows:
         """The rows of one server, none yet."""
@@ -128,14 +136,6 @@ class EmbeddingStore(ABC):
     @abstractmethod
     def _export_shard(self, shard: int, table: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Ids, values and state of one table at one server, in any order."""
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @property
-    @abstractmethod
-    def resident_bytes(self) -> int:
-        """Bytes that the rows take."""
 
     @property
     def rows_replaced(self) -> int:

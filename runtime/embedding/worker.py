@@ -14,8 +14,8 @@ import numpy as np
 
 from runtime.data.batch import Batch
 from runtime.embedding.open import open_pooling
-from runtime.embedding.sharded import EmbeddingStore
 from runtime.embedding.store import FieldVectors, Handle, RowGradients, VectorGradients
+from runtime.embedding.verbs import EmbeddingStore
 
 
 class RowOverflowError(ValueError):

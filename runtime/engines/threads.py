@@ -59,6 +59,7 @@ class ConcurrentRun:
                     thread.join()
         if self._stop.error is not None:
             raise self._stop.error
+        self._team.parts.store.drain()
         self._team.rule.end_leg()
 
     def snapshot(self) -> nn.Module:

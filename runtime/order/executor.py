@@ -25,6 +25,7 @@ from runtime.dense.optimizer import (
     sum_in_rank_order,
 )
 from runtime.dense.state import DenseState, capture, load_optimizers, load_replicas
+from runtime.embedding.sharded import ShardedStore
 from runtime.embedding.store import Handle, RowGradients
 from runtime.order.replayable import refuse_other_version
 from runtime.rank.learner import Gradients
@@ -51,6 +52,8 @@ class OrderedRun:
     def __init__(self, parts: Parts) -> None:
         config, learner = parts.config, parts.learner
         self._config, self._learner = config, learner
+        if not isinstance(parts.store, ShardedStore):
+            raise ValueError("an order is carried out on rows of this process; use --servers 0")
         self._worker, self._store = parts.worker, parts.store
         self._feed, self._recorder, self._meter = parts.feed, parts.recorder, parts.meter
         self._flying: dict[tuple[int, int], _InFlight] = {}

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from persia_sim.words.events import ALL, Event, Kind
+from persia_sim.words.trace import ALL, Event, Kind, Trace, TraceRecorder
 
 _READS = (Kind.LOOKUP, Kind.REFRESH)
 _WRITES = (Kind.PUSH, Kind.LOST_PUSH)
@@ -33,6 +35,19 @@ def merge_recordings(recordings: Sequence[np.ndarray], ranks: int) -> np.ndarray
     """
     merging = _Merging(recordings, ranks)
     return np.array(merging.run(), np.int64).reshape(-1, len(Event._fields))
+
+
+def whole_trace(
+    recorder: TraceRecorder, of_servers: Sequence[np.ndarray], meta: dict[str, Any]
+) -> Trace:
+    """The trace of a run: what it has written down itself, merged with what its servers have.
+
+    ``meta`` are the facts of the trace, ``ranks`` among them.
+    """
+    own = recorder.finish(**meta)
+    if not of_servers:
+        return own
+    return replace(own, events=merge_recordings([own.events, *of_servers], meta["ranks"]))
 
 
 class _Merging:

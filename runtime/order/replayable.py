@@ -35,7 +35,7 @@ def trace_meta(
         "batch": config.batch,
         "batch_per_rank": config.batch_per_push // sharing,
         "steps": config.steps,
-        "shards": config.engine.shards,
+        "shards": config.engine.server_count,
         "passes": config.data.passes,
         "shuffle": config.data.shuffle,
         "rows_read": config.data.rows,

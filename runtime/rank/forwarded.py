@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from persia_sim.words.vocabulary import Stage
 from runtime.embedding.lease import LeasedRows
-from runtime.embedding.sharded import Lease
 from runtime.embedding.store import Handle, RowGradients
+from runtime.embedding.verbs import Lease
 from runtime.rank.stages import Computed, Fetched, RankStages
 from runtime.rank.team import Team
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from persia_sim.words.trace import TraceRecorder
@@ -12,7 +12,7 @@ from runtime.data.source import Source
 from runtime.embedding.config import TableConfig
 from runtime.embedding.open import open_store
 from runtime.embedding.server_rules import ServerRules
-from runtime.embedding.sharded import EmbeddingStore
+from runtime.embedding.verbs import EmbeddingStore
 from runtime.embedding.worker import EmbeddingWorker
 from runtime.rank.feed import Feed, stream_from
 from runtime.rank.learner import Learner
@@ -46,12 +46,38 @@ class Parts:
         return replace(self, feed=_feed(config, source, stop), meter=Meter(), stop=stop)
 
 
+OpenRows = Callable[[TrainConfig, Layout, list[TableConfig], TraceRecorder, Stop], EmbeddingStore]
+"""Opens the store of a run's rows."""
+
+
+def rows_here(
+    config: TrainConfig,
+    layout: Layout,
+    tables: list[TableConfig],
+    recorder: TraceRecorder,
+    stop: Stop,
+) -> EmbeddingStore:
+    """A store in this process."""
+    return open_store(
+        layout,
+        tables,
+        engine=config.engine.kernels,
+        shards=config.engine.shards,
+        seed=config.seed,
+        # With rows on lease the worker's copies decide what is read; the servers only follow.
+        recorder=TraceRecorder(keep=False) if config.sync.lookahead == "forwarded" else recorder,
+        rules=server_rules(config, tables),
+        stop=stop,
+    )
+
+
 def assemble(
     config: TrainConfig,
     source: Source,
     tables: Mapping[str, TableConfig] | None = None,
     *,
     samples: int = 0,
+    open_rows: OpenRows = rows_here,
 ) -> Parts:
     """Build model, store and feed from a config; ``tables`` overrides ``config.rows`` by name.
 
@@ -60,17 +86,7 @@ def assemble(
     used = tables_of(config, source.layout, tables or {})
     learner = Learner(config, source.layout, {name: t.dim for name, t in used.items()})
     recorder, stop = TraceRecorder(keep=config.engine.trace_order), Stop()
-    store = open_store(
-        source.layout,
-        list(used.values()),
-        engine=config.engine.kernels,
-        shards=config.engine.shards,
-        seed=config.seed,
-        # With rows on lease the worker's copies decide what is read; the servers only follow.
-        recorder=TraceRecorder(keep=False) if config.sync.lookahead == "forwarded" else recorder,
-        rules=server_rules(config, used.values()),
-        stop=stop,
-    )
+    store = open_rows(config, source.layout, list(used.values()), recorder, stop)
     spans = SpanRecorder(enabled=config.engine.timeline)
     feed = _feed(config, source, stop, samples)
     worker = EmbeddingWorker(store, engine=config.engine.kernels)

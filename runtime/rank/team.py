@@ -29,10 +29,9 @@ class Team:
         config = parts.config
         self.parts, self.lose_push = parts, lose_push
         self.rule = open_rule(parts, self._told)
-        sync, shards = config.sync, config.engine.shards
+        sync, shards = config.sync, parts.store.shards
         self.permits = Permits(sync.ranks, sync.permits, shards, parts.stop)
-        for server in parts.store.servers:
-            server.on_closed = self.permits.give_back
+        parts.store.on_closed(self.permits.give_back)
         self.copies = self._open_copies()
         self._counting, self._telling = threading.Lock(), threading.Lock()
         self._updates = 0
@@ -78,8 +77,7 @@ class Team:
             self._updates += 1
             held = meter.evaluates_at(self._updates)
             if held and self.copies is not None:  # what the copies know already is on its way
-                for server in store.servers:
-                    server.wait_until_closed(self._updates - 1)
+                store.wait_until_closed(self._updates - 1)
             with store.frozen() if held else nullcontext():
                 meter.update(self._updates, samples, loss, self.rule.snapshot)
 

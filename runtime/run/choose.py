@@ -12,8 +12,8 @@ from statistics import median
 from persia_sim.words.vocabulary import Mode
 from runtime.config import SyncConfig, TrainConfig
 from runtime.data.source import Source
+from runtime.engines.parts import assemble_for
 from runtime.engines.threads import ConcurrentRun
-from runtime.rank.parts import assemble
 
 CANDIDATES = (Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID)
 WINDOWS = 3
@@ -57,7 +57,7 @@ def _as_mode(config: TrainConfig, mode: Mode) -> TrainConfig:
 
 
 def _samples_per_s(config: TrainConfig, source: Source) -> float:
-    parts = assemble(replace(config, steps=STEPS), source)
+    parts = assemble_for(replace(config, steps=STEPS), source)
     parts.meter.start()
     ConcurrentRun(parts).run()
     return parts.meter.samples_per_s()

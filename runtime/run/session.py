@@ -20,9 +20,11 @@ from runtime.config import TrainConfig
 from runtime.data.open import open_source
 from runtime.data.source import Source
 from runtime.embedding.config import TableConfig
-from runtime.embedding.sharded import EmbeddingStore
+from runtime.embedding.verbs import EmbeddingStore
+from runtime.engines.parts import assemble_for
 from runtime.engines.threads import ConcurrentRun
 from runtime.order.executor import OrderedRun
+from runtime.order.merge import whole_trace
 from runtime.order.replayable import (
     refuse_cut_short,
     refuse_other_run,
@@ -30,7 +32,6 @@ from runtime.order.replayable import (
     unseeded_draws,
 )
 from runtime.rank.feed import Feed
-from runtime.rank.parts import assemble
 from runtime.run.evaluate import Evaluation, HeldOut, evaluate
 
 
@@ -84,7 +85,7 @@ def train(
     if source is None:
         data = config.data
         source = open_source(data.name, data.dir, data.rows, data.skip_bad_rows, keep=data.keep)
-    parts = assemble(config, source, tables)
+    parts = assemble_for(config, source, tables)
     held_out = HeldOut(source, config.evaluation.test_rows)
     curve: list[CurvePoint] = []
 
@@ -124,7 +125,8 @@ def train(
     if parts.learner.drew_unseeded:
         meta["not_replayable"] = unseeded_draws(config.model.name)
         warnings.append(f"this run cannot be repeated: {meta['not_replayable']}")
-    trace = parts.recorder.finish(**meta, updates=meter.updates)
+    facts = meta | {"updates": meter.updates}
+    trace = whole_trace(parts.recorder, parts.store.recorded(), facts)
     return Outcome(
         final=final,
         curve=curve,

@@ -21,7 +21,7 @@ from runtime.embedding.features import Admission, Capacity
 from runtime.embedding.open import open_store
 from runtime.embedding.schedule import Schedule
 from runtime.embedding.server_rules import ServerRules
-from runtime.embedding.sharded import EmbeddingStore
+from runtime.embedding.sharded import ShardedStore
 from runtime.embedding.store import Handle
 from runtime.rank.parts import server_rules
 from tests.runtime.worlds import ArraySource, assert_same_bytes, changed, config, run
@@ -31,11 +31,11 @@ LAYOUT = Layout(fields=(Field(name="a"),))
 SGD = TableConfig(dim=2, optimizer=RowOptimizer(kind="sgd", lr=1.0), initial_scale=0.0)
 
 
-def store_of(rules: ServerRules, table: TableConfig = SGD, **options) -> EmbeddingStore:
+def store_of(rules: ServerRules, table: TableConfig = SGD, **options) -> ShardedStore:
     return open_store(LAYOUT, [table], rules=rules, **options)
 
 
-def batch_of(store: EmbeddingStore, rank: int, step: int, ids: list[int]) -> Handle:
+def batch_of(store: ShardedStore, rank: int, step: int, ids: list[int]) -> Handle:
     size = len(ids)
     empty, labels = np.zeros((size, 0), np.float32), np.zeros((size, 1), np.float32)
     return store.begin(rank, step, Batch(np.array(ids, np.uint64), None, empty, labels))

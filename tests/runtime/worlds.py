@@ -16,12 +16,13 @@ from runtime.data.batch import Batch, Field, Layout
 from runtime.data.ids import hash_integers, tag
 from runtime.data.source import Part, Provenance
 from runtime.embedding.config import RowOptimizer, TableConfig
-from runtime.embedding.sharded import EmbeddingStore
+from runtime.embedding.verbs import EmbeddingStore
 from runtime.embedding.worker import EmbeddingWorker
+from runtime.engines.parts import assemble_for
 from runtime.engines.threads import ConcurrentRun
 from runtime.order.executor import OrderedRun
+from runtime.order.merge import whole_trace
 from runtime.rank.learner import Learner
-from runtime.rank.parts import assemble
 from runtime.rank.progress import Meter
 from runtime.rank.spans import SpanRecorder
 from runtime.run.session import lag_order
@@ -120,7 +121,7 @@ def run(
 ) -> World:
     """Execute one run; ``order`` replaces the constant lag."""
     torch.set_num_threads(settings.engine.threads)
-    parts = assemble(settings, source)
+    parts = assemble_for(settings, source)
     if spans is not None:
         parts = replace(parts, spans=spans)
     parts.meter.start()
@@ -134,7 +135,8 @@ def run(
         model = alone.snapshot()
     sync = settings.sync
     meta = {"mode": str(sync.mode), "ranks": sync.ranks, "tau": sync.window}
-    return World(parts.worker, parts.learner, parts.recorder.finish(**meta), parts.meter, model)
+    trace = whole_trace(parts.recorder, parts.store.recorded(), meta)
+    return World(parts.worker, parts.learner, trace, parts.meter, model)
 
 
 def assert_same_bytes(one: World, other: World) -> None:

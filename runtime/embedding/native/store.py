@@ -20,12 +20,12 @@ from runtime.embedding.native.plan import plan_natively
 from runtime.embedding.native.rows import open_table
 from runtime.embedding.server import STALENESS_BINS, WholePush
 from runtime.embedding.server_rules import ServerRules
-from runtime.embedding.sharded import EmbeddingStore
+from runtime.embedding.sharded import ShardedStore
 from runtime.embedding.store import ABSENT, Handle, Plans
 from runtime.stop import Stop
 
 
-class NativeStore(EmbeddingStore):
+class NativeStore(ShardedStore):
     """Rows in C++ tables, one for each table and shard."""
 
     def __init__(

@@ -12,11 +12,11 @@ from runtime.embedding.config import TableConfig
 from runtime.embedding.reference.plan import plan_tables
 from runtime.embedding.reference.rows import Rows
 from runtime.embedding.server import STALENESS_BINS, WholePush
-from runtime.embedding.sharded import EmbeddingStore
+from runtime.embedding.sharded import ShardedStore
 from runtime.embedding.store import ABSENT, Handle
 
 
-class ReferenceStore(EmbeddingStore):
+class ReferenceStore(ShardedStore):
     """Rows in numpy arrays."""
 
     def __len__(self) -> int:

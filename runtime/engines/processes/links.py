@@ -28,7 +28,7 @@ from runtime.engines.processes.parcels import pack_arrays, unpack_arrays
 from runtime.engines.processes.peers import BEATS_EVERY_S, STUCK_S, PeerError, clock
 from runtime.stop import Stop
 
-_RANK_ROLES = ("lookups", "pushes", "leases")
+_RANK_ROLES = ("lookups", "pushes", "prefetches")
 _CONNECT_WITHIN_S = 20.0
 _ERRORS: dict[str, type[Exception]] = {
     kind.__name__: kind for kind in (ValueError, MemoryError, OSError, PeerError, BadMessageError)

@@ -50,7 +50,7 @@ class MessageKind(IntEnum):
     BRING_UP_TO_DATE = 13
     """lookahead: replace what was written since. ROWS."""
     LEASE = 14
-    """lookahead forwarded: rows with their state; ``ahead`` as a version. PARCEL."""
+    """lookahead forwarded: ``ahead``, and where the batch lies. PARCEL of rows with their state."""
     ROWS = 20
     """The rows are in the segment; the server's version when they were read."""
     PUSH = 30
@@ -214,7 +214,7 @@ def unpack_placed(body: bytes, segment_bytes: dict[int, int], row_bytes: Sequenc
 
 
 def pack_version(version: int) -> bytes:
-    """Body of ROWS and LEASE."""
+    """Body of ROWS."""
     return _VERSION.pack(version)
 
 
@@ -222,6 +222,16 @@ def unpack_version(body: bytes) -> int:
     """The number in it."""
     (version,) = _fixed(_VERSION, body)
     return int(version)
+
+
+def pack_lease(ahead: int, placed: bytes) -> bytes:
+    """Body of LEASE; ``placed`` is that of a lookup."""
+    return _VERSION.pack(ahead) + placed
+
+
+def unpack_lease(body: bytes) -> tuple[int, bytes]:
+    """``ahead``, and the body of a lookup."""
+    return unpack_version(body[: _VERSION.size]), body[_VERSION.size :]
 
 
 def pack_fate(fate: int) -> bytes:

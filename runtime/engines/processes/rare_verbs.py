@@ -52,6 +52,9 @@ class RareVerbs:
             "export": self._export,
             "trace": self._trace,
             "begin_run": self._begin_run,
+            "begin_leg": self._begin_leg,
+            "counters": self._counters,
+            "go_on": self._go_on,
             "wait_until_closed": self._wait_until_closed,
             "restore": self._restore,
             "forget": self._forget,
@@ -141,6 +144,15 @@ class RareVerbs:
 
     def _begin_run(self, asked: dict[str, Any], given: dict[str, np.ndarray]) -> None:
         self._service.begin_run(asked["rules"])
+
+    def _begin_leg(self, asked: dict[str, Any], given: dict[str, np.ndarray]) -> None:
+        self._service.begin_leg([int(step) for step in asked["first_steps"]])
+
+    def _counters(self, asked: dict[str, Any], given: dict[str, np.ndarray]) -> Answer:
+        return self._server.counters()
+
+    def _go_on(self, asked: dict[str, Any], given: dict[str, np.ndarray]) -> None:
+        self._service.go_on(asked["rules"], asked["counters"])
 
     def _wait_until_closed(self, asked: dict[str, Any], given: dict[str, np.ndarray]) -> None:
         self._server.wait_until_closed(int(asked["steps"]))

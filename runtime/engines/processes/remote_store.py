@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -23,18 +23,22 @@ from runtime.embedding.config import TableConfig
 from runtime.embedding.native.plan import plan_natively
 from runtime.embedding.server import STALENESS_BINS, RankPush
 from runtime.embedding.server_rules import ServerRules
-from runtime.embedding.sharded import TableArrays
+from runtime.embedding.sharded import divided
 from runtime.embedding.store import Handle, Plans, RowGradients
+from runtime.embedding.verbs import EmbeddingStore, Lease, TableArrays
 from runtime.engines.processes.links import Links
 from runtime.engines.processes.messages import (
     Message,
     MessageKind,
     Part,
     pack_fate,
+    pack_lease,
     pack_placed,
     pack_segment,
+    unpack_json,
     unpack_version,
 )
+from runtime.engines.processes.parcels import unpack_arrays
 from runtime.engines.processes.segments import Places, Segment, SegmentPool
 from runtime.stop import Stop, wait_for
 
@@ -52,7 +56,7 @@ class _Lent:
     """Servers that have not closed its push."""
 
 
-class RemoteStore:
+class RemoteStore(EmbeddingStore):
     """As an `EmbeddingStore`, for the ranks of this process."""
 
     def __init__(
@@ -106,6 +110,26 @@ class RemoteStore:
         """Replace prefetched rows that were written since, when all earlier pushes are applied."""
         self._ask(MessageKind.BRING_UP_TO_DATE, handle)
 
+    def lease(self, handle: Handle, ahead: int) -> Lease:
+        """lookahead `forwarded`: the batch's rows with their state, at most ``ahead`` steps old."""
+        lent, key = self._lent[handle.rank, handle.step], (handle.rank, handle.step)
+        for shard in range(self.shards):
+            self._attach("prefetches", shard, handle.rank, lent)
+            body = pack_lease(ahead, lent.placed[shard])
+            self._links.send("prefetches", shard, Message(MessageKind.LEASE, *key, body))
+        found: Lease = []
+        for shard in range(self.shards):
+            message, descriptors = self._links.answer("prefetches", shard, *key, "the leased rows")
+            said = unpack_json(message.body)
+            tables: dict[str, dict[str, Any]] = {
+                name: {"latest_step": step} for name, step in said["latest_step"].items()
+            }
+            for name, array in unpack_arrays(said, descriptors[0]).items():
+                table, _, column = name.rpartition("/")
+                tables[table][column] = array
+            found.append(tables)
+        return found
+
     def gradient_arrays(self, handle: Handle) -> RowGradients:
         """Where the servers will read the batch's gradients."""
         return self._lent[handle.rank, handle.step].gradients
@@ -152,6 +176,20 @@ class RemoteStore:
         self._stop = self._links.stop = stop
         for pool in self._pools.values():
             pool.begin_run(stop)
+
+    def begin_leg(self, first_steps: Sequence[int]) -> None:
+        """Ranks begin, or go on, with these steps; every push before them is closed."""
+        for shard in range(self.shards):
+            self._links.call(shard, "begin_leg", first_steps=list(first_steps))
+
+    def counters_of_servers(self) -> list[dict[str, Any]]:
+        """What each server has counted, as plain JSON."""
+        return [self._links.call(shard, "counters") for shard in range(self.shards)]
+
+    def go_on(self, rules: ServerRules, counters: Sequence[Mapping[str, Any]]) -> None:
+        """Count on under these rules from what servers, perhaps others in number, have counted."""
+        for shard, own in enumerate(divided(counters, self.shards)):
+            self._links.call(shard, "go_on", rules=asdict(rules), counters=dict(own))
 
     # What evaluation and summaries ask.
 
@@ -295,13 +333,18 @@ class RemoteStore:
         self._known[key] = lent.segment
 
     def _ask(self, kind: MessageKind, handle: Handle) -> None:
+        """Ask all servers, then wait for all answers.
+
+        Prefetches have connections of their own: while one waits, the step before it is refreshed.
+        """
         lent = self._lent[handle.rank, handle.step]
+        role = "prefetches" if kind is MessageKind.LOOK_AHEAD else "lookups"
         for shard in range(self.shards):
-            self._attach("lookups", shard, handle.rank, lent)
+            self._attach(role, shard, handle.rank, lent)
             body = lent.placed[shard] if kind is not MessageKind.BRING_UP_TO_DATE else b""
-            self._links.send("lookups", shard, Message(kind, handle.rank, handle.step, body))
+            self._links.send(role, shard, Message(kind, handle.rank, handle.step, body))
         for shard in range(self.shards):
-            found, _ = self._links.answer("lookups", shard, handle.rank, handle.step, "the rows")
+            found, _ = self._links.answer(role, shard, handle.rank, handle.step, "the rows")
             handle.version[shard] = unpack_version(found.body)
 
     def _closed(self, rank: int, step: int, shard: int) -> None:

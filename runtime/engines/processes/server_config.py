@@ -22,6 +22,8 @@ class ServerConfig:
     rules: ServerRules = field(default_factory=ServerRules)
     threads: int = 1
     """Of one call of the kernels."""
+    records: bool = True
+    """Whether it writes down when its reads and writes took effect."""
     secret: str = ""
     """What a client must know, hexadecimal."""
     dies_with_parent: bool = True

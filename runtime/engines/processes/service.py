@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+
 from persia_sim.words.trace import TraceRecorder
 from runtime.embedding.config import TableConfig
 from runtime.embedding.cut import PushGate
@@ -28,14 +30,16 @@ from runtime.engines.processes.messages import (
     pack_version,
     unpack_fate,
     unpack_json,
+    unpack_lease,
 )
+from runtime.engines.processes.parcels import pack_arrays
 from runtime.engines.processes.peers import PeerError, Peers, ServerStop
 from runtime.engines.processes.rare_verbs import RareVerbs
 from runtime.engines.processes.server_config import ServerConfig, rules_from
 from runtime.stop import RunStopped
 
 _FIRST_WORD_WITHIN_S = 10.0
-ROLES = ("lookups", "pushes", "leases", "control", "heart")
+ROLES = ("lookups", "pushes", "prefetches", "control", "heart")
 
 
 class OwnGate(PushGate):
@@ -60,7 +64,7 @@ class Service:
         self._config, self._close, self._rules = config, close, config.rules
         self.peers = Peers()
         self._stop = ServerStop(self.peers)
-        self.recorder = TraceRecorder()
+        self.recorder = TraceRecorder(keep=config.records)
         self.rows = NativeShard(config.shard, config.tables, config.seed, config.shards)
         self.gate = OwnGate()
         self.server = EmbeddingServer(
@@ -97,7 +101,7 @@ class Service:
             self._stop.set(error)
         finally:
             with self._lock:
-                if said and said["role"] in ("lookups", "pushes", "leases"):
+                if said and said["role"] in ("lookups", "pushes", "prefetches"):
                     self._users.pop((said["rank"], said["role"]), None)
             if said and said["role"] == "heart":
                 self.peers.remove(said["client"])
@@ -130,7 +134,7 @@ class Service:
         if not fits:
             raise BadMessageError("the first message lacks role, client, ranks or pid")
         said["rank"] = message.rank
-        if said["role"] in ("lookups", "pushes", "leases"):
+        if said["role"] in ("lookups", "pushes", "prefetches"):
             self._seat(said)
         if said["role"] == "heart":
             self.peers.add(said["client"], said["pid"], said["ranks"])
@@ -194,6 +198,8 @@ class Service:
             if known is None:
                 raise BadMessageError(f"step {step} of rank {desk.rank} was never prefetched")
             server.bring_up_to_date(handle := known.handle)
+        elif kind is MessageKind.LEASE:
+            return self._lease(channel, desk, message)
         elif kind is MessageKind.PUSH:
             return self._push(channel, desk, message)
         elif kind is MessageKind.FINISH:
@@ -202,6 +208,23 @@ class Service:
             raise BadMessageError(f"a {kind.name} is no request about a batch")
         version = pack_version(handle.version[self._config.shard])
         channel.send(Message(MessageKind.ROWS, desk.rank, step, version))
+
+    def _lease(self, channel: Channel, desk: Desk, message: Message) -> None:
+        """Rows with their state, per table and column an array."""
+        ahead, placed = unpack_lease(message.body)
+        handle = desk.batch(message._replace(body=placed))
+        arrays: dict[str, np.ndarray] = {}
+        latest: dict[str, int] = {}
+        for table, found in self.server.lease(handle, ahead).items():
+            latest[table] = found.pop("latest_step")
+            arrays |= {f"{table}/{column}": np.asarray(array) for column, array in found.items()}
+        document, segment = pack_arrays(arrays)
+        try:
+            body = pack_json(document | {"latest_step": latest})
+            parcel = Message(MessageKind.PARCEL, desk.rank, message.step, body)
+            channel.send(parcel, [segment.descriptor])
+        finally:
+            segment.close()
 
     def _push(self, channel: Channel, desk: Desk, message: Message) -> None:
         """At most once: what is closed is acknowledged again, what waits is not taken twice."""
@@ -240,9 +263,22 @@ class Service:
     def begin_run(self, rules: dict[str, Any]) -> None:
         """A run starts at step 0 on the rows as they are."""
         self._stop, self._rules = ServerStop(self.peers), rules_from(rules)
-        for desk in self._desks.values():
-            desk.forget_all()
+        self._forget_batches()
         self.server.begin_run(self._rules, self._stop)
+
+    def begin_leg(self, first_steps: Sequence[int]) -> None:
+        """Ranks go on with these steps; nothing is in flight."""
+        self._forget_batches()
+        self.server.begin_leg(first_steps)
+
+    def go_on(self, rules: dict[str, Any], counters: dict[str, Any]) -> None:
+        """Count on under these rules."""
+        self._rules = rules_from(rules)
+        self.server.go_on(self._rules, counters)
+
+    def _forget_batches(self) -> None:
+        for desk in list(self._desks.values()):
+            desk.forget_all()
 
     def end(self) -> None:
         """The owner has asked for the end of this process."""
@@ -283,7 +319,7 @@ class Service:
             flush=True,
         )
         self._tell(channel, BadMessageError(sentence))
-        if said and said["role"] in ("lookups", "pushes", "leases"):
+        if said and said["role"] in ("lookups", "pushes", "prefetches"):
             self._stop.set(PeerError(f"{who} sent what no server takes: {sentence}"))
 
     def _tell(self, channel: Channel, error: BaseException | None) -> None:

@@ -1,0 +1,127 @@
+"""The verbs of an embedding store, whether its servers are objects here or processes elsewhere."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from runtime.data.batch import Batch, Layout
+from runtime.embedding.config import TableConfig
+from runtime.embedding.server import RankPush
+from runtime.embedding.server_rules import ServerRules
+from runtime.embedding.store import Handle
+from runtime.stop import Stop
+
+Lease = list[dict[str, dict[str, Any]]]
+"""Per server and table: ids, and the bytes of their rows as they were there."""
+
+TableArrays = dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]
+"""Per table ids [n], values [n, d] and optimiser state [n, k], sorted by id."""
+
+
+class EmbeddingStore(ABC):
+    """Rows of every table, partitioned over servers by a hash of the id. Safe for threads."""
+
+    layout: Layout
+    tables: dict[str, TableConfig]
+    shards: int
+    """Embedding servers."""
+    seed: int
+
+    @abstractmethod
+    def begin_run(self, rules: ServerRules, stop: Stop) -> None:
+        """A run starts at step 0 on the rows as they are."""
+
+    @abstractmethod
+    def begin_leg(self, first_steps: Sequence[int]) -> None:
+        """Ranks begin, or go on, with these steps; every push before them is closed."""
+
+    @abstractmethod
+    def counters_of_servers(self) -> list[dict[str, Any]]:
+        """What each server has counted, as plain JSON."""
+
+    @abstractmethod
+    def go_on(self, rules: ServerRules, counters: Sequence[Mapping[str, Any]]) -> None:
+        """Count on under these rules from what servers, perhaps others in number, have counted."""
+
+    # What a rank's stages call: each goes to all servers, and waits as they do.
+
+    @abstractmethod
+    def begin(self, rank: int, step: int, batch: Batch) -> Handle:
+        """Merge duplicates and plan the shards; touches no row."""
+
+    @abstractmethod
+    def look_up(self, handle: Handle) -> None:
+        """Read the batch's rows, creating absent ones, when window and order allow it."""
+
+    @abstractmethod
+    def look_up_ahead(self, handle: Handle) -> None:
+        """A prefetch of lookahead: read at any time, without side effect."""
+
+    @abstractmethod
+    def bring_up_to_date(self, handle: Handle) -> None:
+        """Replace prefetched rows that were written since, when all earlier pushes are applied."""
+
+    @abstractmethod
+    def lease(self, handle: Handle, ahead: int) -> Lease:
+        """lookahead `forwarded`: the batch's rows with their state, at most ``ahead`` steps old."""
+
+    @abstractmethod
+    def give(self, push: RankPush) -> None:
+        """Take a rank's push; None for its gradients closes its step without them."""
+
+    @abstractmethod
+    def finish(self, rank: int, steps: int) -> None:
+        """The rank has ``steps`` steps and no more: it holds nobody up."""
+
+    @abstractmethod
+    def on_closed(self, told: Callable[[int, int], None]) -> None:
+        """Have ``told`` called with (rank, step) by each server that closes its push."""
+
+    @abstractmethod
+    def wait_until_closed(self, steps: int) -> None:
+        """Return when every push of the first ``steps`` steps is applied or lost everywhere."""
+
+    @abstractmethod
+    def drain(self) -> None:
+        """Return when every push that was given has been applied or lost."""
+
+    # What evaluation, summaries and checkpoints ask.
+
+    @abstractmethod
+    def peek(self, batch: Batch) -> Handle:
+        """The batch's rows as they are now, for evaluation: creates and records nothing."""
+
+    @abstractmethod
+    def frozen(self) -> AbstractContextManager[None]:
+        """Hold every shard, so that a snapshot can be evaluated while other threads wait."""
+
+    @abstractmethod
+    def export(self) -> TableArrays:
+        """Per table all (ids, values, state), sorted by id, whatever the number of shards."""
+
+    @abstractmethod
+    def recorded(self) -> list[np.ndarray]:
+        """Events that servers have written down themselves, int64 [n, 5] each, in their order."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def resident_bytes(self) -> int:
+        """Bytes that the rows take."""
+
+    @property
+    @abstractmethod
+    def rows_replaced(self) -> int:
+        """Rows of lookahead that were written between prefetch and use."""
+
+    @property
+    @abstractmethod
+    def row_staleness(self) -> np.ndarray:
+        """int64 [STALENESS_BINS]: rows pushed, by how many updates of others each had missed."""

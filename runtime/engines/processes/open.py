@@ -1,0 +1,69 @@
+"""From a run's config to a store whose rows live in server processes."""
+
+from __future__ import annotations
+
+from persia_sim.words.trace import TraceRecorder
+from persia_sim.words.vocabulary import Mode
+from runtime.config import TrainConfig
+from runtime.data.batch import Layout
+from runtime.embedding.config import TableConfig
+from runtime.embedding.verbs import EmbeddingStore
+from runtime.engines.processes.launch import ServerProcesses
+from runtime.engines.processes.links import Links
+from runtime.engines.processes.remote_store import RemoteStore
+from runtime.engines.processes.server_config import ServerConfig
+from runtime.rank.parts import server_rules
+from runtime.stop import Stop
+
+
+def rows_in_servers(
+    config: TrainConfig,
+    layout: Layout,
+    tables: list[TableConfig],
+    recorder: TraceRecorder,
+    stop: Stop,
+) -> EmbeddingStore:
+    """Start the servers of a run whose ranks are threads of this process, and connect to them.
+
+    They end with the store. ``recorder`` is not used: servers write down their own events.
+    """
+    processes = launch(config, tables)
+    try:
+        links = Links(processes.address, range(config.sync.ranks), processes.how_it_ended)
+    except BaseException:
+        processes.close()
+        raise
+    return RemoteStore(
+        layout, tables, links, seed=config.seed, segments=segments(config), stop=stop,
+        close=processes.close,
+    )  # fmt: skip
+
+
+def launch(config: TrainConfig, tables: list[TableConfig]) -> ServerProcesses:
+    """The servers of a run, ready to be connected to."""
+    alone = config.sync.ranks == 1 and config.sync.mode is Mode.SYNC
+    count = config.engine.servers
+    return ServerProcesses(
+        [
+            ServerConfig(
+                shard=shard,
+                shards=count,
+                seed=config.seed,
+                tables=tuple(tables),
+                rules=server_rules(config, tables),
+                threads=config.engine.threads if alone else 1,
+                records=config.sync.lookahead != "forwarded",
+            )
+            for shard in range(count)
+        ]
+    )
+
+
+def segments(config: TrainConfig) -> int:
+    """Batches of a rank between their beginning and the end of their push, at most.
+
+    Those that its two queues hold, or its window lets in, and one in each of its threads and in
+    each thread's hands.
+    """
+    held = 2 * max(config.queue_capacity, config.sync.ahead + 1)
+    return held + (config.sync.window or 0) + 4
