@@ -17,10 +17,19 @@ from runtime.embedding.features import Admission, Capacity
 from runtime.engines.threads import ConcurrentRun
 from runtime.rank.parts import assemble
 from runtime.run.session import train
-from tests.runtime.worlds import ArraySource, assert_same_bytes, changed, config, run
+from tests.runtime.worlds import (
+    ENGINES,
+    ArraySource,
+    assert_same_bytes,
+    changed,
+    config,
+    on_engine,
+    run,
+)
 
 SOURCE = ArraySource(600, ids_per_field=90)
-FORWARDED = {"mode": Mode.LOOKAHEAD, "lookahead": "forwarded", "executor": "concurrent"}
+AHEAD = {"mode": Mode.LOOKAHEAD, "lookahead": "forwarded"}
+FORWARDED = {"executor": "concurrent", **AHEAD}
 
 
 @settings(max_examples=10, deadline=None)
@@ -30,12 +39,13 @@ FORWARDED = {"mode": Mode.LOOKAHEAD, "lookahead": "forwarded", "executor": "conc
     shards=st.integers(1, 3),
     kind=st.sampled_from(["sgd", "adagrad", "adagrad_row", "adam", "ftrl"]),
     latency_s=st.sampled_from([0.0, 0.004]),
+    engine=st.sampled_from(ENGINES),
 )
-def test_forwarded_lookahead_equals_sync(ahead, ranks, shards, kind, latency_s):
+def test_forwarded_lookahead_equals_sync(ahead, ranks, shards, kind, latency_s, engine):
     rule = RowOptimizer(kind=kind, lr=0.1)
     sync = run(config(ranks=ranks, shards=shards, optimizer=rule), SOURCE)
-    chosen = config(ahead=ahead, ranks=ranks, shards=shards, optimizer=rule, latency_s=latency_s,
-                    **FORWARDED)  # fmt: skip
+    chosen = config(ahead=ahead, ranks=ranks, optimizer=rule, latency_s=latency_s, **AHEAD,
+                    **on_engine(engine, shards))  # fmt: skip
     assert_same_bytes(sync, run(chosen, SOURCE))
 
 
@@ -57,8 +67,9 @@ def test_the_lease_ends_when_the_window_has_passed():
     assert 0 < kept <= 3 * 24 * 5  # 24 samples of 1 + 1 + at most 3 ids, in 3 steps
 
 
-def test_a_forwarded_run_is_recorded_as_what_it_computes_and_replays():
-    chosen = config(ahead=3, ranks=3, shards=2, latency_s=0.003, **FORWARDED)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_forwarded_run_is_recorded_as_what_it_computes_and_replays(engine):
+    chosen = config(ahead=3, ranks=3, latency_s=0.003, **AHEAD, **on_engine(engine, 2))
     recorded = run(chosen, SOURCE)
     assert staleness_in_pushes(recorded.trace).missed_pushes.max() == 0
     assert staleness_in_steps(recorded.trace).missing_steps.max() == 0

@@ -15,7 +15,7 @@ from persia_sim.words.staleness import staleness_in_steps
 from persia_sim.words.vocabulary import Mode
 from runtime.rank.pipe import Pipe
 from runtime.stop import Stop
-from tests.runtime.worlds import ArraySource, config, run
+from tests.runtime.worlds import ArraySource, config, on_engine, run
 
 LATENCY_S = 0.03
 
@@ -29,10 +29,13 @@ def seconds(steps: int, **changes) -> float:
 
 
 @pytest.mark.parametrize("tau", [1, 4, 16])
-@pytest.mark.parametrize("mode", [Mode.HYBRID, Mode.RAW_HYBRID])
-def test_a_window_of_tau_has_tau_and_one_batches_on_their_way(mode, tau):
+@pytest.mark.parametrize(
+    ("mode", "engine"),
+    [(Mode.HYBRID, "threads"), (Mode.RAW_HYBRID, "threads"), (Mode.HYBRID, "processes")],
+)
+def test_a_window_of_tau_has_tau_and_one_batches_on_their_way(mode, engine, tau):
     """Where latency is all there is, a lookup starts when the window opens, tau steps late."""
-    chosen = config(mode=mode, tau=tau, ranks=2, executor="concurrent", latency_s=0.1)
+    chosen = config(mode=mode, tau=tau, ranks=2, latency_s=0.1, **on_engine(engine))
     stale = staleness_in_steps(run(chosen, ArraySource(24 * (3 * tau + 6))).trace)
     settled = stale.oldest_missing_steps[stale.step >= tau]
     assert settled.max() == tau

@@ -15,7 +15,16 @@ from runtime.embedding.config import RowOptimizer
 from runtime.embedding.features import Admission, Capacity
 from runtime.order.replayable import refuse_other_run, trace_meta
 from runtime.rank.parts import tables_of
-from tests.runtime.worlds import ArraySource, assert_same_bytes, changed, config, difference, run
+from tests.runtime.worlds import (
+    ENGINES,
+    ArraySource,
+    assert_same_bytes,
+    changed,
+    config,
+    difference,
+    on_engine,
+    run,
+)
 
 SOURCE = ArraySource(300)
 
@@ -25,11 +34,11 @@ SOURCE = ArraySource(300)
     mode=st.sampled_from([Mode.HYBRID, Mode.RAW_HYBRID]),
     ranks=st.integers(1, 5),
     shards=st.integers(1, 3),
-    executor=st.sampled_from(["lag", "concurrent"]),
+    engine=st.sampled_from(["lag", *ENGINES]),
 )
-def test_bound_zero_with_merged_pushes_equals_sync(mode, ranks, shards, executor):
+def test_bound_zero_with_merged_pushes_equals_sync(mode, ranks, shards, engine):
     sync = run(config(ranks=ranks, shards=shards), SOURCE)
-    other = run(config(mode=mode, tau=0, ranks=ranks, shards=shards, executor=executor), SOURCE)
+    other = run(config(mode=mode, tau=0, ranks=ranks, **on_engine(engine, shards)), SOURCE)
     assert_same_bytes(sync, other)
 
 
@@ -37,21 +46,22 @@ def test_bound_zero_with_merged_pushes_equals_sync(mode, ranks, shards, executor
 @given(
     ahead=st.integers(1, 12),
     ranks=st.integers(1, 4),
-    executor=st.sampled_from(["lag", "concurrent"]),
+    engine=st.sampled_from(["lag", *ENGINES]),
 )
-def test_lookahead_equals_sync(ahead, ranks, executor):
+def test_lookahead_equals_sync(ahead, ranks, engine):
     sync = run(config(ranks=ranks, shards=2), SOURCE)
     other = run(
-        config(mode=Mode.LOOKAHEAD, ahead=ahead, ranks=ranks, shards=2, executor=executor), SOURCE
+        config(mode=Mode.LOOKAHEAD, ahead=ahead, ranks=ranks, **on_engine(engine, 2)), SOURCE
     )
     assert_same_bytes(sync, other)
     assert other.store.rows_replaced > 0
 
 
-def test_concurrent_sync_equals_lag_sync():
+@pytest.mark.parametrize("engine", ENGINES)
+def test_concurrent_sync_equals_lag_sync(engine):
     for ranks in (1, 3):
         one = run(config(ranks=ranks, shards=2), SOURCE)
-        assert_same_bytes(one, run(config(ranks=ranks, shards=2, executor="concurrent"), SOURCE))
+        assert_same_bytes(one, run(config(ranks=ranks, **on_engine(engine, 2)), SOURCE))
 
 
 def test_ranks_with_equal_shares_equal_one_rank_in_float64_after_100_steps():
@@ -88,16 +98,17 @@ CONCURRENT = {
 }
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", CONCURRENT)
-def test_a_recorded_concurrent_run_replays_to_the_same_bytes(name, tmp_path):
+def test_a_recorded_concurrent_run_replays_to_the_same_bytes(name, engine, tmp_path):
     source = ArraySource(1200)
-    settings_ = {**CONCURRENT[name], "ranks": 4, "shards": 3}
-    recorded = run(config(executor="concurrent", **settings_), source)
+    settings_ = {**CONCURRENT[name], "ranks": 4}
+    recorded = run(config(**settings_, **on_engine(engine, 3)), source)
     recorded.trace.save(tmp_path / "trace.npz")
     order = Trace.load(tmp_path / "trace.npz")
     for threads_only in ("average_every_s", "permits"):
         settings_.pop(threads_only, None)
-    again = config(executor="replay", trace=tmp_path / "trace.npz", **settings_)
+    again = config(executor="replay", trace=tmp_path / "trace.npz", shards=3, **settings_)
     replayed = run(again, source, order=order)
     assert_same_bytes(recorded, replayed)
     assert (recorded.trace.events == replayed.trace.events).all()

@@ -14,7 +14,7 @@ from persia_sim.words.trace import Kind
 from persia_sim.words.vocabulary import Mode
 from runtime.rank.feed import Feed, training_stream
 from runtime.stop import Stop
-from tests.runtime.worlds import ArraySource, config, run
+from tests.runtime.worlds import ENGINES, ArraySource, config, on_engine, run
 
 SOURCE = ArraySource(600)
 HYBRIDS = st.sampled_from([Mode.HYBRID, Mode.RAW_HYBRID])
@@ -27,10 +27,11 @@ HYBRIDS = st.sampled_from([Mode.HYBRID, Mode.RAW_HYBRID])
     ranks=st.integers(1, 4),
     permits=st.none() | st.integers(1, 4),
     merge=st.booleans(),
+    engine=st.sampled_from(ENGINES),
 )
-def test_the_window_never_exceeds_tau(mode, tau, ranks, permits, merge):
+def test_the_window_never_exceeds_tau(mode, tau, ranks, permits, merge, engine):
     chosen = config(
-        mode=mode, tau=tau, ranks=ranks, permits=permits, merge_pushes=merge, executor="concurrent"
+        mode=mode, tau=tau, ranks=ranks, permits=permits, merge_pushes=merge, **on_engine(engine)
     )
     stale = staleness_in_steps(run(chosen, SOURCE).trace)
     assert stale.oldest_missing_steps.max() <= tau
@@ -46,8 +47,9 @@ def test_the_constant_lag_reaches_tau_exactly_from_step_tau_on(mode, tau, ranks,
     assert (stale.oldest_missing_steps == np.minimum(stale.step, tau)).all()
 
 
-def test_in_async_the_window_counts_own_pushes_only():
-    chosen = config(mode=Mode.ASYNC, tau=2, ranks=4, executor="concurrent")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_in_async_the_window_counts_own_pushes_only(engine):
+    chosen = config(mode=Mode.ASYNC, tau=2, ranks=4, **on_engine(engine))
     assert staleness_in_steps(run(chosen, SOURCE).trace).oldest_missing_steps.max() <= 2
 
 
@@ -59,11 +61,10 @@ def test_without_a_bound_the_queues_imply_one():
     assert 0 < stale.oldest_missing_steps.max() <= chosen.implied_tau
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("merge", [True, False])
-def test_a_lost_push_closes_its_step_and_is_counted(merge):
-    chosen = config(
-        mode=Mode.HYBRID, tau=1, ranks=3, merge_pushes=merge, shards=2, executor="concurrent"
-    )
+def test_a_lost_push_closes_its_step_and_is_counted(merge, engine):
+    chosen = config(mode=Mode.HYBRID, tau=1, ranks=3, merge_pushes=merge, **on_engine(engine, 2))
     world = run(chosen, SOURCE, lose_push=lambda rank, step: rank == 1 and step % 5 == 0)
     lost = world.trace.of_kind(Kind.LOST_PUSH)
     assert world.meter.pushes_lost == 5
@@ -74,40 +75,35 @@ def test_a_lost_push_closes_its_step_and_is_counted(merge):
     assert replayed.state()["rows.values"].tobytes() == world.state()["rows.values"].tobytes()
 
 
+MERGED = {"mode": Mode.HYBRID, "tau": 3}
+ON_ARRIVAL = {**MERGED, "merge_pushes": False}
 LITTLE = {
-    "lag": {"mode": Mode.HYBRID, "tau": 3, "merge_pushes": False},
-    "merged": {"mode": Mode.HYBRID, "tau": 3, "executor": "concurrent"},
-    "concurrent": {
-        "mode": Mode.HYBRID,
-        "tau": 3,
-        "merge_pushes": False,
-        "executor": "concurrent",
-    },
-    "async": {"mode": Mode.ASYNC, "tau": 1, "executor": "concurrent"},
-    "with lost pushes": {
-        "mode": Mode.HYBRID,
-        "tau": 3,
-        "merge_pushes": False,
-        "executor": "concurrent",
-    },
+    "lag": ("lag", ON_ARRIVAL),
+    "merged": ("threads", MERGED),
+    "concurrent": ("threads", ON_ARRIVAL),
+    "async": ("threads", {"mode": Mode.ASYNC, "tau": 1}),
+    "with lost pushes": ("threads", ON_ARRIVAL),
+    "merged in servers": ("processes", MERGED),
+    "async in servers": ("processes", {"mode": Mode.ASYNC, "tau": 1}),
+    "with lost pushes in servers": ("processes", ON_ARRIVAL),
 }
 
 
 @pytest.mark.parametrize("name", LITTLE)
 def test_mean_staleness_in_pushes_is_mean_batches_in_flight_exactly(name):
-    faults = {}
-    if name == "with lost pushes":
+    faults, (engine, chosen) = {}, LITTLE[name]
+    if "lost pushes" in name:
         faults = {"lose_push": lambda rank, step: (rank + step) % 3 == 0}
-    world = run(config(ranks=4, shards=3, **LITTLE[name]), SOURCE, **faults)
+    world = run(config(ranks=4, **chosen, **on_engine(engine, 3)), SOURCE, **faults)
     for shard, (missed, in_flight) in staleness_in_pushes(world.trace).mean_by_shard().items():
         assert missed == in_flight, f"shard {shard}"
         assert missed > 0
 
 
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.LOOKAHEAD])
-@pytest.mark.parametrize("executor", ["lag", "concurrent"])
-def test_sync_and_lookahead_have_no_staleness(mode, executor):
-    trace = run(config(mode=mode, ranks=3, shards=2, executor=executor), SOURCE).trace
+@pytest.mark.parametrize("engine", ["lag", *ENGINES])
+def test_sync_and_lookahead_have_no_staleness(mode, engine):
+    trace = run(config(mode=mode, ranks=3, **on_engine(engine, 2)), SOURCE).trace
     assert staleness_in_pushes(trace).missed_pushes.max() == 0
     assert staleness_in_steps(trace).missing_steps.max() == 0
 
@@ -146,10 +142,9 @@ def test_ranks_share_every_step_evenly():
         assert max(sizes) - min(sizes) <= 1
 
 
-@pytest.mark.parametrize("executor", ["lag", "concurrent"])
-def test_each_push_is_applied_exactly_once(executor):
-    chosen = config(mode=Mode.HYBRID, tau=2, ranks=3, merge_pushes=False, shards=2,
-                    executor=executor)  # fmt: skip
+@pytest.mark.parametrize("engine", ["lag", *ENGINES])
+def test_each_push_is_applied_exactly_once(engine):
+    chosen = config(mode=Mode.HYBRID, tau=2, ranks=3, merge_pushes=False, **on_engine(engine, 2))
     trace = run(chosen, SOURCE).trace
     reads, writes = trace.of_kind(Kind.LOOKUP), trace.of_kind(Kind.PUSH)
     places = [sorted(map(tuple, rows[:, 2:5].tolist())) for rows in (reads, writes)]
@@ -157,9 +152,10 @@ def test_each_push_is_applied_exactly_once(executor):
     assert len(set(places[0])) == len(places[0])
 
 
-def test_permits_bound_batches_in_flight():
+@pytest.mark.parametrize("engine", ENGINES)
+def test_permits_bound_batches_in_flight(engine):
     chosen = config(mode=Mode.HYBRID, tau=None, permits=2, ranks=2, merge_pushes=False,
-                    executor="concurrent")  # fmt: skip
+                    **on_engine(engine))  # fmt: skip
     flying: dict[int, set[int]] = {0: set(), 1: set()}
     for event in run(chosen, SOURCE).trace:
         if event.kind == Kind.LOOKUP:

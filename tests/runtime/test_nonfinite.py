@@ -17,7 +17,7 @@ from runtime.config import ModelConfig
 from runtime.embedding.config import RowOptimizer
 from runtime.rank.learner import NonFiniteError
 from tests.runtime.plain import assert_equal_to, plain_training
-from tests.runtime.worlds import ArraySource, assert_same_bytes, config, run
+from tests.runtime.worlds import ArraySource, assert_same_bytes, config, on_engine, run
 
 RANKS, BATCH, SHARE, STEPS = 3, 24, 8, 12
 LEFT_OUT = {(2, 1), (5, 0), (5, 1), (5, 2), (7, 0), (7, 2)}
@@ -106,13 +106,16 @@ def test_a_skipped_batch_leaves_no_trace_in_rows_weights_or_optimisers(mode, poi
     assert lost == LEFT_OUT
 
 
-@pytest.mark.parametrize("poison", POISONS)
-@pytest.mark.parametrize("mode", MODES)
-def test_threads_skip_as_the_deterministic_executor_does(mode, poison):
+@pytest.mark.parametrize(
+    ("mode", "poison", "engine"),
+    [(mode, poison, "threads") for mode in MODES for poison in POISONS]
+    + [("hybrid", poison, "processes") for poison in POISONS],
+)
+def test_threads_skip_as_the_deterministic_executor_does(mode, poison, engine):
     """Each order that threads come up with replays to the same bytes, and sync has one only."""
     options, _ = MODES[mode]
     source = poisoned(POISONS[poison])
-    recorded = run(chosen(executor="concurrent", **options), source)
+    recorded = run(chosen(**options, **on_engine(engine, 2)), source)
     replayed = run(chosen(**options), source, order=recorded.trace)
     assert_same_bytes(recorded, replayed)
     assert recorded.meter.batches_skipped == replayed.meter.batches_skipped == len(LEFT_OUT)

@@ -155,6 +155,16 @@ def test_exact_modes_under_threads_equal_sync_with_eviction_and_admission(
         )
 
 
+@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID])
+def test_exact_modes_in_server_processes_equal_sync_with_eviction_and_admission(mode):
+    base = config(ranks=4, shards=2)
+    capacity, admit = Capacity(rows=50, eviction="lru"), Admission(kind="frequency")
+    base = replace(base, rows=replace(base.rows, capacity=capacity, admission=admit))
+    bound = {"tau": 0} if mode.reads_late_rows else {}
+    there = changed(base, mode=mode, executor="concurrent", shards=1, servers=2, **bound)
+    assert_same_bytes(run(base, SOURCE), run(there, SOURCE))
+
+
 @pytest.mark.parametrize("executor", ["lag", "concurrent"])
 @pytest.mark.parametrize("mode", [Mode.ASYNC, Mode.HYBRID])
 def test_adam_counts_the_updates_applied_and_not_a_ranks_own_steps(mode, executor):

@@ -84,6 +84,18 @@ def changed(settings: TrainConfig, **changes: Any) -> TrainConfig:
     )
 
 
+def on_engine(name: str, servers: int = 1) -> dict[str, Any]:
+    """Options of an engine: lag (one thread), threads, or processes (servers of their own)."""
+    if name == "lag":
+        return {"executor": "lag", "shards": servers}
+    found = {"executor": "concurrent", "shards": servers}
+    return found if name == "threads" else found | {"shards": 1, "servers": servers}
+
+
+ENGINES = ["threads", "processes"]
+"""Those that run many ranks at once."""
+
+
 @dataclass
 class World:
     """A finished run."""
