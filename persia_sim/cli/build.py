@@ -74,7 +74,8 @@ def checkpoints_of(options: Options) -> Checkpoints | None:
     return Checkpoints(interval_s=options.checkpoint_every_s, write_s=write_s)
 
 
-MOST = {"ranks": 16_384, "workers": 10_000, "servers": 10_000, "steps": 1_000_000}
+MOST = {"ranks": 16_384, "workers": 10_000, "servers": 10_000, "loaders": 100_000,
+        "steps": 1_000_000}  # fmt: skip
 """Beyond these a simulation takes days or more memory than a host has."""
 MOST_BATCHES = 5_000_000
 
@@ -108,12 +109,7 @@ def scenario_of(options: Options) -> Scenario:
     _refuse_absurd(options)
     cluster = pick(options.cluster, presets.CLUSTERS, "--cluster")()
     workload = pick(options.workload, presets.workloads(), "--workload")
-    if options.ranks is not None:
-        cluster = cluster.with_ranks(options.ranks)
-    if options.servers is not None:
-        cluster = cluster.with_servers(options.servers)
-    if options.workers is not None:
-        cluster = cluster.with_workers(options.workers)
+    cluster = cluster.resized(options.ranks, options.workers, options.servers, options.loaders)
     if options.batch_per_rank is not None:
         workload = replace(workload, batch_per_rank=options.batch_per_rank)
     costs = presets.costs_of(cluster.name)
@@ -137,6 +133,7 @@ def scenario_of(options: Options) -> Scenario:
         averaging=averaging,
         discipline=options.discipline,
         dense_on_nics=options.dense_on_nics,
+        dense_home=options.dense_home,
         worker_choice=options.worker_choice,
         noise=Noise(gpu_cv=options.gpu_cv, server_cv=options.server_cv),
         disturbances=disturbances_of(options),

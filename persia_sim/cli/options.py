@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from persia_sim.model.scenario import Discipline, WorkerChoice
+from persia_sim.model.scenario import DenseHome, Discipline, WorkerChoice
 from persia_sim.words.vocabulary import Mode
 
 
@@ -38,10 +38,14 @@ class Options:
     """Server hosts; default: the preset's."""
     workers: int | None = None
     """Embedding worker hosts; default: the preset's."""
+    loaders: int | None = None
+    """Data loader processes; default: as many a rank as the preset has."""
     discipline: Discipline = Discipline.FLUID
     """How NICs are shared."""
     dense_on_nics: bool = False
-    """All-reduce and dense copies share the NICs with rows; default: a network of their own."""
+    """All-reduce and averaging share the NICs with rows; default: a network of their own."""
+    dense_home: DenseHome | None = None
+    """Where the dense weights are (async): servers, one or apart; default: servers."""
     worker_choice: WorkerChoice = WorkerChoice.SPREAD
     """Which embedding worker serves a batch."""
     gpu_cv: float = 0.05

@@ -8,7 +8,7 @@ from persia_sim.engine.copies import hand_back
 from persia_sim.engine.rank import Waiter
 from persia_sim.engine.taking import take
 from persia_sim.engine.world import Process, World
-from persia_sim.model.stamps import Mark
+from persia_sim.model.stamps import Leg, Mark
 from persia_sim.words.trace import Kind
 from persia_sim.words.vocabulary import Mode
 
@@ -19,7 +19,6 @@ class FreeRunning:
     def __init__(self, world: World) -> None:
         self._world = world
         self._has_server = world.scenario.mode is Mode.ASYNC
-        self._on_nics = world.scenario.dense_on_nics
         self._version = 0  # dense updates applied at the server
 
     def train(self, r: int) -> Process:
@@ -41,40 +40,27 @@ class FreeRunning:
                 yield env.timeout(stopped) if stopped < inf else env.event()
             world.stamp(Mark.BACKWARD_END, r, s)
             if self._has_server:
-                self._push(r, s)
+                env.process(self._push(r, s))
             else:
                 world.order.dense(Kind.DENSE_PUSH, r, s)
             world.stamp(Mark.UPDATED, r, s)
             yield from hand_back(world, r, s)
 
-    def _served_s(self) -> float:
-        """Queue and serve one copy of the dense weights at their server."""
-        world = self._world
-        return world.platform.dense_server.visit(world.env.now, world.need.dense_copy_s)
-
     def _pull(self, r: int, s: int) -> Process:
         """Ask for the dense weights and get them."""
         platform = self._world.platform
-        yield platform.travel(self._served_s(), messages=2)
-        if self._on_nics:
-            yield platform.dense_to_rank(r)
+        yield platform.travel()
+        yield platform.dense_served()
+        self._world.legs[Leg.DENSE_SERVED, r, s] = self._world.env.now
         self._world.order.dense(Kind.DENSE_PULL, r, s, self._version)
+        yield platform.travel()
+        yield from platform.dense_to_rank(r)
 
-    def _push(self, r: int, s: int) -> None:
-        """Send the dense gradient; the rank goes on at once."""
-        if self._on_nics:
-            self._world.env.process(self._push_on_nics(r, s))
-        else:
-            sent = self._world.platform.travel(self._served_s())
-            sent.callbacks.append(lambda _: self._applied(r, s))
-
-    def _push_on_nics(self, r: int, s: int) -> Process:
-        """A dense gradient crosses both NICs before its server takes it."""
-        yield from self._world.platform.dense_from_rank(r)
-        sent = self._world.env.timeout(self._served_s())
-        sent.callbacks.append(lambda _: self._applied(r, s))
-
-    def _applied(self, r: int, s: int) -> None:
+    def _push(self, r: int, s: int) -> Process:
+        """Send the dense gradient to where it is applied; the rank goes on meanwhile."""
+        platform = self._world.platform
+        yield from platform.dense_from_rank(r)
+        yield platform.dense_served()
         self._world.order.dense(Kind.DENSE_PUSH, r, s, self._version)
         self._version += 1
         self._world.ledger.returned()

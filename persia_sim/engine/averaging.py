@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from persia_sim.engine.world import Process, World
 from persia_sim.words.trace import Kind
 
-_IDLE_ROUNDS = 1000  # without a trained batch: nothing will happen any more, so stop
-
 
 def average(world: World) -> Process:
-    """Rounds at their period: every replica enters, and leaves one all-reduce later."""
+    """Rounds at their period, or one after the other where a round takes longer: every replica
+    enters, and leaves one all-reduce later."""
     env, rounds, duration = world.env, world.scenario.rounds, world.need.averaging_s
-    number = idle = seen = 0
-    while idle < _IDLE_ROUNDS:
-        trained = sum(rank.trained for rank in world.ranks)
-        idle, seen = (idle + 1, seen) if trained == seen else (0, trained)
+    number = 0
+    while number == 0 or env.peek() < inf:  # else nobody will do anything any more
         yield env.timeout(max(0.0, rounds.period_s - (duration if number else 0.0)))
         for kind, wait in ((Kind.AVERAGE_READ, duration), (Kind.AVERAGE_WRITE, 0.0)):
             for r, rank in enumerate(world.ranks):

@@ -37,10 +37,7 @@ class Disturbed:
         if crash.target is Target.SERVER:
             platform.servers.close_until(crash.index, crash.back_s)
         else:
-            worker = platform.workers[crash.index]
-            if not hasattr(worker, "close_until"):
-                raise ValueError("a worker crash needs infinite_cpus off: it acts on the queue")
-            worker.close_until(crash.back_s)
+            platform.workers[crash.index].close_until(crash.back_s)
 
     def _factor(self, target: Target, index: int) -> float:
         now, factor = self._env.now, 1.0
@@ -84,12 +81,15 @@ class Disturbed:
             for c in self._crashes[Target.WORKER]
         )
 
-    def server_lost(self, since_s: float) -> bool:
-        """Whether a server crashed while a push was with the servers since then (and nobody does it
-        again)."""
-        return any(
-            since_s <= c.at_s <= self._env.now and not c.full for c in self._crashes[Target.SERVER]
-        )
+    def servers_lost(self, arrived_s: np.ndarray, done_s: np.ndarray) -> np.ndarray | None:
+        """Which servers crashed while they held their part of a push (and nobody does it again):
+        bool [servers], or None where none did. ``arrived_s`` and ``done_s`` are per server."""
+        lost = None
+        for c in self._crashes[Target.SERVER]:
+            if arrived_s[c.index] <= c.at_s <= done_s[c.index] and not c.full:
+                lost = np.zeros(len(done_s), bool) if lost is None else lost
+                lost[c.index] = True
+        return lost
 
     def strikes_loop(self, r: int, barrier: bool) -> list[Crash]:
         """The crashes that throw the training loop of a rank back."""

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import simpy
 
-from persia_sim.engine.servers import Bank, FifoServer, Unlimited
+from persia_sim.engine.servers import Bank, FifoServer, HostMemory, Unlimited
 from persia_sim.model.demand import Demand
-from persia_sim.model.scenario import Discipline, Scenario
+from persia_sim.model.scenario import DenseHome, Discipline, Scenario
 from persia_sim.network.disciplines import Fifo, Network, Unshared
 from persia_sim.network.fluid import Fluid
-from persia_sim.words.vocabulary import Mode
 
 Process = Generator[simpy.Event, Any, None]
 
@@ -61,7 +60,8 @@ class Platform:
         else:
             self._server_nic = nics("server hosts", 1, server_rate / busiest)
         self._dense_nic = -1
-        if scenario.dense_on_nics and scenario.mode is Mode.ASYNC:
+        self._home = scenario.home
+        if self._home is DenseHome.ONE:
             [self._dense_nic] = nics("dense server", 1, server_rate)
         discipline = _DISCIPLINES[scenario.discipline]
         self.network: Network = discipline(env, self.capacities, cluster.link.stream_bytes_per_s)
@@ -71,6 +71,8 @@ class Platform:
             Unlimited() if unlimited else FifoServer(cores)
             for _ in range(cluster.embedding_workers.processes)
         ]
+        worker_memory = np.inf if unlimited else cluster.embedding_workers.host.memory_bytes_per_s
+        self.worker_memory = [HostMemory(worker_memory) for _ in range(worker_hosts)]
         self.servers = Bank(
             cluster.servers.processes,
             None if unlimited else cluster.servers.cores_per_process,
@@ -95,10 +97,9 @@ class Platform:
         part of what a batch costs them."""
         return self.network.send((self._worker_link(worker) + 1,), self._need.loader_bytes)
 
-    def to_rank(self, worker: int, r: int, size_bytes: float, after_s: float) -> Process:
-        """Activations from a worker, which takes so long to pool them, to a rank."""
-        yield self.travel(after_s)
-        yield self.network.send((self._worker_link(worker), self._rank_link(r) + 1), size_bytes)
+    def to_rank(self, worker: int, r: int, size_bytes: float) -> simpy.Event:
+        """Activations from a worker to a rank (`travel` has charged the latency)."""
+        return self.network.send((self._worker_link(worker), self._rank_link(r) + 1), size_bytes)
 
     def from_rank(self, worker: int, r: int, size_bytes: float) -> Process:
         """Gradients from a rank to a worker."""
@@ -115,16 +116,43 @@ class Platform:
         ]
         return simpy.AllOf(self.env, [self.env.timeout(least_s), *passed])
 
-    def dense_to_rank(self, r: int) -> simpy.Event:
-        """The bytes of the dense weights, from their server (`travel` has charged the answer)."""
-        path = (self._dense_nic, self._rank_link(r) + 1)
-        return self.network.send(path, self._need.dense_bytes)
+    def worker_delay(self, worker: int, service_s: float, memory_bytes: float) -> float:
+        """Delay until a core of a worker, and the memory of its host, have done a piece of work."""
+        now = self.env.now
+        delay = self.workers[worker].visit(now, service_s)
+        memory = self.worker_memory[worker // self._workers_per_host]
+        return max(delay, memory.visit(now, memory_bytes))
+
+    def dense_served(self) -> simpy.Event:
+        """One copy of the dense weights is handed out, or one gradient taken in, at their home."""
+        now, need = self.env.now, self._need
+        if self._home is not DenseHome.SERVERS:
+            return self.env.timeout(self.dense_server.visit(now, need.dense_copy_s))
+        size_bytes = 2 * need.dense_bytes * self.host_shares  # read and written
+        return self.env.timeout(float(self.servers.visit(now, need.dense_part_s, size_bytes).max()))
+
+    def dense_to_rank(self, r: int) -> Process:
+        """The bytes of the dense weights from their home (`travel` has charged the answer)."""
+        return self._dense_passes(lambda nic: (nic, self._rank_link(r) + 1))
 
     def dense_from_rank(self, r: int) -> Process:
-        """A dense gradient to the server of the weights."""
-        path = (self._rank_link(r), self._dense_nic + 1)
+        """A dense gradient to the home of the weights."""
         yield self.travel()
-        yield self.network.send(path, self._need.dense_bytes)
+        yield from self._dense_passes(lambda nic: (self._rank_link(r), nic + 1))
+
+    def _dense_passes(self, path_of: Callable[[int], tuple[int, int]]) -> Process:
+        size_bytes, network = self._need.dense_bytes, self.network
+        if self._home is DenseHome.ONE:
+            yield network.send(path_of(self._dense_nic), size_bytes)
+        elif self._home is DenseHome.SERVERS and not self._resolve:
+            streams = self._streams * self._even
+            yield network.send(path_of(self._server_nic[0]), size_bytes, streams)
+        elif self._home is DenseHome.SERVERS:
+            nics = [self._server_nic[host] for host in self.host_of_server]
+            parts = zip(nics, self._need.server_shares.tolist(), strict=True)
+            yield simpy.AllOf(
+                self.env, [network.send(path_of(nic), size_bytes * part) for nic, part in parts]
+            )
 
     def fan_out(
         self,
@@ -133,26 +161,30 @@ class Platform:
         service_s: np.ndarray,
         memory_bytes: float,
         answer_bytes: float,
-        at_servers: Callable[[np.ndarray], None],
+        at_servers: Callable[[np.ndarray, np.ndarray], None],
+        join_s: float = 0.0,
     ) -> Process:
         """Ask every server and join; ``at_servers`` runs when the last one has done its work, with
-        the instant at which each had. The request's latency is behind it (`travel`): what is lost
-        or slow at the servers is known only when it has arrived."""
+        the instants at which each got its request and had done it. The request's latency is behind
+        it (`travel`): what is lost or slow at the servers is known only when it has arrived. The
+        busiest server of a batch is later than that of the mean batch by ``join_s``."""
         nic = self._worker_link(worker)
         if self._resolve:
             yield from self._fan_out_resolved(
-                nic, request_bytes, service_s, answer_bytes, at_servers
+                nic, request_bytes, service_s, memory_bytes, answer_bytes, at_servers, join_s
             )
             return
         env, server = self.env, self._server_nic[0]
         streams = self._streams * self._even
         yield self.network.send((nic, server + 1), request_bytes, streams)
         delays = self.servers.visit(env.now, service_s, memory_bytes * self.host_shares)
-        delay, instants = float(delays.max()), env.now + delays
+        arrived, instants = np.full(len(delays), env.now), env.now + delays
+        delay = float(delays.max()) + join_s
         if delay == np.inf:
             yield env.event()  # a server that never comes back
+        instants[instants.argmax()] += join_s
         yield env.timeout(delay)
-        at_servers(instants)
+        at_servers(arrived, instants)
         if answer_bytes:
             yield from self._answer((server, nic + 1), answer_bytes, streams)
 
@@ -166,24 +198,32 @@ class Platform:
         nic: int,
         request_bytes: float,
         service_s: np.ndarray,
+        memory_bytes: float,
         answer_bytes: float,
-        at_servers: Callable[[np.ndarray], None],
+        at_servers: Callable[[np.ndarray, np.ndarray], None],
+        join_s: float,
     ) -> Process:
         env, shares = self.env, self._need.server_shares
         served = 0
-        instants = np.zeros(len(shares))
+        arrived, instants = np.zeros(len(shares)), np.zeros(len(shares))
 
         def ask(process: int) -> Process:
             nonlocal served
             server = self._server_nic[self.host_of_server[process]]
             share = float(shares[process])
             yield self.network.send((nic, server + 1), request_bytes * share)
-            service = float(service_s[process])
-            yield env.timeout(self.servers.visit_one(env.now, process, service))
-            instants[process] = env.now
+            arrived[process] = env.now
+            service, memory = float(service_s[process]), memory_bytes * share
+            delay = self.servers.visit_one(env.now, process, service, memory)
+            if delay == np.inf:
+                yield env.event()
+            yield env.timeout(delay)
             served += 1
+            if served == len(shares) and join_s:
+                yield env.timeout(join_s)  # whose answer is the last
+            instants[process] = env.now
             if served == len(shares):
-                at_servers(instants)
+                at_servers(arrived, instants)
             if answer_bytes:
                 yield from self._answer((server, nic + 1), answer_bytes * share)
 

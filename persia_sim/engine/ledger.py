@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import simpy
 
 from persia_sim.model.scenario import Scenario
@@ -21,7 +22,7 @@ class Ledger:
         # Row pushes, and in async dense pushes, that the run still waits for.
         self.missing = pushes_of(scenario)
         self.closed_of_step = [0] * scenario.steps
-        self.lost: set[tuple[int, int]] = set()
+        self.lost: dict[tuple[int, int], np.ndarray] = {}  # servers without their part, bool [n]
         self.applied = 0
         self.saved = 0  # of the applied ones, those in the last checkpoint
         self.forgotten = 0
@@ -33,12 +34,12 @@ class Ledger:
         self.in_flight += 1
         self.max_in_flight = max(self.max_in_flight, self.in_flight)
 
-    def closed(self, r: int, s: int) -> bool:
-        """The push of (r, s) is closed; returns whether it was lost."""
-        lost = (r, s) in self.lost
+    def closed(self, r: int, s: int) -> np.ndarray | None:
+        """The push of (r, s) is closed; returns the servers at which it was lost, if any."""
+        lost = self.lost.get((r, s))
         self.in_flight -= 1
         self.closed_of_step[s] += 1
-        self.applied += not lost
+        self.applied += lost is None or not lost.all()
         return lost
 
     def returned(self) -> None:

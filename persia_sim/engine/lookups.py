@@ -12,7 +12,7 @@ from persia_sim.engine.rank import Waiter
 from persia_sim.engine.world import Process, World
 from persia_sim.model.demand import Fetch
 from persia_sim.model.noise import Purpose
-from persia_sim.model.stamps import Mark
+from persia_sim.model.stamps import Leg, Mark
 from persia_sim.words.trace import Kind
 
 
@@ -52,23 +52,33 @@ def fetch(world: World, r: int, s: int, asked: Fetch, kind: Kind, mark: Mark) ->
     platform, disturbed = world.platform, world.disturbed
     worker = world.worker_of(r, s)
 
-    def rows_read(instants: np.ndarray) -> None:
+    legs, first = world.legs[:, r, s], Leg.ASKED if kind is Kind.LOOKUP else Leg.ASKED_AGAIN
+
+    def rows_read(arrived: np.ndarray, instants: np.ndarray) -> None:
+        legs[first + 1], legs[first + 2] = arrived.max(), world.env.now
         world.stamp(mark, r, s)
         world.order.rows(kind, r, s, instants)
 
     yield platform.travel()
     yield from disturbed.worker_back(worker)
-    yield platform.travel(world.worker_delay(worker, asked.worker_forward_s))
+    read_s = world.worker_delay(worker, asked.worker_forward_s, asked.forward_memory_bytes)
+    yield platform.travel(read_s)
+    legs[first] = world.env.now
     yield from platform.fan_out(
         worker,
         asked.request_bytes,
-        disturbed.at_servers(asked.server_s) * world.server_noise(Purpose.SERVER_LOOKUP, r, s),
+        world.at_servers(asked.server_s, Purpose.SERVER_LOOKUP, r, s),
         asked.server_memory_bytes,
         asked.rows_bytes,
         rows_read,
+        asked.join_s,
     )
-    pooled_s = world.worker_delay(worker, asked.worker_pool_s)
-    yield from platform.to_rank(worker, r, asked.activation_bytes, pooled_s)
+    legs[first + 3] = world.env.now
+    pooled_s = world.worker_delay(worker, asked.worker_pool_s, asked.pool_memory_bytes)
+    yield platform.travel(pooled_s)
+    legs[first + 4] = world.env.now
+    yield platform.to_rank(worker, r, asked.activation_bytes)
+    legs[first + 5] = world.env.now
 
 
 def hand_on(world: World, r: int) -> None:

@@ -17,10 +17,19 @@ class OrderLog(Protocol):
         """Something happened now that no server has a part in."""
         ...
 
-    def rows(self, kind: Kind, rank: int, step: int, instants: np.ndarray, pushes: int = 0) -> None:
+    def rows(
+        self,
+        kind: Kind,
+        rank: int,
+        step: int,
+        instants: np.ndarray,
+        pushes: np.ndarray | int = 0,
+        where: np.ndarray | None = None,
+    ) -> None:
         """Every server read or wrote its rows at its own instant, the last of them now.
 
-        ``pushes`` is the number of batches whose gradients were applied: versions grow by it.
+        ``pushes`` is the number of batches whose gradients were applied, at each server or at all:
+        versions grow by it. ``where``: the servers concerned, bool [servers]; None is all of them.
         """
         ...
 
@@ -35,7 +44,15 @@ class NoOrder:
     def dense(self, kind: Kind, rank: int, step: int, version: int = ALL) -> None:
         """Nothing to do."""
 
-    def rows(self, kind: Kind, rank: int, step: int, instants: np.ndarray, pushes: int = 0) -> None:
+    def rows(
+        self,
+        kind: Kind,
+        rank: int,
+        step: int,
+        instants: np.ndarray,
+        pushes: np.ndarray | int = 0,
+        where: np.ndarray | None = None,
+    ) -> None:
         """Nothing to do."""
 
     def finish(self, **meta: Any) -> Trace:
@@ -54,10 +71,21 @@ class OneShard(NoOrder):
         """Append an event."""
         self._events.append(Event(int(kind), rank, step, ALL, version))
 
-    def rows(self, kind: Kind, rank: int, step: int, instants: np.ndarray, pushes: int = 0) -> None:
-        """Append one event with the version before it."""
+    def rows(
+        self,
+        kind: Kind,
+        rank: int,
+        step: int,
+        instants: np.ndarray,
+        pushes: np.ndarray | int = 0,
+        where: np.ndarray | None = None,
+    ) -> None:
+        """Append one event with the version before it. One shard has no parts: a push counts as
+        applied where any server has applied it, and as lost when none has."""
+        if where is not None and not (where.all() if kind is Kind.LOST_PUSH else where.any()):
+            return
         self._events.append(Event(int(kind), rank, step, ALL, self._version))
-        self._version += pushes
+        self._version += int(np.max(pushes))
 
     def finish(self, **meta: Any) -> Trace:
         """The events in the order in which they happened."""
@@ -74,19 +102,34 @@ class EachShard(NoOrder):
     def __init__(self, env: simpy.Environment, shards: int) -> None:
         self._env = env
         self._shards = np.arange(shards)
-        self._whole = np.array([ALL])
+        self._whole, self._none = np.array([ALL]), np.array([0])
         self._instants: list[np.ndarray] = []
-        self._facts: list[tuple[int, int, int, int, int]] = []  # kind, rank, step, version, pushes
+        self._facts: list[tuple[int, int, int, int]] = []  # kind, rank, step, version
+        self._concerned: list[np.ndarray] = []  # shards
+        self._pushes: list[np.ndarray] = []  # at each of them
 
     def dense(self, kind: Kind, rank: int, step: int, version: int = ALL) -> None:
         """One row for all shards."""
         self._instants.append(np.array([self._env.now]))
-        self._facts.append((int(kind), rank, step, version, 0))
+        self._facts.append((int(kind), rank, step, version))
+        self._concerned.append(self._whole)
+        self._pushes.append(self._none)
 
-    def rows(self, kind: Kind, rank: int, step: int, instants: np.ndarray, pushes: int = 0) -> None:
-        """A row for each shard."""
-        self._instants.append(instants)
-        self._facts.append((int(kind), rank, step, ALL, pushes))
+    def rows(
+        self,
+        kind: Kind,
+        rank: int,
+        step: int,
+        instants: np.ndarray,
+        pushes: np.ndarray | int = 0,
+        where: np.ndarray | None = None,
+    ) -> None:
+        """A row for each shard concerned."""
+        chosen = self._shards if where is None else self._shards[where]
+        self._instants.append(instants[chosen])
+        self._facts.append((int(kind), rank, step, ALL))
+        self._concerned.append(chosen)
+        self._pushes.append(np.broadcast_to(pushes, len(self._shards))[chosen])
 
     def finish(self, **meta: Any) -> Trace:
         """Sort, and count each shard's versions."""
@@ -94,14 +137,10 @@ class EachShard(NoOrder):
         if not sizes:
             return Trace.of([], **meta)
         facts = np.repeat(np.array(self._facts, np.int64), sizes, axis=0)
-        # A run on one server has rows of length one, too: tell dense events by their kind.
-        of_rows = {int(k) for k in (Kind.LOOKUP, Kind.REFRESH, Kind.PUSH, Kind.LOST_PUSH)}
-        shard = np.concatenate(
-            [self._shards if fact[0] in of_rows else self._whole for fact in self._facts]
-        )
+        shard, pushes = np.concatenate(self._concerned), np.concatenate(self._pushes)
         order = np.argsort(np.concatenate(self._instants), kind="stable")
-        facts, shard = facts[order], shard[order]
-        kind, rank, step, version, pushes = facts.T.copy()
+        facts, shard, pushes = facts[order], shard[order], pushes[order]
+        kind, rank, step, version = facts.T.copy()
         for k in self._shards:
             here = np.flatnonzero(shard == k)
             version[here] = np.cumsum(pushes[here]) - pushes[here]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 
 from persia_sim.engine.rank import Waiter
 from persia_sim.engine.world import Process, World
 from persia_sim.model.noise import Purpose
-from persia_sim.model.stamps import Mark
+from persia_sim.model.stamps import Leg, Mark
 from persia_sim.words.trace import ALL, Kind
 
 
@@ -39,29 +37,38 @@ class Pushes:
             world.ledger.returned()
 
     def _send(self, r: int, s: int, written: np.ndarray) -> Process:
-        """Fills in when each server has written its rows, unless a crash on the way loses them."""
+        """Fills in when each server has written its rows; what a crash loses is in the ledger."""
         world, env = self._world, self._world.env
         need, platform, disturbed = world.need, world.platform, world.disturbed
         worker = world.worker_of(r, s)
         started = env.now
+        legs = world.legs[:, r, s]
         yield from platform.from_rank(worker, r, need.gradient_bytes)
-        yield platform.travel(world.worker_delay(worker, need.worker_scatter_s))
+        legs[Leg.AT_WORKER] = env.now
+        scatter_s = world.worker_delay(worker, need.worker_scatter_s, need.scatter_memory_bytes)
+        yield platform.travel(scatter_s)
+        legs[Leg.SCATTERED] = env.now
         if disturbed.worker_lost(worker, started):
-            world.ledger.lost.add((r, s))
+            world.ledger.lost[r, s] = np.ones(len(written), bool)
             yield from disturbed.worker_back(worker)
             return
-        at_servers = env.now
-        factor = world.server_noise(Purpose.SERVER_UPDATE, r, s)
+
+        def applied(arrived: np.ndarray, instants: np.ndarray) -> None:
+            np.copyto(written, instants)
+            legs[Leg.AT_SERVERS] = arrived.max()
+            lost = disturbed.servers_lost(arrived, instants)
+            if lost is not None:
+                world.ledger.lost[r, s] = lost
+
         yield from platform.fan_out(
             worker,
             need.push_bytes,
-            disturbed.at_servers(need.server_update_s) * factor,
+            world.at_servers(need.server_update_s, Purpose.SERVER_UPDATE, r, s),
             need.update_memory_bytes,
             0.0,
-            partial(np.copyto, written),
+            applied,
+            need.update_join_s,
         )
-        if disturbed.server_lost(at_servers):
-            world.ledger.lost.add((r, s))
 
     def _close(self, r: int, s: int, instants: np.ndarray) -> None:
         """The push of (r, s) is closed; merged ones take effect with the last rank's, at each
@@ -69,19 +76,22 @@ class Pushes:
         world, ranks = self._world, len(self._world.ranks)
         world.stamp(Mark.APPLIED, r, s)
         lost = world.ledger.closed(r, s)
-        if lost:
-            instants = np.full(len(instants), world.env.now)
-            world.order.rows(Kind.LOST_PUSH, r, s, instants)
+        if lost is not None:
+            instants = np.where(lost, world.env.now, instants)
+            world.order.rows(Kind.LOST_PUSH, r, s, instants, where=lost)
         if not world.scenario.merges:
-            if not lost:
-                world.order.rows(Kind.PUSH, r, s, instants, pushes=1)
+            kept = None if lost is None else ~lost
+            world.order.rows(Kind.PUSH, r, s, instants, pushes=1, where=kept)
             world.window.close([(r, s)])
             return
         self._arrivals[s] = np.maximum(self._arrivals.get(s, instants), instants)
         if world.ledger.closed_of_step[s] == ranks:
             last = self._arrivals.pop(s)
             batches = [(q, s) for q in range(ranks)]
-            merged = sum(batch not in world.ledger.lost for batch in batches)
-            if merged:
-                world.order.rows(Kind.PUSH, ALL, s, last, pushes=merged)
+            missing = [world.ledger.lost[b] for b in batches if b in world.ledger.lost]
+            if missing:
+                merged = ranks - np.sum(missing, axis=0)
+                world.order.rows(Kind.PUSH, ALL, s, last, pushes=merged, where=merged > 0)
+            else:
+                world.order.rows(Kind.PUSH, ALL, s, last, pushes=ranks)
             world.window.close(batches)

@@ -50,10 +50,18 @@ class Recovery:
         yield self._env.timeout(crash.at_s)
         self._ledger.server_forgets()
 
-    def losses(self, crashes: int) -> Losses:
-        """What faults cost: times are the mean over the loops."""
-        lost, forgotten = len(self._ledger.lost), self._ledger.forgotten
-        found = Losses(crashes=crashes, lost_pushes=lost, forgotten_pushes=forgotten)
+    def losses(self, crashes: list[Crash]) -> Losses:
+        """What faults cost until now: times are the mean over the loops, but for the outage."""
+        crashes = [crash for crash in crashes if crash.at_s <= self._env.now]
+        masks = self._ledger.lost.values()
+        in_part = [mask for mask in masks if not mask.all()]
+        found = Losses(
+            crashes=len(crashes),
+            outage_s=sum(min(crash.back_s, self._env.now) - crash.at_s for crash in crashes),
+            lost_pushes=len(masks) - len(in_part),
+            lost_parts=sum(int(mask.sum()) for mask in in_part),
+            forgotten_pushes=self._ledger.forgotten,
+        )
         for clock in self._clocks:
             found.down_s += clock.losses.down_s / len(self._clocks)
             found.redone_s += clock.losses.redone_s / len(self._clocks)

@@ -15,8 +15,10 @@ class Losses:
 
     crashes: int = 0
     """Crashes that fell into the run."""
+    outage_s: float = 0.0
+    """Crashed processes did not serve, from crash to return: the sum over the crashes."""
     down_s: float = 0.0
-    """Training stood still: detection, restart, load."""
+    """Training loops stood still for their own crash: detection, restart, load."""
     redone_s: float = 0.0
     """Work since the last checkpoint that was done again."""
     checkpoints: int = 0
@@ -25,6 +27,8 @@ class Losses:
     """Training stood still to write them."""
     lost_pushes: int = 0
     """Pushes that no server ever applied."""
+    lost_parts: int = 0
+    """Of pushes that some servers applied: parts, each one server's, that were never applied."""
     forgotten_pushes: int = 0
     """Pushes since the last checkpoint of which a crashed server forgot its part."""
 

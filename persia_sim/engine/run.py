@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -10,6 +10,8 @@ from persia_sim.engine.rollback import Losses
 from persia_sim.model.demand import Demand
 from persia_sim.model.scenario import Scenario
 from persia_sim.words.trace import Trace
+
+_TINY = 1e-300  # a GPU that computes in no time
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +22,16 @@ class Run:
     need: Demand
     stamps: np.ndarray
     """float64 [marks, ranks, steps]: simulated seconds of each `Mark`."""
+    legs: np.ndarray
+    """float64 [legs, ranks, steps]: simulated seconds of each `Leg`; nan where there is none."""
     trace: Trace | None
     """The order of events, all shards as one unless `Scenario.trace_shards`; None when it was not
     asked for."""
+    computed_s: np.ndarray
+    """float64 [ranks, steps]: seconds of forward and backward as drawn, without what stopped it."""
+    served_s: np.ndarray
+    """float64 [2, ranks, steps]: longest service of each lookup and push at a server, as drawn;
+    0 where nothing is drawn."""
     events: int
     """Events that the engine handled."""
     makespan_s: float
@@ -37,3 +46,32 @@ class Run:
     """What crashes and checkpoints cost."""
     max_in_flight: int
     """Most batches between the start of their lookup and the end of their push, all ranks."""
+
+    def drawn(self, first: int, end: int) -> Demand:
+        """The demand with the service times that the steps in [first, end) have drawn.
+
+        With them the closed form of the constraints bounds those steps as it does without noise:
+        all ranks of a step wait for the slowest, without a barrier their rates add up, and no
+        request was quicker than the quickest. A step waits for pushes of earlier ones, not its own.
+        """
+        need, barrier = self.need, self.scenario.mode.has_barrier
+        own = self.computed_s[:, first:end]
+        computed = own.max(0).mean() if barrier else 1 / (1 / np.maximum(own.mean(1), _TINY)).mean()
+        factor = float(computed) / need.compute_s if need.compute_s else 1.0
+        before = min(first, 1)
+        lookup_s = float(self.served_s[0, :, first:end].min(0).mean())
+        update_s = float(self.served_s[1, :, first - before : end - before].min(0).mean())
+        fetch, refresh, push_s = need.fetch, need.refresh, need.server_update_s
+        if lookup_s:
+            fetch = replace(fetch, server_s=fetch.server_s * (lookup_s / fetch.server_s.max()))
+            push_s = push_s * (update_s / push_s.max())
+            if refresh is not None:
+                refresh = replace(refresh, server_s=np.zeros_like(push_s), join_s=0.0)
+        return replace(
+            need,
+            forward_s=need.forward_s * factor,
+            backward_s=need.backward_s * factor,
+            fetch=fetch,
+            refresh=refresh,
+            server_update_s=push_s,
+        )

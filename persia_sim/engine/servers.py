@@ -45,12 +45,35 @@ class Unlimited:
     def __init__(self) -> None:
         self.busy_s = 0.0
         self.visits = 0
+        self._back_s = 0.0
 
     def visit(self, now_s: float, service_s: float) -> float:
-        """The service alone."""
+        """The service alone, after a crash's end."""
         self.busy_s += service_s
         self.visits += 1
-        return service_s
+        return max(self._back_s - now_s, 0.0) + service_s
+
+    def close_until(self, time_s: float) -> None:
+        """No request starts before this time (a crash)."""
+        self._back_s = max(self._back_s, time_s)
+
+
+class HostMemory:
+    """The memory of a host, which serves one access after the other at its bandwidth."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._free_s = 0.0
+        self.busy_s = 0.0
+
+    def visit(self, now_s: float, size_bytes: float) -> float:
+        """Delay from now until so many bytes have been read or written."""
+        took_s = size_bytes / self._bytes_per_s
+        if not took_s:
+            return 0.0
+        self.busy_s += took_s
+        self._free_s = max(self._free_s, now_s) + took_s
+        return self._free_s - now_s
 
 
 class Bank:
@@ -58,12 +81,13 @@ class Bank:
 
     def __init__(self, processes: int, cores: int | None, hosts: int, memory_rate: float) -> None:
         self._free = None if cores is None else np.zeros((processes, cores))
+        self._back = np.zeros(processes)  # without a limit of cores: when a crash is over
         self._rows = np.arange(processes)
         self._memory_free = np.zeros(hosts)
-        self._memory_rate = memory_rate
+        self._memory_rate = memory_rate if cores is not None else np.inf
         self._host_of = np.arange(processes) // -(-processes // hosts)
         self.busy_s = np.zeros(processes)
-        self.memory_bytes = 0.0
+        self.memory_busy_s = np.zeros(hosts)
         self.visits = 0
 
     def visit_each(self, now_s: float, service_s: np.ndarray) -> np.ndarray:
@@ -71,7 +95,8 @@ class Bank:
         self.visits += 1
         self.busy_s += service_s
         if self._free is None:
-            return service_s
+            crashed: np.ndarray = np.maximum(self._back - now_s, 0.0) + service_s
+            return crashed
         core = self._free.argmin(1)
         wait = np.maximum(self._free[self._rows, core] - now_s, 0.0)
         delays: np.ndarray = wait + service_s
@@ -82,26 +107,32 @@ class Bank:
         """Delay until each server has answered; ``memory_bytes`` is per host, and so is the wait
         for memory."""
         delays = self.visit_each(now_s, service_s)
-        if np.isfinite(self._memory_rate) and self._free is not None:
-            self._memory_free = (
-                np.maximum(self._memory_free, now_s) + memory_bytes / self._memory_rate
-            )
+        if np.isfinite(self._memory_rate):
+            took_s = memory_bytes / self._memory_rate
+            self.memory_busy_s += took_s
+            self._memory_free = np.maximum(self._memory_free, now_s) + took_s
             delays = np.maximum(delays, self._memory_free[self._host_of] - now_s)
         return delays
 
-    def visit_one(self, now_s: float, process: int, service_s: float) -> float:
-        """Delay of a request to one server (messages resolved)."""
+    def visit_one(
+        self, now_s: float, process: int, service_s: float, memory_bytes: float = 0.0
+    ) -> float:
+        """Delay of a request to one server (messages resolved), whose memory is its host's."""
         self.busy_s[process] += service_s
         if self._free is None:
-            return service_s
+            return max(float(self._back[process]) - now_s, 0.0) + service_s
         cores = self._free[process]
         core = int(cores.argmin())
         delay = max(float(cores[core]) - now_s, 0.0) + service_s
         cores[core] = now_s + delay
+        if np.isfinite(self._memory_rate):
+            host, took_s = self._host_of[process], memory_bytes / self._memory_rate
+            self.memory_busy_s[host] += took_s
+            self._memory_free[host] = max(self._memory_free[host], now_s) + took_s
+            delay = max(delay, self._memory_free[host] - now_s)
         return float(delay)
 
     def close_until(self, process: int, time_s: float) -> None:
         """No request of this server starts before this time (a crash)."""
-        if self._free is None:
-            self._free = np.zeros((len(self._rows), 4096))
-        self._free[process] = np.maximum(self._free[process], time_s)
+        held = self._back if self._free is None else self._free
+        held[process] = np.maximum(held[process], time_s)

@@ -80,13 +80,16 @@ def simulate(
         scenario=scenario,
         need=need,
         stamps=stamps,
+        legs=world.legs,
         trace=order.finish(**_meta(scenario)) if trace else None,
+        computed_s=world.computed_s,
+        served_s=world.served_s,
         events=env.events,
         makespan_s=float(env.now),
         busy_s=_busy(world, stamps),
         link_bytes=dict(zip(platform.names, platform.network.link_bytes, strict=True)),
         link_capacity=dict(zip(platform.names, platform.capacities, strict=True)),
-        losses=world.recovery.losses(sum(crash.at_s <= env.now for crash in crashes)),
+        losses=world.recovery.losses(crashes),
         max_in_flight=world.ledger.max_in_flight,
     )
     check(run)
@@ -138,11 +141,13 @@ def _busy(world: World, stamps: np.ndarray) -> dict[str, float]:
     workers = cluster.embedding_workers
     work = sum(worker.busy_s for worker in platform.workers)
     return {
-        "GPU": world.computed_s / ranks,
+        "GPU": float(world.computed_s.sum()) / ranks,
         "copy to the GPU": spent(Mark.ON_GPU, Mark.COPY_IN),
         "copy from the GPU": spent(Mark.COPIED_OUT, Mark.COPY_OUT),
         "worker cores": work / (workers.processes * workers.cores_per_process),
+        "worker memory": max(memory.busy_s for memory in platform.worker_memory),
         "server cores": float(platform.servers.busy_s.max()) / cluster.servers.cores_per_process,
+        "server memory": float(platform.servers.memory_busy_s.max()),
         "dense server": platform.dense_server.busy_s,
     }
 

@@ -18,7 +18,7 @@ from persia_sim.engine.recovery import Recovery
 from persia_sim.model.demand import Demand
 from persia_sim.model.noise import Purpose, lognormal_factors, stream
 from persia_sim.model.scenario import Scenario, WorkerChoice
-from persia_sim.model.stamps import Mark
+from persia_sim.model.stamps import Leg, Mark
 
 Process = Generator[simpy.Event, Any, None]
 
@@ -45,8 +45,12 @@ class World:
         self.window = LookupWindow(env, scenario)
         self.ledger = Ledger(env, scenario, on_push)
         self.recovery = Recovery(env, scenario, self.disturbed, self.ledger)
-        self.computed_s = 0.0  # by all GPUs, without the rounds and crashes that stop them
+        # By each GPU in each step, without the rounds and crashes that stop it.
+        self.computed_s = np.zeros((ranks, steps))
+        # Of each batch's lookup and push: the longest service at a server, with its noise.
+        self.served_s = np.zeros((2, ranks, steps))
         self.stamps = [[[np.nan] * steps for _ in range(ranks)] for _ in Mark]
+        self.legs = np.full((len(Leg), ranks, steps), np.nan)
         noise, seed = scenario.noise, scenario.seed
         self._gpu_factor = [
             lognormal_factors(stream(seed, Purpose.GPU, r), noise.gpu_cv, steps).tolist()
@@ -73,21 +77,22 @@ class World:
         batch = s * cluster.ranks + r
         return (batch // cluster.loaders if choice is WorkerChoice.PER_LOADER else batch) % workers
 
-    def worker_delay(self, worker: int, service_s: float) -> float:
+    def worker_delay(self, worker: int, service_s: float, memory_bytes: float) -> float:
         """Queue and serve at an embedding worker."""
         service_s = self.disturbed.at_worker(worker, service_s)
-        return self.platform.workers[worker].visit(self.env.now, service_s)
+        return self.platform.worker_delay(worker, service_s, memory_bytes)
 
-    def server_noise(self, purpose: Purpose, r: int, s: int) -> np.ndarray | float:
-        """A factor for each server, or 1."""
-        scenario = self.scenario
-        if scenario.noise.server_cv == 0:
-            return 1.0
-        draws = stream(scenario.seed, purpose, r, s)
-        return lognormal_factors(draws, scenario.noise.server_cv, len(self.need.server_shares))
+    def at_servers(self, service_s: np.ndarray, purpose: Purpose, r: int, s: int) -> np.ndarray:
+        """The service times of a batch's requests, with noise and slow-downs."""
+        scenario, found = self.scenario, self.disturbed.at_servers(service_s)
+        if scenario.noise.server_cv:
+            draws = stream(scenario.seed, purpose, r, s)
+            found = found * lognormal_factors(draws, scenario.noise.server_cv, len(service_s))
+            self.served_s[int(purpose is Purpose.SERVER_UPDATE), r, s] = found.max()
+        return found
 
     def compute_s(self, r: int, s: int) -> tuple[float, float]:
         """Forward and backward of this batch, with noise and slow-downs."""
         factor = self.disturbed.at_rank(r, self._gpu_factor[r][s])
-        self.computed_s += self.need.compute_s * factor
+        self.computed_s[r, s] = self.need.compute_s * factor
         return self.need.forward_s * factor, self.need.backward_s * factor

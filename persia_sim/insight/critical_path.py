@@ -1,16 +1,18 @@
 """Where the time goes: the critical path of a run, second by second.
 
 From the last push backwards: each instant is explained by the latest of the instants that it had
-to wait for. The pieces add up to the makespan.
+to wait for. The pieces add up to the makespan, by stage of a batch's life or by resource.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 
 import numpy as np
 
 from persia_sim.engine.run import Run
+from persia_sim.insight.resources import Resources
 from persia_sim.model.stamps import Mark
 from persia_sim.words.vocabulary import Mode
 
@@ -37,6 +39,24 @@ Node = tuple[Mark, int, int]
 
 def critical_path(run: Run) -> dict[str, float]:
     """Seconds of the makespan that each part of a batch's life is to blame for."""
+    blame: dict[str, float] = defaultdict(float)
+    for (mark, r, s), since_s, _ in _walk(run):
+        blame[_PART[mark]] += float(run.stamps[mark, r, s]) - since_s
+    return {part: seconds for part, seconds in blame.items() if seconds > 0}
+
+
+def blame_of_resources(run: Run) -> dict[str, float]:
+    """Seconds of the makespan that each resource is to blame for, with the queues before it."""
+    blame: dict[str, float] = defaultdict(float)
+    resources = Resources(run)
+    for node, since_s, is_first in _walk(run):
+        for name, seconds in resources.between(node, since_s, is_first):
+            blame[name] += seconds
+    return {name: seconds for name, seconds in blame.items() if seconds > 0}
+
+
+def _walk(run: Run) -> Iterator[tuple[Node, float, bool]]:
+    """The path from its end: each instant, when its cause was, and whether there was none."""
     stamps, scenario = run.stamps, run.scenario
     ranks, steps = stamps.shape[1:]
     queues, window = scenario.queues, scenario.window
@@ -89,18 +109,16 @@ def critical_path(run: Run) -> dict[str, float]:
             return found
         return [(Mark(mark - 1), r, s)]
 
-    blame: dict[str, float] = defaultdict(float)
     r, s = np.unravel_index(int(stamps[Mark.RETURNED].argmax()), (ranks, steps))
     node: Node = (Mark.RETURNED, int(r), int(s))
     while True:
         now = float(stamps[node])
         earlier = [n for n in before(node) if stamps[n] <= now]
         cause = max(earlier, key=lambda n: float(stamps[n]), default=None)
-        blame[_PART[node[0]]] += now - (float(stamps[cause]) if cause else 0.0)
+        yield node, float(stamps[cause]) if cause else 0.0, cause is None
         if cause is None:
-            break
+            return
         node = cause
-    return {part: seconds for part, seconds in blame.items() if seconds > 0}
 
 
 def _at(mark: Mark, r: int, s: int) -> list[Node]:

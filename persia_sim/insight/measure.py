@@ -8,7 +8,9 @@ from math import inf, sqrt
 import numpy as np
 
 from persia_sim.engine.run import Run
+from persia_sim.model.incidents import Crash
 from persia_sim.model.stamps import Mark
+from persia_sim.words.rules import require
 
 _WINDOWS = 8
 _BLOCKS = 600
@@ -65,28 +67,55 @@ def warm_up(durations: np.ndarray) -> int:
     return 5 * int(np.argmin(rest))
 
 
-def step_durations(run: Run) -> np.ndarray:
-    """Seconds between the ends of consecutive steps, float64 [steps - 1].
+def step_durations(run: Run, first: int = 1) -> np.ndarray:
+    """Seconds from the end of the step before to the end of each step, float64 [steps - first].
 
     In async each rank has steps of its own. The ranks' rates add up, so the series is the ranks'
-    durations weighted such that its mean is the step time of the sum of rates.
+    durations weighted such that its mean is the step time of the sum of rates. Step 0 lasts from
+    the start of the run. Raises ValueError for a run of one step.
     """
-    ended = run.stamps[Mark.UPDATED]
+    ended, steps = run.stamps[Mark.UPDATED], run.scenario.steps
+    require(steps >= 2, "steps", steps, "a time between steps needs >= 2")
     if run.scenario.mode.has_barrier:
-        return np.diff(ended[0])
-    durations = np.diff(ended, axis=1)
+        ended = ended[:1]
+    durations = np.diff(ended, axis=1, prepend=0.0)[:, first:]
     rates = 1 / durations.mean(1)
     weights = rates**2 * len(rates) / rates.sum() ** 2
     weighted: np.ndarray = (durations * weights[:, None]).sum(0)
     return weighted
 
 
-def step_time(run: Run) -> Estimate:
-    """Seconds a step in the steady state."""
-    durations = step_durations(run)
+def first_incident_s(run: Run) -> float:
+    """When the first passing thing happens: a crash, a slow-down that begins or ends inside the
+    run, a checkpoint; infinite if nothing does."""
+    scenario = run.scenario
+    found = [inf]
+    for event in scenario.disturbances:
+        if isinstance(event, Crash):
+            found.append(event.at_s)
+        elif event.start_s > 0 or event.end_s < run.makespan_s:
+            found.append(event.start_s)
+    if scenario.checkpoints is not None:
+        found.append(scenario.checkpoints.interval_s)
+    return min(found)
+
+
+def steady_steps(run: Run) -> range:
+    """The steps that count: without the start, but with every step since the first incident.
+
+    The start is what MSER-5 drops, at least the window and five steps. A crash is not a start: a
+    rate without it would be that of a run that never had it.
+    """
+    durations, steps = step_durations(run), run.scenario.steps
     fill = (run.scenario.window or 0) + 5
-    start = max(warm_up(durations), min(fill, len(durations) // 2))
-    return mean_interval(durations[start:])
+    start = 1 + max(warm_up(durations), min(fill, len(durations) // 2))
+    ended = int((run.stamps[Mark.UPDATED] < first_incident_s(run)).sum(1).min())
+    return range(min(start, ended), steps)
+
+
+def step_time(run: Run) -> Estimate:
+    """Seconds a step in the steady state, or since the first incident."""
+    return mean_interval(step_durations(run, steady_steps(run).start))
 
 
 def throughput(run: Run) -> Estimate:

@@ -8,19 +8,22 @@ from math import inf
 import numpy as np
 
 from persia_sim.engine.run import Run
-from persia_sim.insight.critical_path import critical_path
-from persia_sim.insight.measure import Estimate, step_time, throughput
+from persia_sim.insight.critical_path import blame_of_resources, critical_path
+from persia_sim.insight.measure import Estimate, steady_steps, step_time, throughput
 from persia_sim.insight.row_staleness import RowStaleness, row_staleness
 from persia_sim.model.incidents import Crash
 from persia_sim.model.memory import Capacity, fill_s
 from persia_sim.model.stamps import Mark
+from persia_sim.model.workload import Workload
 from persia_sim.oracle.closed_form import Answer, answer
+from persia_sim.words.rules import counted
 from persia_sim.words.staleness import staleness_in_pushes, staleness_in_steps
+from persia_sim.words.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
 class Staleness:
-    """How late rows were, over all lookups of a run."""
+    """How late rows were, over the lookups of a run's steady steps."""
 
     steps_mean: float
     steps_p99: float
@@ -41,9 +44,12 @@ class Report:
     bound: Answer
     staleness: Staleness | None
     use: dict[str, float]
-    """Share of the makespan in which each resource is busy; of NICs, the busiest."""
+    """Share of the time in which each resource is busy at the steady rate (what a step asks of it
+    over the step time); of NICs, the busiest."""
     blame: dict[str, float]
-    """Share of the makespan on the critical path."""
+    """Share of the makespan on the critical path, by resource."""
+    stages: dict[str, float]
+    """The same by the stage of a batch's life."""
     exposed_s: dict[str, float]
     """Seconds a step in which a rank's training loop stands still, by what it waits for."""
     usd_per_hour: float
@@ -54,28 +60,27 @@ class Report:
 def report(run: Run, capacity: Capacity | None = None) -> Report:
     """Derive all figures from a run."""
     scenario = run.scenario
-    rate = throughput(run)
-    use = {name: busy / run.makespan_s for name, busy in run.busy_s.items() if busy}
+    rate, step, kept = throughput(run), step_time(run), steady_steps(run)
+    use = {n: busy / scenario.steps / step.mean for n, busy in run.busy_s.items() if busy}
     for role in ("GPU host", "worker host", "server host", "dense server"):
         for way in ("out", "in"):
             shares = [
-                sent / run.link_capacity[name] / run.makespan_s
+                sent / run.link_capacity[name] / scenario.steps / step.mean
                 for name, sent in run.link_bytes.items()
                 if name.startswith(role) and name.endswith(way)
             ]
             if shares:
                 use[f"{role} NIC, {way}"] = max(shares)
-    blame = critical_path(run)
-    total = sum(blame.values())
     dollars = scenario.cluster.usd_per_hour
     return Report(
         run=run,
         samples_per_s=rate,
-        step_s=step_time(run),
-        bound=answer(scenario, run.need),
+        step_s=step,
+        bound=answer(scenario, run.need, run.drawn(kept.start, kept.stop)),
         staleness=staleness(run) if run.trace is not None else None,
         use=use,
-        blame={part: seconds / total for part, seconds in blame.items()},
+        blame=_of_all(blame_of_resources(run)),
+        stages=_of_all(critical_path(run)),
         exposed_s=exposed(run),
         usd_per_hour=dollars,
         usd_per_million_samples=dollars / 3600 / rate.mean * 1e6,
@@ -83,20 +88,42 @@ def report(run: Run, capacity: Capacity | None = None) -> Report:
     )
 
 
+def _of_all(seconds: dict[str, float]) -> dict[str, float]:
+    total = sum(seconds.values())
+    return {name: each / total for name, each in seconds.items()}
+
+
 def staleness(run: Run) -> Staleness:
-    """Statistics of the run's trace."""
+    """Statistics of the steady steps of the run's trace.
+
+    Pushes count until the last lookup of some rank: later ones meet a run that empties itself.
+    """
     if run.trace is None:
         raise ValueError("the run has no trace: simulate with trace=True")
-    in_steps = staleness_in_steps(run.trace)
-    pushes = staleness_in_pushes(run.trace).missed_pushes
-    mean = float(pushes.mean()) if len(pushes) else 0.0
+    kept, stamps = steady_steps(run), run.stamps
+    full_until_s = float(stamps[Mark.READ][:, -1].min())
+    closed = np.flatnonzero(stamps[Mark.APPLIED].max(0) <= full_until_s)
+    end = int(closed[-1]) + 1 if len(closed) else 0
+    return staleness_of(run.trace, run.scenario.workload, kept, end if end > kept.start else None)
+
+
+def staleness_of(
+    trace: Trace, workload: Workload, kept: range, pushes_end: int | None = None
+) -> Staleness:
+    """Statistics of the lookups of some steps, and of their pushes up to a step."""
+    in_steps, in_pushes = staleness_in_steps(trace), staleness_in_pushes(trace)
+    lookups = (in_steps.step >= kept.start) & (in_steps.step < kept.stop)
+    missing, oldest = in_steps.missing_steps[lookups], in_steps.oldest_missing_steps[lookups]
+    end = kept.stop if pushes_end is None else pushes_end
+    pushed = (in_pushes.step >= kept.start) & (in_pushes.step < end)
+    pushes = in_pushes.missed_pushes[pushed]
     return Staleness(
-        float(in_steps.missing_steps.mean()),
-        float(np.percentile(in_steps.missing_steps, 99)),
-        int(in_steps.oldest_missing_steps.max()),
-        mean,
+        float(missing.mean()),
+        float(np.percentile(missing, 99)),
+        int(oldest.max()),
+        float(pushes.mean()) if len(pushes) else 0.0,
         float(np.percentile(pushes, 99)) if len(pushes) else 0.0,
-        row_staleness(pushes, run.scenario.workload),
+        row_staleness(pushes, workload),
     )
 
 
@@ -156,9 +183,11 @@ def _faults(run: Run) -> str:
     losses, slow = run.losses, len(run.scenario.disturbances)
     slow -= sum(isinstance(event, Crash) for event in run.scenario.disturbances)
     return (
-        f"faults       {slow} slow, {losses.crashes} crashes: down {losses.down_s:.2f} s, redone "
-        f"{losses.redone_s:.2f} s, pushes lost {losses.lost_pushes}, forgotten "
-        f"{losses.forgotten_pushes}; {losses.checkpoints} checkpoints, {losses.writing_s:.2f} s "
+        f"faults       {slow} slow, {counted(losses.crashes, 'crash')}: out of service "
+        f"{losses.outage_s:.2f} s, training stopped {losses.down_s:.2f} s, redone "
+        f"{losses.redone_s:.2f} s; pushes lost {losses.lost_pushes} and parts of others "
+        f"{losses.lost_parts}, forgotten {losses.forgotten_pushes}; "
+        f"{counted(losses.checkpoints, 'checkpoint')}, {losses.writing_s:.2f} s "
         f"(of {run.makespan_s:.2f} s)"
     )
 
@@ -175,13 +204,14 @@ def text(result: Report) -> str:
         knobs.append(f"{scenario.permits} permits")
     lines = [
         f"{cluster.name}: {cluster.ranks} x {cluster.gpu.name}, "
-        f"{cluster.embedding_workers.processes} embedding workers, "
-        f"{cluster.servers.processes} servers on {cluster.servers.hosts} hosts",
+        f"{counted(cluster.embedding_workers.processes, 'embedding worker')}, "
+        f"{counted(cluster.servers.processes, 'server')} on "
+        f"{counted(cluster.servers.hosts, 'host')}",
         f"{work.name}: {work.rows:.3g} rows x {work.dim} = {work.rows * work.dim:.3g} parameters, "
         f"dense {work.dense_params / 1e6:.1f} M, batch {scenario.batch:,} "
         f"({work.batch_per_rank:,} a rank)",
         f"mode         {', '.join([str(scenario.mode), *knobs])}; {scenario.discipline} network; "
-        f"{scenario.steps} steps, seed {scenario.seed}",
+        f"{counted(scenario.steps, 'step')}, seed {scenario.seed}",
         f"throughput   {_si(rate.mean, 'samples/s')}  {_interval(rate)}",
         f"step         {step.mean * 1e3:.2f} ms; bound {bound.step_s * 1e3:.2f} ms ({bound.binds})",
     ]
@@ -198,8 +228,9 @@ def text(result: Report) -> str:
         for name, seconds in sorted(result.exposed_s.items(), key=lambda item: -item[1])
     )
     lines += [
-        f"in flight    at most {run.max_in_flight} batches",
-        f"to blame     {_shares(result.blame, 5)}",
+        f"in flight    at most {counted(run.max_in_flight, 'batch')}",
+        f"to blame     {_shares(result.blame, 6)}",
+        f"at stages    {_shares(result.stages, 5)}",
         f"exposed, ms  {exposed_ms or 'nothing'}",
         f"in use       {_shares(result.use, 6)}",
         f"sent         {_si(sent_bytes(run) / scenario.steps, 'B')} a step",
@@ -220,6 +251,9 @@ def text(result: Report) -> str:
             f"cost         ${result.usd_per_hour:,.0f} an hour, "
             f"${result.usd_per_million_samples:.3f} per million samples"
         )
+    if scenario.costs.spreads:
+        spreads = ", ".join(f"{n} {spread:.0%}" for n, spread in scenario.costs.spreads.items())
+        lines.append(f"measured     within {spreads} of the laws (one standard deviation)")
     if run.need.extrapolated:
         lines.append(f"extrapolated {', '.join(run.need.extrapolated)}: outside the fitted range")
     return "\n".join(lines)

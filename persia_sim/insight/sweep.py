@@ -41,10 +41,14 @@ class Point:
     """Embedding worker hosts."""
     servers: int = 30
     """Server hosts."""
+    loaders: int | None = None
+    """Loader processes; None: as many a rank as the preset has."""
     batch_per_rank: int = 864
     """Samples of a rank in a step."""
     tau: int | None = DEFAULT_TAU
     """Window where the mode reads late rows; not used elsewhere."""
+    merge_pushes: bool | None = None
+    """Apply the pushes of a step at once where the mode may; None means yes there."""
     discipline: Discipline = Discipline.FLUID
     """How NICs are shared."""
     gpu_cv: float = 0.05
@@ -64,18 +68,15 @@ class Point:
 
 
 def scenario_of(point: Point, steps: int) -> Scenario:
-    """The scenario of a point; loaders go with the ranks, as the preset has them."""
+    """The scenario of a point: the same as the command's with the same options."""
     preset = CLUSTERS[point.cluster]()
-    loaders = max(1, round(preset.loaders * point.ranks / preset.ranks))
-    cluster = preset.with_ranks(point.ranks).with_workers(point.workers)
-    cluster = replace(cluster.with_servers(point.servers), loaders=loaders)
     return Scenario(
-        cluster=cluster,
+        cluster=preset.resized(point.ranks, point.workers, point.servers, point.loaders),
         workload=replace(workloads()[point.workload], batch_per_rank=point.batch_per_rank),
         costs=costs_of(point.cluster),
         mode=point.mode,
         tau=point.tau if point.mode.reads_late_rows else None,
-        merge_pushes=False if point.mode.may_merge else None,  # on arrival, as the original
+        merge_pushes=point.merge_pushes if point.mode.may_merge else None,
         discipline=point.discipline,
         noise=Noise(gpu_cv=point.gpu_cv),
         seed=point.seed,
@@ -118,9 +119,12 @@ def evaluate(
     }
 
 
-def analytic(point: Point) -> dict[str, Any]:
-    """The closed form's row: an upper bound, exact without contention and noise."""
-    scenario = scenario_of(point, 1)
+def analytic(point: Point, most_steps: int = 1536) -> dict[str, Any]:
+    """The closed form's row: an upper bound, exact without contention and noise.
+
+    Only async_averaging reads ``most_steps``: a run that is short meets fewer rounds.
+    """
+    scenario = scenario_of(point, most_steps)
     found = answer(scenario, demand(scenario))
     dollars = scenario.cluster.usd_per_hour
     return asdict(point) | {

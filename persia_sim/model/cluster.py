@@ -173,6 +173,22 @@ class Cluster:
         """The same cluster with another number of embedding-worker hosts."""
         return replace(self, embedding_workers=replace(self.embedding_workers, hosts=hosts))
 
+    def resized(
+        self,
+        ranks: int | None = None,
+        workers: int | None = None,
+        servers: int | None = None,
+        loaders: int | None = None,
+    ) -> Self:
+        """The same with other counts (None: as they are). Loaders go with the ranks, rounded,
+        unless their number is given: a rank then has as many as before."""
+        if loaders is None:
+            loaders = max(1, round(self.loaders * (ranks or self.ranks) / self.ranks))
+        cluster = self if ranks is None else self.with_ranks(ranks)
+        cluster = cluster if workers is None else cluster.with_workers(workers)
+        cluster = cluster if servers is None else cluster.with_servers(servers)
+        return replace(cluster, loaders=loaders)
+
     @property
     def usd_per_hour(self) -> float:
         """List price of all hosts."""

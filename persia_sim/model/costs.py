@@ -22,11 +22,13 @@ class Law:
     fixed_s: float = 0.0
     """Paid once a call, >= 0."""
     per_item_s: float = 0.0
-    """Paid for each id (or sample, for the loader), >= 0."""
+    """Paid for each item, >= 0: a sample for the loader, an occurrence of an id for an embedding
+    worker, an id that is sent for a server."""
     per_byte_s: float = 0.0
     """Paid for each payload byte touched, >= 0."""
     spread: float = 0.0
-    """Residual standard deviation relative to the fit, >= 0; reported, not simulated."""
+    """Residual standard deviation relative to the fit, >= 0; the report says it, no run draws it
+    (`Noise` does)."""
     fitted_items: tuple[float, float] | None = None
     """Range of items in which the law was measured; outside it a result is flagged."""
     source: str
@@ -55,13 +57,14 @@ class Costs:
     load: Law
     """Loader: build one batch and send it; items are samples."""
     worker_forward: Law
-    """Embedding worker: hash, split by server, write requests; items are ids."""
+    """Embedding worker: hash, split by server, write requests; items are occurrences of ids."""
     worker_rpc: Law
-    """Embedding worker: one call to one server, fixed part only; paid once a server each way."""
+    """Embedding worker: one call to one server, paid once a server each way; a fixed part only,
+    since what ids and bytes cost is the other laws'."""
     worker_pool: Law
-    """Embedding worker: read rows, sum, convert; items are ids, bytes are rows received."""
+    """Embedding worker: read rows, sum, convert; items are occurrences, bytes are rows received."""
     worker_scatter: Law
-    """Embedding worker: gradients to rows, write pushes; items are ids, bytes are pushed."""
+    """Embedding worker: gradients to rows, write pushes; items are occurrences, bytes are sent."""
     server_lookup: Law
     """Server: find and copy rows of one request; items are ids, bytes are rows."""
     server_update: Law
@@ -84,6 +87,10 @@ class Costs:
     """Where the set comes from, and the name of what was fitted."""
 
     def __post_init__(self) -> None:
+        for part in ("per_item_s", "per_byte_s"):
+            value = getattr(self.worker_rpc, part)
+            remedy = "put it into worker_forward or worker_scatter"
+            require(value == 0, f"worker_rpc.{part}", value, "a call has a fixed part only", remedy)
         require(self.gpu_fixed_s >= 0, "gpu_fixed_s", self.gpu_fixed_s, "must be >= 0")
         sizes = [size for size, _ in self.gpu_efficiency]
         require(
@@ -96,6 +103,16 @@ class Costs:
         require(ok, "gpu_efficiency", self.gpu_efficiency, "shares must lie in (0, 1]")
         rate = self.dense_server_bytes_per_s
         require(rate > 0, "dense_server_bytes_per_s", rate, "must be > 0")
+
+    def extrapolates_gpu(self, batch_per_rank: int) -> bool:
+        """Whether a batch lies outside the points at which the GPU's efficiency is known."""
+        return not self.gpu_efficiency[0][0] <= batch_per_rank <= self.gpu_efficiency[-1][0]
+
+    @property
+    def spreads(self) -> dict[str, float]:
+        """Residual spread of the measured laws, by name."""
+        laws = {name: getattr(self, name) for name in self.__slots__}
+        return {n: law.spread for n, law in laws.items() if isinstance(law, Law) and law.spread}
 
     def efficiency(self, batch_per_rank: int) -> float:
         """Share of the GPU's peak rate that a step of so many samples of a rank reaches."""

@@ -22,12 +22,24 @@ class Fetch:
     request_bytes: float
     server_s: np.ndarray
     """float64 [servers]: the request of each server, on one core."""
+    join_s: float
+    """Seconds by which the busiest server of a batch is later than that of the mean batch."""
     server_memory_bytes: float
     """Bytes of server memory moved for it, all servers together."""
     rows_bytes: float
     worker_pool_s: float
     activation_bytes: float
     copy_in_s: float
+
+    @property
+    def forward_memory_bytes(self) -> float:
+        """Worker: ids are read and requests written."""
+        return 2 * self.request_bytes
+
+    @property
+    def pool_memory_bytes(self) -> float:
+        """Worker: rows are read and activations written."""
+        return self.rows_bytes + self.activation_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +61,11 @@ class Demand:
     push_bytes: float
     server_update_s: np.ndarray
     """float64 [servers]"""
+    update_join_s: float
+    """As `Fetch.join_s`, of the push."""
     update_memory_bytes: float
     dense_copy_s: float
-    """Async: one copy of the dense weights through their server."""
+    """Async: one whole copy of the dense weights through one server."""
     averaging_s: float
     """async_averaging: one round of the background all-reduce."""
     dense_bytes: float
@@ -62,6 +76,17 @@ class Demand:
     """float64 [servers], sum 1."""
     extrapolated: tuple[str, ...]
     """Names of measured laws used outside the range in which they were fitted."""
+
+    @property
+    def scatter_memory_bytes(self) -> float:
+        """Worker: gradients are read and pushes written."""
+        return self.gradient_bytes + self.push_bytes
+
+    @property
+    def dense_part_s(self) -> np.ndarray:
+        """Async: each server's part of a copy of the dense weights, float64 [servers]."""
+        parts: np.ndarray = self.dense_copy_s * self.server_shares
+        return parts
 
     @property
     def compute_s(self) -> float:
@@ -83,18 +108,23 @@ def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
     server_speed = cluster.servers.host.core_speed
     rank_speed = cluster.nn.host.core_speed
     ids, row = work.sent_ids, 4.0 * work.dim
+    met = work.ids_per_batch  # a worker merges, sums and scatters every occurrence of an id
+    extra = work.busiest_extra(cluster.servers.processes)
     rpc_s = costs.worker_rpc.fixed_s * len(shares)
     bus = cluster.gpu.pcie_bytes_per_s
     activation = work.activation_bytes
 
     created_s: np.ndarray | float = 0.0  # nothing is missing: not even the fixed part is paid
+    create, find, update = costs.server_create, costs.server_lookup, costs.server_update
     if miss_rate:
         missing = ids * miss_rate * shares
-        create = costs.server_create
         created_s = create.fixed_s + (create.per_item_s + create.per_byte_s * row) * missing
+    found_s = find.per_item_s + find.per_byte_s * row
+    found_s += miss_rate * (create.per_item_s + create.per_byte_s * row)
+    updated_s = update.per_item_s + update.per_byte_s * row
 
     fetch = Fetch(
-        worker_forward_s=(costs.worker_forward(ids, work.request_bytes) + rpc_s) / worker_speed,
+        worker_forward_s=(costs.worker_forward(met, work.request_bytes) + rpc_s) / worker_speed,
         request_bytes=work.request_bytes,
         server_s=(
             costs.server_lookup.fixed_s
@@ -103,9 +133,10 @@ def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
             + created_s
         )
         / server_speed,
+        join_s=extra * found_s / server_speed,
         server_memory_bytes=2 * row * ids,
         rows_bytes=work.rows_bytes,
-        worker_pool_s=costs.worker_pool(ids, work.rows_bytes) / worker_speed,
+        worker_pool_s=costs.worker_pool(met, work.rows_bytes) / worker_speed,
         activation_bytes=activation,
         copy_in_s=costs.copy_in(ids, activation) / rank_speed + activation / bus,
     )
@@ -141,12 +172,15 @@ def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
     )
     used = {
         "load": (costs.load, work.batch_per_rank),
-        "worker_forward": (costs.worker_forward, ids),
-        "worker_pool": (costs.worker_pool, ids),
-        "worker_scatter": (costs.worker_scatter, ids),
+        "worker_forward": (costs.worker_forward, met),
+        "worker_pool": (costs.worker_pool, met),
+        "worker_scatter": (costs.worker_scatter, met),
         "server_lookup": (costs.server_lookup, ids / len(shares)),
         "server_update": (costs.server_update, ids / len(shares)),
     }
+    extrapolated = [n for n, (law, items) in used.items() if law.extrapolates(items)]
+    if costs.extrapolates_gpu(work.batch_per_rank):
+        extrapolated.append("gpu_efficiency")
     return Demand(
         load_s=costs.load(work.batch_per_rank, work.loader_bytes) / rank_speed,
         loader_bytes=work.loader_bytes,
@@ -158,7 +192,7 @@ def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
         sync_overhead_s=sync.overhead_s if buckets else 0.0,
         copy_out_s=costs.copy_out(ids, activation) / rank_speed + activation / bus,
         gradient_bytes=activation,
-        worker_scatter_s=(costs.worker_scatter(ids, work.push_bytes) + rpc_s) / worker_speed,
+        worker_scatter_s=(costs.worker_scatter(met, work.push_bytes) + rpc_s) / worker_speed,
         push_bytes=work.push_bytes,
         server_update_s=(
             costs.server_update.fixed_s
@@ -166,13 +200,14 @@ def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
             + costs.server_update.per_byte_s * ids * row * shares
         )
         / server_speed,
+        update_join_s=extra * updated_s / server_speed,
         update_memory_bytes=4 * row * ids,
         dense_copy_s=work.dense_bytes / costs.dense_server_bytes_per_s,
         averaging_s=averaging_s,
         dense_bytes=work.dense_bytes,
         averaging_nic_bytes=sync.nic_bytes(work.dense_bytes, cluster.ranks, per_host),
         server_shares=shares,
-        extrapolated=tuple(n for n, (law, items) in used.items() if law.extrapolates(items)),
+        extrapolated=tuple(extrapolated),
     )
 
 
@@ -200,6 +235,7 @@ def _scaled(fetch: Fetch, share: float, scenario: Scenario) -> Fetch:
         ),
         request_bytes=fetch.request_bytes * share,
         server_s=server_fixed + (fetch.server_s - server_fixed) * share,
+        join_s=fetch.join_s * share,
         server_memory_bytes=fetch.server_memory_bytes * share,
         rows_bytes=fetch.rows_bytes * share,
         worker_pool_s=part(fetch.worker_pool_s, costs.worker_pool.fixed_s / worker_speed),

@@ -40,6 +40,20 @@ class WorkerChoice(StrEnum):
     """Uniformly at random."""
 
 
+class DenseHome(StrEnum):
+    """Where async keeps the dense weights that its ranks pull and push."""
+
+    SERVERS = "servers"
+    """In parts on all embedding servers (as XDL), spread over them as the rows are: copies share
+    the NICs, cores and memory of servers and the NICs of GPU hosts with the rows."""
+    ONE = "one"
+    """Whole, on one host more of the servers' type: copies share the NICs of GPU hosts with rows,
+    and its own NIC and core with each other."""
+    APART = "apart"
+    """Whole, behind a network of its own, so that only its rate binds (`dense_server_bytes_per_s`,
+    as high as one likes): what a simulator that forgets dense traffic says."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Queues:
     """Capacities of a rank's buffers; the defaults are the original's."""
@@ -122,10 +136,12 @@ class Scenario:
     infinite_cpus: bool = False
     """Embedding workers and servers never queue (the closed forms assume it)."""
     dense_on_nics: bool = False
-    """The dense gradient also loads NICs: the all-reduce those of the GPU hosts, async's dense
-    copies these and the NIC of one host more, which serves them. Else dense traffic has a network
-    of its own, as the closed forms assume and as the constants were fitted: with the same constants
-    and this on, the points at 6.25 to 100 T move from errors within 4.4 % to -1.4 to -7.6 %."""
+    """The all-reduce and the rounds of async_averaging also load the NICs of the GPU hosts. Else
+    they have a network of their own, as the closed forms assume and as the constants were fitted:
+    with the same constants and this on, the points at 6.25 to 100 T move from errors within 4.4 %
+    to -1.4 to -7.6 %. Not in async, whose dense copies are on NICs unless `dense_home` is apart."""
+    dense_home: DenseHome | None = None
+    """Where the dense weights are. Async only; None means on the embedding servers there."""
     resolve_messages: bool = False
     """Send one message to each server process instead of a coflow per fan-out: the un-aggregated
     model, some hundred times slower, by which the aggregation is checked."""
@@ -164,6 +180,13 @@ class Scenario:
             require(self.ahead >= 1, "ahead", self.ahead, "must be >= 1")
             ok = mode is Mode.LOOKAHEAD
             require(ok, "ahead", self.ahead, f"{mode} does not read it", "drop it")
+        if self.dense_home is not None:
+            ok = mode is Mode.ASYNC
+            require(ok, "dense_home", self.dense_home, f"{mode} does not read it", "drop it")
+        if self.dense_on_nics:
+            ok = mode is not Mode.ASYNC
+            remedy = "drop it, or choose a dense_home"
+            require(ok, "dense_on_nics", True, "async has no all-reduce", remedy)
         if self.averaging is not None:
             ok = mode is Mode.ASYNC_AVERAGING
             require(ok, "averaging", self.averaging, f"{mode} does not read it", "drop it")
@@ -198,6 +221,11 @@ class Scenario:
     def merges(self) -> bool:
         """Whether a step's pushes are applied at once."""
         return self.mode.merges(self.merge_pushes)
+
+    @property
+    def home(self) -> DenseHome | None:
+        """Where the dense weights are in async; None in other modes."""
+        return (self.dense_home or DenseHome.SERVERS) if self.mode is Mode.ASYNC else None
 
     @property
     def rounds(self) -> Averaging:

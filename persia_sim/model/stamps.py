@@ -42,6 +42,38 @@ class Mark(IntEnum):
     """The rank knows; its permit is free."""
 
 
+class Leg(IntEnum):
+    """An instant between two marks, at which one resource hands a batch to the next; those of the
+    second look of lookahead come in the same order as those of the lookup."""
+
+    ASKED = 0
+    """The lookup: the worker has written its requests, and the first byte is on its way."""
+    ARRIVED = 1
+    """The last request is at its server."""
+    READ = 2
+    """The last server has read its rows."""
+    ANSWERED = 3
+    """All rows are at the worker."""
+    POOLED = 4
+    """They are pooled, and the first byte is on its way to the rank."""
+    ROWS = 5
+    """They are on the rank's host."""
+    ASKED_AGAIN = 6
+    ARRIVED_AGAIN = 7
+    READ_AGAIN = 8
+    ANSWERED_AGAIN = 9
+    POOLED_AGAIN = 10
+    ROWS_AGAIN = 11
+    DENSE_SERVED = 12
+    """The home of the dense weights has read them (async)."""
+    AT_WORKER = 13
+    """The push: gradients are at the worker."""
+    SCATTERED = 14
+    """The worker has written the pushes, and the first byte is on its way."""
+    AT_SERVERS = 15
+    """The last push is at its server."""
+
+
 STAGE_OF: dict[Mark, Stage] = {
     Mark.LOADED: Stage.LOAD,
     Mark.READ: Stage.LOOKUP,

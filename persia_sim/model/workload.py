@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from persia_sim.model.popularity import expected_distinct, server_shares
+from persia_sim.model.popularity import busiest_extra, expected_distinct, server_shares
 from persia_sim.words.rules import require
 
 
@@ -156,6 +156,13 @@ class Workload:
         """Expected share of each server in the ids of a batch, float64 [servers], sum 1."""
         draws = self.batch_per_rank * self.ids_per_field
         return server_shares(
+            servers, self.fields, draws, self.rows / self.fields, self.zipf, self.wire.deduplicate
+        )
+
+    def busiest_extra(self, servers: int) -> float:
+        """Ids by which the busiest server of a batch exceeds the largest expected number."""
+        draws = self.batch_per_rank * self.ids_per_field
+        return busiest_extra(
             servers, self.fields, draws, self.rows / self.fields, self.zipf, self.wire.deduplicate
         )
 

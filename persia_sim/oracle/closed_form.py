@@ -13,7 +13,7 @@ import numpy as np
 
 from persia_sim.model.allreduce import sync_delay
 from persia_sim.model.demand import Demand, Fetch, demand
-from persia_sim.model.scenario import Scenario
+from persia_sim.model.scenario import DenseHome, Scenario
 from persia_sim.network.disciplines import transfer_s
 from persia_sim.words.vocabulary import Mode
 
@@ -71,6 +71,23 @@ class Transfers:
         _, worker, servers, _, streams = self._rates()
         return transfer_s(size_bytes, [worker, servers], streams)
 
+    def dense_s(self) -> float:
+        """A copy of the dense weights between their home and a rank (async)."""
+        rank, _, servers, stream, streams = self._rates()
+        size_bytes, home = self.need.dense_bytes, self.scenario.home
+        if home is DenseHome.SERVERS:
+            return transfer_s(size_bytes, [servers, rank], streams)
+        if home is DenseHome.ONE:
+            one = self.scenario.cluster.nic_payload_bytes_per_s[2]
+            return transfer_s(size_bytes, [one, rank], stream)
+        return 0.0
+
+    def dense_served_s(self) -> float:
+        """A copy of the dense weights at their home (async)."""
+        if self.scenario.home is DenseHome.SERVERS:
+            return float(self.need.dense_part_s.max())
+        return self.need.dense_copy_s
+
     def rank_s(self, size_bytes: float) -> float:
         """Worker to rank or back."""
         rank, worker, _, stream, _ = self._rates()
@@ -80,7 +97,7 @@ class Transfers:
 def fetch_s(scenario: Scenario, transfers: Transfers, part: Fetch) -> float:
     """One pass through worker and servers, without the copy to the GPU."""
     latency = scenario.cluster.link.latency_s
-    at_servers = float(part.server_s.max())
+    at_servers = float(part.server_s.max()) + part.join_s
     return (
         latency
         + part.worker_forward_s
@@ -109,20 +126,23 @@ def latencies(scenario: Scenario, need: Demand) -> Latencies:
     refresh = 0.0
     if need.refresh is not None:
         refresh = fetch_s(scenario, transfers, need.refresh) + need.refresh.copy_in_s
+    pull = 0.0
+    if scenario.home is not None:
+        pull = 2 * latency + transfers.dense_served_s() + transfers.dense_s()
     push = (
         latency
         + transfers.rank_s(need.gradient_bytes)
         + need.worker_scatter_s
         + latency
         + transfers.fan_s(need.push_bytes)
-        + float(need.server_update_s.max())
+        + (float(need.server_update_s.max()) + need.update_join_s)
     )
     return Latencies(
         load_s=need.load_s + transfers.load_s(),
         lookup_s=fetch_s(scenario, transfers, need.fetch),
         copy_in_s=need.fetch.copy_in_s,
         refresh_s=refresh,
-        pull_s=need.dense_copy_s + 2 * latency if scenario.mode is Mode.ASYNC else 0.0,
+        pull_s=pull,
         compute_s=need.compute_s,
         sync_s=sync,
         copy_out_s=need.copy_out_s,
@@ -136,9 +156,7 @@ def cycles(scenario: Scenario, need: Demand) -> dict[str, float]:
     life, queues, cluster = latencies(scenario, need), scenario.queues, scenario.cluster
     train = life.refresh_s + life.pull_s + life.compute_s + life.sync_s
     if scenario.mode is Mode.ASYNC_AVERAGING and cluster.ranks > 1:
-        rounds = scenario.rounds
-        stall = rounds.stall_share * need.averaging_s / max(rounds.period_s, need.averaging_s)
-        train /= max(1.0 - stall, 1e-9)
+        train = _with_rounds(train, scenario, need)
     found = {
         "training loop": train,
         "copy to the GPU": life.copy_in_s,
@@ -155,6 +173,23 @@ def cycles(scenario: Scenario, need: Demand) -> dict[str, float]:
     if scenario.mode is Mode.LOOKAHEAD:
         found["refresh"] = train + life.copy_out_s + life.push_s
     return found
+
+
+def _with_rounds(step_s: float, scenario: Scenario, need: Demand) -> float:
+    """Seconds a step with the rounds that begin before the last one, which stop every replica.
+
+    Rounds begin at multiples of their period, so a run of a few steps may meet none.
+    """
+    rounds, steps = scenario.rounds, scenario.steps
+    every_s = max(rounds.period_s, need.averaging_s)
+    stall_s = rounds.stall_share * need.averaging_s
+    begun, least_s = -1.0, steps * step_s
+    for _ in range(10_000):  # each turn finds the rounds of a longer run, and ever fewer
+        found = max(0.0, (least_s - step_s) // every_s)
+        if found == begun:
+            break
+        begun, least_s = found, steps * step_s + stall_s * found
+    return least_s / steps
 
 
 def shared(scenario: Scenario, need: Demand) -> dict[str, float]:
@@ -184,22 +219,35 @@ def shared(scenario: Scenario, need: Demand) -> dict[str, float]:
     }
     if scenario.dense_on_nics:
         dense = sum(bucket.nic_bytes for bucket in need.buckets)
-        if scenario.mode is Mode.ASYNC:
-            dense = on_host * need.dense_bytes
-            found["dense server's NIC"] = ranks * need.dense_bytes / server_rate
         found["GPU host NICs, in"] += dense / rank_rate
         found["GPU host NICs, out"] += dense / rank_rate
+    home = scenario.home
+    if home in (DenseHome.SERVERS, DenseHome.ONE):
+        found["GPU host NICs, in"] += on_host * need.dense_bytes / rank_rate
+        found["GPU host NICs, out"] += on_host * need.dense_bytes / rank_rate
+        if home is DenseHome.SERVERS:
+            found["server NICs, in"] += ranks * need.dense_bytes * busiest / server_rate
+            found["server NICs, out"] += ranks * need.dense_bytes * busiest / server_rate
+        else:
+            found["dense server's NIC"] = ranks * need.dense_bytes / server_rate
     if scenario.infinite_cpus:
         return found
     work_s = need.worker_scatter_s + sum(f.worker_forward_s + f.worker_pool_s for f in fetches)
     server_s = need.server_update_s + sum(f.server_s for f in fetches)
     memory = need.update_memory_bytes + sum(f.server_memory_bytes for f in fetches)
+    if home is DenseHome.SERVERS:
+        server_s = server_s + 2 * need.dense_part_s
+        memory += 4 * need.dense_bytes
+    touched = need.scatter_memory_bytes
+    touched += sum(f.forward_memory_bytes + f.pool_memory_bytes for f in fetches)
+    worker_memory = workers.hosts * workers.host.memory_bytes_per_s
     found |= {
         "worker cores": ranks * work_s / (workers.processes * workers.cores_per_process),
+        "worker memory": ranks * touched / worker_memory,
         "server cores": ranks * float(np.max(server_s)) / cluster.servers.cores_per_process,
         "server memory": ranks * memory * busiest / cluster.servers.host.memory_bytes_per_s,
     }
-    if scenario.mode is Mode.ASYNC:
+    if home in (DenseHome.ONE, DenseHome.APART):
         found["dense server"] = 2 * ranks * need.dense_copy_s
     return found
 
@@ -215,10 +263,13 @@ class Answer:
     """Step time that each constraint alone would allow."""
 
 
-def answer(scenario: Scenario, need: Demand | None = None) -> Answer:
-    """Upper bound on throughput; exact when nothing is shared or random."""
+def answer(scenario: Scenario, need: Demand | None = None, drawn: Demand | None = None) -> Answer:
+    """Upper bound on throughput; exact when nothing is shared or random.
+
+    ``drawn``: the demand with the times that some steps of a run have drawn, to bound those steps.
+    """
     need = need or demand(scenario)
-    seconds = cycles(scenario, need)
+    seconds = cycles(scenario, drawn or need)
     if scenario.discipline != "unshared":
         seconds |= shared(scenario, need)
     binds = max(seconds, key=lambda name: seconds[name])

@@ -149,8 +149,10 @@ class _Recursion:
             lognormal_factors(stream(seed, purpose, r, s), cv, servers) for r in range(self.ranks)
         ]
 
-    def _at_servers(self, service_s: np.ndarray, purpose: Purpose, s: int) -> np.ndarray:
-        return np.array([float((service_s * f).max()) for f in self._noise(purpose, s)])
+    def _at_servers(
+        self, service_s: np.ndarray, join_s: float, purpose: Purpose, s: int
+    ) -> np.ndarray:
+        return np.array([float((service_s * f).max()) + join_s for f in self._noise(purpose, s)])
 
     def _fetch(
         self, start: np.ndarray, s: int, part: Fetch, purpose: Purpose
@@ -158,7 +160,7 @@ class _Recursion:
         """When the last server has read, and when the rows are on the rank's host."""
         now = start + (part.worker_forward_s + self.latency_s)
         now = now + self.transfers.fan_s(part.request_bytes)
-        read = now + self._at_servers(part.server_s, purpose, s)
+        read = now + self._at_servers(part.server_s, part.join_s, purpose, s)
         now = read + self.latency_s if self.latency_s else read
         now = now + self.transfers.fan_s(part.rows_bytes)
         now = now + (part.worker_pool_s + self.latency_s)
@@ -175,7 +177,8 @@ class _Recursion:
             now = now + need.refresh.copy_in_s
         at[Mark.REFRESHED, :, s] = now
         if self.scenario.mode is Mode.ASYNC:
-            now = now + (need.dense_copy_s + 2 * self.latency_s)
+            now = (now + self.latency_s) + self.transfers.dense_served_s()
+            now = (now + self.latency_s) + self.transfers.dense_s()
         at[Mark.START, :, s] = now
         forward, backward = need.forward_s * self.gpu[:, s], need.backward_s * self.gpu[:, s]
         end = now + (forward + backward)
@@ -198,5 +201,7 @@ class _Recursion:
         now = now + self.transfers.rank_s(need.gradient_bytes)
         now = now + (need.worker_scatter_s + self.latency_s)
         now = now + self.transfers.fan_s(need.push_bytes)
-        applied: np.ndarray = now + self._at_servers(need.server_update_s, Purpose.SERVER_UPDATE, s)
+        applied: np.ndarray = now + self._at_servers(
+            need.server_update_s, need.update_join_s, Purpose.SERVER_UPDATE, s
+        )
         return applied

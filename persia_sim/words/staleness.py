@@ -99,6 +99,8 @@ class PushStaleness:
     """int64 [n]: version at the own push minus version at the lookup."""
     in_flight: np.ndarray
     """int64 [n]: other batches in flight at the instant of the push (an independent gauge)."""
+    step: np.ndarray
+    """int64 [n]"""
 
     def mean_by_shard(self) -> dict[int, tuple[float, float]]:
         """Both means of each shard; the discrete Little's law says that they are equal (law 7)."""
@@ -116,19 +118,22 @@ def staleness_in_pushes(trace: Trace) -> PushStaleness:
 
     Needs a trace with versions and with one row per shard, as an execution writes it. Pushes merged
     into one apply take effect at the same instant and do not count as each other's. A batch whose
-    push is lost never has a push instant, so it is in neither figure.
+    push is lost at a shard never has a push instant there, so it is in neither of its figures.
     """
-    lost = {(e.rank, e.step) for e in trace if e.kind == Kind.LOST_PUSH}
+    lost = {(e.rank, e.step, e.shard) for e in trace if e.kind == Kind.LOST_PUSH}
     mode = Mode(trace.meta["mode"])
     reading = Kind.REFRESH if mode is Mode.LOOKAHEAD else Kind.LOOKUP
     open_reads: dict[int, dict[tuple[int, int], int]] = {}
     shards: list[int] = []
     missed: list[int] = []
     in_flight: list[int] = []
+    steps: list[int] = []
     for event in trace:
         flying = open_reads.setdefault(event.shard, {})
-        if event.kind == reading and (event.rank, event.step) not in lost:
-            flying[event.rank, event.step] = event.version
+        if event.kind == reading:
+            batch = (event.rank, event.step)
+            if (*batch, event.shard) not in lost and (*batch, ALL) not in lost:
+                flying[batch] = event.version
         elif event.kind == Kind.PUSH:
             if event.rank == ALL:
                 group = [key for key in flying if key[1] == event.step]
@@ -139,7 +144,8 @@ def staleness_in_pushes(trace: Trace) -> PushStaleness:
                 shards.append(event.shard)
                 missed.append(event.version - version)
                 in_flight.append(len(flying))
-    as_array = [np.array(column, np.int64) for column in (shards, missed, in_flight)]
+                steps.append(event.step)
+    as_array = [np.array(column, np.int64) for column in (shards, missed, in_flight, steps)]
     return PushStaleness(*as_array)
 
 

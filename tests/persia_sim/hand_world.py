@@ -21,7 +21,7 @@ from typing import Any
 from persia_sim.model.allreduce import Algorithm, DenseSync
 from persia_sim.model.cluster import Cluster, Gpu, Host, Link, Role
 from persia_sim.model.costs import Costs, Law
-from persia_sim.model.scenario import Discipline, Scenario
+from persia_sim.model.scenario import DenseHome, Discipline, Scenario
 from persia_sim.model.workload import Workload
 from persia_sim.words.vocabulary import Mode
 
@@ -77,7 +77,7 @@ def hand_costs(**changes: Any) -> Costs:
         copy_in=law(1.0),  # 2 s, and 192 bytes over a bus of 64 a second: 3 s more
         copy_out=law(3.0),  # 6 s, and 3 s
         gpu_fixed_s=12.0,  # 4 s forward, 8 s backward
-        gpu_efficiency=((1, 1.0),),
+        gpu_efficiency=((1, 1.0), (65535, 1.0)),
         dense_sync=DenseSync(
             algorithm=Algorithm.RING, intra_bytes_per_s=1024.0, inter_bytes_per_s=113.0,
             latency_s=0.25, overhead_s=0.5, bucket_bytes=1e9, source=HAND,
@@ -103,5 +103,6 @@ def hand_scenario(mode: Mode = Mode.SYNC, ranks: int = 1, **changes: Any) -> Sce
     base = Scenario(
         cluster=cluster, workload=hand_workload(), costs=hand_costs(), mode=mode,
         discipline=Discipline.UNSHARED, infinite_cpus=True, steps=5,
+        dense_home=DenseHome.APART if mode is Mode.ASYNC else None,
     )  # fmt: skip
     return replace(base, **changes)

@@ -89,8 +89,12 @@ def test_another_width_of_rows_is_refused_and_another_mlp_is_said(tmp_path: Path
 
 def test_use_outside_the_fitted_range_is_flagged(tmp_path: Path) -> None:
     far = replace(small_scenario(), costs=measured(tmp_path / "profile.json"))
-    assert demand(far).extrapolated == ("server_lookup",)
-    assert demand(small_scenario()).extrapolated == ()
+    assert demand(far).extrapolated == ("server_lookup", "gpu_efficiency")
+    # The catalogue knows one batch only, and this one is half of it.
+    assert demand(small_scenario()).extrapolated == ("gpu_efficiency",)
+    [(known, _)] = CATALOGUE.gpu_efficiency
+    at_it = replace(small_scenario().workload, batch_per_rank=known)
+    assert demand(small_scenario(workload=at_it)).extrapolated == ()
 
 
 @pytest.mark.parametrize(

@@ -155,16 +155,22 @@ def test_full_buffers_pass_the_blame_to_the_stage_behind_them() -> None:
 
 
 FETCH = {  # what of a fetch belongs to a part of the path
-    "lookup at servers": ("worker_forward_s", "request_bytes", "server_s"),
+    "lookup at servers": ("worker_forward_s", "request_bytes", "server_s", "join_s"),
     "rows to the rank": ("rows_bytes", "worker_pool_s", "activation_bytes"),
     "copy to the GPU": ("copy_in_s",),
 }
 OTHERS = {
     "load": ("load_s", "loader_bytes"),
     "forward and backward": ("forward_s", "backward_s"),
-    "dense pull": ("dense_copy_s",),
+    "dense pull": ("dense_copy_s", "dense_bytes"),
     "copy from the GPU": ("copy_out_s",),
-    "push": ("gradient_bytes", "worker_scatter_s", "push_bytes", "server_update_s"),
+    "push": (
+        "gradient_bytes",
+        "worker_scatter_s",
+        "push_bytes",
+        "server_update_s",
+        "update_join_s",
+    ),
 }
 
 

@@ -124,12 +124,12 @@ def test_seconds_of_one_batch() -> None:
     ids = np.array([round(3 * zero), round(3 * one)])
     assert need.load_s == (1.0 + 0.25 * 4 + 0.5 * 364) / 0.5
     fetch = need.fetch
-    assert fetch.worker_forward_s == (1.0 + 2.0 * 3 + 0.25 * 48 + 2 * 0.75) / 2
+    assert fetch.worker_forward_s == (1.0 + 2.0 * 24 + 0.25 * 48 + 2 * 0.75) / 2
     assert fetch.server_s == pytest.approx((0.55 + 0.25 * ids + 0.125 * 32 * ids) / 0.25)
-    assert fetch.worker_pool_s == (3.0 + 0.5 * 3 + 0.125 * 96) / 2
+    assert fetch.worker_pool_s == (3.0 + 0.5 * 24 + 0.125 * 96) / 2
     assert fetch.copy_in_s == pytest.approx((1.1 + 0.5 * 3 + 0.25 * 192) / 0.5 + 192 / 64)
     assert need.copy_out_s == (2.0 + 1.5 * 3 + 0.125 * 192) / 0.5 + 192 / 64
-    assert need.worker_scatter_s == (5.0 + 0.25 * 3 + 0.0625 * 120 + 2 * 0.75) / 2
+    assert need.worker_scatter_s == (5.0 + 0.25 * 24 + 0.0625 * 120 + 2 * 0.75) / 2
     assert need.server_update_s == pytest.approx((1.55 + 0.75 * ids + 0.375 * 32 * ids) / 0.25)
     sent = (fetch.request_bytes, fetch.rows_bytes, fetch.activation_bytes, need.gradient_bytes)
     assert (need.loader_bytes, *sent, need.push_bytes) == (364, 48, 96, 192, 192, 120)
@@ -299,15 +299,15 @@ def test_loaders_start_evenly_over_one_batch() -> None:
 
 
 def test_a_law_is_flagged_at_its_own_number_of_items() -> None:
-    """3 ids a batch at the worker, 1.5 a server, 4 samples at the loader."""
+    """24 occurrences a batch at the worker, 1.5 ids a server, 4 samples at the loader."""
     scenario = scenario_with_every_law()
     items = {
-        "load": 4.0, "worker_forward": 3.0, "worker_pool": 3.0, "worker_scatter": 3.0,
+        "load": 4.0, "worker_forward": 24.0, "worker_pool": 24.0, "worker_scatter": 24.0,
         "server_lookup": 1.5, "server_update": 1.5,
     }  # fmt: skip
     for name, count in items.items():
         for bounds, outside in (
-            ((count, count), ()), ((count + 0.1, 9.0), (name,)), ((0.0, count - 0.1), (name,))
+            ((count, count), ()), ((count + 0.1, 99.0), (name,)), ((0.0, count - 0.1), (name,))
         ):  # fmt: skip
             measured = replace(getattr(scenario.costs, name), fitted_items=bounds)
             costs = replace(scenario.costs, **{name: measured})

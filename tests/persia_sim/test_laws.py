@@ -17,6 +17,7 @@ from persia_sim.insight.critical_path import critical_path
 from persia_sim.insight.measure import throughput
 from persia_sim.model.scenario import (
     Averaging,
+    DenseHome,
     Discipline,
     Noise,
     Queues,
@@ -207,7 +208,11 @@ def test_with_queues_a_larger_bound_can_be_slower() -> None:
     slow = replace(part.host, nic_bytes_per_s=part.host.nic_bytes_per_s / 10)
     cluster = replace(cluster, embedding_workers=replace(part, host=slow))
     one, two = (
-        simulate(small_scenario(Mode.ASYNC, cluster=cluster, tau=tau, steps=15)).makespan_s
+        simulate(
+            small_scenario(
+                Mode.ASYNC, cluster=cluster, tau=tau, steps=15, dense_home=DenseHome.APART
+            )
+        ).makespan_s
         for tau in (1, 2)
     )
     assert two > one * 1.02

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -92,20 +93,29 @@ def test_every_row_of_a_batch_is_read_before_it_trains_and_written_after() -> No
             assert k > updated[event.step]
 
 
-def test_the_rest_of_a_merged_step_is_applied_when_one_push_is_lost() -> None:
-    base = small_scenario(Mode.HYBRID, merge_pushes=True, steps=30)
+@pytest.mark.parametrize("merge", [True, False])
+def test_a_crashed_server_loses_its_part_of_a_push_and_no_other(merge: bool) -> None:
+    base = small_scenario(Mode.HYBRID, merge_pushes=merge, steps=30)
     plain = simulate(base)
     at = float(plain.stamps[13][0, 10] - plain.need.server_update_s.max() / 2)
-    event = Crash(target=Target.SERVER, index=0, at_s=at, detect_s=0.05, restart_s=0.1)
-    for shards in (False, True):
-        run, trace = traced(replace(base, disturbances=(event,), trace_shards=shards))
-        lost = {(e.rank, e.step) for e in trace if e.kind == Kind.LOST_PUSH}
-        merged = {e.step for e in trace if e.kind == Kind.PUSH}
-        assert 0 < len(lost) == run.losses.lost_pushes
-        assert all(rank != ALL for rank, _ in lost)
-        gone = {s for s in range(30) if sum(step == s for _, step in lost) == 4}
-        assert merged == set(range(30)) - gone
-        assert all(a == b for a, b in staleness_in_pushes(trace).mean_by_shard().values())
+    event = Crash(target=Target.SERVER, index=3, at_s=at, detect_s=0.05, restart_s=0.1)
+    crashed = replace(base, disturbances=(event,))
+    run, trace = traced(replace(crashed, trace_shards=True))
+    lost = [(e.rank, e.step, e.shard) for e in trace if e.kind == Kind.LOST_PUSH]
+    # Law 13 at every server: sent = applied + lost. In its hands were pushes sent to all eight.
+    assert 0 < len(lost) == run.losses.lost_parts and run.losses.lost_pushes == 0
+    assert {shard for *_, shard in lost} == {3} and all(rank != ALL for rank, *_ in lost)
+    for shard in range(8):
+        events = [e for e in trace if e.shard == shard and e.kind == Kind.PUSH]
+        grown = [b.version - a.version for a, b in pairwise(events)]
+        applied = events[-1].version + (4 if merge else 1)
+        assert applied == 4 * 30 - len(lost) * (shard == 3)
+        assert set(grown) <= ({1} if not merge else set(range(1, 5)))
+    assert all(a == b for a, b in staleness_in_pushes(trace).mean_by_shard().values())
+    # One shard for all has no parts: most of each push is applied, so it is.
+    whole, trace = traced(crashed)
+    assert whole.losses == run.losses and not any(e.kind == Kind.LOST_PUSH for e in trace)
+    assert sum(e.kind == Kind.PUSH for e in trace) == 30 * (1 if merge else 4)
 
 
 def test_an_empty_order_is_a_trace() -> None:

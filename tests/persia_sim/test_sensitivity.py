@@ -34,8 +34,8 @@ def test_in_sync_every_resource_gives_its_own_share_of_the_step() -> None:
     found = sensitivity(hand_scenario(Mode.SYNC, ranks=2, steps=12))
     assert set(found) == set(RESOURCES) == set(expected)
     assert found == pytest.approx(expected, abs=1e-9)
-    # The same 6 and 7 s as a price of 3 ids and of 120 bytes.
-    priced = hand_costs(worker_pool=law(per_item_s=4.0), worker_scatter=law(per_byte_s=14 / 120))
+    # The same 6 and 7 s as a price of 24 occurrences and of 120 bytes.
+    priced = hand_costs(worker_pool=law(per_item_s=0.5), worker_scatter=law(per_byte_s=14 / 120))
     again = sensitivity(hand_scenario(Mode.SYNC, ranks=2, steps=12, costs=priced))
     assert again == pytest.approx(expected, abs=1e-9)
 

@@ -16,7 +16,14 @@ from persia_sim.engine.run import Run
 from persia_sim.engine.simulate import simulate
 from persia_sim.model.demand import demand
 from persia_sim.model.incidents import SlowDown, Target
-from persia_sim.model.scenario import Averaging, Discipline, Noise, Queues, Scenario
+from persia_sim.model.scenario import (
+    Averaging,
+    DenseHome,
+    Discipline,
+    Noise,
+    Queues,
+    Scenario,
+)
 from persia_sim.model.stamps import Mark
 from persia_sim.oracle.closed_form import answer, cycles, latencies, shared
 from persia_sim.oracle.max_plus import instants
@@ -250,7 +257,7 @@ def test_closed_form_of_one_rank_by_hand() -> None:
     # The loop: refresh 42 and compute 12; the next refresh waits for the push, 9 + 41 later.
     seconds = answer(ahead).seconds
     assert (seconds["training loop"], seconds["refresh"], seconds["window"]) == (54, 104, 146 / 2)
-    pulled = answer(replace(base, mode=Mode.ASYNC)).seconds
+    pulled = answer(replace(base, mode=Mode.ASYNC, dense_home=DenseHome.APART)).seconds
     assert (pulled["training loop"], pulled["window"]) == (12 + 5, 109 / 2)
     one_way = hand_scenario(Mode.SYNC, ranks=2)
     assert answer(one_way).seconds["window"] == 113 and answer(one_way).seconds["loaders"] == 46
@@ -311,10 +318,13 @@ def test_averaging_lengthens_the_step_by_its_share_of_time() -> None:
     """Rounds of 9 s every 45 s, locked for all, half or none of it."""
     for share, step in ((1.0, 12 / 0.8), (0.5, 12 / 0.9), (0.0, 12.0)):
         rounds = Averaging(period_s=45.0, stall_share=share)
-        base = hand_scenario(Mode.ASYNC_AVERAGING, 2, averaging=rounds)
-        assert answer(base).seconds["training loop"] == pytest.approx(step)
+        base = hand_scenario(Mode.ASYNC_AVERAGING, 2, averaging=rounds, steps=10_000)
+        assert answer(base).seconds["training loop"] == pytest.approx(step, rel=1e-3)
     back_to_back = replace(base, averaging=Averaging(period_s=3.0, stall_share=0.25))
-    assert answer(back_to_back).seconds["training loop"] == pytest.approx(12 / 0.75)
+    assert answer(back_to_back).seconds["training loop"] == pytest.approx(12 / 0.75, rel=1e-3)
+    # Five steps of 12 s end at 60: one round has begun by then.
+    short = hand_scenario(Mode.ASYNC_AVERAGING, 2, averaging=Averaging(period_s=45.0), steps=5)
+    assert answer(short).seconds["training loop"] == pytest.approx((5 * 12 + 9) / 5)
 
 
 def test_rounds_that_would_lock_the_replicas_for_ever_are_refused() -> None:
@@ -336,7 +346,8 @@ def test_bounds_of_shared_resources_by_hand() -> None:
     cluster = hand_cluster(2).with_workers(3)
     fast = replace(cluster.nn.host, nic_bytes_per_s=50.0)  # 25 of payload
     nn = replace(cluster.nn, hosts=1, processes_per_host=2, host=fast)
-    workers = replace(cluster.embedding_workers, cores_per_process=4)
+    worker = replace(cluster.embedding_workers.host, memory_bytes_per_s=64.0)
+    workers = replace(cluster.embedding_workers, cores_per_process=4, host=worker)
     cluster = replace(cluster, nn=nn, embedding_workers=workers)
     server = replace(cluster.servers.host, memory_bytes_per_s=32.0)
     cluster = replace(cluster, servers=role(server, processes=2, cores=3))
@@ -351,6 +362,8 @@ def test_bounds_of_shared_resources_by_hand() -> None:
         "server NICs, in": 2 * (48 + 120) / 12,
         "server NICs, out": 2 * 96 / 12,
         "worker cores": 2 * (2 + 6 + 7) / 12,
+        # Requests twice, rows and activations, gradients and pushes; 64 bytes a second.
+        "worker memory": 2 * (2 * 48 + 96 + 192 + 192 + 120) / (3 * 64),
         "server cores": 2 * (3 + 11) / 3,
         "server memory": 2 * (2 * 96 + 4 * 96) / 32,
     })  # fmt: skip
@@ -362,11 +375,17 @@ def test_bounds_of_shared_resources_by_hand() -> None:
     found = shared(two_hosts, demand(two_hosts))
     assert found["GPU host NICs, in"] == found["GPU host NICs, out"]
     assert found["GPU host NICs, in"] == pytest.approx((192 + 904) / 25)
-    loose = replace(on_cards, mode=Mode.ASYNC)
+    loose = replace(base, mode=Mode.ASYNC, dense_home=DenseHome.ONE)
     found = shared(loose, demand(loose))
     assert found["GPU host NICs, out"] == pytest.approx((2 * 192 + 2 * 904) / 25)
     assert found["dense server's NIC"] == 2 * 904 / 12
     assert found["dense server"] == 2 * 2 * 4.0
+    spread = replace(base, mode=Mode.ASYNC)  # the first server has two thirds of the weights
+    found = shared(spread, demand(spread))
+    assert found["server NICs, in"] == pytest.approx(2 * (48 + 120 + 904) / 12)
+    assert found["server NICs, out"] == pytest.approx(2 * (96 + 904) / 12)
+    assert found["server cores"] == pytest.approx(2 * (3 + 11 + 2 * 4.0 * 2 / 3) / 3)
+    assert found["server memory"] == pytest.approx(2 * (2 * 96 + 4 * 96 + 4 * 904) / 32)
     ahead = replace(base, mode=Mode.LOOKAHEAD, tau=None, ahead=1)
     found = shared(ahead, demand(ahead))  # everything is fetched twice
     assert found["worker cores"] == pytest.approx(2 * (2 * (2 + 6) + 7) / 12)

@@ -1,0 +1,136 @@
+"""Which resource a piece of a batch's life was spent at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from persia_sim.engine.run import Run
+from persia_sim.model.scenario import DenseHome, Discipline
+from persia_sim.model.stamps import Leg, Mark
+from persia_sim.words.vocabulary import Mode
+
+COPIES, GPU, LATENCY = "copies to and from the GPU", "GPU", "latency"
+WORKERS, SERVERS, LOADERS = "worker cores and memory", "server cores and memory", "loaders"
+ALL_REDUCE, AVERAGING, STANDSTILL = "all-reduce", "averaging", "crashes and checkpoints"
+
+Piece = tuple[str, float]
+
+
+class Resources:
+    """Cuts the time between two marks at the legs of the batch.
+
+    A resource is blamed with the queue before it. A message crosses two NICs; the one that carries
+    more for its rate is blamed for it.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._latency_s = run.scenario.cluster.link.latency_s
+        self._load = self._loads()
+
+    def between(self, node: tuple[Mark, int, int], since_s: float, first: bool) -> Iterator[Piece]:
+        """The pieces from the cause of a mark, or the start of the run, to the mark."""
+        mark, r, s = node
+        run, need = self._run, self._run.need
+        end_s, legs = float(run.stamps[mark, r, s]), run.legs[:, r, s].tolist()
+        took_s = end_s - since_s
+        if mark is Mark.LOADED:
+            alone_s = took_s - need.loader_bytes / run.scenario.cluster.nic_payload_bytes_per_s[1]
+            loading_s = max(0.0, alone_s) if first else min(took_s, need.load_s)
+            yield LOADERS, loading_s
+            yield "worker NICs", took_s - loading_s
+        elif mark is Mark.READ:
+            yield from self._to_servers(since_s, legs[Leg.ASKED : Leg.READ], end_s)
+        elif mark is Mark.ROWS:
+            yield from self._to_rank(since_s, legs[Leg.ANSWERED : Leg.ROWS], end_s)
+        elif mark is Mark.REFRESHED and run.scenario.mode is Mode.LOOKAHEAD:
+            yield from self._second_look(since_s, legs, end_s)
+        elif mark is Mark.START:
+            yield from self._dense(since_s, legs[Leg.DENSE_SERVED], end_s)
+        elif mark is Mark.BACKWARD_END:
+            computed_s = min(took_s, float(run.computed_s[r, s]))
+            averages = run.scenario.mode is Mode.ASYNC_AVERAGING
+            yield GPU, computed_s
+            yield AVERAGING if averages else STANDSTILL, took_s - computed_s
+        elif mark is Mark.UPDATED:
+            most_s = took_s
+            if not run.scenario.dense_on_nics:
+                most_s = min(took_s, need.all_reduce_s + need.sync_overhead_s)
+            yield ALL_REDUCE, most_s
+            yield STANDSTILL, took_s - most_s
+        elif mark is Mark.APPLIED:
+            yield from self._push(since_s, legs, end_s)
+        elif mark in (Mark.ON_GPU, Mark.COPIED_OUT):
+            yield COPIES, took_s
+        elif mark is Mark.RETURNED:
+            yield LATENCY, took_s
+        else:
+            yield "queues", took_s
+
+    def _to_servers(self, since_s: float, legs: list[float], end_s: float) -> Iterator[Piece]:
+        asked_s, arrived_s = legs
+        yield LATENCY, 2 * self._latency_s
+        yield WORKERS, asked_s - since_s - 2 * self._latency_s
+        yield self._nic("worker host", "server host", "in"), arrived_s - asked_s
+        yield SERVERS, end_s - arrived_s
+
+    def _to_rank(self, since_s: float, legs: list[float], end_s: float) -> Iterator[Piece]:
+        answered_s, pooled_s = legs
+        yield LATENCY, 2 * self._latency_s
+        yield self._nic("worker host", "server host", "out"), answered_s - since_s - self._latency_s
+        yield WORKERS, pooled_s - answered_s - self._latency_s
+        yield self._nic("worker host", "GPU host", "in"), end_s - pooled_s
+
+    def _second_look(self, since_s: float, legs: list[float], end_s: float) -> Iterator[Piece]:
+        asked, read, rows = Leg.ASKED_AGAIN, legs[Leg.READ_AGAIN], legs[Leg.ROWS_AGAIN]
+        yield from self._to_servers(since_s, legs[asked : asked + 2], read)
+        yield from self._to_rank(read, legs[asked + 3 : asked + 5], rows)
+        yield COPIES, end_s - rows
+
+    def _dense(self, since_s: float, served_s: float, end_s: float) -> Iterator[Piece]:
+        home = self._run.scenario.home
+        if home is None:
+            yield "queues", end_s - since_s
+            return
+        spread = home is DenseHome.SERVERS
+        yield LATENCY, 2 * self._latency_s
+        yield SERVERS if spread else "dense server", served_s - since_s - self._latency_s
+        nic = self._nic("GPU host", "server host" if spread else "dense server", "out")
+        yield nic, end_s - served_s - self._latency_s
+
+    def _push(self, since_s: float, legs: list[float], end_s: float) -> Iterator[Piece]:
+        at_worker_s, scattered_s, arrived_s = legs[Leg.AT_WORKER : Leg.AT_SERVERS + 1]
+        if arrived_s != arrived_s:  # a crashed worker lost it
+            yield STANDSTILL, end_s - since_s
+            return
+        yield LATENCY, 2 * self._latency_s
+        yield self._nic("worker host", "GPU host", "out"), at_worker_s - since_s - self._latency_s
+        yield WORKERS, scattered_s - at_worker_s - self._latency_s
+        yield self._nic("worker host", "server host", "in"), arrived_s - scattered_s
+        yield SERVERS, end_s - arrived_s
+
+    def _loads(self) -> dict[tuple[str, str], float]:
+        """How busy the busiest NIC of a role is in a direction; alone, how slow it is."""
+        run = self._run
+        alone = run.scenario.discipline is Discipline.UNSHARED
+        found: dict[tuple[str, str], float] = {}
+        for name, sent in run.link_bytes.items():
+            role = next(role for role in _NICS if name.startswith(role))
+            load = (1.0 if alone else sent) / run.link_capacity[name]
+            key = (role, name.rsplit(" ", 1)[1])
+            found[key] = max(found.get(key, 0.0), load)
+        return found
+
+    def _nic(self, one: str, other: str, way: str) -> str:
+        """The name of the busier of two roles' NICs, of which the second uses this direction."""
+        back = "out" if way == "in" else "in"
+        busier = max((one, back), (other, way), key=lambda nic: self._load.get(nic, 0.0))[0]
+        return _NICS[busier]
+
+
+_NICS = {
+    "GPU host": "GPU hosts' NICs",
+    "worker host": "worker NICs",
+    "server host": "server NICs",
+    "dense server": "dense server's NIC",
+}

@@ -1,0 +1,281 @@
+"""Corners that users visit: faults early in a run, rounds that never end, limits that must hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from persia_sim.cli import Options, scenario_of
+from persia_sim.engine.simulate import simulate
+from persia_sim.insight.measure import steady_steps, step_time, throughput
+from persia_sim.insight.report import report
+from persia_sim.insight.sweep import Point
+from persia_sim.insight.sweep import scenario_of as scenario_of_point
+from persia_sim.model.incidents import Checkpoints, Crash, SlowDown, Target
+from persia_sim.model.scenario import Averaging, DenseHome, Discipline, Noise, Scenario
+from persia_sim.model.stamps import Mark
+from persia_sim.oracle.closed_form import answer, shared
+from persia_sim.words.staleness import staleness_in_steps
+from persia_sim.words.trace import Kind
+from persia_sim.words.vocabulary import Mode
+from tests.persia_sim.hand_world import hand_costs, hand_scenario
+from tests.persia_sim.sim_configurations import small_cluster, small_scenario
+from tests.persia_sim.test_laws import contended
+
+
+def crash(at_s: float, target: Target = Target.RANK, index: int = 0) -> Crash:
+    return Crash(target=target, index=index, at_s=at_s, detect_s=1.0, restart_s=2.0)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.1, 0.5])
+@pytest.mark.parametrize("mode", [Mode.HYBRID, Mode.ASYNC])
+def test_a_crash_early_in_a_run_is_in_its_throughput(mode: Mode, share: float) -> None:
+    """What is lost stays in the rate, wherever the crash falls: the warm-up ends before it."""
+    base = small_scenario(mode, steps=60)
+    plain = simulate(base)
+    run = simulate(replace(base, disturbances=(crash(share * plain.makespan_s),)))
+    begins = steady_steps(run).start
+    assert begins <= int((run.stamps[Mark.UPDATED] < share * plain.makespan_s).sum(1).min())
+    ends = run.stamps[Mark.UPDATED]
+    before = ends[:, begins - 1] if begins else np.zeros(4)
+    rates = 256 * (60 - begins) / (ends[:, -1] - before)
+    assert throughput(run).mean == pytest.approx(rates.sum())
+    assert throughput(run).mean < throughput(plain).mean / 2
+
+
+def test_a_straggler_throughout_has_a_warm_up_and_a_passing_one_has_none() -> None:
+    base = small_scenario(Mode.HYBRID, steps=60)
+    end = simulate(base).makespan_s
+    slow = SlowDown(target=Target.RANK, index=0, factor=2.0)
+    usual = steady_steps(simulate(base)).start
+    assert steady_steps(simulate(replace(base, disturbances=(slow,)))).start >= 8 == usual
+    passing = replace(slow, end_s=end / 20)
+    assert steady_steps(simulate(replace(base, disturbances=(passing,)))).start == 0
+    written = replace(base, checkpoints=Checkpoints(interval_s=end / 10, write_s=end / 10))
+    run = simulate(written)
+    assert steady_steps(run).start <= (run.stamps[Mark.UPDATED][0] < end / 10).sum()
+
+
+@pytest.mark.parametrize("steps", [60, 240])
+def test_staleness_and_use_are_those_of_the_steady_steps(steps: int) -> None:
+    """Without a bound the queues fill up for long, and the start must not count."""
+    base = small_scenario(Mode.HYBRID, tau=None, steps=steps)
+    run = simulate(base, trace=True)
+    assert run.trace is not None
+    found = report(run)
+    late = staleness_in_steps(run.trace)
+    kept = late.missing_steps[late.step >= steady_steps(run).start]
+    assert found.staleness is not None and found.staleness.steps_mean == pytest.approx(kept.mean())
+    assert late.missing_steps.mean() < kept.mean() * 0.995  # the first lookups missed nothing
+    # The utilisation law: what a step asks of a GPU, over the time that a step takes.
+    assert found.use["GPU"] == pytest.approx(run.need.compute_s / step_time(run).mean)
+
+
+@pytest.mark.parametrize("stall_share", [0.0, 0.5, 0.999])
+def test_rounds_longer_than_their_period_follow_each_other_to_the_end(stall_share: float) -> None:
+    """A step takes thousands of rounds and meets them all; the closed form bounds the run."""
+    slow = hand_costs(gpu_fixed_s=30_000.0 * (1 - stall_share) + 10)
+    rounds = Averaging(period_s=1.0, stall_share=stall_share)  # a round takes 9 s
+    base = hand_scenario(Mode.ASYNC_AVERAGING, 2, averaging=rounds, steps=3, costs=slow)
+    run = simulate(base, trace=True)
+    assert run.trace is not None
+    last = run.stamps[Mark.UPDATED].max()
+    begun = 1 + (last - 1.0) // 9
+    reads = sum(e.kind == Kind.AVERAGE_READ for e in run.trace)
+    assert reads / 2 == pytest.approx(begun, abs=12)  # pushes of the last step still come
+    assert last >= 3 * slow.gpu_fixed_s + stall_share * 9 * (begun - 2)
+    assert answer(base).step_s * 3 <= last
+
+
+def test_single_messages_use_the_memory_of_the_servers_too() -> None:
+    base = small_scenario(Mode.HYBRID, steps=20)
+    host = replace(base.cluster.servers.host, memory_bytes_per_s=2e8)
+    servers = replace(base.cluster.servers, host=host)
+    scarce = replace(base, cluster=replace(base.cluster, servers=servers))
+    bound = shared(scarce, simulate(scarce).need)["server memory"]
+    for resolve in (False, True):
+        run = simulate(replace(scarce, resolve_messages=resolve))
+        assert run.makespan_s >= 20 * bound  # 0.8 to 1 of it is memory
+        assert run.busy_s["server memory"] == pytest.approx(20 * bound)
+        assert run.makespan_s < 20 * bound * 1.5
+
+
+@pytest.mark.parametrize("target", [Target.WORKER, Target.SERVER])
+def test_without_limits_of_cores_a_crash_is_an_outage_and_nothing_more(target: Target) -> None:
+    """Memory of 1e3 bytes a second would take for ever: without cores there is no memory either."""
+    base = small_scenario(Mode.SYNC, infinite_cpus=True, steps=12)
+    roles = {}
+    for name in ("servers", "embedding_workers"):
+        part = getattr(base.cluster, name)
+        roles[name] = replace(part, host=replace(part.host, memory_bytes_per_s=1e3))
+    base = replace(base, cluster=replace(base.cluster, **roles))
+    plain = simulate(base)
+    run = simulate(replace(base, disturbances=(crash(plain.makespan_s / 2, target),)))
+    more = run.makespan_s - plain.makespan_s
+    assert 3.0 - plain.makespan_s < more < 3.0 + plain.makespan_s
+    later = np.diff(run.stamps[Mark.UPDATED][0])[-3:]
+    assert later == pytest.approx(np.diff(plain.stamps[Mark.UPDATED][0])[-3:], rel=1e-6)
+
+
+def test_the_memory_of_worker_hosts_binds() -> None:
+    base = small_scenario(Mode.HYBRID, steps=30)
+    part = base.cluster.embedding_workers
+    scarce = replace(part, host=replace(part.host, memory_bytes_per_s=1e8))
+    base = replace(base, cluster=replace(base.cluster, embedding_workers=scarce))
+    run = simulate(base)
+    bound = shared(base, run.need)["worker memory"]
+    assert answer(base).binds == "worker memory"
+    assert run.makespan_s > 30 * bound
+    assert step_time(run).mean == pytest.approx(bound, rel=0.05)
+
+
+def test_what_a_law_cannot_use_is_refused_or_said() -> None:
+    costs = hand_costs()
+    rpc = replace(costs.worker_rpc, per_item_s=1.0)
+    with pytest.raises(ValueError, match=r"worker_rpc\.per_item_s is 1\.0: a call has a fixed"):
+        replace(costs, worker_rpc=rpc)
+    loose = replace(costs, load=replace(costs.load, spread=0.07))
+    assert loose.spreads == {"load": 0.07} and costs.spreads == {}
+    with pytest.raises(ValueError, match="merge_pushes is True: sync always merges"):
+        small_scenario(Mode.SYNC, merge_pushes=True)
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("ranks", [8, 64])
+def test_the_command_and_a_sweep_mean_the_same_cluster(mode: Mode, ranks: int) -> None:
+    command = Options(mode=mode, ranks=ranks, workers=13, servers=4, batch_per_rank=500)
+    point = Point(mode=mode, ranks=ranks, workers=13, servers=4, batch_per_rank=500)
+    assert scenario_of(command) == scenario_of_point(point, 100)
+    assert scenario_of(command).cluster.loaders == 240 * ranks // 64
+    told = replace(command, loaders=7)
+    assert scenario_of(told) == scenario_of_point(replace(point, loaders=7), 100)
+    assert scenario_of(told).cluster.loaders == 7
+
+
+def test_asynchronous_dense_weights_are_traffic_unless_asked_otherwise() -> None:
+    """By default a step moves a copy each way over the NICs of the rank's host and the servers."""
+    base = small_scenario(Mode.ASYNC, tau=None, steps=40)
+    assert base.home is DenseHome.SERVERS
+    rates = {home: throughput(simulate(replace(base, dense_home=home))).mean for home in DenseHome}
+    assert rates[DenseHome.APART] > rates[DenseHome.SERVERS] > rates[DenseHome.ONE]
+    run = simulate(base)
+    rank_rate, _, server_rate = base.cluster.nic_payload_bytes_per_s
+    dense = run.need.dense_bytes
+    into_hosts = 2 * (dense + run.need.fetch.activation_bytes) / rank_rate  # two ranks a host
+    assert answer(base).seconds["GPU host NICs, in"] == pytest.approx(into_hosts)
+    asked = run.need.fetch.request_bytes + run.need.push_bytes
+    into_servers = (dense + asked) * 4 / server_rate
+    busiest = run.need.server_shares.reshape(2, 4).sum(1).max()  # of two hosts
+    assert answer(base).binds == "server NICs, in"
+    assert answer(base).step_s == pytest.approx(into_servers * busiest)
+    assert step_time(run).mean == pytest.approx(answer(base).step_s, rel=0.05)
+    one = answer(replace(base, dense_home=DenseHome.ONE)).seconds
+    assert one["dense server's NIC"] == pytest.approx(4 * dense / server_rate)
+    carried = sum(run.link_bytes.values())
+    apart = sum(simulate(replace(base, dense_home=DenseHome.APART)).link_bytes.values())
+    assert carried - apart == pytest.approx(40 * 4 * 2 * dense * 2)  # both ways, two NICs each
+
+
+def test_dense_weights_in_single_messages_are_those_of_the_coflow() -> None:
+    base = small_scenario(Mode.ASYNC, tau=None, steps=20)
+    coflows, messages = (
+        throughput(simulate(replace(base, resolve_messages=resolve))).mean
+        for resolve in (False, True)
+    )
+    assert coflows == pytest.approx(messages, rel=0.02)
+
+
+def test_a_knob_of_dense_weights_is_refused_where_it_is_not_read() -> None:
+    with pytest.raises(ValueError, match="dense_home is one: hybrid does not read it; drop it"):
+        small_scenario(Mode.HYBRID, dense_home=DenseHome.ONE)
+    with pytest.raises(ValueError, match="dense_on_nics is True: async has no all-reduce"):
+        small_scenario(Mode.ASYNC, dense_on_nics=True)
+
+
+def test_one_step_has_no_step_time() -> None:
+    with pytest.raises(ValueError, match="steps is 1: a time between steps needs >= 2"):
+        step_time(simulate(hand_scenario(steps=1)))
+
+
+def test_an_outage_lasts_from_the_crash_to_the_return() -> None:
+    base = small_scenario(Mode.HYBRID, steps=60)
+    two = (crash(0.1, Target.SERVER), crash(0.2, Target.WORKER))
+    losses = simulate(replace(base, disturbances=two)).losses
+    assert losses.outage_s == pytest.approx(6.0) and losses.down_s == 0.0
+    end = simulate(base).makespan_s
+    unnoticed = simulate(replace(base, disturbances=(crash(0.99 * end, Target.SERVER, 7),)))
+    assert unnoticed.losses.outage_s <= unnoticed.makespan_s - 0.99 * end + 1e-12
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.HYBRID, Mode.ASYNC])
+def test_no_step_is_faster_than_its_bound_under_noise(mode: Mode, seed: int) -> None:
+    """The bound is of the times that the kept steps have drawn, here where compute binds."""
+    costs = hand_costs(gpu_fixed_s=1000.0)
+    for ranks in (1, 3):
+        noise = Noise(gpu_cv=0.4, server_cv=0.5)
+        base = hand_scenario(mode, ranks, costs=costs, steps=30, noise=noise, seed=seed)
+        found = report(simulate(base))
+        assert found.step_s.mean >= found.bound.step_s * (1 - 1e-9)
+        assert found.step_s.mean < found.bound.step_s * 1.3
+
+
+@settings(max_examples=25)
+@given(contended(), st.floats(0.05, 0.9), st.sampled_from(list(Target)))
+def test_every_run_with_noise_and_a_crash_passes_the_bounds(
+    scenario: Scenario, share: float, target: Target
+) -> None:
+    """`simulate` checks each run against its bounds, faults or not; here it must find nothing."""
+    noisy = replace(scenario, noise=Noise(gpu_cv=0.5, server_cv=0.5))
+    at_s = share * simulate(noisy).makespan_s
+    run = simulate(replace(noisy, disturbances=(crash(at_s, target),)))
+    assert run.makespan_s >= run.computed_s.sum(1).max()
+
+
+def test_a_run_that_is_faster_than_its_draws_allow_is_refused() -> None:
+    from persia_sim.engine.checks import check
+
+    run = simulate(small_scenario(Mode.HYBRID, noise=Noise(gpu_cv=0.3), steps=20))
+    check(run)
+    with pytest.raises(AssertionError, match="faster than the training loop allows"):
+        check(replace(run, computed_s=run.computed_s * 3))
+
+
+def test_the_last_server_of_a_fan_out_is_later_than_the_mean_one() -> None:
+    """Uniform ids without repeats: Poisson numbers at each server, whose largest is known."""
+    from scipy import stats
+
+    work = replace(small_scenario().workload, fields=1, rows=1e12, zipf=0.0, dim=8)
+    for servers, ids in ((120, 13_000), (120, 1_500), (8, 400)):
+        batch = replace(work, batch_per_rank=ids)
+        mean = ids / servers
+        counts = np.arange(int(mean * 6) + 60)
+        largest = float((1 - stats.poisson(mean).cdf(counts) ** servers).sum())
+        assert batch.busiest_extra(servers) == pytest.approx(largest - mean, abs=0.01 * largest)
+    assert batch.busiest_extra(1) == 0.0
+    # Where every server meets every row there is nothing to chance.
+    few = replace(work, rows=8.0, fields=1, batch_per_rank=60_000)
+    assert few.busiest_extra(4) == pytest.approx(0, abs=1e-6)
+
+
+def test_the_wait_for_the_busiest_server_is_in_the_lookup_and_the_push() -> None:
+    slow = replace(
+        small_scenario().costs,
+        server_lookup=replace(small_scenario().costs.server_lookup, per_item_s=1e-5),
+    )
+    base = small_scenario(
+        Mode.SYNC, costs=slow, discipline=Discipline.UNSHARED, infinite_cpus=True,
+        cluster=small_cluster(2, 2, 4),
+    )  # fmt: skip
+    need = simulate(base).need
+    extra = base.workload.busiest_extra(16)
+    per_id = 1e-5 + 0.31e-9 * 4 * base.workload.dim
+    assert need.fetch.join_s == pytest.approx(extra * per_id / 0.75)
+    without = replace(need, fetch=replace(need.fetch, join_s=0.0), update_join_s=0.0)
+    ends = [simulate(base, need=n).stamps[Mark.APPLIED].max() for n in (need, without)]
+    each = need.fetch.join_s + need.update_join_s
+    assert ends[0] - ends[1] == pytest.approx(base.steps * each, rel=1e-6)
