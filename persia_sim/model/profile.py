@@ -1,6 +1,6 @@
 """A measured profile: what `runtime profile` writes, checked, and put in the catalogue's place.
 
-The file is JSON: ``{"schema": 2, "source": "...", "dim": 16, "hidden": [256, 128], "laws":
+The file is JSON: ``{"schema": 3, "source": "...", "dim": 16, "hidden": [256, 128], "laws":
 {"server_lookup": {"fixed_s": ..., "per_item_s": ..., "per_byte_s": ..., "spread": ...,
 "fitted_items": [low, high]}, ...}, "gpu": {"device": "cpu", "fixed_s": ..., "flops_per_s":
 [[batch_per_rank, rate], ...]}}``. Laws or rates may be absent, not both; unknown names are errors.
@@ -17,7 +17,7 @@ from persia_sim.model.workload import Workload
 from persia_sim.words.documents import Node, read_node
 from persia_sim.words.rules import require
 
-PROFILE_SCHEMA = 2
+PROFILE_SCHEMA = 3
 _KNOWN = {"schema", "source", "dim", "hidden", "laws", "gpu", "provenance"}
 _LAWS = {field.name for field in fields(Costs) if field.type == "Law"}
 _TIMES = ("fixed_s", "per_item_s", "per_byte_s")

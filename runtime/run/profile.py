@@ -29,7 +29,7 @@ from runtime.rank.learner import Learner
 from runtime.rank.parts import assemble
 from runtime.run.folder import environment, write_json
 
-SCHEMA = 2
+SCHEMA = 3
 BATCHES = (64, 256, 1024, 4096)
 REPEATS = 15
 MEASUREMENTS = 1 + 6 * len(BATCHES)
@@ -127,8 +127,9 @@ def _measure(
         apply_gradients(learner.model, optimizer, gradients.dense)
 
     dense_s = timed(dense_step)
-    # Distinct ids travel, so they are the items of every law, a worker's as a server's.
-    return {s: Measurement(distinct, t) for s, t in seconds.items()}, dense_s
+    # A worker merges, sums and scatters every occurrence of an id; distinct ones go to a server.
+    items = {"worker": len(batch.ids), "server": distinct}
+    return {s: Measurement(items[s.split("_")[0]], t) for s, t in seconds.items()}, dense_s
 
 
 def fit(points: list[Measurement]) -> dict[str, Any]:

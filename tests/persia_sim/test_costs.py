@@ -22,7 +22,7 @@ from persia_sim.presets.costs import CATALOGUE
 from tests.persia_sim.sim_configurations import small_scenario
 
 PROFILE: dict[str, Any] = {
-    "schema": 2,
+    "schema": 3,
     "source": "bench of 2026-01-01",
     "dim": 16,
     "hidden": [256, 128],
@@ -100,7 +100,7 @@ def test_use_outside_the_fitted_range_is_flagged(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema": 1}, "schema is 1: must be 2; measure again"),
+        ({"schema": 1}, "schema is 1: must be 3; measure again"),
         ({"lawz": {}}, "unknown lawz"),
         ({"laws": {"lookup": {}}}, "unknown lookup in laws"),
         ({"laws": {"load": {"slope": 1}}}, "unknown slope in load of laws"),
@@ -121,7 +121,7 @@ def test_a_wrong_profile_is_refused_by_name(
 
 
 def test_a_profile_in_which_nothing_was_measured_is_refused(tmp_path: Path) -> None:
-    empty = {"schema": 2, "source": "x", "laws": {}}
+    empty = {"schema": 3, "source": "x", "laws": {}}
     with pytest.raises(ValueError, match="without laws and gpu: nothing in it was measured"):
         read_profile(write(tmp_path / "profile.json", empty))
 
@@ -206,6 +206,12 @@ def test_what_the_runtime_measures_is_what_the_simulator_computes_with(
     ids = scenario.workload.sent_ids
     expected = law["fixed_s"] + law["per_item_s"] * ids
     assert demand(scenario).fetch.server_s.sum() == pytest.approx(expected, rel=1e-12)
+    # A worker's items are occurrences, there and here; a server's are distinct ids.
+    pool, met = kept["laws"]["worker_pool"], scenario.workload.ids_per_batch
+    assert pool["fitted_items"] == [16 * 26, 64 * 26] and met == 64 * 14 > ids
+    expected = pool["fixed_s"] + pool["per_item_s"] * met
+    assert demand(scenario).fetch.worker_pool_s == pytest.approx(expected, rel=1e-12)
+    assert law["fitted_items"][1] < 64 * 26
     said = run(options)
     assert "measured by runtime profile" in said and "at an MLP of 8, another one" in said
 
