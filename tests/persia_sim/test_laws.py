@@ -203,9 +203,9 @@ def test_at_named_contended_configurations_a_larger_bound_costs_at_most_two_perc
 
 def test_with_queues_a_larger_bound_can_be_slower() -> None:
     """An anomaly of sharing, which is why law 8 is stated without contention only."""
-    cluster = small_cluster(6, 1, 2)
+    cluster = small_cluster(6, 2, 2)
     part = cluster.embedding_workers
-    slow = replace(part.host, nic_bytes_per_s=part.host.nic_bytes_per_s / 10)
+    slow = replace(part.host, nic_bytes_per_s=part.host.nic_bytes_per_s / 40)
     cluster = replace(cluster, embedding_workers=replace(part, host=slow))
     one, two = (
         simulate(
