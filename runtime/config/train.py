@@ -108,6 +108,7 @@ class TrainConfig:
             "latency_s": (concurrent, "the concurrent executor"),
             "servers": (concurrent, "the concurrent executor"),
             "timeline": (concurrent, "the concurrent executor"),
+            "fuse_ranks": (executor == "lag", "the lag executor; a replay does as its trace says"),
             "trace": (executor == "replay", "the replay executor"),
             "loss_scale": (self.engine.precision == "float16", "precision float16"),
         }

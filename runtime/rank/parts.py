@@ -15,6 +15,7 @@ from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.verbs import EmbeddingStore
 from runtime.embedding.worker import EmbeddingWorker
 from runtime.rank.feed import Feed, stream_from
+from runtime.rank.fused import why_one_by_one
 from runtime.rank.learner import Learner
 from runtime.rank.progress import Meter
 from runtime.rank.spans import SpanRecorder
@@ -33,6 +34,8 @@ class Parts:
     meter: Meter
     spans: SpanRecorder = field(default_factory=lambda: SpanRecorder(enabled=False))
     stop: Stop = field(default_factory=Stop)
+    fused: bool = False
+    """Whether the ranks of a step are computed as one batch."""
 
     @property
     def store(self) -> EmbeddingStore:
@@ -43,7 +46,8 @@ class Parts:
         """The same model and rows over the stream from its start, with fresh records."""
         stop, config = Stop(), self.config
         self.store.begin_run(server_rules(config, self.store.tables.values()), stop)
-        return replace(self, feed=_feed(config, source, stop), meter=Meter(), stop=stop)
+        feed = _feed(config, source, stop, fused=self.fused)
+        return replace(self, feed=feed, meter=Meter(), stop=stop)
 
 
 OpenRows = Callable[[TrainConfig, Layout, list[TableConfig], TraceRecorder, Stop], EmbeddingStore]
@@ -88,9 +92,10 @@ def assemble(
     recorder, stop = TraceRecorder(keep=config.engine.trace_order), Stop()
     store = open_rows(config, source.layout, list(used.values()), recorder, stop)
     spans = SpanRecorder(enabled=config.engine.timeline)
-    feed = _feed(config, source, stop, samples)
+    fused = not why_one_by_one(config, learner.model, used.values())
+    feed = _feed(config, source, stop, samples, fused=fused)
     worker = EmbeddingWorker(store, engine=config.engine.kernels)
-    return Parts(config, learner, worker, feed, recorder, Meter(), spans, stop)
+    return Parts(config, learner, worker, feed, recorder, Meter(), spans, stop, fused)
 
 
 def tables_of(
@@ -126,6 +131,9 @@ def _updates_per_step(config: TrainConfig) -> int:
     return config.dense_updates_per_step
 
 
-def _feed(config: TrainConfig, source: Source, stop: Stop, samples: int = 0) -> Feed:
+def _feed(
+    config: TrainConfig, source: Source, stop: Stop, samples: int = 0, *, fused: bool = False
+) -> Feed:
     first, stream = stream_from(config, source, samples)
-    return Feed(stream, config.sync.ranks, config.sync.mode.has_barrier, stop, first)
+    barrier = config.sync.mode.has_barrier
+    return Feed(stream, config.sync.ranks, barrier, stop, first, fused=fused)
