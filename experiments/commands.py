@@ -26,6 +26,8 @@ STUDIES = {
     "time-to-auc": Study("AUC against the wall clock of a simulated cluster", "4"),
     "scale-workers": Study("simulated throughput against GPUs beside published", "1"),
     "scale-model-size": Study("the same against 6.25 to 100 T parameters; suspects", "2"),
+    "predict-published": Study("published GPU-sharded training, predicted from CSVs", "1"),
+    "fit": Study("the constants of GPU-sharded training, fitted; errors held out", "3"),
     "cluster-sweep": Study("simulated clusters: grid or Latin hypercube, Pareto front", "any"),
     "checkpoint-interval": Study("crashes in simulated runs against Young's and Daly's forms", "2"),
     "simulator-speed": Study("events and CPU time against the size of the cluster", "1"),

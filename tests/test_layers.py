@@ -19,7 +19,8 @@ FORBIDDEN = {
 }
 ROOMS = {
     "persia_sim": [
-        "words", "model", "presets", "network", "oracle", "engine", "insight", "cli", "__main__",
+        "words", "model", "sharded", "presets", "network", "oracle", "engine", "insight", "cli",
+        "__main__",
     ],
     "runtime": [
         "openmp", "stop", "data", "embedding", "config", "models", "dense", "rank", "checkpoint",

@@ -20,6 +20,7 @@ COUNT = ZERO_OR_LESS | ABSURD
 NEGATIVE = st.integers(-(10**20), -1).map(str)
 ODD_FLOAT = st.sampled_from(["nan", "inf", "-inf", "-1", "1e300"])
 NOT_POSITIVE = ODD_FLOAT.filter(lambda text: text != "1e300") | st.just("0")
+NO_FILE = st.sampled_from(["/no/such.csv", "/"])
 UNKNOWN = st.text("abcdefxyz", min_size=2, max_size=6)
 
 BAD = {
@@ -55,6 +56,10 @@ BAD = {
         "factors": NOT_POSITIVE | st.sampled_from(["1e3", ""]), "seeds": COUNT,
     },
     "simulator-speed": {"steps": COUNT, "most-ranks": COUNT | st.just("7"), "closed-forms": COUNT},
+    "predict-published": dict.fromkeys(
+        ("rows", "workloads", "systems", "tables", "known"), NO_FILE
+    ),
+    "fit": dict.fromkeys(("rows", "workloads", "systems", "tables"), NO_FILE),
     "bench-sync": {
         "rows": COUNT | st.just("25"), "batch": COUNT, "dim": COUNT, "hidden": COUNT | st.just(""),
         "threads": COUNT, "pairs": COUNT, "window-steps": COUNT | st.just("2"),
@@ -133,7 +138,8 @@ def test_no_option_of_a_number_is_forgotten(name):
 
     options = importlib.import_module(commands.module_of(name)).Options
     unchecked = {"data", "model", "rows", "out", "dry_run", "data_dir", "evict", "suspects",
-                 "row_optimizer", "optimizer", "merge_pushes", "device"}  # fmt: skip
+                 "row_optimizer", "optimizer", "merge_pushes", "device", "held_out",
+                 "profiles"}  # fmt: skip
     own = {f.name for f in dataclasses.fields(options)} - unchecked
     drawn = {option.replace("-", "_") for option in BAD[name]}
     assert own <= drawn, own - drawn

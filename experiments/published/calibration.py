@@ -1,0 +1,206 @@
+"""The constants of GPU-sharded training: fitted to measured steps, with what the data say of each.
+
+A constant moves by factors. It starts at what a document or an assumption says, with a width (a
+standard deviation of its logarithm) for how much that is trusted; the fit minimises a robust sum of
+squared log errors plus the squared distances from the starts. A constant that the data leave as
+wide as its start is not identified, and the table says so.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import exp, log, sqrt
+
+import numpy as np
+
+from experiments.published.gpu_rows import Measured
+from persia_sim.presets.software import FITTED, REACH, SOFTWARE, Constant
+from persia_sim.sharded.pipeline import step_s
+from persia_sim.sharded.software import Reach, Software
+
+NOISE = 0.12
+"""Standard deviation of the log of a measured step that the model does not explain: machines of one
+kind differ by 5 %, software versions by more."""
+_MOST_WEIGHT = 4
+"""A series counts as at most so many points, however long it is."""
+_STEP = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """Everything that is fitted, by logarithm, in the order of ``table``."""
+
+    table: dict[str, Constant] = field(default_factory=lambda: dict(FITTED))
+
+    @property
+    def names(self) -> list[str]:
+        """Of each constant, as owner.field."""
+        return list(self.table)
+
+    def start(self) -> np.ndarray:
+        """Logarithms of the starts, float64 [constants]."""
+        return np.array([log(each.start) for each in self.table.values()])
+
+    def widths(self) -> np.ndarray:
+        """How far each start is trusted, float64 [constants]."""
+        return np.array([each.width for each in self.table.values()])
+
+    def most(self) -> np.ndarray:
+        """Upper limits: shares end at 1."""
+        return np.array([0.0 if each.is_share else 30.0 for each in self.table.values()])
+
+    def preset(self) -> np.ndarray:
+        """Logarithms of what an earlier fit found, float64 [constants]."""
+        return np.array([log(each.value) for each in self.table.values()])
+
+    def applied(self, logs: np.ndarray) -> tuple[Reach, dict[str, Software]]:
+        """The presets with these values."""
+        reach, software = REACH, dict(SOFTWARE)
+        for name, value in zip(self.names, logs, strict=True):
+            owner, _, what = name.rpartition(".")
+            if owner == "reach":
+                reach = replace(reach, **{what: exp(value)})
+            else:
+                software[owner] = replace(software[owner], **{what: exp(value)})
+        return reach, software
+
+    def touches(self, name: str, family: str) -> bool:
+        """Whether a constant enters the steps of a family of software."""
+        owner = name.rpartition(".")[0]
+        return owner in ("reach", family)
+
+
+def log_errors(rows: Sequence[Measured], reach: Reach, software: dict[str, Software]) -> np.ndarray:
+    """ln(simulated step / measured step) of each row, float64 [rows]."""
+    return np.array([log(step_s(row.under(reach, software)) / row.step_s) for row in rows])
+
+
+def weights(rows: Sequence[Measured]) -> np.ndarray:
+    """How much each row counts: those of a long series share what a few would have."""
+    lengths = Counter(row.series for row in rows)
+    return np.array([sqrt(min(_MOST_WEIGHT, lengths[r.series]) / lengths[r.series]) for r in rows])
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The outcome of one fit."""
+
+    constants: Constants
+    logs: np.ndarray
+    """float64 [constants]"""
+    cost: float
+    """Half the robust sum of squares, starts included."""
+    precision: np.ndarray
+    """float64 [constants, constants]: curvature of the data's part of the cost."""
+
+    def applied(self) -> tuple[Reach, dict[str, Software]]:
+        """The presets with the fitted values."""
+        return self.constants.applied(self.logs)
+
+    def spread(self) -> np.ndarray:
+        """Standard deviation of each log with all others free, starts included: the profile
+        likelihood in its quadratic form, float64 [constants]."""
+        inverse = np.linalg.inv(self.precision + np.diag(self.constants.widths() ** -2.0))
+        return np.asarray(np.sqrt(np.diag(inverse)))
+
+    def identified(self) -> np.ndarray:
+        """Whether the data narrow a constant to less than half the width of its start."""
+        return np.asarray(self.spread() < 0.5 * self.constants.widths())
+
+
+def fit(
+    rows: Sequence[Measured],
+    constants: Constants | None = None,
+    first: np.ndarray | None = None,
+    rounds: int = 25,
+    held: dict[str, float] | None = None,
+) -> Fit:
+    """Find the constants; ``held`` fixes some logarithms (a profile), ``first`` is where to begin.
+
+    Gauss-Newton with Levenberg's damping; a constant's column of the Jacobian is computed only on
+    the rows that it enters.
+    """
+    constants = constants or Constants()
+    names, widths, most = constants.names, constants.widths(), constants.most()
+    start, scale = constants.start(), weights(rows) / NOISE
+    x = np.minimum(start.copy() if first is None else first.copy(), most)
+    free = np.array([name not in (held or {}) for name in names])
+    for name, value in (held or {}).items():
+        x[names.index(name)] = value
+
+    def errors(logs: np.ndarray) -> np.ndarray:
+        return scale * log_errors(rows, *constants.applied(logs))
+
+    def cost_of(error: np.ndarray, logs: np.ndarray) -> float:
+        away = ((logs - start) / widths)[free]
+        return float((np.sqrt(1.0 + error**2) - 1.0).sum() + 0.5 * (away**2).sum())
+
+    def slopes(logs: np.ndarray, error: np.ndarray) -> np.ndarray:
+        found = np.zeros((len(rows), len(names)))
+        for k in np.flatnonzero(free):
+            mine = [i for i, row in enumerate(rows) if constants.touches(names[k], row.family)]
+            moved = logs.copy()
+            moved[k] -= _STEP  # downwards: a share may stand at its limit
+            shifted = log_errors([rows[i] for i in mine], *constants.applied(moved))
+            found[mine, k] = (error[mine] - scale[mine] * shifted) / _STEP
+        return found
+
+    error = errors(x)
+    cost, damping = cost_of(error, x), 1e-2
+    for _ in range(rounds):
+        jacobian = slopes(x, error)
+        robust = (1.0 + error**2) ** -0.5
+        data = jacobian.T @ (robust[:, None] * jacobian)
+        gradient = jacobian.T @ (robust * error) + (x - start) / widths**2
+        curve = data + np.diag(widths**-2.0)
+        before = cost
+        while damping < 1e6:
+            step = np.zeros(len(names))
+            block = np.ix_(free, free)
+            damped = curve[block] + damping * np.diag(np.diag(curve[block]))
+            step[free] = -np.linalg.solve(damped, gradient[free])
+            trial = np.minimum(x + np.clip(step, -1.0, 1.0), most)
+            trial_error = errors(trial)
+            trial_cost = cost_of(trial_error, trial)
+            if trial_cost < cost:
+                x, error, cost, damping = trial, trial_error, trial_cost, damping / 5
+                break
+            damping *= 5
+        if before - cost < 1e-3:
+            break
+    jacobian = slopes(x, error)
+    data = jacobian.T @ (((1.0 + error**2) ** -0.5)[:, None] * jacobian)
+    return Fit(constants, x, cost, data)
+
+
+def without_each_series(rows: Sequence[Measured], whole: Fit, rounds: int = 4) -> np.ndarray:
+    """Log errors of each row by constants that its own series had no part in, float64 [rows]."""
+    found = np.full(len(rows), np.nan)
+    for series in dict.fromkeys(row.series for row in rows):
+        mine = [i for i, row in enumerate(rows) if row.series == series]
+        others = [row for row in rows if row.series != series]
+        if others:
+            again = fit(others, whole.constants, whole.logs, rounds)
+            found[mine] = log_errors([rows[i] for i in mine], *again.applied())
+    return found
+
+
+def interval(
+    rows: Sequence[Measured], whole: Fit, name: str, rise: float = 1.92
+) -> tuple[float, float]:
+    """Where refitting all others raises the cost by ``rise`` (95 % for one constant): the profile
+    likelihood itself, found by halving steps from the optimum. Takes tens of fits."""
+    place = whole.constants.names.index(name)
+    best, width = whole.logs[place], whole.constants.widths()[place]
+    ends = []
+    for sign in (-1.0, 1.0):
+        near, far = 0.0, 3.0 * width
+        for _ in range(5):
+            middle = (near + far) / 2.0
+            held = {name: best + sign * middle}
+            raised = fit(rows, whole.constants, whole.logs, 3, held).cost - whole.cost
+            near, far = (middle, far) if raised < rise else (near, middle)
+        ends.append(exp(best + sign * near))
+    return ends[0], ends[1]

@@ -1,0 +1,142 @@
+"""Machines and models as CSVs of published measurements describe them."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import defaultdict
+from pathlib import Path
+
+from persia_sim.sharded.system import Accelerator, Fabric, Node
+from persia_sim.sharded.tables import Ranker, RowUpdate, Table
+from persia_sim.words.rules import require
+
+_TERA, _GIGA = 1e12, 1e9
+_BUS = 16e9  # PCIe 3.0 x16, where a machine's bus is not told
+
+
+def read_csv(path: Path, what: str) -> list[dict[str, str]]:
+    """The lines of a CSV by column, empty cells as empty text.
+
+    Raises ValueError naming the file when it is missing, no text or has no line.
+    """
+    if not path.is_file():
+        raise ValueError(f"{what} {path} is missing; name a CSV with a header line")
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            lines = list(csv.DictReader(file))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{what} {path} is no CSV in UTF-8: {error}") from None
+    require(bool(lines), f"{what} {path}", "empty", "it needs a header and a line or more")
+    return [{k: (v or "").strip() for k, v in line.items() if k} for line in lines]
+
+
+def number(line: dict[str, str], column: str, default: float | None = None) -> float:
+    """The first number of a cell, which may hold words, too.
+
+    >>> number({"inter": "25 (8 NICs)"}, "inter"), number({}, "inter", 0.0)
+    (25.0, 0.0)
+    """
+    found = re.search(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?", line.get(column, ""))
+    if found:
+        return float(found.group())
+    if default is None:
+        raise ValueError(f"{column} is {line.get(column, '')!r}: must be a number")
+    return default
+
+
+def nodes_of(path: Path) -> dict[str, Node]:
+    """A machine for each line of a systems file."""
+    lines = read_csv(path, "systems")
+    require("system" in lines[0], f"systems {path}", "without a column system", "it needs one")
+    return {line["system"]: _node(line) for line in lines}
+
+
+def _node(line: dict[str, str]) -> Node:
+    intra, name = line.get("intra_GBps_per_gpu_per_direction", ""), line["system"]
+    rates = [float(x) for x in re.findall(r"\d+(?:\.\d+)?", intra.split("(")[0])]
+    fabric = Fabric.MESH if "mesh" in intra.lower() else Fabric.SWITCH
+    fabric = Fabric.PCIE if "pcie" in intra.lower() or not rates else fabric
+    bus = number(line, "pcie_GBps_per_direction", _BUS / _GIGA) * _GIGA
+    domain = re.search(r"nvl(\d+)", name)
+    return Node(
+        name=name,
+        accelerator=Accelerator(
+            name=line.get("gpu", ""),
+            fp32_flops=number(line, "peak_fp32_TF") * _TERA,
+            tf32_flops=number(line, "peak_tf32_TF", 0.0) * _TERA or None,
+            fp16_flops=number(line, "peak_fp16_TF_dense") * _TERA,
+            hbm_bytes_per_s=number(line, "hbm_GBps") * _GIGA,
+            hbm_bytes=number(line, "hbm_GB") * _GIGA,
+            source="systems file",
+        ),
+        gpus=int(number(line, "gpus_per_node")),
+        fabric=fabric,
+        intra_bytes_per_s=rates[-1] * _GIGA if rates else bus,  # of a range, the best pair
+        inter_bytes_per_s=number(line, "inter_GBps_per_gpu_per_direction", 0.0) * _GIGA or None,
+        host_bytes_per_s=bus,
+        nvlink_domain=int(domain.group(1)) if domain else None,
+        source="systems file",
+    )
+
+
+def rankers_of(path: Path, tables: Path | None = None) -> dict[str, Ranker]:
+    """A model for each line of a workloads file, with its own tables where ``tables`` lists them.
+
+    A line that lacks what a model needs is left out: rows that name it say so.
+    """
+    listed: dict[str, list[Table]] = defaultdict(list)
+    for line in read_csv(tables, "tables") if tables is not None else []:
+        listed[line["workload"]].append(
+            Table(
+                rows=number(line, "rows"),
+                dim=number(line, "dim"),
+                ids_per_sample=tuple(float(x) for x in line["lookups_per_sample"].split(";")),
+                count=int(number(line, "n_tables", 1)),
+            )
+        )
+    found = {}
+    for line in read_csv(path, "workloads"):
+        name = line.get("workload", "")
+        if not line.get("dense_macs_fwd_per_sample"):
+            continue
+        found[name] = Ranker(
+            name=name,
+            tables=tuple(listed.get(name) or _alike(line)),
+            dense_macs=number(line, "dense_macs_fwd_per_sample"),
+            dense_params=number(line, "dense_params"),
+            update=row_update(line.get("optimizer", ""), RowUpdate.SGD),
+            source="workloads file",
+        )
+    return found
+
+
+def _alike(line: dict[str, str]) -> list[Table]:
+    """Tables from the totals of a line, where they are not listed one by one."""
+    ids, elements = number(line, "lookups_per_sample"), number(line, "lookup_elements_per_sample")
+    wide = re.search(r"^wdl_.*_d(\d+)$", line["workload"])
+    if wide:  # Wide & Deep: a table of this width and one of width 1; rows say how long they are
+        dim = float(wide.group(1))
+        deep = round((elements - ids) / (dim - 1))
+        parts = ((dim, deep), (1.0, round(ids - deep)))
+        return [Table(rows=1e6, dim=d, ids_per_sample=(1.0,) * n) for d, n in parts]
+    count = max(1, int(number(line, "tables", 1)))
+    dim = elements / ids
+    features = max(1, round(number(line, "pooled_elements_per_sample") / dim / count))
+    rows = max(count, number(line, "total_rows", 1e6 * count)) / count
+    each = (ids / count / features,) * features
+    return [Table(rows=rows, dim=dim, ids_per_sample=each, count=count)]
+
+
+def row_update(said: str, default: RowUpdate) -> RowUpdate:
+    """The rows' optimiser, from a text.
+
+    >>> row_update("Adam, update=Global", RowUpdate.SGD), row_update("", RowUpdate.SGD)
+    (<RowUpdate.DENSE_ADAM: 'dense_adam'>, <RowUpdate.SGD: 'sgd'>)
+    """
+    said = said.lower()
+    if "adam" in said:
+        return RowUpdate.DENSE_ADAM if "global" in said else RowUpdate.LAZY_ADAM
+    if "adagrad" in said:
+        return RowUpdate.ADAGRAD
+    return RowUpdate.SGD if "sgd" in said else default

@@ -1,0 +1,172 @@
+"""Lines of CSVs of published GPU-sharded training as jobs that can be simulated."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from experiments.published.descriptions import number, read_csv, row_update
+from persia_sim.presets.software import REACH, SOFTWARE
+from persia_sim.sharded.software import Reach, Software
+from persia_sim.sharded.stages import Job
+from persia_sim.sharded.system import Fabric, Node, Precision, System
+from persia_sim.sharded.tables import Ranker
+from persia_sim.words.rules import require
+
+_MEASURED = {"samples_per_s": 1.0, "Msamples_s_median": 1e6, "train_Msamples_s": 1e6}
+"""Column -> its unit in samples per second."""
+_GPU_WORDS = r"\b(?:gb|v|a|h|b|l)\d+s?\b|\b\d+(?=gb|\b)|sxm|pcie"
+_FAMILIES = {
+    "oneflow": "oneflow", "distributed-embeddings": "tf2-de", "torchrec": "torchrec",
+    "torch": "torch", "tf": "tf2", "tensorflow": "tf2", "sok": "tf2",
+}  # fmt: skip
+"""Word in a framework's name -> family; the first that is there."""
+_ALIKE = 4.0  # the same model of GPU, whatever its memory and form
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """A line of a measurements file as a job, with what was measured if anything was."""
+
+    label: str
+    """The line's id, or its file and number."""
+    series: str
+    """Lines of one source, software, model, machine and arithmetic: left out together."""
+    family: str
+    """Key of the software's constants."""
+    job: Job
+    samples_per_s: float | None
+    """None where the measured columns are empty."""
+
+    @property
+    def per_gpu(self) -> float:
+        """Measured samples per second of one GPU."""
+        return (self.samples_per_s or 0.0) / self.job.system.gpus
+
+    @property
+    def step_s(self) -> float:
+        """Measured seconds of a step."""
+        return self.job.batch / (self.samples_per_s or float("nan"))
+
+    def under(self, reach: Reach, software: dict[str, Software]) -> Job:
+        """The same job with other constants."""
+        return replace(self.job, reach=reach, software=software[self.family])
+
+
+def measured_of(
+    path: Path, rankers: dict[str, Ranker], nodes: dict[str, Node]
+) -> tuple[list[Measured], list[str]]:
+    """Every line as a job; and why lines were left out that cannot be one."""
+    found, left_out = [], []
+    for place, line in enumerate(read_csv(path, "rows")):
+        label = line.get("id") or f"{path.stem}-{place + 1}"
+        try:
+            found.append(_measured(label, line.get("set") or path.stem, line, rankers, nodes))
+        except ValueError as error:
+            left_out.append(f"{label}: {error}")
+    return found, left_out
+
+
+def family_of(line: dict[str, str]) -> str:
+    """Whose constants describe the software that a line names.
+
+    >>> family_of({"framework": "TF2 + SOK"}), family_of({"framework": "HugeCTR 2.2"})
+    ('tf2', 'hugectr-2')
+    """
+    said = line.get("framework", "").lower()
+    if "hugectr" in said and "sok" not in said:
+        if line.get("newest_round", line.get("round", "")) == "v0.7":
+            return "hugectr-v07"
+        return "hugectr-2" if re.search(r"hugectr 2\.", said) else "hugectr"
+    family = next((known for word, known in _FAMILIES.items() if word in said), "")
+    require(bool(family), "framework", repr(said), f"must name one of {', '.join(_FAMILIES)}")
+    graphs = "graph" in line.get("extra", "").lower() or "round" in line or "rounds" in line
+    return "torch-graphs" if family == "torch" and graphs else family
+
+
+def precision_of(line: dict[str, str], family: str) -> tuple[Precision, int | None]:
+    """Arithmetic, and the bytes of a number that travels where the line says it apart."""
+    said = line.get("precision", "").lower().split("(")[0]
+    if not said or "amp" in said or "fp16" in said:
+        return Precision.FP16, None
+    wire = 2 if "compress" in said else None
+    tensor_cores = "tf32" in said or family.startswith("tf2")  # TensorFlow's default
+    return Precision.TF32 if tensor_cores else Precision.FP32, wire
+
+
+def node_for(line: dict[str, str], nodes: dict[str, Node]) -> Node:
+    """The machine that a line names, else the one whose GPUs are most like those it names."""
+    name = line.get("system", "")
+    for word in (name, name.split(" ")[0]):
+        if word in nodes:
+            return nodes[word]
+    asked = line.get("accelerator", "") or name
+    per_node = number(line, "gpus_per_node", 8)
+    best = max(nodes.values(), key=lambda node: _likeness(asked, node, per_node))
+    known = _likeness(asked, best, per_node) >= _ALIKE
+    require(known, "system", repr(name or asked), "no machine of the systems file has such GPUs")
+    return best
+
+
+def _likeness(asked: str, node: Node, per_node: float) -> float:
+    words, have = _words(asked), _words(node.accelerator.name)
+    models = {word for word in words if word[0].isalpha() and word not in ("sxm", "pcie")}
+    form = ("pcie" in words) == (node.fabric is Fabric.PCIE)
+    memory = any(word.isdigit() for word in words & have)
+    alike = _ALIKE if models & have else 0.0
+    return alike + 2.0 * form + 1.0 * memory + 0.5 * (node.gpus == per_node)
+
+
+def _words(gpu: str) -> set[str]:
+    """Model, form and memory in a GPU's name: "1xA100-SXM4-40GB" gives a100, sxm and 40."""
+    text = re.sub(r"^\d+x", "", gpu.lower().strip())
+    return set(re.findall(_GPU_WORDS, re.sub(r"sxm\d", "sxm", text)))
+
+
+def _machine(node: Node, per_node: int) -> Node:
+    """The machine with fewer GPUs in use: its NICs serve only those."""
+    if per_node >= node.gpus:
+        return node
+    inter = node.inter_bytes_per_s
+    return replace(node, gpus=per_node, inter_bytes_per_s=inter and inter * node.gpus / per_node)
+
+
+def _model(line: dict[str, str], ranker: Ranker, gpus: int) -> Ranker:
+    """The model with the optimiser and the vocabulary that the line itself gives."""
+    ranker = replace(ranker, update=row_update(line.get("optimizer", ""), ranker.update))
+    vocabulary = re.search(r"vocab=(\d+)", line.get("extra", ""))
+    if vocabulary:
+        rows = float(vocabulary.group(1)) * (gpus if "per GPU" in line["extra"] else 1)
+        ranker = replace(ranker, tables=tuple(replace(t, rows=rows) for t in ranker.tables))
+    return ranker
+
+
+def _measured(
+    label: str, source: str, line: dict[str, str], rankers: dict[str, Ranker],
+    nodes: dict[str, Node],
+) -> Measured:  # fmt: skip
+    name = line.get("workload", "")
+    require(name in rankers, "workload", repr(name), "the workloads file does not describe it")
+    family, node, gpus = family_of(line), node_for(line, nodes), int(number(line, "gpus"))
+    precision, wire = precision_of(line, family)
+    batch = number(line, "global_batch", 0.0) or number(line, "per_gpu_batch", 0.0) * gpus
+    known = [number(line, c) * unit for c, unit in _MEASURED.items() if line.get(c)]
+    step_ms = number(line, "step_ms", 0.0)
+    if not known and step_ms:
+        known = [1e3 * batch / step_ms]
+    job = Job(
+        ranker=_model(line, rankers[name], gpus),
+        system=System(node=_machine(node, int(number(line, "gpus_per_node", gpus))), gpus=gpus),
+        software=SOFTWARE[family],
+        reach=REACH,
+        batch=int(batch),
+        precision=precision,
+        wire_bytes=wire,
+        reads_files="data on gpu" not in line.get("extra", "").lower(),
+    )
+    told = (source, line.get("framework", ""), name, node.name, line.get("precision", ""))
+    return Measured(
+        label=label, series=" / ".join(filter(None, told)), family=family, job=job,
+        samples_per_s=known[0] if known else None,
+    )  # fmt: skip

@@ -1,0 +1,140 @@
+"""Every fitted constant, from measurements: values, what the data say of each, errors held out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, log
+from pathlib import Path
+
+import numpy as np
+
+from experiments.published.calibration import (
+    NOISE,
+    Fit,
+    fit,
+    interval,
+    log_errors,
+    without_each_series,
+)
+from experiments.published.gpu_rows import Measured
+from experiments.published.scores import HEADER, classes, naive_rates, score
+from experiments.studies.predict_published import files, load
+from experiments.tables import aligned, write_csv
+from persia_sim.presets.software import FITTED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Measured steps of GPU-sharded training, as `predict-published` takes them."""
+
+    rows: tuple[Path, ...] = ()
+    """Lines with measurements; those without are left out."""
+    workloads: Path = Path()
+    """What the workloads of the rows are made of."""
+    systems: Path = Path()
+    """What the systems of the rows are made of."""
+    tables: Path | None = None
+    """Tables of each workload; default: workload_tables.csv beside the workloads, if there."""
+    held_out: bool = True
+    """Also leave each series out in turn and predict it (a minute or two)."""
+    profiles: bool = False
+    """Also refit along each constant for its 95 % interval (ten to thirty minutes)."""
+    out: Path = Path("runs/fit")
+    """Folder of the tables."""
+
+    def __post_init__(self) -> None:
+        given = {"rows": self.rows, "workloads": self.workloads, "systems": self.systems}
+        files(**given, tables=self.tables or ())
+        files(needed=True, **given)
+
+
+def run(options: Options) -> None:
+    """Fit, print constants and errors, write constants.csv and errors.csv."""
+    rows, left_out = load(options.rows, options.workloads, options.systems, options.tables)
+    rows = [row for row in rows if row.samples_per_s]
+    if len(rows) < 2:
+        raise ValueError(f"rows hold {len(rows)} measurements; a fit needs two or more")
+    found = fit(rows)
+    records = constants(rows, found, options.profiles)
+    write_csv(options.out / "constants.csv", records)
+    print(table(records))
+    print(counts(rows, found))
+    pairs = zip(rows, log_errors(rows, *found.applied()), strict=True)
+    errors = [errors_record(row, e) for row, e in pairs]
+    print(f"\n{'errors':34} {HEADER}")
+    own = [-float(e["ln_step_error"]) for e in errors]
+    lines = {"on the points that were fitted to": own}
+    if options.held_out:
+        held = (-without_each_series(rows, found)).tolist()
+        for record, error in zip(errors, held, strict=True):
+            record["held_out_ln_rate_error"] = round(error, 4)
+        lines["each series left out in turn"] = held
+    naive = naive_rates(rows, rows)
+    lines["nearest other series (naive)"] = [
+        log(rate / (row.samples_per_s or 1.0)) for rate, row in zip(naive, rows, strict=True)
+    ]
+    for name, values in lines.items():
+        print(f"{name + ', classes':34} {score(_by_class(rows, values))}")
+        print(f"{name + ', series':34} {score(_by_series(rows, values))}")
+    if options.held_out:
+        series = _by_series(rows, lines["each series left out in turn"])
+        print(f"90 % band of a prediction: factor {exp(float(np.quantile(series, 0.9))):.2f}")
+    write_csv(options.out / "errors.csv", errors)
+    for why in left_out:
+        print(f"left out: {why}")
+    print(f"{len(records)} constants in {options.out / 'constants.csv'}; errors.csv beside it")
+
+
+def constants(rows: Sequence[Measured], found: Fit, profiles: bool) -> list[dict[str, object]]:
+    """One record a constant."""
+    records = []
+    parts = zip(found.constants.names, found.logs, found.spread(), found.identified(), strict=True)
+    for name, value, spread, known in parts:
+        low, high = exp(value - 1.96 * spread), exp(value + 1.96 * spread)
+        if profiles:
+            low, high = interval(rows, found, name)
+        about = found.constants.table[name]
+        entered = sum(found.constants.touches(name, row.family) for row in rows)
+        records.append(
+            {
+                "constant": name, "value": f"{exp(value):.4g}", "low_95": f"{low:.3g}",
+                "high_95": f"{high:.3g}", "start": f"{about.start:.3g}",
+                "start_width_ln": about.width, "preset": f"{about.value:.4g}",
+                "points": entered, "identified": "yes" if known else "no",
+            }
+        )  # fmt: skip
+    return records
+
+
+def table(records: Sequence[dict[str, object]]) -> str:
+    """The constants, aligned."""
+    shown = ("constant", "value", "low_95", "high_95", "start", "preset", "points", "identified")
+    return aligned(shown, [[str(record[c]) for c in shown] for record in records])
+
+
+def counts(rows: Sequence[Measured], found: Fit) -> str:
+    """How many constants were fitted to how much."""
+    series = len({row.series for row in rows})
+    known = int(found.identified().sum())
+    return (
+        f"{len(FITTED)} constants ({known} identified: the data halve the width of their start), "
+        f"{len(rows)} points of {len(classes(rows))} classes in {series} series; "
+        f"cost {found.cost:.1f} at a noise of {NOISE:.0%}"
+    )
+
+
+def errors_record(row: Measured, error: float) -> dict[str, object]:
+    """One line of errors.csv."""
+    return {"id": row.label, "series": row.series, "ln_step_error": round(float(error), 4)}
+
+
+def _by_class(rows: Sequence[Measured], errors: Sequence[float]) -> list[float]:
+    return [float(np.median([errors[k] for k in places])) for places in classes(rows)]
+
+
+def _by_series(rows: Sequence[Measured], errors: Sequence[float]) -> list[float]:
+    groups: dict[str, list[float]] = {}
+    for row, error in zip(rows, errors, strict=True):
+        groups.setdefault(row.series, []).append(abs(error))
+    return [float(np.median(group)) for group in groups.values()]

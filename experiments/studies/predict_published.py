@@ -1,0 +1,177 @@
+"""Published GPU-sharded training, predicted: rates with bands, errors beside a naive baseline."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, log, nan
+from pathlib import Path
+
+import numpy as np
+
+from experiments.published.descriptions import nodes_of, rankers_of
+from experiments.published.gpu_rows import Measured, measured_of
+from experiments.published.scores import (
+    HEADER,
+    classes,
+    naive_rates,
+    scaling_ratios,
+    score,
+)
+from experiments.tables import write_csv
+from persia_sim.presets.software import BAND_LN
+from persia_sim.sharded.pipeline import step_s
+from persia_sim.sharded.stages import fits, stages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """CSVs of what is to be predicted; measured columns may be empty."""
+
+    rows: tuple[Path, ...] = ()
+    """Lines to predict: workload, system, framework, precision, gpus, global_batch and the like."""
+    workloads: Path = Path()
+    """What the workloads of the rows are made of."""
+    systems: Path = Path()
+    """What the systems of the rows are made of."""
+    tables: Path | None = None
+    """Tables of each workload; default: workload_tables.csv beside the workloads, if there."""
+    known: tuple[Path, ...] = ()
+    """Measured lines for the naive baseline; default: the rows themselves."""
+    out: Path = Path("runs/predict-published")
+    """Folder of the table."""
+
+    def __post_init__(self) -> None:
+        given = {"rows": self.rows, "workloads": self.workloads, "systems": self.systems}
+        files(**given, known=self.known, tables=self.tables or ())
+        files(needed=True, **given)
+
+
+def run(options: Options) -> None:
+    """Predict every row, write predictions.csv, print errors where there are measurements."""
+    rows, left_out = load(options.rows, options.workloads, options.systems, options.tables)
+    known = rows
+    if options.known:
+        known, _ = load(options.known, options.workloads, options.systems, options.tables)
+    path = options.out / "predictions.csv"
+    records = predictions(rows, known)
+    write_csv(path, records)
+    print(report(rows, records))
+    for why in left_out:
+        print(f"left out: {why}")
+    print(f"{len(records)} predictions in {path}")
+
+
+def files(needed: bool = False, **options: Path | tuple[Path, ...]) -> None:
+    """Raise ValueError naming the first option whose file is not there, or that is not given."""
+    for name, value in options.items():
+        named = [
+            path for path in ((value,) if isinstance(value, Path) else value) if path != Path()
+        ]
+        if needed and not named:
+            raise ValueError(f"{name} must name a CSV file, got none")
+        for path in named:
+            if not path.is_file():
+                raise ValueError(f"{name} {path} is missing; name a CSV with a header line")
+
+
+def load(
+    files: Sequence[Path], workloads: Path, systems: Path, tables: Path | None
+) -> tuple[list[Measured], list[str]]:
+    """All rows of the files as jobs. Raises ValueError where a file gives none."""
+    beside = workloads.with_name("workload_tables.csv")
+    rankers = rankers_of(workloads, tables or (beside if beside.is_file() else None))
+    nodes = nodes_of(systems)
+    rows: list[Measured] = []
+    left_out: list[str] = []
+    for file in files:
+        found, missing = measured_of(file, rankers, nodes)
+        rows += found
+        left_out += missing
+    if not rows:
+        first = left_out[0] if left_out else "no file was named"
+        raise ValueError(f"rows give nothing to predict: {first}")
+    return rows, left_out
+
+
+def predictions(rows: Sequence[Measured], known: Sequence[Measured]) -> list[dict[str, object]]:
+    """One record a row: predicted and measured rates, errors, and what the step is made of."""
+    naive = naive_rates(rows, known)
+    found = []
+    for row, by_nearest in zip(rows, naive, strict=True):
+        parts, job = stages(row.job), row.job
+        rate = job.batch / step_s(job)
+        measured = row.samples_per_s or nan
+        binds = {
+            "host": parts.host_s, "dense": parts.dense_s, "lookup": parts.lookup_s,
+            "update": parts.update_s, "exchange": 2 * parts.exchange_s, "misses": parts.miss_s,
+            "small kernels": parts.gpu_s, "all-reduce": parts.allreduce_s, "input": parts.input_s,
+        }  # fmt: skip
+        found.append(
+            {
+                "id": row.label,
+                "series": row.series,
+                "workload": job.ranker.name,
+                "system": job.system.node.name,
+                "gpus": job.system.gpus,
+                "global_batch": job.batch,
+                "predicted_samples_per_s": round(rate, 1),
+                "low_90": round(rate * exp(-BAND_LN), 1),
+                "high_90": round(rate * exp(BAND_LN), 1),
+                "predicted_step_ms": round(1e3 * job.batch / rate, 4),
+                "measured_samples_per_s": row.samples_per_s or "",
+                "ln_error": round(log(rate / measured), 4) if row.samples_per_s else "",
+                "naive_samples_per_s": round(by_nearest, 1) if by_nearest == by_nearest else "",
+                "naive_ln_error": round(log(by_nearest / measured), 4)
+                if row.samples_per_s and by_nearest == by_nearest
+                else "",
+                "largest_part": max(binds, key=lambda name: binds[name]),
+                "rows_fit": fits(job),
+            }
+        )
+    return found
+
+
+def report(rows: Sequence[Measured], records: Sequence[dict[str, object]]) -> str:
+    """The table of errors: by series, over all classes, of scaling, and the baseline's."""
+    error = [_number(r["ln_error"]) for r in records]
+    naive = [_number(r["naive_ln_error"]) for r in records]
+    if not np.isfinite(error).any():
+        return "no row has a measurement: nothing to compare with"
+    groups: dict[str, list[int]] = defaultdict(list)
+    merged = classes(rows)
+    for places in merged:
+        groups[rows[places[0]].series].append(places[0])
+    of_class = {p[0]: float(np.median([error[k] for k in p])) for p in merged}
+    naive_of = {p[0]: float(np.median([naive[k] for k in p])) for p in merged}
+    width = max(len(name) for name in groups)
+    lines = [f"{'series':{width}} {HEADER}   nearest series: median, p90"]
+    for name, places in groups.items():
+        theirs = score(naive_of[p] for p in places)
+        lines.append(
+            f"{name:{width}} {score(of_class[p] for p in places)}   "
+            f"{np.expm1(theirs.median):7.1%} {np.expm1(theirs.p90):7.1%}"
+        )
+    base = score(naive_of.values())
+    lines.append(
+        f"{'all (one point a class)':{width}} {score(of_class.values())}   "
+        f"{np.expm1(base.median):7.1%} {np.expm1(base.p90):7.1%}"
+    )
+    each = [float(np.median([abs(of_class[p]) for p in places])) for places in groups.values()]
+    lines.append(f"{'all (one point a series)':{width}} {score(each)}")
+    inside = [abs(e) <= BAND_LN for e in of_class.values() if np.isfinite(e)]
+    lines.append(f"90 % band (factor {exp(BAND_LN):.2f}) holds {np.mean(inside):.0%} of the points")
+    rates = [_number(r["predicted_samples_per_s"]) for r in records]
+    ratios = [log(r.predicted / r.measured) for r in scaling_ratios(rows, rates)]
+    if ratios:
+        close = np.mean(np.abs(ratios) < log(1.15))
+        lines.append(
+            f"{len(ratios)} scaling ratios: median {np.expm1(np.median(np.abs(ratios))):.1%}, "
+            f"{close:.0%} within 15 %"
+        )
+    return "\n".join(lines)
+
+
+def _number(cell: object) -> float:
+    return float(cell) if isinstance(cell, int | float) else nan

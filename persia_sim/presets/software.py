@@ -1,0 +1,137 @@
+"""Training systems that keep tables on the GPUs, and what kernels and links reach of their rates.
+
+`FITTED` holds every fitted constant: what `python -m experiments fit` found, and where it started.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from persia_sim.sharded.plan import Strategy
+from persia_sim.sharded.software import Pipeline, Reach, Software
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """One fitted constant."""
+
+    value: float
+    """What the fit found."""
+    start: float
+    """Where it started: what a document or an assumption says."""
+    width: float
+    """Standard deviation of the logarithm of the start: how far it is trusted."""
+    is_share: bool = False
+    """At most 1."""
+
+
+FITTED = {
+    "reach.fp32": Constant(0.7883, 0.72, 0.1, True),
+    "reach.tf32": Constant(0.4866, 0.5, 0.2, True),
+    "reach.fp16": Constant(0.5495, 0.5, 0.2, True),
+    "reach.hbm": Constant(0.808, 0.8, 0.1, True),
+    "reach.switch": Constant(0.7856, 0.7, 0.2, True),
+    "reach.mesh": Constant(0.2163, 0.3, 0.5, True),
+    "reach.pcie": Constant(0.4439, 0.6, 0.3, True),
+    "reach.nic": Constant(0.8687, 0.85, 0.1, True),
+    "reach.activation_passes": Constant(3.359, 4.0, 0.5),
+    "hugectr.gpu_s": Constant(0.0001683, 0.4e-3, 1.0),
+    "hugectr.id_bytes": Constant(68.66, 64.0, 1.0),
+    "hugectr.exposed": Constant(0.722, 0.5, 0.5, True),
+    "hugectr-v07.gpu_s": Constant(0.001392, 1.2e-3, 0.5),
+    "hugectr-2.host_s": Constant(0.001038, 1e-3, 0.5),
+    "hugectr-2.host_multi_s": Constant(0.004272, 5e-3, 1.0),
+    "torchrec.host_s": Constant(0.006951, 6e-3, 0.5),
+    "tf2.host_s": Constant(0.0046, 4e-3, 0.5),
+    "tf2.id_bytes": Constant(1358, 1024.0, 1.0),
+    "tf2-de.host_reading_s": Constant(0.002806, 2e-3, 0.7),
+    "tf2-de.host_per_table_s": Constant(6.287e-05, 80e-6, 0.5),
+    "tf2-de.host_multi_s": Constant(0.0009817, 1e-3, 0.7),
+    "tf2-de.id_bytes": Constant(2336, 1024.0, 1.0),
+    "torch.id_bytes": Constant(9550, 4096.0, 1.0),
+    "torch-graphs.gpu_s": Constant(0.001782, 1.5e-3, 0.5),
+    "oneflow.host_s": Constant(0.001768, 1.6e-3, 0.5),
+    "oneflow.host_multi_s": Constant(0.00671, 6e-3, 0.5),
+    "oneflow.id_bytes": Constant(892.1, 1024.0, 1.0),
+}
+"""By owner and field. What stands in no line here is assumed, and its owner's `source` says so."""
+
+BAND_LN = 0.29
+"""Half width of the 90 % band of a predicted rate, in its logarithm: the 90 % point of the errors
+of series that the constants were not fitted to, as `experiments fit` prints it."""
+
+
+def _fitted(owner: str) -> dict[str, float]:
+    """The fitted fields of one owner."""
+    parts = {name: name.rpartition(".") for name in FITTED}
+    return {what: FITTED[name].value for name, (who, _, what) in parts.items() if who == owner}
+
+
+REACH = Reach(
+    **_fitted("reach"),
+    tcp=0.6,
+    host=0.8,
+    uvm=0.1,
+    source="fitted to published steps on V100 to B200; tcp, host and uvm assumed (page faults take "
+    "a row over the bus down to a tenth)",
+)
+
+
+def _software(name: str, source: str, **fields: object) -> Software:
+    chosen: dict[str, object] = {"host_s": 0.0, "id_bytes": 512.0} | fields | _fitted(name)
+    return Software(name=name, source=source, **chosen)  # type: ignore[arg-type]
+
+
+_MLPERF = "HugeCTR in MLPerf training"
+_PLAN = "hot and small tables replicated, threshold of rows assumed"
+
+SOFTWARE = {
+    software.name: software
+    for software in (
+        _software(
+            "hugectr",
+            f"{_MLPERF} 1.0 to 5.1: graphs, fused kernels; {_PLAN}",
+            graphs=True,
+            replicate_rows=3e3,
+        ),
+        _software(
+            "hugectr-v07",
+            f"{_MLPERF} 0.7, its first round; all but gpu_s as later",
+            graphs=True,
+            replicate_rows=3e3,
+            id_bytes=FITTED["hugectr.id_bytes"].value,
+            exposed=FITTED["hugectr.exposed"].value,
+        ),
+        _software(
+            "hugectr-2",
+            "HugeCTR 2.2 (2020), Wide & Deep; rows over all GPUs",
+            strategy=Strategy.ROW,
+            pipeline=Pipeline.BASE,
+        ),
+        _software(
+            "torchrec",
+            "TorchRec with FBGEMM's fused tables, eager; cost of an id and of collectives assumed",
+            host_multi_s=1e-3,
+            id_bytes=256.0,
+        ),
+        _software(
+            "tf2",
+            "TensorFlow 2 with Horovod or HugeCTR's operations; host of collectives assumed",
+            host_multi_s=1e-3,
+        ),
+        _software("tf2-de", "TensorFlow 2 with distributed-embeddings", host_s=0.2e-3),
+        _software(
+            "torch",
+            "PyTorch with tables split by hand, eager; host as TorchRec, assumed",
+            host_s=8e-3,
+            host_multi_s=1e-3,
+        ),
+        _software("torch-graphs", "the same with CUDA graphs; cost of an id assumed", graphs=True),
+        _software(
+            "oneflow",
+            "OneFlow 0.2 (2020): columns over all GPUs, every GPU sees all ids",
+            strategy=Strategy.COLUMN,
+        ),
+    )
+}
+"""By name."""

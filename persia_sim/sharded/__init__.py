@@ -1,0 +1,1 @@
+"""GPU-sharded synchronous training: tables over the GPUs' memories, as TorchRec and HugeCTR."""

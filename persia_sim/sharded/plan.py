@@ -1,0 +1,157 @@
+"""The sharding plan: which GPU holds which table or which part of it, and what each must do.
+
+Whole tables are dealt to the least loaded GPU, the costliest first. Where the strategy allows it,
+tables that cost more than a GPU's fair share are split by columns, small ones are replicated, and
+the most frequent rows of large ones, too.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from enum import StrEnum
+from math import ceil
+
+import numpy as np
+
+from persia_sim.model.popularity import zipf_bins
+from persia_sim.sharded.tables import Ranker, Storage, Table
+from persia_sim.words.rules import require
+
+_SENT = 12.0
+"""What sending a number costs, in numbers read: links are slower than memory, rows are read and
+updated."""
+
+
+class Strategy(StrEnum):
+    """How tables are split."""
+
+    TABLE = "table"
+    """Whole tables on one GPU each."""
+    ROW = "row"
+    """Every table's rows over all GPUs: each gives partial sums of every sample."""
+    COLUMN = "column"
+    """Every table's columns over all GPUs: each looks up every id of the global batch."""
+    PLANNED = "planned"
+    """Whole tables; those above a GPU's fair share are split by columns, as planners do."""
+    DATA_PARALLEL = "data_parallel"
+    """A copy of every table on every GPU, gradients all-reduced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one GPU does for one global batch, per sample of the global batch."""
+
+    ids: np.ndarray
+    """float64 [gpus]: ids looked up."""
+    elements: np.ndarray
+    """float64 [gpus]: numbers read from rows."""
+    sent: np.ndarray
+    """float64 [gpus]: pooled numbers that go to the sample's own GPU."""
+    bytes: np.ndarray
+    """float64 [gpus]: memory of rows and state in HBM."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """Where everything is."""
+
+    gpus: int
+    sharded: Load
+    """Rows that exist once."""
+    local_ids: float
+    """Ids of one sample looked up in replicas, on the sample's own GPU."""
+    local_elements: float
+    """Numbers read for them."""
+    replicated_values: float
+    """Numbers that every GPU keeps a copy of; their gradients are all-reduced if small."""
+    partial_sums: bool
+    """Row-wise: what is sent is a partial sum from every GPU (a reduce-scatter)."""
+
+    @property
+    def imbalance(self) -> float:
+        """Largest over mean of the numbers read; 1 is perfect."""
+        mean = float(self.sharded.elements.mean())
+        return float(self.sharded.elements.max()) / mean if mean else 1.0
+
+
+def hot_share(table: Table, rows: float) -> float:
+    """Share of a table's lookups that its most frequent ``rows`` take."""
+    if rows >= table.rows:
+        return 1.0
+    probability, number = zipf_bins(float(table.rows), table.zipf)
+    room = np.clip(rows - np.concatenate([[0.0], np.cumsum(number)[:-1]]), 0.0, number)
+    return float((probability * room).sum())
+
+
+def make_plan(
+    ranker: Ranker,
+    gpus: int,
+    strategy: Strategy,
+    *,
+    replicate_rows: float = 0.0,
+    hot_rows: float = 0.0,
+    id_elements: float = 0.0,
+) -> Plan:
+    """Place the tables.
+
+    Tables of at most ``replicate_rows`` rows are copied to every GPU, as are the ``hot_rows`` most
+    frequent rows of the others; ``id_elements`` is what an id costs beside its row, in numbers.
+    """
+    require(gpus >= 1, "gpus", gpus, "must be >= 1")
+    local_ids = local_elements = replicated = 0.0
+    pieces: list[tuple[float, float, float, float, float]] = []  # cost, ids, elements, sent, bytes
+    kept: list[tuple[Table, float]] = []
+    for table in ranker.tables:
+        all_local = strategy is Strategy.DATA_PARALLEL or table.rows <= replicate_rows
+        share = 1.0 if all_local or gpus == 1 else hot_share(table, hot_rows) if hot_rows else 0.0
+        if gpus > 1 and share:
+            local_ids += share * table.count * table.ids
+            local_elements += share * table.count * table.ids * table.dim
+            copies = table.rows if all_local else min(hot_rows, table.rows)
+            replicated += copies * table.dim * table.count
+        if gpus == 1:
+            share = 0.0
+        if share < 1.0:
+            kept.append((table, 1.0 - share))
+
+    def cost_of(ids: float, elements: float, sent: float) -> float:
+        return elements + id_elements * ids + _SENT * sent
+
+    total = sum(t.count * s * cost_of(t.ids, t.ids * t.dim, t.pooled) for t, s in kept)
+    state = 4.0 * ranker.update.values_per_value
+    for table, share in kept:
+        ids, elements = share * table.ids, share * table.ids * table.dim
+        sent = share * table.pooled
+        in_hbm = {Storage.HBM: 1.0, Storage.UVM: 0.0}.get(table.storage, table.cached_share)
+        size = state * table.rows * table.dim * in_hbm
+        cost = cost_of(ids, elements, sent)
+        ways = 1
+        if strategy is Strategy.PLANNED and total:
+            ways = min(gpus, max(1, ceil(2.0 * cost * gpus / total - 1.0)))
+        if strategy in (Strategy.ROW, Strategy.COLUMN):
+            ways = gpus
+        # Columns: every part sees all ids. Rows: every part sees its share of the ids.
+        part_ids = ids / ways if strategy is Strategy.ROW else ids
+        part_sent = sent if strategy is Strategy.ROW else sent / ways
+        part = part_ids, elements / ways, part_sent
+        pieces += [(cost_of(*part), *part, size / ways)] * (ways * table.count)
+    return Plan(
+        gpus=gpus,
+        sharded=_deal(pieces, gpus),
+        local_ids=local_ids,
+        local_elements=local_elements,
+        replicated_values=replicated,
+        partial_sums=strategy is Strategy.ROW and gpus > 1,
+    )
+
+
+def _deal(pieces: list[tuple[float, float, float, float, float]], gpus: int) -> Load:
+    """The costliest piece first, each to the GPU with the least so far."""
+    totals = np.zeros((4, gpus))
+    heap = [(0.0, g) for g in range(gpus)]
+    for cost, *work in sorted(pieces, reverse=True):
+        load, gpu = heapq.heappop(heap)
+        totals[:, gpu] += work
+        heapq.heappush(heap, (load + cost, gpu))
+    return Load(*totals)

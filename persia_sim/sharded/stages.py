@@ -1,0 +1,233 @@
+"""Seconds of every stage of one GPU-sharded step, from bytes and multiplications.
+
+The slowest GPU counts: an exchange ends when the last one has sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import sqrt
+
+from persia_sim.model.popularity import lru_miss_rate
+from persia_sim.sharded.plan import Plan, Strategy, make_plan
+from persia_sim.sharded.software import Reach, Software
+from persia_sim.sharded.system import Precision, System
+from persia_sim.sharded.tables import Ranker, RowUpdate, Storage
+from persia_sim.words.rules import require
+
+_WIDTHS = 4.0
+"""Sum of the dense network's widths over the square root of its multiplications: 3.7 to 6 for the
+networks of DLRM, DCNv2 and Wide & Deep."""
+_USUAL_MACS = 2.46e6
+_DEPTH = 0.25
+"""Kernels of a step go with the layers: about this power of the multiplications over DLRM's
+(layers with the square root of the multiplications, kernels with the square root of the layers)."""
+_ID_BYTES = 8
+_PLAN_ID_ELEMENTS = 16.0
+"""What a planner takes an id to cost beside its row, in numbers (a sector or two)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One question: a model on a system with some software."""
+
+    ranker: Ranker
+    system: System
+    software: Software
+    reach: Reach
+    batch: int
+    """Samples of a step over all GPUs, >= 1."""
+    precision: Precision = Precision.FP16
+    """Of the dense network."""
+    reads_files: bool = True
+    """Batches come from files; else they are on the GPUs before."""
+    wire_bytes: int | None = None
+    """Bytes of a pooled number that travels; None: as activations."""
+
+    def __post_init__(self) -> None:
+        require(self.batch >= 1, "batch", self.batch, "must be >= 1")
+        ok = self.wire_bytes in (None, 2, 4)
+        require(ok, "wire_bytes", self.wire_bytes, "must be 2 or 4")
+
+    @property
+    def per_gpu(self) -> float:
+        """Samples of a step on one GPU."""
+        return self.batch / self.system.gpus
+
+    @property
+    def plan(self) -> Plan:
+        """Where the tables are."""
+        return plan_of(self.ranker, self.system.gpus, self.software)
+
+
+@lru_cache(maxsize=4096)
+def _plan(ranker: Ranker, gpus: int, strategy: str, replicate_rows: float, hot_rows: float) -> Plan:
+    return make_plan(
+        ranker, gpus, Strategy(strategy), replicate_rows=replicate_rows, hot_rows=hot_rows,
+        id_elements=_PLAN_ID_ELEMENTS,
+    )  # fmt: skip
+
+
+def plan_of(ranker: Ranker, gpus: int, software: Software) -> Plan:
+    """The plan that this software would make."""
+    return _plan(ranker, gpus, software.strategy, software.replicate_rows, software.hot_rows)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stages:
+    """One batch on the busiest GPU; each in seconds."""
+
+    input_s: float
+    """Copy of the batch to the GPU and exchange of its keys."""
+    miss_s: float
+    """Rows that are read over the bus to the host."""
+    lookup_s: float
+    exchange_s: float
+    """Pooled rows to the samples' own GPUs; their gradients take as long back."""
+    forward_s: float
+    backward_s: float
+    update_s: float
+    allreduce_s: float
+    """Gradients of the dense network and of replicated rows."""
+    gpu_s: float
+    """Chain of small kernels, whatever the batch."""
+    host_s: float
+    """Launching all of it."""
+    exchange_bytes: float
+    """Sent by one GPU in one of the two exchanges."""
+
+    @property
+    def dense_s(self) -> float:
+        """Forward and backward of the dense network."""
+        return self.forward_s + self.backward_s
+
+
+def exchange_s(system: System, reach: Reach, bytes_each: float) -> float:
+    """An all-to-all in which every GPU sends so many bytes in all, evenly to the others.
+
+    What stays in the node and what leaves it travel at the same time.
+    """
+    gpus, local = system.gpus, system.local
+    if gpus == 1:
+        return 0.0
+    node = system.node
+    inside = bytes_each * (local - 1) / (gpus - 1)
+    outside = bytes_each - inside
+    took = inside / reach.inside(node)
+    if outside > 0 and node.inter_bytes_per_s is not None:
+        took = max(took, outside / nic_rate(system, reach))
+    return took
+
+
+def gather_s(system: System, reach: Reach, bytes_each: float) -> float:
+    """An all-gather of so many bytes from every GPU (or the reduce-scatter that undoes it).
+
+    Round a ring through all GPUs a node's NICs carry every byte once, together.
+    """
+    gpus, local = system.gpus, system.local
+    if gpus == 1:
+        return 0.0
+    passed = bytes_each * (gpus - 1)
+    rate = reach.inside(system.node)
+    if system.nodes > 1:
+        rate = min(rate, nic_rate(system, reach) * local)
+    return passed / rate
+
+
+def nic_rate(system: System, reach: Reach) -> float:
+    """Payload of one GPU's share of the NICs, bytes per second."""
+    nominal = system.node.inter_bytes_per_s or 0.0
+    return nominal * reach.nic * (1.0 if system.node.rdma else reach.tcp)
+
+
+def allreduce_s(system: System, reach: Reach, size_bytes: float) -> float:
+    """Reduce-scatter and all-gather inside nodes, and between them with each GPU's part."""
+    if system.gpus == 1:
+        return 0.0
+    local, nodes, node = system.local, system.nodes, system.node
+    took = 2 * (local - 1) / local * size_bytes / reach.inside(node)
+    if nodes > 1:
+        took += 2 * (nodes - 1) / nodes * (size_bytes / local) / nic_rate(system, reach)
+    return took
+
+
+def stages(job: Job) -> Stages:
+    """Apply the laws to one batch."""
+    ranker, system, soft, reach, b = job.ranker, job.system, job.software, job.reach, job.per_gpu
+    gpu, plan, gpus = system.node.accelerator, job.plan, system.gpus
+    value = job.precision.value_bytes
+    wire = job.wire_bytes or value
+    hbm = gpu.hbm_bytes_per_s * reach.hbm
+    away = (gpus - 1) / gpus
+
+    ids = plan.sharded.ids * job.batch + plan.local_ids * b
+    row_bytes = 4.0 * (plan.sharded.elements * job.batch + plan.local_elements * b)
+    read = float((row_bytes + soft.id_bytes * ids).max()) / hbm
+    written = float((ranker.update.passes * row_bytes + soft.id_bytes * ids).max()) / hbm
+    if ranker.update is RowUpdate.DENSE_ADAM:
+        every = 4.0 * sum(t.count * t.rows * t.dim for t in ranker.tables) / gpus
+        written += ranker.update.passes * every / hbm
+
+    sent = float(plan.sharded.sent.max()) * job.batch * wire
+    keys = b * ranker.ids * _ID_BYTES
+    bus = system.node.host_bytes_per_s * reach.host
+    arrival = (keys + 4.0 * b * ranker.dense_features) / bus
+    if plan.partial_sums:
+        exchange = gather_s(system, reach, sent / gpus)
+    else:
+        exchange = exchange_s(system, reach, sent * away)
+    if soft.strategy is Strategy.COLUMN:  # every GPU needs all ids
+        arrival += gather_s(system, reach, keys)
+    else:
+        arrival += exchange_s(system, reach, keys * away)
+
+    widths = ranker.pooled + _WIDTHS * sqrt(ranker.dense_macs)
+    moved = b * widths * value * reach.activation_passes / hbm
+    flops = 6.0 * ranker.dense_macs * b
+    arithmetic = gpu.arithmetic(job.precision)
+    dense = flops / (gpu.peak_flops(arithmetic) * reach.gemm(arithmetic)) + moved
+
+    replicated = plan.replicated_values
+    touched = plan.local_elements * job.batch  # a sparse exchange where that is less
+    summed = value * (ranker.dense_params + min(replicated, touched))
+    depth = (ranker.dense_macs / _USUAL_MACS) ** _DEPTH
+    host = soft.host_s * depth + soft.host_per_table_s * sum(t.count for t in ranker.tables)
+    host += soft.host_reading_s if job.reads_files else 0.0
+    return Stages(
+        input_s=arrival,
+        miss_s=misses_s(job),
+        lookup_s=read,
+        exchange_s=exchange,
+        forward_s=dense / 3.0,
+        backward_s=dense * 2.0 / 3.0,
+        update_s=written,
+        allreduce_s=allreduce_s(system, reach, summed),
+        gpu_s=soft.gpu_s * depth,
+        host_s=host + (soft.host_multi_s * depth if gpus > 1 else 0.0),
+        exchange_bytes=sent * away,
+    )
+
+
+def fits(job: Job) -> bool:
+    """Whether rows and their state have room in the memory of all GPUs together."""
+    system, state = job.system, 4.0 * job.ranker.update.values_per_value
+    needed = float(job.plan.sharded.bytes.sum()) + state * job.plan.replicated_values * system.gpus
+    return needed <= system.gpus * system.node.accelerator.hbm_bytes
+
+
+def misses_s(job: Job) -> float:
+    """Rows that a step brings over the bus to the host, and takes back; evenly over the GPUs."""
+    crossing = 0.0
+    for table in job.ranker.tables:
+        if table.storage is Storage.HBM:
+            continue
+        if table.storage is Storage.UVM:
+            rows, share = job.batch * table.ids, job.reach.uvm
+        else:
+            distinct = table.distinct(job.batch)
+            miss = lru_miss_rate(table.cached_share * table.rows, table.rows, table.zipf)
+            rows, share = min(distinct, job.batch * table.ids * miss), job.reach.host
+        state = job.ranker.update.values_per_value
+        crossing += table.count * rows * 4.0 * table.dim * state * 2.0 / share
+    return crossing / job.system.gpus / job.system.node.host_bytes_per_s

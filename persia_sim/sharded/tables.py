@@ -1,0 +1,137 @@
+"""Tables of different shapes, and the model on top of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from persia_sim.model.popularity import expected_distinct
+from persia_sim.words.rules import require
+
+
+class Storage(StrEnum):
+    """Where the rows of a table are."""
+
+    HBM = "hbm"
+    UVM = "uvm"
+    """The host's memory, read by the GPU over the bus, a row at a time."""
+    UVM_CACHE = "uvm_cache"
+    """The host's memory behind a cache in the GPU's: misses cross the bus."""
+
+
+class RowUpdate(StrEnum):
+    """What an optimiser does to rows; the passes over them are in `passes`."""
+
+    SGD = "sgd"
+    ADAGRAD = "adagrad"
+    ROWWISE_ADAGRAD = "rowwise_adagrad"
+    LAZY_ADAM = "lazy_adam"
+    """Adam on the rows of the batch only."""
+    DENSE_ADAM = "dense_adam"
+    """Adam on every row of the table in every step."""
+
+    @property
+    def passes(self) -> int:
+        """Reads and writes of a row's worth of bytes: the gradient once, values and state twice.
+
+        >>> RowUpdate.SGD.passes, RowUpdate.ADAGRAD.passes, RowUpdate.LAZY_ADAM.passes
+        (3, 5, 7)
+        """
+        return {"sgd": 3, "rowwise_adagrad": 3, "adagrad": 5}.get(self, 7)
+
+    @property
+    def values_per_value(self) -> int:
+        """Numbers kept for each number of a row, itself included."""
+        return {"sgd": 1, "rowwise_adagrad": 1, "adagrad": 2}.get(self, 3)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """One table, or several that are alike."""
+
+    rows: float
+    """Of one table, >= 1."""
+    dim: float
+    """Numbers in a row, > 0 (a mean where the description is one)."""
+    ids_per_sample: tuple[float, ...] = (1.0,)
+    """Mean ids of each feature that reads the table; each feature gives one pooled vector."""
+    count: int = 1
+    """Tables that are alike, >= 1."""
+    zipf: float = 1.05
+    """Exponent of the ids' popularity, >= 0."""
+    storage: Storage = Storage.HBM
+    """Where the rows are."""
+    cached_share: float = 0.2
+    """Share of the rows that the cache of `uvm_cache` holds, in (0, 1]."""
+
+    def __post_init__(self) -> None:
+        require(self.rows >= 1, "rows of a table", self.rows, "must be >= 1")
+        require(self.dim > 0, "dim of a table", self.dim, "must be > 0")
+        require(self.count >= 1, "count of a table", self.count, "must be >= 1")
+        require(self.zipf >= 0, "zipf of a table", self.zipf, "must be >= 0")
+        ids = self.ids_per_sample
+        ok = len(ids) >= 1 and all(each > 0 for each in ids)
+        require(ok, "ids_per_sample of a table", ids, "needs numbers > 0, one for each feature")
+        share = self.cached_share
+        require(0 < share <= 1, "cached_share of a table", share, "must lie in (0, 1]")
+
+    @property
+    def ids(self) -> float:
+        """Ids of one sample in one such table."""
+        return sum(self.ids_per_sample)
+
+    @property
+    def pooled(self) -> float:
+        """Numbers that one such table gives for a sample."""
+        return self.dim * len(self.ids_per_sample)
+
+    def distinct(self, samples: float) -> float:
+        """Expected distinct rows of one table that so many samples touch."""
+        return min(expected_distinct(samples * self.ids, self.rows, self.zipf), samples * self.ids)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ranker:
+    """A model: its tables and what comes after them."""
+
+    name: str
+    """The preset's name."""
+    tables: tuple[Table, ...]
+    """At least one."""
+    dense_macs: float
+    """Multiplications of one sample's forward pass, > 0."""
+    dense_params: float
+    """Weights of the dense network, > 0."""
+    dense_features: int = 13
+    """Numbers of a sample that need no table, >= 0."""
+    update: RowUpdate = RowUpdate.SGD
+    """The rows' optimiser."""
+    source: str
+    """Where these constants come from."""
+
+    def __post_init__(self) -> None:
+        require(len(self.tables) >= 1, "tables", len(self.tables), "there must be one")
+        for field in ("dense_macs", "dense_params"):
+            require(getattr(self, field) > 0, field, getattr(self, field), "must be > 0")
+        require(self.dense_features >= 0, "dense_features", self.dense_features, "must be >= 0")
+
+    @property
+    def ids(self) -> float:
+        """Ids of one sample."""
+        return sum(t.count * t.ids for t in self.tables)
+
+    @property
+    def pooled(self) -> float:
+        """Numbers of one sample that enter the dense network from tables."""
+        return sum(t.count * t.pooled for t in self.tables)
+
+    @property
+    def features(self) -> int:
+        """Pooled vectors of one sample."""
+        return sum(t.count * len(t.ids_per_sample) for t in self.tables)
+
+    @property
+    def table_bytes(self) -> float:
+        """All rows with their optimiser state, float32."""
+        each = sum(t.count * t.rows * t.dim for t in self.tables)
+        return 4.0 * self.update.values_per_value * each

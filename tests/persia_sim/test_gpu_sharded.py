@@ -1,0 +1,263 @@
+"""Tables on the GPUs: plans conserve the work, stages and schedules are as by hand, limits hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from persia_sim.model.popularity import lru_miss_rate
+from persia_sim.presets.software import FITTED, REACH, SOFTWARE
+from persia_sim.sharded.pipeline import schedule, step_s
+from persia_sim.sharded.plan import Strategy, hot_share, make_plan
+from persia_sim.sharded.software import Pipeline, Reach, Software
+from persia_sim.sharded.stages import Job, Stages, allreduce_s, exchange_s, fits, gather_s, stages
+from persia_sim.sharded.system import Accelerator, Fabric, Node, Precision, System
+from persia_sim.sharded.tables import Ranker, RowUpdate, Storage, Table
+
+GPU = Accelerator(
+    name="round", fp32_flops=10e12, tf32_flops=100e12, fp16_flops=200e12, hbm_bytes_per_s=1e12,
+    hbm_bytes=10e9, source="round figures",
+)  # fmt: skip
+NODE = Node(
+    name="round", accelerator=GPU, gpus=4, fabric=Fabric.SWITCH, intra_bytes_per_s=100e9,
+    inter_bytes_per_s=10e9, host_bytes_per_s=20e9, source="round figures",
+)  # fmt: skip
+WHOLE = Reach(
+    fp32=1.0, tf32=1.0, fp16=1.0, hbm=1.0, switch=1.0, mesh=0.5, pcie=1.0, nic=1.0, tcp=0.5,
+    host=1.0, uvm=0.1, activation_passes=0.0, source="everything at its nominal rate",
+)  # fmt: skip
+BARE = Software(name="bare", host_s=0.0, id_bytes=0.0, strategy=Strategy.TABLE, source="nothing")
+FOUR = Ranker(
+    name="four", tables=(Table(rows=1000, dim=10, count=4),), dense_macs=1e6, dense_params=1e6,
+    dense_features=0, source="round figures",
+)  # fmt: skip
+SIZES = st.builds(
+    Table,
+    rows=st.integers(1, 10**7).map(float),
+    dim=st.sampled_from([8.0, 16.0, 128.0]),
+    ids_per_sample=st.lists(st.sampled_from([1.0, 3.0, 50.0]), min_size=1, max_size=2).map(tuple),
+    count=st.integers(1, 5),
+)
+RANKERS = st.lists(SIZES, min_size=1, max_size=4).map(
+    lambda tables: replace(FOUR, tables=tuple(tables))
+)
+
+
+def job(**changes: object) -> Job:
+    base = Job(
+        ranker=FOUR, system=System(node=NODE, gpus=4), software=BARE, reach=WHOLE, batch=4000,
+        precision=Precision.FP16,
+    )  # fmt: skip
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+@given(RANKERS, st.integers(1, 9), st.sampled_from([Strategy.TABLE, Strategy.ROW]))
+def test_every_id_is_looked_up_once_where_columns_stay_together(ranker, gpus, strategy):
+    load = make_plan(ranker, gpus, strategy).sharded
+    assert load.ids.sum() == pytest.approx(ranker.ids)
+    elements = sum(t.count * t.ids * t.dim for t in ranker.tables)
+    assert load.elements.sum() == pytest.approx(elements)
+    assert load.bytes.sum() == pytest.approx(ranker.table_bytes)
+
+
+@given(RANKERS, st.integers(1, 9), st.sampled_from(list(Strategy)))
+def test_every_plan_reads_every_row_of_a_sample_and_returns_every_vector(ranker, gpus, strategy):
+    plan = make_plan(ranker, gpus, strategy, replicate_rows=100.0, hot_rows=10.0)
+    elements = sum(t.count * t.ids * t.dim for t in ranker.tables)
+    assert plan.sharded.elements.sum() + plan.local_elements == pytest.approx(elements)
+    if gpus == 1:
+        assert plan.local_ids == 0 and plan.replicated_values == 0
+    if strategy is Strategy.TABLE:
+        at_home = sum(
+            t.count * t.pooled * (1.0 if t.rows <= 100 else hot_share(t, 10.0))
+            for t in ranker.tables
+            if gpus > 1
+        )
+        assert plan.sharded.sent.sum() + at_home == pytest.approx(ranker.pooled)
+
+
+def test_columns_show_every_gpu_every_id_and_partial_sums_come_from_every_gpu():
+    columns = make_plan(FOUR, 4, Strategy.COLUMN).sharded
+    assert columns.ids.tolist() == [4.0] * 4 and columns.sent.tolist() == [10.0] * 4
+    rows = make_plan(FOUR, 4, Strategy.ROW)
+    assert rows.partial_sums and rows.sharded.ids.tolist() == [1.0] * 4
+    assert rows.sharded.sent.tolist() == [40.0] * 4  # all four tables' vectors, from each
+
+
+def test_data_parallel_tables_send_nothing_and_are_summed_instead():
+    plan = make_plan(FOUR, 4, Strategy.DATA_PARALLEL)
+    assert plan.sharded.sent.sum() == 0 and plan.local_ids == 4
+    assert plan.replicated_values == 4 * 1000 * 10
+    parts = stages(job(software=replace(BARE, strategy=Strategy.DATA_PARALLEL)))
+    assert parts.exchange_s == 0
+    summed = 2 * (1e6 + 40_000)  # weights and rows, two bytes each
+    assert parts.allreduce_s == pytest.approx(2 * 3 / 4 * summed / 100e9)
+
+
+def test_a_planner_splits_the_table_that_costs_more_than_a_fair_share():
+    heavy = Table(rows=1e6, dim=128, ids_per_sample=(100.0,))
+    ranker = replace(FOUR, tables=(heavy, *(Table(rows=1e6, dim=128) for _ in range(7))))
+    whole = make_plan(ranker, 8, Strategy.TABLE).imbalance
+    assert whole == pytest.approx(100 / (107 / 8))
+    assert make_plan(ranker, 8, Strategy.PLANNED).imbalance < 1.3
+
+
+def test_hot_rows_take_their_share_of_the_lookups_as_zipf_says():
+    table = Table(rows=100, dim=1, zipf=1.0)
+    weights = 1.0 / np.arange(1, 101)
+    assert hot_share(table, 10) == pytest.approx(weights[:10].sum() / weights.sum())
+    assert hot_share(table, 100) == 1.0
+
+
+def test_one_gpu_exchanges_nothing():
+    parts = stages(job(system=System(node=NODE, gpus=1)))
+    assert parts.exchange_s == parts.allreduce_s == 0
+    assert parts.exchange_bytes == 0
+
+
+def test_stages_are_bytes_and_multiplications_over_rates():
+    parts = stages(job())
+    # 4,000 samples look up one row of 40 bytes on each GPU; SGD passes over it three times.
+    assert parts.lookup_s == pytest.approx(4000 * 40 / 1e12)
+    assert parts.update_s == pytest.approx(3 * 4000 * 40 / 1e12)
+    # A GPU sends three quarters of its vectors of 10 numbers of 2 bytes.
+    assert parts.exchange_s == pytest.approx(4000 * 20 * 3 / 4 / 100e9)
+    assert parts.dense_s == pytest.approx(1000 * 6e6 / 200e12)
+    assert parts.allreduce_s == pytest.approx(2 * 3 / 4 * 2e6 / 100e9)
+    # Four ids of 8 bytes a sample cross the bus, three quarters of them then to other GPUs.
+    assert parts.input_s == pytest.approx(1000 * 32 / 20e9 + 1000 * 32 * 3 / 4 / 100e9)
+
+
+def test_between_nodes_the_nic_binds_and_an_nvlink_domain_has_none():
+    two = System(node=NODE, gpus=8)
+    # Of seven peers three are near: 3 MB at 100 GB/s; four are far: 4 MB at 10 GB/s.
+    assert exchange_s(two, WHOLE, 7e6) == pytest.approx(4e6 / 10e9)
+    domain = System(node=replace(NODE, nvlink_domain=8), gpus=8)
+    assert exchange_s(domain, WHOLE, 7e6) == pytest.approx(7e6 / 100e9)
+    assert domain.nodes == 1 and two.nodes == 2
+    near, far = 2 * 3 / 4 * 8e6 / 100e9, 2 * 1 / 2 * 2e6 / 10e9
+    assert allreduce_s(two, WHOLE, 8e6) == pytest.approx(near + far)
+    # Round a ring the four NICs of a node carry each of the seven parts once.
+    assert gather_s(two, WHOLE, 1e6) == pytest.approx(7e6 / 40e9)
+
+
+def test_tcp_and_a_bus_in_place_of_nvlink_cost_their_share():
+    tcp = System(node=replace(NODE, rdma=False), gpus=8)
+    assert exchange_s(tcp, WHOLE, 7e6) == pytest.approx(2 * 4e6 / 10e9)
+    for bus in (32e9, 64e9):  # PCIe 5.0 brings nothing between GPUs
+        boxes = System(node=replace(NODE, fabric=Fabric.PCIE, intra_bytes_per_s=bus), gpus=4)
+        assert exchange_s(boxes, WHOLE, 32e9) == pytest.approx(1.0)
+
+
+def test_adam_over_the_whole_table_streams_it():
+    dense = replace(FOUR, update=RowUpdate.DENSE_ADAM)
+    lazy = replace(FOUR, update=RowUpdate.LAZY_ADAM)
+    more = stages(job(ranker=dense)).update_s - stages(job(ranker=lazy)).update_s
+    assert more == pytest.approx(7 * 4 * 4000 * 10 / 4 / 1e12)
+
+
+def test_rows_in_the_hosts_memory_cross_its_bus():
+    def with_storage(storage: Storage, share: float = 0.2) -> Job:
+        table = Table(rows=1e6, dim=10, count=4, zipf=1.05, storage=storage, cached_share=share)
+        return job(ranker=replace(FOUR, tables=(table,)))
+
+    assert stages(with_storage(Storage.HBM)).miss_s == 0
+    uvm = stages(with_storage(Storage.UVM)).miss_s
+    # Four tables, a row of 40 bytes there and back for 4,000 ids, over four buses at a tenth.
+    assert uvm == pytest.approx(4 * 4000 * 40 * 2 / 0.1 / 4 / 20e9)
+    cached = stages(with_storage(Storage.UVM_CACHE)).miss_s
+    missed = 4000 * lru_miss_rate(0.2e6, 1e6, 1.05)
+    assert cached == pytest.approx(4 * missed * 40 * 2 / 4 / 20e9)
+    assert stages(with_storage(Storage.UVM_CACHE, 1.0)).miss_s == 0
+    assert cached < uvm
+
+
+PARTS = Stages(
+    input_s=2.0, miss_s=4.0, lookup_s=3.0, exchange_s=5.0, forward_s=1.0, backward_s=2.0,
+    update_s=6.0, allreduce_s=0.0, gpu_s=0.5, host_s=0.0, exchange_bytes=1.0,
+)  # fmt: skip
+
+
+def starts(pipeline: Pipeline, parts: Stages = PARTS) -> np.ndarray:
+    spans = schedule(parts, replace(BARE, pipeline=pipeline))
+    return np.array([s.start_s for s in spans if s.stage == "forward"])
+
+
+def test_without_a_pipeline_a_step_is_the_sum_of_its_stages():
+    whole = 2.0 + 4.0 + 3.0 + 5.0 + 1.0 + 0.5 + 2.0 + 5.0 + 6.0
+    assert np.diff(starts(Pipeline.BASE)) == pytest.approx(whole)
+
+
+def test_pipelines_hide_input_then_misses_then_the_exchange():
+    assert np.diff(starts(Pipeline.SPARSE_DIST)) == pytest.approx(26.5)  # input is hidden
+    assert np.diff(starts(Pipeline.PREFETCH)) == pytest.approx(22.5)  # and misses
+    # Semi-sync: misses 4, lookup 3, the exchange (5) beside dense (3.5), exchange back 5, update 6.
+    assert np.diff(starts(Pipeline.SEMI_SYNC))[1:] == pytest.approx(4.0 + 3.0 + 5.0 + 5.0 + 6.0)
+
+
+@given(st.lists(st.floats(0.0, 10.0), min_size=8, max_size=8))
+def test_no_pipeline_is_slower_than_none(seconds):
+    names = ("input_s", "miss_s", "lookup_s", "exchange_s", "forward_s", "backward_s", "update_s",
+             "allreduce_s")  # fmt: skip
+    parts = replace(PARTS, **dict(zip(names, seconds, strict=True)))
+    base = starts(Pipeline.BASE, parts)[-1]
+    for pipeline in (Pipeline.SPARSE_DIST, Pipeline.PREFETCH):
+        assert starts(pipeline, parts)[-1] <= base + 1e-9
+
+
+def test_no_stream_does_two_things_at_once():
+    for pipeline in Pipeline:
+        spans = schedule(PARTS, replace(BARE, pipeline=pipeline))
+        for stream in ("copy", "gpu", "link"):
+            mine = sorted((s.start_s, s.end_s) for s in spans if s.stream == stream)
+            assert all(a[1] <= b[0] + 1e-12 for a, b in pairwise(mine))
+
+
+def test_the_host_is_the_floor_of_small_batches_and_gone_from_large_ones():
+    slow = replace(BARE, host_s=5e-3)
+    depth = (1e6 / 2.46e6) ** 0.25
+    assert step_s(job(software=slow, batch=4)) == pytest.approx(5e-3 * depth, rel=1e-3)
+    large = job(batch=4 * 10**7)
+    with_host, without = step_s(replace(large, software=slow)), step_s(large)
+    assert with_host == pytest.approx(without, rel=1e-3)
+    base = replace(slow, pipeline=Pipeline.BASE)  # nothing hides it
+    bare = replace(BARE, pipeline=Pipeline.BASE)
+    assert step_s(job(software=base)) == pytest.approx(step_s(job(software=bare)) + 5e-3 * depth)
+
+
+@pytest.mark.parametrize("field", ["hbm", "switch", "nic", "fp16", "host"])
+def test_a_faster_part_is_never_slower(field):
+    for software in SOFTWARE.values():
+        eight = job(system=System(node=NODE, gpus=8), software=software, batch=8192, reach=REACH)
+        better = replace(REACH, **{field: min(1.0, getattr(REACH, field) * 1.1)})
+        assert step_s(replace(eight, reach=better)) <= step_s(eight) * (1 + 1e-12)
+
+
+def test_a_gpu_without_tf32_computes_in_float32():
+    old = replace(NODE, accelerator=replace(GPU, tf32_flops=None))
+    asked = job(system=System(node=old, gpus=4), precision=Precision.TF32)
+    assert stages(asked).dense_s == pytest.approx(1000 * 6e6 / 10e12)
+
+
+def test_tables_that_have_no_room_are_told():
+    assert fits(job())
+    large = replace(FOUR, tables=(Table(rows=1.1e9, dim=10),))  # 44 GB on 40 GB
+    assert not fits(job(ranker=large))
+
+
+def test_a_system_of_several_nodes_needs_nics():
+    with pytest.raises(ValueError, match="gpus is 8: a round has 4 and no NIC is described"):
+        System(node=replace(NODE, inter_bytes_per_s=None), gpus=8)
+
+
+def test_every_fitted_constant_is_where_its_owner_has_it():
+    for name, constant in FITTED.items():
+        owner, _, field = name.rpartition(".")
+        holder = REACH if owner == "reach" else SOFTWARE[owner]
+        assert getattr(holder, field) == constant.value
+        assert constant.width > 0 and (not constant.is_share or constant.value <= 1)
