@@ -8,6 +8,7 @@ import csv
 import importlib
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -184,6 +185,8 @@ def test_every_command_line_is_one_that_the_parser_takes(command, monkeypatch, t
     monkeypatch.setattr(sys, "argv", list(command))
     if "--config" in words:
         Path(words[words.index("--config") + 1]).write_text("batch = 64\n")
+    if "--rows" in words:
+        shutil.copytree(ROOT / "tests/experiments/examples", tmp_path, dirs_exist_ok=True)
     if words[:1] == ["data"]:
         parser = argparse.ArgumentParser
         monkeypatch.setattr(parser, "parse_args", stop(parser.parse_args))
