@@ -27,6 +27,11 @@ class Stop:
         self._working = self._elsewhere = 0
         self._busy_until_s = time.monotonic()
 
+    @property
+    def patience_s(self) -> float:
+        """How long all may wait before that is called a deadlock."""
+        return PATIENCE_S
+
     def __bool__(self) -> bool:
         return self._event.is_set()
 
@@ -96,7 +101,7 @@ class Stop:
     def only_waits(self) -> bool:
         """Whether all threads have waited for so long, for each other or for other processes."""
         with self._lock:
-            return not self._working and time.monotonic() - self._busy_until_s > PATIENCE_S
+            return not self._working and time.monotonic() - self._busy_until_s > self.patience_s
 
 
 def wait_for(

@@ -53,7 +53,8 @@ class Links:
         self._client = secrets.token_hex(8)
         self._closing = threading.Event()
         self._waits: dict[int, tuple[str, float]] = {}  # thread: what it waits for, since when
-        self._control_lock = threading.RLock()
+        self._control_lock, self._noticing = threading.RLock(), threading.Lock()
+        self._deaths: dict[int, str] = {}
         self._channels: list[Channel] = []
         self.pids = [-1] * len(address.names)
         self._of_rank: dict[tuple[str, int, int], Channel] = {}
@@ -228,7 +229,12 @@ class Links:
         return _ERRORS.get(str(said.get("kind")), RuntimeError)(sentence)
 
     def _gone(self, shard: int) -> PeerError:
-        return PeerError(f"{self._name(shard)} {self._how_it_ended(shard)}{self._who_waits()}")
+        """Whoever notices first says who waited; those that notice later say the same."""
+        with self._noticing:
+            if shard not in self._deaths:
+                waits = self._who_waits()
+                self._deaths[shard] = f"{self._name(shard)} {self._how_it_ended(shard)}{waits}"
+            return PeerError(self._deaths[shard])
 
     def _name(self, shard: int) -> str:
         return f"embedding server {shard} (pid {self.pids[shard]})"

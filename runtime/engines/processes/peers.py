@@ -36,6 +36,11 @@ class ServerStop(Stop):
         super().__init__()
         self._peers = peers
 
+    @property
+    def patience_s(self) -> float:
+        """As the peers' own."""
+        return self._peers.patience_s
+
     def nobody_works(self) -> bool:
         """All here and in every process that uses this server wait, for longer than patience."""
         return super().nobody_works() and self._peers.all_idle()
@@ -44,7 +49,8 @@ class ServerStop(Stop):
 class Peers:
     """The processes that use one server."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience_s: float = STUCK_S) -> None:
+        self.patience_s = patience_s
         self._found: dict[str, Peer] = {}
         self._lock = threading.Lock()
 
@@ -75,7 +81,7 @@ class Peers:
         with self._lock:
             for peer in self._found.values():
                 silent_s = now - peer.heard_s
-                if silent_s > STUCK_S:
+                if silent_s > self.patience_s:
                     return (
                         f"{peer.ranks} (pid {peer.pid}) has given no sign of life for"
                         f" {silent_s:.0f} s, since {clock(silent_s)}: it is stopped or stuck"

@@ -9,6 +9,7 @@ from typing import Any
 from persia_sim.words.records import parse
 from runtime.embedding.config import TableConfig
 from runtime.embedding.server_rules import ServerRules
+from runtime.engines.processes.peers import STUCK_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,9 @@ class ServerConfig:
     """Of one call of the kernels."""
     records: bool = True
     """Whether it writes down when its reads and writes took effect."""
+    patience_s: float = STUCK_S
+    """A client without a sign of life for so long is stuck; all waiting for so long is a
+    deadlock."""
     secret: str = ""
     """What a client must know, hexadecimal."""
     dies_with_parent: bool = True

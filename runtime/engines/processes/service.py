@@ -62,7 +62,7 @@ class Service:
 
     def __init__(self, config: ServerConfig, close: Callable[[], None]) -> None:
         self._config, self._close, self._rules = config, close, config.rules
-        self.peers = Peers()
+        self.peers = Peers(config.patience_s)
         self._stop = ServerStop(self.peers)
         self.recorder = TraceRecorder(keep=config.records)
         self.rows = NativeShard(config.shard, config.tables, config.seed, config.shards)

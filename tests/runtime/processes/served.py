@@ -39,11 +39,19 @@ def served(
     ranks: Sequence[int] | None = None,
     layout: Layout = LAYOUT,
     segments: int = 8,
+    patience_s: float | None = None,
 ) -> Iterator[Served]:
     rules = rules or ServerRules()
     processes = ServerProcesses(
         [
-            ServerConfig(shard=k, shards=servers, seed=0, tables=tuple(tables), rules=rules)
+            ServerConfig(
+                shard=k,
+                shards=servers,
+                seed=0,
+                tables=tuple(tables),
+                rules=rules,
+                **({"patience_s": patience_s} if patience_s else {}),
+            )
             for k in range(servers)
         ]
     )

@@ -1,0 +1,254 @@
+"""Processes that die or stop: noticed, told by name, and gone with whoever started them."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from persia_sim.words.vocabulary import Mode
+from runtime import stop
+from runtime.embedding.server_rules import ServerRules
+from runtime.engines.parts import assemble_for
+from runtime.engines.processes import links
+from runtime.engines.processes.links import Links
+from runtime.engines.processes.peers import PeerError
+from runtime.engines.processes.remote_store import RemoteStore
+from runtime.engines.threads import ConcurrentRun
+from tests.runtime.processes.served import LAYOUT, SGD, batch_of, ones, served
+from tests.runtime.worlds import ArraySource, assert_same_bytes, config, run
+
+SOURCE = ArraySource(300)
+
+
+def in_thread(work) -> tuple[threading.Thread, list[BaseException]]:
+    """A thread that does ``work``, and the error that it ends with."""
+    errors: list[BaseException] = []
+
+    def guarded() -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=guarded, daemon=True)
+    thread.start()
+    return thread, errors
+
+
+def lives(pid: int) -> bool:
+    """Whether a process does anything still: it exists and is no zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def until(holds) -> None:
+    ends_s = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < ends_s
+        time.sleep(0.02)
+
+
+def test_the_death_of_a_server_ends_a_wait_with_its_name_and_who_waited():
+    with served(ServerRules(ranks=2, tau=0)) as found:
+        handle = found.store.begin(0, 1, batch_of(7))  # step 0 was never pushed: it must wait
+        thread, errors = in_thread(lambda: found.store.look_up(handle))
+        until(lambda: found.links._waits)
+        pid = found.processes.pids[0]
+        os.kill(pid, signal.SIGKILL)
+        thread.join(10)
+    assert isinstance(errors[0], PeerError | stop.RunStopped)
+    told = str(found.links.stop.error or errors[0])
+    assert told.startswith(
+        f"embedding server 0 (pid {pid}) was killed by SIGKILL; rank 0 waits for"
+    )
+    assert re.search(r"the rows of step 1 from embedding server 0 since \d\d:\d\d:\d\d$", told)
+
+
+@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID, Mode.ASYNC])
+def test_a_run_whose_server_dies_ends_in_a_sentence_and_leaves_no_process(mode):
+    chosen = config(mode=mode, ranks=2, servers=2, executor="concurrent", latency_s=0.02)
+    parts = assemble_for(chosen, ArraySource(24 * 4000))
+    pids = parts.store._links.pids
+    samples = []
+    parts.meter.start(on_samples=samples.append)
+    threads = ConcurrentRun(parts)
+    thread, errors = in_thread(threads.run)
+    until(lambda: len(samples) > 3)
+    os.kill(pids[1], signal.SIGKILL)
+    thread.join(20)
+    assert not thread.is_alive()
+    assert isinstance(errors[0], PeerError)
+    assert f"embedding server 1 (pid {pids[1]}) was killed by SIGKILL" in str(errors[0])
+    parts.store.close()
+    assert not any(map(lives, pids))
+
+
+def test_a_second_run_in_the_same_process_starts_afresh_after_a_failure():
+    chosen = config(mode=Mode.HYBRID, tau=0, ranks=2, servers=2, executor="concurrent")
+    parts = assemble_for(chosen, SOURCE)
+    os.kill(parts.store._links.pids[0], signal.SIGKILL)
+    parts.meter.start()
+    with pytest.raises(PeerError):
+        ConcurrentRun(parts).run()
+    assert_same_bytes(run(config(ranks=2, shards=2), SOURCE), run(chosen, SOURCE))
+
+
+def test_a_stopped_server_is_told_from_a_slow_one(monkeypatch):
+    monkeypatch.setattr(links, "STUCK_S", 0.6)
+    monkeypatch.setattr(links, "BEATS_EVERY_S", 0.05)
+    with served(ServerRules(ranks=2, tau=0)) as found:
+        handle = found.store.begin(0, 1, batch_of(7))
+        thread, errors = in_thread(lambda: found.store.look_up(handle))
+        thread.join(1.2)
+        assert thread.is_alive()  # its server is well, and waits for rank 1
+        pid = found.processes.pids[0]
+        os.kill(pid, signal.SIGSTOP)
+        thread.join(10)
+        assert isinstance(errors[0], stop.RunStopped)
+        told = str(found.links.stop.error)
+        assert told.startswith(f"embedding server 0 (pid {pid}) has given no sign of life for")
+        assert "it is stopped or stuck; rank 0 waits for the rows of step 1" in told
+    assert not lives(pid)  # a stopped process goes, too
+
+
+def test_a_rank_that_stops_is_told_to_the_ranks_that_wait_for_it(monkeypatch):
+    """The other rank's process connects and then gives no sign of life, as one that is stopped."""
+    beats = []
+    monkeypatch.setattr(links, "BEATS_EVERY_S", 0.05)
+    with served(ServerRules(ranks=2, tau=0), ranks=[0], patience_s=1.0) as found:
+        monkeypatch.setattr(Links, "_beat", lambda self, shard: beats.append(shard))
+        other = Links(found.processes.address, [1])
+        monkeypatch.undo()
+        handle = found.store.begin(0, 1, batch_of(7))
+        with pytest.raises((PeerError, stop.RunStopped)) as raised:
+            found.store.look_up(handle)
+        told = str(found.links.stop.error or raised.value)
+        assert re.match(rf"rank 1 \(pid {os.getpid()}\) has given no sign of life for \d+ s", told)
+        assert "rank 0 waits for the rows of step 1 from embedding server 0" in told
+        other.close()
+
+
+def test_a_rank_that_dies_is_told_to_the_ranks_that_wait_for_it():
+    with served(ServerRules(ranks=2, tau=0), ranks=[0]) as found:
+        other = Links(found.processes.address, [1])
+        handle = found.store.begin(0, 1, batch_of(7))
+        thread, errors = in_thread(lambda: found.store.look_up(handle))
+        for channel in other._channels:
+            channel.close()  # as the kernel closes those of a killed process
+        thread.join(10)
+        told = str(found.links.stop.error or errors[0])
+        assert "rank 1 (pid" in told
+        assert "ended without a goodbye" in told
+
+
+def test_a_wait_for_a_push_that_nobody_will_send_is_a_deadlock(monkeypatch):
+    """The same sentence as among threads; the server asks whether anybody works."""
+    monkeypatch.setattr(stop, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(links, "BEATS_EVERY_S", 0.05)
+    with served(ServerRules(ranks=2, tau=0), patience_s=0.2) as found:
+        handle = found.store.begin(0, 1, batch_of(7))
+        with pytest.raises(RuntimeError, match=r"deadlock: the lookup of rank 0, step 1 waits at"):
+            found.store.look_up(handle)
+
+
+def test_a_client_that_works_for_long_is_no_deadlock(monkeypatch):
+    monkeypatch.setattr(stop, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(links, "BEATS_EVERY_S", 0.05)
+    with served(ServerRules(ranks=2, tau=0, merges=True), patience_s=0.2) as found:
+        store = found.store
+        first = [store.begin(rank, 0, batch_of(7)) for rank in (0, 1)]
+        for handle in first:
+            store.look_up(handle)
+        store.give((first[0], ones(first[0])))
+        late = store.begin(0, 1, batch_of(7))
+        thread, errors = in_thread(lambda: store.look_up(late))
+        with store._stop.working():
+            thread.join(2.5)
+        store.give((first[1], ones(first[1])))
+        thread.join(10)
+        assert not errors
+        assert late.values["rows"].tolist() == [[-2.0, -2.0]]
+
+
+LAUNCHER = """
+import sys, time
+from tests.runtime.processes.served import *
+from runtime.engines.processes.peers import *
+with served(servers=2) as found:
+    handle = found.store.begin(0, 0, batch_of(1, 2, 3))
+    found.store.look_up(handle)
+    print(*found.processes.pids, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped servers"])
+def test_a_killed_launcher_leaves_no_process_and_no_file(stopped, tmp_path):
+    before = {place: set(os.listdir(place)) for place in ("/dev/shm", "/tmp")}
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER], stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
+    )
+    pids = [int(word) for word in launcher.stdout.readline().split()]
+    assert all(map(lives, pids))
+    if stopped:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+    launcher.kill()
+    launcher.wait()
+    until(lambda: not any(map(lives, pids)))
+    assert set(os.listdir("/dev/shm")) <= before["/dev/shm"]
+    left = set(os.listdir("/tmp")) - before["/tmp"]
+    assert not [name for name in left if "persia" in name or "embedding" in name]
+
+
+def test_ctrl_c_at_the_terminal_reaches_the_launcher_and_not_its_servers():
+    """It goes to the whole group of processes; the servers wait for what the launcher says."""
+    with served() as found:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+            os.kill(found.processes.pids[0], number)
+        handle = found.store.begin(0, 0, batch_of(7))
+        found.store.look_up(handle)
+        assert handle.values["rows"].tolist() == [[0.0, 0.0]]
+
+
+def test_servers_go_when_their_store_goes():
+    processes = []
+
+    def use() -> None:
+        world = run(config(servers=2, executor="concurrent"), SOURCE)
+        processes.extend(world.store._links.pids)
+        assert all(map(lives, processes))
+
+    use()
+    gc.collect()
+    assert not any(map(lives, processes))
+
+
+def test_a_server_that_has_died_can_be_started_again_at_the_same_address():
+    with served() as found:
+        old = found.processes.pids[0]
+        os.kill(old, signal.SIGKILL)
+        until(lambda: not lives(old))
+        assert found.processes.how_it_ended(0) == "was killed by SIGKILL"
+        found.processes.restart(0)
+        again = Links(found.processes.address, [0])
+        store = RemoteStore(LAYOUT, [SGD], again, seed=0, segments=2)
+        handle = store.begin(0, 0, batch_of(7))
+        store.look_up(handle)
+        store.give((handle, ones(handle)))
+        store.drain()
+        assert store.export()["rows"][1].tolist() == [[-1.0, -1.0]]
+        store.close()
+        assert found.processes.pids[0] != old
