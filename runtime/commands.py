@@ -226,8 +226,7 @@ def describe(summary: dict) -> str:  # type: ignore[type-arg]
     lines = [
         f"{summary['mode']}, tau {_tau_word(summary['tau'])}, {summary['ranks']} ranks:"
         f" {summary['samples']:,} samples in {summary['updates']:,} updates,"
-        f" {summary['samples_per_s']:,.0f} samples/s ({summary['executor']} executor"
-        f"{', ranks of a step as one batch' if summary['ranks_fused'] else ''})"
+        f" {summary['samples_per_s']:,.0f} samples/s ({summary['executor']} executor)"
     ]
     for task, score in summary["tasks"].items():
         lines.append(

@@ -35,6 +35,10 @@ class EngineConfig:
     """Of the dense network: cpu, or cuda, cuda:1, ..."""
     precision: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
     """Of the dense network's arithmetic; the two short ones by autocast."""
+    dense_sum: Literal["ring", "gather"] = "ring"
+    """Of ranks that are processes, in modes with a common step: how their dense gradients are added
+    up. ring: the fastest way; gather: in rank order, which gives the bytes of ranks that are
+    threads."""
     loss_scale: float = 65536.0
     """First factor on the loss of float16, > 0; halved on overflow (source: torch's GradScaler)."""
     queue_batches: int | None = None
@@ -46,10 +50,6 @@ class EngineConfig:
     trace_order: bool = True
     """Keep the order of events, 20 bytes each, for trace.npz and a replay; else staleness alone is
     counted, in memory that does not grow with the run."""
-    fuse_ranks: bool = True
-    """Of lag: compute the ranks of a step as one batch where they read the same rows and nothing
-    but the order of float sums changes; order and trace stay those of the ranks. Else, and in
-    every other case, one by one."""
     timeline: bool = False
     """Of concurrent: keep how long each stage took, as timeline.json for Perfetto."""
 

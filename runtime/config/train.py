@@ -107,8 +107,11 @@ class TrainConfig:
             ),
             "latency_s": (concurrent, "the concurrent executor"),
             "servers": (concurrent, "the concurrent executor"),
+            "dense_sum": (
+                concurrent and mode.has_barrier,
+                "modes with a common step, with the concurrent executor under torchrun",
+            ),
             "timeline": (concurrent, "the concurrent executor"),
-            "fuse_ranks": (executor == "lag", "the lag executor; a replay does as its trace says"),
             "trace": (executor == "replay", "the replay executor"),
             "loss_scale": (self.engine.precision == "float16", "precision float16"),
         }

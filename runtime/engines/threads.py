@@ -39,10 +39,10 @@ class ConcurrentRun:
         Raises what the first failing thread raised.
         """
         if self._config.engine.kernels == "native":
-            alone = self._config.sync.ranks == 1 and self._config.sync.mode is Mode.SYNC
+            alone = len(self._team.ranks) == 1 and self._config.sync.mode is Mode.SYNC
             use_threads(self._config.engine.threads if alone else 1)
         first = self._team.begin_leg()
-        threads = [t for rank, step in enumerate(first) for t in self._threads_of(rank, step)]
+        threads = [t for rank in self._team.ranks for t in self._threads_of(rank, first[rank])]
         try:
             for thread in threads:
                 thread.start()
@@ -59,8 +59,7 @@ class ConcurrentRun:
                     thread.join()
         if self._stop.error is not None:
             raise self._stop.error
-        self._team.parts.store.drain()
-        self._team.rule.end_leg()
+        self._team.end_leg()
 
     def snapshot(self) -> nn.Module:
         """The model to evaluate."""

@@ -7,7 +7,7 @@ in flight, so that the whole state of the run can be written down between two of
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -87,8 +87,7 @@ class Feed:
     Barrier modes: step s is the s-th batch of the stream, split over the ranks. Async: the batches
     go round the ranks in turn. Safe for threads; a batch is kept until its last taker has it.
 
-    ``first`` is the number of the stream's first batch. ``fused``: rank 0 takes the batches of all
-    ranks as one, the others take nothing. Without `begin_leg` there is one leg.
+    ``first`` is the number of the stream's first batch. Without `begin_leg` there is one leg.
     """
 
     def __init__(
@@ -99,10 +98,11 @@ class Feed:
         stop: Stop,
         first: int = 0,
         *,
-        fused: bool = False,
+        own: Sequence[int] | None = None,
     ) -> None:
+        """``own``: the ranks that take their batches here; None: all. Every process reads all."""
+        self._own = frozenset(range(ranks) if own is None else own)
         self._stream, self._ranks, self._barrier, self._stop = stream, ranks, barrier, stop
-        self._shares = 1 if fused else ranks
         self._parts: dict[tuple[int, int], Work] = {}
         self._read = self._promised = self.first = first
         self._end: int | None = None
@@ -157,7 +157,7 @@ class Feed:
         number = step if self._barrier else step * self._ranks + rank
 
         def has_room() -> bool:
-            return number < self._read or len(self._parts) < MAX_DRIFT_STEPS * self._ranks
+            return number < self._read or len(self._parts) < MAX_DRIFT_STEPS * len(self._own)
 
         def who() -> str:
             return f"rank {rank} is {MAX_DRIFT_STEPS} steps ahead of the others at step {step}"
@@ -183,9 +183,11 @@ class Feed:
             self._ended = True
             return
         if self._barrier:
-            for rank, part in enumerate(share(batch, self._shares)):
-                self._parts[rank, self._read] = Work(part, batch.size)
+            for rank, part in enumerate(share(batch, self._ranks)):
+                if rank in self._own:
+                    self._parts[rank, self._read] = Work(part, batch.size)
         else:
-            work = Work(batch, batch.size)
-            self._parts[self._read % self._ranks, self._read // self._ranks] = work
+            step, rank = divmod(self._read, self._ranks)
+            if rank in self._own:
+                self._parts[rank, step] = Work(batch, batch.size)
         self._read += 1

@@ -15,8 +15,8 @@ from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.verbs import EmbeddingStore
 from runtime.embedding.worker import EmbeddingWorker
 from runtime.rank.feed import Feed, stream_from
-from runtime.rank.fused import why_one_by_one
 from runtime.rank.learner import Learner
+from runtime.rank.place import Place
 from runtime.rank.progress import Meter
 from runtime.rank.spans import SpanRecorder
 from runtime.stop import Stop
@@ -34,8 +34,8 @@ class Parts:
     meter: Meter
     spans: SpanRecorder = field(default_factory=lambda: SpanRecorder(enabled=False))
     stop: Stop = field(default_factory=Stop)
-    fused: bool = False
-    """Whether the ranks of a step are computed as one batch."""
+    place: Place | None = None
+    """Where this process stands when ranks are processes; None: all ranks are threads here."""
 
     @property
     def store(self) -> EmbeddingStore:
@@ -46,8 +46,7 @@ class Parts:
         """The same model and rows over the stream from its start, with fresh records."""
         stop, config = Stop(), self.config
         self.store.begin_run(server_rules(config, self.store.tables.values()), stop)
-        feed = _feed(config, source, stop, fused=self.fused)
-        return replace(self, feed=feed, meter=Meter(), stop=stop)
+        return replace(self, feed=_feed(config, source, stop), meter=Meter(), stop=stop)
 
 
 OpenRows = Callable[[TrainConfig, Layout, list[TableConfig], TraceRecorder, Stop], EmbeddingStore]
@@ -82,6 +81,7 @@ def assemble(
     *,
     samples: int = 0,
     open_rows: OpenRows = rows_here,
+    place: Place | None = None,
 ) -> Parts:
     """Build model, store and feed from a config; ``tables`` overrides ``config.rows`` by name.
 
@@ -92,10 +92,9 @@ def assemble(
     recorder, stop = TraceRecorder(keep=config.engine.trace_order), Stop()
     store = open_rows(config, source.layout, list(used.values()), recorder, stop)
     spans = SpanRecorder(enabled=config.engine.timeline)
-    fused = not why_one_by_one(config, learner.model, used.values())
-    feed = _feed(config, source, stop, samples, fused=fused)
+    feed = _feed(config, source, stop, samples, place)
     worker = EmbeddingWorker(store, engine=config.engine.kernels)
-    return Parts(config, learner, worker, feed, recorder, Meter(), spans, stop, fused)
+    return Parts(config, learner, worker, feed, recorder, Meter(), spans, stop, place)
 
 
 def tables_of(
@@ -132,8 +131,13 @@ def _updates_per_step(config: TrainConfig) -> int:
 
 
 def _feed(
-    config: TrainConfig, source: Source, stop: Stop, samples: int = 0, *, fused: bool = False
+    config: TrainConfig,
+    source: Source,
+    stop: Stop,
+    samples: int = 0,
+    place: Place | None = None,
 ) -> Feed:
     first, stream = stream_from(config, source, samples)
     barrier = config.sync.mode.has_barrier
-    return Feed(stream, config.sync.ranks, barrier, stop, first, fused=fused)
+    own = None if place is None else place.ranks
+    return Feed(stream, config.sync.ranks, barrier, stop, first, own=own)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
@@ -28,13 +28,16 @@ class Team:
     def __init__(self, parts: Parts, lose_push: LosePush) -> None:
         config = parts.config
         self.parts, self.lose_push = parts, lose_push
-        self.rule = open_rule(parts, self._told)
+        place = parts.place
+        self.ranks: Sequence[int] = range(config.sync.ranks) if place is None else place.ranks
+        """Those of this process."""
+        self._counting, self._telling = threading.Lock(), threading.Lock()
+        self._updates = 0
+        self.rule = (place.open_rule if place else open_rule)(parts, self._told)
         sync, shards = config.sync, parts.store.shards
         self.permits = Permits(sync.ranks, sync.permits, shards, parts.stop)
         parts.store.on_closed(self.permits.give_back)
         self.copies = self._open_copies()
-        self._counting, self._telling = threading.Lock(), threading.Lock()
-        self._updates = 0
 
     def begin_leg(self) -> list[int]:
         """Make ready for the feed's next leg; per rank the step with which it begins.
@@ -44,11 +47,21 @@ class Team:
         parts = self.parts
         self._updates = parts.meter.updates
         first = parts.feed.first_steps()
-        parts.store.begin_leg(first)
+        if parts.place is None:
+            parts.store.begin_leg(first)
+        else:
+            parts.place.begin_leg(lambda: parts.store.begin_leg(first))
         self.copies = self._open_copies()
         if self.copies is not None:
             self.copies.begin_leg(first, parts.store.counters_of_servers())
         return first
+
+    def end_leg(self) -> None:
+        """Return when nothing of any rank is in flight."""
+        self.parts.store.drain()
+        self.rule.end_leg()
+        if self.parts.place is not None:
+            self.parts.place.end_leg(self.parts)
 
     def _open_copies(self) -> LeasedRows | None:
         config, parts = self.parts.config, self.parts

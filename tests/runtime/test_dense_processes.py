@@ -198,7 +198,7 @@ def async_over_processes(rank: int, ranks: int, store: dist.Store, folder: Path)
             given = None if (rank, step) == (1, 1) else gradients_for(model, rank, step)  # noqa: B023
             rule.end_step(rank, step, given, float(step), 10 + rank)  # noqa: B023
             if rank:
-                rule.settle()
+                rule.end_leg()
 
         in_turn(group, f"push {step}", push)
     if host is not None:
@@ -220,7 +220,10 @@ def averaging_over_processes(rank: int, ranks: int, store: dist.Store, folder: P
     if rank == 0:
         host = AveragingHost(model, ranks, recorder, lambda *news: told.append(news), stop)
     name = group.gather("host", host.name if host else "")[0]
-    rule = AveragedReplica(CONFIG, 0.01, name, rank, model, stop)
+    sync = SyncConfig(mode="async_averaging", ranks=ranks, average_every_s=0.01)
+    engine = EngineConfig(executor="concurrent")
+    settings = TrainConfig(sync=sync, model=CONFIG, engine=engine)
+    rule = AveragedReplica(settings, name, rank, model, stop)
     for step in range(40):
         rule.begin_step(rank, step)
         time.sleep(0.002)  # the mean comes while the rank computes

@@ -8,11 +8,14 @@ out their mean, while the ranks train.
 from __future__ import annotations
 
 import contextlib
+import io
 import queue
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from persia_sim.words.trace import ALL, TraceRecorder
@@ -21,6 +24,7 @@ from runtime.dense.averaging import mean_model, mean_weights
 from runtime.dense.group import PeerError
 from runtime.dense.rule import Told
 from runtime.dense.server import DenseServer
+from runtime.dense.state import DenseState, capture
 from runtime.engines.processes.dense_link import (
     Kind,
     Layout,
@@ -139,6 +143,7 @@ class AveragingHost:
         self._links: dict[int, Link] = {}
         self._snapshots: dict[int, list[Tensor]] = {}
         self._given: dict[int, list[Tensor]] = {}
+        self._states: dict[int, dict[str, Any]] = {}
         self._written = self._version = self._number = 0
         stop.on_stop(self._wake)
         self._told, self._news = told, queue.SimpleQueue[_News | None]()
@@ -165,6 +170,40 @@ class AveragingHost:
             model = mean_model(self._model, [_Weights(self._given[r]) for r in sorted(self._given)])
         return model
 
+    def give_round_up(self) -> None:
+        """Between two legs, all ranks have settled: a round that some have not entered is over."""
+        with self._changed:
+            if self._snapshots:
+                self._snapshots = {}
+                self._begin_round()
+
+    def state(self) -> DenseState:
+        """Between two legs: the mean of the replicas, all of them and their optimisers."""
+        with self._changed:
+            self._states = {}
+            links = dict(self._links)
+        for rank, link in links.items():
+            link.send(Message(Kind.TELL_STATE, rank))
+        with self._changed:
+            wait_for(
+                self._changed,
+                lambda: len(self._states) == self._ranks,
+                self._stop,
+                lambda: f"a checkpoint waits for all replicas; here are {sorted(self._states)}",
+            )
+            told = [self._states[rank] for rank in range(self._ranks)]
+            version, rounds = self._version, self._number
+        mean = capture(self.snapshot(), [], version=version, rounds=rounds)
+        return mean | {
+            "replicas": [one["replica"] for one in told],
+            "optimizers": [one["optimizer"] for one in told],
+        }
+
+    def go_on(self, state: DenseState) -> None:
+        """Take the counters of a checkpoint."""
+        with self._changed:
+            self._version, self._number = state["version"], state["rounds"]
+
     def settle(self) -> None:
         """Return when all that the ranks have said is told; they have settled before."""
         all_told = threading.Event()
@@ -186,6 +225,7 @@ class AveragingHost:
             Kind.SNAPSHOT: self._take_snapshot,
             Kind.WRITTEN: self._note_written,
             Kind.WEIGHTS: self._take_weights,
+            Kind.STATE: self._take_state,
             Kind.SETTLE: self._answer_settled,
         }.get(message.kind)
         if act is None or not 0 <= rank < self._ranks:
@@ -218,9 +258,16 @@ class AveragingHost:
         self._written += 1
         if self._written == self._ranks:
             self._written = 0
-            self._number += 1
-            for rank, other in self._links.items():
-                other.send(Message(Kind.OPEN, rank, self._number))
+            self._begin_round()
+
+    def _begin_round(self) -> None:
+        self._number += 1
+        for rank, link in self._links.items():
+            link.send(Message(Kind.OPEN, rank, self._number))
+
+    def _take_state(self, link: Link, message: Message) -> None:
+        buffer = io.BytesIO(message.payload)
+        self._states[message.rank] = torch.load(buffer, map_location="cpu", weights_only=True)
 
     def _take_weights(self, link: Link, message: Message) -> None:
         self._given[message.rank] = self._layout.views(message.payload)

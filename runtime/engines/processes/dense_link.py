@@ -24,6 +24,7 @@ from runtime.dense.optimizer import DenseGradients
 
 MAGIC, VERSION = b"PtbD", 1
 _ALIGNED = 64
+_MOST_WORDS_BYTES = 1 << 22
 _HEADER = struct.Struct("<4sHHiqdqQ")  # magic, version, kind, rank, step, loss, samples, bytes
 
 
@@ -55,6 +56,10 @@ class Kind(IntEnum):
     SETTLED = 12
     BYE = 13
     """The connection will be closed, and all is well."""
+    TELL_STATE = 14
+    """averaging: asks for replica and optimiser, between two legs. To a rank: STATE."""
+    STATE = 15
+    """Replica and optimiser, as torch writes tensors, numbers and words."""
 
 
 class Message(NamedTuple):
@@ -77,8 +82,13 @@ class Layout:
         self._head_bytes = -(-len(self._like) // _ALIGNED) * _ALIGNED
         self.gradient_bytes = self._head_bytes + self.weight_bytes
 
-    def length(self, kind: Kind) -> int:
-        """Bytes of the payload of a message of this kind."""
+    def fits(self, kind: Kind, size: int) -> bool:
+        """Whether the payload of a message of this kind may have so many bytes."""
+        if kind is Kind.STATE:  # an optimiser keeps a few numbers for each weight
+            return size <= 8 * self.weight_bytes + _MOST_WORDS_BYTES
+        return size == self._length(kind)
+
+    def _length(self, kind: Kind) -> int:
         if kind in (Kind.SNAPSHOT, Kind.MEAN, Kind.WEIGHTS):
             return self.weight_bytes
         return self.gradient_bytes if kind is Kind.PUSH else 0
@@ -146,9 +156,8 @@ class Link:
         if magic != MAGIC or version != VERSION or number not in list(Kind):
             raise PeerError(f"{self.who} sent no message of version {VERSION}")
         kind = Kind(number)
-        if size != self._layout.length(kind):
-            expected = self._layout.length(kind)
-            raise PeerError(f"{self.who} sent {size} bytes as {kind.name}, not {expected}")
+        if not self._layout.fits(kind, size):
+            raise PeerError(f"{self.who} sent {size} bytes as {kind.name}, which do not fit")
         return Message(kind, rank, step, loss, samples, self._exactly(size))
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import queue
 import threading
 import time
@@ -11,9 +12,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from runtime.config import ModelConfig
+from runtime.config import TrainConfig
 from runtime.dense.group import PeerError
 from runtime.dense.optimizer import DenseGradients, apply_gradients, make_optimizer
+from runtime.dense.state import DenseState, load_model, load_optimizers
 from runtime.engines.processes.dense_link import Kind, Layout, Link, Message, knock
 from runtime.stop import RunStopped, Stop, wait_for
 
@@ -56,10 +58,17 @@ class RemoteWeights:
         """The weights as they were pulled last; those of the run are at rank 0."""
         return self._model
 
-    def settle(self) -> None:
+    def end_leg(self) -> None:
         """Return when all that was pushed is applied."""
         self._link.send(Message(Kind.SETTLE, self._rank))
         self._answer(Kind.SETTLED)
+
+    def state(self) -> DenseState:
+        """That of the run is at rank 0."""
+        raise RuntimeError(f"rank {self._rank} holds no dense weights but those it pulled")
+
+    def go_on(self, state: DenseState) -> None:
+        """Nothing: the weights come from rank 0."""
 
     def close(self) -> None:
         """The rank has ended, or the run has."""
@@ -83,18 +92,19 @@ class AveragedReplica:
     """
 
     def __init__(
-        self, config: ModelConfig, period_s: float, name: str, rank: int, model: nn.Module,
-        stop: Stop,
-    ) -> None:  # fmt: skip
-        self._rank, self._model, self._stop, self._period_s = rank, model, stop, period_s
+        self, config: TrainConfig, name: str, rank: int, model: nn.Module, stop: Stop
+    ) -> None:
+        self._rank, self._model, self._stop = rank, model, stop
+        self._ranks, self._period_s = config.sync.ranks, config.sync.average_every_s
         self._parameters = list(model.parameters())
-        self._optimizer = make_optimizer(config, model)
+        self._optimizer = make_optimizer(config.model, model)
         self._layout = Layout(self._parameters)
         self._changed = threading.Condition()  # held while the replica is in the middle of a step
         self._due_s: float | None = None
         self._snapshot: list[Tensor] | None = None
         self._mean: list[Tensor] | None = None
         self._settled = self._closing = False
+        self._last_step = 0
         self._link = Link(knock(name), self._layout, _HOST)
         self._outbox = queue.SimpleQueue[Message | None]()
         self._threads = [
@@ -119,13 +129,7 @@ class AveragedReplica:
                 self._snapshot = [p.detach().clone() for p in self._parameters]
                 payload = self._layout.pack(self._snapshot)
                 self._outbox.put(Message(Kind.SNAPSHOT, rank, step - 1, payload=payload))
-            if self._mean is not None and self._snapshot is not None:
-                for weight, mean, old in zip(
-                    self._parameters, self._mean, self._snapshot, strict=True
-                ):
-                    weight.add_(mean.to(weight.device) - old)
-                self._mean = self._snapshot = None
-                self._outbox.put(Message(Kind.WRITTEN, rank, step - 1))
+            self._take_mean_in(step - 1)
 
     def end_step(
         self, rank: int, step: int, gradients: DenseGradients | None, loss: float, samples: int
@@ -135,13 +139,30 @@ class AveragedReplica:
             if gradients is not None:
                 apply_gradients(self._model, self._optimizer, gradients)
             self._outbox.put(Message(Kind.TRAINED, rank, step, loss, samples))
+            self._last_step = step
+
+    def take_mean_in(self) -> None:
+        """Between two legs: move to a mean that has come."""
+        with self._changed, torch.no_grad():
+            self._take_mean_in(self._last_step)
+
+    def go_on(self, state: DenseState) -> None:
+        """Take the rank's replica and optimiser of a checkpoint."""
+        with self._changed:
+            saved, optimizers = state["replicas"], state["optimizers"]
+            # Another number of ranks begins with the mean, as in one process.
+            same = len(saved) == self._ranks
+            load_model(self._model, {"model": saved[self._rank] if same else state["model"]})
+            own = optimizers[self._rank % len(optimizers)]
+            load_optimizers([self._optimizer], {"optimizers": [own]})
 
     def snapshot(self) -> nn.Module:
         """The own replica; the mean of all is at rank 0."""
         return self._model
 
     def settle(self) -> None:
-        """Return when rank 0 has heard all that was said."""
+        """Return when rank 0 has heard all that was said, and what it said before has come."""
+        self._settled = False
         self._outbox.put(Message(Kind.SETTLE, self._rank))
         with self._changed:
             wait_for(
@@ -160,6 +181,20 @@ class AveragedReplica:
         self._link.close()
         self._threads[1].join(timeout=5.0)
 
+    def _take_mean_in(self, step: int) -> None:
+        if self._mean is None or self._snapshot is None:
+            return
+        for weight, mean, old in zip(self._parameters, self._mean, self._snapshot, strict=True):
+            weight.add_(mean.to(weight.device) - old)
+        self._mean = self._snapshot = None
+        self._outbox.put(Message(Kind.WRITTEN, self._rank, step))
+
+    def _state(self) -> bytes:
+        buffer = io.BytesIO()
+        found = {"replica": self._model.state_dict(), "optimizer": self._optimizer.state_dict()}
+        torch.save(found, buffer)
+        return buffer.getvalue()
+
     def _send(self) -> None:
         while (message := self._outbox.get()) is not None:
             self._link.send(message)
@@ -170,11 +205,14 @@ class AveragedReplica:
             with self._changed:
                 if message.kind is Kind.OPEN:
                     self._due_s = time.perf_counter() + self._period_s
+                    self._snapshot = self._mean = None
                 elif message.kind is Kind.MEAN:
                     self._mean = self._layout.views(message.payload)
                 elif message.kind is Kind.GIVE:
                     payload = self._layout.pack(self._parameters)
                     self._outbox.put(Message(Kind.WEIGHTS, self._rank, payload=payload))
+                elif message.kind is Kind.TELL_STATE:
+                    self._outbox.put(Message(Kind.STATE, self._rank, payload=self._state()))
                 elif message.kind is Kind.SETTLED:
                     self._settled = True
                 self._changed.notify_all()

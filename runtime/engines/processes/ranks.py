@@ -1,0 +1,150 @@
+"""A rank that is a process: what it shares with the others instead of this process's memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from persia_sim.words.trace import TraceRecorder
+from persia_sim.words.vocabulary import Mode
+from runtime.config import TrainConfig
+from runtime.data.batch import Layout
+from runtime.dense.distributed import DistributedWeights
+from runtime.dense.group import ENDED, RankGroup
+from runtime.dense.rule import DenseRule, Told
+from runtime.dense.server import DenseServer
+from runtime.embedding.config import TableConfig
+from runtime.embedding.verbs import EmbeddingStore
+from runtime.engines.processes.averaging_rule import AveragingRule
+from runtime.engines.processes.dense_host import WeightsHost
+from runtime.engines.processes.dense_ranks import RemoteWeights
+from runtime.engines.processes.launch import Address, ServerProcesses
+from runtime.engines.processes.links import Links
+from runtime.engines.processes.open import launch, segments
+from runtime.engines.processes.remote_store import RemoteStore
+from runtime.rank.parts import Parts
+from runtime.stop import Stop
+
+
+class ProcessRank:
+    """One rank of a run, alone in its process. Rank 0 leads: it starts the servers, evaluates, and
+    writes everything down."""
+
+    def __init__(self, group: RankGroup) -> None:
+        self.group = group
+        self.ranks = range(group.rank, group.rank + 1)
+        self._leg = 0
+        self._said = (0, 0)
+        self._closing: list[Callable[[], None]] = []
+        self._host: WeightsHost | None = None
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is rank 0."""
+        return self.group.rank == 0
+
+    def open_rows(
+        self,
+        config: TrainConfig,
+        layout: Layout,
+        tables: list[TableConfig],
+        recorder: TraceRecorder,
+        stop: Stop,
+    ) -> EmbeddingStore:
+        """Connect to the servers, which rank 0 starts; they end with it."""
+        if config.sync.lookahead == "forwarded" and self.group.ranks > 1:
+            raise ValueError(
+                "--lookahead forwarded needs all ranks' gradients in one process; use --lookahead"
+                " reread, or start it without torchrun"
+            )
+        processes: ServerProcesses | None = None
+        told = ""
+        if self.leads:
+            try:
+                processes = launch(config, tables)
+                told = processes.address.to_json()
+            finally:  # the others wait for the address, or hear that there will be none
+                found = self.group.gather("servers", told)[0]
+        else:
+            found = self.group.gather("servers", told)[0]
+        if not found:
+            raise RuntimeError("rank 0 could not start the embedding servers")
+        how = processes.how_it_ended if processes else (lambda shard: "has died")
+        links = Links(Address.from_json(found), self.ranks, how)
+        return RemoteStore(
+            layout, tables, links, seed=config.seed, segments=segments(config), stop=stop,
+            close=processes.close if processes else lambda: None,
+        )  # fmt: skip
+
+    def open_rule(self, parts: Parts, told: Told) -> DenseRule:
+        """The rule of the dense weights that the mode asks for."""
+        config, learner, group = parts.config, parts.learner, self.group
+        group.attach(parts.stop)
+        if config.sync.mode is Mode.ASYNC:
+            return self._async_rule(parts, told)
+        if config.sync.mode is Mode.ASYNC_AVERAGING:
+            averaged = AveragingRule(config, learner.model, group, parts.recorder, told, parts.stop)
+            self._closing.append(averaged.close)
+            return averaged
+        return DistributedWeights(
+            config.model,
+            learner.model,
+            group,
+            # Hooks see gradients before a loss scale is taken out of them, so a scale is exposed.
+            overlapped=config.sync.mode.overlaps_dense_sync and learner.scale.value == 1.0,
+            gathers=config.engine.dense_sum == "gather",
+            scale=learner.scale,
+            recorder=parts.recorder,
+            told=told,
+            stop=parts.stop,
+        )
+
+    def begin_leg(self, prepare: Callable[[], None]) -> None:
+        """Rank 0 prepares the servers; then all begin."""
+        self.group.status = "begins to train"
+        if self.leads:
+            prepare()
+        self.group.gather(f"leg {self._leg} begins", "")
+
+    def end_leg(self, parts: Parts) -> None:
+        """All pushes of all ranks are closed when this returns."""
+        meter, learner, worker = parts.meter, parts.learner, parts.worker
+        now = meter.batches_skipped, meter.pushes_lost
+        said = {
+            "skipped": now[0] - self._said[0],
+            "lost": now[1] - self._said[1],
+            "drew": learner.drew_unseeded,
+            "taught": worker.row_gradient_seen,
+        }
+        self.group.status = f"{ENDED} its leg after {meter.updates} updates"
+        heard = self.group.gather(f"leg {self._leg} ends", json.dumps(said))
+        self._leg += 1
+        if self.leads:
+            for one in map(json.loads, heard[1:]):
+                meter.batches_skipped += one["skipped"]
+                meter.pushes_lost += one["lost"]
+                learner.drew_unseeded |= one["drew"]
+                worker.row_gradient_seen |= one["taught"]
+        self._said = meter.batches_skipped, meter.pushes_lost
+
+    def close(self) -> None:
+        """All is done; every rank calls it, and waits for the others."""
+        self.group.gather("all is done", "")  # until then rank 0 may ask for replicas
+        for close in self._closing:
+            close()
+        self.group.gather("closing", "")  # whoever hosts something goes last
+        if self._host is not None:
+            self._host.close()
+        self.group.close()
+
+    def _async_rule(self, parts: Parts, told: Told) -> DenseRule:
+        config, model = parts.config, parts.learner.model
+        if self.leads:
+            server = DenseServer(config, model, parts.recorder, told)
+            self._host = WeightsHost(server, model, parts.stop)
+            self.group.gather("weights", self._host.name)
+            return server
+        name = self.group.gather("weights", "")[0]
+        rule = RemoteWeights(name, self.group.rank, model, parts.stop)
+        self._closing.append(rule.close)
+        return rule

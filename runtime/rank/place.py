@@ -1,0 +1,38 @@
+"""Where a process stands in a run whose ranks are not all in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from runtime.dense.rule import DenseRule, Told
+
+if TYPE_CHECKING:
+    from runtime.rank.parts import Parts
+
+
+class Place(Protocol):
+    """This process among those of the run; a run of one process needs none."""
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """The ranks that live here."""
+        ...
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process evaluates, counts the updates of all, and writes everything down."""
+        ...
+
+    def open_rule(self, parts: Parts, told: Told) -> DenseRule:
+        """The rule of the dense weights that the mode asks for; ``told`` matters where it leads."""
+        ...
+
+    def begin_leg(self, prepare: Callable[[], None]) -> None:
+        """Return when all processes are ready and the leading one has prepared the servers."""
+        ...
+
+    def end_leg(self, parts: Parts) -> None:
+        """Return when all processes have ended the leg; what they have left out is counted where it
+        leads."""
+        ...
