@@ -22,6 +22,8 @@ from runtime.data.errors import nearest
 USAGE = """usage: python -m runtime COMMAND [options]
 
   train      train one model and write its run folder     (train --help lists every option)
+  evaluate   judge a trained model again, on its test part or on other data
+  export     write a trained model as files: rows as parquet, the network by torch.export
   profile    measure what each stage costs here, for the simulator
   data list  the data sets, and where each was found
   data get   download a data set from its publisher
@@ -254,6 +256,18 @@ def describe(summary: dict) -> str:  # type: ignore[type-arg]
     return "\n".join(lines)
 
 
+def _evaluate(arguments: list[str]) -> None:
+    from runtime.serving.commands import evaluate
+
+    evaluate(arguments)
+
+
+def _export(arguments: list[str]) -> None:
+    from runtime.serving.commands import export
+
+    export(arguments)
+
+
 def _profile(arguments: list[str]) -> None:
     from runtime.run.profile_command import run
 
@@ -268,6 +282,8 @@ def _data(arguments: list[str]) -> None:
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": _train,
+    "evaluate": _evaluate,
+    "export": _export,
     "profile": _profile,
     "data": _data,
 }

@@ -216,7 +216,8 @@ def options_of(module: str, words: list[str], monkeypatch, capsys) -> set[str]:
 
 def test_every_option_that_a_text_names_is_one(monkeypatch, capsys):
     known = {"--help", "--device", "--no-deps"}
-    for module, words in [("runtime", ["train"]), ("runtime", ["profile"]), ("persia_sim", [])]:
+    names = "train", "profile", "evaluate", "export"
+    for module, words in [*(("runtime", [name]) for name in names), ("persia_sim", [])]:
         known |= options_of(module, words, monkeypatch, capsys)
     for name in STUDIES | BENCHES:
         known |= {

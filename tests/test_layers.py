@@ -24,7 +24,7 @@ ROOMS = {
     ],
     "runtime": [
         "openmp", "stop", "data", "embedding", "config", "models", "dense", "rank", "checkpoint",
-        "order", "engines", "run", "commands", "__main__",
+        "order", "engines", "run", "serving", "inference", "commands", "__main__",
     ],
     "experiments": [
         "statistics", "tables", "checks", "folders", "points", "gaps", "sweep", "published",

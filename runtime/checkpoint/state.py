@@ -29,6 +29,8 @@ class RunState:
     """The `TrainConfig` that it was trained with."""
     tables: dict[str, dict[str, Any]]
     """Per table the `TableConfig` that it was trained with, whoever set it."""
+    layout: dict[str, Any] | None = None
+    """The `Layout` that it was trained on; None: that of the data that the config names."""
     facts: dict[str, Any]
     """What must be the same for a replay (`trace_meta`): seed, data, versions and so on."""
     servers: list[dict[str, Any]]

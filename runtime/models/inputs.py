@@ -78,11 +78,11 @@ def flatten(dense: Tensor, embeddings: Embeddings, *, multiple_of: int = 1) -> T
     parts = [embeddings.pooled, *sequence_means(embeddings), dense]
     missing = -sum(part.shape[1] for part in parts) % multiple_of
     if missing:
-        parts.append(dense.new_zeros(len(dense), missing))
+        parts.append(dense.new_zeros(dense.shape[0], missing))  # len() is a constant in an export
     return torch.cat(parts, dim=1)
 
 
 def by_field(embeddings: Embeddings, dim: int) -> Tensor:
     """All fields as vectors, [B, F, dim]."""
     flat = torch.cat([embeddings.pooled, *sequence_means(embeddings)], dim=1)
-    return flat.reshape(len(flat), -1, dim)
+    return flat.reshape(flat.shape[0], -1, dim)

@@ -1,0 +1,89 @@
+"""A trained model to read from: vectors by id, and predictions; nothing is ever written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from runtime.data.batch import Batch, Layout
+from runtime.embedding.native.plan import plan_natively
+from runtime.embedding.open import open_pooling
+from runtime.serving.exported import is_export, read_export
+from runtime.serving.network import Scorer, score_with
+from runtime.serving.trained import find_checkpoint, open_trained
+from runtime.serving.vectors import Vectors, ids_of
+
+
+class Model:
+    """Rows and a dense network that stay as they are; safe for threads."""
+
+    def __init__(
+        self, layout: Layout, tables: dict[str, Vectors], network: Any, precision: str
+    ) -> None:
+        self.layout, self.tables = layout, tables
+        dims = {name: vectors.config.dim for name, vectors in tables.items()}
+        self._pooling = open_pooling(layout.fields, dims)
+        self._configs = [vectors.config for vectors in tables.values()]
+        self._score = score_with(
+            network, torch.float64 if precision == "float64" else torch.float32
+        )
+
+    def lookup(self, table: str, ids: Sequence[int] | np.ndarray) -> np.ndarray:
+        """[n, dim]: the vectors of these ids, as they stand in batches and in the export.
+
+        An id without a row has its initial value. Of a hash stack, the sum of an id's rows.
+        """
+        if table not in self.tables:
+            raise ValueError(f"no table is called {table!r}; there are {', '.join(self.tables)}")
+        return self.tables[table].lookup(ids_of(ids))
+
+    def predict(self, batch: Batch) -> np.ndarray:
+        """float64 [B, T]: the probability of each task, in the order of ``layout.tasks``.
+
+        The batch must be of the model's layout; its labels are not looked at.
+        """
+        self._check(batch)
+        if not batch.size:
+            return np.empty((0, len(self.layout.tasks)))
+        plans = plan_natively(batch, self.layout.fields, self._configs, 1)
+        values = {name: self.tables[name].rows(plan.ids) for name, plan in plans.items()}
+        return self._score(batch.dense, self._pooling.forward(batch, plans, values))
+
+    def _check(self, batch: Batch) -> None:
+        samples, fields = batch.size, len(self.layout.fields)
+        bags = len(batch.ids) if batch.offsets is None else len(batch.offsets) - 1
+        if bags != samples * fields:
+            raise ValueError(
+                f"a batch of {samples} samples must have {samples * fields} bags of ids, one for"
+                f" each of the {fields} fields; this one has {bags}"
+            )
+        if batch.dense.shape != (samples, len(self.layout.dense)):
+            raise ValueError(
+                f"dense features must have shape {(samples, len(self.layout.dense))}, got"
+                f" {batch.dense.shape}"
+            )
+
+
+def open_model(path: str | Path, on_warning: Callable[[str], None] = lambda text: None) -> Model:
+    """The model of an exported folder, of a run's newest checkpoint, or of one checkpoint.
+
+    Raises ValueError naming the path and what is wrong with it. The vectors lie in memory; of a
+    checkpoint, its optimiser state too while it is opened.
+    """
+    path = Path(path)
+    if is_export(path):
+        found = read_export(path)
+        return Model(found.layout, found.tables, found.network, found.precision)
+    trained = open_trained(find_checkpoint(path, on_warning), device="cpu")
+    exported, seed = trained.worker.store.export(), trained.config.seed
+    tables = {
+        name: Vectors(trained.tables[name], seed, ids, np.ascontiguousarray(values))
+        for name, (ids, values, _) in exported.items()
+    }
+    precision = trained.config.engine.precision
+    network = Scorer(trained.learner.model, precision).eval()
+    return Model(trained.layout, tables, network, precision)

@@ -1,0 +1,133 @@
+"""`python -m runtime evaluate` and `export`: their options, checks, tables and files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from persia_sim.words.fields import check_fields
+from runtime.config.bounds import within
+from runtime.config.what import MOST
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluate:
+    """Evaluate a trained model on a test part: AUC and log-loss of each task."""
+
+    run: tyro.conf.Positional[Path]
+    """Folder of a run, whose newest checkpoint is taken, or of one checkpoint."""
+    data: str | None = None
+    """Another data set with the same fields, dense features and tasks; else the run's own."""
+    data_dir: Path | None = None
+    """Folder with the real data sets, as in training."""
+    test_rows: int | None = None
+    """Only the first rows of the test part, >= 2; of the run's own data as in training."""
+    out: Path | None = None
+    """JSON file to write; an earlier evaluation in its place is replaced."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        within(self, 2, MOST, "test_rows")
+        if self.data == "":
+            raise ValueError("data is empty; name a data set or leave it out")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """Write a trained model as files for others: rows as parquet, the network by torch.export."""
+
+    run: tyro.conf.Positional[Path]
+    """Folder of a run, whose newest checkpoint is taken, or of one checkpoint."""
+    out: Path
+    """Folder to make; nothing is overwritten."""
+
+
+def evaluate(arguments: Sequence[str]) -> None:
+    """Print a line a task, and write the JSON file that was asked for."""
+    options = tyro.cli(Evaluate, args=list(arguments), prog="python -m runtime evaluate")
+    if options.out is not None:
+        _ensure_place(options.out)
+    from runtime.serving.evaluation import evaluate_run
+
+    found = evaluate_run(
+        options.run,
+        data=options.data,
+        data_dir=options.data_dir,
+        test_rows=options.test_rows,
+        on_warning=_warn,
+    )
+    if options.out is not None:
+        from runtime.run.folder import write_json
+
+        write_json(options.out, found)
+    print(describe(found))
+    if options.out is not None:
+        print(f"written: {options.out}")
+
+
+def export(arguments: Sequence[str]) -> None:
+    """Write the folder and say what lies in it."""
+    options = tyro.cli(Export, args=list(arguments), prog="python -m runtime export")
+    from runtime.serving.exported import export as write
+    from runtime.serving.exported import refuse_place
+    from runtime.serving.trained import find_checkpoint, open_trained
+
+    refuse_place(options.out)
+    trained = open_trained(find_checkpoint(options.run, _warn), device="cpu")
+    found = write(trained, options.out)
+    kind = "a torch.export program"
+    if found.why_weights:
+        kind = f"a state dict, because torch.export did not take it ({found.why_weights})"
+    print(f"dense network: {found.dense}, {kind}")
+    for table, rows in found.rows.items():
+        print(f"table {table}: {rows:,} rows")
+    print(f"exported {found.file_bytes:,} bytes: {found.folder}")
+
+
+def describe(found: dict[str, Any]) -> str:
+    """What a person reads after an evaluation."""
+    tasks = found["tasks"]
+    width = max(len(name) for name in (*tasks, "task"))
+    lines = [
+        f"{found['checkpoint']}, after {found['samples']:,} samples",
+        f"data: {found['data_says']}; {found['rows_evaluated']:,} evaluated",
+        f"{'task':<{width}}     AUC  log-loss  label rate  log-loss of the rate",
+    ]
+    for name, score in tasks.items():
+        auc, loss = (nan if score[key] is None else score[key] for key in ("auc", "log_loss"))
+        lines.append(
+            f"{name:<{width}}  {auc:.4f}    {loss:.4f}      {score['label_rate']:.4f}"
+            f"                {score['trivial_log_loss']:.4f}"
+        )
+    lines += [f"warning: {text}" for text in found["warnings"]]
+    return "\n".join(lines)
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)
+
+
+def _ensure_place(out: Path) -> None:
+    """Before any work: whether the file can be written, and what it would replace."""
+    if out.is_dir():
+        raise ValueError(f"out {out} is a folder; name a file, such as {out / 'evaluation.json'}")
+    if out.exists() and not _is_evaluation(out):
+        raise ValueError(
+            f"out {out} is a file that is no evaluation; it would be lost: name another"
+        )
+    out.parent.mkdir(parents=True, exist_ok=True)
+
+
+def _is_evaluation(file: Path) -> bool:
+    try:
+        found = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and {"checkpoint", "tasks"} <= set(found)

@@ -1,0 +1,226 @@
+"""An exported model: a folder with a manifest, the dense network and a parquet file per table.
+
+The folder appears whole or not at all: it is filled under another name beside its place. The
+manifest names each file with its digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from persia_sim.words.records import parse
+from runtime.checkpoint.array_file import BrokenFileError
+from runtime.checkpoint.sealed import flush_folder, read_sealed, write_sealed
+from runtime.data.batch import Layout
+from runtime.embedding.config import TableConfig
+from runtime.models.build import build_model
+from runtime.models.inputs import InputShape
+from runtime.run.folder import plain
+from runtime.serving.network import (
+    PROGRAM,
+    WEIGHTS,
+    Scorer,
+    read_program,
+    read_weights,
+    write_network,
+)
+from runtime.serving.trained import Trained, layout_from
+from runtime.serving.vectors import Vectors, read_vectors, write_vectors
+
+FORMAT = "persia-testbed-model-1"
+MANIFEST, README, ROWS = "manifest.json", "README.md", "rows"
+_BLOCK_BYTES = 1 << 24
+_KEYS = {"layout", "tables", "seed", "model", "hidden", "precision", "dense", "why_weights",
+         "updates", "samples", "files"}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What one export wrote."""
+
+    folder: Path
+    dense: str
+    """The file of the dense network: a program or weights."""
+    why_weights: str
+    """Why it is mere weights; empty when it is a program."""
+    rows: dict[str, int]
+    """Per table."""
+    file_bytes: int
+
+
+def refuse_place(folder: Path) -> None:
+    """Raise ValueError where an export would overwrite something, OSError where none can be."""
+    if folder.exists() or folder.is_symlink():
+        raise ValueError(
+            f"out {folder} is there already; an export overwrites nothing: name another"
+        )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+
+
+def export(trained: Trained, folder: Path) -> Exported:
+    """Write the folder; nothing is left behind when that fails."""
+    refuse_place(folder)
+    fresh = folder.parent / f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
+    fresh.mkdir()
+    try:
+        (fresh / ROWS).mkdir()
+        counts = {}
+        for name, (ids, values, _) in trained.worker.store.export().items():
+            write_vectors(fresh / ROWS / file_of(name), ids, values)
+            counts[name] = len(ids)
+        shape = _shape(trained.layout, trained.tables)
+        config = trained.config
+        dense, why = write_network(fresh, trained.learner.model, shape, config.engine.precision)
+        state = trained.checkpoint.state
+        content = {
+            "format": FORMAT,
+            "layout": plain(trained.layout),
+            "tables": {name: asdict(table) for name, table in trained.tables.items()},
+            "seed": config.seed,
+            "model": config.model.name,
+            "hidden": list(config.model.hidden),
+            "precision": config.engine.precision,
+            "dense": dense,
+            "why_weights": why,
+            "updates": state.updates,
+            "samples": state.samples,
+        }
+        (fresh / README).write_text(_readme(content, counts))
+        files = {
+            p.relative_to(fresh).as_posix(): p for p in sorted(fresh.rglob("*")) if p.is_file()
+        }
+        file_bytes = sum(file.stat().st_size for file in files.values())
+        for file in files.values():
+            _flush(file)
+        digests = {name: _digest(file) for name, file in files.items() if name != README}
+        write_sealed(fresh / MANIFEST, content | {"files": digests})
+        flush_folder(fresh / ROWS)
+        refuse_place(folder)
+        fresh.rename(folder)
+        flush_folder(folder.parent)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+    return Exported(folder, dense, why, counts, file_bytes)
+
+
+def file_of(table: str) -> str:
+    """The name of a table's file; a table may have any name.
+
+    >>> file_of("rows"), file_of("a/b")
+    ('rows.parquet', 'a%2Fb.parquet')
+    """
+    plain_name = re.sub(r"[^\w.-]", lambda c: "".join(f"%{b:02X}" for b in c[0].encode()), table)
+    return f"{plain_name}.parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What `read_export` found."""
+
+    layout: Layout
+    tables: dict[str, Vectors]
+    network: Any
+    """Takes dense features, pooled vectors, sequences and masks; gives logits."""
+    precision: str
+
+
+def is_export(folder: Path) -> bool:
+    """Whether the folder looks like an export."""
+    return (folder / MANIFEST).is_file() and (folder / ROWS).is_dir()
+
+
+def read_export(folder: Path) -> Opened:
+    """Everything in the folder; `BrokenFileError` naming the file that cannot be trusted."""
+    file = folder / MANIFEST
+    found, whole = read_sealed(file, FORMAT, "manifest of an exported model")
+    if not whole:
+        raise BrokenFileError(f"{file} is damaged: its digest does not match its content")
+    odd = ", ".join(sorted(set(found) - {"format"} ^ _KEYS))
+    if odd:
+        raise BrokenFileError(f"{file} is not of this version: it lacks, or alone has, {odd}")
+    for name, digest in found["files"].items():
+        if _digest(folder / name) != digest:
+            raise BrokenFileError(
+                f"{folder / name} is damaged: its digest is not that of {MANIFEST}"
+            )
+    layout = layout_from(found["layout"], f"{file}: layout")
+    tables = {}
+    for name, document in found["tables"].items():
+        config = parse(TableConfig, document, f"{file}: tables.{name}")
+        ids, values = read_vectors(folder / ROWS / file_of(name), config)
+        tables[name] = Vectors(config, found["seed"], ids, values)
+    return Opened(layout, tables, _network(folder, found, layout, tables), found["precision"])
+
+
+def _network(
+    folder: Path, found: dict[str, Any], layout: Layout, tables: dict[str, Vectors]
+) -> Any:
+    if found["dense"] == PROGRAM:
+        return read_program(folder / PROGRAM)
+    shape = _shape(layout, {name: vectors.config for name, vectors in tables.items()})
+    model = build_model(found["model"], shape, tuple(found["hidden"]), found["seed"])
+    read_weights(folder / WEIGHTS, model)
+    return Scorer(model, found["precision"]).eval()
+
+
+def _shape(layout: Layout, tables: dict[str, TableConfig]) -> InputShape:
+    return InputShape(layout=layout, dims={name: table.dim for name, table in tables.items()})
+
+
+def _flush(file: Path) -> None:
+    with file.open("rb+") as written:
+        os.fsync(written.fileno())
+
+
+def _digest(file: Path) -> str:
+    digest = hashlib.blake2b(digest_size=32)
+    try:
+        with file.open("rb") as content:
+            while block := content.read(_BLOCK_BYTES):
+                digest.update(block)
+    except OSError as error:
+        raise BrokenFileError(f"{file} cannot be read: {error.strerror}") from None
+    return digest.hexdigest()
+
+
+def _readme(content: dict[str, Any], rows: dict[str, int]) -> str:
+    names = [field["name"] for field in content["layout"]["fields"]]
+    tables = "\n".join(
+        f"- `{ROWS}/{file_of(name)}`: {count:,} rows of table {name}, sorted by id; columns id"
+        f" (uint64) and vector ({content['tables'][name]['dim']} floats)"
+        for name, count in rows.items()
+    )
+    dense = f"- `{PROGRAM}`: the dense network, a `torch.export` program; it gives logits"
+    if content["dense"] == WEIGHTS:
+        dense = (
+            f"- `{WEIGHTS}`: the weights of the dense network (a state dict of model"
+            f" `{content['model']}`); `torch.export` did not take it: {content['why_weights']}"
+        )
+    return f"""# A trained model
+
+Trained on {content["samples"]:,} samples in {content["updates"]:,} dense updates. Fields:
+{", ".join(names)}. Dense features: {", ".join(content["layout"]["dense"]) or "none"}.
+Predicts: {", ".join(content["layout"]["tasks"])}.
+
+{tables}
+{dense}
+- `{MANIFEST}`: what is what, with the digest of each file
+
+An id without a row has its initial value, a function of seed, table and id.
+
+```python
+from runtime.inference import open_model
+
+model = open_model("this folder")
+model.lookup("{next(iter(rows))}", [1, 2, 3])   # vectors [3, dim]
+model.predict(batch)                # probabilities [samples, tasks]
+```
+"""

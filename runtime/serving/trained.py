@@ -1,0 +1,122 @@
+"""A trained model out of a run's checkpoint: its rows and its weights, ready to be judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from persia_sim.words.records import parse
+from runtime.checkpoint.array_file import BrokenFileError
+from runtime.checkpoint.rows import load
+from runtime.checkpoint.state import NAME as STATE
+from runtime.checkpoint.whole import CHECKPOINTS, Checkpoint, check_files, newest, read_checkpoint
+from runtime.config import TrainConfig
+from runtime.data.batch import Field, Layout
+from runtime.data.open import open_source
+from runtime.dense.state import load_model
+from runtime.embedding.config import TableConfig
+from runtime.embedding.features import Admission, Capacity
+from runtime.embedding.native.store import NativeStore
+from runtime.embedding.worker import EmbeddingWorker
+from runtime.rank.learner import Learner
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A model that is not trained any further."""
+
+    checkpoint: Checkpoint
+    config: TrainConfig
+    """As it was trained, but on the device that is here."""
+    layout: Layout
+    tables: dict[str, TableConfig]
+    """As they were trained."""
+    learner: Learner
+    worker: EmbeddingWorker
+
+
+def find_checkpoint(
+    path: Path, on_warning: Callable[[str], None] = lambda text: None
+) -> Checkpoint:
+    """The checkpoint of this folder, or the newest of this run's folder that can be trusted.
+
+    Raises ValueError naming the path and what it would have to hold; ``on_warning`` is told of
+    damaged newer checkpoints.
+    """
+    if not path.is_dir():
+        there = "is a file" if path.exists() else "does not exist"
+        raise ValueError(f"{path} {there}; give the folder of a run, or of one of its checkpoints")
+    if (path / STATE).exists():
+        found = read_checkpoint(path)
+        check_files(found)
+        return found
+    if path.parent.name == CHECKPOINTS:
+        raise BrokenFileError(f"{path} was never finished: it has no {STATE}; give another one")
+    if not (path / CHECKPOINTS).is_dir():
+        raise ValueError(
+            f"{path} holds no {CHECKPOINTS}/ and no {STATE}: it is neither the folder of a run that"
+            " wrote checkpoints nor a checkpoint"
+        )
+    return newest(path, on_warning)
+
+
+def open_trained(checkpoint: Checkpoint, *, device: str | None = None) -> Trained:
+    """Build the network and fill it and a store with what the checkpoint holds.
+
+    ``device`` is where the network computes, else where it was trained if that is here. Raises
+    ValueError for files that cannot be trusted or are of another model.
+    """
+    state, where = checkpoint.state, f"{checkpoint.folder / STATE}: config"
+    config = parse(TrainConfig, state.config, where)
+    config = replace(config, engine=replace(config.engine, device=device or _device_here(config)))
+    tables = {
+        name: parse(TableConfig, table, f"{checkpoint.folder / STATE}: tables.{name}")
+        for name, table in state.tables.items()
+    }
+    layout = layout_of(checkpoint, config)
+    learner = Learner(config, layout, {name: table.dim for name, table in tables.items()})
+    try:
+        load_model(learner.model, checkpoint.dense())
+    except ValueError as error:
+        raise ValueError(f"{checkpoint.folder}: {error}") from None
+    store = NativeStore(
+        layout,
+        [_read_only(table) for table in tables.values()],
+        shards=max(len(state.servers), 1),
+        seed=config.seed,
+    )
+    load(store, checkpoint.rows)
+    worker = EmbeddingWorker(store)
+    worker.row_gradient_seen = True  # only training sees one
+    return Trained(checkpoint, config, layout, tables, learner, worker)
+
+
+def layout_of(checkpoint: Checkpoint, config: TrainConfig) -> Layout:
+    """The fields, dense features and tasks that the model was trained on."""
+    if checkpoint.state.layout is not None:
+        return layout_from(checkpoint.state.layout, f"{checkpoint.folder / STATE}: layout")
+    data = config.data
+    return open_source(data.name, data.dir, data.rows, skip_bad_rows=data.skip_bad_rows).layout
+
+
+def layout_from(document: Any, where: str) -> Layout:
+    """A layout out of JSON; raises ValueError naming ``where`` and what is wrong."""
+    try:
+        fields = tuple(Field(**field) for field in document["fields"])
+        dense, tasks = tuple(document["dense"]), tuple(document["tasks"])
+        return Layout(fields=fields, dense=dense, tasks=tasks)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{where} is not that of a model: {error!r}") from None
+
+
+def _device_here(config: TrainConfig) -> str:
+    import torch
+
+    return config.engine.device if torch.cuda.is_available() else "cpu"
+
+
+def _read_only(table: TableConfig) -> TableConfig:
+    """A table that takes every saved row and lets none go."""
+    return replace(table, capacity=Capacity(), admission=Admission())

@@ -1,0 +1,109 @@
+"""The vectors of one table by id, in memory: of a run or an export, sorted, and never written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runtime.checkpoint.array_file import BrokenFileError
+from runtime.data.ids import MAX_FIELDS, VALUE_BITS
+from runtime.embedding.config import TableConfig
+from runtime.embedding.features import Admission, Capacity
+from runtime.embedding.native.plan import stacked
+from runtime.embedding.native.rows import open_table
+
+_ROWS_AT_ONCE = 1 << 17
+_MOST_ID = np.uint64((MAX_FIELDS << VALUE_BITS) - 1)
+
+
+class Vectors:
+    """Rows that are there, and the initial value of every other one (law 10)."""
+
+    def __init__(self, config: TableConfig, seed: int, ids: np.ndarray, values: np.ndarray) -> None:
+        """``ids`` uint64 [n], sorted; ``values`` [n, dim]."""
+        self.config, self.ids, self.values = config, ids, values
+        plain = replace(config, capacity=Capacity(), admission=Admission())
+        self._empty = open_table(plain, seed, 1)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def rows(self, ids: np.ndarray) -> np.ndarray:
+        """[n, dim]: the rows of these ids, as they stand in a plan."""
+        found: np.ndarray = np.empty((len(ids), self.config.dim), self.config.dtype)
+        place = np.searchsorted(self.ids, ids)
+        place[place == len(self.ids)] = 0
+        there = self.ids[place] == ids if len(self.ids) else np.zeros(len(ids), bool)
+        found[there] = self.values[place[there]]
+        found[~there] = self._initial(ids[~there])
+        return found
+
+    def lookup(self, ids: np.ndarray) -> np.ndarray:
+        """[n, dim]: the vector of each id; of a hash stack the sum of its rows."""
+        stack = self.config.hash_stack
+        if not stack.rounds:
+            return self.rows(ids)
+        rows = self.rows(stacked(ids, stack))
+        total: np.ndarray = rows.reshape(len(ids), stack.rounds, -1).sum(1)
+        return total
+
+    def _initial(self, ids: np.ndarray) -> np.ndarray:
+        count = len(ids)
+        values = np.empty((count, self.config.dim), self.config.dtype)
+        handles, writes = np.empty(count, np.int64), np.empty(count, np.int64)
+        ids = np.ascontiguousarray(ids)
+        self._empty.read(ids, 0, count, False, 0, handles, values, writes)
+        return values
+
+
+def ids_of(given: Any) -> np.ndarray:
+    """Row ids as an array; ValueError for what cannot be ids."""
+    ids = np.asarray(given)
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "ui"):
+        raise ValueError(
+            f"ids must be one row of whole numbers, got {ids.dtype} of shape {ids.shape}"
+        )
+    if ids.size and (ids.min() < 0 or ids.max() > _MOST_ID):
+        wrong = ids.min() if ids.min() < 0 else ids.max()
+        raise ValueError(f"ids must be 0 to {int(_MOST_ID)}, got {int(wrong)}")
+    return np.ascontiguousarray(ids.astype(np.uint64))
+
+
+def write_vectors(file: Path, ids: np.ndarray, values: np.ndarray) -> None:
+    """A parquet file of columns id and vector, sorted by id as they come."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    kind = pa.float64() if values.dtype == np.float64 else pa.float32()
+    schema = pa.schema({"id": pa.uint64(), "vector": pa.list_(kind, values.shape[1])})
+    # Vectors are noise to a compressor, and no two are alike.
+    with pq.ParquetWriter(file, schema, compression="none", use_dictionary=False) as out:
+        for start in range(0, len(ids), _ROWS_AT_ONCE):
+            part = slice(start, start + _ROWS_AT_ONCE)
+            flat = pa.array(values[part].reshape(-1), kind)
+            vectors = pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+            out.write_table(pa.table([pa.array(ids[part]), vectors], schema=schema))
+
+
+def read_vectors(file: Path, config: TableConfig) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and values; the file is mapped while it is decoded. `BrokenFileError` for any other."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(file, memory_map=True)
+        ids = table["id"].combine_chunks().to_numpy(zero_copy_only=False)
+        flat = table["vector"].combine_chunks().flatten()
+        values = flat.to_numpy(zero_copy_only=False).reshape(len(ids), config.dim)
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise BrokenFileError(f"{file} is not a table of ids and vectors: {reason}") from None
+    if ids.dtype != np.uint64 or values.dtype != config.dtype or (ids[1:] <= ids[:-1]).any():
+        raise BrokenFileError(
+            f"{file} must have sorted ids (uint64) and vectors of {config.dtype}, got {ids.dtype}"
+            f" and {values.dtype}"
+        )
+    return ids, values

@@ -1,0 +1,150 @@
+"""`evaluate` and `export` on the command line: what they print and write, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.commands import main
+from runtime.config import DataConfig
+from runtime.data.open import open_source
+from runtime.data.source import rebatch
+from runtime.inference import open_model
+from runtime.run.evaluate import HeldOut, evaluate, score
+from tests.runtime.serving.trained_runs import checkpoint_of
+from tests.runtime.worlds import World, config, run
+
+TINY = "synthetic:criteo-ad:0.0001"
+LIKE_TINY = "synthetic:criteo-ad:0.0002"
+TEST_ROWS = 3000
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[World, Path]:
+    settings = config(steps=20, test_rows=TEST_ROWS)
+    settings = replace(settings, data=DataConfig(name="synthetic", rows=2000))
+    world = run(settings, open_source("synthetic", rows=2000))
+    folder = tmp_path_factory.mktemp("runs") / "mine"
+    checkpoint_of(world, folder)
+    return world, folder
+
+
+def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(words) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: ")
+    assert "Traceback" not in told
+    return told
+
+
+@pytest.mark.parametrize("rows", [None, 500])
+def test_evaluate_prints_and_writes_the_scores_of_the_test_part(
+    trained: tuple[World, Path],
+    rows: int | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    world, folder = trained
+    out = tmp_path / "new" / "found.json"
+    limit = [] if rows is None else ["--test-rows", str(rows)]
+    for _ in range(2):  # an earlier evaluation is replaced
+        assert main(["evaluate", str(folder), "--out", str(out), *limit]) == 0
+    told, found = capsys.readouterr().out, json.loads(out.read_text())
+    held_out = HeldOut(open_source("synthetic", rows=2000), rows or TEST_ROWS)
+    ours = evaluate(world.learner, world.model, world.worker, held_out).tasks["click"]
+    assert found["tasks"]["click"]["auc"] == ours.auc
+    assert found["tasks"]["click"]["log_loss"] == ours.log_loss
+    assert found["rows_evaluated"] == (rows or TEST_ROWS)
+    assert (found["samples"], found["updates"]) == (480, 20)
+    line = rf"^click +{ours.auc:.4f} +{ours.log_loss:.4f} +{ours.label_rate:.4f} "
+    assert re.search(line, told, re.MULTILINE)
+    assert found["checkpoint"] == str(next((folder / "checkpoints").iterdir()))
+
+
+def test_evaluate_takes_other_data_with_the_same_schema(
+    trained: tuple[World, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "found.json"
+    settings = replace(config(steps=5), data=DataConfig(name=TINY))
+    checkpoint_of(run(settings, open_source(TINY)), tmp_path)
+    words = ["evaluate", str(tmp_path), "--data", LIKE_TINY, "--test-rows", "200"]
+    assert main([*words, "--out", str(out)]) == 0
+    found = json.loads(out.read_text())
+    (batch,) = rebatch(iter(HeldOut(open_source(LIKE_TINY), 200)), 200)
+    ours = score(batch.labels[:, 0], open_model(tmp_path).predict(batch)[:, 0])
+    assert found["tasks"]["click"]["log_loss"] == pytest.approx(ours.log_loss, abs=1e-6)
+    assert found["data"]["name"] == LIKE_TINY
+    told = refused(["evaluate", str(trained[1]), "--data", TINY], capsys)
+    assert f"data set {TINY} has another schema than the model was trained on; fields: " in told
+
+
+def test_export_says_what_it_wrote_and_predicts_as_evaluate_does(
+    trained: tuple[World, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world, folder = trained
+    out = tmp_path / "exported"
+    assert main(["export", str(folder), "--out", str(out)]) == 0
+    told = capsys.readouterr().out
+    assert "dense network: dense.pt2, a torch.export program" in told
+    assert f"table rows: {len(world.store):,} rows" in told
+    held_out = HeldOut(open_source("synthetic", rows=2000), TEST_ROWS)
+    ours = evaluate(world.learner, world.model, world.worker, held_out).predictions
+    model = open_model(out)
+    found = np.concatenate([model.predict(batch) for batch in held_out])
+    np.testing.assert_allclose(found, ours, rtol=0, atol=1e-6)
+    told = refused(["export", str(folder), "--out", str(out)], capsys)
+    assert f"{out} is there already; an export overwrites nothing" in told
+
+
+def test_a_newcomers_mistakes_are_sentences(
+    trained: tuple[World, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, folder = trained
+    assert "does not exist" in refused(["evaluate", str(tmp_path / "no")], capsys)
+    assert "neither the folder of a run" in refused(["evaluate", str(tmp_path)], capsys)
+    said = refused(["export", str(tmp_path), "--out", str(tmp_path / "x")], capsys)
+    assert "neither the folder of a run" in said
+    assert not (tmp_path / "x").exists()
+    said = refused(["evaluate", str(folder), "--data", "sintetic"], capsys)
+    assert "no data set is called 'sintetic'; did you mean synthetic?" in said
+    said = refused(["evaluate", str(folder), "--out", str(tmp_path)], capsys)
+    assert "is a folder; name a file" in said
+    (tmp_path / "letter.txt").write_text("dear")
+    said = refused(["evaluate", str(folder), "--out", str(tmp_path / "letter.txt")], capsys)
+    assert "is a file that is no evaluation; it would be lost" in said
+    said = refused(["export", str(folder), "--out", str(tmp_path / "letter.txt" / "x")], capsys)
+    assert "letter.txt" in said
+    with pytest.raises(SystemExit) as end:
+        main(["export", str(folder)])
+    assert end.value.code == 2
+    assert "--out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", ["dense.pt", "rows/manifest.json", "state.json"])
+def test_damage_is_named_and_an_older_checkpoint_serves_with_a_warning(
+    trained: tuple[World, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    damage: str,
+) -> None:
+    world, _ = trained
+    older = checkpoint_of(world, tmp_path).folder
+    newer = older.with_name("000000000009999")
+    older.rename(newer)
+    checkpoint_of(world, tmp_path)
+    file = newer / damage
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    said = refused(["evaluate", str(newer)], capsys)
+    assert str(file) in said
+    assert main(["evaluate", str(tmp_path), "--test-rows", "100"]) == 0
+    found: Any = capsys.readouterr()
+    assert f"warning: {file} " in found.err
+    assert str(older) in found.out

@@ -1,0 +1,263 @@
+"""An opened model predicts what evaluation does and knows every id; what is not one is refused."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from runtime.checkpoint.array_file import BrokenFileError
+from runtime.config import ModelConfig
+from runtime.data.batch import Batch
+from runtime.data.ids import mix64
+from runtime.embedding.config import TableConfig
+from runtime.embedding.features import Capacity, HashStack
+from runtime.embedding.reference.initial import table_key, uniform_rows
+from runtime.inference import Model, open_model
+from runtime.run.evaluate import evaluate
+from runtime.serving.exported import Exported, export
+from runtime.serving.trained import find_checkpoint, open_trained
+from runtime.serving.vectors import Vectors
+from tests.runtime.serving.trained_runs import checkpoint_of
+from tests.runtime.worlds import ArraySource, World, config, run
+
+BRANCHES = "tests.runtime.serving.trained_runs:Branches"
+SOURCE = ArraySource(400, seed=1)
+UNKNOWN = np.arange(10**6, 10**6 + 50, dtype=np.uint64)  # tags of field 0: never in the source
+
+
+def expected(world: World) -> np.ndarray:
+    return evaluate(world.learner, world.model, world.worker, SOURCE.chunks("test")).predictions
+
+
+def predicted(model: Model) -> np.ndarray:
+    return np.concatenate([model.predict(batch) for batch in SOURCE.chunks("test")])
+
+
+def exported(folder: Path, out: Path) -> Exported:
+    return export(open_trained(find_checkpoint(folder), device="cpu"), out)
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return run(config(shards=3), SOURCE)
+
+
+@pytest.fixture(scope="module")
+def folders(world: World, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The folder of the run, and an export of it."""
+    place = tmp_path_factory.mktemp("trained")
+    checkpoint_of(world, place / "run")
+    exported(place / "run", place / "out")
+    return place / "run", place / "out"
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["run", "export"])
+def test_predictions_are_those_of_evaluation(world: World, folders: Any, which: int) -> None:
+    model = open_model(folders[which])
+    assert model.layout == SOURCE.layout
+    np.testing.assert_allclose(predicted(model), expected(world), rtol=0, atol=1e-6)
+
+
+def test_one_checkpoint_is_opened_by_its_own_folder(world: World, folders: Any) -> None:
+    (folder,) = (folders[0] / "checkpoints").iterdir()
+    np.testing.assert_allclose(predicted(open_model(folder)), expected(world), rtol=0, atol=1e-6)
+
+
+def test_the_export_holds_a_program_and_rows_that_others_can_read(
+    world: World, folders: Any
+) -> None:
+    ids, values, _ = world.store.export()["rows"]
+    table = pq.read_table(folders[1] / "rows" / "rows.parquet")
+    assert table.column_names == ["id", "vector"]
+    assert table["id"].to_pylist() == sorted(ids.tolist())
+    assert np.array_equal(np.array(table["vector"].to_pylist(), np.float32), values)
+    program = torch.export.load(folders[1] / "dense.pt2").module()
+    batch = next(iter(SOURCE.chunks("test")))
+    vectors = world.worker.peek(batch)
+    logits = program(torch.from_numpy(batch.dense), torch.from_numpy(vectors.pooled), {}, {})
+    found = torch.sigmoid(logits.detach().double()).numpy()
+    np.testing.assert_allclose(found, expected(world)[: batch.size], rtol=0, atol=1e-6)
+    assert "torch.export" in (folders[1] / "README.md").read_text()
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["run", "export"])
+def test_a_lookup_gives_rows_and_for_a_miss_the_initial_value(
+    world: World, folders: Any, which: int
+) -> None:
+    model = open_model(folders[which])
+    ids, values, _ = world.store.export()["rows"]
+    mixed = np.concatenate([ids[::-1], UNKNOWN, ids[:3]])
+    fresh = uniform_rows(table_key(0, "rows"), UNKNOWN, 4, 0.1, "float32")
+    found = model.lookup("rows", mixed)
+    np.testing.assert_array_equal(found, np.concatenate([values[::-1], fresh, values[:3]]))
+    assert model.lookup("rows", []).shape == (0, 4)
+    assert model.lookup("rows", [int(ids[5])]).tolist() == [values[5].tolist()]
+
+
+def test_batches_of_ids_never_seen_are_predicted_as_evaluation_does(
+    world: World, folders: Any
+) -> None:
+    dense = np.zeros((5, 2), np.float32)
+    ids = np.arange(15, dtype=np.uint64) + np.uint64(2**40)
+    batch = Batch(ids, None, dense, np.zeros((5, 2), np.float32))
+    ours = world.learner.predict(world.model.eval(), batch, world.worker.peek(batch))
+    found = open_model(folders[1]).predict(batch)
+    np.testing.assert_allclose(found, ours, rtol=0, atol=1e-6)
+    assert open_model(folders[1]).predict(batch.rows(0, 0)).shape == (0, 2)
+
+
+@pytest.mark.parametrize("storage", ["float16", "bfloat16"])
+def test_rows_of_half_storage_and_their_misses_are_read_as_in_training(
+    tmp_path: Path, storage: Any
+) -> None:
+    rows = TableConfig(dim=4, storage=storage, capacity=Capacity(rows=60), initial="normal")
+    world = run(replace(config(shards=2), rows=rows), SOURCE)
+    checkpoint_of(world, tmp_path)
+    model = open_model(tmp_path)
+    np.testing.assert_allclose(predicted(model), expected(world), rtol=0, atol=1e-6)
+    one = Batch(np.repeat(UNKNOWN, 3), None, np.zeros((50, 2)), np.zeros((50, 2)))
+    handle = world.store.peek(one)
+    seen = handle.values["rows"][np.argsort(handle.plans["rows"].ids)]
+    np.testing.assert_array_equal(model.lookup("rows", UNKNOWN), seen)
+
+
+def test_an_id_of_a_hash_stack_is_the_sum_of_its_rows() -> None:
+    stack = HashStack(rounds=2, rows_per_round=7)
+    table = TableConfig(dim=3, hash_stack=stack, initial_scale=0.5)
+    rows, hashes = [], np.array([12], np.uint64)
+    for number in range(2):
+        hashes = mix64(hashes + np.uint64(1))
+        rows.append(hashes % np.uint64(7) + np.uint64(number * 7))
+    there = np.array([[1.0, 2.0, 3.0]], np.float32)
+    fresh = uniform_rows(table_key(9, "rows"), rows[1], 3, 0.5, "float32")
+    vectors = Vectors(table, 9, rows[0], there)
+    np.testing.assert_array_equal(vectors.lookup(np.array([12], np.uint64)), there + fresh)
+
+
+def test_a_model_that_cannot_be_exported_is_weights_and_says_why(tmp_path: Path) -> None:
+    world = run(config(model=ModelConfig(name=BRANCHES, hidden=(4,))), SOURCE)
+    checkpoint_of(world, tmp_path / "run")
+    found = exported(tmp_path / "run", tmp_path / "out")
+    assert found.dense == "dense.pt"
+    assert found.why_weights
+    assert found.why_weights in (tmp_path / "out" / "README.md").read_text()
+    weights = torch.load(tmp_path / "out" / "dense.pt", weights_only=True)
+    assert set(weights) == {"head.weight", "head.bias"}
+    model = open_model(tmp_path / "out")
+    np.testing.assert_allclose(predicted(model), expected(world), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "rows/rows.parquet", "dense.pt2"])
+@pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
+def test_a_damaged_or_missing_file_is_named(
+    folders: Any, tmp_path: Path, name: str, harm: str
+) -> None:
+    shutil.copytree(folders[1], tmp_path / "copy")
+    file = tmp_path / "copy" / name
+    whole = file.read_bytes()
+    if harm == "remove":
+        file.unlink()
+    else:
+        middle = len(whole) // 2
+        flipped = bytes([whole[middle] ^ 1])
+        rest = whole[middle + 1 :] if harm == "flip" else b""
+        file.write_bytes(whole[:middle] + flipped + rest)
+    with pytest.raises(ValueError) as caught:
+        open_model(tmp_path / "copy")
+    told = str(caught.value)
+    assert len(told.splitlines()) == 1
+    if (name, harm) == ("manifest.json", "remove"):
+        assert "neither the folder of a run that wrote checkpoints nor a checkpoint" in told
+    else:
+        assert isinstance(caught.value, BrokenFileError)
+        assert str(file) in told
+
+
+def test_mistakes_of_a_newcomer_are_told_in_a_sentence(folders: Any, tmp_path: Path) -> None:
+    model = open_model(folders[1])
+    with pytest.raises(ValueError, match=r"no table is called 'row'; there are rows"):
+        model.lookup("row", [1])
+    with pytest.raises(ValueError, match=r"ids must be one row of whole numbers, got float64"):
+        model.lookup("rows", [0.5])
+    with pytest.raises(ValueError, match=r"ids must be one row of whole numbers, got int64 of sha"):
+        model.lookup("rows", np.zeros((2, 2), int))
+    with pytest.raises(ValueError, match=r"ids must be 0 to \d+, got -1"):
+        model.lookup("rows", [3, -1])
+    batch = next(iter(SOURCE.chunks("test")))
+    with pytest.raises(ValueError, match=r"dense features must have shape \(37, 2\), got"):
+        model.predict(replace_dense(batch, np.zeros((37, 1), np.float32)))
+    with pytest.raises(ValueError, match=r"must have 111 bags of ids, one for each of the 3"):
+        model.predict(Batch(batch.ids[:37], None, batch.dense, batch.labels))
+    with pytest.raises(ValueError, match="does not exist; give the folder of a run"):
+        open_model(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="is a file; give the folder of a run"):
+        open_model(tmp_path / "file")
+    with pytest.raises(ValueError, match="it is neither the folder of a run"):
+        open_model(tmp_path)
+    (tmp_path / "checkpoints" / "000").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"was never finished: it has no state\.json"):
+        open_model(tmp_path / "checkpoints" / "000")
+    with pytest.raises(ValueError, match="holds no checkpoint that can be used"):
+        open_model(tmp_path)
+
+
+def replace_dense(batch: Batch, dense: np.ndarray) -> Batch:
+    return Batch(batch.ids, batch.offsets, dense, batch.labels)
+
+
+def test_an_export_overwrites_nothing_and_leaves_nothing_half_done(
+    folders: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "there").mkdir()
+    with pytest.raises(ValueError, match="there is there already; an export overwrites nothing"):
+        exported(folders[0], tmp_path / "there")
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("runtime.serving.exported.write_network", full)
+    with pytest.raises(OSError, match="No space left"):
+        exported(folders[0], tmp_path / "new")
+    assert [p.name for p in tmp_path.iterdir()] == ["there"]
+
+
+def test_sequences_keep_their_places_and_masks_in_an_export(tmp_path: Path) -> None:
+    source = WithSequences()
+    world = run(config(test_rows=None), source)
+    checkpoint_of(world, tmp_path / "run")
+    assert exported(tmp_path / "run", tmp_path / "out").dense == "dense.pt2"
+    batches = list(source.chunks("test"))
+    ours = evaluate(world.learner, world.model, world.worker, batches).predictions
+    model = open_model(tmp_path / "out")
+    found = np.concatenate([model.predict(batch) for batch in batches])
+    np.testing.assert_allclose(found, ours, rtol=0, atol=1e-6)
+
+
+class WithSequences(ArraySource):
+    """The tags of a sample in order, three places of them."""
+
+    def __init__(self) -> None:
+        super().__init__(120, seed=2)
+
+    @property
+    def layout(self) -> Any:
+        plain = super().layout
+        *others, tags = plain.fields
+        return replace(plain, fields=(*others, replace(tags, pooling="sequence", max_length=3)))
+
+
+def test_reading_a_run_changes_no_byte_of_it(world: World, folders: Any) -> None:
+    before = {p: p.read_bytes() for p in folders[0].rglob("*") if p.is_file()}
+    model = open_model(folders[0])
+    predicted(model)
+    model.lookup("rows", UNKNOWN)
+    assert {p: p.read_bytes() for p in folders[0].rglob("*") if p.is_file()} == before
+    assert len(model.tables["rows"]) == len(world.store)

@@ -1,0 +1,59 @@
+"""Trained runs on disk, small enough for a test."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from runtime.checkpoint.rows import save
+from runtime.checkpoint.state import RunState
+from runtime.checkpoint.whole import Checkpoint, write_checkpoint
+from runtime.config import TrainConfig
+from runtime.dense.state import capture
+from runtime.models.inputs import Embeddings, InputShape, flatten
+from runtime.run.folder import plain
+from tests.runtime.worlds import World, run
+
+
+class Branches(nn.Module):
+    """A model whose path depends on its numbers, which torch.export does not take."""
+
+    def __init__(self, shape: InputShape, hidden: Any) -> None:
+        super().__init__()
+        self.head = nn.Linear(shape.width, shape.tasks)
+
+    def forward(self, dense: torch.Tensor, embeddings: Embeddings) -> torch.Tensor:
+        flat = flatten(dense, embeddings)
+        if float(flat.sum().detach()) > 1e9:
+            flat = -flat
+        logits: torch.Tensor = self.head(flat)
+        return logits
+
+
+def trained(config: TrainConfig, source: Any) -> World:
+    return run(config, source)
+
+
+def checkpoint_of(world: World, folder: Path, *, layout: bool = True) -> Checkpoint:
+    """What a run leaves at its end: a checkpoint that names its config and its layout."""
+    store, learner = world.store, world.learner
+    state = RunState(
+        samples=world.meter.samples,
+        updates=world.meter.updates,
+        config=plain(learner.config),
+        tables={name: asdict(table) for name, table in store.tables.items()},
+        layout=plain(store.layout) if layout else None,
+        facts={},
+        servers=[{} for _ in range(store.shards)],
+        clock={},
+        learner={},
+        meter={},
+        told={},
+        files={},
+    )
+    dense = capture(world.model, [], version=world.meter.updates)
+    return write_checkpoint(folder, state, dense, None, lambda rows: save(store, rows))
