@@ -16,6 +16,7 @@ from typing import Annotated, Any, NoReturn
 import tyro
 
 from persia_sim.words.fields import field_types
+from persia_sim.words.rules import counted
 from runtime.config import TrainConfig, read_config
 from runtime.data.errors import nearest
 
@@ -226,7 +227,7 @@ def _tau_word(tau: int | None) -> str:
 def describe(summary: dict) -> str:  # type: ignore[type-arg]
     """The few lines that a person reads after one run."""
     lines = [
-        f"{summary['mode']}, tau {_tau_word(summary['tau'])}, {summary['ranks']} ranks:"
+        f"{summary['mode']}, tau {_tau_word(summary['tau'])}, {counted(summary['ranks'], 'rank')}:"
         f" {summary['samples']:,} samples in {summary['updates']:,} updates,"
         f" {summary['samples_per_s']:,.0f} samples/s ({summary['executor']} executor)"
     ]

@@ -1,9 +1,8 @@
 """A run and a simulation of the same options describe the same thing: their defaults agree.
 
 `persia_sim.words.vocabulary` holds the numbers; whatever both halves mean by a word is read from
-there. Only the runtime has `lookahead` (the simulator's lookahead always reads stale rows again),
-`average_every_steps` (of the lag executor, which has no clock) and a default of `batch` (the
-simulator's comes from the workload, per rank).
+there. Only the runtime has `average_every_steps` (of the lag executor, which has no clock) and a
+default of `batch` (the simulator's comes from the workload, per rank).
 """
 
 from __future__ import annotations
@@ -68,6 +67,11 @@ def test_lookahead_runs_ahead_equally_far():
     assert simulated(Mode.LOOKAHEAD).window == ahead == 4
 
 
+def test_lookahead_brings_its_rows_up_to_date_in_the_same_way():
+    assert simulated(Mode.LOOKAHEAD).lookahead == SyncConfig(mode=Mode.LOOKAHEAD).lookahead
+    assert default(Scenario, "lookahead") == default(Options, "lookahead") == "reread"
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_pushes_are_merged_by_default_in_the_same_modes(mode):
     assert simulated(mode).merges == SyncConfig(mode=mode).merges == mode.has_barrier
@@ -80,9 +84,9 @@ def test_replicas_are_averaged_equally_often():
 
 def test_only_the_runtime_has_these_words():
     known = inspect.signature(Options).parameters.keys() | inspect.signature(Scenario).parameters
-    assert not known & {"lookahead", "average_every_steps", "batch"}
+    assert not known & {"average_every_steps", "batch"}
     sync = SyncConfig()
-    assert (sync.lookahead, sync.average_every_steps, TrainConfig().batch) == ("reread", 32, 128)
+    assert (sync.average_every_steps, TrainConfig().batch) == (32, 128)
 
 
 def test_studies_of_a_simulated_cluster_start_from_the_same_window():

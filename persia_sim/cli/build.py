@@ -129,6 +129,7 @@ def scenario_of(options: Options) -> Scenario:
         tau=_window(options),
         permits=options.permits,
         ahead=options.ahead,
+        lookahead=options.lookahead,
         merge_pushes=options.merge_pushes,
         averaging=averaging,
         discipline=options.discipline,

@@ -26,6 +26,8 @@ class Options:
     """Batches of a rank in flight (raw_hybrid, hybrid, async); default: unlimited."""
     ahead: int | None = None
     """Steps of prefetch (lookahead); default: 4."""
+    lookahead: Literal["reread", "forwarded"] = "reread"
+    """Stale rows of a prefetch are read again, or kept up to date by the workers (lookahead)."""
     merge_pushes: bool | None = None
     """Apply the pushes of a step at once (raw_hybrid, hybrid); default: yes."""
     average_every_s: float | None = None

@@ -101,6 +101,11 @@ class Platform:
         """Activations from a worker to a rank (`travel` has charged the latency)."""
         return self.network.send((self._worker_link(worker), self._rank_link(r) + 1), size_bytes)
 
+    def exchange(self, worker: int, other: int, size_bytes: float) -> simpy.Event:
+        """Gradients from one worker to another (`travel` has charged the latency)."""
+        path = (self._worker_link(worker), self._worker_link(other) + 1)
+        return self.network.send(path, size_bytes)
+
     def from_rank(self, worker: int, r: int, size_bytes: float) -> Process:
         """Gradients from a rank to a worker."""
         yield self.travel()

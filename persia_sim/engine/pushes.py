@@ -17,6 +17,7 @@ class Pushes:
     def __init__(self, world: World) -> None:
         self._world = world
         self._arrivals: dict[int, np.ndarray] = {}  # merged: instants of a step's last, by server
+        self._forwarded: dict[int, list[int]] = {}  # by step: the ranks whose gradients came
 
     def task(self, r: int) -> Process:
         """One push task: rank to worker to all servers, and the answer back."""
@@ -50,8 +51,13 @@ class Pushes:
         legs[Leg.SCATTERED] = env.now
         if disturbed.worker_lost(worker, started):
             world.ledger.lost[r, s] = np.ones(len(written), bool)
+            if need.forward is not None:
+                self._hand_over(r, s)
             yield from disturbed.worker_back(worker)
             return
+
+        if need.forward is not None:
+            env.process(self._forward(r, s, need.forward.exchange_bytes))
 
         def applied(arrived: np.ndarray, instants: np.ndarray) -> None:
             np.copyto(written, instants)
@@ -70,13 +76,40 @@ class Pushes:
             need.update_join_s,
         )
 
+    def _forward(self, r: int, s: int, size_bytes: float) -> Process:
+        """Beside the push: gradients go to the worker that reads the rows next."""
+        world = self._world
+        if size_bytes:
+            here, there = world.worker_of(r, s), world.worker_of(r, (s + 1) % world.scenario.steps)
+            yield world.platform.exchange(here, there, size_bytes)
+        world.legs[Leg.FORWARDED, r, s] = world.env.now
+        self._hand_over(r, s)
+
+    def _hand_over(self, r: int, s: int) -> None:
+        """The workers have the gradients of (r, s); the last rank's have the step applied there,
+        which is when later steps see it. What the servers get later is not in the order."""
+        world, ranks = self._world, len(self._world.ranks)
+        came = self._forwarded.setdefault(s, [])
+        came.append(r)
+        if len(came) < ranks:
+            return
+        batches = [(q, s) for q in range(ranks)]
+        lost = [q for q, _ in batches if (q, s) in world.ledger.lost]
+        now = np.full(len(world.need.server_shares), world.env.now)
+        for q in lost:
+            world.order.rows(Kind.LOST_PUSH, q, s, now)
+        if len(lost) < ranks:
+            world.order.rows(Kind.PUSH, ALL, s, now, pushes=ranks - len(lost))
+        del self._forwarded[s]
+        world.forwarded.close(batches)
+
     def _close(self, r: int, s: int, instants: np.ndarray) -> None:
         """The push of (r, s) is closed; merged ones take effect with the last rank's, at each
         server when it has them all (or knows that one is lost)."""
         world, ranks = self._world, len(self._world.ranks)
         world.stamp(Mark.APPLIED, r, s)
         lost = world.ledger.closed(r, s)
-        if lost is not None:
+        if lost is not None and world.need.forward is None:
             instants = np.where(lost, world.env.now, instants)
             world.order.rows(Kind.LOST_PUSH, r, s, instants, where=lost)
         if not world.scenario.merges:
@@ -89,7 +122,9 @@ class Pushes:
             last = self._arrivals.pop(s)
             batches = [(q, s) for q in range(ranks)]
             missing = [world.ledger.lost[b] for b in batches if b in world.ledger.lost]
-            if missing:
+            if world.need.forward is not None:
+                pass  # the step has taken effect at the workers
+            elif missing:
                 merged = ranks - np.sum(missing, axis=0)
                 world.order.rows(Kind.PUSH, ALL, s, last, pushes=merged, where=merged > 0)
             else:

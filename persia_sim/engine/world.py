@@ -43,6 +43,7 @@ class World:
         self.disturbed = Disturbed(env, scenario.disturbances, self.platform)
         self.ranks = [Rank(env) for _ in range(ranks)]
         self.window = LookupWindow(env, scenario)
+        self.forwarded = LookupWindow(env, scenario)  # gradients that are at the workers
         self.ledger = Ledger(env, scenario, on_push)
         self.recovery = Recovery(env, scenario, self.disturbed, self.ledger)
         # By each GPU in each step, without the rounds and crashes that stop it.

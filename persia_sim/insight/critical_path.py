@@ -13,7 +13,7 @@ import numpy as np
 
 from persia_sim.engine.run import Run
 from persia_sim.insight.resources import Resources
-from persia_sim.model.stamps import Mark
+from persia_sim.model.stamps import Leg, Mark
 from persia_sim.words.vocabulary import Mode
 
 _PART = {
@@ -91,7 +91,11 @@ def _walk(run: Run) -> Iterator[tuple[Node, float, bool]]:
         if mark is Mark.REFRESHED:
             found = [(Mark.ON_GPU, r, s), *_at(Mark.UPDATED, r, s - 1)]
             found += _at(Mark.COPY_OUT, r, s - 1 - queues.backward)
-            if lookahead and s:
+            if run.need.forward is not None and s:
+                there = run.legs[Leg.FORWARDED][:, :s]
+                giver, last = np.unravel_index(int(np.nanargmax(there)), there.shape)
+                found.append((Mark.PUSH, int(giver), int(last)))
+            elif lookahead and s:
                 step = int(last_applied[:s].argmax())
                 found.append((Mark.APPLIED, int(stamps[Mark.APPLIED][:, step].argmax()), step))
             return found

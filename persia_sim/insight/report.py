@@ -199,7 +199,7 @@ def text(result: Report) -> str:
     rate, step, bound = result.samples_per_s, result.step_s, result.bound
     knobs = [f"tau {scenario.tau if scenario.tau is not None else 'unbounded'}"]
     if not scenario.mode.reads_late_rows:
-        knobs = [f"ahead {scenario.window}"] if scenario.window else []
+        knobs = [f"ahead {scenario.window}, {scenario.lookahead}"] if scenario.window else []
     if scenario.permits:
         knobs.append(f"{scenario.permits} permits")
     lines = [

@@ -44,7 +44,8 @@ class Resources:
         elif mark is Mark.ROWS:
             yield from self._to_rank(since_s, legs[Leg.ANSWERED : Leg.ROWS], end_s)
         elif mark is Mark.REFRESHED and run.scenario.mode is Mode.LOOKAHEAD:
-            yield from self._second_look(since_s, legs, end_s)
+            look = self._second_look if need.forward is None else self._forwarded
+            yield from look(since_s, legs, end_s)
         elif mark is Mark.START:
             yield from self._dense(since_s, legs[Leg.DENSE_SERVED], end_s)
         elif mark is Mark.BACKWARD_END:
@@ -80,6 +81,20 @@ class Resources:
         yield self._nic("worker host", "server host", "out"), answered_s - since_s - self._latency_s
         yield WORKERS, pooled_s - answered_s - self._latency_s
         yield self._nic("worker host", "GPU host", "in"), end_s - pooled_s
+
+    def _forwarded(self, since_s: float, legs: list[float], end_s: float) -> Iterator[Piece]:
+        """From the push of the last gradient, or from the batch itself, to rows brought up to
+        date at the worker and copied."""
+        begun_s, pooled_s = legs[Leg.ASKED_AGAIN], legs[Leg.POOLED_AGAIN]
+        if begun_s > since_s:
+            yield LATENCY, 2 * self._latency_s
+            scatter_s = min(self._run.need.worker_scatter_s, begun_s - since_s)
+            yield WORKERS, scatter_s
+            yield "worker NICs", begun_s - since_s - scatter_s - 2 * self._latency_s
+        yield LATENCY, self._latency_s
+        yield WORKERS, pooled_s - begun_s - self._latency_s
+        yield self._nic("worker host", "GPU host", "in"), legs[Leg.ROWS_AGAIN] - pooled_s
+        yield COPIES, end_s - legs[Leg.ROWS_AGAIN]
 
     def _second_look(self, since_s: float, legs: list[float], end_s: float) -> Iterator[Piece]:
         asked, read, rows = Leg.ASKED_AGAIN, legs[Leg.READ_AGAIN], legs[Leg.ROWS_AGAIN]

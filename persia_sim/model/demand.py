@@ -43,6 +43,20 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True)
+class Forward:
+    """Lookahead `forwarded`: gradients reach the workers that hold the rows, which apply them."""
+
+    exchange_bytes: float
+    """A batch's gradients of rows on lease elsewhere, from its worker to theirs."""
+    worker_s: float
+    """Apply them to the rows of a batch that are pending, and pool these."""
+    memory_bytes: float
+    """Of the worker's host."""
+    activation_bytes: float
+    copy_in_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Demand:
     """What one rank's batch asks of every resource when nothing is shared."""
 
@@ -50,7 +64,9 @@ class Demand:
     loader_bytes: float
     fetch: Fetch
     refresh: Fetch | None
-    """Lookahead: the second look at the rows with pending pushes."""
+    """Lookahead that reads again: the second look at the rows with pending pushes."""
+    forward: Forward | None
+    """Lookahead `forwarded`: what takes its place."""
     forward_s: float
     backward_s: float
     buckets: tuple[Bucket, ...]
@@ -140,10 +156,24 @@ def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
         activation_bytes=activation,
         copy_in_s=costs.copy_in(ids, activation) / rank_speed + activation / bus,
     )
-    refresh = None
+    refresh, forward = None, None
     if scenario.mode is Mode.LOOKAHEAD:
         others = cluster.ranks * (scenario.ahead or DEFAULT_AHEAD)
         refresh = _scaled(fetch, work.pending_fraction(others), scenario)
+        if scenario.lookahead == "forwarded":
+            share = work.pending_fraction(others)
+            elsewhere = cluster.embedding_workers.hosts > 1
+            applied_s = updated_s * ids * share / worker_speed
+            forward = Forward(
+                exchange_bytes=work.push_bytes * share if elsewhere else 0.0,
+                worker_s=refresh.worker_pool_s + applied_s,
+                memory_bytes=refresh.pool_memory_bytes + 4 * row * ids * share,
+                activation_bytes=refresh.activation_bytes,
+                copy_in_s=refresh.copy_in_s,
+            )
+            refresh = None
+            # A lease brings the state, too: one number a value, as Adagrad has.
+            fetch = replace(fetch, rows_bytes=2 * fetch.rows_bytes)
     rate = costs.efficiency(work.batch_per_rank) * cluster.gpu.peak_flops
     compute = work.batch_per_rank * work.flops_per_sample / rate
     per_host = cluster.nn.processes_per_host
@@ -186,6 +216,7 @@ def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
         loader_bytes=work.loader_bytes,
         fetch=fetch,
         refresh=refresh,
+        forward=forward,
         forward_s=costs.gpu_fixed_s * _FORWARD_SHARE + compute * _FORWARD_SHARE,
         backward_s=costs.gpu_fixed_s * (1 - _FORWARD_SHARE) + compute * (1 - _FORWARD_SHARE),
         buckets=buckets,

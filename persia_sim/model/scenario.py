@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 from persia_sim.model.cluster import Cluster
 from persia_sim.model.costs import Costs
@@ -126,6 +127,11 @@ class Scenario:
     """Batches of a rank in flight, >= 1; None is unlimited. Only where rows may be late."""
     ahead: int | None = None
     """Steps that a prefetch may run ahead, >= 1. Lookahead only; None means 4 there."""
+    lookahead: Literal["reread", "forwarded"] = "reread"
+    """How prefetched rows with pending pushes are brought up to date: read again from the servers
+    (reread), or the embedding workers have the rows of the window on lease, with their optimiser
+    state, and apply every step's gradients to them before the servers do (forwarded). Lookahead
+    only."""
     merge_pushes: bool | None = None
     """Rows get one update a step from all ranks. A choice in raw_hybrid and hybrid only; None means
     yes there."""
@@ -180,6 +186,11 @@ class Scenario:
             require(self.ahead >= 1, "ahead", self.ahead, "must be >= 1")
             ok = mode is Mode.LOOKAHEAD
             require(ok, "ahead", self.ahead, f"{mode} does not read it", "drop it")
+        if self.lookahead != "reread":
+            known = self.lookahead == "forwarded"
+            require(known, "lookahead", self.lookahead, "must be reread or forwarded")
+            ok = mode is Mode.LOOKAHEAD
+            require(ok, "lookahead", self.lookahead, f"{mode} does not read it", "drop it")
         if self.dense_home is not None:
             ok = mode is Mode.ASYNC
             require(ok, "dense_home", self.dense_home, f"{mode} does not read it", "drop it")

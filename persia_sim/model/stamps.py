@@ -72,6 +72,8 @@ class Leg(IntEnum):
     """The worker has written the pushes, and the first byte is on its way."""
     AT_SERVERS = 15
     """The last push is at its server."""
+    FORWARDED = 16
+    """Lookahead `forwarded`: its gradients are at the workers that hold the rows."""
 
 
 STAGE_OF: dict[Mark, Stage] = {

@@ -34,6 +34,8 @@ class Latencies:
     """Until the rows are updated at every server."""
     answer_s: float
     """Until the rank knows."""
+    forward_s: float
+    """Lookahead `forwarded`: until the gradients are at the workers; else 0."""
 
     @property
     def window_s(self) -> float:
@@ -70,6 +72,11 @@ class Transfers:
         """Worker to all servers or back."""
         _, worker, servers, _, streams = self._rates()
         return transfer_s(size_bytes, [worker, servers], streams)
+
+    def worker_s(self, size_bytes: float) -> float:
+        """Worker to worker."""
+        _, worker, _, stream, _ = self._rates()
+        return transfer_s(size_bytes, [worker, worker], stream)
 
     def dense_s(self) -> float:
         """A copy of the dense weights between their home and a rank (async)."""
@@ -124,8 +131,15 @@ def latencies(scenario: Scenario, need: Demand) -> Latencies:
             scenario.mode.overlaps_dense_sync, need.sync_overhead_s,
         )  # fmt: skip
     refresh = 0.0
+    if need.forward is not None:
+        refresh = need.forward.worker_s + latency + need.forward.copy_in_s
+        refresh += transfers.rank_s(need.forward.activation_bytes)
     if need.refresh is not None:
         refresh = fetch_s(scenario, transfers, need.refresh) + need.refresh.copy_in_s
+    forward = 0.0
+    if need.forward is not None:
+        forward = latency + transfers.rank_s(need.gradient_bytes) + need.worker_scatter_s + latency
+        forward += transfers.worker_s(need.forward.exchange_bytes)
     pull = 0.0
     if scenario.home is not None:
         pull = 2 * latency + transfers.dense_served_s() + transfers.dense_s()
@@ -148,6 +162,7 @@ def latencies(scenario: Scenario, need: Demand) -> Latencies:
         copy_out_s=need.copy_out_s,
         push_s=push,
         answer_s=2 * latency,
+        forward_s=forward,
     )
 
 
@@ -171,7 +186,8 @@ def cycles(scenario: Scenario, need: Demand) -> dict[str, float]:
     if scenario.permits is not None:
         found["permits"] = (life.window_s + life.answer_s) / scenario.permits
     if scenario.mode is Mode.LOOKAHEAD:
-        found["refresh"] = train + life.copy_out_s + life.push_s
+        there_s = life.push_s if need.forward is None else life.forward_s
+        found["refresh"] = train + life.copy_out_s + there_s
     return found
 
 
@@ -206,14 +222,23 @@ def shared(scenario: Scenario, need: Demand) -> dict[str, float]:
     request = sum(f.request_bytes for f in fetches)
     rows = sum(f.rows_bytes for f in fetches)
     activation = sum(f.activation_bytes for f in fetches)
+    exchanged, forward_s, forward_memory = 0.0, 0.0, 0.0
+    if need.forward is not None:
+        activation += need.forward.activation_bytes
+        exchanged, forward_s = need.forward.exchange_bytes, need.forward.worker_s
+        forward_memory = need.forward.memory_bytes
     workers = cluster.embedding_workers
     worker_hosts = workers.hosts * worker_rate
     on_host = min(ranks, cluster.nn.processes_per_host)
     found = {
         "GPU host NICs, in": on_host * activation / rank_rate,
         "GPU host NICs, out": on_host * need.gradient_bytes / rank_rate,
-        "worker NICs, out": ranks * (request + need.push_bytes + activation) / worker_hosts,
-        "worker NICs, in": ranks * (need.loader_bytes + rows + need.gradient_bytes) / worker_hosts,
+        "worker NICs, out": ranks
+        * (request + need.push_bytes + activation + exchanged)
+        / worker_hosts,
+        "worker NICs, in": ranks
+        * (need.loader_bytes + rows + need.gradient_bytes + exchanged)
+        / worker_hosts,
         "server NICs, in": ranks * (request + need.push_bytes) * busiest / server_rate,
         "server NICs, out": ranks * rows * busiest / server_rate,
     }
@@ -238,7 +263,8 @@ def shared(scenario: Scenario, need: Demand) -> dict[str, float]:
     if home is DenseHome.SERVERS:
         server_s = server_s + 2 * need.dense_part_s
         memory += 4 * need.dense_bytes
-    touched = need.scatter_memory_bytes
+    work_s += forward_s
+    touched = need.scatter_memory_bytes + forward_memory
     touched += sum(f.forward_memory_bytes + f.pool_memory_bytes for f in fetches)
     worker_memory = workers.hosts * workers.host.memory_bytes_per_s
     found |= {

@@ -71,6 +71,7 @@ class _Recursion:
         delivered = np.zeros(ranks)
         closed = np.zeros(ranks)
         closed_before: list[np.ndarray] = []  # by step: when this and all earlier are closed
+        self.forwarded = 0.0  # when the workers had the gradients of all earlier steps
         everyone = np.arange(ranks)
         for s in range(self.steps):
             self._load(s, loader)
@@ -169,6 +170,11 @@ class _Recursion:
     def _train(self, s: int, taken: np.ndarray, closed_before: list[np.ndarray]) -> None:
         at, need = self.at, self.need
         now = taken
+        if need.forward is not None:
+            now = np.maximum(now, self.forwarded)
+            now = now + (need.forward.worker_s + self.latency_s)
+            now = now + self.transfers.rank_s(need.forward.activation_bytes)
+            now = now + need.forward.copy_in_s
         if need.refresh is not None:
             if s:
                 now = np.maximum(now, closed_before[s - 1])
@@ -200,6 +206,9 @@ class _Recursion:
         now = start + self.latency_s
         now = now + self.transfers.rank_s(need.gradient_bytes)
         now = now + (need.worker_scatter_s + self.latency_s)
+        if need.forward is not None:
+            there = float(now.max()) + self.transfers.worker_s(need.forward.exchange_bytes)
+            self.forwarded = max(self.forwarded, there)
         now = now + self.transfers.fan_s(need.push_bytes)
         applied: np.ndarray = now + self._at_servers(
             need.server_update_s, need.update_join_s, Purpose.SERVER_UPDATE, s

@@ -64,6 +64,7 @@ def refuse_other_run(trace: Trace, meta: dict[str, Any], name: str) -> None:
     if reason:
         raise ValueError(f"trace {name} cannot be replayed: {reason}")
     if trace.is_simulated:
+        _refuse_too_short(trace, meta.get("steps"), name)
         meta = {key: meta[key] for key in ("mode", "ranks", "batch_per_rank")}
     elif meta["precision"] == "float16" and not Mode(meta["mode"]).has_barrier:
         raise ValueError(
@@ -77,6 +78,17 @@ def refuse_other_run(trace: Trace, meta: dict[str, Any], name: str) -> None:
     ]
     if differences:
         raise ValueError(f"trace {name} is of another run; " + "; ".join(differences))
+
+
+def _refuse_too_short(trace: Trace, asked: int | None, name: str) -> None:
+    """A run counts dense updates, an order the steps of each rank."""
+    each = 1 if Mode(trace.meta["mode"]).has_barrier else int(trace.meta["ranks"])
+    ordered = trace.meta.get("steps")
+    if asked is not None and ordered is not None and ordered * each < asked:
+        raise ValueError(
+            f"trace {name} orders {ordered * each} dense updates, but steps is {asked}; simulate it"
+            f" with --steps {-(-asked // each)}, or train with --steps {ordered * each}"
+        )
 
 
 def unseeded_draws(model: str) -> str:

@@ -39,6 +39,9 @@ def small_scenario(mode: Mode = Mode.HYBRID, **changes: object) -> Scenario:
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
+LOOKAHEADS = st.sampled_from(["reread", "forwarded"])
+
+
 @st.composite
 def uncontended(draw: st.DrawFn) -> Scenario:
     """A random configuration in which nothing is shared."""
@@ -79,6 +82,7 @@ def uncontended(draw: st.DrawFn) -> Scenario:
         tau=draw(st.none() | st.integers(0, 5)) if late else None,
         permits=draw(st.none() | st.integers(1, 5)) if late else None,
         ahead=draw(st.none() | st.integers(1, 4)) if mode is Mode.LOOKAHEAD else None,
+        lookahead=draw(LOOKAHEADS) if mode is Mode.LOOKAHEAD else "reread",
         merge_pushes=draw(st.booleans()) if mode.may_merge else None,
         discipline=Discipline.UNSHARED,
         infinite_cpus=True,

@@ -196,6 +196,30 @@ def test_a_knob_of_dense_weights_is_refused_where_it_is_not_read() -> None:
         small_scenario(Mode.ASYNC, dense_on_nics=True)
 
 
+@pytest.mark.parametrize("shards", [False, True])
+def test_forwarded_rows_are_never_late_and_nobody_waits_for_the_servers(shards: bool) -> None:
+    """Slow updates at the servers (law 15); later steps read what the workers have applied."""
+    slow = small_scenario().costs
+    slow = replace(slow, server_update=replace(slow.server_update, fixed_s=0.05))
+    again = small_scenario(Mode.LOOKAHEAD, costs=slow, ahead=4, steps=40, trace_shards=shards)
+    runs = {
+        how: simulate(replace(again, lookahead=how), trace=True)  # type: ignore[arg-type]
+        for how in ("reread", "forwarded")
+    }
+    for run in runs.values():
+        assert run.trace is not None
+        assert staleness_in_steps(run.trace).missing_steps.max() == 0
+        pushes = [e for e in run.trace if e.kind == Kind.PUSH]
+        assert len(pushes) == 40 * (8 if shards else 1)
+    step_s = {how: step_time(run).mean for how, run in runs.items()}
+    assert step_s["reread"] > 0.05 / 0.75
+    assert step_s["forwarded"] < step_s["reread"] / 3
+    moved = runs["forwarded"].need.forward
+    assert moved is not None and moved.exchange_bytes > 0
+    with pytest.raises(ValueError, match="lookahead is forwarded: hybrid does not read it"):
+        small_scenario(Mode.HYBRID, lookahead="forwarded")
+
+
 def test_one_step_has_no_step_time() -> None:
     with pytest.raises(ValueError, match="steps is 1: a time between steps needs >= 2"):
         step_time(simulate(hand_scenario(steps=1)))

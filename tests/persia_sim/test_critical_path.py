@@ -202,7 +202,13 @@ def test_a_part_is_to_blame_for_as_much_as_slowing_it_costs(
     )
     cluster = replace(scenario.cluster, link=replace(scenario.cluster.link, latency_s=0.0))
     scenario = replace(
-        scenario, permits=None, ahead=None, noise=Noise(gpu_cv=gpu_cv), mode=mode, cluster=cluster
+        scenario,
+        permits=None,
+        ahead=None,
+        lookahead="reread",
+        noise=Noise(gpu_cv=gpu_cv),
+        mode=mode,
+        cluster=cluster,
     )
     need = demand(scenario)
 

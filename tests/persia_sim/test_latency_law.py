@@ -15,6 +15,7 @@ from persia_sim.model.scenario import Discipline, Queues, Scenario
 from persia_sim.model.stamps import Mark
 from persia_sim.oracle.closed_form import answer
 from persia_sim.oracle.max_plus import instants
+from persia_sim.words.staleness import staleness_in_steps
 from persia_sim.words.vocabulary import Mode
 from tests.persia_sim.hand_world import hand_costs, hand_scenario, law
 
@@ -92,6 +93,22 @@ def test_lookahead_that_reads_again_pays_as_much_as_sync(
     scenario = bare(Mode.LOOKAHEAD, latency, compute, 3, ahead=ahead)
     assert step_s(scenario) == pytest.approx(2 * latency + compute, rel=1e-9)
     assert answer(scenario).step_s == pytest.approx(2 * latency + compute, rel=1e-9)
+
+
+@pytest.mark.parametrize(("latency", "compute"), CASES)
+@pytest.mark.parametrize("ahead", [1, 4, 16])
+def test_lookahead_that_forwards_hides_as_much_as_a_window_of_ahead(
+    ahead: int, latency: float, compute: float
+) -> None:
+    """And no row is late: the workers have applied all earlier steps before the batch trains."""
+    expected = max(compute, (2 * latency + compute) / (ahead + 1))
+    for ranks in (1, 3):
+        scenario = bare(Mode.LOOKAHEAD, latency, compute, ranks, ahead=ahead)
+        scenario = replace(scenario, lookahead="forwarded")
+        assert step_s(scenario) == pytest.approx(expected, rel=1e-9)
+        assert answer(scenario).step_s == pytest.approx(expected, rel=1e-9)
+    trace = simulate(replace(scenario, steps=40), trace=True).trace
+    assert trace is not None and staleness_in_steps(trace).missing_steps.max() == 0
 
 
 def test_the_originals_tasks_bind_beyond_their_number() -> None:

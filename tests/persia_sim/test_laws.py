@@ -29,7 +29,12 @@ from persia_sim.presets.costs import CATALOGUE
 from persia_sim.words.staleness import staleness_in_pushes, staleness_in_steps
 from persia_sim.words.trace import ALL, Kind, Trace
 from persia_sim.words.vocabulary import Mode
-from tests.persia_sim.sim_configurations import small_cluster, small_scenario, uncontended
+from tests.persia_sim.sim_configurations import (
+    LOOKAHEADS,
+    small_cluster,
+    small_scenario,
+    uncontended,
+)
 
 
 def traced(scenario: Scenario) -> tuple[Run, Trace]:
@@ -50,6 +55,7 @@ def contended(draw: st.DrawFn) -> Scenario:
         tau=draw(st.none() | st.integers(0, 4)) if late else None,
         permits=draw(st.none() | st.integers(1, 4)) if late else None,
         ahead=None,
+        lookahead=draw(LOOKAHEADS) if mode is Mode.LOOKAHEAD else "reread",
         merge_pushes=draw(st.booleans()) if mode.may_merge else None,
         averaging=Averaging(period_s=0.02) if mode is Mode.ASYNC_AVERAGING else None,
         discipline=draw(st.sampled_from([Discipline.FLUID, Discipline.FIFO])),
@@ -160,7 +166,9 @@ def test_without_contention_more_of_anything_is_never_slower(scenario: Scenario,
 def test_without_contention_sync_raw_hybrid_and_hybrid_come_in_this_order(
     scenario: Scenario,
 ) -> None:
-    base = replace(scenario, tau=None, permits=None, ahead=None, merge_pushes=None)
+    base = replace(
+        scenario, tau=None, permits=None, ahead=None, lookahead="reread", merge_pushes=None
+    )
     one_bucket = replace(scenario.costs.dense_sync, bucket_bytes=1e12)
     base = replace(base, costs=replace(base.costs, dense_sync=one_bucket))
     spans = [

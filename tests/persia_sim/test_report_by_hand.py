@@ -395,14 +395,14 @@ def test_head_of_the_report_says_what_was_simulated() -> None:
         third.split(None, 1)[1] == "hybrid, tau 3, 7 permits; unshared network; 20 steps, seed 11"
     )
     for mode, knobs, said in (
-        (Mode.SYNC, {}, "sync;"), (Mode.LOOKAHEAD, {"ahead": 2}, "lookahead, ahead 2;"),
+        (Mode.SYNC, {}, "sync;"), (Mode.LOOKAHEAD, {"ahead": 2}, "lookahead, ahead 2, reread;"),
         (Mode.ASYNC, {"tau": None}, "async, tau unbounded;"),
         (Mode.ASYNC, {"tau": 0}, "async, tau 0;"),
     ):  # fmt: skip
         found = text(report(simulate(hand_scenario(mode, steps=6, **knobs)))).splitlines()[2]
         assert found.split(None, 1)[1].startswith(said)
     default = simulate(hand_scenario(Mode.LOOKAHEAD, steps=6))
-    assert f"ahead {default.scenario.window};" in text(report(default))
+    assert f"ahead {default.scenario.window}, reread;" in text(report(default))
 
 
 def test_extrapolated_laws_are_named() -> None:

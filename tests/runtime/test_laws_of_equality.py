@@ -174,6 +174,10 @@ def test_a_simulated_order_trains_the_real_model(mode, tmp_path):
     with pytest.raises(ValueError, match=f"batch_per_rank: trace {per_rank}, this run 7"):
         refuse_other_run(order, same | {"batch_per_rank": 7}, "t.npz")
     refuse_other_run(order.with_batch_per_rank(5), same | {"batch_per_rank": 5}, "")
+    updates = 48 if mode == "async" else 12
+    refuse_other_run(order, same | {"steps": updates}, "")
+    with pytest.raises(ValueError, match=f"orders {updates} dense updates, but steps is 60; sim"):
+        refuse_other_run(order, same | {"steps": 60}, "t.npz")
 
 
 @pytest.mark.parametrize("eviction", ["lru", "clock"])
