@@ -58,6 +58,10 @@ class Watermarks:
         """Whether the push of (rank, step) is applied or lost."""
         return step < self._closed[rank] or step in self._early[rank]
 
+    def closed(self, rank: int) -> list[int]:
+        """The number of leading steps closed by the rank, then those closed out of order."""
+        return [self._closed[rank], *sorted(self._early[rank])]
+
     def finish(self, rank: int, steps: int) -> None:
         """The rank has ``steps`` steps and no more: once they are closed it holds nobody up."""
         self._steps[rank] = steps

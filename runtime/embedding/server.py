@@ -156,6 +156,12 @@ class EmbeddingServer:
         with self.lock:
             return self._marks.has_closed(rank, step)
 
+    def pushes(self) -> dict[str, Any]:
+        """How many pushes are applied, and which steps of each rank are closed, as plain JSON."""
+        with self.lock:
+            closed = [self._marks.closed(rank) for rank in range(self._rules.ranks)]
+            return {"version": self.version, "closed": closed}
+
     def finish(self, rank: int, steps: int) -> None:
         """The rank has ``steps`` steps and no more: it holds nobody up."""
         with self._changed:

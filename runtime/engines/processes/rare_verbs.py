@@ -56,6 +56,10 @@ class RareVerbs:
             "counters": self._counters,
             "go_on": self._go_on,
             "wait_until_closed": self._wait_until_closed,
+            "pushes": self._pushes,
+            "freeze_rows": self._freeze_rows,
+            "collect_rows": self._collect_rows,
+            "settle_rows": self._settle_rows,
             "restore": self._restore,
             "forget": self._forget,
             "end": self._end,
@@ -156,6 +160,28 @@ class RareVerbs:
 
     def _wait_until_closed(self, asked: dict[str, Any], given: dict[str, np.ndarray]) -> None:
         self._server.wait_until_closed(int(asked["steps"]))
+
+    def _pushes(self, asked: dict[str, Any], given: dict[str, np.ndarray]) -> Answer:
+        return self._server.pushes()
+
+    def _freeze_rows(self, asked: dict[str, Any], given: dict[str, np.ndarray]) -> None:
+        frozen = []
+        try:
+            for table in self._tables.values():
+                table.freeze(bool(asked["only_changed"]), bool(asked["track"]))
+                frozen.append(table)
+        except BaseException:
+            for table in frozen:
+                table.settle(False)
+            raise
+
+    def _collect_rows(self, asked: dict[str, Any], given: dict[str, np.ndarray]) -> Answer:
+        found = dict(self._table(asked).collect())
+        return found | {"latest_step": np.array([found["latest_step"]], np.int64)}
+
+    def _settle_rows(self, asked: dict[str, Any], given: dict[str, np.ndarray]) -> None:
+        for table in self._tables.values():
+            table.settle(bool(asked["kept"]))
 
     def _restore(self, asked: dict[str, Any], given: dict[str, np.ndarray]) -> None:
         table, step = self._table(asked), int(asked["latest_step"])

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,11 +20,10 @@ from persia_sim.words.events import ALL
 from runtime.data.batch import Batch, Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.native.plan import plan_natively
-from runtime.embedding.server import STALENESS_BINS, RankPush
+from runtime.embedding.server import RankPush
 from runtime.embedding.server_rules import ServerRules
-from runtime.embedding.sharded import divided
 from runtime.embedding.store import Handle, Plans, RowGradients
-from runtime.embedding.verbs import EmbeddingStore, Lease, TableArrays
+from runtime.embedding.verbs import Lease
 from runtime.engines.processes.links import Links
 from runtime.engines.processes.messages import (
     Message,
@@ -39,6 +37,7 @@ from runtime.engines.processes.messages import (
     unpack_version,
 )
 from runtime.engines.processes.parcels import unpack_arrays
+from runtime.engines.processes.remote_control import RemoteControl
 from runtime.engines.processes.segments import Places, Segment, SegmentPool
 from runtime.stop import Stop, wait_for
 
@@ -56,7 +55,7 @@ class _Lent:
     """Servers that have not closed its push."""
 
 
-class RemoteStore(EmbeddingStore):
+class RemoteStore(RemoteControl):
     """As an `EmbeddingStore`, for the ranks of this process."""
 
     def __init__(
@@ -71,9 +70,7 @@ class RemoteStore(EmbeddingStore):
         close: Callable[[], None] = lambda: None,
     ) -> None:
         """``segments``: batches of a rank in flight; ``close`` ends what was started for it."""
-        self.layout, self.seed, self.shards = layout, seed, links.servers
-        self.tables = {t.name: t for t in tables}
-        self._links = links
+        super().__init__(layout, tables, links, seed)
         self._stop = Stop() if stop is None else stop
         self._pools = {
             rank: SegmentPool(segments, self._stop, f"rank {rank}") for rank in links.ranks
@@ -182,17 +179,6 @@ class RemoteStore(EmbeddingStore):
         for shard in range(self.shards):
             self._links.call(shard, "begin_leg", first_steps=list(first_steps))
 
-    def counters_of_servers(self) -> list[dict[str, Any]]:
-        """What each server has counted, as plain JSON."""
-        return [self._links.call(shard, "counters") for shard in range(self.shards)]
-
-    def go_on(self, rules: ServerRules, counters: Sequence[Mapping[str, Any]]) -> None:
-        """Count on under these rules from what servers, perhaps others in number, have counted."""
-        for shard, own in enumerate(divided(counters, self.shards)):
-            self._links.call(shard, "go_on", rules=asdict(rules), counters=dict(own))
-
-    # What evaluation and summaries ask.
-
     def peek(self, batch: Batch) -> Handle:
         """The batch's rows as they are now, for evaluation: creates and records nothing."""
         plans = self._plan(batch)
@@ -211,81 +197,7 @@ class RemoteStore(EmbeddingStore):
                 self._peeks.give_back(number, segment)
         return Handle(ALL, ALL, batch, plans, copies, {}, {})
 
-    @contextmanager
-    def frozen(self) -> Iterator[None]:
-        """Hold every server, so that a snapshot can be evaluated while ranks wait."""
-        with self._links.alone():
-            held = []
-            try:
-                for shard in range(self.shards):
-                    self._links.call(shard, "freeze")
-                    held.append(shard)
-                yield
-            finally:
-                for shard in reversed(held):
-                    self._links.call(shard, "thaw")
-
-    def wait_until_closed(self, steps: int) -> None:
-        """Return when every push of the first ``steps`` steps is applied or lost everywhere."""
-        for shard in range(self.shards):
-            self._links.call(shard, "wait_until_closed", steps=steps)
-
-    def export(self) -> TableArrays:
-        """Per table all (ids, values, state), sorted by id, whatever the number of servers."""
-        found = {}
-        for name in self.tables:
-            parts = [self._links.call(k, "export", table=name) for k in range(self.shards)]
-            columns = [np.concatenate([p[c] for p in parts]) for c in ("ids", "values", "state")]
-            order = np.argsort(columns[0])
-            found[name] = (columns[0][order], columns[1][order], columns[2][order])
-        return found
-
-    def recorded(self) -> list[np.ndarray]:
-        """Per server the events of its rows, int64 [n, 5], in their order there."""
-        return [self._links.call(k, "trace")["events"] for k in range(self.shards)]
-
-    def __len__(self) -> int:
-        return int(sum(status["rows"] for status in self._status()))
-
-    @property
-    def resident_bytes(self) -> int:
-        """Bytes of rows, state, records and index."""
-        return int(sum(status["resident_bytes"] for status in self._status()))
-
-    @property
-    def counters(self) -> dict[str, int]:
-        """Rows created, evicted, expired and refused, and gradients dropped, since the start."""
-        found = [status["counters"] for status in self._status()]
-        return {name: sum(c[name] for c in found) for name in found[0]}
-
-    @property
-    def gradients_dropped(self) -> dict[str, int]:
-        """Row gradients that found no row: never admitted, or evicted since the lookup."""
-        counters = self.counters
-        return {why: counters[f"gradients_{why}"] for why in ("not_admitted", "evicted")}
-
-    @property
-    def rows_replaced(self) -> int:
-        """Rows of lookahead that were written between prefetch and use."""
-        return int(sum(status["rows_replaced"] for status in self._status()))
-
-    @property
-    def repeated_pushes(self) -> int:
-        """Pushes that came twice: acknowledged, and not applied again."""
-        return int(sum(status["repeated_pushes"] for status in self._status()))
-
-    @property
-    def row_staleness(self) -> np.ndarray:
-        """int64 [STALENESS_BINS]: rows pushed, by how many updates of others each had missed."""
-        total = np.zeros(STALENESS_BINS, np.int64)
-        for status in self._status():
-            total += np.array(status["row_staleness"], np.int64)
-        return total
-
     # Inside.
-
-    def _status(self) -> list[dict[str, Any]]:
-        return [self._links.call(k, "status") for k in range(self.shards)]
 
     def _plan(self, batch: Batch) -> Plans:
         tables = list(self.tables.values())

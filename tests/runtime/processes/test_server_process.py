@@ -14,6 +14,7 @@ import pytest
 
 from persia_sim.words.trace import Kind, TraceRecorder
 from runtime import stop
+from runtime.checkpoint.rows import load, save
 from runtime.data.batch import Field, Layout
 from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.embedding.features import Capacity
@@ -318,3 +319,49 @@ def test_the_servers_write_down_what_took_effect_as_those_in_the_process_do():
         events = recorder.finish().events
         for shard, recorded in enumerate(found.store.recorded()):
             assert recorded.tolist() == events[events[:, 3] == shard].tolist()
+
+
+@pytest.mark.parametrize("into", ["processes", "another number of shards here"])
+def test_rows_saved_from_servers_come_back_in_any_engine(into, tmp_path):
+    table = replace(SGD, optimizer=RowOptimizer(kind="adagrad"), initial_scale=0.1)
+    with served(ServerRules(tau=0), [table], servers=2) as found:
+        store = found.store
+        for step in range(2):
+            handle = store.begin(0, step, batch_of(*range(40 * step, 40 * step + 60)))
+            store.look_up(handle)
+            store.give((handle, ones(handle)))
+            store.drain()
+            saved = save(store, tmp_path, incremental=step > 0, track_changes=True)
+        assert saved.rows == 60  # of 100: only those that the second step has touched
+        expected = store.export()["rows"]
+    with served(ServerRules(tau=0), [table], servers=2) as found:
+        again = found.store
+        if into != "processes":
+            again = open_store(LAYOUT, [table], shards=3)
+        load(again, tmp_path)
+        for one, other in zip(expected, again.export()["rows"], strict=True):
+            assert one.tobytes() == other.tobytes()
+
+
+def test_a_cut_waits_until_no_push_is_applied_at_one_server_only():
+    with served(ServerRules(tau=None), servers=2) as found:
+        store = found.store
+        handle = store.begin(0, 0, batch_of(*range(20)))
+        store.look_up(handle)
+        push = Message(MessageKind.PUSH, 0, 0, pack_fate(1))
+        found.links.send("pushes", 0, push)
+        while found.links.call(0, "pushes")["closed"] == [[0]]:
+            threading.Event().wait(0.01)
+        cuts = []
+
+        def cut() -> None:
+            with store.consistent_cut():
+                cuts.append([found.links.call(k, "pushes")["closed"] for k in range(2)])
+
+        thread = threading.Thread(target=cut, daemon=True)
+        thread.start()
+        thread.join(0.1)
+        assert not cuts
+        found.links.send("pushes", 1, push)
+        thread.join(10)
+        assert cuts == [[[[1]], [[1]]]]

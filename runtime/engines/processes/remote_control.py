@@ -1,0 +1,170 @@
+"""What a remote store is asked now and then: figures, tables, legs, the rows of a checkpoint."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from runtime.data.batch import Layout
+from runtime.embedding.config import TableConfig
+from runtime.embedding.cut import MOST_WAIT_S
+from runtime.embedding.server import STALENESS_BINS
+from runtime.embedding.server_rules import ServerRules
+from runtime.embedding.sharded import divided
+from runtime.embedding.verbs import EmbeddingStore, TableArrays
+from runtime.engines.processes.links import Links
+
+_LOOK_AGAIN_S = 0.001
+
+
+class RemoteControl(EmbeddingStore):
+    """The verbs that go over the connections for rare requests, one after the other."""
+
+    def __init__(
+        self, layout: Layout, tables: Sequence[TableConfig], links: Links, seed: int
+    ) -> None:
+        self.layout, self.seed, self.shards = layout, seed, links.servers
+        self.tables = {t.name: t for t in tables}
+        self.saving = threading.Lock()
+        self.last_saved: tuple[str, str] | None = None
+        self._links = links
+
+    def counters_of_servers(self) -> list[dict[str, Any]]:
+        """What each server has counted, as plain JSON."""
+        return [self._links.call(shard, "counters") for shard in range(self.shards)]
+
+    def go_on(self, rules: ServerRules, counters: Sequence[Mapping[str, Any]]) -> None:
+        """Count on under these rules from what servers, perhaps others in number, have counted."""
+        for shard, own in enumerate(divided(counters, self.shards)):
+            self._links.call(shard, "go_on", rules=asdict(rules), counters=dict(own))
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Hold every server, so that a snapshot can be evaluated while ranks wait."""
+        with self._links.alone():
+            held = []
+            try:
+                for shard in range(self.shards):
+                    self._links.call(shard, "freeze")
+                    held.append(shard)
+                yield
+            finally:
+                for shard in reversed(held):
+                    self._links.call(shard, "thaw")
+
+    def wait_until_closed(self, steps: int) -> None:
+        """Return when every push of the first ``steps`` steps is applied or lost everywhere."""
+        for shard in range(self.shards):
+            self._links.call(shard, "wait_until_closed", steps=steps)
+
+    def export(self) -> TableArrays:
+        """Per table all (ids, values, state), sorted by id, whatever the number of servers."""
+        found = {}
+        for name in self.tables:
+            parts = [self._links.call(k, "export", table=name) for k in range(self.shards)]
+            columns = [np.concatenate([p[c] for p in parts]) for c in ("ids", "values", "state")]
+            order = np.argsort(columns[0])
+            found[name] = (columns[0][order], columns[1][order], columns[2][order])
+        return found
+
+    def recorded(self) -> list[np.ndarray]:
+        """Per server the events of its rows, int64 [n, 5], in their order there."""
+        return [self._links.call(k, "trace")["events"] for k in range(self.shards)]
+
+    def __len__(self) -> int:
+        return int(sum(status["rows"] for status in self._status()))
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of rows, state, records and index."""
+        return int(sum(status["resident_bytes"] for status in self._status()))
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Rows created, evicted, expired and refused, and gradients dropped, since the start."""
+        found = [status["counters"] for status in self._status()]
+        return {name: sum(c[name] for c in found) for name in found[0]}
+
+    @property
+    def gradients_dropped(self) -> dict[str, int]:
+        """Row gradients that found no row: never admitted, or evicted since the lookup."""
+        counters = self.counters
+        return {why: counters[f"gradients_{why}"] for why in ("not_admitted", "evicted")}
+
+    @property
+    def rows_replaced(self) -> int:
+        """Rows of lookahead that were written between prefetch and use."""
+        return int(sum(status["rows_replaced"] for status in self._status()))
+
+    @property
+    def repeated_pushes(self) -> int:
+        """Pushes that came twice: acknowledged, and not applied again."""
+        return int(sum(status["repeated_pushes"] for status in self._status()))
+
+    @property
+    def row_staleness(self) -> np.ndarray:
+        """int64 [STALENESS_BINS]: rows pushed, by how many updates of others each had missed."""
+        total = np.zeros(STALENESS_BINS, np.int64)
+        for status in self._status():
+            total += np.array(status["row_staleness"], np.int64)
+        return total
+
+    # The rows of a checkpoint.
+
+    @contextmanager
+    def consistent_cut(self) -> Iterator[None]:
+        """Hold every server at an instant at which no push is applied at some of them only."""
+        ends_s = time.monotonic() + MOST_WAIT_S
+        while True:
+            with self.frozen():
+                found = [self._links.call(shard, "pushes") for shard in range(self.shards)]
+                if all(one == found[0] for one in found):
+                    yield
+                    return
+            if time.monotonic() > ends_s:
+                raise TimeoutError(
+                    f"no consistent cut within {MOST_WAIT_S:.0f} s: pushes are applied at some"
+                    f" embedding servers only; per server: {found}"
+                )
+            time.sleep(_LOOK_AGAIN_S)
+
+    def freeze_snapshots(self, *, only_changed: bool, track: bool) -> None:
+        """Remember all rows (or the changed ones) as they are; inside `consistent_cut`."""
+        for shard in range(self.shards):
+            self._links.call(shard, "freeze_rows", only_changed=only_changed, track=track)
+
+    def collect_snapshots(self) -> list[dict[str, dict[str, Any]]]:
+        """Per server and table what was frozen; rows may be trained meanwhile."""
+        return [
+            {name: self._collected(shard, name) for name in self.tables}
+            for shard in range(self.shards)
+        ]
+
+    def settle_snapshots(self, *, kept: bool) -> None:
+        """Whether the last snapshots are safe; if not, what they held counts as changed still."""
+        for shard in range(self.shards):
+            self._links.call(shard, "settle_rows", kept=kept)
+
+    def restore(
+        self, table: str, shards: Sequence[Mapping[str, Any]], *, keep_present: bool = False
+    ) -> None:
+        """Put rows of one table back, those of each server."""
+        for shard, arrays in enumerate(shards):
+            given = {name: array for name, array in arrays.items() if name != "latest_step"}
+            self._links.call(
+                shard, "restore", given, table=table, keep_present=keep_present,
+                latest_step=int(arrays["latest_step"]),
+            )  # fmt: skip
+
+    def _collected(self, shard: int, table: str) -> dict[str, Any]:
+        found = self._links.call(shard, "collect_rows", table=table)
+        return found | {"latest_step": int(found["latest_step"][0])}
+
+    def _status(self) -> list[dict[str, Any]]:
+        return [self._links.call(k, "status") for k in range(self.shards)]
