@@ -1,4 +1,39 @@
 """The cluster as a model: the testbed's words, its trace, and a discrete-event simulator.
 
-Nothing here imports torch, and importing the package loads nothing heavy: name the module you need.
+Nothing here imports torch, and importing the package loads nothing heavy: a name is fetched from
+its module when it is asked for.
+
+>>> import persia_sim
+>>> persia_sim.presets.cluster("gcp-100t").ranks
+64
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from persia_sim import presets
+    from persia_sim.engine.simulate import simulate
+    from persia_sim.insight.measure import throughput
+    from persia_sim.model.cluster import Cluster
+    from persia_sim.model.costs import Costs
+    from persia_sim.model.scenario import Scenario
+    from persia_sim.model.workload import Workload
+    from persia_sim.words.vocabulary import Mode
+
+__all__ = [
+    "Cluster", "Costs", "Mode", "Scenario", "Workload", "presets", "simulate", "throughput",
+]  # fmt: skip
+
+_HOMES = {
+    "Cluster": "model.cluster", "Costs": "model.costs", "Mode": "words.vocabulary",
+    "Scenario": "model.scenario", "Workload": "model.workload", "presets": "presets",
+    "simulate": "engine.simulate", "throughput": "insight.measure",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module persia_sim has no attribute {name!r}; it has {__all__}")
+    module = import_module(f"persia_sim.{_HOMES[name]}")
+    return module if name == "presets" else getattr(module, name)

@@ -1,21 +1,22 @@
-"""`python -m persia_sim`: simulate one configuration and print one screen about it."""
+"""`python -m persia_sim`: simulate one configuration and print one screen about it.
+
+`python -m persia_sim sharded` does so for tables on the GPUs (TorchRec, HugeCTR); `python -m
+persia_sim init [FOLDER]` writes commented examples of the files that describe clusters.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 from persia_sim.cli import Options, run
 
 
 def main() -> int:
     """Parse, simulate, print; a user's mistake is one line on stderr."""
-    import tyro  # only the command needs it
-
-    config = (tyro.conf.EnumChoicesFromValues,)
     try:
-        options = tyro.cli(Options, prog="python -m persia_sim", description=__doc__, config=config)
-        print(run(options), flush=True)
+        print(_answer(sys.argv[1:]), flush=True)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has gone, as `| head` does
         os._exit(0)  # and nothing is left to be flushed
@@ -26,6 +27,26 @@ def main() -> int:
         print("interrupted: nothing was written", file=sys.stderr)
         return 130
     return 0
+
+
+def _answer(words: list[str]) -> str:
+    if words[:1] == ["init"] and not {"-h", "--help"} & set(words):
+        from persia_sim.cli.example import write_examples  # parses sources: only here
+
+        if len(words) > 2:
+            raise ValueError(f"init is given {words[1:]}: it takes one folder, or none")
+        paths = write_examples(Path(words[1] if words[1:] else "."))
+        return f"wrote {', '.join(map(str, paths))}; edit and name them"
+    import tyro  # only the command needs it
+
+    config = (tyro.conf.EnumChoicesFromValues,)
+    if words[:1] == ["sharded"]:
+        from persia_sim.cli.sharded import ShardedOptions, run_sharded
+
+        prog = "python -m persia_sim sharded"
+        return run_sharded(tyro.cli(ShardedOptions, args=words[1:], prog=prog, config=config))
+    prog = "python -m persia_sim"
+    return run(tyro.cli(Options, args=words, prog=prog, description=__doc__, config=config))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TypeVar
 
 from persia_sim.cli.options import Options
@@ -13,6 +14,7 @@ from persia_sim.model.incidents import MOST_S, Checkpoints, Crash, SlowDown, Tar
 from persia_sim.model.profile import read_profile
 from persia_sim.model.scenario import Averaging, Discipline, Noise, Scenario
 from persia_sim.presets import catalogue as presets
+from persia_sim.presets.from_file import read_cluster, read_workload
 from persia_sim.words.rules import require
 from persia_sim.words.vocabulary import DEFAULT_TAU
 
@@ -107,12 +109,18 @@ def _window(options: Options) -> int | None:
 def scenario_of(options: Options) -> Scenario:
     """Apply the options to the presets."""
     _refuse_absurd(options)
-    cluster = pick(options.cluster, presets.CLUSTERS, "--cluster")()
-    workload = pick(options.workload, presets.workloads(), "--workload")
+    if options.cluster.endswith(".toml"):
+        cluster, costs = read_cluster(Path(options.cluster))
+    else:
+        cluster = pick(options.cluster, presets.CLUSTERS, "--cluster")()
+        costs = presets.costs_of(cluster.name)
+    if options.workload.endswith(".toml"):
+        workload = read_workload(Path(options.workload))
+    else:
+        workload = pick(options.workload, presets.workloads(), "--workload")
     cluster = cluster.resized(options.ranks, options.workers, options.servers, options.loaders)
     if options.batch_per_rank is not None:
         workload = replace(workload, batch_per_rank=options.batch_per_rank)
-    costs = presets.costs_of(cluster.name)
     if options.profile is not None:
         cluster, costs = read_profile(options.profile).apply(cluster, workload, costs)
     batches = cluster.ranks * options.steps

@@ -15,9 +15,9 @@ class Options:
     """What to simulate. An option that the mode does not read is an error."""
 
     cluster: str = "gcp-100t"
-    """v100-2021-09, v100-paper, gcp-100t or this-host."""
+    """v100-2021-09, v100-paper, gcp-100t, this-host, or a .toml file."""
     workload: str = "criteo-syn5"
-    """taobao-ad, avazu-ad, criteo-ad, kwai-video or criteo-syn1 to criteo-syn5."""
+    """taobao-ad, avazu-ad, criteo-ad, kwai-video, criteo-syn1 to criteo-syn5, or a .toml file."""
     mode: Mode = Mode.HYBRID
     """How rows and dense weights are kept up to date."""
     tau: int | Literal["unbounded"] | None = None

@@ -1,0 +1,136 @@
+"""`python -m persia_sim sharded`: tables on the GPUs, trained in step; one screen about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import exp
+from pathlib import Path
+
+from persia_sim.presets.accelerators import NODES
+from persia_sim.presets.catalogue import workloads
+from persia_sim.presets.from_file import read_node, read_ranker, read_software
+from persia_sim.presets.rankers import ranker_of, rankers
+from persia_sim.presets.software import BAND_LN, REACH, SOFTWARE
+from persia_sim.sharded.pipeline import device_step_s, schedule, step_s
+from persia_sim.sharded.plan import Strategy
+from persia_sim.sharded.software import Pipeline, Software
+from persia_sim.sharded.stages import Job, fits, stages
+from persia_sim.sharded.system import Node, Precision, System
+from persia_sim.sharded.tables import Ranker
+from persia_sim.words.fields import nearest
+from persia_sim.words.rules import require
+
+MOST_GPUS = 16_384
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardedOptions:
+    """What to simulate: names of presets, or TOML files (`python -m persia_sim init`)."""
+
+    model: str = "dlrm-dcnv2"
+    """dlrm, dlrm-dcnv2, any workload of the simulator, or a .toml file."""
+    system: str = "dgx-h100"
+    """A machine with GPUs (dgx-a100, p4d.24xlarge and so on), or a .toml file."""
+    software: str = "torchrec"
+    """hugectr, torchrec, tf2, torch and so on, or a .toml file."""
+    gpus: int = 8
+    """All of them; as many machines as they fill."""
+    batch_per_gpu: int = 8192
+    """Samples of a GPU in a step."""
+    precision: Precision = Precision.FP16
+    """Arithmetic of the dense network."""
+    pipeline: Pipeline | None = None
+    """base, sparse_dist, prefetch or semi_sync; default: the software's."""
+    strategy: Strategy | None = None
+    """How tables are split; default: the software's."""
+    timeline: bool = False
+    """Also print when each stage of two batches starts and ends."""
+
+    def __post_init__(self) -> None:
+        ok = 1 <= self.gpus <= MOST_GPUS
+        require(ok, "gpus", self.gpus, f"must lie in [1, {MOST_GPUS:,}]")
+        ok = 1 <= self.batch_per_gpu <= 10_000_000
+        require(ok, "batch_per_gpu", self.batch_per_gpu, "must lie in [1, 10,000,000]")
+
+
+def job_of(options: ShardedOptions) -> Job:
+    """Apply the options to presets and files. Raises ValueError naming what is unknown."""
+    software = _software(options.software)
+    if options.pipeline is not None:
+        software = replace(software, pipeline=options.pipeline)
+    if options.strategy is not None:
+        software = replace(software, strategy=options.strategy)
+    return Job(
+        ranker=_model(options.model),
+        system=System(node=_node(options.system), gpus=options.gpus),
+        software=software,
+        reach=REACH,
+        batch=options.gpus * options.batch_per_gpu,
+        precision=options.precision,
+    )
+
+
+def _model(name: str) -> Ranker:
+    if name.endswith(".toml"):
+        return read_ranker(Path(name))
+    if name in rankers():
+        return rankers()[name]
+    if name in workloads():
+        return ranker_of(workloads()[name])
+    raise ValueError(f"--model is {name!r}: {nearest(name, [*rankers(), *workloads()])}")
+
+
+def _node(name: str) -> Node:
+    if name.endswith(".toml"):
+        return read_node(Path(name))
+    require(name in NODES, "--system", repr(name), nearest(name, NODES))
+    return NODES[name]
+
+
+def _software(name: str) -> Software:
+    if name.endswith(".toml"):
+        return read_software(Path(name))
+    require(name in SOFTWARE, "--software", repr(name), nearest(name, SOFTWARE))
+    return SOFTWARE[name]
+
+
+def run_sharded(options: ShardedOptions) -> str:
+    """Simulate, and say it on one screen."""
+    job = job_of(options)
+    parts, plan, system = stages(job), job.plan, job.system
+    step = step_s(job)
+    rate, device = job.batch / step, device_step_s(parts, job.software)
+    low, high = rate * exp(-BAND_LN), rate * exp(BAND_LN)
+    needed = float(plan.sharded.bytes.max()) / 1e9
+    room = system.node.accelerator.hbm_bytes / 1e9
+    lines = [
+        f"{job.ranker.name} on {system.gpus} GPUs of {system.node.name}, {job.software.name}, "
+        f"{job.software.pipeline}, {job.precision}, {job.batch:,} samples a step",
+        f"throughput    {rate:,.0f} samples/s, 90 % band {low:,.0f} to {high:,.0f}",
+        f"step          {step * 1e3:.3f} ms; GPU {device * 1e3:.3f}, host {parts.host_s * 1e3:.3f}",
+        f"rows          {needed:,.1f} GB on the fullest of GPUs with {room:,.0f}"
+        + ("" if fits(job) else ": THEY DO NOT FIT, even spread evenly"),
+        f"plan          {job.software.strategy}: the busiest GPU reads {plan.imbalance:.2f} times "
+        "the mean",
+        "staleness     " + ("1 step" if job.software.pipeline is Pipeline.SEMI_SYNC else "none"),
+    ]
+    usd = system.usd_per_hour
+    if usd:
+        lines.append(
+            f"price         {usd:,.2f} $/h, {usd / rate / 3600 * 1e6:.4f} $ a million samples"
+        )
+    lines.append("stages of a batch, ms (pipelined ones run beside others)")
+    shown = {
+        "input and keys": parts.input_s, "rows over the bus": parts.miss_s,
+        "lookup": parts.lookup_s, "exchange": parts.exchange_s, "forward": parts.forward_s,
+        "backward": parts.backward_s, "exchange back": parts.exchange_s,
+        "update": parts.update_s, "all-reduce": parts.allreduce_s, "small kernels": parts.gpu_s,
+    }  # fmt: skip
+    lines += [f"  {name:18} {seconds * 1e3:9.3f}" for name, seconds in shown.items() if seconds]
+    if options.timeline:
+        lines.append("two batches, ms")
+        for span in schedule(parts, job.software):
+            if span.batch in (2, 3):
+                name = f"{span.stream:5} {span.stage:14} of {span.batch}"
+                lines.append(f"  {name:28} {span.start_s * 1e3:9.3f} to {span.end_s * 1e3:9.3f}")
+    return "\n".join(lines)

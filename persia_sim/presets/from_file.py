@@ -1,0 +1,163 @@
+"""Clusters, workloads and models from TOML files: every field of the dataclasses, by name.
+
+A file may start from a preset (`base = "gcp-100t"`) and give only what differs; a part that has
+presets of its own (`gpu = "h100"`) may be their name. Unknown keys are errors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from math import isnan
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_origin
+
+from persia_sim.model.cluster import Cluster, Gpu, Host
+from persia_sim.model.costs import Costs
+from persia_sim.model.workload import Workload
+from persia_sim.presets.accelerators import ACCELERATORS, GPUS, NODES
+from persia_sim.presets.catalogue import CLUSTERS, costs_of, workloads
+from persia_sim.presets.costs import CATALOGUE
+from persia_sim.presets.rankers import rankers
+from persia_sim.presets.software import SOFTWARE
+from persia_sim.sharded.software import Software
+from persia_sim.sharded.system import Accelerator, Node
+from persia_sim.sharded.tables import Ranker
+from persia_sim.words.documents import read_document
+from persia_sim.words.fields import field_types, fit, nearest, told
+
+Record = TypeVar("Record")
+
+
+def hosts() -> dict[str, Host]:
+    """Machines of the named clusters, by the vendor's name."""
+    roles = (
+        role
+        for make in CLUSTERS.values()
+        for cluster in [make()]
+        for role in (cluster.nn, cluster.embedding_workers, cluster.servers)
+    )
+    return {role.host.name: role.host for role in roles}
+
+
+def _named(kind: type) -> Mapping[str, Any]:
+    """Presets of a part."""
+    tables: dict[type, Mapping[str, Any]] = {
+        Gpu: GPUS, Accelerator: ACCELERATORS, Node: NODES, Software: SOFTWARE,
+    }  # fmt: skip
+    return hosts() if kind is Host else tables.get(kind, {})
+
+
+def record_of(kind: type[Record], given: Any, where: str, base: Record | None = None) -> Record:
+    """A dataclass from a table of a file; what is not given comes from ``base`` or the defaults.
+
+    Raises ValueError naming the place, the value and what it may be.
+    """
+    if isinstance(given, str) and _named(kind):
+        known = _named(kind)
+        if given not in known:
+            raise ValueError(f"{where} is {given!r}: {nearest(given, known)}")
+        found: Record = known[given]
+        return found
+    if not isinstance(given, dict):
+        raise ValueError(f"{where} must be a table, got {told(given)}")
+    whole: Any = kind
+    types, owner = field_types(whole), f"{where}." if where else ""
+    unknown = sorted(set(given) - set(types))
+    if unknown:
+        raise ValueError(f"{owner}{unknown[0]} is unknown: {nearest(unknown[0], types)}")
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(whole):
+        name, place = field.name, owner + field.name
+        start = None if base is None else getattr(base, name)
+        if name in given:
+            values[name] = _value(types[name], given[name], place, start)
+        elif base is not None:
+            values[name] = start
+        elif field.default is dataclasses.MISSING:
+            if name != "source":
+                raise ValueError(f"{place} is missing: give it, or a base to start from")
+            values[name] = "a file"
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise ValueError(f"{where + ': ' if where else ''}{error}") from None
+
+
+def _value(kind: Any, given: Any, place: str, base: Any) -> Any:
+    if dataclasses.is_dataclass(kind):
+        return record_of(kind, given, place, base)  # type: ignore[arg-type]
+    arguments = get_args(kind)
+    if get_origin(kind) is tuple and arguments and dataclasses.is_dataclass(arguments[0]):
+        if not isinstance(given, list) or not given:
+            raise ValueError(f"{place} must be a list of tables, got {told(given)}")
+        return tuple(
+            record_of(arguments[0], entry, f"{place}[{k}]")  # type: ignore[arg-type]
+            for k, entry in enumerate(given)
+        )
+    if kind is float and isinstance(given, float) and not isnan(given):
+        return given  # inf is a limit that is not there
+    return fit(given, kind, place)
+
+
+def _document(path: Path, what: str) -> dict[str, Any]:
+    if not path.exists():
+        remedy = "write an example with `python -m persia_sim init`"
+        raise ValueError(f"{what} {path} does not exist; {remedy}")
+    found = read_document(path)
+    if not isinstance(found, dict):
+        raise ValueError(f"{what} {path} must hold a table")
+    return found
+
+
+def _base(document: dict[str, Any], known: Mapping[str, Any], path: Path) -> Any:
+    name = document.pop("base", None)
+    if name is None:
+        return None
+    if name not in known:
+        raise ValueError(f"base of {path} is {name!r}: {nearest(str(name), known)}")
+    return known[name]
+
+
+def _read(kind: type[Record], path: Path, what: str, known: Mapping[str, Any]) -> Record:
+    document = _document(path, what)
+    base: Record | None = _base(document, known, path)
+    document.setdefault("name", path.stem)
+    try:
+        return record_of(kind, document, "", base)
+    except ValueError as error:
+        raise ValueError(f"{what} {path}: {error}") from None
+
+
+def read_cluster(path: Path) -> tuple[Cluster, Costs]:
+    """A cluster and, from its table ``costs``, the laws that differ from its base's."""
+    document = _document(path, "cluster")
+    given = document.pop("costs", {})
+    base_name = document.get("base")
+    base = _base(document, {name: make() for name, make in CLUSTERS.items()}, path)
+    costs = costs_of(base_name) if base is not None else CATALOGUE
+    document.setdefault("name", path.stem)
+    try:
+        return record_of(Cluster, document, "", base), record_of(Costs, given, "costs", costs)
+    except ValueError as error:
+        raise ValueError(f"cluster {path}: {error}") from None
+
+
+def read_workload(path: Path) -> Workload:
+    """A workload."""
+    return _read(Workload, path, "workload", workloads())
+
+
+def read_ranker(path: Path) -> Ranker:
+    """A model whose tables are on GPUs, each with rows, dim, ids, skew and storage of its own."""
+    return _read(Ranker, path, "model", rankers())
+
+
+def read_node(path: Path) -> Node:
+    """A machine with GPUs."""
+    return _read(Node, path, "system", NODES)
+
+
+def read_software(path: Path) -> Software:
+    """A training system's own costs."""
+    return _read(Software, path, "software", SOFTWARE)

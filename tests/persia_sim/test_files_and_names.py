@@ -1,0 +1,244 @@
+"""Clusters, workloads and models from files, the example that writes them, names in one import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+import persia_sim
+from persia_sim import __main__ as command
+from persia_sim.cli.example import sayings, write_examples
+from persia_sim.cli.sharded import ShardedOptions, job_of, run_sharded
+from persia_sim.model.cluster import Cluster, Host
+from persia_sim.model.costs import Costs
+from persia_sim.presets.accelerators import ACCELERATORS, GPUS, NODES
+from persia_sim.presets.catalogue import CLUSTERS, costs_of, workloads
+from persia_sim.presets.from_file import (
+    hosts,
+    read_cluster,
+    read_node,
+    read_ranker,
+    read_software,
+    read_workload,
+)
+from persia_sim.presets.rankers import ranker_of, rankers
+from persia_sim.sharded.pipeline import step_s
+from persia_sim.sharded.system import Node
+from persia_sim.sharded.tables import Ranker, Storage, Table
+
+
+def written(tmp_path: Path, text: str, name: str = "mine.toml") -> Path:
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+def answer(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["persia_sim", *words])
+    code = command.main()
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_the_example_files_read_back_as_what_they_were_written_from(tmp_path):
+    paths = {path.name: path for path in write_examples(tmp_path)}
+    cluster, costs = read_cluster(paths["cluster.toml"])
+    assert cluster == replace(CLUSTERS["gcp-100t"](), name="my-cluster")
+    assert costs == costs_of("gcp-100t")
+    workload = read_workload(paths["workload.toml"])
+    assert workload == replace(workloads()["criteo-syn5"], name="my-workload")
+    model = rankers()["dlrm"]
+    assert read_ranker(paths["model.toml"]) == replace(
+        model, name="my-model", tables=model.tables[:3]
+    )
+    assert read_node(paths["system.toml"]) == replace(NODES["dgx-h100"], name="my-machine")
+
+
+def test_every_field_stands_in_the_example_under_its_meaning(tmp_path):
+    text = {path.name: path.read_text() for path in write_examples(tmp_path)}
+    places = {Cluster: "cluster", Host: "cluster", Costs: "cluster", Ranker: "model",
+              Table: "model", Node: "system"}  # fmt: skip
+    for kind, place in places.items():
+        name = f"{place}.toml"
+        says = sayings(kind)
+        for field in fields(kind):
+            assert says[field.name][:30] in text[name], (kind, field.name)
+            assert field.name in text[name]
+
+
+def test_init_touches_nothing_that_is_there(tmp_path, monkeypatch, capsys):
+    (tmp_path / "workload.toml").write_text("mine")
+    code, _, said = answer(monkeypatch, capsys, "init", str(tmp_path))
+    assert code == 2 and "workload.toml is there already; move it" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["workload.toml"]
+    code, said, _ = answer(monkeypatch, capsys, "init", str(tmp_path / "new"))
+    assert code == 0 and (tmp_path / "new" / "cluster.toml").exists() and "edit" in said
+
+
+def test_a_file_may_give_only_what_differs_from_a_preset(tmp_path):
+    path = written(
+        tmp_path,
+        'base = "gcp-100t"\nranks = 16\ngpu = "h100"\n[nn]\nhosts = 2\n[servers]\nhosts = 40\n'
+        "[costs.load]\nfixed_s = 0.5\n",
+    )
+    cluster, costs = read_cluster(path)
+    preset = CLUSTERS["gcp-100t"]()
+    assert cluster.name == "mine" and cluster.gpu == GPUS["h100"]
+    assert cluster == replace(
+        preset, name="mine", ranks=16, gpu=GPUS["h100"], nn=replace(preset.nn, hosts=2),
+        servers=replace(preset.servers, hosts=40),
+    )  # fmt: skip
+    assert costs == replace(
+        costs_of("gcp-100t"), load=replace(costs_of("gcp-100t").load, fixed_s=0.5)
+    )
+
+
+def test_a_part_may_be_a_presets_name(tmp_path):
+    path = written(tmp_path, 'base = "gcp-100t"\n[servers]\nhost = "c2-standard-30"\n'
+                   "processes_per_host = 1\ncores_per_process = 28\n"
+                   "ram_bytes_per_process = 1e11\n")  # fmt: skip
+    assert read_cluster(path)[0].servers.host == hosts()["c2-standard-30"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("rankz = 3", "rankz is unknown: did you mean ranks?"),
+        ("[servers]\nhosts = 0", "servers: hosts on m2-ultramem-416 is 0: >= 1"),
+        ("[servers.host]\ncores = 1.5", "servers.host.cores must be a whole number, got 1.5"),
+        ('gpu = "h1000"', "gpu is 'h1000': did you mean h100?"),
+        ("gpu = 7", "gpu must be a table, got 7"),
+        ('ranks = "many"', "ranks must be a whole number, got 'many'"),
+        ("[link]\nlatency_s = -1.0", "link: latency_s is -1.0: must be >= 0"),
+        ("[costs.load]\nper_second = 1", "costs.load.per_second is unknown"),
+        ("[link]\nlatency_s = nan", "link.latency_s must be a finite number, got nan"),
+    ],
+)
+def test_a_wrong_value_in_a_file_is_a_sentence(text, said, tmp_path, monkeypatch, capsys):
+    first = "" if text.startswith("[") else text + "\n"
+    rest = text if text.startswith("[") else ""
+    path = written(tmp_path, f'{first}base = "gcp-100t"\n{rest}')
+    code, out, err = answer(monkeypatch, capsys, "--cluster", str(path))
+    assert code == 2 and out == "" and err.count("\n") == 1
+    assert f"cluster {path}: " in err and said in err
+
+
+def test_a_missing_file_names_the_command_that_writes_one(monkeypatch, capsys):
+    code, _, said = answer(monkeypatch, capsys, "--workload", "none.toml")
+    assert code == 2 and "workload none.toml does not exist; write an example" in said
+
+
+def test_a_run_from_files_is_the_run_of_the_presets_that_they_hold(tmp_path, monkeypatch, capsys):
+    write_examples(tmp_path)
+    common = ["--steps", "8", "--ranks", "8", "--gpu-cv", "0"]
+    paths = ["--cluster", str(tmp_path / "cluster.toml"), "--workload",
+             str(tmp_path / "workload.toml")]  # fmt: skip
+    _, by_file, _ = answer(monkeypatch, capsys, *paths, *common)
+    _, by_name, _ = answer(monkeypatch, capsys, *common)
+    assert by_file.splitlines()[2:] == by_name.splitlines()[2:] and "throughput" in by_file
+
+
+def test_tables_of_different_shapes_and_places_are_read(tmp_path):
+    path = written(
+        tmp_path,
+        "dense_macs = 1e6\ndense_params = 1e6\n"
+        "[[tables]]\nrows = 1e9\ndim = 64\nids_per_sample = [50]\nstorage = 'uvm_cache'\n"
+        "cached_share = 0.1\nzipf = 0.9\n"
+        "[[tables]]\nrows = 100\ndim = 8\ncount = 3\n",
+    )
+    large, small = read_ranker(path).tables
+    assert (large.storage, large.cached_share, large.zipf) == (Storage.UVM_CACHE, 0.1, 0.9)
+    assert large.ids_per_sample == (50.0,) and small.count == 3
+    slow = job_of(ShardedOptions(model=str(path), batch_per_gpu=512))
+    quick = replace(
+        slow, ranker=replace(slow.ranker, tables=(replace(large, storage=Storage.HBM), small))
+    )
+    assert step_s(slow) > step_s(quick)
+
+
+def test_software_may_start_from_a_preset(tmp_path):
+    path = written(tmp_path, 'base = "torchrec"\npipeline = "semi_sync"\nhost_s = 0.001\n')
+    found = read_software(path)
+    assert found.pipeline == "semi_sync" and found.host_s == 0.001
+    assert found.id_bytes == 256.0 and found.name == "mine"
+
+
+def test_a_workload_of_the_simulator_keeps_its_sizes_as_tables_on_gpus():
+    for workload in workloads().values():
+        ranker = ranker_of(workload)
+        assert ranker.ids * workload.batch_per_rank == pytest.approx(workload.ids_per_batch)
+        rows = sum(t.count * t.rows for t in ranker.tables)
+        assert rows == pytest.approx(workload.rows)
+        assert ranker.dense_params == workload.dense_params
+
+
+def test_the_sharded_screen_gives_rate_band_memory_and_price(monkeypatch, capsys):
+    words = ["sharded", "--model", "dlrm", "--system", "p4d.24xlarge", "--software", "hugectr"]
+    code, said, _ = answer(monkeypatch, capsys, *words)
+    assert code == 0
+    job = job_of(ShardedOptions(model="dlrm", system="p4d.24xlarge", software="hugectr"))
+    rate = job.batch / step_s(job)
+    assert f"throughput    {rate:,.0f} samples/s" in said
+    assert f"{32.77 / rate / 3600 * 1e6:.4f} $ a million samples" in said
+    for word in ("90 % band", "lookup", "exchange", "update", "GB on the fullest"):
+        assert word in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--model dlrmm", "--model is 'dlrmm': did you mean dlrm?"),
+        ("--system dgx-h10", "--system is 'dgx-h10': did you mean dgx-h100?"),
+        ("--software torchrek", "did you mean torchrec?"),
+        ("--model none.toml", "model none.toml does not exist"),
+    ],
+)
+def test_an_unknown_name_is_a_sentence(words, said, monkeypatch, capsys):
+    code, out, err = answer(monkeypatch, capsys, "sharded", *words.split())
+    assert code == 2 and out == "" and said in err
+
+
+def test_a_table_too_large_for_the_gpus_is_told():
+    said = run_sharded(ShardedOptions(model="criteo-syn5", gpus=64))
+    assert "THEY DO NOT FIT" in said
+
+
+def test_every_machine_says_where_its_figures_are_from():
+    for node in NODES.values():
+        assert node.source and node.accelerator in ACCELERATORS.values()
+        assert ("list price in US regions, 20" in node.source) == (node.usd_per_hour > 0)
+    wanted = {"v100", "a100-40", "a100-80", "h100", "h200", "b200", "l4"}
+    assert set(ACCELERATORS) == wanted == set(GPUS)
+    rates = {node.inter_bytes_per_s * node.gpus * 8 / 1e9 for node in NODES.values()}
+    assert {10.0, 25.0, 100.0, 400.0} <= rates
+    assert {node.rdma for node in NODES.values()} == {True, False}
+
+
+def test_one_import_gives_what_a_simulation_needs():
+    cluster = persia_sim.presets.cluster("this-host")
+    assert isinstance(cluster, persia_sim.Cluster)
+    scenario = persia_sim.Scenario(
+        cluster=cluster, workload=persia_sim.presets.workload("taobao-ad"),
+        costs=persia_sim.presets.costs_for("this-host"), mode=persia_sim.Mode.HYBRID, tau=2,
+        steps=12,
+    )  # fmt: skip
+    assert persia_sim.throughput(persia_sim.simulate(scenario)).mean > 0
+    assert set(persia_sim.__all__) >= {"simulate", "Cluster", "Workload", "presets"}
+    with pytest.raises(AttributeError, match="no attribute 'clusters'"):
+        _ = persia_sim.clusters
+
+
+def test_the_one_import_is_instant():
+    probe = "import sys, persia_sim; print(sorted({'numpy', 'simpy', 'tyro'} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
+    assert found.stdout.strip() == "[]", found.stderr
+
+
+@pytest.mark.parametrize("ask", ["cluster", "workload"])
+def test_a_name_that_no_preset_has_lists_those_there_are(ask):
+    with pytest.raises(ValueError, match=f"{ask} is 'nobody': must be one of"):
+        getattr(persia_sim.presets, ask)("nobody")
