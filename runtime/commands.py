@@ -229,7 +229,8 @@ def describe(summary: dict) -> str:  # type: ignore[type-arg]
     lines = [
         f"{summary['mode']}, tau {_tau_word(summary['tau'])}, {counted(summary['ranks'], 'rank')}:"
         f" {summary['samples']:,} samples in {summary['updates']:,} updates,"
-        f" {summary['samples_per_s']:,.0f} samples/s ({summary['executor']} executor)"
+        f" {summary['samples_per_s']:,.0f} samples/s ({summary['executor']} executor"
+        f"{', ranks of a step as one batch' if summary['ranks_fused'] else ''})"
     ]
     for task, score in summary["tasks"].items():
         lines.append(

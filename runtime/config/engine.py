@@ -50,6 +50,10 @@ class EngineConfig:
     trace_order: bool = True
     """Keep the order of events, 20 bytes each, for trace.npz and a replay; else staleness alone is
     counted, in memory that does not grow with the run."""
+    fuse_ranks: bool = True
+    """Of lag: compute the ranks of a step as one batch where they read the same rows and nothing
+    but the order of float sums changes; order and trace stay those of the ranks. Else, and in
+    every other case, one by one."""
     timeline: bool = False
     """Of concurrent: keep how long each stage took, as timeline.json for Perfetto."""
 

@@ -112,6 +112,7 @@ class TrainConfig:
                 "modes with a common step, with the concurrent executor under torchrun",
             ),
             "timeline": (concurrent, "the concurrent executor"),
+            "fuse_ranks": (executor == "lag", "the lag executor; a replay does as its trace says"),
             "trace": (executor == "replay", "the replay executor"),
             "loss_scale": (self.engine.precision == "float16", "precision float16"),
         }

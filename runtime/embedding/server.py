@@ -186,17 +186,25 @@ class EmbeddingServer:
             batch_step = self._rules.batch_step(handle.rank, handle.step)
             self.rows_replaced += self.rows.refresh(handle, batch_step)
 
-    def apply(self, pushes: Sequence[WholePush], *, merged: bool) -> None:
+    def note(self, kind: Kind, rank: int, step: int) -> None:
+        """Write down what a read of another rank has served at this instant."""
+        with self.lock:
+            self._record(kind, rank, step)
+
+    def apply(
+        self, pushes: Sequence[WholePush], *, merged: bool, of_ranks: int | None = None
+    ) -> None:
         """Apply gradients in the given order, one optimiser update per row.
 
         ``merged``: these are the pushes of all ranks of a step, in rank order (law 6).
+        ``of_ranks``: so many ranks' pushes are in them, when that is not one each (law 14).
         """
         if not pushes:
             return
         first = pushes[0][0]
         with self._gate.pushing([handle for handle, _ in pushes], self.shard), self.lock:
             self._record(Kind.PUSH, ALL if merged else first.rank, first.step)
-            self.version += len(pushes)
+            self.version += len(pushes) if of_ranks is None else of_ranks
             self.updates += 1
             step = self._rules.step_of_update(self.updates)
             self.row_staleness += self.rows.update(pushes, self.updates, step)

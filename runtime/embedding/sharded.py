@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from persia_sim.words.trace import ALL, TraceRecorder
+from persia_sim.words.trace import ALL, Kind, TraceRecorder
 from runtime.data.batch import Batch, Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.cut import PushGate
@@ -163,13 +163,25 @@ class ShardedStore(EmbeddingStore):
         """Bring prefetched rows up to date: re-read those written since, create absent ones."""
         self.servers[shard].refresh(handle)
 
-    def push(self, shard: int, pushes: Sequence[WholePush], *, merged: bool = False) -> None:
+    def note(self, kind: Kind, rank: int, step: int, shard: int) -> None:
+        """Write down a read of (rank, step) that another rank's has served at this instant."""
+        self.servers[shard].note(kind, rank, step)
+
+    def push(
+        self,
+        shard: int,
+        pushes: Sequence[WholePush],
+        *,
+        merged: bool = False,
+        of_ranks: int | None = None,
+    ) -> None:
         """Apply the gradients of one shard's rows, in one instant and one optimiser step per row.
 
         ``merged``: these are the pushes of all ranks of a step; a row's gradients are summed in the
-        given order, which must be that of the ranks (law 6).
+        given order, which must be that of the ranks (law 6). ``of_ranks``: so many ranks' pushes
+        are in them, when that is not one each.
         """
-        self.servers[shard].apply(pushes, merged=merged)
+        self.servers[shard].apply(pushes, merged=merged, of_ranks=of_ranks)
 
     def lose(self, handle: Handle, shards: Sequence[int] | None = None) -> None:
         """Record that the handle's push will never be applied (at these shards; None: at all)."""

@@ -56,6 +56,9 @@ class OrderedRun:
             raise ValueError("an order is carried out on rows of this process; use --servers 0")
         self._worker, self._store = parts.worker, parts.store
         self._feed, self._recorder, self._meter = parts.feed, parts.recorder, parts.meter
+        self._fused = parts.fused
+        # Fused, the batch of rank 0 is that of all ranks; what the others do is only written down.
+        self._ranks = range(1 if parts.fused else config.sync.ranks)
         self._flying: dict[tuple[int, int], _InFlight] = {}
         self._optimizer = make_optimizer(config.model, learner.model)
         self._dense_version = 0
@@ -139,13 +142,24 @@ class OrderedRun:
         return self._flying[key]
 
     def _lookup(self, event: Event) -> None:
+        if event.rank not in self._ranks:
+            self._note(event)
+            return
         flying = self._batch(event)
         for shard in self._shards(event):
             creates = self._config.sync.mode is not Mode.LOOKAHEAD
             self._store.read(flying.handle, shard, create=creates)
         flying.unread_shards -= set(self._shards(event))
 
+    def _note(self, event: Event) -> None:
+        """What a fused rank reads was read with rank 0's."""
+        for shard in self._shards(event):
+            self._store.note(Kind(event.kind), event.rank, event.step, shard)
+
     def _refresh(self, event: Event) -> None:
+        if event.rank not in self._ranks:
+            self._note(event)
+            return
         flying = self._batch(event)
         for shard in self._shards(event):
             self._store.refresh(flying.handle, shard)
@@ -168,7 +182,7 @@ class OrderedRun:
         return flying.gradients
 
     def _push(self, event: Event) -> None:
-        ranks = range(self._config.sync.ranks) if event.rank == ALL else (event.rank,)
+        ranks = self._ranks if event.rank == ALL else (event.rank,)
         group = [self._flying.get((rank, event.step)) for rank in ranks]
         flying = [f for f in group if f is not None]
         for one in flying:
@@ -180,7 +194,8 @@ class OrderedRun:
                 if one.rows is None:
                     self._store.lose(one.handle, [shard])
             pushes = [(f.handle, f.rows) for f in here if f.rows is not None]
-            self._store.push(shard, pushes, merged=event.rank == ALL)
+            of_ranks = self._config.sync.ranks if self._fused else len(pushes)
+            self._store.push(shard, pushes, merged=event.rank == ALL, of_ranks=of_ranks)
         for one in flying:
             self._forget_if_done(one)
 
@@ -206,7 +221,7 @@ class OrderedRun:
     def _dense_update(self, event: Event) -> None:
         self._recorder.record(Kind.DENSE_UPDATE, ALL, event.step, ALL, self._dense_version)
         # A rank without samples (of a short last step) has read nothing and starts here.
-        flying = [self._batch(event._replace(rank=r)) for r in range(self._config.sync.ranks)]
+        flying = [self._batch(event._replace(rank=r)) for r in self._ranks]
         found = [self._compute(f, self._learner.model) for f in flying]
         good = [g for g in found if g.finite]
         total = [sum_in_rank_order(gs) for gs in zip(*(g.dense for g in good), strict=True)]

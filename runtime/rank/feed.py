@@ -87,7 +87,8 @@ class Feed:
     Barrier modes: step s is the s-th batch of the stream, split over the ranks. Async: the batches
     go round the ranks in turn. Safe for threads; a batch is kept until its last taker has it.
 
-    ``first`` is the number of the stream's first batch. Without `begin_leg` there is one leg.
+    ``first`` is the number of the stream's first batch. ``fused``: rank 0 takes the batches of all
+    ranks as one, the others take nothing. Without `begin_leg` there is one leg.
     """
 
     def __init__(
@@ -99,10 +100,12 @@ class Feed:
         first: int = 0,
         *,
         own: Sequence[int] | None = None,
+        fused: bool = False,
     ) -> None:
         """``own``: the ranks that take their batches here; None: all. Every process reads all."""
         self._own = frozenset(range(ranks) if own is None else own)
         self._stream, self._ranks, self._barrier, self._stop = stream, ranks, barrier, stop
+        self._shares = 1 if fused else ranks
         self._parts: dict[tuple[int, int], Work] = {}
         self._read = self._promised = self.first = first
         self._end: int | None = None
@@ -183,7 +186,7 @@ class Feed:
             self._ended = True
             return
         if self._barrier:
-            for rank, part in enumerate(share(batch, self._ranks)):
+            for rank, part in enumerate(share(batch, self._shares)):
                 if rank in self._own:
                     self._parts[rank, self._read] = Work(part, batch.size)
         else:

@@ -15,6 +15,7 @@ from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.verbs import EmbeddingStore
 from runtime.embedding.worker import EmbeddingWorker
 from runtime.rank.feed import Feed, stream_from
+from runtime.rank.fused import why_one_by_one
 from runtime.rank.learner import Learner
 from runtime.rank.place import Place
 from runtime.rank.progress import Meter
@@ -36,6 +37,8 @@ class Parts:
     stop: Stop = field(default_factory=Stop)
     place: Place | None = None
     """Where this process stands when ranks are processes; None: all ranks are threads here."""
+    fused: bool = False
+    """Whether the ranks of a step are computed as one batch."""
 
     @property
     def store(self) -> EmbeddingStore:
@@ -46,7 +49,8 @@ class Parts:
         """The same model and rows over the stream from its start, with fresh records."""
         stop, config = Stop(), self.config
         self.store.begin_run(server_rules(config, self.store.tables.values()), stop)
-        return replace(self, feed=_feed(config, source, stop), meter=Meter(), stop=stop)
+        feed = _feed(config, source, stop, fused=self.fused)
+        return replace(self, feed=feed, meter=Meter(), stop=stop)
 
 
 OpenRows = Callable[[TrainConfig, Layout, list[TableConfig], TraceRecorder, Stop], EmbeddingStore]
@@ -92,9 +96,10 @@ def assemble(
     recorder, stop = TraceRecorder(keep=config.engine.trace_order), Stop()
     store = open_rows(config, source.layout, list(used.values()), recorder, stop)
     spans = SpanRecorder(enabled=config.engine.timeline)
-    feed = _feed(config, source, stop, samples, place)
+    fused = not why_one_by_one(config, learner.model, used.values())
+    feed = _feed(config, source, stop, samples, place, fused=fused)
     worker = EmbeddingWorker(store, engine=config.engine.kernels)
-    return Parts(config, learner, worker, feed, recorder, Meter(), spans, stop, place)
+    return Parts(config, learner, worker, feed, recorder, Meter(), spans, stop, place, fused)
 
 
 def tables_of(
@@ -136,8 +141,10 @@ def _feed(
     stop: Stop,
     samples: int = 0,
     place: Place | None = None,
+    *,
+    fused: bool = False,
 ) -> Feed:
     first, stream = stream_from(config, source, samples)
     barrier = config.sync.mode.has_barrier
     own = None if place is None else place.ranks
-    return Feed(stream, config.sync.ranks, barrier, stop, first, own=own)
+    return Feed(stream, config.sync.ranks, barrier, stop, first, own=own, fused=fused)

@@ -32,6 +32,7 @@ from runtime.order.replayable import (
     unseeded_draws,
 )
 from runtime.rank.feed import Feed
+from runtime.rank.fused import FUSED
 from runtime.run.evaluate import Evaluation, HeldOut, evaluate
 
 
@@ -99,6 +100,8 @@ def train(
     if not parts.recorder.keeps:
         parts.recorder.listen(counter.note)
     meta = trace_meta(config, source, parts.store.tables)
+    if parts.fused:
+        meta[FUSED] = True
     recorded = _recorded_order(config, meta)
     began = time.perf_counter()
     meter = parts.meter
@@ -149,6 +152,7 @@ def train(
             "batches_skipped": meter.batches_skipped,
             "pushes_lost": meter.pushes_lost,
             "loss_scale": parts.learner.scale.value,
+            "ranks_fused": parts.fused,
         },
     )
 

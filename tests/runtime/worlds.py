@@ -66,6 +66,9 @@ def config(**changes: Any) -> TrainConfig:
     dtype = changes.pop("dtype", "float32")
     model = changes.pop("model", ModelConfig(hidden=(8,)))
     rows = TableConfig(dim=4, optimizer=optimizer, dtype=dtype, initial_scale=0.1)
+    if changes.get("executor", "lag") == "lag":
+        # One by one: the bytes of the other executors, which never fuse. Law 14 compares the two.
+        changes.setdefault("fuse_ranks", False)
     base: dict[str, Any] = {"batch": 24, "rows": rows, "model": model, "test_rows": 64}
     if dtype == "float64":
         base["precision"] = "float64"
@@ -74,6 +77,8 @@ def config(**changes: Any) -> TrainConfig:
 
 def changed(settings: TrainConfig, **changes: Any) -> TrainConfig:
     """The config with other values, each in the group that has a field of its name."""
+    if changes.get("executor", "lag") != "lag":
+        changes.setdefault("fuse_ranks", True)  # not a choice there
     groups: dict[str, dict[str, Any]] = {}
     for name, value in changes.items():
         found = [g for g in ("sync", "engine", "evaluation") if hasattr(getattr(settings, g), name)]
