@@ -5,6 +5,7 @@ The statistics read only the table, so a simulated run and a recorded one are me
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from persia_sim.words.trace import ALL, Kind, Trace
 from persia_sim.words.vocabulary import Mode
 
+_NONE = np.zeros(0, np.int64)
 _KIND, _RANK, _STEP, _SHARD, _VERSION = range(1, 6)  # columns of Trace.of_kind
 
 
@@ -45,16 +47,22 @@ def staleness_in_steps(trace: Trace) -> StepStaleness:
     closed_at = _closing_instants(pushes, ranks, mode.has_barrier)
     missing: dict[tuple[int, int], list[np.ndarray]] = {}
     frontier: dict[tuple[int, int], int] = {}
+    in_order = {key: sorted(instants.tolist()) for key, instants in closed_at.items()}
+    # Reads of a step with no closing between them miss the same: what the last one found.
+    last: dict[tuple[int, int], tuple[int, int, np.ndarray]] = {}
     for seq, _, rank, step, shard, _ in reads.tolist():
         owner = ALL if mode.has_barrier else rank
-        instants = closed_at.get((owner, shard))
-        if instants is None:
-            instants = closed_at.get((owner, ALL), np.zeros(0, np.int64))
-        first = frontier.get((owner, shard), 0)
-        while first < len(instants) and instants[first] < seq:
-            first += 1
-        frontier[owner, shard] = first
-        late = first + np.flatnonzero(instants[first:step] > seq)
+        key = (owner, shard) if (owner, shard) in closed_at else (owner, ALL)
+        closed = bisect_left(in_order.get(key, []), seq)
+        at, of_step, late = last.get((owner, shard), (-1, -1, _NONE))
+        if (at, of_step) != (closed, step):
+            instants = closed_at.get(key, _NONE)
+            first = frontier.get((owner, shard), 0)
+            while first < len(instants) and instants[first] < seq:
+                first += 1
+            frontier[owner, shard] = first
+            late = first + np.flatnonzero(instants[first:step] > seq)
+            last[owner, shard] = closed, step, late
         missing.setdefault((rank, step), []).append(late)
     rows = []
     for rank, step in sorted(missing, key=lambda key: (key[1], key[0])):

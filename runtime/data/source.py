@@ -113,5 +113,7 @@ def share(batch: Batch, ranks: int) -> list[Batch]:
 
     Every sample goes to exactly one rank; a rank may get none of a short last batch.
     """
+    if ranks == 1:
+        return [batch]
     bounds = np.linspace(0, batch.size, ranks + 1).round().astype(int)
     return [batch.rows(a, b) for a, b in pairwise(bounds)]

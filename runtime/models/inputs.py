@@ -79,7 +79,8 @@ def flatten(dense: Tensor, embeddings: Embeddings, *, multiple_of: int = 1) -> T
     missing = -sum(part.shape[1] for part in parts) % multiple_of
     if missing:
         parts.append(dense.new_zeros(dense.shape[0], missing))  # len() is a constant in an export
-    return torch.cat(parts, dim=1)
+    parts = [part for part in parts if part.shape[1]] or parts[:1]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
 def by_field(embeddings: Embeddings, dim: int) -> Tensor:

@@ -31,7 +31,7 @@ from runtime.dense.rules import (
 )
 from runtime.embedding.store import FieldVectors, VectorGradients
 from runtime.models.blame import ModelError, blamed_on
-from runtime.models.build import build_model
+from runtime.models.build import BUILT_IN, build_model
 from runtime.models.inputs import InputShape
 from runtime.rank.staging import Staged, open_staging
 
@@ -109,9 +109,7 @@ class Learner:
         if staged is None:
             return Gradients(0.0, [None] * len(parameters), None, True)
         scale = self.scale.of(where.step)
-        seeded = seeded_draws(self.config.seed, where.rank, where.step)
-        draws = seeded if self._draws else self._watched_draws()
-        with span(Stage.FORWARD), draws:
+        with span(Stage.FORWARD), self._drawing(where):
             logits = self._logits(model, staged)
             loss = self._loss(logits, staged.labels, samples)
         name = self.config.model.name
@@ -155,6 +153,12 @@ class Learner:
             logits = self._logits(model, staged)
             probabilities: np.ndarray = torch.sigmoid(logits.double()).cpu().numpy()
         return probabilities
+
+    def _drawing(self, where: Where) -> AbstractContextManager[None]:
+        """Around a forward pass: its draws are seeded, or noticed; those built in have none."""
+        if self._draws:
+            return seeded_draws(self.config.seed, where.rank, where.step)
+        return nullcontext() if self.config.model.name in BUILT_IN else self._watched_draws()
 
     @contextmanager
     def _watched_draws(self) -> Iterator[None]:

@@ -26,12 +26,14 @@ class NativePooling(Pooling):
         pooled = [0 if f.pooling == "sequence" else dims[f.table] for f in fields]
         self._columns = [sum(pooled[:n]) for n in range(len(fields))]
         self._width = sum(pooled)
+        self._has_sequences = any(f.pooling == "sequence" for f in fields)
+        self._without_arrays = {table: self._kinds(table) for table in self._tables}
 
     def forward(
         self, batch: Batch, plans: dict[str, TablePlan], values: dict[str, np.ndarray]
     ) -> FieldVectors:
         """The fields' vectors from the distinct rows of each table."""
-        dtype = next(iter(values.values())).dtype.name
+        dtype = next(iter(values.values())).dtype
         out = FieldVectors(empty((batch.size, self._width), dtype), {}, {})
         for field, dim in zip(self._fields, self._dims, strict=True):
             if field.pooling == "sequence":
@@ -59,7 +61,7 @@ class NativePooling(Pooling):
         totals = {}
         for table in self._tables:
             dim = self._dims[[f.table for f in self._fields].index(table)]
-            totals[table] = empty((len(plans[table].ids), dim), pooled.dtype.name)
+            totals[table] = empty((len(plans[table].ids), dim), pooled.dtype)
             calls = self._calls(table, given, with_masks=False)
             plan = plans[table]
             found = plan.inverse, _rounds(batch, plan), pooled, totals[table]
@@ -70,16 +72,24 @@ class NativePooling(Pooling):
         self, table: str, vectors: FieldVectors, with_masks: bool
     ) -> list[tuple[int, int, int, np.ndarray, np.ndarray]]:
         """One entry per field: kind, first column, places, array of a sequence, its mask."""
+        kinds, pooled = self._without_arrays[table], vectors.pooled
+        if not self._has_sequences:
+            return [(kind, column, places, pooled, _NO_MASK) for kind, column, places in kinds]
         calls = []
-        for number, field in enumerate(self._fields):
-            kind = _KINDS[field.pooling] if field.table == table else _OTHER_TABLE
-            array, mask = vectors.pooled, _NO_MASK
+        for field, (kind, column, places) in zip(self._fields, kinds, strict=True):
+            array, mask = pooled, _NO_MASK
             if kind == _KINDS["sequence"]:
                 array = vectors.sequences[field.name]
                 if with_masks:
                     mask = vectors.masks[field.name].view(np.uint8)
-            calls.append((kind, self._columns[number], field.max_length, array, mask))
+            calls.append((kind, column, places, array, mask))
         return calls
+
+    def _kinds(self, table: str) -> list[tuple[int, int, int]]:
+        """Of every field, as one table's rows are pooled: kind, first column, places."""
+        kinds = [_KINDS[f.pooling] if f.table == table else _OTHER_TABLE for f in self._fields]
+        places = [f.max_length for f in self._fields]
+        return list(zip(kinds, self._columns, places, strict=True))
 
 
 def _rounds(batch: Batch, plan: TablePlan) -> int:
