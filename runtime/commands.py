@@ -156,7 +156,7 @@ def option_kinds(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every option of a run as it is typed behind its dashes, and its annotation."""
     for name, kind in field_types(group).items():
         if is_dataclass(kind):
-            flat = name in ("sync", "engine", "evaluation")
+            flat = name in ("sync", "engine", "evaluation", "checkpoint")
             yield from option_kinds(kind, prefix if flat else f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}".replace("_", "-"), kind

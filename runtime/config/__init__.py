@@ -3,6 +3,7 @@
 Free of torch, so that `--help` answers at once.
 """
 
+from runtime.config.checkpoint import CheckpointConfig
 from runtime.config.engine import EngineConfig
 from runtime.config.read import read_config
 from runtime.config.sync import SyncConfig
@@ -10,6 +11,7 @@ from runtime.config.train import TrainConfig
 from runtime.config.what import DataConfig, DenseOptimizer, EvaluationConfig, ModelConfig
 
 __all__ = [
+    "CheckpointConfig",
     "DataConfig",
     "DenseOptimizer",
     "EngineConfig",

@@ -10,6 +10,7 @@ import tyro
 from persia_sim.words.fields import check_fields
 from persia_sim.words.vocabulary import Mode
 from runtime.config.bounds import within
+from runtime.config.checkpoint import CheckpointConfig
 from runtime.config.engine import EngineConfig
 from runtime.config.sync import SyncConfig
 from runtime.config.what import MOST, DataConfig, EvaluationConfig, ModelConfig
@@ -35,6 +36,7 @@ class TrainConfig:
     seed: int = 0
     """Of initial weights, initial rows, and shuffling."""
     evaluation: Annotated[EvaluationConfig, _FLAT] = field(default_factory=EvaluationConfig)
+    checkpoint: Annotated[CheckpointConfig, _FLAT] = field(default_factory=CheckpointConfig)
     nonfinite: Literal["stop", "skip"] = "stop"
     """Non-finite loss or gradients end the run, or skip that batch for rows and weights alike."""
 
@@ -59,6 +61,12 @@ class TrainConfig:
             )
         if engine.executor == "lag" and sync.window is None:
             raise ValueError("the lag executor reaches its bound exactly; give tau a number")
+        if engine.executor == "replay" and self.checkpoint.checkpoint_every is not None:
+            raise ValueError(
+                "checkpoint_every is not of a replay, whose order has no cuts; remove it"
+            )
+        if engine.kernels == "reference" and self.checkpoint.checkpoint_incremental:
+            raise ValueError("checkpoint_incremental needs --kernels native; remove one of them")
         if self.rows.name != "rows":
             raise ValueError("rows.name is given by the data's schema; remove it")
         if self.rows.dtype == "float64" and engine.precision != "float64":

@@ -81,7 +81,11 @@ def changed(settings: TrainConfig, **changes: Any) -> TrainConfig:
         changes.setdefault("fuse_ranks", True)  # not a choice there
     groups: dict[str, dict[str, Any]] = {}
     for name, value in changes.items():
-        found = [g for g in ("sync", "engine", "evaluation") if hasattr(getattr(settings, g), name)]
+        found = [
+            g
+            for g in ("sync", "engine", "evaluation", "checkpoint")
+            if hasattr(getattr(settings, g), name)
+        ]
         groups.setdefault(found[0] if found else "", {})[name] = value
     top = groups.pop("", {})
     return replace(
