@@ -160,6 +160,7 @@ class _Runner:
 
 def _work(point: Point, folder: Path, samples: Any, number: int) -> None:
     """The body of a point's process."""
+    from runtime.checkpoint.whole import complete_checkpoints
     from runtime.run.record import run_into
 
     die_with_the_parent()
@@ -172,7 +173,8 @@ def _work(point: Point, folder: Path, samples: Any, number: int) -> None:
         # A killed sweep's process may live a moment longer; it must not write beside this one.
         with sole_writer(folder, wait=True):
             (folder / FAILED).unlink(missing_ok=True)
-            run_into(folder, point.config, count)
+            resume = bool(complete_checkpoints(folder))
+            run_into(folder, point.config, count, resume=resume)
     except OSError as error:
         if error.errno == DISK_FULL_EXIT:
             sys.exit(DISK_FULL_EXIT)

@@ -7,17 +7,17 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import tyro
 
-from persia_sim.words.fields import field_types
 from persia_sim.words.rules import counted
 from runtime.config import TrainConfig, read_config
+from runtime.config.options import option_kinds
 from runtime.data.errors import nearest
 
 USAGE = """usage: python -m runtime COMMAND [options]
@@ -43,6 +43,9 @@ class Train:
     evaluation, data, model, rows). Options on the command line come after it and win."""
     out: Path | None = None
     """Folder to fill; else runs/train/<time>-<mode>."""
+    resume: Path | None = None
+    """Folder of a run that was interrupted or killed: go on in it from its newest checkpoint, with
+    its config.json. Ranks, shards, engine, device, steps and checkpoints may be given anew."""
     auto: bool = False
     """With --mode hybrid --executor concurrent: first time sync, lookahead and hybrid on a few
     batches, say what hybrid would gain, and train in the fastest."""
@@ -51,6 +54,9 @@ class Train:
         chosen = self.run.sync.mode, self.run.engine.executor
         if self.auto and chosen != ("hybrid", "concurrent"):
             raise ValueError("auto chooses for --mode hybrid --executor concurrent; add both")
+        own = {"--out": self.out, "--config": self.config, "--auto": self.auto}
+        for name in [name for name, value in own.items() if value and self.resume]:
+            raise ValueError(f"--resume goes on in its folder with its config; remove {name}")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -115,17 +121,18 @@ def guarded(work: Callable[[], None]) -> int:
 def _train(arguments: list[str]) -> None:
     command = read_train(arguments)
     mode = command.run.sync.mode
-    folder = command.out or Path("runs/train") / f"{time.strftime('%Y%m%d-%H%M%S')}-{mode}"
+    fresh = command.out or Path("runs/train") / f"{time.strftime('%Y%m%d-%H%M%S')}-{mode}"
+    folder = command.resume or fresh
     from runtime.run.claim import claimed
 
-    with claimed(folder):
+    with claimed(folder, resume=command.resume is not None):
         work(command, folder, arguments)
 
 
 def read_train(arguments: list[str]) -> Train:
     """What was asked for: the file's options, and over them those of the command line."""
     typed = {word.split("=")[0] for word in arguments if word.startswith("--")}
-    for option in ("--out", "--config", "--trace", "--data.dir", "--data.name"):
+    for option in ("--out", "--config", "--resume", "--trace", "--data.dir", "--data.name"):
         if _value_of(option, arguments) == "":
             raise ValueError(f"{option} is empty; give a path or leave it out")
     flags = {f"--{name}" for name, kind in option_kinds(TrainConfig) if kind is bool}
@@ -133,7 +140,11 @@ def read_train(arguments: list[str]) -> Train:
         flag, equals, value = word.partition("=")
         if equals and re.sub(r"(--|\.)no-", r"\1", flag.replace("_", "-")) in flags:
             raise ValueError(f"{flag} takes no value, got {value!r}; write the option alone")
-    file = _value_of("--config", arguments)
+    file, run = (_value_of(option, arguments) for option in ("--config", "--resume"))
+    if run is not None:
+        file = str(Path(run) / "config.json")
+        if not Path(file).is_file():
+            raise ValueError(f"--resume {run}: there is no run, it holds no config.json")
     start = Train(run=read_config(Path(file)) if file else TrainConfig())
     command = tyro.cli(
         Train,
@@ -150,16 +161,6 @@ def read_train(arguments: list[str]) -> Train:
     if trace is not None and "--tau" in typed:
         _refuse_other_tau(trace, command.run.sync.tau)
     return command
-
-
-def option_kinds(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every option of a run as it is typed behind its dashes, and its annotation."""
-    for name, kind in field_types(group).items():
-        if is_dataclass(kind):
-            flat = name in ("sync", "engine", "evaluation", "checkpoint")
-            yield from option_kinds(kind, prefix if flat else f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}".replace("_", "-"), kind
 
 
 def _refuse_other_tau(trace: Path, tau: int | None) -> None:
@@ -188,21 +189,29 @@ def work(command: Train, folder: Path, arguments: list[str]) -> None:
     """Train in the folder that was claimed."""
     from tqdm import tqdm
 
-    from runtime.run.folder import write_json
+    from runtime.run.ending import Ending, Interrupted
+    from runtime.run.folder import keep_command
     from runtime.run.record import run_into
 
     config = _choose(command.run) if command.auto else command.run
-    write_json(folder / "command.json", {"train": arguments})
+    keep_command(folder, arguments, resume=command.resume is not None)
     total = None if config.steps is None else config.steps * config.batch
     mode = str(config.sync.mode)
     with tqdm(total=total, unit=" samples", unit_scale=True, desc=mode, disable=None) as bar:
-        summary = run_into(
-            folder,
-            config,
-            on_samples=bar.update,
-            on_warning=lambda t: bar.write(f"warning: {t}"),
-            on_start=bar.write,
-        )
+        try:
+            summary = run_into(
+                folder,
+                config,
+                on_samples=bar.update,
+                on_warning=lambda t: bar.write(f"warning: {t}"),
+                on_start=bar.write,
+                resume=command.resume is not None,
+                ending=Ending(),
+            )
+        except Interrupted as told:
+            bar.close()
+            print(told)
+            return
     print(describe(summary))
     print(f"run folder: {folder}")
 

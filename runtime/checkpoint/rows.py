@@ -22,7 +22,7 @@ from runtime.checkpoint.folder_lock import folder_lock
 from runtime.checkpoint.manifest import NAME, Manifest, Part, read_manifest
 from runtime.checkpoint.reshard import Arrays, ids_of, merge_shards, part_of
 from runtime.checkpoint.same_rows import check_same_rows
-from runtime.embedding.native.store import NativeStore
+from runtime.embedding.savable import SavableStore
 
 _COLUMNS = ("ids", "words", "stamps", "rows", "removed", "sightings")
 
@@ -42,7 +42,7 @@ class Saved:
 
 
 def save(
-    store: NativeStore, path: Path, *, incremental: bool = False, track_changes: bool = False
+    store: SavableStore, path: Path, *, incremental: bool = False, track_changes: bool = False
 ) -> Saved:
     """Write all rows as they are at one instant; training in other threads goes on meanwhile.
 
@@ -56,10 +56,10 @@ def save(
         return take(store, extends=base, track_changes=track_changes)._write(path)
 
 
-def take(store: NativeStore, *, extends: Path | None = None, track_changes: bool = False) -> Taken:
+def take(store: SavableStore, *, extends: Path | None = None, track_changes: bool = False) -> Taken:
     """All rows as they are at this instant, to be written later; nothing is copied yet.
 
-    Until they are written, whoever changes a row copies it first (`NativeStore.freeze_snapshots`).
+    Until they are written, whoever changes a row copies it first (`SavableStore.freeze_snapshots`).
     ``extends`` names the folder of this store's last save: then only what changed since is taken.
     The next taking waits until this one is written or dropped.
     """
@@ -83,13 +83,14 @@ def take(store: NativeStore, *, extends: Path | None = None, track_changes: bool
 class Taken:
     """The rows of a store at one instant; the store may be trained while they are written."""
 
-    _store: NativeStore
+    _store: SavableStore
     _track: bool
     _extends: Path | None
     _parts: list[Part]
     pause_s: float
     """How long pushes and lookups were held back."""
     _started: float
+    _settled: bool = False
 
     def write(self, path: Path) -> Saved:
         """Write to a folder, which then holds all rows; parts it extends come in as links.
@@ -101,7 +102,7 @@ class Taken:
             return self._write(path)
 
     def drop(self) -> None:
-        """Nobody wants them: what has changed counts as changed still."""
+        """Nobody wants them, unless they are written: what has changed counts as changed still."""
         self._settle(kept=False)
 
     def _write(self, path: Path) -> Saved:
@@ -123,11 +124,14 @@ class Taken:
         return Saved(rows, file_bytes, self.pause_s, time.perf_counter() - self._started)
 
     def _settle(self, *, kept: bool) -> None:
+        if self._settled:
+            return
+        self._settled = True
         self._store.settle_snapshots(kept=kept)
         self._store.saving.release()
 
 
-def load(store: NativeStore, path: Path) -> None:
+def load(store: SavableStore, path: Path) -> None:
     """Fill an empty store, of any number of shards, with what was saved.
 
     With the same number of shards and no incremental part the store goes on exactly as the saved
@@ -200,7 +204,7 @@ def _link_parts(source: Path, target: Path, parts: list[Part]) -> None:
             shutil.copyfile(source / name, target / name)
 
 
-def _parts_to_extend(store: NativeStore, path: Path) -> list[Part]:
+def _parts_to_extend(store: SavableStore, path: Path) -> list[Part]:
     parts = read_manifest(path).parts if (path / NAME).exists() else []
     if not parts or store.last_saved != (str(path.resolve()), parts[-1].name):
         raise ValueError(

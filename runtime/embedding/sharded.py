@@ -7,6 +7,7 @@ are made of.
 
 from __future__ import annotations
 
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -55,6 +56,8 @@ class ShardedStore(EmbeddingStore):
         self.layout, self.shards, self.seed = layout, shards, seed
         self.tables = {t.name: t for t in tables if t.name in used}
         self._gate = PushGate(shards)
+        self.saving = threading.Lock()
+        self.last_saved: tuple[str, str] | None = None
         rules, recorder = rules or ServerRules(), recorder or TraceRecorder()
         stop = Stop() if stop is None else stop  # one that is not set counts as False
         self.servers = [

@@ -8,6 +8,7 @@ holds: those of the servers, or the worker's own copies on lease.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -20,6 +21,9 @@ from runtime.embedding.verbs import EmbeddingStore
 
 class RowOverflowError(ValueError):
     """Finite gradients of vectors whose sum over a row's occurrences is not."""
+
+
+_NOTICED = ("row_gradient_seen", "_live_row_seen", "_all_rows_looked_at")
 
 
 class EmbeddingWorker:
@@ -35,6 +39,15 @@ class EmbeddingWorker:
         """Whether any gradient other than zero has reached the rows so far."""
         self._live_row_seen = False
         self._all_rows_looked_at = False
+
+    def noticed(self) -> dict[str, bool]:
+        """What was noticed of the rows so far; plain JSON."""
+        return {name: getattr(self, name) for name in _NOTICED}
+
+    def go_on(self, noticed: Mapping[str, bool]) -> None:
+        """Take up what `noticed` gave."""
+        for name in _NOTICED:
+            setattr(self, name, noticed[name])
 
     def begin(self, rank: int, step: int, batch: Batch) -> Handle:
         """A ticket: duplicates merged, shards planned, no row touched."""

@@ -44,10 +44,14 @@ def whole_trace(
 
     ``meta`` are the facts of the trace, ``ranks`` among them.
     """
-    own = recorder.finish(**meta)
+    return merged_trace(recorder.finish(**meta), of_servers)
+
+
+def merged_trace(own: Trace, of_servers: Sequence[np.ndarray]) -> Trace:
+    """What a process has written down itself, merged with what its servers have."""
     if not of_servers:
         return own
-    return replace(own, events=merge_recordings([own.events, *of_servers], meta["ranks"]))
+    return replace(own, events=merge_recordings([own.events, *of_servers], own.meta["ranks"]))
 
 
 class _Merging:

@@ -91,6 +91,25 @@ def _refuse_too_short(trace: Trace, asked: int | None, name: str) -> None:
         )
 
 
+def other_facts(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """In words, what decides a byte and is not as it was; how far the run goes may differ."""
+    return "; ".join(
+        f"{key}: before {before.get(key)!r}, now {now.get(key)!r}"
+        for key in {**before, **now}
+        if key not in ("steps", "not_replayable") and before.get(key) != now.get(key)
+    )
+
+
+def refuse_other_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise ValueError when a run would go on with other data than it began with."""
+    if before["data_sha256"] != now["data_sha256"]:
+        raise ValueError(
+            f"data set {now['data']} has changed since the run began (checksum"
+            f" {str(before['data_sha256'])[:12]} then, {str(now['data_sha256'])[:12]} now): put the"
+            " old data back, or start a new run"
+        )
+
+
 def unseeded_draws(model: str) -> str:
     """Why a run whose model drew random numbers unseen has no second run like it."""
     return (

@@ -9,21 +9,18 @@ from pathlib import Path
 
 
 @contextmanager
-def claimed(folder: Path) -> Iterator[None]:
-    """Make the folder and hold it for one run.
+def claimed(folder: Path, *, resume: bool = False) -> Iterator[None]:
+    """Make the folder and hold it for one run; ``resume``: hold the folder of one to go on with.
 
-    Raises ValueError when it holds a finished run, a config.json that no run left there, or when
-    another process is filling it; OSError when it cannot be written.
+    Raises ValueError when it holds a finished run, checkpoints of an unfinished one, a config.json
+    that no run left there, or when another process is filling it; to go on with, when it holds no
+    run. OSError when it cannot be written.
     """
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"--out {folder} is a file; name a folder")
-    if (folder / "summary.json").exists():
-        raise ValueError(f"{folder} holds a finished run; name another folder with --out")
-    if (folder / "config.json").exists() and not (folder / "env.json").exists():
-        raise ValueError(
-            f"{folder / 'config.json'} is not of a run here, and a run would overwrite it;"
-            " name another folder with --out"
-        )
+    if resume:
+        if not (folder / "config.json").is_file():
+            raise ValueError(f"--resume {folder}: there is no run, it holds no config.json")
+    else:
+        _refuse_taken(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         try:
@@ -33,3 +30,20 @@ def claimed(folder: Path) -> Iterator[None]:
                 f"another run is filling {folder}; wait for it or name another folder with --out"
             ) from None
         yield
+
+
+def _refuse_taken(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--out {folder} is a file; name a folder")
+    if (folder / "summary.json").exists():
+        raise ValueError(f"{folder} holds a finished run; name another folder with --out")
+    if (folder / "config.json").exists() and not (folder / "env.json").exists():
+        raise ValueError(
+            f"{folder / 'config.json'} is not of a run here, and a run would overwrite it;"
+            " name another folder with --out"
+        )
+    if any((folder / "checkpoints").glob("[0-9]*/state.json")):
+        raise ValueError(
+            f"{folder} holds an unfinished run with checkpoints; go on with --resume {folder}, or"
+            " name another folder with --out"
+        )

@@ -10,7 +10,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from persia_sim.words.documents import read_document
 from persia_sim.words.files import atomic_write
 
 SUMMARY = "summary.json"
+INTERRUPTED = "interrupted.json"
+"""Says of a run that a signal ended it, after a checkpoint."""
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -28,6 +30,15 @@ def write_json(path: Path, content: Any) -> None:
     text = json.dumps(plain(content), indent=1, allow_nan=False)
     with atomic_write(path) as file:
         file.write(text.encode() + b"\n")
+
+
+def keep_command(folder: Path, arguments: Sequence[str], *, resume: bool) -> None:
+    """Write down what was typed: under train, and under resume each time that the run went on."""
+    file = folder / "command.json"
+    known = read_document(file) if resume and file.is_file() else None
+    kept = known if isinstance(known, dict) else {}
+    typed = {"resume": [*kept.get("resume", []), list(arguments)]} if resume else {}
+    write_json(file, kept | typed if resume else {"train": list(arguments)})
 
 
 def plain(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ from typing import Any
 import numpy as np
 
 from persia_sim.words.chrome import chrome_events, write_chrome_trace
-from runtime.config import TrainConfig
+from runtime.config import TrainConfig, read_config
 from runtime.data.open import open_source
+from runtime.run.ending import Ending, Interrupted
 from runtime.run.evaluate import Evaluation, best_reachable_auc
-from runtime.run.folder import SUMMARY, environment, plain, write_json
-from runtime.run.session import CurvePoint, Outcome, train
+from runtime.run.folder import INTERRUPTED, SUMMARY, environment, plain, write_json
+from runtime.run.resume import cut_metrics, forget_the_end, going_on
+from runtime.run.session import CurvePoint, Outcome, Saving, train
 
 
 def run_into(
@@ -23,23 +26,40 @@ def run_into(
     on_samples: Callable[[int], None] | None = None,
     on_warning: Callable[[str], None] = lambda text: None,
     on_start: Callable[[str], None] = lambda text: None,
+    *,
+    resume: bool = False,
+    ending: Ending | None = None,
 ) -> dict[str, Any]:
     """Run ``config``, fill ``folder``, and return the summary.
 
-    ``on_start`` is told the data, its split and its rows before anything is trained.
+    ``on_start`` is told the data, its split and its rows before anything is trained. ``resume``
+    goes on from the folder's newest checkpoint; ``ending`` may ask the run to end: then it raises
+    `Interrupted` after a checkpoint.
 
     The folder holds config.json, env.json, metrics.jsonl (a line per snapshot), trace.npz,
-    predictions.npz, timeline.json if asked for and, written last, summary.json: a folder without
-    it is an unfinished run.
+    predictions.npz, timeline.json if asked for, checkpoints/ if any were written and, written last,
+    summary.json: a folder without it is an unfinished run.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    start = None
+    metrics = folder / "metrics.jsonl"
+    if resume:
+        before = read_config(folder / "config.json")
+        config, start = going_on(folder, config, before, on_warning)
     write_json(folder / "config.json", config)
     write_json(folder / "env.json", environment())
     data = config.data
     source = open_source(data.name, data.dir, data.rows, data.skip_bad_rows, keep=data.keep)
     on_start(f"data: {source.provenance()}")
-    metrics = folder / "metrics.jsonl"
-    metrics.write_text("")
+    if start is None:
+        metrics.write_text("")
+    else:
+        at = f"{start.state.samples:,} samples, {start.state.updates:,} updates"
+        on_start(f"goes on from {start.folder}: {at}")
+        cut_metrics(metrics, start.state.updates)
+        forget_the_end(folder)
+        if on_samples:
+            on_samples(start.state.samples)
 
     def on_snapshot(point: CurvePoint) -> None:
         if metrics.stat().st_size == 0:  # the first evaluation: say at once what looks wrong
@@ -47,7 +67,18 @@ def run_into(
                 on_warning(warning)
         _append(metrics, point.updates, point.samples, point.evaluation, drained=False)
 
-    outcome = train(config, source, on_samples=on_samples, on_snapshot=on_snapshot)
+    saving = Saving(folder, start, ending or Ending(), on_warning)
+    try:
+        outcome = train(
+            config,
+            source,
+            on_samples=on_samples,
+            on_snapshot=on_snapshot,
+            saving=None if config.engine.executor == "replay" else saving,
+        )
+    except Interrupted as interrupted:
+        write_json(folder / INTERRUPTED, {"by": saving.ending.why, "told": str(interrupted)})
+        raise
     updates, samples = outcome.figures["updates"], outcome.figures["samples"]
     _append(metrics, updates, samples, outcome.final, drained=True)
     if len(outcome.trace):
@@ -60,7 +91,7 @@ def run_into(
         predictions=final.predictions.astype(np.float32),
         labels=final.labels.astype(np.int8),
     )
-    summary = summarize_run(config, outcome, source.provenance())
+    summary = summarize_run(config, outcome, source.provenance(), metrics)
     summary["best_reachable_auc"] = best_reachable_auc(source, config.evaluation.test_rows)
     write_json(folder / SUMMARY, summary)
     return summary
@@ -75,12 +106,10 @@ def _append(
         lines.write(json.dumps(plain({**line, "tasks": _scores(evaluation)})) + "\n")
 
 
-def summarize_run(config: TrainConfig, outcome: Outcome, provenance: Any) -> dict[str, Any]:
-    """The figures of one run, with what they are figures of."""
-    best = {
-        task: max([p.evaluation.tasks[task].auc for p in outcome.curve] + [score.auc])
-        for task, score in outcome.final.tasks.items()
-    }
+def summarize_run(
+    config: TrainConfig, outcome: Outcome, provenance: Any, metrics: Path
+) -> dict[str, Any]:
+    """The figures of one run, with what they are figures of; ``metrics`` has its evaluations."""
     return {
         "mode": str(config.sync.mode),
         "tau": outcome.trace.meta["tau"],
@@ -90,13 +119,23 @@ def summarize_run(config: TrainConfig, outcome: Outcome, provenance: Any) -> dic
         "executor": config.engine.executor,
         "evaluated_on": "test part, after the last update, all pushes applied",
         "tasks": _scores(outcome.final),
-        "best_auc_on_the_way": best,
+        "best_auc_on_the_way": _best_auc(metrics),
         "staleness": outcome.staleness,
         "row_staleness_histogram": outcome.store.row_staleness.tolist(),
         "warnings": outcome.warnings,
         "data": provenance,
         **outcome.figures,
     }
+
+
+def _best_auc(metrics: Path) -> dict[str, float]:
+    """Per task, of all evaluations, also those before a resume."""
+    lines = [json.loads(line)["tasks"] for line in metrics.read_text().splitlines()]
+    best = {}
+    for task in lines[0]:
+        found = [line[task]["auc"] for line in lines if line[task]["auc"] is not None]
+        best[task] = max(found, default=math.nan)
+    return best
 
 
 def _scores(evaluation: Evaluation) -> dict[str, dict[str, float]]:

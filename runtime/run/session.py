@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from persia_sim.words.chrome import Span
-from persia_sim.words.orders import constant_lag
-from persia_sim.words.staleness import StalenessSummary, summarize
-from persia_sim.words.staleness_stream import StalenessCounter
-from persia_sim.words.trace import Event, Trace
-from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
+from persia_sim.words.staleness import StalenessSummary
+from persia_sim.words.trace import Trace
+from persia_sim.words.vocabulary import DEFAULT_TAU
+from runtime.checkpoint.whole import Checkpoint
 from runtime.config import TrainConfig
 from runtime.data.open import open_source
 from runtime.data.source import Source
 from runtime.embedding.config import TableConfig
 from runtime.embedding.verbs import EmbeddingStore
 from runtime.engines.parts import assemble_for
-from runtime.engines.threads import ConcurrentRun
-from runtime.order.executor import OrderedRun
 from runtime.order.merge import whole_trace
 from runtime.order.replayable import (
     refuse_cut_short,
@@ -31,9 +28,11 @@ from runtime.order.replayable import (
     trace_meta,
     unseeded_draws,
 )
-from runtime.rank.feed import Feed
 from runtime.rank.fused import FUSED
+from runtime.run.ending import Ending, Interrupted
 from runtime.run.evaluate import Evaluation, HeldOut, evaluate
+from runtime.run.saver import Saver
+from runtime.run.training import Training
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +42,39 @@ class CurvePoint:
     updates: int
     samples: int
     evaluation: Evaluation
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """Where a run writes itself down."""
+
+    run: Path
+    """Its folder."""
+    start: Checkpoint | None = None
+    """What it goes on from."""
+    ending: Ending = field(default_factory=Ending)
+    """Who may ask it to end."""
+    on_warning: Callable[[str], None] = lambda text: None
+    """Told of checkpoints that were not written."""
+
+    def train(self, training: Training) -> Saver:
+        """Train to the end of the data; raises `Interrupted` when asked to end before."""
+        saver = Saver(self.run, training.parts.config.checkpoint, self.on_warning)
+        saver.last = self.start
+        try:
+            with self.ending.listening():
+                if training.train_legs(saver, self.ending):
+                    return saver
+                written = saver.wait()
+        except BaseException:
+            saver.wait()  # a checkpoint of before is worth waiting for
+            raise
+        if not written or saver.last is None:
+            raise ValueError("the run was asked to end, and its checkpoint could not be written")
+        raise Interrupted(
+            f"interrupted by {self.ending.why} after {saver.last.state.samples:,} samples; go on"
+            f" with: python -m runtime train --resume {self.run}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,45 +107,50 @@ def train(
     tables: Mapping[str, TableConfig] | None = None,
     on_samples: Callable[[int], None] | None = None,
     on_snapshot: Callable[[CurvePoint], None] | None = None,
+    saving: Saving | None = None,
 ) -> Outcome:
     """Train as ``config`` says and evaluate on the test part.
 
     ``source`` replaces the data that the config names, ``tables`` the config of single tables;
     ``on_samples`` is told of every dense update's samples, ``on_snapshot`` of every evaluation on
-    the way.
+    the way. ``saving`` says where checkpoints go and what is gone on from; raises `Interrupted`
+    when it was asked to end, after a checkpoint.
     """
+    if saving is None and config.checkpoint.at_end:
+        raise ValueError("checkpoint_every needs a run folder: pass saving, or use run_into")
     torch.set_num_threads(config.engine.threads)
     if source is None:
         data = config.data
         source = open_source(data.name, data.dir, data.rows, data.skip_bad_rows, keep=data.keep)
-    parts = assemble_for(config, source, tables)
+    start = saving.start if saving else None
+    samples = start.state.samples if start else 0
+    parts = assemble_for(config, source, tables, samples=samples)
     held_out = HeldOut(source, config.evaluation.test_rows)
     curve: list[CurvePoint] = []
-
-    def snapshot(updates: int, samples: int, model: nn.Module) -> None:
-        found = evaluate(parts.learner, model, parts.worker, held_out)
-        curve.append(CurvePoint(updates, samples, found))
-        if on_snapshot:
-            on_snapshot(curve[-1])
-
-    counter = StalenessCounter(config.sync.mode, config.sync.ranks)
-    if not parts.recorder.keeps:
-        parts.recorder.listen(counter.note)
     meta = trace_meta(config, source, parts.store.tables)
     if parts.fused:
         meta[FUSED] = True
     recorded = _recorded_order(config, meta)
-    began = time.perf_counter()
-    meter = parts.meter
-    meter.start(every=config.evaluate_every_updates, evaluate=snapshot, on_samples=on_samples)
-    run: OrderedRun | ConcurrentRun
-    if config.engine.executor == "concurrent":
-        run = ConcurrentRun(parts)
-        run.run()
+    training = Training(parts, meta, start)
+    history = training.history
+
+    def snapshot(updates: int, samples: int, model: nn.Module) -> None:
+        found = evaluate(parts.learner, model, parts.worker, held_out)
+        if not curve and not history.resumed_at_samples:
+            history.first_warnings = [f"after {updates} updates: {w}" for w in found.warnings]
+        curve.append(CurvePoint(updates, samples, found))
+        if on_snapshot:
+            on_snapshot(curve[-1])
+
+    training.begin(snapshot, on_samples)
+    saver = None
+    if recorded is not None:
+        training.replay(recorded)
+    elif saving is None:
+        training.train_leg()
     else:
-        run = OrderedRun(parts)
-        run.run(recorded if recorded is not None else lag_order(config, parts.feed))
-    wall_s = time.perf_counter() - began
+        saver = saving.train(training)
+    wall_s, meter = training.wall_s(), parts.meter
     if not meter.samples:
         raise ValueError(
             f"data set {config.data.name} gave no training sample; is its split right?"
@@ -121,20 +158,23 @@ def train(
     if recorded is not None:
         refuse_cut_short(recorded, meter.updates)
         meta["tau"] = recorded.meta.get("tau")
-    model = run.snapshot()
+    model = training.engine.snapshot()
     final = evaluate(parts.learner, model, parts.worker, held_out)
-    early = [w for w in curve[0].evaluation.warnings if w not in final.warnings] if curve else []
-    warnings = [f"after {curve[0].updates} updates: {w}" for w in early] + final.warnings
+    early = [w for w in history.first_warnings if w.partition(": ")[2] not in final.warnings]
+    warnings = early + final.warnings
     if parts.learner.drew_unseeded:
         meta["not_replayable"] = unseeded_draws(config.model.name)
         warnings.append(f"this run cannot be repeated: {meta['not_replayable']}")
+    if saver is not None:
+        saver.wait()
+        history.checkpoints_failed += saver.failed
     facts = meta | {"updates": meter.updates}
     trace = whole_trace(parts.recorder, parts.store.recorded(), facts)
     return Outcome(
         final=final,
         curve=curve,
         trace=trace,
-        staleness=summarize(trace) if parts.recorder.keeps else counter.summary(),
+        staleness=training.staleness(trace),
         store=parts.store,
         model=model,
         spans=parts.spans.spans,
@@ -153,22 +193,11 @@ def train(
             "pushes_lost": meter.pushes_lost,
             "loss_scale": parts.learner.scale.value,
             "ranks_fused": parts.fused,
+            "checkpoints_written": history.checkpoints_written - history.checkpoints_failed,
+            "checkpoints_failed": history.checkpoints_failed,
+            "longest_pause_s": history.longest_pause_s,
+            "resumed_at_samples": history.resumed_at_samples,
         },
-    )
-
-
-def lag_order(config: TrainConfig, feed: Feed) -> Iterator[Event]:
-    """The constant lag of the config over the batches of the feed."""
-    sync = config.sync
-    tau = 0 if sync.window is None else sync.window
-    return constant_lag(
-        sync.mode,
-        ranks=sync.ranks,
-        has_batch=feed.has_batch,
-        tau=tau,
-        ahead=sync.ahead,
-        merge_pushes=sync.merges,
-        average_every=sync.average_every_steps if sync.mode is Mode.ASYNC_AVERAGING else None,
     )
 
 

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from persia_sim.words.trace import Trace
 from runtime import commands
-from runtime.commands import main, option_kinds, read_train
+from runtime.commands import main, read_train
 from runtime.config import SyncConfig, TrainConfig
+from runtime.config.options import option_kinds
 from runtime.run.claim import claimed
 from runtime.run.folder import plain
 

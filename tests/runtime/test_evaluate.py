@@ -14,10 +14,11 @@ from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.data.batch import Batch
 from runtime.order.executor import OrderedRun
+from runtime.order.lag import lag_order
 from runtime.rank.parts import assemble
 from runtime.run import evaluate as evaluate_module
 from runtime.run.evaluate import HeldOut, best_reachable_auc, evaluate, score
-from runtime.run.session import lag_order, train
+from runtime.run.session import train
 from tests.runtime.worlds import ArraySource, changed, config, run
 
 

@@ -18,11 +18,12 @@ from runtime.dense.rules import LossScale
 from runtime.embedding.config import RowOptimizer
 from runtime.engines.threads import ConcurrentRun
 from runtime.order.executor import OrderedRun
+from runtime.order.lag import lag_order
 from runtime.rank import learner
 from runtime.rank.learner import NonFiniteError
 from runtime.rank.parts import assemble
 from runtime.run.choose import fastest
-from runtime.run.session import lag_order, train
+from runtime.run.session import train
 from tests.runtime.worlds import ArraySource, assert_same_bytes, changed, config, run
 
 SOURCE = ArraySource(300)

@@ -21,11 +21,11 @@ from runtime.embedding.worker import EmbeddingWorker
 from runtime.engines.parts import assemble_for
 from runtime.engines.threads import ConcurrentRun
 from runtime.order.executor import OrderedRun
+from runtime.order.lag import lag_order
 from runtime.order.merge import whole_trace
 from runtime.rank.learner import Learner
 from runtime.rank.progress import Meter
 from runtime.rank.spans import SpanRecorder
-from runtime.run.session import lag_order
 
 
 class ArraySource:

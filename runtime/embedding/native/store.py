@@ -6,8 +6,7 @@ released.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,8 +41,6 @@ class NativeStore(ShardedStore):
         super().__init__(
             layout, tables, shards=shards, seed=seed, recorder=recorder, rules=rules, stop=stop
         )
-        self.last_saved: tuple[str, str] | None = None
-        self.saving = threading.Lock()
 
     @property
     def _native(self) -> list[dict[str, Any]]:
@@ -130,7 +127,7 @@ class NativeStore(ShardedStore):
                 table.settle(kept)
 
     def restore(
-        self, table: str, shards: Sequence[dict[str, Any]], *, keep_present: bool = False
+        self, table: str, shards: Sequence[Mapping[str, Any]], *, keep_present: bool = False
     ) -> None:
         """Put rows of one table back, those of each shard; ``keep_present``: absent ones only."""
         for tables, arrays in zip(self._native, shards, strict=True):

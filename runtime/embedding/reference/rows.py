@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from runtime.embedding.config import TableConfig
 from runtime.embedding.reference import optimizers
 from runtime.embedding.reference.index import IdIndex
 from runtime.embedding.reference.initial import table_key, uniform_rows
+from runtime.embedding.savable import TableSnapshot
 from runtime.embedding.store import ABSENT
+
+_MOST_WRITES = (1 << 24) - 1  # a saved word holds so many; the bits above are marks of native
 
 
 class Rows:
@@ -63,6 +69,38 @@ class Rows:
         order = np.argsort(ids)
         slots = slots[order]
         return ids[order], self._values[slots], self._state[slots]
+
+    def snapshot(self) -> TableSnapshot:
+        """Copies of everything, in the form of the native engine: the same bytes per row."""
+        ids, slots = self._index.items()
+        values, state = (
+            np.ascontiguousarray(part[slots]).view(np.uint8).reshape(len(slots), -1)
+            for part in (self._values, self._state)
+        )
+        return {
+            "ids": ids,
+            "words": (self._writes[slots] & _MOST_WRITES).astype(np.uint32),
+            "stamps": np.zeros(0, np.uint32),
+            "rows": np.hstack([values, state]),
+            "removed": np.zeros(0, np.uint64),
+            "sightings": np.zeros(0, np.uint8),
+            "latest_step": 0,
+        }
+
+    def restore(self, saved: Mapping[str, Any], *, keep_present: bool) -> None:
+        """Put rows back, from either engine; no row ever goes here, so none can be removed."""
+        ids = saved["ids"]
+        slots = self._index.find(ids)
+        absent = slots == ABSENT
+        slots[absent] = self._create(ids[absent])
+        chosen = absent if keep_present else np.ones(len(ids), bool)
+        rows, into = saved["rows"].reshape(len(ids), -1)[chosen], slots[chosen]
+        width = self._values.shape[1] * self._values.itemsize
+        parts = (np.ascontiguousarray(rows[:, :width]), np.ascontiguousarray(rows[:, width:]))
+        self._values[into] = parts[0].view(self._values.dtype)
+        if self._state.shape[1]:
+            self._state[into] = parts[1].view(self._state.dtype)
+        self._writes[into] = saved["words"][chosen] & _MOST_WRITES
 
     def _initial(self, ids: np.ndarray) -> np.ndarray:
         config = self.config

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from runtime.data.batch import Batch
 from runtime.embedding.config import TableConfig
 from runtime.embedding.reference.plan import plan_tables
 from runtime.embedding.reference.rows import Rows
+from runtime.embedding.savable import TableSnapshot
 from runtime.embedding.server import STALENESS_BINS, WholePush
 from runtime.embedding.sharded import ShardedStore
 from runtime.embedding.store import ABSENT, Handle
@@ -18,6 +19,8 @@ from runtime.embedding.store import ABSENT, Handle
 
 class ReferenceStore(ShardedStore):
     """Rows in numpy arrays."""
+
+    _frozen: Sequence[dict[str, TableSnapshot]] = ()
 
     def __len__(self) -> int:
         return sum(len(rows) for shard in self._shards() for rows in shard.tables.values())
@@ -43,6 +46,30 @@ class ReferenceStore(ShardedStore):
             slots[name] = np.full(len(plan.ids), ABSENT, np.int64)
             writes[name] = np.zeros(len(plan.ids), np.int64)
         return Handle(rank, step, batch, plans, values, slots, writes)
+
+    def freeze_snapshots(self, *, only_changed: bool, track: bool) -> None:
+        """Copy all rows; call inside `consistent_cut`."""
+        if only_changed or track:
+            raise ValueError("the reference engine does not know which rows changed; save them all")
+        self._frozen = [
+            {name: rows.snapshot() for name, rows in shard.tables.items()}
+            for shard in self._shards()
+        ]
+
+    def collect_snapshots(self) -> list[dict[str, TableSnapshot]]:
+        """What was frozen."""
+        return list(self._frozen)
+
+    def settle_snapshots(self, *, kept: bool) -> None:
+        """Forget the copies."""
+        self._frozen = ()
+
+    def restore(
+        self, table: str, shards: Sequence[Mapping[str, Any]], *, keep_present: bool = False
+    ) -> None:
+        """Put rows of one table back, those of each shard."""
+        for shard, arrays in zip(self._shards(), shards, strict=True):
+            shard.tables[table].restore(arrays, keep_present=keep_present)
 
     def _open_rows(self, shard: int) -> ReferenceShard:
         return ReferenceShard(shard, self.tables.values(), self.seed)

@@ -1,0 +1,76 @@
+"""Going on with a run that was interrupted or killed: what may change, where its files stand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from persia_sim.words.fields import field_types
+from runtime.checkpoint.whole import Checkpoint, newest
+from runtime.config import CheckpointConfig, EngineConfig, EvaluationConfig, TrainConfig
+from runtime.config.options import option_values
+from runtime.run.folder import INTERRUPTED, SUMMARY
+
+_FIXED_OF_ENGINE = {"precision", "loss_scale", "trace", "trace_order"}
+_MAY_CHANGE = {"ranks", "permits", "ahead", "lookahead", "steps", "data.dir", "data.keep"} | {
+    name.replace("_", "-")
+    for group in (EngineConfig, CheckpointConfig, EvaluationConfig)
+    for name in field_types(group)
+    if name not in _FIXED_OF_ENGINE
+}
+"""Who trains, how fast, how far, and what is told of it; all else decides what is trained."""
+
+
+def going_on(
+    run: Path, config: TrainConfig, before: TrainConfig, on_warning: Callable[[str], None]
+) -> tuple[TrainConfig, Checkpoint]:
+    """The config to go on with in a run's folder, and the newest checkpoint that can be trusted.
+
+    ``before`` is what the run was started with. Raises ValueError naming an option that would make
+    it another run, and for a run that is finished.
+    """
+    old = dict(option_values(before))
+    for name, value in option_values(config):
+        if value != old[name] and name not in _MAY_CHANGE:
+            raise ValueError(
+                f"--{name} is {value}, but the run in {run} was begun with {old[name]}, which"
+                " decides what is trained: leave it out, or start a new run"
+            )
+    if config.engine.executor == "replay":
+        raise ValueError(f"the run in {run} is a replay, which is done from its start only")
+    if (run / SUMMARY).exists() and not _goes_further(config, before):
+        raise ValueError(f"the run in {run} is finished; add --steps, more than before, to go on")
+    start = newest(run, on_warning)
+    engine, facts = config.engine, start.state.facts
+    same = (facts["ranks"], facts["shards"]) == (config.sync.ranks, engine.server_count)
+    if engine.trace_order and not same:
+        on_warning("a trace is of one number of ranks and shards: the order is kept no longer")
+        config = replace(config, engine=replace(engine, trace_order=False))
+    return config, start
+
+
+def cut_metrics(file: Path, updates: int) -> None:
+    """Drop the lines of evaluations after so many updates: they will be made again."""
+    kept = []
+    for line in file.read_text().splitlines() if file.exists() else []:
+        try:
+            found = json.loads(line)
+        except ValueError:  # the last line of a killed run may be half there
+            continue
+        if found["updates"] <= updates:
+            kept.append(line + "\n")
+    file.write_text("".join(kept))
+
+
+def forget_the_end(run: Path) -> None:
+    """The folder is that of a run under way again."""
+    for name in (SUMMARY, INTERRUPTED):
+        (run / name).unlink(missing_ok=True)
+
+
+def _goes_further(config: TrainConfig, before: TrainConfig) -> bool:
+    if before.steps is None:
+        return False
+    return config.steps is None or config.steps > before.steps

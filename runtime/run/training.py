@@ -1,0 +1,186 @@
+"""A run under way: its parts, who executes it, and what is written down between two legs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+from persia_sim.words.staleness import StalenessSummary, summarize
+from persia_sim.words.staleness_stream import StalenessCounter
+from persia_sim.words.trace import Event, Trace
+from persia_sim.words.vocabulary import Mode
+from runtime.checkpoint.rows import load, take
+from runtime.checkpoint.state import RunState
+from runtime.checkpoint.whole import Checkpoint
+from runtime.dense.state import load_generators, load_model
+from runtime.embedding.savable import savable
+from runtime.engines.threads import ConcurrentRun
+from runtime.order.executor import OrderedRun
+from runtime.order.lag import lag_order
+from runtime.order.merge import merged_trace
+from runtime.order.replayable import other_facts, refuse_other_data
+from runtime.rank.parts import Parts, server_rules
+from runtime.rank.progress import Evaluate
+from runtime.run.ending import Ending
+from runtime.run.folder import plain
+from runtime.run.saver import Cut, Saver
+from runtime.run.schedule import Schedule
+
+_CLOCK = ("updates_per_step", "base_update", "base_step")
+
+
+@dataclass(slots=True, kw_only=True)
+class History:
+    """What the summary says of all that came before, over any number of resumes."""
+
+    wall_s: float = 0.0
+    first_warnings: list[str] = field(default_factory=list)
+    """Of the first evaluation, with its updates in words."""
+    resumed_at_samples: list[int] = field(default_factory=list)
+    checkpoints_written: int = 0
+    checkpoints_failed: int = 0
+    longest_pause_s: float = 0.0
+    """From the end of a leg, when nothing is in flight, to the start of the next."""
+
+
+class Training:
+    """From assembled parts, fresh or as a checkpoint has them, to the end of the data."""
+
+    def __init__(self, parts: Parts, facts: dict[str, Any], start: Checkpoint | None) -> None:
+        """``facts`` are those of `trace_meta`; ``start`` is gone on from."""
+        config = parts.config
+        self.parts, self.facts, self._start = parts, facts, start
+        self.history = History(**start.state.told) if start else History()
+        self._rules = server_rules(config, parts.store.tables.values())
+        self._counter = StalenessCounter(config.sync.mode, config.sync.ranks)
+        if not parts.recorder.keeps:
+            parts.recorder.listen(self._counter.note)
+        dense = start.dense() if start else None
+        if dense is not None:
+            load_model(parts.learner.model, dense)
+        concurrent = config.engine.executor == "concurrent"
+        self.engine = ConcurrentRun(parts) if concurrent else OrderedRun(parts)
+        if start is not None and dense is not None:
+            self._go_on(start)
+            self.engine.go_on(dense)
+            load_generators(dense)
+        self._began_s = time.perf_counter()
+
+    def begin(self, evaluate: Evaluate, on_samples: Callable[[int], None] | None) -> None:
+        """The first sample is about to be read."""
+        self._began_s = time.perf_counter()
+        meter, every = self.parts.meter, self.parts.config.evaluate_every_updates
+        meter.start(every=every, evaluate=evaluate, on_samples=on_samples)
+        if self._start is not None:
+            meter.go_on(self._start.state.meter)
+
+    def train_leg(self) -> None:
+        """Train what the feed gives until its leg ends; then nothing is in flight."""
+        if isinstance(self.engine, ConcurrentRun):
+            self.engine.run()
+        else:
+            self.engine.run(lag_order(self.parts.config, self.parts.feed))
+
+    def replay(self, order: Iterable[Event]) -> None:
+        """Carry out a given order, in one leg."""
+        assert isinstance(self.engine, OrderedRun)
+        self.engine.run(order)
+
+    def train_legs(self, saver: Saver, ending: Ending) -> bool:
+        """Train to the end of the data, or to where ``ending`` asks; whether it got to the end.
+
+        At every cut the run is saved.
+        """
+        feed, config = self.parts.feed, self.parts.config
+        schedule = Schedule(config, ending)
+        while True:
+            feed.begin_leg(schedule.begin_leg(feed.next_number), schedule.ends_now)
+            self.train_leg()
+            drained_s = time.perf_counter()
+            at_end = feed.is_at_the_end()
+            if self.parts.meter.samples and (ending or config.checkpoint.at_end):
+                saver.save(self.parts.meter.samples, self.take)
+            if at_end or ending:
+                return at_end
+            pause_s = time.perf_counter() - drained_s
+            self.history.longest_pause_s = max(self.history.longest_pause_s, pause_s)
+
+    def wall_s(self) -> float:
+        """Seconds of training, over any number of resumes."""
+        return self.history.wall_s + time.perf_counter() - self._began_s
+
+    def staleness(self, trace: Trace) -> StalenessSummary:
+        """Of the whole run; ``trace`` is its order, where it was kept."""
+        return summarize(trace) if self.parts.recorder.keeps else self._counter.summary()
+
+    def take(self, extends: Path | None, track_changes: bool) -> Cut:
+        """The whole run as it is between two legs."""
+        parts, told = self.parts, self.history
+        told.checkpoints_written += 1
+        recorder, meter = parts.recorder, parts.meter
+        rows = take(savable(parts.store), extends=extends, track_changes=track_changes)
+        state = RunState(
+            samples=meter.samples,
+            updates=meter.updates,
+            config=plain(parts.config),
+            tables=plain(parts.store.tables),
+            facts=plain(self.facts),
+            servers=plain(parts.store.counters_of_servers()),
+            clock={name: getattr(self._rules, name) for name in _CLOCK},
+            learner={
+                "scale": parts.learner.scale.state(),
+                "drew_unseeded": parts.learner.drew_unseeded,
+                "rows": parts.worker.noticed(),
+            },
+            meter=plain(meter.state()),
+            staleness=None if recorder.keeps else self._counter.totals(),
+            told=plain(asdict(told)) | {"wall_s": self.wall_s()},
+            files={},
+        )
+        trace = None
+        if recorder.keeps:
+            own, of_servers = recorder.so_far(), parts.store.recorded()
+            facts = {**self.facts, "updates": meter.updates}
+
+            def trace() -> Trace:
+                return merged_trace(own(**facts), of_servers)
+
+        return Cut(state, self.engine.dense_state(), trace, rows)
+
+    def _go_on(self, start: Checkpoint) -> None:
+        """Take up everything but the dense weights and the meter."""
+        parts, state = self.parts, start.state
+        refuse_other_data(state.facts, self.facts)
+        self.history.resumed_at_samples.append(state.samples)
+        load(savable(parts.store), start.rows)
+        before = replace(self._rules, **cast(Any, state.clock))
+        updates = max(server["updates"] for server in state.servers)
+        self._rules = self._rules.going_on(before, updates)
+        parts.store.go_on(self._rules, state.servers)
+        parts.learner.scale.go_on(state.learner["scale"])
+        parts.learner.drew_unseeded = state.learner["drew_unseeded"]
+        parts.worker.go_on(state.learner["rows"])
+        self._go_on_with_order(start)
+
+    def _go_on_with_order(self, start: Checkpoint) -> None:
+        """The trace so far, if this run keeps one; else the staleness so far."""
+        parts, state, trace = self.parts, start.state, start.trace()
+        if trace is not None and "not_replayable" in trace.meta:
+            self.facts["not_replayable"] = trace.meta["not_replayable"]
+        if parts.recorder.keeps and trace is not None:
+            parts.recorder.go_on(trace.events)
+            other = other_facts(state.facts, self.facts)
+            if other:
+                self.facts["not_replayable"] = f"it was resumed with other settings; {other}"
+            return
+        totals = state.staleness
+        if totals is None and trace is not None:
+            counter = StalenessCounter(Mode(trace.meta["mode"]), trace.meta["ranks"])
+            for event in trace:
+                counter.note(event)
+            totals = counter.totals()
+        if totals is not None:
+            self._counter.go_on(totals, parts.feed.first_steps())

@@ -1,0 +1,326 @@
+"""Law 11: a run that stops and goes on ends with the bytes of one that was not disturbed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
+from runtime.checkpoint.manifest import read_manifest
+from runtime.checkpoint.whole import complete_checkpoints, read_checkpoint
+from runtime.config import DataConfig, ModelConfig, TrainConfig
+from runtime.embedding.config import RowOptimizer
+from runtime.embedding.features import Admission, Capacity
+from runtime.embedding.schedule import Schedule
+from runtime.rank.learner import Learner
+from runtime.run.ending import Ending, Interrupted
+from runtime.run.session import Outcome, Saving, train
+from tests.runtime.worlds import ArraySource, changed, config
+
+SOURCE = ArraySource(300)  # 12 steps of 24 samples and one of 12
+
+
+def run(
+    settings: TrainConfig, folder: Path, start: Path | None = None, source: ArraySource = SOURCE
+) -> Outcome:
+    """Train with checkpoints in the folder; from the checkpoint ``start`` if given."""
+    return train(settings, source, saving=Saving(folder, read_checkpoint(start) if start else None))
+
+
+def every(steps: Any, **changes: Any) -> TrainConfig:
+    return config(checkpoint_every=steps, keep=100, **changes)
+
+
+def state(outcome: Outcome) -> dict[str, bytes]:
+    """Rows, optimiser state and dense weights."""
+    found = {
+        f"{name}.{part}": array.tobytes()
+        for name, arrays in outcome.store.export().items()
+        for part, array in zip(("ids", "values", "state"), arrays, strict=True)
+    }
+    for name, tensor in outcome.model.state_dict().items():
+        found[name] = tensor.numpy().tobytes()
+    return found
+
+
+def assert_same_run(one: Outcome, other: Outcome) -> None:
+    """The same bytes, and the same counts of everything that has no clock."""
+    first, second = state(one), state(other)
+    assert first.keys() == second.keys()
+    assert [name for name in first if first[name] != second[name]] == []
+    assert one.losses == other.losses
+    assert one.final.predictions.tobytes() == other.final.predictions.tobytes()
+    assert one.staleness == other.staleness
+    assert (one.store.row_staleness == other.store.row_staleness).all()
+    clocks = ("wall_s", "samples_per_s", "longest_pause_s", "resumed_at_samples", "resident_bytes")
+    kept = [{k: v for k, v in o.figures.items() if k not in clocks} for o in (one, other)]
+    assert kept[0] == kept[1]
+
+
+ADAM = RowOptimizer(kind="adam", lr=0.05, schedule=Schedule(warmup_steps=3, decay="cosine",
+                                                            decay_steps=8))  # fmt: skip
+LAGGING = {
+    "sync": {},
+    "lookahead": {"mode": Mode.LOOKAHEAD, "ahead": 3},
+    "raw_hybrid": {"mode": Mode.RAW_HYBRID, "tau": 2},
+    "hybrid": {"mode": Mode.HYBRID, "tau": 2},
+    "on arrival": {"mode": Mode.HYBRID, "tau": 2, "merge_pushes": False},
+    "async": {"mode": Mode.ASYNC, "tau": 1},
+    "async, shares": {"mode": Mode.ASYNC, "tau": 1, "match": "global"},
+    "averaging": {"mode": Mode.ASYNC_AVERAGING, "tau": 1, "average_every_steps": 2},
+    "averaging, shares": {"mode": Mode.ASYNC_AVERAGING, "average_every_steps": 3,
+                          "match": "global"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAGGING)
+def test_resumed_from_any_checkpoint_a_run_ends_with_the_same_bytes(name, tmp_path):
+    chosen = every(3, ranks=3, shards=2, optimizer=ADAM, **LAGGING[name])
+    whole = run(chosen, tmp_path / "whole")
+    cuts = complete_checkpoints(tmp_path / "whole")
+    assert [int(cut.name) for cut in cuts] == [72, 144, 216, 288, 300]
+    for cut in cuts[:-1]:
+        resumed = run(chosen, tmp_path / cut.name, cut)
+        assert_same_run(whole, resumed)
+        assert (whole.trace.events == resumed.trace.events).all()
+        assert resumed.figures["resumed_at_samples"] == [int(cut.name)]
+
+
+CONCURRENT = {
+    "sync": {},
+    "lookahead": {"mode": Mode.LOOKAHEAD, "ahead": 3},
+    "forwarded": {"mode": Mode.LOOKAHEAD, "ahead": 3, "lookahead": "forwarded"},
+}
+
+
+@pytest.mark.parametrize("name", CONCURRENT)
+def test_threads_of_exact_modes_go_on_to_the_same_bytes(name, tmp_path):
+    chosen = every(4, ranks=3, shards=2, optimizer=ADAM, executor="concurrent", **CONCURRENT[name])
+    whole = run(chosen, tmp_path / "whole")
+    (cut, *_) = complete_checkpoints(tmp_path / "whole")
+    resumed = run(chosen, tmp_path / "resumed", cut)
+    first, second = state(whole), state(resumed)
+    assert [key for key in first if first[key] != second[key]] == []
+    assert whole.losses == resumed.losses
+    # Their order, and the versions that prefetches see, are the threads' own.
+    told = [sorted(o.trace.events[:, :4].tolist()) for o in (whole, resumed)]
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("executor", ["lag", "concurrent"])
+@pytest.mark.parametrize("mode", [Mode.HYBRID, Mode.RAW_HYBRID, Mode.ASYNC, Mode.ASYNC_AVERAGING])
+def test_a_run_recorded_over_legs_and_a_resume_replays_to_its_bytes(mode, executor, tmp_path):
+    period = {"average_every_s": 0.002} if executor == "concurrent" else {"average_every_steps": 2}
+    averages = period if mode is Mode.ASYNC_AVERAGING else {}
+    chosen = every(4, ranks=3, shards=2, mode=mode, tau=2, executor=executor, **averages)
+    run(chosen, tmp_path / "whole")
+    (_, cut, *_) = complete_checkpoints(tmp_path / "whole")
+    resumed = run(chosen, tmp_path / "resumed", cut)
+    resumed.trace.save(tmp_path / "trace.npz")
+    again = config(ranks=3, shards=2, mode=mode, executor="replay", trace=tmp_path / "trace.npz",
+                   tau=DEFAULT_TAU)  # fmt: skip
+    replayed = train(again, SOURCE)
+    assert state(resumed) == state(replayed)
+
+
+def test_half_precision_keeps_its_loss_scale_over_a_resume(tmp_path):
+    """The first scale overflows: it is halved, on both sides of the cut."""
+    chosen = every(2, precision="float16", loss_scale=2.0**30, batch=12, nonfinite="skip")
+    whole = run(chosen, tmp_path / "whole")
+    (first, *_) = complete_checkpoints(tmp_path / "whole")
+    before = read_checkpoint(first).state.learner["scale"]["value"]
+    assert 2.0**30 > before > whole.figures["loss_scale"]
+    assert whole.figures["batches_skipped"] > read_checkpoint(first).state.meter["batches_skipped"]
+    assert_same_run(whole, run(chosen, tmp_path / "resumed", first))
+
+
+class DropsByFunction(nn.Module):
+    """A model that draws from torch's generator without saying so."""
+
+    def __init__(self, shape, hidden):
+        super().__init__()
+        self.out = nn.Linear(shape.width, shape.tasks)
+
+    def forward(self, dense, embeddings):
+        found = torch.cat([dense, embeddings.pooled], dim=1)
+        return self.out(functional.dropout(found, 0.3, self.training))
+
+
+def test_torchs_generator_goes_on_where_it_stood(tmp_path):
+    model = ModelConfig(name=f"{__name__}:DropsByFunction", hidden=(4,))
+    chosen = every(4, model=model)
+    torch.manual_seed(5)
+    whole = run(chosen, tmp_path / "whole")
+    (cut, *_) = complete_checkpoints(tmp_path / "whole")
+    torch.manual_seed(6)
+    resumed = run(chosen, tmp_path / "resumed", cut)
+    assert_same_run(whole, resumed)
+    assert any("cannot be repeated" in warning for warning in resumed.warnings)
+    assert "not_replayable" in resumed.trace.meta
+
+
+FORGETFUL = {
+    "lru": {"capacity": Capacity(rows=40)},
+    "clock": {"capacity": Capacity(rows=40, eviction="clock")},
+    "expiry": {"capacity": Capacity(rows=60, expire_after_steps=3)},
+    "frequency": {"admission": Admission(kind="frequency", sightings=2, counters=4096)},
+    "probability": {"admission": Admission(kind="probability", probability=0.4)},
+}
+
+
+@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.LOOKAHEAD, Mode.ASYNC])
+@pytest.mark.parametrize("name", FORGETFUL)
+def test_rows_that_are_evicted_expire_or_are_refused_do_so_alike(name, mode, tmp_path):
+    chosen = every(4, ranks=2, shards=2, mode=mode)
+    chosen = replace(chosen, rows=replace(chosen.rows, **FORGETFUL[name]))
+    whole = run(chosen, tmp_path / "whole")
+    (first, second, *_) = complete_checkpoints(tmp_path / "whole")
+    for cut in (first, second):
+        assert_same_run(whole, run(chosen, tmp_path / cut.name, cut))
+
+
+@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.ASYNC])
+def test_passes_and_their_shuffles_go_on(mode, tmp_path):
+    data = DataConfig(passes=3, shuffle=True, rows=130)
+    chosen = every(5, ranks=2, mode=mode, data=data)
+    whole = run(chosen, tmp_path / "whole")
+    cuts = complete_checkpoints(tmp_path / "whole")
+    # A pass is five steps of 24 and one of 10; three of them are 18 steps.
+    assert [int(cut.name) for cut in cuts] == [120, 226, 332, 390]
+    for cut in cuts[:-1]:
+        assert_same_run(whole, run(chosen, tmp_path / cut.name, cut))
+
+
+OTHERS = {
+    "fewer shards": {"shards": 1},
+    "more shards": {"shards": 5},
+    "reference kernels": {"kernels": "reference"},
+    "threads": {"executor": "concurrent"},
+    "lookahead forwarded": {"executor": "concurrent", "lookahead": "forwarded"},
+    "all at once": {"executor": "concurrent", "shards": 3, "kernels": "reference"},
+}
+
+
+EXACT = [(name, mode) for name in OTHERS for mode in (Mode.SYNC, Mode.LOOKAHEAD)]
+
+
+@pytest.mark.parametrize(("name", "mode"), [e for e in EXACT if e[0] != "lookahead forwarded"]
+                         + [("lookahead forwarded", Mode.LOOKAHEAD)])  # fmt: skip
+def test_on_other_shards_kernels_and_executors_it_ends_with_the_same_bytes(name, mode, tmp_path):
+    chosen = every(4, ranks=2, shards=2, mode=mode, optimizer=RowOptimizer(kind="adam", lr=0.05))
+    whole = run(chosen, tmp_path / "whole")
+    (cut, *_) = complete_checkpoints(tmp_path / "whole")
+    other = changed(chosen, **OTHERS[name])
+    if other.engine.shards != 2:
+        other = changed(other, trace_order=False)
+    resumed = run(other, tmp_path / "resumed", cut)
+    assert state(resumed) == state(whole)
+    assert resumed.losses == whole.losses
+    assert resumed.store.row_staleness.sum() == whole.store.row_staleness.sum()
+    again = changed(chosen, trace_order=other.engine.trace_order)
+    back = run(again, tmp_path / "back", complete_checkpoints(tmp_path / "resumed")[0])
+    assert state(back) == state(whole)
+
+
+def test_hybrid_on_other_shards_ends_with_the_same_bytes(tmp_path):
+    chosen = every(4, ranks=2, shards=4, mode=Mode.HYBRID, tau=2, trace_order=False)
+    whole = run(chosen, tmp_path / "whole")
+    (cut, *_) = complete_checkpoints(tmp_path / "whole")
+    resumed = run(changed(chosen, shards=3), tmp_path / "resumed", cut)
+    assert state(resumed) == state(whole)
+    figures = ("mean_steps", "max_steps", "oldest_steps")  # pushes are counted by shard
+    assert [getattr(o.staleness, f) for o in (whole, resumed) for f in figures] == [
+        *[getattr(whole.staleness, f) for f in figures] * 2
+    ]
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_on_other_ranks_sync_ends_as_law_3_says(ranks, tmp_path):
+    """Two ranks, then one or four: the same sums in another order. A clock of steps goes on."""
+    source = ArraySource(480)
+    chosen = every(5, ranks=2, dtype="float64", optimizer=replace(ADAM, lr=0.01), trace_order=False)
+    whole = run(chosen, tmp_path / "whole", source=source)
+    (cut, *_) = complete_checkpoints(tmp_path / "whole")
+    resumed = run(changed(chosen, ranks=ranks), tmp_path / "resumed", cut, source)
+    worst = 0.0
+    for name, arrays in whole.store.export().items():
+        for one, other in zip(arrays, resumed.store.export()[name], strict=True):
+            worst = max(worst, float(np.abs(one.astype(float) - other.astype(float)).max()))
+    for name, weights in whole.model.state_dict().items():
+        worst = max(worst, float((weights - resumed.model.state_dict()[name]).abs().max()))
+    assert 0 < worst < 1e-10
+    assert resumed.figures["updates"] == whole.figures["updates"] == 20
+
+
+SHARING = [
+    {"mode": Mode.SYNC},
+    {"mode": Mode.LOOKAHEAD},
+    {"mode": Mode.HYBRID},
+    {"mode": Mode.ASYNC},
+    {"mode": Mode.ASYNC, "match": "global"},
+    {"mode": Mode.ASYNC_AVERAGING, "match": "global"},
+]
+
+
+@pytest.mark.parametrize("own", SHARING, ids=lambda own: "-".join(own.values()))
+@pytest.mark.parametrize("executor", ["lag", "concurrent"])
+def test_each_sample_is_trained_once_whatever_number_of_ranks_goes_on(
+    executor, own, tmp_path, monkeypatch
+):
+    """Law 9 over an interruption at any instant: it ends the leg, wherever the ranks are."""
+    source = ArraySource(300)
+    source._all.dense[:, 0] = np.arange(300)
+    seen: list[int] = []
+    ending = Ending()
+    compute = Learner.gradients
+
+    def spied(self, model, where, staged, *args):
+        if staged is not None:
+            seen.extend(np.asarray(staged.dense[:, 0]).astype(int).tolist())
+        if len(seen) > 100:
+            ending.ask("a test")
+        return compute(self, model, where, staged, *args)
+
+    monkeypatch.setattr(Learner, "gradients", spied)
+    few = {}
+    if executor == "concurrent" and own["mode"].reads_late_rows:
+        few = {"queue_batches": 1}  # else all data is under way before the test asks
+    chosen = config(executor=executor, ranks=3, batch=9, trace_order=False, **own, **few)
+    with pytest.raises(Interrupted, match="interrupted by a test after"):
+        train(chosen, source, saving=Saving(tmp_path, None, ending))
+    (cut,) = complete_checkpoints(tmp_path)
+    assert 100 < len(seen) < 300
+    assert sorted(seen) == list(range(int(cut.name)))
+    resumed = run(changed(chosen, ranks=2), tmp_path / "on", cut, source)
+    assert sorted(seen) == list(range(300))
+    assert resumed.figures["samples"] == 300
+
+
+def test_rows_in_increments_go_on_as_whole_ones_do(tmp_path):
+    chosen = every(2, ranks=2, shards=2, optimizer=ADAM, checkpoint_incremental=True)
+    whole = run(chosen, tmp_path / "whole")
+    cuts = complete_checkpoints(tmp_path / "whole")
+    parts = [len(read_manifest(cut / "rows").parts) for cut in cuts]
+    assert parts[0] == 1 and max(parts) > 1, parts
+    for cut in cuts[1:-1:2]:
+        assert_same_run(whole, run(chosen, tmp_path / cut.name, cut))
+
+
+@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.HYBRID])
+def test_ranks_computed_as_one_batch_go_on_to_the_same_bytes(mode, tmp_path):
+    chosen = every(4, ranks=3, mode=mode, fuse_ranks=True)
+    whole = run(chosen, tmp_path / "whole")
+    (cut, *_) = complete_checkpoints(tmp_path / "whole")
+    resumed = run(chosen, tmp_path / "resumed", cut)
+    assert whole.figures["ranks_fused"]
+    assert_same_run(whole, resumed)
+    assert "not_replayable" not in resumed.trace.meta
+    apart = run(changed(chosen, fuse_ranks=False), tmp_path / "apart", cut)
+    assert "ranks_fused: before True, now None" in apart.trace.meta["not_replayable"]
