@@ -178,4 +178,4 @@ def test_a_run_without_a_bound_says_so_in_the_word_of_both_halves(tmp_path, caps
     words = "--data.name synthetic --steps 3 --mode hybrid --executor concurrent --tau None"
     out = str(tmp_path / "run")
     assert main(["train", *words.split(), "--test-rows", "500", "--out", out]) == 0
-    assert "\nhybrid, tau unbounded, 1 ranks:" in capsys.readouterr().out
+    assert "\nhybrid, tau unbounded, 1 rank:" in capsys.readouterr().out
