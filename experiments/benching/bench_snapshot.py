@@ -69,6 +69,9 @@ class Taken:
     longest_step_s: float
     """Of those."""
     copy_bytes: int
+    """Of the columns that are handed on."""
+    more_bytes: float
+    """Most resident memory meanwhile beyond that before; NaN where the system does not say."""
     foreign_cores: float
     """Cores that other processes used."""
 
@@ -103,11 +106,14 @@ def table(found: list[Taken]) -> str:
         medians = [1e3 * float(np.median([getattr(o, c) for o in own])) for c in columns]
         longest = 1e3 * max(o.pause_s for o in own)
         numbers = [medians[0], longest, *medians[1:]]
-        megabytes = float(np.median([o.copy_bytes for o in own])) / 1e6
+        sizes = [
+            float(np.median([getattr(o, c) for o in own])) for c in ("copy_bytes", "more_bytes")
+        ]
         foreign = float(np.median([o.foreign_cores for o in own]))
-        lines.append([way, *(f"{n:.2f}" for n in numbers), f"{megabytes:.0f}", f"{foreign:.2f}"])
+        words = [f"{n:.2f}" for n in numbers] + [f"{size / 1e6:.0f}" for size in sizes]
+        lines.append([way, *words, f"{foreign:.2f}"])
     head = ["copied", "pause [ms]", "longest", "until copied", "step before", "step meanwhile"]
-    return aligned([*head, "longest step", "copy [MB]", "foreign cores"], lines)
+    return aligned([*head, "longest step", "copy [MB]", "memory [MB]", "foreign cores"], lines)
 
 
 def _full(options: Options) -> Any:
@@ -129,7 +135,7 @@ def _handle(store: Any, numbers: np.ndarray) -> Any:
 
 def _take(
     options: Options, store: Any, way: str, seed: int
-) -> tuple[float, float, float, float, float, int]:
+) -> tuple[float, float, float, float, float, int, float]:
     stop, ends = threading.Event(), [time.perf_counter()]
 
     def train() -> None:
@@ -145,6 +151,7 @@ def _take(
     trainer.start()
     try:
         time.sleep(options.around_s)
+        before_bytes = _resident_bytes(reset_peak=True)
         began = time.perf_counter()
         with store.consistent_cut():
             held = time.perf_counter()
@@ -160,10 +167,25 @@ def _take(
     finally:
         stop.set()
         trainer.join()
+    more_bytes = _resident_bytes(reset_peak=False) - before_bytes
     columns = snapshots[0]["rows"].values()
     copy_bytes = sum(a.nbytes for a in columns if isinstance(a, np.ndarray))
     at, steps = np.array(ends[1:]), np.diff(ends)
     before, meanwhile = at < began, (at >= began) & (at - steps <= copied)
     typical = float(np.median(steps[before])) if before.any() else float("nan")
     during = steps[meanwhile]
-    return pause_s, copied - began, typical, float(np.median(during)), during.max(), copy_bytes
+    median, longest = float(np.median(during)), float(during.max())
+    return pause_s, copied - began, typical, median, longest, copy_bytes, more_bytes
+
+
+def _resident_bytes(*, reset_peak: bool) -> float:
+    """Resident memory now, from which a new peak is looked for; or the peak since then (Linux)."""
+    try:
+        if reset_peak:
+            Path("/proc/self/clear_refs").write_text("5")
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return float("nan")
+    name = "VmRSS" if reset_peak else "VmHWM"
+    (line,) = [one for one in status.splitlines() if one.startswith(name)]
+    return 1024.0 * int(line.split()[1])

@@ -277,3 +277,37 @@ def test_a_cut_that_fails_at_one_shard_leaves_none_frozen() -> None:
     second.settle(False)
     found = table.store.snapshots(only_changed=False, track=False)
     assert sum(len(s["rows"]["ids"]) for s in found) == 100
+
+
+def changes_of(table: OneTable) -> tuple[set[int], set[int]]:
+    """Ids of a snapshot of changes, written and gone; it is kept."""
+    (found,) = table.store.snapshots(only_changed=True, track=True)
+    table.store.settle_snapshots(kept=True)
+    return set(found["rows"]["ids"].tolist()), set(found["rows"]["removed"].tolist())
+
+
+def test_a_hand_that_passes_rows_while_they_are_copied_marks_none_as_changed() -> None:
+    table = OneTable(dim=2, capacity=Capacity(rows=4, eviction="clock"))
+    table.look_up([0, 1, 2, 3])
+    table.store.freeze_snapshots(only_changed=False, track=True)
+    table.look_up([4])  # the hand passes all four, all used, and takes the first
+    (found,) = table.store.collect_snapshots()
+    table.store.settle_snapshots(kept=True)
+    assert sorted(found["rows"]["ids"]) == [0, 1, 2, 3]
+    assert changes_of(table) == ({4}, {0})
+
+
+def test_a_use_of_a_row_while_it_is_copied_does_not_mark_it_as_changed() -> None:
+    table = OneTable(dim=2, capacity=Capacity(rows=4, eviction="clock"))
+    table.look_up([0, 1, 2, 3])
+    table.store.snapshots(only_changed=False, track=True)
+    table.store.settle_snapshots(kept=True)
+    table.push(table.look_up([3]))
+    table.look_up([4])  # takes the place of 0 and leaves the others unused
+    table.store.freeze_snapshots(only_changed=True, track=True)
+    table.look_up([3])
+    (found,) = table.store.collect_snapshots()
+    table.store.settle_snapshots(kept=True)
+    assert set(found["rows"]["ids"].tolist()) == {3, 4}
+    assert found["rows"]["removed"].tolist() == [0]
+    assert changes_of(table) == (set(), set())
