@@ -8,7 +8,7 @@ holds the lock. There is no gate in the middle: engines differ only in how reque
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -55,7 +55,8 @@ class ShardRows(Protocol):
 
 
 class EmbeddingServer:
-    """One shard. ``version`` counts pushes applied, ``updates`` optimiser updates."""
+    """One shard. ``version`` counts pushes applied, ``lost`` those that never will be, ``updates``
+    optimiser updates."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class EmbeddingServer:
         stop: Stop,
     ) -> None:
         self.shard, self.rows = shard, rows
-        self.version = self.updates = self.rows_replaced = 0
+        self.version = self.updates = self.rows_replaced = self.lost = 0
         self.row_staleness = np.zeros(STALENESS_BINS, np.int64)
         self.on_closed: Callable[[int, int], None] = lambda rank, step: None
         """Told, under the lock, of each (rank, step) whose push is applied or lost here."""
@@ -88,6 +89,8 @@ class EmbeddingServer:
             self._marks = Watermarks(self._rules.ranks, first_steps)
             self._served = list(first_steps)  # per rank: lookups with side effects so far
             self._waiting: dict[int, dict[int, RankPush]] = {}
+            self._unclosed = 0  # pushes that are applied, or about to be, and not yet closed
+            self._lost_steps: set[int] = set()  # merged ones, of which some ranks cannot know
 
     def counters(self) -> dict[str, Any]:
         """What it has counted, as plain JSON."""
@@ -96,6 +99,7 @@ class EmbeddingServer:
                 "version": self.version,
                 "updates": self.updates,
                 "rows_replaced": self.rows_replaced,
+                "lost": self.lost,
                 "row_staleness": self.row_staleness.tolist(),
             }
 
@@ -104,7 +108,7 @@ class EmbeddingServer:
         with self.lock:
             self._rules = rules
             self.version, self.updates = counters["version"], counters["updates"]
-            self.rows_replaced = counters["rows_replaced"]
+            self.rows_replaced, self.lost = counters["rows_replaced"], counters["lost"]
             self.row_staleness = np.array(counters["row_staleness"], np.int64)
 
     # What an engine calls: these wait.
@@ -140,6 +144,9 @@ class EmbeddingServer:
         Closes the (rank, step) of every push that is applied or lost.
         """
         handle, _ = push
+        if handle.step in self._lost_steps:
+            self._finish_step([(handle, None)])
+            return
         if not self._rules.merges:
             self._finish_step([push])
             return
@@ -157,10 +164,32 @@ class EmbeddingServer:
             return self._marks.has_closed(rank, step)
 
     def pushes(self) -> dict[str, Any]:
-        """How many pushes are applied, and which steps of each rank are closed, as plain JSON."""
+        """How many pushes stand half done, and which steps of each rank are closed, as JSON."""
         with self.lock:
             closed = [self._marks.closed(rank) for rank in range(self._rules.ranks)]
-            return {"version": self.version, "closed": closed}
+            return {"unclosed": self._unclosed, "closed": closed}
+
+    def rejoin(self, rank: int, begun: int, still_open: Collection[int]) -> int:
+        """After a restart from older rows: a rank says what it knows of its first ``begun`` steps.
+
+        Those that are not ``still_open`` were closed at the server before this one and are not in
+        the rows here: they are lost, and counted. In merged modes a step that one rank knows to be
+        closed is lost as a whole, also for ranks that had not heard it. Returns how many were lost.
+        """
+        with self._changed:
+            first = self._marks.closed_steps(rank)
+            lost = [s for s in range(first, begun) if s not in still_open]
+            for step in lost:
+                self._record(Kind.LOST_PUSH, rank, step)
+                self._marks.close(rank, step)
+            self.lost += len(lost)
+            if self._rules.merges:
+                self._lost_steps.update(lost)
+            waits = [self._waiting.pop(step) for step in lost if step in self._waiting]
+            self._changed.notify_all()
+        for pushes in waits:
+            self._finish_step([(handle, None) for handle, _ in pushes.values()])
+        return len(lost)
 
     def finish(self, rank: int, steps: int) -> None:
         """The rank has ``steps`` steps and no more: it holds nobody up."""
@@ -213,6 +242,7 @@ class EmbeddingServer:
         """Record that the handle's push will never be applied here."""
         with self.lock:
             self._record(Kind.LOST_PUSH, handle.rank, handle.step)
+            self.lost += 1
         self._gate.forget(handle, self.shard)
 
     def peek(self, handle: Handle) -> None:
@@ -271,6 +301,8 @@ class EmbeddingServer:
             self._changed.notify_all()
 
     def _finish_step(self, pushes: Sequence[RankPush]) -> None:
+        with self.lock:
+            self._unclosed += len(pushes)
         for handle, rows in pushes:
             if rows is None:
                 self.lose(handle)
@@ -280,6 +312,7 @@ class EmbeddingServer:
             for handle, _ in pushes:
                 self._marks.close(handle.rank, handle.step)
                 self.on_closed(handle.rank, handle.step)
+            self._unclosed -= len(pushes)
             self._changed.notify_all()
 
     def _wake(self) -> None:

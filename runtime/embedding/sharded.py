@@ -236,7 +236,7 @@ def divided(counters: Sequence[Mapping[str, Any]], shards: int) -> Sequence[Mapp
         return counters
     staleness = np.sum([c["row_staleness"] for c in counters], axis=0)
     clock = {name: max(c[name] for c in counters) for name in ("version", "updates")}
-    none = {"rows_replaced": 0, "row_staleness": [0] * STALENESS_BINS}
-    replaced = sum(c["rows_replaced"] for c in counters)
-    first = {"rows_replaced": replaced, "row_staleness": staleness.tolist()}
+    none = {"rows_replaced": 0, "lost": 0, "row_staleness": [0] * STALENESS_BINS}
+    sums = {name: sum(c[name] for c in counters) for name in ("rows_replaced", "lost")}
+    first = sums | {"row_staleness": staleness.tolist()}
     return [clock | (first if shard == 0 else none) for shard in range(shards)]

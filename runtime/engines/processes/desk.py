@@ -86,6 +86,15 @@ class Desk:
                 self._open[message.step] = known
             return known.handle
 
+    def reopen(self, message: Message) -> Handle:
+        """A batch that the server before this one has read, and nobody has pushed.
+
+        The rank computes with the rows that it has; those found here stay here.
+        """
+        handle = self.batch(message)
+        handle.values = {name: np.empty_like(rows) for name, rows in handle.values.items()}
+        return handle
+
     def known(self, step: int) -> OpenBatch | None:
         """The open batch of a step."""
         with self._lock:

@@ -51,6 +51,8 @@ class MessageKind(IntEnum):
     """lookahead: replace what was written since. ROWS."""
     LEASE = 14
     """lookahead forwarded: ``ahead``, and where the batch lies. PARCEL of rows with their state."""
+    REOPEN = 15
+    """After a restart of the server: where a batch lies that an earlier one has read. ROWS."""
     ROWS = 20
     """The rows are in the segment; the server's version when they were read."""
     PUSH = 30

@@ -20,6 +20,7 @@ from runtime.engines.processes.messages import (
     unpack_json,
 )
 from runtime.engines.processes.parcels import pack_arrays, unpack_arrays
+from runtime.engines.processes.server_config import rules_from
 
 if TYPE_CHECKING:
     from runtime.engines.processes.service import Service
@@ -62,6 +63,8 @@ class RareVerbs:
             "settle_rows": self._settle_rows,
             "restore": self._restore,
             "forget": self._forget,
+            "reloaded": self._reloaded,
+            "rejoin": self._rejoin,
             "end": self._end,
         }
 
@@ -125,6 +128,7 @@ class RareVerbs:
             "row_staleness": self._server.row_staleness.tolist(),
             "version": self._server.version,
             "updates": self._server.updates,
+            "lost": self._server.lost,
             "repeated_pushes": self._service.repeated_pushes,
         }
 
@@ -193,6 +197,17 @@ class RareVerbs:
         rows = np.zeros((0, 0), np.uint8)
         with self._server.lock:
             self._table(asked).restore(ids[:0], none, none, rows, ids, np.zeros(0, np.uint8), 0)
+
+    def _reloaded(self, asked: dict[str, Any], given: dict[str, np.ndarray]) -> None:
+        """The rows of a server that was started again are those of its last checkpoint."""
+        self._server.go_on(rules_from(asked["rules"]), asked["counters"])
+        self._server.begin_leg([int(step) for step in asked["first_steps"]])
+        self._service.ready.set()
+
+    def _rejoin(self, asked: dict[str, Any], given: dict[str, np.ndarray]) -> Answer:
+        still_open = {int(step) for step in asked["open"]}
+        lost = self._server.rejoin(int(asked["rank"]), int(asked["begun"]), still_open)
+        return {"lost": lost}
 
     def _end(self, asked: dict[str, Any], given: dict[str, np.ndarray]) -> None:
         # The answer must be on its way before the process ends.

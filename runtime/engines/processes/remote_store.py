@@ -11,7 +11,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from runtime.embedding.server import RankPush
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.store import Handle, Plans, RowGradients
 from runtime.embedding.verbs import Lease
-from runtime.engines.processes.links import Links
+from runtime.engines.processes.links import Fresh, Links, ServerRevivedError
 from runtime.engines.processes.messages import (
     Message,
     MessageKind,
@@ -37,6 +38,7 @@ from runtime.engines.processes.messages import (
     unpack_version,
 )
 from runtime.engines.processes.parcels import unpack_arrays
+from runtime.engines.processes.peers import PeerError
 from runtime.engines.processes.remote_control import RemoteControl
 from runtime.engines.processes.segments import Places, Segment, SegmentPool
 from runtime.stop import Stop, wait_for
@@ -53,6 +55,10 @@ class _Lent:
     gradients: RowGradients
     open_at: set[int]
     """Servers that have not closed its push."""
+    read_at: set[int] = field(default_factory=set)
+    """Servers whose rows are here."""
+    push: Message | None = None
+    """What was sent to the servers, once it was."""
 
 
 class RemoteStore(RemoteControl):
@@ -76,12 +82,17 @@ class RemoteStore(RemoteControl):
             rank: SegmentPool(segments, self._stop, f"rank {rank}") for rank in links.ranks
         }
         self._lent: dict[tuple[int, int], _Lent] = {}
+        self._begun: dict[int, int] = {}  # per rank: steps that have begun, or were before
+        self._finished: dict[int, int] = {}
+        self._heard_last = [0] * links.servers  # lives that have ended, of each server
         self._known: dict[tuple[Any, ...], Segment] = {}  # what each server has mapped
         self._changed = threading.Condition()
         self._on_closed: Callable[[int, int], None] = lambda rank, step: None
         links.stop = self._stop
         own = weakref.WeakMethod(self._closed)
         links.on_closed = lambda rank, step, shard: _call(own, rank, step, shard)
+        again = weakref.WeakMethod(self._rejoin)
+        links.rejoin = lambda fresh: _call(again, fresh) or 0
         self._peeks = SegmentPool(1, Stop(), "evaluation")
         self.close = weakref.finalize(self, _close, links, close)
 
@@ -93,6 +104,7 @@ class RemoteStore(RemoteControl):
         lent, values = self._place(plans, *self._segment(self._pools[rank], plans))
         with self._changed:
             self._lent[rank, step] = lent
+            self._begun[rank] = step + 1
         return Handle(rank, step, batch, plans, values, {}, {})
 
     def look_up(self, handle: Handle) -> None:
@@ -138,15 +150,18 @@ class RemoteStore(RemoteControl):
         for name, gradients in (rows or {}).items():
             if gradients is not lent.gradients[name]:
                 np.copyto(lent.gradients[name], gradients)
-        body = pack_fate(rows is None)
+        push_it = Message(MessageKind.PUSH, handle.rank, handle.step, pack_fate(rows is None))
+        with self._changed:
+            lent.push = push_it  # from now on a server that comes back is sent it, too
         for shard in range(self.shards):
-            push_it = Message(MessageKind.PUSH, handle.rank, handle.step, body)
-            self._links.send("pushes", shard, push_it)
+            self._send_again("pushes", shard, push_it)
 
     def finish(self, rank: int, steps: int) -> None:
         """The rank has ``steps`` steps and no more: it holds nobody up."""
+        with self._changed:
+            self._finished[rank] = steps
         for shard in range(self.shards):
-            self._links.send("lookups", shard, Message(MessageKind.FINISH, rank, steps))
+            self._send_again("lookups", shard, Message(MessageKind.FINISH, rank, steps))
 
     def drain(self) -> None:
         """Return when every push of this process is closed at every server."""
@@ -167,6 +182,8 @@ class RemoteStore(RemoteControl):
         for shard in range(self.shards):
             self._links.call(shard, "begin_run", rules=asdict(rules))
         with self._changed:
+            self._begun.clear()
+            self._finished.clear()
             for (rank, _), lent in self._lent.items():
                 self._pools[rank].give_back(lent.number, lent.segment)
             self._lent.clear()
@@ -176,6 +193,8 @@ class RemoteStore(RemoteControl):
 
     def begin_leg(self, first_steps: Sequence[int]) -> None:
         """Ranks begin, or go on, with these steps; every push before them is closed."""
+        with self._changed:
+            self._begun, self._finished = dict(enumerate(first_steps)), {}
         for shard in range(self.shards):
             self._links.call(shard, "begin_leg", first_steps=list(first_steps))
 
@@ -187,11 +206,15 @@ class RemoteStore(RemoteControl):
             try:
                 lent, values = self._place(plans, number, segment)
                 for shard in range(self.shards):
-                    self._attach("control", shard, ALL, lent)
-                    asked = Message(MessageKind.LOOK_AHEAD, body=lent.placed[shard])
-                    self._links.tell_control(shard, asked)
+                    with suppress(ServerRevivedError):  # it is asked again below
+                        self._peek_at(shard, lent)
                 for shard in range(self.shards):
-                    self._links.hear_control(shard, "rows to evaluate")
+                    while True:
+                        try:
+                            self._links.hear_control(shard, "rows to evaluate")
+                            break
+                        except ServerRevivedError:
+                            self._peek_at(shard, lent)
                 copies = {name: array.copy() for name, array in values.items()}
             finally:
                 self._peeks.give_back(number, segment)
@@ -233,7 +256,7 @@ class RemoteStore(RemoteControl):
         return _Lent(number, segment, placed, gradients, set(range(self.shards))), values
 
     def _attach(self, role: str, shard: int, rank: int, lent: _Lent) -> None:
-        key = shard, rank, lent.number
+        key = shard, self._links.life_of(shard), rank, lent.number
         if self._known.get(key) is lent.segment:
             return
         body = pack_segment(lent.number, lent.segment.size)
@@ -249,15 +272,90 @@ class RemoteStore(RemoteControl):
 
         Prefetches have connections of their own: while one waits, the step before it is refreshed.
         """
+        """Ask all servers, then wait for all answers.
+
+        Prefetches have connections of their own: while one waits, the step before it is refreshed.
+        """
         lent = self._lent[handle.rank, handle.step]
-        role = "prefetches" if kind is MessageKind.LOOK_AHEAD else "lookups"
+        lives = [self._ask_one(kind, handle, lent, shard) for shard in range(self.shards)]
         for shard in range(self.shards):
-            self._attach(role, shard, handle.rank, lent)
-            body = lent.placed[shard] if kind is not MessageKind.BRING_UP_TO_DATE else b""
-            self._links.send(role, shard, Message(kind, handle.rank, handle.step, body))
-        for shard in range(self.shards):
-            found, _ = self._links.answer(role, shard, handle.rank, handle.step, "the rows")
-            handle.version[shard] = unpack_version(found.body)
+            while not self._answered(kind, handle, lent, shard, lives[shard]):
+                lives[shard] = self._ask_one(kind, handle, lent, shard)
+
+    def _ask_one(self, kind: MessageKind, handle: Handle, lent: _Lent, shard: int) -> int:
+        """Ask one server; in which of its lives."""
+        body = lent.placed[shard] if kind is not MessageKind.BRING_UP_TO_DATE else b""
+        role = _role_of(kind)
+        while True:
+            life = self._links.life_of(shard)
+            with suppress(ServerRevivedError):
+                self._attach(role, shard, handle.rank, lent)
+                self._links.send(role, shard, Message(kind, handle.rank, handle.step, body))
+                return life
+
+    def _answered(
+        self, kind: MessageKind, handle: Handle, lent: _Lent, shard: int, life: int
+    ) -> bool:
+        """Whether the server has answered in the life in which it was asked."""
+        if self._links.life_of(shard) != life:
+            return False
+        rank, step = handle.rank, handle.step
+        try:
+            found, _ = self._links.answer(_role_of(kind), shard, rank, step, "the rows")
+        except ServerRevivedError:
+            return False
+        with self._changed:
+            if self._heard_last[shard] > life:
+                return False  # it had died when this was read, and does not know of it
+            lent.read_at.add(shard)
+        handle.version[shard] = unpack_version(found.body)
+        return True
+
+    def _send_again(self, role: str, shard: int, message: Message) -> None:
+        """What may reach a server twice: it tells repeated pushes apart."""
+        while True:
+            try:
+                return self._links.send(role, shard, message)
+            except ServerRevivedError:
+                continue
+
+    def _peek_at(self, shard: int, lent: _Lent) -> None:
+        self._attach("control", shard, ALL, lent)
+        asked = Message(MessageKind.LOOK_AHEAD, body=lent.placed[shard])
+        self._links.tell_control(shard, asked)
+
+    def _rejoin(self, fresh: Fresh) -> int:
+        """Tell a server that has come back what of each rank is closed, and what is open: batches
+        that were read are opened again, pushes on their way are sent again. Returns how many
+        pushes are lost."""
+        shard, lost = fresh.shard, 0
+        with self._changed:
+            self._heard_last[shard] += 1
+            batches = {k: b for k, b in sorted(self._lent.items()) if shard in b.open_at}
+            begun, finished = dict(self._begun), dict(self._finished)
+            for key in [k for k in self._known if k[0] == shard]:
+                del self._known[key]
+        life = self._links.life_of(shard) + 1
+        for rank in self._pools:
+            still_open = [step for r, step in batches if r == rank]
+            said = fresh.call("rejoin", rank=rank, begun=begun.get(rank, 0), open=still_open)
+            lost += int(said["lost"])
+        for (rank, step), lent in batches.items():
+            if shard not in lent.read_at:
+                continue  # whoever waits for its rows asks again
+            seat = fresh.seats["lookups", rank]
+            body = pack_segment(lent.number, lent.segment.size)
+            seat.send(Message(MessageKind.SEGMENT, rank, ALL, body), [lent.segment.descriptor])
+            self._known[shard, life, rank, lent.number] = lent.segment
+            seat.send(Message(MessageKind.REOPEN, rank, step, lent.placed[shard]))
+            answer, _ = seat.receive()
+            if answer.kind is not MessageKind.ROWS:
+                raise PeerError(f"embedding server {shard} does not open a batch again: {answer}")
+            if lent.push is not None:
+                fresh.seats["pushes", rank].send(lent.push)
+        for rank, steps in finished.items():
+            fresh.seats["lookups", rank].send(Message(MessageKind.FINISH, rank, steps))
+        return lost
 
     def _closed(self, rank: int, step: int, shard: int) -> None:
         """A server has closed a push; what it says of a repeated one is no news."""
@@ -281,11 +379,14 @@ def _sizes(rows: int, table: TableConfig) -> tuple[int, int, int]:
     return rows * 8, values, values
 
 
-def _call(method: weakref.WeakMethod[Callable[..., None]], *told: int) -> None:
+def _call(method: weakref.WeakMethod[Callable[..., Any]], *told: Any) -> Any:
     """Not kept alive by the threads that listen."""
     found = method()
-    if found is not None:
-        found(*told)
+    return None if found is None else found(*told)
+
+
+def _role_of(kind: MessageKind) -> str:
+    return "prefetches" if kind is MessageKind.LOOK_AHEAD else "lookups"
 
 
 def _close(links: Links, close: Callable[[], None]) -> None:

@@ -28,6 +28,8 @@ class ServerConfig:
     patience_s: float = STUCK_S
     """A client without a sign of life for so long is stuck; all waiting for so long is a
     deadlock."""
+    awaits_rows: bool = False
+    """Ranks are let in when the rows of a checkpoint are here."""
     secret: str = ""
     """What a client must know, hexadecimal."""
     dies_with_parent: bool = True

@@ -72,6 +72,10 @@ class Service:
         )
         self.server.on_closed = self._closed
         self.repeated_pushes = 0
+        self.ready = threading.Event()
+        """Whether rows are here: a server that was started again gets them before anybody reads."""
+        if not config.awaits_rows:
+            self.ready.set()
         self._desks: dict[int, Desk] = {}
         self._users: dict[tuple[int, str], int] = {}  # rank and role: process
         self._lock = threading.Lock()
@@ -135,6 +139,8 @@ class Service:
             raise BadMessageError("the first message lacks role, client, ranks or pid")
         said["rank"] = message.rank
         if said["role"] in ("lookups", "pushes", "prefetches"):
+            while not self.ready.wait(0.2):
+                in_time()
             self._seat(said)
         if said["role"] == "heart":
             self.peers.add(said["client"], said["pid"], said["ranks"])
@@ -193,6 +199,8 @@ class Service:
             server.look_up(handle := desk.batch(message))
         elif kind is MessageKind.LOOK_AHEAD:
             server.look_up_ahead(handle := desk.batch(message))
+        elif kind is MessageKind.REOPEN:
+            server.read(handle := desk.reopen(message))
         elif kind is MessageKind.BRING_UP_TO_DATE:
             known = desk.known(step)
             if known is None:

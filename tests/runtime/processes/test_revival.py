@@ -1,0 +1,178 @@
+"""A server that is killed while a run goes on: it comes back, and every push is accounted for.
+
+With SGD of rate 1 and gradients of one, minus the value of a row is the number of its pushes.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from runtime.embedding.open import open_store
+from runtime.embedding.server_rules import ServerRules
+from runtime.engines.processes.launch import ServerProcesses
+from runtime.engines.processes.peers import PeerError
+from runtime.engines.processes.revival import Revival, SavedServer
+from tests.runtime.processes.served import LAYOUT, SGD, Served, batch_of, ones, served
+
+IDS = tuple(range(12))
+
+
+def may_come_back(found: Served, rules: ServerRules, **changes) -> list[str]:
+    told: list[str] = []
+    saved = changes.pop("saved", lambda shard: SavedServer(rules, [0] * rules.ranks))
+    found.links.revival = Revival(
+        found.processes.restart, saved, lambda shard, text: told.append(text)
+    )
+    return told
+
+
+def kill(processes: ServerProcesses, shard: int) -> None:
+    os.kill(processes.pids[shard], signal.SIGKILL)
+
+
+def counts(store) -> dict[int, int]:
+    """Per id, how many pushes its row has had."""
+    ids, values, _ = store.export()["rows"]
+    return {int(i): int(-v[0]) for i, v in zip(ids, values, strict=True)}
+
+
+def lost_at(store) -> list[int]:
+    return [status["lost"] for status in store._status()]
+
+
+def one_step(store, rank: int, step: int) -> None:
+    handle = store.begin(rank, step, batch_of(*IDS))
+    store.look_up(handle)
+    store.give((handle, ones(handle)))
+
+
+def test_pushes_before_the_death_are_lost_and_counted_and_those_after_it_applied():
+    rules = ServerRules(tau=4)
+    with served(rules, servers=2) as found:
+        told = may_come_back(found, rules)
+        for step in range(5):
+            one_step(found.store, 0, step)
+        found.store.drain()
+        before = counts(found.store)
+        assert set(before.values()) == {5}
+        kill(found.processes, 1)
+        for step in range(5, 12):
+            one_step(found.store, 0, step)
+        found.store.drain()
+        mine = [set(plan) for plan in _ids_by_server(found.store)]
+        after = counts(found.store)
+        assert {after[i] for i in mine[0]} == {12}
+        assert {after[i] for i in mine[1]} == {7}
+        assert lost_at(found.store) == [0, 5]
+        assert len(told) == 1
+        assert "was killed by SIGKILL" in told[0]
+        assert "5 pushes" in told[0]
+
+
+def _ids_by_server(store) -> list[list[int]]:
+    plan = store.begin(0, 10_000, batch_of(*IDS)).plans["rows"]
+    return [plan.ids[plan.part(k)].tolist() for k in range(store.shards)]
+
+
+def test_rows_of_a_checkpoint_are_there_again_and_only_what_came_after_it_is_lost():
+    rules = ServerRules(tau=4)
+    with served(rules, servers=1) as found:
+        here = open_store(LAYOUT, [SGD], rules=rules)
+        for step in range(3):
+            handle = here.begin(0, step, batch_of(*IDS))
+            here.look_up(handle)
+            here.give((handle, ones(handle)))
+        arrays = here.servers[0].rows.tables["rows"].rows()  # values and state as exported
+        snapshot = here.snapshots(only_changed=False, track=False)[0]["rows"]
+        saved = SavedServer(
+            rules, [3], here.servers[0].counters(), {"rows": _as_restored(snapshot)}
+        )
+        may_come_back(found, rules, saved=lambda shard: saved)
+        for step in range(8):
+            one_step(found.store, 0, step)
+        found.store.drain()
+        kill(found.processes, 0)
+        one_step(found.store, 0, 8)
+        found.store.drain()
+        assert set(counts(found.store).values()) == {3 + 1}
+        assert lost_at(found.store) == [5]
+        assert len(arrays[0]) == len(IDS)
+
+
+def _as_restored(snapshot) -> dict:
+    return {name: np.asarray(array) if name != "latest_step" else array
+            for name, array in dict(snapshot).items()}  # fmt: skip
+
+
+def test_batches_that_were_read_and_not_pushed_at_the_death_are_pushed_after_it():
+    rules = ServerRules(tau=8)
+    with served(rules, servers=1) as found:
+        may_come_back(found, rules)
+        handles = [found.store.begin(0, step, batch_of(*IDS)) for step in range(4)]
+        for handle in handles:
+            found.store.look_up(handle)
+        rows = [handle.values["rows"].copy() for handle in handles]
+        kill(found.processes, 0)
+        found.store.give((handles[0], ones(handles[0])))
+        for handle, before in zip(handles[1:], rows[1:], strict=True):
+            assert (handle.values["rows"] == before).all()
+            found.store.give((handle, ones(handle)))
+        found.store.drain()
+        assert set(counts(found.store).values()) == {4}
+        assert lost_at(found.store) == [0]
+
+
+@pytest.mark.parametrize("merges", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_ranks_in_threads_go_on_over_deaths_at_any_instant(merges, seed):
+    rules = ServerRules(ranks=2, tau=3, merges=merges)
+    steps, draw = 120, random.Random(seed)
+    with served(rules, servers=2) as found:
+        may_come_back(found, rules)
+        failed: list[BaseException] = []
+
+        def rank(number: int) -> None:
+            try:
+                for step in range(steps):
+                    time.sleep(draw.uniform(0, 0.004))
+                    one_step(found.store, number, step)
+                found.store.finish(number, steps)
+            except BaseException as error:
+                failed.append(error)
+                raise
+
+        threads = [threading.Thread(target=rank, args=(r,), daemon=True) for r in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for shard in (draw.randrange(2), draw.randrange(2)):
+            time.sleep(draw.uniform(0.02, 0.25))
+            kill(found.processes, shard)
+            life = found.links.life_of(shard)
+            while found.links.life_of(shard) == life and not failed:
+                time.sleep(0.01)
+        for thread in threads:
+            thread.join(60)
+        assert not failed
+        assert not any(thread.is_alive() for thread in threads)
+        found.store.drain()
+        mine, after, lost = _ids_by_server(found.store), counts(found.store), lost_at(found.store)
+        for server, ids in enumerate(mine):
+            applied = {after.get(i, 0) for i in ids}
+            assert applied == {2 * steps - lost[server]}  # sent = applied + lost
+        assert sum(lost) > 0
+
+
+def test_a_server_that_is_not_to_come_back_ends_the_run_with_its_name():
+    with served(ServerRules(tau=4)) as found:
+        one_step(found.store, 0, 0)
+        kill(found.processes, 0)
+        with pytest.raises((PeerError, RuntimeError), match=r"embedding server 0 .*SIGKILL"):
+            for step in range(1, 100):
+                one_step(found.store, 0, step)
