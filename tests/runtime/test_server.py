@@ -244,3 +244,35 @@ def test_rows_go_when_their_store_goes_without_a_garbage_collection(engine):
         assert gone() is None
     finally:
         gc.enable()
+
+
+# A server that was started again with older rows.
+
+
+def test_what_a_rank_knows_to_be_closed_and_the_rows_do_not_hold_is_lost():
+    store = store_of(ServerRules(ranks=1, tau=1))
+    server = store.servers[0]
+    assert server.rejoin(0, 5, {3}) == 4  # steps 0, 1, 2 and 4
+    assert server.lost == 4
+    open_batch = batch_of(store, 0, 3, [7])
+    server.read(open_batch)
+    server.give((open_batch, ones(open_batch)))
+    server.look_up(batch_of(store, 0, 5, [7]))  # the window stands behind step 4
+    assert store.export()["rows"][1].tolist() == [[-1.0, -1.0]]
+    assert server.version == 1
+
+
+def test_a_merged_step_that_one_rank_knows_to_be_closed_is_lost_for_all():
+    store = store_of(ServerRules(ranks=2, tau=3, merges=True))
+    server = store.servers[0]
+    waits, late = batch_of(store, 1, 0, [7]), batch_of(store, 1, 1, [7])
+    server.read(waits)
+    server.give((waits, ones(waits)))  # before rank 0 says what it knows
+    assert server.rejoin(0, 2, set()) == 2
+    assert server.has_closed(1, 0)
+    server.read(late)
+    server.give((late, ones(late)))
+    assert server.has_closed(1, 1)
+    assert server.lost == 4
+    assert (server.version, server.updates) == (0, 0)
+    assert not store.export()["rows"][1].any()

@@ -19,6 +19,7 @@ from runtime.embedding.server_rules import ServerRules
 from runtime.engines.processes.launch import ServerProcesses
 from runtime.engines.processes.peers import PeerError
 from runtime.engines.processes.revival import Revival, SavedServer
+from runtime.stop import RunStopped
 from tests.runtime.processes.served import LAYOUT, SGD, Served, batch_of, ones, served
 
 IDS = tuple(range(12))
@@ -173,6 +174,10 @@ def test_a_server_that_is_not_to_come_back_ends_the_run_with_its_name():
     with served(ServerRules(tau=4)) as found:
         one_step(found.store, 0, 0)
         kill(found.processes, 0)
-        with pytest.raises((PeerError, RuntimeError), match=r"embedding server 0 .*SIGKILL"):
-            for step in range(1, 100):
+        with pytest.raises((PeerError, RunStopped)):
+            for step in range(1, 1000):
                 one_step(found.store, 0, step)
+        error = found.links.stop.error
+        assert isinstance(error, PeerError)
+        assert "embedding server 0" in str(error)
+        assert "was killed by SIGKILL" in str(error)
