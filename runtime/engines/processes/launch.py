@@ -81,13 +81,13 @@ class ServerProcesses:
         """Of the servers, by shard."""
         return [process.pid for process in self._processes if process is not None]
 
-    def restart(self, shard: int) -> None:
+    def restart(self, shard: int, *, awaits_rows: bool = False) -> None:
         """Start a server anew, at the same address, when the old one has died.
 
-        It is empty and lets no rank in before it is told that its rows are back.
+        It is empty; with ``awaits_rows`` it lets no rank in before its rows are back.
         """
         # Whichever thread does this may end before the run: the pipe alone tells of our end.
-        fresh = replace(self._configs[shard], awaits_rows=True, dies_with_parent=False)
+        fresh = replace(self._configs[shard], awaits_rows=awaits_rows, dies_with_parent=False)
         self._configs[shard] = fresh
         self._spawn(shard)
         self._wait_until_ready(shard)

@@ -10,6 +10,7 @@ import random
 import signal
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -29,7 +30,9 @@ def may_come_back(found: Served, rules: ServerRules, **changes) -> list[str]:
     told: list[str] = []
     saved = changes.pop("saved", lambda shard: SavedServer(rules, [0] * rules.ranks))
     found.links.revival = Revival(
-        found.processes.restart, saved, lambda shard, text: told.append(text)
+        partial(found.processes.restart, awaits_rows=True),
+        saved,
+        lambda shard, text: told.append(text),
     )
     return told
 
