@@ -26,10 +26,10 @@ from persia_sim.presets.software import FITTED
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Measured steps of GPU-sharded training, as `predict-published` takes them."""
+    """Persia's published points; with CSVs as of `predict-published`, GPU-sharded training."""
 
     rows: tuple[Path, ...] = ()
-    """Lines with measurements; those without are left out."""
+    """Lines with measurements; those without are left out. Default: Persia's points alone."""
     workloads: Path = Path()
     """What the workloads of the rows are made of."""
     systems: Path = Path()
@@ -46,11 +46,15 @@ class Options:
     def __post_init__(self) -> None:
         given = {"rows": self.rows, "workloads": self.workloads, "systems": self.systems}
         files(**given, tables=self.tables or ())
-        files(needed=True, **given)
+        if self.rows or self.workloads != Path() or self.systems != Path():
+            files(needed=True, **given)
 
 
 def run(options: Options) -> None:
-    """Fit, print constants and errors, write constants.csv and errors.csv."""
+    """Fit, print constants and errors, write persia.csv or constants.csv and errors.csv."""
+    if not options.rows:
+        _persia(options.out)
+        return
     rows, left_out = load(options.rows, options.workloads, options.systems, options.tables)
     rows = [row for row in rows if row.samples_per_s]
     if len(rows) < 2:
@@ -84,6 +88,22 @@ def run(options: Options) -> None:
     for why in left_out:
         print(f"left out: {why}")
     print(f"{len(records)} constants in {options.out / 'constants.csv'}; errors.csv beside it")
+
+
+def _persia(out: Path) -> None:
+    from experiments.published import persia_fit  # late: it loads the simulator
+
+    known = persia_fit.points()
+    found = persia_fit.best_batches(known)
+    print(persia_fit.report(found, known))
+    best = found[0]
+    records = [
+        {"series": point.series, "gpus": point.gpus, "published": point.samples_per_s,
+         "ln_rate_error": round(float(error), 4)}
+        for point, error in zip(known, best.errors, strict=True)
+    ]  # fmt: skip
+    write_csv(out / "persia.csv", records)
+    print(f"{len(records)} points in {out / 'persia.csv'}")
 
 
 def constants(rows: Sequence[Measured], found: Fit, profiles: bool) -> list[dict[str, object]]:
