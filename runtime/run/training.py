@@ -127,6 +127,7 @@ class Training:
             updates=meter.updates,
             config=plain(parts.config),
             tables=plain(parts.store.tables),
+            layout=plain(parts.store.layout),
             facts=plain(self.facts),
             servers=plain(parts.store.counters_of_servers()),
             clock={name: getattr(self._rules, name) for name in _CLOCK},

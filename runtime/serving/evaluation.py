@@ -15,6 +15,8 @@ from runtime.run.evaluate import HeldOut, evaluate
 from runtime.run.folder import plain
 from runtime.serving.trained import find_checkpoint, open_trained
 
+_MOST_TOLD = 3
+
 
 def evaluate_run(
     path: Path,
@@ -58,10 +60,9 @@ def evaluate_run(
 def refuse_other_layout(trained: Layout, given: Layout, name: str) -> None:
     """Raise ValueError, naming what differs, where the data are not of the model's kind."""
     differences = [
-        f"{field.name}: {_told(getattr(trained, field.name))} when trained,"
-        f" {_told(getattr(given, field.name))} now"
+        f"{field.name.replace('dense', 'dense features')}: {_difference(was, now)}"
         for field in fields(Layout)
-        if getattr(trained, field.name) != getattr(given, field.name)
+        if (was := getattr(trained, field.name)) != (now := getattr(given, field.name))
     ]
     if differences:
         raise ValueError(
@@ -70,6 +71,16 @@ def refuse_other_layout(trained: Layout, given: Layout, name: str) -> None:
         )
 
 
-def _told(parts: tuple[Any, ...]) -> str:
+def _difference(was: tuple[Any, ...], now: tuple[Any, ...]) -> str:
+    lacking = [part for part in was if part not in now]
+    new = [part for part in now if part not in was]
+    if not lacking and not new:
+        return "the same in another order"
+    found = [("lacks", lacking), ("has beside them", new)]
+    return ", ".join(f"{word} {_told(parts)}" for word, parts in found if parts)
+
+
+def _told(parts: list[Any]) -> str:
     words = [p if isinstance(p, str) else f"{p.name} ({p.pooling}, {p.table})" for p in parts]
-    return ", ".join(words) or "none"
+    rest = f" and {len(words) - _MOST_TOLD} more" if len(words) > _MOST_TOLD else ""
+    return ", ".join(words[:_MOST_TOLD]) + rest

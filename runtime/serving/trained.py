@@ -54,6 +54,11 @@ def find_checkpoint(
         return found
     if path.parent.name == CHECKPOINTS:
         raise BrokenFileError(f"{path} was never finished: it has no {STATE}; give another one")
+    if not (path / CHECKPOINTS).is_dir() and (path / "config.json").exists():
+        raise ValueError(
+            f"the run in {path} wrote no checkpoint, so its model is gone; train with"
+            " --checkpoint-every end, or with steps or a time, to keep one"
+        )
     if not (path / CHECKPOINTS).is_dir():
         raise ValueError(
             f"{path} holds no {CHECKPOINTS}/ and no {STATE}: it is neither the folder of a run that"
@@ -89,7 +94,7 @@ def open_trained(checkpoint: Checkpoint, *, device: str | None = None) -> Traine
     )
     load(store, checkpoint.rows)
     worker = EmbeddingWorker(store)
-    worker.row_gradient_seen = True  # only training sees one
+    worker.go_on(state.learner["rows"])
     return Trained(checkpoint, config, layout, tables, learner, worker)
 
 

@@ -81,7 +81,41 @@ def test_evaluate_takes_other_data_with_the_same_schema(
     assert found["tasks"]["click"]["log_loss"] == pytest.approx(ours.log_loss, abs=1e-6)
     assert found["data"]["name"] == LIKE_TINY
     told = refused(["evaluate", str(trained[1]), "--data", TINY], capsys)
-    assert f"data set {TINY} has another schema than the model was trained on; fields: " in told
+    assert (
+        f"data set {TINY} has another schema than the model was trained on; fields: lacks user"
+        " (sum, rows), item (sum, rows), author (sum, rows) and 6 more, has beside them c0"
+    ) in told
+    assert "; dense features: has beside them x2, x3, x4 and 8 more" in told
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--mode", "hybrid", "--ranks", "2", "--shards", "3", "--executor", "concurrent"],
+        ["--kernels", "reference", "--rows.optimizer.kind", "adagrad"],
+        ["--mode", "async_averaging", "--ranks", "2", "--checkpoint-every", "7"],
+    ],
+    ids=["hybrid", "reference", "averaging"],
+)
+def test_a_finished_run_is_evaluated_to_its_own_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    out, run_folder = tmp_path / "found.json", tmp_path / "run"
+    words = ["train", "--data.name", "synthetic", "--data.rows", "1000", "--steps", "15"]
+    words += ["--batch", "32", "--test-rows", "400", "--model.hidden", "8"]
+    words += ["--checkpoint-every", "end", "--out", str(run_folder), *options]
+    assert main(words) == 0
+    assert main(["evaluate", str(run_folder), "--out", str(out)]) == 0
+    capsys.readouterr()
+    summary = json.loads((run_folder / "summary.json").read_text())
+    found = json.loads(out.read_text())
+    assert found["tasks"]["click"] == summary["tasks"]["click"]
+    assert (found["samples"], found["updates"]) == (summary["samples"], summary["updates"])
+    assert found["warnings"] == summary["warnings"]
+    kept = np.load(run_folder / "predictions.npz")["predictions"]
+    held_out = HeldOut(open_source("synthetic", rows=1000), 400)
+    predictions = np.concatenate([open_model(run_folder).predict(b) for b in held_out])
+    np.testing.assert_allclose(predictions, kept, rtol=0, atol=1e-6)
 
 
 def test_export_says_what_it_wrote_and_predicts_as_evaluate_does(

@@ -202,6 +202,9 @@ def test_mistakes_of_a_newcomer_are_told_in_a_sentence(folders: Any, tmp_path: P
         open_model(tmp_path / "file")
     with pytest.raises(ValueError, match="it is neither the folder of a run"):
         open_model(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"wrote no checkpoint.*; train with --checkpoint-every e"):
+        open_model(tmp_path)
     (tmp_path / "checkpoints" / "000").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"was never finished: it has no state\.json"):
         open_model(tmp_path / "checkpoints" / "000")
