@@ -190,11 +190,9 @@ def work(command: Train, folder: Path, arguments: list[str]) -> None:
     from tqdm import tqdm
 
     from runtime.run.ending import Ending, Interrupted
-    from runtime.run.folder import keep_command
     from runtime.run.record import run_into
 
     config = _choose(command.run) if command.auto else command.run
-    keep_command(folder, arguments, resume=command.resume is not None)
     total = None if config.steps is None else config.steps * config.batch
     mode = str(config.sync.mode)
     with tqdm(total=total, unit=" samples", unit_scale=True, desc=mode, disable=None) as bar:
@@ -207,6 +205,7 @@ def work(command: Train, folder: Path, arguments: list[str]) -> None:
                 on_start=bar.write,
                 resume=command.resume is not None,
                 ending=Ending(),
+                typed=arguments,
             )
         except Interrupted as told:
             bar.close()
@@ -255,12 +254,17 @@ def describe(summary: dict) -> str:  # type: ignore[type-arg]
         f"  staleness    {stale.mean_steps:.2f} steps on average, {stale.max_steps} at most;"
         f" {summary['rows']:,} rows"
     )
+    if summary["checkpoints_written"]:
+        pause_s = summary["longest_pause_s"]
+        written = counted(summary["checkpoints_written"], "checkpoint")
+        lines.append(f"  {written} written; training paused for {pause_s:.3f} s at most")
     data = summary["data"]
     bad_rows = f"bad rows skipped: {data.skipped_where}; in all" if data.skipped_where else ""
     left_out = {
         bad_rows: data.rows_skipped,
         "batches skipped": summary["batches_skipped"],
         "pushes lost": summary["pushes_lost"],
+        "checkpoints not written": summary["checkpoints_failed"],
     }
     lines += [f"  {what}: {count:,}" for what, count in left_out.items() if count]
     lines += [f"  warning: {text}" for text in summary["warnings"]]

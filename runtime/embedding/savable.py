@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from runtime.embedding.config import TableConfig
-from runtime.embedding.verbs import EmbeddingStore
 
 TableSnapshot = dict[str, Any]
 """Of one table at one server, the next row to be evicted first: ids, words (write counts and
@@ -44,12 +43,3 @@ class SavableStore(Protocol):
         self, table: str, shards: Sequence[Mapping[str, Any]], *, keep_present: bool = False
     ) -> None:
         """Put rows of one table back, those of each shard."""
-
-
-def savable(store: EmbeddingStore) -> SavableStore:
-    """The same store, if it is one; ValueError where it cannot be written down."""
-    if not hasattr(store, "freeze_snapshots"):
-        raise ValueError(
-            "rows in server processes cannot be written into checkpoints yet; leave --servers out"
-        )
-    return cast(SavableStore, store)

@@ -10,7 +10,7 @@ import torch
 from persia_sim.words.trace import ALL, Event, Kind, Trace
 from persia_sim.words.vocabulary import Mode
 from runtime.config import TrainConfig
-from runtime.data.source import Source
+from runtime.data.source import Provenance, Source
 from runtime.embedding.config import TableConfig
 
 _WITHOUT_VERSION = (Kind.LOST_PUSH, Kind.AVERAGE_READ, Kind.AVERAGE_WRITE)
@@ -100,13 +100,13 @@ def other_facts(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     )
 
 
-def refuse_other_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def refuse_other_data(before: Mapping[str, Any], now: Provenance) -> None:
     """Raise ValueError when a run would go on with other data than it began with."""
-    if before["data_sha256"] != now["data_sha256"]:
+    known = str(before["data_sha256"])
+    if known != now.sha256:
         raise ValueError(
-            f"data set {now['data']} has changed since the run began (checksum"
-            f" {str(before['data_sha256'])[:12]} then, {str(now['data_sha256'])[:12]} now): put the"
-            " old data back, or start a new run"
+            f"data set {now.name} has changed since the run began (checksum {known[:12]} then,"
+            f" {now.sha256[:12]} now): put the old data back, or start a new run"
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,17 @@ import numpy as np
 from persia_sim.words.chrome import chrome_events, write_chrome_trace
 from runtime.config import TrainConfig, read_config
 from runtime.data.open import open_source
+from runtime.order.replayable import refuse_other_data
 from runtime.run.ending import Ending, Interrupted
 from runtime.run.evaluate import Evaluation, best_reachable_auc
-from runtime.run.folder import INTERRUPTED, SUMMARY, environment, plain, write_json
+from runtime.run.folder import (
+    INTERRUPTED,
+    SUMMARY,
+    environment,
+    keep_command,
+    plain,
+    write_json,
+)
 from runtime.run.resume import cut_metrics, forget_the_end, going_on
 from runtime.run.session import CurvePoint, Outcome, Saving, train
 
@@ -29,16 +37,17 @@ def run_into(
     *,
     resume: bool = False,
     ending: Ending | None = None,
+    typed: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Run ``config``, fill ``folder``, and return the summary.
 
     ``on_start`` is told the data, its split and its rows before anything is trained. ``resume``
     goes on from the folder's newest checkpoint; ``ending`` may ask the run to end: then it raises
-    `Interrupted` after a checkpoint.
+    `Interrupted` after a checkpoint. ``typed`` is what the user wrote, kept beside the config.
 
-    The folder holds config.json, env.json, metrics.jsonl (a line per snapshot), trace.npz,
-    predictions.npz, timeline.json if asked for, checkpoints/ if any were written and, written last,
-    summary.json: a folder without it is an unfinished run.
+    The folder holds config.json, command.json, env.json, metrics.jsonl (a line per snapshot),
+    trace.npz, predictions.npz, timeline.json if asked for, checkpoints/ if any were written and,
+    written last, summary.json: a folder without it is an unfinished run.
     """
     folder.mkdir(parents=True, exist_ok=True)
     start = None
@@ -46,10 +55,14 @@ def run_into(
     if resume:
         before = read_config(folder / "config.json")
         config, start = going_on(folder, config, before, on_warning)
-    write_json(folder / "config.json", config)
-    write_json(folder / "env.json", environment())
     data = config.data
     source = open_source(data.name, data.dir, data.rows, data.skip_bad_rows, keep=data.keep)
+    if start is not None:  # before anything of the folder is changed
+        refuse_other_data(start.state.facts, source.provenance())
+    write_json(folder / "config.json", config)
+    write_json(folder / "env.json", environment())
+    if typed:
+        keep_command(folder, typed, resume=resume)
     on_start(f"data: {source.provenance()}")
     if start is None:
         metrics.write_text("")
@@ -67,7 +80,8 @@ def run_into(
                 on_warning(warning)
         _append(metrics, point.updates, point.samples, point.evaluation, drained=False)
 
-    saving = Saving(folder, start, ending or Ending(), on_warning)
+    ending = Ending() if ending is None else ending  # one that nobody has asked counts as False
+    saving = Saving(folder, start, ending, on_warning)
     try:
         outcome = train(
             config,

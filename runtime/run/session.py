@@ -24,6 +24,7 @@ from runtime.engines.parts import assemble_for
 from runtime.order.merge import whole_trace
 from runtime.order.replayable import (
     refuse_cut_short,
+    refuse_other_data,
     refuse_other_run,
     trace_meta,
     unseeded_draws,
@@ -123,6 +124,8 @@ def train(
         data = config.data
         source = open_source(data.name, data.dir, data.rows, data.skip_bad_rows, keep=data.keep)
     start = saving.start if saving else None
+    if start is not None:
+        refuse_other_data(start.state.facts, source.provenance())
     samples = start.state.samples if start else 0
     parts = assemble_for(config, source, tables, samples=samples)
     held_out = HeldOut(source, config.evaluation.test_rows)

@@ -16,12 +16,12 @@ from runtime.checkpoint.rows import load, take
 from runtime.checkpoint.state import RunState
 from runtime.checkpoint.whole import Checkpoint
 from runtime.dense.state import load_generators, load_model
-from runtime.embedding.savable import savable
+from runtime.embedding.savable import SavableStore
 from runtime.engines.threads import ConcurrentRun
 from runtime.order.executor import OrderedRun
 from runtime.order.lag import lag_order
 from runtime.order.merge import merged_trace
-from runtime.order.replayable import other_facts, refuse_other_data
+from runtime.order.replayable import other_facts
 from runtime.rank.parts import Parts, server_rules
 from runtime.rank.progress import Evaluate
 from runtime.run.ending import Ending
@@ -121,7 +121,8 @@ class Training:
         parts, told = self.parts, self.history
         told.checkpoints_written += 1
         recorder, meter = parts.recorder, parts.meter
-        rows = take(savable(parts.store), extends=extends, track_changes=track_changes)
+        store = cast(SavableStore, parts.store)
+        rows = take(store, extends=extends, track_changes=track_changes)
         state = RunState(
             samples=meter.samples,
             updates=meter.updates,
@@ -154,9 +155,8 @@ class Training:
     def _go_on(self, start: Checkpoint) -> None:
         """Take up everything but the dense weights and the meter."""
         parts, state = self.parts, start.state
-        refuse_other_data(state.facts, self.facts)
         self.history.resumed_at_samples.append(state.samples)
-        load(savable(parts.store), start.rows)
+        load(cast(SavableStore, parts.store), start.rows)
         before = replace(self._rules, **cast(Any, state.clock))
         updates = max(server["updates"] for server in state.servers)
         self._rules = self._rules.going_on(before, updates)

@@ -2,38 +2,79 @@
 
 from __future__ import annotations
 
+import json
+import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from runtime.commands import main
 from runtime.data.commands import listed
 
 LATE = ["--executor", "concurrent", "--mode", "hybrid", "--ranks", "2", "--latency-s", "5"]
 
 
-@pytest.mark.multiproc
-@pytest.mark.parametrize("words", [[], LATE], ids=["lag", "latency"])
-def test_ctrl_c_ends_a_run_in_one_line_within_ten_seconds(words, tmp_path):
+def training(folder, *words):
+    """A process of the command that trains, and hears signals."""
     # Where a shell runs the tests in the background they ignore Ctrl-C, and children inherit that.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         [sys.executable, "-m", "runtime", "train", "--data.name", "synthetic", *words,
-         "--out", str(tmp_path / "run")],
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+         "--test-rows", "200", "--out", str(folder)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     signal.signal(signal.SIGINT, before)
-    while not (tmp_path / "run" / "metrics.jsonl").exists():
+    listens = 0
+    while not listens:
         assert process.poll() is None
         time.sleep(0.05)
-    time.sleep(1)  # into the training itself
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        listens = int(re.search(r"SigCgt:\s*(\w+)", status)[1], 16) >> (signal.SIGUSR1 - 1) & 1
+    return process
+
+
+@pytest.mark.multiproc
+def test_sigterm_ends_a_run_in_a_checkpoint_and_it_goes_on(tmp_path, capsys):
+    run = tmp_path / "run"
+    process = training(run, "--checkpoint-every", "10min")
+    time.sleep(0.5)  # into the training itself
+    process.send_signal(signal.SIGTERM)
+    out, told = process.communicate(timeout=25)
+    assert process.returncode == 0
+    assert "SIGTERM: ends the step and writes a checkpoint" in told
+    samples = int(
+        re.search(r"interrupted by SIGTERM after ([\d,]+) samples", out)[1].replace(",", "")
+    )
+    assert out.endswith(f"go on with: python -m runtime train --resume {run}\n")
+    assert json.loads((run / "interrupted.json").read_text())["by"] == "SIGTERM"
+    steps = samples // 128 + 5
+    assert main(["train", "--resume", str(run), "--steps", str(steps)]) == 0
+    assert f"goes on from {run}/checkpoints/{samples:015d}" in capsys.readouterr().out
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["samples"] == steps * 128 == samples + 5 * 128
+    assert summary["resumed_at_samples"] == [samples]
+    assert not (run / "interrupted.json").exists()
+    typed = json.loads((run / "command.json").read_text())
+    assert typed["train"][:4] == ["--data.name", "synthetic", "--checkpoint-every", "10min"]
+    assert typed["resume"] == [["--resume", str(run), "--steps", str(steps)]]
+
+
+@pytest.mark.multiproc
+def test_a_second_ctrl_c_ends_a_run_with_long_latency_within_ten_seconds(tmp_path):
+    process = training(tmp_path / "run", *LATE)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=10)
     assert process.returncode == 130
-    [line] = [line for line in told.splitlines() if line.strip()]
-    assert line.startswith("interrupted; ")
+    lines = [line for line in told.splitlines() if line.strip()]
+    assert lines[-1].startswith("interrupted; ")
+    assert lines[-2].startswith("SIGINT: ends the step")
+    assert "Traceback" not in told
 
 
 @pytest.mark.multiproc

@@ -1,0 +1,198 @@
+"""A run that is asked to end: it finishes its step, writes itself down, and says how to go on."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from persia_sim.words.vocabulary import Mode
+from runtime.checkpoint import whole
+from runtime.checkpoint.whole import complete_checkpoints, read_checkpoint
+from runtime.config import DataConfig
+from runtime.run.ending import Ending, Interrupted
+from runtime.run.record import run_into
+from runtime.run.session import Saving, train
+from tests.runtime.test_law_of_resume import state
+from tests.runtime.worlds import ArraySource, changed, config
+
+SOURCE = ArraySource(300)
+MODES = {
+    "lag": {"executor": "lag", "mode": Mode.HYBRID, "tau": 2},
+    "threads": {"executor": "concurrent", "mode": Mode.HYBRID, "tau": 2},
+    "forwarded": {"executor": "concurrent", "mode": Mode.LOOKAHEAD, "lookahead": "forwarded"},
+}
+
+
+def after(samples, act):
+    """Acts once, when so many samples are trained; for ``on_samples``."""
+    seen = [0, False]
+
+    def told(more):
+        seen[0] += more
+        if seen[0] >= samples and not seen[1]:
+            seen[1] = True
+            act()
+
+    return told
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("name", MODES)
+def test_a_signal_ends_the_leg_and_the_checkpoint_is_where_it_ended(name, number, tmp_path):
+    before = [signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)]
+    ending = Ending()
+    with pytest.raises(Interrupted) as told:
+        train(
+            config(ranks=2, batch=4, **MODES[name]),
+            ArraySource(3000),
+            saving=Saving(tmp_path, None, ending),
+            on_samples=after(48, lambda: os.kill(os.getpid(), number)),
+        )
+    (cut,) = complete_checkpoints(tmp_path)
+    assert 48 <= int(cut.name) < 3000
+    assert str(told.value) == (
+        f"interrupted by {signal.Signals(number).name} after {int(cut.name):,} samples; go on with:"
+        f" python -m runtime train --resume {tmp_path}"
+    )
+    assert [signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)] == before
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path):
+    def twice():
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config(), SOURCE, saving=Saving(tmp_path), on_samples=after(48, twice))
+    assert not complete_checkpoints(tmp_path)
+
+
+def test_a_signal_that_was_ignored_stays_so(tmp_path):
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        hit = after(48, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+        outcome = train(config(), SOURCE, saving=Saving(tmp_path), on_samples=hit)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert outcome.figures["samples"] == 300
+
+
+def test_a_run_that_was_at_its_end_ends_as_if_nobody_had_asked(tmp_path):
+    ending = Ending()
+    asked = Saving(tmp_path, None, ending)
+    outcome = train(config(), SOURCE, saving=asked, on_samples=after(300, lambda: ending.ask("x")))
+    assert outcome.figures["samples"] == 300
+    assert [int(cut.name) for cut in complete_checkpoints(tmp_path)] == [300]
+
+
+def full(*args):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_is_told_and_counted_and_training_goes_on(tmp_path, monkeypatch):
+    """The second of three checkpoints and of the end's; the first one stays meanwhile."""
+    write, told, left = whole.write_dense, [], []
+
+    def sometimes(file, dense):
+        if dense["version"] == 8:
+            left.append([int(f.name) for f in complete_checkpoints(tmp_path / "run")])
+            full()
+        return write(file, dense)
+
+    monkeypatch.setattr(whole, "write_dense", sometimes)
+    chosen = config(checkpoint_every=4, keep=9, checkpoint_incremental=True)
+    outcome = train(chosen, SOURCE, saving=Saving(tmp_path / "run", on_warning=told.append))
+    assert left == [[96]]
+    assert [int(f.name) for f in complete_checkpoints(tmp_path / "run")] == [96, 288, 300]
+    (warning,) = told
+    assert "No space left on device" in warning and "that at 96 samples stays" in warning
+    figures = outcome.figures
+    assert (figures["checkpoints_written"], figures["checkpoints_failed"]) == (3, 1)
+    monkeypatch.undo()
+    undisturbed = train(chosen, SOURCE, saving=Saving(tmp_path / "other"))
+    assert state(outcome) == state(undisturbed)
+    at_288 = complete_checkpoints(tmp_path / "run")[1]
+    resumed = train(chosen, SOURCE, saving=Saving(tmp_path / "on", read_checkpoint(at_288)))
+    assert state(resumed) == state(undisturbed)
+
+
+def test_an_interrupted_run_that_cannot_be_written_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(whole, "write_dense", full)
+    ending, told = Ending(), []
+    saving = Saving(tmp_path, None, ending, told.append)
+    with pytest.raises(ValueError, match="its checkpoint could not be written"):
+        train(config(), SOURCE, saving=saving, on_samples=after(48, lambda: ending.ask("a test")))
+    assert "No space left" in told[0] and "there is none" in told[0]
+
+
+def killed_and_resumed(folder, chosen, at, **resume):
+    """A run that dies without a word after ``at`` samples and is gone on with."""
+
+    class Killed(BaseException):
+        pass
+
+    def die():
+        raise Killed
+
+    with pytest.raises(Killed):
+        run_into(folder, chosen, on_samples=after(at, die))
+    with (folder / "metrics.jsonl").open("a") as lines:
+        lines.write('{"updates": 9, "sam')  # half a line, as a kill may leave it
+    return run_into(folder, chosen, resume=True, **resume)
+
+
+def synthetic(**changes):
+    return config(data=DataConfig(name="synthetic", rows=600), test_rows=300, **changes)
+
+
+def test_the_folder_of_a_resumed_run_is_that_of_an_undisturbed_one(tmp_path):
+    chosen = synthetic(
+        mode="hybrid", tau=2, ranks=2, checkpoint_every=6, evaluate_every_steps=4, keep=3
+    )
+    told: list[str] = []
+    run_into(tmp_path / "whole", chosen)
+    killed_and_resumed(tmp_path / "killed", chosen, 24 * 17, on_start=told.append)
+    # Killed in step 17: the cut was at 12, lines were written for steps 4, 8, 12 and 16.
+    assert "goes on from" in told[1] and "288 samples, 12 updates" in told[1]
+    one, other = (tmp_path / name for name in ("whole", "killed"))
+    assert (one / "metrics.jsonl").read_text() == (other / "metrics.jsonl").read_text()
+    updates = [json.loads(line)["updates"] for line in (one / "metrics.jsonl").open()]
+    assert updates == [4, 8, 12, 16, 20, 24, 25]
+    arrays = [np.load(f / "predictions.npz")["predictions"].tobytes() for f in (one, other)]
+    assert arrays[0] == arrays[1]
+    traces = [np.load(f / "trace.npz")["step"].tobytes() for f in (one, other)]
+    assert traces[0] == traces[1]
+    assert [f.name for f in complete_checkpoints(one)] == [
+        f.name for f in complete_checkpoints(other)
+    ]
+    summaries = [json.loads((f / "summary.json").read_text()) for f in (one, other)]
+    clocks = ("wall_s", "samples_per_s", "longest_pause_s", "resumed_at_samples", "resident_bytes")
+    for name in clocks:
+        for summary in summaries:
+            summary.pop(name)
+    assert summaries[0] == summaries[1]
+
+
+def test_warnings_of_the_first_evaluation_are_told_by_whoever_ends_the_run(tmp_path):
+    """Rates of nothing: all predictions are equal, in the first evaluation and the last."""
+    chosen = synthetic(checkpoint_every=6, evaluate_every_steps=4)
+    one = run_into(tmp_path / "whole", chosen)
+    other = killed_and_resumed(tmp_path / "killed", chosen, 24 * 17)
+    assert one["warnings"] == other["warnings"]
+    assert any(text.startswith("after 4 updates:") for text in one["warnings"])
+
+
+def test_more_steps_go_on_with_a_finished_run(tmp_path):
+    short = synthetic(mode="sync", checkpoint_every="end", steps=10)
+    run_into(tmp_path / "run", short)
+    with pytest.raises(ValueError, match="is finished; add --steps, more than before"):
+        run_into(tmp_path / "run", short, resume=True)
+    longer = run_into(tmp_path / "run", changed(short, steps=20), resume=True)
+    whole_run = run_into(tmp_path / "whole", changed(short, steps=20))
+    assert longer["tasks"] == whole_run["tasks"]
+    assert longer["samples"] == 480
