@@ -32,14 +32,20 @@ class Index {
 
   void prefetch(uint32_t tag) const { embedding::prefetch(&groups_[home(tag)]); }
 
-  // The first slot whose tag agrees: most likely the right one, so worth prefetching.
-  uint32_t guess(uint32_t tag) const {
-    for (uint64_t at = home(tag);; at = after(at)) {
-      const Group& group = groups_[at];
-      const uint32_t equal = equal_tags(group, tag);
-      if (equal) return group.places[__builtin_ctz(equal)] - 1;  // an empty bucket is kNoSlot
-      if (!full(group)) return kNoSlot;
-    }
+  // The group in which a search begins.
+  uint64_t home(uint32_t tag) const { return uint64_t{tag} * count_ >> 32; }
+  void prefetch_group(uint64_t at) const { embedding::prefetch(&groups_[at]); }
+
+  // The first slot of the group whose tag agrees: most likely the right one, so worth prefetching.
+  // kNoSlot: there is none; kGoOn: not here, and `at` is the group to look at next.
+  static constexpr uint32_t kGoOn = kNoSlot - 1;
+  uint32_t guess_here(uint32_t tag, uint64_t& at) const {
+    const Group& group = groups_[at];
+    const uint32_t equal = equal_tags(group, tag);
+    if (equal) return group.places[__builtin_ctz(equal)] - 1;  // an empty bucket is kNoSlot
+    if (!full(group)) return kNoSlot;
+    at = after(at);
+    return kGoOn;
   }
 
   // The slot for which `is(slot)` holds among those of this tag; kNoSlot if there is none.
@@ -137,7 +143,6 @@ class Index {
   static uint64_t groups_for(uint64_t rows) {
     return static_cast<uint64_t>(static_cast<double>(rows) / kMostLoad / kSize) + 8;
   }
-  uint64_t home(uint32_t tag) const { return uint64_t{tag} * count_ >> 32; }
   uint64_t after(uint64_t at) const { return at + 1 == count_ ? 0 : at + 1; }
   uint64_t distance(uint64_t from, uint64_t to) const {
     return to >= from ? to - from : to + count_ - from;

@@ -11,7 +11,7 @@
 
 namespace embedding {
 
-// One optimiser step on n distinct rows. Meanwhile the rows of the next call are fetched, so that
+// One optimiser step on n distinct rows. Meanwhile what the next call will touch is fetched, so that
 // memory works while the arithmetic does.
 struct RowStep {
   const Options* options;
@@ -23,7 +23,8 @@ struct RowStep {
   const void* const* gradients;  // [n] pointers to [dim]
   const double* factors;       // [n] the step length: the learning rate, bias-corrected for Adam
   size_t n;
-  const uint32_t* next_slots;  // [next_n]
+  const uint32_t* next_slots;          // [next_n]
+  const void* const* next_gradients;   // [next_n] where they begin; null: no need to fetch them
   size_t next_n;
 };
 

@@ -101,59 +101,63 @@ inline void step_row(const Rule<T>& rule, T* __restrict v, T* __restrict s, cons
   }
 }
 
-template <OptimizerKind K, class T, size_t D>
+template <OptimizerKind K, class T, size_t D, bool Half>
 void step_all(const RowStep& call) {
   const Options& options = *call.options;
   const Rule<T> rule(options);
   const size_t dim = D ? D : options.dim;
-  T small[D ? 2 * D : 1];
-  std::vector<T> large(D ? 0 : 2 * dim + 1);
+  T small[D ? 3 * D : 1];
+  std::vector<T> large(D ? 0 : 3 * dim + 1);
   T* scratch = D ? small : large.data();
+  [[maybe_unused]] T* values = scratch + 2 * dim;  // of a row that is stored in 16 bits
   for (size_t i = 0; i < call.n; ++i) {
     if (i < call.next_n) {
+      if (call.next_gradients) embedding::prefetch(call.next_gradients[i]);
       embedding::prefetch_span(call.rows + call.next_slots[i] * call.stride, call.stride);
     }
     char* row = call.rows + call.slots[i] * call.stride;
     auto* state = reinterpret_cast<T*>(row + options.state_offset());
     const auto* gradient = static_cast<const T*>(call.gradients[i]);
     const T lr = static_cast<T>(call.factors[i]);
-    if (options.half()) {
-      if constexpr (sizeof(T) == 4 && D == 0) {
-        std::vector<float> values(dim);
-        load_half(options, row, values.data());
-        step_row<K, T, D>(rule, values.data(), state, gradient, dim, lr, scratch);
-        store_half(options, call.ids[i], call.writes[i], values.data(), row);
-      }
+    if constexpr (Half) {
+      load_values<D>(options, row, values);
+      step_row<K, T, D>(rule, values, state, gradient, dim, lr, scratch);
+      store_values<D>(options, call.ids[i], call.writes[i], values, row);
     } else {
       step_row<K, T, D>(rule, reinterpret_cast<T*>(row), state, gradient, dim, lr, scratch);
     }
   }
 }
 
-template <class T, size_t D>
+template <class T, size_t D, bool Half>
 void step_kind(const RowStep& call) {
   switch (call.options->optimizer) {
-    case OptimizerKind::sgd: return step_all<OptimizerKind::sgd, T, D>(call);
-    case OptimizerKind::momentum: return step_all<OptimizerKind::momentum, T, D>(call);
-    case OptimizerKind::adagrad: return step_all<OptimizerKind::adagrad, T, D>(call);
-    case OptimizerKind::adagrad_row: return step_all<OptimizerKind::adagrad_row, T, D>(call);
-    case OptimizerKind::adam: return step_all<OptimizerKind::adam, T, D>(call);
-    case OptimizerKind::adam_row: return step_all<OptimizerKind::adam_row, T, D>(call);
-    case OptimizerKind::ftrl: return step_all<OptimizerKind::ftrl, T, D>(call);
+    case OptimizerKind::sgd: return step_all<OptimizerKind::sgd, T, D, Half>(call);
+    case OptimizerKind::momentum: return step_all<OptimizerKind::momentum, T, D, Half>(call);
+    case OptimizerKind::adagrad: return step_all<OptimizerKind::adagrad, T, D, Half>(call);
+    case OptimizerKind::adagrad_row: return step_all<OptimizerKind::adagrad_row, T, D, Half>(call);
+    case OptimizerKind::adam: return step_all<OptimizerKind::adam, T, D, Half>(call);
+    case OptimizerKind::adam_row: return step_all<OptimizerKind::adam_row, T, D, Half>(call);
+    case OptimizerKind::ftrl: return step_all<OptimizerKind::ftrl, T, D, Half>(call);
+  }
+}
+
+template <bool Half>
+void step_floats(const RowStep& call) {
+  switch (call.options->dim) {
+    case 8: return step_kind<float, 8, Half>(call);
+    case 16: return step_kind<float, 16, Half>(call);
+    case 32: return step_kind<float, 32, Half>(call);
+    case 64: return step_kind<float, 64, Half>(call);
+    case 128: return step_kind<float, 128, Half>(call);
+    default: return step_kind<float, 0, Half>(call);
   }
 }
 
 void step_rows(const RowStep& call) {
-  if (call.options->wide()) return step_kind<double, 0>(call);
-  if (call.options->half()) return step_kind<float, 0>(call);
-  switch (call.options->dim) {
-    case 8: return step_kind<float, 8>(call);
-    case 16: return step_kind<float, 16>(call);
-    case 32: return step_kind<float, 32>(call);
-    case 64: return step_kind<float, 64>(call);
-    case 128: return step_kind<float, 128>(call);
-    default: return step_kind<float, 0>(call);
-  }
+  if (call.options->wide()) return step_kind<double, 0, false>(call);
+  if (call.options->half()) return step_floats<true>(call);
+  return step_floats<false>(call);
 }
 
 }  // namespace

@@ -12,7 +12,7 @@ namespace embedding {
 
 namespace {
 
-constexpr size_t kRing = 64;  // ids in flight: more than all stages of prefetching span
+constexpr size_t kRing = 64;  // ids in flight: as many as all stages of prefetching span
 constexpr int kVictimsAhead = 4;
 constexpr uint64_t kMostSlots = 0xFFFFFFF0u;
 
@@ -45,41 +45,54 @@ Table::Table(const Options& options)
 }
 
 // Calls visit(i, slot) for each id in order. Stages run ahead of it, one id at a time (bursts of
-// prefetches are dropped): the group, then record and row, then the neighbours in the LRU list.
+// prefetches are dropped): the group; the row, or the group after a full one; the neighbours in the LRU
+// list and the rows that were not in their first group.
 template <class Visit>
 void Table::walk(const uint64_t* ids, size_t n, Visit visit) const {
   uint32_t tags[kRing];
   uint32_t slots[kRing];
+  uint64_t groups[kRing];
   // Up to a pair of lines the state comes almost free with the values, and the push finds it near.
   const size_t row_bytes = row_bytes_ <= 128 ? row_bytes_ : options_.dim * options_.value_bytes();
   const bool linked = options_.eviction == Eviction::lru;
   const auto hash_one = [&](size_t i) {
     if (i >= n) return;
     const uint32_t tag = tags[i % kRing] = Index::tag_of(mix64(ids[i]));
-    index_.prefetch(tag);
+    index_.prefetch_group(groups[i % kRing] = index_.home(tag));
   };
-  const auto guess_one = [&](size_t i) {
-    if (i >= n) return;
-    const uint32_t slot = slots[i % kRing] = index_.guess(tags[i % kRing]);
-    if (slot == kNoSlot) return;
+  const auto fetch_row = [&](uint32_t slot) {
     records_.prefetch(slot);
     prefetch_span(row(slot), row_bytes);
   };
-  const auto link_one = [&](size_t i) {
-    if (i >= n || slots[i % kRing] == kNoSlot) return;
-    const uint32_t newer = records_.newer(slots[i % kRing]);
-    const uint32_t older = records_.older(slots[i % kRing]);
+  const auto guess_one = [&](size_t i) {
+    if (i >= n) return;
+    const uint32_t slot = slots[i % kRing] = index_.guess_here(tags[i % kRing], groups[i % kRing]);
+    if (slot < Index::kGoOn) {
+      fetch_row(slot);
+    } else if (slot == Index::kGoOn) {
+      index_.prefetch_group(groups[i % kRing]);
+    }
+  };
+  const auto settle_one = [&](size_t i) {
+    if (i >= n) return;
+    uint32_t& slot = slots[i % kRing];
+    if (slot == Index::kGoOn) {
+      while ((slot = index_.guess_here(tags[i % kRing], groups[i % kRing])) == Index::kGoOn) {
+      }
+      if (slot != kNoSlot) fetch_row(slot);
+    }
+    if (!linked || slot == kNoSlot) return;
+    const uint32_t newer = records_.newer(slot), older = records_.older(slot);
     if (newer != kNoSlot) records_.prefetch(newer);
     if (older != kNoSlot) records_.prefetch(older);
   };
-  const size_t last = linked ? kAhead : 0;
-  for (size_t i = 0; i < last + 2 * kAhead; ++i) hash_one(i);
-  for (size_t i = 0; i < last + kAhead; ++i) guess_one(i);
-  for (size_t i = 0; i < last; ++i) link_one(i);
+  for (size_t i = 0; i < 3 * kAhead; ++i) hash_one(i);
+  for (size_t i = 0; i < 2 * kAhead; ++i) guess_one(i);
+  for (size_t i = 0; i < kAhead; ++i) settle_one(i);
   for (size_t i = 0; i < n; ++i) {
-    hash_one(i + last + 2 * kAhead);
-    guess_one(i + last + kAhead);
-    if (linked) link_one(i + kAhead);
+    hash_one(i + 3 * kAhead);
+    guess_one(i + 2 * kAhead);
+    settle_one(i + kAhead);
     uint32_t slot = slots[i % kRing];
     // Between guess and visit the row may have come or gone, and two ids may share a tag.
     if (slot == kNoSlot || records_.id(slot) != ids[i]) slot = find(ids[i]);

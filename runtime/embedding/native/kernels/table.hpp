@@ -22,6 +22,7 @@ inline constexpr int64_t kAbsent = -1;
 
 // Ids between one stage of prefetching and the next.
 inline constexpr size_t kAhead = 16;
+inline constexpr size_t kBlock = 16;    // rows of one call of an optimiser kernel
 inline constexpr size_t kLeast = 4096;  // ids that are worth a second thread
 
 struct Counters {
@@ -109,12 +110,21 @@ class Table {
     const uint32_t* slots;
     const void* const* gradients;
     size_t count;
-    Touched part(size_t from, size_t to) const {
-      return {ids + from, slots + from, gradients + from, to - from};
-    }
+  };
+  struct Ahead {  // what the call after this one will touch
+    const uint32_t* slots;
+    const void* const* gradients;  // or null: they are in order, and need no fetching
+    size_t count;
   };
   struct Collected {
     explicit Collected(size_t most) : ids(most), slots(most), gradients(most) {}
+    void start(size_t most) {
+      count = 0;
+      if (ids.size() >= most) return;
+      ids.resize(most);
+      slots.resize(most);
+      gradients.resize(most);
+    }
     void add(uint64_t id, uint32_t slot, const void* gradient) {
       ids[count] = id;
       slots[count] = slot;
@@ -165,12 +175,13 @@ class Table {
   bool still_there(const Part& part, size_t i, Missed& missed) const;
   size_t collect(const Part& part, size_t from, size_t to, Collected& touched,
                  Missed& missed) const;
-  void prefetch_record(int64_t handle) const {
-    if (handle != kAbsent) records_.prefetch(static_cast<uint32_t>(handle));
+  void prefetch_record(const Part& part, size_t i) const {
+    if (part.handles[i] != kAbsent) records_.prefetch(static_cast<uint32_t>(part.handles[i]));
   }
+  void push_one(const Part& part, int64_t step, double lr, Missed& missed);
   template <class T>
-  void push_merged(const Touched& touched, int64_t step, double lr);
-  void step_rows(const Touched& now, const Touched& next, int64_t step, double lr);
+  void push_merged(const std::vector<Part>& parts, int64_t step, double lr, Missed& missed);
+  void step_rows(const Touched& now, const Ahead& ahead, int64_t step, double lr);
   size_t slots_of_a_slice() const;
   // Where training leaves the lock no moment for `collect`, the copy goes on with training: whoever is
   // here for n ids copies as many slots, or one slice.
