@@ -9,7 +9,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from persia_sim.words.events import ALL, Event, Kind
-from persia_sim.words.staleness import StalenessSummary
+from persia_sim.words.staleness import StalenessSummary, summarize
+from persia_sim.words.trace import Trace
 from persia_sim.words.vocabulary import Mode
 
 SLACK_STEPS = 64
@@ -20,6 +21,20 @@ way may write them down out of turn, and a push of one not yet written down stil
 _TOTALS = (
     "any_push", "batches", "steps_missed", "most_missed", "oldest", "pushes", "pushes_missed"
 )  # fmt: skip
+
+
+MOST_EVENTS_AT_ONCE = 2_000_000
+"""Of a longer trace the figures are counted event by event, in bounded memory."""
+
+
+def summary_of(trace: Trace) -> StalenessSummary:
+    """The figures of a finished trace, as `staleness.summarize` gives them, in bounded memory."""
+    if len(trace) <= MOST_EVENTS_AT_ONCE:
+        return summarize(trace)
+    counter = StalenessCounter(Mode(trace.meta["mode"]), int(trace.meta["ranks"]))
+    for event in trace:
+        counter.note(event)
+    return counter.summary()
 
 
 class StalenessCounter:

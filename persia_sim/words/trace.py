@@ -14,12 +14,14 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
 
 from persia_sim.words.events import ALL, Event, Kind
 from persia_sim.words.files import atomic_write
+from persia_sim.words.spill import EventFile
 from persia_sim.words.trace_rules import refuse_impossible
 
 __all__ = ["ALL", "Event", "Kind", "Trace", "TraceRecorder"]
@@ -44,7 +46,9 @@ class Trace:
         return self.meta.get("order") == "simulated"
 
     def __iter__(self) -> Iterator[Event]:
-        return (Event(*row) for row in self.events.tolist())
+        for start in range(0, len(self.events), _BLOCK_EVENTS):
+            for row in self.events[start : start + _BLOCK_EVENTS].tolist():
+                yield Event(*row)
 
     def __len__(self) -> int:
         return len(self.events)
@@ -80,9 +84,12 @@ class Trace:
     def save(self, path: Path) -> None:
         """Write to ``path`` (.npz), whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        columns = dict(zip(Event._fields, self.events.T.astype(np.int64), strict=True))
-        with atomic_write(path) as file:
-            np.savez_compressed(file, meta=np.array(json.dumps(self.meta)), **columns)
+        with atomic_write(path) as file, ZipFile(file, "w", ZIP_DEFLATED) as archive:
+            for number, name in enumerate(Event._fields):
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                    _write_column(entry, self.events[:, number])
+            with archive.open("meta.npy", "w") as entry:
+                np.lib.format.write_array(entry, np.array(json.dumps(self.meta)))
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -105,6 +112,16 @@ class Trace:
 
 _BLOCK_EVENTS = 8192
 _INT32 = np.iinfo(np.int32)
+MOST_BYTES_IN_MEMORY = 64 << 20
+"""Of events, 3.3 million; those of a longer run go to disk in parts of this size."""
+
+
+def _write_column(entry: IO[bytes], column: np.ndarray) -> None:
+    """As numpy writes an array, block by block: a column of a long trace never lies in memory."""
+    header = {"descr": "<i8", "fortran_order": False, "shape": column.shape}
+    np.lib.format.write_array_header_1_0(entry, header)
+    for start in range(0, len(column), _BLOCK_EVENTS):
+        entry.write(np.ascontiguousarray(column[start : start + _BLOCK_EVENTS], "<i8").data)
 
 
 class TraceRecorder:
@@ -112,13 +129,17 @@ class TraceRecorder:
 
     Call `record` while holding the lock of the shard (or of the dense weights) that the event
     concerns: then the order of the table is a linear extension of every lock's order. An event
-    takes 20 bytes of memory (40 when its numbers need more than 32 bits); ``keep=False`` takes none
-    and only tells the listeners.
+    takes 20 bytes of memory (40 when its numbers need more than 32 bits), and from
+    `MOST_BYTES_IN_MEMORY` on 40 bytes of disk instead; ``keep=False`` takes none and only tells the
+    listeners.
     """
 
     def __init__(self, *, keep: bool = True) -> None:
         self.keeps = keep
         self._blocks: list[np.ndarray] = []
+        self._bytes = 0  # of the blocks
+        self._on_disk: EventFile | None = None
+        """What came before the blocks, once they were too many."""
         self._open = array("q")
         self._listeners: list[Callable[[Event], None]] = []
         self._lock = threading.Lock()
@@ -143,17 +164,23 @@ class TraceRecorder:
     def go_on(self, events: np.ndarray) -> None:
         """Begin with the events of an earlier part of the run; listeners are not told of them."""
         with self._lock:
-            self._blocks = [events]
+            self._blocks, self._bytes = [events], events.nbytes
+            self._make_room()
 
     def so_far(self) -> Callable[..., Trace]:
         """What `finish` would give of the events up to now, at little cost until it is called."""
         with self._lock:
             self._close_block()
+            if self._on_disk is not None:
+                self._write_blocks(self._on_disk)
             blocks = list(self._blocks)  # a block never changes
+            on_disk = None if self._on_disk is None else self._on_disk.table()
 
         def finish(**meta: Any) -> Trace:
             if not self.keeps:
                 meta.setdefault("not_replayable", "its run did not keep the order of events")
+            if on_disk is not None:
+                return Trace(on_disk, meta)
             none = np.zeros((0, len(Event._fields)), np.int64)
             return Trace(np.concatenate([none, *blocks], dtype=np.int64), meta)
 
@@ -169,4 +196,17 @@ class TraceRecorder:
         block = np.array(self._open, np.int64).reshape(-1, len(Event._fields))
         small = block.min() >= _INT32.min and block.max() <= _INT32.max
         self._blocks.append(block.astype(np.int32) if small else block)
+        self._bytes += self._blocks[-1].nbytes
         self._open = array("q")
+        self._make_room()
+
+    def _make_room(self) -> None:
+        if self._bytes > MOST_BYTES_IN_MEMORY:
+            if self._on_disk is None:
+                self._on_disk = EventFile()
+            self._write_blocks(self._on_disk)
+
+    def _write_blocks(self, file: EventFile) -> None:
+        for block in self._blocks:
+            file.append(block)
+        self._blocks, self._bytes = [], 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import nn
@@ -43,6 +43,10 @@ class Evaluation:
     """float32 [n, T]"""
     warnings: list[str]
     """Why the figures may mean nothing, in plain words; empty when healthy."""
+
+    def without_predictions(self) -> Evaluation:
+        """The scores alone, for a curve of many points."""
+        return replace(self, predictions=self.predictions[:0].copy(), labels=self.labels[:0].copy())
 
 
 class HeldOut:

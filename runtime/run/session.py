@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,9 @@ from runtime.run.ending import Ending, Interrupted
 from runtime.run.evaluate import Evaluation, HeldOut, evaluate
 from runtime.run.saver import Saver
 from runtime.run.training import Training
+
+MOST_WHOLE_SNAPSHOTS = 64
+"""Snapshots of a curve that keep their predictions; of later ones the scores are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +144,11 @@ def train(
         found = evaluate(parts.learner, model, parts.worker, held_out)
         if not curve and not history.resumed_at_samples:
             history.first_warnings = [f"after {updates} updates: {w}" for w in found.warnings]
-        curve.append(CurvePoint(updates, samples, found))
+        point = CurvePoint(updates, samples, found)
         if on_snapshot:
-            on_snapshot(curve[-1])
+            on_snapshot(point)
+        many = len(curve) >= MOST_WHOLE_SNAPSHOTS
+        curve.append(replace(point, evaluation=found.without_predictions()) if many else point)
 
     training.begin(snapshot, on_samples)
     saver = None

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from persia_sim.words.staleness import StalenessSummary, summarize
-from persia_sim.words.staleness_stream import StalenessCounter
+from persia_sim.words.staleness import StalenessSummary
+from persia_sim.words.staleness_stream import StalenessCounter, summary_of
 from persia_sim.words.trace import Event, Trace
 from persia_sim.words.vocabulary import Mode
 from runtime.checkpoint.rows import load, take
@@ -114,7 +114,7 @@ class Training:
 
     def staleness(self, trace: Trace) -> StalenessSummary:
         """Of the whole run; ``trace`` is its order, where it was kept."""
-        return summarize(trace) if self.parts.recorder.keeps else self._counter.summary()
+        return summary_of(trace) if self.parts.recorder.keeps else self._counter.summary()
 
     def take(self, extends: Path | None, track_changes: bool) -> Cut:
         """The whole run as it is between two legs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import tracemalloc
 
@@ -10,10 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from persia_sim.words import staleness_stream
+from persia_sim.words import trace as trace_module
 from persia_sim.words.staleness import StalenessSummary, summarize
 from persia_sim.words.staleness_stream import SLACK_STEPS, StalenessCounter
 from persia_sim.words.trace import ALL, Event, Kind, Trace, TraceRecorder
 from persia_sim.words.vocabulary import Mode
+from runtime.rank import series
 from runtime.rank.progress import Meter
 from runtime.rank.series import BlockMeans, Thinned
 from runtime.run.session import train
@@ -187,3 +191,119 @@ def test_a_run_without_its_trace_has_the_same_figures_and_no_replay(executor, tm
     again = config(mode=Mode.HYBRID, ranks=2, executor="replay", trace=tmp_path / "t.npz")
     with pytest.raises(ValueError, match="cannot be replayed: its run did not keep the order"):
         train(again, source)
+
+
+LIMIT = 200_000
+
+
+@pytest.fixture
+def small_limit(monkeypatch):
+    """Events go to disk from two blocks on."""
+    monkeypatch.setattr(trace_module, "MOST_BYTES_IN_MEMORY", LIMIT)
+
+
+def recorded(events: int) -> TraceRecorder:
+    recorder = TraceRecorder()
+    for step in range(events):
+        recorder.record(Kind.LOOKUP, step % 3, step, 2, 7)
+    return recorder
+
+
+def test_a_long_trace_on_disk_is_that_in_memory(monkeypatch, tmp_path):
+    facts = {"mode": "hybrid", "ranks": 3}
+    in_memory = recorded(60_000).finish(**facts)
+    monkeypatch.setattr(trace_module, "MOST_BYTES_IN_MEMORY", LIMIT)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    recorder = recorded(50_000)
+    so_far = recorder.so_far()
+    for step in range(50_000, 60_000):
+        recorder.record(Kind.LOOKUP, step % 3, step, 2, 7)
+    on_disk = recorder.finish(**facts)
+    assert on_disk.sha256() == in_memory.sha256()
+    assert on_disk.events.dtype == np.int64 and not on_disk.events.flags.writeable
+    assert (so_far(**facts).events == in_memory.events[:50_000]).all()
+    assert list(on_disk) == list(in_memory)
+    on_disk.save(tmp_path / "trace.npz")
+    assert Trace.load(tmp_path / "trace.npz").sha256() == in_memory.sha256()
+    assert [p.name for p in tmp_path.iterdir()] == ["trace.npz"]  # the other file has no name
+
+
+def test_a_trace_that_was_gone_on_from_goes_to_disk_too(small_limit):
+    before = recorded(30_000).finish()
+    recorder = TraceRecorder()
+    recorder.go_on(before.events)
+    recorder.record(Kind.PUSH, ALL, 7, 0, 1)
+    found = recorder.finish().events
+    assert (found[:-1] == before.events).all() and found[-1].tolist() == [Kind.PUSH, ALL, 7, 0, 1]
+
+
+def test_events_beyond_the_limit_take_no_memory(small_limit):
+    recorder = TraceRecorder()
+    tracemalloc.start()
+    for step in range(100_000):
+        recorder.record(Kind.LOOKUP, 1, step, 2, 3)
+    held, _ = tracemalloc.get_traced_memory()
+    trace = recorder.finish(mode="hybrid", ranks=2)
+    mapped, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < LIMIT + 8192 * 40 + 100_000
+    assert mapped < held + 100_000 < trace.events.nbytes
+
+
+def test_a_disk_too_small_for_the_trace_is_told_with_a_remedy(small_limit, monkeypatch):
+    def no_space(self, block):
+        raise OSError(28, "No space left on device")
+
+    recorder = TraceRecorder()
+    full = type("Full", (), {"write": no_space})
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda dir: full())
+    with pytest.raises(OSError, match="set TMPDIR to a larger disk"):
+        for step in range(30_000):
+            recorder.record(Kind.LOOKUP, 1, step, 2, 3)
+
+
+def test_the_figures_of_a_long_trace_are_counted_event_by_event(monkeypatch):
+    chosen = config(ranks=3, shards=2, batch=5, mode=Mode.HYBRID, tau=3)
+    trace = run(chosen, ArraySource(600)).trace
+    expected = summarize(trace)
+    monkeypatch.setattr(staleness_stream, "MOST_EVENTS_AT_ONCE", 100)
+    monkeypatch.setattr(staleness_stream, "summarize", None)
+    assert_equal_figures(staleness_stream.summary_of(trace), expected)
+
+
+@pytest.mark.parametrize("executor", ["lag", "concurrent"])
+def test_a_step_more_takes_no_memory(executor, monkeypatch):
+    """8 ranks, 4 shards, 37 events a step: 740 bytes each, were they kept in memory."""
+    monkeypatch.setattr(trace_module, "MOST_BYTES_IN_MEMORY", 1)
+    monkeypatch.setattr(trace_module, "_BLOCK_EVENTS", 64)
+    for kept in (series.BlockMeans, series.Thinned):
+        monkeypatch.setattr(kept.__init__, "__defaults__", (16,))
+    fused = {"fuse_ranks": True} if executor == "lag" else {}
+    chosen = config(ranks=8, shards=4, batch=8, mode=Mode.HYBRID, tau=2, executor=executor, **fused)
+    at: dict[int, int] = {}
+    steps = 0
+
+    def note(samples: int) -> None:
+        nonlocal steps
+        steps += 1
+        if steps in (50, 150):
+            gc.collect()
+            at[steps], _ = tracemalloc.get_traced_memory()
+
+    tracemalloc.start()
+    outcome = train(chosen, ArraySource(8 * 160), on_samples=note)
+    tracemalloc.stop()
+    assert len(outcome.trace) == 160 * 37
+    assert (at[150] - at[50]) / 100 < 100
+
+
+def test_a_long_curve_keeps_scores_only(monkeypatch):
+    monkeypatch.setattr("runtime.run.session.MOST_WHOLE_SNAPSHOTS", 2)
+    told: list[int] = []
+    chosen = config(evaluate_every_steps=2, steps=10)
+    outcome = train(
+        chosen, ArraySource(240), on_snapshot=lambda p: told.append(len(p.evaluation.predictions))
+    )
+    assert told == [64] * 5
+    assert [len(p.evaluation.predictions) for p in outcome.curve] == [64, 64, 0, 0, 0]
+    assert all(0 < p.evaluation.tasks["click"].auc < 1 for p in outcome.curve)
