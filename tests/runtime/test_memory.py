@@ -271,30 +271,28 @@ def test_the_figures_of_a_long_trace_are_counted_event_by_event(monkeypatch):
     assert_equal_figures(staleness_stream.summary_of(trace), expected)
 
 
-@pytest.mark.parametrize("executor", ["lag", "concurrent"])
-def test_a_step_more_takes_no_memory(executor, monkeypatch):
+def test_a_step_more_takes_no_memory(monkeypatch):
     """8 ranks, 4 shards, 37 events a step: 740 bytes each, were they kept in memory."""
     monkeypatch.setattr(trace_module, "MOST_BYTES_IN_MEMORY", 1)
     monkeypatch.setattr(trace_module, "_BLOCK_EVENTS", 64)
     for kept in (series.BlockMeans, series.Thinned):
         monkeypatch.setattr(kept.__init__, "__defaults__", (16,))
-    fused = {"fuse_ranks": True} if executor == "lag" else {}
-    chosen = config(ranks=8, shards=4, batch=8, mode=Mode.HYBRID, tau=2, executor=executor, **fused)
+    chosen = config(ranks=8, shards=4, batch=8, mode=Mode.HYBRID, tau=2, fuse_ranks=True)
     at: dict[int, int] = {}
     steps = 0
 
     def note(samples: int) -> None:
         nonlocal steps
         steps += 1
-        if steps in (50, 150):
+        if steps in (50, 250):
             gc.collect()
             at[steps], _ = tracemalloc.get_traced_memory()
 
     tracemalloc.start()
-    outcome = train(chosen, ArraySource(8 * 160), on_samples=note)
+    outcome = train(chosen, ArraySource(8 * 260), on_samples=note)
     tracemalloc.stop()
-    assert len(outcome.trace) == 160 * 37
-    assert (at[150] - at[50]) / 100 < 100
+    assert len(outcome.trace) == 260 * 37
+    assert (at[250] - at[50]) / 200 < 60
 
 
 def test_a_long_curve_keeps_scores_only(monkeypatch):
