@@ -37,6 +37,7 @@ STUDIES = {
 BENCHES = {
     "bench-sync": Study("concurrent sync against the dense network alone", "3"),
     "bench-latency": Study("injected latency in every mode against the law of its window", "4"),
+    "bench-transport": Study("rows in server processes against rows in the ranks' process", "4"),
     "bench-embedding": Study("the store's kernels against numpy, torch and a dict", "5"),
     "bench-sweep": Study("core-seconds of a sweep's point against plain torch", "15"),
     "bench-snapshot": Study("the pause of a snapshot of the rows, and steps around it", "1"),

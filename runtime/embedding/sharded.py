@@ -27,7 +27,7 @@ from runtime.embedding.server import (
     WholePush,
 )
 from runtime.embedding.server_rules import ServerRules
-from runtime.embedding.store import Handle
+from runtime.embedding.store import Handle, RowGradients
 from runtime.embedding.verbs import EmbeddingStore, Lease, TableArrays
 from runtime.stop import Stop
 
@@ -104,6 +104,10 @@ class ShardedStore(EmbeddingStore):
     def lease(self, handle: Handle, ahead: int) -> Lease:
         """lookahead `forwarded`: the batch's rows with their state, at most ``ahead`` steps old."""
         return [server.lease(handle, ahead) for server in self.servers]
+
+    def gradient_arrays(self, handle: Handle) -> RowGradients | None:
+        """Anywhere: servers in this process read gradients where they are."""
+        return None
 
     def give(self, push: RankPush) -> None:
         """Take a rank's push; None for its gradients closes its step without them."""

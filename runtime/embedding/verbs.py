@@ -13,7 +13,7 @@ from runtime.data.batch import Batch, Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.server import RankPush
 from runtime.embedding.server_rules import ServerRules
-from runtime.embedding.store import Handle
+from runtime.embedding.store import Handle, RowGradients
 from runtime.stop import Stop
 
 Lease = list[dict[str, dict[str, Any]]]
@@ -69,6 +69,10 @@ class EmbeddingStore(ABC):
     @abstractmethod
     def lease(self, handle: Handle, ahead: int) -> Lease:
         """lookahead `forwarded`: the batch's rows with their state, at most ``ahead`` steps old."""
+
+    @abstractmethod
+    def gradient_arrays(self, handle: Handle) -> RowGradients | None:
+        """Where the servers will read the batch's gradients; None: wherever they are."""
 
     @abstractmethod
     def give(self, push: RankPush) -> None:

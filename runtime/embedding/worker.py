@@ -67,7 +67,8 @@ class EmbeddingWorker:
         if gradients is None:
             return {name: np.zeros_like(values) for name, values in ticket.values.items()}
         with gradients.held:
-            rows = self._pooling.backward(ticket.batch, ticket.plans, gradients.vectors)
+            into = self.store.gradient_arrays(ticket)
+            rows = self._pooling.backward(ticket.batch, ticket.plans, gradients.vectors, into)
         if gradients.factor != 1.0:
             rows = {name: (g * gradients.factor).astype(g.dtype) for name, g in rows.items()}
         if not self.row_gradient_seen:

@@ -70,6 +70,11 @@ BAD = {
         "batch": COUNT, "window-steps": COUNT | st.just("2"), "rounds": COUNT,
         "most-foreign-cores": ODD_FLOAT,
     },
+    "bench-transport": {
+        "servers": COUNT, "ranks": COUNT, "rows": COUNT | st.just("25"), "batch": COUNT,
+        "dim": COUNT, "threads": COUNT, "rounds": COUNT, "window-steps": COUNT | st.just("3"),
+        "most-foreign-cores": ODD_FLOAT,
+    },
     "bench-embedding": {
         "rows": COUNT, "dim": COUNT, "batch": COUNT, "rounds": COUNT,
         "most-foreign-cores": ODD_FLOAT,

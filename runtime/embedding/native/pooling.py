@@ -51,9 +51,16 @@ class NativePooling(Pooling):
         return out
 
     def backward(
-        self, batch: Batch, plans: dict[str, TablePlan], gradients: FieldVectors
+        self,
+        batch: Batch,
+        plans: dict[str, TablePlan],
+        gradients: FieldVectors,
+        into: dict[str, np.ndarray] | None = None,
     ) -> dict[str, np.ndarray]:
-        """Per table the gradients of the distinct rows, [U, d]; duplicates summed."""
+        """Per table the gradients of the distinct rows, [U, d]; duplicates summed.
+
+        They are written ``into`` the arrays given, where those hold numbers of the same kind.
+        """
         pooled = np.ascontiguousarray(gradients.pooled)
         sequences = {n: np.ascontiguousarray(g) for n, g in gradients.sequences.items()}
         given = FieldVectors(pooled, sequences, {})
@@ -61,7 +68,10 @@ class NativePooling(Pooling):
         totals = {}
         for table in self._tables:
             dim = self._dims[[f.table for f in self._fields].index(table)]
-            totals[table] = empty((len(plans[table].ids), dim), pooled.dtype)
+            there = into[table] if into is not None else None
+            if there is None or there.dtype != pooled.dtype:
+                there = empty((len(plans[table].ids), dim), pooled.dtype)
+            totals[table] = there
             calls = self._calls(table, given, with_masks=False)
             plan = plans[table]
             found = plan.inverse, _rounds(batch, plan), pooled, totals[table]

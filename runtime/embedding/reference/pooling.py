@@ -53,9 +53,16 @@ class Pooling:
         return FieldVectors(np.concatenate([empty, *pooled_parts], axis=1), sequences, masks)
 
     def backward(
-        self, batch: Batch, plans: dict[str, TablePlan], gradients: FieldVectors
+        self,
+        batch: Batch,
+        plans: dict[str, TablePlan],
+        gradients: FieldVectors,
+        into: dict[str, np.ndarray] | None = None,
     ) -> dict[str, np.ndarray]:
-        """Per table the gradients of the distinct rows, [U, d]; duplicates summed."""
+        """Per table the gradients of the distinct rows, [U, d]; duplicates summed.
+
+        ``into`` is for engines that can write them where they are wanted; this one makes new ones.
+        """
         dtype = gradients.pooled.dtype
         if self._one_table:
             table = self._tables[0]

@@ -139,8 +139,8 @@ class RemoteStore(RemoteControl):
             found.append(tables)
         return found
 
-    def gradient_arrays(self, handle: Handle) -> RowGradients:
-        """Where the servers will read the batch's gradients."""
+    def gradient_arrays(self, handle: Handle) -> RowGradients | None:
+        """In the batch's segment: what is written there need not be copied."""
         return self._lent[handle.rank, handle.step].gradients
 
     def give(self, push: RankPush) -> None:
@@ -268,10 +268,6 @@ class RemoteStore(RemoteControl):
         self._known[key] = lent.segment
 
     def _ask(self, kind: MessageKind, handle: Handle) -> None:
-        """Ask all servers, then wait for all answers.
-
-        Prefetches have connections of their own: while one waits, the step before it is refreshed.
-        """
         """Ask all servers, then wait for all answers.
 
         Prefetches have connections of their own: while one waits, the step before it is refreshed.

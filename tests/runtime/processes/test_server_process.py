@@ -20,6 +20,8 @@ from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.embedding.features import Capacity
 from runtime.embedding.open import open_store
 from runtime.embedding.server_rules import ServerRules
+from runtime.embedding.store import FieldVectors, VectorGradients
+from runtime.embedding.worker import EmbeddingWorker
 from runtime.engines.processes.channel import Channel, PeerGoneError
 from runtime.engines.processes.launch import Address, ServerProcesses
 from runtime.engines.processes.links import Links
@@ -365,3 +367,16 @@ def test_a_cut_waits_until_no_push_is_applied_at_one_server_only():
         found.links.send("pushes", 1, push)
         thread.join(10)
         assert cuts == [[[[1]], [[1]]]]
+
+
+def test_gradients_are_scattered_where_the_servers_read_them():
+    with served(ServerRules(tau=0)) as found:
+        worker = EmbeddingWorker(found.store)
+        ticket = worker.begin(0, 0, batch_of(7, 7, 8))
+        found.store.look_up(ticket)
+        slopes = FieldVectors(np.array([[1, 2], [3, 4], [5, 6]], np.float32), {}, {})
+        rows = worker.scatter(ticket, VectorGradients(slopes))["rows"]
+        assert np.shares_memory(rows, found.store.gradient_arrays(ticket)["rows"])
+        found.store.give((ticket, {"rows": rows}))
+        found.store.drain()
+        assert found.store.export()["rows"][1].tolist() == [[-4.0, -6.0], [-5.0, -6.0]]
