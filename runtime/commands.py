@@ -8,10 +8,10 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import tyro
 
@@ -19,6 +19,19 @@ from persia_sim.words.rules import counted
 from runtime.config import TrainConfig, read_config
 from runtime.config.options import option_kinds
 from runtime.data.errors import nearest
+from runtime.stop import PeerError
+from runtime.torchrun import (
+    Launch,
+    as_launched,
+    launched,
+    refuse_executor,
+    refuse_other,
+    started_s,
+    tell_torchrun,
+)
+
+if TYPE_CHECKING:
+    from runtime.engines.processes.ranks import ProcessRank
 
 USAGE = """usage: python -m runtime COMMAND [options]
 
@@ -104,6 +117,7 @@ def guarded(work: Callable[[], None]) -> int:
         return 130
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
+        tell_torchrun(f"error: {error}")
         return 2
     except BrokenPipeError:
         # The reader of our output has gone, as `| head` does; what is left is for nobody.
@@ -113,24 +127,52 @@ def guarded(work: Callable[[], None]) -> int:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         hint = "; the disk is full: free some space and run again" if full else ""
         where = f"{error.filename}: " if error.filename else ""
-        print(f"error: {where}{error.strerror or error}{hint}", file=sys.stderr)
+        sentence = f"error: {where}{error.strerror or error}{hint}"
+        print(sentence, file=sys.stderr)
+        tell_torchrun(sentence, comes_second=isinstance(error, PeerError))
         return 2
+    except Exception as error:
+        tell_torchrun(f"{type(error).__name__}: {error}")
+        raise
     return 0
 
 
 def _train(arguments: list[str]) -> None:
-    command = read_train(arguments)
-    mode = command.run.sync.mode
-    fresh = command.out or Path("runs/train") / f"{time.strftime('%Y%m%d-%H%M%S')}-{mode}"
-    folder = command.resume or fresh
+    launch = launched()
+    command = read_train(arguments, launch)
+    began = time.localtime(None if launch is None else started_s())
+    fresh = f"{time.strftime('%Y%m%d-%H%M%S', began)}-{command.run.sync.mode}"
+    folder = command.resume or command.out or Path("runs/train") / fresh
+    if launch is not None:
+        _train_as_rank(command, launch, folder, arguments)
+        return
     from runtime.run.claim import claimed
 
     with claimed(folder, resume=command.resume is not None):
         work(command, folder, arguments)
 
 
-def read_train(arguments: list[str]) -> Train:
-    """What was asked for: the file's options, and over them those of the command line."""
+def _train_as_rank(command: Train, launch: Launch, folder: Path, arguments: list[str]) -> None:
+    """Rank 0 trains as a single process does, and the others follow it."""
+    from runtime.checkpoint.whole import complete_checkpoints
+    from runtime.run.claim import claimed
+    from runtime.run.ranks import follow, joined
+
+    if launch.restarts and complete_checkpoints(folder):
+        command = replace(command, resume=folder, out=None)  # all were lost, and go on
+    with joined(command.run, launch) as rank:
+        if not rank.leads:
+            follow(command.run, rank)
+            return
+        with claimed(folder, resume=command.resume is not None):
+            work(command, folder, arguments, rank)
+
+
+def read_train(arguments: list[str], launch: Launch | None = None) -> Train:
+    """What was asked for: the file's options, and over them those of the command line.
+
+    ``launch``: as which of torchrun's processes; None: as the only one.
+    """
     typed = {word.split("=")[0] for word in arguments if word.startswith("--")}
     for option in ("--out", "--config", "--resume", "--trace", "--data.dir", "--data.name"):
         if _value_of(option, arguments) == "":
@@ -145,7 +187,11 @@ def read_train(arguments: list[str]) -> Train:
         file = str(Path(run) / "config.json")
         if not Path(file).is_file():
             raise ValueError(f"--resume {run}: there is no run, it holds no config.json")
-    start = Train(run=read_config(Path(file)) if file else TrainConfig())
+    config = read_config(Path(file)) if file else TrainConfig()
+    if launch is not None:
+        refuse_executor(_value_of("--executor", arguments))
+        config = as_launched(config, launch, f"sync.ranks in {file}", resumes=run is not None)
+    start = Train(run=config)
     command = tyro.cli(
         Train,
         args=arguments,
@@ -153,7 +199,14 @@ def read_train(arguments: list[str]) -> Train:
         prog="python -m runtime train",
         config=(tyro.conf.EnumChoicesFromValues,),
     )
-    for name, where in command.run.unread().items():
+    if launch is not None:
+        refuse_other(command.run, launch)
+        if command.auto:
+            raise ValueError("auto times threads of one process; start it without torchrun")
+    unread = command.run.unread()
+    if launch is None:
+        unread["dense_sum"] = "ranks that torchrun has started as processes"
+    for name, where in unread.items():
         flag = name.replace("_", "-")
         if typed & {f"--{flag}", f"--no-{flag}", f"--{name}", f"--no-{name}"}:
             raise ValueError(command.run.not_used(name, where))
@@ -185,8 +238,10 @@ def _value_of(option: str, arguments: list[str]) -> str | None:
     return None
 
 
-def work(command: Train, folder: Path, arguments: list[str]) -> None:
-    """Train in the folder that was claimed."""
+def work(
+    command: Train, folder: Path, arguments: list[str], rank: ProcessRank | None = None
+) -> None:
+    """Train in the folder that was claimed; ``rank``: as rank 0 of several processes."""
     from tqdm import tqdm
 
     from runtime.run.ending import Ending, Interrupted
@@ -206,6 +261,7 @@ def work(command: Train, folder: Path, arguments: list[str]) -> None:
                 resume=command.resume is not None,
                 ending=Ending(),
                 typed=arguments,
+                rank=rank,
             )
         except Interrupted as told:
             bar.close()

@@ -16,6 +16,11 @@ class RunStopped(Exception):
     """Another thread failed, or the user interrupted; this thread only goes home."""
 
 
+class PeerError(ConnectionError):
+    """Another process of the run has died, is stuck, or was asked for something else; the sentence
+    says which, who waited for it, and since when."""
+
+
 class Stop:
     """Set once, by whoever fails first; every wait of the run looks at it."""
 

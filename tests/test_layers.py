@@ -23,8 +23,8 @@ ROOMS = {
         "__main__",
     ],
     "runtime": [
-        "openmp", "stop", "data", "embedding", "config", "models", "dense", "rank", "checkpoint",
-        "order", "engines", "run", "serving", "inference", "commands", "__main__",
+        "openmp", "stop", "data", "embedding", "config", "torchrun", "models", "dense", "rank",
+        "checkpoint", "order", "engines", "run", "serving", "inference", "commands", "__main__",
     ],
     "experiments": [
         "statistics", "tables", "checks", "folders", "points", "gaps", "sweep", "published",

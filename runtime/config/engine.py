@@ -29,6 +29,9 @@ class EngineConfig:
     servers: int = 0
     """Of concurrent: embedding servers as processes of this host, 0 to 64, which hold the rows in
     place of ``shards`` in this process; 0: none. Linux."""
+    loaders: int = 0
+    """Of concurrent: processes that parse and hash the training data ahead of the ranks, 0 to 64;
+    0: the ranks do it. Linux."""
     threads: int = 1
     """Threads of one dense operation, 1 to 1024."""
     device: str = "cpu"
@@ -61,6 +64,7 @@ class EngineConfig:
         check_fields(self)
         within(self, 1, 4096, "shards")
         within(self, 0, MOST_SERVERS, "servers")
+        within(self, 0, MOST_SERVERS, "loaders")
         within(self, 1, 1024, "threads")
         within(self, 1, 2**20, "queue_batches")
         within(self, 0, MOST_LATENCY_S, "latency_s")

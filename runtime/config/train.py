@@ -115,6 +115,7 @@ class TrainConfig:
             ),
             "latency_s": (concurrent, "the concurrent executor"),
             "servers": (concurrent, "the concurrent executor"),
+            "loaders": (concurrent, "the concurrent executor"),
             "dense_sum": (
                 concurrent and mode.has_barrier,
                 "modes with a common step, with the concurrent executor under torchrun",

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from runtime.stop import Stop
+from runtime.stop import PeerError, Stop
 
 BEAT_S = 2.0
 """Seconds between two signs of life."""
@@ -33,10 +33,6 @@ _NEVER = timedelta(days=1)  # our own waits are shorter, and can say more than t
 
 ENDED = "it has ended"
 """How the status of a rank begins that trains no further step."""
-
-
-class PeerError(ConnectionError):
-    """Another rank is missing, silent, gone, or was asked for something else."""
 
 
 class Words(Protocol):
@@ -162,6 +158,14 @@ class RankGroup:
             elif time.monotonic() - began > patience_s:
                 raise PeerError(self._sentence(missing, name, began, "they have not started"))
         return [self._store.get(key).decode() for key in keys]
+
+    def say(self, name: str) -> None:
+        """Let all ranks know."""
+        self._store.set(name, "")
+
+    def is_said(self, name: str) -> bool:
+        """Whether any rank has said it."""
+        return self._store.check([name])
 
     def agree(self, name: str, facts: Mapping[str, object]) -> None:
         """Raise ValueError, at every rank, when the ranks' facts are not the same."""

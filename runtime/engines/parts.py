@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from runtime.config import TrainConfig
 from runtime.data.source import Source
 from runtime.embedding.config import TableConfig
-from runtime.rank.parts import Parts, assemble
+from runtime.rank.parts import OpenRows, Parts, assemble, rows_here
 
 if TYPE_CHECKING:
     from runtime.engines.processes.ranks import ProcessRank  # loads torch.distributed
@@ -26,11 +27,18 @@ def assemble_for(
 
     ``rank``: the rank that this process is; None: all are threads of this process.
     """
+    open_rows: OpenRows = rows_here
     if rank is not None:
-        rows = rank.open_rows
-        return assemble(config, source, tables, samples=samples, open_rows=rows, place=rank)
-    if not config.engine.servers:
-        return assemble(config, source, tables, samples=samples)
-    from runtime.engines.processes.open import rows_in_servers  # loads the compiled kernels
+        open_rows = rank.open_rows
+        config = replace(config, engine=replace(config.engine, device=rank.device))
+    elif config.engine.servers:
+        from runtime.engines.processes.open import rows_in_servers  # loads the compiled kernels
 
-    return assemble(config, source, tables, samples=samples, open_rows=rows_in_servers)
+        open_rows = rows_in_servers
+    parts = assemble(config, source, tables, samples=samples, open_rows=open_rows, place=rank)
+    if config.engine.loaders:
+        from runtime.engines.processes.loaders import LoadedSource
+
+        if isinstance(source, LoadedSource):
+            source.stop = parts.stop
+    return parts

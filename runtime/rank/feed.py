@@ -123,6 +123,16 @@ class Feed:
         with self._changed:
             self.first, self._end, self._ends_now = self._promised, end, ends_now
 
+    def end_with(self, agree: Callable[[int], int]) -> None:
+        """End the leg before the batch that all processes agree upon.
+
+        ``agree`` is given the first batch that nobody here has been promised, and no more are
+        promised until it gives the largest of those of all processes.
+        """
+        with self._changed:
+            end = agree(self._promised)
+            self._end = end if self._end is None else min(end, self._end)
+
     def first_steps(self) -> list[int]:
         """Per rank, the first step of this leg."""
         if self._barrier:
@@ -148,11 +158,10 @@ class Feed:
             open_ended = self._end is None or self._promised < self._end
             if open_ended and self._ends_now():
                 self._end = self._promised
-            if self._end is not None and number >= self._end:
-                return False
-            self._read_through(number)
-            if number < self._read:
-                self._promised = number + 1
+            last = number if self._end is None else min(number, self._end - 1)
+            self._read_through(last)
+            # Also what lies between: another process may train it, and this one starts behind it.
+            self._promised = max(self._promised, min(last + 1, self._read))
             return number < self._promised
 
     def take(self, rank: int, step: int) -> Work | None:

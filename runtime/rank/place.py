@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from runtime.dense.rule import DenseRule, Told
 
 if TYPE_CHECKING:
+    from runtime.rank.feed import Feed
     from runtime.rank.parts import Parts
 
 
@@ -30,6 +31,14 @@ class Place(Protocol):
 
     def begin_leg(self, prepare: Callable[[], None]) -> None:
         """Return when all processes are ready and the leading one has prepared the servers."""
+        ...
+
+    def watch(self, feed: Feed, ends_now: Callable[[], bool]) -> None:
+        """Until the leg is over: as soon as ``ends_now`` at any process, all end it at one cut."""
+        ...
+
+    def ended_by(self, why: str | None) -> str | None:
+        """Why any process was asked to end the run; None: nobody was."""
         ...
 
     def end_leg(self, parts: Parts) -> None:

@@ -6,13 +6,14 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from persia_sim.words.chrome import chrome_events, write_chrome_trace
 from runtime.config import TrainConfig, read_config
-from runtime.data.open import open_source
+from runtime.data.source import Source
+from runtime.engines.data import opened
 from runtime.order.replayable import refuse_other_data
 from runtime.run.ending import Ending, Interrupted
 from runtime.run.evaluate import Evaluation, best_reachable_auc
@@ -27,6 +28,9 @@ from runtime.run.folder import (
 from runtime.run.resume import cut_metrics, forget_the_end, going_on
 from runtime.run.session import CurvePoint, Outcome, Saving, train
 
+if TYPE_CHECKING:
+    from runtime.engines.processes.ranks import ProcessRank
+
 
 def run_into(
     folder: Path,
@@ -38,31 +42,60 @@ def run_into(
     resume: bool = False,
     ending: Ending | None = None,
     typed: Sequence[str] = (),
+    rank: ProcessRank | None = None,
 ) -> dict[str, Any]:
     """Run ``config``, fill ``folder``, and return the summary.
 
     ``on_start`` is told the data, its split and its rows before anything is trained. ``resume``
     goes on from the folder's newest checkpoint; ``ending`` may ask the run to end: then it raises
     `Interrupted` after a checkpoint. ``typed`` is what the user wrote, kept beside the config.
+    ``rank``: this process is rank 0 of several.
 
     The folder holds config.json, command.json, env.json, metrics.jsonl (a line per snapshot),
     trace.npz, predictions.npz, timeline.json if asked for, checkpoints/ if any were written and,
     written last, summary.json: a folder without it is an unfinished run.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    start = None
-    metrics = folder / "metrics.jsonl"
+    start, asked = None, config
     if resume:
         before = read_config(folder / "config.json")
         config, start = going_on(folder, config, before, on_warning)
-    data = config.data
-    source = open_source(data.name, data.dir, data.rows, data.skip_bad_rows, keep=data.keep)
-    if start is not None:  # before anything of the folder is changed
-        refuse_other_data(start.state.facts, source.provenance())
-    write_json(folder / "config.json", config)
-    write_json(folder / "env.json", environment())
-    if typed:
-        keep_command(folder, typed, resume=resume)
+    told = Told(on_samples or (lambda samples: None), on_warning, on_start)
+    ending = Ending() if ending is None else ending  # one that nobody has asked counts as False
+    saving = Saving(folder, start, ending, on_warning)
+    with opened(config, rank) as source:
+        if start is not None:  # before anything of the folder is changed
+            refuse_other_data(start.state.facts, source.provenance())
+        write_json(folder / "config.json", config)
+        write_json(folder / "env.json", environment())
+        if typed:
+            keep_command(folder, typed, resume=resume)
+        if rank is not None:
+            from runtime.run.ranks import agree, lead  # loads torch.distributed
+
+            agree(rank, asked, source)
+            lead(rank, config, start)
+        return _fill(folder, config, source, saving, told, rank)
+
+
+class Told(NamedTuple):
+    """Who is told of what, as in `run_into`."""
+
+    on_samples: Callable[[int], None]
+    on_warning: Callable[[str], None]
+    on_start: Callable[[str], None]
+
+
+def _fill(
+    folder: Path,
+    config: TrainConfig,
+    source: Source,
+    saving: Saving,
+    told: Told,
+    rank: ProcessRank | None,
+) -> dict[str, Any]:
+    metrics, start = folder / "metrics.jsonl", saving.start
+    on_samples, on_warning, on_start = told
     on_start(f"data: {source.provenance()}")
     if start is None:
         metrics.write_text("")
@@ -71,8 +104,7 @@ def run_into(
         on_start(f"goes on from {start.folder}: {at}")
         cut_metrics(metrics, start.state.updates)
         forget_the_end(folder)
-        if on_samples:
-            on_samples(start.state.samples)
+        on_samples(start.state.samples)
 
     def on_snapshot(point: CurvePoint) -> None:
         if metrics.stat().st_size == 0:  # the first evaluation: say at once what looks wrong
@@ -80,8 +112,6 @@ def run_into(
                 on_warning(warning)
         _append(metrics, point.updates, point.samples, point.evaluation, drained=False)
 
-    ending = Ending() if ending is None else ending  # one that nobody has asked counts as False
-    saving = Saving(folder, start, ending, on_warning)
     try:
         outcome = train(
             config,
@@ -89,6 +119,7 @@ def run_into(
             on_samples=on_samples,
             on_snapshot=on_snapshot,
             saving=None if config.engine.executor == "replay" else saving,
+            rank=rank,
         )
     except Interrupted as interrupted:
         write_json(folder / INTERRUPTED, {"by": saving.ending.why, "told": str(interrupted)})

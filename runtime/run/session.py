@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -34,6 +34,9 @@ from runtime.run.ending import Ending, Interrupted
 from runtime.run.evaluate import Evaluation, HeldOut, evaluate
 from runtime.run.saver import Saver
 from runtime.run.training import Training
+
+if TYPE_CHECKING:
+    from runtime.engines.processes.ranks import ProcessRank  # loads torch.distributed
 
 MOST_WHOLE_SNAPSHOTS = 64
 """Snapshots of a curve that keep their predictions; of later ones the scores are kept."""
@@ -112,25 +115,28 @@ def train(
     on_samples: Callable[[int], None] | None = None,
     on_snapshot: Callable[[CurvePoint], None] | None = None,
     saving: Saving | None = None,
+    rank: ProcessRank | None = None,
 ) -> Outcome:
     """Train as ``config`` says and evaluate on the test part.
 
     ``source`` replaces the data that the config names, ``tables`` the config of single tables;
     ``on_samples`` is told of every dense update's samples, ``on_snapshot`` of every evaluation on
     the way. ``saving`` says where checkpoints go and what is gone on from; raises `Interrupted`
-    when it was asked to end, after a checkpoint.
+    when it was asked to end, after a checkpoint. ``rank``: this process is rank 0 of several.
     """
     if saving is None and config.checkpoint.at_end:
         raise ValueError("checkpoint_every needs a run folder: pass saving, or use run_into")
     torch.set_num_threads(config.engine.threads)
     if source is None:
+        if config.engine.loaders:
+            raise ValueError("loaders need a run folder: use run_into, or pass a LoadedSource")
         data = config.data
         source = open_source(data.name, data.dir, data.rows, data.skip_bad_rows, keep=data.keep)
     start = saving.start if saving else None
     if start is not None:
         refuse_other_data(start.state.facts, source.provenance())
     samples = start.state.samples if start else 0
-    parts = assemble_for(config, source, tables, samples=samples)
+    parts = assemble_for(config, source, tables, samples=samples, rank=rank)
     held_out = HeldOut(source, config.evaluation.test_rows)
     curve: list[CurvePoint] = []
     meta = trace_meta(config, source, parts.store.tables)
@@ -170,6 +176,8 @@ def train(
     final = evaluate(parts.learner, model, parts.worker, held_out)
     early = [w for w in history.first_warnings if w.partition(": ")[2] not in final.warnings]
     warnings = early + final.warnings
+    if config.engine.dense_sum == "ring" and rank is not None and config.sync.mode.has_barrier:
+        meta.setdefault("not_replayable", _RING)
     if parts.learner.drew_unseeded:
         meta["not_replayable"] = unseeded_draws(config.model.name)
         warnings.append(f"this run cannot be repeated: {meta['not_replayable']}")
@@ -207,6 +215,12 @@ def train(
             "resumed_at_samples": history.resumed_at_samples,
         },
     )
+
+
+_RING = (
+    "its ranks were processes that added up their dense gradients in a ring, in torch's order;"
+    " record it with --dense-sum gather"
+)
 
 
 def _recorded_order(config: TrainConfig, meta: dict[str, Any]) -> Trace | None:

@@ -69,10 +69,16 @@ class Training:
             load_generators(dense)
         self._began_s = time.perf_counter()
 
-    def begin(self, evaluate: Evaluate, on_samples: Callable[[int], None] | None) -> None:
+    @property
+    def _leads(self) -> bool:
+        """Whether this process evaluates and saves, for all."""
+        return self.parts.place is None or self.parts.place.leads
+
+    def begin(self, evaluate: Evaluate | None, on_samples: Callable[[int], None] | None) -> None:
         """The first sample is about to be read."""
         self._began_s = time.perf_counter()
-        meter, every = self.parts.meter, self.parts.config.evaluate_every_updates
+        meter = self.parts.meter
+        every = self.parts.config.evaluate_every_updates if self._leads else None
         meter.start(every=every, evaluate=evaluate, on_samples=on_samples)
         if self._start is not None:
             meter.go_on(self._start.state.meter)
@@ -89,19 +95,26 @@ class Training:
         assert isinstance(self.engine, OrderedRun)
         self.engine.run(order)
 
-    def train_legs(self, saver: Saver, ending: Ending) -> bool:
+    def train_legs(self, saver: Saver | None, ending: Ending) -> bool:
         """Train to the end of the data, or to where ``ending`` asks; whether it got to the end.
 
-        At every cut the run is saved.
+        At every cut the run is saved; without a ``saver`` the leading process does that.
         """
-        feed, config = self.parts.feed, self.parts.config
+        feed, config, place = self.parts.feed, self.parts.config, self.parts.place
         schedule = Schedule(config, ending)
         while True:
-            feed.begin_leg(schedule.begin_leg(feed.next_number), schedule.ends_now)
+            number = schedule.begin_leg(feed.next_number)
+            if place is None:
+                feed.begin_leg(number, schedule.ends_now)
+            else:
+                feed.begin_leg(number)
+                place.watch(feed, schedule.ends_now)
             self.train_leg()
             drained_s = time.perf_counter()
             at_end = feed.is_at_the_end()
-            if self.parts.meter.samples and (ending or config.checkpoint.at_end):
+            if place is not None and (why := place.ended_by(ending.why)):
+                ending.ask(why)
+            if saver and self.parts.meter.samples and (ending or config.checkpoint.at_end):
                 saver.save(self.parts.meter.samples, self.take)
             if at_end or ending:
                 return at_end
@@ -156,11 +169,13 @@ class Training:
         """Take up everything but the dense weights and the meter."""
         parts, state = self.parts, start.state
         self.history.resumed_at_samples.append(state.samples)
-        load(cast(SavableStore, parts.store), start.rows)
+        if self._leads:
+            load(cast(SavableStore, parts.store), start.rows)
         before = replace(self._rules, **cast(Any, state.clock))
         updates = max(server["updates"] for server in state.servers)
         self._rules = self._rules.going_on(before, updates)
-        parts.store.go_on(self._rules, state.servers)
+        if self._leads:
+            parts.store.go_on(self._rules, state.servers)
         parts.learner.scale.go_on(state.learner["scale"])
         parts.learner.drew_unseeded = state.learner["drew_unseeded"]
         parts.worker.go_on(state.learner["rows"])

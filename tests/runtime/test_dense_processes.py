@@ -20,7 +20,7 @@ from persia_sim.words.trace import Event, Kind, TraceRecorder
 from runtime.config import EngineConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.dense.averaging import AveragingRound, mean_model
 from runtime.dense.distributed import DistributedWeights
-from runtime.dense.group import ENDED, PeerError, RankGroup
+from runtime.dense.group import ENDED, RankGroup
 from runtime.dense.optimizer import apply_gradients, make_optimizer
 from runtime.dense.rule import DenseRule
 from runtime.dense.rules import LossScale
@@ -28,7 +28,7 @@ from runtime.dense.server import DenseServer
 from runtime.dense.threads import SharedWeights
 from runtime.engines.processes.dense_host import AveragingHost, WeightsHost
 from runtime.engines.processes.dense_ranks import AveragedReplica, RemoteWeights
-from runtime.stop import Stop
+from runtime.stop import PeerError, Stop
 from tests.runtime.spawned import Processes
 
 RANKS, STEPS = 3, 6

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from persia_sim.words.trace import ALL, TraceRecorder
 from persia_sim.words.trace import Kind as EventKind
 from runtime.dense.averaging import mean_model, mean_weights
-from runtime.dense.group import PeerError
 from runtime.dense.rule import Told
 from runtime.dense.server import DenseServer
 from runtime.dense.state import DenseState, capture
@@ -33,7 +32,7 @@ from runtime.engines.processes.dense_link import (
     is_own_user,
     open_door,
 )
-from runtime.stop import RunStopped, Stop, wait_for
+from runtime.stop import PeerError, RunStopped, Stop, wait_for
 
 Handle = Callable[[Link, Message], None]
 """What the host does with a message of a rank."""

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from runtime.dense.group import PeerError
 from runtime.dense.optimizer import DenseGradients
+from runtime.stop import PeerError
 
 MAGIC, VERSION = b"PtbD", 1
 _ALIGNED = 64

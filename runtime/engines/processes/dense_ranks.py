@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from runtime.config import TrainConfig
-from runtime.dense.group import PeerError
 from runtime.dense.optimizer import DenseGradients, apply_gradients, make_optimizer
 from runtime.dense.state import DenseState, load_model, load_optimizers
 from runtime.engines.processes.dense_link import Kind, Layout, Link, Message, knock
-from runtime.stop import RunStopped, Stop, wait_for
+from runtime.stop import PeerError, RunStopped, Stop, wait_for
 
 _HOST = "rank 0, where the dense weights are,"
 

@@ -26,9 +26,9 @@ from runtime.engines.processes.messages import (
     unpack_json,
 )
 from runtime.engines.processes.parcels import pack_arrays, unpack_arrays
-from runtime.engines.processes.peers import BEATS_EVERY_S, STUCK_S, PeerError, clock
+from runtime.engines.processes.peers import BEATS_EVERY_S, STUCK_S, clock
 from runtime.engines.processes.revival import MOST_REVIVALS, Call, Revival, fill
-from runtime.stop import Stop
+from runtime.stop import PeerError, Stop
 
 
 class ServerGoneError(PeerError):

@@ -28,7 +28,7 @@ from runtime.data.source import Part, Provenance, SharedSource
 from runtime.engines.processes.channel import Channel, PeerGoneError
 from runtime.engines.processes.messages import Message, MessageKind, unpack_json
 from runtime.engines.processes.parcels import unpack_arrays
-from runtime.engines.processes.peers import PeerError
+from runtime.stop import PeerError, Stop
 
 _ROOT = Path(__file__).parents[3]
 _CONNECT_WITHIN_S = 20.0
@@ -126,11 +126,11 @@ class LoadedSource:
         source: SharedSource,
         address: LoaderAddress,
         how_it_ended: Callable[[int], str] = lambda loader: "has died",
-        goes_on: Callable[[], None] = lambda: None,
     ) -> None:
-        """``goes_on`` is called while nothing comes, and may raise."""
         self._source, self._address = source, address
-        self._how_it_ended, self._goes_on = how_it_ended, goes_on
+        self._how_it_ended = how_it_ended
+        self.stop = Stop()
+        """Ends a wait for data when the run stops; that of the run."""
         self._channels = [_connect(name, k) for k, name in enumerate(address.names)]
         self._left_out = [(0, 0)] * len(self._channels)
 
@@ -167,7 +167,7 @@ class LoadedSource:
     def _take(self, loader: int, number: int | None) -> Batch | None:
         channel, who = self._channels[loader], f"loader {loader} (pid {self._address.pids[loader]})"
         try:
-            message, descriptors = channel.receive(self._goes_on)
+            message, descriptors = channel.receive(self.stop.check)
             if message.kind is not MessageKind.FAILED:
                 channel.send(Message(MessageKind.TAKEN))
         except PeerGoneError:

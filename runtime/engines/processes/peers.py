@@ -13,10 +13,6 @@ STUCK_S = 20.0
 BEATS_EVERY_S = 1.0
 
 
-class PeerError(RuntimeError):
-    """A process of the run has died or is stuck; the sentence says which, and since when."""
-
-
 @dataclass(slots=True)
 class Peer:
     """A process that uses a server."""

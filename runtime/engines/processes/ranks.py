@@ -19,9 +19,11 @@ from runtime.engines.processes.averaging_rule import AveragingRule
 from runtime.engines.processes.dense_host import WeightsHost
 from runtime.engines.processes.dense_ranks import RemoteWeights
 from runtime.engines.processes.launch import Address, ServerProcesses
+from runtime.engines.processes.leg_watch import LegWatch
 from runtime.engines.processes.links import Links
 from runtime.engines.processes.open import launch, segments
 from runtime.engines.processes.remote_store import RemoteStore
+from runtime.rank.feed import Feed
 from runtime.rank.parts import Parts
 from runtime.stop import Stop
 
@@ -30,13 +32,15 @@ class ProcessRank:
     """One rank of a run, alone in its process. Rank 0 leads: it starts the servers, evaluates, and
     writes everything down."""
 
-    def __init__(self, group: RankGroup) -> None:
-        self.group = group
+    def __init__(self, group: RankGroup, device: str = "cpu") -> None:
+        """``device``: of this rank's dense network."""
+        self.group, self.device = group, device
         self.ranks = range(group.rank, group.rank + 1)
         self._leg = 0
         self._said = (0, 0)
         self._closing: list[Callable[[], None]] = []
         self._host: WeightsHost | None = None
+        self._watch: LegWatch | None = None
 
     @property
     def leads(self) -> bool:
@@ -106,6 +110,14 @@ class ProcessRank:
             prepare()
         self.group.gather(f"leg {self._leg} begins", "")
 
+    def watch(self, feed: Feed, ends_now: Callable[[], bool]) -> None:
+        """Until the leg is over: as soon as ``ends_now`` at any rank, all end it at one cut."""
+        self._watch = LegWatch(self.group, self._leg, feed, ends_now)
+
+    def ended_by(self, why: str | None) -> str | None:
+        """Why any rank was asked to end the run; None: none was."""
+        return next(filter(None, self.group.gather(f"leg {self._leg} by", why or "")), None)
+
     def end_leg(self, parts: Parts) -> None:
         """All pushes of all ranks are closed when this returns."""
         meter, learner, worker = parts.meter, parts.learner, parts.worker
@@ -118,6 +130,9 @@ class ProcessRank:
         }
         self.group.status = f"{ENDED} its leg after {meter.updates} updates"
         heard = self.group.gather(f"leg {self._leg} ends", json.dumps(said))
+        if self._watch is not None:
+            self._watch.over()
+            self._watch = None
         self._leg += 1
         if self.leads:
             for one in map(json.loads, heard[1:]):

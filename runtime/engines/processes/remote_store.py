@@ -38,10 +38,9 @@ from runtime.engines.processes.messages import (
     unpack_version,
 )
 from runtime.engines.processes.parcels import unpack_arrays
-from runtime.engines.processes.peers import PeerError
 from runtime.engines.processes.remote_control import RemoteControl
 from runtime.engines.processes.segments import Places, Segment, SegmentPool
-from runtime.stop import Stop, wait_for
+from runtime.stop import PeerError, Stop, wait_for
 
 
 @dataclass(slots=True)

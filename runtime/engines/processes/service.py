@@ -33,10 +33,10 @@ from runtime.engines.processes.messages import (
     unpack_lease,
 )
 from runtime.engines.processes.parcels import pack_arrays
-from runtime.engines.processes.peers import PeerError, Peers, ServerStop
+from runtime.engines.processes.peers import Peers, ServerStop
 from runtime.engines.processes.rare_verbs import RareVerbs
 from runtime.engines.processes.server_config import ServerConfig, rules_from
-from runtime.stop import RunStopped
+from runtime.stop import PeerError, RunStopped
 
 _FIRST_WORD_WITHIN_S = 10.0
 ROLES = ("lookups", "pushes", "prefetches", "control", "heart")

@@ -20,9 +20,9 @@ from runtime.embedding.server_rules import ServerRules
 from runtime.engines.parts import assemble_for
 from runtime.engines.processes import links
 from runtime.engines.processes.links import Links
-from runtime.engines.processes.peers import PeerError
 from runtime.engines.processes.remote_store import RemoteStore
 from runtime.engines.threads import ConcurrentRun
+from runtime.stop import PeerError
 from tests.runtime.processes.served import LAYOUT, SGD, batch_of, ones, served
 from tests.runtime.worlds import ArraySource, assert_same_bytes, config, run
 

@@ -16,9 +16,8 @@ from runtime.data.errors import DataError
 from runtime.data.open import open_source
 from runtime.data.table import ROWS_PER_BATCH
 from runtime.engines.processes.loaders import LoadedSource, LoaderProcesses
-from runtime.engines.processes.peers import PeerError
 from runtime.rank.feed import Feed, training_stream
-from runtime.stop import Stop
+from runtime.stop import PeerError, Stop
 
 SCHEMA = """name = "made"
 file = "data.parquet"

@@ -18,9 +18,8 @@ import pytest
 from runtime.embedding.open import open_store
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines.processes.launch import ServerProcesses
-from runtime.engines.processes.peers import PeerError
 from runtime.engines.processes.revival import Revival, SavedServer
-from runtime.stop import RunStopped
+from runtime.stop import PeerError, RunStopped
 from tests.runtime.processes.served import LAYOUT, SGD, Served, batch_of, ones, served
 
 IDS = tuple(range(12))

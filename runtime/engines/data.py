@@ -1,0 +1,46 @@
+"""The data of a run, on the engine that its config asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, cast
+
+from runtime.config import TrainConfig
+from runtime.data.open import open_source
+from runtime.data.source import SharedSource, Source
+
+if TYPE_CHECKING:
+    from runtime.engines.processes.ranks import ProcessRank  # loads torch.distributed
+
+
+@contextmanager
+def opened(config: TrainConfig, rank: ProcessRank | None = None) -> Iterator[Source]:
+    """The data that the config names, its training part read here or by loaders.
+
+    ``rank``: the rank that this process is; rank 0 starts the loaders of all. They end with the
+    context.
+    """
+    data, loaders = config.data, config.engine.loaders
+    keep = data.keep and not loaders  # what is kept needs no parsing, so nobody to do it
+    source = open_source(data.name, data.dir, data.rows, data.skip_bad_rows, keep=keep)
+    if not loaders:
+        yield source
+        return
+    from runtime.engines.processes.loaders import LoadedSource, LoaderAddress, LoaderProcesses
+
+    processes, told = None, ""
+    if rank is None or rank.leads:
+        takers = 1 if rank is None else rank.group.ranks
+        processes = LoaderProcesses(data, loaders, takers)
+        told = processes.address.to_json()
+    if rank is not None:
+        told = rank.group.gather("loaders", told)[0]
+    how = processes.how_it_ended if processes else (lambda loader: "has died")
+    loaded = LoadedSource(cast(SharedSource, source), LoaderAddress.from_json(told), how)
+    try:
+        yield loaded
+    finally:
+        loaded.close()
+        if processes is not None:
+            processes.close()

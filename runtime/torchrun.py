@@ -1,0 +1,145 @@
+"""What torchrun tells each process that it starts, and what it is told of an error."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from runtime.config import TrainConfig
+
+_NAMES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """This process's place among those that one torchrun has started."""
+
+    rank: int
+    local_rank: int
+    """Among the ranks of this host."""
+    ranks: int
+    restarts: int
+    """How often torchrun has started all ranks anew."""
+    host: str
+    port: int
+    agent_has_store: bool
+    """Whether torchrun itself holds the store of all ranks; else rank 0 does."""
+
+
+def launched(environment: Mapping[str, str] = os.environ) -> Launch | None:
+    """The place that torchrun gave this process; None when it did not start it.
+
+    Raises ValueError for several hosts.
+    """
+    if not all(name in environment for name in _NAMES):
+        return None
+    ranks, here = int(environment["WORLD_SIZE"]), int(environment["LOCAL_WORLD_SIZE"])
+    if ranks != here:
+        raise ValueError(
+            f"torchrun started {ranks} ranks, {here} of them on this host; rows travel through the"
+            " memory of one host: use --nnodes 1"
+        )
+    return Launch(
+        rank=int(environment["RANK"]),
+        local_rank=int(environment["LOCAL_RANK"]),
+        ranks=ranks,
+        restarts=int(environment.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        host=environment["MASTER_ADDR"],
+        port=int(environment["MASTER_PORT"]),
+        agent_has_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+    )
+
+
+def as_launched(
+    config: TrainConfig, launch: Launch, source: str, *, resumes: bool = False
+) -> TrainConfig:
+    """The config with what torchrun decides: a rank is a process, rows are in servers.
+
+    ``source`` says where the number of ranks stands. Raises ValueError when that is another one,
+    unless a run ``resumes``, which may go on with any number.
+    """
+    if not resumes and config.sync.ranks not in (1, launch.ranks):
+        raise _other_ranks(source, config, launch)
+    engine = replace(
+        config.engine, executor="concurrent", servers=max(1, config.engine.servers), shards=1
+    )
+    return replace(config, sync=replace(config.sync, ranks=launch.ranks), engine=engine)
+
+
+def refuse_other(config: TrainConfig, launch: Launch) -> None:
+    """Raise ValueError for what was typed and cannot be done by ranks that are processes."""
+    if config.sync.ranks != launch.ranks:
+        raise _other_ranks("--ranks", config, launch)
+    if not config.engine.servers:
+        raise ValueError(
+            "--servers 0 keeps the rows inside one process, and torchrun started"
+            f" {launch.ranks}; use --servers 1 or more"
+        )
+
+
+def refuse_executor(name: str | None) -> None:
+    """Raise ValueError for an executor, as it was typed, that is not made of several processes."""
+    if name not in (None, "concurrent"):
+        raise ValueError(f"--executor {name} runs in one process; start it without torchrun")
+
+
+def _other_ranks(source: str, config: TrainConfig, launch: Launch) -> ValueError:
+    return ValueError(
+        f"{source} is {config.sync.ranks}, but torchrun started {launch.ranks} processes, and each"
+        f" is a rank; leave it out, or start torchrun with --nproc-per-node {config.sync.ranks}"
+    )
+
+
+def device_of(name: str, local_rank: int, devices: int) -> str:
+    """The device of a rank's dense network: ``cuda`` is the GPU of its number on this host.
+
+    >>> device_of("cuda", 1, 4), device_of("cuda:0", 1, 4), device_of("cpu", 1, 0)
+    ('cuda:1', 'cuda:0', 'cpu')
+    """
+    if name != "cuda" or not devices:
+        return name
+    if local_rank >= devices:
+        raise ValueError(
+            f"rank {local_rank} of this host has no GPU of its own: there are {devices}; start"
+            f" torchrun with --nproc-per-node {devices}, or share one with --device cuda:0"
+        )
+    return f"cuda:{local_rank}"
+
+
+def started_s() -> float:
+    """When torchrun itself was started, in seconds since 1970: the same for all ranks, and after
+    it has started them anew."""
+    ticks = int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[19])
+    boot = next(
+        int(line.split()[1])
+        for line in Path("/proc/stat").read_text().splitlines()
+        if line.startswith("btime")
+    )
+    return boot + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def die_with_launcher() -> None:
+    """Have this process sent SIGTERM when torchrun dies, even if it is killed."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def tell_torchrun(sentence: str, *, comes_second: bool = False) -> None:
+    """Put an error where torchrun looks for it, so that its report shows the sentence.
+
+    ``comes_second``: it only follows from what another rank will say; that one is to be told first,
+    and torchrun goes by the time.
+    """
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not file:
+        return
+    if comes_second:
+        time.sleep(1.5)
+    extra = {"py_callstack": sentence, "timestamp": str(int(time.time()))}
+    Path(file).write_text(json.dumps({"message": {"message": sentence, "extraInfo": extra}}))

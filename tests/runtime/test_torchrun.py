@@ -1,0 +1,160 @@
+"""What torchrun says to a process, and what it is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from persia_sim.words.trace import Trace
+from runtime import commands
+from runtime.torchrun import Launch, device_of, launched, started_s
+
+ENVIRONMENT = {
+    "RANK": "1", "LOCAL_RANK": "1", "GROUP_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29411", "TORCHELASTIC_RESTART_COUNT": "3",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}  # fmt: skip
+LAUNCH = Launch(
+    rank=1, local_rank=1, ranks=2, restarts=3, host="127.0.0.1", port=29411, agent_has_store=True
+)
+
+
+def test_the_environment_says_where_a_process_stands():
+    assert launched(ENVIRONMENT) == LAUNCH
+    assert launched({k: v for k, v in ENVIRONMENT.items() if k != "GROUP_RANK"}) is None
+    with pytest.raises(ValueError, match=r"4 ranks, 2 of them on this host; .* use --nnodes 1"):
+        launched(ENVIRONMENT | {"WORLD_SIZE": "4"})
+
+
+def test_torchrun_decides_ranks_executor_and_servers_unless_they_are_typed():
+    run = commands.read_train(["--mode", "hybrid", "--latency-s", "0.01"], LAUNCH).run
+    assert (run.sync.ranks, run.engine.executor, run.engine.servers) == (2, "concurrent", 1)
+    run = commands.read_train(["--ranks", "2", "--servers", "3"], LAUNCH).run
+    assert (run.sync.ranks, run.engine.servers) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--ranks", "4"], "--ranks is 4, but torchrun started 2 processes, .* --nproc-per-node 4"),
+        (["--executor", "lag"], "--executor lag runs in one process; start it without torchrun"),
+        (["--servers", "0"], "--servers 0 keeps the rows inside one process, and torchrun started"),
+    ],
+)
+def test_what_ranks_as_processes_cannot_do_is_refused(words, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        commands.read_train(words, LAUNCH)
+
+
+def test_ranks_in_a_file_must_be_torchruns(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text("[sync]\nranks = 8\n")
+    with pytest.raises(ValueError, match=r"sync.ranks in .*run.toml is 8, but torchrun started 2"):
+        commands.read_train(["--config", str(file)], LAUNCH)
+
+
+def test_without_torchrun_what_only_its_ranks_read_is_refused():
+    with pytest.raises(
+        ValueError, match=r"dense_sum is not used .*: it belongs to ranks that torchrun has"
+    ):
+        commands.read_train(["--executor", "concurrent", "--dense-sum", "gather"])
+
+
+def test_a_rank_takes_the_gpu_of_its_number_on_its_host():
+    assert [device_of("cuda", r, 2) for r in (0, 1)] == ["cuda:0", "cuda:1"]
+    with pytest.raises(ValueError, match=r"rank 2 of this host has no GPU .*: there are 2; start"):
+        device_of("cuda", 2, 2)
+
+
+def test_the_launcher_s_start_is_known():
+    assert abs(started_s() - time.time()) < 10**6
+    assert started_s() <= time.time()
+
+
+def torchrun(*words: str, ranks: int = 2, **more) -> subprocess.CompletedProcess[str]:
+    options = ["--standalone", f"--nproc-per-node={ranks}", "-m", "runtime", "train", *words]
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *options],
+        capture_output=True, text=True, timeout=150, **more,
+    )  # fmt: skip
+
+
+SMALL = ["--data.name", "synthetic", "--steps", "30", "--batch", "64", "--test-rows", "2000"]
+
+
+def test_one_command_trains_two_ranks_and_writes_one_folder(tmp_path):
+    """Loaders, evaluations on the way, threads against OMP_NUM_THREADS=1; the trace replays."""
+    out = tmp_path / "run"
+    (tmp_path / "thready.py").write_text(THREADY)
+    found = torchrun(
+        *SMALL, "--mode", "hybrid", "--out", str(out), "--loaders", "2", "--servers", "2",
+        "--threads", "2", "--evaluate-every-steps", "10", "--dense-sum", "gather",
+        "--model.name", "thready:Net", env=os.environ | {"PYTHONPATH": path_with(tmp_path)},
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.count("hybrid, tau 4, 2 ranks: 1,920 samples in 30 updates") == 1
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["samples"], summary["ranks"]) == (1920, 2)
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["updates"] for line in lines] == [10, 20, 30, 30]
+    config = json.loads((out / "config.json").read_text())
+    assert (config["sync"]["ranks"], config["engine"]["executor"]) == (2, "concurrent")
+    replay = tmp_path / "again"
+    words = [*SMALL, "--mode", "hybrid", "--ranks", "2", "--shards", "2", "--threads", "2"]
+    words += ["--executor", "replay", "--trace", str(out / "trace.npz"), "--out", str(replay)]
+    again = subprocess.run(
+        [sys.executable, "-m", "runtime", "train", *words, "--model.name", "thready:Net"],
+        env=os.environ | {"PYTHONPATH": path_with(tmp_path)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert again.returncode == 0, again.stderr
+    with np.load(out / "predictions.npz") as one, np.load(replay / "predictions.npz") as other:
+        assert one["predictions"].tobytes() == other["predictions"].tobytes()
+    assert len(Trace.load(out / "trace.npz")) == 30 * (2 * 2 + 1 + 2)
+
+
+THREADY = """
+import torch
+from runtime.models.mlp import FeedForward
+
+class Net(FeedForward):
+    def forward(self, dense, embeddings):
+        assert torch.get_num_threads() == 2, torch.get_num_threads()
+        return super().forward(dense, embeddings)
+"""
+
+
+def path_with(folder: Path) -> str:
+    return f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+
+
+def test_a_mistake_is_one_sentence_in_torchruns_report_too(tmp_path):
+    (tmp_path / "thready.py").write_text(SPLIT)
+    found = torchrun(
+        *SMALL, "--out", str(tmp_path / "run"), "--model.name", "thready:Net",
+        env=os.environ | {"PYTHONPATH": path_with(tmp_path)},
+    )  # fmt: skip
+    assert found.returncode != 0
+    sentence = "model thready:Net failed in forward: KeyError: 'rank 1 only'"
+    assert f"error: {sentence}" in found.stderr
+    root = found.stderr.split("Root Cause")[1]
+    assert sentence in root
+    assert "error_file: <N/A>" not in root
+
+
+SPLIT = """
+import os
+from runtime.models.mlp import FeedForward
+
+class Net(FeedForward):
+    def forward(self, dense, embeddings):
+        if os.environ["RANK"] == "1":
+            raise KeyError("rank 1 only")
+        return super().forward(dense, embeddings)
+"""
