@@ -36,7 +36,9 @@ class Flow:
 class Link:
     """One direction of a NIC."""
 
-    __slots__ = ("asked", "capacity", "flows", "hub", "hub_weight", "index", "weight")
+    __slots__ = (
+        "asked", "capacity", "flows", "hub", "hub_flows", "hub_weight", "index", "weight"
+    )  # fmt: skip
 
     def __init__(self, index: int, capacity: float) -> None:
         self.index = index
@@ -44,6 +46,7 @@ class Link:
         self.flows: dict[Flow, None] = {}  # those with a rate of their own
         self.hub: Hub | None = None  # whose flows also cross this link
         self.hub_weight = 0.0
+        self.hub_flows = 0
         self.weight = 0.0  # of all flows
         self.asked = 0.0  # sum of the flows' bounds; the link matters only when above capacity
 
@@ -80,6 +83,7 @@ class Hub:
             if link is not self.link:
                 link.hub = self
                 link.hub_weight += flow.weight
+                link.hub_flows += 1
                 self.loaded(link)
 
     def drop(self, flow: Flow) -> None:
@@ -93,7 +97,8 @@ class Hub:
         for link in flow.path:
             if link is not self.link:
                 link.hub_weight -= flow.weight
-                if link.hub_weight < 0.5 * flow.weight:
+                link.hub_flows -= 1
+                if not link.hub_flows:
                     link.hub, link.hub_weight = None, 0.0
                     self.mixed.pop(link, None)
 

@@ -47,6 +47,26 @@ def crowded(draw: st.DrawFn) -> tuple[list[float], list[Message]]:
     return capacities, messages
 
 
+@st.composite
+def racks(draw: st.DrawFn) -> tuple[list[float], list[Message]]:
+    """Any network: paths of one to three links in any order, as over the uplinks of two racks, and
+    streams of several weights on each."""
+    links = draw(st.integers(2, 6))
+    capacities = [draw(st.sampled_from([0.5, 1.0, 2.0, 4.0, 8.0, 16.0])) for _ in range(links)]
+    path = st.lists(st.integers(0, links - 1), min_size=1, max_size=3, unique=True).map(tuple)
+    start = st.sampled_from([0.0, 0.5, 1.0]) | st.floats(0, 4)
+    message = st.tuples(start, path, st.floats(0.5, 20), st.sampled_from([1.0, 2.0, 30.0]))
+    return capacities, draw(st.lists(message, min_size=4, max_size=25))
+
+
+@given(racks(), st.integers(1, 4))
+def test_a_hub_gives_the_same_ends_on_any_network(
+    problem: tuple[list[float], list[Message]], hub_flows: int
+) -> None:
+    single = ends(*problem, hub_flows=10**9)
+    assert ends(*problem, hub_flows=hub_flows) == pytest.approx(single, rel=1e-7)
+
+
 @given(crowded(), st.integers(1, 8))
 def test_a_hub_gives_the_same_ends_as_flow_by_flow(
     problem: tuple[list[float], list[Message]], hub_flows: int

@@ -161,6 +161,23 @@ def test_coflows_agree_with_single_messages_within_two_percent(binds: str) -> No
     assert coflows == pytest.approx(messages, rel=0.02)
 
 
+@pytest.mark.parametrize("cluster", [(6, 4, 3), (8, 1, 4)])
+@pytest.mark.parametrize(("role", "factor"), [("servers", 100), ("embedding_workers", 60)])
+def test_fifo_fan_outs_that_pass_whole_are_within_a_tenth_of_their_messages(
+    cluster: tuple[int, int, int], role: str, factor: float
+) -> None:
+    """By the length of the run, where worker NICs bind and where server NICs do."""
+    for mode in (Mode.HYBRID, Mode.SYNC):
+        base = small_scenario(
+            mode, cluster=small_cluster(*cluster), steps=20, discipline=Discipline.FIFO
+        )
+        slow = _slow_nic(base, role, factor)
+        whole = simulate(slow).makespan_s
+        single = simulate(replace(slow, resolve_messages=True)).makespan_s
+        assert whole == pytest.approx(single, rel=0.1)
+        assert whole > simulate(base).makespan_s * 1.5  # it does bind
+
+
 @pytest.mark.parametrize("discipline", list(Discipline))
 def test_every_byte_that_is_asked_for_is_carried_once(discipline: Discipline) -> None:
     run = simulate(small_scenario(Mode.HYBRID, discipline=discipline))
