@@ -13,7 +13,6 @@ from persia_sim.engine.simulate import simulate
 from persia_sim.insight.measure import throughput
 from persia_sim.model.scenario import Noise, Scenario
 from persia_sim.presets.catalogue import CLUSTERS, costs_of, workloads
-from persia_sim.presets.fits import FITS
 from persia_sim.words.vocabulary import Mode
 
 DATA = Path(__file__).resolve().parent
@@ -70,7 +69,6 @@ def _read(name: str, data: Path) -> list[dict[str, str]]:
 def public(data: Path = DATA, steps: int = 80) -> Iterator[Row]:
     """Taobao and Avazu as published, then Criteo, whose bars the project has not seen."""
     cluster = "v100-2021-09"
-    efficiency = FITS[cluster]["gpu_efficiency"].value
     for row in _read("throughput_public.csv", data):
         name, system, mode = row["dataset"], row["system"], row["mode"]
         gpus, published = int(row["gpus"]), float(row["samples_per_s"])
@@ -78,7 +76,7 @@ def public(data: Path = DATA, steps: int = 80) -> Iterator[Row]:
         if system != "Persia":
             machine = CLUSTERS[cluster]().with_ranks(gpus)
             rival = RIVALS[system, mode]
-            model = samples_per_s(rival, machine, workloads()[name], efficiency)
+            model = samples_per_s(rival, machine, workloads()[name], steps)
             kind = "fit"
         elif gpus == 1 and "dashed" in row["note"]:
             model, kind = simulated(cluster, name, _MODES[mode], 1, steps), "fit"
@@ -101,7 +99,7 @@ def public(data: Path = DATA, steps: int = 80) -> Iterator[Row]:
     for (system, mode), rival in RIVALS.items():
         for gpus in (1, 2, 4, 8):
             machine = CLUSTERS[cluster]().with_ranks(gpus)
-            model = samples_per_s(rival, machine, workloads()[name], efficiency)
+            model = samples_per_s(rival, machine, workloads()[name], steps)
             yield Row(f"{name} {system} {mode}", f"{gpus} GPUs", gpus, None, model, "prediction")
 
 

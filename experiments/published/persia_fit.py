@@ -18,6 +18,7 @@ import numpy as np
 
 from experiments.published.compare import DATA, WIDE_TAU
 from experiments.published.descriptions import number, read_csv
+from experiments.published.rivals import RIVALS, refitted, told, within
 from persia_sim.model.cluster import Cluster
 from persia_sim.model.costs import Costs
 from persia_sim.model.scenario import Scenario
@@ -337,6 +338,21 @@ def divided_bars(data: Path = DATA) -> dict[str, float]:
     return found
 
 
+def rivals(data: Path = DATA) -> list[str]:
+    """A line for each rival: its constants fitted again, and its errors."""
+    lines = []
+    for (system, mode), rival in RIVALS.items():
+        measured = [
+            (_cluster(line["cluster"], int(line["gpus"])), workloads()[line["dataset"]],
+             number(line, "samples_per_s"))
+            for line in read_csv(data / "throughput_public.csv", "published")
+            if (line["system"], line["mode"]) == (system, mode)
+        ]  # fmt: skip
+        again, errors = refitted(rival, measured)
+        lines.append(f"  {rival.name:20} {told(again)}; {len(measured)} points: {within(errors)}")
+    return lines
+
+
 def report(found: Sequence[SharedFit], known: Sequence[Point]) -> str:
     """Constants, batches, errors, hypotheses and what the points test."""
     best = found[0]
@@ -373,6 +389,7 @@ def report(found: Sequence[SharedFit], known: Sequence[Point]) -> str:
         f"  {'an all-reduce has a fixed cost only without peer-to-peer':60} {ratio:+.1f}",
     ]
     lines += [f"  {name:60} {ratio:+.1f}" for name, ratio in divided_bars().items()]
+    lines += ["", "rivals, as modes of the simulator", *rivals()]
     lines += ["", "points whose rate gains 1 % or more where a part is 10 % faster"]
     for part, gained in moves(known, best).items():
         by_mode: dict[str, int] = {}

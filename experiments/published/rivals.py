@@ -1,35 +1,50 @@
-"""The systems that Persia was compared with, as step-time laws with one or two fitted constants.
+"""XDL and PaddlePaddle as scenarios of the simulator: same hosts, modes and messages, own costs.
 
-These are closed forms, not simulations: too little is known of the runs to fit more. The form of
-each law is a reading of eight bars (Taobao and Avazu, 1 to 8 GPUs), the constants are their least
-squares in log throughput; other data sets are predictions.
+What a rival is here: one of the simulator's modes, without Persia's pipelining, and one or two cost
+constants fitted to its bars. So it has traces, staleness and scale like every other run.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import exp, log
 
+import numpy as np
+
+from persia_sim.engine.simulate import simulate
+from persia_sim.insight.measure import throughput
 from persia_sim.model.cluster import Cluster
+from persia_sim.model.scenario import Noise, Scenario
 from persia_sim.model.workload import Workload
-from persia_sim.words.rules import require
+from persia_sim.presets.catalogue import costs_of
+from persia_sim.words.vocabulary import Mode
+
+_GPU_CV = 0.05  # assumed; see simulators' practice for healthy machines
+_FIT_STEPS = 16
+_LOADERS = 64  # as the preset, whatever the number of GPUs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rival:
-    """Step time = GPU + fixed_s + ids * (per_id_s + per_id_and_rank_s * ranks) + dense traffic."""
+    """One system in one mode."""
 
     name: str
     """System and mode."""
-    fixed_s: float = 0.0
-    """A step's fixed cost."""
-    per_id_s: float = 0.0
-    """Cost of one id of a rank's batch."""
-    per_id_and_rank_s: float = 0.0
-    """What the same id costs more with each rank that shares the servers."""
-    dense_through_servers: bool = False
-    """Every rank pulls and pushes the dense weights through the server hosts' NICs."""
-    fitted_constants: int
-    """How many of these were fitted."""
+    mode: Mode
+    """How the simulator runs it."""
+    step_fixed_s: float = 0.0
+    """A step's fixed cost beside the GPU's work."""
+    worker_s_per_id: float | None = None
+    """An id at the worker, on a core of speed 1; None: as in Persia."""
+    server_s_per_id: float | None = None
+    """An id's update at a server, on a core of speed 1; None: as in Persia."""
+    server_threads: int = 48
+    """Pushes that a server applies at once."""
+    free_dense_sync: bool = False
+    """The all-reduce has no fixed cost and NVLink's rate."""
+    fitted: tuple[str, ...]
+    """Which of these were fitted."""
     source: str
     """The points they were fitted to, and the reading behind the form."""
 
@@ -39,40 +54,96 @@ _BARS = "fitted to its 8 bars on Taobao and Avazu"
 RIVALS = {
     ("XDL", "async"): Rival(
         name="XDL async",
-        fixed_s=57.4e-3,
-        per_id_s=7.77e-6,
-        dense_through_servers=True,
-        fitted_constants=2,
-        source=f"{_BARS}; dense weights cross 20 hosts' NICs at nominal rate (not fitted)",
+        mode=Mode.ASYNC,
+        step_fixed_s=77e-3,
+        worker_s_per_id=4.53e-6,
+        fitted=("step_fixed_s", "worker_s_per_id"),
+        source=f"{_BARS}; lookup, step and push one after the other; dense weights on the servers",
     ),
     ("XDL", "sync"): Rival(
         name="XDL sync",
-        per_id_s=16.5e-6,
-        per_id_and_rank_s=1.016e-6,
-        fitted_constants=2,
-        source=f"{_BARS}; time goes with the ids, and ranks wait for each other at the servers",
+        mode=Mode.SYNC,
+        worker_s_per_id=11.2e-6,
+        server_s_per_id=7.59e-6,
+        server_threads=1,
+        fitted=("worker_s_per_id", "server_s_per_id"),
+        source=f"{_BARS}; a server applies the pushes of a step one after the other",
     ),
     ("PaddlePaddle", "heter"): Rival(
         name="PaddlePaddle heter",
-        fixed_s=37.9e-3,
-        fitted_constants=1,
+        mode=Mode.HYBRID,
+        step_fixed_s=36.7e-3,
+        free_dense_sync=True,
+        fitted=("step_fixed_s",),
         source=f"{_BARS}; rows are cached beside the GPU, so neither ids nor ranks matter",
     ),
 }
 
 
-def samples_per_s(
-    rival: Rival, cluster: Cluster, workload: Workload, gpu_efficiency: float
-) -> float:
-    """Throughput of all ranks."""
-    require(cluster.ranks >= 1, "ranks", cluster.ranks, "must be >= 1")
-    ids, samples = workload.ids_per_batch, workload.batch_per_rank
-    gpu = samples * workload.flops_per_sample / (gpu_efficiency * cluster.gpu.peak_flops)
-    step = gpu + rival.fixed_s
-    step += ids * (rival.per_id_s + rival.per_id_and_rank_s * cluster.ranks)
-    if rival.dense_through_servers:
-        # Workers' and servers' hosts are one pool of machines in this system.
-        hosts = cluster.servers.hosts + cluster.embedding_workers.hosts
-        rate = hosts * cluster.nic_payload_bytes_per_s[2]
-        step += 2 * cluster.ranks * workload.dense_bytes / rate
-    return cluster.ranks * samples / step
+def scenario_of(rival: Rival, cluster: Cluster, workload: Workload, steps: int = 60) -> Scenario:
+    """The rival on these hosts."""
+    costs = costs_of("v100-2021-09")
+    forward, update, sync = costs.worker_forward, costs.server_update, costs.dense_sync
+    if rival.worker_s_per_id is not None:
+        forward = replace(forward, per_item_s=rival.worker_s_per_id, source=rival.source)
+    if rival.server_s_per_id is not None:
+        update = replace(update, per_item_s=rival.server_s_per_id, source=rival.source)
+    if rival.free_dense_sync:
+        sync = replace(sync, overhead_s=0.0, intra_bytes_per_s=45e9, source=rival.source)
+    return Scenario(
+        cluster=replace(
+            cluster.resized(loaders=_LOADERS),
+            servers=replace(cluster.servers, cores_per_process=rival.server_threads),
+        ),
+        workload=workload,
+        costs=replace(
+            costs, gpu_fixed_s=rival.step_fixed_s, worker_forward=forward, server_update=update,
+            dense_sync=sync, source=rival.source,
+        ),
+        mode=rival.mode,
+        tau={Mode.ASYNC: 0, Mode.HYBRID: 4}.get(rival.mode),
+        merge_pushes=False if rival.mode.may_merge else None,
+        noise=Noise(gpu_cv=_GPU_CV),
+        steps=steps,
+    )  # fmt: skip
+
+
+def samples_per_s(rival: Rival, cluster: Cluster, workload: Workload, steps: int = 60) -> float:
+    """Simulated throughput of all ranks."""
+    return throughput(simulate(scenario_of(rival, cluster, workload, steps))).mean
+
+
+def refitted(
+    rival: Rival, measured: Sequence[tuple[Cluster, Workload, float]]
+) -> tuple[Rival, np.ndarray]:
+    """The rival with its constants fitted again, and the log errors of its rates, float64 [points].
+
+    By short simulations: where pushes queue at servers no closed form is near.
+    """
+    from scipy.optimize import least_squares  # late: a second to import
+
+    def with_logs(logs: np.ndarray) -> Rival:
+        values = dict(zip(rival.fitted, np.exp(logs).tolist(), strict=True))
+        return replace(rival, **values)
+
+    def errors(logs: np.ndarray) -> np.ndarray:
+        chosen = with_logs(logs)
+        rates = [samples_per_s(chosen, c, w, _FIT_STEPS) for c, w, _ in measured]
+        return np.log(rates) - np.log([rate for *_, rate in measured])
+
+    start = np.array([log(getattr(rival, name)) for name in rival.fitted])
+    found = least_squares(
+        lambda x: errors(x) / 0.1, start, loss="soft_l1", max_nfev=8, diff_step=0.01
+    )
+    return with_logs(found.x), errors(found.x)
+
+
+def told(rival: Rival) -> str:
+    """The fitted constants, in units that one reads."""
+    return ", ".join(f"{name} {getattr(rival, name):.3g}" for name in rival.fitted)
+
+
+def within(errors: np.ndarray) -> str:
+    """Median and largest of log errors, as ratios."""
+    size = np.abs(errors)
+    return f"median {exp(float(np.median(size))) - 1:.1%}, largest {exp(float(size.max())) - 1:.1%}"
