@@ -276,6 +276,20 @@ def plan(
     shards: int,
     inverse: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu")],
 ) -> tuple[Any, ...]: ...
+def plan_tables(
+    ids: Annotated[
+        NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)
+    ],
+    offsets: Annotated[
+        NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)
+    ],
+    table_of_field: Annotated[
+        NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)
+    ],
+    tables: Sequence[tuple[bool, int, int]],
+    value_mask: int,
+    shards: int,
+) -> list[Any]: ...
 def pool(
     fields: Sequence[
         tuple[

@@ -14,11 +14,11 @@ from runtime.data.batch import Batch, Field
 from runtime.data.ids import VALUE_BITS, mix64
 from runtime.embedding.config import TableConfig
 from runtime.embedding.features import HashStack
-from runtime.embedding.native.buffers import empty
 from runtime.embedding.native.extension import native
 from runtime.embedding.store import TablePlan
 
 _VALUE_MASK = np.uint64(2**VALUE_BITS - 1)
+_NO_OFFSETS = np.empty(0, np.int64)
 
 
 def plan_natively(
@@ -28,15 +28,28 @@ def plan_natively(
 
     The inverse of a table with a hash stack has one entry for each round of each occurrence.
     """
-    if len(tables) == 1:
-        return {tables[0].name: _plan(batch.ids, slice(None), tables[0], shards)}
     names = [table.name for table in tables]
-    table_of_id = _table_of_id(batch, [names.index(f.table) for f in fields])
-    plans = {}
-    for number, table in enumerate(tables):
-        where = np.flatnonzero(table_of_id == number)
-        plans[table.name] = _plan(batch.ids[where], where, table, shards)
-    return plans
+    shapes = [
+        (
+            t.share_rows,
+            t.hash_stack.rounds,
+            t.hash_stack.rows_per_round if t.hash_stack.rounds else 1,
+        )
+        for t in tables
+    ]
+    parts = native.plan_tables(
+        np.ascontiguousarray(batch.ids),
+        _NO_OFFSETS if batch.offsets is None else batch.offsets,
+        np.array([names.index(field.table) for field in fields], np.int32),
+        shapes,
+        int(_VALUE_MASK),
+        shards,
+    )
+    whole = len(tables) == 1
+    return {
+        name: TablePlan(ids, bounds, inverse, slice(None) if whole else occurrences)
+        for name, (ids, bounds, inverse, occurrences) in zip(names, parts, strict=True)
+    }
 
 
 def stacked(ids: np.ndarray, stack: HashStack) -> np.ndarray:
@@ -51,23 +64,3 @@ def stacked(ids: np.ndarray, stack: HashStack) -> np.ndarray:
         hashes = mix64(hashes + np.uint64(1))
         parts[:, number] = (ids & ~_VALUE_MASK) | (hashes % rows + np.uint64(number) * rows)
     return parts.ravel()
-
-
-def _table_of_id(batch: Batch, table_of_field: list[int]) -> np.ndarray:
-    bag_count = len(batch.ids) if batch.offsets is None else len(batch.offsets) - 1
-    table_of_bag = np.tile(np.array(table_of_field, np.int16), bag_count // len(table_of_field))
-    if batch.offsets is None:
-        return table_of_bag
-    return np.repeat(table_of_bag, np.diff(batch.offsets))
-
-
-def _plan(
-    ids: np.ndarray, occurrences: np.ndarray | slice, table: TableConfig, shards: int
-) -> TablePlan:
-    if table.share_rows:
-        ids = ids & _VALUE_MASK
-    if table.hash_stack.rounds:
-        ids = stacked(ids, table.hash_stack)
-    inverse = empty((len(ids),), "int32")
-    distinct, bounds = native.plan(np.ascontiguousarray(ids), shards, inverse)
-    return TablePlan(distinct, bounds, inverse, occurrences)

@@ -6,7 +6,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runtime.data.batch import Batch, Field
+from runtime.data.ids import VALUE_BITS, tag
+from runtime.embedding.config import TableConfig
+from runtime.embedding.features import HashStack
 from runtime.embedding.native.extension import native
+from runtime.embedding.native.plan import plan_natively, stacked
 from runtime.embedding.reference.plan import shard_of
 from tests.runtime.embedding.test_index_model import unmix64
 
@@ -59,3 +64,39 @@ def test_what_an_earlier_call_left_behind_is_never_found_again() -> None:
         distinct, _, inverse = plan(ids, 1)
         np.testing.assert_array_equal(distinct, ids)
         np.testing.assert_array_equal(inverse, np.arange(400))
+
+
+@given(seed=st.integers(0, 10**6), bags=st.booleans(), shards=st.sampled_from([1, 3]))
+@settings(max_examples=40, deadline=None)
+def test_one_call_plans_every_table_of_a_batch(seed: int, bags: bool, shards: int) -> None:
+    """Fields of three tables in turn: plain, shared by two, and a stack; bags may be empty."""
+    rng = np.random.default_rng(seed)
+    fields = [
+        Field(name=f"f{k}", table=t) for k, t in enumerate(("plain", "both", "stack", "both"))
+    ]
+    stack = HashStack(rounds=2, rows_per_round=5)
+    tables = [
+        TableConfig(name="both", share_rows=True),
+        TableConfig(name="stack", hash_stack=stack),
+        TableConfig(name="plain"),
+    ]
+    lengths = rng.integers(0, 4, 9 * 4) if bags else np.ones(9 * 4, np.int64)
+    field_of_id = np.repeat(np.tile(np.arange(4), 9), lengths)
+    values = rng.integers(0, 12, len(field_of_id)).astype(np.uint64)
+    ids = np.array([tag(f, v)[()] for f, v in zip(field_of_id, values, strict=True)], np.uint64)
+    empty = np.zeros((9, 1), np.float32)
+    offsets = np.r_[0, np.cumsum(lengths)] if bags else None
+    plans = plan_natively(Batch(ids, offsets, empty, empty), fields, tables, shards)
+    assert list(plans) == ["both", "stack", "plain"]
+    for name, own in (("both", (1, 3)), ("stack", (2,)), ("plain", (0,))):
+        found, where = plans[name], np.flatnonzero(np.isin(field_of_id, own))
+        np.testing.assert_array_equal(found.occurrences, where)
+        wanted = {
+            "both": ids[where] & np.uint64(2**VALUE_BITS - 1),
+            "stack": stacked(ids[where], stack),
+            "plain": ids[where],
+        }[name]
+        np.testing.assert_array_equal(found.ids[found.inverse], wanted)
+        assert len(found.ids) == len(np.unique(wanted)) == found.bounds[-1]
+        owners = np.repeat(np.arange(shards), np.diff(found.bounds))
+        np.testing.assert_array_equal(shard_of(found.ids, shards), owners)

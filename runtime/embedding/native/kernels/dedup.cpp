@@ -1,6 +1,7 @@
 #include "dedup.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "hash.hpp"
 #include "prefetch.hpp"
@@ -25,24 +26,23 @@ class Scratch {
   void prefetch(uint64_t hash) const { embedding::prefetch(&entries_[hash & mask_]); }
   bool crowded(size_t used) const { return 3 * used > 2 * entries_.size(); }
 
-  // The number of `id` among `ids`, which it joins when it is new.
-  uint32_t number(uint64_t id, uint64_t hash, std::vector<uint64_t>& ids, bool& fresh) {
+  // The number of `id` among the first `count` of `ids`, which it joins when it is new.
+  uint32_t number(uint64_t id, uint64_t hash, uint64_t* ids, uint32_t& count) {
     const uint32_t mark = mark_of(hash);
     for (size_t at = hash & mask_;; at = (at + 1) & mask_) {
       Entry& entry = entries_[at];
       if (entry.mark >> kPieceBits != epoch_) {
-        entry = {mark, static_cast<uint32_t>(ids.size())};
-        ids.push_back(id);
-        fresh = true;
-        return entry.number;
+        entry = {mark, count};
+        ids[count] = id;
+        return count++;
       }
       if (entry.mark == mark && ids[entry.number] == id) return entry.number;
     }
   }
 
-  void grow(const std::vector<uint64_t>& ids) {
+  void grow(const uint64_t* ids, uint32_t count) {
     clear(2 * entries_.size());
-    for (uint32_t i = 0; i < ids.size(); ++i) {
+    for (uint32_t i = 0; i < count; ++i) {
       const uint64_t hash = mix64(ids[i]);
       size_t at = hash & mask_;
       while (entries_[at].mark >> kPieceBits == epoch_) at = (at + 1) & mask_;
@@ -74,46 +74,49 @@ class Scratch {
 
 }  // namespace
 
-Distinct merge_duplicates(const uint64_t* ids, size_t n, uint32_t shards, int32_t* inverse) {
+void merge_duplicates(const uint64_t* ids, size_t n, uint32_t shards, int32_t* inverse,
+                      Distinct& found) {
   static thread_local Scratch kept;
+  static thread_local std::vector<uint64_t> kept_ids;
   static thread_local std::vector<uint32_t> kept_shard;
-  Scratch& scratch = kept;
-  std::vector<uint32_t>& shard = kept_shard;
-  Distinct found;
+  static thread_local std::vector<int32_t> kept_place;
+  Scratch scratch = std::move(kept);  // here, so that the loop may hold it in registers
   scratch.start(n / 2);
-  found.ids.reserve(n / 2 + 1);
-  shard.clear();
+  if (kept_ids.size() < n) kept_ids.resize(n);  // once: fresh memory costs more than the merge
+  uint64_t* const distinct = kept_ids.data();
+  uint32_t count = 0;
   uint64_t hashes[kAhead];
   for (size_t i = 0; i < std::min(kAhead, n); ++i) scratch.prefetch(hashes[i] = mix64(ids[i]));
   for (size_t i = 0; i < n; ++i) {
     const uint64_t hash = hashes[i % kAhead];
     if (i + kAhead < n) scratch.prefetch(hashes[i % kAhead] = mix64(ids[i + kAhead]));
-    bool fresh = false;
-    inverse[i] = static_cast<int32_t>(scratch.number(ids[i], hash, found.ids, fresh));
-    if (fresh) {
-      if (shards > 1) shard.push_back(shard_of(hash, shards));
-      if (scratch.crowded(found.ids.size())) scratch.grow(found.ids);
-    }
+    inverse[i] = static_cast<int32_t>(scratch.number(ids[i], hash, distinct, count));
+    if (scratch.crowded(count)) scratch.grow(distinct, count);
   }
+  kept = std::move(scratch);
+  found.ids = Column<uint64_t>(count);
   found.bounds.assign(shards + 1, 0);
   if (shards == 1) {
-    found.bounds[1] = static_cast<int64_t>(found.ids.size());
-    return found;
+    found.bounds[1] = count;
+    std::copy_n(distinct, count, found.ids.data());
+    return;
   }
   // A stable counting sort by shard.
+  std::vector<uint32_t>& shard = kept_shard;
+  shard.resize(count);
+  for (uint32_t u = 0; u < count; ++u) shard[u] = shard_of(mix64(distinct[u]), shards);
   for (uint32_t s : shard) ++found.bounds[s + 1];
   for (uint32_t s = 0; s < shards; ++s) found.bounds[s + 1] += found.bounds[s];
   std::vector<int64_t> next(found.bounds.begin(), found.bounds.end() - 1);
-  std::vector<uint64_t> grouped(found.ids.size());
-  std::vector<int32_t> place(found.ids.size());
-  for (size_t u = 0; u < found.ids.size(); ++u) {
+  std::vector<int32_t>& place = kept_place;
+  uint64_t* grouped = found.ids.data();
+  place.resize(count);
+  for (uint32_t u = 0; u < count; ++u) {
     const int64_t to = next[shard[u]]++;
-    grouped[to] = found.ids[u];
+    grouped[to] = distinct[u];
     place[u] = static_cast<int32_t>(to);
   }
   for (size_t i = 0; i < n; ++i) inverse[i] = place[inverse[i]];
-  found.ids.swap(grouped);
-  return found;
 }
 
 }  // namespace embedding

@@ -5,14 +5,17 @@
 #include <cstdint>
 #include <vector>
 
+#include "buffers.hpp"
+
 namespace embedding {
 
 struct Distinct {
-  std::vector<uint64_t> ids;      // [U], grouped by shard
+  Column<uint64_t> ids{0};        // [U], grouped by shard
   std::vector<int64_t> bounds;    // [shards + 1]
 };
 
-// Fills inverse [n]: which distinct id each of `ids` [n] is. Scratch is kept per thread.
-Distinct merge_duplicates(const uint64_t* ids, size_t n, uint32_t shards, int32_t* inverse);
+// Fills `found`, and inverse [n]: which distinct id each of `ids` [n] is. Scratch is kept per thread.
+void merge_duplicates(const uint64_t* ids, size_t n, uint32_t shards, int32_t* inverse,
+                      Distinct& found);
 
 }  // namespace embedding
