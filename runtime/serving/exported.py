@@ -37,8 +37,13 @@ from runtime.serving.vectors import Vectors, read_vectors, write_vectors
 FORMAT = "persia-testbed-model-1"
 MANIFEST, README, ROWS = "manifest.json", "README.md", "rows"
 _BLOCK_BYTES = 1 << 24
-_KEYS = {"layout", "tables", "seed", "model", "hidden", "precision", "dense", "why_weights",
-         "updates", "samples", "files"}  # fmt: skip
+_KEYS = {
+    **dict.fromkeys(("layout", "tables", "files"), dict),
+    **dict.fromkeys(("model", "precision", "dense", "why_weights"), str),
+    **dict.fromkeys(("seed", "updates", "samples"), int),
+    "hidden": list,
+}
+"""What the manifest says beside its format, and as what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,7 @@ def export(trained: Trained, folder: Path) -> Exported:
         (fresh / ROWS).mkdir()
         counts = {}
         for name, (ids, values, _) in trained.worker.store.export().items():
-            write_vectors(fresh / ROWS / file_of(name), ids, values)
+            write_vectors(fresh / ROWS / file_of(name), trained.tables[name], ids, values)
             counts[name] = len(ids)
         shape = _shape(trained.layout, trained.tables)
         config = trained.config
@@ -134,7 +139,7 @@ class Opened:
 
 def is_export(folder: Path) -> bool:
     """Whether the folder looks like an export."""
-    return (folder / MANIFEST).is_file() and (folder / ROWS).is_dir()
+    return (folder / MANIFEST).is_file()
 
 
 def read_export(folder: Path) -> Opened:
@@ -143,15 +148,24 @@ def read_export(folder: Path) -> Opened:
     found, whole = read_sealed(file, FORMAT, "manifest of an exported model")
     if not whole:
         raise BrokenFileError(f"{file} is damaged: its digest does not match its content")
-    odd = ", ".join(sorted(set(found) - {"format"} ^ _KEYS))
+    odd = ", ".join(sorted(set(found) - {"format"} ^ set(_KEYS)))
     if odd:
         raise BrokenFileError(f"{file} is not of this version: it lacks, or alone has, {odd}")
+    for key, kind in _KEYS.items():
+        if not isinstance(found[key], kind):
+            raise BrokenFileError(f"{file}: {key} is {str(found[key])[:80]}, no {kind.__name__}")
+    needed = {found["dense"], *(f"{ROWS}/{file_of(name)}" for name in found["tables"])}
+    if set(found["files"]) != needed or found["dense"] not in (PROGRAM, WEIGHTS):
+        raise BrokenFileError(f"{file}: files are {sorted(found['files'])}, not {sorted(needed)}")
     for name, digest in found["files"].items():
         if _digest(folder / name) != digest:
             raise BrokenFileError(
                 f"{folder / name} is damaged: its digest is not that of {MANIFEST}"
             )
     layout = layout_from(found["layout"], f"{file}: layout")
+    absent = sorted({field.table for field in layout.fields} - set(found["tables"]))
+    if absent:
+        raise BrokenFileError(f"{file}: its fields use tables that it does not have: {absent}")
     tables = {}
     for name, document in found["tables"].items():
         config = parse(TableConfig, document, f"{file}: tables.{name}")

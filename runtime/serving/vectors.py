@@ -72,19 +72,18 @@ def ids_of(given: Any) -> np.ndarray:
     return np.ascontiguousarray(ids.astype(np.uint64))
 
 
-def write_vectors(file: Path, ids: np.ndarray, values: np.ndarray) -> None:
+def write_vectors(file: Path, config: TableConfig, ids: np.ndarray, values: np.ndarray) -> None:
     """A parquet file of columns id and vector, sorted by id as they come."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    kind = pa.float64() if values.dtype == np.float64 else pa.float32()
-    schema = pa.schema({"id": pa.uint64(), "vector": pa.list_(kind, values.shape[1])})
+    schema = _schema(config)
     # Vectors are noise to a compressor, and no two are alike.
     with pq.ParquetWriter(file, schema, compression="none", use_dictionary=False) as out:
         for start in range(0, len(ids), _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)
-            flat = pa.array(values[part].reshape(-1), kind)
-            vectors = pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+            flat = pa.array(values[part].reshape(-1))
+            vectors = pa.FixedSizeListArray.from_arrays(flat, config.dim)
             out.write_table(pa.table([pa.array(ids[part]), vectors], schema=schema))
 
 
@@ -94,16 +93,34 @@ def read_vectors(file: Path, config: TableConfig) -> tuple[np.ndarray, np.ndarra
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(file, memory_map=True)
-        ids = table["id"].combine_chunks().to_numpy(zero_copy_only=False)
-        flat = table["vector"].combine_chunks().flatten()
-        values = flat.to_numpy(zero_copy_only=False).reshape(len(ids), config.dim)
-    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise BrokenFileError(f"{file} is not a table of ids and vectors: {reason}") from None
-    if ids.dtype != np.uint64 or values.dtype != config.dtype or (ids[1:] <= ids[:-1]).any():
-        raise BrokenFileError(
-            f"{file} must have sorted ids (uint64) and vectors of {config.dtype}, got {ids.dtype}"
-            f" and {values.dtype}"
-        )
+        with pq.ParquetFile(file, memory_map=True) as content:
+            _check_columns(file, content.schema_arrow, config)
+            count, at = content.metadata.num_rows, 0
+            ids = np.empty(count, np.uint64)
+            values = np.empty((count, config.dim), config.dtype)
+            for part in content.iter_batches(_ROWS_AT_ONCE):  # never all of it twice
+                to = slice(at, at + len(part))
+                ids[to] = part["id"].to_numpy(zero_copy_only=False)
+                flat = part["vector"].flatten().to_numpy(zero_copy_only=False)
+                values[to] = flat.reshape(len(part), config.dim)
+                at = to.stop
+    except (pa.ArrowException, OSError, IndexError) as error:
+        raise BrokenFileError(f"{file} is no parquet file: {str(error).splitlines()[0]}") from None
+    if (ids[1:] <= ids[:-1]).any():
+        raise BrokenFileError(f"{file}: its ids are not sorted, or one stands twice")
     return ids, values
+
+
+def _check_columns(file: Path, schema: Any, config: TableConfig) -> None:
+    expected = _schema(config)
+    if not schema.equals(expected):
+        told = ", ".join(f"{field.name}: {field.type}" for field in schema)
+        wanted = ", ".join(f"{field.name}: {field.type}" for field in expected)
+        raise BrokenFileError(f"{file} has the columns {told}; a table of this model has {wanted}")
+
+
+def _schema(config: TableConfig) -> Any:
+    import pyarrow as pa
+
+    kind = pa.float64() if config.dtype == "float64" else pa.float32()
+    return pa.schema({"id": pa.uint64(), "vector": pa.list_(kind, config.dim)})

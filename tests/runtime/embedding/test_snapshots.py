@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.embedding.config import RowOptimizer
+from runtime.data.batch import Batch, Field, Layout
+from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.embedding.features import Admission, Capacity
 from runtime.embedding.native.extension import native
+from runtime.embedding.native.store import NativeStore
 from tests.runtime.embedding.conftest import OneTable
 
 ADAM = RowOptimizer(kind="adam", eps=1e-8, bias_correction="row")
@@ -311,3 +313,35 @@ def test_a_use_of_a_row_while_it_is_copied_does_not_mark_it_as_changed() -> None
     assert set(found["rows"]["ids"].tolist()) == {3, 4}
     assert found["rows"]["removed"].tolist() == [0]
     assert changes_of(table) == (set(), set())
+
+
+def test_every_table_and_shard_is_of_the_instant_of_the_cut() -> None:
+    """Two tables of a batch in three shards; writers come after the cut, before any copy."""
+    layout = Layout(fields=(Field(name="a"), Field(name="b", table="other")))
+    tables = [TableConfig(dim=3, optimizer=ADAM), TableConfig(name="other", dim=3, optimizer=ADAM)]
+    stores = [NativeStore(layout, tables, shards=3) for _ in range(2)]
+
+    def train(step: int) -> None:
+        ids = np.random.default_rng(step).integers(0, 500, 200).astype(np.uint64)
+        empty = np.zeros((100, 0), np.float32)
+        handle = stores[0].begin(0, step, Batch(ids, None, empty, empty))
+        for shard in range(3):
+            stores[0].read(handle, shard)
+        gradients = {name: np.ones_like(values) for name, values in handle.values.items()}
+        for shard in range(3):
+            stores[0].servers[shard].updates = step
+            stores[0].push(shard, [(handle, gradients)])
+
+    for step in range(5):
+        train(step)
+    with stores[0].consistent_cut():
+        expected = stores[0].export()
+        stores[0].freeze_snapshots(only_changed=False, track=False)
+    for step in range(5, 9):
+        train(step)
+    found = stores[0].collect_snapshots()
+    for name in ("rows", "other"):
+        stores[1].restore(name, [shard[name] for shard in found])
+        for mine, theirs in zip(stores[1].export()[name], expected[name], strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+        assert not np.array_equal(stores[0].export()[name][1], expected[name][1])

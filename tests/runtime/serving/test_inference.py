@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 
 from runtime.checkpoint.array_file import BrokenFileError
+from runtime.checkpoint.sealed import write_sealed
 from runtime.config import ModelConfig
 from runtime.data.batch import Batch
 from runtime.data.ids import mix64
@@ -23,7 +27,7 @@ from runtime.inference import Model, open_model
 from runtime.run.evaluate import evaluate
 from runtime.serving.exported import Exported, export
 from runtime.serving.trained import find_checkpoint, open_trained
-from runtime.serving.vectors import Vectors
+from runtime.serving.vectors import Vectors, read_vectors
 from tests.runtime.serving.trained_runs import checkpoint_of
 from tests.runtime.worlds import ArraySource, World, config, run
 
@@ -264,3 +268,58 @@ def test_reading_a_run_changes_no_byte_of_it(world: World, folders: Any) -> None
     model.lookup("rows", UNKNOWN)
     assert {p: p.read_bytes() for p in folders[0].rglob("*") if p.is_file()} == before
     assert len(model.tables["rows"]) == len(world.store)
+
+
+@pytest.mark.parametrize(
+    ("column", "told"),
+    [
+        (
+            pa.array([[1.0, 2.0]] * 2, pa.list_(pa.float32(), 2)),
+            r"vector: fixed_size_list.*\[2\]; a t",
+        ),
+        (pa.array(["a", "b"]), "has the columns id: uint64, vector: string; a table of this model"),
+        (None, r"vectors\.parquet is no parquet file"),
+        (pa.array([[1.0] * 4] * 2, pa.list_(pa.float32(), 4)), "its ids are not sorted"),
+    ],
+    ids=["width", "text", "no parquet", "order"],
+)
+def test_a_table_that_is_not_the_models_is_refused(tmp_path: Path, column: Any, told: str) -> None:
+    """Such a file has its right digest where somebody made the export anew by hand."""
+    file = tmp_path / "vectors.parquet"
+    if column is None:
+        file.write_bytes(b"PAR1 and no more")
+    else:
+        pq.write_table(pa.table({"id": pa.array([5, 4], pa.uint64()), "vector": column}), file)
+    with pytest.raises(BrokenFileError, match=told):
+        read_vectors(file, TableConfig(dim=4))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"seed": "0"}, "seed is 0, no int"),
+        ({"files": {}}, r"files are \[\], not \['dense.pt2', 'rows/rows.parquet'\]"),
+        ({"extra": 1}, "is not of this version: it lacks, or alone has, extra"),
+        ({"layout": {"fields": []}}, "manifest.json: layout is not that of a model"),
+        ({"tables": {}, "files": {"dense.pt2": ""}}, "dense.pt2 is damaged"),
+        ({"tables": {"rows": {"dimm": 4}}}, "tables.rows: dimm is not known; did you mean dim"),
+    ],
+)
+def test_a_manifest_written_by_hand_is_told_what_it_lacks(
+    folders: Any, tmp_path: Path, change: dict[str, Any], told: str
+) -> None:
+    shutil.copytree(folders[1], tmp_path / "copy")
+    file = tmp_path / "copy" / "manifest.json"
+    found = json.loads(file.read_text())
+    del found["digest"]
+    write_sealed(file, found | change)
+    with pytest.raises(ValueError, match=told):
+        open_model(tmp_path / "copy")
+
+
+def test_threads_that_share_a_model_get_the_same_predictions(folders: Any) -> None:
+    model = open_model(folders[1])
+    expected_ones = predicted(model)
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda _: predicted(model), range(8)):
+            np.testing.assert_array_equal(found, expected_ones)
