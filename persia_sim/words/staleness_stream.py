@@ -89,8 +89,10 @@ class StalenessCounter:
         self._next, self._first = list(first_steps), min(first_steps)
 
     def _count_all(self) -> None:
+        """Nothing is in flight; slower ranks may still come to steps that others have had."""
         while self._first < max(self._next):
             self._count_first()
+        self._first = min(self._next)
 
     def _note_read(self, event: Event) -> None:
         self._read[event.step][event.rank].add(event.shard)

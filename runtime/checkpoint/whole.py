@@ -79,7 +79,7 @@ def write_checkpoint(
         files = {f"{ROWS}/{MANIFEST}": _digest(folder / ROWS / MANIFEST)}
         files[DENSE] = write_dense(folder / DENSE, dense)
         if trace is not None:
-            trace.save(folder / TRACE)
+            trace.save(folder / TRACE, compress=False)  # there is little time after a signal
             files[TRACE] = _digest(folder / TRACE)
         whole = replace(state, files=files)
         whole.write(folder)

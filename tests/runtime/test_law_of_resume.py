@@ -324,3 +324,52 @@ def test_ranks_computed_as_one_batch_go_on_to_the_same_bytes(mode, tmp_path):
     assert "not_replayable" not in resumed.trace.meta
     apart = run(changed(chosen, fuse_ranks=False), tmp_path / "apart", cut)
     assert "ranks_fused: before True, now None" in apart.trace.meta["not_replayable"]
+
+
+SERVERS = {
+    "sync": {"mode": Mode.SYNC},
+    "lookahead": {"mode": Mode.LOOKAHEAD, "ahead": 3},
+    "forwarded": {"mode": Mode.LOOKAHEAD, "ahead": 3, "lookahead": "forwarded"},
+}
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize("name", SERVERS)
+def test_rows_in_server_processes_go_on_to_the_same_bytes(name, tmp_path):
+    """And from shards of this process to servers, in another number, and back."""
+    chosen = every(4, ranks=2, executor="concurrent", optimizer=ADAM, **SERVERS[name])
+    two, three = changed(chosen, servers=2), changed(chosen, servers=3, trace_order=False)
+    whole = run(two, tmp_path / "whole")
+    assert state(whole) == state(run(changed(chosen, shards=2), tmp_path / "here"))
+    (cut, other, *_) = complete_checkpoints(tmp_path / "whole")
+    resumed = run(two, tmp_path / "resumed", cut)
+    assert state(resumed) == state(whole)
+    told = [sorted(o.trace.events[:, :4].tolist()) for o in (whole, resumed)]
+    assert told[0] == told[1]
+    assert state(run(three, tmp_path / "three", other)) == state(whole)
+    back = complete_checkpoints(tmp_path / "three")[0]
+    here = changed(chosen, shards=1, trace_order=False)
+    assert state(run(here, tmp_path / "back", back)) == state(whole)
+
+
+@pytest.mark.multiproc
+def test_a_hybrid_run_over_servers_and_a_resume_replays_to_its_bytes(tmp_path):
+    chosen = every(4, ranks=3, mode=Mode.HYBRID, tau=2, executor="concurrent", servers=2)
+    run(chosen, tmp_path / "whole")
+    (_, cut, *_) = complete_checkpoints(tmp_path / "whole")
+    resumed = run(chosen, tmp_path / "resumed", cut)
+    resumed.trace.save(tmp_path / "trace.npz")
+    again = config(ranks=3, shards=2, mode=Mode.HYBRID, executor="replay", tau=DEFAULT_TAU,
+                   trace=tmp_path / "trace.npz")  # fmt: skip
+    assert state(train(again, SOURCE)) == state(resumed)
+
+
+@pytest.mark.parametrize("name", LAGGING)
+def test_staleness_that_is_counted_on_the_way_goes_on(name, tmp_path):
+    chosen = every(5, ranks=3, shards=2, trace_order=False, **LAGGING[name])
+    whole = run(chosen, tmp_path / "whole")
+    (cut, *_) = complete_checkpoints(tmp_path / "whole")
+    resumed = run(chosen, tmp_path / "resumed", cut)
+    assert_same_run(whole, resumed)
+    kept = run(changed(chosen, trace_order=True), tmp_path / "kept")
+    assert kept.staleness == whole.staleness
