@@ -37,8 +37,10 @@ def refuse_impossible(columns: Sequence[np.ndarray], meta: Any, name: str) -> No
     whole = (rank == ALL) & np.isin(kind, _BY_ALL_RANKS)
     check(whole | ((rank >= 0) & (rank < ranks)), rank, "rank",
           f"must be 0 to {ranks - 1}, or {ALL} for a push or update of all ranks")  # fmt: skip
-    steps = min(rows, *(meta[k] for k in ("updates", "steps") if _bounds_steps(meta, k)), 2**31)
-    check((step >= 0) & (step < steps), step, "step", f"must be 0 to {steps - 1}")
+    first = meta.get("first_step") or 0
+    most = min(first + rows, 2**31)
+    steps = min(most, *(meta[k] for k in ("updates", "steps") if _bounds_steps(meta, k)), most)
+    check((step >= first) & (step < steps), step, "step", f"must be {first} to {steps - 1}")
     check((shard >= ALL) & (shard < shards), shard, "shard", f"must be {ALL} to {shards - 1}")
     check(version >= ALL, version, "version", f"must be >= 0, or {ALL} for unknown")
     _check_doubles(columns, name)
@@ -67,7 +69,7 @@ def _facts(meta: Any, name: str) -> tuple[Mode, int, int]:
     if meta.get("mode") not in list(Mode):
         raise ValueError(f"trace {name}: mode is {meta.get('mode')!r}: must be one of "
                          + ", ".join(Mode))  # fmt: skip
-    for fact in ("ranks", "shards", "steps", "updates"):
+    for fact in ("ranks", "shards", "steps", "updates", "first_step"):
         value = meta.get(fact)
         needed = fact == "ranks"
         if not _is_count(value) and (needed or value is not None):

@@ -91,12 +91,15 @@ def _refuse_too_short(trace: Trace, asked: int | None, name: str) -> None:
         )
 
 
+_OF_ONE_PART = ("steps", "updates", "not_replayable", "first_step")
+
+
 def other_facts(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """In words, what decides a byte and is not as it was; how far the run goes may differ."""
     return "; ".join(
         f"{key}: before {before.get(key)!r}, now {now.get(key)!r}"
         for key in {**before, **now}
-        if key not in ("steps", "not_replayable") and before.get(key) != now.get(key)
+        if key not in _OF_ONE_PART and before.get(key) != now.get(key)
     )
 
 

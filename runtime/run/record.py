@@ -59,7 +59,7 @@ def run_into(
     start, asked = None, config
     if resume:
         before = read_config(folder / "config.json")
-        config, start = going_on(folder, config, before, on_warning)
+        start = going_on(folder, config, before, on_warning)
     told = Told(on_samples or (lambda samples: None), on_warning, on_start)
     ending = Ending() if ending is None else ending  # one that nobody has asked counts as False
     saving = Saving(folder, start, ending, on_warning)

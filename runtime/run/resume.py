@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from persia_sim.words.fields import field_types
@@ -25,8 +24,8 @@ _MAY_CHANGE = {"ranks", "permits", "ahead", "lookahead", "steps", "data.dir", "d
 
 def going_on(
     run: Path, config: TrainConfig, before: TrainConfig, on_warning: Callable[[str], None]
-) -> tuple[TrainConfig, Checkpoint]:
-    """The config to go on with in a run's folder, and the newest checkpoint that can be trusted.
+) -> Checkpoint:
+    """The newest checkpoint of a run's folder that can be trusted, to go on from with ``config``.
 
     ``before`` is what the run was started with. Raises ValueError naming an option that would make
     it another run, and for a run that is finished.
@@ -46,9 +45,8 @@ def going_on(
     engine, facts = config.engine, start.state.facts
     same = (facts["ranks"], facts["shards"]) == (config.sync.ranks, engine.server_count)
     if engine.trace_order and not same:
-        on_warning("a trace is of one number of ranks and shards: the order is kept no longer")
-        config = replace(config, engine=replace(engine, trace_order=False))
-    return config, start
+        on_warning("a trace is of one number of ranks and shards: trace.npz begins where this does")
+    return start
 
 
 def cut_metrics(file: Path, updates: int) -> None:

@@ -213,6 +213,7 @@ def train(
             "checkpoints_failed": history.checkpoints_failed,
             "longest_pause_s": history.longest_pause_s,
             "resumed_at_samples": history.resumed_at_samples,
+            "trace_since_samples": history.trace_since_samples,
         },
     )
 

@@ -11,7 +11,6 @@ from typing import Any, cast
 from persia_sim.words.staleness import StalenessSummary
 from persia_sim.words.staleness_stream import StalenessCounter, summary_of
 from persia_sim.words.trace import Event, Trace
-from persia_sim.words.vocabulary import Mode
 from runtime.checkpoint.rows import load, take
 from runtime.checkpoint.state import RunState
 from runtime.checkpoint.whole import Checkpoint
@@ -40,6 +39,8 @@ class History:
     first_warnings: list[str] = field(default_factory=list)
     """Of the first evaluation, with its updates in words."""
     resumed_at_samples: list[int] = field(default_factory=list)
+    trace_since_samples: int = 0
+    """Where the order that is kept begins: a resume with other ranks or shards begins anew."""
     checkpoints_written: int = 0
     checkpoints_failed: int = 0
     longest_pause_s: float = 0.0
@@ -82,6 +83,8 @@ class Training:
         meter.start(every=every, evaluate=evaluate, on_samples=on_samples)
         if self._start is not None:
             meter.go_on(self._start.state.meter)
+            if not self._leads:  # these are counted already, where they are told
+                meter.batches_skipped = meter.pushes_lost = 0
 
     def train_leg(self) -> None:
         """Train what the feed gives until its leg ends; then nothing is in flight."""
@@ -182,21 +185,20 @@ class Training:
         self._go_on_with_order(start)
 
     def _go_on_with_order(self, start: Checkpoint) -> None:
-        """The trace so far, if this run keeps one; else the staleness so far."""
-        parts, state, trace = self.parts, start.state, start.trace()
-        if trace is not None and "not_replayable" in trace.meta:
-            self.facts["not_replayable"] = trace.meta["not_replayable"]
-        if parts.recorder.keeps and trace is not None:
-            parts.recorder.go_on(trace.events)
-            other = other_facts(state.facts, self.facts)
-            if other:
-                self.facts["not_replayable"] = f"it was resumed with other settings; {other}"
+        """The order so far, if this run keeps it and it fits; else the staleness so far."""
+        parts, before = self.parts, start.state.facts
+        first_steps = parts.feed.first_steps()
+        if not parts.recorder.keeps:
+            if start.state.staleness is not None:
+                self._counter.go_on(start.state.staleness, first_steps)
             return
-        totals = state.staleness
-        if totals is None and trace is not None:
-            counter = StalenessCounter(Mode(trace.meta["mode"]), trace.meta["ranks"])
-            for event in trace:
-                counter.note(event)
-            totals = counter.totals()
-        if totals is not None:
-            self._counter.go_on(totals, parts.feed.first_steps())
+        other = other_facts(before, self.facts)
+        trace = start.trace()
+        if trace is not None and all(before[k] == self.facts[k] for k in ("ranks", "shards")):
+            parts.recorder.go_on(trace.events)
+            self.facts |= {k: before[k] for k in ("not_replayable", "first_step") if k in before}
+        else:
+            self.history.trace_since_samples = start.state.samples
+            self.facts["first_step"] = min(first_steps) or None
+        if other:
+            self.facts["not_replayable"] = f"it was resumed with other settings; {other}"

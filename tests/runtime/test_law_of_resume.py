@@ -218,15 +218,19 @@ def test_on_other_shards_kernels_and_executors_it_ends_with_the_same_bytes(name,
     whole = run(chosen, tmp_path / "whole")
     (cut, *_) = complete_checkpoints(tmp_path / "whole")
     other = changed(chosen, **OTHERS[name])
-    if other.engine.shards != 2:
-        other = changed(other, trace_order=False)
     resumed = run(other, tmp_path / "resumed", cut)
     assert state(resumed) == state(whole)
     assert resumed.losses == whole.losses
     assert resumed.store.row_staleness.sum() == whole.store.row_staleness.sum()
-    again = changed(chosen, trace_order=other.engine.trace_order)
-    back = run(again, tmp_path / "back", complete_checkpoints(tmp_path / "resumed")[0])
+    back = run(chosen, tmp_path / "back", complete_checkpoints(tmp_path / "resumed")[0])
     assert state(back) == state(whole)
+    if other.engine.shards == 2:
+        assert resumed.figures["trace_since_samples"] == 0
+    else:
+        assert resumed.figures["trace_since_samples"] == int(cut.name)
+        assert resumed.trace.events[:, 2].min() == 4  # steps
+        assert "shards: before 2, now" in resumed.trace.meta["not_replayable"]
+        assert "not_replayable" in back.trace.meta
 
 
 def test_hybrid_on_other_shards_ends_with_the_same_bytes(tmp_path):
@@ -245,7 +249,7 @@ def test_hybrid_on_other_shards_ends_with_the_same_bytes(tmp_path):
 def test_on_other_ranks_sync_ends_as_law_3_says(ranks, tmp_path):
     """Two ranks, then one or four: the same sums in another order. A clock of steps goes on."""
     source = ArraySource(480)
-    chosen = every(5, ranks=2, dtype="float64", optimizer=replace(ADAM, lr=0.01), trace_order=False)
+    chosen = every(5, ranks=2, dtype="float64", optimizer=replace(ADAM, lr=0.01))
     whole = run(chosen, tmp_path / "whole", source=source)
     (cut, *_) = complete_checkpoints(tmp_path / "whole")
     resumed = run(changed(chosen, ranks=ranks), tmp_path / "resumed", cut, source)
@@ -292,7 +296,7 @@ def test_each_sample_is_trained_once_whatever_number_of_ranks_goes_on(
     few = {}
     if executor == "concurrent" and own["mode"].reads_late_rows:
         few = {"queue_batches": 1}  # else all data is under way before the test asks
-    chosen = config(executor=executor, ranks=3, batch=9, trace_order=False, **own, **few)
+    chosen = config(executor=executor, ranks=3, batch=9, **own, **few)
     with pytest.raises(Interrupted, match="interrupted by a test after"):
         train(chosen, source, saving=Saving(tmp_path, None, ending))
     (cut,) = complete_checkpoints(tmp_path)
@@ -338,7 +342,7 @@ SERVERS = {
 def test_rows_in_server_processes_go_on_to_the_same_bytes(name, tmp_path):
     """And from shards of this process to servers, in another number, and back."""
     chosen = every(4, ranks=2, executor="concurrent", optimizer=ADAM, **SERVERS[name])
-    two, three = changed(chosen, servers=2), changed(chosen, servers=3, trace_order=False)
+    two, three = changed(chosen, servers=2), changed(chosen, servers=3)
     whole = run(two, tmp_path / "whole")
     assert state(whole) == state(run(changed(chosen, shards=2), tmp_path / "here"))
     (cut, other, *_) = complete_checkpoints(tmp_path / "whole")
@@ -348,8 +352,7 @@ def test_rows_in_server_processes_go_on_to_the_same_bytes(name, tmp_path):
     assert told[0] == told[1]
     assert state(run(three, tmp_path / "three", other)) == state(whole)
     back = complete_checkpoints(tmp_path / "three")[0]
-    here = changed(chosen, shards=1, trace_order=False)
-    assert state(run(here, tmp_path / "back", back)) == state(whole)
+    assert state(run(chosen, tmp_path / "back", back)) == state(whole)
 
 
 @pytest.mark.multiproc

@@ -79,7 +79,8 @@ def test_who_trains_and_how_far_may_be_given_anew(unfinished, monkeypatch, capsy
 
     def spied(folder, chosen, **options):
         before = read_config(folder / "config.json")
-        seen.append(going_on(folder, chosen, before, seen.append))
+        start = going_on(folder, chosen, before, seen.append)
+        seen.append((chosen, start))
         raise ValueError("seen")
 
     monkeypatch.setattr("runtime.run.record.run_into", spied)
@@ -90,7 +91,7 @@ def test_who_trains_and_how_far_may_be_given_anew(unfinished, monkeypatch, capsy
     assert main(["train", "--resume", str(unfinished), *words.split()]) == 2
     assert capsys.readouterr().err == "error: seen\n"
     warning, (chosen, start) = seen
-    assert "the order is kept no longer" in warning and not chosen.engine.trace_order
+    assert "trace.npz begins where this does" in warning
     assert (chosen.sync.ranks, chosen.engine.shards, chosen.steps) == (4, 3, 40)
     assert chosen.sync.tau == 2 and chosen.rows.dim == 4  # from the run
     assert start.state.samples == int(complete_checkpoints(unfinished)[-1].name)
