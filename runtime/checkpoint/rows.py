@@ -11,6 +11,7 @@ from __future__ import annotations
 import shutil
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from runtime.checkpoint.folder_lock import folder_lock
 from runtime.checkpoint.manifest import NAME, Manifest, Part, read_manifest
 from runtime.checkpoint.reshard import Arrays, ids_of, merge_shards, part_of
 from runtime.checkpoint.same_rows import check_same_rows
+from runtime.embedding.config import TableConfig
 from runtime.embedding.savable import SavableStore
 
 _COLUMNS = ("ids", "words", "stamps", "rows", "removed", "sightings")
@@ -129,6 +131,30 @@ class Taken:
         self._settled = True
         self._store.settle_snapshots(kept=kept)
         self._store.saving.release()
+
+
+def rows_of_shard(
+    path: Path, tables: Mapping[str, TableConfig], seed: int, shard: int, shards: int
+) -> dict[str, list[dict[str, Any]]]:
+    """Per table what a server of this place takes to restore, part by part, in their order.
+
+    Raises as `load`.
+    """
+    with folder_lock(path, shared=True):
+        manifest = read_manifest(path)
+        check_same_rows(manifest, tables, seed, path)
+        found: dict[str, list[dict[str, Any]]] = {table: [] for table in tables}
+        for part in manifest.parts:
+            if len(part.digests) == shards:
+                for table, arrays in _read_shard(path, part, shard).items():
+                    found[table].append(asdict(arrays))
+                continue
+            every = [_read_shard(path, part, k) for k in range(len(part.digests))]
+            for table in tables:
+                merged = merge_shards([of_tables[table] for of_tables in every])
+                owner, gone = ids_of(merged, shards)
+                found[table].append(asdict(part_of(merged, owner == shard, gone == shard)))
+    return found
 
 
 def load(store: SavableStore, path: Path) -> None:

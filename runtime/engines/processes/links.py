@@ -337,7 +337,7 @@ class Links:
             self._lives[shard] += 1
             self._deaths.pop(shard, None)
             self._revived.notify_all()
-        revival.told(shard, f"{why}; it is back, and {lost} pushes of {self._who} are lost with it")
+        revival.told(f"{why}; it is back, and {lost} pushes of {self._who} are lost with it")
 
     def _call_fresh(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from persia_sim.words.trace import TraceRecorder
 from persia_sim.words.vocabulary import Mode
 from runtime.config import TrainConfig
@@ -35,7 +37,7 @@ def rows_in_servers(
         raise
     return RemoteStore(
         layout, tables, links, seed=config.seed, segments=segments(config), stop=stop,
-        close=processes.close,
+        close=processes.close, restart=partial(processes.restart, awaits_rows=True),
     )  # fmt: skip
 
 

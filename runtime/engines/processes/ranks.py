@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 
 from persia_sim.words.trace import TraceRecorder
 from persia_sim.words.vocabulary import Mode
@@ -78,6 +79,7 @@ class ProcessRank:
         return RemoteStore(
             layout, tables, links, seed=config.seed, segments=segments(config), stop=stop,
             close=processes.close if processes else lambda: None,
+            restart=partial(processes.restart, awaits_rows=True) if processes else None,
         )  # fmt: skip
 
     def open_rule(self, parts: Parts, told: Told) -> DenseRule:

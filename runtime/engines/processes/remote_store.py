@@ -39,6 +39,7 @@ from runtime.engines.processes.messages import (
 )
 from runtime.engines.processes.parcels import unpack_arrays
 from runtime.engines.processes.remote_control import RemoteControl
+from runtime.engines.processes.revival import Revival, SavedServer
 from runtime.engines.processes.segments import Places, Segment, SegmentPool
 from runtime.stop import PeerError, Stop, wait_for
 
@@ -73,8 +74,10 @@ class RemoteStore(RemoteControl):
         segments: int,
         stop: Stop | None = None,
         close: Callable[[], None] = lambda: None,
+        restart: Callable[[int], None] | None = None,
     ) -> None:
-        """``segments``: batches of a rank in flight; ``close`` ends what was started for it."""
+        """``segments``: batches of a rank in flight; ``close`` ends what was started for it;
+        ``restart`` starts a server again that awaits its rows, where this process may do that."""
         super().__init__(layout, tables, links, seed)
         self._stop = Stop() if stop is None else stop
         self._pools = {
@@ -92,6 +95,7 @@ class RemoteStore(RemoteControl):
         links.on_closed = lambda rank, step, shard: _call(own, rank, step, shard)
         again = weakref.WeakMethod(self._rejoin)
         links.rejoin = lambda fresh: _call(again, fresh) or 0
+        self._restart = restart
         self._peeks = SegmentPool(1, Stop(), "evaluation")
         self.close = weakref.finalize(self, _close, links, close)
 
@@ -218,6 +222,13 @@ class RemoteStore(RemoteControl):
             finally:
                 self._peeks.give_back(number, segment)
         return Handle(ALL, ALL, batch, plans, copies, {}, {})
+
+    def let_servers_come_back(
+        self, saved: Callable[[int], SavedServer], told: Callable[[str], None]
+    ) -> None:
+        """From now on a server that dies is started again while the run goes on."""
+        own = saved if self._restart is not None else None
+        self._links.revival = Revival(self._restart, own, told)
 
     # Inside.
 

@@ -32,8 +32,8 @@ class SavedServer:
     first_steps: Sequence[int]
     """Per rank, the steps whose pushes are in these rows."""
     counters: Mapping[str, Any] = field(default_factory=lambda: NOTHING_COUNTED)
-    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Per table what `restore` of the kernels takes."""
+    tables: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    """Per table, part by part, what `restore` of the kernels takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Revival:
     """Starts the process of a server again, empty; None where somebody else does."""
     saved: Callable[[int], SavedServer] | None = None
     """Its rows and counters; needed by who restarts it."""
-    told: Callable[[int, str], None] = lambda shard, text: None
+    told: Callable[[str], None] = lambda text: None
     """Called with a sentence when a server is back."""
 
 
@@ -53,10 +53,11 @@ Call = Callable[..., dict[str, Any]]
 
 def fill(saved: SavedServer, call: Call) -> None:
     """Give a server that was started again its rows and its counters; then ranks are let in."""
-    for table, arrays in saved.tables.items():
-        given = {name: np.asarray(a) for name, a in arrays.items() if name != "latest_step"}
-        step = int(arrays["latest_step"])
-        call("restore", given, table=table, latest_step=step, keep_present=False)
+    for table, parts in saved.tables.items():
+        for arrays in parts:
+            given = {name: np.asarray(a) for name, a in arrays.items() if name != "latest_step"}
+            step = int(arrays["latest_step"])
+            call("restore", given, table=table, latest_step=step, keep_present=False)
     call(
         "reloaded",
         rules=asdict(saved.rules),

@@ -31,7 +31,7 @@ def may_come_back(found: Served, rules: ServerRules, **changes) -> list[str]:
     found.links.revival = Revival(
         partial(found.processes.restart, awaits_rows=True),
         saved,
-        lambda shard, text: told.append(text),
+        told.append,
     )
     return told
 
@@ -95,7 +95,7 @@ def test_rows_of_a_checkpoint_are_there_again_and_only_what_came_after_it_is_los
         arrays = here.servers[0].rows.tables["rows"].rows()  # values and state as exported
         snapshot = here.snapshots(only_changed=False, track=False)[0]["rows"]
         saved = SavedServer(
-            rules, [3], here.servers[0].counters(), {"rows": _as_restored(snapshot)}
+            rules, [3], here.servers[0].counters(), {"rows": [_as_restored(snapshot)]}
         )
         may_come_back(found, rules, saved=lambda shard: saved)
         for step in range(8):
