@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import sys
@@ -32,6 +33,9 @@ from runtime.torchrun import (
 
 if TYPE_CHECKING:
     from runtime.engines.processes.ranks import ProcessRank
+
+MOST_ROLLBACKS = 8
+"""Times that a run of one process goes back to its last checkpoint by itself."""
 
 USAGE = """usage: python -m runtime COMMAND [options]
 
@@ -244,29 +248,41 @@ def work(
     """Train in the folder that was claimed; ``rank``: as rank 0 of several processes."""
     from tqdm import tqdm
 
+    from runtime.checkpoint.whole import complete_checkpoints
     from runtime.run.ending import Ending, Interrupted
     from runtime.run.record import run_into
 
     config = _choose(command.run) if command.auto else command.run
     total = None if config.steps is None else config.steps * config.batch
     mode = str(config.sync.mode)
+    resume, rollbacks, ending = command.resume is not None, 0, Ending()
     with tqdm(total=total, unit=" samples", unit_scale=True, desc=mode, disable=None) as bar:
-        try:
-            summary = run_into(
-                folder,
-                config,
-                on_samples=bar.update,
-                on_warning=lambda t: bar.write(f"warning: {t}"),
-                on_start=bar.write,
-                resume=command.resume is not None,
-                ending=Ending(),
-                typed=arguments,
-                rank=rank,
-            )
-        except Interrupted as told:
-            bar.close()
-            print(told)
-            return
+        while True:
+            try:
+                summary = run_into(
+                    folder,
+                    config,
+                    on_samples=bar.update,
+                    on_warning=lambda t: bar.write(f"warning: {t}"),
+                    on_start=bar.write,
+                    resume=resume,
+                    ending=ending,
+                    typed=arguments,
+                    rank=rank,
+                )
+                break
+            except Interrupted as told:
+                bar.close()
+                print(told)
+                return
+            except PeerError as error:
+                rollbacks += 1
+                alone = rank is None  # else torchrun starts all ranks again, and they go on
+                if not alone or rollbacks > MOST_ROLLBACKS or not complete_checkpoints(folder):
+                    raise
+                bar.write(f"warning: {error}; the run goes back to its last checkpoint")
+                bar.reset()
+                resume = True
     print(describe(summary))
     print(f"run folder: {folder}")
 
@@ -306,10 +322,10 @@ def describe(summary: dict) -> str:  # type: ignore[type-arg]
             f"  best reachable AUC of this synthetic stream {summary['best_reachable_auc']:.4f}"
         )
     stale = summary["staleness"]
-    lines.append(
-        f"  staleness    {stale.mean_steps:.2f} steps on average, {stale.max_steps} at most;"
-        f" {summary['rows']:,} rows"
-    )
+    late = f"{stale.mean_steps:.2f} steps on average, {stale.max_steps} at most"
+    if math.isnan(stale.mean_steps):
+        late = "not known, a server took its records with it"
+    lines.append(f"  staleness    {late}; {summary['rows']:,} rows")
     if summary["checkpoints_written"]:
         pause_s = summary["longest_pause_s"]
         written = counted(summary["checkpoints_written"], "checkpoint")
@@ -321,6 +337,7 @@ def describe(summary: dict) -> str:  # type: ignore[type-arg]
         "batches skipped": summary["batches_skipped"],
         "pushes lost": summary["pushes_lost"],
         "checkpoints not written": summary["checkpoints_failed"],
+        "pushes lost at servers, and left out ones": sum(summary["pushes_lost_at"]),
     }
     lines += [f"  {what}: {count:,}" for what, count in left_out.items() if count]
     lines += [f"  warning: {text}" for text in summary["warnings"]]

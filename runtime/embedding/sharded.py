@@ -129,6 +129,11 @@ class ShardedStore(EmbeddingStore):
         for server in self.servers:
             server.wait_until_closed(steps)
 
+    def let_servers_come_back(
+        self, saved: Callable[[int], Any], told: Callable[[str], None]
+    ) -> None:
+        """Nothing to do: servers inside this process do not die without it."""
+
     def drain(self) -> None:
         """Nothing is on its way: who has given a push has waited for it, or for nobody."""
 

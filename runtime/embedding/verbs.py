@@ -94,6 +94,13 @@ class EmbeddingStore(ABC):
     def drain(self) -> None:
         """Return when every push that was given has been applied or lost."""
 
+    @abstractmethod
+    def let_servers_come_back(
+        self, saved: Callable[[int], Any], told: Callable[[str], None]
+    ) -> None:
+        """A server that dies is started again with what ``saved`` gives for its shard, while the
+        run goes on; ``told`` hears of it."""
+
     # What evaluation, summaries and checkpoints ask.
 
     @abstractmethod

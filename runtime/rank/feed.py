@@ -133,11 +133,12 @@ class Feed:
             end = agree(self._promised)
             self._end = end if self._end is None else min(end, self._end)
 
-    def first_steps(self) -> list[int]:
-        """Per rank, the first step of this leg."""
+    def first_steps(self, number: int | None = None) -> list[int]:
+        """Per rank, its first step from a batch on; None: from the first one of this leg."""
+        number = self.first if number is None else number
         if self._barrier:
-            return [self.first] * self._ranks
-        return [first_step(self.first, rank, self._ranks) for rank in range(self._ranks)]
+            return [number] * self._ranks
+        return [first_step(number, rank, self._ranks) for rank in range(self._ranks)]
 
     @property
     def next_number(self) -> int:

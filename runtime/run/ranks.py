@@ -79,6 +79,7 @@ def follow(config: TrainConfig, rank: ProcessRank) -> None:
         parts = assemble_for(config, source, samples=samples, rank=rank)
         training = Training(parts, trace_meta(config, source, parts.store.tables), start)
         training.begin(None, None)
+        training.let_servers_come_back(None, lambda text: None)
         ending = Ending()
         with ending.listening():
             training.train_legs(None, ending)

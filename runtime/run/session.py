@@ -157,6 +157,8 @@ def train(
         curve.append(replace(point, evaluation=found.without_predictions()) if many else point)
 
     training.begin(snapshot, on_samples)
+    run, on_warning = (saving.run, saving.on_warning) if saving else (None, warnings_to_nobody)
+    training.let_servers_come_back(run, on_warning)
     saver = None
     if recorded is not None:
         training.replay(recorded)
@@ -185,7 +187,11 @@ def train(
         saver.wait()
         history.checkpoints_failed += saver.failed
     facts = meta | {"updates": meter.updates}
-    trace = whole_trace(parts.recorder, parts.store.recorded(), facts)
+    if training.comeback is not None and training.comeback.told:
+        facts["not_replayable"] = "an embedding server has died and lost its part of the order"
+        warnings += training.comeback.told
+    recorded_by_servers = parts.store.recorded() if training.is_whole else []
+    trace = whole_trace(parts.recorder, recorded_by_servers, facts)
     return Outcome(
         final=final,
         curve=curve,
@@ -207,6 +213,7 @@ def train(
             "rows_replaced": parts.store.rows_replaced,
             "batches_skipped": meter.batches_skipped,
             "pushes_lost": meter.pushes_lost,
+            "pushes_lost_at": [c["lost"] for c in parts.store.counters_of_servers()],
             "loss_scale": parts.learner.scale.value,
             "ranks_fused": parts.fused,
             "checkpoints_written": history.checkpoints_written - history.checkpoints_failed,
@@ -222,6 +229,10 @@ _RING = (
     "its ranks were processes that added up their dense gradients in a ring, in torch's order;"
     " record it with --dense-sum gather"
 )
+
+
+def warnings_to_nobody(text: str) -> None:
+    """Where nobody listens; the outcome says it again."""
 
 
 def _recorded_order(config: TrainConfig, meta: dict[str, Any]) -> Trace | None:

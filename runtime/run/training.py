@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
@@ -23,6 +24,7 @@ from runtime.order.merge import merged_trace
 from runtime.order.replayable import other_facts
 from runtime.rank.parts import Parts, server_rules
 from runtime.rank.progress import Evaluate
+from runtime.run.comeback import Comeback
 from runtime.run.ending import Ending
 from runtime.run.folder import plain
 from runtime.run.saver import Cut, Saver
@@ -68,7 +70,23 @@ class Training:
             self._go_on(start)
             self.engine.go_on(dense)
             load_generators(dense)
+        self.comeback: Comeback | None = None
         self._began_s = time.perf_counter()
+
+    def let_servers_come_back(self, run: Path | None, on_warning: Callable[[str], None]) -> None:
+        """Where rows may be late, a server that dies is started again with its last checkpoint;
+        what was applied after that is lost, and counted."""
+        if not self.parts.config.sync.mode.reads_late_rows:
+            return
+        self.comeback = Comeback(self.parts.store, self._rules, run)
+        feed = self.parts.feed
+        self.comeback.note_cut(self.parts.meter.samples, feed.first_steps(feed.next_number))
+        self.comeback.allow(on_warning)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the order of every server is known: none has died and come back."""
+        return self.comeback is None or not self.comeback.told
 
     @property
     def _leads(self) -> bool:
@@ -115,6 +133,9 @@ class Training:
             self.train_leg()
             drained_s = time.perf_counter()
             at_end = feed.is_at_the_end()
+            if self.comeback is not None:
+                steps = feed.first_steps(feed.next_number)
+                self.comeback.note_cut(self.parts.meter.samples, steps)
             if place is not None and (why := place.ended_by(ending.why)):
                 ending.ask(why)
             if saver and self.parts.meter.samples and (ending or config.checkpoint.at_end):
@@ -129,7 +150,12 @@ class Training:
         return self.history.wall_s + time.perf_counter() - self._began_s
 
     def staleness(self, trace: Trace) -> StalenessSummary:
-        """Of the whole run; ``trace`` is its order, where it was kept."""
+        """Of the whole run; ``trace`` is its order, where it was kept.
+
+        Not a number where a server has died, and what it had recorded with it.
+        """
+        if not self.is_whole:
+            return StalenessSummary(math.nan, 0, 0, None)
         return summary_of(trace) if self.parts.recorder.keeps else self._counter.summary()
 
     def take(self, extends: Path | None, track_changes: bool) -> Cut:
@@ -159,7 +185,7 @@ class Training:
             files={},
         )
         trace = None
-        if recorder.keeps:
+        if recorder.keeps and self.is_whole:
             own, of_servers = recorder.so_far(), parts.store.recorded()
             facts = {**self.facts, "updates": meter.updates}
 
