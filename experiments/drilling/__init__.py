@@ -1,0 +1,1 @@
+"""Faults for real: processes that are killed, and what is left of their run."""

@@ -1,0 +1,166 @@
+"""One trial: a run is started, one of its processes is killed, and somebody tries to go on."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.drilling.roles import alive, processes_of
+from runtime.checkpoint.state import NAME as CHECKPOINT_IS_WHOLE
+from runtime.checkpoint.whole import CHECKPOINTS
+
+LOOK_EVERY_S = 0.01
+MOST_RESUMES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Whom to kill, and when."""
+
+    number: int
+    mode: str
+    role: str
+    engine: str
+    """Where the ranks live: ``threads`` of one process, or ``processes``."""
+    world: str
+    """``counting``, or ``clicks`` to learn from."""
+    after_s: float
+    """Seconds after training has begun; inside a checkpoint: after the first that begins then."""
+    in_checkpoint: bool
+    sign: int = signal.SIGKILL
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What became of a trial."""
+
+    killed: bool
+    """False when the run was over before."""
+    in_checkpoint: bool
+    """Whether a checkpoint was being written at that instant."""
+    hung: bool
+    """Whether the run, or one that went on with it, did not end in time."""
+    left_behind: int
+    """Processes that outlived the run."""
+    resumes: int
+    """Times that the run had to be started again."""
+    extra_s: float
+    """Wall seconds from the kill to the end, less those of the undisturbed rest."""
+    said: str
+    """The last line of the first run's standard error."""
+
+
+def run_undisturbed(start: list[str], run_folder: Path, patience_s: float) -> None:
+    """Run to the end; its output is kept beside the folder."""
+    log = run_folder.with_suffix(".log")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as output:
+        process = _launch(start, output)
+        try:
+            process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            _end(process)
+
+
+def run_trial(
+    trial: Trial,
+    start: list[str],
+    resume: list[str],
+    run_folder: Path,
+    log: Path,
+    *,
+    undisturbed_s: float,
+    patience_s: float,
+) -> Ending:
+    """Start, kill, and resume until the run is finished; ``patience_s`` for each start.
+
+    ``undisturbed_s``: seconds of training of the same run when nobody is killed.
+    """
+    with log.open("wb") as output:
+        process = _launch(start, output)
+        family: set[int] = set()
+        killed, inside, killed_at_s = False, False, 0.0
+        began_s = None
+        ends_s = time.monotonic() + patience_s
+        while process.poll() is None and time.monotonic() < ends_s:
+            time.sleep(LOOK_EVERY_S)
+            if killed:
+                continue
+            if began_s is None:
+                began_s = time.monotonic() if _training(run_folder) else None
+                continue
+            if time.monotonic() < began_s + trial.after_s:
+                continue
+            inside = _checkpoint_is_open(run_folder)
+            if trial.in_checkpoint and not inside:
+                continue
+            roles = processes_of(process.pid)
+            family |= {pid for pids in roles.values() for pid in pids}
+            if not roles.get(trial.role):
+                continue
+            victim = random.Random(trial.number).choice(roles[trial.role])
+            os.kill(victim, trial.sign)
+            killed, killed_at_s = True, time.monotonic()
+            ends_s = killed_at_s + patience_s
+        hung = process.poll() is None
+        if hung:
+            _end(process)
+        said = _last_line(log)
+        resumes = 0
+        while not hung and not (run_folder / "summary.json").exists() and resumes < MOST_RESUMES:
+            resumes += 1
+            process = _launch(resume, output)
+            try:
+                process.wait(patience_s)
+            except subprocess.TimeoutExpired:
+                hung = True
+                _end(process)
+    ended_s = time.monotonic()
+    rest_s = max(0.0, undisturbed_s - (killed_at_s - (began_s or killed_at_s)))
+    extra_s = ended_s - killed_at_s - rest_s if killed else 0.0
+    left = _outlived(family)
+    return Ending(killed, inside, hung, left, resumes, extra_s, said)
+
+
+def _launch(command: list[str], output: object) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, *command], stdin=subprocess.DEVNULL, stdout=output, stderr=output,  # type: ignore[call-overload]
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _outlived(family: set[int]) -> int:
+    """Processes of a run that are there a little after it: they have a moment to go."""
+    ends_s = time.monotonic() + 3.0
+    while any(map(alive, family)) and time.monotonic() < ends_s:
+        time.sleep(0.05)
+    return sum(map(alive, family))
+
+
+def _training(run_folder: Path) -> bool:
+    """Whether the first checkpoint has begun: batches are trained since a while."""
+    return (run_folder / CHECKPOINTS).is_dir()
+
+
+def _checkpoint_is_open(run_folder: Path) -> bool:
+    try:
+        folders = [p for p in (run_folder / CHECKPOINTS).iterdir() if p.is_dir()]
+    except OSError:
+        return False
+    return any(not (folder / CHECKPOINT_IS_WHOLE).exists() for folder in folders)
+
+
+def _last_line(log: Path) -> str:
+    lines = [line for line in log.read_text(errors="replace").replace("\r", "\n").splitlines()]
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

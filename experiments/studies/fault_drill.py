@@ -1,0 +1,282 @@
+"""Processes of a run are killed at random: does it go on, and is every push accounted for?"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from experiments.checks import COUNT, between, each_known, not_empty
+from experiments.drilling.accounts import Account, settle
+from experiments.drilling.counting import IDS, RATE, write_world
+from experiments.drilling.trial import Ending, Trial, run_trial, run_undisturbed
+from experiments.tables import aligned, write_csv
+from persia_sim.words.vocabulary import Mode
+from runtime.run.folder import read_summary
+
+ROLES = {
+    "server": "an embedding server",
+    "rank": "a rank (torchrun starts all of them again)",
+    "launcher": "the process that was started first",
+    "dense server": "of the asynchronous modes",
+    "loader": "reads ahead for the ranks",
+}
+MODES = tuple(map(str, Mode))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Kill processes of small runs at random instants and count what every row went through.
+
+    In the world of the drill a row's value is the number of pushes that it has had, so an update
+    that is lost without a word, or applied twice, shows.
+    """
+
+    kills: int = 100
+    """Trials; each kills one process with SIGKILL."""
+    in_checkpoint: int = 20
+    """So many of them while a checkpoint is being written."""
+    learning: int = 20
+    """So many of them in runs that learn planted clicks, to compare their AUC; the others count."""
+    modes: tuple[str, ...] = MODES
+    """Modes to draw from."""
+    roles: tuple[str, ...] = ("server", "rank", "launcher", "dense server", "loader")
+    """Whom to kill; a role that a mode does not have is not drawn for it."""
+    steps: int = 400
+    """Dense updates of a run."""
+    ranks: int = 2
+    """NN workers."""
+    servers: int = 2
+    """Embedding servers."""
+    latency_s: float = 0.004
+    """Of each message, so that a run lasts long enough to be killed."""
+    patience_s: float = 120.0
+    """A run that takes longer after a kill hangs."""
+    seed: int = 0
+    """Of the draw of modes, roles and instants."""
+    out: Path = Path("runs/fault-drill")
+    """Folder of the runs and of the table; finished trials of the same options are kept."""
+    dry_run: bool = False
+    """Print the plan and stop."""
+
+    def __post_init__(self) -> None:
+        not_empty(modes=self.modes, roles=self.roles)
+        each_known(dict.fromkeys(MODES), modes=self.modes)
+        each_known(ROLES, roles=self.roles)
+        between(*COUNT, kills=self.kills, steps=self.steps)
+        between(0, self.kills, in_checkpoint=self.in_checkpoint)
+        between(1, 8, ranks=self.ranks, servers=self.servers)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A trial as the CSV has it."""
+
+    number: int
+    mode: str
+    role: str
+    world: str
+    ending: Ending
+    account: Account | None
+    """None of a world that does not count, and where the run was never finished."""
+    auc_gap: float | None
+    """AUC less that of the undisturbed run, where the world is one of clicks."""
+    broken: str
+    """What law is broken; empty when none is."""
+
+
+def run(options: Options) -> None:
+    """Undisturbed runs first, then the trials; prints the table of what came out."""
+    from tqdm import tqdm
+
+    print(describe(options))
+    if options.dry_run:
+        return
+    schema = write_world(options.out / "world", options.steps * options.ranks)
+    kinds = sorted({(t.mode, t.engine, t.world) for t in plan(options, None)})
+    calm: dict[tuple[str, str, str], tuple[float, float]] = {}
+    with tqdm(total=len(kinds) + options.kills, desc="runs", disable=None) as bar:
+        for kind in kinds:
+            calm[kind] = _undisturbed(options, kind, schema)
+            bar.update()
+        lines = []
+        for trial in plan(options, {kind: seconds for kind, (seconds, _) in calm.items()}):
+            auc = calm[trial.mode, trial.engine, trial.world][1]
+            seconds = calm[trial.mode, trial.engine, trial.world][0]
+            lines.append(_one(options, trial, schema, seconds, auc))
+            write_csv(options.out / "fault_drill.csv", [_record(line) for line in lines])
+            bar.update()
+    print(table(lines))
+    print(verdict(lines))
+    print(options.out / "fault_drill.csv")
+
+
+def describe(options: Options) -> str:
+    """What will be done, in a sentence."""
+    return (
+        f"{options.kills} runs of {options.steps} steps, {options.ranks} ranks and"
+        f" {options.servers} servers; in each a process is killed, in {options.in_checkpoint} of"
+        f" them inside a checkpoint; results in {options.out}"
+    )
+
+
+def plan(options: Options, seconds: dict[tuple[str, str, str], float] | None) -> list[Trial]:
+    """The trials, drawn with the options' seed.
+
+    ``seconds``: of an undisturbed run of each mode, engine and world; None before they are known.
+    """
+    draw = random.Random(options.seed)
+    pairs = [(m, r) for m in options.modes for r in options.roles if takes_part(m, r)]
+    trials = []
+    for number in range(options.kills):
+        mode, role = pairs[number % len(pairs)] if number < len(pairs) else draw.choice(pairs)
+        inside = number < options.in_checkpoint
+        world = "clicks" if options.kills - number <= options.learning else "counting"
+        part = draw.uniform(0.0, 0.5 if inside else 0.9)
+        engine = engine_of(role)
+        after_s = part * seconds[mode, engine, world] if seconds else part
+        trials.append(Trial(number, mode, role, engine, world, after_s, inside))
+    return trials
+
+
+def takes_part(mode: str, role: str) -> bool:
+    """Whether runs of a mode have the role."""
+    return role != "dense server" or not Mode(mode).has_barrier
+
+
+def engine_of(role: str) -> str:
+    """Ranks are ``processes`` where one of theirs is killed, else ``threads`` of one."""
+    return "processes" if role in ("rank", "dense server") else "threads"
+
+
+def command(options: Options, trial: Trial, schema: Path, folder: Path) -> list[str]:
+    """The words behind ``python`` that start a trial's run."""
+    ranks = options.ranks
+    words = ["train", "--out", str(folder), "--mode", trial.mode, "--executor", "concurrent"]
+    words += ["--servers", str(options.servers), "--latency-s", str(options.latency_s)]
+    words += ["--checkpoint-every", str(max(1, options.steps // 8)), "--keep", "2"]
+    words += ["--batch", str(IDS * ranks), "--steps", str(options.steps)]
+    if trial.role == "loader":
+        words += ["--loaders", "1"]
+    if Mode(trial.mode).may_merge:
+        words += ["--no-merge-pushes"]
+    if trial.world == "counting":
+        words += ["--data.name", str(schema), "--rows.dim", "4", "--rows.initial-scale", "0"]
+        words += ["--model.name", "experiments.drilling.counting:Counting"]
+        words += ["--rows.optimizer.kind", "sgd", "--rows.optimizer.lr", str(RATE)]
+    else:
+        words += ["--data.name", "synthetic", "--model.hidden", "32"]
+    return [
+        *_launcher(trial, ranks),
+        *words,
+        *([] if trial.engine == "processes" else ["--ranks", str(ranks)]),
+    ]
+
+
+def _launcher(trial: Trial, ranks: int) -> list[str]:
+    if trial.engine == "threads":
+        return ["-m", "runtime"]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return [*torchrun, "--max-restarts", "3", "-m", "runtime"]
+
+
+def _undisturbed(options: Options, kind: tuple[str, str, str], schema: Path) -> tuple[float, float]:
+    """Seconds of training, and the AUC."""
+    mode, engine, world = kind
+    role = "rank" if engine == "processes" else "server"
+    folder = options.out / "undisturbed" / "-".join(kind)
+    trial = Trial(-1, mode, role, engine, world, 0.0, False)
+    if read_summary(folder) is None:
+        shutil.rmtree(folder, ignore_errors=True)
+        run_undisturbed(command(options, trial, schema, folder), folder, options.patience_s)
+    summary = read_summary(folder)
+    if summary is None:
+        raise ValueError(f"the undisturbed run in {folder} did not finish; see the .log beside it")
+    return summary["wall_s"], next(iter(summary["tasks"].values()))["auc"]
+
+
+def _one(options: Options, trial: Trial, schema: Path, seconds: float, auc: float) -> Line:
+    folder = options.out / f"trial-{trial.number:03d}"
+    shutil.rmtree(folder, ignore_errors=True)
+    ending = run_trial(
+        trial,
+        command(options, trial, schema, folder),
+        [*_launcher(trial, options.ranks), "train", "--resume", str(folder)],
+        folder,
+        folder.with_suffix(".log"),
+        undisturbed_s=seconds,
+        patience_s=options.patience_s,
+    )
+    account, gap, broken = None, None, ""
+    summary = read_summary(folder)
+    if summary is None:
+        broken = "hangs" if ending.hung else f"not finished: {ending.said}"
+    elif trial.world == "counting":
+        try:
+            account = settle(folder, mode=trial.mode, ranks=options.ranks, servers=options.servers)
+        except ValueError as error:
+            broken = str(error)
+        else:
+            broken = f"{account.silent} silent losses" if account.silent else ""
+    else:
+        gap = next(iter(summary["tasks"].values()))["auc"] - auc
+    if ending.left_behind and not broken:
+        broken = f"{ending.left_behind} processes left behind"
+    if not broken:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.with_suffix(".log").unlink(missing_ok=True)
+    return Line(trial.number, trial.mode, trial.role, trial.world, ending, account, gap, broken)
+
+
+def _record(line: Line) -> dict[str, object]:
+    account = asdict(line.account) if line.account else {}
+    return {
+        "number": line.number, "mode": line.mode, "role": line.role, "world": line.world,
+        **asdict(line.ending), **account, "auc_gap": line.auc_gap, "broken": line.broken,
+    }  # fmt: skip
+
+
+def table(lines: Sequence[Line]) -> str:
+    """A row for each role and mode: what was killed, what came of it."""
+    header = ["role", "mode", "killed", "in a checkpoint", "by itself", "resumed", "hung",
+              "lost (counted)", "silent", "seconds more", "AUC gap [1e-3]"]  # fmt: skip
+    cells = []
+    for role in ROLES:
+        for mode in MODES:
+            own = [x for x in lines if (x.role, x.mode) == (role, mode) and x.ending.killed]
+            if own:
+                cells.append([role, mode, *_cells(own)])
+    return aligned(header, cells)
+
+
+def _cells(lines: Sequence[Line]) -> list[str]:
+    accounts = [x.account for x in lines if x.account]
+    gaps = [1e3 * x.auc_gap for x in lines if x.auc_gap is not None]
+    extra = sorted(x.ending.extra_s for x in lines)
+    return [
+        str(len(lines)),
+        str(sum(x.ending.in_checkpoint for x in lines)),
+        str(sum(not x.ending.resumes and not x.broken for x in lines)),
+        str(sum(x.ending.resumes > 0 and not x.broken for x in lines)),
+        str(sum(x.ending.hung for x in lines)),
+        str(sum(a.lost for a in accounts)),
+        str(sum(a.silent for a in accounts)),
+        f"{extra[len(extra) // 2]:.1f}",
+        " ".join(f"{gap:+.1f}" for gap in gaps) or "-",
+    ]
+
+
+def verdict(lines: Sequence[Line]) -> str:
+    """The goals: no run hangs, nothing is lost silently."""
+    killed = [x for x in lines if x.ending.killed]
+    broken = [f"  trial {x.number} ({x.role}, {x.mode}): {x.broken}" for x in killed if x.broken]
+    silent = sum(x.account.silent for x in killed if x.account)
+    inside = sum(x.ending.in_checkpoint for x in killed)
+    head = (
+        f"{len(killed)} of {len(lines)} runs were killed before they ended, {inside} inside a"
+        f" checkpoint: {sum(x.ending.hung for x in killed)} hang, {silent} silent losses,"
+        f" {len(broken)} trials break a law"
+    )
+    return "\n".join([head, *broken])
