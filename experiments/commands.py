@@ -30,6 +30,7 @@ STUDIES = {
     "fit": Study("the constants of GPU-sharded training, fitted; errors held out", "3"),
     "cluster-sweep": Study("simulated clusters: grid or Latin hypercube, Pareto front", "any"),
     "checkpoint-interval": Study("crashes in simulated runs against Young's and Daly's forms", "2"),
+    "fault-drill": Study("processes killed at random: what goes on, what is lost", "30"),
     "simulator-speed": Study("events and CPU time against the size of the cluster", "1"),
 }
 """Name -> study; its module in experiments/studies, its CSV and its figure have the same stem."""
@@ -39,6 +40,7 @@ BENCHES = {
     "bench-latency": Study("injected latency in every mode against the law of its window", "4"),
     "bench-transport": Study("rows in server processes against rows in the ranks' process", "4"),
     "bench-embedding": Study("the store's kernels against numpy, torch and a dict", "5"),
+    "scaling": Study("threads against processes, ranks and servers, with latency", "30"),
     "bench-sweep": Study("core-seconds of a sweep's point against plain torch", "15"),
     "bench-snapshot": Study("the pause of a snapshot of the rows, and steps around it", "1"),
     "bench-peers": Study("whole steps against FBGEMM, TorchRec and torch", "40"),

@@ -8,7 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from experiments.drilling.counting import samples_applied
+from persia_sim.words.records import parse
 from persia_sim.words.vocabulary import Mode
+from runtime.checkpoint.rows import load
+from runtime.checkpoint.whole import Checkpoint, newest
+from runtime.data.batch import Field, Layout
+from runtime.embedding.config import TableConfig
 from runtime.embedding.reference.plan import shard_of
 from runtime.run.folder import read_summary
 
@@ -25,19 +30,27 @@ class Account:
     """Sum over the servers of what is neither applied nor counted, or applied twice."""
 
 
+def rows_of(checkpoint: Checkpoint) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and values of the only table of a checkpoint."""
+    from runtime.embedding.native.store import NativeStore  # late: loads the compiled kernels
+
+    (table,) = (parse(TableConfig, t, "table") for t in checkpoint.state.tables.values())
+    layout = Layout(fields=(Field(name="user", table=table.name),))
+    store = NativeStore(layout, [table], seed=checkpoint.state.config["seed"])
+    load(store, checkpoint.rows)
+    ids, values, _ = store.export()[table.name]
+    return ids, values
+
+
 def settle(run_folder: Path, *, mode: str, ranks: int, servers: int) -> Account:
     """The account of a finished run of the counting world.
 
-    Raises ValueError where a push was applied in part, or at one row of a server and not at another.
+    Raises ValueError where a push was applied in part, or at one row of a server and not at others.
     """
-    from runtime.inference import rows_of
-
-    from runtime.checkpoint.whole import newest  # late: loads the compiled kernels
-
     summary = read_summary(run_folder)
     if summary is None:
         raise ValueError(f"{run_folder} holds no finished run")
-    ids, values = rows_of(newest(run_folder))["rows"]
+    ids, values = rows_of(newest(run_folder))
     samples = samples_applied(values)
     barrier = Mode(mode).has_barrier
     sent = summary["updates"] * (ranks if barrier else 1)

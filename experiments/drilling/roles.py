@@ -8,7 +8,6 @@ from pathlib import Path
 
 ROLES = {
     "server": "runtime.engines.processes.server_process",
-    "dense server": "runtime.engines.processes.dense_process",
     "loader": "runtime.engines.processes.loader_process",
 }
 """Role -> the module that its process runs; the rest are the launcher and its ranks."""

@@ -20,7 +20,6 @@ ROLES = {
     "server": "an embedding server",
     "rank": "a rank (torchrun starts all of them again)",
     "launcher": "the process that was started first",
-    "dense server": "of the asynchronous modes",
     "loader": "reads ahead for the ranks",
 }
 MODES = tuple(map(str, Mode))
@@ -42,8 +41,8 @@ class Options:
     """So many of them in runs that learn planted clicks, to compare their AUC; the others count."""
     modes: tuple[str, ...] = MODES
     """Modes to draw from."""
-    roles: tuple[str, ...] = ("server", "rank", "launcher", "dense server", "loader")
-    """Whom to kill; a role that a mode does not have is not drawn for it."""
+    roles: tuple[str, ...] = ("server", "rank", "launcher", "loader")
+    """Whom to kill."""
     steps: int = 400
     """Dense updates of a run."""
     ranks: int = 2
@@ -128,7 +127,7 @@ def plan(options: Options, seconds: dict[tuple[str, str, str], float] | None) ->
     ``seconds``: of an undisturbed run of each mode, engine and world; None before they are known.
     """
     draw = random.Random(options.seed)
-    pairs = [(m, r) for m in options.modes for r in options.roles if takes_part(m, r)]
+    pairs = [(m, r) for m in options.modes for r in options.roles]
     trials = []
     for number in range(options.kills):
         mode, role = pairs[number % len(pairs)] if number < len(pairs) else draw.choice(pairs)
@@ -141,14 +140,9 @@ def plan(options: Options, seconds: dict[tuple[str, str, str], float] | None) ->
     return trials
 
 
-def takes_part(mode: str, role: str) -> bool:
-    """Whether runs of a mode have the role."""
-    return role != "dense server" or not Mode(mode).has_barrier
-
-
 def engine_of(role: str) -> str:
     """Ranks are ``processes`` where one of theirs is killed, else ``threads`` of one."""
-    return "processes" if role in ("rank", "dense server") else "threads"
+    return "processes" if role == "rank" else "threads"
 
 
 def command(options: Options, trial: Trial, schema: Path, folder: Path) -> list[str]:

@@ -1,0 +1,134 @@
+"""The drill's own instruments: a row that counts, an account that shows a loss, roles, a plan."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from experiments.drilling.accounts import settle
+from experiments.drilling.counting import IDS, RATE, samples_applied, write_world
+from experiments.drilling.roles import alive, processes_of
+from experiments.drilling.trial import Ending
+from experiments.studies.fault_drill import Line, Options, command, plan, table, verdict
+from runtime.config import (
+    CheckpointConfig,
+    DataConfig,
+    EngineConfig,
+    ModelConfig,
+    SyncConfig,
+    TrainConfig,
+)
+from runtime.embedding.config import RowOptimizer, TableConfig
+from runtime.run.record import run_into
+
+STEPS = 12
+
+
+@pytest.fixture(scope="module", params=[("hybrid", 2), ("async", 2)], ids=str)
+def counted(request, tmp_path_factory):
+    """A finished run of the counting world, and its account's arguments."""
+    mode, ranks = request.param
+    folder = tmp_path_factory.mktemp("counted")
+    schema = write_world(folder / "world", STEPS * ranks)
+    merges = {"merge_pushes": False} if mode == "hybrid" else {}
+    config = TrainConfig(
+        sync=SyncConfig(mode=mode, ranks=ranks, tau=3, **merges),
+        engine=EngineConfig(shards=2),
+        checkpoint=CheckpointConfig(checkpoint_every=5),
+        data=DataConfig(name=str(schema)),
+        model=ModelConfig(name="experiments.drilling.counting:Counting"),
+        rows=TableConfig(dim=3, initial_scale=0.0, optimizer=RowOptimizer(kind="sgd", lr=RATE)),
+        batch=IDS * ranks,
+    )
+    run_into(folder / "run", config)
+    return folder / "run", {"mode": mode, "ranks": ranks, "servers": 2}
+
+
+def test_every_push_of_an_undisturbed_run_is_applied(counted):
+    run, world = counted
+    account = settle(run, **world)
+    pushes = 2 * STEPS * (world["ranks"] if world["mode"] == "hybrid" else 1)
+    assert (account.sent, account.applied, account.lost, account.silent) == (pushes, pushes, 0, 0)
+
+
+def test_a_loss_that_nobody_counted_and_a_count_without_a_loss_are_silent(counted):
+    run, world = counted
+    file = run / "summary.json"
+    summary = json.loads(file.read_text())
+    for change, silent in (({"updates": STEPS + 1}, None), ({"pushes_lost_at": [0, 3]}, 3)):
+        file.write_text(json.dumps(summary | change))
+        found = settle(run, **world).silent
+        assert found == (2 * (world["ranks"] if world["mode"] == "hybrid" else 1)
+                         if silent is None else silent)  # fmt: skip
+    file.write_text(json.dumps(summary))
+
+
+def test_a_push_that_was_applied_in_part_is_refused():
+    assert samples_applied(np.array([[-3 * RATE, -3 * RATE], [0.0, 0.0]])).tolist() == [3, 0]
+    for value in ([-3 * RATE, -2 * RATE], [-2.5 * RATE, -2.5 * RATE]):
+        with pytest.raises(ValueError, match="in part"):
+            samples_applied(np.array([[0.0, 0.0], value]))
+
+
+def test_roles_are_read_from_what_processes_run():
+    module = "runtime.engines.processes.loader_process"
+    script = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c',"
+    script += f" 'import time; time.sleep(60)', {module!r}]).pid, flush=True); input()"
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert launcher.stdout is not None
+    child = int(launcher.stdout.readline())
+    try:
+        roles = processes_of(launcher.pid)
+        assert roles == {"launcher": [launcher.pid], "loader": [child]}
+        assert alive(child)
+    finally:
+        os.kill(child, 9)
+        launcher.communicate("\n")
+    assert not alive(launcher.pid)
+
+
+def test_the_plan_covers_every_mode_and_role_and_is_the_same_again(tmp_path):
+    options = Options(kills=40, in_checkpoint=7, learning=5, out=tmp_path)
+    trials = plan(options, None)
+    assert trials == plan(options, None)
+    assert {(t.mode, t.role) for t in trials} == {
+        (m, r) for m in options.modes for r in options.roles
+    }
+    assert [t.in_checkpoint for t in trials] == [True] * 7 + [False] * 33
+    assert [t.world for t in trials] == ["counting"] * 35 + ["clicks"] * 5
+    words = command(options, trials[0], tmp_path / "s.toml", tmp_path / "run")
+    assert {"--servers", "--checkpoint-every"} <= set(words)
+
+
+def test_a_hang_and_a_silent_loss_are_told_and_not_averaged_away():
+    ended = Ending(True, False, False, 0, 0, 1.0, "")
+    hung = Ending(True, True, True, 0, 1, 120.0, "")
+    lines = [
+        Line(0, "sync", "server", "counting", ended, None, None, ""),
+        Line(1, "sync", "server", "counting", hung, None, None, "hangs"),
+    ]
+    told = verdict(lines)
+    assert "1 hang" in told
+    assert "trial 1 (server, sync): hangs" in told
+    assert table(lines).splitlines()[-1].split()[:7] == ["server", "sync", "2", "1", "1", "0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"modes": ("hybird",)}, "modes must be one of"),
+        ({"roles": ("boss",)}, "roles must be one of"),
+        ({"kills": 3, "in_checkpoint": 4}, "in_checkpoint must be <= 3"),
+        ({"servers": 0}, "servers must be >= 1"),
+    ],
+)
+def test_bad_options_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        Options(**wrong)
