@@ -267,7 +267,7 @@ def work(
                     on_start=bar.write,
                     resume=resume,
                     ending=ending,
-                    typed=arguments,
+                    typed=() if rollbacks else arguments,
                     rank=rank,
                 )
                 break
@@ -324,7 +324,7 @@ def describe(summary: dict) -> str:  # type: ignore[type-arg]
     stale = summary["staleness"]
     late = f"{stale.mean_steps:.2f} steps on average, {stale.max_steps} at most"
     if math.isnan(stale.mean_steps):
-        late = "not known, a server took its records with it"
+        late = "not known: the order of the servers' reads and writes is not here"
     lines.append(f"  staleness    {late}; {summary['rows']:,} rows")
     if summary["checkpoints_written"]:
         pause_s = summary["longest_pause_s"]

@@ -148,7 +148,7 @@ def command(options: Options, case: Case, folder: Path) -> list[str]:
     words += ["--executor", "concurrent", "--data.name", options.data]
     words += ["--batch", str(options.batch), "--steps", str(options.steps)]
     words += ["--rows.dim", str(options.dim), "--model.hidden", *map(str, options.hidden)]
-    words += ["--latency-s", str(case.latency_s), "--test-rows", "512", "--no-trace-order"]
+    words += ["--latency-s", str(case.latency_s), "--test-rows", "512"]
     if case.engine == "threads":
         words += ["--shards", str(case.servers)]
     else:

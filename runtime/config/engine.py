@@ -52,7 +52,7 @@ class EngineConfig:
     60."""
     trace_order: bool = True
     """Keep the order of events, 20 bytes each, for trace.npz and a replay; else staleness alone is
-    counted, in memory that does not grow with the run."""
+    counted, in memory that does not grow with the run (with ``servers`` not even that)."""
     fuse_ranks: bool = True
     """Of lag: compute the ranks of a step as one batch where they read the same rows and nothing
     but the order of float sums changes; order and trace stay those of the ranks. Else, and in
@@ -88,9 +88,4 @@ class EngineConfig:
         if self.kernels != "native":
             raise ValueError(
                 f"kernels {self.kernels} run in this process only; use --servers 0 or native"
-            )
-        if not self.trace_order:
-            raise ValueError(
-                f"servers {self.servers} write the order of their rows down themselves; keep"
-                " trace_order, or use --servers 0"
             )

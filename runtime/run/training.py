@@ -152,9 +152,11 @@ class Training:
     def staleness(self, trace: Trace) -> StalenessSummary:
         """Of the whole run; ``trace`` is its order, where it was kept.
 
-        Not a number where a server has died, and what it had recorded with it.
+        Not a number where nobody knows it: servers that are processes count none themselves, and
+        one that has died has taken what it had recorded with it.
         """
-        if not self.is_whole:
+        unrecorded = self.parts.config.engine.servers and not self.parts.recorder.keeps
+        if unrecorded or not self.is_whole:
             return StalenessSummary(math.nan, 0, 0, None)
         return summary_of(trace) if self.parts.recorder.keeps else self._counter.summary()
 
@@ -162,7 +164,7 @@ class Training:
         """The whole run as it is between two legs."""
         parts, told = self.parts, self.history
         told.checkpoints_written += 1
-        recorder, meter = parts.recorder, parts.meter
+        recorder, meter, servers = parts.recorder, parts.meter, parts.config.engine.servers
         store = cast(SavableStore, parts.store)
         rows = take(store, extends=extends, track_changes=track_changes)
         state = RunState(
@@ -180,7 +182,7 @@ class Training:
                 "rows": parts.worker.noticed(),
             },
             meter=plain(meter.state()),
-            staleness=None if recorder.keeps else self._counter.totals(),
+            staleness=None if recorder.keeps or servers else self._counter.totals(),
             told=plain(asdict(told)) | {"wall_s": self.wall_s()},
             files={},
         )

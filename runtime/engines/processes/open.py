@@ -54,7 +54,7 @@ def launch(config: TrainConfig, tables: list[TableConfig]) -> ServerProcesses:
                 tables=tuple(tables),
                 rules=server_rules(config, tables),
                 threads=config.engine.threads if alone else 1,
-                records=config.sync.lookahead != "forwarded",
+                records=config.engine.trace_order and config.sync.lookahead != "forwarded",
             )
             for shard in range(count)
         ]
