@@ -185,6 +185,10 @@ def test_every_command_line_is_one_that_the_parser_takes(command, monkeypatch, t
     monkeypatch.setattr(sys, "argv", list(command))
     if "--config" in words:
         Path(words[words.index("--config") + 1]).write_text("batch = 64\n")
+    if "--resume" in words:
+        run = Path(words[words.index("--resume") + 1])
+        run.mkdir(parents=True)
+        (run / "config.json").write_text('{"steps": 9}')
     if "--rows" in words:
         shutil.copytree(ROOT / "tests/experiments/examples", tmp_path, dirs_exist_ok=True)
     if words[:1] == ["data"]:

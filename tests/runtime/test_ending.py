@@ -28,6 +28,14 @@ MODES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c_is_heard():
+    """Where a shell runs the tests in the background they would ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def after(samples, act):
     """Acts once, when so many samples are trained; for ``on_samples``."""
     seen = [0, False]
