@@ -78,7 +78,11 @@ class Costs:
     gpu_fixed_s: float
     """Kernel launches and synchronisation of a step, >= 0."""
     gpu_efficiency: tuple[tuple[int, float], ...]
-    """(batch_per_rank, share of the peak rate), the first increasing; linear in its log between."""
+    """(batch_per_rank, share of the peak rate), the first increasing; linear in its log between.
+    Above the last it stays, below the first it falls with `gpu_half_batch`; both are flagged."""
+    gpu_half_batch: float = 0.0
+    """Samples of a rank at which the GPU reaches half of the rate that it reaches at many, >= 0:
+    a step of b takes as long as b + this many samples do at many. Used below the first point."""
     dense_sync: DenseSync
     """All-reduce of the dense gradient."""
     dense_server_bytes_per_s: float = np.inf
@@ -91,6 +95,8 @@ class Costs:
             value = getattr(self.worker_rpc, part)
             remedy = "put it into worker_forward or worker_scatter"
             require(value == 0, f"worker_rpc.{part}", value, "a call has a fixed part only", remedy)
+        half = self.gpu_half_batch
+        require(half >= 0, "gpu_half_batch", half, "must be >= 0")
         require(self.gpu_fixed_s >= 0, "gpu_fixed_s", self.gpu_fixed_s, "must be >= 0")
         sizes = [size for size, _ in self.gpu_efficiency]
         require(
@@ -117,5 +123,9 @@ class Costs:
     def efficiency(self, batch_per_rank: int) -> float:
         """Share of the GPU's peak rate that a step of so many samples of a rank reaches."""
         points = self.gpu_efficiency
+        least, share = points[0]
+        if batch_per_rank < least:
+            half = self.gpu_half_batch
+            return share * (batch_per_rank / least) * (least + half) / (batch_per_rank + half)
         logs = [log(size) for size, _ in points]
         return float(np.interp(log(batch_per_rank), logs, [share for _, share in points]))

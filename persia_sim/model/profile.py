@@ -68,6 +68,8 @@ class Profile:
             notes.append(f"the rate of a {self.device} is not used for a {cluster.gpu.name}")
         elif self.flops_per_s:
             changes |= {"gpu_efficiency": self._shares(cluster), "gpu_fixed_s": self.gpu_fixed_s}
+            if cluster.gpu.is_host_core:
+                changes["gpu_half_batch"] = 0.0  # a core needs no batch to be busy
         source = "; ".join([costs.source, *notes])
         return cluster, replace(costs, source=source, **changes)  # type: ignore[arg-type]
 

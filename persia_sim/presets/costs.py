@@ -30,6 +30,7 @@ CATALOGUE = Costs(
     copy_out=Law(fixed_s=100e-6, per_byte_s=0.2e-9, source="assumed: one copy from pinned memory"),
     gpu_fixed_s=0.0,
     gpu_efficiency=((512, 0.384),),
+    gpu_half_batch=64.0,  # assumed: matrices of 64 rows fill a fraction of a GPU's multiprocessors
     dense_sync=DenseSync(
         intra_bytes_per_s=8.4e9,
         inter_bytes_per_s=12.5e9 * 0.97,

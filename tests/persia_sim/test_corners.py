@@ -15,6 +15,7 @@ from persia_sim.insight.measure import steady_steps, step_time, throughput
 from persia_sim.insight.report import report
 from persia_sim.insight.sweep import Point
 from persia_sim.insight.sweep import scenario_of as scenario_of_point
+from persia_sim.model.demand import demand
 from persia_sim.model.incidents import Checkpoints, Crash, SlowDown, Target
 from persia_sim.model.scenario import Averaging, DenseHome, Discipline, Noise, Scenario
 from persia_sim.model.stamps import Mark
@@ -218,6 +219,24 @@ def test_forwarded_rows_are_never_late_and_nobody_waits_for_the_servers(shards: 
     assert moved is not None and moved.exchange_bytes > 0
     with pytest.raises(ValueError, match="lookahead is forwarded: hybrid does not read it"):
         small_scenario(Mode.HYBRID, lookahead="forwarded")
+
+
+def test_a_small_batch_leaves_a_gpu_idle_and_what_nobody_measured_is_flagged() -> None:
+    """The catalogue's GPU is known at 512: a step of b below it takes (b + 64) / (512 + 64)."""
+    base = small_scenario()
+
+    def of(batch_per_rank: int) -> tuple[float, bool]:
+        work = replace(base.workload, batch_per_rank=batch_per_rank)
+        need = demand(replace(base, workload=work))
+        return need.compute_s, "gpu_efficiency" in need.extrapolated
+
+    at_512, flagged = of(512)
+    assert not flagged
+    for batch, share in ((1, 65 / 576), (64, 128 / 576), (256, 320 / 576)):
+        assert of(batch) == (pytest.approx(at_512 * share), True)
+    assert of(65_535) == (pytest.approx(at_512 * 65_535 / 512), True)
+    with pytest.raises(ValueError, match="gpu_half_batch is -1: must be >= 0"):
+        replace(base.costs, gpu_half_batch=-1)
 
 
 def test_one_step_has_no_step_time() -> None:
