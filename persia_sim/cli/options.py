@@ -78,6 +78,8 @@ class Options:
     """How servers keep rows: fp16-lean, f32-adagrad or f32-sgd."""
     evict: bool = False
     """Keep the most recently used rows when not all fit, instead of refusing."""
+    after_samples: float | None = None
+    """Samples since the servers were empty; default: full, or as full as they will be."""
     profile: Path | None = None
     """Measured costs (JSON, written by `python -m runtime profile`) instead of the catalogue's."""
     sensitivity: bool = False

@@ -23,7 +23,8 @@ def run(options: Options) -> str:
     from persia_sim.model.demand import demand
 
     scenario = scenario_of(options)
-    held = capacity(scenario.cluster, scenario.workload, pick(options.rows, FORMATS, "--rows"))
+    kept = pick(options.rows, FORMATS, "--rows")
+    held = capacity(scenario.cluster, scenario.workload, kept, options.after_samples)
     if not options.evict:
         held.refuse(scenario.cluster)
     first, last = _check_before(options)

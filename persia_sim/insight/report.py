@@ -243,7 +243,7 @@ def text(result: Report) -> str:
         lines.append(
             f"memory       {cap.bytes_per_server / 2**30:,.0f} of "
             f"{cap.limit_bytes_per_server / 2**30:,.0f} GiB a server, {cap.row_bytes:.0f} B a row; "
-            f"resident {cap.resident_rows:.3g}, evicted {cap.evicted_rows:.3g}, misses "
+            f"resident {cap.filled_rows:.3g}, evicted {cap.evicted_rows:.3g}, misses "
             f"{cap.miss_rate:.2%}; to fill >= {hours:.1f} h"
         )
     if result.usd_per_hour:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from persia_sim.model.cluster import Cluster
-from persia_sim.model.popularity import expected_distinct, lru_miss_rate
+from persia_sim.model.popularity import expected_distinct, lru_after, lru_miss_rate
 from persia_sim.model.workload import Workload
 from persia_sim.words.rules import require
 
@@ -81,7 +81,10 @@ class Capacity:
     """Needed by the nominal rows, evenly spread."""
     limit_bytes_per_server: float
     miss_rate: float
-    """Of lookups, in the steady state of an LRU store under independent Zipf requests."""
+    """Of lookups, under independent Zipf requests to LRU stores: in their steady state, or while
+    they fill."""
+    filled_rows: float
+    """Rows that are there: all that have room, or those that the samples so far have touched."""
 
     @property
     def evicted_rows(self) -> float:
@@ -107,8 +110,13 @@ class Capacity:
             )
 
 
-def capacity(cluster: Cluster, workload: Workload, rows: RowFormat) -> Capacity:
-    """Compare what the rows need with what the servers have."""
+def capacity(
+    cluster: Cluster, workload: Workload, rows: RowFormat, samples: float | None = None
+) -> Capacity:
+    """Compare what the rows need with what the servers have.
+
+    ``samples``: since the servers were empty; None is long ago (or rows were made beforehand).
+    """
     each = rows.row_bytes(workload.dim)
     servers = cluster.servers.processes
     limit = cluster.servers.ram_bytes_per_process
@@ -116,7 +124,14 @@ def capacity(cluster: Cluster, workload: Workload, rows: RowFormat) -> Capacity:
     per_field = workload.rows / workload.fields
     held = min(workload.rows, room)
     miss = lru_miss_rate(held / workload.fields, per_field, workload.zipf)
-    return Capacity(workload.rows, held, each, workload.rows * each / servers, limit, miss)
+    filled = held
+    if samples is not None:
+        require(samples >= 0, "samples", samples, "must be >= 0")
+        draws = samples * workload.ids_per_field
+        of_field, miss = lru_after(draws, held / workload.fields, per_field, workload.zipf)
+        filled = of_field * workload.fields
+    needed = workload.rows * each / servers
+    return Capacity(workload.rows, held, each, needed, limit, miss, filled)
 
 
 def fill_s(workload: Workload, samples_per_s: float, rows: float) -> float:

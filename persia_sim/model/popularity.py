@@ -131,9 +131,34 @@ def lru_miss_rate(capacity_rows: float, rows: float, exponent: float) -> float:
     if capacity_rows >= rows:
         return 0.0
     probability, number = zipf_bins(rows, exponent)
+    time = _characteristic_time(capacity_rows, rows, exponent)
+    return float((probability * np.exp(-probability * time) * number).sum())
+
+
+def lru_after(
+    draws: float, capacity_rows: float, rows: float, exponent: float
+) -> tuple[float, float]:
+    """Resident rows and miss rate of an LRU store that was empty so many requests ago.
+
+    It holds what was asked for within the shorter of that time and Che's characteristic time: until
+    it is full it only fills, afterwards it is as it will always be.
+    """
+    probability, number = zipf_bins(rows, exponent)
+    time = draws
+    if capacity_rows < rows:
+        time = min(draws, _characteristic_time(capacity_rows, rows, exponent))
+    missed = np.exp(-probability * time)
+    resident = float(((1.0 - missed) * number).sum())
+    return min(resident, capacity_rows), float((probability * missed * number).sum())
+
+
+@lru_cache(maxsize=1024)
+def _characteristic_time(capacity_rows: float, rows: float, exponent: float) -> float:
+    """Requests after which a row that nobody asked for has left an LRU store (Che's)."""
+    probability, number = zipf_bins(rows, exponent)
     low, high = 0.0, 80.0
     for _ in range(60):
         middle = (low + high) / 2
         held = float((-np.expm1(-probability * expm1(middle)) * number).sum())
         low, high = (middle, high) if held < capacity_rows else (low, middle)
-    return float((probability * np.exp(-probability * expm1(high)) * number).sum())
+    return expm1(high)

@@ -50,6 +50,8 @@ def refused(
         ("--timeline /no-such-folder/t.json", "there is no folder /no-such-folder; make it first"),
         ("--trace /", "--trace is /: it is a folder; name a file in it"),
         ("--timeline t.json --timeline-steps 5 500", "timeline steps is (5, 500): must be a range"),
+        ("--after-samples -1", "samples is -1.0: must be >= 0"),
+        ("--after-samples nan", "samples is nan: must be >= 0"),
         ("--workload criteo", "did you mean criteo-ad? choose one of taobao-ad"),
         ("--cluster this_host", "did you mean this-host?"),
         ("--rows f32", "did you mean f32-sgd?"),

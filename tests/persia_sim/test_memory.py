@@ -7,10 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from persia_sim.cli import Options, run
 from persia_sim.model.memory import FORMATS, capacity, fill_s, resident_after
-from persia_sim.model.popularity import expected_distinct, lru_miss_rate, zipf_bins
+from persia_sim.model.popularity import expected_distinct, lru_after, lru_miss_rate, zipf_bins
 from persia_sim.presets.catalogue import workloads
 from persia_sim.presets.clusters import gcp_100t
+from persia_sim.words.vocabulary import Mode
 
 SYN5 = workloads()["criteo-syn5"]
 
@@ -75,3 +77,64 @@ def test_rows_fill_with_samples_up_to_the_table() -> None:
     small = replace(SYN5, rows=26e4)
     few, many = resident_after(small, 1e3), resident_after(small, 1e9)
     assert few < many <= 26e4 and many == pytest.approx(26e4, rel=0.01)
+
+
+def test_a_store_that_fills_has_the_rows_and_misses_of_a_simulated_one() -> None:
+    probability, _ = zipf_bins(1000.0, 0.9)
+    resident: dict[int, list[int]] = {n: [] for n in (50, 200, 1000, 4000)}
+    missed: dict[int, list[bool]] = {n: [] for n in resident}
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        held: dict[int, None] = {}
+        for n, one in enumerate(rng.choice(1000, 4001, p=probability).tolist()):
+            if n in resident:
+                resident[n].append(len(held))
+            for at in missed:
+                if at <= n < at + 40:
+                    missed[at].append(one not in held)
+            held.pop(one, None)
+            held[one] = None
+            if len(held) > 200:
+                held.pop(next(iter(held)))
+    for n in resident:
+        rows, miss = lru_after(n, 200.0, 1000.0, 0.9)
+        assert rows == pytest.approx(np.mean(resident[n]), rel=0.02), n
+        error = np.sqrt(miss * (1 - miss) / len(missed[n]))
+        assert miss == pytest.approx(np.mean(missed[n]), abs=4 * error + 0.02), n
+
+
+def test_filling_begins_with_nothing_and_ends_in_the_steady_state() -> None:
+    assert lru_after(0.0, 100.0, 1e6, 1.05) == (0.0, pytest.approx(1.0))
+    rows, miss = lru_after(1e12, 100.0, 1e6, 1.05)
+    assert rows == pytest.approx(100.0)
+    assert miss == pytest.approx(lru_miss_rate(100.0, 1e6, 1.05))
+    before = 1.1
+    for draws in np.geomspace(1, 1e9, 30):
+        rows, miss = lru_after(float(draws), 1e4, 1e6, 1.05)
+        assert miss <= before and 0 < rows <= 1e4 + 1e-6
+        before = miss
+
+
+def test_servers_that_were_empty_miss_more_and_hold_less() -> None:
+    cluster, rows = gcp_100t(), FORMATS["fp16-lean"]
+    full = capacity(cluster, SYN5, rows)
+    assert full.filled_rows == full.resident_rows and full.miss_rate == 0
+    young, older = (capacity(cluster, SYN5, rows, samples) for samples in (1e6, 1e9))
+    assert young.filled_rows < older.filled_rows < full.filled_rows
+    assert young.miss_rate > older.miss_rate > 0
+    assert young.fits and young.evicted_rows == full.evicted_rows
+    expected = resident_after(SYN5, 1e9)
+    assert older.filled_rows == pytest.approx(expected, rel=1e-3)
+
+
+def test_the_command_tells_the_misses_of_servers_that_fill_and_charges_them() -> None:
+    common = {"ranks": 8, "steps": 8, "gpu_cv": 0.0, "mode": Mode.SYNC}
+    full, young = run(Options(**common)), run(Options(**common, after_samples=1e6))
+    assert "misses 0.00%" in full
+    share = capacity(gcp_100t().resized(8), SYN5, FORMATS["fp16-lean"], 1e6).miss_rate
+    assert f"misses {share:.2%}" in young
+
+    def step_ms(said: str) -> float:
+        return float(said.split("step ")[1].split(" ms")[0])
+
+    assert step_ms(young) > step_ms(full)
