@@ -148,7 +148,7 @@ class RankGroup:
         keys = [f"{name}/{rank}" for rank in range(self.ranks)]
         pause_s = 0.002
         while missing := [r for r, key in enumerate(keys) if not self._store.check([key])]:
-            self._stop.check()
+            self._go_on()
             if stop is not None:
                 stop.check()
             time.sleep(pause_s)
@@ -202,7 +202,7 @@ class RankGroup:
 
     def _look_around(self, what: str, began: float) -> None:
         """While waiting for tensors: refuse to wait for a rank that will send none."""
-        self._stop.check()
+        self._go_on()
         if time.monotonic() - began < 2 * self._beat_s:
             return
         others = [r for r in range(self.ranks) if r != self.rank]
@@ -210,6 +210,12 @@ class RankGroup:
         for rank in others:
             if self._status_of(rank).startswith(ENDED):
                 raise PeerError(self._sentence([rank], what, began, self._status_of(rank)))
+
+    def _go_on(self) -> None:
+        """Raise why the run has stopped, if it has."""
+        if self._stop and self._stop.error is not None:
+            raise self._stop.error
+        self._stop.check()
 
     def _refuse_silent(self, what: str, began: float, ranks: list[int]) -> None:
         now = time.monotonic()

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from persia_sim.words.trace import ALL, Event, Kind, Trace, TraceRecorder
+from persia_sim.words.vocabulary import Mode
 
 _READS = (Kind.LOOKUP, Kind.REFRESH)
 _WRITES = (Kind.PUSH, Kind.LOST_PUSH)
@@ -51,7 +52,27 @@ def merged_trace(own: Trace, of_servers: Sequence[np.ndarray]) -> Trace:
     """What a process has written down itself, merged with what its servers have."""
     if not of_servers:
         return own
-    return replace(own, events=merge_recordings([own.events, *of_servers], own.meta["ranks"]))
+    ranks = own.meta["ranks"]
+    if own.meta["mode"] != Mode.ASYNC_AVERAGING:
+        return replace(own, events=merge_recordings([own.events, *of_servers], ranks))
+    events = merge_recordings([*_by_rank(own.events, ranks), *of_servers], ranks)
+    pushed = events[:, 0] == Kind.DENSE_PUSH
+    events[pushed, 4] = np.arange(pushed.sum())
+    return replace(own, events=events)
+
+
+def _by_rank(events: np.ndarray, ranks: int) -> list[np.ndarray]:
+    """What each rank has done to its own replica, in its order.
+
+    Replicas meet in rounds only. How the news of different ranks came to the one who wrote them
+    down is not the order of the instants: an update may be heard of after the rank's next push.
+    What was merged before, of a run that was resumed, stays before all of it.
+    """
+    rows = np.flatnonzero(np.isin(events[:, 0], [*_READS, *_WRITES]))
+    begins = int(rows[-1]) + 1 if len(rows) else 0
+    new = events[begins:]
+    own = [new[new[:, 1] == rank] for rank in range(ranks)]
+    return [np.concatenate([events[:begins], own[0]]), *own[1:]] if begins else own
 
 
 class _Merging:
@@ -63,6 +84,7 @@ class _Merging:
         self._ranks = ranks
         self._reads_left: Counter[_Place] = Counter()
         self._untaught: Counter[_Place] = Counter()
+        self._unread: Counter[int] = Counter()  # per round of averaging: replicas not yet read
         self._shared: dict[Event, int] = {}  # instants of all ranks: recordings that have them
         for events in self._lists:
             for event in events:
@@ -71,6 +93,8 @@ class _Merging:
                         self._reads_left[place] += 1
                     elif event.kind in _TAUGHT:
                         self._untaught[place] += 1
+                if event.kind == Kind.AVERAGE_READ:
+                    self._unread[event.version] += 1
                 if event.kind == Kind.DENSE_UPDATE:
                     self._shared[event] = self._shared.get(event, 0) + 1
         for event, copies in self._shared.items():
@@ -112,12 +136,16 @@ class _Merging:
     def _may_come(self, event: Event) -> bool:
         if event.kind in _WRITES:
             return not any(self._untaught[place] for place in self._places(event))
+        if event.kind == Kind.AVERAGE_WRITE:
+            return not self._unread[event.version]
         if event.kind in _TAUGHT:
             return not any(self._reads_left[place] for place in self._places(event))
         return True
 
     def _take(self, event: Event, taken: list[Event]) -> None:
         taken.append(event)
+        if event.kind == Kind.AVERAGE_READ:
+            self._unread[event.version] -= 1
         if event.kind in _READS or event.kind in _TAUGHT:
             left = self._reads_left if event.kind in _READS else self._untaught
             for place in self._places(event):

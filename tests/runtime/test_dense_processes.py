@@ -197,8 +197,6 @@ def async_over_processes(rank: int, ranks: int, store: dist.Store, folder: Path)
         def push() -> None:
             given = None if (rank, step) == (1, 1) else gradients_for(model, rank, step)  # noqa: B023
             rule.end_step(rank, step, given, float(step), 10 + rank)  # noqa: B023
-            if rank:
-                rule.end_leg()
 
         in_turn(group, f"push {step}", push)
     if host is not None:

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from persia_sim.words.orders import constant_lag
-from persia_sim.words.trace import ALL, Event, Kind
+from persia_sim.words.trace import ALL, Event, Kind, Trace
 from persia_sim.words.vocabulary import Mode
-from runtime.order.merge import merge_recordings
+from runtime.order.merge import merge_recordings, merged_trace
 
 READS = (Kind.LOOKUP, Kind.REFRESH)
 WRITES = (Kind.PUSH, Kind.LOST_PUSH)
@@ -86,3 +86,34 @@ def test_recordings_that_contradict_each_other_are_told_by_their_heads():
     )
     with pytest.raises(ValueError, match=re.escape(wanted)):
         merge_recordings([server, dense], 1)
+
+
+def test_of_replicas_only_each_ranks_own_order_counts_and_the_rounds():
+    """Rank 1's update was heard of late; a mean is known when all replicas have been read."""
+    heard = [
+        Event(Kind.DENSE_PUSH, 0, 0, ALL, 0),
+        Event(Kind.AVERAGE_READ, 0, 0, ALL, 0),
+        Event(Kind.DENSE_PUSH, 0, 1, ALL, 1),
+        Event(Kind.DENSE_PUSH, 1, 0, ALL, 2),
+        Event(Kind.AVERAGE_READ, 1, 0, ALL, 0),
+        Event(Kind.AVERAGE_WRITE, 0, 1, ALL, 0),
+    ]
+    server = [
+        Event(Kind.LOOKUP, 0, 0, 0, 0),
+        Event(Kind.LOOKUP, 1, 0, 0, 0),
+        Event(Kind.PUSH, 1, 0, 0, 0),
+        Event(Kind.LOOKUP, 0, 1, 0, 1),
+    ]
+    facts = {"mode": "async_averaging", "ranks": 2}
+    merged = list(merged_trace(Trace.of(heard, **facts), [table(*server)]))
+    order = {event._replace(version=0): place for place, event in enumerate(merged)}
+
+    def at(event: Event) -> int:
+        return order[event._replace(version=0)]
+
+    assert len(order) == len(heard) + len(server)
+    assert at(heard[3]) < at(server[2]) < at(server[3]) < at(heard[2])
+    assert max(at(heard[1]), at(heard[4])) < at(heard[5])
+    assert [e.version for e in merged if e.kind == Kind.DENSE_PUSH] == [0, 1, 2]
+    with pytest.raises(ValueError, match="no order obeys"):  # as one recording they contradict
+        merged_trace(Trace.of(heard, **(facts | {"mode": "async"})), [table(*server)])

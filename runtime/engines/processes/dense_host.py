@@ -122,8 +122,7 @@ class WeightsHost:
             found = self._layout.gradients(bytearray(message.payload))
             gradients = found if any(g is not None for g in found) else None
             self._server.end_step(rank, step, gradients, message.loss, message.samples)
-        elif message.kind is Kind.SETTLE:
-            link.send(Message(Kind.SETTLED, rank))
+            link.send(Message(Kind.PUSHED, rank, step))
 
 
 class AveragingHost:

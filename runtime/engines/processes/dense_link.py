@@ -36,7 +36,7 @@ class Kind(IntEnum):
     PULL = 2
     """async: asks for the weights before step. To the host, which answers WEIGHTS."""
     PUSH = 3
-    """async: gradients, loss and samples of a step. To the host, which does not answer."""
+    """async: gradients, loss and samples of a step. To the host, which answers PUSHED."""
     TRAINED = 4
     """averaging: loss and samples of a step that the rank's own replica has taken. To the host."""
     SNAPSHOT = 5
@@ -52,7 +52,7 @@ class Kind(IntEnum):
     WEIGHTS = 10
     """All weights, whole."""
     SETTLE = 11
-    """Asks for an answer when all that was sent before has taken effect: SETTLED."""
+    """averaging: asks for an answer when all that was sent before has taken effect: SETTLED."""
     SETTLED = 12
     BYE = 13
     """The connection will be closed, and all is well."""
@@ -60,6 +60,8 @@ class Kind(IntEnum):
     """averaging: asks for replica and optimiser, between two legs. To a rank: STATE."""
     STATE = 15
     """Replica and optimiser, as torch writes tensors, numbers and words."""
+    PUSHED = 16
+    """async: the push has taken effect."""
 
 
 class Message(NamedTuple):

@@ -47,20 +47,19 @@ class RemoteWeights:
     def end_step(
         self, rank: int, step: int, gradients: DenseGradients | None, loss: float, samples: int
     ) -> None:
-        """Push the gradients; they are there before the next pull is answered."""
+        """Push the gradients; they have taken effect when this returns, so before the rows' do."""
         nothing: DenseGradients = [None] * len(self._parameters)
         found = nothing if gradients is None else gradients
         payload = self._layout.pack_gradients(found)
         self._link.send(Message(Kind.PUSH, rank, step, loss, samples, payload))
+        self._answer(Kind.PUSHED)
 
     def snapshot(self) -> nn.Module:
         """The weights as they were pulled last; those of the run are at rank 0."""
         return self._model
 
     def end_leg(self) -> None:
-        """Return when all that was pushed is applied."""
-        self._link.send(Message(Kind.SETTLE, self._rank))
-        self._answer(Kind.SETTLED)
+        """Nothing: a rank pulls the weights before each step."""
 
     def state(self) -> DenseState:
         """That of the run is at rank 0."""
