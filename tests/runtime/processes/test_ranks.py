@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import shutil
+import signal
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +21,17 @@ import torch.distributed as dist
 from persia_sim.words.staleness import summarize
 from persia_sim.words.trace import Kind, Trace
 from persia_sim.words.vocabulary import Mode
-from runtime.config import TrainConfig
+from runtime.config import CheckpointConfig, DataConfig, TrainConfig
 from runtime.dense.group import RankGroup
 from runtime.engines.parts import assemble_for
 from runtime.engines.processes.ranks import ProcessRank
 from runtime.engines.threads import ConcurrentRun
 from runtime.order.merge import whole_trace
+from runtime.run.ending import Interrupted
+from runtime.run.ranks import follow
+from runtime.run.record import run_into
 from tests.runtime.spawned import Processes
-from tests.runtime.worlds import ArraySource, World, config, run
+from tests.runtime.worlds import ArraySource, World, changed, config, run
 
 RANKS, SERVERS = 3, 2
 SOURCE = ArraySource(24 * 25 + 7)
@@ -157,3 +166,96 @@ def test_no_lookup_misses_more_than_tau_steps(name, found):
     order = Trace.load(found / name / "trace.npz")
     most = summarize(order).max_steps
     assert 0 < most <= SETTINGS[name]["tau"]
+
+
+STEPS, MORE_STEPS = 240, 280
+
+
+def run_of(mode: str, **engine: Any) -> TrainConfig:
+    """Some seconds of small steps, written down every 40."""
+    return replace(
+        config(mode=mode, ranks=RANKS, steps=STEPS, executor="concurrent", **engine),
+        data=DataConfig(name="synthetic", rows=24 * MORE_STEPS),
+        checkpoint=CheckpointConfig(checkpoint_every="40"),
+    )
+
+
+ATTEMPTS: dict[str, list[tuple[int, int]]] = {
+    "sync": [(RANKS, STEPS), (RANKS, STEPS)],
+    "async": [(RANKS, STEPS), (RANKS, STEPS), (RANKS - 1, MORE_STEPS)],
+}
+"""Per mode, ranks and steps; the last rank of the first attempt is told to end by a signal."""
+
+
+def interrupted_and_resumed(rank: int, ranks: int, store: dist.Store, folder: Path) -> None:
+    for mode, attempts in ATTEMPTS.items():
+        run = folder / mode
+        engine = {"dense_sum": "gather"} if mode == "sync" else {}
+        for number, (members, steps) in enumerate(attempts):
+            if rank >= members:
+                break
+            chosen = changed(run_of(mode, servers=1, **engine), ranks=members, steps=steps)
+            words = dist.PrefixStore(f"{mode} {number}", store)
+            here = ProcessRank(RankGroup(rank, members, words, torch.device("cpu")))
+            if rank == RANKS - 1 and number == 0:
+                threading.Thread(target=signal_after_a_checkpoint, args=(run,)).start()
+            if rank:
+                follow(chosen, here)
+            else:
+                told: list[str] = []
+                with contextlib.suppress(Interrupted):
+                    run_into(run, chosen, on_warning=told.append, resume=number > 0, rank=here)
+                shutil.copytree(run, folder / f"{mode}-{number}")
+                (folder / f"{mode}-{number}" / "told.txt").write_text("\n".join(told))
+            here.close()
+
+
+def signal_after_a_checkpoint(run: Path) -> None:
+    while not list(run.glob("checkpoints/*/state.json")):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("resumed")
+    Processes(RANKS, interrupted_and_resumed, folder).join_well()
+    return folder
+
+
+def predictions_in(run: Path) -> bytes:
+    with np.load(run / "predictions.npz") as arrays:
+        return arrays["predictions"].tobytes()
+
+
+def test_a_signal_to_any_rank_ends_all_at_one_cut_and_they_go_on(resumed, tmp_path):
+    """Laws 11 and 12: to the bytes of threads that nobody disturbed."""
+    told = json.loads((resumed / "sync-0" / "interrupted.json").read_text())
+    assert told["by"] == "SIGUSR1"
+    summary = json.loads((resumed / "sync-1" / "summary.json").read_text())
+    (at,) = summary["resumed_at_samples"]
+    assert 0 < at < 24 * STEPS
+    assert at % 24 == 0
+    run_into(tmp_path / "threads", run_of("sync"))
+    assert predictions_in(resumed / "sync-1") == predictions_in(tmp_path / "threads")
+
+
+def test_async_that_was_interrupted_is_one_order_of_events_each_batch_once(resumed, tmp_path):
+    summary = json.loads((resumed / "async-1" / "summary.json").read_text())
+    assert summary["samples"] == 24 * STEPS
+    trace = resumed / "async-1" / "trace.npz"
+    pushes = Trace.load(trace).of_kind(Kind.PUSH)
+    assert len({tuple(row) for row in pushes[:, [2, 3]].tolist()}) == len(pushes) == STEPS
+    plain = replace(run_of("async"), checkpoint=CheckpointConfig())
+    again = changed(plain, executor="replay", trace=trace)
+    run_into(tmp_path / "again", again)
+    assert predictions_in(resumed / "async-1") == predictions_in(tmp_path / "again")
+
+
+def test_another_number_of_ranks_goes_on_and_says_what_becomes_of_the_order(resumed):
+    summary = json.loads((resumed / "async-2" / "summary.json").read_text())
+    assert (summary["samples"], summary["ranks"]) == (24 * MORE_STEPS, RANKS - 1)
+    assert "trace.npz begins where this does" in (resumed / "async-2" / "told.txt").read_text()
+    order = Trace.load(resumed / "async-2" / "trace.npz")
+    assert len(order.of_kind(Kind.PUSH)) == MORE_STEPS - STEPS
+    assert "ranks: before 3, now 2" in order.meta["not_replayable"]
