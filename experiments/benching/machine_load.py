@@ -21,7 +21,7 @@ class ForeignLoad:
 
     def __enter__(self) -> ForeignLoad:
         self.cores = 0.0
-        self._start = time.perf_counter(), _busy_s(), _own_s()
+        self._start = time.perf_counter(), _busy_s(), own_cpu_s()
         return self
 
     def __exit__(
@@ -35,7 +35,7 @@ class ForeignLoad:
         if busy_s is None or self._start[1] is None:
             self.cores = max(0.0, os.getloadavg()[0] - 1)
             return
-        foreign_s = (busy_s - self._start[1]) - (_own_s() - self._start[2])
+        foreign_s = (busy_s - self._start[1]) - (own_cpu_s() - self._start[2])
         self.cores = max(0.0, foreign_s / wall_s)
 
 
@@ -49,8 +49,8 @@ def _busy_s() -> float | None:
     return (user + nice + system + irq + softirq) / _TICKS_PER_S
 
 
-def _own_s() -> float:
-    """Of this process and its children, those that still run too (embedding servers)."""
+def own_cpu_s() -> float:
+    """CPU seconds of this process and its children, those that still run too (servers)."""
     used = os.times()
     ended = used.user + used.system + used.children_user + used.children_system
     return ended + sum(map(_used_s, _living_children()))

@@ -73,7 +73,7 @@ BAD = {
     "bench-transport": {
         "servers": COUNT, "ranks": COUNT, "rows": COUNT | st.just("25"), "batch": COUNT,
         "dim": COUNT, "threads": COUNT, "rounds": COUNT, "window-steps": COUNT | st.just("3"),
-        "most-foreign-cores": ODD_FLOAT,
+        "clock": UNKNOWN, "most-foreign-cores": ODD_FLOAT,
     },
     "bench-embedding": {
         "rows": COUNT, "dim": COUNT, "batch": COUNT, "rounds": COUNT,

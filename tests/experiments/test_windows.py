@@ -131,7 +131,7 @@ def test_a_loaded_window_is_measured_once_more_and_then_kept_as_loaded(monkeypat
 
 def foreign(monkeypatch, busy: tuple[float | None, float | None], own=(10.0, 11.0)) -> float:
     """The load over two seconds of wall time with these CPU seconds before and after."""
-    for name, values in (("_busy_s", busy), ("_own_s", own)):
+    for name, values in (("_busy_s", busy), ("own_cpu_s", own)):
         monkeypatch.setattr(machine_load, name, iter(values).__next__)
     monkeypatch.setattr(machine_load.time, "perf_counter", iter((100.0, 102.0)).__next__)
     monkeypatch.setattr(machine_load.os, "getloadavg", lambda: (2.5, 9.0, 9.0))
