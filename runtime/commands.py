@@ -123,6 +123,10 @@ def guarded(work: Callable[[], None]) -> int:
         print(f"error: {error}", file=sys.stderr)
         tell_torchrun(f"error: {error}")
         return 2
+    except MemoryError as error:
+        print(f"error: {error or 'out of memory'}", file=sys.stderr)
+        tell_torchrun(f"error: {error or 'out of memory'}")
+        return 2
     except BrokenPipeError:
         # The reader of our output has gone, as `| head` does; what is left is for nobody.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
