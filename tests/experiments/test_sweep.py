@@ -19,8 +19,16 @@ import torch
 from experiments.folders import sole_writer
 from experiments.points import Point
 from experiments.sweep import print_plan, run_points
-from runtime.config import DataConfig, EvaluationConfig, ModelConfig, TrainConfig
+from runtime.config import (
+    CheckpointConfig,
+    DataConfig,
+    EvaluationConfig,
+    ModelConfig,
+    TrainConfig,
+)
+from runtime.run.ending import Ending, Interrupted
 from runtime.run.folder import read_summary
+from runtime.run.record import run_into
 
 pytestmark = pytest.mark.multiproc
 TINY = TrainConfig(
@@ -171,6 +179,18 @@ def _process_of(folder: Path) -> int:
     """The process that works in the folder: it says so in env.json."""
     found: int = json.loads((folder / "env.json").read_text())["process"]
     return found
+
+
+def test_a_point_that_left_a_checkpoint_goes_on_from_it(tmp_path):
+    """And ends as one that was not disturbed."""
+    long = replace(TINY, steps=6, checkpoint=CheckpointConfig(checkpoint_every=2))
+    point, ending = Point(label="long", config=long), Ending()
+    with pytest.raises(Interrupted):
+        run_into(point.folder(tmp_path), long, lambda more: ending.ask("a test"), ending=ending)
+    run_points([point], tmp_path, jobs=1, samples_per_point=768)
+    summary = read_summary(point.folder(tmp_path))
+    assert len(summary["resumed_at_samples"]) == 1
+    assert summary["tasks"] == run_into(tmp_path / "whole", long)["tasks"]
 
 
 def test_a_summary_is_there_whole_or_not_at_all(tmp_path):
