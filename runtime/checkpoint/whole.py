@@ -1,18 +1,22 @@
 """Checkpoints of a whole run: a folder each, named by the samples trained, complete or ignored.
 
 `checkpoints/<samples>/` holds `rows/` (see `rows`), `dense.pt`, `trace.npz` where the order is
-kept, and `state.json`, written last: a folder without it was never finished, and nobody reads it.
-The state seals the other files by their digests.
+kept (and beside it, not yet merged, what each server process has written down), and `state.json`,
+written last: a folder without it was never finished, and nobody reads it. The state seals the other
+files by their digests.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from persia_sim.words.trace import Trace
 from runtime.checkpoint.array_file import BrokenFileError, check_arrays
@@ -25,6 +29,7 @@ from runtime.dense.state import DenseState
 
 CHECKPOINTS = "checkpoints"
 ROWS, DENSE, TRACE = "rows", "dense.pt", "trace.npz"
+_RECORDING = "server-{}.npy"
 _DIGITS = 15
 
 
@@ -45,12 +50,20 @@ class Checkpoint:
         return read_dense(self.folder / DENSE, self.state.files[DENSE])
 
     def trace(self) -> Trace | None:
-        """The order of events so far; None of a run that does not keep it."""
+        """The order of events so far, without that of servers; None of a run that keeps none."""
         if TRACE not in self.state.files:
             return None
         file = self.folder / TRACE
         _check(file, self.state.files[TRACE])
         return Trace.load(file)
+
+    def recordings(self) -> list[np.ndarray]:
+        """What each server process has written down, int64 [n, 5], in its order."""
+        found: list[np.ndarray] = []
+        while (name := _RECORDING.format(len(found))) in self.state.files:
+            _check(self.folder / name, self.state.files[name])
+            found.append(np.load(self.folder / name, allow_pickle=False))
+        return found
 
 
 def folder_of(run: Path, samples: int) -> Path:
@@ -64,10 +77,12 @@ def write_checkpoint(
     dense: DenseState,
     trace: Trace | None,
     write_rows: Callable[[Path], object],
+    recordings: Sequence[np.ndarray] = (),
 ) -> Checkpoint:
     """Write a checkpoint into the run's folder; it counts from the instant of its last file.
 
-    ``write_rows`` fills a folder with the rows of the same instant. ``state.files`` is filled in
+    ``write_rows`` fills a folder with the rows of the same instant. ``recordings`` are of server
+    processes: merging them takes long, and is left to who goes on. ``state.files`` is filled in
     here. Raises OSError when the disk does, and then leaves nothing behind; the checkpoints before
     are untouched.
     """
@@ -81,6 +96,13 @@ def write_checkpoint(
         if trace is not None:
             trace.save(folder / TRACE, compress=False)  # there is little time after a signal
             files[TRACE] = _digest(folder / TRACE)
+        for number, events in enumerate(recordings):
+            name = _RECORDING.format(number)
+            with (folder / name).open("wb") as file:
+                np.save(file, events)
+                file.flush()
+                os.fsync(file.fileno())
+            files[name] = _digest(folder / name)
         whole = replace(state, files=files)
         whole.write(folder)
         flush_folder(folder.parent)

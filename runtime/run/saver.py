@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from persia_sim.words.trace import Trace
 from runtime.checkpoint.rows import Saved, Taken
@@ -27,6 +29,8 @@ class Cut:
     dense: DenseState
     trace: Callable[[], Trace] | None
     rows: Taken
+    recordings: Sequence[np.ndarray] = ()
+    """Of server processes."""
     saved: Saved | None = None
     """What was written of the rows, after `write`."""
 
@@ -38,7 +42,8 @@ class Cut:
 
         try:
             trace = self.trace() if self.trace else None
-            return write_checkpoint(run, self.state, self.dense, trace, write_rows)
+            recordings = self.recordings
+            return write_checkpoint(run, self.state, self.dense, trace, write_rows, recordings)
         finally:
             self.rows.drop()  # if they were not come to
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -186,15 +187,12 @@ class Training:
             told=plain(asdict(told)) | {"wall_s": self.wall_s()},
             files={},
         )
-        trace = None
-        if recorder.keeps and self.is_whole:
-            own, of_servers = recorder.so_far(), parts.store.recorded()
-            facts = {**self.facts, "updates": meter.updates}
-
-            def trace() -> Trace:
-                return merged_trace(own(**facts), of_servers)
-
-        return Cut(state, self.engine.dense_state(), trace, rows)
+        dense = self.engine.dense_state()
+        if not (recorder.keeps and self.is_whole):
+            return Cut(state, dense, None, rows)
+        facts = {**self.facts, "updates": meter.updates}
+        own = functools.partial(recorder.so_far(), **facts)
+        return Cut(state, dense, own, rows, parts.store.recorded())
 
     def _go_on(self, start: Checkpoint) -> None:
         """Take up everything but the dense weights and the meter."""
@@ -223,7 +221,7 @@ class Training:
         other = other_facts(before, self.facts)
         trace = start.trace()
         if trace is not None and all(before[k] == self.facts[k] for k in ("ranks", "shards")):
-            parts.recorder.go_on(trace.events)
+            parts.recorder.go_on(merged_trace(trace, start.recordings()).events)
             self.facts |= {k: before[k] for k in ("not_replayable", "first_step") if k in before}
         else:
             self.history.trace_since_samples = start.state.samples
