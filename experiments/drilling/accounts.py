@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.drilling.counting import samples_applied
+from experiments.drilling.world import samples_applied
 from persia_sim.words.records import parse
 from persia_sim.words.vocabulary import Mode
 from runtime.checkpoint.rows import load

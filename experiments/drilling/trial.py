@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.drilling.roles import alive, processes_of
-from runtime.checkpoint.state import NAME as CHECKPOINT_IS_WHOLE
-from runtime.checkpoint.whole import CHECKPOINTS
 
 LOOK_EVERY_S = 0.01
 MOST_RESUMES = 3
@@ -150,10 +148,15 @@ def _outlived(family: set[int]) -> int:
 
 def _training(run_folder: Path) -> bool:
     """Whether the first checkpoint has begun: batches are trained since a while."""
+    from runtime.checkpoint.whole import CHECKPOINTS  # late: loads torch
+
     return (run_folder / CHECKPOINTS).is_dir()
 
 
 def _checkpoint_is_open(run_folder: Path) -> bool:
+    from runtime.checkpoint.state import NAME as CHECKPOINT_IS_WHOLE  # late: loads torch
+    from runtime.checkpoint.whole import CHECKPOINTS
+
     try:
         folders = [p for p in (run_folder / CHECKPOINTS).iterdir() if p.is_dir()]
     except OSError:

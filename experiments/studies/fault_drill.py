@@ -7,14 +7,17 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from experiments.checks import COUNT, between, each_known, not_empty
-from experiments.drilling.accounts import Account, settle
-from experiments.drilling.counting import IDS, RATE, write_world
 from experiments.drilling.trial import Ending, Trial, run_trial, run_undisturbed
+from experiments.drilling.world import IDS, RATE, write_world
 from experiments.tables import aligned, write_csv
 from persia_sim.words.vocabulary import Mode
 from runtime.run.folder import read_summary
+
+if TYPE_CHECKING:
+    from experiments.drilling.accounts import Account
 
 ROLES = {
     "server": "an embedding server",
@@ -209,6 +212,8 @@ def _one(options: Options, trial: Trial, schema: Path, seconds: float, auc: floa
         broken = "hangs" if ending.hung else f"not finished: {ending.said}"
     elif trial.world == "counting":
         try:
+            from experiments.drilling.accounts import settle  # late: loads torch
+
             account = settle(folder, mode=trial.mode, ranks=options.ranks, servers=options.servers)
         except ValueError as error:
             broken = str(error)

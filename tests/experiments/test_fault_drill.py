@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from experiments.drilling.accounts import settle
-from experiments.drilling.counting import IDS, RATE, samples_applied, write_world
 from experiments.drilling.roles import alive, processes_of
 from experiments.drilling.trial import Ending
+from experiments.drilling.world import IDS, RATE, samples_applied, write_world
 from experiments.studies.fault_drill import Line, Options, command, plan, table, verdict
 from runtime.config import (
     CheckpointConfig,
