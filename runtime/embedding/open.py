@@ -9,6 +9,7 @@ from persia_sim.words.rules import require
 from persia_sim.words.trace import TraceRecorder
 from runtime.data.batch import Field, Layout
 from runtime.embedding.config import TableConfig
+from runtime.embedding.native.memory import allowed_bytes
 from runtime.embedding.reference.pooling import Pooling
 from runtime.embedding.reference.store import ReferenceStore
 from runtime.embedding.rules import require_whole
@@ -41,6 +42,7 @@ def open_store(
     names = [table.name for table in tables]
     twice = sorted({name for name in names if names.count(name) > 1})
     require(not twice, "tables", names, f"{', '.join(twice)} may stand only once")
+    _refuse_too_much(tables)
     if engine == "reference":
         for table in tables:
             _refuse_features(table)
@@ -76,6 +78,20 @@ def use_threads(count: int) -> None:
     rule = f"must be 1 to {MOST_THREADS}"
     require_whole("threads of the embedding engine", count, 1, MOST_THREADS, rule)
     native.set_threads(count)
+
+
+def _refuse_too_much(tables: Sequence[TableConfig]) -> None:
+    """Each table's own limit is checked where it is opened; together they must fit as well."""
+    limits = [t.capacity.memory_bytes for t in tables if t.capacity.memory_bytes is not None]
+    allowed = allowed_bytes()
+    if len(limits) < 2 or max(limits) > allowed:
+        return  # of a single table, its own check says more
+    rule = (
+        f"of {len(limits)} tables need {sum(limits) / 1e9:,.3g} GB together, and this process may"
+        f" use {allowed / 1e9:,.3g} GB"
+    )
+    each = sorted(set(limits))
+    require(sum(limits) <= allowed, "capacity.memory_bytes", each, rule, "lower them")
 
 
 def _refuse_features(table: TableConfig) -> None:

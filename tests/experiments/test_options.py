@@ -82,6 +82,10 @@ BAD = {
     "bench-snapshot": {
         "rows": COUNT, "dim": COUNT, "batch": COUNT, "rounds": COUNT, "around-s": ODD_FLOAT,
     },
+    "bench-memory": {
+        "steps": COUNT, "ranks": COUNT, "shards": COUNT, "batch": COUNT, "tau": NEGATIVE | ABSURD,
+        "budget-gib": NOT_POSITIVE,
+    },
     "bench-sweep": {
         "ranks": COUNT | st.just(""), "batch": COUNT | st.just(""), "tau": NEGATIVE | ABSURD,
         "seeds": COUNT, "rounds": COUNT, "jobs": COUNT, "most-foreign-cores": ODD_FLOAT,

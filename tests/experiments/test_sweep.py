@@ -13,17 +13,20 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from experiments.folders import sole_writer
 from experiments.points import Point
 from experiments.sweep import print_plan, run_points
+from persia_sim.words.vocabulary import Mode
 from runtime.config import (
     CheckpointConfig,
     DataConfig,
     EvaluationConfig,
     ModelConfig,
+    SyncConfig,
     TrainConfig,
 )
 from runtime.run.ending import Ending, Interrupted
@@ -53,6 +56,21 @@ def test_a_second_run_does_nothing_and_a_larger_one_only_the_rest(tmp_path):
     for point, when in written.items():
         assert (point.folder(tmp_path) / "summary.json").stat().st_mtime_ns == when
     assert points(3)[2].is_done(tmp_path)
+
+
+def test_a_point_of_a_sweep_has_the_bytes_of_a_run_alone(tmp_path):
+    """Its process was forked from one that had run others before, and a second ran beside it."""
+    late = SyncConfig(mode=Mode.HYBRID, tau=2, ranks=4)
+    all_points = points(3, sync=late)
+    run_points(all_points, tmp_path / "sweep", jobs=2, samples_per_point=512)
+    for point in all_points[1:]:
+        run_into(tmp_path / point.label, point.config)
+        for name in ("predictions.npz", "trace.npz"):
+            files = point.folder(tmp_path / "sweep") / name, tmp_path / point.label / name
+            with np.load(files[0]) as mine, np.load(files[1]) as alone:
+                assert mine.files == alone.files
+                for array in mine.files:
+                    assert mine[array].tobytes() == alone[array].tobytes(), (name, array)
 
 
 def test_a_changed_config_is_another_point(tmp_path):

@@ -68,6 +68,17 @@ def address_limit() -> float:
     return float("inf") if soft == resource.RLIM_INFINITY else soft
 
 
+def test_budgets_that_fit_one_by_one_but_not_together_are_refused() -> None:
+    allowed = allowed_bytes()
+    each = allowed // 3 * 2
+    tables = [TableConfig(name=n, capacity=Capacity(memory_bytes=each)) for n in "ab"]
+    layout = Layout(fields=(Field(name="x", table="a"), Field(name="y", table="b")))
+    both = rf"2 tables need {2 * each / 1e9:,.3g} GB together.* may use {allowed / 1e9:,.3g} GB"
+    with pytest.raises(ValueError, match=both):
+        open_store(layout, tables)
+    open_store(Layout(fields=(Field(name="x", table="a"),)), tables[:1])
+
+
 MANY_TABLES = """
 import numpy as np
 from runtime.data.batch import Batch, Field, Layout

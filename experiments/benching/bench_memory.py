@@ -1,0 +1,116 @@
+"""The memory of a long run beside its rows, and of a store within its budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.checks import COUNT, RANKS, TAU, between
+from experiments.tables import aligned, write_csv
+
+GOAL_BYTES = 1 << 30
+READINGS = 100
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """One run of many small steps; its memory is read a hundred times on the way."""
+
+    steps: int = 1_000_000
+    """Steps of all ranks."""
+    ranks: int = 8
+    """NN workers W."""
+    shards: int = 4
+    """Embedding servers."""
+    batch: int = 16
+    """Samples per dense update."""
+    tau: int = 4
+    """Bound of mode hybrid."""
+    data: str = "synthetic"
+    """A synthetic stream: with synthetic:criteo-ad ids never end, and a budget fills up."""
+    budget_gib: float | None = None
+    """Of the rows; they are evicted when it is full. None: no limit."""
+    concurrent: bool = False
+    """Ranks as threads instead of the lag executor."""
+    out: Path = Path("runs/bench-memory")
+    """Folder of the CSV."""
+
+    def __post_init__(self) -> None:
+        between(*COUNT, steps=self.steps, batch=self.batch)
+        between(*RANKS, ranks=self.ranks)
+        between(1, 4096, shards=self.shards)
+        between(*TAU, tau=self.tau)
+        between(0.001, 1e6, budget_gib=self.budget_gib)
+
+
+def run(options: Options) -> None:
+    """Train, then print memory at the start, in the middle and at the end, and the goal."""
+    from tqdm import tqdm
+
+    from persia_sim.words.vocabulary import Mode
+    from runtime.config import DataConfig, EngineConfig, ModelConfig, SyncConfig, TrainConfig
+    from runtime.data.open import open_source
+    from runtime.embedding.config import Capacity, TableConfig
+    from runtime.engines.parts import assemble_for
+    from runtime.run.training import Training
+
+    budget = None if options.budget_gib is None else int(options.budget_gib * _GIB)
+    samples = options.steps * options.batch
+    config = TrainConfig(
+        sync=SyncConfig(mode=Mode.HYBRID, tau=options.tau, ranks=options.ranks),
+        batch=options.batch,
+        steps=options.steps,
+        engine=EngineConfig(
+            executor="concurrent" if options.concurrent else "lag", shards=options.shards
+        ),
+        data=DataConfig(name=options.data, rows=samples),
+        model=ModelConfig(hidden=(8,)),
+        rows=TableConfig(capacity=Capacity(memory_bytes=budget)),
+    )
+    parts = assemble_for(config, open_source(options.data, rows=samples))
+    training = Training(parts, {}, None)
+    readings: list[dict[str, float]] = []
+    every = max(1, options.steps // READINGS)
+    with tqdm(total=options.steps, unit=" steps", disable=None) as bar:
+
+        def note(count: int) -> None:
+            bar.update()
+            done = parts.meter.updates
+            if done % every == 0:
+                rows = parts.store.resident_bytes
+                readings.append({"steps": done, "rows_bytes": rows, "all_bytes": own_bytes()})
+
+        training.begin(lambda *_: None, note)
+        training.train_leg()
+    trace = parts.recorder.finish()
+    write_csv(options.out / "bench_memory.csv", readings)
+    shown = [readings[0], readings[len(readings) // 2], readings[-1]]
+    cells = [
+        [f"{r['steps']:,.0f}", _gib(r["rows_bytes"]), _gib(r["all_bytes"] - r["rows_bytes"])]
+        for r in shown
+    ]
+    print(aligned(["steps", "rows [GiB]", "beside them [GiB]"], cells))
+    beside = max(r["all_bytes"] - r["rows_bytes"] for r in readings)
+    print(
+        f"{len(trace):,} events in the trace; at most {_gib(beside)} GiB beside the rows;"
+        f" goal {_gib(GOAL_BYTES)}: {'met' if beside <= GOAL_BYTES else 'MISSED'}"
+    )
+    if budget is not None:
+        most = max(r["rows_bytes"] for r in readings)
+        met = "met" if most <= budget else "MISSED"
+        print(f"rows: at most {_gib(most)} GiB; budget {_gib(budget)}: {met}")
+    print(f"{options.out / 'bench_memory.csv'}")
+
+
+def own_bytes() -> int:
+    """Resident memory of this process that is in no file (Linux)."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "RssAnon":
+            return int(value.split()[0]) * 1024
+    raise ValueError("bench-memory reads RssAnon of /proc/self/status, which is not there")
+
+
+def _gib(count: float) -> str:
+    return f"{count / _GIB:.3f}"
