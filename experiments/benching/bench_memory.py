@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from experiments.checks import COUNT, RANKS, TAU, between
 from experiments.tables import aligned, write_csv
@@ -31,8 +32,8 @@ class Options:
     """A synthetic stream: with synthetic:criteo-ad ids never end, and a budget fills up."""
     budget_gib: float | None = None
     """Of the rows; they are evicted when it is full. None: no limit."""
-    concurrent: bool = False
-    """Ranks as threads instead of the lag executor."""
+    executor: Literal["lag", "concurrent"] = "lag"
+    """Who carries the steps out: one thread, or a thread a rank."""
     out: Path = Path("runs/bench-memory")
     """Folder of the CSV."""
 
@@ -61,9 +62,7 @@ def run(options: Options) -> None:
         sync=SyncConfig(mode=Mode.HYBRID, tau=options.tau, ranks=options.ranks),
         batch=options.batch,
         steps=options.steps,
-        engine=EngineConfig(
-            executor="concurrent" if options.concurrent else "lag", shards=options.shards
-        ),
+        engine=EngineConfig(executor=options.executor, shards=options.shards),
         data=DataConfig(name=options.data, rows=samples),
         model=ModelConfig(hidden=(8,)),
         rows=TableConfig(capacity=Capacity(memory_bytes=budget)),

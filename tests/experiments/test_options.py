@@ -84,7 +84,7 @@ BAD = {
     },
     "bench-memory": {
         "steps": COUNT, "ranks": COUNT, "shards": COUNT, "batch": COUNT, "tau": NEGATIVE | ABSURD,
-        "budget-gib": NOT_POSITIVE,
+        "budget-gib": NOT_POSITIVE, "executor": UNKNOWN,
     },
     "bench-sweep": {
         "ranks": COUNT | st.just(""), "batch": COUNT | st.just(""), "tau": NEGATIVE | ABSURD,
