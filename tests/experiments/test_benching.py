@@ -80,6 +80,17 @@ def test_bench_embedding_keeps_every_window_and_judges_medians(tmp_path, monkeyp
             goal, words = bench_embedding.GOALS[name]
             verdict = "met" if median(values) >= goal else "MISSED"
             assert f"goal: {name} >= {words}: {median(values):.1f} M ids/s: {verdict}" in told
+    middle = {n: median(float(r["value"]) for r in rows if r["name"] == n) for n in names}
+    for name, lines, share in (
+        ("no limit", 4, 0.8),
+        ("clock", 4, 0.7),
+        ("lru", 6, 0.6),
+    ):
+        bound = middle["random row rate"] / lines
+        found = middle[f"lookup+adagrad {name}"] / bound
+        verdict = "met" if found >= share else "MISSED"
+        line = f"goal: lookup+adagrad {name} >= {share} of {bound:.1f} M ids/s"
+        assert f"{line} ({lines} random lines an id): {found:.2f}: {verdict}" in told
     assert (tmp_path / "bench_embedding.png").exists()
 
 

@@ -48,7 +48,7 @@ nb::list plan_tables(const Ids& ids, const Offsets& offsets, const Inverse& tabl
   const bool bags = offsets.shape(0) > 0;
   require(shards >= 1 && fields >= 1, "there must be a shard and a field");
   const size_t count = bags ? offsets.shape(0) - 1 : ids.shape(0);
-  require(count % fields == 0, "a sample has one bag for each field");
+  require(count % fields == 0 || tables.size() == 1, "a sample has one bag for each field");
   require(!bags || static_cast<size_t>(offsets.data()[count]) == ids.shape(0),
           "offsets must end where ids do");
   for (size_t f = 0; f < fields; ++f) {

@@ -7,6 +7,7 @@
 #include "buffers.hpp"
 #include "kernels.hpp"
 #include "pages.hpp"
+#include "probe.hpp"
 #include "threads.hpp"
 
 using namespace embedding;
@@ -29,6 +30,12 @@ NB_MODULE(_kernels, module) {
   module.def("threads", &threads);
   module.def("set_memory_limit", &set_memory_limit, nb::arg("bytes"));
   module.def("memory_limit", &memory_limit);
+  module.def("prefetch_level", &prefetch_level, nb::call_guard<nb::gil_scoped_release>());
+  module.def("choose_prefetch", &choose_prefetch, nb::arg("level"));
+  module.def("prefetch_probe_ns", [] {
+    const Probe found = prefetch_probe();
+    return nb::make_tuple(found.first_ns, found.second_ns);
+  });
   module.def("kernel_set", [] { return std::string(kernels().name); });
   module.def("choose_kernel_set", [](const std::string& name) {
     if (!choose_kernels(name.c_str())) {

@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "initial.hpp"
+#include "probe.hpp"
 #include "threads.hpp"
 
 namespace embedding {
@@ -42,6 +43,7 @@ Table::Table(const Options& options)
   if ((options.eviction == Eviction::none) != (options.capacity_rows == 0)) {
     throw std::invalid_argument("capacity_rows and an eviction policy go together");
   }
+  settle_prefetch();
 }
 
 // Calls visit(i, slot) for each id in order. Stages run ahead of it, one id at a time (bursts of
