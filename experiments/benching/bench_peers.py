@@ -17,6 +17,7 @@ from experiments.tables import aligned, write_csv
 from persia_sim.words.vocabulary import Mode
 from runtime.config import EngineConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.embedding.config import RowOptimizer, TableConfig
+from runtime.embedding.verbs import EmbeddingStore
 
 WorkloadName = Literal["wide", "wide-dim128", "small", "small-8ids", "paper"]
 OURS = ("ours sync", "ours lookahead", "ours hybrid")
@@ -224,7 +225,7 @@ def _systems(options: Options, shape: Shape) -> dict[str, Callable[[], float]]:
     return systems
 
 
-def _full_store(source: WideWorkload, dim: int, rows: int) -> object:
+def _full_store(source: WideWorkload, dim: int, rows: int) -> EmbeddingStore:
     """Our store with every row of the workload, as the peers' tables have."""
     from runtime.data.batch import Batch
     from runtime.data.ids import hash_integers, tag
@@ -247,8 +248,9 @@ def _full_store(source: WideWorkload, dim: int, rows: int) -> object:
 
 
 def _ours(
-    options: Options, shape: Shape, source: WideWorkload, store: object, mode: Mode
+    options: Options, shape: Shape, source: WideWorkload, store: EmbeddingStore, mode: Mode
 ) -> Callable[[], float]:
+    from runtime.embedding.worker import EmbeddingWorker
     from runtime.engines.threads import ConcurrentRun
     from runtime.rank.parts import assemble
 
@@ -266,7 +268,7 @@ def _ours(
         rows=TableConfig(dim=shape.dim),
         model=ModelConfig(hidden=shape.hidden),
     )
-    filled = replace(assemble(config, source), store=store)
+    filled = replace(assemble(config, source), worker=EmbeddingWorker(store))
 
     def measure() -> float:
         parts = filled.again(source)
