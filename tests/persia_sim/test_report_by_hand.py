@@ -357,19 +357,19 @@ def test_bytes_of_the_named_row_formats() -> None:
 
 def test_the_servers_in_the_refusal_hold_whole_rows() -> None:
     """A server of 1,000 bytes holds one row of 600, so ten rows need ten servers, not six."""
-    tight = Capacity(10, 4, 600.0, 1500.0, 1000.0, 0.1)
+    tight = Capacity(10, 4, 600.0, 1500.0, 1000.0, 0.1, 4)
     with pytest.raises(ValueError, match="use at least 10 servers, a leaner row format"):
         tight.refuse(hand_scenario().cluster)
-    large = Capacity(10, 4, 600 * 2.0**30, 1500.7 * 2**30, 1000.7 * 2**30, 0.1)
+    large = Capacity(10, 4, 600 * 2.0**30, 1500.7 * 2**30, 1000.7 * 2**30, 0.1, 4)
     with pytest.raises(ValueError, match=r"is 1,001 GiB on hand, but 10 rows .* need 1,501 GiB"):
         large.refuse(hand_scenario().cluster)
-    never = Capacity(10, 0, 6000.0, 1500.0, 1000.0, 1.0)
+    never = Capacity(10, 0, 6000.0, 1500.0, 1000.0, 1.0, 0)
     with pytest.raises(ValueError, match="use a leaner row format"):
         never.refuse(hand_scenario().cluster)
 
 
 def test_memory_line_in_gib_bytes_rows_and_hours() -> None:
-    held = Capacity(3e6, 2e6, 345.6, 2560.75 * 2**30, 1280.75 * 2**30, 0.0123)
+    held = Capacity(3e6, 2e6, 345.6, 2560.75 * 2**30, 1280.75 * 2**30, 0.0123, 2e6)
     run = simulate(sync_of_two())
     # 8 / 113 samples a second with 6 ids each create 2 million rows in 4,708,333 s.
     assert fill_s(run.scenario.workload, 8 / 113, 2e6) == pytest.approx(2e6 / 6 / 8 * 113)
