@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -150,6 +151,7 @@ def test_a_mistake_is_one_sentence_in_torchruns_report_too(tmp_path):
 
 SPLIT = """
 import os
+import signal
 from runtime.models.mlp import FeedForward
 
 class Net(FeedForward):
@@ -158,3 +160,29 @@ class Net(FeedForward):
             raise KeyError("rank 1 only")
         return super().forward(dense, embeddings)
 """
+
+
+def test_a_rank_that_is_killed_costs_the_steps_since_the_last_checkpoint_and_no_byte(tmp_path):
+    """Law 11 by torchrun itself: it starts all ranks anew, and they go on without being told."""
+    words = ["--data.name", "synthetic", "--steps", "250", "--batch", "64", "--test-rows", "500"]
+    words += ["--checkpoint-every", "50", "--data.rows", "16000"]
+    run, threads = tmp_path / "run", tmp_path / "threads"
+    options = ["--standalone", "--nproc-per-node=2", "--max-restarts=1", "-m", "runtime", "train"]
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", *options, *words, "--dense-sum", "gather",
+         "--loaders", "1", "--out", str(run)],
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while not list(run.glob("checkpoints/*/state.json")) and launcher.poll() is None:
+        time.sleep(0.02)
+    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    os.kill(int(children[-1]), signal.SIGKILL)
+    _, told = launcher.communicate(timeout=150)
+    assert launcher.returncode == 0, told
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["samples"] == 16000
+    assert len(summary["resumed_at_samples"]) == 1
+    words += ["--ranks", "2", "--executor", "concurrent", "--loaders", "2"]
+    assert commands.main(["train", *words, "--out", str(threads)]) == 0
+    with np.load(run / "predictions.npz") as one, np.load(threads / "predictions.npz") as other:
+        assert one["predictions"].tobytes() == other["predictions"].tobytes()
