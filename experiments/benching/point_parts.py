@@ -106,7 +106,7 @@ def _watch(clock: Clock) -> None:
     for owner, name in ((nn.Module, "__call__"), (torch.Tensor, "backward")):
         clock.watch("dense", owner, name)
     clock.watch("dense", executor, "apply_gradients")
-    clock.watch("start-up", session, "assemble")
+    clock.watch("start-up", session, "assemble_for")
     clock.watch("start-up", executor, "make_optimizer")
     clock.watch("evaluation", session, "evaluate")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import subprocess
 import sys
 
 import numpy as np
@@ -54,6 +56,21 @@ def test_nested_parts_count_for_the_outermost(monkeypatch):
     work.outer()
     work.inner()
     assert clock.spent == dict.fromkeys(PARTS, 0.0) | {"rows": 5.0, "ids": 2.0}
+
+
+def test_every_part_of_a_point_is_measured_beside_its_bound(tmp_path):
+    clicks_file(tmp_path)
+    words = ["kuairand-pure-14d", str(tmp_path), "4", "32", "2", "3"]
+    found = subprocess.run(
+        [sys.executable, "-m", "experiments.benching.point_parts", *words],
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 0, found.stderr
+    parts = {part["part"]: part for part in json.loads(found.stdout)}
+    assert list(parts) == list(PARTS)
+    for name in PARTS[:-1]:
+        assert parts[name]["core_s"] > 0 and parts[name]["bound_s"] > 0, name
 
 
 def test_bench_sweep_divides_by_points_and_judges_pairs(tmp_path, monkeypatch):
