@@ -28,7 +28,7 @@ ROOMS = {
     ],
     "experiments": [
         "statistics", "tables", "checks", "folders", "points", "gaps", "sweep", "published",
-        "drilling", "studies", "benching", "commands", "__main__",
+        "drilling", "studies", "validating", "benching", "commands", "__main__",
     ],
 }  # fmt: skip
 """Bottom first: a room imports from rooms before it, never from one after it."""

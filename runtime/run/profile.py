@@ -52,6 +52,27 @@ def measure_profile(
     ``on_measured`` is called after each of the `MEASUREMENTS`. Raises ValueError for data whose
     training part is smaller than the largest batch.
     """
+    found, dense, weights = measure_stages(dim, hidden, data, on_measured)
+    rates = [(size, 6 * weights * size / dense_s) for size, dense_s in dense]
+    where = environment()
+    return {
+        "schema": SCHEMA,
+        "source": f"measured by runtime profile, {where['cpu']}, one thread",
+        "dim": dim,
+        "hidden": hidden,
+        "laws": {stage: fit(points) for stage, points in found.items()},
+        "gpu": {"device": "cpu", "fixed_s": 0.0, "flops_per_s": rates},
+        "provenance": {**where, "data": data, "repeats": REPEATS},
+    }
+
+
+def measure_stages(
+    dim: int, hidden: tuple[int, ...], data: str, on_measured: Callable[[], object] = lambda: None
+) -> tuple[dict[str, list[Measurement]], list[tuple[int, float]], int]:
+    """Each stage's measurements; (batch, seconds) of dense steps; weights of the dense network.
+
+    ``on_measured`` and errors are those of `measure_profile`.
+    """
     torch.set_num_threads(1)
 
     def timed(work: Callable[[], object]) -> float:
@@ -72,23 +93,14 @@ def measure_profile(
     chunks = _endless(source)
     chunk = next(chunks)
     found = {"load": [Measurement(chunk.size, timed(lambda: next(chunks)))]}
-    rates = []
+    dense = []
     for size in BATCHES:
         stages, dense_s = _measure(config, learner, largest.rows(0, size), timed)
         for stage, measurement in stages.items():
             found.setdefault(stage, []).append(measurement)
-        weights = sum(p.numel() for p in learner.model.parameters() if p.dim() == 2)
-        rates.append((size, 6 * weights * size / dense_s))
-    where = environment()
-    return {
-        "schema": SCHEMA,
-        "source": f"measured by runtime profile, {where['cpu']}, one thread",
-        "dim": dim,
-        "hidden": hidden,
-        "laws": {stage: fit(points) for stage, points in found.items()},
-        "gpu": {"device": "cpu", "fixed_s": 0.0, "flops_per_s": rates},
-        "provenance": {**where, "data": data, "repeats": REPEATS},
-    }
+        dense.append((size, dense_s))
+    weights = sum(p.numel() for p in learner.model.parameters() if p.dim() == 2)
+    return found, dense, weights
 
 
 def _endless(source: Source) -> Iterator[Batch]:

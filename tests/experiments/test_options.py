@@ -90,6 +90,10 @@ BAD = {
         "ranks": COUNT | st.just(""), "batch": COUNT | st.just(""), "tau": NEGATIVE | ABSURD,
         "seeds": COUNT, "rounds": COUNT, "jobs": COUNT, "most-foreign-cores": ODD_FLOAT,
     },
+    "validate": {
+        "modes": UNKNOWN | st.sampled_from(["", "async"]), "ranks": COUNT | st.just(""),
+        "rounds": COUNT, "steps": COUNT | st.just("29"), "most-foreign-cores": ODD_FLOAT,
+    },
     "bench-peers": {
         "workloads": UNKNOWN | st.just("w"), "rows": COUNT, "batch": COUNT, "threads": COUNT,
         "latency-s": ODD_FLOAT, "rounds": COUNT, "window-steps": COUNT | st.just("2"),

@@ -1,0 +1,177 @@
+"""The configurations that are predicted and run, and what a batch of each holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from persia_sim.words.vocabulary import Mode
+from runtime.config import DataConfig, EngineConfig, ModelConfig, SyncConfig, TrainConfig
+from runtime.data.presets import recipe
+from runtime.data.truth import Recipe
+from runtime.embedding.config import TableConfig
+
+if TYPE_CHECKING:
+    from runtime.data.synthetic import SyntheticSource
+
+SHAPE = "criteo-ad"
+SCALE = 0.01
+DATA = f"synthetic:{SHAPE}:{SCALE:g}"
+"""26 fields of one id, 13 dense features: what the profile is measured on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One configuration of this host; the defaults are the one that the others depart from."""
+
+    mode: Mode = Mode.HYBRID
+    ranks: int = 1
+    shards: int = 1
+    """Embedding servers in the ranks' process."""
+    window: int = 4
+    """tau of modes that read late rows, steps ahead of lookahead; sync has none."""
+    batch: int = 512
+    """Samples of one dense update, all ranks together."""
+    dim: int = 16
+    """Floats in a row."""
+    bag: int = 1
+    """Most ids of a field in a sample; each number from 1 is equally likely."""
+    hidden: tuple[int, ...] = (256, 128)
+    """Widths of the MLP."""
+    latency_s: float = 0.0
+    """Of each lookup and of each push."""
+
+    @property
+    def name(self) -> str:
+        """Everything that decides it, in words."""
+        word = {Mode.SYNC: "", Mode.LOOKAHEAD: f" {self.window} ahead"}
+        parts = [f"{self.mode}{word.get(self.mode, f' tau {self.window}')}"]
+        parts += [f"{self.ranks} ranks"] if self.ranks > 1 else []
+        parts += [f"{self.shards} shards"] if self.shards > 1 else []
+        parts += [f"batch {self.batch}", f"dim {self.dim}"]
+        parts += [f"1-{self.bag} ids"] if self.bag > 1 else []
+        parts.append("-".join(map(str, self.hidden)))
+        parts += [f"{1e3 * self.latency_s:g} ms"] if self.latency_s else []
+        return ", ".join(parts)
+
+    @property
+    def batch_per_rank(self) -> int:
+        """Samples of the largest share of a rank."""
+        return -(-self.batch // self.ranks)
+
+    def config(self, steps: int) -> TrainConfig:
+        """The run of so many dense updates."""
+        sync: dict[str, int] = {}
+        if self.mode is Mode.LOOKAHEAD:
+            sync["ahead"] = self.window
+        elif self.mode is not Mode.SYNC:
+            sync["tau"] = self.window
+        return TrainConfig(
+            sync=SyncConfig(mode=self.mode, ranks=self.ranks, **sync),
+            engine=EngineConfig(
+                executor="concurrent", shards=self.shards, latency_s=self.latency_s, timeline=True
+            ),
+            data=DataConfig(name=DATA),
+            batch=self.batch,
+            steps=steps,
+            rows=TableConfig(dim=self.dim),
+            model=ModelConfig(hidden=self.hidden),
+        )
+
+    def recipe(self) -> Recipe:
+        """The stream: the profile's, with bags in place of single ids."""
+        made = recipe(SHAPE, SCALE)
+        if self.bag == 1:
+            return made
+        fields = tuple(replace(field, max_length=self.bag) for field in made.fields)
+        return replace(made, name=f"{made.name}, 1-{self.bag} ids", fields=fields)
+
+    def source(self) -> SyntheticSource:
+        """Samples without end."""
+        from runtime.data.synthetic import SyntheticSource  # late: loads the kernels
+
+        return SyntheticSource(recipe=self.recipe())
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What one rank's batch holds."""
+
+    samples: int
+    occurrences: float
+    """Of ids, over all fields."""
+    distinct: float
+    """Ids, each field's counted once."""
+    dense_params: int
+    """Weights of the MLP's matrices."""
+    dim: int
+    again: float = 0.0
+    """Share of the distinct ids that also stand in a batch of the window before it."""
+
+    @property
+    def flops(self) -> float:
+        """Of forward and backward: six operations a weight and sample."""
+        return 6.0 * self.dense_params * self.samples
+
+
+def held_by(case: Case) -> Held:
+    """Counted in the case's own stream, batch by batch; nothing is timed."""
+    chunk = next(case.source().chunks("train"))
+    size = min(case.batch_per_rank, chunk.size)
+    parts = [np.unique(chunk.rows(k, k + size).ids) for k in range(0, chunk.size - size + 1, size)]
+    window = case.window * case.ranks if case.mode is Mode.LOOKAHEAD else 0
+    before = parts[-1 - window : -1]
+    pending = np.isin(parts[-1], np.concatenate(before)).mean() if before else 0.0
+    made = case.recipe()
+    return Held(
+        samples=size,
+        occurrences=len(chunk.ids) * size / chunk.size,
+        distinct=float(np.mean([len(ids) for ids in parts])),
+        dense_params=weights_of(len(made.fields) * case.dim + made.dense, case.hidden),
+        dim=case.dim,
+        again=float(pending),
+    )
+
+
+def weights_of(inputs: int, hidden: tuple[int, ...]) -> int:
+    """Numbers in the matrices of an MLP with one output.
+
+    >>> weights_of(3, (4, 2))
+    22
+    """
+    widths = (inputs, *hidden, 1)
+    return sum(a * b for a, b in pairwise(widths))
+
+
+def chosen(quick: bool) -> list[Case]:
+    """Departures from the reference in one knob each, then a few in several."""
+    base = Case()
+    few = [base, Case(mode=Mode.SYNC), Case(batch=128), Case(mode=Mode.SYNC, ranks=2)]
+    if quick:
+        return few
+    return [
+        *few,
+        Case(ranks=2),
+        Case(mode=Mode.LOOKAHEAD),
+        Case(mode=Mode.LOOKAHEAD, ranks=2),
+        Case(mode=Mode.RAW_HYBRID, ranks=2),
+        Case(shards=2),
+        Case(ranks=2, shards=2),
+        Case(window=1),
+        Case(window=8, ranks=2),
+        Case(batch=2048),
+        Case(mode=Mode.SYNC, batch=2048),
+        Case(dim=32),
+        Case(mode=Mode.SYNC, dim=32),
+        Case(bag=3),
+        Case(mode=Mode.SYNC, bag=3),
+        Case(hidden=(1024, 512, 256)),
+        Case(mode=Mode.SYNC, hidden=(1024, 512, 256)),
+        Case(ranks=2, hidden=(1024, 512, 256)),
+        Case(latency_s=0.01),
+        Case(mode=Mode.SYNC, latency_s=0.01),
+        Case(latency_s=0.02, window=8, ranks=2),
+    ]
