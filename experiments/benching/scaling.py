@@ -65,7 +65,11 @@ class Options:
         each_known(dict.fromkeys(map(str, Mode)), modes=self.modes)
         each_between(1, 64, ranks=self.ranks, servers=self.servers)
         each_between(0.0, 10.0, latency_s=self.latency_s)
-        between(*COUNT, batch=self.batch, rounds=self.rounds, steps=self.steps, dim=self.dim)
+        not_empty(hidden=self.hidden)
+        each_between(1, 2**20, hidden=self.hidden)
+        between(*COUNT, batch=self.batch, rounds=self.rounds, dim=self.dim)
+        between(20, COUNT[1], steps=self.steps)
+        between(0, 1024, most_foreign_cores=self.most_foreign_cores)
 
 
 @dataclass(frozen=True, slots=True)

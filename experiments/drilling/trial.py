@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -113,7 +114,7 @@ def run_trial(
         resumes = 0
         while not hung and not (run_folder / "summary.json").exists() and resumes < MOST_RESUMES:
             resumes += 1
-            process = _launch(resume, output)
+            process = _launch(_again(start, resume, run_folder), output)
             try:
                 process.wait(patience_s)
             except subprocess.TimeoutExpired:
@@ -124,6 +125,16 @@ def run_trial(
     extra_s = ended_s - killed_at_s - rest_s if killed else 0.0
     left = _outlived(family)
     return Ending(killed, inside, hung, left, resumes, extra_s, said)
+
+
+def _again(start: list[str], resume: list[str], run_folder: Path) -> list[str]:
+    """A run that was killed before its first checkpoint was whole has nothing to go on from."""
+    from runtime.checkpoint.whole import complete_checkpoints  # late: loads torch
+
+    if complete_checkpoints(run_folder):
+        return resume
+    shutil.rmtree(run_folder)
+    return start
 
 
 def _launch(command: list[str], output: object) -> subprocess.Popen[bytes]:

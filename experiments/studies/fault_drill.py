@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from experiments.checks import COUNT, between, each_known, not_empty
+from experiments.drilling.account import Account
 from experiments.drilling.trial import Ending, Trial, run_trial, run_undisturbed
 from experiments.drilling.world import IDS, RATE, write_world
 from experiments.tables import aligned, write_csv
 from persia_sim.words.vocabulary import Mode
 from runtime.run.folder import read_summary
-
-if TYPE_CHECKING:
-    from experiments.drilling.accounts import Account
 
 ROLES = {
     "server": "an embedding server",
@@ -25,6 +23,7 @@ ROLES = {
     "launcher": "the process that was started first",
     "loader": "reads ahead for the ranks",
 }
+TRIALS = "trials.jsonl"
 MODES = tuple(map(str, Mode))
 
 
@@ -59,7 +58,8 @@ class Options:
     seed: int = 0
     """Of the draw of modes, roles and instants."""
     out: Path = Path("runs/fault-drill")
-    """Folder of the runs and of the table; finished trials of the same options are kept."""
+    """Folder of the runs and of the table; a second run with the same options does the trials
+    that the first has not finished."""
     dry_run: bool = False
     """Print the plan and stop."""
 
@@ -68,7 +68,10 @@ class Options:
         each_known(dict.fromkeys(MODES), modes=self.modes)
         each_known(ROLES, roles=self.roles)
         between(*COUNT, kills=self.kills, steps=self.steps)
-        between(0, self.kills, in_checkpoint=self.in_checkpoint)
+        between(0, COUNT[1], in_checkpoint=self.in_checkpoint, learning=self.learning)
+        between(0.0, 10.0, latency_s=self.latency_s)
+        between(1.0, 86_400.0, patience_s=self.patience_s)
+        between(0, 2**62, seed=self.seed)
         between(1, 8, ranks=self.ranks, servers=self.servers)
 
 
@@ -103,13 +106,15 @@ def run(options: Options) -> None:
         for kind in kinds:
             calm[kind] = _undisturbed(options, kind, schema)
             bar.update()
-        lines = []
+        found = known(options)
         for trial in plan(options, {kind: seconds for kind, (seconds, _) in calm.items()}):
-            auc = calm[trial.mode, trial.engine, trial.world][1]
-            seconds = calm[trial.mode, trial.engine, trial.world][0]
-            lines.append(_one(options, trial, schema, seconds, auc))
-            write_csv(options.out / "fault_drill.csv", [_record(line) for line in lines])
+            if trial.number not in found:
+                seconds, auc = calm[trial.mode, trial.engine, trial.world]
+                found[trial.number] = _one(options, trial, schema, seconds, auc)
+                _keep(options, found[trial.number])
             bar.update()
+    lines = [found[number] for number in sorted(found)]
+    write_csv(options.out / "fault_drill.csv", [_record(line) for line in lines])
     print(table(lines))
     print(verdict(lines))
     print(options.out / "fault_drill.csv")
@@ -119,7 +124,7 @@ def describe(options: Options) -> str:
     """What will be done, in a sentence."""
     return (
         f"{options.kills} runs of {options.steps} steps, {options.ranks} ranks and"
-        f" {options.servers} servers; in each a process is killed, in {options.in_checkpoint} of"
+        f" {options.servers} servers; in each a process is killed, in {min(options.kills, options.in_checkpoint)} of"
         f" them inside a checkpoint; results in {options.out}"
     )
 
@@ -141,6 +146,29 @@ def plan(options: Options, seconds: dict[tuple[str, str, str], float] | None) ->
         after_s = part * seconds[mode, engine, world] if seconds else part
         trials.append(Trial(number, mode, role, engine, world, after_s, inside))
     return trials
+
+
+def known(options: Options) -> dict[int, Line]:
+    """The trials that a run with these options has finished, by number."""
+    file, found = options.out / TRIALS, {}
+    for text in file.read_text().splitlines() if file.exists() else []:
+        said = json.loads(text)
+        if said["of"] == _what(options):
+            ending = Ending(**said["line"].pop("ending"))
+            account = said["line"].pop("account")
+            line = Line(**said["line"], ending=ending, account=account and Account(**account))
+            found[line.number] = line
+    return found
+
+
+def _keep(options: Options, line: Line) -> None:
+    with (options.out / TRIALS).open("a") as lines:
+        lines.write(json.dumps({"of": _what(options), "line": asdict(line)}) + "\n")
+
+
+def _what(options: Options) -> str:
+    """What decides the trials."""
+    return repr(replace(options, out=Path(), dry_run=False))
 
 
 def engine_of(role: str) -> str:
@@ -212,7 +240,7 @@ def _one(options: Options, trial: Trial, schema: Path, seconds: float, auc: floa
         broken = "hangs" if ending.hung else f"not finished: {ending.said}"
     elif trial.world == "counting":
         try:
-            from experiments.drilling.accounts import settle  # late: loads torch
+            from experiments.drilling.settle import settle  # late: loads torch
 
             account = settle(folder, mode=trial.mode, ranks=options.ranks, servers=options.servers)
         except ValueError as error:

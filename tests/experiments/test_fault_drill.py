@@ -6,15 +6,26 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from experiments.drilling.accounts import settle
+from experiments.drilling.account import Account
 from experiments.drilling.roles import alive, processes_of
+from experiments.drilling.settle import settle
 from experiments.drilling.trial import Ending
 from experiments.drilling.world import IDS, RATE, samples_applied, write_world
-from experiments.studies.fault_drill import Line, Options, command, plan, table, verdict
+from experiments.studies.fault_drill import (
+    Line,
+    Options,
+    _keep,
+    command,
+    known,
+    plan,
+    table,
+    verdict,
+)
 from runtime.config import (
     CheckpointConfig,
     DataConfig,
@@ -125,10 +136,19 @@ def test_a_hang_and_a_silent_loss_are_told_and_not_averaged_away():
     [
         ({"modes": ("hybird",)}, "modes must be one of"),
         ({"roles": ("boss",)}, "roles must be one of"),
-        ({"kills": 3, "in_checkpoint": 4}, "in_checkpoint must be <= 3"),
+        ({"in_checkpoint": -1}, "in_checkpoint must be >= 0"),
         ({"servers": 0}, "servers must be >= 1"),
     ],
 )
 def test_bad_options_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         Options(**wrong)
+
+
+def test_finished_trials_are_kept_for_the_same_options_only(tmp_path):
+    options = Options(kills=2, in_checkpoint=0, learning=0, out=tmp_path)
+    ended = Ending(True, False, False, 0, 1, 1.5, "told")
+    kept = Line(1, "sync", "server", "counting", ended, Account(8, 7, 1, 0), None, "")
+    _keep(options, kept)
+    assert known(options) == {1: kept}
+    assert known(replace(options, seed=1)) == {}

@@ -56,6 +56,12 @@ BAD = {
         "factors": NOT_POSITIVE | st.sampled_from(["1e3", ""]), "seeds": COUNT,
     },
     "simulator-speed": {"steps": COUNT, "most-ranks": COUNT | st.just("7"), "closed-forms": COUNT},
+    "fault-drill": {
+        "kills": COUNT, "in-checkpoint": NEGATIVE | ABSURD, "learning": NEGATIVE | ABSURD,
+        "modes": UNKNOWN | st.just(""), "roles": UNKNOWN | st.just(""), "steps": COUNT,
+        "ranks": COUNT | st.just("9"), "servers": COUNT | st.just("9"), "latency-s": ODD_FLOAT,
+        "patience-s": NOT_POSITIVE | st.just("1e300"), "seed": NEGATIVE,
+    },
     "predict-published": dict.fromkeys(
         ("rows", "workloads", "systems", "tables", "known"), NO_FILE
     ),
@@ -68,6 +74,13 @@ BAD = {
     "bench-latency": {
         "latency-s": ODD_FLOAT | st.just(""), "windows": COUNT | st.just(""), "ranks": COUNT,
         "batch": COUNT, "window-steps": COUNT | st.just("2"), "rounds": COUNT,
+        "most-foreign-cores": ODD_FLOAT,
+    },
+    "scaling": {
+        "engines": UNKNOWN | st.just(""), "modes": UNKNOWN | st.just(""),
+        "ranks": COUNT | st.just(""), "servers": COUNT | st.just(""),
+        "latency-s": ODD_FLOAT | st.just(""), "batch": COUNT, "hidden": COUNT | st.just(""),
+        "dim": COUNT, "steps": COUNT | st.just("19"), "rounds": COUNT,
         "most-foreign-cores": ODD_FLOAT,
     },
     "bench-transport": {

@@ -179,6 +179,9 @@ def test_a_server_that_is_not_to_come_back_ends_the_run_with_its_name():
         with pytest.raises((PeerError, RunStopped)):
             for step in range(1, 1000):
                 one_step(found.store, 0, step)
+        ends_s = time.monotonic() + 20
+        while not found.links.stop and time.monotonic() < ends_s:
+            time.sleep(0.01)  # whoever notices first raises, the heart tells the run
         error = found.links.stop.error
         assert isinstance(error, PeerError)
         assert "embedding server 0" in str(error)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from experiments.drilling.account import Account
 from experiments.drilling.world import samples_applied
 from persia_sim.words.records import parse
 from persia_sim.words.vocabulary import Mode
@@ -16,18 +16,6 @@ from runtime.data.batch import Field, Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.reference.plan import shard_of
 from runtime.run.folder import read_summary
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """Pushes of a finished run, over all its servers."""
-
-    sent: int
-    applied: int
-    lost: int
-    """Counted as lost by the run itself."""
-    silent: int
-    """Sum over the servers of what is neither applied nor counted, or applied twice."""
 
 
 def rows_of(checkpoint: Checkpoint) -> tuple[np.ndarray, np.ndarray]:
