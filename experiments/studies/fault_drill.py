@@ -122,10 +122,11 @@ def run(options: Options) -> None:
 
 def describe(options: Options) -> str:
     """What will be done, in a sentence."""
+    inside = min(options.kills, options.in_checkpoint)
     return (
         f"{options.kills} runs of {options.steps} steps, {options.ranks} ranks and"
-        f" {options.servers} servers; in each a process is killed, in {min(options.kills, options.in_checkpoint)} of"
-        f" them inside a checkpoint; results in {options.out}"
+        f" {options.servers} servers; in each a process is killed, in {inside} of them inside a"
+        f" checkpoint; results in {options.out}"
     )
 
 
