@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,7 @@ SILENCE_S = 30.0
 JOIN_S = 300.0
 """How long the ranks may be apart when they start: loading torch and data takes its time."""
 _LOOK_S = 1.0
+_T = TypeVar("_T")
 _NEVER = timedelta(days=1)  # our own waits are shorter, and can say more than torch's
 
 
@@ -46,6 +47,31 @@ class Words(Protocol):
 
     def check(self, keys: list[str]) -> bool:
         """Whether all of these were written."""
+
+
+class _Heard:
+    """Words whose holder may go: torchrun, or rank 0."""
+
+    def __init__(self, store: Words, rank: int) -> None:
+        self._store, self._rank = store, rank
+
+    def set(self, key: str, value: str) -> None:
+        self._ask(lambda: self._store.set(key, value))
+
+    def get(self, key: str) -> bytes:
+        return self._ask(lambda: self._store.get(key))
+
+    def check(self, keys: list[str]) -> bool:
+        return self._ask(lambda: self._store.check(keys))
+
+    def _ask(self, ask: Callable[[], _T]) -> _T:
+        try:
+            return ask()
+        except RuntimeError:  # of torch's store, whose words name a socket
+            raise PeerError(
+                f"the launcher of rank {self._rank} is gone, and the ranks cannot agree without"
+                " it; start torchrun again, with --resume if the run has a checkpoint"
+            ) from None
 
 
 class RankGroup:
@@ -70,7 +96,7 @@ class RankGroup:
         self.rank, self.ranks = rank, ranks
         self.status = "starts"
         """What this rank does; part of its sign of life."""
-        self._store, self._beat_s, self._silence_s = store, beat_s, silence_s
+        self._store, self._beat_s, self._silence_s = _Heard(store, rank), beat_s, silence_s
         self._stop = Stop()
         self._seen: dict[int, tuple[str, float]] = {}
         self._closed = threading.Event()
@@ -93,6 +119,10 @@ class RankGroup:
     def attach(self, stop: Stop) -> None:
         """This run is stopped when the launcher is gone."""
         self._stop = stop
+
+    def fail(self, error: BaseException) -> None:
+        """Stop this rank's run for what a thread beside it has met; the first error is told."""
+        self._stop.set(error)
 
     def close(self) -> None:
         """Leave the group. The other ranks need not be there."""
@@ -248,7 +278,7 @@ class RankGroup:
             number += 1
             try:
                 self._store.set(f"beat/{self.rank}", f"{number} {self.status}")
-            except RuntimeError:  # of torch's store: whoever held it has gone
-                self._stop.set(PeerError(f"the launcher of rank {self.rank} is gone"))
+            except PeerError as error:
+                self.fail(error)
                 return
             self._closed.wait(self._beat_s)

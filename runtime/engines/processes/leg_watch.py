@@ -45,6 +45,8 @@ class LegWatch:
                     return
         except RunStopped:
             pass
+        except Exception as error:  # nobody hands out batches now: the run ends, in a sentence
+            self._group.fail(error)
 
     def _agreed(self, promised: int) -> int:
         name = f"leg {self._leg} has promised"
