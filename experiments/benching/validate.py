@@ -84,6 +84,14 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
+class Laws:
+    """What the profile gave, and the machine beside it."""
+
+    by_stage: dict[str, HostLaw]
+    foreign_cores: float
+
+
+@dataclass(frozen=True, slots=True)
 class Forecast:
     """What was predicted of a case before it ran."""
 
@@ -116,7 +124,7 @@ def run(options: Options) -> None:
         return
     with sole_writer(options.out):
         laws, done = _measure(options, every)
-        forecasts = {case.name: forecast(laws, case) for case in every}
+        forecasts = {case.name: forecast(laws.by_stage, case) for case in every}
         records = compare(every, forecasts, done)
         write_csv(options.out / "validate.csv", records)
     print(laws_table(laws))
@@ -235,13 +243,14 @@ def stage_table(records: Sequence[dict[str, Any]]) -> str:
     return aligned(["ms a batch (error)", *names], cells)
 
 
-def laws_table(laws: dict[str, HostLaw]) -> str:
+def laws_table(laws: Laws) -> str:
     """Points, fit and range of each law."""
     cells = []
-    for name, law in laws.items():
+    for name, law in laws.by_stage.items():
         ranges = ", ".join(f"{n} {a:,.0f} to {b:,.0f}" for n, (a, b) in law.ranges.items())
         cells.append([name, str(law.points), f"{law.spread:.0%}", ranges])
-    return aligned(["law", "points", "spread", "measured at"], cells)
+    found = aligned(["law", "points", "spread", "measured at"], cells)
+    return f"{found}\nother processes used {laws.foreign_cores:.2f} cores beside the profile"
 
 
 def conclusion(records: Sequence[dict[str, Any]]) -> str:
@@ -264,7 +273,7 @@ def conclusion(records: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _measure(options: Options, every: Sequence[Case]) -> tuple[dict[str, HostLaw], list[Done]]:
+def _measure(options: Options, every: Sequence[Case]) -> tuple[Laws, list[Done]]:
     from tqdm import tqdm
 
     total = len(every) * options.rounds
@@ -277,19 +286,26 @@ def _measure(options: Options, every: Sequence[Case]) -> tuple[dict[str, HostLaw
     return laws, done
 
 
-def _laws(options: Options, tick: Callable[[], None]) -> dict[str, HostLaw]:
+def _laws(options: Options, tick: Callable[[], None]) -> Laws:
+    """Of the profile; one beside which the machine was loaded is measured once more."""
     file = _laws_file(options)
     if file.exists():
-        points = {
-            stage: [Point(p["at"], p["seconds"]) for p in own]
-            for stage, own in json.loads(file.read_text()).items()
-        }
         for _ in range(measurements_of(PROFILED)):
             tick()
     else:
-        points = measure_host(PROFILED, tick)
-        write_json(file, {s: [asdict(p) for p in own] for s, own in points.items()})
-    return {stage: fit_law(stage, own) for stage, own in points.items()}
+        for told in ({"tick": tick}, {}):  # the bar moves once
+            with ForeignLoad() as load:
+                points = measure_host(PROFILED, **told)
+            if load.cores <= options.most_foreign_cores:
+                break
+        found = {stage: [asdict(p) for p in own] for stage, own in points.items()}
+        write_json(file, {"points": found, "foreign_cores": load.cores})
+    kept = json.loads(file.read_text())
+    laws = {
+        stage: fit_law(stage, [Point(p["at"], p["seconds"]) for p in own])
+        for stage, own in kept["points"].items()
+    }
+    return Laws(laws, kept["foreign_cores"])
 
 
 def _runs(options: Options, every: Sequence[Case]) -> Iterator[Done]:

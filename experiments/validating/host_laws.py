@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 
 import numpy as np
 
@@ -17,7 +16,6 @@ from experiments.validating.cases import DATA, Case, Held
 from experiments.validating.stages import Stages
 
 TERMS = {
-    "load": ("samples", "occurrences"),
     "worker_forward": ("one", "occurrences"),
     "server_lookup": ("one", "distinct", "distinct_floats"),
     "worker_pool": ("one", "occurrences", "occurrence_floats"),
@@ -28,13 +26,14 @@ TERMS = {
 }
 """What each law is linear in."""
 RANGES = {
-    "load": ("occurrences_per_sample",),
     "dense": ("samples", "dense_params"),
     "add_gradient": ("dense_params",),
 }
 """Quantities outside whose measured range a law is extrapolated; else those of items and dim."""
 MISSING = (
     "transport: rows in server processes are not profiled, so no case has any",
+    "loader: samples are drawn before a run (the stream draws 16,384 at once, a burst that no mean"
+    " describes)",
     "copy: the host's memory is the device's, nothing moves",
 )
 
@@ -73,7 +72,6 @@ def quantities(held: Held) -> dict[str, float]:
         "samples": held.samples,
         "occurrences": held.occurrences,
         "occurrence_floats": held.occurrences * held.dim,
-        "occurrences_per_sample": held.occurrences / held.samples,
         "distinct": held.distinct,
         "distinct_floats": held.distinct * held.dim,
         "dense_params": held.dense_params,
@@ -104,8 +102,8 @@ def fit_law(stage: str, points: Sequence[Point]) -> HostLaw:
 def measure_host(
     profiled: Sequence[Case], tick: Callable[[], object] = lambda: None
 ) -> dict[str, list[Point]]:
-    """Every stage of the profiled configurations' models at four batch sizes, the loader at five
-    lengths of bags, and the addition of a rank's dense gradient at five sizes."""
+    """Every stage of the profiled configurations at four batch sizes, and the addition of a rank's
+    dense gradient at five sizes."""
     from runtime.run import profile  # late: loads torch
 
     found: dict[str, list[Point]] = {}
@@ -119,9 +117,6 @@ def measure_host(
             found.setdefault("dense", []).append(Point(at, dense_s))
             for stage, points in stages.items():
                 found.setdefault(stage, []).append(Point(at, points[number].seconds))
-    for bag in (1, 2, 3, 4, 6):
-        found.setdefault("load", []).append(_load(Case(bag=bag)))
-        tick()
     for exponent in (14, 16, 18, 20, 21):
         found.setdefault("add_gradient", []).append(_add_gradient(2**exponent))
         tick()
@@ -132,15 +127,7 @@ def measurements_of(profiled: Sequence[Case]) -> int:
     """Calls of the tick of `measure_host`."""
     from runtime.run import profile
 
-    return len(profiled) * profile.MEASUREMENTS + 10
-
-
-def _load(case: Case) -> Point:
-    chunks = case.source().chunks("train")
-    first = next(chunks)
-    ids = len(first.ids)
-    seconds = _median_s(lambda: next(chunks), 5)
-    return Point(quantities(Held(first.size, ids, ids, 0, case.dim)), seconds)
+    return len(profiled) * profile.MEASUREMENTS + 5
 
 
 def _add_gradient(weights: int) -> Point:
@@ -172,7 +159,7 @@ def stages_by_law(
     update_s = dense.terms["dense_params"] * held.dense_params
     compute_s = dense(at) - update_s
     stages = Stages(
-        load_s=laws["load"](at) + laws["worker_forward"](at),
+        load_s=laws["worker_forward"](at),
         read_s=laws["server_lookup"](at),
         pool_s=laws["worker_pool"](at),
         forward_s=compute_s / 3,
@@ -184,8 +171,3 @@ def stages_by_law(
     )
     flags = (f"{n} ({', '.join(names)})" for n, names in outside.items() if names)
     return stages, tuple(flags)
-
-
-def profiled_cases(hidden: Sequence[tuple[int, ...]], dims: Sequence[int]) -> list[Case]:
-    """Configurations of each MLP with each width of rows."""
-    return [Case(hidden=widths, dim=dim) for widths, dim in product(hidden, dims)]

@@ -44,6 +44,26 @@ class TimedRows:
         return _timed(self._work.update, step - 1, self._rows.update, pushes, update, step)
 
 
+class Drawn:
+    """A stream whose first samples are drawn already, so that no rank draws while it is timed."""
+
+    def __init__(self, source: Any, samples: int) -> None:
+        self._source = source
+        self._chunks: list[Any] = []
+        for chunk in source.chunks("train"):
+            self._chunks.append(chunk)
+            samples -= chunk.size
+            if samples <= 0:
+                break
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def chunks(self, part: str) -> Any:
+        """As the stream's; the training part ends with what is drawn."""
+        return iter(self._chunks) if part == "train" else self._source.chunks(part)
+
+
 def run_case(case: Case, steps: int) -> Found:
     """Train so many steps in this process and measure them."""
     import torch
@@ -52,7 +72,8 @@ def run_case(case: Case, steps: int) -> Found:
     from runtime.rank.parts import assemble
 
     torch.set_num_threads(1)
-    parts = assemble(case.config(steps), case.source())
+    source: Any = Drawn(case.source(), steps * case.batch)
+    parts = assemble(case.config(steps), source)
     work = RowWork([], [], [])
     store: Any = parts.store  # rows of this process, one server for each shard
     for server in store.servers:

@@ -55,10 +55,15 @@ def contended(case: Case, stages: Stages, steps: int, cores: int | None = None) 
     longer by the same factor. The interpreter's lock and the memory are not in it.
     """
     alone = schedule(case, stages, steps)
-    factor = stretch(case, stages, alone, cores or os.cpu_count() or 1)
+    factor = stretch(case, stages, alone, cores or cores_here())
     if factor == 1.0:
         return alone
     return replace(schedule(case, stages.times(factor), steps), stretch=factor)
+
+
+def cores_here() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def stretch(case: Case, stages: Stages, alone: Schedule, cores: int) -> float:

@@ -15,7 +15,7 @@ class Stages:
     """Means over batches, without waiting for other steps or ranks."""
 
     load_s: float
-    """Draw the samples, merge duplicates."""
+    """Cut the batch out of the samples, merge duplicates."""
     read_s: float
     """Copy the rows out of the store."""
     pool_s: float

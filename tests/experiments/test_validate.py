@@ -13,7 +13,7 @@ from experiments.benching.validate import Done, Forecast, Options, cases, compar
 from experiments.commands import main
 from experiments.validating.bands import band_of, error, verdicts
 from experiments.validating.cases import Case, Held, held_by, weights_of
-from experiments.validating.host_laws import Point, fit_law, quantities, stages_by_law
+from experiments.validating.host_laws import TERMS, Point, fit_law, quantities, stages_by_law
 from experiments.validating.running import Found, run_case
 from experiments.validating.schedule import Schedule, contended, schedule
 from experiments.validating.stages import RowWork, Stages, measured_stages
@@ -78,10 +78,10 @@ def test_stages_by_law_add_a_gradient_for_each_further_rank_and_name_what_is_ext
     held = Held(10, 260, 100, 1000, 16, again=0.5)
     at = [quantities(Held(n, 26 * n, 10 * n, p, 16)) for n in (5, 20) for p in (500, 2000)]
     flat = {
-        "load": 1e-6, "worker_forward": 1e-8, "server_lookup": 2e-8, "worker_pool": 1e-8,
+        "worker_forward": 1e-8, "server_lookup": 2e-8, "worker_pool": 1e-8,
         "worker_scatter": 1e-8, "server_update": 4e-8,
     }  # fmt: skip
-    by = {"load": "samples", "server_lookup": "distinct", "server_update": "distinct"}
+    by = {"server_lookup": "distinct", "server_update": "distinct"}
     laws = {
         name: fit_law(name, [Point(q, each * q[by.get(name, "occurrences")]) for q in at])
         for name, each in flat.items()
@@ -93,7 +93,7 @@ def test_stages_by_law_add_a_gradient_for_each_further_rank_and_name_what_is_ext
     stages, flags = stages_by_law(laws, held, ranks=3)
     assert stages.update_s == pytest.approx(1e-9 * 1000 + 2 * 3e-9 * 1000)
     assert stages.forward_s + stages.backward_s == pytest.approx(1e-4 + 1e-10 * 6 * 1000 * 10)
-    assert stages.load_s == pytest.approx(1e-5 + 2.6e-6)
+    assert stages.load_s == pytest.approx(2.6e-6)
     assert stages.refresh_s == pytest.approx(0.5 * 2e-6)
     assert flags == ("add_gradient (dense_params)",)  # measured to 700 weights
     assert stages_by_law(laws, held, ranks=1)[1] == ()
@@ -208,13 +208,9 @@ def test_what_was_measured_is_not_measured_again(tmp_path, monkeypatch, capsys):
         runs.append(case)
         return Found(1000.0, 0.0, STAGES)
 
-    def host(*_: object) -> dict[str, list[Point]]:
+    def host(*_: object, **__: object) -> dict[str, list[Point]]:
         at = [quantities(Held(n, 26 * n, n, 100, d)) for n in (100, 1000) for d in (16, 32)]
-        names = (
-            "load worker_forward server_lookup worker_pool worker_scatter server_update dense"
-            " add_gradient"
-        )
-        return {name: [Point(q, 1e-6 * q["samples"]) for q in at] for name in names.split()}
+        return {name: [Point(q, 1e-6 * q["samples"]) for q in at] for name in TERMS}
 
     monkeypatch.setattr(validate, "run_case", measured)
     monkeypatch.setattr(validate, "measure_host", host)
