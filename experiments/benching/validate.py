@@ -124,7 +124,7 @@ def run(options: Options) -> None:
         return
     with sole_writer(options.out):
         laws, done = _measure(options, every)
-        forecasts = {case.name: forecast(laws.by_stage, case) for case in every}
+        forecasts = {case.name: forecast(laws.by_stage, case, options.steps) for case in every}
         records = compare(every, forecasts, done)
         write_csv(options.out / "validate.csv", records)
     print(laws_table(laws))
@@ -155,9 +155,9 @@ def plan(options: Options, every: Sequence[Case]) -> str:
     return "\n".join(lines)
 
 
-def forecast(laws: dict[str, HostLaw], case: Case) -> Forecast:
+def forecast(laws: dict[str, HostLaw], case: Case, steps: int) -> Forecast:
     """The laws' stages through the schedule, on the cores of this host."""
-    stages, flags = stages_by_law(laws, held_by(case), case.ranks)
+    stages, flags = stages_by_law(laws, held_by(case, steps), case.ranks)
     found = contended(case, stages, SIMULATED_STEPS)
     return Forecast(stages.times(found.stretch), found, flags)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig, EngineConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.data.presets import recipe
+from runtime.data.source import rebatch
 from runtime.data.truth import Recipe
 from runtime.embedding.config import TableConfig
 
@@ -110,6 +111,8 @@ class Held:
     dim: int
     again: float = 0.0
     """Share of the distinct ids that also stand in a batch of the window before it."""
+    created: float = 0.0
+    """Share of the distinct ids that no batch before had: their rows are made."""
 
     @property
     def flops(self) -> float:
@@ -117,22 +120,32 @@ class Held:
         return 6.0 * self.dense_params * self.samples
 
 
-def held_by(case: Case) -> Held:
-    """Counted in the case's own stream, batch by batch; nothing is timed."""
-    chunk = next(case.source().chunks("train"))
-    size = min(case.batch_per_rank, chunk.size)
-    parts = [np.unique(chunk.rows(k, k + size).ids) for k in range(0, chunk.size - size + 1, size)]
+def held_by(case: Case, steps: int = 90) -> Held:
+    """Counted in the case's own stream, batch by batch of so many steps; nothing is timed.
+
+    Rows that are made are those of the steps after the first third.
+    """
+    size, count = case.batch_per_rank, steps * case.ranks
+    ids, occurrences = [], 0
+    for batch in islice(rebatch(case.source().chunks("train"), size), count):
+        ids.append(np.unique(batch.ids))
+        occurrences += len(batch.ids)
     window = case.window * case.ranks if case.mode is Mode.LOOKAHEAD else 0
-    before = parts[-1 - window : -1]
-    pending = np.isin(parts[-1], np.concatenate(before)).mean() if before else 0.0
+    before = ids[-1 - window : -1]
+    pending = np.isin(ids[-1], np.concatenate(before)).mean() if before else 0.0
+    held = np.array([len(own) for own in ids])
+    first = np.unique(np.concatenate(ids), return_index=True)[1]
+    new = np.bincount(np.searchsorted(held.cumsum(), first, side="right"), minlength=count)
+    warm = steps // 3 * case.ranks
     made = case.recipe()
     return Held(
         samples=size,
-        occurrences=len(chunk.ids) * size / chunk.size,
-        distinct=float(np.mean([len(ids) for ids in parts])),
+        occurrences=occurrences / count,
+        distinct=float(held.mean()),
         dense_params=weights_of(len(made.fields) * case.dim + made.dense, case.hidden),
         dim=case.dim,
         again=float(pending),
+        created=float(new[warm:].sum() / held[warm:].sum()),
     )
 
 

@@ -18,6 +18,7 @@ from experiments.validating.stages import Stages
 TERMS = {
     "worker_forward": ("one", "occurrences"),
     "server_lookup": ("one", "distinct", "distinct_floats"),
+    "server_create": ("one", "distinct", "distinct_floats"),
     "worker_pool": ("one", "occurrences", "occurrence_floats"),
     "worker_scatter": ("one", "occurrences", "occurrence_floats"),
     "server_update": ("one", "distinct", "distinct_floats"),
@@ -109,7 +110,7 @@ def measure_host(
     found: dict[str, list[Point]] = {}
     for case in profiled:
         stages, dense, weights = profile.measure_stages(case.dim, case.hidden, DATA, tick)
-        stages.pop("load"), stages.pop("server_create")
+        stages.pop("load")
         for number, (size, dense_s) in enumerate(dense):
             occurrences = stages["worker_pool"][number].items
             distinct = stages["server_lookup"][number].items
@@ -160,7 +161,7 @@ def stages_by_law(
     compute_s = dense(at) - update_s
     stages = Stages(
         load_s=laws["worker_forward"](at),
-        read_s=laws["server_lookup"](at),
+        read_s=laws["server_lookup"](at) + held.created * laws["server_create"](at),
         pool_s=laws["worker_pool"](at),
         forward_s=compute_s / 3,
         backward_s=compute_s * 2 / 3,

@@ -75,13 +75,13 @@ def test_a_law_is_found_from_eight_exact_points_and_says_where_it_was_measured()
 
 
 def test_stages_by_law_add_a_gradient_for_each_further_rank_and_name_what_is_extrapolated():
-    held = Held(10, 260, 100, 1000, 16, again=0.5)
+    held = Held(10, 260, 100, 1000, 16, again=0.5, created=0.2)
     at = [quantities(Held(n, 26 * n, 10 * n, p, 16)) for n in (5, 20) for p in (500, 2000)]
     flat = {
-        "worker_forward": 1e-8, "server_lookup": 2e-8, "worker_pool": 1e-8,
+        "worker_forward": 1e-8, "server_lookup": 2e-8, "server_create": 5e-8, "worker_pool": 1e-8,
         "worker_scatter": 1e-8, "server_update": 4e-8,
     }  # fmt: skip
-    by = {"server_lookup": "distinct", "server_update": "distinct"}
+    by = {"server_lookup": "distinct", "server_create": "distinct", "server_update": "distinct"}
     laws = {
         name: fit_law(name, [Point(q, each * q[by.get(name, "occurrences")]) for q in at])
         for name, each in flat.items()
@@ -94,6 +94,7 @@ def test_stages_by_law_add_a_gradient_for_each_further_rank_and_name_what_is_ext
     assert stages.update_s == pytest.approx(1e-9 * 1000 + 2 * 3e-9 * 1000)
     assert stages.forward_s + stages.backward_s == pytest.approx(1e-4 + 1e-10 * 6 * 1000 * 10)
     assert stages.load_s == pytest.approx(2.6e-6)
+    assert stages.read_s == pytest.approx(100 * 2e-8 + 0.2 * 100 * 5e-8)
     assert stages.refresh_s == pytest.approx(0.5 * 2e-6)
     assert flags == ("add_gradient (dense_params)",)  # measured to 700 weights
     assert stages_by_law(laws, held, ranks=1)[1] == ()
@@ -101,7 +102,7 @@ def test_stages_by_law_add_a_gradient_for_each_further_rank_and_name_what_is_ext
 
 def test_what_a_batch_holds_is_counted_in_its_stream():
     case = Case(batch=256, ranks=2, mode=Mode.LOOKAHEAD)
-    held = held_by(case)
+    held = held_by(case, 64)  # 128 batches of 128: one chunk of the stream
     chunk = next(case.source().chunks("train"))
     assert (held.samples, held.occurrences) == (128, 128 * 26)
     distinct = [len(set(chunk.rows(k, k + 128).ids.tolist())) for k in range(0, chunk.size, 128)]
@@ -109,6 +110,13 @@ def test_what_a_batch_holds_is_counted_in_its_stream():
     own = set(chunk.rows(chunk.size - 128, chunk.size).ids.tolist())
     before = set(chunk.rows(chunk.size - 9 * 128, chunk.size - 128).ids.tolist())
     assert held.again == pytest.approx(len(own & before) / len(own))
+    seen, new, met = set(), 0, 0
+    for k in range(0, chunk.size, 128):
+        ids = set(chunk.rows(k, k + 128).ids.tolist())
+        if k >= 128 * 2 * (64 // 3):
+            new, met = new + len(ids - seen), met + len(ids)
+        seen |= ids
+    assert held.created == pytest.approx(new / met) and 0 < new < met
     assert held_by(Case(bag=3, batch=128)).occurrences == pytest.approx(2 * 128 * 26, rel=0.02)
     assert weights_of(26 * 16 + 13, (256, 128)) == 429 * 256 + 256 * 128 + 128
 
