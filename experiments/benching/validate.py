@@ -20,6 +20,7 @@ from experiments.validating.bands import Band, band_of, error, verdicts
 from experiments.validating.cases import Case, chosen, held_by
 from experiments.validating.host_laws import (
     MISSING,
+    TERMS,
     HostLaw,
     Point,
     fit_law,
@@ -332,7 +333,7 @@ def _file(options: Options, case: Case, number: int) -> Path:
 
 
 def _laws_file(options: Options) -> Path:
-    words = json.dumps([asdict(case) for case in PROFILED], default=str, sort_keys=True)
+    words = json.dumps([TERMS, *map(asdict, PROFILED)], default=str, sort_keys=True)
     return options.out / f"laws-{hashlib.sha256(words.encode()).hexdigest()[:8]}.json"
 
 
