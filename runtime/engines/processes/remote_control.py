@@ -34,6 +34,7 @@ class RemoteControl(EmbeddingStore):
         self.saving = threading.Lock()
         self.last_saved: tuple[str, str] | None = None
         self._links = links
+        self._frozen_in = [0] * links.servers
 
     def counters_of_servers(self) -> list[dict[str, Any]]:
         """What each server has counted, as plain JSON."""
@@ -136,11 +137,15 @@ class RemoteControl(EmbeddingStore):
 
     def freeze_snapshots(self, *, only_changed: bool, track: bool) -> None:
         """Remember all rows (or the changed ones) as they are; inside `consistent_cut`."""
+        self._frozen_in = [self._links.life_of(shard) for shard in range(self.shards)]
         for shard in range(self.shards):
             self._links.call(shard, "freeze_rows", only_changed=only_changed, track=track)
 
     def collect_snapshots(self) -> list[dict[str, dict[str, Any]]]:
-        """Per server and table what was frozen; rows may be trained meanwhile."""
+        """Per server and table what was frozen; rows may be trained meanwhile.
+
+        Raises OSError when a server has died since: what was frozen there is gone.
+        """
         return [
             {name: self._collected(shard, name) for name in self.tables}
             for shard in range(self.shards)
@@ -149,7 +154,10 @@ class RemoteControl(EmbeddingStore):
     def settle_snapshots(self, *, kept: bool) -> None:
         """Whether the last snapshots are safe; if not, what they held counts as changed still."""
         for shard in range(self.shards):
-            self._links.call(shard, "settle_rows", kept=kept)
+            if self._links.life_of(shard) == self._frozen_in[shard]:
+                self._links.call(shard, "settle_rows", kept=kept)
+            else:
+                self.last_saved = None  # a server that came back knows of no changes
 
     def restore(
         self, table: str, shards: Sequence[Mapping[str, Any]], *, keep_present: bool = False
@@ -163,7 +171,14 @@ class RemoteControl(EmbeddingStore):
             )  # fmt: skip
 
     def _collected(self, shard: int, table: str) -> dict[str, Any]:
-        found = self._links.call(shard, "collect_rows", table=table)
+        try:
+            found = self._links.call(shard, "collect_rows", table=table)
+        except RuntimeError:
+            if self._links.life_of(shard) == self._frozen_in[shard]:
+                raise
+            raise OSError(
+                f"embedding server {shard} died before its rows of the checkpoint were copied"
+            ) from None
         return found | {"latest_step": int(found["latest_step"][0])}
 
     def _status(self) -> list[dict[str, Any]]:

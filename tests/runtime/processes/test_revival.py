@@ -15,6 +15,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from runtime.checkpoint.rows import load, take
 from runtime.embedding.open import open_store
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines.processes.launch import ServerProcesses
@@ -170,6 +171,24 @@ def test_ranks_in_threads_go_on_over_deaths_at_any_instant(merges, seed):
             applied = {after.get(i, 0) for i in ids}
             assert applied == {2 * steps - lost[server]}  # sent = applied + lost
         assert sum(lost) > 0
+
+
+def test_a_checkpoint_under_way_fails_with_the_server_and_the_next_one_is_whole(tmp_path):
+    rules = ServerRules(tau=4)
+    with served(rules, servers=2) as found:
+        may_come_back(found, rules)
+        one_step(found.store, 0, 0)
+        found.store.drain()
+        taken = take(found.store, extends=None, track_changes=True)
+        kill(found.processes, 0)
+        one_step(found.store, 0, 1)
+        found.store.drain()
+        with pytest.raises(OSError, match="server 0 died before its rows of the checkpoint"):
+            taken.write(tmp_path / "first")
+        take(found.store, extends=None, track_changes=True).write(tmp_path / "second")
+        again = open_store(LAYOUT, [SGD], shards=1)
+        load(again, tmp_path / "second")
+        assert counts(again) == counts(found.store)
 
 
 def test_a_server_that_is_not_to_come_back_ends_the_run_with_its_name():
