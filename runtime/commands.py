@@ -116,7 +116,9 @@ def guarded(work: Callable[[], None]) -> int:
             sys.stdout.flush()  # here, where a reader that has gone is no error
     except KeyboardInterrupt:
         print(
-            "\ninterrupted; what was finished is kept, unfinished runs start anew", file=sys.stderr
+            "\ninterrupted; what was finished is kept: a run with checkpoints goes on with"
+            " --resume, others start anew",
+            file=sys.stderr,
         )
         return 130
     except ValueError as error:
@@ -199,6 +201,8 @@ def read_train(arguments: list[str], launch: Launch | None = None) -> Train:
     if launch is not None:
         refuse_executor(_value_of("--executor", arguments))
         config = as_launched(config, launch, f"sync.ranks in {file}", resumes=run is not None)
+    if run is not None and int(_value_of("--servers", arguments) or 0):
+        config = replace(config, engine=replace(config.engine, shards=1))  # servers replace them
     start = Train(run=config)
     command = tyro.cli(
         Train,

@@ -168,3 +168,11 @@ def test_incremental_rows_need_checkpoints_and_the_native_kernels():
         CheckpointConfig(checkpoint_incremental=True)
     with pytest.raises(ValueError, match="checkpoint_incremental needs --kernels native"):
         config(kernels="reference", checkpoint_incremental=True, checkpoint_every=3)
+
+
+def test_a_run_with_shards_goes_on_with_servers_without_saying_so_twice(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"engine": {"shards": 3, "executor": "concurrent"}}')
+    command = commands.read_train(["--resume", str(folder), "--servers", "2"])
+    assert (command.run.engine.servers, command.run.engine.shards) == (2, 1)

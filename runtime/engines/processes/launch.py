@@ -100,7 +100,7 @@ class ServerProcesses:
         try:
             code = process.wait(within_s)
         except subprocess.TimeoutExpired:
-            return "is alive"
+            return "has closed its connection, and is alive"
         if code < 0:
             return f"was killed by {signal.Signals(-code).name}"
         return f"ended with exit code {code}"

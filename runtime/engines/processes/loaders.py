@@ -83,7 +83,7 @@ class LoaderProcesses:
         try:
             code = self._processes[loader].wait(1.0)
         except subprocess.TimeoutExpired:
-            return "is alive"
+            return "has closed its connection, and is alive"
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
 
     def close(self) -> None:
