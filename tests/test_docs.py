@@ -63,24 +63,14 @@ def folders_of_the_tree() -> dict[str, str]:
 FOLDERS = folders_of_the_tree()
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_the_readmes_tree_names_every_file_with_its_folder(package):
-    for file in sources():
-        folder = file.parent.relative_to(ROOT).as_posix()
-        if folder.split("/")[0] == package:
-            assert folder in FOLDERS, f"the tree lacks {folder}/"
-            says = rf"\b{file.stem}\b"
-            assert re.search(says, FOLDERS[folder]), f"the tree lacks {file.stem} in {folder}/"
+def test_the_readmes_tree_says_something_of_every_folder_with_sources():
+    for folder in sorted({file.parent.relative_to(ROOT).as_posix() for file in sources()}):
+        assert FOLDERS.get(folder, "").strip(), f"the tree lacks {folder}/"
 
 
-def test_the_readmes_tree_names_no_file_that_is_not_there():
-    stems = {file.stem for file in sources()}
-    for folder, text in FOLDERS.items():
-        if folder.split("/")[0] not in PACKAGES:
-            continue
-        bare = re.sub(r"__main__|\([^)]*\)|[^,;()]*:", "", text)
-        named = {word.strip() for word in re.split(r"[,;.]| and ", bare)} - {""}
-        assert named <= stems, f"the tree names {sorted(named - stems)} in {folder}/"
+def test_the_readmes_tree_names_no_folder_that_is_not_there():
+    for folder in FOLDERS:
+        assert (ROOT / folder).is_dir(), f"the tree names {folder}/"
 
 
 def test_the_readmes_tree_names_every_top_folder():
