@@ -50,14 +50,15 @@ def going_on(
 
 
 def cut_metrics(file: Path, updates: int) -> None:
-    """Drop the lines of evaluations after so many updates: they will be made again."""
+    """Drop the lines of evaluations after so many updates, and of an end: they will be made again,
+    also where the run was killed between its last line and its summary."""
     kept = []
     for line in file.read_text().splitlines() if file.exists() else []:
         try:
             found = json.loads(line)
         except ValueError:  # the last line of a killed run may be half there
             continue
-        if found["updates"] <= updates:
+        if found["updates"] <= updates and not found["drained"]:
             kept.append(line + "\n")
     file.write_text("".join(kept))
 

@@ -104,7 +104,7 @@ def test_no_number_of_the_command_may_be_absurd(name: str, value: str, mode: str
 
 
 def test_ctrl_c_in_a_long_simulation_ends_in_one_line(tmp_path: Path) -> None:
-    words = ["--steps", "5000", "--ranks", "8"]
+    words = ["--steps", "100000", "--ranks", "8"]
     code = "import sys; from persia_sim.__main__ import main; print('up', flush=True)"
     code += "; sys.exit(main())"
     process = subprocess.Popen(

@@ -17,7 +17,7 @@ from runtime.data.synthetic import SyntheticSource
 from runtime.run import schedule
 from runtime.run.ending import Ending, Interrupted
 from runtime.run.record import run_into
-from runtime.run.resume import going_on
+from runtime.run.resume import cut_metrics, going_on
 from runtime.run.session import Saving, train
 from tests.runtime.test_ending import after
 from tests.runtime.worlds import ArraySource, config
@@ -176,3 +176,12 @@ def test_a_run_with_shards_goes_on_with_servers_without_saying_so_twice(tmp_path
     (folder / "config.json").write_text('{"engine": {"shards": 3, "executor": "concurrent"}}')
     command = commands.read_train(["--resume", str(folder), "--servers", "2"])
     assert (command.run.engine.servers, command.run.engine.shards) == (2, 1)
+
+
+def test_an_end_that_was_evaluated_and_not_summed_up_is_evaluated_once(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    lines = [{"updates": 20, "drained": False}, {"updates": 40, "drained": False},
+             {"updates": 40, "drained": True}, {"updates": 60, "drained": False}]  # fmt: skip
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    cut_metrics(file, 40)
+    assert [json.loads(line) for line in file.read_text().splitlines()] == lines[:2]
