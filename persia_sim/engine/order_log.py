@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import simpy
@@ -10,12 +10,11 @@ import simpy
 from persia_sim.words.trace import ALL, Event, Kind, Trace
 
 
-class OrderLog(Protocol):
-    """Where the processes of a run write what took effect."""
+class OrderLog:
+    """Where the processes of a run write what took effect; this one keeps nothing."""
 
     def dense(self, kind: Kind, rank: int, step: int, version: int = ALL) -> None:
         """Something happened now that no server has a part in."""
-        ...
 
     def rows(
         self,
@@ -31,36 +30,13 @@ class OrderLog(Protocol):
         ``pushes`` is the number of batches whose gradients were applied, at each server or at all:
         versions grow by it. ``where``: the servers concerned, bool [servers]; None is all of them.
         """
-        ...
 
     def finish(self, **meta: Any) -> Trace:
-        """The trace so far."""
-        ...
-
-
-class NoOrder:
-    """Keeps nothing."""
-
-    def dense(self, kind: Kind, rank: int, step: int, version: int = ALL) -> None:
-        """Nothing to do."""
-
-    def rows(
-        self,
-        kind: Kind,
-        rank: int,
-        step: int,
-        instants: np.ndarray,
-        pushes: np.ndarray | int = 0,
-        where: np.ndarray | None = None,
-    ) -> None:
-        """Nothing to do."""
-
-    def finish(self, **meta: Any) -> Trace:
-        """There is none."""
+        """The trace so far. Raises ValueError where none is kept."""
         raise ValueError("the run kept no order: simulate with trace=True")
 
 
-class OneShard(NoOrder):
+class OneShard(OrderLog):
     """All servers as one: rows count as read or written when the last server has done it."""
 
     def __init__(self) -> None:
@@ -92,7 +68,7 @@ class OneShard(NoOrder):
         return Trace.of(self._events, **meta)
 
 
-class EachShard(NoOrder):
+class EachShard(OrderLog):
     """One row for each server, in the order of the servers' own instants.
 
     Rows are logged when the last server is done, so an effect is always logged after its cause;

@@ -15,7 +15,7 @@ from persia_sim.engine.checks import check
 from persia_sim.engine.copies import copy_in, copy_out
 from persia_sim.engine.loaders import load
 from persia_sim.engine.lookups import start_lookups
-from persia_sim.engine.order_log import EachShard, NoOrder, OneShard, OrderLog
+from persia_sim.engine.order_log import EachShard, OneShard, OrderLog
 from persia_sim.engine.pushes import Pushes
 from persia_sim.engine.rank import Waiter
 from persia_sim.engine.run import Run
@@ -64,7 +64,7 @@ def simulate(
     """
     need = need or demand(scenario)
     env = CountingEnvironment()
-    order: OrderLog = NoOrder()
+    order: OrderLog = OrderLog()
     if trace:
         servers = scenario.cluster.servers.processes
         order = EachShard(env, servers) if scenario.trace_shards else OneShard()
