@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-from runtime.commands import leave, main
+from runtime.commands import main
+from runtime.guarded import leave
 from runtime.openmp import let_idle_threads_sleep
 
 

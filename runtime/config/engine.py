@@ -59,6 +59,8 @@ class EngineConfig:
     every other case, one by one."""
     timeline: bool = False
     """Of concurrent: keep how long each stage took, as timeline.json for Perfetto."""
+    tensorboard: bool = False
+    """Tell TensorBoard the scores as they come, in the run folder; `pip install tensorboard`."""
 
     def __post_init__(self) -> None:
         check_fields(self)

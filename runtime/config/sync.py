@@ -16,6 +16,8 @@ from runtime.config.bounds import above_zero, within
 
 MOST_RANKS = 4096
 MOST_STEPS = 2**31
+MOST_DENSE_LAG = 1_000
+"""Each step of lag keeps a copy of all dense gradients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,18 @@ class SyncConfig:
     rank's share of it (global)."""
     row_gradients: Literal["mean", "sum"] = "mean"
     """Of the global mean loss, or W times that (the original's)."""
+    sync_steps: int = 0
+    """Of raw_hybrid and hybrid: the first steps run with tau 0, a synchronous start."""
+    dense_lag: int = 0
+    """Of modes with a common step: the dense update of a step is applied so many steps late, up to
+    1,000."""
+    delay_compensation: float = 0.0
+    """Of modes that read late rows: strength lambda, >= 0, of g + lambda g^2 (row now - row read)
+    on every row's gradient g. It goes by the gradient of a mean: about ``batch`` times what it
+    would be for single samples. 0 is off."""
+    lr_by_staleness: bool = False
+    """Of modes that read late rows: a push whose lookup missed k steps is applied with the rows'
+    learning rate divided by max(1, k)."""
     average_every_steps: int = 32
     """Of async_averaging with the lag executor: steps of a rank between averagings."""
     average_every_s: float = DEFAULT_AVERAGE_EVERY_S
@@ -57,6 +71,9 @@ class SyncConfig:
         within(self, 0, MOST_STEPS, "tau")
         within(self, 1, MOST_STEPS, "permits", "ahead", "average_every_steps")
         above_zero(self, 86_400, "average_every_s")
+        within(self, 0, MOST_STEPS, "sync_steps")
+        within(self, 0, MOST_DENSE_LAG, "dense_lag")
+        within(self, 0, 1e9, "delay_compensation")
 
     @property
     def window(self) -> int | None:

@@ -61,6 +61,11 @@ class TrainConfig:
             )
         if engine.executor == "lag" and sync.window is None:
             raise ValueError("the lag executor reaches its bound exactly; give tau a number")
+        if sync.delay_compensation and engine.servers:
+            raise ValueError(
+                f"delay_compensation {sync.delay_compensation:g} needs rows in the ranks' process,"
+                f" where what a lookup read is kept; use --servers 0, without torchrun"
+            )
         if engine.executor == "replay" and self.checkpoint.checkpoint_every is not None:
             raise ValueError(
                 "checkpoint_every is not of a replay, whose order has no cuts; remove it"
@@ -96,6 +101,16 @@ class TrainConfig:
                 mode.may_merge,
                 "modes raw_hybrid and hybrid; sync always merges, async never",
             ),
+            "sync_steps": (
+                mode.may_merge and executor != "replay",
+                "modes raw_hybrid and hybrid, where tau 0 is synchronous; a replay has its order",
+            ),
+            "dense_lag": (
+                mode.has_barrier,
+                "modes with a common step; in async dense weights are late by themselves",
+            ),
+            "delay_compensation": (late, late_modes),
+            "lr_by_staleness": (late, late_modes),
             "match": (not mode.has_barrier, "modes async and async_averaging"),
             "row_gradients": (
                 mode.has_barrier,

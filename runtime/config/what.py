@@ -24,7 +24,10 @@ class DataConfig:
     dir: Path | None = None
     """Folder with the real data sets; else PERSIA_DATA_DIR, else where `data get` put them."""
     rows: int | None = None
-    """Read only the first rows of the training part."""
+    """Read only the first rows of the training part (its validation rows among them)."""
+    validation_fraction: float | None = None
+    """Share of the training rows, the last of them, that validate instead of training, 0 to below
+    1; None: as the data set's schema says. The synthetic stream has validation rows anyway."""
     passes: int = 1
     """Times the training part is read, >= 1. Click logs overfit their ids from the second on."""
     shuffle: bool = False
@@ -38,6 +41,9 @@ class DataConfig:
     def __post_init__(self) -> None:
         check_fields(self, "data.")
         within(self, 1, MOST, "rows", "passes", prefix="data.")
+        share = self.validation_fraction
+        if share is not None and not 0 <= share < 1:
+            raise ValueError(f"data.validation_fraction must be >= 0 and < 1, got {share}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +72,13 @@ class ModelConfig:
 class EvaluationConfig:
     """When and on what the model is judged."""
 
+    part: Literal["test", "validation"] = "test"
+    """test: what no choice may look at. validation: the last training rows, on which rates and
+    other options are chosen; the test part is not read then. They train in neither case."""
     evaluate_every_steps: int | None = None
-    """Evaluate a snapshot on the test part every so many times ``batch`` samples (for curves)."""
+    """Evaluate a snapshot on that part every so many times ``batch`` samples (for curves)."""
     test_rows: int | None = None
-    """Evaluate on the first rows of the test part only, >= 2."""
+    """Evaluate on the first rows of that part only, >= 2."""
 
     def __post_init__(self) -> None:
         check_fields(self)

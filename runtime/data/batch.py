@@ -42,6 +42,8 @@ class Layout:
     """Names of the numeric features."""
     tasks: tuple[str, ...] = ("label",)
     """Names of the behaviours to predict; one logit and one label each."""
+    group: str | None = None
+    """The field whose ids group the samples for GAUC, one a sample (a user); no model sees it."""
 
     def __post_init__(self) -> None:
         if not self.fields or not self.tasks:
@@ -50,6 +52,23 @@ class Layout:
         doubled = sorted({name for name in names if names.count(name) > 1})
         if doubled:
             raise ValueError(f"fields must have different names, got {doubled} twice")
+        if self.group is not None and self.group not in names[: len(self.fields)]:
+            raise ValueError(f"group must be the name of an id field, got {self.group!r}")
+
+    def groups(self, batch: Batch) -> np.ndarray | None:
+        """uint64 [B], the id of ``group`` of each sample; None where samples have no group."""
+        if self.group is None:
+            return None
+        place, width = [f.name for f in self.fields].index(self.group), len(self.fields)
+        if batch.offsets is None:
+            every: np.ndarray = batch.ids[place::width]
+            return every
+        bounds = batch.offsets[: batch.size * width + 1]
+        starts, ends = bounds[:-1][place::width], bounds[1:][place::width]
+        if (ends - starts != 1).any():
+            raise ValueError(f"group {self.group} must have exactly one id in every sample")
+        found: np.ndarray = batch.ids[starts]
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from runtime.data.bars import avazu_x1, criteo_x1, criteo_x4
 from runtime.data.public_formats import avazu, criteo_kaggle, taobao_ad
 from runtime.data.schema import Column, Schema, Split, named
 
@@ -33,6 +34,7 @@ def kuairand_pure_14d() -> Schema:
         ),
         labels=("label", "long_view"),
         tasks=("click", "long_view"),
+        group="user",
         split=Split(column="date", test_from=20220505),
     )
 
@@ -40,6 +42,11 @@ def kuairand_pure_14d() -> Schema:
 def kuairand_pure() -> Schema:
     """The whole KuaiRand-Pure standard-policy log, 8 April to 8 May 2022; split as the 14 days."""
     return replace(kuairand_pure_14d(), name="kuairand-pure")
+
+
+def kuairand_1k() -> Schema:
+    """KuaiRand-1K: all that 1,000 users saw, 11.7 million impressions over 4.4 million videos."""
+    return replace(kuairand_pure_14d(), name="kuairand-1k")
 
 
 def adult() -> Schema:
@@ -143,6 +150,7 @@ def _buckets(*names: str) -> tuple[Column, ...]:
 CATALOGUE: dict[str, Callable[[], Schema]] = {
     "kuairand-pure-14d": kuairand_pure_14d,
     "kuairand-pure": kuairand_pure,
+    "kuairand-1k": kuairand_1k,
     "adult": adult,
     "adult-uci": adult_uci,
     "census-income-kdd": census_income_kdd,
@@ -153,5 +161,8 @@ CATALOGUE: dict[str, Callable[[], Schema]] = {
     "criteo-kaggle": criteo_kaggle,
     "avazu": avazu,
     "taobao-ad": taobao_ad,
+    "criteo_x1": criteo_x1,
+    "avazu_x1": avazu_x1,
+    "criteo_x4": criteo_x4,
 }
 """Every ready schema by name."""

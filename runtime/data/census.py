@@ -8,11 +8,10 @@ import numpy as np
 
 from runtime.data.convert import zero_or_one
 from runtime.data.errors import DataError
-from runtime.data.joined import JoinedTable
+from runtime.data.joined import Table
 from runtime.data.parts import CODES, UNPLACED, Placer
 from runtime.data.schema import Schema
 from runtime.data.source import Part
-from runtime.data.table import TableFile
 
 
 @dataclass(slots=True)
@@ -49,9 +48,7 @@ class Census:
                     )
 
 
-def take_census(
-    schema: Schema, table: TableFile | JoinedTable, placer: Placer, train_rows: int | None
-) -> Census:
+def take_census(schema: Schema, table: Table, placer: Placer, train_rows: int | None) -> Census:
     """Read the labels and the split's column once; ``train_rows`` limits the training part."""
     census = Census(schema.labels)
     columns = dict.fromkeys(schema.labels)

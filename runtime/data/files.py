@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from runtime.data.convert import Values, column_values, zero_or_one
 from runtime.data.errors import DataError
 from runtime.data.ids import tag
 from runtime.data.interleave import interleave
-from runtime.data.joined import open_table
+from runtime.data.joined import main_files, open_table
 from runtime.data.parts import CODES, UNPLACED, Placer, Totals
 from runtime.data.regular import regular_file
 from runtime.data.schema import Schema
@@ -48,7 +49,8 @@ class FileSource:
     folder: Path
     """Where the schema's files lie."""
     rows: int | None = None
-    """At most this many rows of the training part, the first good ones; None: all."""
+    """At most this many rows of the training part, the first good ones; None: all. With a
+    validation part they are split into both."""
     skip_bad_rows: bool = False
     """Count bad rows and leave them out; else the first one is an error."""
     _read: dict[Part, _Read] = field(default_factory=dict)
@@ -66,8 +68,12 @@ class FileSource:
 
     @property
     def path(self) -> Path:
-        """The main file."""
+        """The main file, or the pattern of its name."""
         return self.folder / self.schema.file
+
+    def main_files(self) -> list[Path]:
+        """All files of samples; DataError where a pattern has none."""
+        return [path for path, _ in main_files(self.schema, self.folder)]
 
     def chunks(self, part: Part) -> Iterator[Batch]:
         """The samples of one part in the file's own order."""
@@ -107,10 +113,10 @@ class FileSource:
             batch = None
             if len(mine):
                 if number % of == own:
-                    batch = self._convert(Rows(rows.table.take(mine), rows.numbers[mine]))
+                    batch = self._convert(rows.take(mine))
                     skipped += len(mine) - batch.size
                 number += 1
-            last = int(rows.numbers[-1])
+            last = int(rows.places[-1])
             self.note_left_out(part, skipped, unplaced + table.rows_skipped, last)
             if batch is not None:
                 yield batch
@@ -137,10 +143,21 @@ class FileSource:
         )
 
     def checksums(self) -> list[str]:
-        """SHA-256 of the main file, then of each joined one."""
-        files = [self.path, *(self.folder / join.file for join in self.schema.joins)]
-        stats = [(path, regular_file(path)) for path in files]
-        return [_sha256(path, found.st_size, found.st_mtime_ns) for path, found in stats]
+        """SHA-256 of the main file, or of each where there are several, then of each joined one."""
+        joined = [self.folder / join.file for join in self.schema.joins]
+        main = self.main_files()
+        stats = [(path, regular_file(path)) for path in (*main, *joined)]
+        found = [_digests(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
+        known = self.schema.md5
+        if known and len(known) != len(main):
+            raise DataError(f"md5 of {self.schema.name} names {len(known)} files, not {len(main)}")
+        for path, digests, md5 in zip(main, found, known, strict=False):
+            if digests.md5 != md5:
+                raise DataError(
+                    f"{path} has md5 {digests.md5}, that of {self.schema.name} is {md5}: it is"
+                    " other data\n  fetch it again, or describe it by a schema of your own"
+                )
+        return [digests.sha256 for digests in found]
 
     def census(self) -> Census:
         """Rows of each part by label, counted once; DataError where a part cannot be used."""
@@ -176,10 +193,11 @@ class FileSource:
                 placer = Placer(split, totals, self.schema.missing)
                 column = split.column or self.schema.labels[0]
                 train = sum(
-                    int((placer.place(rows) < CODES["test"]).sum())
+                    int((placer.place(rows) != CODES["test"]).sum())
                     for rows in table.stream((column,))
                 )
-                totals = Totals(rows=totals.rows, train_rows=train)
+                asked = train if self.rows is None else min(train, self.rows)
+                totals = Totals(rows=totals.rows, train_rows=asked)
             self._totals = totals
         return self._totals
 
@@ -196,7 +214,7 @@ class FileSource:
                 converted = convert()
             except pa.ArrowException as error:
                 raise DataError(
-                    f"{self.path}: column {name} of type {rows.table.column(name).type} does not "
+                    f"{rows.path}: column {name} of type {rows.table.column(name).type} does not "
                     f"fit the schema: {error}\n  correct the column's kind, or the file"
                 ) from error
             if converted.bad.any():
@@ -235,13 +253,23 @@ class FileSource:
             return
         value = rows.table.column(column)[place].as_py()
         raise DataError(
-            f"{self.path}, row {rows.numbers[place]}, column {column}: {value!r}; {rule}\n"
+            f"{rows.where(place)}, column {column}: {value!r}; {rule}\n"
             "  correct the row or the schema, or ask to skip bad rows (they are counted)"
         )
 
 
+class _Digests(NamedTuple):
+    sha256: str
+    md5: str
+    """What publishers of data sets give."""
+
+
 @cache
-def _sha256(path: Path, size_bytes: int, modified_ns: int) -> str:
-    """The file's checksum; size and time make a changed file a new key of the cache."""
+def _digests(path: Path, size_bytes: int, modified_ns: int) -> _Digests:
+    """The file's checksums; size and time make a changed file a new key of the cache."""
+    sha256, md5 = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
     with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        while block := stream.read(1 << 20):
+            sha256.update(block)
+            md5.update(block)
+    return _Digests(sha256.hexdigest(), md5.hexdigest())

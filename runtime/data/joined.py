@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from runtime.data.errors import DataError, nearest
 from runtime.data.schema import Join, Schema
+from runtime.data.sequence import FileSequence, matching
+from runtime.data.source import Part
 from runtime.data.table import Rows, TableFile
 
 
@@ -16,7 +18,7 @@ from runtime.data.table import Rows, TableFile
 class JoinedTable:
     """A big file streamed, small ones held in memory and looked up by key for every chunk."""
 
-    main: TableFile
+    main: TableFile | FileSequence
     sides: tuple[tuple[Join, TableFile], ...]
 
     @property
@@ -60,7 +62,7 @@ class JoinedTable:
             columns = {name: rows.table.column(name) for name in from_main}
             for side in loaded:
                 columns |= side.columns_for(rows.table.column(side.join.left))
-            yield Rows(pa.RecordBatch.from_pydict(columns), rows.numbers)
+            yield replace(rows, table=pa.RecordBatch.from_pydict(columns))
 
 
 class _Side:
@@ -91,15 +93,49 @@ class _Side:
         return {name: found.column(name).combine_chunks() for name in self._wanted}
 
 
-def open_table(schema: Schema, folder: Path, *, skip_bad_rows: bool) -> TableFile | JoinedTable:
+def main_files(schema: Schema, folder: Path) -> list[tuple[Path, Part | None]]:
+    """The main file, or all that its pattern and the split's own files stand for; and their parts,
+    where files decide. DataError where a pattern has no file, or a file is of two parts."""
+    split = schema.split
+    if split.test_file is None:
+        return [(path, None) for path in matching(folder, schema.file)]
+    names: list[tuple[str | None, Part]] = [
+        (schema.file, "train"),
+        (split.validation_file, "validation"),
+        (split.test_file, "test"),
+    ]
+    found: dict[Path, Part] = {}
+    for name, part in names:
+        for path in [] if name is None else matching(folder, name):
+            if path in found:
+                raise DataError(
+                    f"{path} is of the {found[path]} and of the {part} part; correct the patterns"
+                )
+            found[path] = part
+    return list(found.items())
+
+
+Table = TableFile | FileSequence | JoinedTable
+"""What a schema's files come to; all of them stream."""
+
+
+def open_table(schema: Schema, folder: Path, *, skip_bad_rows: bool) -> Table:
     """The files of a schema, ready to stream."""
     delimiter = schema.delimiter or ","
-    main = TableFile(
-        path=folder / schema.file,
-        delimiter=delimiter,
-        header=schema.header,
-        skip_bad_rows=skip_bad_rows,
+    files = tuple(
+        (
+            TableFile(
+                path=path,
+                delimiter=delimiter,
+                header=schema.header,
+                skip_bad_rows=skip_bad_rows,
+            ),
+            part,
+        )
+        for path, part in main_files(schema, folder)
     )
+    apart = schema.split.test_file is not None
+    main = FileSequence(files=files) if apart or len(files) > 1 else files[0][0]
     if not schema.joins:
         return main
     sides = (

@@ -88,7 +88,8 @@ def keeping(source: FileSource, root: Path) -> FileSource | KeptSource:
     Bad rows that are left out are counted while they are read, and files that are larger than what
     is kept would not fit: such data is parsed anew each time.
     """
-    if source.skip_bad_rows or source.path.stat().st_size > MOST_BYTES // 2:
+    size_bytes = sum(path.stat().st_size for path in source.main_files() if path.is_file())
+    if source.skip_bad_rows or size_bytes > MOST_BYTES // 2:
         return source
     return KeptSource(source, root)
 

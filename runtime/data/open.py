@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from runtime.data.catalogue import CATALOGUE
@@ -28,6 +29,7 @@ def open_source(
     skip_bad_rows: bool = False,
     *,
     keep: bool = False,
+    validation_fraction: float | None = None,
 ) -> Source:
     """Open a data set: a name of the catalogue, the path of a schema file (.toml) or `synthetic`.
 
@@ -35,9 +37,10 @@ def open_source(
     its distinct ids (``synthetic:criteo-ad:0.01``).
 
     Real data is looked for in ``data_dir``, else in the directory that PERSIA_DATA_DIR names, then
-    where ``data get`` puts downloads. ``rows`` keeps the first rows of the training part only. With
-    ``keep``, what is parsed is kept among the downloads for the next run (`runtime.data.kept`).
-    DataError for what cannot be opened, ValueError for ``rows`` below 1.
+    where ``data get`` puts downloads. ``rows`` keeps the first rows of the training part only, and
+    of those ``validation_fraction`` (the schema's, unless given) validate. With ``keep``, what is
+    parsed is kept among the downloads for the next run (`runtime.data.kept`). DataError for what
+    cannot be opened, ValueError for ``rows`` below 1 or a share that is none.
     """
     is_synthetic = name_or_path.partition(":")[0] == "synthetic"
     if data_dir is not None and (is_synthetic or name_or_path.endswith(".toml")):
@@ -48,6 +51,11 @@ def open_source(
     if is_synthetic:
         if skip_bad_rows:
             raise DataError("skip_bad_rows is not used: the synthetic stream has no bad rows")
+        if validation_fraction is not None:
+            raise DataError(
+                "validation_fraction is not used: the synthetic stream has validation rows of its"
+                " own; remove it"
+            )
         return _open_synthetic(name_or_path, rows)
     if name_or_path.endswith(".toml"):
         schema, folder = read_schema(Path(name_or_path))
@@ -60,6 +68,9 @@ def open_source(
             f"{nearest(name_or_path, ['synthetic', *CATALOGUE])}\n"
             "  a schema of your own is given by its path, which ends in .toml"
         )
+    if validation_fraction is not None:
+        split = replace(schema.split, validation_fraction=float(validation_fraction))
+        schema = replace(schema, split=split)
     source = FileSource(schema=schema, folder=folder, rows=rows, skip_bad_rows=skip_bad_rows)
     return keeping(source, downloads() / "parsed") if keep else source
 

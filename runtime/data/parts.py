@@ -16,6 +16,8 @@ from runtime.data.table import Rows
 CODES: dict[Part, int] = {"train": 0, "validation": 1, "test": 2}
 UNPLACED = -1
 """Code of a row whose split column holds no usable value."""
+NOT_READ = 3
+"""Code of a training row behind those that were asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +27,8 @@ class Totals:
     rows: int = 0
     """Rows of the file; needed by a split that tests the last ones."""
     train_rows: int = 0
-    """Rows before the test part is taken off; needed when there is a validation part."""
+    """Rows that train or validate, as many as were asked for; needed when there is a validation
+    part."""
 
 
 @dataclass(slots=True)
@@ -48,11 +51,14 @@ class Placer:
         in_test, unusable = self._in_test(rows)
         codes = np.where(in_test, CODES["test"], CODES["train"])
         codes[unusable] = UNPLACED
+        if rows.part == "validation":
+            codes[:] = CODES["validation"]
         if self.split.validation_fraction:
             train = codes == CODES["train"]
             order = self._train_seen + np.cumsum(train)  # 1 for the first training row
             kept = self.totals.train_rows * (1 - self.split.validation_fraction)
             codes[train & (order > round(kept))] = CODES["validation"]
+            codes[train & (order > self.totals.train_rows)] = NOT_READ
             self._train_seen = int(order[-1])
         return codes
 
@@ -60,6 +66,8 @@ class Placer:
         """bool [B], whether each row tests; bool [B], whether its split column is unusable."""
         split = self.split
         none_unusable = np.zeros(len(rows.numbers), bool)
+        if rows.part is not None:
+            return np.full(len(rows.numbers), rows.part == "test"), none_unusable
         if split.column is not None:
             array = rows.table.column(split.column)
             threshold = self._threshold
@@ -72,8 +80,8 @@ class Placer:
         assert split.test_fraction is not None  # the split's own check
         if split.random_seed is None:
             last = round(self.totals.rows * (1 - split.test_fraction))
-            return rows.numbers > last, none_unusable
-        return self._draws(rows.numbers) < split.test_fraction, none_unusable
+            return rows.places > last, none_unusable
+        return self._draws(rows.places) < split.test_fraction, none_unusable
 
     def _draws(self, numbers: np.ndarray) -> np.ndarray:
         """Draw k of the seed's sequence for the row with number k, rows left out included."""

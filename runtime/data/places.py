@@ -7,13 +7,15 @@ from pathlib import Path
 
 from runtime.data.errors import DataError
 from runtime.data.schema import Schema
+from runtime.data.sequence import is_pattern
 
 DATA_DIR_VARIABLE = "PERSIA_DATA_DIR"
+CACHE = "XDG_CACHE_HOME"
 
 
 def downloads() -> Path:
     """Where ``data get`` puts what it fetches (the XDG rules for a user's cache)."""
-    cache = os.environ.get("XDG_CACHE_HOME")
+    cache = os.environ.get(CACHE)
     return (Path(cache) if cache else Path.home() / ".cache") / "persia-testbed"
 
 
@@ -28,7 +30,7 @@ def find_folder(schema: Schema, data_dir: str | Path | None = None) -> Path:
     named = data_dir or variable
     candidates = [Path(named) / subfolder, Path(named)] if named else []
     for folder in [*candidates, downloads() / subfolder]:
-        if (folder / schema.file).is_file():
+        if _has(folder, schema.file):
             return folder
     raise DataError(
         f"no data of {schema.name}: there is no {subfolder}/{schema.file}\n"
@@ -38,3 +40,7 @@ def find_folder(schema: Schema, data_dir: str | Path | None = None) -> Path:
         f"  give the data directory, or set {DATA_DIR_VARIABLE}, or fetch public data with\n"
         "  python -m runtime data get kuairand-pure   (or adult-uci)"
     )
+
+
+def _has(folder: Path, name: str) -> bool:
+    return any(folder.glob(name)) if is_pattern(name) else (folder / name).is_file()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from runtime.data.errors import DataError, nearest
 
@@ -44,9 +45,24 @@ def _words(names: str) -> list[str]:
     return names.split()
 
 
-_LOGS = ("log_standard_4_08_to_4_21_pure.csv", "log_standard_4_22_to_5_08_pure.csv")
-_USERS = "user_features_pure.csv"
-_VIDEOS = "video_features_basic_pure.csv"
+class _KuaiRand(NamedTuple):
+    """Names of the files of one of the publisher's versions."""
+
+    logs: tuple[str, ...]
+    users: str
+    videos: str
+
+
+def _kuairand(version: str) -> _KuaiRand:
+    weeks = "4_08_to_4_21", "4_22_to_5_08"
+    return _KuaiRand(
+        tuple(f"log_standard_{week}_{version}.csv" for week in weeks),
+        f"user_features_{version}.csv",
+        f"video_features_basic_{version}.csv",
+    )
+
+
+_PURE, _1K = _kuairand("pure"), _kuairand("1k")
 _USER_TEXTS = (
     "user_active_degree",
     "follow_user_num_range",
@@ -62,7 +78,7 @@ _USER_NUMBERS = (
 )
 
 
-def kuairand_table(folder: Path) -> Any:
+def kuairand_table(folder: Path, files: _KuaiRand = _PURE) -> Any:
     """The two standard-policy logs in time order, with user and video features.
 
     Columns as documented at github.com/chongminggao/KuaiRand. Repeats of (user, video, time) are
@@ -73,15 +89,15 @@ def kuairand_table(folder: Path) -> Any:
     import pyarrow as pa
 
     wanted = _words("user_id video_id date hourmin time_ms is_click long_view duration_ms tab")
-    log = pd.concat([_csv(folder / name, wanted) for name in _LOGS])
+    log = pd.concat([_csv(folder / name, wanted) for name in files.logs])
     log = log.drop_duplicates(["user_id", "video_id", "time_ms"])
     log = log.sort_values("time_ms", kind="stable")
-    users = _csv(folder / _USERS, ["user_id", *_USER_TEXTS, *_USER_NUMBERS])
+    users = _csv(folder / files.users, ["user_id", *_USER_TEXTS, *_USER_NUMBERS])
     wanted = _words(
         "video_id author_id video_type upload_dt upload_type server_width server_height "
         "music_id music_type tag"
     )
-    videos = _csv(folder / _VIDEOS, wanted)
+    videos = _csv(folder / files.videos, wanted)
     frame = _whole(videos["server_width"]).astype(str) + "x"
     videos["frame"] = frame + _whole(videos["server_height"]).astype(str)
 
@@ -161,8 +177,15 @@ PUBLICATIONS = (
     Publication(
         name="kuairand-pure",
         url="https://zenodo.org/records/10439422/files/KuaiRand-Pure.tar.gz",
-        members=(*_LOGS, _USERS, _VIDEOS),
+        members=(*_PURE.logs, _PURE.users, _PURE.videos),
         to_table=kuairand_table,
+        terms="CC BY-SA 4.0; cite C. Gao et al., KuaiRand, CIKM 2022 (kuairand.com)",
+    ),
+    Publication(
+        name="kuairand-1k",
+        url="https://zenodo.org/records/10439422/files/KuaiRand-1K.tar.gz",
+        members=(*_1K.logs, _1K.users, _1K.videos),
+        to_table=partial(kuairand_table, files=_1K),
         terms="CC BY-SA 4.0; cite C. Gao et al., KuaiRand, CIKM 2022 (kuairand.com)",
     ),
     Publication(

@@ -43,6 +43,9 @@ class Schema:
     """The main file: parquet when it ends in .parquet, else delimited text (also .gz)."""
     folder: str | None = None
     """Folder of the files below the data directory; None: the name of the data set."""
+    group: str | None = None
+    """The column of ids whose values group the samples for GAUC, such as the user's: a score of the
+    test part, nothing that is learned. (A column's own `group` is rows that columns share.)"""
     joins: tuple[Join, ...] = ()
     missing: tuple[str, ...] = ("", "?")
     """Texts that mean "no value"; a missing categorical value has an id of its own."""
@@ -50,12 +53,20 @@ class Schema:
     """Of text files: one ASCII character. Default ","."""
     header: tuple[str, ...] | None = None
     """Column names of a text file that has no header line."""
+    md5: tuple[str, ...] = ()
+    """Checksums of the files of samples, in the order train, validation, test: other files are
+    refused, being another split. None: any will do."""
 
     def __post_init__(self) -> None:
         check_types(self)
         for key in ("name", "file"):
             if not getattr(self, key):
                 raise ValueError(f"{key} is empty; give it a text")
+        self._check_group()
+        if wrong := [
+            sum for sum in self.md5 if len(sum) != 32 or set(sum) - set("0123456789abcdef")
+        ]:
+            raise ValueError(f"md5 must be texts of 32 small hexadecimal digits, got {wrong[0]!r}")
         if len(self.layout.fields) > MAX_FIELDS:
             raise ValueError(
                 f"at most {MAX_FIELDS} id columns fit, {self.name} has {len(self.layout.fields)}"
@@ -126,6 +137,15 @@ class Schema:
                     " more; correct its name, or remove it"
                 )
 
+    def _check_group(self) -> None:
+        """The group of a sample is one id that it has anyway."""
+        single = [c.name for c in self.columns if c.kind in ("categorical", "bucket")]
+        if self.group is not None and self.group not in single:
+            raise ValueError(
+                f"group must be a column of one id a sample (categorical or bucket), got"
+                f" {self.group!r}; {self.name} has {', '.join(single) or 'none'}"
+            )
+
     @property
     def id_columns(self) -> tuple[Column, ...]:
         """The columns that become ids, in the order of the fields."""
@@ -166,4 +186,5 @@ class Schema:
             ),
             dense=tuple(c.name for c in self.dense_columns),
             tasks=self.tasks or self.labels,
+            group=self.group,
         )

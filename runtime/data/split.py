@@ -11,7 +11,7 @@ from runtime.data.typed import check_types
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """Which rows train and which test: by a column's value, at random, or by place."""
+    """Which rows train and which test: by a column's value, at random, by place, or by file."""
 
     column: str | None = None
     """The column that decides, with ``test_from`` or ``test_equals``."""
@@ -26,6 +26,10 @@ class Split:
     random_seed: int | None = None
     """With ``test_fraction``: draw rows at random (numpy default_rng(seed).random() < fraction);
     None takes the last rows of the file. 0 to 2**63 - 1."""
+    test_file: str | None = None
+    """A file, or a pattern, whose rows test; all rows of the schema's ``file`` train."""
+    validation_file: str | None = None
+    """With ``test_file``: a file, or a pattern, whose rows validate."""
     validation_fraction: float = 0.0
     """Share of the training rows, the last of them, kept for validation; 0 to below 1."""
 
@@ -33,7 +37,7 @@ class Split:
         check_types(self)
         ways = [
             name
-            for name in ("test_from", "test_equals", "test_fraction")
+            for name in ("test_from", "test_equals", "test_fraction", "test_file")
             if getattr(self, name) is not None
         ]
         by_column = ways in (["test_from"], ["test_equals"])
@@ -41,20 +45,31 @@ class Split:
             given = ways if self.column is None else ["column", *ways]
             raise ValueError(
                 "a split needs either column and test_from, or column and test_equals, or"
-                f" test_fraction, got {' and '.join(given) or 'none of them'}"
+                f" test_fraction, or test_file, got {' and '.join(given) or 'none of them'}"
             )
         if self.test_fraction is not None and not 0 < self.test_fraction < 1:
             raise ValueError(
                 f"test_fraction must be > 0 and < 1, got {self.test_fraction}:"
                 " both parts need rows, a run is scored on the test part"
             )
+        for name in ("test_file", "validation_file"):
+            if getattr(self, name) == "":
+                raise ValueError(f"{name} is empty; give it a file's name, or leave it out")
+        if self.validation_file is not None:
+            if self.test_file is None:
+                raise ValueError("validation_file goes with test_file; add it, or remove both")
+            if self.validation_fraction:
+                raise ValueError(
+                    "validation_file and validation_fraction both say what validates; remove one"
+                )
         if not 0 <= self.validation_fraction < 1:
             raise ValueError(
                 f"validation_fraction must be >= 0 and < 1, got {self.validation_fraction}"
             )
         if self.random_seed is not None:
-            if by_column:
-                raise ValueError("random_seed is for test_fraction, a column decides; remove it")
+            if self.test_fraction is None:
+                decides = "a column" if by_column else "a file"
+                raise ValueError(f"random_seed is for test_fraction, {decides} decides; remove it")
             if not 0 <= self.random_seed < 2**63:
                 raise ValueError(f"random_seed must be 0 to 2**63 - 1, got {self.random_seed}")
         if self.test_from is not None:
@@ -92,7 +107,11 @@ class Split:
         >>> print(Split(column="day", test_from="2013-02-09"))
         train day < 2013-02-09 (as dates), test the others
         """
-        if self.test_equals is not None:
+        if self.test_file is not None:
+            words = f"test {self.test_file}, train the main file"
+            if self.validation_file is not None:
+                words += f"; validation: {self.validation_file}"
+        elif self.test_equals is not None:
             words = f"test {self.column} == {self.test_equals!r}, train the others"
         elif self.test_from is not None:
             kind = " (as dates)" if isinstance(self.threshold, datetime) else ""

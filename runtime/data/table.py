@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 from runtime.data.errors import DataError, nearest
 from runtime.data.header import HEADER_BYTES, header_names
 from runtime.data.regular import broken_file, check_not_empty, no_rows
+from runtime.data.source import Part
 
 ROWS_PER_BATCH = 65_536
 """Rows of one parquet record batch: some 10 MB of ids for 40 columns."""
@@ -28,13 +29,32 @@ RecordBatch = Any
 """A pyarrow.RecordBatch."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
     """Some rows of a file and their numbers in it."""
 
     table: RecordBatch
     numbers: np.ndarray
-    """int64 [B], counted from 1, the header line not counted."""
+    """int64 [B], counted from 1 in their file, the header line not counted."""
+    path: Path
+    """The file."""
+    rows_before: int = 0
+    """Of the files before it, where several make one table."""
+    part: Part | None = None
+    """The part that the whole file is of, where files decide."""
+
+    @property
+    def places(self) -> np.ndarray:
+        """int64 [B], counted from 1 over all files."""
+        return self.rows_before + self.numbers
+
+    def take(self, which: np.ndarray) -> Rows:
+        """Some of them."""
+        return replace(self, table=self.table.take(which), numbers=self.numbers[which])
+
+    def where(self, which: int) -> str:
+        """File and row, as an error names them."""
+        return f"{self.path}, row {self.numbers[which]}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,7 +140,8 @@ class TableFile:
             if batch is None:
                 break
             if batch.num_rows:
-                yield Rows(batch, np.arange(first, first + batch.num_rows))
+                numbers = np.arange(first, first + batch.num_rows)
+                yield Rows(table=batch, numbers=numbers, path=self.path)
                 first += batch.num_rows
         if first == 1:
             raise no_rows(self.path)
@@ -177,7 +198,7 @@ class TableFile:
                     numbers = self._numbers(first, batch.num_rows)
                     first = int(numbers[-1]) + 1
                     self._last = first
-                    yield Rows(batch, numbers)
+                    yield Rows(table=batch, numbers=numbers, path=self.path)
         except (pa.ArrowException, OSError) as error:
             raise self._text_error(error, first, lines_before) from error
         self._last = 2**62  # all of them

@@ -1,11 +1,15 @@
 """A schema of the user's own, read from a TOML file.
 
 name = "mine"
-file = "clicks.csv"                        # relative to this file; parquet, CSV, also .gz
+file = "clicks.csv"                        # relative to this file; parquet, CSV, also .gz;
+                                           # or a pattern: "day-*.parquet", in order of names
 labels = ["clicked"]
+group = "user"                             # GAUC by this column of ids; may be left out
 split = { column = "day", test_from = 7 }  # or test_from = 2024-05-01, a date;
                                            # or { column = "part", test_equals = "test" };
-                                           # or { test_fraction = 0.2, random_seed = 1 }
+                                           # or { test_fraction = 0.2, random_seed = 1 };
+                                           # or { test_file = "test.csv",
+                                           #      validation_file = "valid.csv" }
 
 [[columns]]
 name = "user"

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from persia_sim.words.trace import ALL, Kind, TraceRecorder
 from runtime.config import ModelConfig
 from runtime.dense.group import RankGroup
+from runtime.dense.late import LateGradients
 from runtime.dense.optimizer import (
     DenseGradients,
     apply_gradients,
@@ -32,7 +33,7 @@ from runtime.dense.optimizer import (
 )
 from runtime.dense.rule import Told
 from runtime.dense.rules import LossScale
-from runtime.dense.state import DenseState, capture, load_optimizers
+from runtime.dense.state import DenseState, capture, load_optimizers, pending_of
 from runtime.stop import Stop
 
 _LEFT_OUT, _SPOILT, _LOSS, _SAMPLES, _FINITE, _OVERFLOW, _STEP, _PRESENT = range(8)
@@ -54,11 +55,14 @@ class DistributedWeights:
         recorder: TraceRecorder,
         told: Told,
         stop: Stop,
+        dense_lag: int = 0,
     ) -> None:
         """``recorder``: the updates are recorded at rank 0 alone."""
         self._model, self._group, self._scale = model, group, scale
         self._recorder, self._told, self._stop = recorder, told, stop
-        self._optimizer = make_optimizer(config, model)
+        optimizer = make_optimizer(config, model)
+        self._optimizer = optimizer
+        self._late = LateGradients(dense_lag, lambda g: apply_gradients(model, optimizer, g))
         self._parameters = list(model.parameters())
         for parameter in self._parameters:
             group.broadcast(parameter)
@@ -84,8 +88,7 @@ class DistributedWeights:
         self._scale.take_in(bool(said[:, _FINITE].any()), bool(said[:, _OVERFLOW].any()))
         if self._group.rank == 0:
             self._recorder.record(Kind.DENSE_UPDATE, ALL, self._updates, ALL, self._updates)
-        if any(g is not None for g in sums):
-            apply_gradients(self._model, self._optimizer, sums)
+        self._late.take(sums if any(g is not None for g in sums) else None)
         self._updates += 1
         losses = said[said[:, _LEFT_OUT] == 0, _LOSS].tolist()
         self._told(math.fsum(losses) if losses else math.nan, int(said[:, _SAMPLES].sum()))
@@ -94,16 +97,22 @@ class DistributedWeights:
         """The weights themselves: the other ranks cannot go on without this one."""
         return self._model
 
+    def drain(self) -> None:
+        """Apply the gradients that wait."""
+        self._late.drain()
+
     def end_leg(self) -> None:
         """Nothing: all ranks stand at the same step."""
 
     def state(self) -> DenseState:
         """A copy of the weights and their optimiser, the same in every process."""
-        return capture(self._model, [self._optimizer], version=self._updates)
+        pending, version = self._late.pending(), self._updates
+        return capture(self._model, [self._optimizer], version=version, pending=pending)
 
     def go_on(self, state: DenseState) -> None:
-        """Take the optimiser and the count of updates."""
+        """Take the optimiser, the gradients that wait and the count of updates."""
         load_optimizers([self._optimizer], state)
+        self._late.go_on(pending_of(state, self._model))
         self._updates = state["version"]
 
     def _vector(

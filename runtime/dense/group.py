@@ -238,8 +238,9 @@ class RankGroup:
         others = [r for r in range(self.ranks) if r != self.rank]
         self._refuse_silent(what, began, others)
         for rank in others:
-            if self._status_of(rank).startswith(ENDED):
-                raise PeerError(self._sentence([rank], what, began, self._status_of(rank)))
+            status = self._status_of(rank)  # read once: the next beat may say something else
+            if status.startswith(ENDED):
+                raise PeerError(self._sentence([rank], what, began, status))
 
     def _go_on(self) -> None:
         """Raise why the run has stopped, if it has."""

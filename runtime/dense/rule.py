@@ -39,6 +39,10 @@ class DenseRule(Protocol):
         """The model to evaluate, whole at one version."""
         ...
 
+    def drain(self) -> None:
+        """No step follows: gradients that wait (a dense lag) are applied."""
+        ...
+
     def end_leg(self) -> None:
         """No rank is in a step, and none will be before this state may be written down."""
         ...

@@ -64,6 +64,9 @@ class DenseServer:
         with self._lock:
             return copy.deepcopy(self._model)
 
+    def drain(self) -> None:
+        """Nothing waits."""
+
     def end_leg(self) -> None:
         """Nothing: a rank pulls the weights before each step."""
 
@@ -134,6 +137,9 @@ class ModelAverager:
         with self._lock:
             return mean_model(self._model, self._replicas)
 
+    def drain(self) -> None:
+        """Nothing waits."""
+
     def end_leg(self) -> None:
         """Ranks that know the mean move to it; a round that some have not entered is given up."""
         with self._lock:
@@ -146,9 +152,11 @@ class ModelAverager:
     def state(self) -> DenseState:
         """The mean of the replicas, and copies of them and of their optimisers."""
         mean = self.snapshot()
-        counters = {"version": self._version, "rounds": self._number}
+        version, rounds = self._version, self._number
         with self._lock:
-            return capture(mean, self._optimizers, replicas=self._replicas, **counters)
+            return capture(
+                mean, self._optimizers, replicas=self._replicas, version=version, rounds=rounds
+            )
 
     def go_on(self, state: DenseState) -> None:
         """Take replicas and optimisers of the ranks, and the counters."""

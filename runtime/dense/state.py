@@ -10,11 +10,13 @@ import torch
 from torch import nn
 
 from runtime.dense.functional import FunctionalOptimizer
+from runtime.dense.optimizer import DenseGradients
 
 DenseState = dict[str, Any]
 """``model``: the state dict to evaluate. ``optimizers``: a state dict each, one for all ranks or
 one per replica. ``replicas``: in async_averaging a state dict per rank, else none. ``version``:
-updates of the dense weights. ``rounds``: averagings begun. ``generators``: where torch's random
+updates of the dense weights. ``rounds``: averagings begun. ``pending``: gradients that are to be
+applied to ``model`` yet, of a run with a dense lag. ``generators``: where torch's random
 generators stand, by device. All tensors are copies."""
 
 
@@ -25,6 +27,7 @@ def capture(
     replicas: Sequence[nn.Module] = (),
     version: int,
     rounds: int = 0,
+    pending: Sequence[DenseGradients | None] = (),
 ) -> DenseState:
     """Copies of everything; ``model`` is the one to evaluate."""
     generators = {"cpu": torch.random.get_rng_state()}
@@ -36,6 +39,7 @@ def capture(
         "replicas": [copy.deepcopy(one.state_dict()) for one in replicas],
         "version": version,
         "rounds": rounds,
+        "pending": list(pending),
         "generators": generators,
     }
 
@@ -61,6 +65,15 @@ def load_optimizers(optimizers: Sequence[FunctionalOptimizer], state: DenseState
             optimizer.load_state_dict(copy.deepcopy(saved[number % len(saved)]))
     except (ValueError, KeyError) as error:
         raise ValueError(f"the checkpoint holds another dense optimiser: {error}") from None
+
+
+def pending_of(state: DenseState, model: nn.Module) -> list[DenseGradients | None]:
+    """The gradients that wait, on the model's device; none in checkpoints without a dense lag."""
+    device = next(model.parameters()).device
+    return [
+        None if step is None else [None if g is None else g.to(device) for g in step]
+        for step in state.get("pending", [])
+    ]
 
 
 def load_replicas(replicas: Sequence[nn.Module], state: DenseState) -> None:

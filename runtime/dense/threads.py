@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from persia_sim.words.trace import ALL, Kind, TraceRecorder
 from runtime.config import ModelConfig
+from runtime.dense.late import LateGradients
 from runtime.dense.optimizer import (
     DenseGradients,
     apply_gradients,
@@ -25,7 +26,7 @@ from runtime.dense.optimizer import (
     sum_in_rank_order,
 )
 from runtime.dense.rule import Told
-from runtime.dense.state import DenseState, capture, load_optimizers
+from runtime.dense.state import DenseState, capture, load_optimizers, pending_of
 from runtime.stop import Stop, wait_for
 
 
@@ -42,10 +43,13 @@ class SharedWeights:
         recorder: TraceRecorder,
         told: Told,
         stop: Stop,
+        dense_lag: int = 0,
     ) -> None:
         self._shared, self._recorder, self._told = model, recorder, told
         self._models = [model if ranks == 1 else replica(model, shared=True) for _ in range(ranks)]
-        self._optimizer = make_optimizer(config, model)
+        optimizer = make_optimizer(config, model)
+        self._optimizer = optimizer
+        self._late = LateGradients(dense_lag, lambda g: apply_gradients(model, optimizer, g))
         self._allreduce = ThreadAllReduce(self._models, self._update, stop)
         if overlapped and ranks > 1:
             for rank, twin in enumerate(self._models):
@@ -74,23 +78,28 @@ class SharedWeights:
         """The weights themselves: no rank computes while a snapshot is asked for."""
         return self._shared
 
+    def drain(self) -> None:
+        """Apply the gradients that wait."""
+        self._late.drain()
+
     def end_leg(self) -> None:
         """Nothing: all ranks stand at the same step."""
 
     def state(self) -> DenseState:
         """A copy of the weights and their optimiser."""
-        return capture(self._shared, [self._optimizer], version=self._updates)
+        pending, version = self._late.pending(), self._updates
+        return capture(self._shared, [self._optimizer], version=version, pending=pending)
 
     def go_on(self, state: DenseState) -> None:
-        """Take the optimiser and the count of updates."""
+        """Take the optimiser, the gradients that wait and the count of updates."""
         load_optimizers([self._optimizer], state)
+        self._late.go_on(pending_of(state, self._shared))
         self._updates = state["version"]
 
     def _update(self, sums: DenseGradients) -> None:
         """Runs while all ranks stand at the rendezvous."""
         self._recorder.record(Kind.DENSE_UPDATE, ALL, self._updates, ALL, self._updates)
-        if any(g is not None for g in sums):
-            apply_gradients(self._shared, self._optimizer, sums)
+        self._late.take(sums if any(g is not None for g in sums) else None)
         self._updates += 1
         losses = [loss for loss in self._losses if not math.isnan(loss)]
         samples, self._losses, self._samples = self._samples, [], 0

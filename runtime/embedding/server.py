@@ -15,6 +15,7 @@ import numpy as np
 
 from persia_sim.words.trace import ALL, Kind, TraceRecorder
 from persia_sim.words.window import Watermarks
+from runtime.embedding.compensation import compensated
 from runtime.embedding.cut import PushGate
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.store import Handle, RowGradients
@@ -45,11 +46,14 @@ class ShardRows(Protocol):
         """Per table, the batch's rows with their state; absent ones are left out."""
         ...
 
-    def update(self, pushes: Sequence[WholePush], update: int, step: int) -> np.ndarray:
+    def update(
+        self, pushes: Sequence[WholePush], update: int, step: int, rate: float = 1.0
+    ) -> np.ndarray:
         """One optimiser update on each row, gradients summed in the given order.
 
         ``update`` counts the server's updates from 1 (Adam's bias correction), ``step`` the global
-        steps from 1 (schedules). Returns int64 [STALENESS_BINS]: rows by updates they had missed.
+        steps from 1 (schedules); ``rate`` multiplies the learning rate. Returns int64
+        [STALENESS_BINS]: rows by updates they had missed.
         """
         ...
 
@@ -233,10 +237,16 @@ class EmbeddingServer:
         first = pushes[0][0]
         with self._gate.pushing([handle for handle, _ in pushes], self.shard), self.lock:
             self._record(Kind.PUSH, ALL if merged else first.rank, first.step)
+            strength, rate = self._rules.delay_compensation, 1.0
+            if self._rules.lr_by_staleness:
+                now = self.version
+                rate = self._rules.rate([now - h.version.get(self.shard, now) for h, _ in pushes])
+            if strength:
+                pushes = compensated(self.rows, pushes, self.shard, strength)
             self.version += len(pushes) if of_ranks is None else of_ranks
             self.updates += 1
             step = self._rules.step_of_update(self.updates)
-            self.row_staleness += self.rows.update(pushes, self.updates, step)
+            self.row_staleness += self.rows.update(pushes, self.updates, step, rate)
 
     def lose(self, handle: Handle) -> None:
         """Record that the handle's push will never be applied here."""
@@ -255,8 +265,9 @@ class EmbeddingServer:
         self._recorder.record(kind, rank, step, self.shard, self.version)
 
     def _wait_for_turn(self, handle: Handle) -> None:
-        self._wait_for_window(handle, self._rules.tau)
-        if self._rules.in_rank_order:
+        window = self._rules.window(handle.step)
+        self._wait_for_window(handle, window)
+        if self._rules.in_rank_order and window == 0:
             before = self._served[: handle.rank]
             wait_for(
                 self._changed,

@@ -5,6 +5,7 @@ The same rules stand in every engine: threads, processes, hosts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 
@@ -17,6 +18,8 @@ class ServerRules:
     row there."""
     tau: int | None = None
     """A lookup of step s waits until all pushes of steps < s - tau are closed here; None: never."""
+    sync_steps: int = 0
+    """Before this step tau is 0: a synchronous start."""
     own_window: bool = False
     """Async: only the rank's own pushes count for the window."""
     merges: bool = False
@@ -25,13 +28,25 @@ class ServerRules:
     """Row updates by which a server's clock moves one step: 1 when merged, else the pushes that
     hold ``batch`` samples together."""
     in_rank_order: bool = False
-    """The ranks' lookups of a step are served in rank order: which rows a full table evicts must
-    not depend on timing where the run promises the bytes of sync."""
+    """The ranks' lookups of a step whose window is 0 are served in rank order: which rows a full
+    table evicts must not depend on timing where the run promises the bytes of sync."""
+    delay_compensation: float = 0.0
+    """Strength lambda with which gradients follow rows that have moved since they were read."""
+    lr_by_staleness: bool = False
+    """A push that missed k steps is applied with the rows' rate divided by max(1, k)."""
     base_update: int = 0
     """Updates that a server had applied, and"""
     base_step: int = 0
     """global steps that they came to, when these rules began to hold: a run that goes on with
     other ranks has other updates per step from then on."""
+
+    def window(self, step: int) -> int | None:
+        """The bound in force for a lookup of this step.
+
+        >>> [ServerRules(tau=4, sync_steps=2).window(step) for step in (1, 2)]
+        [0, 4]
+        """
+        return 0 if step < self.sync_steps else self.tau
 
     def batch_step(self, rank: int, step: int) -> int:
         """The global step of a batch: what admission draws and expiry go by.
@@ -53,6 +68,17 @@ class ServerRules:
         """
         since = update - self.base_update - 1
         return self.base_step + since // self.updates_per_step + 1
+
+    def rate(self, missed_pushes: Sequence[int]) -> float:
+        """What the rows' learning rate is multiplied by, for one update made of pushes that each
+        missed so many others: 1 / max(1, k), k the whole steps among them, on average.
+
+        >>> rules = ServerRules(ranks=4, lr_by_staleness=True)
+        >>> [rules.rate([missed]) for missed in (3, 4, 11)], rules.rate([4, 8])
+        ([1.0, 1.0, 0.5], 0.6666666666666666)
+        """
+        steps = [max(0, missed) // self.ranks for missed in missed_pushes]
+        return 1.0 / max(1.0, sum(steps) / len(steps))
 
     def going_on(self, before: ServerRules, updates: int) -> ServerRules:
         """These rules for servers that have applied ``updates`` under the rules ``before``.

@@ -23,7 +23,10 @@ def opened(config: TrainConfig, rank: ProcessRank | None = None) -> Iterator[Sou
     """
     data, loaders = config.data, config.engine.loaders
     keep = data.keep and not loaders  # what is kept needs no parsing, so nobody to do it
-    source = open_source(data.name, data.dir, data.rows, data.skip_bad_rows, keep=keep)
+    source = open_source(
+        data.name, data.dir, data.rows, data.skip_bad_rows,
+        keep=keep, validation_fraction=data.validation_fraction,
+    )  # fmt: skip
     if not loaders:
         yield source
         return

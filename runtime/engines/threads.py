@@ -65,6 +65,10 @@ class ConcurrentRun:
         """The model to evaluate."""
         return self._team.rule.snapshot()
 
+    def drain(self) -> None:
+        """The run is over: apply what a dense lag holds back."""
+        self._team.rule.drain()
+
     def dense_state(self) -> DenseState:
         """A copy of the dense weights and their optimisers, between two legs."""
         return self._team.rule.state()

@@ -17,14 +17,22 @@ from persia_sim.words.trace import ALL, Event, Kind, Trace
 from persia_sim.words.vocabulary import Mode
 from runtime.dense.averaging import AveragingRound, mean_model
 from runtime.dense.functional import FunctionalOptimizer
+from runtime.dense.late import LateGradients
 from runtime.dense.optimizer import (
+    DenseGradients,
     apply_gradients,
     copy_weights,
     make_optimizer,
     replica,
     sum_in_rank_order,
 )
-from runtime.dense.state import DenseState, capture, load_optimizers, load_replicas
+from runtime.dense.state import (
+    DenseState,
+    capture,
+    load_optimizers,
+    load_replicas,
+    pending_of,
+)
 from runtime.embedding.sharded import ShardedStore
 from runtime.embedding.store import Handle, RowGradients
 from runtime.order.replayable import refuse_other_version
@@ -61,6 +69,7 @@ class OrderedRun:
         self._ranks = range(1 if parts.fused else config.sync.ranks)
         self._flying: dict[tuple[int, int], _InFlight] = {}
         self._optimizer = make_optimizer(config.model, learner.model)
+        self._late = LateGradients(config.sync.dense_lag, self._apply_dense)
         self._dense_version = 0
         self._rounds: dict[int, AveragingRound] = {}
         self._rounds_begun = 0
@@ -104,18 +113,24 @@ class OrderedRun:
                 f" first rank {rank}, step {step}; it is cut short"
             )
 
+    def drain(self) -> None:
+        """The run is over: apply what a dense lag holds back."""
+        self._late.drain()
+
     def dense_state(self) -> DenseState:
         """A copy of the dense weights and their optimisers, between two legs."""
         counters = {"version": self._dense_version, "rounds": self._rounds_begun}
         optimizers = self._replica_optimizers or [self._optimizer]
         replicas = self._replicas if self._replica_optimizers else []
-        return capture(self.snapshot(), optimizers, replicas=replicas, **counters)
+        pending = self._late.pending()
+        return capture(self.snapshot(), optimizers, replicas=replicas, pending=pending, **counters)
 
     def go_on(self, state: DenseState) -> None:
         """Take up what `dense_state` gave; the weights are in the learner's model already."""
         if self._replica_optimizers:
             load_replicas(self._replicas, state)
         load_optimizers(self._replica_optimizers or [self._optimizer], state)
+        self._late.go_on(pending_of(state, self._learner.model))
         self._dense_version, self._rounds_begun = state["version"], state["rounds"]
 
     def snapshot(self) -> nn.Module:
@@ -225,10 +240,12 @@ class OrderedRun:
         found = [self._compute(f, self._learner.model) for f in flying]
         good = [g for g in found if g.finite]
         total = [sum_in_rank_order(gs) for gs in zip(*(g.dense for g in good), strict=True)]
-        if good:
-            apply_gradients(self._learner.model, self._optimizer, total)
+        self._late.take(total if good else None)
         self._dense_version += 1
         self._finish_dense(flying, math.fsum(g.loss for g in good) if good else math.nan)
+
+    def _apply_dense(self, gradients: DenseGradients) -> None:
+        apply_gradients(self._learner.model, self._optimizer, gradients)
 
     def _dense_pull(self, event: Event) -> None:
         self._recorder.record(Kind.DENSE_PULL, event.rank, event.step, ALL, self._dense_version)

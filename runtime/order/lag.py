@@ -24,4 +24,5 @@ def lag_order(config: TrainConfig, feed: Feed) -> Iterator[Event]:
         merge_pushes=sync.merges,
         average_every=sync.average_every_steps if sync.mode is Mode.ASYNC_AVERAGING else None,
         first=feed.first,
+        sync_steps=sync.sync_steps,
     )

@@ -13,6 +13,9 @@ from runtime.config import TrainConfig
 from runtime.data.source import Provenance, Source
 from runtime.embedding.config import TableConfig
 
+_TREATMENTS = {"dense_lag": 0, "delay_compensation": 0.0, "lr_by_staleness": False}
+"""What is done about lateness, and what it was in runs that say nothing of it."""
+
 _WITHOUT_VERSION = (Kind.LOST_PUSH, Kind.AVERAGE_READ, Kind.AVERAGE_WRITE)
 """A lost push reads and writes nothing; the version of an averaging is the number of its round."""
 
@@ -43,6 +46,7 @@ def trace_meta(
         "model": f"{config.model}",
         **{f"rows.{name}": f"{table}" for name, table in sorted(tables.items())},
         "row_gradients": config.sync.row_gradients,
+        **{name: getattr(config.sync, name) for name in _TREATMENTS},
         "nonfinite": config.nonfinite,
         "precision": config.engine.precision,
         "loss_scale": config.engine.loss_scale,
@@ -74,7 +78,7 @@ def refuse_other_run(trace: Trace, meta: dict[str, Any], name: str) -> None:
     differences = [
         f"{key}: trace {trace.meta.get(key)!r}, this run {value!r}"
         for key, value in meta.items()
-        if key != "tau" and trace.meta.get(key) != value
+        if key != "tau" and trace.meta.get(key, _TREATMENTS.get(key)) != value
     ]
     if differences:
         raise ValueError(f"trace {name} is of another run; " + "; ".join(differences))
@@ -99,7 +103,8 @@ def other_facts(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return "; ".join(
         f"{key}: before {before.get(key)!r}, now {now.get(key)!r}"
         for key in {**before, **now}
-        if key not in _OF_ONE_PART and before.get(key) != now.get(key)
+        if key not in _OF_ONE_PART
+        and before.get(key, _TREATMENTS.get(key)) != now.get(key, _TREATMENTS.get(key))
     )
 
 

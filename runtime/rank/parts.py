@@ -115,14 +115,18 @@ def tables_of(
 
 def server_rules(config: TrainConfig, tables: Iterable[TableConfig]) -> ServerRules:
     """How lookups and pushes of this run meet at a server."""
-    exact = config.sync.mode.has_barrier and config.sync.window == 0
+    sync = config.sync
+    exact = sync.mode.has_barrier and (sync.window == 0 or sync.sync_steps > 0)
     return ServerRules(
-        ranks=config.sync.ranks,
-        tau=config.sync.window,
-        own_window=not config.sync.mode.has_barrier,
-        merges=config.sync.merges,
+        ranks=sync.ranks,
+        tau=sync.window,
+        sync_steps=sync.sync_steps,
+        own_window=not sync.mode.has_barrier,
+        merges=sync.merges,
         updates_per_step=_updates_per_step(config),
         in_rank_order=exact and any(t.depends_on_lookup_order for t in tables),
+        delay_compensation=sync.delay_compensation,
+        lr_by_staleness=sync.lr_by_staleness,
     )
 
 

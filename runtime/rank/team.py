@@ -109,6 +109,7 @@ def open_rule(parts: Parts, told: Told) -> DenseRule:
         learner.model,
         config.sync.ranks,
         overlapped=overlapped,
+        dense_lag=config.sync.dense_lag,
         recorder=parts.recorder,
         told=told,
         stop=parts.stop,

@@ -52,7 +52,8 @@ def _as_mode(config: TrainConfig, mode: Mode) -> TrainConfig:
     """The same run in another mode; options that the mode does not have are left behind."""
     own = config.sync
     if mode is not Mode.HYBRID:
-        own = SyncConfig(ranks=own.ranks, row_gradients=own.row_gradients)
+        kept = {name: getattr(own, name) for name in ("ranks", "row_gradients", "dense_lag")}
+        own = SyncConfig(**kept)
     return replace(config, sync=replace(own, mode=mode))
 
 

@@ -1,20 +1,21 @@
-"""Exact AUC and log-loss on the test part, per task, and why an AUC may be 0.5."""
+"""Exact scores on the test part (or validation), per task, and why an AUC may be 0.5."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 from torch import nn
 
 from runtime.data.batch import Batch
-from runtime.data.source import Source, rebatch
+from runtime.data.source import Part, Source, rebatch
 from runtime.data.synthetic import SyntheticSource
 from runtime.embedding.worker import EmbeddingWorker
 from runtime.rank.learner import Learner
-from runtime.run.scores import auc, log_loss
+from runtime.run.scores import auc, calibration, group_auc, log_loss
 
 _EVALUATION_BATCH = 8192  # samples at a time: bounds memory, changes no figure
 _KEPT_BATCHES = 128  # a million samples
@@ -30,6 +31,23 @@ class TaskScore:
     label_rate: float
     trivial_log_loss: float
     """Of always predicting the label rate of the test part."""
+    normalized_entropy: float = float("nan")
+    """Log-loss over ``trivial_log_loss`` (He et al., ADKDD 2014): below 1 is better than the
+    rate."""
+    calibration: float = float("nan")
+    """Mean prediction over label rate: 1 when as many clicks are promised as come."""
+    gauc: float = float("nan")
+    """AUC within the samples of one group (a user), weighted by them; NaN without groups."""
+    gauc_groups: int = 0
+    """Groups that it is of: those that hold both labels."""
+    gauc_groups_left_out: int = 0
+    """Groups that hold one label only."""
+
+    def figures(self) -> dict[str, Any]:
+        """All of them by name; those of groups only where the samples have groups."""
+        grouped = self.gauc_groups + self.gauc_groups_left_out > 0
+        found = asdict(self).items()
+        return {name: value for name, value in found if grouped or not name.startswith("gauc")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +68,13 @@ class Evaluation:
 
 
 class HeldOut:
-    """The test part, or its first rows, in the source's order, any number of times.
+    """The test part (or validation), or its first rows, in the source's order, any number of times.
 
     A part of usual size is kept between evaluations; a larger one is streamed anew each time.
     """
 
-    def __init__(self, source: Source, rows: int | None = None) -> None:
-        self._source, self._rows = source, rows
+    def __init__(self, source: Source, rows: int | None = None, part: Part = "test") -> None:
+        self._source, self._rows, self._part = source, rows, part
         self._kept: list[Batch] = []
         self._complete = False
 
@@ -73,9 +91,17 @@ class HeldOut:
         if kept is not None:
             self._kept, self._complete = kept, True
 
+    def refuse_empty(self) -> None:
+        """Raise ValueError, before anything is trained, where there is no validation part."""
+        if self._part == "validation" and not any(b.size for b in self._source.chunks(self._part)):
+            raise ValueError(
+                "part validation needs a validation part, and this data set has none; give the"
+                " share of the training rows that it takes: --data.validation-fraction 0.1"
+            )
+
     def _stream(self) -> Iterator[Batch]:
         left = self._rows if self._rows is not None else 2**62
-        for batch in rebatch(self._source.chunks("test"), _EVALUATION_BATCH):
+        for batch in rebatch(self._source.chunks(self._part), _EVALUATION_BATCH):
             yield batch.rows(0, min(left, batch.size))
             left -= batch.size
             if left <= 0:
@@ -90,12 +116,29 @@ def evaluate(
     Every module is evaluated in its eval mode, and afterwards is in the mode in which it was.
     """
     with _evaluating(model):
-        scored = [(learner.predict(model, b, worker.peek(b)), b.labels) for b in held_out]
-    predictions, labels = (np.concatenate(column) for column in zip(*scored, strict=True))
+        scored = [
+            (learner.predict(model, b, worker.peek(b)), b.labels, learner.layout.groups(b))
+            for b in held_out
+        ]
+    predictions, labels, groups = _columns(scored)
     tasks = {
-        name: score(labels[:, k], predictions[:, k]) for k, name in enumerate(learner.layout.tasks)
+        name: score(labels[:, k], predictions[:, k], groups)
+        for k, name in enumerate(learner.layout.tasks)
     }
     return Evaluation(tasks, predictions, labels, _health(worker, tasks, predictions))
+
+
+def _columns(
+    scored: list[tuple[np.ndarray, np.ndarray, np.ndarray | None]],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Predictions, labels and groups of all batches as one of each."""
+    predictions, labels, groups = zip(*scored, strict=True)
+    known = [batch for batch in groups if batch is not None]
+    return (
+        np.concatenate(predictions),
+        np.concatenate(labels),
+        np.concatenate(known) if known else None,
+    )
 
 
 @contextmanager
@@ -110,24 +153,43 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def best_reachable_auc(source: Source, rows: int | None) -> float | None:
-    """AUC of the true probabilities on the evaluated test rows, where the truth is planted."""
+def best_reachable_auc(source: Source, rows: int | None, part: Part = "test") -> float | None:
+    """AUC of the true probabilities on the evaluated rows, where the truth is planted."""
     if not isinstance(source, SyntheticSource):
         return None
-    truth = source.true_probabilities("test")[:rows]
-    labels = np.concatenate([b.labels[:, 0] for b in HeldOut(source, rows)])
+    truth = source.true_probabilities(part)[:rows]
+    labels = np.concatenate([b.labels[:, 0] for b in HeldOut(source, rows, part)])
     return score(labels, truth).auc
 
 
-def score(labels: np.ndarray, predictions: np.ndarray) -> TaskScore:
-    """The figures of one task."""
+def score(
+    labels: np.ndarray, predictions: np.ndarray, groups: np.ndarray | None = None
+) -> TaskScore:
+    """The figures of one task; ``groups`` [n]: whose samples they are, for GAUC."""
     rate = float(labels.mean())
     if rate in (0.0, 1.0):  # always saying the only label there is loses nothing
         return TaskScore(float("nan"), float("nan"), rate, 0.0)
     trivial = -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate))
     if not np.isfinite(predictions).all():
         return TaskScore(float("nan"), float("nan"), rate, float(trivial))
-    return TaskScore(auc(labels, predictions), log_loss(labels, predictions), rate, float(trivial))
+    loss = log_loss(labels, predictions)
+    found = TaskScore(
+        auc=auc(labels, predictions),
+        log_loss=loss,
+        label_rate=rate,
+        trivial_log_loss=float(trivial),
+        normalized_entropy=float(loss / trivial),
+        calibration=calibration(labels, predictions),
+    )
+    if groups is None:
+        return found
+    within = group_auc(labels, predictions, groups)
+    return replace(
+        found,
+        gauc=within.gauc,
+        gauc_groups=within.groups,
+        gauc_groups_left_out=within.groups_left_out,
+    )
 
 
 def _health(

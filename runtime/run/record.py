@@ -27,6 +27,7 @@ from runtime.run.folder import (
 )
 from runtime.run.resume import cut_metrics, forget_the_end, going_on
 from runtime.run.session import CurvePoint, Outcome, Saving, train
+from runtime.run.tensorboard import TensorBoard
 
 if TYPE_CHECKING:
     from runtime.engines.processes.ranks import ProcessRank
@@ -97,6 +98,9 @@ def _fill(
     metrics, start = folder / "metrics.jsonl", saving.start
     on_samples, on_warning, on_start = told
     on_start(f"data: {source.provenance()}")
+    board = None
+    if config.engine.tensorboard:
+        board = TensorBoard(folder, config, None if start is None else start.state.samples)
     if start is None:
         metrics.write_text("")
     else:
@@ -111,6 +115,8 @@ def _fill(
             for warning in point.evaluation.warnings:
                 on_warning(warning)
         _append(metrics, point.updates, point.samples, point.evaluation, drained=False)
+        if board is not None:
+            board.scores(point.samples, _scores(point.evaluation), drained=False)
 
     try:
         outcome = train(
@@ -137,7 +143,11 @@ def _fill(
         labels=final.labels.astype(np.int8),
     )
     summary = summarize_run(config, outcome, source.provenance(), metrics)
-    summary["best_reachable_auc"] = best_reachable_auc(source, config.evaluation.test_rows)
+    judged = config.evaluation
+    summary["best_reachable_auc"] = best_reachable_auc(source, judged.test_rows, judged.part)
+    if board is not None:
+        board.scores(samples, _scores(outcome.final), drained=True)
+        board.end(summary)
     write_json(folder / SUMMARY, summary)
     return summary
 
@@ -162,7 +172,7 @@ def summarize_run(
         "ranks": config.sync.ranks,
         "seed": config.seed,
         "executor": config.engine.executor,
-        "evaluated_on": "test part, after the last update, all pushes applied",
+        "evaluated_on": f"{config.evaluation.part} part, after the last update, all pushes applied",
         "tasks": _scores(outcome.final),
         "best_auc_on_the_way": _best_auc(metrics),
         "staleness": outcome.staleness,
@@ -183,13 +193,5 @@ def _best_auc(metrics: Path) -> dict[str, float]:
     return best
 
 
-def _scores(evaluation: Evaluation) -> dict[str, dict[str, float]]:
-    return {
-        name: {
-            "auc": score.auc,
-            "log_loss": score.log_loss,
-            "label_rate": score.label_rate,
-            "trivial_log_loss": score.trivial_log_loss,
-        }
-        for name, score in evaluation.tasks.items()
-    }
+def _scores(evaluation: Evaluation) -> dict[str, dict[str, Any]]:
+    return {name: score.figures() for name, score in evaluation.tasks.items()}

@@ -1,6 +1,9 @@
-"""Exact figures of predictions: the area under the ROC curve, and the log-loss."""
+"""Exact figures of predictions: AUC, also within groups, log-loss, and calibration."""
 
 from __future__ import annotations
+
+import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,3 +39,53 @@ def log_loss(labels: np.ndarray, probabilities: np.ndarray) -> float:
     """
     of_one = np.clip(probabilities.astype(np.float64), LEAST_PROBABILITY, 1 - LEAST_PROBABILITY)
     return float(-np.log(np.where(labels > 0, of_one, 1 - of_one)).mean())
+
+
+class GroupAuc(NamedTuple):
+    """AUC within groups, and of how many groups it is."""
+
+    gauc: float
+    """Mean AUC of the groups, weighted by their samples; NaN when none holds both labels."""
+    groups: int
+    """Groups that hold both labels."""
+    groups_left_out: int
+    """Groups that hold one label only: no pair of theirs can be in order."""
+
+
+def group_auc(labels: np.ndarray, predictions: np.ndarray, groups: np.ndarray) -> GroupAuc:
+    """GAUC: how well the samples of one user (one group) are ordered among themselves.
+
+    As in Zhou et al. (KDD 2018, DIN), weighted by impressions; groups with one label are left out
+    of mean and weights alike.
+
+    >>> labels, groups = np.array([0, 1, 1, 0, 1]), np.array([7, 7, 8, 8, 9])
+    >>> group_auc(labels, np.array([0.1, 0.4, 0.3, 0.3, 0.9]), groups)
+    GroupAuc(gauc=0.75, groups=2, groups_left_out=1)
+    """
+    order = np.lexsort((predictions, groups))
+    ranked, grouped, ones = predictions[order], groups[order], labels[order] > 0
+    new_group = grouped[1:] != grouped[:-1]
+    ends = np.flatnonzero(np.append(new_group | (ranked[1:] != ranked[:-1]), True))
+    ones_here = np.diff(np.cumsum(ones)[ends], prepend=0)  # of each run of equal predictions
+    zeros_here = np.diff(ends + 1, prepend=0) - ones_here
+    zeros_before = np.cumsum(zeros_here) - zeros_here
+    firsts = np.flatnonzero(np.insert(new_group[ends[:-1]], 0, True))  # first run of each group
+    members = np.diff(np.append(firsts, len(ends)))
+    zeros_below = zeros_before - np.repeat(zeros_before[firsts], members)
+    half_wins = np.add.reduceat(ones_here * (2 * zeros_below + zeros_here), firsts)
+    of_one, of_zero = (np.add.reduceat(counts, firsts) for counts in (ones_here, zeros_here))
+    both = (of_one > 0) & (of_zero > 0)
+    if not both.any():
+        return GroupAuc(math.nan, 0, len(firsts))
+    aucs = half_wins[both] / (2 * of_one[both] * of_zero[both])
+    weights = (of_one + of_zero)[both]
+    return GroupAuc(float(np.average(aucs, weights=weights)), int(both.sum()), int((~both).sum()))
+
+
+def calibration(labels: np.ndarray, probabilities: np.ndarray) -> float:
+    """Mean prediction over label rate: above 1 promises too many clicks. A click must occur.
+
+    >>> calibration(np.array([0, 1]), np.array([0.5, 0.75]))
+    1.25
+    """
+    return float(probabilities.astype(np.float64).mean() / labels.astype(np.float64).mean())

@@ -117,7 +117,7 @@ def train(
     saving: Saving | None = None,
     rank: ProcessRank | None = None,
 ) -> Outcome:
-    """Train as ``config`` says and evaluate on the test part.
+    """Train as ``config`` says and evaluate on the test part, or the validation part if asked to.
 
     ``source`` replaces the data that the config names, ``tables`` the config of single tables;
     ``on_samples`` is told of every dense update's samples, ``on_snapshot`` of every evaluation on
@@ -131,13 +131,17 @@ def train(
         if config.engine.loaders:
             raise ValueError("loaders need a run folder: use run_into, or pass a LoadedSource")
         data = config.data
-        source = open_source(data.name, data.dir, data.rows, data.skip_bad_rows, keep=data.keep)
+        source = open_source(
+            data.name, data.dir, data.rows, data.skip_bad_rows,
+            keep=data.keep, validation_fraction=data.validation_fraction,
+        )  # fmt: skip
     start = saving.start if saving else None
     if start is not None:
         refuse_other_data(start.state.facts, source.provenance())
     samples = start.state.samples if start else 0
     parts = assemble_for(config, source, tables, samples=samples, rank=rank)
-    held_out = HeldOut(source, config.evaluation.test_rows)
+    held_out = HeldOut(source, config.evaluation.test_rows, config.evaluation.part)
+    held_out.refuse_empty()
     curve: list[CurvePoint] = []
     meta = trace_meta(config, source, parts.store.tables)
     if parts.fused:
@@ -166,6 +170,7 @@ def train(
         training.train_leg()
     else:
         saver = saving.train(training)
+    training.engine.drain()
     wall_s, meter = training.wall_s(), parts.meter
     if not meter.samples:
         raise ValueError(

@@ -98,13 +98,16 @@ def describe(found: dict[str, Any]) -> str:
     lines = [
         f"{found['checkpoint']}, after {found['samples']:,} samples",
         f"data: {found['data_says']}; {found['rows_evaluated']:,} evaluated",
-        f"{'task':<{width}}     AUC  log-loss  label rate  log-loss of the rate",
+        f"{'task':<{width}}     AUC  log-loss  label rate  log-loss of the rate"
+        "  calibration    GAUC",
     ]
     for name, score in tasks.items():
-        auc, loss = (nan if score[key] is None else score[key] for key in ("auc", "log_loss"))
+        known = {key: nan if value is None else value for key, value in score.items()}
+        auc, loss, gauc = known["auc"], known["log_loss"], known.get("gauc", nan)
         lines.append(
             f"{name:<{width}}  {auc:.4f}    {loss:.4f}      {score['label_rate']:.4f}"
             f"                {score['trivial_log_loss']:.4f}"
+            f"       {known['calibration']:6.3f}  {gauc:.4f}"
         )
     lines += [f"warning: {text}" for text in found["warnings"]]
     return "\n".join(lines)

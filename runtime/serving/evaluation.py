@@ -36,7 +36,10 @@ def evaluate_run(
     own = config.data
     if data is None:
         directory = data_dir if data_dir is not None else own.dir
-        source = open_source(own.name, directory, own.rows, skip_bad_rows=own.skip_bad_rows)
+        source = open_source(
+            own.name, directory, own.rows, own.skip_bad_rows,
+            validation_fraction=own.validation_fraction,
+        )  # fmt: skip
         test_rows = config.evaluation.test_rows if test_rows is None else test_rows
     else:
         source = open_source(data, data_dir, skip_bad_rows=own.skip_bad_rows)
@@ -52,7 +55,7 @@ def evaluate_run(
         "data": plain(source.provenance()),
         "data_says": str(source.provenance()),
         "rows_evaluated": len(found.labels),
-        "tasks": {name: plain(score) for name, score in found.tasks.items()},
+        "tasks": {name: plain(score.figures()) for name, score in found.tasks.items()},
         "warnings": found.warnings,
     }
 
@@ -62,6 +65,7 @@ def refuse_other_layout(trained: Layout, given: Layout, name: str) -> None:
     differences = [
         f"{field.name.replace('dense', 'dense features')}: {_difference(was, now)}"
         for field in fields(Layout)
+        if field.name != "group"  # by which a model is judged, not of what kind it is
         if (was := getattr(trained, field.name)) != (now := getattr(given, field.name))
     ]
     if differences:

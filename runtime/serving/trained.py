@@ -15,6 +15,7 @@ from runtime.checkpoint.whole import CHECKPOINTS, Checkpoint, check_files, newes
 from runtime.config import TrainConfig
 from runtime.data.batch import Field, Layout
 from runtime.data.open import open_source
+from runtime.dense.late import drain_into
 from runtime.dense.state import load_model
 from runtime.embedding.config import TableConfig
 from runtime.embedding.features import Admission, Capacity
@@ -83,7 +84,9 @@ def open_trained(checkpoint: Checkpoint, *, device: str | None = None) -> Traine
     layout = layout_of(checkpoint, config)
     learner = Learner(config, layout, {name: table.dim for name, table in tables.items()})
     try:
-        load_model(learner.model, checkpoint.dense())
+        dense = checkpoint.dense()
+        load_model(learner.model, dense)
+        drain_into(learner.model, config.model, dense)
     except ValueError as error:
         raise ValueError(f"{checkpoint.folder}: {error}") from None
     store = NativeStore(
@@ -111,7 +114,7 @@ def layout_from(document: Any, where: str) -> Layout:
     try:
         fields = tuple(Field(**field) for field in document["fields"])
         dense, tasks = tuple(document["dense"]), tuple(document["tasks"])
-        return Layout(fields=fields, dense=dense, tasks=tasks)
+        return Layout(fields=fields, dense=dense, tasks=tasks, group=document.get("group"))
     except (KeyError, TypeError) as error:
         raise ValueError(f"{where} is not that of a model: {error!r}") from None
 

@@ -50,8 +50,14 @@ def plain_training(
     dense_lag: int = 0,
     merged: bool = True,
     left_out: Collection[tuple[int, int]] = (),
+    compensation: float = 0.0,
+    by_staleness: bool = False,
 ) -> Plain:
-    """Adagrad on the rows; ``left_out`` are the (step, rank) whose gradients are thrown away."""
+    """Adagrad on the rows; ``left_out`` are the (step, rank) whose gradients are thrown away.
+
+    ``compensation`` moves each gradient along with its row since it was read; ``by_staleness``
+    divides the rows' rate by the steps that were missed.
+    """
     everything = source._all
     untouched = run(chosen, source, order=[]).store.peek(everything)
     ids, rows = untouched.plans["rows"].ids, untouched.values["rows"].astype(np.float64)
@@ -81,9 +87,12 @@ def plain_training(
             for parameter, gradients in zip(newest, zip(*of_weights, strict=True), strict=True):
                 parameter.grad = torch.stack(gradients).sum(0)
             dense_optimizer.step()
+        missed = min(step, row_lag)
+        rate = optimizer.lr / max(1, missed) if by_staleness else optimizer.lr
         for gradient in [sum(of_rows)] if merged and of_rows else of_rows:
+            gradient = gradient + compensation * gradient * gradient * (rows - table)
             accumulators += gradient**2
-            rows = rows - optimizer.lr * gradient / (np.sqrt(accumulators) + optimizer.eps)
+            rows = rows - rate * gradient / (np.sqrt(accumulators) + optimizer.eps)
         old_rows.append(rows)
         old_weights.append([p.detach().clone() for p in newest])
     return Plain(ids, rows, accumulators, [p.detach().numpy() for p in newest], losses)

@@ -15,12 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from persia_sim.words.trace import Trace
-from runtime import commands
-from runtime.commands import main, read_train
+from runtime import train_command
+from runtime.commands import main
 from runtime.config import SyncConfig, TrainConfig
 from runtime.config.options import option_kinds
 from runtime.run.claim import claimed
 from runtime.run.folder import plain
+from runtime.train_command import read_train
 
 ABSURD = st.sampled_from(["inf", "-inf", "nan", "1e400", "-1", "x", "", "1e12", str(10**30)])
 NUMBERS = [
@@ -51,7 +52,7 @@ def plainly(text: str) -> str:
 @given(option=st.sampled_from(NUMBERS), value=ABSURD)
 def test_absurd_numbers_are_refused_naming_the_option(option, value):
     with pytest.MonkeyPatch.context() as patch, pytest.raises((ValueError, SystemExit)) as told:
-        patch.setattr(commands, "work", lambda *_: pytest.fail("training began"))
+        patch.setattr(train_command, "work", lambda *_: pytest.fail("training began"))
         read_train(["--mode", "hybrid", "--executor", "concurrent", f"{option}={value}"])
     if isinstance(told.value, ValueError):
         name = option.rsplit(".")[-1].removeprefix("--").replace("-", "_")
@@ -74,7 +75,7 @@ def test_any_options_are_accepted_or_refused_naming_one_of_them(tmp_path_factory
     out = tmp_path_factory.getbasetemp() / "absurd"
     told = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stderr(told), redirect_stdout(told):
-        patch.setattr(commands, "work", lambda *_: None)
+        patch.setattr(train_command, "work", lambda *_: None)
         try:
             code = main(["train", "--out", str(out), *(f"{name}={value}" for name, value in pairs)])
         except SystemExit as left:

@@ -82,33 +82,37 @@ def weights_of(model: nn.Module) -> dict[str, np.ndarray]:
 Told = list[tuple[float, int]]
 
 
-def over_threads() -> tuple[dict[str, np.ndarray], Told]:
+def over_threads(dense_lag: int) -> tuple[dict[str, np.ndarray], Told]:
     model, told, stop = fresh_model(), Told(), Stop()
     rule = SharedWeights(
         CONFIG, model, RANKS, overlapped=True, recorder=TraceRecorder(),
-        told=lambda loss, samples: told.append((loss, samples)), stop=stop,
+        told=lambda loss, samples: told.append((loss, samples)), stop=stop, dense_lag=dense_lag,
     )  # fmt: skip
     ranks = [threading.Thread(target=train, args=(rule, rank)) for rank in range(RANKS)]
     for thread in ranks:
         thread.start()
     for thread in ranks:
         thread.join()
+    rule.drain()
     return weights_of(model), told
 
 
 WAYS = {
-    "ring-overlapped": (True, False),
-    "ring-exposed": (False, False),
-    "gather-overlapped": (True, True),
-    "gather-exposed": (False, True),
+    "ring-overlapped": (True, False, 0),
+    "ring-exposed": (False, False, 0),
+    "gather-overlapped": (True, True, 0),
+    "gather-exposed": (False, True, 0),
+    "ring-late": (True, False, 2),
+    "gather-late": (True, True, 2),
 }
+"""Overlapped, gathered, and steps by which the update is late."""
 
 
 def over_processes(rank: int, ranks: int, store: dist.Store, folder: Path) -> None:
     group = RankGroup(rank, ranks, store, torch.device("cpu"))
     float16 = EngineConfig(precision="float16", loss_scale=8.0)
     scale = LossScale(TrainConfig(sync=SyncConfig(ranks=ranks), engine=float16))
-    for name, (overlapped, gathers) in WAYS.items():
+    for name, (overlapped, gathers, dense_lag) in WAYS.items():
         told, recorder = Told(), TraceRecorder()
         model = fresh_model()
         if rank:  # rank 0's initial weights are everybody's
@@ -117,9 +121,10 @@ def over_processes(rank: int, ranks: int, store: dist.Store, folder: Path) -> No
         rule = DistributedWeights(
             CONFIG, model, group, overlapped=overlapped, gathers=gathers, scale=scale,
             recorder=recorder, told=lambda loss, samples: told.append((loss, samples)),  # noqa: B023
-            stop=Stop(),
+            stop=Stop(), dense_lag=dense_lag,
         )  # fmt: skip
         train(rule, rank)
+        rule.drain()
         np.savez(folder / f"{name}-{rank}.npz", told=np.array(told), **weights_of(model))
         assert len(recorder.finish()) == (STEPS if rank == 0 else 0)
     assert scale.value == 8.0
@@ -142,8 +147,10 @@ def one_has_ended(rank: int, ranks: int, store: dist.Store, folder: Path) -> Non
     group = RankGroup(rank, ranks, store, torch.device("cpu"), beat_s=0.2, silence_s=6)
     if rank == 0:
         group.status = f"{ENDED} after 7 steps"
+        store.set("pid", str(os.getpid()))
         group.gather("wait until the others have said it", "")
         os.kill(os.getpid(), signal.SIGSTOP)
+    stopped = Path("/proc", store.get("pid").decode(), "stat")
     told = []
     for _ in range(2):
         try:
@@ -152,8 +159,10 @@ def one_has_ended(rank: int, ranks: int, store: dist.Store, folder: Path) -> Non
             told.append(str(error))
         else:
             raise AssertionError("rank 0 has sent nothing")
-        store.set("beat/0", "0 trains step 7")  # stopped, not ended
         group.gather("wait until the others have said it", "")
+        while stopped.read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.01)  # until then its next beat says again that it has ended
+        store.set("beat/0", "0 trains step 7")  # stopped, not ended
     (folder / f"told-{rank}.part").write_text("\n".join(told))
     (folder / f"told-{rank}.part").rename(folder / f"told-{rank}")
 
@@ -269,7 +278,7 @@ def found(tmp_path_factory):
 @pytest.mark.parametrize("name", WAYS)
 def test_processes_train_as_threads_do(name, found):
     """With `gather` to the byte, with `ring` but for the order of sums; at every rank the same."""
-    expected, told = over_threads()
+    expected, told = over_threads(WAYS[name][2])
     assert [samples for _, samples in told] == [24, 16, 24, 24, 24, 24]
     for rank in range(RANKS):
         with np.load(found / f"{name}-{rank}.npz") as arrays:

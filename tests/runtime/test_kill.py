@@ -77,7 +77,7 @@ def test_killed_at_any_instant_and_resumed_a_run_ends_with_the_same_bytes(tmp_pa
             # Anywhere behind the start: a run of a process takes about a second.
             while process.is_alive() and not (tmp_path / "metrics.jsonl").exists():
                 time.sleep(0.01)
-            process.join(float(draw.uniform(0.0, 0.6)))
+            process.join(float(draw.uniform(0.0, 0.6)) if kills else 0.0)
         else:
             process.join()
         if process.is_alive():

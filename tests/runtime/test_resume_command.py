@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from runtime import commands
+from runtime import train_command
 from runtime.checkpoint.whole import complete_checkpoints
-from runtime.commands import main, read_train
+from runtime.commands import main
 from runtime.config import CheckpointConfig, DataConfig, TrainConfig, read_config
 from runtime.data.synthetic import SyntheticSource
 from runtime.run import schedule
@@ -19,6 +19,7 @@ from runtime.run.ending import Ending, Interrupted
 from runtime.run.record import run_into
 from runtime.run.resume import cut_metrics, going_on
 from runtime.run.session import Saving, train
+from runtime.train_command import read_train
 from tests.runtime.test_ending import after
 from tests.runtime.worlds import ArraySource, config
 
@@ -143,7 +144,7 @@ def test_checkpoints_come_every_so_many_steps_or_seconds(text, steps, seconds):
 
 @pytest.mark.parametrize("text", ["0", "-5", "0s", "10m", "s", "1e3s", "soon", "9999999h", ""])
 def test_other_words_for_it_are_refused(text, capsys, monkeypatch):
-    monkeypatch.setattr(commands, "work", lambda *_: None)
+    monkeypatch.setattr(train_command, "work", lambda *_: None)
     try:
         code = main(["train", f"--checkpoint-every={text}"])
     except SystemExit as left:
@@ -174,7 +175,7 @@ def test_a_run_with_shards_goes_on_with_servers_without_saying_so_twice(tmp_path
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "config.json").write_text('{"engine": {"shards": 3, "executor": "concurrent"}}')
-    command = commands.read_train(["--resume", str(folder), "--servers", "2"])
+    command = train_command.read_train(["--resume", str(folder), "--servers", "2"])
     assert (command.run.engine.servers, command.run.engine.shards) == (2, 1)
 
 

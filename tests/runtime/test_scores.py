@@ -1,6 +1,8 @@
-"""AUC and log-loss against scikit-learn and against counting pairs."""
+"""Scores against scikit-learn, against counting pairs, and against figures worked out by hand."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import pytest
@@ -8,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics
 
-from runtime.run.scores import auc, log_loss
+from runtime.run.evaluate import score
+from runtime.run.scores import auc, calibration, group_auc, log_loss
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 6)), min_size=2, max_size=40))
@@ -36,3 +39,65 @@ def test_both_figures_are_those_of_scikit_learn(distinct):
     clipped = np.clip(predictions, 1e-15, 1 - 1e-15)
     assert log_loss(labels, predictions) == pytest.approx(metrics.log_loss(labels, clipped))
     assert 0.4 < auc(labels, predictions) < 0.9
+
+
+def test_gauc_by_hand_weights_groups_by_their_samples_and_leaves_one_class_out():
+    # user 5: 1 over both zeros, one tie with a zero -> (1 + 1 + 1 + 0.5) / 4 of 4 samples;
+    # user 2: 0 above 1 -> 0 of 2 samples; users 9 and 4: one label only.
+    groups = np.array([5, 2, 9, 5, 5, 2, 9, 5, 4])
+    labels = np.array([1, 1, 1, 0, 1, 0, 1, 0, 0])
+    predictions = np.array([0.9, 0.1, 0.5, 0.2, 0.6, 0.8, 0.4, 0.6, 0.99])
+    found = group_auc(labels, predictions, groups)
+    assert found.gauc == pytest.approx((4 * 0.875 + 2 * 0.0) / 6)
+    assert (found.groups, found.groups_left_out) == (2, 2)
+
+
+def test_gauc_of_groups_that_all_hold_one_class_does_not_exist():
+    found = group_auc(np.array([1, 1, 0]), np.array([0.2, 0.3, 0.9]), np.array([1, 1, 2]))
+    assert math.isnan(found.gauc)
+    assert (found.groups, found.groups_left_out) == (0, 2)
+
+
+def test_gauc_of_one_group_is_the_auc():
+    draw = np.random.default_rng(1)
+    labels, predictions = draw.integers(0, 2, 50), draw.integers(0, 9, 50) / 9
+    assert group_auc(labels, predictions, np.full(50, 3)).gauc == auc(labels, predictions)
+
+
+@given(
+    st.lists(
+        st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 3)), min_size=1, max_size=60
+    )
+)
+def test_gauc_is_the_mean_of_the_groups_own_aucs(samples):
+    labels = np.array([one for one, _, _ in samples], np.float32)
+    predictions = np.array([p for _, p, _ in samples]) / 6
+    groups = np.array([g for _, _, g in samples], np.uint64)
+    own = {g: (labels[groups == g], predictions[groups == g]) for g in set(groups.tolist())}
+    both = {g: pair for g, pair in own.items() if 0 < pair[0].mean() < 1}
+    found = group_auc(labels, predictions, groups)
+    assert (found.groups, found.groups_left_out) == (len(both), len(own) - len(both))
+    if both:
+        sizes = [len(pair[0]) for pair in both.values()]
+        want = np.average([metrics.roc_auc_score(*pair) for pair in both.values()], weights=sizes)
+        assert found.gauc == pytest.approx(want, abs=1e-12)
+
+
+def test_normalised_entropy_and_calibration_by_hand():
+    labels, predictions = np.array([1, 0, 0, 0]), np.array([0.5, 0.5, 0.25, 0.25])
+    loss = -(2 * math.log(0.5) + 2 * math.log(0.75)) / 4
+    of_the_rate = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))
+    found = score(labels, predictions)
+    assert found.normalized_entropy == pytest.approx(loss / of_the_rate)
+    assert found.calibration == pytest.approx(0.375 / 0.25)
+    assert calibration(labels, predictions) == pytest.approx(1.5)
+    assert math.isnan(found.gauc), "nobody said whose samples they are"
+    assert (found.gauc_groups, found.gauc_groups_left_out) == (0, 0)
+
+
+def test_one_class_or_broken_predictions_have_none_of_the_new_figures_either():
+    for labels, first in ((np.ones(3), 0.1), (np.array([0, 1, 1]), np.nan)):
+        found = score(labels, np.array([first, 0.2, 0.3]), np.array([1, 1, 1]))
+        assert math.isnan(found.normalized_entropy)
+        assert math.isnan(found.calibration)
+        assert math.isnan(found.gauc)

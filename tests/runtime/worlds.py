@@ -149,10 +149,12 @@ def run(
     if settings.engine.executor == "concurrent":
         threads = ConcurrentRun(parts, **concurrent)
         threads.run()
+        threads.drain()
         model = threads.snapshot()
     else:
         alone = OrderedRun(parts)
         alone.run(order if order is not None else lag_order(settings, parts.feed))
+        alone.drain()
         model = alone.snapshot()
     sync = settings.sync
     meta = {"mode": str(sync.mode), "ranks": sync.ranks, "tau": sync.window}

@@ -179,7 +179,9 @@ class NativeShard:
             for name, table in self.tables.items()
         }
 
-    def update(self, pushes: Sequence[WholePush], update: int, step: int) -> np.ndarray:
+    def update(
+        self, pushes: Sequence[WholePush], update: int, step: int, rate: float = 1.0
+    ) -> np.ndarray:
         """One optimiser update on each row; rows by updates that they had missed."""
         missed = np.zeros(STALENESS_BINS, np.int64)
         for name, table in self.tables.items():
@@ -188,7 +190,8 @@ class NativeShard:
                 found = handle.slots[name], handle.writes[name]
                 ids, bounds = handle.plans[name].ids, self._bounds(handle, name)
                 parts.append((ids, *bounds, *found, np.ascontiguousarray(gradients[name])))
-            table.push(parts, update, self._configs[name].optimizer.lr_at(step), missed)
+            lr = self._configs[name].optimizer.lr_at(step) * rate
+            table.push(parts, update, lr, missed)
         return missed
 
     def _bounds(self, handle: Handle, table: str) -> tuple[int, int]:

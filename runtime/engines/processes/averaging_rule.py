@@ -56,6 +56,9 @@ class AveragingRule:
         """At rank 0 a model with the mean of the replicas, elsewhere the own one."""
         return self._host.snapshot() if self._host else self._replica.snapshot()
 
+    def drain(self) -> None:
+        """Nothing waits."""
+
     def end_leg(self) -> None:
         """A mean that is known reaches all replicas; a round that some have not entered is given
         up; all updates have been told."""

@@ -58,6 +58,9 @@ class RemoteWeights:
         """The weights as they were pulled last; those of the run are at rank 0."""
         return self._model
 
+    def drain(self) -> None:
+        """Nothing waits."""
+
     def end_leg(self) -> None:
         """Nothing: a rank pulls the weights before each step."""
 

@@ -63,6 +63,7 @@ class LoaderProcesses:
             "data_dir": None if data.dir is None else str(data.dir),
             "rows": data.rows,
             "skip_bad_rows": data.skip_bad_rows,
+            "validation_fraction": data.validation_fraction,
         }
         token = secrets.token_hex(16)
         names = tuple(f"\0persia-testbed-{token}-loader-{k}" for k in range(loaders))

@@ -99,6 +99,7 @@ class ProcessRank:
             # Hooks see gradients before a loss scale is taken out of them, so a scale is exposed.
             overlapped=config.sync.mode.overlaps_dense_sync and learner.scale.value == 1.0,
             gathers=config.engine.dense_sum == "gather",
+            dense_lag=config.sync.dense_lag,
             scale=learner.scale,
             recorder=parts.recorder,
             told=told,

@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -25,14 +25,15 @@ from runtime.embedding.server import RankPush
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.store import Handle, Plans, RowGradients
 from runtime.embedding.verbs import Lease
-from runtime.engines.processes.links import Fresh, Links, ServerRevivedError
+from runtime.engines.processes.connections import ServerRevivedError
+from runtime.engines.processes.lent import Lent, bytes_needed, lay_out
+from runtime.engines.processes.links import Links
+from runtime.engines.processes.listening import Fresh
 from runtime.engines.processes.messages import (
     Message,
     MessageKind,
-    Part,
     pack_fate,
     pack_lease,
-    pack_placed,
     pack_segment,
     unpack_json,
     unpack_version,
@@ -40,25 +41,8 @@ from runtime.engines.processes.messages import (
 from runtime.engines.processes.parcels import unpack_arrays
 from runtime.engines.processes.remote_control import RemoteControl
 from runtime.engines.processes.revival import Revival, SavedServer
-from runtime.engines.processes.segments import Places, Segment, SegmentPool
+from runtime.engines.processes.segments import Segment, SegmentPool
 from runtime.stop import PeerError, Stop, wait_for
-
-
-@dataclass(slots=True)
-class _Lent:
-    """A batch in its segment."""
-
-    number: int
-    segment: Segment
-    placed: list[bytes]
-    """By server, where its part lies: the body of a lookup."""
-    gradients: RowGradients
-    open_at: set[int]
-    """Servers that have not closed its push."""
-    read_at: set[int] = field(default_factory=set)
-    """Servers whose rows are here."""
-    push: Message | None = None
-    """What was sent to the servers, once it was."""
 
 
 class RemoteStore(RemoteControl):
@@ -83,18 +67,18 @@ class RemoteStore(RemoteControl):
         self._pools = {
             rank: SegmentPool(segments, self._stop, f"rank {rank}") for rank in links.ranks
         }
-        self._lent: dict[tuple[int, int], _Lent] = {}
+        self._lent: dict[tuple[int, int], Lent] = {}
         self._begun: dict[int, int] = {}  # per rank: steps that have begun, or were before
         self._finished: dict[int, int] = {}
         self._heard_last = [0] * links.servers  # lives that have ended, of each server
         self._known: dict[tuple[Any, ...], Segment] = {}  # what each server has mapped
         self._changed = threading.Condition()
         self._on_closed: Callable[[int, int], None] = lambda rank, step: None
-        links.stop = self._stop
+        links.use_stop(self._stop)
         own = weakref.WeakMethod(self._closed)
-        links.on_closed = lambda rank, step, shard: _call(own, rank, step, shard)
+        links.on_closed(lambda rank, step, shard: _call(own, rank, step, shard))
         again = weakref.WeakMethod(self._rejoin)
-        links.rejoin = lambda fresh: _call(again, fresh) or 0
+        links.on_return(lambda fresh: _call(again, fresh) or 0)
         self._restart = restart
         self._peeks = SegmentPool(1, Stop(), "evaluation")
         self.close = weakref.finalize(self, _close, links, close)
@@ -104,7 +88,7 @@ class RemoteStore(RemoteControl):
     def begin(self, rank: int, step: int, batch: Batch) -> Handle:
         """Merge duplicates and plan the shards; waits for a segment of shared memory."""
         plans = self._plan(batch)
-        lent, values = self._place(plans, *self._segment(self._pools[rank], plans))
+        lent, values = self._place(plans, self._pools[rank])
         with self._changed:
             self._lent[rank, step] = lent
             self._begun[rank] = step + 1
@@ -190,7 +174,8 @@ class RemoteStore(RemoteControl):
             for (rank, _), lent in self._lent.items():
                 self._pools[rank].give_back(lent.number, lent.segment)
             self._lent.clear()
-        self._stop = self._links.stop = stop
+        self._stop = stop
+        self._links.use_stop(stop)
         for pool in self._pools.values():
             pool.begin_run(stop)
 
@@ -205,9 +190,8 @@ class RemoteStore(RemoteControl):
         """The batch's rows as they are now, for evaluation: creates and records nothing."""
         plans = self._plan(batch)
         with self._links.alone():
-            number, segment = self._segment(self._peeks, plans)
+            lent, values = self._place(plans, self._peeks)
             try:
-                lent, values = self._place(plans, number, segment)
                 for shard in range(self.shards):
                     with suppress(ServerRevivedError):  # it is asked again below
                         self._peek_at(shard, lent)
@@ -220,7 +204,7 @@ class RemoteStore(RemoteControl):
                             self._peek_at(shard, lent)
                 copies = {name: array.copy() for name, array in values.items()}
             finally:
-                self._peeks.give_back(number, segment)
+                self._peeks.give_back(lent.number, lent.segment)
         return Handle(ALL, ALL, batch, plans, copies, {}, {})
 
     def let_servers_come_back(
@@ -228,7 +212,7 @@ class RemoteStore(RemoteControl):
     ) -> None:
         """From now on a server that dies is started again while the run goes on."""
         own = saved if self._restart is not None else None
-        self._links.revival = Revival(self._restart, own, told)
+        self._links.let_servers_come_back(Revival(self._restart, own, told))
 
     # Inside.
 
@@ -236,36 +220,12 @@ class RemoteStore(RemoteControl):
         tables = list(self.tables.values())
         return plan_natively(batch, self.layout.fields, tables, self.shards)
 
-    def _segment(self, pool: SegmentPool, plans: Plans) -> tuple[int, Segment]:
-        places = Places()
-        for name, plan in plans.items():
-            for size in _sizes(len(plan.ids), self.tables[name]):
-                places.take(size)
-        return pool.take(places.size)
+    def _place(self, plans: Plans, pool: SegmentPool) -> tuple[Lent, dict[str, np.ndarray]]:
+        """Waits for a segment that is free."""
+        number, segment = pool.take(bytes_needed(plans, self.tables))
+        return lay_out(plans, self.tables, self.shards, number, segment)
 
-    def _place(
-        self, plans: Plans, number: int, segment: Segment
-    ) -> tuple[_Lent, dict[str, np.ndarray]]:
-        """Lay the batch out in the segment: ids are there, rows and gradients have their place."""
-        places, values, gradients = Places(), {}, {}
-        parts: list[list[Part]] = [[] for _ in range(self.shards)]
-        for name, plan in plans.items():
-            table, rows = self.tables[name], len(plan.ids)
-            ids_at, values_at, gradients_at = map(places.take, _sizes(rows, table))
-            segment.array(ids_at, (rows,), np.uint64)[:] = plan.ids
-            shape = rows, table.dim
-            values[name] = segment.array(values_at, shape, table.dtype)
-            gradients[name] = segment.array(gradients_at, shape, table.dtype)
-            row_bytes = values[name].itemsize * table.dim
-            for shard, found in enumerate(parts):
-                own = plan.part(shard)
-                at = ids_at + 8 * own.start, values_at + row_bytes * own.start
-                there = gradients_at + row_bytes * own.start
-                found.append(Part(own.stop - own.start, *at, there))
-        placed = [pack_placed(number, found) for found in parts]
-        return _Lent(number, segment, placed, gradients, set(range(self.shards))), values
-
-    def _attach(self, role: str, shard: int, rank: int, lent: _Lent) -> None:
+    def _attach(self, role: str, shard: int, rank: int, lent: Lent) -> None:
         key = shard, self._links.life_of(shard), rank, lent.number
         if self._known.get(key) is lent.segment:
             return
@@ -288,7 +248,7 @@ class RemoteStore(RemoteControl):
             while not self._answered(kind, handle, lent, shard, lives[shard]):
                 lives[shard] = self._ask_one(kind, handle, lent, shard)
 
-    def _ask_one(self, kind: MessageKind, handle: Handle, lent: _Lent, shard: int) -> int:
+    def _ask_one(self, kind: MessageKind, handle: Handle, lent: Lent, shard: int) -> int:
         """Ask one server; in which of its lives."""
         body = lent.placed[shard] if kind is not MessageKind.BRING_UP_TO_DATE else b""
         role = _role_of(kind)
@@ -300,7 +260,7 @@ class RemoteStore(RemoteControl):
                 return life
 
     def _answered(
-        self, kind: MessageKind, handle: Handle, lent: _Lent, shard: int, life: int
+        self, kind: MessageKind, handle: Handle, lent: Lent, shard: int, life: int
     ) -> bool:
         """Whether the server has answered in the life in which it was asked."""
         if self._links.life_of(shard) != life:
@@ -325,7 +285,7 @@ class RemoteStore(RemoteControl):
             except ServerRevivedError:
                 continue
 
-    def _peek_at(self, shard: int, lent: _Lent) -> None:
+    def _peek_at(self, shard: int, lent: Lent) -> None:
         self._attach("control", shard, ALL, lent)
         asked = Message(MessageKind.LOOK_AHEAD, body=lent.placed[shard])
         self._links.tell_control(shard, asked)
@@ -377,12 +337,6 @@ class RemoteStore(RemoteControl):
             with self._changed:
                 del self._lent[rank, step]
                 self._changed.notify_all()
-
-
-def _sizes(rows: int, table: TableConfig) -> tuple[int, int, int]:
-    """Bytes of ids, values and gradients."""
-    values = rows * table.dim * np.dtype(table.dtype).itemsize
-    return rows * 8, values, values
 
 
 def _call(method: weakref.WeakMethod[Callable[..., Any]], *told: Any) -> Any:

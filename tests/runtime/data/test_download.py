@@ -163,6 +163,15 @@ def test_kuairand_arrives_in_the_layout_of_the_catalogue(site: Site, tmp_path: P
     assert sum(b.size for b in source.chunks("train")) == 2
 
 
+def test_kuairand_1k_is_the_same_layout_from_files_of_its_names(site: Site, tmp_path: Path) -> None:
+    files = {name.replace("_pure", "_1k"): text for name, text in kuairand_files().items()}
+    small = get(offered(site, "kuairand-1k", tar_gz(files)), tmp_path)
+    pure = get(offered(site, "kuairand-pure", tar_gz(kuairand_files())), tmp_path)
+    assert pq.read_table(small).equals(pq.read_table(pure))
+    source = open_source("kuairand-1k", data_dir=tmp_path)
+    assert sum(b.size for b in source.chunks("test")) == 2
+
+
 def test_a_second_call_asks_nobody(site: Site, tmp_path: Path) -> None:
     wanted = offered(site, "adult-uci", zipped(ADULT))
     assert get(wanted, tmp_path) == get(wanted, tmp_path)

@@ -165,7 +165,11 @@ def test_a_text_names_the_test_rows_of_any_type_of_column() -> None:
 
     split = Split(column="part", test_equals="7")
     for array in (pa.array([7, 8, None]), pa.array(["7", "8", "?"]).dictionary_encode()):
-        rows = Rows(pa.RecordBatch.from_pydict({"part": array}), np.arange(1, 4))
+        rows = Rows(
+            table=pa.RecordBatch.from_pydict({"part": array}),
+            numbers=np.arange(1, 4),
+            path=Path("mine.csv"),
+        )
         assert Placer(split, Totals(), ("?",)).place(rows).tolist() == [2, 0, -1]
 
 

@@ -18,7 +18,7 @@ from persia_sim.words.vocabulary import Mode
 from runtime import stop
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines.parts import assemble_for
-from runtime.engines.processes import links
+from runtime.engines.processes import listening
 from runtime.engines.processes.links import Links
 from runtime.engines.processes.remote_store import RemoteStore
 from runtime.engines.threads import ConcurrentRun
@@ -64,7 +64,7 @@ def test_the_death_of_a_server_ends_a_wait_with_its_name_and_who_waited():
     with served(ServerRules(ranks=2, tau=0)) as found:
         handle = found.store.begin(0, 1, batch_of(7))  # step 0 was never pushed: it must wait
         thread, errors = in_thread(lambda: found.store.look_up(handle))
-        until(lambda: found.links._waits)
+        until(lambda: found.links.who_waits())
         pid = found.processes.pids[0]
         os.kill(pid, signal.SIGKILL)
         thread.join(10)
@@ -106,8 +106,8 @@ def test_a_second_run_in_the_same_process_starts_afresh_after_a_failure():
 
 
 def test_a_stopped_server_is_told_from_a_slow_one(monkeypatch):
-    monkeypatch.setattr(links, "STUCK_S", 0.6)
-    monkeypatch.setattr(links, "BEATS_EVERY_S", 0.05)
+    monkeypatch.setattr(listening, "STUCK_S", 0.6)
+    monkeypatch.setattr(listening, "BEATS_EVERY_S", 0.05)
     with served(ServerRules(ranks=2, tau=0)) as found:
         handle = found.store.begin(0, 1, batch_of(7))
         thread, errors = in_thread(lambda: found.store.look_up(handle))
@@ -126,9 +126,9 @@ def test_a_stopped_server_is_told_from_a_slow_one(monkeypatch):
 def test_a_rank_that_stops_is_told_to_the_ranks_that_wait_for_it(monkeypatch):
     """The other rank's process connects and then gives no sign of life, as one that is stopped."""
     beats = []
-    monkeypatch.setattr(links, "BEATS_EVERY_S", 0.05)
+    monkeypatch.setattr(listening, "BEATS_EVERY_S", 0.05)
     with served(ServerRules(ranks=2, tau=0), ranks=[0], patience_s=1.0) as found:
-        monkeypatch.setattr(Links, "_beat", lambda self, shard: beats.append(shard))
+        monkeypatch.setattr(listening.Listening, "_beat", lambda self, shard: beats.append(shard))
         other = Links(found.processes.address, [1])
         monkeypatch.undo()
         handle = found.store.begin(0, 1, batch_of(7))
@@ -145,7 +145,7 @@ def test_a_rank_that_dies_is_told_to_the_ranks_that_wait_for_it():
         other = Links(found.processes.address, [1])
         handle = found.store.begin(0, 1, batch_of(7))
         thread, errors = in_thread(lambda: found.store.look_up(handle))
-        for channel in other._channels:
+        for channel in other._all._open:
             channel.close()  # as the kernel closes those of a killed process
         thread.join(10)
         told = str(found.links.stop.error or errors[0])
@@ -156,7 +156,7 @@ def test_a_rank_that_dies_is_told_to_the_ranks_that_wait_for_it():
 def test_a_wait_for_a_push_that_nobody_will_send_is_a_deadlock(monkeypatch):
     """The same sentence as among threads; the server asks whether anybody works."""
     monkeypatch.setattr(stop, "PATIENCE_S", 0.2)
-    monkeypatch.setattr(links, "BEATS_EVERY_S", 0.05)
+    monkeypatch.setattr(listening, "BEATS_EVERY_S", 0.05)
     with served(ServerRules(ranks=2, tau=0), patience_s=0.2) as found:
         handle = found.store.begin(0, 1, batch_of(7))
         with pytest.raises(RuntimeError, match=r"deadlock: the lookup of rank 0, step 1 waits at"):
@@ -165,7 +165,7 @@ def test_a_wait_for_a_push_that_nobody_will_send_is_a_deadlock(monkeypatch):
 
 def test_a_client_that_works_for_long_is_no_deadlock(monkeypatch):
     monkeypatch.setattr(stop, "PATIENCE_S", 0.2)
-    monkeypatch.setattr(links, "BEATS_EVERY_S", 0.05)
+    monkeypatch.setattr(listening, "BEATS_EVERY_S", 0.05)
     with served(ServerRules(ranks=2, tau=0, merges=True), patience_s=0.2) as found:
         store = found.store
         first = [store.begin(rank, 0, batch_of(7)) for rank in (0, 1)]

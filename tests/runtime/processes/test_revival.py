@@ -29,11 +29,8 @@ IDS = tuple(range(12))
 def may_come_back(found: Served, rules: ServerRules, **changes) -> list[str]:
     told: list[str] = []
     saved = changes.pop("saved", lambda shard: SavedServer(rules, [0] * rules.ranks))
-    found.links.revival = Revival(
-        partial(found.processes.restart, awaits_rows=True),
-        saved,
-        told.append,
-    )
+    restart = partial(found.processes.restart, awaits_rows=True)
+    found.links.let_servers_come_back(Revival(restart, saved, told.append))
     return told
 
 

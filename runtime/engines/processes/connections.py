@@ -1,0 +1,232 @@
+"""The connections of a process to all embedding servers, and what the death of one means."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from runtime.engines.processes.channel import Channel, PeerGoneError, close_all
+from runtime.engines.processes.launch import Address
+from runtime.engines.processes.messages import (
+    BadMessageError,
+    Message,
+    MessageKind,
+    pack_json,
+    unpack_json,
+)
+from runtime.engines.processes.revival import Revival
+from runtime.engines.processes.waits import Waits
+from runtime.stop import PeerError, Stop
+
+
+class ServerGoneError(PeerError):
+    """An embedding server has died."""
+
+
+class ServerRevivedError(Exception):
+    """A server has died and is back: whoever waited for it asks again."""
+
+
+class Seats(NamedTuple):
+    """All connections to one server."""
+
+    heart: Channel
+    """Signs of life."""
+    control: Channel
+    """What is rare, for all ranks."""
+    of_rank: dict[tuple[str, int], Channel]
+    """By role and rank."""
+
+
+_RANK_ROLES = ("lookups", "pushes", "prefetches")
+_CONNECT_WITHIN_S = 20.0
+_ERRORS: dict[str, type[Exception]] = {
+    kind.__name__: kind for kind in (ValueError, MemoryError, OSError, PeerError, BadMessageError)
+}
+
+
+class Connections:
+    """Every rank of this process has its own connections for lookups and for pushes, so that a
+    lookup that waits holds up nobody; what is rare goes over one that all share."""
+
+    def __init__(
+        self, address: Address, ranks: Sequence[int], how_it_ended: Callable[[int], str]
+    ) -> None:
+        """Connect to all; ``how_it_ended`` says of a dead server what its launcher knows."""
+        self.ranks, self.stop, self.waits = tuple(ranks), Stop(), Waits()
+        self.closing = threading.Event()
+        self.revival: Revival | None = None
+        """How servers that have died come back; None: their death is the run's."""
+        self.reviver: threading.Thread | None = None
+        """The one thread that brings servers back; it never waits for one to come back."""
+        names = ", ".join(map(str, ranks))
+        self.who = f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
+        self.pids = [-1] * len(address.names)
+        self._address, self._how_it_ended = address, how_it_ended
+        self._client = secrets.token_hex(8)
+        self._open: list[Channel] = []
+        self._changed, self._noticing = threading.Condition(), threading.Lock()
+        self._lives = [0] * len(address.names)
+        self._deaths: dict[int, str] = {}
+        try:
+            self._seats = [
+                self._seats_at(shard, self.connect(shard, "heart"), self.connect(shard, "control"))
+                for shard in range(self.servers)
+            ]
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def servers(self) -> int:
+        """How many there are."""
+        return len(self._address.names)
+
+    def life_of(self, shard: int) -> int:
+        """Times that a server has been brought back."""
+        return self._lives[shard]
+
+    def at(self, shard: int) -> Seats:
+        """The connections to a server in its present life."""
+        return self._seats[shard]
+
+    def connect(self, shard: int, role: str, rank: int = -1) -> Channel:
+        """One more connection; raises PeerError where the server is not there or refuses."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            sock.settimeout(_CONNECT_WITHIN_S)
+            sock.connect(self._address.names[shard])
+        except OSError as error:
+            sock.close()
+            raise PeerError(
+                f"{self.who} cannot reach embedding server {shard}: {error.strerror or error}"
+            ) from None
+        channel = Channel(sock)
+        self._open.append(channel)
+        hello = {
+            "secret": self._address.secret,
+            "role": role,
+            "client": self._client,
+            "ranks": self.who,
+            "pid": os.getpid(),
+        }
+        try:
+            channel.send(Message(MessageKind.HELLO, rank, body=pack_json(hello)))
+            message, descriptors = channel.receive(until(_CONNECT_WITHIN_S, shard))
+        except PeerGoneError:
+            raise self.gone(shard) from None
+        close_all(descriptors)
+        if message.kind is MessageKind.FAILED:
+            raise self.failure(message)
+        about = unpack_json(message.body)
+        if (about.get("shard"), about.get("shards")) != (shard, self.servers):
+            raise PeerError(f"the server at place {shard} of {self.servers} says it is {about}")
+        self.pids[shard] = int(about["pid"])
+        return channel
+
+    def receive(
+        self, channel: Channel, shard: int, life: int, *, stops: bool = True
+    ) -> tuple[Message, tuple[int, ...]]:
+        """The next message; raises as `Links.send` does, and RunStopped where the run ``stops``."""
+
+        def goes_on() -> None:
+            if stops:
+                self.stop.check()
+
+        try:
+            return channel.receive(goes_on)
+        except PeerGoneError:
+            if stops:
+                self.stop.check()
+            raise self.after_death(shard, life) from None
+        except BadMessageError as error:
+            channel.close()
+            raise PeerError(f"{self.name(shard)} sent what is no answer: {error}") from None
+
+    def failure(self, message: Message) -> Exception:
+        """What a server says that it failed with."""
+        said = unpack_json(message.body)
+        sentence = str(said.get("sentence"))
+        if said.get("kind") == "PeerError":
+            sentence += self.waits.told()
+        return _ERRORS.get(str(said.get("kind")), RuntimeError)(sentence)
+
+    # A server that has died.
+
+    def after_death(self, shard: int, life: int) -> ServerGoneError | ServerRevivedError:
+        """What to raise: another life of the server has begun, or there will be none.
+
+        The thread that hears of closed pushes brings it back: it alone knows that it has heard all
+        that the dead one said. Every other one waits here.
+        """
+        if threading.current_thread() is self.reviver:
+            return self.gone(shard)
+        with self._changed, self.stop.working():
+            while (
+                self.revival is not None
+                and not self.closing.is_set()
+                and not self.stop
+                and self._lives[shard] == life
+            ):
+                self._changed.wait(0.1)
+        return ServerRevivedError() if self._lives[shard] > life else self.gone(shard)
+
+    def gone(self, shard: int) -> ServerGoneError:
+        """Whoever notices first says who waited; those that notice later say the same."""
+        with self._noticing:
+            if shard not in self._deaths:
+                how = self._how_it_ended(shard)
+                self._deaths[shard] = f"{self.name(shard)} {how}{self.waits.told()}"
+            return ServerGoneError(self._deaths[shard])
+
+    def let_go(self, shard: int) -> None:
+        """Close the ranks' connections to a server that has died."""
+        for channel in self._seats[shard].of_rank.values():
+            channel.close()
+
+    def seats_again(self, shard: int, control: Channel) -> Seats:
+        """New connections to a server that has come back; nobody uses them before `lives_again`."""
+        return self._seats_at(shard, self.connect(shard, "heart"), control)
+
+    def lives_again(self, shard: int, seats: Seats) -> None:
+        """From now on everybody uses these; those that waited go on."""
+        with self._changed:
+            self._seats[shard] = seats
+            self._lives[shard] += 1
+            self._deaths.pop(shard, None)
+            self._changed.notify_all()
+
+    def name(self, shard: int) -> str:
+        """What a sentence calls a server."""
+        return f"embedding server {shard} (pid {self.pids[shard]})"
+
+    def close(self) -> None:
+        """Say goodbye and close every connection."""
+        self.closing.set()
+        for channel in self._open:
+            with suppress(PeerGoneError, TimeoutError):
+                channel.send(Message(MessageKind.GOODBYE), within_s=0.2)
+            channel.close()
+
+    def _seats_at(self, shard: int, heart: Channel, control: Channel) -> Seats:
+        ranks = {
+            (r, rank): self.connect(shard, r, rank) for r in _RANK_ROLES for rank in self.ranks
+        }
+        return Seats(heart, control, ranks)
+
+
+def until(seconds: float, shard: int) -> Callable[[], None]:
+    """Raises TimeoutError when it is called later than that from now."""
+    ends_s = time.monotonic() + seconds
+
+    def goes_on() -> None:
+        if time.monotonic() > ends_s:
+            raise TimeoutError(f"embedding server {shard} has not answered for {seconds:.0f} s")
+
+    return goes_on

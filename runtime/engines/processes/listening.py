@@ -1,0 +1,143 @@
+"""The threads of a client process that listen to its servers: signs of life, and closed pushes."""
+
+from __future__ import annotations
+
+import selectors
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+from runtime.engines.processes.channel import Channel, PeerGoneError, close_all
+from runtime.engines.processes.connections import Connections, ServerGoneError, until
+from runtime.engines.processes.messages import (
+    BadMessageError,
+    Message,
+    MessageKind,
+    pack_fate,
+    unpack_json,
+)
+from runtime.engines.processes.peers import BEATS_EVERY_S, STUCK_S, clock
+from runtime.engines.processes.revival import MOST_REVIVALS, Call, fill
+from runtime.stop import PeerError
+
+
+class Fresh(NamedTuple):
+    """A server that has come back, before anybody else uses it."""
+
+    shard: int
+    seats: dict[tuple[str, int], Channel]
+    """By role and rank."""
+    call: Call
+
+
+class Listening:
+    """A thread for each server's signs of life, and one that hears of all closed pushes and brings
+    back servers that have died."""
+
+    def __init__(self, connections: Connections, call_on: Callable[..., dict[str, Any]]) -> None:
+        """``call_on`` asks over a given connection; the threads start at once."""
+        self._all, self._call_on = connections, call_on
+        self.on_closed: Callable[[int, int, int], None] = lambda rank, step, shard: None
+        self.rejoin: Callable[[Fresh], int] = lambda fresh: 0
+        closings = threading.Thread(target=self._hear_closings, daemon=True, name="closings")
+        connections.reviver = closings
+        hearts = [
+            threading.Thread(target=self._beat, args=(shard,), daemon=True, name="heart")
+            for shard in range(connections.servers)
+        ]
+        for thread in [*hearts, closings]:
+            thread.start()
+
+    def _beat(self, shard: int) -> None:
+        """Signs of life to one server, and from it."""
+        connections = self._all
+        while not connections.closing.is_set():
+            channel, life = connections.at(shard).heart, connections.life_of(shard)
+            idle = pack_fate(connections.stop.only_waits())
+            try:
+                channel.send(Message(MessageKind.PING, body=idle))
+                message, _ = channel.receive(until(STUCK_S, shard))
+                failed = unpack_json(message.body).get("failed")
+                if failed:
+                    raise PeerError(f"{failed}{connections.waits.told()}")
+            except PeerGoneError:
+                found = connections.after_death(shard, life)
+                if isinstance(found, ServerGoneError):
+                    if not connections.closing.is_set():
+                        connections.stop.set(found)
+                    return
+            except TimeoutError:
+                silent = f"has given no sign of life for {STUCK_S:.0f} s, since {clock(STUCK_S)}"
+                stuck = f"{connections.name(shard)} {silent}: it is stopped or stuck"
+                connections.stop.set(PeerError(f"{stuck}{connections.waits.told()}"))
+                return
+            except (BadMessageError, PeerError) as error:
+                connections.stop.set(error)
+            connections.closing.wait(BEATS_EVERY_S)
+
+    def _hear_closings(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for shard in range(self._all.servers):
+                self._listen_to(shard, selector)
+            while selector.get_map():
+                for key, _ in selector.select():
+                    shard, rank, channel = key.data
+                    if self._all.at(shard).of_rank["pushes", rank] is not channel:
+                        continue  # of a life before
+                    try:
+                        try:
+                            self._hear_closing(shard, channel)
+                        except ServerGoneError:
+                            self._hear_the_rest(shard, selector)
+                            with self._all.stop.working():
+                                self._revive(shard)
+                            self._listen_to(shard, selector)
+                    except BaseException as error:
+                        if self._all.closing.is_set():
+                            return
+                        self._all.stop.set(error)
+
+    def _listen_to(self, shard: int, selector: selectors.BaseSelector) -> None:
+        for rank in self._all.ranks:
+            channel = self._all.at(shard).of_rank["pushes", rank]
+            selector.register(channel, selectors.EVENT_READ, (shard, rank, channel))
+
+    def _hear_the_rest(self, shard: int, selector: selectors.BaseSelector) -> None:
+        """What a dead server has said counts: rows may be read and written that it let go."""
+        for rank in self._all.ranks:
+            channel = self._all.at(shard).of_rank["pushes", rank]
+            selector.unregister(channel)
+            with suppress(PeerError, BadMessageError):
+                while True:
+                    self._hear_closing(shard, channel)
+
+    def _hear_closing(self, shard: int, channel: Channel) -> None:
+        life = self._all.life_of(shard)
+        message, descriptors = self._all.receive(channel, shard, life, stops=False)
+        close_all(descriptors)
+        if message.kind is MessageKind.FAILED:
+            raise self._all.failure(message)
+        self.on_closed(message.rank, message.step, shard)
+
+    def _revive(self, shard: int) -> None:
+        """Raises what makes it impossible."""
+        connections, revival = self._all, self._all.revival
+        gone = connections.gone(shard)
+        if revival is None or connections.closing.is_set() or connections.stop:
+            raise gone
+        if connections.life_of(shard) == MOST_REVIVALS:
+            raise PeerError(f"{gone}, for the {MOST_REVIVALS + 1}th time in this run")
+        connections.let_go(shard)
+        if revival.restart is not None:
+            revival.restart(shard)
+        control = connections.connect(shard, "control")
+        call = partial(self._call_on, control, shard)
+        if revival.saved is not None:
+            fill(revival.saved(shard), call)
+        seats = connections.seats_again(shard, control)
+        lost = self.rejoin(Fresh(shard, seats.of_rank, call))
+        connections.lives_again(shard, seats)
+        who = connections.who
+        revival.told(f"{gone}; it is back, and {lost} pushes of {who} are lost with it")

@@ -1,0 +1,62 @@
+"""Errors that users can mend end a command in one sentence, and how its process then ends."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from runtime.stop import PeerError
+from runtime.torchrun import tell_torchrun
+
+
+def leave(code: int) -> NoReturn:
+    """End the process. After a failure at once: a rank's thread may still be tidying its native
+    thread-locals, which must not meet an interpreter that is being taken down."""
+    if code:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(0)
+
+
+def guarded(work: Callable[[], None]) -> int:
+    """Turn the errors that users can mend into one clear message instead of a traceback."""
+    try:
+        try:
+            work()
+        finally:
+            sys.stdout.flush()  # here, where a reader that has gone is no error
+    except KeyboardInterrupt:
+        print(
+            "\ninterrupted; what was finished is kept: a run with checkpoints goes on with"
+            " --resume, others start anew",
+            file=sys.stderr,
+        )
+        return 130
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        tell_torchrun(f"error: {error}")
+        return 2
+    except MemoryError as error:
+        print(f"error: {error or 'out of memory'}", file=sys.stderr)
+        tell_torchrun(f"error: {error or 'out of memory'}")
+        return 2
+    except BrokenPipeError:
+        # The reader of our output has gone, as `| head` does; what is left is for nobody.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        hint = "; the disk is full: free some space and run again" if full else ""
+        where = f"{error.filename}: " if error.filename else ""
+        sentence = f"error: {where}{error.strerror or error}{hint}"
+        print(sentence, file=sys.stderr)
+        tell_torchrun(sentence, comes_second=isinstance(error, PeerError))
+        return 2
+    except Exception as error:
+        tell_torchrun(f"{type(error).__name__}: {error}")
+        raise
+    return 0

@@ -1,0 +1,297 @@
+"""What is done about lateness: synchronous start, dense lag, delay compensation, rate by staleness.
+
+Expected values come from plain training in float64 (`tests/runtime/plain.py`), from the rules
+themselves, or from another executor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from persia_sim.words.staleness import staleness_in_steps
+from persia_sim.words.vocabulary import Mode
+from runtime.checkpoint.whole import complete_checkpoints, read_checkpoint
+from runtime.config import ModelConfig, SyncConfig
+from runtime.embedding.config import RowOptimizer
+from runtime.embedding.features import Admission, Capacity
+from runtime.run.choose import CANDIDATES, _as_mode
+from runtime.serving.trained import find_checkpoint, open_trained
+from tests.runtime import test_law_of_resume as resume
+from tests.runtime import test_nonfinite as nonfinite
+from tests.runtime.plain import assert_equal_to, plain_training
+from tests.runtime.worlds import (
+    ArraySource,
+    assert_same_bytes,
+    changed,
+    config,
+    difference,
+    on_engine,
+    run,
+)
+
+SOURCE = ArraySource(300)  # 12 steps of 24 samples and one of 12
+ROWS = RowOptimizer(kind="adagrad", lr=0.1, initial_accumulator=0.01, eps=1e-10)
+UNMARKED = ArraySource(300)
+UNMARKED._all.dense[:, 1] = 0  # plain training has one dense feature
+LATE = {"mode": Mode.HYBRID, "tau": 3}
+ALL_OF_THEM = {
+    "sync_steps": 4, "dense_lag": 2, "delay_compensation": 1e5, "lr_by_staleness": True,
+}  # fmt: skip
+
+
+def exactly(optimizer="adam", **changes):
+    """In float64, as plain training has it."""
+    lr = {"adam": 0.01, "sgd": 0.3}[optimizer]
+    model = ModelConfig(hidden=(6, 4), optimizer=optimizer, lr=lr)
+    return config(model=model, optimizer=ROWS, dtype="float64", **changes)
+
+
+def plain(ranks, **lags):
+    """`exactly`'s steps without the testbed."""
+    return plain_training(exactly(), UNMARKED, size=24, ranks=ranks, **lags)
+
+
+# A synchronous start
+
+
+@pytest.mark.parametrize("engine", ["lag", "threads", "processes"])
+@pytest.mark.parametrize("mode", [Mode.HYBRID, Mode.RAW_HYBRID])
+def test_a_synchronous_start_that_never_ends_is_sync_in_bytes(mode, engine):
+    late = {"mode": mode, "tau": 3, "sync_steps": 13, **on_engine(engine, 2)}
+    assert_same_bytes(run(config(ranks=3, shards=2), SOURCE), run(config(ranks=3, **late), SOURCE))
+
+
+def test_a_synchronous_start_is_sync_where_rows_are_evicted_and_refused():
+    """Which rows go depends on the order of lookups, which threads must not decide."""
+    base = config(ranks=4, shards=2)
+    tight = Capacity(rows=50, eviction="lru")
+    base = replace(
+        base, rows=replace(base.rows, capacity=tight, admission=Admission(kind="frequency"))
+    )
+    late = changed(base, **LATE, sync_steps=13, executor="concurrent")
+    assert_same_bytes(run(base, SOURCE), run(late, SOURCE))
+
+
+@settings(max_examples=10)
+@given(
+    tau=st.integers(0, 6), start=st.integers(0, 14), ranks=st.integers(1, 3), merge=st.booleans()
+)
+def test_behind_a_synchronous_start_the_constant_lag_rises_as_behind_any_start(
+    tau, start, ranks, merge
+):
+    """A lookup of step s misses 0 steps for s < N, and min(s - N, tau) from step N on."""
+    chosen = config(mode=Mode.HYBRID, tau=tau, sync_steps=start, ranks=ranks, merge_pushes=merge)
+    stale = staleness_in_steps(run(chosen, SOURCE).trace)
+    expected = np.where(stale.step < start, 0, np.minimum(stale.step - start, tau))
+    assert (stale.missing_steps == expected).all()
+    assert (stale.oldest_missing_steps == expected).all()
+    assert len(stale.step) == 13 * ranks
+
+
+@pytest.mark.parametrize(("engine", "tau"), [("threads", 2), ("threads", None), ("processes", 2)])
+def test_threads_miss_nothing_before_the_start_is_over(engine, tau):
+    late = {"mode": Mode.HYBRID, "tau": tau, "sync_steps": 6, **on_engine(engine, 2)}
+    stale = staleness_in_steps(run(config(ranks=3, **late), SOURCE).trace)
+    assert stale.oldest_missing_steps[stale.step < 6].max() == 0
+    if tau is not None:
+        assert stale.oldest_missing_steps.max() <= tau
+
+
+# A dense lag
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("lag", [1, 3])
+@pytest.mark.parametrize(
+    "late", [{}, {"executor": "concurrent"}, LATE], ids=["sync", "threads", "hybrid"]
+)
+def test_a_step_computes_on_the_weights_after_update_s_1_lag(optimizer, lag, late):
+    chosen = exactly(optimizer, ranks=3, dense_lag=lag, **late)
+    expected = plain_training(
+        exactly(optimizer), UNMARKED, size=24, ranks=3, dense_lag=lag, row_lag=late.get("tau", 0)
+    )
+    assert_equal_to(expected, run(chosen, UNMARKED))
+
+
+def test_a_dense_lag_is_the_same_in_lookahead_and_beyond_the_end_of_the_data():
+    """More lag than steps: all is applied when the run ends, which no step has seen."""
+    for lag in (2, 40):
+        sync = run(config(ranks=2, dense_lag=lag), SOURCE)
+        assert_same_bytes(sync, run(config(ranks=2, dense_lag=lag, mode=Mode.LOOKAHEAD), SOURCE))
+    expected = plain_training(exactly(), UNMARKED, size=24, ranks=2, dense_lag=40)
+    assert_equal_to(expected, run(exactly(ranks=2, dense_lag=40), UNMARKED))
+
+
+@pytest.mark.parametrize("executor", ["lag", "concurrent"])
+def test_a_step_that_is_left_out_leaves_its_place_empty(executor):
+    """The ranks and steps that are poisoned throw nothing else away, one lag later."""
+    source = nonfinite.poisoned(nonfinite.POISONS["dense nan"])
+    world = run(nonfinite.chosen(dense_lag=2, executor=executor), source)
+    steps = {"size": nonfinite.BATCH, "ranks": nonfinite.RANKS, "left_out": nonfinite.LEFT_OUT}
+    assert_equal_to(plain_training(nonfinite.chosen(), source, dense_lag=2, **steps), world)
+
+
+def test_auto_keeps_the_dense_lag_in_every_mode_that_it_times():
+    late = config(mode=Mode.HYBRID, dense_lag=2, sync_steps=3, executor="concurrent")
+    assert [_as_mode(late, mode).sync.dense_lag for mode in CANDIDATES] == [2, 2, 2]
+
+
+def test_gradients_wait_without_their_loss_scale():
+    """float16, whose first scales overflow: what waits was divided by the scale of its own step."""
+    half = {"precision": "float16", "loss_scale": 2.0**30, "nonfinite": "skip"}
+    once = run(config(**half), SOURCE)
+    late = run(config(**half, dense_lag=1), SOURCE)
+    skipped = once.meter.batches_skipped
+    assert 0 < skipped == late.meter.batches_skipped < 13
+    assert late.learner.scale.value == once.learner.scale.value == 2.0 ** (30 - skipped)
+    assert np.isfinite(np.concatenate([a.ravel() for a in late.state().values()])).all()
+
+
+@pytest.mark.parametrize("name", ["sync", "hybrid", "threads"])
+def test_gradients_that_wait_are_part_of_a_checkpoint(name, tmp_path):
+    late = {"sync": {}, "hybrid": {"mode": Mode.HYBRID, "tau": 2, "sync_steps": 4},
+            "threads": {"executor": "concurrent"}}[name]  # fmt: skip
+    chosen = resume.every(3, ranks=3, dense_lag=2, **late)
+    whole = resume.run(chosen, tmp_path / "whole")
+    cuts = complete_checkpoints(tmp_path / "whole")
+    assert [len(read_checkpoint(cut).dense()["pending"]) for cut in cuts] == [2] * 5
+    resumed = resume.run(chosen, tmp_path / "resumed", cuts[0])
+    resume.assert_same_run(whole, resumed) if name != "threads" else None
+    assert resume.state(whole) == resume.state(resumed)
+    undisturbed = resume.run(replace(chosen, steps=9), tmp_path / "short")
+    further = resume.run(chosen, tmp_path / "further", complete_checkpoints(tmp_path / "short")[-1])
+    assert resume.state(undisturbed) != resume.state(whole) == resume.state(further)
+
+
+def test_a_model_read_from_a_checkpoint_has_taken_what_waited(tmp_path):
+    chosen = resume.every("end", dense_lag=3)
+    outcome = resume.run(chosen, tmp_path / "run")
+    opened = open_trained(find_checkpoint(tmp_path / "run"))
+    for name, tensor in outcome.model.state_dict().items():
+        assert tensor.equal(opened.learner.model.state_dict()[name])
+
+
+# Delay compensation and the rate by staleness
+
+
+@pytest.mark.parametrize("kernels", ["native", "reference"])
+@pytest.mark.parametrize(
+    "late",
+    [
+        {"mode": Mode.HYBRID, "tau": 3, "ranks": 1},
+        {"mode": Mode.HYBRID, "tau": 3, "ranks": 3},
+        {"mode": Mode.HYBRID, "tau": 2, "ranks": 3, "merge_pushes": False},
+        {"mode": Mode.HYBRID, "tau": 0, "ranks": 3, "merge_pushes": False},
+    ],
+    ids=["one rank", "merged", "on arrival", "on arrival, tau 0"],
+)
+@pytest.mark.parametrize("by", [(1e6, False), (0.0, True), (1e6, True)])
+def test_rows_take_the_gradient_and_the_rate_of_the_rules(late, by, kernels):
+    strength, by_staleness = by
+    treated = {"delay_compensation": strength, "lr_by_staleness": by_staleness}
+    world = run(exactly(**late, **treated, kernels=kernels, shards=2), UNMARKED)
+    lags = {"row_lag": late["tau"], "merged": late.get("merge_pushes", True)}
+    expected = plain(late["ranks"], **lags, compensation=strength, by_staleness=by_staleness)
+    assert_equal_to(expected, world)
+    if late["tau"] or strength:
+        untreated = run(exactly(**late, kernels=kernels, shards=2), UNMARKED)
+        assert difference(world, untreated)[1] > 1e-4, "the treatment shows"
+
+
+def test_async_divides_by_whole_rounds_of_all_ranks():
+    """A push of three ranks at tau 1 has missed 5 others, which is one round and 2 pushes."""
+    source = ArraySource(12 * 24)
+    source._all.dense[:, 1] = 0
+    late = {"mode": Mode.ASYNC, "tau": 1, "ranks": 3}
+    assert_same_bytes(
+        run(exactly(**late), source), run(exactly(**late, lr_by_staleness=True), source)
+    )
+    halved = run(exactly(mode=Mode.ASYNC, tau=2, ranks=3, lr_by_staleness=True), source)
+    assert difference(halved, run(exactly(mode=Mode.ASYNC, tau=2, ranks=3), source))[1] > 1e-4
+
+
+@pytest.mark.parametrize("executor", ["lag", "concurrent"])
+def test_where_nothing_is_late_nothing_is_changed(executor):
+    """Merged pushes at tau 0: to the bit, also of rows whose gradients are zero."""
+    late = {"mode": Mode.HYBRID, "tau": 0, "ranks": 3, "shards": 2, "executor": executor}
+    treated = {"delay_compensation": 1e6, "lr_by_staleness": True}
+    assert_same_bytes(
+        run(config(ranks=3, shards=2), SOURCE), run(config(**late, **treated), SOURCE)
+    )
+
+
+# All of them together
+
+
+@pytest.mark.parametrize("merge", [True, False])
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_a_run_of_threads_with_every_treatment_replays_to_its_bytes(engine, merge):
+    treated = {**ALL_OF_THEM, "delay_compensation": 1e5 if engine == "threads" else 0.0}
+    late = {**LATE, "ranks": 3, "merge_pushes": merge}
+    recorded = run(config(**late, **treated, **on_engine(engine, 2)), SOURCE)
+    replayed = run(config(**late, **treated, shards=2), SOURCE, order=recorded.trace)
+    assert_same_bytes(recorded, replayed)
+
+
+def test_async_threads_with_treatments_replay_to_their_bytes():
+    late = {"mode": Mode.ASYNC, "tau": 3, "ranks": 3, "shards": 2}
+    treated = {"delay_compensation": 1e5, "lr_by_staleness": True}
+    recorded = run(config(**late, **treated, executor="concurrent"), SOURCE)
+    assert_same_bytes(recorded, run(config(**late, **treated), SOURCE, order=recorded.trace))
+
+
+def test_ranks_computed_as_one_batch_are_treated_as_ranks_one_by_one():
+    """Law 14 with every treatment: nothing but the order of float sums is another."""
+    apart = exactly(**LATE, **ALL_OF_THEM, ranks=4, shards=2)
+    largest, _ = difference(run(apart, SOURCE), run(changed(apart, fuse_ranks=True), SOURCE))
+    assert 0 < largest < 1e-10
+
+
+def test_a_run_with_every_treatment_goes_on_to_the_same_bytes(tmp_path):
+    """Law 11, from a cut before the synchronous start is over and from one behind it."""
+    chosen = resume.every(3, ranks=3, shards=2, **LATE, **ALL_OF_THEM)
+    whole = resume.run(chosen, tmp_path / "whole")
+    for cut in complete_checkpoints(tmp_path / "whole")[:2]:
+        resume.assert_same_run(whole, resume.run(chosen, tmp_path / cut.name, cut))
+
+
+def test_compensation_over_server_processes_is_refused_in_a_sentence():
+    with pytest.raises(ValueError, match=r"delay_compensation 2 needs rows in the ranks' process"):
+        config(**LATE, delay_compensation=2.0, executor="concurrent", servers=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"sync_steps": -1}, "sync_steps must be >= 0"),
+        ({"dense_lag": 1001}, "dense_lag must be <= 1,000"),
+        ({"delay_compensation": -0.5}, "delay_compensation must be >= 0"),
+        ({"delay_compensation": float("nan")}, "delay_compensation must be a finite number"),
+        ({"lr_by_staleness": 1}, "lr_by_staleness must be true or false"),
+    ],
+)
+def test_bounds_are_told(options, said):
+    with pytest.raises(ValueError, match=said):
+        SyncConfig(mode=Mode.HYBRID, **options)
+
+
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        (Mode.SYNC, {"sync_steps": 3}),
+        (Mode.ASYNC, {"sync_steps": 3}),
+        (Mode.ASYNC, {"dense_lag": 1}),
+        (Mode.ASYNC_AVERAGING, {"dense_lag": 1}),
+        (Mode.SYNC, {"delay_compensation": 1.0}),
+        (Mode.LOOKAHEAD, {"lr_by_staleness": True}),
+    ],
+)
+def test_a_treatment_of_what_the_mode_does_not_have_is_refused(mode, options):
+    (name,) = options
+    with pytest.raises(ValueError, match=f"{name} is not used by mode {mode}"):
+        config(mode=mode, **options)

@@ -1,0 +1,144 @@
+"""The validation part: what it takes off training, and that the test part is left alone."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.commands import main
+from runtime.config import DataConfig, EvaluationConfig, TrainConfig
+from runtime.data.batch import Batch, Field, Layout
+from runtime.data.errors import DataError
+from runtime.data.open import open_source
+from runtime.data.schema import Column, Schema, Split
+from runtime.data.source import Part
+from runtime.run.record import run_into
+from runtime.run.session import train
+from tests.runtime.worlds import ArraySource, config
+
+SCHEMA = """
+name = "numbered"
+file = "d.csv"
+group = "user"
+split = { column = "day", test_from = 2 }
+[[columns]]
+name = "user"
+[[columns]]
+name = "n"
+kind = "numeric"
+log = false
+"""
+N_TRAIN, N_TEST = 40, 12
+
+
+class CountingSource(ArraySource):
+    """Counts how often each part is asked for; a part's samples are those of the others."""
+
+    def __init__(self, samples: int) -> None:
+        super().__init__(samples)
+        self.asked: Counter[str] = Counter()
+
+    def chunks(self, part: Part) -> Iterator[Batch]:
+        self.asked[part] += 1
+        return super().chunks(part)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    """Rows 1 to 52; the last 12 test. Column n holds the row's number."""
+    lines = ["user,n,day,label"]
+    lines += [f"u{n % 5},{n},{1 + (n > N_TRAIN)},{n // 5 % 2}" for n in range(1, 53)]
+    (tmp_path / "d.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "d.toml").write_text(SCHEMA)
+    return str(tmp_path / "d.toml")
+
+
+def numbers(name: str, part: Part, **options: Any) -> list[int]:
+    return [int(n) for b in open_source(name, **options).chunks(part) for n in b.dense[:, 0]]
+
+
+def test_a_run_judged_on_validation_never_asks_for_the_test_part() -> None:
+    chosen = config(part="validation", steps=4, evaluate_every_steps=2)
+    source = CountingSource(96)
+    train(chosen, source)
+    assert source.asked["test"] == 0
+    assert source.asked["validation"] > 0
+    judged_on_test = CountingSource(96)
+    train(config(steps=4), judged_on_test)
+    assert judged_on_test.asked["test"] > 0
+    assert judged_on_test.asked["validation"] == 0
+
+
+def test_a_share_for_validation_is_taken_from_the_end_of_the_training_rows(data: str) -> None:
+    share = {"validation_fraction": 0.25}
+    assert numbers(data, "train") == list(range(1, 41))
+    assert numbers(data, "train", **share) == list(range(1, 31))
+    assert numbers(data, "validation", **share) == list(range(31, 41))
+    assert numbers(data, "test", **share) == list(range(41, 53))
+
+
+def test_the_first_rows_of_the_training_part_are_split_into_both(data: str) -> None:
+    options = {"validation_fraction": 0.25, "rows": 20}
+    assert numbers(data, "train", **options) == list(range(1, 16))
+    assert numbers(data, "validation", **options) == list(range(16, 21))
+    assert numbers(data, "test", **options) == list(range(41, 53))
+
+
+def test_a_run_folder_says_the_part_and_has_its_labels(data: str, tmp_path: Path) -> None:
+    chosen = TrainConfig(
+        batch=8,
+        data=DataConfig(name=data, validation_fraction=0.25, keep=False),
+        evaluation=EvaluationConfig(part="validation"),
+    )
+    summary = run_into(tmp_path / "run", chosen)
+    assert summary["evaluated_on"].startswith("validation part")
+    assert summary["samples"] == 30
+    with np.load(tmp_path / "run" / "predictions.npz") as arrays:
+        assert arrays["labels"][:, 0].tolist() == [n // 5 % 2 for n in range(31, 41)]
+    told = json.loads((tmp_path / "run" / "summary.json").read_text())["tasks"]["label"]
+    # rows 31 to 40: labels 0 0 0 0 1 1 1 1 1 0; each of the five users has one of both labels but
+    # u0 (rows 35 and 40: 1 and 0), u1 (31, 36: 0, 1), u2, u3, u4 alike: nobody is left out.
+    assert (told["gauc_groups"], told["gauc_groups_left_out"]) == (5, 0)
+    assert told["normalized_entropy"] == pytest.approx(told["log_loss"] / told["trivial_log_loss"])
+
+
+def test_without_a_validation_part_the_run_is_refused_before_it_trains(
+    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "--part", "validation", "--data.name", data, "--out", str(tmp_path / "r")]
+    assert main(words) == 2
+    told = capsys.readouterr().err
+    assert "--data.validation-fraction" in told
+    assert "Traceback" not in told
+
+
+def test_a_share_that_is_none_is_refused_with_its_value() -> None:
+    with pytest.raises(ValueError, match=r"data.validation_fraction must be >= 0 and < 1, got 1"):
+        DataConfig(validation_fraction=1.0)
+    with pytest.raises(DataError, match="validation_fraction is not used: the synthetic stream"):
+        open_source("synthetic", validation_fraction=0.1)
+
+
+def test_the_group_is_one_id_of_each_sample() -> None:
+    columns = (Column(name="user"), Column(name="tags", kind="multi"))
+    split = Split(test_fraction=0.5)
+    assert Schema(name="x", columns=columns, split=split, group="user").layout.group == "user"
+    for wrong in ("tags", "nobody"):
+        with pytest.raises(ValueError, match=f"one id a sample.*got '{wrong}'; x has user"):
+            Schema(name="x", columns=columns, split=split, group=wrong)
+    layout = Layout(fields=(Field(name="user"), Field(name="tags")), group="user")
+    ids = np.array([7, 1, 2, 8, 7, 3], np.uint64)
+    batch = Batch(ids, np.array([0, 1, 3, 4, 4, 5, 6]), np.empty((3, 0)), np.zeros((3, 1)))
+    groups = layout.groups(batch)
+    assert groups is not None
+    assert groups.tolist() == [7, 8, 7]
+    with pytest.raises(ValueError, match="group tags must have exactly one id in every sample"):
+        Layout(fields=layout.fields, group="tags").groups(batch)
+    with pytest.raises(ValueError, match="group must be the name of an id field, got 'age'"):
+        Layout(fields=layout.fields, dense=("age",), group="age")
