@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from persia_sim.network.disciplines import Fifo, Network, Unshared
 from persia_sim.network.fluid import Fluid
 
 Process = Generator[simpy.Event, Any, None]
+
+AtServers = Callable[[float, tuple[np.ndarray, np.ndarray] | None], None]
 
 _DISCIPLINES: dict[Discipline, type[Fluid | Fifo | Unshared]] = {
     Discipline.FLUID: Fluid,
@@ -31,7 +34,10 @@ class Platform:
         cluster = scenario.cluster
         self._latency_s = cluster.link.latency_s
         self._need = need
+        self._dense_part_s = need.dense_part_s
         self._resolve = scenario.resolve_messages
+        # Whether anybody asks when each single server has done its part; else the last one counts.
+        self.tells_each = False
         rank_rate, worker_rate, server_rate = cluster.nic_payload_bytes_per_s
         worker_hosts = cluster.embedding_workers.hosts
         server_hosts = cluster.servers.hosts
@@ -78,6 +84,7 @@ class Platform:
             None if unlimited else cluster.servers.cores_per_process,
             server_hosts,
             cluster.servers.host.memory_bytes_per_s,
+            self.host_shares,
         )
         self.dense_server: FifoServer | Unlimited = Unlimited() if unlimited else FifoServer(1)
 
@@ -96,6 +103,10 @@ class Platform:
         """Ids from a loader; loaders have no NIC of their own in the model, and their latency is
         part of what a batch costs them."""
         return self.network.send((self._worker_link(worker) + 1,), self._need.loader_bytes)
+
+    def to_rank_from_loader(self, r: int) -> simpy.Event:
+        """Dense features and labels from a loader, past the workers."""
+        return self.network.send((self._rank_link(r) + 1,), self._need.input_bytes)
 
     def to_rank(self, worker: int, r: int, size_bytes: float) -> simpy.Event:
         """Activations from a worker to a rank (`travel` has charged the latency)."""
@@ -133,8 +144,8 @@ class Platform:
         now, need = self.env.now, self._need
         if self._home is not DenseHome.SERVERS:
             return self.env.timeout(self.dense_server.visit(now, need.dense_copy_s))
-        size_bytes = 2 * need.dense_bytes * self.host_shares  # read and written
-        return self.env.timeout(float(self.servers.visit(now, need.dense_part_s, size_bytes).max()))
+        size_bytes = 2 * need.dense_bytes  # read and written
+        return self.env.timeout(self.servers.longest(now, self._dense_part_s, size_bytes))
 
     def dense_to_rank(self, r: int) -> Process:
         """The bytes of the dense weights from their home (`travel` has charged the answer)."""
@@ -165,14 +176,16 @@ class Platform:
         request_bytes: float,
         service_s: np.ndarray,
         memory_bytes: float,
-        answer_bytes: float,
-        at_servers: Callable[[np.ndarray, np.ndarray], None],
+        answer_bytes: float | None,
+        at_servers: AtServers,
         join_s: float = 0.0,
     ) -> Process:
         """Ask every server and join; ``at_servers`` runs when the last one has done its work, with
-        the instants at which each got its request and had done it. The request's latency is behind
-        it (`travel`): what is lost or slow at the servers is known only when it has arrived. The
-        busiest server of a batch is later than that of the mean batch by ``join_s``."""
+        the instant at which the last request arrived and, where `tells_each`, those at which each
+        server got its request and had done it. The request's latency is behind it (`travel`): what
+        is lost or slow at the servers is known only when it has arrived. The busiest server of a
+        batch is later than that of the mean batch by ``join_s``. ``answer_bytes`` None: nobody
+        waits for an answer; 0 is an answer without rows."""
         nic = self._worker_link(worker)
         if self._resolve:
             yield from self._fan_out_resolved(
@@ -182,15 +195,19 @@ class Platform:
         env, server = self.env, self._server_nic[0]
         streams = self._streams * self._even
         yield self.network.send((nic, server + 1), request_bytes, streams)
-        delays = self.servers.visit(env.now, service_s, memory_bytes * self.host_shares)
-        arrived, instants = np.full(len(delays), env.now), env.now + delays
-        delay = float(delays.max()) + join_s
-        if delay == np.inf:
+        arrived_s, each = env.now, None
+        if self.tells_each:
+            delays = self.servers.visit(arrived_s, service_s, memory_bytes)
+            each = np.full(len(delays), arrived_s), arrived_s + delays
+            each[1][each[1].argmax()] += join_s
+            delay = float(delays.max()) + join_s
+        else:
+            delay = self.servers.longest(arrived_s, service_s, memory_bytes) + join_s
+        if delay == inf:
             yield env.event()  # a server that never comes back
-        instants[instants.argmax()] += join_s
         yield env.timeout(delay)
-        at_servers(arrived, instants)
-        if answer_bytes:
+        at_servers(arrived_s, each)
+        if answer_bytes is not None:
             yield from self._answer((server, nic + 1), answer_bytes, streams)
 
     def _answer(self, path: tuple[int, int], size_bytes: float, streams: float = 1.0) -> Process:
@@ -204,8 +221,8 @@ class Platform:
         request_bytes: float,
         service_s: np.ndarray,
         memory_bytes: float,
-        answer_bytes: float,
-        at_servers: Callable[[np.ndarray, np.ndarray], None],
+        answer_bytes: float | None,
+        at_servers: AtServers,
         join_s: float,
     ) -> Process:
         env, shares = self.env, self._need.server_shares
@@ -220,7 +237,7 @@ class Platform:
             arrived[process] = env.now
             service, memory = float(service_s[process]), memory_bytes * share
             delay = self.servers.visit_one(env.now, process, service, memory)
-            if delay == np.inf:
+            if delay == inf:
                 yield env.event()
             yield env.timeout(delay)
             served += 1
@@ -228,8 +245,8 @@ class Platform:
                 yield env.timeout(join_s)  # whose answer is the last
             instants[process] = env.now
             if served == len(shares):
-                at_servers(arrived, instants)
-            if answer_bytes:
+                at_servers(float(arrived.max()), (arrived, instants))
+            if answer_bytes is not None:
                 yield from self._answer((server, nic + 1), answer_bytes * share)
 
         yield simpy.AllOf(env, [env.process(ask(p)) for p in range(len(shares))])

@@ -26,6 +26,8 @@ def load(world: World, loader: int) -> Process:
             yield rank.wait(Waiter.LOADER, why, s)
         yield env.timeout(need.load_s)
         yield world.platform.to_worker_from_loader(world.worker_of(r, s))
+        if need.input_bytes:
+            yield world.platform.to_rank_from_loader(r)
         world.stamp(Mark.LOADED, r, s)
         rank.early.add(s)
         while rank.loaded in rank.early:

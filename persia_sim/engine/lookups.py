@@ -33,7 +33,7 @@ def start_lookups(world: World, r: int) -> Process:
             yield rank.wait(Waiter.LOOKUP, f"one of {permits} permits for step {s}")
         rank.reasons.pop(Waiter.LOOKUP, None)
         rank.looked_up += 1
-        rank.wake(Waiter.LOADER, s + room)
+        rank.wake_loader(s + room)
         world.stamp(Mark.LOOKUP, r, s)
         world.ledger.lookup_started()
         world.env.process(look_up(world, r, s))
@@ -54,10 +54,10 @@ def fetch(world: World, r: int, s: int, asked: Fetch, kind: Kind, mark: Mark) ->
 
     legs, first = world.legs[:, r, s], Leg.ASKED if kind is Kind.LOOKUP else Leg.ASKED_AGAIN
 
-    def rows_read(arrived: np.ndarray, instants: np.ndarray) -> None:
-        legs[first + 1], legs[first + 2] = arrived.max(), world.env.now
+    def rows_read(arrived_s: float, each: tuple[np.ndarray, np.ndarray] | None) -> None:
+        legs[first + 1], legs[first + 2] = arrived_s, world.env.now
         world.stamp(mark, r, s)
-        world.order.rows(kind, r, s, instants)
+        world.order.rows(kind, r, s, each and each[1])
 
     yield platform.travel()
     yield from disturbed.worker_back(worker)

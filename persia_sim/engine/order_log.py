@@ -13,6 +13,9 @@ from persia_sim.words.trace import ALL, Event, Kind, Trace
 class OrderLog:
     """Where the processes of a run write what took effect; this one keeps nothing."""
 
+    by_server = False
+    """Whether the instant at which each single server read or wrote is asked for."""
+
     def dense(self, kind: Kind, rank: int, step: int, version: int = ALL) -> None:
         """Something happened now that no server has a part in."""
 
@@ -21,11 +24,12 @@ class OrderLog:
         kind: Kind,
         rank: int,
         step: int,
-        instants: np.ndarray,
+        instants: np.ndarray | None,
         pushes: np.ndarray | int = 0,
         where: np.ndarray | None = None,
     ) -> None:
-        """Every server read or wrote its rows at its own instant, the last of them now.
+        """Every server read or wrote its rows at its own instant, the last of them now; None where
+        nobody asks for them (`by_server`).
 
         ``pushes`` is the number of batches whose gradients were applied, at each server or at all:
         versions grow by it. ``where``: the servers concerned, bool [servers]; None is all of them.
@@ -52,7 +56,7 @@ class OneShard(OrderLog):
         kind: Kind,
         rank: int,
         step: int,
-        instants: np.ndarray,
+        instants: np.ndarray | None,
         pushes: np.ndarray | int = 0,
         where: np.ndarray | None = None,
     ) -> None:
@@ -61,7 +65,7 @@ class OneShard(OrderLog):
         if where is not None and not (where.all() if kind is Kind.LOST_PUSH else where.any()):
             return
         self._events.append(Event(int(kind), rank, step, ALL, self._version))
-        self._version += int(np.max(pushes))
+        self._version += pushes if isinstance(pushes, int) else int(pushes.max())
 
     def finish(self, **meta: Any) -> Trace:
         """The events in the order in which they happened."""
@@ -74,6 +78,8 @@ class EachShard(OrderLog):
     Rows are logged when the last server is done, so an effect is always logged after its cause;
     sorting by instant with ties in the order of logging therefore keeps causes before effects.
     """
+
+    by_server = True
 
     def __init__(self, env: simpy.Environment, shards: int) -> None:
         self._env = env
@@ -96,11 +102,13 @@ class EachShard(OrderLog):
         kind: Kind,
         rank: int,
         step: int,
-        instants: np.ndarray,
+        instants: np.ndarray | None,
         pushes: np.ndarray | int = 0,
         where: np.ndarray | None = None,
     ) -> None:
         """A row for each shard concerned."""
+        if instants is None:
+            raise ValueError("the order of each server needs the instants of each")
         chosen = self._shards if where is None else self._shards[where]
         self._instants.append(instants[chosen])
         self._facts.append((int(kind), rank, step, ALL))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from typing import Any
+
 import numpy as np
+import simpy
 
 from persia_sim.engine.rank import Waiter
 from persia_sim.engine.world import Process, World
@@ -16,7 +20,8 @@ class Pushes:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._arrivals: dict[int, np.ndarray] = {}  # merged: instants of a step's last, by server
+        # Merged: instants of a step's last push, by server, where anybody asks for them.
+        self._arrivals: dict[int, np.ndarray] = {}
         self._forwarded: dict[int, list[int]] = {}  # by step: the ranks whose gradients came
 
     def task(self, r: int) -> Process:
@@ -28,8 +33,7 @@ class Pushes:
             s = rank.to_push.popleft()
             rank.wake(Waiter.COPY_OUT)
             world.stamp(Mark.PUSH, r, s)
-            written = np.zeros(len(world.need.server_shares))
-            yield from self._send(r, s, written)
+            written = yield from self._send(r, s)
             self._close(r, s, written)
             yield world.platform.travel(messages=2)  # server to worker, worker to rank
             world.stamp(Mark.RETURNED, r, s)
@@ -37,8 +41,9 @@ class Pushes:
             rank.wake(Waiter.LOOKUP)
             world.ledger.returned()
 
-    def _send(self, r: int, s: int, written: np.ndarray) -> Process:
-        """Fills in when each server has written its rows; what a crash loses is in the ledger."""
+    def _send(self, r: int, s: int) -> Generator[simpy.Event, Any, np.ndarray | None]:
+        """Returns when each server has written its rows, where anybody asks (`tells_each`); what a
+        crash loses is in the ledger."""
         world, env = self._world, self._world.env
         need, platform, disturbed = world.need, world.platform, world.disturbed
         worker = world.worker_of(r, s)
@@ -50,19 +55,25 @@ class Pushes:
         yield platform.travel(scatter_s)
         legs[Leg.SCATTERED] = env.now
         if disturbed.worker_lost(worker, started):
-            world.ledger.lost[r, s] = np.ones(len(written), bool)
+            servers = len(need.server_shares)
+            world.ledger.lost[r, s] = np.ones(servers, bool)
             if need.forward is not None:
                 self._hand_over(r, s)
             yield from disturbed.worker_back(worker)
-            return
+            return np.zeros(servers)
 
         if need.forward is not None:
             env.process(self._forward(r, s, need.forward.exchange_bytes))
 
-        def applied(arrived: np.ndarray, instants: np.ndarray) -> None:
-            np.copyto(written, instants)
-            legs[Leg.AT_SERVERS] = arrived.max()
-            lost = disturbed.servers_lost(arrived, instants)
+        written: np.ndarray | None = None
+
+        def applied(arrived_s: float, each: tuple[np.ndarray, np.ndarray] | None) -> None:
+            nonlocal written
+            legs[Leg.AT_SERVERS] = arrived_s
+            if each is None:
+                return
+            written = each[1]
+            lost = disturbed.servers_lost(*each)
             if lost is not None:
                 world.ledger.lost[r, s] = lost
 
@@ -71,10 +82,11 @@ class Pushes:
             need.push_bytes,
             world.at_servers(need.server_update_s, Purpose.SERVER_UPDATE, r, s),
             need.update_memory_bytes,
-            0.0,
+            None,
             applied,
             need.update_join_s,
         )
+        return written
 
     def _forward(self, r: int, s: int, size_bytes: float) -> Process:
         """Beside the push: gradients go to the worker that reads the rows next."""
@@ -103,23 +115,24 @@ class Pushes:
         del self._forwarded[s]
         world.forwarded.close(batches)
 
-    def _close(self, r: int, s: int, instants: np.ndarray) -> None:
+    def _close(self, r: int, s: int, instants: np.ndarray | None) -> None:
         """The push of (r, s) is closed; merged ones take effect with the last rank's, at each
         server when it has them all (or knows that one is lost)."""
         world, ranks = self._world, len(self._world.ranks)
         world.stamp(Mark.APPLIED, r, s)
         lost = world.ledger.closed(r, s)
         if lost is not None and world.need.forward is None:
-            instants = np.where(lost, world.env.now, instants)
+            instants = np.where(lost, world.env.now, instants)  # type: ignore[arg-type]  # a crash
             world.order.rows(Kind.LOST_PUSH, r, s, instants, where=lost)
         if not world.scenario.merges:
             kept = None if lost is None else ~lost
             world.order.rows(Kind.PUSH, r, s, instants, pushes=1, where=kept)
             world.window.close([(r, s)])
             return
-        self._arrivals[s] = np.maximum(self._arrivals.get(s, instants), instants)
+        if instants is not None:
+            self._arrivals[s] = np.maximum(self._arrivals.get(s, instants), instants)
         if world.ledger.closed_of_step[s] == ranks:
-            last = self._arrivals.pop(s)
+            last = self._arrivals.pop(s, None)
             batches = [(q, s) for q in range(ranks)]
             missing = [world.ledger.lost[b] for b in batches if b in world.ledger.lost]
             if world.need.forward is not None:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections import deque
-from enum import Enum
+from enum import IntEnum
 
 import simpy
 
 
-class Waiter(Enum):
+class Waiter(IntEnum):
     """A process of a rank that may have to wait."""
 
-    LOADER = "load"
-    LOOKUP = "lookup"
-    COPY_IN = "copy in"
-    TRAIN = "train"
-    COPY_OUT = "copy out"
-    PUSH = "push"
+    LOADER = 0
+    LOOKUP = 1
+    COPY_IN = 2
+    TRAIN = 3
+    COPY_OUT = 4
+    PUSH = 5
+
+    @property
+    def told(self) -> str:
+        """As a deadlock's message says it."""
+        return self.name.lower().replace("_", " ")
 
 
 class Rank:
@@ -37,7 +42,8 @@ class Rank:
         self.to_push: deque[int] = deque()
         self.stall_s = 0.0  # the replica is locked by a round of averaging
         self.reasons: dict[Waiter, str] = {}
-        self._asleep: dict[tuple[Waiter, int], list[simpy.Event]] = {}
+        self._asleep: list[list[simpy.Event]] = [[] for _ in Waiter]
+        self._loaders: dict[int, simpy.Event] = {}  # asleep, by batch
 
     def wait(self, who: Waiter, why: str, batch: int = 0) -> simpy.Event:
         """An event that `wake` fires; the reason is kept for the message of a deadlock.
@@ -46,15 +52,24 @@ class Rank:
         """
         self.reasons[who] = why
         event = self._env.event()
-        self._asleep.setdefault((who, batch), []).append(event)
+        if who is Waiter.LOADER:
+            self._loaders[batch] = event
+        else:
+            self._asleep[who].append(event)
         return event
 
-    def wake(self, who: Waiter, batch: int = 0) -> None:
+    def wake(self, who: Waiter) -> None:
         """Let one waiting process of this kind look again."""
-        waiting = self._asleep.get((who, batch))
+        waiting = self._asleep[who]
         if waiting:
             waiting.pop(0).succeed()
 
+    def wake_loader(self, batch: int) -> None:
+        """Let the loader of this batch look again."""
+        waiting = self._loaders.pop(batch, None)
+        if waiting is not None:
+            waiting.succeed()
+
     def is_waiting(self, who: Waiter) -> bool:
         """Whether a process of this kind sleeps until `wake`."""
-        return any(events for (kind, _), events in self._asleep.items() if kind is who)
+        return bool(self._asleep[who])

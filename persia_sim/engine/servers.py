@@ -7,6 +7,7 @@ the hold and the release of a resource; completion times of a single server are 
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from math import inf
 
 import numpy as np
 
@@ -77,55 +78,123 @@ class HostMemory:
 
 
 class Bank:
-    """All server processes at once: a fork-join visits every one of them."""
+    """All server processes at once: a fork-join visits every one of them.
 
-    def __init__(self, processes: int, cores: int | None, hosts: int, memory_rate: float) -> None:
-        self._free = None if cores is None else np.zeros((processes, cores))
+    While fewer visits are open than a server has cores, nobody waits for one: then the open visits
+    are all that is kept. When cores run short, each one's time is written out in a table.
+    """
+
+    def __init__(
+        self,
+        processes: int,
+        cores: int | None,
+        hosts: int,
+        memory_rate: float,
+        host_shares: np.ndarray | None = None,
+    ) -> None:
+        self._processes = processes
+        self._cores = cores
+        self._open: list[tuple[float, int, float, np.ndarray]] = []  # end, visit, start, service
+        self._table: np.ndarray | None = None  # [processes, cores]: when each falls free
         self._back = np.zeros(processes)  # without a limit of cores: when a crash is over
         self._rows = np.arange(processes)
         self._memory_free = np.zeros(hosts)
-        self._memory_rate = memory_rate if cores is not None else np.inf
+        self._memory_rate = memory_rate if cores is not None else inf
+        self._memory_binds = self._memory_rate < inf
         self._host_of = np.arange(processes) // -(-processes // hosts)
+        self._shares = np.full(hosts, 1.0 / hosts) if host_shares is None else host_shares
+        self._took: dict[float, np.ndarray] = {}  # bytes of a visit -> seconds at each host
         self.busy_s = np.zeros(processes)
         self.memory_busy_s = np.zeros(hosts)
         self.visits = 0
 
     def visit_each(self, now_s: float, service_s: np.ndarray) -> np.ndarray:
-        """Delay of a request to every server, float64 [processes]."""
-        self.visits += 1
-        self.busy_s += service_s
-        if self._free is None:
+        """Delay of a request to every server, float64 [processes]; not to be written to."""
+        if self._cores is None:
+            self.visits += 1
+            self.busy_s += service_s
             crashed: np.ndarray = np.maximum(self._back - now_s, 0.0) + service_s
             return crashed
-        core = self._free.argmin(1)
-        wait = np.maximum(self._free[self._rows, core] - now_s, 0.0)
+        if self._starts_at_once(now_s, service_s) is not None:
+            return service_s
+        return self._queue(now_s, service_s)
+
+    def _queue(self, now_s: float, service_s: np.ndarray) -> np.ndarray:
+        """The same by the table of cores."""
+        table = self._written_out()
+        core = table.argmin(1)
+        wait = np.maximum(table[self._rows, core] - now_s, 0.0)
         delays: np.ndarray = wait + service_s
-        self._free[self._rows, core] = now_s + delays
+        table[self._rows, core] = now_s + delays
         return delays
 
-    def visit(self, now_s: float, service_s: np.ndarray, memory_bytes: np.ndarray) -> np.ndarray:
-        """Delay until each server has answered; ``memory_bytes`` is per host, and so is the wait
-        for memory."""
+    def visit(self, now_s: float, service_s: np.ndarray, memory_bytes: float) -> np.ndarray:
+        """Delay until each server has answered; ``memory_bytes`` is of all hosts together, and the
+        wait for memory is each host's own."""
         delays = self.visit_each(now_s, service_s)
-        if np.isfinite(self._memory_rate):
-            took_s = memory_bytes / self._memory_rate
-            self.memory_busy_s += took_s
-            self._memory_free = np.maximum(self._memory_free, now_s) + took_s
-            delays = np.maximum(delays, self._memory_free[self._host_of] - now_s)
+        if self._memory_binds:
+            delays = np.maximum(delays, self._in_memory(now_s, memory_bytes)[self._host_of] - now_s)
         return delays
+
+    def longest(self, now_s: float, service_s: np.ndarray, memory_bytes: float) -> float:
+        """The longest of the delays of `visit`."""
+        if self._cores is None or self._table is not None:
+            return float(self.visit(now_s, service_s, memory_bytes).max())
+        delay = self._starts_at_once(now_s, service_s)
+        if delay is None:
+            delay = float(self._queue(now_s, service_s).max())
+        if self._memory_binds:
+            ends = self._in_memory(now_s, memory_bytes)
+            delay = max(delay, float(np.maximum.reduce(ends)) - now_s)
+        return delay
+
+    def _starts_at_once(self, now_s: float, service_s: np.ndarray) -> float | None:
+        """The longest service where every server has a free core; None where one may have none."""
+        self.visits += 1
+        self.busy_s += service_s
+        if self._table is not None:
+            return None
+        visits = self._open
+        while visits and visits[0][0] <= now_s:
+            heappop(visits)
+        if len(visits) == self._cores:
+            return None
+        longest_s = float(np.maximum.reduce(service_s))
+        heappush(visits, (now_s + longest_s, self.visits, now_s, service_s))
+        return longest_s
+
+    def _written_out(self) -> np.ndarray:
+        """The table of cores, from now on kept."""
+        if self._table is None:
+            self._table = np.zeros((self._processes, self._cores or 1))
+            for core, (_, _, start_s, service_s) in enumerate(self._open):
+                self._table[:, core] = start_s + service_s
+            self._open.clear()
+        return self._table
+
+    def _in_memory(self, now_s: float, memory_bytes: float) -> np.ndarray:
+        """When each host's memory has moved its part of so many bytes, behind those before."""
+        took_s = self._took.get(memory_bytes)
+        if took_s is None:
+            took_s = self._took[memory_bytes] = memory_bytes * self._shares / self._memory_rate
+        self.memory_busy_s += took_s
+        ends: np.ndarray = np.maximum(self._memory_free, now_s)
+        ends += took_s
+        self._memory_free = ends
+        return ends
 
     def visit_one(
         self, now_s: float, process: int, service_s: float, memory_bytes: float = 0.0
     ) -> float:
         """Delay of a request to one server (messages resolved), whose memory is its host's."""
         self.busy_s[process] += service_s
-        if self._free is None:
+        if self._cores is None:
             return max(float(self._back[process]) - now_s, 0.0) + service_s
-        cores = self._free[process]
+        cores = self._written_out()[process]
         core = int(cores.argmin())
         delay = max(float(cores[core]) - now_s, 0.0) + service_s
         cores[core] = now_s + delay
-        if np.isfinite(self._memory_rate):
+        if self._memory_binds:
             host, took_s = self._host_of[process], memory_bytes / self._memory_rate
             self.memory_busy_s[host] += took_s
             self._memory_free[host] = max(self._memory_free[host], now_s) + took_s
@@ -134,5 +203,5 @@ class Bank:
 
     def close_until(self, process: int, time_s: float) -> None:
         """No request of this server starts before this time (a crash)."""
-        held = self._back if self._free is None else self._free
+        held = self._back if self._cores is None else self._written_out()
         held[process] = np.maximum(held[process], time_s)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from itertools import count
 
 import numpy as np
-import simpy
 
 from persia_sim.engine.asynchronous import FreeRunning
 from persia_sim.engine.averaging import average
 from persia_sim.engine.checks import check
+from persia_sim.engine.clock import Clock, NothingLeftError
 from persia_sim.engine.copies import copy_in, copy_out
 from persia_sim.engine.loaders import load
 from persia_sim.engine.lookups import start_lookups
@@ -32,26 +30,6 @@ class DeadlockError(RuntimeError):
     """Nothing can happen any more and the run is not finished."""
 
 
-class CountingEnvironment(simpy.Environment):
-    """Knows how many events it was given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._given = count()
-        self._eid = self._given
-        # Bound once: simpy makes a new method for every event otherwise.
-        vars(self).update(
-            timeout=partial(simpy.Timeout, self),
-            event=partial(simpy.Event, self),
-            process=partial(simpy.Process, self),
-        )
-
-    @property
-    def events(self) -> int:
-        """Events that were given to it until now."""
-        return int(self._given.__reduce__()[1][0])
-
-
 def simulate(
     scenario: Scenario,
     trace: bool = False,
@@ -63,19 +41,16 @@ def simulate(
     ``on_push`` is called at each of the `ledger.pushes_of` pushes, for a progress bar.
     """
     need = need or demand(scenario)
-    env = CountingEnvironment()
+    env = Clock()
     order: OrderLog = OrderLog()
     if trace:
         servers = scenario.cluster.servers.processes
         order = EachShard(env, servers) if scenario.trace_shards else OneShard()
     world = World(env, scenario, need, order, on_push)
     start(world)
-    finished = world.ledger.finished
     try:
-        env.run(until=finished)
-    except RuntimeError as error:
-        if finished.triggered:
-            raise
+        env.run_until(world.ledger.finished)
+    except NothingLeftError as error:
         raise DeadlockError(_who_waits(world)) from error
     stamps = np.array(world.stamps)
     platform = world.platform
@@ -163,7 +138,7 @@ def _who_waits(world: World) -> str:
         for who in (Waiter.LOOKUP, Waiter.TRAIN, Waiter.COPY_IN, Waiter.COPY_OUT):
             blocked = rank.is_waiting(who) or world.window.holds_back or who is Waiter.TRAIN
             if who in rank.reasons and blocked:
-                lines.append(f"rank {r}: {who.value} waits for {rank.reasons[who]}")
+                lines.append(f"rank {r}: {who.told} waits for {rank.reasons[who]}")
     shown = "; ".join(lines[:8]) + ("; ..." if len(lines) > 8 else "")
     missing = world.ledger.missing
     return f"deadlock at {world.env.now:.6g} s with {missing} pushes not applied: {shown}"

@@ -16,6 +16,7 @@ from persia_sim.engine.order_log import OrderLog
 from persia_sim.engine.rank import Rank
 from persia_sim.engine.recovery import Recovery
 from persia_sim.model.demand import Demand
+from persia_sim.model.incidents import Crash
 from persia_sim.model.noise import Purpose, lognormal_factors, stream
 from persia_sim.model.scenario import Scenario, WorkerChoice
 from persia_sim.model.stamps import Leg, Mark
@@ -40,6 +41,9 @@ class World:
         self.need = need
         self.order = order
         self.platform = Platform(env, scenario, need)
+        self.platform.tells_each = order.by_server or any(
+            isinstance(event, Crash) for event in scenario.disturbances
+        )
         self.disturbed = Disturbed(env, scenario.disturbances, self.platform)
         self.ranks = [Rank(env) for _ in range(ranks)]
         self.window = LookupWindow(env, scenario)
@@ -57,13 +61,7 @@ class World:
             lognormal_factors(stream(seed, Purpose.GPU, r), noise.gpu_cv, steps).tolist()
             for r in range(ranks)
         ]
-        workers = scenario.cluster.embedding_workers.processes
-        self._random_worker = [
-            stream(seed, Purpose.WORKER_CHOICE, r).integers(0, workers, steps).tolist()
-            if scenario.worker_choice is WorkerChoice.RANDOM
-            else []
-            for r in range(ranks)
-        ]
+        self._worker = [self._workers_of(r) for r in range(ranks)]
 
     def stamp(self, mark: Mark, r: int, s: int) -> None:
         """This batch reached this instant now."""
@@ -71,12 +69,19 @@ class World:
 
     def worker_of(self, r: int, s: int) -> int:
         """The embedding worker that serves a batch."""
+        return self._worker[r][s]
+
+    def _workers_of(self, r: int) -> list[int]:
+        """The embedding workers of a rank's batches."""
         cluster, choice = self.scenario.cluster, self.scenario.worker_choice
-        workers = cluster.embedding_workers.processes
+        workers, steps = cluster.embedding_workers.processes, self.scenario.steps
         if choice is WorkerChoice.RANDOM:
-            return int(self._random_worker[r][s])
-        batch = s * cluster.ranks + r
-        return (batch // cluster.loaders if choice is WorkerChoice.PER_LOADER else batch) % workers
+            draws = stream(self.scenario.seed, Purpose.WORKER_CHOICE, r)
+            return list(map(int, draws.integers(0, workers, steps)))
+        batches = np.arange(steps) * cluster.ranks + r
+        if choice is WorkerChoice.PER_LOADER:
+            batches //= cluster.loaders
+        return list(map(int, batches % workers))
 
     def worker_delay(self, worker: int, service_s: float, memory_bytes: float) -> float:
         """Queue and serve at an embedding worker."""

@@ -35,10 +35,14 @@ class Resources:
         end_s, legs = float(run.stamps[mark, r, s]), run.legs[:, r, s].tolist()
         took_s = end_s - since_s
         if mark is Mark.LOADED:
-            alone_s = took_s - need.loader_bytes / run.scenario.cluster.nic_payload_bytes_per_s[1]
+            rank_rate, worker_rate, _ = run.scenario.cluster.nic_payload_bytes_per_s
+            dense_s = need.input_bytes / rank_rate  # alone; what it waits is the worker NICs'
+            alone_s = took_s - need.loader_bytes / worker_rate - dense_s
             loading_s = max(0.0, alone_s) if first else min(took_s, need.load_s)
+            dense_s = min(dense_s, took_s - loading_s)
             yield LOADERS, loading_s
-            yield "worker NICs", took_s - loading_s
+            yield "worker NICs", took_s - loading_s - dense_s
+            yield "GPU hosts' NICs", dense_s
         elif mark is Mark.READ:
             yield from self._to_servers(since_s, legs[Leg.ASKED : Leg.READ], end_s)
         elif mark is Mark.ROWS:

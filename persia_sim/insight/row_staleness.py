@@ -14,6 +14,7 @@ import numpy as np
 from persia_sim.model.noise import Purpose, stream
 from persia_sim.model.popularity import zipf_bins
 from persia_sim.model.workload import Workload
+from persia_sim.theory.alpha import of_batch
 
 _SAMPLES = 200_000  # standard error of a share: at most 0.11 percentage points
 
@@ -43,7 +44,7 @@ def row_staleness(missed_pushes: np.ndarray, workload: Workload) -> RowStaleness
         return RowStaleness(0.0, 1.0, 0.0, 0.0, 0.0, 0.0)
     probability, number = zipf_bins(workload.rows / workload.fields, workload.zipf)
     draws = workload.batch_per_rank * workload.ids_per_field
-    met = -np.expm1(draws * np.log1p(-np.minimum(probability, 1 - 1e-12)))
+    met = of_batch(probability, draws)
     weight = met * number / (met * number).sum()
     mean_missed = float(missed_pushes.mean())
     even = (np.arange(_SAMPLES) + 0.5) / _SAMPLES

@@ -19,6 +19,7 @@ from persia_sim.model.demand import demand
 from persia_sim.model.scenario import Discipline, Noise, Scenario
 from persia_sim.oracle.closed_form import answer
 from persia_sim.presets.catalogue import CLUSTERS, costs_of, workloads
+from persia_sim.presets.fits import FITS
 from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
 
 FIRST_STEPS = 64
@@ -43,7 +44,7 @@ class Point:
     """Server hosts."""
     loaders: int | None = None
     """Loader processes; None: as many a rank as the preset has."""
-    batch_per_rank: int = 864
+    batch_per_rank: int = FITS["gcp-100t"]["batch_per_rank"].integer
     """Samples of a rank in a step."""
     tau: int | None = DEFAULT_TAU
     """Window where the mode reads late rows; not used elsewhere."""

@@ -92,6 +92,9 @@ class Demand:
     """float64 [servers], sum 1."""
     extrapolated: tuple[str, ...]
     """Names of measured laws used outside the range in which they were fitted."""
+    input_bytes: float = 0.0
+    """Dense features and labels: from the loader to the rank's host, and copied to its GPU with the
+    rows (`Fetch.copy_in_s` of the first look has them)."""
 
     @property
     def scatter_memory_bytes(self) -> float:
@@ -130,6 +133,9 @@ def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
     bus = cluster.gpu.pcie_bytes_per_s
     activation = work.activation_bytes
 
+    def copied_in_s(size_bytes: float) -> float:
+        return costs.copy_in(ids, size_bytes) / rank_speed + size_bytes / bus
+
     created_s: np.ndarray | float = 0.0  # nothing is missing: not even the fixed part is paid
     create, find, update = costs.server_create, costs.server_lookup, costs.server_update
     if miss_rate:
@@ -154,7 +160,7 @@ def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
         rows_bytes=work.rows_bytes,
         worker_pool_s=costs.worker_pool(met, work.rows_bytes) / worker_speed,
         activation_bytes=activation,
-        copy_in_s=costs.copy_in(ids, activation) / rank_speed + activation / bus,
+        copy_in_s=copied_in_s(activation),
     )
     refresh, forward = None, None
     if scenario.mode is Mode.LOOKAHEAD:
@@ -174,6 +180,8 @@ def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
             refresh = None
             # A lease brings the state, too: one number a value, as Adagrad has.
             fetch = replace(fetch, rows_bytes=2 * fetch.rows_bytes)
+    # Dense features are copied once, rows that are read or brought up to date again twice.
+    fetch = replace(fetch, copy_in_s=copied_in_s(activation + work.input_bytes))
     rate = costs.efficiency(work.batch_per_rank) * cluster.gpu.peak_flops
     compute = work.batch_per_rank * work.flops_per_sample / rate
     per_host = cluster.nn.processes_per_host
@@ -212,7 +220,7 @@ def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
     if costs.extrapolates_gpu(work.batch_per_rank):
         extrapolated.append("gpu_efficiency")
     return Demand(
-        load_s=costs.load(work.batch_per_rank, work.loader_bytes) / rank_speed,
+        load_s=costs.load(work.batch_per_rank, work.loader_bytes + work.input_bytes) / rank_speed,
         loader_bytes=work.loader_bytes,
         fetch=fetch,
         refresh=refresh,
@@ -239,6 +247,7 @@ def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
         averaging_nic_bytes=sync.nic_bytes(work.dense_bytes, cluster.ranks, per_host),
         server_shares=shares,
         extrapolated=tuple(extrapolated),
+        input_bytes=work.input_bytes,
     )
 
 

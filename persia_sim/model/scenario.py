@@ -25,8 +25,8 @@ class Discipline(StrEnum):
     FIFO = "fifo"
     """One message at a time, in order of sending, cut through from sender to receiver. Cheap on
     large clusters; but a fan-out passes whole, which where the NIC of a worker or a server binds
-    was up to 6 % off the length of a run with single messages (`resolve_messages`) at 8 GPUs, and
-    up to 9 % off its throughput, which counts fewer steps. Fluid: 5 %."""
+    was up to 10 % off the length of a run with single messages (`resolve_messages`) at 8 GPUs, and
+    more off its throughput, which counts fewer steps. Fluid: 5 %."""
     UNSHARED = "unshared"
     """Every message has the NICs to itself: no contention (what the closed forms assume)."""
 

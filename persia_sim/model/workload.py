@@ -121,11 +121,14 @@ class Workload:
 
     @property
     def loader_bytes(self) -> float:
-        """Loader to worker: ids with 16-bit positions, counts, and an index map; then the dense
-        features, labels and reference to the rank."""
+        """Loader to worker: ids with 16-bit positions, counts, an index map, and a header."""
         n, u = self.ids_per_batch, self.distinct_ids
-        ids = 12 * u + 4 * n + 4 * self.batch_per_rank * self.fields + 16 * u
-        return ids + 4.0 * self.batch_per_rank * (self.dense_features + 1) + 40
+        return 12 * u + 4 * n + 4.0 * self.batch_per_rank * self.fields + 16 * u + 40
+
+    @property
+    def input_bytes(self) -> float:
+        """Loader to rank, and on to the GPU: float32 dense features and labels."""
+        return 4.0 * self.batch_per_rank * (self.dense_features + 1)
 
     @property
     def request_bytes(self) -> float:

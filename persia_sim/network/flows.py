@@ -17,7 +17,9 @@ import simpy
 class Flow:
     """A message on its way."""
 
-    __slots__ = ("bound", "done", "hub", "left", "path", "rate", "since", "version", "weight")
+    __slots__ = (
+        "bound", "done", "hub", "left", "path", "rate", "seen", "since", "version", "weight"
+    )  # fmt: skip
 
     def __init__(
         self, path: list[Link], left: float, weight: float, bound: float, done: simpy.Event
@@ -30,6 +32,7 @@ class Flow:
         self.rate = 0.0
         self.since = 0.0
         self.version = 0
+        self.seen = 0  # by which of the solutions it was met last
         self.hub: Hub | None = None  # where it drains with all others, instead of at a rate
 
 
@@ -37,23 +40,36 @@ class Link:
     """One direction of a NIC."""
 
     __slots__ = (
-        "asked", "capacity", "flows", "hub", "hub_flows", "hub_weight", "index", "weight"
+        "asked", "capacity", "flows", "full", "hub", "hub_flows", "hub_weight", "index", "is_hub",
+        "limit", "seen", "weight",
     )  # fmt: skip
 
     def __init__(self, index: int, capacity: float) -> None:
         self.index = index
         self.capacity = capacity
         self.flows: dict[Flow, None] = {}  # those with a rate of their own
+        self.limit = capacity * (1 + 1e-9)
+        self.is_hub: Hub | None = None
         self.hub: Hub | None = None  # whose flows also cross this link
         self.hub_weight = 0.0
         self.hub_flows = 0
         self.weight = 0.0  # of all flows
         self.asked = 0.0  # sum of the flows' bounds; the link matters only when above capacity
+        self.full = True  # whether the shares given out last left nothing of it, as far as known
+        self.seen = 0
 
     @property
     def tight(self) -> bool:
         """Whether its flows could fill it."""
-        return self.asked > self.capacity * (1 + 1e-9)
+        return self.asked > self.limit
+
+    @property
+    def fills(self) -> bool:
+        """Whether its flows, at their present rates, leave nothing of it."""
+        used = sum([flow.rate for flow in self.flows])
+        if self.hub is not None:
+            used += self.hub_weight * self.hub.level
+        return used > self.capacity * (1 - 1e-9)
 
 
 class Hub:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from math import inf
+from typing import Any
 
 import simpy
 
 from persia_sim.network.flows import Flow, Hub, Link
-from persia_sim.network.max_min import max_min
+from persia_sim.network.max_min import alone, max_min
 
 HUB_FLOWS = 30
 """Flows on one link from which on it may become a hub: with 1,000, a run of 1,024 GPUs takes 2.3
@@ -43,15 +44,18 @@ class Fluid:
         self._touched: dict[Hub, None] = {}
         self.link_bytes = [0.0] * len(capacities)
         self.recomputations = 0
+        self._solutions = 0
 
     def send(self, path: Sequence[int], size_bytes: float, streams: float = 1.0) -> simpy.Event:
         """Fires when the flow has drained."""
+        bound, links = self._stream * streams, []
         for index in path:
             self.link_bytes[index] += size_bytes
+            link = self._links[index]
+            links.append(link)
+            if link.capacity < bound:
+                bound = link.capacity
         done = self._env.event()
-        links = [self._links[index] for index in path]
-        bound = min([link.capacity for link in links])
-        bound = min(bound, self._stream * streams)
         flow = Flow(links, size_bytes, streams, bound, done)
         flow.since = self._env.now
         free = True
@@ -59,7 +63,8 @@ class Fluid:
             link.flows[flow] = None
             link.weight += streams
             link.asked += bound
-            free = free and not link.tight
+            if link.asked > link.limit:
+                free = False
             if link.hub is not None:
                 link.hub.loaded(link)
         if free:
@@ -91,78 +96,107 @@ class Fluid:
     def _share_out(self) -> None:
         """Solve the part of the network that the dirty flows can reach through tight links."""
         self._gather_hubs()
-        reached = dict.fromkeys(flow for flow in self._dirty if not flow.done.triggered)
+        self._solutions += 1
+        now = self._solutions
+        reached = []
+        for flow in self._dirty:
+            if not flow.done.triggered and flow.seen != now:
+                flow.seen = now
+                reached.append(flow)
         self._dirty.clear()
-        frontier = list(reached)
+        frontier = reached.copy()
         tight: dict[int, float] = {}
         while frontier:
-            flow = frontier.pop()
-            for link in flow.path:
-                if link.index not in tight and link.tight:
-                    tight[link.index] = link.capacity
+            for link in frontier.pop().path:
+                if link.seen != now and link.asked > link.limit:
+                    link.seen = now
+                    left = link.capacity
                     if link.hub is not None:
-                        tight[link.index] -= link.hub_weight * link.hub.level
+                        left -= link.hub_weight * link.hub.level
+                    tight[link.index] = left
                     for other in link.flows:
-                        if other not in reached:
-                            reached[other] = None
+                        if other.seen != now:
+                            other.seen = now
+                            reached.append(other)
                             frontier.append(other)
         if not reached:
             return
         self.recomputations += 1
         # Flows that differ only in links that bind nobody get the same rate: solve them as one.
-        alike: dict[tuple[float, ...], list[Flow]] = {}
+        alike: dict[tuple[Any, ...], list[Flow]] = {}
         for flow in reached:
-            crossed = [link.index for link in flow.path if link.index in tight]
-            alike.setdefault((flow.weight, flow.bound, *crossed), []).append(flow)
-        rates = max_min(
-            [[int(link) for link in key[2:]] for key in alike],
-            [key[0] * len(flows) for key, flows in alike.items()],
-            [key[1] * len(flows) for key, flows in alike.items()],
-            tight,
-        )
+            crossed = [link.index for link in flow.path if link.seen == now]
+            key: tuple[Any, ...] = (flow.weight, flow.bound, *crossed)
+            flows = alike.get(key)
+            if flows is None:
+                alike[key] = [flow]
+            else:
+                flows.append(flow)
+        if len(alike) == 1:
+            weight, bound, *crossed = key
+            count = len(reached)
+            rates = [alone(weight * count, bound * count, [tight[link] for link in crossed])]
+        else:
+            rates = max_min(
+                [list(key[2:]) for key in alike],
+                [key[0] * len(flows) for key, flows in alike.items()],
+                [key[1] * len(flows) for key, flows in alike.items()],
+                tight,
+            )
         for flows, total in zip(alike.values(), rates, strict=True):
             rate = total / len(flows)
             for flow in flows:
                 if abs(rate - flow.rate) > 1e-12 * rate:
                     self._set_rate(flow, rate)
+        for index in tight:
+            link = self._links[index]
+            link.full = link.hub is None or link.fills
 
     def _gather_hubs(self) -> None:
         """Hand crowded links' flows to a hub, set levels anew, and dissolve hubs that are none."""
-        now = self._env.now
+        now, least = self._env.now, self._hub_flows
         for flow in list(self._dirty):
             for link in flow.path:
+                hub = link.is_hub
                 if link.hub is not None:
                     self._touched[link.hub] = None
-                hub = self._hubs.get(link)
-                if hub is None and len(link.flows) >= self._hub_flows:
+                if hub is None:
+                    if len(link.flows) < least or link.hub is not None:
+                        continue
                     flows = list(link.flows)
-                    if link.hub is None and all(self._may_join(f, link, None) for f in flows):
-                        hub = self._hubs[link] = Hub(link, now)
+                    if all(self._may_join(f, link, None) for f in flows):
+                        hub = self._hubs[link] = link.is_hub = Hub(link, now)
                         self._hand_over(hub, flows)
-                elif hub is not None and flow.hub is None and not flow.done.triggered:
+                elif flow.hub is None and not flow.done.triggered:
                     if self._may_join(flow, link, hub):
                         self._hand_over(hub, [flow])
                     else:
                         hub.advance(now)
-                        del self._hubs[link]
-                        self._touched.pop(hub, None)
-                        self._dirty.update(dict.fromkeys(hub.dissolve()))
+                        self._dissolve(hub)
         for hub in list(self._touched):
             hub.advance(now)
-            if hub.holds(self._hub_flows // 4):
+            if hub.holds(least // 4):
                 for link in hub.mixed:
-                    self._dirty.update(link.flows)
+                    # Shares stay where the link held nobody back, and holds nobody back now.
+                    if link.full or (link.asked > link.limit and link.fills):
+                        self._dirty.update(link.flows)
             else:
-                del self._hubs[hub.link]
-                self._dirty.update(dict.fromkeys(hub.dissolve()))
+                self._dissolve(hub)
         self._touched.clear()
         for flow in [flow for flow in self._dirty if flow.hub is not None]:
             del self._dirty[flow]
 
+    def _dissolve(self, hub: Hub) -> None:
+        """Its flows are solved one by one again."""
+        del self._hubs[hub.link]
+        hub.link.is_hub = None
+        self._touched.pop(hub, None)
+        self._dirty.update(dict.fromkeys(hub.dissolve()))
+
     def _may_join(self, flow: Flow, link: Link, hub: Hub | None) -> bool:
         """A flow, and every link, belongs to one hub at most."""
         others = [other for other in flow.path if other is not link]
-        return all(o.hub in (None, hub) and o not in self._hubs for o in others)
+        return all(o.hub in (None, hub) and o.is_hub is None for o in others)
 
     def _hand_over(self, hub: Hub, flows: list[Flow]) -> None:
         now = self._env.now
@@ -215,10 +249,10 @@ class Fluid:
 
     def _end(self, flow: Flow, freed: dict[Link, None]) -> None:
         for link in flow.path:
-            if link.tight:
+            if link.asked > link.limit:
                 freed[link] = None
             link.flows.pop(flow, None)
-            empty = not link.flows and not link.hub_weight and link not in self._hubs
+            empty = not link.flows and not link.hub_weight and link.is_hub is None
             link.asked = 0.0 if empty else link.asked - flow.bound
             link.weight = 0.0 if empty else link.weight - flow.weight
             if link.hub is not None:

@@ -66,6 +66,18 @@ def max_min(
     return rates
 
 
+def alone(weight: float, bound: float, rooms: Sequence[float]) -> float:
+    """The same of one flow alone, by what its links have to give.
+
+    >>> alone(2.0, 9.0, [8.0, 4.0]), alone(2.0, 3.0, [8.0, 4.0])
+    (4.0, 3.0)
+    """
+    if not rooms:
+        return bound
+    level = max(min(rooms), 0.0) / weight
+    return bound if bound / weight <= level else weight * level
+
+
 def violations(
     rates: Sequence[float],
     paths: Sequence[Sequence[int]],

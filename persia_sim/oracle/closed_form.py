@@ -68,6 +68,11 @@ class Transfers:
         _, worker, _, stream, _ = self._rates()
         return transfer_s(self.need.loader_bytes, [worker], stream)
 
+    def input_s(self) -> float:
+        """Loader to rank."""
+        rank, _, _, stream, _ = self._rates()
+        return transfer_s(self.need.input_bytes, [rank], stream)
+
     def fan_s(self, size_bytes: float) -> float:
         """Worker to all servers or back."""
         _, worker, servers, _, streams = self._rates()
@@ -152,7 +157,7 @@ def latencies(scenario: Scenario, need: Demand) -> Latencies:
         + (float(need.server_update_s.max()) + need.update_join_s)
     )
     return Latencies(
-        load_s=need.load_s + transfers.load_s(),
+        load_s=need.load_s + transfers.load_s() + transfers.input_s(),
         lookup_s=fetch_s(scenario, transfers, need.fetch),
         copy_in_s=need.fetch.copy_in_s,
         refresh_s=refresh,
@@ -231,7 +236,7 @@ def shared(scenario: Scenario, need: Demand) -> dict[str, float]:
     worker_hosts = workers.hosts * worker_rate
     on_host = min(ranks, cluster.nn.processes_per_host)
     found = {
-        "GPU host NICs, in": on_host * activation / rank_rate,
+        "GPU host NICs, in": on_host * (activation + need.input_bytes) / rank_rate,
         "GPU host NICs, out": on_host * need.gradient_bytes / rank_rate,
         "worker NICs, out": ranks
         * (request + need.push_bytes + activation + exchanged)

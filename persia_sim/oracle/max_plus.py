@@ -121,7 +121,8 @@ class _Recursion:
             start = loader[number]
             if s >= room:
                 start = max(start, at[Mark.LOOKUP, r, s - room])
-            loader[number] = (start + self.need.load_s) + self.transfers.load_s()
+            sent = (start + self.need.load_s) + self.transfers.load_s()
+            loader[number] = sent + self.transfers.input_s()
             at[Mark.LOADED, r, s] = loader[number]
 
     def _start_lookups(

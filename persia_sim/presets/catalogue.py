@@ -7,7 +7,7 @@ from functools import cache
 from persia_sim.model.costs import Costs
 from persia_sim.model.workload import Workload
 from persia_sim.presets.clusters import gcp_100t, this_host, v100_2021_09, v100_paper
-from persia_sim.presets.costs import CATALOGUE, fitted_100t, fitted_2021, fitted_kwai
+from persia_sim.presets.costs import CATALOGUE, fitted
 from persia_sim.presets.workloads import criteo_syn, kwai_video, public_set
 
 CLUSTERS = {
@@ -34,9 +34,4 @@ def workloads() -> dict[str, Workload]:
 @cache
 def costs_of(cluster: str) -> Costs:
     """The cost laws that belong to a cluster's preset: fitted where it has published figures."""
-    fitted = {
-        "v100-2021-09": fitted_2021,
-        "v100-paper": fitted_kwai,
-        "gcp-100t": fitted_100t,
-    }
-    return fitted[cluster]() if cluster in fitted else CATALOGUE
+    return CATALOGUE if cluster not in CLUSTERS or cluster == "this-host" else fitted(cluster)

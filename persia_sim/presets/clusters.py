@@ -85,7 +85,7 @@ def v100_2021_09() -> Cluster:
 @cache
 def v100_paper() -> Cluster:
     """The cluster of the Kwai series: up to 64 V100, 100 CPU hosts at 100 Gbit/s."""
-    return _v100("v100-paper", 100, 100, _PAPER).with_ranks(64)
+    return _v100("v100-paper", 100, 100, _PAPER).resized(64)  # 8 loaders a rank
 
 
 @cache

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from persia_sim.model.allreduce import DenseSync
 from persia_sim.model.costs import Costs, Law
-from persia_sim.presets.fits import FITS
+from persia_sim.presets.fits import EVERY, FITS
 
+_FITTED = "fitted: python -m experiments fit"
 _MEASURED = (
     "one core of a Sapphire-Rapids-class Xeon, 6 GB table, rows of 512 bytes: probe, lock, relink "
     "and copy 0.28 us; probe, lock and Adagrad 0.50 us; pooling 23 ns; memcpy about 11 GB/s"
@@ -40,52 +42,39 @@ CATALOGUE = Costs(
 )
 
 
-def fitted_2021() -> Costs:
-    """The public data sets' bars."""
-    fit = FITS["v100-2021-09"]
+_NIC_BYTES_PER_S = 12.5e9  # of the GPU hosts of every published cluster: 100 Gbit/s
+NVLINK_3 = 100e9  # of gcp-100t's A100, as commonly achieved; the V100s' is fitted
+_COLUMNS = {"v100-2021-09": 39, "v100-paper": 88, "gcp-100t": 39}
+"""Of the widest data set of each cluster, dense features among them: what loaders build."""
+
+
+def calibrated(values: Mapping[str, float], cluster: str) -> Costs:
+    """The laws of a published cluster from one set of values: the same for every cluster.
+
+    Documents say what differs: the link inside a host, the columns that loaders build, the cores of
+    the workers; and Kwai's network is not public, nor are its multiplications.
+    """
+    flops = values["kwai_flops"] if cluster == "v100-paper" else 1.0
+    load, path = values["load_s_per_column"] * _COLUMNS[cluster], values["path_s_per_byte"]
+    path *= values["path_100t"] if cluster == "gcp-100t" else 1.0
     return replace(
         CATALOGUE,
-        gpu_efficiency=((512, fit["gpu_efficiency"].value),),
+        load=replace(CATALOGUE.load, fixed_s=0.0, per_item_s=load, source=_FITTED),
+        worker_pool=replace(CATALOGUE.worker_pool, per_byte_s=path, source=_FITTED),
+        worker_scatter=replace(CATALOGUE.worker_scatter, per_byte_s=path, source=_FITTED),
+        gpu_fixed_s=values["gpu_fixed_s"],
+        gpu_efficiency=((512, min(1.0, values["gpu_share"] / flops)),),
         dense_sync=replace(
             CATALOGUE.dense_sync,
-            intra_bytes_per_s=fit["intra_bytes_per_s"].value,
-            overhead_s=fit["sync_overhead_s"].value,
-            source="fitted",
+            intra_bytes_per_s=NVLINK_3 if cluster == "gcp-100t" else values["intra_bytes_per_s"],
+            inter_bytes_per_s=values["nic_share"] * _NIC_BYTES_PER_S,
+            overhead_s=values["sync_fixed_s"],
+            source=_FITTED,
         ),
-        source="catalogue; fitted: " + ", ".join(fit),
+        source="catalogue; fitted, the same for every cluster: " + ", ".join(values),
     )
 
 
-def fitted_kwai() -> Costs:
-    """The Kwai series; inside a host as the bars."""
-    fit, base = FITS["v100-paper"], fitted_2021()
-    path = fit["path_s_per_byte"].value
-    return replace(
-        base,
-        gpu_efficiency=((512, fit["gpu_efficiency"].value),),
-        worker_pool=replace(base.worker_pool, per_byte_s=path, source="fitted"),
-        worker_scatter=replace(base.worker_scatter, per_byte_s=path, source="fitted"),
-        dense_sync=replace(
-            base.dense_sync,
-            inter_bytes_per_s=fit["inter_bytes_per_s"].value,
-            overhead_s=fit["sync_overhead_s"].value,
-        ),
-        source="2021-09 fit inside a host; fitted: " + ", ".join(fit),
-    )
-
-
-def fitted_100t() -> Costs:
-    """The 100-trillion-parameter run; the GPU as the bars have it."""
-    fit = FITS["gcp-100t"]
-    gpu = FITS["v100-2021-09"]["gpu_efficiency"].value
-    return replace(
-        CATALOGUE,
-        load=replace(CATALOGUE.load, per_item_s=fit["load_s_per_sample"].value, source="fitted"),
-        gpu_efficiency=((512, gpu),),
-        dense_sync=replace(
-            CATALOGUE.dense_sync,
-            intra_bytes_per_s=100e9,
-            source="nominal: NVLink 3 as commonly achieved, 100 Gbit/s between hosts",
-        ),
-        source="catalogue, GPU efficiency of the 2021-09 fit; fitted: " + ", ".join(fit),
-    )
+def fitted(cluster: str) -> Costs:
+    """The laws of a published cluster with the values of `fits`."""
+    return calibrated({name: fit.value for name, fit in FITS[EVERY].items()}, cluster)

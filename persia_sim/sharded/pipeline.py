@@ -85,15 +85,19 @@ def device_step_s(parts: Stages, soft: Software) -> float:
 
 
 def step_s(job: Job) -> float:
-    """Seconds of a step: the host launches while the GPU works.
+    """Seconds of a step of the job."""
+    return step_of(stages(job), job.software)
+
+
+def step_of(parts: Stages, soft: Software) -> float:
+    """Seconds of a step with these stages: the host launches while the GPU works.
 
     Where both take about as long, neither is hidden whole: the root of the sum of squares, which
     the published steps of one GPU follow within 3 % from 512 to 8,192 samples.
     """
-    parts = stages(job)
-    device = device_step_s(parts, job.software)
-    if job.software.graphs:
+    device = device_step_s(parts, soft)
+    if soft.graphs:
         return max(device, parts.host_s)
-    if job.software.pipeline is Pipeline.BASE:
+    if soft.pipeline is Pipeline.BASE:
         return device + parts.host_s
     return hypot(device, parts.host_s)

@@ -25,10 +25,13 @@ def constant_lag(
     merge_pushes: bool = True,
     average_every: int | None = None,
     first: int = 0,
+    sync_steps: int = 0,
 ) -> Iterator[Event]:
     """Yield the events of a run whose pushes of step s are applied after the updates of s + tau.
 
     ``first`` is the batch that it begins with, nothing being in flight: the lag rises anew.
+    ``sync_steps``: before that step of hybrid or raw_hybrid nothing lags; behind it the lag rises
+    as behind a start.
 
     In barrier modes a batch is a step of all ranks. In async, rank ``k mod ranks`` takes batch k,
     so that ``ranks`` batches are always in flight and a dense update misses the ``ranks - 1``
@@ -40,7 +43,7 @@ def constant_lag(
     if mode.has_barrier:
         if not mode.reads_late_rows:
             tau, merge_pushes = 0, True
-        return _barrier(ranks, has_batch, tau, merge_pushes, first)
+        return _barrier(ranks, has_batch, tau, merge_pushes, first, sync_steps)
     if mode is Mode.ASYNC_AVERAGING and not average_every:
         raise ValueError("async_averaging needs average_every >= 1 steps")
     return _round_robin(ranks, has_batch, tau, average_every, first)
@@ -62,17 +65,20 @@ def _push(ranks: int, step: int, merged: bool) -> Iterator[Event]:
 
 
 def _barrier(
-    ranks: int, has_batch: HasBatch, lag: int, merged: bool, first: int
+    ranks: int, has_batch: HasBatch, lag: int, merged: bool, first: int, sync_steps: int
 ) -> Iterator[Event]:
     step = first
+    begins = max(first, sync_steps)  # the first step whose push may wait
     while has_batch(step):
         for rank in range(ranks):
             yield Event(Kind.LOOKUP, rank, step)
         yield Event(Kind.DENSE_UPDATE, ALL, step)
-        if step - first >= lag:
+        if step < begins:
+            yield from _push(ranks, step, merged)
+        elif step - begins >= lag:
             yield from _push(ranks, step - lag, merged)
         step += 1
-    for waiting in range(max(first, step - lag), step):
+    for waiting in range(max(begins, step - lag), step):
         yield from _push(ranks, waiting, merged)
 
 

@@ -6,11 +6,11 @@ equal. Rates and times are sums of powers of two, so results are exact.
 Bytes of a batch of 4 samples, 3 fields of one row each, 2 ids a field and sample, rows of 8 numbers
 (24 ids, 3 of them distinct), 5 dense features, layers of 7 and 2:
 
-    loader 364, request 48, rows 96, activations 192, gradients 192, push 120
+    loader 268 and 96 (to the rank), request 48, rows 96, activations 192, gradients 192, push 120
 
 Seconds alone on the NICs (GPU host 24, worker 16, server 12 payload bytes a second; one way 0.5):
 
-    load 22.75, request 4, rows 8, activations 12, gradients 12, push 10
+    load 16.75 and 4, request 4, rows 8, activations 12, gradients 12, push 10
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def law(fixed_s: float = 0.0, per_item_s: float = 0.0, per_byte_s: float = 0.0) 
 def hand_costs(**changes: Any) -> Costs:
     """Fixed times only (for a core of speed 1), so that a stage's time is one division."""
     base = Costs(
-        load=law(0.125),  # rank's core speed 0.5: 0.25 s
+        load=law(1.125),  # rank's core speed 0.5: 2.25 s
         worker_forward=law(4.0),  # worker's core speed 2: 2 s
         worker_rpc=law(0.0),
         worker_pool=law(12.0),  # 6 s
@@ -74,7 +74,7 @@ def hand_costs(**changes: Any) -> Costs:
         server_lookup=law(0.75),  # server's core speed 0.25: 3 s
         server_update=law(2.75),  # 11 s
         server_create=law(0.0),
-        copy_in=law(1.0),  # 2 s, and 192 bytes over a bus of 64 a second: 3 s more
+        copy_in=law(0.25),  # 0.5 s, and 192 + 96 bytes over a bus of 64 a second: 4.5 s more
         copy_out=law(3.0),  # 6 s, and 3 s
         gpu_fixed_s=12.0,  # 4 s forward, 8 s backward
         gpu_efficiency=((1, 1.0), (65535, 1.0)),

@@ -26,7 +26,7 @@ def test_the_report_fits_one_screen(tmp_path: Path) -> None:
     assert {e["name"] for e in events if e["ph"] == "X"} >= {"lookup", "push", "dense_sync"}
     saved = Trace.load(trace)
     assert saved.meta["mode"] == "hybrid" and saved.meta["tau"] == 4
-    assert saved.meta["batch_per_rank"] == 864 and "batch" not in saved.meta
+    assert saved.meta["batch_per_rank"] == 8192 and "batch" not in saved.meta
 
 
 @pytest.mark.parametrize(

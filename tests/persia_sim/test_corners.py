@@ -166,7 +166,8 @@ def test_asynchronous_dense_weights_are_traffic_unless_asked_otherwise() -> None
     run = simulate(base)
     rank_rate, _, server_rate = base.cluster.nic_payload_bytes_per_s
     dense = run.need.dense_bytes
-    into_hosts = 2 * (dense + run.need.fetch.activation_bytes) / rank_rate  # two ranks a host
+    batch = run.need.fetch.activation_bytes + run.need.input_bytes
+    into_hosts = 2 * (dense + batch) / rank_rate  # two ranks a host
     assert answer(base).seconds["GPU host NICs, in"] == pytest.approx(into_hosts)
     asked = run.need.fetch.request_bytes + run.need.push_bytes
     into_servers = (dense + asked) * 4 / server_rate

@@ -33,8 +33,9 @@ def test_bytes_of_a_batch() -> None:
     assert work.ids_per_batch == 4 * 3 * 2 == 24
     assert work.distinct_ids == work.sent_ids == 3  # one row a field
     # An id of 8 bytes, a count of 4 and an index of 16 for each distinct id; a position of 4 for
-    # each occurrence; a count for each sample and field; 5 features and a label of 4; 40 of header.
-    assert work.loader_bytes == (8 + 4) * 3 + 4 * 24 + 4 * 4 * 3 + 16 * 3 + 4 * 4 * 6 + 40 == 364
+    # each occurrence; a count for each sample and field; 40 of header.
+    assert work.loader_bytes == (8 + 4) * 3 + 4 * 24 + 4 * 4 * 3 + 16 * 3 + 40 == 268
+    assert work.input_bytes == 4 * 4 * (5 + 1) == 96  # 5 features and a label
     assert work.request_bytes == 16 * 3 == 48
     assert work.row_bytes == 32 and work.rows_bytes == 32 * 3 == 96
     assert work.activation_bytes == 2 * 4 * 3 * 8 == 192
@@ -122,17 +123,19 @@ def test_seconds_of_one_batch() -> None:
     zero, one = need.server_shares.tolist()  # two rows on one server, one on the other (see above)
     assert sorted((zero, one)) == pytest.approx([1 / 3, 2 / 3])
     ids = np.array([round(3 * zero), round(3 * one)])
-    assert need.load_s == (1.0 + 0.25 * 4 + 0.5 * 364) / 0.5
+    assert need.load_s == (1.0 + 0.25 * 4 + 0.5 * (268 + 96)) / 0.5
     fetch = need.fetch
     assert fetch.worker_forward_s == (1.0 + 2.0 * 24 + 0.25 * 48 + 2 * 0.75) / 2
     assert fetch.server_s == pytest.approx((0.55 + 0.25 * ids + 0.125 * 32 * ids) / 0.25)
     assert fetch.worker_pool_s == (3.0 + 0.5 * 24 + 0.125 * 96) / 2
-    assert fetch.copy_in_s == pytest.approx((1.1 + 0.5 * 3 + 0.25 * 192) / 0.5 + 192 / 64)
+    copied = 192 + 96  # rows, and what needs none
+    assert fetch.copy_in_s == pytest.approx((1.1 + 0.5 * 3 + 0.25 * copied) / 0.5 + copied / 64)
     assert need.copy_out_s == (2.0 + 1.5 * 3 + 0.125 * 192) / 0.5 + 192 / 64
     assert need.worker_scatter_s == (5.0 + 0.25 * 24 + 0.0625 * 120 + 2 * 0.75) / 2
     assert need.server_update_s == pytest.approx((1.55 + 0.75 * ids + 0.375 * 32 * ids) / 0.25)
     sent = (fetch.request_bytes, fetch.rows_bytes, fetch.activation_bytes, need.gradient_bytes)
-    assert (need.loader_bytes, *sent, need.push_bytes) == (364, 48, 96, 192, 192, 120)
+    assert (need.loader_bytes, *sent, need.push_bytes) == (268, 48, 96, 192, 192, 120)
+    assert need.input_bytes == 96
     # A row is read and copied, or read, added to, and written with as much state.
     assert (fetch.server_memory_bytes, need.update_memory_bytes) == (2 * 96, 4 * 96)
 
@@ -245,11 +248,15 @@ def test_lookahead_looks_again_at_the_rows_with_pending_pushes() -> None:
     assert again.activation_bytes == pytest.approx(whole.activation_bytes * share)
     assert again.server_memory_bytes == pytest.approx(whole.server_memory_bytes * share)
     fixed = {
-        "worker_forward_s": (1.0 + 2 * 0.75) / 2, "worker_pool_s": 3.0 / 2, "copy_in_s": 1.1 / 0.5
+        "worker_forward_s": (1.0 + 2 * 0.75) / 2, "worker_pool_s": 3.0 / 2
     }  # fmt: skip
     for name, paid_again in fixed.items():
         expected = paid_again + (getattr(whole, name) - paid_again) * share
         assert getattr(again, name) == pytest.approx(expected), name
+    rows_alone = whole.copy_in_s - 4 * 4 * (5 + 1) * (
+        0.25 / 0.5 + 1 / 64
+    )  # no dense features again
+    assert again.copy_in_s == pytest.approx(2.2 + (rows_alone - 2.2) * share)
     assert again.server_s == pytest.approx(2.2 + (whole.server_s - 2.2) * share)
     one_ahead = demand(replace(scenario, ahead=1)).refresh
     assert one_ahead is not None and one_ahead.rows_bytes < again.rows_bytes

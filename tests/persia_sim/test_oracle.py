@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 
 from persia_sim.engine.simulate import simulate
+from persia_sim.model.demand import demand
 from persia_sim.model.scenario import Discipline, Noise, Scenario
-from persia_sim.model.stamps import Mark
+from persia_sim.model.stamps import Leg, Mark
 from persia_sim.oracle.closed_form import answer
 from persia_sim.oracle.max_plus import instants
 from persia_sim.words.vocabulary import Mode
@@ -31,6 +32,16 @@ def test_closed_form_is_the_growth_rate_of_the_recursion(scenario: Scenario) -> 
     # Over a multiple of every period (steps to 5, tasks to 4) the growth is the cycle mean.
     growth = (returned[239] - returned[119]) / 120
     assert growth == pytest.approx(answer(scenario).step_s, rel=1e-9)
+
+
+def test_an_answer_without_rows_still_has_its_latency() -> None:
+    scenario = small_scenario(discipline=Discipline.UNSHARED, infinite_cpus=True)
+    need = demand(scenario)
+    empty = replace(need, fetch=replace(need.fetch, rows_bytes=0.0))
+    run = simulate(scenario, need=empty)
+    assert np.array_equal(run.stamps, instants(scenario, empty))
+    answered = run.legs[Leg.ANSWERED] - run.stamps[Mark.READ]
+    assert answered == pytest.approx(scenario.cluster.link.latency_s)
 
 
 def test_oracle_refuses_contention() -> None:

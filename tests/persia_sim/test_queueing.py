@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import simpy
 
-from persia_sim.engine.servers import Bank, FifoServer
+from persia_sim.engine.servers import Bank, FifoServer, HostMemory
 from persia_sim.insight.measure import Estimate, mean_interval
 
 CUSTOMERS = 60_000
@@ -141,3 +141,28 @@ def test_bank_of_one_equals_a_single_server() -> None:
     bank, server = Bank(1, 3, 1, np.inf), FifoServer(3)
     for t, s in zip(arrivals.tolist(), service.tolist(), strict=True):
         assert bank.visit_each(t, np.array([s]))[0] == server.visit(t, s)
+
+
+@pytest.mark.parametrize("cores", [1, 2, 6])
+def test_bank_is_its_servers_and_the_memory_of_its_hosts(cores: int) -> None:
+    """Bursts that find free cores, then none, then some again; sometimes only the last is asked."""
+    rng = np.random.default_rng(cores)
+    shares = np.array([0.4, 0.6])
+    bank = Bank(4, cores, 2, 5.0, shares)
+    servers = [FifoServer(cores) for _ in range(4)]
+    memory = [HostMemory(5.0) for _ in range(2)]
+    now = 0.0
+    for visit in range(300):
+        now += float(rng.exponential(4.0 if visit % 40 < 30 else 0.1))
+        service, size = rng.exponential(3.0, 4), float(rng.choice([1.0, 2.0]))
+        host = [memory[h].visit(now, size * shares[h]) for h in range(2)]
+        expected = [
+            max(server.visit(now, float(s)), host[k // 2])
+            for k, (server, s) in enumerate(zip(servers, service, strict=True))
+        ]
+        if rng.random() < 0.5:
+            assert bank.longest(now, service, size) == pytest.approx(max(expected), rel=1e-12)
+        else:
+            assert bank.visit(now, service, size) == pytest.approx(expected, rel=1e-12)
+    assert bank.busy_s == pytest.approx([server.busy_s for server in servers])
+    assert bank.memory_busy_s == pytest.approx([each.busy_s for each in memory])

@@ -48,7 +48,7 @@ def test_sync_of_one_rank_adds_up_a_batchs_life(discipline: Discipline) -> None:
     base = hand_scenario(Mode.SYNC, discipline=discipline, infinite_cpus=False, steps=steps)
     run = simulate(base)
     for s in range(steps):
-        # The loader needs 0.25 + 364 / 16 = 23; later batches are there before they are wanted.
+        # The loader needs 2.25 + 268 / 16 + 96 / 24 = 23; later batches are there before that.
         loaded = 23.0 if s == 0 else column(run, 0, s)[M.LOADED]
         begin = 23.0 + 104 * s
         expected = {M.LOADED: loaded} | {mark: begin + at for mark, at in ALONE.items()}
@@ -103,12 +103,12 @@ def test_a_permit_is_back_when_the_rank_knows() -> None:
 
 
 def test_lookahead_looks_again_after_the_last_push_and_pays_for_it() -> None:
-    """Every row is pending (each field has one): the second look takes 37 and a copy of 2 + 3."""
+    """Every row is pending (each field has one): the second look takes 37 and a copy of 0.5 + 3."""
     run = simulate(hand_scenario(Mode.LOOKAHEAD, steps=3, ahead=1))
-    assert run.stamps[M.LOOKUP, 0].tolist() == [23, 46, 169]  # applied: step 0
-    # Step 0: on the GPU at 65, refreshed at 65 + 42, applied 12 + 9 + 41 later.
-    assert run.stamps[M.REFRESHED, 0].tolist() == [107, 211, 315]
-    assert run.stamps[M.APPLIED, 0].tolist() == [169, 273, 377]
+    assert run.stamps[M.LOOKUP, 0].tolist() == [23, 46, 167.5]  # applied: step 0
+    # Step 0: on the GPU at 65, refreshed at 65 + 40.5, applied 12 + 9 + 41 later.
+    assert run.stamps[M.REFRESHED, 0].tolist() == [105.5, 208, 310.5]
+    assert run.stamps[M.APPLIED, 0].tolist() == [167.5, 270, 372.5]
 
 
 def test_async_pulls_and_pushes_the_dense_weights() -> None:
@@ -133,13 +133,13 @@ def test_async_ranks_queue_at_the_dense_server() -> None:
 
 
 def test_averaging_stops_compute_for_its_round() -> None:
-    """A round begins at 70 and takes 9 s; both ranks compute from 64.75 on."""
+    """A round begins at 70 and takes 9 s; both ranks compute from 62.75 on."""
     cluster = replace(hand_scenario(ranks=2).cluster, loaders=2)
     base = hand_scenario(Mode.ASYNC_AVERAGING, 2, steps=1, cluster=cluster)
     base = replace(base, costs=hand_costs(load=law(0.0)))
     for share, longer in ((1.0, 9.0), (0.5, 4.5), (0.0, 0.0)):
         run = simulate(replace(base, averaging=Averaging(period_s=70.0, stall_share=share)))
-        assert run.stamps[M.START, :, 0].tolist() == [64.75, 64.75]
+        assert run.stamps[M.START, :, 0].tolist() == [62.75, 62.75]
         compute = run.stamps[M.BACKWARD_END] - run.stamps[M.START]
         assert compute[:, 0].tolist() == [12 + longer, 12 + longer]
 
@@ -192,33 +192,34 @@ def test_a_busy_worker_core_makes_the_second_batch_wait() -> None:
     cluster = replace(hand_scenario(ranks=2).cluster, loaders=2)
     base = hand_scenario(Mode.SYNC, 2, cluster=cluster, steps=1, costs=hand_costs(load=law(0.0)))
     both = simulate(replace(base, infinite_cpus=False)).stamps
-    assert both[M.LOOKUP, :, 0].tolist() == [22.75, 22.75]
+    assert both[M.LOOKUP, :, 0].tolist() == [20.75, 20.75]
     # Unshared NICs; the server's one core: the first is read after 3 s, the second 3 s later.
-    assert sorted(both[M.READ, :, 0].tolist()) == [32.75, 35.75]
+    assert sorted(both[M.READ, :, 0].tolist()) == [30.75, 33.75]
     two_cores = replace(cluster, embedding_workers=replace(
         cluster.embedding_workers, cores_per_process=2
     ), servers=replace(cluster.servers, cores_per_process=2))  # fmt: skip
     free = simulate(replace(base, infinite_cpus=False, cluster=two_cores)).stamps
-    assert free[M.READ, :, 0].tolist() == [32.75, 32.75]
+    assert free[M.READ, :, 0].tolist() == [30.75, 30.75]
 
 
 def test_fluid_cards_are_halved_between_two_messages() -> None:
-    """Both loads of 364 bytes enter one worker's NIC of 16 bytes a second together."""
+    """Both loads of 268 bytes enter one worker's NIC of 16 bytes a second together; then 96 bytes
+    go to each rank in 4 s."""
     cluster = replace(hand_scenario(ranks=2).cluster, loaders=2)
     base = hand_scenario(Mode.SYNC, 2, cluster=cluster, steps=1, costs=hand_costs(load=law(0.0)))
     shared_card = simulate(replace(base, discipline=Discipline.FLUID)).stamps
-    assert shared_card[M.LOADED, :, 0] == pytest.approx([45.5, 45.5])
+    assert shared_card[M.LOADED, :, 0] == pytest.approx([33.5 + 4, 33.5 + 4])
     one_by_one = simulate(replace(base, discipline=Discipline.FIFO)).stamps
-    assert one_by_one[M.LOADED, :, 0] == pytest.approx([22.75, 45.5])
+    assert one_by_one[M.LOADED, :, 0] == pytest.approx([16.75 + 4, 33.5 + 4])
 
 
 def test_streams_cap_a_message_and_a_fan_out_has_one_a_server() -> None:
     base = hand_scenario(Mode.SYNC, steps=1)
     link = replace(base.cluster.link, stream_bytes_per_s=8.0)
     run = simulate(replace(base, cluster=replace(base.cluster, link=link)))
-    # load 0.25 + 364/8; request 48/8 = 6, rows 96/8 = 12, activations and gradients 192/8 = 24,
-    # push 120/8 = 15
-    assert run.stamps[M.LOADED, 0, 0] == 0.25 + 45.5
+    # load 2.25 + 268/8 + 96/8; request 48/8 = 6, rows 96/8 = 12, activations and gradients
+    # 192/8 = 24, push 120/8 = 15
+    assert run.stamps[M.LOADED, 0, 0] == 2.25 + 33.5 + 12
     gaps = [(M.LOOKUP, M.READ, 12.0), (M.READ, M.ROWS, 43.0), (M.PUSH, M.APPLIED, 58.0)]
     for begin, end, seconds in gaps:
         assert run.stamps[end, 0, 0] - run.stamps[begin, 0, 0] == seconds
@@ -254,9 +255,13 @@ def test_closed_form_of_one_rank_by_hand() -> None:
     permits = replace(base, tau=None, permits=3)
     assert answer(permits).seconds["permits"] == 105 / 3
     ahead = replace(base, mode=Mode.LOOKAHEAD, tau=None, ahead=1)
-    # The loop: refresh 42 and compute 12; the next refresh waits for the push, 9 + 41 later.
+    # The loop: refresh 40.5 and compute 12; the next refresh waits for the push, 9 + 41 later.
     seconds = answer(ahead).seconds
-    assert (seconds["training loop"], seconds["refresh"], seconds["window"]) == (54, 104, 146 / 2)
+    assert (seconds["training loop"], seconds["refresh"], seconds["window"]) == (
+        52.5,
+        102.5,
+        144.5 / 2,
+    )
     pulled = answer(replace(base, mode=Mode.ASYNC, dense_home=DenseHome.APART)).seconds
     assert (pulled["training loop"], pulled["window"]) == (12 + 5, 109 / 2)
     one_way = hand_scenario(Mode.SYNC, ranks=2)
@@ -281,7 +286,7 @@ def test_closed_form_waits_for_the_server_with_two_of_three_rows() -> None:
         lookup = 0.5 + 2.5 + 48 / fan + 4.0 + 0.5 + 96 / fan + 6.5 + to_rank
         push = 0.5 + to_rank + 7.5 + 120 / fan + 8.0
         assert (life.lookup_s, life.push_s) == pytest.approx((lookup, push))
-        assert life.load_s == pytest.approx(0.25 + 364 / min(36.0, stream))
+        assert life.load_s == pytest.approx(2.25 + 268 / min(36.0, stream) + 96 / min(24.0, stream))
         stamps = simulate(scenario).stamps[:, 0, 0]
         assert stamps[M.ROWS] - stamps[M.LOOKUP] == pytest.approx(lookup)
         assert stamps[M.APPLIED] - stamps[M.PUSH] == pytest.approx(push)
@@ -303,13 +308,13 @@ def test_closed_form_counts_what_overlap_leaves_of_the_all_reduce() -> None:
 
 
 def test_shared_cards_bound_the_answer_unless_nothing_is_shared() -> None:
-    """One loader brings a batch in 23 s; its NIC takes in 652 bytes of each at 16 a second."""
+    """One loader brings a batch in 23 s; its NIC takes in 556 bytes of each at 16 a second."""
     base = hand_scenario(Mode.RAW_HYBRID)
     alone = answer(base)
     assert (alone.binds, alone.step_s) == ("loaders", 23)
     crowded = answer(replace(base, discipline=Discipline.FLUID))
-    assert crowded.step_s == 652 / 16 and crowded.binds.startswith("worker")
-    assert crowded.samples_per_s == 4 * 16 / 652
+    assert crowded.step_s == 556 / 16 and crowded.binds.startswith("worker")
+    assert crowded.samples_per_s == 4 * 16 / 556
     found = shared(base, demand(base))
     assert not any("cores" in name or "memory" in name for name in found)  # infinite_cpus
 
@@ -355,10 +360,10 @@ def test_bounds_of_shared_resources_by_hand() -> None:
     base = replace(base, discipline=Discipline.FLUID, infinite_cpus=False)
     need = demand(base)
     assert shared(base, need) == pytest.approx({
-        "GPU host NICs, in": 2 * 192 / 25,
+        "GPU host NICs, in": 2 * (192 + 96) / 25,
         "GPU host NICs, out": 2 * 192 / 25,
         "worker NICs, out": 2 * (48 + 120 + 192) / (3 * 16),
-        "worker NICs, in": 2 * (364 + 96 + 192) / (3 * 16),
+        "worker NICs, in": 2 * (268 + 96 + 192) / (3 * 16),
         "server NICs, in": 2 * (48 + 120) / 12,
         "server NICs, out": 2 * 96 / 12,
         "worker cores": 2 * (2 + 6 + 7) / 12,
@@ -368,13 +373,13 @@ def test_bounds_of_shared_resources_by_hand() -> None:
         "server memory": 2 * (2 * 96 + 4 * 96) / 32,
     })  # fmt: skip
     on_cards = replace(base, dense_on_nics=True)
-    assert shared(on_cards, demand(on_cards))["GPU host NICs, in"] == 384 / 25  # one host: none
+    assert shared(on_cards, demand(on_cards))["GPU host NICs, in"] == 576 / 25  # one host: none
     two_hosts = replace(on_cards, cluster=replace(cluster, nn=replace(
         nn, hosts=2, processes_per_host=1
     )))  # fmt: skip
     found = shared(two_hosts, demand(two_hosts))
-    assert found["GPU host NICs, in"] == found["GPU host NICs, out"]
-    assert found["GPU host NICs, in"] == pytest.approx((192 + 904) / 25)
+    assert found["GPU host NICs, out"] == pytest.approx((192 + 904) / 25)
+    assert found["GPU host NICs, in"] == pytest.approx((192 + 96 + 904) / 25)
     loose = replace(base, mode=Mode.ASYNC, dense_home=DenseHome.ONE)
     found = shared(loose, demand(loose))
     assert found["GPU host NICs, out"] == pytest.approx((2 * 192 + 2 * 904) / 25)

@@ -45,6 +45,12 @@ def test_hybrid_with_lag_one_reads_one_step_late_and_drains_at_the_end():
     assert order(Mode.HYBRID, 3, ranks=1, tau=1) == "L00 D0 L01 D1 P0 L02 D2 P1 P2"
 
 
+def test_a_synchronous_start_pushes_at_once_and_then_the_lag_rises():
+    found = order(Mode.HYBRID, 5, ranks=1, tau=2, sync_steps=2)
+    assert found == "L00 D0 P0 L01 D1 P1 L02 D2 L03 D3 L04 D4 P2 P3 P4"
+    assert order(Mode.HYBRID, 4, ranks=1, tau=1, sync_steps=1, first=2) == "L02 D2 L03 D3 P2 P3"
+
+
 def test_hybrid_on_arrival_pushes_rank_by_rank():
     found = order(Mode.HYBRID, 2, ranks=2, tau=1, merge_pushes=False)
     assert found == "L00 L10 D0 L01 L11 D1 P00 P10 P01 P11"
@@ -90,12 +96,14 @@ def test_averaging_at_a_cut_happens_when_the_last_rank_goes_on():
     ranks=st.integers(1, 4),
     tau=st.integers(0, 4),
     mode=st.sampled_from(Mode),
+    start=st.integers(0, 18),
 )
-def test_two_legs_take_each_batch_once_as_one_leg_does(first, batches, ranks, tau, mode):
-    def taken(start, end):
+def test_two_legs_take_each_batch_once_as_one_leg_does(first, batches, ranks, tau, mode, start):
+    def taken(begin, end):
         found = constant_lag(
-            mode, ranks=ranks, has_batch=lambda k: k < end, tau=tau, average_every=3, first=start
-        )
+            mode, ranks=ranks, has_batch=lambda k: k < end, tau=tau, average_every=3, first=begin,
+            sync_steps=start,
+        )  # fmt: skip
         kinds = (Kind.LOOKUP, Kind.PUSH, Kind.DENSE_UPDATE, Kind.DENSE_PUSH)
         return [(e.kind, e.rank, e.step) for e in found if e.kind in kinds]
 

@@ -1,0 +1,1 @@
+"""What can be proved of training with late rows, as pure functions."""

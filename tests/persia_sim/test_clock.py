@@ -1,0 +1,101 @@
+"""The clock against SimPy itself: the same processes meet in the same order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any
+
+import pytest
+import simpy
+from hypothesis import given
+from hypothesis import strategies as st
+
+from persia_sim.engine.clock import Clock, NothingLeftError
+from tests.persia_sim import sim_configurations  # noqa: F401  # its hypothesis profile
+
+Process = Generator[simpy.Event, Any, None]
+Told = list[tuple[float, int, str]]
+
+DELAYS = st.sampled_from([0.0, 0.0, 1.0, 1.0, 2.5])  # ties, which a wrong order would show
+PLANS = st.lists(
+    st.lists(st.tuples(st.sampled_from(["sleep", "meet", "child", "all"]), DELAYS), max_size=5),
+    min_size=1,
+    max_size=6,
+)
+
+
+def story(env: simpy.Environment, plans: list[list[tuple[str, float]]]) -> tuple[simpy.Event, Told]:
+    """Processes that sleep, meet at events, start others and wait for several; what they tell."""
+    told: Told = []
+    met = env.event()
+
+    def nap(delay: float) -> Process:
+        yield env.timeout(delay)
+        told.append((env.now, -1, "nap"))
+
+    def one(number: int, plan: list[tuple[str, float]]) -> Process:
+        nonlocal met
+        for what, delay in plan:
+            if what == "sleep":
+                yield env.timeout(delay)
+            elif what == "meet" and number % 2:
+                waited, met = met, env.event()
+                waited.succeed()
+                yield env.timeout(delay)
+            elif what == "meet":
+                yield simpy.AnyOf(env, [met, env.timeout(9.0)])
+            elif what == "child":
+                env.process(nap(delay))  # nobody waits for it
+            else:
+                yield simpy.AllOf(env, [env.process(nap(delay)), env.timeout(1.0)])
+            told.append((env.now, number, what))
+
+    processes = [env.process(one(number, plan)) for number, plan in enumerate(plans)]
+    return simpy.AllOf(env, processes), told
+
+
+@given(PLANS)
+def test_events_happen_in_simpys_order(plans: list[list[tuple[str, float]]]) -> None:
+    plain, clock = simpy.Environment(), Clock()
+    end, expected = story(plain, plans)
+    plain.run(until=end)
+    end, found = story(clock, plans)
+    clock.run_until(end)
+    assert found == expected
+    assert clock.now == plain.now
+
+
+def failing(env: Clock) -> Process:
+    yield env.timeout(1.0)
+    raise ValueError("a pipe burst")
+
+
+@pytest.mark.parametrize("wait", [lambda e, p: e.event(), lambda e, p: simpy.AllOf(e, [p])])
+def test_what_a_process_raises_ends_the_run(
+    wait: Callable[[Clock, simpy.Event], simpy.Event],
+) -> None:
+    clock = Clock()
+    end = wait(clock, clock.process(failing(clock)))
+    with pytest.raises(ValueError, match="a pipe burst"):
+        clock.run_until(end)
+
+
+def test_a_process_may_catch_what_another_has_raised() -> None:
+    clock, told = Clock(), []
+
+    def careful() -> Process:
+        try:
+            yield clock.process(failing(clock))
+        except ValueError as error:
+            told.append(str(error))
+
+    clock.run_until(clock.process(careful()))
+    assert told == ["a pipe burst"]
+
+
+def test_nothing_left_to_happen_is_an_error_and_a_negative_delay_too() -> None:
+    clock = Clock()
+    with pytest.raises(NothingLeftError):
+        clock.run_until(clock.event())
+    with pytest.raises(ValueError, match="Negative delay"):
+        clock.timeout(-1.0)
