@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
-from experiments.benching.wide import FIELDS, WideWorkload, wide_workload
+from experiments.benching.peer_steps import (
+    CEILING,
+    ONE_STEP_LATE,
+    OURS,
+    PEERS,
+    WARM_UP_STEPS,
+    Steps,
+    systems_of,
+)
+from experiments.benching.wide import FIELDS
 from experiments.benching.windows import Window, interleave, paired_ratio, summarize, verdict
 from experiments.checks import COUNT, between, not_empty
 from experiments.tables import aligned, write_csv
-from persia_sim.words.vocabulary import Mode
-from runtime.config import EngineConfig, ModelConfig, SyncConfig, TrainConfig
-from runtime.embedding.config import RowOptimizer, TableConfig
-from runtime.embedding.verbs import EmbeddingStore
 
 WorkloadName = Literal["wide", "wide-dim128", "small", "small-8ids", "paper"]
-OURS = ("ours sync", "ours lookahead", "ours hybrid")
-PEERS = ("fbgemm tbe", "torchrec fused", "torch sparse")
-CEILING = "dense-only"
-WARM_UP_STEPS = 2  # of a window, not timed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +128,7 @@ def run(options: Options) -> None:
 
     all_windows: list[dict[str, object]] = []
     for name in options.workloads:
-        systems = _systems(options, SHAPES[name])
+        systems = systems_of(_steps(options, SHAPES[name]))
         if options.clock == "cpu":
             samples = options.window_steps * options.batch
             systems = {one: _by_cpu(measure, samples) for one, measure in systems.items()}
@@ -184,6 +183,12 @@ def _report(name: WorkloadName, windows: list[Window], systems: list[str], optio
             f"goal: {ours} >= {goal:.2f} x {base}: {ratio.mean:.2f} [{ratio.low:.2f},"
             f" {ratio.high:.2f}], {ratio.pairs} pairs: {verdict(ratio, goal)}"
         )
+    if set(ONE_STEP_LATE) <= set(systems):
+        ratio = paired_ratio(windows, *ONE_STEP_LATE)
+        lines.append(
+            f"rows one step late: {ONE_STEP_LATE[0]} is {ratio.mean:.2f} [{ratio.low:.2f},"
+            f" {ratio.high:.2f}] x {ONE_STEP_LATE[1]}, {ratio.pairs} pairs"
+        )
     if name == "wide" and PEERS[0] in systems:
         for peer, known in KNOWN_SHARES.items():
             share = paired_ratio(windows, peer, CEILING).mean
@@ -201,131 +206,15 @@ def _by_cpu(measure: Callable[[], float], samples: int) -> Callable[[], float]:
     return per_cpu_s
 
 
-def _systems(options: Options, shape: Shape) -> dict[str, Callable[[], float]]:
-    import torch
-
-    from experiments.benching.peers import fbgemm_tbe, row_numbers, torch_sparse, torchrec_fused
-    from runtime.dense.rules import open_device
-
-    open_device(options.device)
-    torch.set_num_threads(options.threads)
-    rows = options.rows or shape.rows
-    source = wide_workload(options.batch, rows, batches=16, ids_per_field=shape.ids_per_field)
-    store = _full_store(source, shape.dim, rows)
-    systems: dict[str, Callable[[], float]] = {}
-    blank = torch.zeros(options.batch, FIELDS * shape.dim, device=options.device)
-    systems[CEILING] = _loop(options, shape, source, lambda _: blank.detach(), lambda: None)
-    for name, mode in zip(OURS, (Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID), strict=True):
-        systems[name] = _ours(options, shape, source, store, mode)
-    if options.latency_s or options.device != "cpu":
-        return systems
-    numbers = row_numbers(source.batches, rows)
-    for name, make in zip(PEERS, (fbgemm_tbe, torchrec_fused, torch_sparse), strict=True):
-        systems[name] = _loop(options, shape, source, *make(numbers, rows, shape.dim))
-    return systems
-
-
-def _full_store(source: WideWorkload, dim: int, rows: int) -> EmbeddingStore:
-    """Our store with every row of the workload, as the peers' tables have."""
-    from runtime.data.batch import Batch
-    from runtime.data.ids import hash_integers, tag
-    from runtime.embedding.open import open_store
-
-    optimizer = RowOptimizer(kind="adagrad", lr=0.05, eps=1e-10)
-    store = open_store(source.layout, [TableConfig(dim=dim, optimizer=optimizer)])
-    values = rows // FIELDS
-    order = np.random.default_rng(1).permutation(FIELDS)
-    for field in order:
-        ids = np.random.default_rng(int(field)).permutation(
-            tag(int(field), hash_integers(np.arange(values)))
-        )
-        for start in range(0, values, 1 << 17):
-            part = ids[start : start + (1 << 17)]
-            empty = np.zeros((len(part), 0), np.float32)
-            handle = store.begin(0, 0, Batch(part, np.arange(len(part) + 1), empty, empty))
-            store.read(handle, 0)
-    return store
-
-
-def _ours(
-    options: Options, shape: Shape, source: WideWorkload, store: EmbeddingStore, mode: Mode
-) -> Callable[[], float]:
-    from runtime.embedding.worker import EmbeddingWorker
-    from runtime.engines.threads import ConcurrentRun
-    from runtime.rank.parts import assemble
-
-    config = TrainConfig(
-        sync=SyncConfig(mode=mode),
+def _steps(options: Options, shape: Shape) -> Steps:
+    return Steps(
+        dim=shape.dim,
+        hidden=shape.hidden,
+        ids_per_field=shape.ids_per_field,
+        rows=options.rows or shape.rows,
         batch=options.batch,
-        steps=options.window_steps,
-        engine=EngineConfig(
-            executor="concurrent",
-            threads=options.threads,
-            device=options.device,
-            queue_batches=2 if mode.reads_late_rows else None,
-            latency_s=options.latency_s,
-        ),
-        rows=TableConfig(dim=shape.dim),
-        model=ModelConfig(hidden=shape.hidden),
+        window_steps=options.window_steps,
+        threads=options.threads,
+        device=options.device,
+        latency_s=options.latency_s,
     )
-    filled = replace(assemble(config, source), worker=EmbeddingWorker(store))
-
-    def measure() -> float:
-        parts = filled.again(source)
-        parts.meter.start()
-        ConcurrentRun(parts).run()
-        return parts.meter.samples_per_s(skip=WARM_UP_STEPS)
-
-    return measure
-
-
-def _loop(
-    options: Options,
-    shape: Shape,
-    source: WideWorkload,
-    look: Callable[[int], object],
-    step_rows: Callable[[], None],
-) -> Callable[[], float]:
-    """The plain loop around the same MLP, loss and optimiser."""
-    import torch
-    from torch import Tensor
-    from torch.nn.functional import binary_cross_entropy_with_logits
-
-    from runtime.dense.optimizer import make_optimizer
-    from runtime.models.inputs import Embeddings
-    from runtime.rank.parts import assemble
-
-    config = TrainConfig(
-        batch=options.batch,
-        engine=EngineConfig(device=options.device),
-        rows=TableConfig(dim=shape.dim),
-        model=ModelConfig(hidden=shape.hidden),
-    )
-    model = assemble(config, source).learner.model
-    optimizer = make_optimizer(config.model, model)
-    dense = [torch.from_numpy(b.dense).to(options.device) for b in source.batches]
-    labels = [torch.from_numpy(b.labels).to(options.device) for b in source.batches]
-    at = [0]
-
-    def measure() -> float:
-        began = 0.0
-        for number in range(options.window_steps):
-            if number == WARM_UP_STEPS:
-                began = time.perf_counter()
-            at[0] = (at[0] + 1) % len(dense)
-            pooled = look(at[0])
-            assert isinstance(pooled, Tensor)
-            if not pooled.requires_grad:
-                pooled.requires_grad_()
-            logits = model(dense[at[0]], Embeddings(pooled, {}, {}))
-            loss = binary_cross_entropy_with_logits(logits, labels[at[0]])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            step_rows()
-        loss.item()  # on a GPU: wait for the last step
-        return (
-            (options.window_steps - WARM_UP_STEPS) * options.batch / (time.perf_counter() - began)
-        )
-
-    return measure

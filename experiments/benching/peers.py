@@ -62,8 +62,8 @@ def torch_sparse(numbers: list[np.ndarray], rows: int, dim: int) -> tuple[Look, 
 
 def fbgemm_tbe(numbers: list[np.ndarray], rows: int, dim: int) -> tuple[Look, Callable[[], None]]:
     """FBGEMM's table-batched embeddings with exact Adagrad; the update runs inside backward."""
-    ops = _extra("fbgemm_gpu.split_table_batched_embeddings_ops_training")
-    common = _extra("fbgemm_gpu.split_table_batched_embeddings_ops_common")
+    ops = extra("fbgemm_gpu.split_table_batched_embeddings_ops_training")
+    common = extra("fbgemm_gpu.split_table_batched_embeddings_ops_common")
     tables = [
         (rows // FIELDS, dim, ops.EmbeddingLocation.HOST, ops.ComputeDevice.CPU)
         for _ in range(FIELDS)
@@ -76,7 +76,7 @@ def fbgemm_tbe(numbers: list[np.ndarray], rows: int, dim: int) -> tuple[Look, Ca
         pooling_mode=common.PoolingMode.SUM,
     )
     layer.init_embedding_weights_uniform(-0.01, 0.01)
-    inputs = [_jagged(n) for n in numbers]
+    inputs = [jagged(n) for n in numbers]
 
     def look(batch: int) -> Tensor:
         indices, offsets, _ = inputs[batch]
@@ -90,9 +90,9 @@ def torchrec_fused(
     numbers: list[np.ndarray], rows: int, dim: int
 ) -> tuple[Look, Callable[[], None]]:
     """TorchRec's FusedEmbeddingBagCollection with Adagrad on a KeyedJaggedTensor."""
-    fused = _extra("torchrec.modules.fused_embedding_modules")
-    configs = _extra("torchrec.modules.embedding_configs")
-    sparse = _extra("torchrec.sparse.jagged_tensor")
+    fused = extra("torchrec.modules.fused_embedding_modules")
+    configs = extra("torchrec.modules.embedding_configs")
+    sparse = extra("torchrec.sparse.jagged_tensor")
     keys = [f"f{f}" for f in range(FIELDS)]
     layer = fused.FusedEmbeddingBagCollection(
         tables=[
@@ -110,7 +110,7 @@ def torchrec_fused(
     )
     inputs = []
     for one in numbers:
-        indices, _, lengths = _jagged(one)
+        indices, _, lengths = jagged(one)
         inputs.append(sparse.KeyedJaggedTensor(keys=keys, values=indices, lengths=lengths))
 
     def look(batch: int) -> Tensor:
@@ -120,15 +120,16 @@ def torchrec_fused(
     return look, lambda: None
 
 
-def _jagged(numbers: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
-    """Indices, offsets and lengths with all samples of a field side by side."""
+def jagged(numbers: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+    """Indices, offsets and lengths, all samples of a field side by side."""
     size, fields, bag = numbers.shape
     indices = torch.from_numpy(np.ascontiguousarray(numbers.transpose(1, 0, 2)).ravel())
     offsets = torch.arange(0, size * fields * bag + 1, bag)
     return indices, offsets, torch.full((size * fields,), bag, dtype=torch.long)
 
 
-def _extra(module: str) -> Any:
+def extra(module: str) -> Any:
+    """A module of the extra `bench`; raises ValueError that says how to install it."""
     import importlib
 
     try:

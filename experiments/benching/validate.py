@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,32 +18,36 @@ from experiments.folders import sole_writer
 from experiments.tables import aligned, write_csv
 from experiments.validating.bands import Band, band_of, error, verdicts
 from experiments.validating.cases import Case, chosen, held_by
-from experiments.validating.host_laws import (
-    MISSING,
-    TERMS,
-    HostLaw,
-    Point,
-    fit_law,
-    measure_host,
-    measurements_of,
-    stages_by_law,
+from experiments.validating.host_laws import MISSING, Costs, Point, costs_by_law
+from experiments.validating.profiling import (
+    REPEATS,
+    Profile,
+    ProfileRun,
+    additions,
+    ahead,
+    alone,
+    fit_profile,
+    late,
+    sleeps,
+    together,
 )
 from experiments.validating.running import Found, run_case
-from experiments.validating.schedule import Schedule, contended, schedule
+from experiments.validating.schedule import Schedule, contended, cores_here, schedule
 from experiments.validating.stages import Stages
 from persia_sim.words.vocabulary import Mode
 from runtime.run.folder import write_json
 
 SIMULATED_STEPS = 200
 MODES = tuple(map(str, (Mode.SYNC, Mode.LOOKAHEAD, Mode.RAW_HYBRID, Mode.HYBRID)))
-PROFILED = (Case(), Case(dim=32, hidden=(512, 256)))
-RUN_S, PROFILE_S = 2.5, 15.0
-"""Of a run of 90 steps, and of a profiled configuration, on two quiet cores."""
+STARTING_S, STEP_S = 0.4, 0.008
+"""Of a run, and of a step of the reference, on two quiet cores."""
+_FORMAT = 2
+"""Of a run's file; one of another format is not read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Profile two configurations of this host, predict others, run them, and compare.
+    """Profile two configurations in short runs of this host, predict others, run and compare.
 
     Each case departs from a reference (hybrid, one rank, tau 4, batch 512, 26 fields, rows of 16,
     an MLP of 256-128) in mode, ranks, shards, tau, batch, width of rows, ids of a field, MLP, or
@@ -55,8 +59,8 @@ class Options:
     ranks: tuple[int, ...] = (1, 2)
     """Keep the cases with these numbers of ranks."""
     rounds: int = 3
-    """Interleaved rounds of all cases; with 1, four cases only (two minutes)."""
-    steps: int = 90
+    """Interleaved rounds of all cases; with 1, four cases only (five minutes)."""
+    steps: int = 240
     """Dense updates of a run; the first third is warm-up."""
     most_foreign_cores: float = 0.15
     """A run beside which other processes used more cores than this is repeated once."""
@@ -85,21 +89,15 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Laws:
-    """What the profile gave, and the machine beside it."""
-
-    by_stage: dict[str, HostLaw]
-    foreign_cores: float
-
-
-@dataclass(frozen=True, slots=True)
 class Forecast:
-    """What was predicted of a case before it ran."""
+    """What was predicted of a case."""
 
     stages: Stages
-    """With the cores that there are."""
+    """As a clock sees them beside the case's other threads."""
     schedule: Schedule
     extrapolated: tuple[str, ...]
+    latency_s: float = 0.0
+    """The injected one, as it is slept."""
 
 
 def cases(options: Options) -> list[Case]:
@@ -124,11 +122,11 @@ def run(options: Options) -> None:
     if options.dry_run:
         return
     with sole_writer(options.out):
-        laws, done = _measure(options, every)
-        forecasts = {case.name: forecast(laws.by_stage, case, options.steps) for case in every}
+        profile, foreign, done = _measure(options, every)
+        forecasts = {case.name: forecast(profile, case, options.steps) for case in every}
         records = compare(every, forecasts, done)
         write_csv(options.out / "validate.csv", records)
-    print(laws_table(laws))
+    print(profile_table(profile, foreign))
     print(table(records))
     print(stage_table(records))
     print(conclusion(records))
@@ -145,22 +143,39 @@ def plan(options: Options, every: Sequence[Case]) -> str:
         for case in every
         if not _file(options, case, number).exists()
     ]
-    profile_s = 0 if _laws_file(options).exists() else PROFILE_S * len(PROFILED)
-    seconds = profile_s + sum(RUN_S * options.steps / 90 * _weight(case) for _, case in missing)
+    runs = [(case, options.steps) for _, case in missing]
+    own = [
+        run for n in range(REPEATS) for run in profiled() if not _run_file(options, run, n).exists()
+    ]
+    runs += [(run.case, run.steps) for run in own]
+    seconds = sum(STARTING_S + STEP_S * steps * _weight(case) for case, steps in runs)
     lines = [f"  {case.name}" for case in every]
     lines.append(
-        f"{len(every)} cases x {options.rounds} rounds: {len(missing)} runs left, about"
+        f"{len(every)} cases x {options.rounds} rounds: {len(missing)} runs left, and {len(own)} of"
+        " the profile, about"
         f" {seconds / 60:.0f} to {2 * seconds / 60 + 1:.0f} minutes on 2 cores"
         f" (load now {os.getloadavg()[0]:.1f})"
     )
     return "\n".join(lines)
 
 
-def forecast(laws: dict[str, HostLaw], case: Case, steps: int) -> Forecast:
-    """The laws' stages through the schedule, on the cores of this host."""
-    stages, flags = stages_by_law(laws, held_by(case, steps), case.ranks)
-    found = contended(case, stages, SIMULATED_STEPS)
-    return Forecast(stages.times(found.stretch), found, flags)
+def forecast(profile: Profile, case: Case, steps: int) -> Forecast:
+    """The laws' stages through the schedule, on the cores and the interpreter of this host."""
+    costs = costs_of(profile, case, steps)
+    latency_s = _slept_s(profile, case)
+    found, stages = contended(case, costs, profile.host, SIMULATED_STEPS, latency_s)
+    return Forecast(stages, found, costs.extrapolated, latency_s)
+
+
+def costs_of(profile: Profile, case: Case, steps: int) -> Costs:
+    """What a case's stages cost alone, by the laws."""
+    return costs_by_law(profile.laws, held_by(case, steps), case.mode, case.ranks)
+
+
+def _slept_s(profile: Profile, case: Case) -> float:
+    """How long a thread sleeps that asks for the case's latency."""
+    asked = case.latency_s
+    return profile.laws["sleep"]({"one": 1.0, "asked_s": asked}) if asked else 0.0
 
 
 def compare(
@@ -177,7 +192,10 @@ def compare(
         own, told = runs[case.name], forecasts[case.name]
         rate = float(np.median([d.found.samples_per_s for d in own]))
         late = float(np.mean([d.found.stale_steps for d in own]))
-        fed = [schedule(case, d.found.stages, SIMULATED_STEPS) for d in own]
+        runs_stages = [d.found.measured for d in own]
+        fed = [
+            schedule(case, m.wall, SIMULATED_STEPS, m.dense_cv, told.latency_s) for m in runs_stages
+        ]
         errors = [
             error(s.samples_per_s, d.found.samples_per_s) for s, d in zip(fed, own, strict=True)
         ]
@@ -197,12 +215,11 @@ def compare(
             "stale_predicted": told.schedule.stale_steps,
             "stale_error": error(told.schedule.stale_steps, late),
             "stale_schedule": float(np.mean([s.stale_steps for s in fed])),
-            "stretch": told.schedule.stretch,
             "foreign_cores": float(np.median([d.foreign_cores for d in own])),
             "extrapolated": "; ".join(told.extrapolated),
         }
         for stage, seconds in told.stages.parts().items():
-            measured = float(np.median([d.found.stages.parts()[stage] for d in own]))
+            measured = float(np.median([d.found.measured.wall.parts()[stage] for d in own]))
             record |= {
                 f"{stage}_s": measured,
                 f"{stage}_predicted_s": seconds,
@@ -244,14 +261,27 @@ def stage_table(records: Sequence[dict[str, Any]]) -> str:
     return aligned(["ms a batch (error)", *names], cells)
 
 
-def laws_table(laws: Laws) -> str:
-    """Points, fit and range of each law."""
+def profile_table(profile: Profile, foreign_cores: float) -> str:
+    """Points, fit and range of each law, and what threads cost each other."""
     cells = []
-    for name, law in laws.by_stage.items():
-        ranges = ", ".join(f"{n} {a:,.0f} to {b:,.0f}" for n, (a, b) in law.ranges.items())
+    for name, law in profile.laws.items():
+        ranges = ", ".join(f"{n} {_short(a)} to {_short(b)}" for n, (a, b) in law.ranges.items())
         cells.append([name, str(law.points), f"{law.spread:.0%}", ranges])
-    found = aligned(["law", "points", "spread", "measured at"], cells)
-    return f"{found}\nother processes used {laws.foreign_cores:.2f} cores beside the profile"
+    host = profile.host
+    return "\n".join(
+        [
+            aligned(["law", "points", "spread", "measured at"], cells),
+            f"{profile.constants} fitted constants, none from a predicted case; {host.cores} cores;"
+            f" a further busy core makes stages {host.memory:.1%} longer; waiting for Python"
+            f" {host.meeting:.1f} times its share, {host.crowded:.1f} more where no core is free;"
+            f" dense steps vary by {host.dense_cv:.0%}",
+            f"other processes used {foreign_cores:.2f} cores beside the median run of the profile",
+        ]
+    )
+
+
+def _short(number: float) -> str:
+    return f"{number:,.0f}" if number >= 1 else f"{number:g}"
 
 
 def conclusion(records: Sequence[dict[str, Any]]) -> str:
@@ -274,70 +304,80 @@ def conclusion(records: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _measure(options: Options, every: Sequence[Case]) -> tuple[Laws, list[Done]]:
+def profiled() -> list[ProfileRun]:
+    """The runs of a profile."""
+    return [*alone(), *late(), *ahead(), *together()]
+
+
+def _measure(options: Options, every: Sequence[Case]) -> tuple[Profile, float, list[Done]]:
+    """The profile and the cores of others beside its median run; the cases' runs.
+
+    Rounds of both take turns, so that a slow minute is in both.
+    """
     from tqdm import tqdm
 
-    total = len(every) * options.rounds
-    with tqdm(total=total + measurements_of(PROFILED), desc="validate", disable=None) as bar:
-        laws = _laws(options, lambda: bar.update() and None)
-        done = []
-        for one in _runs(options, every):
-            done.append(one)
-            bar.update()
-    return laws, done
+    own = profiled()
+    total = len(every) * options.rounds + REPEATS * len(own)
+    runs: dict[ProfileRun, list[Found]] = {run: [] for run in own}
+    loads, done = [], []
+    loops = _loops(options.out / "profile" / "loops.json")
+    with tqdm(total=total, desc="validate", disable=None) as bar:
+        for number in range(max(REPEATS, options.rounds)):
+            for run in own if number < REPEATS else ():
+                file = _run_file(options, run, number)
+                found, load = _kept(file, run.case, run.steps, options.most_foreign_cores)
+                runs[run].append(found)
+                loads.append(load)
+                bar.update()
+            for case in every if number < options.rounds else ():
+                file = _file(options, case, number)
+                found, load = _kept(file, case, options.steps, options.most_foreign_cores)
+                done.append(Done(case, number, found, load))
+                bar.update()
+    return fit_profile(runs, loops, cores_here()), float(np.median(loads)), done
 
 
-def _laws(options: Options, tick: Callable[[], None]) -> Laws:
-    """Of the profile; one beside which the machine was loaded is measured once more."""
-    file = _laws_file(options)
-    if file.exists():
-        for _ in range(measurements_of(PROFILED)):
-            tick()
-    else:
-        for told in ({"tick": tick}, {}):  # the bar moves once
-            with ForeignLoad() as load:
-                points = measure_host(PROFILED, **told)
-            if load.cores <= options.most_foreign_cores:
-                break
-        found = {stage: [asdict(p) for p in own] for stage, own in points.items()}
-        write_json(file, {"points": found, "foreign_cores": load.cores})
+def _loops(file: Path) -> dict[str, list[Point]]:
+    """What is measured without a run."""
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        measured = {"add_gradient": additions(), "sleep": sleeps()}
+        write_json(file, {name: [asdict(p) for p in own] for name, own in measured.items()})
     kept = json.loads(file.read_text())
-    laws = {
-        stage: fit_law(stage, [Point(p["at"], p["seconds"]) for p in own])
-        for stage, own in kept["points"].items()
-    }
-    return Laws(laws, kept["foreign_cores"])
+    return {name: [Point(p["at"], p["seconds"]) for p in own] for name, own in kept.items()}
 
 
-def _runs(options: Options, every: Sequence[Case]) -> Iterator[Done]:
-    """All cases once a round; a loaded run is repeated once, then kept as such."""
-    for number in range(options.rounds):
-        for case in every:
-            file = _file(options, case, number)
-            if not file.exists():
-                for _ in range(2):
-                    with ForeignLoad() as load:
-                        found = run_case(case, options.steps)
-                    if load.cores <= options.most_foreign_cores:
-                        break
-                file.parent.mkdir(parents=True, exist_ok=True)
-                write_json(file, {"found": asdict(found), "foreign_cores": load.cores})
-            kept = json.loads(file.read_text())
-            stages = Stages(**kept["found"].pop("stages"))
-            yield Done(case, number, Found(**kept["found"], stages=stages), kept["foreign_cores"])
+def _kept(file: Path, case: Case, steps: int, most_foreign: float) -> tuple[Found, float]:
+    """What the run measured, and the cores of others beside it; run now if it is not there.
+
+    A loaded run is repeated once, then kept as such.
+    """
+    if not file.exists():
+        for _ in range(2):
+            with ForeignLoad() as load:
+                found = run_case(case, steps)
+            if load.cores <= most_foreign:
+                break
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, {"found": asdict(found), "foreign_cores": load.cores})
+    kept = json.loads(file.read_text())
+    return Found.read(kept["found"]), kept["foreign_cores"]
 
 
 def _file(options: Options, case: Case, number: int) -> Path:
-    words = json.dumps([asdict(case), options.steps], default=str, sort_keys=True)
-    return options.out / "runs" / f"{hashlib.sha256(words.encode()).hexdigest()[:12]}-{number}.json"
+    return options.out / "runs" / f"{_hash(case, options.steps)}-{number}.json"
 
 
-def _laws_file(options: Options) -> Path:
-    words = json.dumps([TERMS, *map(asdict, PROFILED)], default=str, sort_keys=True)
-    return options.out / f"laws-{hashlib.sha256(words.encode()).hexdigest()[:8]}.json"
+def _run_file(options: Options, run: ProfileRun, number: int) -> Path:
+    return options.out / "profile" / f"{_hash(run.case, run.steps)}-{number}.json"
+
+
+def _hash(case: Case, steps: int) -> str:
+    words = json.dumps([_FORMAT, asdict(case), steps], default=str, sort_keys=True)
+    return hashlib.sha256(words.encode()).hexdigest()[:12]
 
 
 def _weight(case: Case) -> float:
-    """Of a run against the reference's, roughly: by operations."""
+    """Of a step against the reference's, roughly: by operations."""
     big = max(1.0, max(case.hidden) / 256) * case.batch / 512
-    return 0.5 + 0.5 * big * max(1, case.bag - 1)
+    return 0.3 + 0.7 * big + 100 * case.latency_s

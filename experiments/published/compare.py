@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from experiments.published.persia_points import DATA, MODES
 from experiments.published.rivals import RIVALS, samples_per_s
 from persia_sim.engine.simulate import simulate
 from persia_sim.insight.measure import throughput
 from persia_sim.model.scenario import Noise, Scenario
 from persia_sim.presets.catalogue import CLUSTERS, costs_of, workloads
+from persia_sim.presets.costs import CATALOGUE, NVLINK_3
 from persia_sim.words.vocabulary import Mode
 
-DATA = Path(__file__).resolve().parent
 WIDE_TAU = 16  # the bound of the published runs is not known; wide enough never to bind
-_GPU_CV = 0.05  # assumed; see simulators' practice for healthy machines
-_MODES = {"hybrid": Mode.HYBRID, "sync": Mode.SYNC, "async": Mode.ASYNC_AVERAGING}
+GPU_CV = 0.05  # assumed; see simulators' practice for healthy machines
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Row:
 @cache
 def simulated(cluster: str, workload: str, mode: Mode, ranks: int, steps: int) -> float:
     """Throughput of a preset with the constants of its fit."""
-    machine = CLUSTERS[cluster]().with_ranks(ranks)
+    machine = CLUSTERS[cluster]().resized(ranks)
     scenario = Scenario(
         cluster=machine,
         workload=workloads()[workload],
@@ -52,7 +52,7 @@ def simulated(cluster: str, workload: str, mode: Mode, ranks: int, steps: int) -
         mode=mode,
         tau=WIDE_TAU if mode.reads_late_rows else None,
         merge_pushes=False if mode.may_merge else None,  # on arrival, as the original
-        noise=Noise(gpu_cv=_GPU_CV),
+        noise=Noise(gpu_cv=GPU_CV),
         steps=steps,
     )
     return throughput(simulate(scenario)).mean
@@ -79,14 +79,14 @@ def public(data: Path = DATA, steps: int = 80) -> Iterator[Row]:
             model = samples_per_s(rival, machine, workloads()[name], steps)
             kind = "fit"
         elif gpus == 1 and "dashed" in row["note"]:
-            model, kind = simulated(cluster, name, _MODES[mode], 1, steps), "fit"
+            model, kind = simulated(cluster, name, MODES[mode], 1, steps), "fit"
             note = "dashed bar: no all-reduce"
         elif gpus == 1:
-            model = simulated(cluster, name, _MODES[mode], 2, steps) / 2
+            model = simulated(cluster, name, MODES[mode], 2, steps) / 2
             kind, note = "prediction", "plotted as half of 2 GPUs, so is the model's"
         else:
-            model = simulated(cluster, name, _MODES[mode], gpus, steps)
-            kind = "fit" if name == "taobao-ad" and gpus in (2, 8) else "prediction"
+            model = simulated(cluster, name, MODES[mode], gpus, steps)
+            kind = "fit"
         yield Row(f"{name} {system} {mode}", f"{gpus} GPUs", gpus, published, model, kind, note)
     name = "criteo-ad"
     for gpus in (1, 2, 4, 8):
@@ -104,26 +104,22 @@ def public(data: Path = DATA, steps: int = 80) -> Iterator[Row]:
 
 
 def kwai(data: Path = DATA, steps: int = 60) -> Iterator[Row]:
-    """The Kwai series: three modes, 1 to 64 GPUs; the constants are fitted to 8 to 64."""
+    """The Kwai series: three modes, 1 to 64 GPUs."""
     for row in _read("throughput_kwai.csv", data):
         gpus = int(row["gpus"])
-        model = simulated("v100-paper", "kwai-video", _MODES[row["mode"]], gpus, steps)
-        kind = "fit" if gpus >= 8 else "prediction"
-        label = f"{gpus} GPUs"
-        yield Row(
-            f"kwai-video {row['mode']}", label, gpus, float(row["samples_per_s"]), model, kind
-        )
+        model = simulated("v100-paper", "kwai-video", MODES[row["mode"]], gpus, steps)
+        published = float(row["samples_per_s"])
+        yield Row(f"kwai-video {row['mode']}", f"{gpus} GPUs", gpus, published, model, "fit")
 
 
 def model_size(data: Path = DATA, steps: int = 100) -> Iterator[Row]:
     """Five sizes on 64 A100, and three modes at 100T."""
     for row in _read("throughput_model_size.csv", data):
-        mode = _MODES[row["mode"]]
+        mode = MODES[row["mode"]]
         model = simulated("gcp-100t", row["workload"], mode, 64, steps)
         label = f"{float(row['params']) / 1e12:g}T"
         published = float(row["samples_per_s"])
-        note = "one level for five sizes" if mode is Mode.HYBRID else ""
-        yield Row(f"100T cluster {row['mode']}", label, 64, published, model, "fit", note)
+        yield Row(f"100T cluster {row['mode']}", label, 64, published, model, "fit")
 
 
 def table(rows: list[Row]) -> str:
@@ -151,12 +147,16 @@ class Candidate:
     """By mode: model over published, minus one; async is fitted, the others are predicted."""
 
 
-def candidates(steps: int = 60, per_rank: tuple[int, ...] = (864, 4096)) -> list[Candidate]:
+def candidates(steps: int = 60, per_rank: tuple[int, ...] = (1024, 8192)) -> list[Candidate]:
     """What could bind the 100T run: each suspect alone, the rest nominal, at several batches."""
     published = {"async": 2.16e6, "hybrid": 1.92e6, "sync": 0.733e6}
     cluster, found = CLUSTERS["gcp-100t"](), []
     per_rank_s = cluster.ranks / published["async"]  # seconds a sample at a rank
-    nominal = replace(costs_of("gcp-100t"), load=costs_of("this-host").load)
+    nominal = replace(
+        CATALOGUE,  # nominal NICs and NVLink; the GPU as it was fitted
+        gpu_efficiency=costs_of("gcp-100t").gpu_efficiency,
+        dense_sync=replace(CATALOGUE.dense_sync, intra_bytes_per_s=NVLINK_3),
+    )
     speed = cluster.nn.host.core_speed
     load_s = cluster.loaders / published["async"] * speed
     for batch_per_rank in per_rank:
@@ -185,7 +185,7 @@ def candidates(steps: int = 60, per_rank: tuple[int, ...] = (864, 4096)) -> list
         for name, (constant, costs) in suspects.items():
             errors = {}
             for label, rate in published.items():
-                mode = _MODES[label]
+                mode = MODES[label]
                 scenario = Scenario(
                     cluster=cluster,
                     workload=work,
@@ -193,7 +193,7 @@ def candidates(steps: int = 60, per_rank: tuple[int, ...] = (864, 4096)) -> list
                     mode=mode,
                     tau=WIDE_TAU if mode.reads_late_rows else None,
                     merge_pushes=False if mode.may_merge else None,  # on arrival, as the original
-                    noise=Noise(gpu_cv=_GPU_CV),
+                    noise=Noise(gpu_cv=GPU_CV),
                     steps=steps,
                 )
                 errors[label] = throughput(simulate(scenario)).mean / rate - 1

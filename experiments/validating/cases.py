@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
@@ -109,8 +110,9 @@ class Held:
     dense_params: int
     """Weights of the MLP's matrices."""
     dim: int
-    again: float = 0.0
-    """Share of the distinct ids that also stand in a batch of the window before it."""
+    inputs: int = 0
+    """Numbers that one sample gives to the MLP."""
+    shards: int = 1
     created: float = 0.0
     """Share of the distinct ids that no batch before had: their rows are made."""
 
@@ -120,33 +122,39 @@ class Held:
         return 6.0 * self.dense_params * self.samples
 
 
-def held_by(case: Case, steps: int = 90) -> Held:
-    """Counted in the case's own stream, batch by batch of so many steps; nothing is timed.
+def held_by(case: Case, steps: int) -> Held:
+    """Counted in the case's own stream of so many steps; nothing is timed.
 
     Rows that are made are those of the steps after the first third.
     """
-    size, count = case.batch_per_rank, steps * case.ranks
+    made = case.recipe()
+    inputs = len(made.fields) * case.dim + made.dense
+    occurrences, distinct, created = _counted(case.bag, case.batch_per_rank, case.ranks, steps)
+    return Held(
+        samples=case.batch_per_rank,
+        occurrences=occurrences,
+        distinct=distinct,
+        dense_params=weights_of(inputs, case.hidden),
+        dim=case.dim,
+        inputs=inputs,
+        shards=case.shards,
+        created=created,
+    )
+
+
+@cache
+def _counted(bag: int, size: int, ranks: int, steps: int) -> tuple[float, float, float]:
+    """Ids and distinct ids of a batch, and the share of the latter whose rows are made."""
+    count = steps * ranks
     ids, occurrences = [], 0
-    for batch in islice(rebatch(case.source().chunks("train"), size), count):
+    for batch in islice(rebatch(Case(bag=bag).source().chunks("train"), size), count):
         ids.append(np.unique(batch.ids))
         occurrences += len(batch.ids)
-    window = case.window * case.ranks if case.mode is Mode.LOOKAHEAD else 0
-    before = ids[-1 - window : -1]
-    pending = np.isin(ids[-1], np.concatenate(before)).mean() if before else 0.0
     held = np.array([len(own) for own in ids])
     first = np.unique(np.concatenate(ids), return_index=True)[1]
     new = np.bincount(np.searchsorted(held.cumsum(), first, side="right"), minlength=count)
-    warm = steps // 3 * case.ranks
-    made = case.recipe()
-    return Held(
-        samples=size,
-        occurrences=occurrences / count,
-        distinct=float(held.mean()),
-        dense_params=weights_of(len(made.fields) * case.dim + made.dense, case.hidden),
-        dim=case.dim,
-        again=float(pending),
-        created=float(new[warm:].sum() / held[warm:].sum()),
-    )
+    warm = steps // 3 * ranks
+    return occurrences / count, float(held.mean()), float(new[warm:].sum() / held[warm:].sum())
 
 
 def weights_of(inputs: int, hidden: tuple[int, ...]) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from experiments.validating.cases import Case
-from experiments.validating.stages import RowWork, Stages, measured_stages
+from experiments.validating.spans import RowWork, TimedRows, TimedSpans
+from experiments.validating.stages import Measured, Stages, measured_stages
 from persia_sim.words.staleness import staleness_in_steps
 from persia_sim.words.vocabulary import Mode
 
@@ -19,29 +19,14 @@ class Found:
 
     samples_per_s: float
     stale_steps: float
-    stages: Stages
+    measured: Measured
 
-
-class TimedRows:
-    """The rows of a shard; how long the server's own work on them takes is noted."""
-
-    def __init__(self, rows: Any, work: RowWork) -> None:
-        self._rows, self._work = rows, work
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._rows, name)
-
-    def read(self, handle: Any, create: bool, batch_step: int) -> None:
-        """As the rows'."""
-        _timed(self._work.read, handle.step, self._rows.read, handle, create, batch_step)
-
-    def refresh(self, handle: Any, batch_step: int) -> Any:
-        """As the rows'."""
-        return _timed(self._work.refresh, handle.step, self._rows.refresh, handle, batch_step)
-
-    def update(self, pushes: Any, update: int, step: int) -> Any:
-        """As the rows'; the step of an update is counted from 1."""
-        return _timed(self._work.update, step - 1, self._rows.update, pushes, update, step)
+    @staticmethod
+    def read(kept: Mapping[str, Any]) -> Found:
+        """From its fields in a file."""
+        own = dict(kept["measured"])
+        stages = {name: Stages(**own.pop(name)) for name in ("wall", "cpu")}
+        return Found(kept["samples_per_s"], kept["stale_steps"], Measured(**stages, **own))
 
 
 class Drawn:
@@ -73,8 +58,8 @@ def run_case(case: Case, steps: int) -> Found:
 
     torch.set_num_threads(1)
     source: Any = Drawn(case.source(), steps * case.batch)
-    parts = assemble(case.config(steps), source)
-    work = RowWork([], [], [])
+    spans, work = TimedSpans(), RowWork()
+    parts = replace(assemble(case.config(steps), source), spans=spans)
     store: Any = parts.store  # rows of this process, one server for each shard
     for server in store.servers:
         server.rows = TimedRows(server.rows, work)
@@ -83,12 +68,5 @@ def run_case(case: Case, steps: int) -> Found:
     first = steps // 3
     late = staleness_in_steps(parts.recorder.finish(mode=str(case.mode), ranks=case.ranks))
     kept = late.missing_steps[late.step >= first]
-    stages = measured_stages(parts.spans.spans, work, first, case.mode is Mode.LOOKAHEAD)
-    return Found(parts.meter.samples_per_s(skip=first), float(kept.mean()), stages)
-
-
-def _timed(notes: list[tuple[int, float]], step: int, work: Callable[..., Any], *told: Any) -> Any:
-    began = time.perf_counter()
-    found = work(*told)
-    notes.append((step, time.perf_counter() - began))
-    return found
+    measured = measured_stages(spans.timed, work, first, case.mode is Mode.LOOKAHEAD)
+    return Found(parts.meter.samples_per_s(skip=first), float(kept.mean()), measured)

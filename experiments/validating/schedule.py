@@ -2,32 +2,43 @@
 
 Each rank has a thread that fetches (an embedding worker of one core; of two in lookahead, whose
 training thread pools), one that trains (the GPU) and one that scatters and pushes (the copy back,
-then the server, whose lock one thread holds at a time for each shard). Nothing is on a wire; six
-one-way trips of the simulator's round of a batch share the two latencies of the runtime's.
+then the server, whose lock one thread holds at a time for each shard). Nothing is on a wire but an
+injected latency: rows that were read, and gradients before they are scattered, are as many bytes as
+the link, which nobody shares, takes that long for.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from math import exp, log
 
 import numpy as np
 
 from experiments.validating.cases import Case
+from experiments.validating.contention import (
+    Host,
+    burdened,
+    burdens,
+    most_steps_per_s,
+    threads,
+)
+from experiments.validating.host_laws import Costs
 from experiments.validating.stages import Stages
+from persia_sim.engine.run import Run
 from persia_sim.engine.simulate import simulate
 from persia_sim.insight.measure import throughput
 from persia_sim.insight.report import staleness
 from persia_sim.model.demand import Demand, Fetch, demand
-from persia_sim.model.scenario import Discipline, Queues, Scenario
+from persia_sim.model.scenario import Discipline, Noise, Queues, Scenario
 from persia_sim.model.workload import Workload
 from persia_sim.presets.clusters import this_host
 from persia_sim.presets.costs import CATALOGUE
 from persia_sim.words.vocabulary import Mode
 
-_TRIPS = 6  # of lookup (4) and push (2) in the simulator
 _AN_ANSWER = 1e-6  # bytes: the simulator takes none at all for a push, which is not answered
 _BUFFER = 10  # the runtime's pipes hold at least so many batches
+_ROUNDS, _AGREES, _LEAST_SLOPE = 12, 1e-3, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,28 +48,82 @@ class Schedule:
     samples_per_s: float
     stale_steps: float
     """Mean over lookups: earlier steps with a push that the rows missed."""
-    stretch: float
-    """How many times longer a stage takes because the threads want more cores than there are."""
 
 
-def schedule(case: Case, stages: Stages, steps: int) -> Schedule:
-    """Of stages that have, or had, the cores they want."""
-    run = simulate(scenario_of(case, steps), trace=True, need=need_of(case, stages))
-    rate = throughput(run).mean * case.batch / run.scenario.batch
-    return Schedule(rate, staleness(run).steps_mean, 1.0)
+def schedule(
+    case: Case, stages: Stages, steps: int, dense_cv: float = 0.0, latency_s: float | None = None
+) -> Schedule:
+    """Of stages as a clock sees them; ``latency_s`` as it is slept (None: as it was asked for)."""
+    run = _simulated(case, stages, steps, dense_cv, latency_s, trace=True)
+    return Schedule(_steps_per_s(run) * case.batch, staleness(run).steps_mean)
 
 
-def contended(case: Case, stages: Stages, steps: int, cores: int | None = None) -> Schedule:
-    """Of stages measured alone on a core, on so many cores (None: this host's).
+def contended(
+    case: Case, costs: Costs, host: Host, steps: int, latency_s: float | None = None
+) -> tuple[Schedule, Stages]:
+    """Of threads that share a host, and their stages as they are then."""
+    longer, most = shared_stages(case, costs, host, steps, latency_s)
+    found = schedule(case, longer, steps, host.dense_cv, latency_s)
+    return replace(found, samples_per_s=min(most, found.samples_per_s)), longer
 
-    Where the threads' work of a step exceeds what the cores can do in its time, every stage takes
-    longer by the same factor. The interpreter's lock and the memory are not in it.
+
+def rate(case: Case, costs: Costs, host: Host, steps: int) -> float:
+    """The samples a second of `contended`, without its staleness."""
+    longer, most = shared_stages(case, costs, host, steps)
+    run = _simulated(case, longer, steps, host.dense_cv, None)
+    return min(most, _steps_per_s(run) * case.batch)
+
+
+def shared_stages(
+    case: Case, costs: Costs, host: Host, steps: int, latency_s: float | None = None
+) -> tuple[Stages, float]:
+    """The stages as a clock sees them, and the samples a second that the cores can do at most.
+
+    How long the stages take follows from the steps a second, and these from the stages: the answer
+    is where both agree, sought by secants.
     """
-    alone = schedule(case, stages, steps)
-    factor = stretch(case, stages, alone, cores or cores_here())
-    if factor == 1.0:
-        return alone
-    return replace(schedule(case, stages.times(factor), steps), stretch=factor)
+    own = threads(case.mode, case.ranks, costs.stages, costs.python)
+    most = most_steps_per_s(own, case.ranks, host)
+
+    def longer(rate: float) -> Stages:
+        by = burdens(own, case.ranks, rate, host)
+        return burdened(costs.stages, costs.python, own, by)
+
+    def off(rate: float) -> float:
+        """Log of the steps a second that follow from these over these; falls as they grow."""
+        run = _simulated(case, longer(rate), steps, host.dense_cv, latency_s)
+        return log(min(most, _steps_per_s(run)) / rate)
+
+    run = _simulated(case, costs.stages, steps, host.dense_cv, latency_s)
+    last = log(min(most, _steps_per_s(run)))
+    off_last = off(exp(last))
+    now = last + off_last / 2
+    for _ in range(_ROUNDS):
+        if abs(off_last) < _AGREES:
+            break
+        off_now = off(exp(now))
+        slope = (off_now - off_last) / (now - last) if now != last else -1.0
+        last, off_last = now, off_now
+        now = last - off_now / min(slope, -_LEAST_SLOPE)
+    return longer(exp(last)), most * case.batch
+
+
+def _simulated(
+    case: Case,
+    stages: Stages,
+    steps: int,
+    dense_cv: float,
+    latency_s: float | None,
+    trace: bool = False,
+) -> Run:
+    asked = case.latency_s if latency_s is None else latency_s
+    slept = replace(case, latency_s=asked)
+    scenario = replace(scenario_of(slept, steps), noise=Noise(gpu_cv=min(dense_cv, 1.0)))
+    return simulate(scenario, trace=trace, need=need_of(slept, stages))
+
+
+def _steps_per_s(run: Run) -> float:
+    return throughput(run).mean / run.scenario.batch
 
 
 def cores_here() -> int:
@@ -66,16 +131,11 @@ def cores_here() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def stretch(case: Case, stages: Stages, alone: Schedule, cores: int) -> float:
-    """Cores that the threads keep busy on average, over those that there are; at least 1."""
-    busy = stages.work_s(case.ranks) * alone.samples_per_s / case.batch
-    return max(1.0, busy / cores)
-
-
 def scenario_of(case: Case, steps: int) -> Scenario:
     """The case in the simulator's words, with service times yet to be told."""
     cluster = this_host()
-    host = replace(cluster.nn.host, cores=10**6)  # `contended` is the law of the real ones
+    # Cores and memory have a law of their own: `contention`.
+    host = replace(cluster.nn.host, cores=10**6, memory_bytes_per_s=1e18)
     role = replace(cluster.nn, host=host, ram_bytes_per_process=host.ram_bytes / 10**4)
     window: dict[str, int | None] = {}
     if case.mode is Mode.LOOKAHEAD:
@@ -94,7 +154,7 @@ def scenario_of(case: Case, steps: int) -> Scenario:
                 cores_per_process=2 if case.mode is Mode.LOOKAHEAD else 1,
             ),
             servers=replace(role, cores_per_process=case.shards),
-            link=replace(cluster.link, latency_s=2 * case.latency_s / _TRIPS),
+            link=replace(cluster.link, latency_s=0.0, header_efficiency=1.0),
         ),
         workload=Workload(
             name=case.name, fields=26, dim=case.dim, rows=10**6, mlp=(*case.hidden, 1),
@@ -111,12 +171,14 @@ def scenario_of(case: Case, steps: int) -> Scenario:
 
 def need_of(case: Case, stages: Stages) -> Demand:
     """The stages as service times; nothing travels."""
-    base = demand(scenario_of(case, 2))
+    scenario = scenario_of(case, 2)
+    base = demand(scenario)
+    late_bytes = case.latency_s * scenario.cluster.servers.host.nic_bytes_per_s
 
     def fetch(first_s: float, read_s: float, pool_s: float) -> Fetch:
         return Fetch(
             worker_forward_s=first_s, request_bytes=0.0, server_s=np.array([read_s]), join_s=0.0,
-            server_memory_bytes=0.0, rows_bytes=_AN_ANSWER, worker_pool_s=pool_s,
+            server_memory_bytes=0.0, rows_bytes=max(late_bytes, _AN_ANSWER), worker_pool_s=pool_s,
             activation_bytes=0.0, copy_in_s=0.0,
         )  # fmt: skip
 
@@ -129,11 +191,11 @@ def need_of(case: Case, stages: Stages) -> Demand:
         fetch=fetch(stages.load_s, stages.read_s, 0.0 if ahead else stages.pool_s),
         refresh=fetch(0.0, stages.refresh_s, stages.pool_s) if ahead else None,
         forward_s=stages.forward_s,
-        backward_s=stages.backward_s + (0.0 if shared else stages.update_s),
+        backward_s=stages.backward_s + stages.check_s + (0.0 if shared else stages.update_s),
         buckets=(),
         sync_overhead_s=stages.update_s if shared else 0.0,
         copy_out_s=stages.scatter_s,
-        gradient_bytes=0.0,
+        gradient_bytes=late_bytes,
         worker_scatter_s=0.0,
         push_bytes=0.0,
         server_update_s=np.array([stages.push_s]),

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from math import inf
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from math import inf, pi, sqrt
 
-from persia_sim.words.chrome import Span
+from experiments.validating.spans import RowWork, TimedSpan
 from persia_sim.words.vocabulary import Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stages:
-    """Means over batches, without waiting for other steps or ranks."""
+    """Means over batches, without waiting for other steps or ranks.
+
+    What a thread does between two stages (queues, the window's books) is in the one that follows.
+    """
 
     load_s: float
-    """Cut the batch out of the samples, merge duplicates."""
+    """Cut the batch out of the samples, merge duplicates, ask for the rows."""
     read_s: float
     """Copy the rows out of the store."""
     pool_s: float
     forward_s: float
     backward_s: float
+    check_s: float
+    """See whether all gradients are finite."""
     update_s: float
     """Once a step: sum the ranks' dense gradients and apply them."""
     scatter_s: float
@@ -30,65 +36,130 @@ class Stages:
     refresh_s: float = 0.0
     """Lookahead: replace the rows that were written since they were read."""
 
-    def work_s(self, ranks: int) -> float:
-        """Of all threads in one step."""
-        each = sum(getattr(self, field.name) for field in fields(self))
-        return ranks * each - (ranks - 1) * self.update_s
-
-    def times(self, factor: float) -> Stages:
-        """Every stage so many times as long."""
-        return replace(self, **{f.name: factor * getattr(self, f.name) for f in fields(self)})
-
     def parts(self) -> dict[str, float]:
-        """As spans can tell them apart."""
+        """As a table shows them."""
         return {
             "load": self.load_s,
             "lookup": self.read_s + self.refresh_s + self.pool_s,
-            "dense": self.forward_s + self.backward_s + self.update_s,
+            "dense": self.forward_s + self.backward_s + self.check_s + self.update_s,
             "push": self.scatter_s + self.push_s,
         }
 
+    def __getitem__(self, stage: str) -> float:
+        """Seconds of a stage by its name."""
+        return float(getattr(self, f"{stage}_s"))
 
-@dataclass(slots=True)
-class RowWork:
-    """Seconds of the rows' own work, by the step that it belongs to; of all ranks and shards."""
-
-    read: list[tuple[int, float]]
-    refresh: list[tuple[int, float]]
-    update: list[tuple[int, float]]
-
-    def mean_s(self, name: str, first: int, batches: int) -> float:
-        """A batch of the steps >= ``first``, of which there are so many."""
-        return sum(s for step, s in getattr(self, name) if step >= first) / max(1, batches)
+    def times(self, factor: float) -> Stages:
+        """Every stage so many times as long."""
+        return Stages(**{f"{stage}_s": factor * self[stage] for stage in STAGES})
 
 
-def measured_stages(spans: Sequence[Span], rows: RowWork, first: int, prefetches: bool) -> Stages:
+STAGES = tuple(field.name.removesuffix("_s") for field in fields(Stages))
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The stages of one run."""
+
+    wall: Stages
+    """As a clock sees them: with waiting for a core, for the interpreter, for memory."""
+    cpu: Stages
+    """What a core did for them."""
+    dense_cv: float
+    """Of a rank's forward and backward, as `spread_of` says."""
+
+
+def measured_stages(
+    spans: Sequence[TimedSpan], rows: RowWork, first: int, prefetches: bool
+) -> Measured:
     """From spans of the steps >= ``first`` and what the rows' own work took.
 
-    The update of the dense weights is what the last rank of a step sees of it: the others' spans
-    hold their waiting. A span of a push holds the scatter and the rows' update; with
-    ``prefetches`` that of a lookup holds the read, too.
+    Between two spans a thread may wait, so of that only the CPU time counts, but for the checking
+    behind a backward pass. The wall time of a dense update is what the last rank of a step sees of
+    it: the others' spans hold their waiting. With ``prefetches`` the first lookup of a batch holds
+    the read of its rows, else the read lies before it.
     """
-    kept = [s for s in spans if s.step >= first]
-    batches = len({(s.rank, s.step) for s in kept if s.stage == Stage.FORWARD})
+    wall: dict[str, float] = defaultdict(float)
+    cpu: dict[str, float] = defaultdict(float)
+    updates: dict[int, float] = defaultdict(lambda: inf)
+    computed: dict[tuple[int, int], float] = defaultdict(float)
+    before: dict[int, TimedSpan] = {}
+    for span in sorted(spans, key=lambda s: s.start_s):
+        last = before.get(span.thread)
+        before[span.thread] = span
+        if span.step < first or last is None:
+            continue
+        stage, between_s = str(span.stage), max(0.0, span.cpu_start_s - last.cpu_end_s)
+        if prefetches and stage == Stage.LOOKUP and last.stage == Stage.LOAD:
+            stage = "ahead"
+        if stage == Stage.DENSE_SYNC:
+            wall["check"] += span.start_s - last.end_s
+            cpu["check"] += between_s
+            updates[span.step] = min(updates[span.step], span.wall_s)
+        else:
+            before_it = "asked" if stage == Stage.LOOKUP and not prefetches else stage
+            wall[before_it] += between_s
+            cpu[before_it] += between_s
+            wall[stage] += span.wall_s
+        cpu[stage] += span.cpu_s
+        if stage in (Stage.FORWARD, Stage.BACKWARD):
+            computed[span.rank, span.step] += span.wall_s
+    batches = max(1, len(computed))
+    ranks = max(1, len({rank for rank, _ in computed}))
+    wall_rows, cpu_rows = rows.means_s(first, batches)
+    wall = {stage: total / batches for stage, total in wall.items()}
+    cpu = {stage: total / batches for stage, total in cpu.items()}
+    wall[Stage.DENSE_SYNC] = sum(updates.values()) / max(1, len(updates))
+    cpu[Stage.DENSE_SYNC] = cpu.get(Stage.DENSE_SYNC, 0.0) * ranks
+    return Measured(
+        # What surrounds the rows' own work is CPU time in both.
+        _stages(wall, wall_rows, cpu_rows, prefetches),
+        _stages(cpu, cpu_rows, cpu_rows, prefetches),
+        spread_of(computed),
+    )
 
-    def mean(stage: Stage) -> float:
-        own = [s.end_s - s.start_s for s in kept if s.stage == stage]
-        return sum(own) / max(1, len({(s.rank, s.step) for s in kept if s.stage == stage}))
 
-    updates: dict[int, float] = {}
-    for s in kept:
-        if s.stage == Stage.DENSE_SYNC:
-            updates[s.step] = min(updates.get(s.step, inf), s.end_s - s.start_s)
-    read_s, push_s = rows.mean_s("read", first, batches), rows.mean_s("update", first, batches)
+def spread_of(times: Mapping[tuple[int, int], float]) -> float:
+    """The coefficient of variation of normal times that differ by as much on average.
+
+    Those of a step between its ranks, or where there is one, of a step and the next: a few very
+    long steps are no more than that to a barrier, and a standard deviation makes much of them.
+
+    >>> round(spread_of({(0, 0): 1.0, (1, 0): 2.0, (0, 1): 3.0, (1, 1): 3.0}), 3)
+    0.197
+    """
+    if not times:
+        return 0.0
+    many = len({rank for rank, _ in times}) > 1
+    other = {(r, s): (r + 1, s) if many else (r, s + 1) for r, s in times}
+    apart = [abs(times[other[key]] - own) for key, own in times.items() if other[key] in times]
+    mean = sum(times.values()) / len(times)
+    return sqrt(pi) / 2 * sum(apart) / max(1, len(apart)) / mean
+
+
+def _stages(
+    own: dict[str, float], rows: dict[str, float], between: dict[str, float], prefetches: bool
+) -> Stages:
+    def of(stage: str) -> float:
+        return own.get(stage, 0.0)
+
+    def rest(seconds: float) -> float:
+        return max(0.0, seconds)
+
+    if prefetches:
+        asked_s = rest(of("ahead") - rows["read"])
+        pool_s = rest(of(Stage.LOOKUP) - between["refresh"])
+    else:
+        asked_s, pool_s = rest(of("asked") - between["read"]), of(Stage.LOOKUP)
     return Stages(
-        load_s=mean(Stage.LOAD),
-        read_s=read_s,
-        pool_s=max(0.0, mean(Stage.LOOKUP) - (read_s if prefetches else 0.0)),
-        forward_s=mean(Stage.FORWARD),
-        backward_s=mean(Stage.BACKWARD),
-        update_s=sum(updates.values()) / max(1, len(updates)),
-        scatter_s=max(0.0, mean(Stage.PUSH) - push_s),
-        push_s=push_s,
-        refresh_s=rows.mean_s("refresh", first, batches),
+        load_s=of(Stage.LOAD) + asked_s,
+        read_s=rows["read"],
+        pool_s=pool_s,
+        forward_s=of(Stage.FORWARD),
+        backward_s=of(Stage.BACKWARD),
+        check_s=of("check"),
+        update_s=of(Stage.DENSE_SYNC),
+        scatter_s=rest(of(Stage.PUSH) - rows["update"]),
+        push_s=rows["update"],
+        refresh_s=rows["refresh"],
     )

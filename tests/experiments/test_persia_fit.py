@@ -8,26 +8,24 @@ from math import log
 import numpy as np
 import pytest
 
-from experiments.published import persia_fit
-from experiments.published.persia_fit import (
-    SHARED,
-    SharedFit,
-    divided_bar,
-    divided_bars,
-    fit_shared,
-    moves,
-    points,
-    rate,
-)
+from experiments.published.persia_fit import SHARED, SharedFit, fit_shared, rate
+from experiments.published.persia_hypotheses import divided_bar, divided_bars, moves
+from experiments.published.persia_points import RUN_NOISE, points
+from persia_sim.presets.fits import EVERY, FITS
 from persia_sim.words.vocabulary import Mode
 
-FOUND = {
-    "gpu_share": 0.40, "gpu_fixed_s": 0.5e-3, "intra_bytes_per_s": 9.2e9, "nic_share": 0.084,
-    "sync_fixed_s": 6.8e-3, "path_s_per_byte": 4e-9, "load_s_per_sample": 60e-6,
-    "kwai_flops": 1.75,
-}  # fmt: skip
-"""About what `python -m experiments fit` prints."""
-BATCHES = {"v100-paper": 2048, "gcp-100t": 8192}
+FOUND = {name: fit.value for name, fit in FITS[EVERY].items()}
+BATCHES = {name: FITS[name]["batch_per_rank"].integer for name in ("v100-paper", "gcp-100t")}
+
+
+def test_the_presets_take_what_the_fit_finds():
+    found = fit_shared(points(), BATCHES)
+    assert found.values == pytest.approx(FOUND, rel=0.02)
+    assert set(found.values) - set(found.identified) == {"gpu_fixed_s", "load_s_per_column"}
+    assert all(batch.bit_count() == 1 for batch in BATCHES.values())  # powers of two
+    # Without a law of its own for the 100T run's workers its bar in sync is far off.
+    alike = fit_shared(points(), BATCHES, held=["path_100t"])
+    assert alike.cost > found.cost + 5 and alike.values["path_100t"] == 1.0
 
 
 def test_the_points_are_all_of_persias_measurements():
@@ -35,7 +33,7 @@ def test_the_points_are_all_of_persias_measurements():
     assert len(known) == 8 + 18 + 7
     halves = {round(p.samples_per_s) for p in known} & {27536, 28480}
     assert not halves  # those bars only halve others
-    assert all(p.spread >= persia_fit.RUN_NOISE for p in known)
+    assert all(p.spread >= RUN_NOISE for p in known)
 
 
 def test_constants_that_made_the_rates_are_found_again():
@@ -51,12 +49,12 @@ def test_constants_that_made_the_rates_are_found_again():
     assert found.values["nic_share"] == pytest.approx(SHARED["nic_share"].start, rel=1e-3)
 
 
-def test_one_set_of_laws_serves_every_cluster_but_not_every_point():
+def test_one_set_of_laws_serves_every_cluster_and_all_points_but_one():
     known = points()
     errors = [log(rate(p, FOUND, BATCHES)[0] / p.samples_per_s) for p in known]
-    assert np.median(np.abs(errors)) < 0.05
+    assert np.median(np.abs(errors)) < 0.03
     missed = {(p.workload, p.mode) for p, e in zip(known, errors, strict=True) if abs(e) > 0.25}
-    assert missed == {("kwai-video", Mode.HYBRID), ("criteo-syn5", Mode.SYNC)}
+    assert missed == {("kwai-video", Mode.HYBRID)}  # its plotted bar at one GPU
 
 
 def test_no_published_point_tests_the_servers_and_only_sync_tests_the_workers():

@@ -1,0 +1,86 @@
+"""The table of `fit`: constants, batches, errors, hypotheses, rivals, and what the points test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp
+from pathlib import Path
+
+import numpy as np
+
+from experiments.published.descriptions import number, read_csv
+from experiments.published.persia_fit import SHARED, SharedFit, cluster_of, fit_shared
+from experiments.published.persia_hypotheses import (
+    divided_bars,
+    moves,
+    without_sync_fixed,
+)
+from experiments.published.persia_points import DATA, Point
+from experiments.published.rivals import RIVALS, refitted, told, within
+from persia_sim.presets.catalogue import workloads
+
+
+def rivals(data: Path = DATA) -> list[str]:
+    """A line for each rival: its constants fitted again, and its errors."""
+    lines = []
+    for (system, mode), rival in RIVALS.items():
+        measured = [
+            (cluster_of(line["cluster"], int(line["gpus"])), workloads()[line["dataset"]],
+             number(line, "samples_per_s"))
+            for line in read_csv(data / "throughput_public.csv", "published")
+            if (line["system"], line["mode"]) == (system, mode)
+        ]  # fmt: skip
+        again, errors = refitted(rival, measured)
+        lines.append(f"  {rival.name:20} {told(again)}; {len(measured)} points: {within(errors)}")
+    return lines
+
+
+def report(found: Sequence[SharedFit], known: Sequence[Point]) -> str:
+    """Constants, batches, errors, hypotheses and what the points test."""
+    best = found[0]
+    lines = [f"Persia: {len(SHARED)} constants and 2 batches for {len(known)} points", ""]
+    lines.append(f"{'constant':20} {'value':>10} {'low 95':>10} {'high 95':>10}  identified")
+    for name, value in best.values.items():
+        wide = exp(1.96 * best.spread[name])
+        known_word = "yes" if name in best.identified else "no"
+        lines.append(f"{name:20} {value:10.3g} {value / wide:10.3g} {value * wide:10.3g}  "
+                     f"{known_word}")  # fmt: skip
+    lines += ["", "batch a rank, Kwai and 100T: log likelihood below the best"]
+    lines += [
+        f"  {each.batches['v100-paper']:5} {each.batches['gcp-100t']:5}  "
+        f"{best.cost - each.cost:6.1f}"
+        for each in found[:6]
+    ]
+    lines += ["", f"{'series':28} {'n':>3} {'median':>8} {'largest':>8}  at"]
+    groups: dict[str, list[int]] = {}
+    for place, point in enumerate(known):
+        groups.setdefault(point.series, []).append(place)
+    for name, places in groups.items():
+        errors = best.errors[places]
+        worst = places[int(np.argmax(np.abs(errors)))]
+        lines.append(
+            f"{name:28} {len(places):3} {np.median(np.abs(errors)):8.1%} "
+            f"{best.errors[worst]:+8.1%}  {known[worst].gpus} GPUs"
+        )
+    everything = np.abs(best.errors)
+    lines.append(f"{'all':28} {len(known):3} {np.median(everything):8.1%} {everything.max():8.1%}")
+    ratio = best.cost - fit_shared(known, best.batches, without_sync_fixed).cost
+    alike = best.cost - fit_shared(known, best.batches, held=["path_100t"]).cost
+    lines += [
+        "",
+        "hypotheses, log likelihood ratio (above 3: clearly yes, below -3: clearly no)",
+        f"  {'an all-reduce has a fixed cost only without peer-to-peer':60} {ratio:+.1f}",
+        f"  {'a byte at a worker costs the same on Kwai and 100T hosts':60} {alike:+.1f}",
+    ]
+    lines += [f"  {name:60} {ratio:+.1f}" for name, ratio in divided_bars().items()]
+    lines += ["", "rivals, as modes of the simulator", *rivals()]
+    lines += ["", "points whose rate gains 1 % or more where a part is 10 % faster"]
+    for part, gained in moves(known, best).items():
+        by_mode: dict[str, int] = {}
+        for point, _ in gained:
+            by_mode[point.mode] = by_mode.get(point.mode, 0) + 1
+        told = ", ".join(f"{count} {mode}" for mode, count in by_mode.items())
+        lines.append(
+            f"  {part:18} {len(gained):3} of {len(known)}" + (f" ({told})" if told else "")
+        )
+    return "\n".join(lines)

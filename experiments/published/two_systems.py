@@ -1,0 +1,246 @@
+"""One workload on two systems: hybrid with CPU hosts, and GPUs that hold the tables themselves.
+
+Both have the same fields, rows, dims, dense network and global batch, the same seconds for the
+dense network, its launching and its all-reduce, and pay for loading nothing. Hybrid has 64 GPUs and
+as many CPU hosts as it gains from, chosen by the closed form; the sharded system has 64 GPUs, or as
+many more as its rows need memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from math import ceil, hypot
+
+from persia_sim.model.cluster import Cluster, Role
+from persia_sim.model.costs import Costs
+from persia_sim.model.memory import FORMATS
+from persia_sim.model.scenario import Scenario
+from persia_sim.model.workload import Workload
+from persia_sim.oracle.closed_form import answer
+from persia_sim.presets.accelerators import GPUS, NODES
+from persia_sim.presets.clusters import gcp_100t
+from persia_sim.presets.costs import CATALOGUE
+from persia_sim.presets.rankers import ranker_of
+from persia_sim.presets.software import REACH, SOFTWARE
+from persia_sim.sharded.pipeline import step_of
+from persia_sim.sharded.plan import Strategy
+from persia_sim.sharded.software import Pipeline
+from persia_sim.sharded.stages import Job, Stages, nic_rate, stages
+from persia_sim.sharded.system import Node, System
+from persia_sim.sharded.tables import Ranker
+from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
+
+MACHINES = {"v100": "p3.16xlarge", "a100": "nd96amsr-a100-v4", "h100": "p5.48xlarge"}
+"""GPU -> the machine of eight that is rented; a machine's price is the same with any NIC."""
+_GPU_OF = {"v100": "v100", "a100": "a100-80", "h100": "h100"}
+DIM, FIELDS, DENSE_FEATURES = 128, 26, 13  # Criteo's columns, as the 100T run
+GPUS_OF_HYBRID = 64
+ROWS = "f32-sgd"  # a number of 4 bytes, and row-wise Adagrad's one number a row, on both sides
+HBM_SHARE, FULLEST = 0.8, 0.95
+"""Of a GPU's memory for rows, on average and on the fullest GPU. Assumed."""
+PARTS = tuple(2**k for k in range(6))
+"""Into so many parts a table's columns may be cut (parts of 4: kernels read rows in fours)."""
+ROW_PARTS = tuple(2**k for k in range(9))
+"""And its rows: each part then gives a partial sum."""
+WORKERS = (4, 8, 16, 32, 64, 128, 256)
+LEAST_SERVERS = (2, 8, 32)
+MOST_SERVER_PROCESSES = 1024
+NEAR, SLACK = 0.95, 0.7
+"""Hybrid rents the cheapest hosts with which it is at least so fast as with any, where NICs gave
+only this share of their rate: the closed form knows no queues."""
+LOADERS_PER_RANK = 32
+_GBIT = 1e9 / 8
+
+
+def price_date(node: Node) -> str:
+    """The month of a machine's list price, which its source ends with.
+
+    >>> price_date(NODES["p3.16xlarge"])
+    '2020-06'
+    """
+    return node.source.rpartition(";")[0].rpartition(", ")[2]
+
+
+def node_of(gpu: str, nic_gbit_per_s: float) -> Node:
+    """The rented machine with other NICs, which read and write GPU memory (RDMA)."""
+    node = NODES[MACHINES[gpu]]
+    return replace(node, inter_bytes_per_s=nic_gbit_per_s * _GBIT / node.gpus, rdma=True)
+
+
+@cache
+def workload_of(parameters: float, batch: int) -> Workload:
+    """Criteo's columns with tables of so many parameters."""
+    return Workload(
+        name=f"criteo-{parameters:g}",
+        fields=FIELDS,
+        dense_features=DENSE_FEATURES,
+        dim=DIM,
+        rows=parameters / DIM,
+        batch_per_rank=ceil(batch / GPUS_OF_HYBRID),
+        source="Criteo's columns, dim 128, ids as popular as assumed for the 100T run",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Sharded:
+    """The sharded side at one place: its GPUs, and its step under the fastest plan with room."""
+
+    job: Job
+    parts: Stages
+    step_s: float
+    plan: str
+    gpus_for_memory: int
+
+
+@cache
+def sharded_of(gpu: str, software: str, nic: float, parameters: float, batch: int) -> Sharded:
+    """Tables cut into parts of columns and rows which are dealt to GPUs, or every table's rows
+    over all GPUs; whichever is fastest among those that fit."""
+    node = node_of(gpu, nic)
+    ranker = ranker_of(workload_of(parameters, batch))
+    memory = node.accelerator.hbm_bytes
+    needed = ceil(ranker.table_bytes / (HBM_SHARE * memory))
+    gpus = node.gpus * ceil(max(needed, GPUS_OF_HYBRID) / node.gpus)
+
+    def job_of(cut: Ranker, strategy: Strategy) -> Job:
+        soft = replace(SOFTWARE[software], strategy=strategy)
+        system = System(node=node, gpus=gpus)
+        return Job(ranker=cut, system=system, software=soft, reach=REACH, batch=batch)
+
+    whole = job_of(ranker, Strategy.ROW)
+    dense = stages(whole)
+    found = [Sharded(whole, dense, step_of(dense, whole.software), "rows over all GPUs", needed)]
+    for columns in PARTS:
+        fitting = 0
+        for rows in ROW_PARTS:
+            job = job_of(cut_tables(ranker, columns, rows), Strategy.TABLE)
+            if FIELDS * columns * rows < gpus or fitting == 2:
+                continue  # some GPU would have nothing; or parts are small enough
+            if float(job.plan.sharded.bytes.max()) > FULLEST * memory:
+                continue
+            fitting += 1
+            # What the parts send is summed before the dense network, which is that of the whole.
+            parts = replace(stages(job), forward_s=dense.forward_s, backward_s=dense.backward_s)
+            told = f"{columns} x {rows} parts"
+            found.append(Sharded(job, parts, step_of(parts, job.software), told, needed))
+    return min(found, key=lambda side: side.step_s)
+
+
+def cut_tables(ranker: Ranker, columns: int, rows: int) -> Ranker:
+    """Each table as parts that are placed apart: a part of the columns reads every id of its
+    field, a part of the rows only those that lie there."""
+    return replace(
+        ranker,
+        tables=tuple(
+            replace(
+                table,
+                rows=table.rows / rows,
+                dim=table.dim / columns,
+                ids_per_sample=tuple(ids / rows for ids in table.ids_per_sample),
+                count=table.count * columns * rows,
+            )
+            for table in ranker.tables
+        ),
+    )
+
+
+def launching_s(job: Job) -> float:
+    """What launching the dense network adds to a GPU's step: as the sharded side's software."""
+    parts, soft = stages(job), job.software
+    if soft.graphs:
+        return parts.gpu_s
+    if soft.pipeline is Pipeline.BASE:
+        return parts.host_s + parts.gpu_s
+    return hypot(parts.dense_s, parts.host_s) - parts.dense_s + parts.gpu_s
+
+
+@cache
+def hybrid_of(gpu: str, software: str, nic: float, parameters: float, batch: int) -> Scenario:
+    """Hybrid on the hosts that it rents."""
+    work = workload_of(parameters, batch)
+    costs = costs_of(gpu, software, nic, parameters, batch)
+    options = []
+    for workers, servers in product(WORKERS, server_roles(work, nic)):
+        scenario = Scenario(
+            cluster=cluster_of(gpu, nic, workers, servers),
+            workload=work,
+            costs=costs,
+            mode=Mode.HYBRID,
+            tau=DEFAULT_TAU,
+            steps=1,
+        )
+        link = scenario.cluster.link
+        busy = replace(link, header_efficiency=SLACK * link.header_efficiency)
+        planned = replace(scenario, cluster=replace(scenario.cluster, link=busy))
+        rate = answer(planned).samples_per_s
+        options.append((rate, scenario.cluster.usd_per_hour, scenario))
+    most = max(rate for rate, *_ in options)
+    near = [option for option in options if option[0] >= NEAR * most]
+    return min(near, key=lambda option: option[1])[2]
+
+
+def costs_of(gpu: str, software: str, nic: float, parameters: float, batch: int) -> Costs:
+    """CPU stages as in the catalogue; the dense network as long as on the sharded side's GPUs.
+
+    Dense gradients have two bytes there, so an all-reduce of four is twice as fast here.
+    """
+    node = node_of(gpu, nic)
+    ranker = ranker_of(workload_of(parameters, batch))
+    system = System(node=node, gpus=GPUS_OF_HYBRID)
+    job = Job(ranker=ranker, system=system, software=SOFTWARE[software], reach=REACH, batch=batch)
+    work = workload_of(parameters, batch)
+    share = job.per_gpu * work.flops_per_sample / stages(job).dense_s / node.accelerator.fp16_flops
+    return replace(
+        CATALOGUE,
+        gpu_efficiency=((work.batch_per_rank, share),),
+        gpu_fixed_s=launching_s(job),
+        dense_sync=replace(
+            CATALOGUE.dense_sync,
+            intra_bytes_per_s=2 * REACH.inside(node),
+            inter_bytes_per_s=2 * nic_rate(system, REACH) * system.local,
+            latency_s=0.0,
+            source="as the sharded side's",
+        ),
+        source="catalogue; dense network, launching and all-reduce as on the sharded side",
+    )
+
+
+def server_roles(work: Workload, nic: float) -> list[Role]:
+    """Hosts that hold all rows: small ones or large ones, as few as that takes or more."""
+    base = gcp_100t()
+    small, large = base.embedding_workers, base.servers
+    each = FORMATS[ROWS].row_bytes(work.dim)
+    roles = []
+    for role in (small, large):
+        held = role.processes_per_host * (role.ram_bytes_per_process // each)
+        for least in LEAST_SERVERS:
+            hosts = max(least, ceil(work.rows / held))
+            if hosts * role.processes_per_host <= MOST_SERVER_PROCESSES:
+                host = replace(role.host, nic_bytes_per_s=nic * _GBIT)
+                made = replace(role, hosts=hosts, host=host)
+                roles += [made] if made not in roles else []
+    return roles
+
+
+def cluster_of(gpu: str, nic: float, workers: int, servers: Role) -> Cluster:
+    """64 GPUs with these CPU hosts; every NIC alike, CPU hosts speak TCP."""
+    base, node = gcp_100t(), NODES[MACHINES[gpu]]
+    chip = replace(GPUS[_GPU_OF[gpu]], peak_flops=node.accelerator.fp16_flops)
+    rate = nic * _GBIT
+    gpu_host = replace(
+        base.nn.host, name=node.name, nic_bytes_per_s=rate, usd_per_hour=node.usd_per_hour
+    )
+    role = base.embedding_workers
+    return replace(
+        base,
+        gpu=chip,
+        nn=replace(base.nn, host=gpu_host),
+        embedding_workers=replace(
+            role, hosts=workers, host=replace(role.host, nic_bytes_per_s=rate)
+        ),
+        servers=servers,
+        loaders=LOADERS_PER_RANK * GPUS_OF_HYBRID,
+        link=replace(base.link, header_efficiency=REACH.nic * REACH.tcp),
+    )

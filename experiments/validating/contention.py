@@ -1,0 +1,139 @@
+"""What threads that run side by side cost each other: cores, the interpreter's lock, memory.
+
+Mean field: a thread meets the others at the shares of time for which they are busy, which follow
+from the stages' seconds and the steps a second; these follow from the stages as they are then. The
+seconds of a thread's step become
+
+    wall = work (1 + memory A) / R + (meeting + crowded F) P H
+
+with work its CPU seconds alone, P those of Python; A the cores that the others keep busy (at most
+all but one), R the mean share of a core that is left to it where n threads of c cores are runnable,
+min(1, c / n), H the share of time for which the others hold the interpreter, and F that for which
+they keep all cores busy: who is given the lock then waits for a core, and everybody for the lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from experiments.validating.stages import Stages
+from persia_sim.words.vocabulary import Mode
+
+_SWEEPS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What its threads share."""
+
+    cores: int
+    memory: float = 0.0
+    """A stage's CPU time grows by this share for each further core that is busy."""
+    meeting: float = 0.0
+    """Seconds that a thread waits for each second of its Python, if others held the interpreter
+    all the time. 1 is the queue's own; more is what handing the lock over takes."""
+    crowded: float = 0.0
+    """The same, to be added where the others also keep all cores busy."""
+    dense_cv: float = 0.0
+    """Of a rank's forward and backward: what a barrier turns into waiting."""
+
+
+def threads_of(mode: Mode) -> tuple[tuple[str, ...], ...]:
+    """The stages of a rank's threads."""
+    fetch, dense = ("load", "read"), ("forward", "backward", "check", "update")
+    if mode is Mode.SYNC:
+        return ((*fetch, "pool", *dense, "scatter", "push"),)
+    if mode is Mode.LOOKAHEAD:
+        return fetch, ("refresh", "pool", *dense, "scatter", "push")
+    return (*fetch, "pool"), dense, ("scatter", "push")
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """Seconds of one thread in a step."""
+
+    stages: tuple[str, ...]
+    work_s: float
+    python_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Burden:
+    """How much longer the stages of one thread take."""
+
+    factor: float
+    """Of their CPU seconds: memory and cores."""
+    waits: float
+    """Seconds for each second of Python."""
+
+
+def threads(mode: Mode, ranks: int, stages: Stages, python: Stages) -> list[Thread]:
+    """Of one rank; the update of the dense weights is done by one rank a step."""
+
+    def total(of: Stages, names: Sequence[str]) -> float:
+        return sum(of[name] / (ranks if name == "update" else 1) for name in names)
+
+    return [Thread(own, total(stages, own), total(python, own)) for own in threads_of(mode)]
+
+
+def burdens(own: Sequence[Thread], ranks: int, steps_per_s: float, host: Host) -> list[Burden]:
+    """Of each thread of a rank, where all ranks do so many steps a second."""
+    held = np.array([t.python_s for t in own]) * steps_per_s
+    meets = np.minimum(1.0, ranks * held.sum() - held)
+    work = np.array([t.work_s for t in own])
+    factors = np.ones(len(own))
+    for _ in range(_SWEEPS):
+        busy = np.minimum(1.0, factors * work * steps_per_s)
+        beside = [np.delete(np.tile(busy, ranks), number) for number in range(len(own))]
+        slower = [1 + host.memory * min(host.cores - 1.0, others.sum()) for others in beside]
+        left = [core_share(others, host.cores) for others in beside]
+        factors = (factors + np.array(slower) / np.array(left)) / 2
+    full = [all_busy(others, host.cores) for others in beside]
+    waits = (host.meeting + host.crowded * np.array(full)) * meets
+    return [Burden(float(f), float(w)) for f, w in zip(factors, waits, strict=True)]
+
+
+def core_share(others: Sequence[float] | np.ndarray, cores: int) -> float:
+    """Mean of min(1, cores / runnable threads) beside others that are busy for these shares.
+
+    >>> core_share([1.0], 1), core_share([0.5], 1), core_share([1.0], 2)
+    (0.5, 0.75, 1.0)
+    """
+    runnable = _runnable(others)
+    shares = np.minimum(1.0, cores / np.arange(1, len(runnable) + 1))
+    return float(runnable @ shares)
+
+
+def all_busy(others: Sequence[float] | np.ndarray, cores: int) -> float:
+    """The share of time for which threads that are busy for these shares want all cores.
+
+    >>> all_busy([0.5, 0.5], 2), all_busy([0.5, 0.5], 1), all_busy([1.0], 2)
+    (0.25, 0.75, 0.0)
+    """
+    return float(_runnable(others)[cores:].sum())
+
+
+def _runnable(shares: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Probabilities that 0, 1, ... of threads are, which are for these shares of time."""
+    found = np.array([1.0])
+    for share in shares:
+        found = np.convolve(found, [1 - share, share])
+    return found
+
+
+def burdened(stages: Stages, python: Stages, own: Sequence[Thread], by: Sequence[Burden]) -> Stages:
+    """The stages as a clock sees them."""
+    seconds = {
+        f"{name}_s": burden.factor * stages[name] + burden.waits * python[name]
+        for thread, burden in zip(own, by, strict=True)
+        for name in thread.stages
+    }
+    return Stages(**{"refresh_s": 0.0, **seconds})
+
+
+def most_steps_per_s(own: Sequence[Thread], ranks: int, host: Host) -> float:
+    """What the cores can do at all."""
+    return host.cores / max(1e-12, ranks * sum(t.work_s for t in own))

@@ -1,0 +1,227 @@
+"""The profile of this host: short runs of two configurations, none of which is predicted.
+
+Stages timed alone in a loop are up to ten times too fast: their rows and vectors lie in the cache
+and nobody else wants the interpreter. So laws come from runs: of one thread (sync, one rank) at
+several batch sizes, and of several threads for what they cost each other.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from experiments.validating.cases import Case, Held, held_by
+from experiments.validating.contention import Host, threads, threads_of
+from experiments.validating.host_laws import (
+    LATE,
+    Costs,
+    HostLaw,
+    Point,
+    costs_by_law,
+    fit_law,
+    quantities,
+)
+from experiments.validating.running import Found
+from experiments.validating.schedule import rate
+from experiments.validating.stages import STAGES, Stages
+from persia_sim.words.vocabulary import Mode
+
+CONFIGURATIONS = (Case(), Case(dim=32, hidden=(512, 256)))
+STEPS_OF_BATCH = {64: 240, 192: 180, 768: 80, 1536: 60, 4096: 36}
+"""Runs of one rank: their batches and dense updates; half as many, at least 24, of the second
+configuration, so that the share of rows that are made does not go with the batch alone."""
+TOGETHER = (256, 1024)
+"""Batches of the runs of several threads."""
+STEPS_TOGETHER = 180
+AHEAD = (192, 768, 3072)
+"""Batches of the runs that bring prefetched rows up to date."""
+SHARDED = (192, 1536)
+"""Batches of the runs with two servers."""
+REPEATS = 3
+WEIGHTS = tuple(2**exponent for exponent in (14, 16, 18, 20, 21))
+ASKED_S = (0.001, 0.002, 0.005, 0.01, 0.02)
+_TIMES = 15
+_STEPS = 60
+"""Of a simulated run, while the meeting is sought."""
+_MOST, _SECANTS, _NEAR = 60.0, 5, 2e-3
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileRun:
+    """A case that is run for the profile."""
+
+    case: Case
+    steps: int
+
+
+def alone() -> list[ProfileRun]:
+    """One thread does everything: what a stage costs."""
+    return [replace(run, case=replace(run.case, mode=Mode.SYNC)) for run in late()]
+
+
+def late() -> list[ProfileRun]:
+    """A rank's stages on three threads."""
+    first, second = CONFIGURATIONS
+    small = [(replace(first, batch=batch), steps) for batch, steps in STEPS_OF_BATCH.items()]
+    small += [(replace(first, batch=b, shards=2), STEPS_OF_BATCH[b]) for b in SHARDED]
+    large = [(replace(second, batch=b), max(24, n // 2)) for b, n in STEPS_OF_BATCH.items()]
+    return [ProfileRun(case, steps) for case, steps in small + large]
+
+
+def ahead() -> list[ProfileRun]:
+    """What it costs to bring prefetched rows up to date."""
+    return [
+        ProfileRun(replace(base, mode=Mode.LOOKAHEAD, batch=batch), max(30, 46_080 // batch))
+        for base in CONFIGURATIONS
+        for batch in AHEAD
+    ]
+
+
+def together() -> list[ProfileRun]:
+    """Two ranks: with the runs of three threads, what threads cost each other."""
+    return [
+        ProfileRun(replace(base, mode=mode, ranks=2, batch=batch), STEPS_TOGETHER)
+        for base in CONFIGURATIONS
+        for batch in TOGETHER
+        for mode in (Mode.SYNC, Mode.HYBRID)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What this host costs."""
+
+    laws: Mapping[str, HostLaw]
+    host: Host
+
+    @property
+    def constants(self) -> int:
+        """Numbers that were fitted."""
+        return sum(len(law.terms) for law in self.laws.values()) + 4
+
+
+Runs = Mapping[ProfileRun, Sequence[Found]]
+"""The repeats of each profiled run."""
+
+
+def fit_profile(runs: Runs, loops: Mapping[str, Sequence[Point]], cores: int) -> Profile:
+    """Laws from the runs of one rank, then what threads cost each other."""
+    points = {name: list(own) for name, own in loops.items()}
+    for run, found in runs.items():
+        mode = run.case.mode
+        if run.case.ranks > 1:
+            continue
+        at = quantities(held_by(run.case, run.steps))
+        stages = _median([f.measured.cpu for f in found])
+        if mode is Mode.LOOKAHEAD:
+            kept = {"read_ahead": stages["read"], "refresh": stages["refresh"]}
+        else:
+            suffix = LATE if mode.reads_late_rows else ""
+            kept = {name + suffix: stages[name] for name in STAGES if name != "refresh"}
+        for name, seconds in kept.items():
+            points.setdefault(name, []).append(Point(at, seconds))
+    laws = {name: fit_law(name, own) for name, own in points.items()}
+    return Profile(laws, fit_host(laws, runs, cores))
+
+
+def fit_host(laws: Mapping[str, HostLaw], runs: Runs, cores: int) -> Host:
+    """Memory from CPU times, the variation from dense steps; then waiting for the interpreter from
+    the throughput of runs with a core for each thread, and of those with fewer."""
+    many = {
+        run: found
+        for run, found in runs.items()
+        if run.case.ranks > 1 or run.case.mode is Mode.HYBRID
+    }
+    costs = {
+        run: costs_by_law(laws, held_by(run.case, run.steps), run.case.mode, run.case.ranks)
+        for run in many
+    }
+    both = [run for run in many if run.case.ranks > 1]
+    grown = [_grown(run.case, costs[run], one, cores) for run in both for one in many[run]]
+    spreads = [np.median([f.measured.dense_cv for f in many[run]]) for run in both]
+    host = Host(cores, memory=_slope(grown), dense_cv=float(np.median(spreads)))
+    roomy = [r for r in many if len(threads_of(r.case.mode)) * r.case.ranks <= cores]
+    packed = [r for r in many if r not in roomy]
+
+    def off(told: Host, of: Sequence[ProfileRun]) -> float:
+        """Mean log of predicted over measured."""
+        rates = [np.median([f.samples_per_s for f in many[r]]) for r in of]
+        found = [rate(r.case, costs[r], told, _STEPS) for r in of]
+        return float(np.mean(np.log(found) - np.log(rates)))
+
+    if roomy:
+        meeting = _root(lambda m: off(replace(host, meeting=m), roomy))
+        host = replace(host, meeting=meeting)
+    if packed:
+        crowded = _root(lambda c: off(replace(host, crowded=c), packed))
+        host = replace(host, crowded=crowded)
+    return host
+
+
+def _root(off: Callable[[float], float]) -> float:
+    """Where a falling function is 0, by secants; 0 where it is never above."""
+    last, now = 0.0, 2.0
+    off_last, off_now = off(last), off(now)
+    for _ in range(_SECANTS):
+        if abs(off_now) < _NEAR or off_now == off_last:
+            break
+        then = now - off_now * (now - last) / (off_now - off_last)
+        last, off_last, now = now, off_now, min(max(then, 0.0), _MOST)
+        off_now = off(now)
+    return now
+
+
+def _grown(case: Case, costs: Costs, found: Found, cores: int) -> tuple[float, float]:
+    """Of the busiest thread: other busy cores, and the share by which its CPU time has grown."""
+    cpu = found.measured.cpu
+    alone = threads(case.mode, case.ranks, costs.stages, costs.python)
+    now = threads(case.mode, case.ranks, cpu, cpu)
+    number = max(range(len(alone)), key=lambda n: alone[n].work_s)
+    busy = np.minimum(1.0, [t.work_s * found.samples_per_s / case.batch for t in now])
+    others = np.delete(np.tile(busy, case.ranks), number).sum()
+    return min(cores - 1.0, others), now[number].work_s / alone[number].work_s - 1
+
+
+def _slope(pairs: Sequence[tuple[float, float]]) -> float:
+    """Of the line through the origin, not negative."""
+    x, y = np.array(pairs).T
+    return max(0.0, float(x @ y / (x @ x)))
+
+
+def _median(of: Sequence[Stages]) -> Stages:
+    return Stages(**{f"{name}_s": float(np.median([s[name] for s in of])) for name in STAGES})
+
+
+def additions() -> list[Point]:
+    """The addition of a further rank's dense gradient."""
+    import torch
+
+    found = []
+    for weights in WEIGHTS:
+        into, one = torch.zeros(weights), torch.ones(weights)
+        seconds = _median_s(partial(into.add_, one))
+        found.append(Point(quantities(Held(1, 0, 0, weights, 1)), seconds))
+    return found
+
+
+def sleeps() -> list[Point]:
+    """How long a thread that asks to be woken sleeps: an injected latency."""
+    event = threading.Event()
+    return [
+        Point({"one": 1.0, "asked_s": asked_s}, _median_s(partial(event.wait, asked_s)))
+        for asked_s in ASKED_S
+    ]
+
+
+def _median_s(work: Callable[[], object]) -> float:
+    times = []
+    for _ in range(_TIMES):
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return float(np.median(times))
