@@ -6,7 +6,7 @@ import sys
 from typing import NoReturn
 
 from experiments.commands import main
-from runtime.commands import leave
+from runtime.guarded import leave
 from runtime.openmp import let_idle_threads_sleep
 
 

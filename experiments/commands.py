@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from experiments.folders import ensure_writable
-from runtime.commands import guarded
+from runtime.guarded import guarded
 
 
 class Study(NamedTuple):
@@ -20,16 +20,27 @@ class Study(NamedTuple):
 
 
 STUDIES = {
+    "paper": Study("every piece below, the paper's claims judged, one page: report.html", "20"),
     "demo": Study("AUC lost by hybrid and async against sync, with intervals", "4"),
     "staleness-sweep": Study("the same over any modes, bounds, seeds and factors", "any"),
+    "treatments": Study("what is done about late rows, and what others run: gaps", "11"),
     "synthetic-gap": Study("where the gap opens in 12,000 steps of the planted truth", "60"),
+    "gap-study": Study("what lateness costs on nine data sets, rates fixed and tuned", "1000"),
+    "convergence": Study("AUC by samples and by simulated seconds, with rivals, 4 data sets", "15"),
     "time-to-auc": Study("AUC against the wall clock of a simulated cluster", "4"),
+    "convergence-bound": Study("the bound of late rows against measured gradients; alpha", "4"),
+    "row-frequency": Study("the gap, missed pushes and drift by how often ids occur", "10"),
     "scale-workers": Study("simulated throughput against GPUs beside published", "1"),
     "scale-model-size": Study("the same against 6.25 to 100 T parameters; suspects", "2"),
+    "modes-timeline": Study("stages of a few steps in every mode, simulated and recorded", "1"),
+    "ablation": Study(
+        "each optimisation off in turn: throughput, and AUC where it may change", "6"
+    ),
+    "sharded-map": Study("hybrid against tables on the GPUs: who wins where, in rate and $", "1"),
     "predict-published": Study("published GPU-sharded training, predicted from CSVs", "1"),
     "fit": Study("the constants of GPU-sharded training, fitted; errors held out", "3"),
     "cluster-sweep": Study("simulated clusters: grid or Latin hypercube, Pareto front", "any"),
-    "checkpoint-interval": Study("crashes in simulated runs against Young's and Daly's forms", "2"),
+    "checkpoint-interval": Study("throughput lost to crashes and checkpoints, in three modes", "6"),
     "fault-drill": Study("processes killed at random: what goes on, what is lost", "30"),
     "simulator-speed": Study("events and CPU time against the size of the cluster", "1"),
 }
@@ -50,6 +61,10 @@ BENCHES = {
 """The same for speeds, in experiments/benching."""
 
 
+RUNS = "runs"
+"""No study: what lies in run folders."""
+
+
 def module_of(name: str) -> str:
     """The module of a study or bench.
 
@@ -65,7 +80,9 @@ def main(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "list"):
         return guarded(_print_list)
     name, rest = arguments[0], list(arguments[1:])
-    known = [*STUDIES, *BENCHES]
+    if name == RUNS:
+        return guarded(lambda: _run_folders(rest))
+    known = [*STUDIES, *BENCHES, RUNS]
     if name not in known:
         import difflib  # late: only a misspelling needs it
 
@@ -91,10 +108,17 @@ def _run(name: str, arguments: list[str]) -> None:
     module.run(options)
 
 
+def _run_folders(arguments: list[str]) -> None:
+    from experiments.registry.command import main as run_folders
+
+    run_folders(arguments)
+
+
 def _print_list() -> None:
     everything = STUDIES | BENCHES
     width = max(map(len, everything))
     print("usage: python -m experiments STUDY [options]    (STUDY --help lists them)\n")
     for name, study in everything.items():
         print(f"  {name:<{width}}  {study.says} ({study.minutes} min on 2 cores)")
+    print(f"\n  {RUNS:<{width}}  run folders: list DIR, compare A B, report DIR ({RUNS} --help)")
     sys.stdout.flush()  # here, where a reader that has gone (`| head`) is no error

@@ -83,7 +83,8 @@ def gap_table(lag_runs: Sequence[Run], thread_runs: Sequence[Run], task: str) ->
         by_setting.setdefault(run.setting, {})[run.summary["seed"]] = run
     rows = []
     for (mode, tau), runs in by_setting.items():
-        # tau = 0 of a merged hybrid is sync in its bytes (law 1); of async it is a run of its own.
+        # tau = 0 of a merged hybrid without a dense lag is sync in its bytes (law 1); else it is a
+        # run of its own.
         equals_sync = mode in ("hybrid", "raw_hybrid") and _merges(runs)
         own_zero = by_setting.get(SYNC if equals_sync else (mode, 0), {})
         threads = [r.summary for r in thread_runs if r.setting == (mode, tau)]
@@ -115,7 +116,8 @@ def _observed(threads: Sequence[dict[str, Any]]) -> tuple[float, int] | None:
 
 
 def _merges(runs: dict[int, Run]) -> bool:
-    return all(run.point.config.sync.merges for run in runs.values())
+    found = [run.point.config.sync for run in runs.values()]
+    return all(sync.merges and not sync.dense_lag for sync in found)
 
 
 def _paired(runs: dict[int, Run], reference: dict[int, Run], task: str) -> Interval:

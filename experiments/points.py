@@ -7,9 +7,22 @@ import importlib.util
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from runtime.config import TrainConfig
 from runtime.run.folder import plain, read_summary
+
+LATER_OPTIONS: tuple[tuple[str, str, Any], ...] = (
+    ("data", "validation_fraction", None),
+    ("engine", "tensorboard", False),
+    ("evaluation", "part", "test"),
+    ("sync", "sync_steps", 0),
+    ("sync", "dense_lag", 0),
+    ("sync", "delay_compensation", 0.0),
+    ("sync", "lr_by_staleness", False),
+)
+"""Options that came after the first results (group, name, default): left at its default, none of
+them makes another point of one that was there before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +39,7 @@ class Point:
 
     def folder(self, root: Path) -> Path:
         """Its run folder: the label, and a hash so that a changed config or model runs anew."""
-        decides = {"config": plain(_what_decides(self.config)), "data": self.data_sha256}
+        decides = {"config": _what_decides(self.config), "data": self.data_sha256}
         if source := model_sha256(self.config.model.name):
             decides["model"] = source
         content = json.dumps(decides, sort_keys=True).encode()
@@ -64,6 +77,10 @@ def model_sha256(name: str) -> str:
     return hashlib.sha256(Path(found.origin).read_bytes()).hexdigest()
 
 
-def _what_decides(config: TrainConfig) -> TrainConfig:
+def _what_decides(config: TrainConfig) -> dict[str, Any]:
     """The config without what changes no result: where the data lies, and whether it is kept."""
-    return replace(config, data=replace(config.data, dir=None, keep=True))
+    found = plain(replace(config, data=replace(config.data, dir=None, keep=True)))
+    for group, name, default in LATER_OPTIONS:
+        if found[group][name] == default:
+            del found[group][name]
+    return dict(found)

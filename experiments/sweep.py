@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from experiments.folders import sole_writer
 from experiments.points import Point
 from persia_sim.words.documents import read_document
+from runtime.data.places import CACHE, DATA_DIR_VARIABLE
 from runtime.run.folder import environment
 
 FAILED = "failed.txt"
@@ -38,24 +39,30 @@ def print_plan(points: Sequence[Point], root: Path, jobs: int) -> None:
         print(f"  {older} of the done points were made by another commit of this project")
 
 
-def run_points(points: Sequence[Point], root: Path, jobs: int, samples_per_point: int) -> None:
+def run_points(
+    points: Sequence[Point], root: Path, jobs: int, samples_per_point: int, later: int = 0
+) -> None:
     """Run every point that has no summary yet; points of equal config run once.
 
     Raises ValueError naming the points that failed, after all others have run; at once, when
     another sweep is writing into ``root``. The progress bar is in points; ``samples_per_point`` (an
-    estimate) lets it move within one.
+    estimate) lets it move within one. ``later``: points that a next call will add, which the bar
+    counts already and leaves its line to.
     """
     with sole_writer(root):
-        _run_missing(points, root, jobs, samples_per_point)
+        _run_missing(points, root, jobs, samples_per_point, later)
 
 
-def _run_missing(points: Sequence[Point], root: Path, jobs: int, samples_per_point: int) -> None:
+def _run_missing(
+    points: Sequence[Point], root: Path, jobs: int, samples_per_point: int, later: int
+) -> None:
     distinct = list({p.folder(root): p for p in points}.values())
     waiting = [p for p in distinct if not p.is_done(root)]
     waiting.sort(key=lambda p: p.exclusive)  # speeds are measured last, when nothing else runs
     if not waiting:
         return
-    runner = _Runner(waiting, root, jobs, samples_per_point, already=len(distinct) - len(waiting))
+    done = len(distinct) - len(waiting)
+    runner = _Runner(waiting, root, jobs, samples_per_point, already=done, later=later)
     runner.run()
     failures = {
         p.label: runner.why.get(number, "not started")
@@ -82,13 +89,19 @@ class _Runner:
     """Starts, watches and reaps the processes of one sweep."""
 
     def __init__(
-        self, waiting: list[Point], root: Path, jobs: int, samples_per_point: int, already: int
+        self,
+        waiting: list[Point],
+        root: Path,
+        jobs: int,
+        samples_per_point: int,
+        already: int,
+        later: int,
     ) -> None:
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
         # The server imports torch once; each point is then a cheap fork of it.
         self._context.set_forkserver_preload(PRELOADED)
         self._waiting, self._root, self._jobs = waiting, root, jobs
-        self._samples_per_point, self._already = samples_per_point, already
+        self._samples_per_point, self._already, self._later = samples_per_point, already, later
         self._samples: Any = self._context.Array("q", len(waiting), lock=False)
         self._running: dict[int, ForkServerProcess] = {}
         self._next = 0
@@ -99,10 +112,15 @@ class _Runner:
     def run(self) -> None:
         from tqdm import tqdm
 
-        total = self._already + len(self._waiting)
+        total = self._already + len(self._waiting) + self._later
         form = "{desc}: {percentage:3.0f}%|{bar}| {n:.1f}/{total} points [{elapsed}<{remaining}]"
         with tqdm(
-            total=total, initial=self._already, desc="training", bar_format=form, disable=None
+            total=total,
+            initial=self._already,
+            desc="training",
+            bar_format=form,
+            disable=None,
+            leave=not self._later,
         ) as bar:
             try:
                 while self._running or self._has_next():
@@ -129,7 +147,7 @@ class _Runner:
             point = self._waiting[number]
             process = self._context.Process(
                 target=_work,
-                args=(point, point.folder(self._root), self._samples, number),
+                args=(point, point.folder(self._root), self._samples, number, surroundings()),
                 name=point.label,
             )
             process.start()
@@ -158,11 +176,29 @@ class _Runner:
         return sum(min(1.0, done / whole) for done in self._samples)
 
 
-def _work(point: Point, folder: Path, samples: Any, number: int) -> None:
+def surroundings() -> dict[str, str | None]:
+    """What a point's process must be told of the environment: the server that it is forked from
+    keeps that of its own start."""
+    return {name: os.environ.get(name) for name in (DATA_DIR_VARIABLE, CACHE)}
+
+
+def settle_in(environment: Mapping[str, str | None]) -> None:
+    """Take over the `surroundings` of whoever started this process."""
+    for name, value in environment.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _work(
+    point: Point, folder: Path, samples: Any, number: int, environment: Mapping[str, str | None]
+) -> None:
     """The body of a point's process."""
     from runtime.checkpoint.whole import complete_checkpoints
     from runtime.run.record import run_into
 
+    settle_in(environment)
     die_with_the_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends us
 

@@ -28,7 +28,7 @@ import pandas as pd
 from paper_figs.scale_workers import scale_workers_figure
 
 root = Path.cwd() if Path("paper_figs").is_dir() else Path.cwd().parent
-path = root / "paper_figs" / "out" / "scale_workers.csv"
+path = root / "docs" / "results" / "scale_workers.csv"
 if os.environ.get("QUICK", "1") == "0":
     from experiments.studies.scale_workers import Options, run
 
@@ -77,7 +77,7 @@ for cluster, constants in FITS.items():
 # %% [markdown]
 # ## Criteo, predicted
 #
-# Its bars were not looked at. Persia: the simulator with the constants of Taobao. The others: the
+# Its bars were not looked at. Persia: the simulator with the shared constants. The others: the
 # laws that their Taobao and Avazu bars gave.
 
 # %%

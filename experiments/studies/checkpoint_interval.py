@@ -1,11 +1,19 @@
-"""Time between checkpoints: crashes inside simulated runs against Young's and Daly's formulas."""
+"""Throughput lost to crashes and checkpoints in simulated runs, beside Young's and Daly's formulas.
+
+In modes with a common step a rank's crash takes all ranks back to the last checkpoint; in the
+asynchronous ones that rank alone, which Daly's formula, made for a job that goes back whole, does
+not describe.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import sqrt
 from pathlib import Path
-from statistics import stdev
+from statistics import fmean, stdev
+from typing import Any
 
 from experiments.checks import (
     RANKS,
@@ -20,6 +28,7 @@ from experiments.checks import (
 from experiments.tables import aligned, write_csv
 from persia_sim.cli import Options as Simulation
 from persia_sim.cli import scenario_of
+from persia_sim.engine.run import Run
 from persia_sim.engine.simulate import simulate
 from persia_sim.model.checkpointing import (
     Recovery,
@@ -30,6 +39,7 @@ from persia_sim.model.checkpointing import (
     young_interval_s,
 )
 from persia_sim.model.incidents import Checkpoints
+from persia_sim.model.scenario import Scenario
 from persia_sim.presets.catalogue import CLUSTERS, workloads
 from persia_sim.words.vocabulary import Mode
 
@@ -49,8 +59,10 @@ class Options:
     """GPUs."""
     steps: int = 400
     """Steps of a run."""
-    crashes: float = 12.0
-    """Expected crashes of a rank in a run that redoes nothing."""
+    modes: tuple[Mode, ...] = (Mode.SYNC, Mode.HYBRID, Mode.ASYNC_AVERAGING)
+    """Modes."""
+    crashes: tuple[float, ...] = (3.0, 12.0)
+    """Expected crashes of a rank in a run that redoes nothing: a rate of crashes each."""
     checkpoint_share: float = 5e-4
     """Time of one checkpoint over the time of the run without crashes."""
     back_share: float = 3e-3
@@ -67,25 +79,26 @@ class Options:
         known(workloads(), workload=self.workload)
         between(*RANKS, ranks=self.ranks)
         between(*SIMULATED_STEPS, steps=self.steps)
-        positive(crashes=self.crashes, checkpoint_share=self.checkpoint_share)
+        positive(checkpoint_share=self.checkpoint_share)
         between(0, 1, back_share=self.back_share)
         between(0, 1, checkpoint_share=self.checkpoint_share)
         between(*SEEDS, seeds=self.seeds)
-        not_empty(factors=self.factors)
-        all_positive(factors=self.factors)
-        self._makes_progress()
+        not_empty(modes=self.modes, crashes=self.crashes, factors=self.factors)
+        all_positive(crashes=self.crashes, factors=self.factors)
+        for crashes in self.crashes:
+            self._makes_progress(crashes)
 
-    def _makes_progress(self) -> None:
+    def _makes_progress(self, crashes: float) -> None:
         """Where crashes come faster than work is saved, a run would never end."""
         most = self.steps / LEAST_STEPS_TO_A_CRASH
-        if self.crashes > most:
+        if crashes > most:
             raise ValueError(
                 f"crashes must be <= steps / {LEAST_STEPS_TO_A_CRASH} = {most:g}, or no step would"
-                f" end before the next one, got {self.crashes:g}"
+                f" end before the next one, got {crashes:g}"
             )
-        checkpoint = self.checkpoint_share * self.crashes  # all in mean times between crashes
+        checkpoint = self.checkpoint_share * crashes  # all in mean times between crashes
         for factor in self.factors:
-            segment = factor * sqrt(2 * checkpoint) + checkpoint + self.back_share * self.crashes
+            segment = factor * sqrt(2 * checkpoint) + checkpoint + self.back_share * crashes
             if segment > MOST_SEGMENT:
                 raise ValueError(
                     f"factors must leave time to work between crashes: {factor:g} x Young's"
@@ -99,36 +112,80 @@ def run(options: Options) -> None:
     """Simulate every interval with every seed, write the table, print it beside the formulas."""
     from tqdm import tqdm
 
-    scenario = scenario_of(
-        Simulation(
-            cluster=options.cluster,
-            workload=options.workload,
-            ranks=options.ranks,
-            mode=Mode.HYBRID,
-            steps=options.steps,
+    from paper_figs.checkpoint_interval import checkpoint_interval_figure  # late: pyplot
+    from paper_figs.style import save
+
+    records: list[dict[str, Any]] = []
+    total = len(options.modes) * len(options.crashes) * len(options.factors) * options.seeds
+    with tqdm(total=total, disable=None) as bar:
+        for mode in options.modes:
+            scenario = scenario_of(
+                Simulation(
+                    cluster=options.cluster,
+                    workload=options.workload,
+                    ranks=options.ranks,
+                    mode=mode,
+                    steps=options.steps,
+                )
+            )
+            undisturbed = simulate(scenario)
+            for crashes in options.crashes:
+                records += interrupted(options, scenario, undisturbed, crashes, bar.update)
+    path = options.out / "checkpoint_interval.csv"
+    write_csv(path, records)
+    print(table(options, records))
+    for crashes in options.crashes:
+        useful_s = next(r["useful_s"] for r in records if r["crashes_expected"] == crashes)
+        policy = policy_of(options, useful_s, crashes)
+        best_s = best_interval_s(policy)
+        print(
+            f"{options.modes[0]}, {crashes:g} crashes: Young"
+            f" {young_interval_s(policy.checkpoint_s, policy.mtbf_s):.3f} s, best by Daly's form"
+            f" {best_s:.3f} s ({overhead(policy, best_s):.1%}); an interval ends with a step"
         )
+    cpr = cpr_illustration()
+    print(
+        f"illustration of CPR's figures: full recovery {cpr['full']:.1%}, partial "
+        f"{cpr['partial']:.1%} (a crash every 28 h, 5 min a checkpoint, 2 min to be back: assumed)"
     )
-    useful_s = simulate(scenario).makespan_s
-    policy = Recovery(
-        mtbf_s=useful_s / options.crashes,
+    figure = save(checkpoint_interval_figure(path), options.out / "checkpoint_interval.png")
+    print(f"{path}; {figure}")
+
+
+def policy_of(options: Options, useful_s: float, crashes: float) -> Recovery:
+    """What crashes and checkpoints cost a run that would take ``useful_s`` without them."""
+    return Recovery(
+        mtbf_s=useful_s / crashes,
         checkpoint_s=useful_s * options.checkpoint_share,
         back_s=useful_s * options.back_share,
     )
+
+
+def interrupted(
+    options: Options, scenario: Scenario, undisturbed: Run, crashes: float, tick: Callable[[], Any]
+) -> list[dict[str, Any]]:
+    """A line for each interval and seed: what the run took longer than without crashes."""
+    useful_s = undisturbed.makespan_s
+    policy = policy_of(options, useful_s, crashes)
     young_s = young_interval_s(policy.checkpoint_s, policy.mtbf_s)
     records = []
-    points = [(factor, seed) for factor in options.factors for seed in range(options.seeds)]
-    for factor, seed in tqdm(points, disable=None):
+    for factor, seed in product(options.factors, range(options.seeds)):
         written = Checkpoints(interval_s=factor * young_s, write_s=policy.checkpoint_s)
-        crashes = random_crashes(policy.mtbf_s, 20 * useful_s, options.ranks, policy.back_s, seed)
-        found = simulate(replace(scenario, checkpoints=written, disturbances=crashes))
+        struck = random_crashes(policy.mtbf_s, 20 * useful_s, options.ranks, policy.back_s, seed)
+        found = simulate(replace(scenario, checkpoints=written, disturbances=struck))
         kept_s = useful_s / max(1, found.losses.checkpoints)
+        lost = found.makespan_s / useful_s - 1
         records.append(
             {
+                "mode": str(scenario.mode),
+                "crashes_expected": crashes,
                 "factor": factor,
                 "seed": seed,
+                "useful_s": useful_s,
                 "interval_s": written.interval_s,
                 "interval_kept_s": kept_s,
-                "overhead": found.makespan_s / useful_s - 1,
+                "overhead": lost,
+                "throughput_lost": lost / (1 + lost),
                 "overhead_closed_form": overhead(policy, kept_s),
                 "redone_s": found.losses.redone_s,
                 "down_s": found.losses.down_s,
@@ -136,34 +193,31 @@ def run(options: Options) -> None:
                 "crashes": found.losses.crashes,
             }
         )
-    path = options.out / "checkpoint_interval.csv"
-    write_csv(path, records)
+        tick()
+    return records
+
+
+def table(options: Options, records: Sequence[dict[str, Any]]) -> str:
+    """A line for each mode, rate of crashes and interval."""
     rows = []
-    for factor in options.factors:
-        own = [r for r in records if r["factor"] == factor]
+    for mode, crashes, factor in product(options.modes, options.crashes, options.factors):
+        own = [
+            r
+            for r in records
+            if (r["mode"], r["crashes_expected"], r["factor"]) == (str(mode), crashes, factor)
+        ]
         values = [r["overhead"] for r in own]
-        mean = sum(values) / len(values)
         error = "" if len(values) < 2 else f" ± {stdev(values) / sqrt(len(values)):.1%}"
-        closed = sum(r["overhead_closed_form"] for r in own) / len(own)
         rows.append(
             [
+                str(mode),
+                f"{crashes:g}",
                 f"{factor:g} x Young",
-                f"{factor * young_s:.3f}",
-                f"{sum(r['interval_kept_s'] for r in own) / len(own):.3f}",
-                f"{mean:.1%}{error}",
-                f"{closed:.1%}",
+                f"{own[0]['interval_s']:.3f}",
+                f"{fmean(r['interval_kept_s'] for r in own):.3f}",
+                f"{fmean(values):.1%}{error}",
+                f"{fmean(r['overhead_closed_form'] for r in own):.1%}",
             ]
         )
-    header = ["interval", "asked s", "kept s", f"overhead (n={options.seeds}, s.e.)", "Daly"]
-    print(aligned(header, rows))
-    best_s = best_interval_s(policy)
-    print(
-        f"Young {young_s:.3f} s, best by Daly's form {best_s:.3f} s "
-        f"({overhead(policy, best_s):.1%}); an interval ends with a step"
-    )
-    cpr = cpr_illustration()
-    print(
-        f"illustration of CPR's figures: full recovery {cpr['full']:.1%}, partial "
-        f"{cpr['partial']:.1%} (a crash every 28 h, 5 min a checkpoint, 2 min to be back: assumed)"
-    )
-    print(path)
+    overheads = f"overhead (n={options.seeds}, s.e.)"
+    return aligned(["mode", "crashes", "interval", "asked s", "kept s", overheads, "Daly"], rows)

@@ -56,7 +56,7 @@ class Options:
     """Embedding worker hosts."""
     servers: tuple[int, ...] = (30,)
     """Server hosts."""
-    batch_per_rank: tuple[int, ...] = (864,)
+    batch_per_rank: tuple[int, ...] = (Point().batch_per_rank,)
     """Samples of a rank in a step."""
     taus: tuple[int, ...] = (DEFAULT_TAU,)
     """Windows; modes without one count once."""

@@ -18,24 +18,16 @@ from experiments.published.calibration import (
     without_each_series,
 )
 from experiments.published.gpu_rows import Measured
+from experiments.published.measured_files import MeasuredFiles
 from experiments.published.scores import HEADER, classes, naive_rates, score
-from experiments.studies.predict_published import files, load
 from experiments.tables import aligned, write_csv
 from persia_sim.presets.software import FITTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(MeasuredFiles):
     """Persia's published points; with CSVs as of `predict-published`, GPU-sharded training."""
 
-    rows: tuple[Path, ...] = ()
-    """Lines with measurements; those without are left out. Default: Persia's points alone."""
-    workloads: Path = Path()
-    """What the workloads of the rows are made of."""
-    systems: Path = Path()
-    """What the systems of the rows are made of."""
-    tables: Path | None = None
-    """Tables of each workload; default: workload_tables.csv beside the workloads, if there."""
     held_out: bool = True
     """Also leave each series out in turn and predict it (a minute or two)."""
     profiles: bool = False
@@ -44,10 +36,8 @@ class Options:
     """Folder of the tables."""
 
     def __post_init__(self) -> None:
-        given = {"rows": self.rows, "workloads": self.workloads, "systems": self.systems}
-        files(**given, tables=self.tables or ())
-        if self.rows or self.workloads != Path() or self.systems != Path():
-            files(needed=True, **given)
+        given = self.rows or self.workloads != Path() or self.systems != Path()
+        self.check(needed=bool(given))
 
 
 def run(options: Options) -> None:
@@ -55,7 +45,7 @@ def run(options: Options) -> None:
     if not options.rows:
         _persia(options.out)
         return
-    rows, left_out = load(options.rows, options.workloads, options.systems, options.tables)
+    rows, left_out = options.load(options.rows)
     rows = [row for row in rows if row.samples_per_s]
     if len(rows) < 2:
         raise ValueError(f"rows hold {len(rows)} measurements; a fit needs two or more")
@@ -91,11 +81,14 @@ def run(options: Options) -> None:
 
 
 def _persia(out: Path) -> None:
-    from experiments.published import persia_fit  # late: it loads the simulator
+    # Late: they load the simulator.
+    from experiments.published.persia_fit import best_batches
+    from experiments.published.persia_points import points
+    from experiments.published.persia_report import report
 
-    known = persia_fit.points()
-    found = persia_fit.best_batches(known)
-    print(persia_fit.report(found, known))
+    known = points()
+    found = best_batches(known)
+    print(report(found, known))
     best = found[0]
     records = [
         {"series": point.series, "gpus": point.gpus, "published": point.samples_per_s,

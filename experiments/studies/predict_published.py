@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.published.descriptions import nodes_of, rankers_of
-from experiments.published.gpu_rows import Measured, measured_of
+from experiments.published.gpu_rows import Measured
+from experiments.published.measured_files import MeasuredFiles
 from experiments.published.scores import (
     HEADER,
     classes,
@@ -22,77 +22,42 @@ from experiments.published.scores import (
 from experiments.tables import write_csv
 from persia_sim.presets.software import BAND_LN
 from persia_sim.sharded.pipeline import step_s
-from persia_sim.sharded.stages import fits, stages
+from persia_sim.sharded.stages import Stages, fits, stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(MeasuredFiles):
     """CSVs of what is to be predicted; measured columns may be empty."""
 
-    rows: tuple[Path, ...] = ()
-    """Lines to predict: workload, system, framework, precision, gpus, global_batch and the like."""
-    workloads: Path = Path()
-    """What the workloads of the rows are made of."""
-    systems: Path = Path()
-    """What the systems of the rows are made of."""
-    tables: Path | None = None
-    """Tables of each workload; default: workload_tables.csv beside the workloads, if there."""
     known: tuple[Path, ...] = ()
     """Measured lines for the naive baseline; default: the rows themselves."""
     out: Path = Path("runs/predict-published")
     """Folder of the table."""
 
     def __post_init__(self) -> None:
-        given = {"rows": self.rows, "workloads": self.workloads, "systems": self.systems}
-        files(**given, known=self.known, tables=self.tables or ())
-        files(needed=True, **given)
+        self.check(needed=True, known=self.known)
 
 
 def run(options: Options) -> None:
-    """Predict every row, write predictions.csv, print errors where there are measurements."""
-    rows, left_out = load(options.rows, options.workloads, options.systems, options.tables)
+    """Predict every row, write the table; where rows are measured, print errors and draw them."""
+    rows, left_out = options.load(options.rows)
     known = rows
     if options.known:
-        known, _ = load(options.known, options.workloads, options.systems, options.tables)
-    path = options.out / "predictions.csv"
+        known, _ = options.load(options.known)
+    path = options.out / "predict_published.csv"
     records = predictions(rows, known)
     write_csv(path, records)
     print(report(rows, records))
     for why in left_out:
         print(f"left out: {why}")
-    print(f"{len(records)} predictions in {path}")
+    drawn = ""
+    if any(row.samples_per_s for row in rows):
+        from paper_figs.predict_published import predict_published_figure  # late: pyplot
+        from paper_figs.style import save
 
-
-def files(needed: bool = False, **options: Path | tuple[Path, ...]) -> None:
-    """Raise ValueError naming the first option whose file is not there, or that is not given."""
-    for name, value in options.items():
-        named = [
-            path for path in ((value,) if isinstance(value, Path) else value) if path != Path()
-        ]
-        if needed and not named:
-            raise ValueError(f"{name} must name a CSV file, got none")
-        for path in named:
-            if not path.is_file():
-                raise ValueError(f"{name} {path} is missing; name a CSV with a header line")
-
-
-def load(
-    files: Sequence[Path], workloads: Path, systems: Path, tables: Path | None
-) -> tuple[list[Measured], list[str]]:
-    """All rows of the files as jobs. Raises ValueError where a file gives none."""
-    beside = workloads.with_name("workload_tables.csv")
-    rankers = rankers_of(workloads, tables or (beside if beside.is_file() else None))
-    nodes = nodes_of(systems)
-    rows: list[Measured] = []
-    left_out: list[str] = []
-    for file in files:
-        found, missing = measured_of(file, rankers, nodes)
-        rows += found
-        left_out += missing
-    if not rows:
-        first = left_out[0] if left_out else "no file was named"
-        raise ValueError(f"rows give nothing to predict: {first}")
-    return rows, left_out
+        picture = options.out / "predict_published.png"
+        drawn = f"; {save(predict_published_figure(path), picture)}"
+    print(f"{len(records)} predictions in {path}{drawn}")
 
 
 def predictions(rows: Sequence[Measured], known: Sequence[Measured]) -> list[dict[str, object]]:
@@ -103,23 +68,22 @@ def predictions(rows: Sequence[Measured], known: Sequence[Measured]) -> list[dic
         parts, job = stages(row.job), row.job
         rate = job.batch / step_s(job)
         measured = row.samples_per_s or nan
-        binds = {
-            "host": parts.host_s, "dense": parts.dense_s, "lookup": parts.lookup_s,
-            "update": parts.update_s, "exchange": 2 * parts.exchange_s, "misses": parts.miss_s,
-            "small kernels": parts.gpu_s, "all-reduce": parts.allreduce_s, "input": parts.input_s,
-        }  # fmt: skip
+        binds = seconds_by_part(parts)
         found.append(
             {
                 "id": row.label,
                 "series": row.series,
                 "workload": job.ranker.name,
+                "framework": row.family,
                 "system": job.system.node.name,
+                "accelerator": job.system.node.accelerator.name,
                 "gpus": job.system.gpus,
                 "global_batch": job.batch,
                 "predicted_samples_per_s": round(rate, 1),
                 "low_90": round(rate * exp(-BAND_LN), 1),
                 "high_90": round(rate * exp(BAND_LN), 1),
                 "predicted_step_ms": round(1e3 * job.batch / rate, 4),
+                "measured_step_ms": round(1e3 * row.step_s, 4) if row.samples_per_s else "",
                 "measured_samples_per_s": row.samples_per_s or "",
                 "ln_error": round(log(rate / measured), 4) if row.samples_per_s else "",
                 "naive_samples_per_s": round(by_nearest, 1) if by_nearest == by_nearest else "",
@@ -131,6 +95,15 @@ def predictions(rows: Sequence[Measured], known: Sequence[Measured]) -> list[dic
             }
         )
     return found
+
+
+def seconds_by_part(parts: Stages) -> dict[str, float]:
+    """What a step is made of; pipelined parts run beside others."""
+    return {
+        "host": parts.host_s, "dense": parts.dense_s, "lookup": parts.lookup_s,
+        "update": parts.update_s, "exchange": 2 * parts.exchange_s, "misses": parts.miss_s,
+        "small kernels": parts.gpu_s, "all-reduce": parts.allreduce_s, "input": parts.input_s,
+    }  # fmt: skip
 
 
 def report(rows: Sequence[Measured], records: Sequence[dict[str, object]]) -> str:

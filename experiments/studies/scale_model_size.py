@@ -9,7 +9,7 @@ from experiments.checks import SIMULATED_STEPS, between
 from experiments.published.compare import candidates, model_size, table
 from experiments.studies.scale_workers import records, summary
 from experiments.tables import aligned, write_csv
-from persia_sim.presets.fits import FITS
+from persia_sim.presets.fits import EVERY, FITS
 
 SUSPECT_STEPS = 60  # a run of each suspect, batch and mode; enough for a rate within a per cent
 
@@ -49,7 +49,9 @@ def run(options: Options) -> None:
         f"one level fitted to four sizes, the fifth held out: mean |error| "
         f"{sum(held_out) / len(held_out):.1%}, largest {max(held_out):.1%}"
     )
-    print(f"fitted constants: {len(FITS['gcp-100t'])} ({', '.join(FITS['gcp-100t'])})")
+    shared, own = FITS[EVERY], FITS["gcp-100t"]
+    print(f"fitted constants: {len(shared)} of {EVERY} ({', '.join(shared)})")
+    print(f"and {len(own)} of this one ({', '.join(own)})")
     if options.suspects:
         found = candidates(steps=min(options.steps, SUSPECT_STEPS))
         write_csv(

@@ -16,7 +16,6 @@ from persia_sim.words.vocabulary import Mode
 
 SIZES = ((8, 13, 4), (64, 100, 30), (256, 250, 75), (1024, 1000, 75))
 BOTH_MODES_RANKS = 64  # beyond, hybrid alone
-ALL_STEPS_RANKS = 256  # beyond, `fluid` runs a tenth of the steps: each takes seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +45,9 @@ def run(options: Options) -> None:
             continue
         point = Point(ranks=ranks, workers=workers, servers=servers)
         for discipline in (Discipline.FLUID, Discipline.FIFO):
-            slow = discipline is Discipline.FLUID and ranks > ALL_STEPS_RANKS
-            steps = max(2, options.steps // 10) if slow else options.steps
             for mode in (Mode.SYNC, Mode.HYBRID) if ranks <= BOTH_MODES_RANKS else (Mode.HYBRID,):
                 chosen = replace(point, discipline=discipline, mode=mode)
-                records.append(_timed(chosen, steps))
+                records.append(_timed(chosen, options.steps))
     if options.most_ranks >= Point().ranks:
         records.append(_timed(Point(), 10 * options.steps))
     header = ["GPUs", "workers", "servers", "mode", "network", "steps", "events/step", "kev/s"]

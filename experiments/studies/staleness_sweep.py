@@ -33,6 +33,7 @@ from runtime.config import (
     SyncConfig,
     TrainConfig,
 )
+from runtime.config.sync import MOST_DENSE_LAG
 from runtime.embedding.config import RowOptimizerKind, TableConfig
 
 DEFAULT_TAUS = (0, 4, 16)
@@ -71,6 +72,14 @@ class Options:
     """Factor, of the hybrid modes: merged (the default) or on arrival."""
     match: tuple[Literal["update", "global"], ...] = ()
     """Factor, of async: batches of a dense update (the default), or of a rank's share of it."""
+    sync_steps: tuple[int, ...] = ()
+    """Factor, of the hybrid modes: so many first steps with tau 0; else none."""
+    dense_lag: tuple[int, ...] = ()
+    """Factor, of the hybrid modes: the dense update so many steps late; else not."""
+    delay_compensation: tuple[float, ...] = ()
+    """Factor, of modes that read late rows: strength lambda; else 0, off."""
+    lr_by_staleness: tuple[bool, ...] = ()
+    """Factor, of modes that read late rows: their rows' rate divided by max(1, steps missed)."""
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     rows: TableConfig = field(default_factory=TableConfig)
@@ -88,6 +97,9 @@ class Options:
     def __post_init__(self) -> None:
         between(*SEEDS, seeds=self.seeds)
         between(*RANKS, ranks=self.ranks)
+        each_between(*TAU, sync_steps=self.sync_steps)
+        each_between(0, MOST_DENSE_LAG, dense_lag=self.dense_lag)
+        each_between(0, 1e9, delay_compensation=self.delay_compensation)
         between(*JOBS, jobs=self.jobs)
         between(*COUNT, evaluate_every_steps=self.evaluate_every_steps)
         between(*ROWS, test_rows=self.test_rows)
@@ -104,9 +116,13 @@ class Options:
                 "row optimiser adagrad or adagrad_row",
             ),
             "taus": (any(m.reads_late_rows for m in self.modes), "a mode that reads late rows"),
-            "merge_pushes": (
-                any(m in (Mode.HYBRID, Mode.RAW_HYBRID) for m in self.modes),
-                "hybrid or raw_hybrid",
+            **dict.fromkeys(
+                ("merge_pushes", "sync_steps", "dense_lag"),
+                (any(m.may_merge for m in self.modes), "hybrid or raw_hybrid"),
+            ),
+            **dict.fromkeys(
+                ("delay_compensation", "lr_by_staleness"),
+                (any(m.reads_late_rows for m in self.modes), "a mode that reads late rows"),
             ),
             "match": (any(not m.has_barrier for m in self.modes), "async or async_averaging"),
         }
@@ -159,6 +175,10 @@ def plan(options: Options) -> list[tuple[str, list[Point]]]:
         "steps": options.steps or (None,),
         "merge_pushes": options.merge_pushes or (True,),
         "match": options.match or ("update",),
+        "sync_steps": options.sync_steps or (0,),
+        "dense_lag": options.dense_lag or (0,),
+        "delay_compensation": options.delay_compensation or (0.0,),
+        "lr_by_staleness": options.lr_by_staleness or (False,),
     }
     groups = []
     for values in itertools.product(*factors.values()):
@@ -191,10 +211,14 @@ def plan(options: Options) -> list[tuple[str, list[Point]]]:
 
 
 def _with_choices(point: Point, chosen: dict[str, Any]) -> Point:
-    """Add the factors that only some modes have."""
+    """Add the factors that only some modes have; sync stays the reference that it is."""
     sync = point.config.sync
-    if sync.mode in (Mode.HYBRID, Mode.RAW_HYBRID):
-        sync = replace(sync, merge_pushes=chosen["merge_pushes"])
+    if sync.mode.may_merge:
+        own = ("merge_pushes", "sync_steps", "dense_lag")
+        sync = replace(sync, **{name: chosen[name] for name in own})
+    if sync.mode.reads_late_rows:
+        own = ("delay_compensation", "lr_by_staleness")
+        sync = replace(sync, **{name: chosen[name] for name in own})
     if not sync.mode.has_barrier:
         sync = replace(sync, match=chosen["match"])
     return replace(point, config=replace(point.config, sync=sync))

@@ -9,12 +9,30 @@ from typing import Any
 
 import numpy as np
 
-from experiments.checks import COUNT, JOBS, ROWS, SEEDS, TAU, between, known
+from experiments.checks import (
+    COUNT,
+    JOBS,
+    ROWS,
+    SEEDS,
+    TAU,
+    between,
+    each_between,
+    known,
+    not_empty,
+)
 from experiments.gaps import Run, curve_records, finished, thousandths
 from experiments.points import Point, data_sha256
 from experiments.statistics import t_interval
 from experiments.sweep import default_jobs, print_plan, run_points
 from experiments.tables import aligned, write_csv
+from experiments.targets import (
+    FOOTNOTE,
+    Journey,
+    Target,
+    target_record,
+    target_table,
+    targets,
+)
 from persia_sim.presets.catalogue import CLUSTERS, workloads
 from persia_sim.words.trace import Trace
 from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
@@ -41,7 +59,9 @@ class Options:
     """Samples that stand for a rank's (far larger) simulated batch in the training."""
     snapshots: int = 10
     """Evaluations along a run."""
-    seeds: int = 3
+    targets: tuple[float, ...] = (0.9, 0.95, 0.99)
+    """Targets, in shares of sync's climb from an AUC of 0.5 to its mean at the end, above 0."""
+    seeds: int = 5
     """Paired seeds of the training; the order is the same."""
     test_rows: int = 20_000
     """Rows that are evaluated."""
@@ -63,6 +83,8 @@ class Options:
             )
         between(*COUNT, steps=self.steps)
         between(1, self.steps, snapshots=self.snapshots)
+        not_empty(targets=self.targets)
+        each_between(0.01, 1, targets=self.targets)
         between(*SEEDS, seeds=self.seeds)
         between(*JOBS, jobs=self.jobs)
         between(*COUNT, batch_per_rank=self.batch_per_rank)
@@ -84,13 +106,16 @@ def run(options: Options) -> None:
     run_points(points, options.out, options.jobs, points[0].config.batch * options.steps)
     runs = finished(points, options.out)
     records = _with_time(curve_records(runs, options.out), options, instants)
-    csv = options.out / "time_to_auc.csv"
+    csv, csv_of_targets = (options.out / f"time_to_auc{end}.csv" for end in ("", "_targets"))
     write_csv(csv, records)
-    figure = save(time_to_auc_figure(csv), options.out / "time_to_auc.png")
+    found, per_hour = _targets(records, options), CLUSTERS[options.cluster]().usd_per_hour
+    write_csv(csv_of_targets, [target_record(t, options.cluster, per_hour) for t in found])
+    figure = save(time_to_auc_figure(csv, csv_of_targets), options.out / "time_to_auc.png")
     print(f"\n{options.cluster}, {options.workload}, tau {options.tau}; learning on"
           f" {options.data.name}, {points[0].config.batch} samples a step")  # fmt: skip
-    print(_table(runs, records, instants, options))
-    print(f"table:  {csv}\nfigure: {figure}")
+    print(_table(runs, instants, options))
+    print(f"\n{target_table(found, per_hour)}\n{FOOTNOTE}")
+    print(f"table:  {csv}\ntargets: {csv_of_targets}\nfigure: {figure}")
 
 
 def _plan(options: Options) -> str:
@@ -137,7 +162,12 @@ def _simulate(options: Options, mode: Mode) -> np.ndarray:
 def _points(options: Options, mode: Mode) -> list[Point]:
     ranks = int(Trace.load(_trace_path(options, mode)).meta["ranks"])
     base = TrainConfig(
-        sync=SyncConfig(mode=mode, ranks=ranks, match="update" if mode.has_barrier else "global"),
+        sync=SyncConfig(
+            mode=mode,
+            ranks=ranks,
+            tau=options.tau if mode.reads_late_rows else DEFAULT_TAU,
+            match="update" if mode.has_barrier else "global",
+        ),
         batch=ranks * options.batch_per_rank,
         steps=options.steps,
         engine=EngineConfig(executor="replay", trace=_trace_path(options, mode)),
@@ -176,37 +206,49 @@ def _samples_of(options: Options, mode: Mode, updates: int) -> int:
     return updates * options.batch_per_rank * (ranks if mode.has_barrier else 1)
 
 
-def _table(
-    runs: Sequence[Run],
-    records: Sequence[dict[str, Any]],
-    instants: dict[Mode, np.ndarray],
-    options: Options,
-) -> str:
+def _table(runs: Sequence[Run], instants: dict[Mode, np.ndarray], options: Options) -> str:
+    """At the end of the run, all pushes applied."""
     task = next(iter(runs[0].summary["tasks"]))
     final = {(r.setting[0], r.summary["seed"]): r.auc(task) for r in runs}
-    records = [r for r in records if r["task"] == task]
-    start = min(r["auc"] for r in records if r["mode"] == "sync")
-    target = start + 0.9 * (np.mean([final["sync", s] for s in range(options.seeds)]) - start)
-    header = ["mode", "simulated s", "test AUC", "gap to sync [1e-3]", f"s to AUC {target:.4f}"]
     cells = []
     for mode in instants:
         aucs = [final[str(mode), seed] for seed in range(options.seeds)]
         gap = t_interval([final[str(mode), s] - final["sync", s] for s in range(options.seeds)])
-        reached = [
-            min(
-                (r["simulated_s"] for r in records
-                 if r["mode"] == mode and r["seed"] == seed and r["auc"] >= target),
-                default=np.nan,
-            )
-            for seed in range(options.seeds)
-        ]  # fmt: skip
         cells.append(
             [
                 str(mode),
                 f"{instants[mode][-1]:.1f}",
                 f"{np.mean(aucs):.4f}",
                 "-" if mode is Mode.SYNC else thousandths(gap),
-                f"{np.mean(reached):.1f}" if np.isfinite(reached).all() else "not reached",
             ]
         )
-    return aligned(header, cells)
+    return aligned(["mode", "simulated s", "test AUC", "gap to sync [1e-3]"], cells)
+
+
+def _targets(records: Sequence[dict[str, Any]], options: Options) -> list[Target]:
+    """Each mode's way to each target, by the cluster's seconds and by the cluster's samples."""
+    first = records[0]["task"]
+    lines: dict[str, dict[int, list[tuple[float, float, float]]]] = {}
+    for r in records:
+        if r["task"] == first:
+            stands_for = _stands_for(options, Mode(r["mode"]))
+            point = r["simulated_s"], r["samples"] * stands_for, r["auc"]
+            lines.setdefault(r["mode"], {}).setdefault(r["seed"], []).append(point)
+    journeys = {
+        mode: {
+            seed: Journey(
+                seconds=[p[0] for p in points],
+                samples=[p[1] for p in points],
+                auc=[p[2] for p in points],
+            )
+            for seed, points in seeds.items()
+        }
+        for mode, seeds in lines.items()
+    }
+    return targets(journeys, "sync", options.targets)
+
+
+def _stands_for(options: Options, mode: Mode) -> float:
+    """Samples of the cluster for one that is trained."""
+    meta = Trace.load(_trace_path(options, mode)).meta
+    return float(meta["simulated_batch_per_rank"]) / options.batch_per_rank

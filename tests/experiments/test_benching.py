@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from experiments.benching import bench_embedding, bench_peers, bench_sync, windows
-from experiments.benching.bench_peers import CEILING, OURS
+from experiments.benching.peer_steps import CEILING, OURS
 from experiments.benching.peers import row_numbers, torch_sparse
 from experiments.benching.wide import DENSE, FIELDS, wide_workload
 from experiments.benching.windows import Window

@@ -30,15 +30,47 @@ BAD = {
         "row-lr": NOT_POSITIVE, "lr": NOT_POSITIVE, "initial-accumulator": ODD_FLOAT,
         "initial-scale": ODD_FLOAT, "evaluate-every-steps": COUNT, "test-rows": COUNT,
         "jobs": COUNT, "modes": UNKNOWN | st.just(""), "match": UNKNOWN,
+        "sync-steps": NEGATIVE | ABSURD, "dense-lag": NEGATIVE | ABSURD | st.just("1001"),
+        "delay-compensation": ODD_FLOAT, "lr-by-staleness": UNKNOWN,
+    },
+    "treatments": {
+        "taus": COUNT | st.just(""), "async-tau": NEGATIVE | ABSURD, "treatments": UNKNOWN,
+        "presets": UNKNOWN, "sync-steps": COUNT, "dense-lag": COUNT | st.just("1001"),
+        "delay-compensation": ODD_FLOAT | st.just("0"), "seeds": COUNT | st.just("1"),
+        "ranks": COUNT, "batch": COUNT, "samples": COUNT, "jobs": COUNT,
     },
     "synthetic-gap": {
         "seeds": COUNT, "taus": NEGATIVE | st.just(""), "steps": COUNT, "batch": COUNT,
         "test-rows": COUNT, "evaluate-every-steps": COUNT, "jobs": COUNT,
     },
+    "gap-study": {
+        "data-sets": UNKNOWN | st.just(""), "modes": UNKNOWN | st.sampled_from(["", "hybrid"]),
+        "taus": NEGATIVE | ABSURD | st.just(""), "seeds": COUNT | st.just("1"),
+        "batch": COUNT | st.just("7"), "most-seeds": COUNT | st.just("4"), "widest": NOT_POSITIVE,
+        "samples": COUNT,
+        "test-rows": COUNT, "row-factors": NOT_POSITIVE | st.just(""),
+        "dense-factors": NOT_POSITIVE | st.just(""), "tuning-seeds": COUNT, "jobs": COUNT,
+        "snapshots": NEGATIVE | ABSURD, "tolerance": NOT_POSITIVE,
+    },
     "time-to-auc": {
         "cluster": UNKNOWN, "workload": UNKNOWN, "modes": UNKNOWN | st.just("hybrid"),
         "tau": NEGATIVE | ABSURD, "steps": COUNT, "batch-per-rank": COUNT,
         "snapshots": COUNT | st.just("401"), "seeds": COUNT, "test-rows": COUNT, "jobs": COUNT,
+        "targets": ODD_FLOAT | st.sampled_from(["0", "1.5", ""]),
+    },
+    "convergence": {
+        "data-sets": UNKNOWN | st.just(""), "modes": UNKNOWN | st.sampled_from(["", "hybrid"]),
+        "tau": NEGATIVE | ABSURD, "match": UNKNOWN, "samples": COUNT | st.just("1023"),
+        "seeds": COUNT | st.just("1"), "snapshots": COUNT | st.just("1281"), "test-rows": COUNT,
+        "jobs": COUNT,
+    },
+    "convergence-bound": {
+        "seeds": COUNT | st.just("1"), "taus": COUNT | st.just(""), "updates": COUNT | st.just(""),
+        "batch": COUNT | st.just(""), "cases": UNKNOWN | st.just(""), "samples": COUNT,
+    },
+    "row-frequency": {
+        "seeds": COUNT | st.just("1"), "taus": COUNT | st.just(""), "samples": COUNT,
+        "batch": COUNT, "test-rows": COUNT, "probes": COUNT, "jobs": COUNT,
     },
     "scale-workers": {"steps": COUNT | st.just("7")},
     "scale-model-size": {"steps": COUNT | st.just("7")},
@@ -49,8 +81,24 @@ BAD = {
         "half-width": NOT_POSITIVE | st.sampled_from(["1", "1e300"]), "jobs": COUNT,
         "seed": NEGATIVE,
     },
+    "modes-timeline": {
+        "modes": UNKNOWN | st.just(""), "window": COUNT, "latency-s": ODD_FLOAT, "batch": COUNT,
+        "rounds": COUNT, "steps": COUNT | st.just("9"), "shown": COUNT | st.just("65"),
+        "cluster": UNKNOWN, "workload": UNKNOWN, "cluster-ranks": COUNT | st.just("1"),
+    },
+    "ablation": {
+        "places": UNKNOWN, "ranks": COUNT, "steps": COUNT | st.just("7"), "tau": COUNT,
+        "samples": COUNT, "test-rows": COUNT, "batch": COUNT, "train-ranks": COUNT,
+        "seeds": NEGATIVE | ABSURD, "jobs": COUNT,
+    },
+    "sharded-map": {
+        "gpus": UNKNOWN | st.just(""), "software": UNKNOWN | st.just(""),
+        "nic-gbit-per-s": ODD_FLOAT | st.just(""), "parameters": ODD_FLOAT | st.just(""),
+        "batch": COUNT | st.just("63"), "steps": COUNT | st.just("7"),
+    },
     "checkpoint-interval": {
-        "cluster": UNKNOWN, "workload": UNKNOWN, "ranks": COUNT, "steps": COUNT,
+        "cluster": UNKNOWN, "workload": UNKNOWN, "modes": UNKNOWN | st.just(""), "ranks": COUNT,
+        "steps": COUNT,
         "crashes": NOT_POSITIVE | st.sampled_from(["1e6", "1e300"]),
         "checkpoint-share": NOT_POSITIVE | st.just("1.5"), "back-share": ODD_FLOAT,
         "factors": NOT_POSITIVE | st.sampled_from(["1e3", ""]), "seeds": COUNT,
@@ -66,6 +114,7 @@ BAD = {
         ("rows", "workloads", "systems", "tables", "known"), NO_FILE
     ),
     "fit": dict.fromkeys(("rows", "workloads", "systems", "tables"), NO_FILE),
+    "paper": {"size": UNKNOWN, "only": UNKNOWN, "measurements": st.just("/no/such")},
     "bench-sync": {
         "rows": COUNT | st.just("25"), "batch": COUNT, "dim": COUNT, "hidden": COUNT | st.just(""),
         "threads": COUNT, "pairs": COUNT, "window-steps": COUNT | st.just("2"),
@@ -165,7 +214,7 @@ def test_no_option_of_a_number_is_forgotten(name):
     options = importlib.import_module(commands.module_of(name)).Options
     unchecked = {"data", "model", "rows", "out", "dry_run", "data_dir", "evict", "suspects",
                  "row_optimizer", "optimizer", "merge_pushes", "device", "held_out",
-                 "profiles"}  # fmt: skip
+                 "profiles", "store", "tuned"}  # fmt: skip
     own = {f.name for f in dataclasses.fields(options)} - unchecked
     drawn = {option.replace("-", "_") for option in BAD[name]}
     assert own <= drawn, own - drawn

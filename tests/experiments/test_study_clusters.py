@@ -218,8 +218,9 @@ def checkpoints(tmp_path_factory):
     out = tmp_path_factory.mktemp("checkpoint-interval")
     told: list[str] = []
     options = checkpoint_interval.Options(
-        ranks=2, steps=60, crashes=4.0, factors=(0.5, 2.0), seeds=3, out=out
-    )
+        ranks=2, steps=60, modes=(Mode.HYBRID,), crashes=(4.0,), factors=(0.5, 2.0), seeds=3,
+        out=out,
+    )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("builtins.print", lambda *words, **_: told.append(str(words[0]) + "\n"))
         checkpoint_interval.run(options)
@@ -245,6 +246,8 @@ def test_intervals_are_multiples_of_youngs_and_overheads_lie_near_dalys_form(che
         kept = float(row["interval_kept_s"])
         daly = mean_s * math.exp(back_s / mean_s) * math.expm1((kept + write_s) / mean_s) / kept - 1
         assert float(row["overhead_closed_form"]) == pytest.approx(daly)
+        took_s = useful_s * (1 + float(row["overhead"]))
+        assert float(row["throughput_lost"]) == pytest.approx(1 - useful_s / took_s)
         # What a run loses is what it redoes, waits and writes; in hybrid a little of it overlaps.
         lost = sum(float(row[name]) for name in ("redone_s", "down_s", "writing_s"))
         assert float(row["overhead"]) == pytest.approx(lost / useful_s, abs=0.05)
@@ -260,7 +263,8 @@ def test_the_printed_overheads_are_means_with_standard_errors(checkpoints):
         closed = fmean(
             float(r["overhead_closed_form"]) for r in rows if float(r["factor"]) == factor
         )
-        (line,) = [x for x in told.splitlines() if x.startswith(f"{factor:g} x Young")]
+        (line,) = [x for x in told.splitlines() if f"{factor:g} x Young" in x]
+        assert line.startswith("hybrid")
         assert f"{fmean(own):.1%} ± {stdev(own) / math.sqrt(3):.1%}" in line
         assert line.endswith(f"{closed:.1%}")
 
@@ -268,9 +272,9 @@ def test_the_printed_overheads_are_means_with_standard_errors(checkpoints):
 @pytest.mark.parametrize(
     ("changes", "rule"),
     [
-        ({"crashes": 1e6}, r"crashes must be <= steps / 4 = 100,.* got 1e\+06"),
-        ({"crashes": 0.0}, "crashes must be > 0 and finite, got 0.0"),
-        ({"crashes": math.inf}, "crashes must be > 0 and finite, got inf"),
+        ({"crashes": (3.0, 1e6)}, r"crashes must be <= steps / 4 = 100,.* got 1e\+06"),
+        ({"crashes": (0.0,)}, "crashes must be > 0 and finite, got 0.0"),
+        ({"crashes": (math.inf,)}, "crashes must be > 0 and finite, got inf"),
         ({"factors": (1.0, 1e3)}, "factors must leave time to work.*1000 x Young's"),
         ({"back_share": 0.9}, "must be <= 4 mean times between crashes, got"),
         ({"seeds": 0}, "seeds must be >= 1, got 0"),

@@ -9,11 +9,11 @@ import pytest
 
 from experiments.studies import staleness_sweep, synthetic_gap
 from persia_sim.words.vocabulary import Mode
-from runtime.config import DataConfig, ModelConfig
+from runtime.config import DataConfig, ModelConfig, SyncConfig
 from tests.experiments.raw_runs import check_gap_table, close, raw_runs, read_csv
 
 pytestmark = pytest.mark.multiproc
-PAPER = Path(__file__).parents[2] / "paper_figs" / "out"
+PAPER = Path(__file__).parents[2] / "docs" / "results"
 STEPS = 8
 
 
@@ -86,6 +86,23 @@ def test_the_sweeps_curves_have_every_line_of_the_metrics_once(sweep):
                 line["tasks"]["click"]["auc"] for line in run.lines()
             ]
             close(own[-1]["auc"], run.auc())
+
+
+def test_treatments_reach_the_modes_that_have_them_and_leave_sync_the_reference():
+    options = staleness_sweep.Options(
+        modes=(Mode.SYNC, Mode.HYBRID, Mode.ASYNC), taus=(2,), seeds=1, sync_steps=(5,),
+        dense_lag=(0, 1), delay_compensation=(8.0,), lr_by_staleness=(True,),
+        data=DataConfig(name="synthetic"), steps=(3,),
+    )  # fmt: skip
+    groups = staleness_sweep.plan(options)
+    assert [label for label, _ in groups] == ["dense_lag=0", "dense_lag=1"]
+    for lag, (_, points) in enumerate(groups):
+        sync, hybrid, late = [p.config.sync for p in points]
+        assert sync == SyncConfig(ranks=8)
+        assert (hybrid.sync_steps, hybrid.dense_lag) == (5, lag)
+        assert (late.sync_steps, late.dense_lag) == (0, 0)
+        for treated in (hybrid, late):
+            assert (treated.delay_compensation, treated.lr_by_staleness) == (8.0, True)
 
 
 def test_crossed_factors_reach_the_configs_of_the_modes_that_have_them():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from experiments.studies import time_to_auc
 from persia_sim.cli import Options as Simulation
@@ -15,7 +16,7 @@ from persia_sim.engine.simulate import simulate
 from persia_sim.model.stamps import Mark
 from persia_sim.words.vocabulary import Mode
 from runtime.data.open import open_source
-from tests.experiments.raw_runs import paired, raw_runs, read_csv
+from tests.experiments.raw_runs import close, paired, raw_runs, read_csv
 
 pytestmark = pytest.mark.multiproc
 STEPS, SEEDS, TAU, RANKS = 12, 3, 2, 8
@@ -85,23 +86,17 @@ def test_lookahead_learns_exactly_what_sync_learns_in_less_time(ran):
     assert float(ahead[-1]["simulated_s"]) < float(sync[-1]["simulated_s"])
 
 
-def printed(told: str, mode: str) -> list[str]:
-    (line,) = re.findall(rf"^{mode}  .*$", told, re.MULTILINE)
+def printed(told: str, mode: str, of: int = 0) -> list[str]:
+    """The cells of a mode's line: of the table of ends (0), or of its targets (1, 2, ...)."""
+    line = re.findall(rf"^{mode}  .*$", told, re.MULTILINE)[of]
     return re.split(r" {2,}", line)
 
 
-def test_the_printed_table_is_recomputed_from_runs_and_simulation(ran, instants):
-    runs, rows = raw_runs(ran[0]), read_csv(ran[0] / "time_to_auc.csv")
-    finals = {
-        mode: [next(r for k, r in runs.items() if k[0] == mode and k[2] == s).auc()
-               for s in range(SEEDS)]
-        for mode in MODES
-    }  # fmt: skip
-    start = min(float(r["auc"]) for r in rows if r["mode"] == "sync")
-    target = start + 0.9 * (np.mean(finals["sync"]) - start)
-    assert f"s to AUC {target:.4f}" in ran[1]
+def test_the_printed_ends_are_recomputed_from_runs_and_simulation(ran, instants):
+    runs = raw_runs(ran[0])
+    finals = finals_of(runs)
     for mode in MODES:
-        _, seconds, auc, gap, reached = printed(ran[1], mode)
+        _, seconds, auc, gap = printed(ran[1], mode)
         assert seconds == f"{instants[mode][-1]:.1f}"
         assert auc == f"{np.mean(finals[mode]):.4f}"
         if mode is Mode.SYNC:
@@ -111,37 +106,53 @@ def test_the_printed_table_is_recomputed_from_runs_and_simulation(ran, instants)
         else:
             mean, half = paired(finals[mode], finals["sync"])
             assert gap == f"{1e3 * mean:+.2f} ± {1e3 * half:.2f}"
-        firsts = []
-        for seed in range(SEEDS):
-            for row in own_lines(rows, mode, seed):
-                if float(row["auc"]) >= target:
-                    firsts.append(float(row["simulated_s"]))
-                    break
-        told = f"{np.mean(firsts):.1f}" if len(firsts) == SEEDS else "not reached"
-        assert reached == told
 
 
-def test_the_target_is_of_the_first_task_alone():
-    """A second task with higher AUCs, and one without any, must not move the target."""
-    records = [
-        {"mode": "sync", "seed": 0, "task": task, "auc": auc, "simulated_s": at}
-        for task, aucs in (("click", (0.5, 0.6, 0.7)), ("like", (0.1, 0.9, 0.95)), ("buy", [None]))
-        for at, auc in enumerate(aucs, start=1)
-    ]
+def finals_of(runs) -> dict[str, list[float]]:
+    return {
+        mode: [next(r for k, r in runs.items() if k[0] == mode and k[2] == s).auc()
+               for s in range(SEEDS)]
+        for mode in MODES
+    }  # fmt: skip
 
-    class Done:
-        summary = {"tasks": {"click": {}, "like": {}}, "seed": 0}  # noqa: RUF012
-        setting = ("sync", 0)
 
-        @staticmethod
-        def auc(task: str) -> float:
-            return {"click": 0.7, "like": 0.95}[task]
+def reaches(rows, mode: str, seed: int, target: float) -> float:
+    """When a curve from (0 s, 0.5) first meets the target; inf where it does not."""
+    at = {0.0: 0.5} | {
+        float(r["simulated_s"]): float(r["auc"]) for r in own_lines(rows, mode, seed)
+    }
+    seconds, aucs = np.array(list(at)), np.array(list(at.values()))
+    above = np.flatnonzero(aucs >= target)
+    if not len(above):
+        return np.inf
+    high = above[0]
+    return float(np.interp(target, aucs[high - 1 : high + 1], seconds[high - 1 : high + 1]))
 
-    text = time_to_auc._table(
-        [Done()], records, {Mode.SYNC: np.array([1.0, 2.0, 3.0])}, time_to_auc.Options(seeds=1)
-    )
-    assert "s to AUC 0.6800" in text
-    assert printed(text, "sync")[-1] == "3.0"
+
+def test_targets_are_recomputed_from_the_curves(ran):
+    rows, found = read_csv(ran[0] / "time_to_auc.csv"), read_csv(ran[0] / "time_to_auc_targets.csv")
+    climb = np.mean(finals_of(raw_runs(ran[0]))["sync"]) - 0.5
+    assert [r["mode"] for r in found] == [str(m) for m in MODES] * 3
+    for place, row in enumerate(found):
+        mode, target = row["mode"], 0.5 + float(row["target_share"]) * climb
+        close(row["target_auc"], target)
+        own = [reaches(rows, mode, seed, target) for seed in range(SEEDS)]
+        sync = [reaches(rows, "sync", seed, target) for seed in range(SEEDS)]
+        assert int(row["reached"]) == np.isfinite(own).sum() and int(row["seeds"]) == SEEDS
+        told = printed(ran[1], mode, of=1 + place // len(MODES))
+        if np.isfinite(own).all():
+            close(row["seconds"], np.mean(own))
+            half = stats.t.ppf(0.975, SEEDS - 1) * stats.sem(own)
+            close(row["seconds_half_width_95"], half)
+            assert told[3] == f"{np.mean(own):.1f} ± {half:.1f}"
+        else:
+            assert row["seconds"] == "nan" and row["ratio_to_sync"] == "nan"
+            late = SEEDS - int(row["reached"])
+            assert told[3].startswith(f"not reached by {late} of {SEEDS} seeds, > ")
+        if np.isfinite([*own, *sync]).all():
+            close(row["ratio_to_sync"], stats.gmean(np.divide(own, sync)))
+        assert row["usd"] == "nan", "this cluster has no price"
+    assert float(found[0]["target_share"]) == 0.9
 
 
 def test_the_plan_names_runs_samples_and_folder(capsys, tmp_path):

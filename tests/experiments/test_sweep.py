@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from experiments.folders import sole_writer
-from experiments.points import Point
+from experiments.points import Point, data_sha256
 from experiments.sweep import print_plan, run_points
 from persia_sim.words.vocabulary import Mode
 from runtime.config import (
@@ -32,6 +32,7 @@ from runtime.config import (
 from runtime.run.ending import Ending, Interrupted
 from runtime.run.folder import read_summary
 from runtime.run.record import run_into
+from tests.experiments.clicks import clicks_file
 
 pytestmark = pytest.mark.multiproc
 TINY = TrainConfig(
@@ -78,6 +79,14 @@ def test_a_changed_config_is_another_point(tmp_path):
     assert one.folder(tmp_path) != other.folder(tmp_path)
     moved = replace(one, config=replace(one.config, data=DataConfig(name="synthetic", dir=Path())))
     assert one.folder(tmp_path) == moved.folder(tmp_path)
+
+
+def test_options_that_came_later_leave_the_points_of_before_where_they_were(tmp_path):
+    (one,) = points(1)
+    assert one.folder(tmp_path).name == "seed0-4c38baa8", "as named on 2026-11-21"
+    judged = EvaluationConfig(test_rows=500, part="validation")
+    other = replace(one, config=replace(one.config, evaluation=judged))
+    assert one.folder(tmp_path) != other.folder(tmp_path)
 
 
 def test_a_failed_point_is_named_and_the_others_are_kept(tmp_path):
@@ -253,3 +262,17 @@ def test_a_sweep_that_is_killed_leaves_no_point_behind(tmp_path):
     while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not Path(f"/proc/{child}").exists()
+
+
+def test_a_point_reads_the_data_of_its_own_sweep(tmp_path, monkeypatch):
+    """Points are forked from a server that began with the environment of an earlier sweep."""
+    run_points(points(1), tmp_path / "first", 1, 16)
+    for rows in (2000, 2400):
+        place = tmp_path / str(rows)
+        clicks_file(place, rows)
+        monkeypatch.setenv("PERSIA_DATA_DIR", str(place))
+        (point,) = points(1, data=DataConfig(name="kuairand-pure-14d"))
+        point = replace(point, data_sha256=data_sha256(point.config))
+        run_points([point], place / "sweep", 1, 16)
+        told = json.loads((point.folder(place / "sweep") / "summary.json").read_text())["data"]
+        assert told["train_rows"] + told["test_rows"] == rows

@@ -166,8 +166,27 @@ def test_time_to_auc_puts_the_same_aucs_on_seconds_and_on_samples(tmp_path):
                      "drained": bool(number), "task": "click", "auc": auc, "simulated_s": at}
                 )  # fmt: skip
     rows.append({**rows[0], "task": "like", "auc": 0.99, "simulated_s": 50.0})
-    figure = time_to_auc_figure(write_table(tmp_path / "time_to_auc.csv", rows))
-    left, right = figure.axes
+    ends = [
+        {"mode": mode, "target_share": share, "target_auc": 0.5 + share / 10, "seeds": 3,
+         "reached": reached, "seconds": seconds, "seconds_half_width_95": 0.25,
+         "not_before_s": watched}
+        for mode, share, reached, seconds, watched in (
+            ("sync", 0.9, 3, 1.5, ""), ("hybrid", 0.9, 3, 0.5, ""),
+            ("sync", 0.95, 3, 1.75, ""), ("hybrid", 0.95, 2, "", 0.9),
+        )
+    ]  # fmt: skip
+    figure = time_to_auc_figure(
+        write_table(tmp_path / "time_to_auc.csv", rows),
+        write_table(tmp_path / "time_to_auc_targets.csv", ends),
+    )
+    left, right, waits = figure.axes
+    (_, x, seconds, ends_of), hybrid = error_bars(waits)
+    assert x == pytest.approx([-0.075, 0.925]) and seconds == [1.5, 1.75]
+    assert ends_of == [(1.25, 1.75), (1.5, 2.0)]
+    assert hybrid[1:3] == ([pytest.approx(0.075)], [0.5])
+    (watched,) = [y for label, (_, y) in curves(waits).items() if "not reached" in label]
+    assert watched == [0.9]
+    assert tick_labels(waits) == ["90%\n0.5900", "95%\n0.5950"]
     assert curves(left)["sync"] == ([1.0, 2.0], pytest.approx([0.61, 0.71]))
     assert curves(left)["hybrid"] == ([0.4, 0.9], pytest.approx([0.51, 0.61]))
     assert curves(right)["hybrid"] == ([1.0, 2.0], pytest.approx([0.51, 0.61]))
@@ -176,7 +195,7 @@ def test_time_to_auc_puts_the_same_aucs_on_seconds_and_on_samples(tmp_path):
     assert left.get_xlabel() == "simulated time on moon [s]"
     assert right.get_xlabel() == "training samples [thousands]"
     assert left.get_ylabel() == "test AUC" and legend(left) == ["sync", "hybrid"]
-    assert "range over 3 seeds" in figure.get_suptitle()
+    assert "bands: range, bars: 95 % t interval, over 3 seeds" in figure.get_suptitle()
 
 
 def test_a_saved_figure_is_a_picture_in_the_styles_resolution_and_is_freed(tmp_path):

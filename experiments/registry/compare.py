@@ -1,0 +1,164 @@
+"""Two runs, or two sweeps, beside each other: options, scores, curves, and whether they differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from experiments.gaps import thousandths
+from experiments.registry.found import Run, is_run, is_sweep, runs_below, the_run
+from experiments.registry.options import differences, typed_options
+from experiments.statistics import delong, t_interval
+from experiments.tables import aligned
+
+SHOWN_SNAPSHOTS = 12
+
+
+def comparison(first: Path, second: Path) -> str:
+    """What a person reads. Raises ValueError where the two cannot be held against each other."""
+    for folder in (first, second):
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is no folder; `runs list` shows those that are there")
+    sweeps = [is_sweep(folder) for folder in (first, second)]
+    if all(sweeps):
+        return _sweeps(first, second)
+    if any(sweeps) and any(map(is_run, (first, second))):
+        kinds = ["a sweep" if sweep else "a run" for sweep in sweeps]
+        raise ValueError(
+            f"{first} is {kinds[0]} and {second} is {kinds[1]}; name two runs or two sweeps"
+        )
+    return _runs(the_run(first), the_run(second))
+
+
+def _runs(first: Run, second: Run) -> str:
+    parts = [f"A  {first.folder}   {first.state}", f"B  {second.folder}   {second.state}", ""]
+    unlike = differences(typed_options(first), typed_options(second))
+    parts.append(
+        aligned(["option", "A", "B"], [list(line) for line in unlike])
+        if unlike
+        else "every option is the same"
+    )
+    where = differences(_where(first), _where(second))
+    if where:
+        parts += ["", aligned(["environment", "A", "B"], [list(line) for line in where])]
+    parts += ["", _scores(first, second), _significance(first, second)]
+    return "\n".join(line for line in [*parts, _curves(first, second)] if line is not None)
+
+
+def _where(run: Run) -> dict[str, str]:
+    about = run.environment
+    packages = about.get("packages")
+    versions = packages if isinstance(packages, dict) else {}
+    chosen = {name: str(about.get(name, "-")) for name in ("python", "cpu", "cores")}
+    return {"commit": run.commit, **chosen, **{k: str(v) for k, v in versions.items()}}
+
+
+def _scores(first: Run, second: Run) -> str:
+    shared = [task for task in first.tasks if task in second.tasks]
+    if not shared:
+        return "no scores to compare: a run without a summary has none, and tasks must be the same"
+    rows = []
+    for task in shared:
+        for name, unit in (("auc", "AUC"), ("log_loss", "log-loss")):
+            a, b = first.tasks[task].get(name), second.tasks[task].get(name)
+            if a is not None and b is not None:
+                rows.append([f"{task} {unit}", f"{a:.4f}", f"{b:.4f}", f"{1e3 * (b - a):+.2f}e-3"])
+    return aligned(["score", "A", "B", "B - A"], rows)
+
+
+def _significance(first: Run, second: Run) -> str:
+    """DeLong's test per task, where both keep predictions on the same test rows."""
+    kept = [_predictions(run.folder) for run in (first, second)]
+    if kept[0] is None or kept[1] is None:
+        return "no DeLong test: a run keeps no predictions"
+    (labels, a), (others, b) = kept
+    if labels.shape != others.shape or not np.array_equal(labels, others):
+        return "no DeLong test: the two were not tested on the same rows"
+    lines = []
+    for number, task in enumerate(first.tasks):
+        column = labels[:, number]
+        if min(column.sum(), len(column) - column.sum()) < 2:
+            continue
+        test = delong(column, a[:, number], b[:, number])
+        difference = test.auc[1] - test.auc[0]
+        lines.append(
+            f"{task}, {len(column):,} test rows: B - A = {1e3 * difference:+.2f}e-3, standard error"
+            f" {1e3 * test.difference_standard_error:.2f}e-3 over test rows (DeLong), p ="
+            f" {test.p_value:.2g}; one pair of seeds says nothing of others"
+        )
+    return "\n".join(lines)
+
+
+def _predictions(folder: Path) -> tuple[np.ndarray, np.ndarray] | None:
+    try:
+        with np.load(folder / "predictions.npz") as arrays:
+            return arrays["labels"], arrays["predictions"]
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def snapshots(folder: Path) -> list[Mapping[str, object]]:
+    """The lines of a run's metrics; a line that was cut short ends them."""
+    found = []
+    try:
+        for line in (folder / "metrics.jsonl").read_text().splitlines():
+            found.append(json.loads(line))
+    except (OSError, ValueError):
+        pass
+    return found
+
+
+def curve(folder: Path, task: str) -> dict[int, float]:
+    """Samples -> AUC along a run."""
+    points = {}
+    for line in snapshots(folder):
+        auc = line["tasks"].get(task, {}).get("auc")  # type: ignore[attr-defined]
+        if auc is not None:
+            points[int(line["samples"])] = float(auc)  # type: ignore[call-overload]
+    return points
+
+
+def _curves(first: Run, second: Run) -> str:
+    task = next((task for task in first.tasks if task in second.tasks), None)
+    if task is None:
+        return ""
+    a, b = curve(first.folder, task), curve(second.folder, task)
+    shared = sorted(set(a) & set(b))
+    if len(shared) < 2:
+        return "no curve: the two have fewer than two evaluations at the same samples"
+    step = -(-len(shared) // SHOWN_SNAPSHOTS)
+    chosen = [*shared[:-1][::step], shared[-1]]
+    rows = [[f"{n:,}", f"{a[n]:.4f}", f"{b[n]:.4f}", f"{1e3 * (b[n] - a[n]):+.2f}e-3"]
+            for n in chosen]  # fmt: skip
+    return "\n" + aligned([f"samples ({task})", "A", "B", "B - A"], rows)
+
+
+def _sweeps(first: Path, second: Path) -> str:
+    """Settings that both have, paired by seed."""
+    left, right = (_by_setting(folder) for folder in (first, second))
+    shared = [setting for setting in left if setting in right]
+    if not shared:
+        raise ValueError(f"{first} and {second} have no setting in common that has ended")
+    rows = []
+    for setting in shared:
+        seeds = sorted(set(left[setting]) & set(right[setting]))
+        a = [left[setting][seed] for seed in seeds]
+        b = [right[setting][seed] for seed in seeds]
+        gap = t_interval(np.subtract(b, a).tolist())
+        means = [f"{np.mean(x):.4f}" if seeds else "-" for x in (a, b)]
+        rows.append([setting, str(len(seeds)), *means, thousandths(gap)])
+    head = f"A  {first}\nB  {second}\nAUC of the first task, paired by seed; ± is a 95 % t interval"
+    alone = [name for name in [*left, *right] if (name in left) != (name in right)]
+    tail = f"\nin one of them only: {', '.join(alone)}" if alone else ""
+    return f"{head}\n\n{aligned(['setting', 'seeds', 'A', 'B', 'B - A [1e-3]'], rows)}{tail}"
+
+
+def _by_setting(folder: Path) -> dict[str, dict[int, float]]:
+    found: dict[str, dict[int, float]] = {}
+    for run in runs_below(folder):
+        if run.state == "done" and run.auc is not None and isinstance(run.seed, int):
+            found.setdefault(run.setting, {})[run.seed] = run.auc
+    return found

@@ -1,0 +1,176 @@
+"""What lies in a folder of runs: finished, interrupted, failed and damaged ones, and sweeps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from experiments.sweep import FAILED
+from persia_sim.words.documents import read_document
+from runtime.run.folder import INTERRUPTED, SUMMARY
+
+State = Literal["done", "interrupted", "failed", "unfinished", "damaged"]
+CONFIG, ENVIRONMENT = "config.json", "env.json"
+_OF_A_POINT = re.compile(r"-[0-9a-f]{8}$")
+_SEED = re.compile(r"-?seed(\d+)")
+_INSIDE_A_RUN = {"checkpoints"}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run folder, as far as its files can be read."""
+
+    folder: Path
+    state: State
+    config: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    why: str = ""
+    """What is wrong with a damaged one, or what a failed one said."""
+
+    @property
+    def sync(self) -> Mapping[str, Any]:
+        """The group of options with mode, tau and ranks."""
+        return _group(self.config, "sync")
+
+    @property
+    def mode(self) -> str:
+        """Mode; "-" where it cannot be read."""
+        return str(self.summary.get("mode") or self.sync.get("mode") or "-")
+
+    @property
+    def tau(self) -> Any:
+        """Bound; of a finished run as it was trained."""
+        return self.summary["tau"] if "tau" in self.summary else self.sync.get("tau")
+
+    @property
+    def data(self) -> str:
+        """Name of the data set."""
+        return str(_group(self.config, "data").get("name") or "-")
+
+    @property
+    def seed(self) -> Any:
+        """Seed of the run; None where it cannot be read."""
+        return self.summary.get("seed", self.config.get("seed"))
+
+    @property
+    def tasks(self) -> Mapping[str, Mapping[str, float | None]]:
+        """Task -> its scores; empty as long as the run has not ended."""
+        return _group(self.summary, "tasks")
+
+    @property
+    def auc(self) -> float | None:
+        """Of the first task."""
+        first = next(iter(self.tasks.values()), {})
+        return first.get("auc")
+
+    @property
+    def started(self) -> str:
+        """UTC."""
+        return str(self.environment.get("started") or "-")
+
+    @property
+    def commit(self) -> str:
+        """Shortened, with a plus sign where files were changed."""
+        found = self.environment.get("commit")
+        return (
+            f"{str(found)[:8]}{'+' if self.environment.get('modified') else ''}" if found else "-"
+        )
+
+    @property
+    def setting(self) -> str:
+        """Of a point of a sweep: its label without the seed."""
+        label = _OF_A_POINT.sub("", self.folder.name)
+        return _SEED.sub("", label).strip("-") or label
+
+    @property
+    def setting_of_sync(self) -> str:
+        """The setting of the sync beside it in a sweep: the same label with the mode exchanged."""
+        return self.setting.replace(f"{self.mode}-tau{self.tau}", "sync").replace(self.mode, "sync")
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is one run's, whole or not."""
+    return any((folder / name).is_file() for name in (CONFIG, SUMMARY, FAILED))
+
+
+def read_run(folder: Path) -> Run:
+    """A run folder; nothing about it raises, what is wrong stands in it."""
+    read: dict[str, Mapping[str, Any]] = {}
+    wrong = []
+    for name in (CONFIG, ENVIRONMENT, SUMMARY):
+        try:
+            found = read_document(folder / name)
+            if not isinstance(found, dict):
+                raise ValueError(f"{folder / name} holds no object")
+            read[name] = found
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            wrong.append(str(error))
+    state, why = _state(folder, read, wrong)
+    config, environment, summary = (read.get(n, {}) for n in (CONFIG, ENVIRONMENT, SUMMARY))
+    return Run(folder, state, config, environment, summary, why)
+
+
+def _state(folder: Path, read: Mapping[str, Any], wrong: list[str]) -> tuple[State, str]:
+    if wrong:
+        return "damaged", wrong[0]
+    if SUMMARY in read:
+        if CONFIG in read:
+            return "done", ""
+        return "damaged", f"{folder} has a summary but no {CONFIG}"
+    if (folder / FAILED).is_file():
+        return "failed", (folder / FAILED).read_text(errors="replace").strip()
+    if (folder / INTERRUPTED).is_file():
+        return "interrupted", ""
+    return "unfinished", ""
+
+
+def runs_below(root: Path) -> Iterator[Run]:
+    """All runs in a folder, itself included, by path.
+
+    Raises ValueError where there is no such folder.
+    """
+    if not root.is_dir():
+        raise ValueError(f"{root} is no folder; name one with runs, as in `runs list runs`")
+    if is_run(root):
+        yield read_run(root)
+        return
+    for folder in sorted(p for p in root.iterdir() if p.is_dir() and not p.is_symlink()):
+        if folder.name not in _INSIDE_A_RUN:
+            yield from runs_below(folder)
+
+
+def the_run(folder: Path) -> Run:
+    """One run that can be read.
+
+    Raises ValueError where the folder is none, or is damaged.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder; `runs list` shows those that are there")
+    if not is_run(folder):
+        raise ValueError(
+            f"{folder} is no run: it holds no {CONFIG}; `runs list {folder}` looks below it"
+        )
+    found = read_run(folder)
+    if found.state == "damaged":
+        raise ValueError(f"{found.why}; the run in {folder} is damaged and is not read further")
+    if not found.config:
+        raise ValueError(f"{folder} is no run: it holds no {CONFIG}")
+    return found
+
+
+def is_sweep(folder: Path) -> bool:
+    """Whether a folder holds points: runs whose names end in the checksum of their config."""
+    if not folder.is_dir() or is_run(folder):
+        return False
+    return any(_OF_A_POINT.search(p.name) and is_run(p) for p in folder.iterdir() if p.is_dir())
+
+
+def _group(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = document.get(name)
+    return found if isinstance(found, dict) else {}

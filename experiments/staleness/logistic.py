@@ -1,0 +1,151 @@
+"""Logistic regression on ids: smooth, convex, linear in its rows, so every constant is known.
+
+A sample is one id of each field and a few dense features x with ||x|| <= 1; its logit is the sum of
+its ids' rows (one number each) and d.x. Its loss is that of logistic regression and
+``ridge`` / 2 (sum of its rows squared + ||d||^2), so that a sample's gradient is 0 outside its own
+rows, as the theorem wants it. The samples are a finite population, drawn from with replacement:
+expectations over it are exact sums.
+
+Shape letters: S seeds, N samples, B of them drawn, F fields, R rows of all fields, k dense ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from persia_sim.theory.convergence import Problem
+
+DENSE = 4
+RIDGE = 1e-3
+VARIANCE_MARGIN = 1.25
+"""The assumed variance over that of the start; a table says the largest that was met."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Of S runs side by side."""
+
+    rows: np.ndarray
+    """[S, R]"""
+    dense: np.ndarray
+    """[S, k]"""
+
+
+@dataclass(frozen=True, slots=True)
+class Logistic:
+    """A population of samples."""
+
+    ids: np.ndarray
+    """int64 [N, F], rows of all fields numbered through."""
+    dense: np.ndarray
+    """[N, k]"""
+    labels: np.ndarray
+    """[N], 0 or 1"""
+    rows: int
+    """R"""
+
+    @property
+    def shares(self) -> np.ndarray:
+        """[R]: the share of samples that read each row."""
+        return np.bincount(self.ids.ravel(), minlength=self.rows) / len(self.ids)
+
+    def start(self, seeds: int) -> Weights:
+        """All zero."""
+        return Weights(np.zeros((seeds, self.rows)), np.zeros((seeds, self.dense.shape[1])))
+
+    @property
+    def smoothness(self) -> float:
+        """L: the Hessian of a sample is at most (F + ||x||^2) / 4 + ridge."""
+        fields = self.ids.shape[1]
+        return float((fields + np.square(self.dense).sum(axis=1).max()) / 4 + RIDGE)
+
+    def loss(self, weights: Weights) -> np.ndarray:
+        """[S]: f, over the whole population."""
+        logits, own = self._logits(weights, self.ids[None], self.dense[None])
+        ridge = np.square(own).sum(-1).mean(-1) + np.square(weights.dense).sum(-1)
+        losses: np.ndarray = (np.logaddexp(0.0, logits) - self.labels * logits).mean(-1)
+        return losses + RIDGE / 2 * ridge
+
+    def gradient(self, read: Weights, drawn: np.ndarray | None = None) -> Weights:
+        """Mean gradient of the samples ``drawn`` [S, B]; else grad f."""
+        ids, x, labels = self.ids[None], self.dense[None], self.labels[None]
+        if drawn is not None:
+            ids, x, labels = self.ids[drawn], self.dense[drawn], self.labels[drawn]
+        logits, own = self._logits(read, ids, x)
+        error = (_sigmoid(logits) - labels) / labels.shape[1]
+        per_id = error[..., None] + RIDGE / labels.shape[1] * own
+        seeds = len(read.rows)
+        place = np.broadcast_to(ids + self.rows * np.arange(seeds)[:, None, None], per_id.shape)
+        rows = np.bincount(place.ravel(), per_id.ravel(), seeds * self.rows)
+        dense = (error[..., None] * x).sum(axis=1) + RIDGE * read.dense
+        return Weights(rows.reshape(seeds, self.rows), dense)
+
+    def variance(self, read: Weights) -> np.ndarray:
+        """[S]: E ||grad F - grad f||^2 of one sample."""
+        logits, own = self._logits(read, self.ids[None], self.dense[None])
+        error = (_sigmoid(logits) - self.labels)[..., None]
+        of_dense = error * self.dense + RIDGE * read.dense[:, None]
+        square = np.square(error + RIDGE * own).sum(-1) + np.square(of_dense).sum(-1)
+        found: np.ndarray = square.mean(-1) - square_norm(self.gradient(read))
+        return found
+
+    def least_loss(self) -> float:
+        """min f, by L-BFGS."""
+        from scipy.optimize import minimize  # late: half a second
+
+        def value(flat: np.ndarray) -> tuple[float, np.ndarray]:
+            weights = Weights(flat[None, : self.rows], flat[None, self.rows :])
+            slope = self.gradient(weights)
+            return float(self.loss(weights)[0]), np.concatenate([slope.rows[0], slope.dense[0]])
+
+        flat = np.zeros(self.rows + self.dense.shape[1])
+        found = minimize(value, flat, jac=True, method="L-BFGS-B", options={"maxiter": 2000})
+        return float(found.fun)
+
+    def problem(self) -> Problem:
+        """The constants of the theorem, from zero weights."""
+        start = self.start(1)
+        return Problem(
+            smoothness=self.smoothness,
+            variance=VARIANCE_MARGIN * float(self.variance(start)[0]),
+            gap=float(self.loss(start)[0]) - self.least_loss(),
+        )
+
+    def _logits(
+        self, weights: Weights, ids: np.ndarray, x: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Logits [S, B], and the rows that each sample reads [S, B, F]."""
+        own = weights.rows[np.arange(len(weights.rows))[:, None, None], ids]
+        return own.sum(-1) + (x * weights.dense[:, None]).sum(-1), own
+
+
+def square_norm(weights: Weights) -> np.ndarray:
+    """[S]"""
+    found: np.ndarray = np.square(weights.rows).sum(-1) + np.square(weights.dense).sum(-1)
+    return found
+
+
+def made(values: tuple[int, ...], exponent: float, samples: int, seed: int = 0) -> Logistic:
+    """A population: each field's ids are Zipf-distributed over so many values, a truth is planted.
+
+    Exponent 0 is uniform: every row is rare. The larger it is, the hotter a field's first row.
+    """
+    draw = np.random.default_rng([seed, samples, *values])
+    ids = np.empty((samples, len(values)), np.int64)
+    for field, count in enumerate(values):
+        weight = np.arange(1.0, count + 1) ** -exponent
+        ids[:, field] = draw.choice(count, samples, p=weight / weight.sum())
+    ids += np.concatenate([[0], np.cumsum(values)[:-1]])
+    x = draw.standard_normal((samples, DENSE))
+    x /= np.maximum(1.0, np.linalg.norm(x, axis=1, keepdims=True))
+    truth = draw.normal(0.0, 1.0, sum(values))
+    logits = truth[ids].sum(axis=1) / np.sqrt(len(values)) * 1.5 + x @ draw.normal(0, 1, DENSE)
+    labels = (draw.random(samples) < _sigmoid(logits)).astype(float)
+    return Logistic(ids, x, labels, sum(values))
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    y: np.ndarray = 1.0 / (1.0 + np.exp(-x))
+    return y

@@ -1,0 +1,316 @@
+"""Each optimisation off in turn: what it does to simulated throughput, and to the AUC if anything.
+
+Throughput is the simulator's on published clusters. What may change learning (window, merging,
+rows in two bytes) is trained for real by the deterministic executor, with paired seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import hypot, isfinite
+from pathlib import Path
+from typing import Any
+
+from experiments.checks import (
+    COUNT,
+    JOBS,
+    RANKS,
+    ROWS,
+    SEEDS,
+    SIMULATED_STEPS,
+    TAU,
+    between,
+    each_known,
+)
+from experiments.folders import sole_writer
+from experiments.kept import Kept
+from experiments.points import Point, data_sha256
+from experiments.statistics import t_interval
+from experiments.sweep import default_jobs, print_plan, run_points
+from experiments.tables import aligned, write_csv
+from persia_sim.engine.simulate import simulate
+from persia_sim.insight.critical_path import blame_of_resources
+from persia_sim.insight.measure import throughput
+from persia_sim.model.scenario import Noise, Scenario
+from persia_sim.presets.catalogue import CLUSTERS, costs_of, workloads
+from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
+from runtime.config import DataConfig, EvaluationConfig, SyncConfig, TrainConfig
+from runtime.run.folder import read_summary
+
+ALL_ON = "all on"
+WINDOW, MERGING, HALF_ROWS = "no window (tau 0)", "pushes not merged", "rows in 2 bytes (added)"
+Change = Callable[[Scenario], Scenario]
+
+
+def _wire(**values: Any) -> Change:
+    def change(scenario: Scenario) -> Scenario:
+        work = scenario.workload
+        return replace(scenario, workload=replace(work, wire=replace(work.wire, **values)))
+
+    return change
+
+
+def _exact(mode: Mode, **values: Any) -> Change:
+    """A mode whose rows are never late."""
+
+    def change(scenario: Scenario) -> Scenario:
+        ahead = scenario.tau if mode is Mode.LOOKAHEAD else None
+        return replace(scenario, mode=mode, tau=None, merge_pushes=None, ahead=ahead, **values)
+
+    return change
+
+
+VARIANTS: dict[str, Change] = {
+    ALL_ON: lambda s: s,
+    "all-reduce not overlapped": lambda s: replace(s, mode=Mode.RAW_HYBRID),
+    WINDOW: lambda s: replace(s, tau=0),
+    "neither (sync)": _exact(Mode.SYNC),
+    "lookahead, forwarded": _exact(Mode.LOOKAHEAD, lookahead="forwarded"),
+    "lookahead, read again": _exact(Mode.LOOKAHEAD),
+    MERGING: lambda s: replace(s, merge_pushes=False),
+    "duplicate ids sent": _wire(deduplicate=False),
+    "not pooled at the worker": _wire(pooled=False),
+    "vectors in 4 bytes": _wire(activation_value_bytes=4),
+    HALF_ROWS: _wire(row_value_bytes=2),
+}
+"""What is changed; the two lookaheads are the exact alternatives to a window."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A cluster with what it trains."""
+
+    cluster: str
+    workload: str
+    nic_gbit_per_s: float | None = None
+    """NICs that rows travel by, of all hosts; None: the preset's. The all-reduce keeps its own."""
+
+
+PLACES = {
+    "Kwai": Place(cluster="v100-paper", workload="kwai-video"),
+    "100T": Place(cluster="gcp-100t", workload="criteo-syn5"),
+    "Kwai-10Gbit": Place(cluster="v100-paper", workload="kwai-video", nic_gbit_per_s=10),
+    "100T-10Gbit": Place(cluster="gcp-100t", workload="criteo-syn5", nic_gbit_per_s=10),
+}
+"""The published clusters, and the same with slow NICs, where what travels matters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Hybrid with everything on, then each optimisation off; finished points are kept."""
+
+    places: tuple[str, ...] = tuple(PLACES)
+    """Kwai, 100T, Kwai-10Gbit, 100T-10Gbit; none: no simulation."""
+    ranks: int = 64
+    """GPUs."""
+    steps: int = 80
+    """Simulated steps of a point."""
+    tau: int = DEFAULT_TAU
+    """The window, and the steps ahead of lookahead."""
+    data: DataConfig = field(default_factory=lambda: DataConfig(name="synthetic"))
+    samples: int = 160_000
+    """Training samples of a run for the AUC."""
+    test_rows: int = 50_000
+    """Rows that the AUC is of."""
+    batch: int = 128
+    """Samples of a dense update in those runs."""
+    train_ranks: int = 8
+    """Ranks in those runs."""
+    seeds: int = 5
+    """Paired seeds of those runs; 0: no AUC."""
+    jobs: int = default_jobs()
+    """Training runs at a time."""
+    out: Path = Path("runs/ablation")
+    """Folder of the results; a second run does only what is missing."""
+    dry_run: bool = False
+    """Print the plan and stop."""
+
+    def __post_init__(self) -> None:
+        each_known(PLACES, places=self.places)
+        between(2, RANKS[1], ranks=self.ranks)
+        between(*SIMULATED_STEPS, steps=self.steps)
+        between(1, TAU[1], tau=self.tau)
+        between(*COUNT, batch=self.batch)
+        between(self.batch, ROWS[1], samples=self.samples)
+        between(*ROWS, test_rows=self.test_rows)
+        between(1, self.batch, train_ranks=self.train_ranks)
+        between(0, SEEDS[1], seeds=self.seeds)
+        between(*JOBS, jobs=self.jobs)
+        if not self.places and not self.seeds:
+            raise ValueError("places must name one, or seeds be >= 1, got neither")
+
+
+def run(options: Options) -> None:
+    """Simulate and train what is missing, write the table and the figure, print the table."""
+    from paper_figs.ablation import ablation_figure  # late: pyplot
+    from paper_figs.style import save
+
+    points = learning_points(options) if options.seeds else {}
+    every = [point for group in points.values() for point in group]
+    print(f"{len(options.places)} clusters, {len(VARIANTS)} simulations each")
+    print_plan(every, options.out / "runs", options.jobs)
+    if options.dry_run:
+        return
+    with sole_writer(options.out):
+        records = simulated(options)
+        if every:
+            run_points(every, options.out / "runs", options.jobs, options.samples)
+            records += learned(options, points)
+        path = options.out / "ablation.csv"
+        write_csv(path, records)
+    print(table(records))
+    figure = save(ablation_figure(path), options.out / "ablation.png")
+    print(f"{path}; {figure}")
+
+
+def scenario_of(place: Place, options: Options) -> Scenario:
+    """Hybrid with everything on."""
+    cluster = CLUSTERS[place.cluster]().resized(options.ranks)
+    if place.nic_gbit_per_s is not None:
+        rate = place.nic_gbit_per_s * 1e9 / 8
+        roles = {
+            name: replace(role, host=replace(role.host, nic_bytes_per_s=rate))
+            for name in ("nn", "embedding_workers", "servers")
+            for role in (getattr(cluster, name),)
+        }
+        cluster = replace(cluster, **roles)
+    return Scenario(
+        cluster=cluster,
+        workload=workloads()[place.workload],
+        costs=costs_of(place.cluster),
+        mode=Mode.HYBRID,
+        tau=options.tau,
+        merge_pushes=True,
+        noise=Noise(gpu_cv=0.05),  # assumed, as in every study of throughput
+        steps=options.steps,
+    )
+
+
+def simulated(options: Options) -> list[dict[str, Any]]:
+    """Lines of throughput: each variant beside the one with everything on."""
+    from tqdm import tqdm
+
+    kept = Kept(options.out / "points.jsonl")
+    records: list[dict[str, Any]] = []
+    plan = [(name, variant) for name in options.places for variant in VARIANTS]
+    base: dict[str, Any] = {}
+    for name, variant in tqdm(plan, desc="simulations", disable=None):
+        scenario = VARIANTS[variant](scenario_of(PLACES[name], options))
+        label = f"{name}/{variant}/{options.ranks}/{options.steps}/{options.tau}"
+        row = kept.row(label, partial(_rate, scenario))
+        base = row if variant == ALL_ON else base
+        share = row["samples_per_s"] / base["samples_per_s"]
+        wide = 0.0 if variant == ALL_ON else hypot(row["relative"], base["relative"])
+        records.append(
+            {
+                "kind": "throughput",
+                "where": f"{name}, {options.ranks} GPUs",
+                "variant": variant,
+                "value": row["samples_per_s"],
+                "value_half_width_95": row["samples_per_s"] * row["relative"],
+                "difference": share - 1,
+                "difference_half_width_95": share * wide,
+                "n": options.steps,
+                "binds": row["binds"],
+                "usd_per_million_samples": row["usd_per_million_samples"],
+            }
+        )
+    return records
+
+
+def _rate(scenario: Scenario) -> dict[str, Any]:
+    found = simulate(scenario)
+    rate = throughput(found)
+    blame = blame_of_resources(found)
+    usd = scenario.cluster.usd_per_hour / 3600 / rate.mean * 1e6
+    return {
+        "samples_per_s": rate.mean,
+        "relative": rate.relative,
+        "binds": max(blame, key=lambda name: blame[name]),
+        "usd_per_million_samples": usd or None,
+    }
+
+
+def learning_points(options: Options) -> dict[str, list[Point]]:
+    """The training runs of each variant that may change what is learned, a point a seed."""
+    base = TrainConfig(
+        sync=SyncConfig(mode=Mode.HYBRID, ranks=options.train_ranks, tau=options.tau),
+        batch=options.batch,
+        steps=options.samples // options.batch,
+        data=options.data,
+        evaluation=EvaluationConfig(test_rows=options.test_rows),
+    )
+    variants = {
+        ALL_ON: base,
+        WINDOW: replace(base, sync=replace(base.sync, tau=0)),
+        MERGING: replace(base, sync=replace(base.sync, merge_pushes=False)),
+        HALF_ROWS: replace(base, rows=replace(base.rows, storage="float16")),
+    }
+    checksum = data_sha256(base)
+    words = {ALL_ON: "on", WINDOW: "tau0", MERGING: "unmerged", HALF_ROWS: "float16"}
+    return {
+        name: [
+            Point(
+                label=f"{words[name]}-seed{seed}",
+                config=replace(config, seed=seed),
+                data_sha256=checksum,
+            )
+            for seed in range(options.seeds)
+        ]
+        for name, config in variants.items()
+    }
+
+
+def learned(options: Options, points: dict[str, list[Point]]) -> list[dict[str, Any]]:
+    """Lines of the first task's test AUC: each variant minus the one with everything on."""
+    found: dict[str, list[float]] = {}
+    for name, group in points.items():
+        summaries = [read_summary(point.folder(options.out / "runs")) for point in group]
+        tasks = [summary["tasks"] for summary in summaries if summary]
+        found[name] = [next(iter(one.values()))["auc"] for one in tasks]
+    records = []
+    for name, aucs in found.items():
+        value = t_interval(aucs)
+        pairs = zip(aucs, found[ALL_ON], strict=True)
+        gap = t_interval([auc - on for auc, on in pairs])
+        records.append(
+            {
+                "kind": "auc",
+                "where": f"{options.data.name}, {options.train_ranks} ranks",
+                "variant": name,
+                "value": value.mean,
+                "value_half_width_95": value.half_width,
+                "difference": gap.mean,
+                "difference_half_width_95": 0.0 if name == ALL_ON else gap.half_width,
+                "n": gap.n,
+                "binds": "",
+                "usd_per_million_samples": None,
+            }
+        )
+    return records
+
+
+def table(records: Sequence[dict[str, Any]]) -> str:
+    """Throughput with what binds, then AUC in thousandths."""
+    lines = []
+    for row in records:
+        rate = row["kind"] == "throughput"
+        unit, digits = (100, "%") if rate else (1e3, "e-3")
+        wide = row["difference_half_width_95"]
+        spread = f" ± {unit * wide:.2f}" if isfinite(wide) else ""
+        change = f"{unit * row['difference']:+.2f}{spread} {digits}"
+        usd = row["usd_per_million_samples"]
+        lines.append(
+            [
+                row["where"],
+                row["variant"],
+                f"{row['value']:,.0f}" if rate else f"{row['value']:.4f}",
+                "-" if row["variant"] == ALL_ON else change,
+                row["binds"] or "-",
+                f"{usd:.3f}" if usd else "-",
+            ]
+        )
+    header = ["where", "off", "samples/s or AUC", "difference", "binds", "$/M samples"]
+    return aligned(header, lines)

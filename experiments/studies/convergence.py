@@ -1,0 +1,285 @@
+"""AUC by samples and by simulated seconds on four data sets: modes, rivals, published gaps."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from experiments.checks import COUNT, JOBS, ROWS, SEEDS, TAU, between, each_known, not_empty
+from experiments.gaps import Run, curve_records, finished, thousandths
+from experiments.points import Point, data_sha256
+from experiments.published.auc_gaps import published_curves
+from experiments.published.contenders import (
+    CONTENDERS,
+    KUAIRAND,
+    RANKS,
+    SETS,
+    published_lines,
+    scenario,
+)
+from experiments.statistics import t_interval
+from experiments.studies.demo import find_data
+from experiments.sweep import default_jobs, print_plan, run_points
+from experiments.tables import aligned, write_csv
+from persia_sim.model.scenario import Scenario
+from persia_sim.words.trace import Trace
+from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
+from runtime.config import DataConfig, EngineConfig, EvaluationConfig, SyncConfig, TrainConfig
+
+BATCH = 128
+"""Samples of a dense update, of all ranks together; each stands for many of the cluster's 4,096."""
+CLOCK_STEPS = 64
+"""Simulated steps behind a rate where the order itself is of other batches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Train in each contender's simulated order on 8 ranks, and time it by its simulated rate."""
+
+    data_sets: tuple[str, ...] = tuple(SETS)
+    """Panels: kuairand (without it the default synthetic stream), taobao-ad, avazu-ad, criteo-ad
+    (synthetic, with as many samples an id as the published pass)."""
+    modes: tuple[str, ...] = tuple(CONTENDERS)
+    """Lines: modes with Persia's costs, and rivals; sync is the reference of the gaps."""
+    tau: int = DEFAULT_TAU
+    """Bound of the modes that read late rows (XDL async 0, PaddlePaddle 4)."""
+    match: Literal["update", "global"] = "update"
+    """Of async and xdl_async: a push is a dense update of as many samples as one of sync (update:
+    as if a rank summed 8 of its batches), or of an eighth of that (global: 8 times as many updates,
+    which alone changes what is learned). async_averaging is always global: each of its replicas,
+    which are averaged, makes as many updates as sync."""
+    samples: int = 163_840
+    """Training samples of a run; less than one pass over KuaiRand's training part."""
+    seeds: int = 5
+    """Paired seeds, >= 2; the order is the same."""
+    snapshots: int = 10
+    """Evaluations along a run."""
+    test_rows: int = 20_000
+    """Rows that are evaluated."""
+    out: Path = Path("runs/convergence")
+    """Folder of the results; a second run does only what is missing."""
+    jobs: int = default_jobs()
+    """Points at a time."""
+    dry_run: bool = False
+    """Print the plan and stop."""
+
+    def __post_init__(self) -> None:
+        not_empty(data_sets=self.data_sets, modes=self.modes)
+        each_known(SETS, data_sets=self.data_sets)
+        each_known(CONTENDERS, modes=self.modes)
+        if "sync" not in self.modes:
+            raise ValueError(
+                f"modes must hold sync, the reference of the gaps, got {', '.join(self.modes)}"
+            )
+        between(*TAU, tau=self.tau)
+        between(BATCH * RANKS, COUNT[1], samples=self.samples)
+        between(2, SEEDS[1], seeds=self.seeds)
+        between(1, self.steps, snapshots=self.snapshots)
+        between(*ROWS, test_rows=self.test_rows)
+        between(*JOBS, jobs=self.jobs)
+
+    @property
+    def steps(self) -> int:
+        """Dense updates of a run: a multiple of the ranks, who take turns in async."""
+        return self.samples // BATCH // RANKS * RANKS
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The contenders, each once."""
+        return tuple(dict.fromkeys(self.modes))
+
+
+def run(options: Options) -> None:
+    """Simulate orders and rates, train, and draw both clocks and the gaps."""
+    from paper_figs.convergence import convergence_figure  # late: pyplot
+    from paper_figs.style import save
+
+    print(_plan(options))
+    if options.dry_run:
+        return
+    data = {name: _data(name, options) for name in dict.fromkeys(options.data_sets)}
+    rates = {(s, c): _rate(s, c, options) for s in data for c in options.lines}
+    points = {(s, c): _points(s, c, data[s], options) for s in data for c in _learners(options)}
+    everything = [point for group in points.values() for point in group]
+    print_plan(everything, options.out, options.jobs)
+    run_points(everything, options.out, options.jobs, options.steps * BATCH)
+    runs = {key: finished(group, options.out) for key, group in points.items()}
+    records = [
+        line
+        for (s, c), rate in rates.items()
+        for line in _records(runs[s, _learns_as(c)], s, c, rate, options)
+    ]
+    table, published = options.out / "convergence.csv", options.out / "convergence_published.csv"
+    write_csv(table, records)
+    write_csv(published, published_lines(published_curves()))
+    figure = save(convergence_figure(table, published), options.out / "convergence.png")
+    for s in data:
+        title = _title(s, runs[s, "sync"])
+        print(f"\n{title} ({data[s].name}), W = {RANKS}, {BATCH} samples a dense update")
+        print(_table(s, runs, rates, options))
+    print(f"\n± is a 95 % t interval over {options.seeds} paired seeds; published gaps are of other"
+          f" data and have no seeds.\ntable:  {table}\nfigure: {figure}")  # fmt: skip
+
+
+def _plan(options: Options) -> str:
+    trained = len(_learners(options)) * len(set(options.data_sets)) * options.seeds
+    return (
+        f"{len(options.lines)} lines on {len(set(options.data_sets))} data sets: {trained} runs of"
+        f" {options.steps * BATCH:,} samples, {options.jobs} at a time; results in {options.out}"
+    )
+
+
+def _learns_as(name: str) -> str:
+    return CONTENDERS[name].learns_as or name
+
+
+def _learners(options: Options) -> tuple[str, ...]:
+    """Who is trained: contenders of one order share their runs."""
+    return tuple(dict.fromkeys(map(_learns_as, options.lines)))
+
+
+def _data(name: str, options: Options) -> DataConfig:
+    """The stream of a panel; shapes with the share of ids that a run is of the published pass."""
+    whole = SETS[name].pass_samples
+    if whole is None:
+        return find_data(None)
+    return DataConfig(name=f"synthetic:{name}:{options.samples / whole:.4g}")
+
+
+def _rate(data_set: str, name: str, options: Options) -> float:
+    """Samples per second of the cluster, at the batch that the set was published with."""
+    from persia_sim.insight.measure import throughput  # late: only where it is not kept
+
+    made = scenario(name, data_set, tau=options.tau, steps=CLOCK_STEPS)
+    path = _simulated(
+        made, f"clock-{data_set}-{name}", options.out,
+        lambda found: {"samples_per_s": throughput(found).mean},
+    )  # fmt: skip
+    return float(Trace.load(path).meta["samples_per_s"])
+
+
+def _simulated(
+    made: Scenario, label: str, out: Path, facts: Callable[[Any], dict[str, float]] = lambda _: {}
+) -> Path:
+    """Where the order of a scenario lies, with ``facts`` of its run; simulated if it is missing."""
+    from persia_sim.engine.simulate import simulate  # late: simpy
+
+    path = out / f"{label}-{hashlib.sha256(repr(made).encode()).hexdigest()[:8]}.npz"
+    if not path.is_file():
+        found = simulate(made, trace=True)
+        if found.trace is None:
+            raise RuntimeError("the simulator was asked for a trace and gave none")
+        replace(found.trace, meta=found.trace.meta | facts(found)).save(path)
+    return path
+
+
+def _points(data_set: str, name: str, data: DataConfig, options: Options) -> list[Point]:
+    """The runs of a contender; sync's order is the constant one, and needs no simulation."""
+    contender = CONTENDERS[name]
+    barrier = contender.mode.has_barrier
+    sync = SyncConfig(mode=contender.mode, ranks=RANKS)
+    engine, checksum = EngineConfig(), ""
+    if contender.mode is not Mode.SYNC:
+        # With match=update a push is RANKS of a rank's batches, and a rank makes so many fewer.
+        match = "global" if contender.mode is Mode.ASYNC_AVERAGING else options.match
+        times = 1 if barrier or match == "global" else RANKS
+        made = scenario(
+            name, data_set, tau=options.tau, steps=options.steps // times, batch_times=times
+        )
+        path = _simulated(made, f"order-{data_set}-{name}", options.out)
+        order = Trace.load(path).with_batch_per_rank(BATCH * times // RANKS)
+        path = path.with_name(f"replay-{path.name}")
+        order.save(path)
+        sync = SyncConfig(
+            mode=contender.mode, ranks=RANKS, tau=made.tau,
+            match=sync.match if barrier else match,
+            merge_pushes=made.merges if contender.mode.may_merge else sync.merge_pushes,
+        )  # fmt: skip
+        engine, checksum = EngineConfig(executor="replay", trace=path), order.sha256()
+    base = TrainConfig(
+        sync=sync,
+        batch=BATCH,
+        steps=options.steps,
+        engine=engine,
+        data=data,
+        evaluation=EvaluationConfig(
+            evaluate_every_steps=max(1, options.steps // options.snapshots),
+            test_rows=options.test_rows,
+        ),
+    )
+    decides = f"{data_sha256(base)} {checksum}".strip()
+    return [
+        Point(
+            label=f"{data_set}-{name}-seed{seed}",
+            config=replace(base, seed=seed),
+            data_sha256=decides,
+        )
+        for seed in range(options.seeds)
+    ]
+
+
+def _records(
+    runs: Sequence[Run], data_set: str, name: str, rate: float, options: Options
+) -> list[dict[str, Any]]:
+    """Every snapshot with the second at which the cluster has made as many updates."""
+    chosen = SETS[data_set]
+    stands_for = scenario(name, data_set, tau=options.tau, steps=2).batch / BATCH
+    return [
+        {
+            "data_set": data_set,
+            "title": _title(data_set, runs),
+            "cluster": chosen.cluster,
+            "line": name,
+            **record,
+            "share_of_run": record["samples"] / (options.steps * BATCH),
+            "simulated_s": record["samples"] * stands_for / rate,
+            "simulated_samples_per_s": rate,
+        }
+        for record in curve_records(runs, options.out)
+    ]
+
+
+def _title(data_set: str, runs: Sequence[Run]) -> str:
+    """The panel's title; another stream that stands in for the real clicks is named."""
+    trained = runs[0].point.config.data.name
+    if data_set == KUAIRAND and trained.startswith("synthetic"):
+        return "default synthetic stream (no KuaiRand); clock of Kwai-Video"
+    return SETS[data_set].title
+
+
+def _table(
+    data_set: str,
+    runs: dict[tuple[str, str], list[Run]],
+    rates: dict[tuple[str, str], float],
+    options: Options,
+) -> str:
+    """At the end of the run, all pushes applied."""
+    task = next(iter(runs[data_set, "sync"][0].summary["tasks"]))
+    sync = {r.summary["seed"]: r.auc(task) for r in runs[data_set, "sync"]}
+    last = {
+        line["line"]: line["gap_to_sync"]
+        for line in published_lines(published_curves())
+        if line["data_set"] == data_set
+    }
+    cells = []
+    for name in options.lines:
+        own = {r.summary["seed"]: r.auc(task) for r in runs[data_set, _learns_as(name)]}
+        gap = t_interval([own[seed] - sync[seed] for seed in sync])
+        rate = rates[data_set, name]
+        seconds = options.steps * scenario(name, data_set, tau=options.tau, steps=2).batch / rate
+        told = last.get(name, "")
+        cells.append(
+            [
+                name,
+                f"{t_interval(list(own.values())).mean:.4f}",
+                "-" if name == "sync" else thousandths(gap),
+                f"{1e3 * told:+.1f}" if told != "" and name != "sync" else "-",
+                f"{rate:,.0f}",
+                f"{seconds:.1f}",
+            ]
+        )
+    header = ["line", "test AUC", "gap to sync [1e-3]", "published", "samples/s", "simulated s"]
+    return aligned(header, cells)

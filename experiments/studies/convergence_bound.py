@@ -1,0 +1,307 @@
+"""The convergence bound against measured gradients, and alpha of the data sets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from experiments.checks import COUNT, SEEDS, between, each_between, each_known, not_empty
+from experiments.folders import sole_writer
+from experiments.staleness.datasets import LARGEST, SYNTHETIC, found
+from experiments.staleness.delayed import Measured, train
+from experiments.staleness.logistic import Logistic, made
+from experiments.statistics import t_interval
+from experiments.tables import aligned, write_csv
+from persia_sim.theory import alpha as share
+from persia_sim.theory.convergence import Bound, Problem, asynchronous, hybrid, sync
+from persia_sim.words.documents import read_document
+from runtime.run.folder import write_json
+
+CASES: dict[str, tuple[tuple[int, ...], float]] = {
+    "cold ids": ((200, 200, 200, 200), 0.0),
+    "hot ids": ((200, 200, 200, 2), 1.5),
+}
+"""Values of the fields, and Zipf's exponent: all ids equally rare, or a few in most samples."""
+POPULATION = 2048
+MOST_TAU = 4096
+LEVELS = (*np.round(np.arange(0.05, 1.0, 0.05), 2).tolist(), 0.99, 0.999, 1.0)
+BATCHES = (128, 4096)
+"""For which alpha of a batch is told: the demo's, and the paper's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Regularised logistic regression with rows tau updates late, and how often ids occur."""
+
+    seeds: int = 10
+    """Paired seeds: the same samples in every mode."""
+    taus: tuple[int, ...] = (1, 4, 16, 64)
+    """Updates that rows (hybrid) or all weights (async) miss."""
+    updates: tuple[int, ...] = (64, 512, 4096)
+    """Factor T: updates of a run; the learning rate is tuned for each."""
+    batch: tuple[int, ...] = (8, 256)
+    """Factor B: samples of an update."""
+    cases: tuple[str, ...] = tuple(CASES)
+    """Factor: cold ids, hot ids."""
+    data: tuple[str, ...] = ()
+    """Data sets whose alpha is measured; else all that are found, and five synthetic ones."""
+    samples: int = 200_000
+    """First samples of a data set's training part that are counted."""
+    out: Path = Path("runs/convergence-bound")
+    """Folder of the results; a second run does only what is missing."""
+    dry_run: bool = False
+    """Print the plan and stop."""
+
+    def __post_init__(self) -> None:
+        between(2, SEEDS[1], seeds=self.seeds)
+        not_empty(taus=self.taus, updates=self.updates, batch=self.batch, cases=self.cases)
+        each_between(1, MOST_TAU, taus=self.taus)
+        each_between(*COUNT, updates=self.updates, batch=self.batch)
+        each_known(CASES, cases=self.cases)
+        between(*COUNT, samples=self.samples)
+
+
+class Setting(NamedTuple):
+    """One line of the table."""
+
+    case: str
+    updates: int
+    batch: int
+    mode: str
+    tau: int
+
+    @property
+    def file(self) -> str:
+        """Its name on disk."""
+        return f"{self.case.replace(' ', '-')}-T{self.updates}-B{self.batch}-{self.mode}{self.tau}"
+
+
+def run(options: Options) -> None:
+    """Train, count, print both tables and draw the figure."""
+    from tqdm import tqdm
+
+    from paper_figs.convergence_bound import convergence_bound_figure  # late: pyplot
+    from paper_figs.style import save
+
+    settings, names = list(_settings(options)), options.data or (*found(), *SYNTHETIC, LARGEST)
+    todo = [s for s in settings if _kept(options, s) is None]
+    todo_names = [n for n in names if _kept_alpha(options, n) is None]
+    done = len(settings) + len(names) - len(todo) - len(todo_names)
+    print(
+        f"{len(settings)} settings of {options.seeds} seeds and {len(names)} data sets,"
+        f" {done} of them done; results in {options.out}"
+    )
+    if options.dry_run:
+        return
+    problems = {case: _made(case) for case in options.cases}
+    with sole_writer(options.out), tqdm(total=len(settings) + len(names), initial=done,
+                                        desc="training", disable=None) as bar:  # fmt: skip
+        for setting in todo:
+            told = _measure(options, setting, *problems[setting.case])
+            _keep(_path(options, setting), told)
+            bar.update()
+        for name in todo_names:
+            _keep(_alpha_path(options, name), _alpha(name, options.samples))
+            bar.update()
+    records = [_record(options, s, *problems[s.case]) for s in settings]
+    csv = options.out / "convergence_bound.csv"
+    write_csv(csv, records)
+    shares = [line for n in names for line in _kept_alpha(options, n) or []]
+    alphas = options.out / "convergence_bound_alpha.csv"
+    write_csv(alphas, shares)
+    figure = save(convergence_bound_figure(csv, alphas), options.out / "convergence_bound.png")
+    print(_table(records))
+    print(_alpha_table(shares))
+    print(f"table:  {csv}   {alphas}\nfigure: {figure}")
+
+
+def _settings(options: Options) -> Iterator[Setting]:
+    for case in dict.fromkeys(options.cases):
+        for updates in options.updates:
+            for batch in options.batch:
+                yield Setting(case, updates, batch, "sync", 0)
+                for mode in ("hybrid", "async"):
+                    yield from (Setting(case, updates, batch, mode, tau) for tau in options.taus)
+
+
+def _made(case: str) -> tuple[Logistic, Problem]:
+    values, exponent = CASES[case]
+    logistic = made(values, exponent, POPULATION)
+    return logistic, logistic.problem()
+
+
+def _bound(setting: Setting, problem: Problem, alpha: float) -> Bound:
+    size = {"updates": setting.updates, "batch": setting.batch}
+    if setting.mode == "sync":
+        return sync(problem, **size)
+    if setting.mode == "async":
+        return asynchronous(problem, **size, delay=setting.tau)
+    return hybrid(problem, **size, tau=setting.tau, alpha=alpha)
+
+
+def _measure(
+    options: Options, setting: Setting, logistic: Logistic, problem: Problem
+) -> dict[str, Any]:
+    """With the step that the theorem tunes, and with that of sync, which it may not allow."""
+    alpha = float(logistic.shares.max())
+    steps = {
+        "own": _bound(setting, problem, alpha).step,
+        "sync": sync(problem, updates=setting.updates, batch=setting.batch).step,
+    }
+    told: dict[str, Any] = {"asked": _asked(options, setting)}
+    for name, step in steps.items():
+        ran: Measured = train(
+            logistic,
+            seeds=options.seeds,
+            updates=setting.updates,
+            batch=setting.batch,
+            step=step,
+            tau=setting.tau,
+            dense_late=setting.mode == "async",
+        )
+        told[name] = {k: v.tolist() if hasattr(v, "tolist") else v for k, v in asdict(ran).items()}
+    return told
+
+
+def _record(
+    options: Options, setting: Setting, logistic: Logistic, problem: Problem
+) -> dict[str, Any]:
+    ran = _kept(options, setting)
+    assert ran is not None
+    alpha = float(logistic.shares.max())
+    alpha_batch = share.of_batch(alpha, setting.batch)
+    bound, whole = _bound(setting, problem, alpha), _bound(setting, problem, alpha_batch)
+    plain = sync(problem, updates=setting.updates, batch=setting.batch)
+    measured = t_interval(ran["own"]["square_norm"])
+    bold = t_interval(ran["sync"]["square_norm"])
+    late = 1.0 if setting.mode == "async" else alpha
+    return {
+        **setting._asdict(),
+        "seeds": options.seeds,
+        "alpha": late,
+        "alpha_batch": 1.0 if setting.mode == "async" else alpha_batch,
+        "smoothness": problem.smoothness,
+        "variance": problem.variance,
+        "variance_met": ran["own"]["variance"],
+        "loss_gap": problem.gap,
+        "step": bound.step,
+        "sync_step": plain.step,
+        "untrained": problem.untrained,
+        "bound": bound.total,
+        "bound_start": bound.start,
+        "bound_noise": bound.noise,
+        "bound_late": bound.late,
+        "vacuous": bound.vacuous,
+        "bound_batch_alpha": whole.total,
+        "vacuous_batch_alpha": whole.vacuous,
+        "bound_of_sync": plain.total,
+        "measured": measured.mean,
+        "measured_half_width_95": measured.half_width,
+        "measured_at_sync_step": bold.mean,
+        "measured_at_sync_step_half_width_95": bold.half_width,
+    }
+
+
+def _asked(options: Options, setting: Setting) -> dict[str, Any]:
+    """What a kept result must be of."""
+    return {**setting._asdict(), "seeds": options.seeds, "population": POPULATION}
+
+
+def _path(options: Options, setting: Setting) -> Path:
+    return options.out / "settings" / f"{setting.file}-seeds{options.seeds}.json"
+
+
+def _kept(options: Options, setting: Setting) -> dict[str, Any] | None:
+    return _read(_path(options, setting), "asked", _asked(options, setting))
+
+
+def _alpha_path(options: Options, name: str) -> Path:
+    return options.out / "alpha" / f"{name.replace(':', '-').replace('/', '-')}.json"
+
+
+def _kept_alpha(options: Options, name: str) -> list[dict[str, Any]] | None:
+    kept = _read(_alpha_path(options, name), "asked", {"data": name, "samples": options.samples})
+    return None if kept is None else kept["lines"]
+
+
+def _keep(path: Path, content: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, content)
+
+
+def _read(path: Path, key: str, asked: dict[str, Any]) -> dict[str, Any] | None:
+    try:
+        kept = read_document(path)
+    except (OSError, ValueError):
+        return None
+    return kept if isinstance(kept, dict) and kept.get(key) == asked else None
+
+
+def _alpha(name: str, samples: int) -> dict[str, Any]:
+    """Quantiles over rows and over lookups, of all fields and of each."""
+    from experiments.staleness.frequency import first_samples, frequencies
+    from runtime.data.open import open_source
+
+    source = open_source(name, rows=samples, keep=True)
+    known = frequencies(first_samples(source, "train", samples))
+    fields = source.layout.fields
+    lines = []
+    for number in (None, *range(len(fields))):
+        own = known.shares if number is None else known.shares[known.fields == number]
+        if not len(own):
+            continue
+        of_rows = share.quantiles(own, LEVELS)
+        of_lookups = share.quantiles(own, LEVELS, own)
+        lines += [
+            {
+                "data": name,
+                "field": "all" if number is None else fields[number].name,
+                "samples": known.samples,
+                "rows": len(own),
+                "level": level,
+                "share_of_rows": float(of_rows[n]),
+                "share_of_lookups": float(of_lookups[n]),
+                **{f"of_lookups_in_batch_{b}": share.of_batch(float(of_lookups[n]), b)
+                   for b in BATCHES},
+                "mean_met": share.met(own),
+            }
+            for n, level in enumerate(LEVELS)
+            if number is None or level in (0.5, 0.9, 0.99, 1.0)
+        ]  # fmt: skip
+    return {"asked": {"data": name, "samples": samples}, "lines": lines}
+
+
+def _table(records: list[dict[str, Any]]) -> str:
+    header = ["case", "T", "B", "mode", "tau", "alpha", "alpha_B", "tau alpha_B", "bound",
+              "with alpha_B", "measured", "at sync's step"]  # fmt: skip
+    cells = [
+        [
+            r["case"], f"{r['updates']:,}", str(r["batch"]), r["mode"], str(r["tau"]),
+            f"{r['alpha']:.3f}", f"{r['alpha_batch']:.3f}", f"{r['tau'] * r['alpha_batch']:.2g}",
+            f"{r['bound']:.3g}" + (" vacuous" if r["vacuous"] else ""),
+            f"{r['bound_batch_alpha']:.3g}" + (" vacuous" if r["vacuous_batch_alpha"] else ""),
+            f"{r['measured']:.3g} ± {r['measured_half_width_95']:.1g}",
+            f"{r['measured_at_sync_step']:.3g}",
+        ]
+        for r in records
+    ]  # fmt: skip
+    return "\nmean squared norm of the gradient over the run\n" + aligned(header, cells)
+
+
+def _alpha_table(shares: list[dict[str, Any]]) -> str:
+    header = ["data", "rows", "largest share", "mean a lookup meets",
+              *(f"median lookup, B = {b:,}" for b in BATCHES)]  # fmt: skip
+    whole = [line for line in shares if line["field"] == "all"]
+    cells = []
+    for name in dict.fromkeys(line["data"] for line in whole):
+        own = {line["level"]: line for line in whole if line["data"] == name}
+        middle, last = own[0.5], own[1.0]
+        cells.append(
+            [name, f"{last['rows']:,}", f"{last['share_of_rows']:.3f}", f"{last['mean_met']:.3f}",
+             *(f"{middle[f'of_lookups_in_batch_{b}']:.3f}" for b in BATCHES)]
+        )  # fmt: skip
+    return "\nalpha: shares of samples that read a row\n" + aligned(header, cells)

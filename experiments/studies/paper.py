@@ -1,0 +1,107 @@
+"""The paper, reproduced: every piece run, its claims judged, one page about all of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.paper.pieces import PIECES, Piece, Size, chosen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Run what is missing, then write report.html and claims.csv; a failed piece stops no other."""
+
+    size: Size = "quick"
+    """quick: under 20 minutes on 2 cores; full: hours."""
+    only: tuple[str, ...] = ()
+    """These pieces (names of studies); default: all."""
+    measurements: Path | None = None
+    """Folder with rows*.csv, workloads.csv and systems.csv as of `predict-published`; without it
+    that piece is left out."""
+    out: Path = Path("runs/paper")
+    """Folder of the report; a folder a piece below it. A second run does only what is missing."""
+    dry_run: bool = False
+    """Print the plan with its minutes and stop."""
+    store: bool = False
+    """Run nothing: copy the finished tables to docs/results and the pictures to paper_figs/out."""
+
+    def __post_init__(self) -> None:
+        for piece in chosen(self.only):
+            piece.arguments(self.size, self.measurements)  # names what the folder lacks
+        if self.store and self.dry_run:
+            raise ValueError("store and dry_run contradict each other; give one of them")
+
+
+def run(options: Options) -> None:
+    """Run the missing pieces, judge the claims, write the page. Raises ValueError on failures."""
+    from experiments.folders import sole_writer
+    from experiments.paper.claims import claim_records, claims
+    from experiments.paper.page import Report, write_report
+    from experiments.paper.run import run_pieces
+    from experiments.paper.store import store
+    from experiments.tables import write_csv
+
+    plan, left_out = planned(options)
+    if options.dry_run:
+        print(_plan(plan, left_out, options))
+        return
+    with sole_writer(options.out):
+        if options.store:
+            names = store(list(plan), options.out)
+            print(f"stored {len(names)} tables: {', '.join(names)}")
+            return
+        minutes = {piece: piece.minutes(options.size) for piece in plan}
+        asked = {piece: plan[piece] for piece in chosen(options.only) if piece in plan}
+        failed = run_pieces(asked, minutes, options.out)
+        found = claims(options.out)
+        write_csv(options.out / "claims.csv", claim_records(found))
+        report = Report(
+            size=options.size,
+            out=options.out,
+            plan=plan,
+            left_out=left_out,
+            failed=failed,
+            claims=found,
+        )
+        path = write_report(report, options.out / "report.html")
+    for claim in found:
+        print(f"  {claim.verdict:<12} (own plots: {claim.plots_verdict})  {claim.says}")
+    print(f"claims: {options.out / 'claims.csv'}\nreport: {path}")
+    if failed:
+        names = ", ".join(piece.study for piece in failed)
+        raise ValueError(
+            f"{len(failed)} of {len(asked)} pieces failed ({names}); the report shows their last"
+            " lines, and a second run does only these"
+        )
+
+
+def planned(options: Options) -> tuple[dict[Piece, tuple[str, ...]], dict[Piece, str]]:
+    """The pieces of a report with their arguments, and the others with the reason."""
+    plan, left_out = {}, {}
+    for piece in PIECES:
+        own = piece.arguments(options.size, options.measurements)
+        if own is not None:
+            plan[piece] = own
+        elif piece.measurements:
+            left_out[piece] = "it predicts measurements; name their folder with --measurements"
+        else:
+            left_out[piece] = "it has no quick form; it is part of the full report"
+    return plan, left_out
+
+
+def _plan(plan: dict[Piece, tuple[str, ...]], left_out: dict[Piece, str], options: Options) -> str:
+    from experiments.paper.record import command
+    from experiments.paper.run import missing, share
+
+    asked = {piece: plan[piece] for piece in chosen(options.only) if piece in plan}
+    waiting = missing(asked, options.out)
+    lines = [
+        f"  {'to run' if piece in waiting else 'done':<7}"
+        f" {piece.minutes(options.size):5.1f} min  {command(piece.study, own)}"
+        for piece, own in asked.items()
+    ]
+    lines += [f"  left out: {piece.study}: {why}" for piece, why in left_out.items()]
+    total = sum(share(piece, piece.minutes(options.size)) for piece in waiting)
+    head = f"{len(asked)} pieces, {len(waiting)} to run, some {total:.0f} minutes on 2 cores"
+    return "\n".join([f"{head}; results in {options.out}", *lines])

@@ -1,0 +1,215 @@
+"""Hybrid training against tables on the GPUs: who wins at which model size and network, and price.
+
+What the two systems are: `experiments/published/two_systems.py`. Hybrid's hosts are chosen by the
+closed form, then simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from experiments.checks import SIMULATED_STEPS, all_positive, between, each_known, not_empty
+from experiments.folders import sole_writer
+from experiments.kept import Kept
+from experiments.published.two_systems import (
+    GPUS_OF_HYBRID,
+    MACHINES,
+    hybrid_of,
+    price_date,
+    sharded_of,
+    workload_of,
+)
+from experiments.studies.predict_published import seconds_by_part
+from experiments.tables import aligned, write_csv
+from persia_sim.engine.simulate import simulate
+from persia_sim.insight.critical_path import blame_of_resources
+from persia_sim.insight.measure import throughput
+from persia_sim.oracle.closed_form import answer
+from persia_sim.presets.rankers import ranker_of
+from persia_sim.presets.software import SOFTWARE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Every GPU at every NIC and model size: samples/s and dollars of hybrid over sharded."""
+
+    gpus: tuple[str, ...] = tuple(MACHINES)
+    """v100, a100, h100, in machines of eight."""
+    software: tuple[str, ...] = ("torchrec", "hugectr")
+    """What the sharded side runs; hybrid launches its dense network as quickly."""
+    nic_gbit_per_s: tuple[float, ...] = (10.0, 25.0, 50.0, 100.0, 200.0, 400.0)
+    """NICs of every host, of both systems."""
+    parameters: tuple[float, ...] = (1e10, 1e11, 1e12, 6.25e12, 2.5e13, 1e14)
+    """Numbers in all tables."""
+    batch: int = 55_296
+    """Samples of a dense update, both systems."""
+    steps: int = 24
+    """Steps of hybrid's simulations."""
+    out: Path = Path("runs/sharded-map")
+    """Folder of the table and the figure; a second run does only what is missing."""
+    dry_run: bool = False
+    """Print how many cells are missing and stop."""
+
+    def __post_init__(self) -> None:
+        lists = ("gpus", "software", "nic_gbit_per_s", "parameters")
+        not_empty(**{name: getattr(self, name) for name in lists})
+        each_known(MACHINES, gpus=self.gpus)
+        each_known(SOFTWARE, software=self.software)
+        all_positive(nic_gbit_per_s=self.nic_gbit_per_s, parameters=self.parameters)
+        for rate in self.nic_gbit_per_s:
+            between(0.1, 1e4, nic_gbit_per_s=rate)
+        for size in self.parameters:
+            between(1e7, 1e15, parameters=size)
+        between(GPUS_OF_HYBRID, 65_535 * GPUS_OF_HYBRID, batch=self.batch)
+        between(*SIMULATED_STEPS, steps=self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One place on the map."""
+
+    gpu: str
+    software: str
+    nic_gbit_per_s: float
+    parameters: float
+    table_bytes: float
+    hybrid_samples_per_s: float
+    hybrid_bound_samples_per_s: float
+    """By the closed form."""
+    hybrid_binds: str
+    hybrid_gpus: int
+    hybrid_workers: int
+    hybrid_servers: int
+    hybrid_server_host: str
+    hybrid_usd_per_hour: float
+    hybrid_usd_per_million_samples: float
+    sharded_samples_per_s: float
+    sharded_binds: str
+    sharded_gpus: int
+    sharded_gpus_for_memory: int
+    sharded_plan: str
+    sharded_usd_per_hour: float
+    sharded_usd_per_million_samples: float
+    throughput_ratio: float
+    """Hybrid over sharded: above 1 hybrid is faster."""
+    dollar_ratio: float
+    """Sharded over hybrid, dollars a sample: above 1 hybrid is cheaper."""
+    prices: str
+
+
+def run(options: Options) -> None:
+    """Fill the map, write the table and the figure, print where hybrid wins."""
+    from tqdm import tqdm
+
+    from paper_figs.sharded_map import sharded_map_figure  # late: pyplot
+    from paper_figs.style import save
+
+    places = [*product(options.gpus, options.software, options.nic_gbit_per_s, options.parameters)]
+    kept = Kept(options.out / "cells.jsonl")
+    tail = f"{options.batch}/{options.steps}"
+    labels = ["/".join(map(str, place)) + f"/{tail}" for place in places]
+    missing = sum(label not in kept for label in labels)
+    print(f"{len(places)} cells ({missing} to run)")
+    if options.dry_run:
+        return
+    cells = []
+    with sole_writer(options.out):
+        for label, place in zip(labels, tqdm(places, desc="cells", disable=None), strict=True):
+            compute = partial(_fields_of, *place, options.batch, options.steps)
+            cells.append(Cell(**kept.row(label, compute)))
+    path = options.out / "sharded_map.csv"
+    write_csv(path, [asdict(cell) for cell in cells])
+    print(table(cells))
+    print(summary(cells))
+    figure = save(sharded_map_figure(path), options.out / "sharded_map.png")
+    print(f"{len(cells)} cells in {path}; {figure}")
+
+
+def _fields_of(
+    gpu: str, software: str, nic: float, parameters: float, batch: int, steps: int
+) -> dict[str, Any]:
+    return asdict(cell_of(gpu, software, nic, parameters, batch, steps))
+
+
+def cell_of(gpu: str, software: str, nic: float, parameters: float, batch: int, steps: int) -> Cell:
+    """Both systems at one place; hybrid is simulated for so many steps."""
+    sharded = sharded_of(gpu, software, nic, parameters, batch)
+    sharded_rate, sharded_usd = batch / sharded.step_s, sharded.job.system.usd_per_hour
+    scenario = replace(hybrid_of(gpu, software, nic, parameters, batch), steps=steps)
+    found = simulate(scenario)
+    rate, bound = throughput(found).mean, answer(scenario).samples_per_s
+    blame = blame_of_resources(found)
+    cluster = scenario.cluster
+    usd, parts = cluster.usd_per_hour, seconds_by_part(sharded.parts)
+    hybrid_price, sharded_price = (
+        usd_per_million(usd, rate),
+        usd_per_million(sharded_usd, sharded_rate),
+    )
+    return Cell(
+        gpu=gpu,
+        software=software,
+        nic_gbit_per_s=nic,
+        parameters=parameters,
+        table_bytes=ranker_of(workload_of(parameters, batch)).table_bytes,
+        hybrid_samples_per_s=rate,
+        hybrid_bound_samples_per_s=bound,
+        hybrid_binds=max(blame, key=lambda name: blame[name]),
+        hybrid_gpus=cluster.ranks,
+        hybrid_workers=cluster.embedding_workers.hosts,
+        hybrid_servers=cluster.servers.hosts,
+        hybrid_server_host=cluster.servers.host.name,
+        hybrid_usd_per_hour=usd,
+        hybrid_usd_per_million_samples=hybrid_price,
+        sharded_samples_per_s=sharded_rate,
+        sharded_binds=max(parts, key=lambda name: parts[name]),
+        sharded_gpus=sharded.job.system.gpus,
+        sharded_gpus_for_memory=sharded.gpus_for_memory,
+        sharded_plan=sharded.plan,
+        sharded_usd_per_hour=sharded_usd,
+        sharded_usd_per_million_samples=sharded_price,
+        throughput_ratio=rate / sharded_rate,
+        dollar_ratio=sharded_price / hybrid_price,
+        prices=f"{price_date(sharded.job.system.node)}; CPU hosts 2021-11",
+    )
+
+
+def usd_per_million(usd_per_hour: float, samples_per_s: float) -> float:
+    """Dollars for a million samples.
+
+    >>> usd_per_million(36.0, 1e4)
+    1.0
+    """
+    return usd_per_hour / 3600 / samples_per_s * 1e6
+
+
+def table(cells: Sequence[Cell]) -> str:
+    """A line for each GPU, software and size: ratios at every NIC."""
+    nics = list(dict.fromkeys(cell.nic_gbit_per_s for cell in cells))
+    groups: dict[tuple[str, str, float], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.gpu, cell.software, cell.parameters), []).append(cell)
+    lines = []
+    for (gpu, software, parameters), own in groups.items():
+        ratios = [f"{c.throughput_ratio:.2f} / {c.dollar_ratio:.2f}" for c in own]
+        lines.append([gpu, software, f"{parameters:.3g}", f"{own[0].sharded_gpus:,}", *ratios])
+    header = ["GPU", "against", "parameters", "its GPUs", *(f"{n:g} Gbit/s" for n in nics)]
+    return aligned(header, lines)
+
+
+def summary(cells: Sequence[Cell]) -> str:
+    """In how many cells hybrid is faster, cheaper; how far the closed form is off."""
+    faster = sum(cell.throughput_ratio > 1 for cell in cells)
+    cheaper = sum(cell.dollar_ratio > 1 for cell in cells)
+    told = (
+        f"samples/s hybrid over sharded / dollars sharded over hybrid: hybrid is faster in {faster}"
+        f" and cheaper in {cheaper} of {len(cells)} cells"
+    )
+    off = [cell.hybrid_bound_samples_per_s / cell.hybrid_samples_per_s - 1 for cell in cells]
+    told += f"\nclosed form over simulation: median {median(off):+.1%}, largest {max(off):+.1%}"
+    return told

@@ -1,0 +1,269 @@
+"""What is done about late rows, and what it gives back: each treatment, and what others run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from experiments.checks import (
+    COUNT,
+    JOBS,
+    RANKS,
+    ROWS,
+    SEEDS,
+    TAU,
+    between,
+    each_between,
+    not_empty,
+    positive,
+)
+from experiments.gaps import Run, finished, thousandths
+from experiments.points import Point, data_sha256
+from experiments.statistics import Interval, t_interval
+from experiments.studies.demo import LEAST_TEST_ROWS, REAL_DATA, SYNTHETIC_STEPS, find_data
+from experiments.studies.staleness_sweep import expected_samples
+from experiments.sweep import default_jobs, print_plan, run_points
+from experiments.tables import aligned, write_csv
+from persia_sim.words.vocabulary import Mode
+from runtime.config import DataConfig, EvaluationConfig, SyncConfig, TrainConfig
+from runtime.config.presets import PresetName, with_preset
+from runtime.config.sync import MOST_DENSE_LAG
+
+Treatment = Literal["sync_steps", "dense_lag", "delay_compensation", "lr_by_staleness"]
+EVERY: tuple[Treatment, ...] = get_args(Treatment)
+UNTREATED = "untreated"
+PRESETS = "as others run it"
+"""The base of the presets, which have no untreated twin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """hybrid and async with and without each treatment, and the presets; gaps over paired seeds."""
+
+    taus: tuple[int, ...] = (16, 64)
+    """Bounds of hybrid."""
+    async_tau: int | None = 4
+    """Bound of async; none leaves async out."""
+    treatments: tuple[Treatment, ...] = EVERY
+    """Which treatments; async has no common step and takes the last two only."""
+    presets: tuple[PresetName, ...] = get_args(PresetName)
+    """What others run: as `python -m runtime train --preset`, with the lag executor."""
+    sync_steps: int = 300
+    """Of the treatment of that name: steps of the synchronous start."""
+    dense_lag: int = 1
+    """Of the treatment of that name: steps by which the dense update is late, too."""
+    delay_compensation: float = 128.0
+    """Of the treatment of that name: strength lambda."""
+    seeds: int = 5
+    """Paired seeds, >= 2."""
+    ranks: int = 8
+    """NN workers W."""
+    batch: int = 128
+    """Samples per dense update."""
+    samples: int | None = None
+    """Train on the first samples only and test on as many (2,000 at least), for a quick look; else
+    one pass, and the whole test part."""
+    data: DataConfig = field(default_factory=DataConfig)
+    out: Path = Path("runs/treatments")
+    """Folder of the results; a second run with the same folder does only what is missing."""
+    jobs: int = default_jobs()
+    """Points at a time."""
+    dry_run: bool = False
+    """Print the plan, point by point, and stop."""
+
+    def __post_init__(self) -> None:
+        not_empty(taus=self.taus)
+        each_between(1, TAU[1], taus=self.taus)
+        between(*TAU, async_tau=self.async_tau)
+        between(*COUNT, sync_steps=self.sync_steps, batch=self.batch)
+        between(1, MOST_DENSE_LAG, dense_lag=self.dense_lag)
+        positive(delay_compensation=self.delay_compensation)
+        between(0, 1e9, delay_compensation=self.delay_compensation)
+        between(2, SEEDS[1], seeds=self.seeds)  # an interval needs two
+        between(*RANKS, ranks=self.ranks)
+        between(1, ROWS[1], samples=self.samples)
+        between(*JOBS, jobs=self.jobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row of the table."""
+
+    base: str
+    """What is treated, in words; of its untreated row, too."""
+    treatment: str
+    sync: SyncConfig
+
+    @property
+    def slug(self) -> str:
+        """What a point's folder is called."""
+        return f"{self.base}-{self.treatment}".replace(" ", "-")
+
+
+def run(options: Options) -> None:
+    """Plan, train what is missing, print the table, draw the figure."""
+    from paper_figs.style import save  # late: pyplot
+    from paper_figs.treatments import treatments_figure
+
+    if options.data.name == REAL_DATA:  # or what was downloaded, or else the synthetic stream
+        found = find_data(options.data.dir)
+        options = replace(options, data=replace(options.data, name=found.name))
+    chosen = settings(options)
+    trained: dict[SyncConfig, Setting] = {}  # two rows may be the same run
+    for setting in chosen:
+        trained.setdefault(setting.sync, setting)
+    points = {setting: _points(options, trained[setting.sync]) for setting in chosen}
+    every = [point for group in points.values() for point in group]
+    print_plan(every, options.out, options.jobs)
+    if options.dry_run:
+        for point in every:
+            state = "done" if point.is_done(options.out) else "to run"
+            print(f"  {point.label:<44} {state:<7} {point.folder(options.out)}")
+        return
+    run_points(every, options.out, options.jobs, expected_samples(every[0].config))
+    runs = {setting: finished(group, options.out) for setting, group in points.items()}
+    tasks = list(runs[chosen[0]][0].summary["tasks"])
+    lines = {task: [_line(setting, runs, task) for setting in chosen] for task in tasks}
+    csv = options.out / "treatments.csv"
+    write_csv(csv, [{"data": options.data.name, **row.record()} for t in tasks for row in lines[t]])
+    figure = save(treatments_figure(csv), options.out / "treatments.png")
+    print(
+        f"\n{options.data.name}, {tasks[0]}, W = {options.ranks}, {options.batch} samples a dense"
+        f" update, {options.seeds} paired seeds; gaps in thousandths of AUC, 95 % t intervals"
+    )
+    print(aligned(HEADER, [row.cells() for row in lines[tasks[0]]]))
+    print(f"\ntable:  {csv}   (all tasks: {', '.join(tasks)})\nfigure: {figure}")
+
+
+def settings(options: Options) -> list[Setting]:
+    """The rows, sync first; a base's untreated row comes before its treated ones."""
+    found = [Setting("sync", UNTREATED, SyncConfig(ranks=options.ranks))]
+    bases = {f"hybrid tau {tau}": _late(options, Mode.HYBRID, tau) for tau in options.taus}
+    if options.async_tau is not None:
+        bases[f"async tau {options.async_tau}"] = _late(options, Mode.ASYNC, options.async_tau)
+    for base, sync in bases.items():
+        found.append(Setting(base, UNTREATED, sync))
+        for name in options.treatments:
+            if sync.mode.has_barrier or name in ("delay_compensation", "lr_by_staleness"):
+                found.append(Setting(base, name, replace(sync, **{name: _value(options, name)})))
+    start = TrainConfig(sync=found[0].sync, batch=options.batch)
+    found += [Setting(PRESETS, name, with_preset(start, name).sync) for name in options.presets]
+    return found
+
+
+def _late(options: Options, mode: Mode, tau: int) -> SyncConfig:
+    return SyncConfig(mode=mode, tau=tau, ranks=options.ranks)
+
+
+def _value(options: Options, treatment: Treatment) -> float | bool:
+    """What the option of that name is set to."""
+    return True if treatment == "lr_by_staleness" else getattr(options, treatment)
+
+
+def _points(options: Options, setting: Setting) -> list[Point]:
+    steps = test_rows = None
+    if options.data.name == "synthetic":
+        steps = SYNTHETIC_STEPS
+    if options.samples is not None:
+        steps = max(1, options.samples // options.batch)
+        test_rows = max(LEAST_TEST_ROWS, options.samples)
+    config = TrainConfig(
+        sync=setting.sync,
+        batch=options.batch,
+        data=options.data,
+        steps=steps,
+        evaluation=EvaluationConfig(test_rows=test_rows),
+    )
+    checksum = data_sha256(config)
+    return [
+        Point(
+            label=f"{setting.slug}-seed{seed}",
+            config=replace(config, seed=seed),
+            data_sha256=checksum,
+        )
+        for seed in range(options.seeds)
+    ]
+
+
+HEADER = ["base", "treatment", "test AUC", "gap to sync", "gap to untreated", "log-loss", "stale"]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A setting over its seeds."""
+
+    setting: Setting
+    task: str
+    auc: Interval
+    gap_to_sync: Interval
+    gap_to_untreated: Interval
+    log_loss: float
+    stale_mean: float
+    stale_max: int
+
+    def record(self) -> dict[str, Any]:
+        """One line of the CSV."""
+        sync = self.setting.sync
+        return {
+            "base": self.setting.base,
+            "treatment": self.setting.treatment,
+            "mode": str(sync.mode),
+            "tau": sync.window,
+            "merge_pushes": sync.merges,
+            "sync_steps": sync.sync_steps,
+            "dense_lag": sync.dense_lag,
+            "delay_compensation": sync.delay_compensation,
+            "lr_by_staleness": sync.lr_by_staleness,
+            "ranks": sync.ranks,
+            "task": self.task,
+            "seeds": self.auc.n,
+            "test_auc": self.auc.mean,
+            "test_auc_half_width_95": self.auc.half_width,
+            "gap_to_sync": self.gap_to_sync.mean,
+            "gap_to_sync_half_width_95": self.gap_to_sync.half_width,
+            "gap_to_untreated": self.gap_to_untreated.mean,
+            "gap_to_untreated_half_width_95": self.gap_to_untreated.half_width,
+            "log_loss": self.log_loss,
+            "staleness_mean_steps": self.stale_mean,
+            "staleness_max_steps": self.stale_max,
+        }
+
+    def cells(self) -> list[str]:
+        """The same as a person reads it."""
+        is_sync = self.setting.base == "sync"
+        return [
+            self.setting.base,
+            self.setting.treatment,
+            f"{self.auc.mean:.4f}",
+            "-" if is_sync else thousandths(self.gap_to_sync),
+            thousandths(self.gap_to_untreated),
+            f"{self.log_loss:.4f}",
+            f"{self.stale_mean:.2f} / {self.stale_max}",
+        ]
+
+
+def _line(setting: Setting, runs: dict[Setting, list[Run]], task: str) -> Line:
+    own = runs[setting]
+    twins = [s for s in runs if s.base == setting.base and s.treatment == UNTREATED]
+    untreated = runs[twins[0]] if twins and twins[0] != setting else []
+    stale = [run.summary["staleness"] for run in own]
+    return Line(
+        setting,
+        task,
+        t_interval([run.auc(task) for run in own]),
+        _paired(own, runs[next(iter(runs))], task),
+        _paired(own, untreated, task),
+        math.fsum(run.log_loss(task) for run in own) / len(own),
+        math.fsum(s["mean_steps"] for s in stale) / len(stale),
+        max(int(s["max_steps"]) for s in stale),
+    )
+
+
+def _paired(runs: Sequence[Run], others: Sequence[Run], task: str) -> Interval:
+    """These minus those of the same seeds."""
+    known = {other.summary["seed"]: other.auc(task) for other in others}
+    shared = [run for run in runs if run.summary["seed"] in known]
+    return t_interval([run.auc(task) - known[run.summary["seed"]] for run in shared])

@@ -1,0 +1,125 @@
+"""AUC by samples and by simulated seconds per data set, and gaps to sync beside published ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from paper_figs.style import GAP_LABEL, MARKERS, STYLE
+
+REFERENCE = "sync"
+SETTLED = 0.15
+"""Share of a run from which on its gaps set the scale of the third row."""
+_LOWEST = -60.0  # thousandths; a published gap below is left out of the scale
+_PUBLISHED = {"hybrid": "-", "xdl_async": "--", "async_averaging": "--"}
+
+
+def convergence_figure(table: Path, published: Path) -> Figure:
+    """A column a data set. Rows: AUC by samples, by simulated seconds, and gaps along the run.
+
+    Of the first task of each set. Bands are 95 % t intervals over seeds, of the mean in the first
+    two rows and of the paired gap in the third; grey lines are published, of other data.
+    """
+    rows, papers = pd.read_csv(table), pd.read_csv(published)
+    rows = rows[~rows.drained]  # the ends, all pushes applied, are no points of the curves
+    sets = list(dict.fromkeys(rows.data_set))
+    names = list(dict.fromkeys(rows.line))
+    with plt.style.context(STYLE):
+        figure, grid = plt.subplots(
+            3, len(sets), figsize=(max(5.0, 2.3 * len(sets)), 6.6), layout="constrained",
+            squeeze=False,
+        )  # fmt: skip
+        for column, data_set in zip(grid.T, sets, strict=True):
+            own = rows[rows.data_set == data_set]
+            own = own[own.task == own.task.iloc[0]]
+            _aucs(column[0], own, names, "samples", 1e3)
+            _aucs(column[1], own, names, "simulated_s", 1.0)
+            _gaps(column[2], own, names, papers[papers.data_set == data_set])
+            column[0].set_title(own.title.iloc[0].replace("; ", "\n"))
+            column[0].set_xlabel("training samples [thousands]")
+            column[1].set_xlabel("simulated time, 8 V100 [s]")
+            column[2].set_xlabel("share of the run (grey: pass)")
+        for row, label in enumerate(("test AUC", "test AUC", GAP_LABEL)):
+            grid[row, 0].set_ylabel(label)
+        handles, labels = grid[0, 0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+        figure.suptitle(
+            f"True gradients in simulated orders; bands: 95 % t intervals over"
+            f" {rows.seed.nunique()} paired seeds\n(scaled by the means). Grey: published gaps to"
+            " sync, of other data and without seeds\n(solid: Persia's hybrid, dashed: async)",
+            fontsize=8,
+        )
+    return figure
+
+
+def _look(names: list[str], name: str) -> dict[str, object]:
+    place = names.index(name)
+    colours = plt.rcParams["axes.prop_cycle"].by_key()["color"]
+    dashed = name in ("xdl_sync", "xdl_async", "paddle")
+    return {
+        "marker": MARKERS[place % len(MARKERS)], "color": colours[place % len(colours)],
+        "linestyle": "--" if dashed else "-", "markersize": 3,
+    }  # fmt: skip
+
+
+def _spread(table: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """Mean of the columns, and half of their 95 % t interval over the rows (seeds)."""
+    from scipy.stats import t  # late: a second to import
+
+    n = len(table)
+    half = t.ppf(0.975, max(1, n - 1)) * table.std() / np.sqrt(n)
+    return table.mean(), half
+
+
+def _scale(axes: Axes, values: list[float]) -> None:
+    """Show these values; wider bands are cut off."""
+    told = [x for x in values if np.isfinite(x) and x > _LOWEST]
+    if told:
+        room = 0.15 * (max(told) - min(told)) or 1.0
+        axes.set_ylim(min(told) - room, max(told) + room)
+
+
+def _aucs(axes: Axes, own: pd.DataFrame, names: list[str], column: str, unit: float) -> None:
+    means: list[float] = []
+    for name in names:
+        lines = own[own.line == name]
+        mean, half = _spread(lines.pivot(index="seed", columns=column, values="auc"))
+        x = mean.index.to_numpy() / unit
+        (line,) = axes.plot(x, mean, label=name, **_look(names, name))
+        axes.fill_between(x, mean - half, mean + half, alpha=0.15, color=line.get_color())
+        means += mean.tolist()
+    _scale(axes, means)
+    if column == "simulated_s":
+        axes.set_xscale("log")
+
+
+def _gaps(axes: Axes, own: pd.DataFrame, names: list[str], papers: pd.DataFrame) -> None:
+    seen: list[float] = []
+    for name, style in _PUBLISHED.items():
+        line = papers[(papers.line == name) & papers.gap_to_sync.notna()]
+        if len(line):
+            gap = 1e3 * line.gap_to_sync.to_numpy()
+            axes.plot(
+                line.share_of_pass, gap, color="0.6", linestyle=style, linewidth=1.6,
+                label=f"published {line.system.iloc[0]}", zorder=1,
+            )  # fmt: skip
+            seen += gap[line.share_of_pass.to_numpy() >= SETTLED].tolist()
+    wide = {
+        name: own[own.line == name].pivot(index="seed", columns="share_of_run", values="auc")
+        for name in names
+    }
+    axes.axhline(0, color="black", linewidth=0.8)
+    for name in names:
+        if name == REFERENCE or wide[name].equals(wide[REFERENCE]):
+            continue  # the same order, hence the same AUC
+        mean, half = _spread(1e3 * (wide[name] - wide[REFERENCE]))
+        share = mean.index.to_numpy()
+        (line,) = axes.plot(share, mean, label=name, **_look(names, name))
+        axes.fill_between(share, mean - half, mean + half, alpha=0.15, color=line.get_color())
+        seen += mean[share >= SETTLED].tolist()
+    _scale(axes, [0.0, *seen])

@@ -1,0 +1,95 @@
+"""The gap by how often a sample's ids occur, missed pushes of a row, and drift as a predictor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from paper_figs.style import GAP_LABEL, MARKERS, STYLE
+
+
+def row_frequency_figure(table: Path, staleness: Path, drift: Path) -> Figure:
+    """Gap by frequency at the largest bound; missed pushes of the first data set; drift of all."""
+    gaps, stale, drifts = (pd.read_csv(path) for path in (table, staleness, drift))
+    data = gaps.data.iloc[0]
+    with plt.style.context(STYLE):
+        figure, axes = plt.subplots(1, 3, figsize=(7.0, 2.9), layout="constrained")
+        _gaps(axes[0], gaps[(gaps.tau == gaps.tau.max()) & (gaps.by == "rarest")])
+        _staleness(axes[1], stale[stale.data == data])
+        _drift(axes[2], drifts)
+        figure.suptitle(
+            f"Hybrid against sync, bars: 95 % t interval over {int(gaps.seeds.iloc[0])} paired"
+            f" seeds; middle: {data}",
+            fontsize=8,
+        )
+    return figure
+
+
+def _gaps(axes: Axes, rows: pd.DataFrame) -> None:
+    """The real data sets; the synthetic ones where there is no other."""
+    real = rows[~rows.data.str.startswith("synthetic")]
+    rows = real if len(real) else rows
+    axes.axhline(0, color="black", linewidth=0.8)
+    starts = sorted(set(rows.count_from))
+    place = {start: number for number, start in enumerate(starts)}
+    for number, (data, own) in enumerate(rows.groupby("data", sort=False)):
+        axes.errorbar(
+            [place[start] + 0.1 * number for start in own.count_from],
+            1e3 * own.gap_to_sync,
+            yerr=1e3 * own.gap_to_sync_half_width_95,
+            marker=MARKERS[number % len(MARKERS)],
+            linestyle=("-", "--", ":", "-.")[number % 4],
+            capsize=2,
+            label=data,
+        )
+    names = [f"{s:g}" if s < 1024 else f"{s / 1024:g}k" for s in starts]
+    axes.set_xticks(range(len(starts)), names)
+    axes.set_xlabel("occurrences of the rarest id, from")
+    axes.set_ylabel(GAP_LABEL)
+    axes.set_title(f"gap by a sample's rarest id, τ = {rows.tau.iloc[0]:g}")
+    axes.legend(fontsize=5.5, loc="lower left", handlelength=1.5)
+
+
+def _staleness(axes: Axes, rows: pd.DataFrame) -> None:
+    for number, (tau, own) in enumerate(rows.groupby("tau")):
+        axes.plot(
+            own.count_from, own.missed_pushes, MARKERS[number], label=f"measured, τ = {tau:g}"
+        )
+        axes.plot(
+            own.count_from,
+            own.missed_pushes_model,
+            ("-", "--")[number % 2],
+            color="0.35",
+            label=f"model, τ = {tau:g}",
+        )
+    axes.set_xscale("log", base=4)
+    axes.set_yscale("log")
+    axes.set_xlabel("occurrences of the row, from")
+    axes.set_xticks([4.0**n for n in (0, 2, 4, 6)], ["1", "16", "256", "4k"])
+    axes.minorticks_off()
+    axes.set_ylabel("missed pushes of a row, per read")
+    axes.set_title("row staleness")
+    axes.legend()
+
+
+def _drift(axes: Axes, rows: pd.DataFrame) -> None:
+    for number, (part, own) in enumerate(rows.groupby("part")):
+        axes.errorbar(
+            1e3 * own.predicted_relative,
+            1e3 * own.gap_to_sync,
+            yerr=1e3 * own.gap_to_sync_half_width_95,
+            marker=MARKERS[number],
+            linestyle="none",
+            capsize=2,
+            label={"fit": "synthetic (fit)", "test": "others (test)"}[str(part)],
+        )
+    axes.axline((0, 0), slope=1, color="black", linewidth=0.8)
+    axes.set_xlim(right=0)
+    axes.set_xlabel("gap predicted from drift [$10^{-3}$]")
+    axes.set_ylabel("measured " + GAP_LABEL)
+    axes.set_title("drift as a predictor")
+    axes.legend(fontsize=6, loc="lower right", handlelength=1.0)

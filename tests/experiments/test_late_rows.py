@@ -1,0 +1,265 @@
+"""The measures of late rows: a problem with known constants, frequencies, missed pushes, drift."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from experiments.staleness.delayed import looked_at, train
+from experiments.staleness.drift import measured
+from experiments.staleness.frequency import (
+    first_samples,
+    frequencies,
+    rarest_and_median,
+    sample_of_each_id,
+)
+from experiments.staleness.logistic import RIDGE, Logistic, Weights, made, square_norm
+from experiments.staleness.missed import row_reads
+from persia_sim.words.orders import constant_lag_trace
+from persia_sim.words.trace import ALL, Event, Kind, Trace
+from persia_sim.words.vocabulary import Mode
+from runtime.config import DataConfig, ModelConfig, SyncConfig, TrainConfig
+from runtime.data.batch import Batch
+from runtime.data.open import open_source
+from runtime.embedding.server import STALENESS_BINS
+from runtime.order.executor import OrderedRun
+from runtime.order.lag import lag_order
+from runtime.rank.feed import training_stream
+from runtime.rank.parts import assemble
+from runtime.run.session import train as train_run
+
+
+@pytest.fixture(scope="module")
+def problem() -> Logistic:
+    return made((7, 3), 1.0, 60)
+
+
+def drawn_weights(problem: Logistic, seeds: int, number: int) -> Weights:
+    draw = np.random.default_rng(number)
+    return Weights(
+        draw.normal(size=(seeds, problem.rows)), draw.normal(size=(seeds, problem.dense.shape[1]))
+    )
+
+
+def one_gradient(problem: Logistic, sample: int, weights: Weights, seed: int) -> np.ndarray:
+    """Of one sample's loss, written out: rows, then dense weights."""
+    rows, dense = weights.rows[seed], weights.dense[seed]
+    own, x = problem.ids[sample], problem.dense[sample]
+    error = 1 / (1 + np.exp(-(rows[own].sum() + x @ dense))) - problem.labels[sample]
+    found = np.zeros(problem.rows)
+    for row in own:
+        found[row] += error + RIDGE * rows[row]
+    return np.concatenate([found, error * x + RIDGE * dense])
+
+
+def test_gradient_and_variance_are_those_of_the_samples_one_by_one(problem):
+    weights = drawn_weights(problem, 2, 0)
+    whole, variance = problem.gradient(weights), problem.variance(weights)
+    for seed in range(2):
+        each = np.array([one_gradient(problem, n, weights, seed) for n in range(60)])
+        mean = each.mean(axis=0)
+        found = np.concatenate([whole.rows[seed], whole.dense[seed]])
+        assert found == pytest.approx(mean, abs=1e-12)
+        assert variance[seed] == pytest.approx(np.square(each - mean).sum(1).mean())
+        assert square_norm(whole)[seed] == pytest.approx(mean @ mean)
+    drawn = np.array([[3, 3, 5], [0, 1, 2]])
+    part = problem.gradient(weights, drawn)
+    for seed in range(2):
+        mean = np.mean([one_gradient(problem, n, weights, seed) for n in drawn[seed]], axis=0)
+        assert np.concatenate([part.rows[seed], part.dense[seed]]) == pytest.approx(mean)
+
+
+def test_the_gradient_is_the_slope_of_the_loss(problem):
+    at, along = drawn_weights(problem, 1, 1), drawn_weights(problem, 1, 2)
+    slope = problem.gradient(at)
+    told = (slope.rows * along.rows).sum() + (slope.dense * along.dense).sum()
+    ahead, behind = (
+        problem.loss(Weights(at.rows + h * along.rows, at.dense + h * along.dense))[0]
+        for h in (1e-5, -1e-5)
+    )
+    assert told == pytest.approx((ahead - behind) / 2e-5, rel=1e-6)
+
+
+def test_no_sample_has_a_steeper_gradient_than_its_smoothness(problem):
+    one, two = drawn_weights(problem, 1, 3), drawn_weights(problem, 1, 4)
+    for scale in (1e-3, 1.0):
+        two = Weights(one.rows + scale * two.rows, one.dense + scale * two.dense)
+        for n in range(60):
+            apart = one_gradient(problem, n, one, 0) - one_gradient(problem, n, two, 0)
+            way = one.rows[0, problem.ids[n]] - two.rows[0, problem.ids[n]]
+            moved = np.concatenate([way, (one.dense - two.dense)[0]])
+            limit = problem.smoothness * np.linalg.norm(moved)
+            assert np.linalg.norm(apart) <= limit * (1 + 1e-9)
+
+
+def test_no_point_has_a_lower_loss_than_the_least(problem):
+    least = problem.least_loss()
+    told = problem.problem()
+    assert told.gap == pytest.approx(np.log(2) - least)
+    assert (problem.loss(drawn_weights(problem, 20, 5)) > least).all()
+    small = drawn_weights(problem, 20, 6)
+    small = Weights(small.rows * 1e-3, small.dense * 1e-3)
+    assert (problem.loss(small) > least).all()
+
+
+@pytest.mark.parametrize("dense_late", [False, True])
+@pytest.mark.parametrize("tau", [0, 1, 3])
+def test_late_weights_are_those_of_so_many_updates_ago(problem, tau, dense_late):
+    """The same, with every past weight kept, one sample at a time."""
+    updates, batch, step = 12, 2, 0.4
+    found = train(
+        problem, seeds=2, updates=updates, batch=batch, step=step, tau=tau, dense_late=dense_late
+    )
+    for seed in range(2):
+        draw = np.random.default_rng([seed, batch])
+        past = [np.zeros(problem.rows + problem.dense.shape[1])]
+        norms = []
+        for t in range(updates):
+            old, now = past[max(0, t - tau)], past[t]
+            read = np.concatenate(
+                [old[: problem.rows], (old if dense_late else now)[problem.rows :]]
+            )
+            norms.append(float(square_norm(problem.gradient(as_weights(problem, now)))[0]))
+            samples = draw.integers(0, 60, batch)
+            each = [one_gradient(problem, n, as_weights(problem, read), 0) for n in samples]
+            past.append(now - step * np.mean(each, axis=0))
+        assert found.loss[seed] == pytest.approx(problem.loss(as_weights(problem, past[-1]))[0])
+        assert looked_at(updates).tolist() == list(range(updates))
+        mean = (sum(norms) - (norms[0] + norms[-1]) / 2) / (updates - 1)
+        assert found.square_norm[seed] == pytest.approx(mean)
+
+
+def as_weights(problem: Logistic, flat: np.ndarray) -> Weights:
+    return Weights(flat[None, : problem.rows], flat[None, problem.rows :])
+
+
+# Frequencies.
+
+
+def bag_batch(bags: list[list[list[int]]]) -> Batch:
+    """Samples of bags of ids."""
+    flat = [bag for sample in bags for bag in sample]
+    offsets = np.concatenate([[0], np.cumsum([len(bag) for bag in flat])])
+    ids = np.array([i for bag in flat for i in bag], np.uint64)
+    return Batch(ids, offsets, np.zeros((len(bags), 0)), np.zeros((len(bags), 1)))
+
+
+def test_an_id_counts_once_a_sample():
+    known = frequencies(bag_batch([[[1, 1, 2], [7]], [[2], []], [[2], [7]]]))
+    assert dict(zip(known.ids.tolist(), known.counts.tolist(), strict=True)) == {1: 1, 2: 3, 7: 2}
+    assert known.shares.tolist() == pytest.approx([1 / 3, 1, 2 / 3])
+    assert known.of(np.array([7, 9, 1, 0], np.uint64)).tolist() == [2, 0, 1, 0]
+
+
+def test_rarest_and_median_of_a_sample():
+    known = frequencies(bag_batch([[[1], [5]], [[1], [6]], [[1], [6]], [[2], [6]]]))
+    tested = bag_batch([[[1, 6], [5, 2]], [[9], []], [[], []], [[6], [1]]])
+    assert rarest_and_median(known, tested).tolist() == [[1, 1], [0, 0], [0, 0], [3, 3]]
+    three = bag_batch([[[1, 5], [9]]])
+    assert rarest_and_median(known, three).tolist() == [[0, 1]]
+
+
+def test_batches_of_one_id_a_field_and_of_bags_agree():
+    one = first_samples(open_source("synthetic:taobao-ad:0.001"), "train", 200)
+    fields = len(one.ids) // one.size
+    bags = Batch(one.ids, np.arange(len(one.ids) + 1), one.dense, one.labels)
+    assert one.size == 200 and one.offsets is None
+    assert sample_of_each_id(one).tolist() == np.repeat(np.arange(200), fields).tolist()
+    assert sample_of_each_id(bags).tolist() == sample_of_each_id(one).tolist()
+    known = frequencies(one)
+    assert Counter(one.ids.tolist()) == dict(
+        zip(known.ids.tolist(), known.counts.tolist(), strict=True)
+    )
+    assert (known.counts == frequencies(bags).counts).all()
+    assert set(known.fields.tolist()) == set(range(fields))
+
+
+# Missed pushes.
+
+
+def id_batch(*ids: int) -> Batch:
+    """A batch of samples of one field."""
+    return Batch(np.array(ids, np.uint64), None, np.zeros((len(ids), 0)), np.zeros((len(ids), 1)))
+
+
+def test_missed_pushes_by_hand():
+    """tau 2: step 2 misses 0 and 1; row 5 is in both, row 6 in one."""
+    batches = [id_batch(5, 6), id_batch(5, 5), id_batch(5, 6), id_batch(7)]
+    order = constant_lag_trace(Mode.HYBRID, ranks=1, steps=4, tau=2)
+    found = row_reads(order, batches, 3)
+    assert found.ids.tolist() == [5, 6, 7]
+    assert found.occurrences.tolist() == [4, 2, 1] and found.reads.tolist() == [3, 2, 1]
+    assert found.missed.tolist() == [0 + 1 + 2, 0 + 1, 0]
+    assert found.histogram.tolist() == [3, 2, 1]
+    with pytest.raises(ValueError, match="several ranks"):
+        row_reads([Event(Kind.LOOKUP, 1, 0, ALL)], batches, 3)
+
+
+def small(tau: int, **other: object) -> TrainConfig:
+    return TrainConfig(
+        sync=SyncConfig(mode=Mode.HYBRID, tau=tau, **other),
+        batch=8,
+        steps=30,
+        data=DataConfig(name="synthetic:taobao-ad:0.001"),
+        model=ModelConfig(hidden=(4,)),
+    )
+
+
+def test_the_order_says_of_rows_what_the_store_has_counted():
+    config = small(5)
+    source = open_source(config.data.name)
+    outcome = train_run(config, source)
+    order: Trace = outcome.trace
+    read = row_reads(order, list(training_stream(config, source)), STALENESS_BINS)
+    assert read.histogram.tolist() == outcome.store.row_staleness.tolist()
+    assert read.histogram[1:6].all() and not read.histogram[6:].any()
+
+
+# Drift.
+
+
+@pytest.mark.parametrize("tau", [0, 3])
+def test_drift_is_the_way_of_the_rows_between_two_pushes(tau):
+    config = small(tau)
+    source = open_source(config.data.name)
+    samples = first_samples(source, "test", 50)
+    parts = assemble(config, source)
+    after_push = [parts.store.peek(samples)]
+    chances = []
+
+    def watched():
+        for event in lag_order(config, parts.feed):
+            yield event
+            if event.kind == Kind.PUSH:
+                after_push.append(parts.store.peek(samples))
+
+    OrderedRun(parts).run(watched())
+    for found in measured(config, (2, 10, 29), samples):
+        fresh, late = after_push[found.step], after_push[max(0, found.step - tau)]
+        total = size = 0.0
+        for occurrence in fresh.plans["rows"].inverse:
+            new, old = fresh.values["rows"][occurrence], late.values["rows"][occurrence]
+            total += float(np.square(new - old, dtype=float).sum()) / 50
+            size += float(np.square(new, dtype=float).sum()) / 50
+        assert found.drift == pytest.approx(total, rel=1e-5)
+        assert found.relative == pytest.approx(total / size, rel=1e-5)
+        assert (found.drift > 0) is (found.predictions > 0) is (tau > 0)
+        chances.append(found.step)
+    assert chances == [2, 10, 29]
+
+
+def test_looking_on_changes_no_byte():
+    config = small(3, ranks=2)
+    source = open_source(config.data.name)
+    samples = first_samples(source, "test", 20)
+    plain = train_run(config, source).store.export()["rows"]
+    import experiments.staleness.drift as module
+
+    kept = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "assemble", lambda *a: kept.append(assemble(*a)) or kept[0])
+        assert len(measured(config, (4, 8), samples)) == 2
+    looked = kept[0].store.export()["rows"]
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(plain, looked, strict=True))

@@ -1,0 +1,213 @@
+"""Run folders as a registry: what is listed, how two compare, a page about one; none of it trains
+but for one tiny run."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn.metrics import roc_auc_score
+
+from experiments.commands import main
+from experiments.registry.compare import comparison
+from experiments.registry.found import read_run, runs_below
+from experiments.registry.listing import listing
+from experiments.registry.report import write_page
+from experiments.registry.svg import LEFT, RIGHT, WIDTH, line_chart
+from runtime.config import DataConfig, EvaluationConfig, SyncConfig, TrainConfig
+from runtime.run.folder import write_json
+from runtime.run.record import run_into
+
+BASE = TrainConfig(data=DataConfig(name="synthetic"), steps=4, batch=32,
+                   evaluation=EvaluationConfig(test_rows=300, evaluate_every_steps=2))  # fmt: skip
+LABELS = np.array([0, 1, 0, 1, 1, 0, 1, 0])[:, None]
+
+
+def made(
+    folder: Path, config: TrainConfig = BASE, auc: float | None = 0.7, **files: object
+) -> Path:
+    """A run folder written by hand."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "config.json", config)
+    about = {
+        "commit": "0123456789abcdef",
+        "modified": False,
+        "started": "2026-01-02T03:04:05Z",
+        "python": "3.11.0",
+        "cpu": "a cpu",
+        "cores": 2,
+        "packages": {"torch": "1"},
+    }
+    write_json(folder / "env.json", about)
+    if auc is not None:
+        summary = {
+            "mode": str(config.sync.mode), "tau": config.sync.tau, "seed": config.seed,
+            "tasks": {"click": {"auc": auc, "log_loss": 0.5}}, "samples": 128,
+            "staleness": {"mean_steps": 1.25, "max_steps": 2},
+        }  # fmt: skip
+        write_json(folder / "summary.json", summary)
+    for name, content in files.items():
+        (folder / name.replace("_", ".")).write_text(str(content))
+    return folder
+
+
+def hybrid(tau: int = 4, seed: int = 0) -> TrainConfig:
+    return replace(BASE, sync=SyncConfig(mode="hybrid", tau=tau), seed=seed)
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    run_into(folder, hybrid(), typed=["--mode", "hybrid"])
+    return folder
+
+
+def line_of(told: str, name: str) -> list[str]:
+    return next(re.split(r"  +", x) for x in told.splitlines() if x.startswith(name))
+
+
+def test_a_run_is_listed_by_what_its_files_say(real):
+    summary = json.loads((real / "summary.json").read_text())
+    told = line_of(listing(real.parent), "tiny")
+    assert told[:7] == ["tiny", "hybrid", "4", "1", "synthetic", "0",
+                        f"{summary['tasks']['click']['auc']:.4f}"]  # fmt: skip
+    assert told[-1] == "done"
+
+
+def test_states_are_told_apart(tmp_path):
+    made(tmp_path / "good")
+    made(tmp_path / "went", auc=None)
+    made(tmp_path / "broke", auc=None, failed_txt="the disk is full\nmore")
+    made(tmp_path / "ended", auc=None, interrupted_json='{"by": "SIGTERM"}')
+    made(tmp_path / "torn", summary_json='{"mode": ')
+    (tmp_path / "other").mkdir()
+    told = listing(tmp_path)
+    states = {name: line_of(told, name)[-1] for name in ("good", "went", "broke", "ended", "torn")}
+    assert states == {"good": "done", "went": "unfinished", "broke": "failed",
+                      "ended": "interrupted", "torn": "damaged"}  # fmt: skip
+    assert "5 runs: 1 done" in told and "\nother" not in told
+    assert "broke: the disk is full" in told and "torn: " in told
+    assert line_of(told, "good")[5:9] == ["0", "0.7000", "2026-01-02 03:04:05", "01234567"]
+
+
+def test_runs_inside_checkpoints_are_not_listed(tmp_path):
+    made(tmp_path / "a")
+    made(tmp_path / "a" / "checkpoints" / "b")
+    made(tmp_path / "checkpoints" / "c")
+    assert [run.folder.name for run in runs_below(tmp_path)] == ["a"]
+
+
+def test_two_runs_show_the_options_in_which_they_differ(tmp_path):
+    a = made(tmp_path / "a", hybrid(4), 0.7)
+    b = made(tmp_path / "b", hybrid(16, seed=3), 0.71)
+    told = comparison(a, b)
+    assert line_of(told, "--tau") == ["--tau", "4", "16"]
+    assert line_of(told, "--seed") == ["--seed", "0", "3"]
+    assert not re.search(r"^--batch ", told, flags=re.M)
+    assert line_of(told, "click AUC") == ["click AUC", "0.7000", "0.7100", "+10.00e-3"]
+    assert "no DeLong test: a run keeps no predictions" in told
+
+
+def test_delong_is_told_where_both_were_tested_on_the_same_rows(tmp_path):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, (400, 1)).astype(np.int8)
+    scores = [labels + rng.normal(0, sd, (400, 1)) for sd in (1.0, 2.0)]
+    folders = [made(tmp_path / name) for name in "ab"]
+    for folder, own in zip(folders, scores, strict=True):
+        np.savez(folder / "predictions.npz", labels=labels, predictions=own)
+    told = comparison(*folders)
+    a, b = (roc_auc_score(labels[:, 0], own[:, 0]) for own in scores)
+    assert f"400 test rows: B - A = {1e3 * (b - a):+.2f}e-3" in told
+    np.savez(folders[1] / "predictions.npz", labels=1 - labels, predictions=scores[1])
+    assert "not tested on the same rows" in comparison(*folders)
+
+
+def test_curves_are_compared_at_the_samples_that_both_have(real):
+    told = comparison(real, real)
+    lines = [json.loads(x) for x in (real / "metrics.jsonl").read_text().splitlines()]
+    first = next(x for x in lines if x["samples"] == 64)["tasks"]["click"]["auc"]
+    assert line_of(told, "64 ") == ["64", f"{first:.4f}", f"{first:.4f}", "+0.00e-3"]
+    assert "every option is the same" in told
+
+
+def sweep(root: Path, aucs: dict[int, float], mode: str = "hybrid") -> Path:
+    for seed, auc in aucs.items():
+        config = hybrid(seed=seed) if mode == "hybrid" else replace(BASE, seed=seed)
+        label = f"hybrid-tau4-seed{seed}" if mode == "hybrid" else f"sync-seed{seed}"
+        made(root / f"{label}-0123abcd", config, auc)
+    return root
+
+
+def test_two_sweeps_are_paired_by_seed(tmp_path):
+    first = sweep(tmp_path / "first", {0: 0.70, 1: 0.72, 2: 0.71})
+    second = sweep(tmp_path / "second", {0: 0.71, 2: 0.735, 7: 0.9})
+    told = comparison(first, second)
+    half = stats.t.ppf(0.975, 1) * np.std([10, 25], ddof=1) / np.sqrt(2)
+    assert line_of(told, "hybrid-tau4") == [
+        "hybrid-tau4", "2", "0.7050", "0.7225", f"+17.50 ± {half:.2f}"
+    ]  # fmt: skip
+
+
+def test_a_page_of_a_run_has_its_options_scores_and_curve(real, tmp_path):
+    path = write_page(real, tmp_path / "page.html")
+    text = path.read_text()
+    summary = json.loads((real / "summary.json").read_text())
+    assert f"{summary['tasks']['click']['auc']:.4f}" in text
+    assert "<code>--tau</code>" in text and "python -m runtime train --mode hybrid" in text
+    assert text.count("<polyline") == 1 and "made by this project" in text
+    assert not re.search(r'(?:src|href)="(?!data:|#)', text)
+
+
+def test_a_page_of_a_sweep_pairs_with_its_sync(tmp_path):
+    root = sweep(tmp_path / "sweep", {0: 0.70, 1: 0.71})
+    sweep(root, {0: 0.702, 1: 0.714}, mode="sync")
+    text = write_page(root, tmp_path / "page.html").read_text()
+    half = stats.t.ppf(0.975, 1) * np.std([-2, -4], ddof=1) / np.sqrt(2)
+    assert f"-3.00 ± {half:.2f}" in text
+    assert "4 runs: 4 done" in text
+
+
+def test_a_chart_puts_the_ends_of_a_line_at_the_ends_of_the_axis():
+    chart = line_chart({"a & b": [(0, 0.5), (50, 0.6), (100, 0.7)]}, "x", "y", "title")
+    points = re.search(r'points="([^"]+)"', chart)[1].split()
+    across = [float(point.split(",")[0]) for point in points]
+    assert across == [LEFT, LEFT + (WIDTH - LEFT - RIGHT) / 2, WIDTH - RIGHT]
+    assert "a &amp; b" in chart
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["list", "/no/such"], "/no/such is no folder"),
+        (["lits"], "runs has no command 'lits'; choose one of list, compare, report"),
+        (["compare", "/no/such", "."], "/no/such is no folder"),
+        (["report", "{empty}"], "{empty} is no run: it holds no config.json"),
+        (["report", "{torn}"], "is damaged and is not read further"),
+        (["compare", "{run}", "{sweep}"], "{run} is a run and {sweep} is a sweep"),
+        (["compare", "{run}", "{empty}"], "{empty} is no run"),
+        (["report", "{other}"], "no_such_option is not known"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_one_sentence(words, said, tmp_path, capsys):
+    places = {name: tmp_path / name for name in ("empty", "torn", "run", "sweep", "other")}
+    places["empty"].mkdir()
+    made(places["run"])
+    made(places["torn"], env_json="[")
+    sweep(places["sweep"], {0: 0.7})
+    made(places["other"])
+    (places["other"] / "config.json").write_text('{"no_such_option": 1}')
+    assert main(["runs", *(word.format(**places) for word in words)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: ") and told.count("\n") == 1
+    assert said.format(**places) in told
+
+
+def test_a_damaged_run_is_still_read_as_far_as_it_goes(tmp_path):
+    run = read_run(made(tmp_path / "torn", hybrid(9), env_json="["))
+    assert (run.state, run.mode, run.tau, run.commit) == ("damaged", "hybrid", 9, "-")

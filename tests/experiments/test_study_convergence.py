@@ -1,0 +1,156 @@
+"""A tiny convergence study: orders and rates simulated anew, curves read from the run folders."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.published.contenders import CONTENDERS, SETS, scenario
+from experiments.published.rivals import RIVALS, samples_per_s
+from experiments.studies import convergence
+from persia_sim.engine.simulate import simulate
+from persia_sim.insight.measure import throughput
+from persia_sim.presets.catalogue import CLUSTERS, workloads
+from persia_sim.words.trace import Kind, Trace
+from persia_sim.words.vocabulary import Mode
+from tests.experiments.raw_runs import close, paired, read_csv
+
+pytestmark = pytest.mark.multiproc
+SAMPLES, STEPS, SEEDS, TAU = 2048, 16, 2, 2
+LINES = ("sync", "hybrid", "xdl_sync", "xdl_async")
+
+
+def options(out: Path, **changed: object) -> convergence.Options:
+    given = {
+        "data_sets": ("taobao-ad",), "modes": LINES, "tau": TAU, "samples": SAMPLES,
+        "seeds": SEEDS, "snapshots": 2, "test_rows": 600, "out": out, "jobs": 2,
+    }  # fmt: skip
+    return convergence.Options(**given | changed)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory) -> tuple[Path, str]:
+    out = tmp_path_factory.mktemp("convergence")
+    told: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("builtins.print", lambda *words, end="\n": told.append(" ".join(words) + end))
+        convergence.run(options(out))
+    return out, "".join(told)
+
+
+def own(ran: tuple[Path, str], name: str, seed: int = 0) -> list[dict[str, str]]:
+    rows = read_csv(ran[0] / "convergence.csv")
+    return [r for r in rows if r["line"] == name and int(r["seed"]) == seed]
+
+
+def test_every_line_is_timed_by_the_simulated_rate_at_the_published_batch(ran):
+    work, cluster = workloads()["taobao-ad"], CLUSTERS["v100-2021-09"]()
+    rates = {
+        "hybrid": throughput(simulate(scenario("hybrid", "taobao-ad", tau=TAU, steps=64))).mean,
+        "xdl_sync": samples_per_s(RIVALS["XDL", "sync"], cluster, work, 64),
+    }
+    for name, rate in rates.items():
+        for row in own(ran, name):
+            close(row["simulated_samples_per_s"], rate)
+            # a sample stands for 8 x 512 / 128 = 32 of the cluster's
+            close(row["simulated_s"], 32 * int(row["samples"]) / rate)
+            close(row["share_of_run"], int(row["samples"]) / SAMPLES)
+
+
+def test_every_line_trains_the_same_samples_in_as_many_updates_of_one_size(ran):
+    for name in LINES:
+        assert [int(r["samples"]) for r in own(ran, name)] == [1024, 2048, 2048]
+    (path,) = ran[0].glob("replay-order-taobao-ad-xdl_async-*.npz")
+    trace = Trace.load(path)
+    assert len(trace.of_kind(Kind.DENSE_PUSH)) == STEPS
+    assert trace.meta["batch_per_rank"] == 128
+    assert trace.meta["simulated_batch_per_rank"] == 8 * 512, "a rank sums 8 of its batches"
+
+
+def test_with_match_global_a_rank_pushes_its_own_batch_and_there_are_more_updates(tmp_path):
+    chosen = options(tmp_path, match="global")
+    data = convergence._data("taobao-ad", chosen)
+    (point, _) = convergence._points("taobao-ad", "xdl_async", data, chosen)
+    trace = Trace.load(point.config.engine.trace)
+    assert len(trace.of_kind(Kind.DENSE_PUSH)) == 8 * STEPS
+    assert trace.meta["batch_per_rank"] == 16 and trace.meta["simulated_batch_per_rank"] == 512
+    assert point.config.sync.match == "global" and point.config.sync.tau == 0
+
+
+def test_a_replica_that_is_averaged_makes_as_many_updates_as_sync(tmp_path):
+    chosen = options(tmp_path)
+    data = convergence._data("taobao-ad", chosen)
+    (point, _) = convergence._points("taobao-ad", "async_averaging", data, chosen)
+    pushes = Trace.load(point.config.engine.trace).of_kind(Kind.DENSE_PUSH)
+    assert np.bincount(pushes[:, 2]).tolist() == [STEPS] * 8
+    assert point.config.sync.match == "global"
+
+
+def test_xdl_sync_is_sync_on_a_slower_clock(ran):
+    sync, slow = own(ran, "sync", 1), own(ran, "xdl_sync", 1)
+    assert [r["auc"] for r in sync] == [r["auc"] for r in slow]
+    assert float(slow[-1]["simulated_s"]) > 2 * float(sync[-1]["simulated_s"])
+
+
+def test_late_rows_are_those_of_the_bound_and_rivals_have_their_own(ran):
+    assert {r["tau"] for r in own(ran, "hybrid")} == {str(TAU)}
+    assert {r["tau"] for r in own(ran, "xdl_async")} == {"0"}
+
+
+def test_ids_come_as_often_as_in_the_published_pass():
+    """A run of a hundredth of the pass draws from a hundredth of the ids."""
+    name = convergence._data("criteo-ad", convergence.Options(samples=442_000)).name
+    assert name == "synthetic:criteo-ad:0.01"
+
+
+def test_the_printed_gap_is_paired_by_seed_at_the_end(ran):
+    ends = {n: [float(own(ran, n, s)[-1]["auc"]) for s in range(SEEDS)] for n in LINES}
+    for name in LINES[1:]:
+        (line,) = re.findall(rf"^{name}  .*$", ran[1], re.MULTILINE)
+        _, auc, gap, *_ = re.split(r" {2,}", line)
+        assert auc == f"{np.mean(ends[name]):.4f}"
+        if ends[name] == ends["sync"]:
+            assert gap == "+0.00 ± 0.00"
+        else:
+            mean, half = paired(ends[name], ends["sync"])
+            assert gap == f"{1e3 * mean:+.2f} ± {1e3 * half:.2f}"
+
+
+def test_published_gaps_are_those_of_the_curves_at_their_share_of_the_pass(ran):
+    rows = read_csv(ran[0] / "convergence_published.csv")
+    last = [r for r in rows if r["data_set"] == "avazu-ad" and r["line"] == "hybrid"][-1]
+    assert last["system"] == "Persia hybrid"
+    close(last["gap_to_sync"], 0.7790 - 0.7804, rel=1e-6)
+    assert 0.95 < float(last["share_of_pass"]) <= 1
+    assert {r["data_set"] for r in rows} == set(SETS)
+
+
+def test_a_second_run_simulates_and_trains_nothing(ran, monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("simulated or trained again")
+
+    monkeypatch.setattr("persia_sim.engine.simulate.simulate", refuse)
+    monkeypatch.setattr("experiments.sweep._Runner", refuse)
+    before = (ran[0] / "convergence.csv").read_bytes()
+    convergence.run(options(ran[0]))
+    assert (ran[0] / "convergence.csv").read_bytes() == before
+
+
+def test_a_dry_run_names_runs_and_samples_and_leaves_no_folder(capsys, tmp_path):
+    out = tmp_path / "plan"
+    convergence.run(options(out, dry_run=True))
+    told = capsys.readouterr().out
+    assert "4 lines on 1 data sets: 6 runs of 2,048 samples" in told
+    assert not out.exists()
+
+
+def test_contenders_run_in_the_modes_of_their_systems():
+    for name, contender in CONTENDERS.items():
+        made = scenario(name, "kuairand", tau=3, steps=2)
+        assert made.mode is contender.mode and made.cluster.ranks == 8
+        assert made.workload.name == "kwai-video"
+    assert not scenario("paddle", "avazu-ad", tau=3, steps=2).merges
+    assert scenario("xdl_async", "avazu-ad", tau=3, steps=2).mode is Mode.ASYNC

@@ -1,0 +1,112 @@
+"""The convergence bound, tiny: what was measured lies below it, and the table says why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib import pyplot as plt
+
+from experiments.studies import convergence_bound as study
+from tests.experiments.raw_runs import close, read_csv
+from tests.paper_figs.read_back import curves, error_bars
+
+DATA = ("synthetic:taobao-ad:0.001",)
+PAPER = Path(__file__).parents[2] / "docs" / "results"
+
+
+def options(out: Path) -> study.Options:
+    return study.Options(
+        seeds=3, taus=(1, 32), updates=(16, 128), batch=(2, 64), data=DATA, samples=500, out=out
+    )
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory) -> tuple[Path, str]:
+    """A folder with a tiny study, and what a second call printed, which trains nothing."""
+    out = tmp_path_factory.mktemp("convergence-bound")
+    told: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(study, "POPULATION", 200)
+        study.run(options(out))
+        patch.setattr(study, "train", None)
+        patch.setattr(study, "_alpha", None)
+        patch.setattr("builtins.print", lambda *words: told.append(" ".join(words)))
+        study.run(options(out))
+    return out, "\n".join(told)
+
+
+def rows(out: Path) -> list[dict[str, str]]:
+    return read_csv(out / "convergence_bound.csv")
+
+
+def test_a_second_run_only_shows_again(ran):
+    assert "40 settings of 3 seeds and 1 data sets, 41 of them done" in ran[1]
+
+
+def test_measured_gradients_lie_below_the_bound_and_its_assumptions_hold(ran):
+    found = rows(ran[0])
+    assert len(found) == 2 * 2 * 2 * (1 + 2 * 2)
+    for row in found:
+        most = float(row["measured"]) + float(row["measured_half_width_95"])
+        assert 0 < most < float(row["bound"]) <= float(row["bound_batch_alpha"]) * (1 + 1e-9)
+        assert float(row["variance_met"]) <= float(row["variance"])
+        parts = sum(float(row[f"bound_{part}"]) for part in ("start", "noise", "late"))
+        close(row["bound"], parts)
+        close(row["untrained"], 2 * float(row["smoothness"]) * float(row["loss_gap"]))
+        assert (row["vacuous"] == "True") is (float(row["bound"]) >= float(row["untrained"]))
+
+
+def test_the_vacuous_case_is_there_and_only_where_hot_ids_or_batches_make_it(ran):
+    found = {(r["case"], r["mode"], r["tau"], r["updates"], r["batch"]): r for r in rows(ran[0])}
+    hot = found["hot ids", "hybrid", "32", "16", "64"]
+    cold = found["cold ids", "hybrid", "1", "128", "64"]
+    assert (hot["vacuous"], cold["vacuous"]) == ("True", "False")
+    assert float(hot["alpha_batch"]) == pytest.approx(1.0)
+    assert found["cold ids", "async", "32", "16", "64"]["vacuous"] == "True"
+    sync = found["hot ids", "sync", "0", "128", "2"]
+    assert sync["bound"] == sync["bound_of_sync"] and sync["step"] == sync["sync_step"]
+
+
+def test_alpha_is_what_the_first_samples_of_the_data_say(ran):
+    from experiments.staleness.frequency import first_samples
+    from runtime.data.open import open_source
+
+    batch = first_samples(open_source(DATA[0]), "train", 500)
+    shares = np.unique(batch.ids, return_counts=True)[1] / 500
+    lines = read_csv(ran[0] / "convergence_bound_alpha.csv")
+    whole = {float(r["level"]): r for r in lines if r["field"] == "all"}
+    close(whole[1.0]["share_of_rows"], shares.max())
+    close(whole[0.5]["share_of_rows"], np.quantile(shares, 0.5, method="inverted_cdf"))
+    by_lookup = np.repeat(shares, (shares * 500).round().astype(int))
+    close(whole[0.9]["share_of_lookups"], np.quantile(by_lookup, 0.9, method="inverted_cdf"))
+    close(whole[0.9]["mean_met"], by_lookup.mean())
+    p = float(whole[0.9]["share_of_lookups"])
+    close(whole[0.9]["of_lookups_in_batch_128"], 1 - (1 - p) ** 128)
+    assert {r["field"] for r in lines} == {"all", *(f"c{n}" for n in range(14))}
+
+
+def test_the_figure_shows_bound_and_measured_of_the_longest_run(ran):
+    from paper_figs.convergence_bound import convergence_bound_figure
+
+    figure = convergence_bound_figure(
+        ran[0] / "convergence_bound.csv", ran[0] / "convergence_bound_alpha.csv"
+    )
+    cold, hot, alphas = figure.axes
+    assert cold.get_title().startswith("cold ids") and hot.get_title().startswith("hot ids")
+    own = [
+        r for r in rows(ran[0])
+        if (r["case"], r["mode"], r["updates"], r["batch"]) == ("hot ids", "hybrid", "128", "64")
+    ]  # fmt: skip
+    assert curves(hot)["bound, hybrid"][1] == pytest.approx([float(r["bound"]) for r in own])
+    label, _, measured, _ = error_bars(hot)[0]
+    assert label == "measured, hybrid"
+    assert measured == pytest.approx([float(r["measured"]) for r in own])
+    assert len(curves(alphas)) == 1
+    plt.close(figure)
+
+
+@pytest.mark.parametrize("stem", ["convergence_bound", "convergence_bound_alpha"])
+def test_the_committed_table_has_the_columns_that_the_study_writes(ran, stem):
+    assert list(read_csv(PAPER / f"{stem}.csv")[0]) == list(read_csv(ran[0] / f"{stem}.csv")[0])

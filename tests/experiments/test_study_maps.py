@@ -1,0 +1,262 @@
+"""The modes' timeline, the ablation, and the map of hybrid against tables on the GPUs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from experiments.published import two_systems
+from experiments.studies import ablation, modes_timeline, sharded_map
+from experiments.studies.ablation import ALL_ON, HALF_ROWS, MERGING, VARIANTS, WINDOW
+from experiments.studies.modes_timeline import bars_of, simulated_bars
+from experiments.validating.stages import Stages
+from persia_sim.engine.simulate import simulate
+from persia_sim.insight.measure import throughput
+from persia_sim.model.demand import demand
+from persia_sim.model.memory import FORMATS
+from persia_sim.oracle.closed_form import answer
+from persia_sim.presets.rankers import ranker_of
+from persia_sim.presets.software import SOFTWARE
+from persia_sim.words.chrome import Span
+from persia_sim.words.vocabulary import Mode
+from tests.experiments.raw_runs import read_csv
+
+MS = 1e-3
+HOST = Stages(
+    load_s=1 * MS, read_s=0.5 * MS, pool_s=0.5 * MS, forward_s=1 * MS, backward_s=2 * MS,
+    check_s=0.0, update_s=1 * MS, scatter_s=0.5 * MS, push_s=0.5 * MS,
+)  # fmt: skip
+LATE = 20 * MS
+
+
+def of_step(bars, step, rank=0):
+    return {b.stage: (b.start_s, b.end_s) for b in bars if (b.rank, b.step) == (rank, step)}
+
+
+def lasts(bar: tuple[float, float]) -> float:
+    return bar[1] - bar[0]
+
+
+def test_a_recorded_lookup_lasts_from_its_read_until_its_message_is_there():
+    spans = [
+        Span(1, "load", "load", 5, 0.0, 1.0),
+        Span(1, "rows", "read", 5, 2.0, 2.5),  # the window had to open first
+        Span(1, "lookup", "lookup", 5, 2.5, 3.0),
+        Span(1, "dense", "forward", 5, 23.0, 24.0),
+        Span(1, "dense", "backward", 5, 24.0, 26.0),
+        Span(1, "dense", "dense_sync", 5, 26.0, 27.0),
+        Span(1, "push", "push", 5, 47.0, 48.0),
+        Span(0, "rows", "update", 5, 47.2, 47.9),
+        Span(1, "load", "load", 6, 1.0, 2.0),
+    ]
+    bars = list(bars_of(spans, range(5, 6), latency_s=20.0))
+    assert of_step(bars, 5, rank=1) == {
+        "load": (0.0, 1.0), "lookup": (2.0, 23.0), "forward": (23.0, 24.0),
+        "backward": (24.0, 26.0), "dense_sync": (26.0, 27.0), "push": (27.0, 48.0),
+    }  # fmt: skip
+    assert len(bars) == 6, "neither step 6 nor the server's own work"
+
+
+@pytest.mark.parametrize(
+    ("mode", "step_ms"),
+    [
+        (Mode.SYNC, 1 + 0.5 + 0.5 + 0.5 + 1 + 2 + 1 + 0.5 + 0.5 + 0.5 + 2 * 20),
+        (Mode.HYBRID, (1 + 0.5 + 0.5 + 0.5 + 1 + 2 + 1 + 0.5 + 0.5 + 0.5 + 2 * 20) / 3),
+    ],
+    ids=str,
+)
+def test_this_host_is_simulated_as_law_15_says(mode, step_ms):
+    """Two ranks: one server reads and writes in turn, so the second one waits once for each."""
+    options = modes_timeline.Options(latency_s=LATE, window=2, steps=60)
+    found = modes_timeline.kept(modes_timeline.this_host(options, mode, HOST), options, True)
+    assert 1e3 * found.step_s == pytest.approx(step_ms, rel=0.03)
+    bars = of_step(found.bars, modes_timeline.first_kept(options))
+    assert lasts(bars["load"]) == pytest.approx(1 * MS)
+    assert 1.0 * MS + LATE <= lasts(bars["lookup"]) + 1e-9 <= 1.6 * MS + LATE
+    assert lasts(bars["forward"]) == pytest.approx(1 * MS)
+    assert lasts(bars["backward"]) == pytest.approx(2 * MS)
+    assert 1.0 * MS + LATE <= lasts(bars["push"]) + 1e-9 <= 1.6 * MS + LATE
+
+
+def test_in_hybrid_the_all_reduce_begins_inside_the_backward_pass():
+    options = modes_timeline.Options(steps=16, shown=2)
+    for mode, overlaps in ((Mode.RAW_HYBRID, False), (Mode.HYBRID, True)):
+        run = modes_timeline.a_cluster(options, mode)
+        bars = of_step(simulated_bars(run, range(8, 10), loads=False), 8)
+        assert (bars["dense_sync"][0] < bars["backward"][1] - 1e-6) == overlaps
+        assert bars["dense_sync"][1] > bars["backward"][1]
+        whole_s = run.need.all_reduce_s
+        assert lasts(bars["dense_sync"]) >= whole_s - 1e-9
+
+
+def test_a_recorded_run_of_sync_reads_rows_only_after_the_step_before_was_computed():
+    options = modes_timeline.Options(latency_s=MS, batch=16, steps=12, shown=3)
+    timeline, found = modes_timeline.recorded(options, Mode.SYNC)
+    assert {b.stage for b in timeline.bars} == {
+        "load", "lookup", "forward", "backward", "dense_sync", "push",
+    }  # fmt: skip
+    assert {(b.rank, b.step) for b in timeline.bars} == {(r, s) for r in (0, 1) for s in (6, 7, 8)}
+    for rank in (0, 1):
+        after = of_step(timeline.bars, 7, rank)["lookup"][0]
+        for other in (0, 1):
+            assert after > of_step(timeline.bars, 6, other)["dense_sync"][1] + options.latency_s
+    assert timeline.step_s > 2 * options.latency_s and found.forward_s > 0
+
+
+@pytest.fixture(scope="module")
+def ablated(tmp_path_factory):
+    out = tmp_path_factory.mktemp("ablation")
+    options = ablation.Options(
+        places=("100T-10Gbit",), ranks=2, steps=16, seeds=0, out=out
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("builtins.print", lambda *_, **__: None)
+        ablation.run(options)
+    return options, read_csv(out / "ablation.csv")
+
+
+def test_each_variant_is_simulated_beside_the_one_with_everything_on(ablated):
+    options, rows = ablated
+    assert [row["variant"] for row in rows] == list(VARIANTS)
+    base = float(rows[0]["value"])
+    for row in rows:
+        assert float(row["difference"]) == pytest.approx(float(row["value"]) / base - 1)
+        assert row["binds"] and row["where"] == "100T-10Gbit, 2 GPUs"
+    scenario = ablation.scenario_of(ablation.PLACES["100T-10Gbit"], options)
+    assert (scenario.mode, scenario.tau, scenario.merges) == (Mode.HYBRID, 4, True)
+    sync = replace(scenario, mode=Mode.SYNC, tau=None, merge_pushes=None)
+    by_name = {row["variant"]: float(row["value"]) for row in rows}
+    assert by_name["neither (sync)"] == pytest.approx(throughput(simulate(sync)).mean)
+    assert by_name["neither (sync)"] < by_name["all-reduce not overlapped"] < by_name[ALL_ON]
+
+
+def test_variants_change_one_thing_each():
+    options = ablation.Options()
+    base = ablation.scenario_of(ablation.PLACES["100T-10Gbit"], options)
+    assert set(base.cluster.nic_payload_bytes_per_s) == {0.97 * 10e9 / 8}
+    wire = base.workload.wire
+    changed = {name: change(base) for name, change in VARIANTS.items()}
+    assert changed[ALL_ON] == base
+    assert changed[WINDOW] == replace(base, tau=0)
+    assert changed[MERGING].merges is False
+    half = changed[HALF_ROWS].workload
+    assert half.wire == replace(wire, row_value_bytes=2)
+    assert half.rows_bytes == base.workload.rows_bytes / 2
+    assert changed["lookahead, forwarded"].lookahead == "forwarded"
+    assert changed["lookahead, forwarded"].window == base.tau
+
+
+def test_a_second_ablation_simulates_only_what_is_missing(ablated, monkeypatch):
+    options, rows = ablated
+
+    def again(_):
+        raise AssertionError("simulated again")
+
+    monkeypatch.setattr(ablation, "_rate", again)
+    found = ablation.simulated(options)
+    assert [f"{r['value']}" for r in found] == [row["value"] for row in rows]
+    with pytest.raises(AssertionError, match="again"):
+        ablation.simulated(replace(options, steps=17))
+
+
+def test_auc_differences_are_paired_by_seed(monkeypatch):
+    options = ablation.Options(samples=1280, test_rows=200, seeds=3)
+    points = ablation.learning_points(options)
+    configs = {name: group[0].config for name, group in points.items()}
+    base = configs[ALL_ON]
+    assert (base.sync.mode, base.sync.tau, base.sync.ranks, base.steps) == (Mode.HYBRID, 4, 8, 10)
+    assert configs[WINDOW].sync == replace(base.sync, tau=0)
+    assert configs[MERGING].sync == replace(base.sync, merge_pushes=False)
+    assert configs[HALF_ROWS].rows == replace(base.rows, storage="float16")
+    aucs = {"on": (0.7, 0.72, 0.71), "tau0": (0.701, 0.723, 0.712),
+            "unmerged": (0.7, 0.72, 0.71), "float16": (0.69, 0.72, 0.73)}  # fmt: skip
+
+    def summary(folder):
+        name, seed, _ = folder.name.split("-")
+        return {"tasks": {"click": {"auc": aucs[name][int(seed.removeprefix("seed"))]}}}
+
+    monkeypatch.setattr(ablation, "read_summary", summary)
+    rows = {row["variant"]: row for row in ablation.learned(options, points)}
+    assert rows[WINDOW]["difference"] == pytest.approx(0.002)  # 1, 3 and 2 thousandths
+    t_975_of_2 = 4.30265
+    assert rows[WINDOW]["difference_half_width_95"] == pytest.approx(
+        t_975_of_2 * 0.001 / math.sqrt(3), rel=1e-5
+    )
+    assert rows[MERGING]["difference"] == rows[MERGING]["difference_half_width_95"] == 0
+    assert rows[HALF_ROWS]["value"] == pytest.approx((0.69 + 0.72 + 0.73) / 3)
+
+
+def test_both_sides_of_the_map_train_the_same_dense_network_as_fast():
+    for gpu, software in (("v100", "torchrec"), ("h100", "hugectr")):
+        scenario = two_systems.hybrid_of(gpu, software, 100.0, 1e11, 55_296)
+        side = two_systems.sharded_of(gpu, software, 100.0, 1e11, 55_296)
+        assert (side.job.system.gpus, side.job.batch) == (64, scenario.batch)
+        parts, need = side.parts, demand(scenario)
+        launching = need.compute_s - parts.dense_s
+        if SOFTWARE[software].graphs:
+            assert launching == pytest.approx(parts.gpu_s)
+        else:  # beside the GPU's work, neither hidden whole
+            together = math.hypot(parts.dense_s, parts.host_s)
+            assert need.compute_s == pytest.approx(together + parts.gpu_s)
+        assert need.all_reduce_s == pytest.approx(parts.allreduce_s)
+
+
+def test_rows_that_do_not_fit_64_gpus_take_as_many_as_they_need():
+    side = two_systems.sharded_of("a100", "torchrec", 100.0, 1e14, 55_296)
+    assert side.gpus_for_memory == 6250  # 400 TB in 64 GB each
+    assert side.job.system.gpus == 6256, "whole machines of eight"
+    held = side.job.plan.sharded.bytes
+    assert held.sum() == pytest.approx(4e14) and held.max() <= 0.95 * 80e9
+
+
+def test_parts_of_tables_read_and_send_what_the_whole_does():
+    ranker = ranker_of(two_systems.workload_of(1e11, 55_296))
+    cut = two_systems.cut_tables(ranker, columns=4, rows=2)
+    assert cut.table_bytes == pytest.approx(ranker.table_bytes)
+    assert cut.ids == pytest.approx(4 * ranker.ids), "every part of the columns reads the id"
+    assert cut.pooled == pytest.approx(2 * ranker.pooled), "a partial sum from each part of rows"
+    one = cut.tables[0]
+    assert (one.count, one.dim, one.ids_per_sample) == (26 * 8, 32, (0.5,))
+
+
+def test_hybrid_rents_hosts_that_hold_its_rows_and_is_near_its_best():
+    scenario = two_systems.hybrid_of("a100", "torchrec", 25.0, 1e13, 55_296)
+    servers = scenario.cluster.servers
+    rows_bytes = 1e13 / 128 * FORMATS["f32-sgd"].row_bytes(128)
+    assert servers.processes * servers.ram_bytes_per_process >= rows_bytes
+    assert scenario.cluster.nn.host.nic_bytes_per_s == servers.host.nic_bytes_per_s == 25e9 / 8
+    assert scenario.cluster.usd_per_hour == pytest.approx(
+        8 * 32.77
+        + (scenario.cluster.embedding_workers.hosts * 1007 + servers.hosts * (
+            45251 if "m2" in servers.host.name else 1007)) / 730
+    )  # fmt: skip
+    most = two_systems.cluster_of("a100", 25.0, 256, servers)
+    best = answer(replace(scenario, cluster=most)).samples_per_s
+    assert answer(scenario).samples_per_s >= 0.95 * best
+
+
+def test_the_map_is_written_with_its_ratios(tmp_path, capsys):
+    options = sharded_map.Options(
+        gpus=("a100",), software=("torchrec",), nic_gbit_per_s=(10.0, 200.0), parameters=(1e11,),
+        steps=8, out=tmp_path,
+    )  # fmt: skip
+    sharded_map.run(options)
+    rows = read_csv(tmp_path / "sharded_map.csv")
+    assert [row["nic_gbit_per_s"] for row in rows] == ["10.0", "200.0"]
+    for row in rows:
+        hybrid, rival = (float(row[f"{side}_samples_per_s"]) for side in ("hybrid", "sharded"))
+        assert float(row["throughput_ratio"]) == pytest.approx(hybrid / rival)
+        price = float(row["sharded_usd_per_hour"]) / rival
+        price /= float(row["hybrid_usd_per_hour"]) / hybrid
+        assert float(row["dollar_ratio"]) == pytest.approx(price)
+        assert float(row["sharded_usd_per_hour"]) == pytest.approx(8 * 32.77)
+        assert row["prices"] == "2022-06; CPU hosts 2021-11"
+        assert hybrid <= 1.01 * float(row["hybrid_bound_samples_per_s"])
+    assert "2 cells (2 to run)" in capsys.readouterr().out
+    lines = (tmp_path / "cells.jsonl").read_text().splitlines()
+    (tmp_path / "cells.jsonl").write_text(lines[0] + '\n{"label": "cut')
+    sharded_map.run(replace(options, dry_run=True))
+    assert "2 cells (1 to run)" in capsys.readouterr().out
+    assert (tmp_path / "sharded_map.png").stat().st_size > 10_000

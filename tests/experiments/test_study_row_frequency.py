@@ -1,0 +1,147 @@
+"""The gap by frequency of ids, tiny: every figure from the run folders and the data."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib import pyplot as plt
+from sklearn.metrics import roc_auc_score
+
+from experiments.studies import row_frequency as study
+from runtime.data.open import open_source
+from tests.experiments.raw_runs import close, paired, raw_runs, read_csv
+from tests.paper_figs.read_back import curves, error_bars
+
+pytestmark = pytest.mark.multiproc
+SYNTHETIC, OTHER = "synthetic:avazu-ad:0.001", "kuairand-pure-14d"
+PAPER = Path(__file__).parents[2] / "docs" / "results"
+TAUS, BATCH, SAMPLES = (2, 6), 32, 640
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory) -> Path:
+    from tests.experiments.clicks import clicks_file
+
+    out = tmp_path_factory.mktemp("row-frequency")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PERSIA_DATA_DIR", str(out / "data"))
+        patch.setattr(study, "LEAST_OF_EACH_LABEL", 20)
+        clicks_file(out / "data", 2000)
+        options = study.Options(
+            data=(SYNTHETIC, OTHER), taus=TAUS, seeds=2, samples=SAMPLES, batch=BATCH,
+            test_rows=400, probes=2, out=out, jobs=2,
+        )  # fmt: skip
+        study.run(options)
+        patch.setattr(study, "_drift_of", None)
+        study.run(options)
+    return out
+
+
+def test_the_gap_of_every_bin_follows_from_predictions_and_counts(ran):
+    source = open_source(SYNTHETIC)
+    trained = np.concatenate([c.ids for c in source.chunks("train")][:1])[: SAMPLES * 22]
+    counts = dict(zip(*np.unique(trained, return_counts=True), strict=True))
+    tested = next(iter(source.chunks("test"))).ids[: 400 * 22].reshape(400, 22)
+    rarest = np.array([min(counts.get(i, 0) for i in sample) for sample in tested])
+    median = np.array([sorted(counts.get(i, 0) for i in sample)[10] for sample in tested])
+    runs = raw_runs(ran, prefix="synthetic")
+    rows = [r for r in read_csv(ran / "row_frequency.csv") if r["data"] == SYNTHETIC]
+    assert {r["by"] for r in rows} == {"all", "rarest", "median"}
+    binned = 0
+    for row in rows:
+        of = {"all": np.zeros(400), "rarest": rarest, "median": median}[row["by"]]
+        here = (of >= int(row["count_from"])) & (of < float(row["count_below"]))
+        assert int(row["test_samples"]) == here.sum()
+        binned += row["by"] != "all"
+        first = runs["sync", "0", 0]
+        assert int(row["positives"]) == first.labels[here, 0].sum()
+        fresh, late = (
+            [
+                roc_auc_score(r.labels[here, 0], r.predictions[here, 0])
+                for r in (runs[mode, tau, seed] for seed in (0, 1))
+            ]
+            for mode, tau in (("sync", "0"), ("hybrid", row["tau"]))
+        )
+        mean, half = paired(late, fresh)
+        close(row["auc_sync"], np.mean(fresh))
+        close(row["gap_to_sync"], mean, abs=1e-12)
+        close(row["gap_to_sync_half_width_95"], half, abs=1e-12)
+    assert binned >= 4
+
+
+def test_no_row_misses_more_pushes_than_the_lookup_missed_steps(ran):
+    rows = read_csv(ran / "row_frequency_staleness.csv")
+    for row in rows:
+        steps = float(row["missed_steps"])
+        lags = [min(s, int(row["tau"])) for s in range(20)]
+        close(row["missed_steps"], np.mean(lags))
+        assert 0 <= float(row["missed_pushes"]) <= int(row["tau"])
+        assert 0 < float(row["missed_pushes_model"]) <= steps
+    own = [r for r in rows if r["data"] == SYNTHETIC and r["tau"] == "6"]
+    assert float(own[0]["missed_pushes"]) < float(own[-1]["missed_pushes"])
+
+
+def test_the_relation_is_fitted_on_the_synthetic_sets_alone(ran):
+    rows = read_csv(ran / "row_frequency_drift.csv")
+    assert [(r["data"], r["part"]) for r in rows] == [
+        (SYNTHETIC, "fit"), (SYNTHETIC, "fit"), (OTHER, "test"), (OTHER, "test"),
+    ]  # fmt: skip
+    for name in study.PREDICTORS:
+        x = [float(r[name]) for r in rows if r["part"] == "fit"]
+        y = [float(r["gap_to_sync"]) for r in rows if r["part"] == "fit"]
+        ((slope,), *_) = np.linalg.lstsq(np.array(x)[:, None], np.array(y), rcond=None)
+        for row in rows:
+            close(row[f"factor_{name}"], slope)
+            close(row[f"predicted_{name}"], slope * float(row[name]))
+    for row in rows:
+        close(row["predicted_mean"], next(
+            float(r["gap_to_sync"]) for r in rows
+            if r["part"] == "fit" and r["tau"] == row["tau"]
+        ))  # fmt: skip
+
+
+def test_errors_are_over_the_sets_that_were_not_fitted():
+    lines = [
+        {"part": "fit", "gap_to_sync": 9.0, "predicted_relative": 0.0, "predicted_predictions": 0.0,
+         "predicted_mean": 0.0},
+        {"part": "test", "gap_to_sync": -1.0, "predicted_relative": -3.0,
+         "predicted_predictions": -1.0, "predicted_mean": 1.0},
+        {"part": "test", "gap_to_sync": -2.0, "predicted_relative": -2.0,
+         "predicted_predictions": -3.0, "predicted_mean": 1.0},
+    ]  # fmt: skip
+    found = {name: error.mean for name, error in study.errors(lines).items()}
+    assert found == {"relative": 1.0, "predictions": 0.5, "mean gap": 2.5, "no gap": 1.5}
+
+
+def test_without_a_fitted_set_nothing_is_predicted():
+    line = {"part": "test", "tau": 1, "gap_to_sync": 1.0, "relative": 1.0, "predictions": 1.0}
+    (told,) = study._predicted(study.Options(), [line])
+    assert all(math.isnan(told[f"predicted_{n}"]) for n in (*study.PREDICTORS, "mean"))
+
+
+def test_the_figure_shows_the_real_sets_gap_and_every_drift(ran):
+    from paper_figs.row_frequency import row_frequency_figure
+
+    paths = [ran / f"row_frequency{part}.csv" for part in ("", "_staleness", "_drift")]
+    figure = row_frequency_figure(*paths)
+    gaps, stale, drift = figure.axes
+    own = [r for r in read_csv(paths[0])
+           if (r["data"], r["by"], r["tau"]) == (OTHER, "rarest", "6")]  # fmt: skip
+    ((label, _, shown, _),) = error_bars(gaps)
+    assert label == OTHER and shown == pytest.approx([1e3 * float(r["gap_to_sync"]) for r in own])
+    missed = [r for r in read_csv(paths[1]) if (r["data"], r["tau"]) == (SYNTHETIC, "6")]
+    assert curves(stale)["model, τ = 6"][1] == pytest.approx(
+        [float(r["missed_pushes_model"]) for r in missed]
+    )
+    assert [len(x) for _, x, *_ in error_bars(drift)] == [2, 2]
+    plt.close(figure)
+
+
+@pytest.mark.parametrize(
+    "stem", ["row_frequency", "row_frequency_staleness", "row_frequency_drift"]
+)
+def test_the_committed_table_has_the_columns_that_the_study_writes(ran, stem):
+    assert list(read_csv(PAPER / f"{stem}.csv")[0]) == list(read_csv(ran / f"{stem}.csv")[0])

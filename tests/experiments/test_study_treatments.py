@@ -1,0 +1,123 @@
+"""The study of treatments, tiny and on the synthetic stream, recomputed from the run folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib import pyplot as plt
+from scipy import stats
+from sklearn.metrics import roc_auc_score
+
+from experiments.studies import treatments
+from experiments.studies.treatments import Options, settings
+from persia_sim.words.vocabulary import Mode
+from runtime.config import DataConfig
+from tests.experiments.raw_runs import read_csv
+
+pytestmark = pytest.mark.multiproc
+ROWS = [
+    ("sync", "untreated"),
+    ("hybrid tau 3", "untreated"),
+    ("hybrid tau 3", "sync_steps"),
+    ("hybrid tau 3", "lr_by_staleness"),
+    ("async tau 2", "untreated"),
+    ("async tau 2", "lr_by_staleness"),
+    ("as others run it", "persia-default"),
+]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory) -> tuple[Path, str]:
+    """A folder with a tiny study, and what the second call of it printed: it only shows again."""
+    out = tmp_path_factory.mktemp("treatments")
+    options = Options(
+        taus=(3,), async_tau=2, treatments=("sync_steps", "lr_by_staleness"), sync_steps=5,
+        presets=("persia-default",), seeds=2, ranks=2, batch=16, samples=16 * 12,
+        data=DataConfig(name="synthetic"), out=out, jobs=2,
+    )  # fmt: skip
+    treatments.run(options)
+    told: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("builtins.print", lambda *words, end="\n": told.append(" ".join(words) + end))
+        treatments.run(options)
+    return out, "".join(told)
+
+
+def aucs(folder: Path, base: str, treatment: str) -> list[float]:
+    """By seed, from the predictions; these are float32, so a few ties are made or broken."""
+    found = []
+    for seed in range(2):
+        slug = f"{base}-{treatment}-seed{seed}".replace(" ", "-")
+        (path,) = folder.glob(f"{slug}-*/summary.json")
+        with np.load(path.with_name("predictions.npz")) as arrays:
+            again = roc_auc_score(arrays["labels"][:, 0], arrays["predictions"][:, 0])
+        found.append(json.loads(path.read_text())["tasks"]["click"]["auc"])
+        assert found[-1] == pytest.approx(again, abs=1e-4)
+    return found
+
+
+def test_every_figure_follows_from_the_predictions_and_a_second_run_trains_nothing(ran):
+    folder, told = ran
+    assert "14 points (14 done, 0 to run)" in told
+    rows = read_csv(folder / "treatments.csv")
+    assert [(r["base"], r["treatment"]) for r in rows] == ROWS
+    for row in rows:
+        own = np.array(aucs(folder, row["base"], row["treatment"]))
+        for name, base in (("gap_to_sync", "sync"), ("gap_to_untreated", row["base"])):
+            if name == "gap_to_untreated" and row["treatment"] in ("untreated", "persia-default"):
+                assert row[name] == "nan" or row[name] == ""
+                continue
+            gaps = own - aucs(folder, base, "untreated")
+            half = stats.t.ppf(0.975, 1) * gaps.std(ddof=1) / np.sqrt(2)
+            assert float(row[name]) == pytest.approx(gaps.mean(), abs=1e-12)
+            assert float(row[f"{name}_half_width_95"]) == pytest.approx(half, abs=1e-12)
+
+
+def test_staleness_says_what_the_treatments_did_to_the_order(ran):
+    rows = {(r["base"], r["treatment"]): r for r in read_csv(ran[0] / "treatments.csv")}
+    late = [min(step, 3) for step in range(12)]
+    started = [0] * 5 + [min(step, 3) for step in range(7)]
+    for treatment, missed in {"untreated": late, "sync_steps": started}.items():
+        row = rows["hybrid tau 3", treatment]
+        assert float(row["staleness_mean_steps"]) == pytest.approx(np.mean(missed))
+    assert rows["as others run it", "persia-default"]["staleness_max_steps"] == "9"
+
+
+def test_the_figure_has_a_row_for_each_setting_and_a_dot_for_each_gap(ran):
+    from paper_figs.treatments import treatments_figure
+
+    rows = read_csv(ran[0] / "treatments.csv")[1:]
+    figure = treatments_figure(ran[0] / "treatments.csv")
+    left, right = figure.axes
+    labels = [label.get_text() for label in left.get_yticklabels()]
+    assert labels == [
+        "hybrid tau 3", "untreated", "synchronous start (5 steps)", "row rate / steps missed",
+        "async tau 2", "untreated", "row rate / steps missed", "as others run it", "persia-default",
+    ]  # fmt: skip
+    for axes, name, own in (
+        (left, "gap_to_sync", rows),
+        (right, "gap_to_untreated", [r for r in rows if r["treatment"] in treatments.EVERY]),
+    ):
+        (dots,) = axes.containers
+        drawn = dots.lines[0].get_xdata()
+        assert list(drawn) == pytest.approx([1e3 * float(r[name]) for r in own])
+    plt.close(figure)
+
+
+def test_the_full_study_has_every_treatment_where_it_has_a_meaning():
+    found = settings(Options())
+    assert len(found) == 1 + 2 * 5 + 3 + 6
+    assert {s.treatment for s in found if s.base == "async tau 4"} == {
+        "untreated", "delay_compensation", "lr_by_staleness",
+    }  # fmt: skip
+    treated = {s.treatment: s.sync for s in found if s.base == "hybrid tau 64"}
+    assert treated["sync_steps"].sync_steps == 300
+    assert treated["dense_lag"].dense_lag == 1
+    assert treated["delay_compensation"].delay_compensation == 128.0
+    assert treated["lr_by_staleness"].lr_by_staleness is True
+    assert {(s.sync.mode, s.sync.window) for s in found if s.base == "hybrid tau 64"} == {
+        (Mode.HYBRID, 64)
+    }

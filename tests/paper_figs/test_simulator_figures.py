@@ -1,0 +1,151 @@
+"""Figures of simulated clusters: what their axes show is what stands in their tables."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from matplotlib import pyplot as plt
+
+from paper_figs.ablation import ablation_figure
+from paper_figs.checkpoint_interval import checkpoint_interval_figure
+from paper_figs.modes_timeline import modes_timeline_figure
+from paper_figs.predict_published import predict_published_figure
+from paper_figs.sharded_map import sharded_map_figure
+from tests.paper_figs.read_back import bars, error_bars, tick_labels, write_table
+
+
+@pytest.fixture(autouse=True)
+def free_figures():
+    yield
+    plt.close("all")
+
+
+def test_a_timeline_has_a_panel_a_mode_and_a_column_a_system(tmp_path):
+    rows = [
+        {
+            "source": source, "system": system, "mode": mode, "rank": rank, "step": step,
+            "stage": stage, "start_s": start, "end_s": start + 0.002, "mean_step_s": 0.004,
+        }
+        for source, system in (("recorded", "this host"), ("simulated", "moon"))
+        for mode in ("sync", "hybrid")
+        for rank in (0, 1)
+        for step in (3, 4)
+        for stage, start in (("lookup", 0.001 * step), ("forward", 0.01 * step))
+    ]  # fmt: skip
+    figure = modes_timeline_figure(write_table(tmp_path / "modes_timeline.csv", rows))
+    titles = [ax.get_title() for ax in figure.axes]
+    assert titles == [
+        "simulated, moon\nsync: 4 ms a step", "recorded, this host\nsync: 4 ms a step",
+        "hybrid: 4 ms a step", "hybrid: 4 ms a step",
+    ]  # fmt: skip
+    panel = figure.axes[0]
+    drawn = [(p.get_x(), p.get_width()) for p in panel.patches]
+    assert len(drawn) == 8
+    assert all(width == pytest.approx(2.0) for _, width in drawn), "milliseconds"
+    heights = sorted({round(p.get_height(), 6) for p in panel.patches})
+    assert heights == [0.45, 0.9], "lookups of 3 and 4 overlap, forwards do not"
+    assert figure.axes[2].get_xlabel() == "time [ms]"
+    assert tick_labels(panel, "y")[:4] == ["lookup 0", "compute 0", "dense 0", "push 0"]
+    assert [t.get_text() for t in figure.legends[0].get_texts()] == ["lookup", "forward"]
+
+
+def test_an_ablation_shows_shares_and_auc_gaps_with_their_intervals(tmp_path):
+    def row(kind, where, variant, value, difference, half):
+        return {
+            "kind": kind, "where": where, "variant": variant, "value": value,
+            "value_half_width_95": 1.0, "difference": difference,
+            "difference_half_width_95": half, "n": 5, "binds": "GPU",
+            "usd_per_million_samples": "",
+        }  # fmt: skip
+
+    rows = [
+        row("throughput", "moon, 8 GPUs", "all on", 2e5, 0.0, 0.0),
+        row("throughput", "moon, 8 GPUs", "no window", 1e5, -0.5, 0.01),
+        row("auc", "clicks", "all on", 0.7, 0.0, 0.0),
+        row("auc", "clicks", "no window", 0.702, 0.002, 0.001),
+    ]
+    figure = ablation_figure(write_table(tmp_path / "ablation.csv", rows))
+    rates, aucs = figure.axes
+    lengths, ends = bars(rates)
+    assert lengths == pytest.approx([1.0, 0.5]) and ends[1] == pytest.approx((0.49, 0.51))
+    assert tick_labels(rates, "y") == ["all on", "no window"]
+    assert rates.get_title() == "moon, 8 GPUs\n1: 200 k samples/s"
+    (points,) = [c for c in aucs.containers]
+    assert [*points.lines[0].get_xdata()] == pytest.approx([2.0])
+    assert [*points.lines[0].get_ydata()] == [1], "on the line of its variant"
+    assert "5 paired seeds" in aucs.get_title()
+
+
+def test_a_map_says_the_ratio_of_every_cell_and_stars_where_memory_asks_for_more_gpus(tmp_path):
+    rows = [
+        {
+            "gpu": "a100", "software": "torchrec", "nic_gbit_per_s": nic, "parameters": size,
+            "throughput_ratio": 2.0 if nic == 10 else 0.5, "dollar_ratio": 3.0,
+            "hybrid_gpus": 64, "sharded_gpus": 64 if size == 1e10 else 6256,
+        }
+        for nic in (10.0, 100.0)
+        for size in (1e14, 1e10)
+    ]  # fmt: skip
+    figure = sharded_map_figure(write_table(tmp_path / "sharded_map.csv", rows))
+    faster, cheaper = figure.axes[:2]
+    words = {t.get_position(): t.get_text() for t in faster.texts}
+    assert words == {(0, 0): "2", (1, 0): "0.5", (0, 1): "2*", (1, 1): "0.5*"}
+    assert tick_labels(faster) == ["10", "100"]
+    assert tick_labels(faster, "y") == ["10 G", "100 T"], "small models below"
+    assert {t.get_text() for t in cheaper.texts} == {"3", "3*"}
+    assert faster.get_title() == "A100"
+    assert faster.get_ylabel() == "samples/s: hybrid over torchrec\nparameters"
+
+
+def test_predictions_lie_over_measurements_and_rows_without_one_are_left_out(tmp_path):
+    def row(framework, accelerator, measured, predicted):
+        error = "" if measured == "" else math.log(measured / predicted)
+        return {
+            "framework": framework, "accelerator": accelerator, "measured_step_ms": measured,
+            "predicted_step_ms": predicted, "predicted_samples_per_s": 1e5, "high_90": 1.3e5,
+            "ln_error": error,
+        }  # fmt: skip
+
+    rows = [
+        row("torchrec", "A100-SXM4-40GB", 10.0, 8.0), row("hugectr", "H100-SXM5-80GB", 2.0, 3.0),
+        row("hugectr", "V100-SXM2-16GB", 4.0, 4.0), row("torchrec", "A100-SXM4-40GB", "", 9.0),
+    ]  # fmt: skip
+    figure = predict_published_figure(write_table(tmp_path / "predict_published.csv", rows))
+    steps, errors = figure.axes
+    points = {
+        line.get_label(): (line.get_xdata()[0], line.get_ydata()[0])
+        for line in steps.lines
+        if not str(line.get_label()).startswith("_")
+    }
+    assert points == {
+        "torchrec, A100": (10.0, 8.0), "hugectr, H100 / H200": (2.0, 3.0),
+        "hugectr, V100": (4.0, 4.0),
+    }  # fmt: skip
+    assert steps.get_xscale() == steps.get_yscale() == "log"
+    assert tick_labels(errors, "y") == ["hugectr (2)", "torchrec (1)"], "the closest first"
+    assert "3 published points" in figure.get_suptitle()
+
+
+def test_losses_to_crashes_are_means_with_intervals_over_seeds(tmp_path):
+    rows = [
+        {
+            "mode": mode, "crashes_expected": rate, "factor": factor, "seed": seed,
+            "throughput_lost": lost + seed * 0.01, "overhead_closed_form": 0.25,
+        }
+        for mode, lost in (("sync", 0.10), ("async", 0.02))
+        for rate in (3.0, 12.0)
+        for factor in (0.5, 1.0)
+        for seed in (0, 1)
+    ]  # fmt: skip
+    table = write_table(tmp_path / "checkpoint_interval.csv", rows)
+    figure = checkpoint_interval_figure(table)
+    few, _ = figure.axes
+    assert few.get_title() == "3 crashes expected in the run"
+    found = {label: (y, ends) for label, _, y, ends in error_bars(few)}
+    assert found["sync"][0] == pytest.approx([10.5, 10.5])
+    half = 12.7062 * math.sqrt(2) / 2 / math.sqrt(2)  # t of one degree of freedom; 10 and 11 %
+    assert found["async"][1][0] == pytest.approx((2.5 - half, 2.5 + half), rel=1e-4)
+    assert few.get_ylim()[0] == 0 and few.get_ylim()[1] > 20, "both panels' values are inside"
+    (daly,) = [line for line in few.lines if line.get_label() == "Daly's formula"]
+    assert [*daly.get_ydata()] == pytest.approx([20.0, 20.0]), "0.25 longer is a fifth lost"
