@@ -1,12 +1,17 @@
-# Two commands do everything: `make demo` and `make test`.
+# Three commands do everything: `make demo`, `make paper` and `make test`.
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo test install lint types mutants mutants-kernels clean
+.PHONY: demo paper test install lint types mutants mutants-kernels lock clean
 
 demo: install
 	@$(RUN) -m experiments demo
+
+# make paper [SIZE=full]: every figure and claim, and runs/paper/report.html
+SIZE ?= quick
+paper: install
+	@$(RUN) -m experiments paper --size $(SIZE)
 
 test: install lint types
 	@$(RUN) -m pytest
@@ -45,6 +50,10 @@ mutants: install
 
 mutants-kernels: install
 	@$(RUN) -m tests.kernel_mutants
+
+# The versions in use; install with them: pip install -e '.[dev]' -c constraints.txt
+lock: install
+	@$(RUN) -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .hypothesis

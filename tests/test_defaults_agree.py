@@ -1,8 +1,9 @@
 """A run and a simulation of the same options describe the same thing: their defaults agree.
 
 `persia_sim.words.vocabulary` holds the numbers; whatever both halves mean by a word is read from
-there. Only the runtime has `average_every_steps` (of the lag executor, which has no clock) and a
-default of `batch` (the simulator's comes from the workload, per rank).
+there. Only the runtime has `average_every_steps` (of the lag executor, which has no clock), a
+default of `batch` (the simulator's comes from the workload, per rank), and what is done about late
+rows (a simulation has no values that could be late).
 """
 
 from __future__ import annotations
@@ -84,7 +85,9 @@ def test_replicas_are_averaged_equally_often():
 
 def test_only_the_runtime_has_these_words():
     known = inspect.signature(Options).parameters.keys() | inspect.signature(Scenario).parameters
-    assert not known & {"average_every_steps", "batch"}
+    treatments = {"sync_steps", "dense_lag", "delay_compensation", "lr_by_staleness"}
+    assert treatments <= inspect.signature(SyncConfig).parameters.keys()
+    assert not known & ({"average_every_steps", "batch"} | treatments)
     sync = SyncConfig()
     assert (sync.average_every_steps, TrainConfig().batch) == (32, 128)
 

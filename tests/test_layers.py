@@ -19,16 +19,18 @@ FORBIDDEN = {
 }
 ROOMS = {
     "persia_sim": [
-        "words", "model", "sharded", "presets", "network", "oracle", "engine", "insight", "cli",
-        "__main__",
+        "words", "model", "sharded", "presets", "network", "oracle", "theory", "engine", "insight",
+        "cli", "__main__",
     ],
     "runtime": [
         "openmp", "stop", "data", "embedding", "config", "torchrun", "models", "dense", "rank",
-        "checkpoint", "order", "engines", "run", "serving", "inference", "commands", "__main__",
+        "checkpoint", "order", "engines", "run", "serving", "inference", "guarded",
+        "train_command", "commands", "__main__",
     ],
     "experiments": [
-        "statistics", "tables", "checks", "folders", "points", "gaps", "sweep", "published",
-        "drilling", "studies", "validating", "benching", "commands", "__main__",
+        "statistics", "tables", "checks", "crossings", "targets", "folders", "kept", "points",
+        "gaps", "sweep", "published", "drilling", "staleness", "gap", "validating", "paper",
+        "registry", "studies", "benching", "commands", "__main__",
     ],
 }  # fmt: skip
 """Bottom first: a room imports from rooms before it, never from one after it."""

@@ -1,0 +1,53 @@
+"""`python -m tests.artifact` writes the claims table of ARTIFACT.md from the stored results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from experiments.commands import STUDIES
+from experiments.paper.claims import Claim, claims
+from experiments.paper.verdicts import Found
+from tests.tree import ROOT
+
+ARTIFACT = ROOT / "ARTIFACT.md"
+START, END = "<!-- claims -->", "<!-- end of claims -->"
+
+
+def table() -> str:
+    """A line a number: what the text says, the command, minutes, the number with its interval."""
+    lines = [
+        "| claim | command | minutes | expected here (interval) | own plots | verdict |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for claim in claims(Path("no-run-at-all")):
+        commands = "<br>".join(f"`{t.command}`" for t in claim.tables)
+        minutes = ", ".join(STUDIES[t.study].minutes for t in claim.tables)
+        lines.append(
+            f"| {claim.says} Taken as: {claim.rule}. | {commands} | {minutes}"
+            f" | {_numbers(claim, 'found')} | {_numbers(claim, 'plots')} | {claim.verdict} |"
+        )
+    return "\n".join(lines)
+
+
+def _numbers(claim: Claim, kind: str) -> str:
+    found = []
+    for part in claim.parts:
+        for number in getattr(part, kind):
+            label = part.label if len(claim.parts) > 1 else number.label
+            found.append(_number(number, label, claim.scale))
+    return "<br>".join(found) or "-"
+
+
+def _number(found: Found, label: str, scale: float) -> str:
+    value, low, high = (f"{scale * x:.2f}" for x in (found.value, found.low, found.high))
+    return f"{label}: {value} ({low} to {high}){', fitted' if found.fitted else ''}"
+
+
+def written(text: str) -> str:
+    """A text with the table put between its two marks."""
+    head, rest = text.split(START)
+    return f"{head}{START}\n{table()}\n{END}{rest.split(END)[1]}"
+
+
+if __name__ == "__main__":
+    ARTIFACT.write_text(written(ARTIFACT.read_text()))

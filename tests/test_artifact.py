@@ -1,0 +1,62 @@
+"""What an evaluator reads first: the claims with their numbers, the citation, the versions."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tomllib
+
+import pytest
+import yaml
+
+from experiments.paper.evidence import INDEX, STORED, read_rows
+from tests.artifact import ARTIFACT, written
+from tests.tree import ROOT
+
+CITATION = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+LOCKED = (ROOT / "constraints.txt").read_text().splitlines()
+
+
+def test_the_claims_of_the_artefact_are_those_of_the_stored_results():
+    text = ARTIFACT.read_text()
+    assert text == written(text), "run: python -m tests.artifact"
+    assert "-m experiments demo" in text
+
+
+def test_every_stored_table_is_in_the_index_with_its_checksum():
+    kept = read_rows(STORED / INDEX)
+    assert [row["file"] for row in kept] == sorted(row["file"] for row in kept)
+    assert {(row["file"], row["sha256"]) for row in kept} == {
+        (path.name, hashlib.sha256(path.read_bytes()).hexdigest())
+        for path in STORED.glob("*.csv")
+        if path.name != INDEX
+    }, "run: python -m tests.stored"
+    assert all(row["command"].startswith("python -m experiments ") for row in kept)
+
+
+def test_the_citation_has_what_its_format_asks_for():
+    assert CITATION["cff-version"] == "1.2.0"
+    assert {"message", "title", "authors"} <= set(CITATION)
+    assert (CITATION["type"], CITATION["license"]) == ("software", "MIT")
+    (paper,) = CITATION["references"]
+    assert {"type", "title", "authors"} <= set(paper) and paper["year"] == 2022
+    for person in CITATION["authors"] + paper["authors"]:
+        assert {"name"} <= set(person) or {"family-names", "given-names"} <= set(person)
+
+
+def test_the_citation_names_the_version_of_the_project():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert str(CITATION["version"]) == project["version"]
+
+
+@pytest.mark.parametrize("line", LOCKED)
+def test_a_locked_version_is_a_name_and_a_number(line):
+    assert re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.]*", line), "no path, host or build tag"
+
+
+def test_every_dependency_is_locked():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = project["dependencies"] + project["optional-dependencies"]["dev"]
+    names = {re.match(r"[\w.-]+", need)[0].lower().replace("_", "-") for need in asked}
+    locked = {line.split("==")[0].lower().replace("_", "-") for line in LOCKED}
+    assert names <= locked, names - locked
