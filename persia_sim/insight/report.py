@@ -239,12 +239,12 @@ def text(result: Report) -> str:
         lines.append(_faults(run))
     if result.capacity is not None:
         cap = result.capacity
-        hours = fill_s(work, rate.mean, cap.resident_rows) / 3600
+        hours = fill_s(work, rate.mean, 0.9 * cap.resident_rows) / 3600
         lines.append(
             f"memory       {cap.bytes_per_server / 2**30:,.0f} of "
             f"{cap.limit_bytes_per_server / 2**30:,.0f} GiB a server, {cap.row_bytes:.0f} B a row; "
             f"resident {cap.filled_rows:.3g}, evicted {cap.evicted_rows:.3g}, misses "
-            f"{cap.miss_rate:.2%}; to fill >= {hours:.1f} h"
+            f"{cap.miss_rate:.2%}; 90 % full after {hours:,.1f} h"
         )
     if result.usd_per_hour:
         lines.append(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 
 from persia_sim.model.cluster import Cluster
-from persia_sim.model.popularity import expected_distinct, lru_after, lru_miss_rate
+from persia_sim.model.lru import batch_miss_rate, draws_until, lru_after
+from persia_sim.model.popularity import expected_distinct
 from persia_sim.model.workload import Workload
 from persia_sim.words.rules import require
 
@@ -81,8 +82,8 @@ class Capacity:
     """Needed by the nominal rows, evenly spread."""
     limit_bytes_per_server: float
     miss_rate: float
-    """Of lookups, under independent Zipf requests to LRU stores: in their steady state, or while
-    they fill."""
+    """Of the ids that a batch sends, under independent Zipf requests to LRU stores: in their steady
+    state, or while they fill."""
     filled_rows: float
     """Rows that are there: all that have room, or those that the samples so far have touched."""
 
@@ -123,20 +124,24 @@ def capacity(
     room = servers * (limit // each)
     per_field = workload.rows / workload.fields
     held = min(workload.rows, room)
-    miss = lru_miss_rate(held / workload.fields, per_field, workload.zipf)
-    filled = held
-    if samples is not None:
-        require(samples >= 0, "samples", samples, "must be >= 0")
-        draws = samples * workload.ids_per_field
-        of_field, miss = lru_after(draws, held / workload.fields, per_field, workload.zipf)
-        filled = of_field * workload.fields
+    miss, filled = 0.0, held
+    if samples is not None or held < workload.rows:
+        require(samples is None or samples >= 0, "samples", samples, "must be >= 0")
+        draws = inf if samples is None else samples * workload.ids_per_field
+        table = held / workload.fields, per_field, workload.zipf
+        of_field, miss = lru_after(draws, *table)
+        if workload.wire.deduplicate:
+            miss = batch_miss_rate(draws, workload.batch_per_rank * workload.ids_per_field, *table)
+        filled = held if samples is None else of_field * workload.fields
     needed = workload.rows * each / servers
     return Capacity(workload.rows, held, each, needed, limit, miss, filled)
 
 
 def fill_s(workload: Workload, samples_per_s: float, rows: float) -> float:
-    """Least time in which training traffic can create so many rows: every id is a new one."""
-    return rows / (samples_per_s * workload.fields * workload.ids_per_field)
+    """Time in which training is expected to meet so many rows, from empty servers; inf for all."""
+    of_field, per_field = rows / workload.fields, workload.rows / workload.fields
+    draws = draws_until(of_field, per_field, workload.zipf)
+    return draws / workload.ids_per_field / samples_per_s
 
 
 def resident_after(workload: Workload, samples: float) -> float:

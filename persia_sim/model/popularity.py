@@ -1,9 +1,9 @@
-"""How often ids come: Zipf's law in bins, distinct ids of a batch, servers' shares, LRU misses."""
+"""How often ids come: Zipf's law in bins, distinct ids of a batch, servers' shares."""
 
 from __future__ import annotations
 
 from functools import lru_cache
-from math import expm1, log
+from math import log
 
 import numpy as np
 
@@ -121,44 +121,3 @@ def mix64(keys: np.ndarray) -> np.ndarray:
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         return np.asarray(mixed ^ (mixed >> np.uint64(31)))
-
-
-def lru_miss_rate(capacity_rows: float, rows: float, exponent: float) -> float:
-    """Miss rate of an LRU store under independent Zipf requests, by Che's characteristic time.
-
-    Solves sum(1 - exp(-p T)) = capacity for T, then sums p exp(-p T). 0 when everything fits.
-    """
-    if capacity_rows >= rows:
-        return 0.0
-    probability, number = zipf_bins(rows, exponent)
-    time = _characteristic_time(capacity_rows, rows, exponent)
-    return float((probability * np.exp(-probability * time) * number).sum())
-
-
-def lru_after(
-    draws: float, capacity_rows: float, rows: float, exponent: float
-) -> tuple[float, float]:
-    """Resident rows and miss rate of an LRU store that was empty so many requests ago.
-
-    It holds what was asked for within the shorter of that time and Che's characteristic time: until
-    it is full it only fills, afterwards it is as it will always be.
-    """
-    probability, number = zipf_bins(rows, exponent)
-    time = draws
-    if capacity_rows < rows:
-        time = min(draws, _characteristic_time(capacity_rows, rows, exponent))
-    missed = np.exp(-probability * time)
-    resident = float(((1.0 - missed) * number).sum())
-    return min(resident, capacity_rows), float((probability * missed * number).sum())
-
-
-@lru_cache(maxsize=1024)
-def _characteristic_time(capacity_rows: float, rows: float, exponent: float) -> float:
-    """Requests after which a row that nobody asked for has left an LRU store (Che's)."""
-    probability, number = zipf_bins(rows, exponent)
-    low, high = 0.0, 80.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        held = float((-np.expm1(-probability * expm1(middle)) * number).sum())
-        low, high = (middle, high) if held < capacity_rows else (low, middle)
-    return expm1(high)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import sqrt
 
-from persia_sim.model.popularity import lru_miss_rate
+from persia_sim.model.lru import lru_miss_rate
 from persia_sim.sharded.plan import Plan, Strategy, make_plan
 from persia_sim.sharded.software import Reach, Software
 from persia_sim.sharded.system import Precision, System

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persia_sim.model.popularity import lru_miss_rate
+from persia_sim.model.lru import lru_miss_rate
 from persia_sim.presets.software import FITTED, REACH, SOFTWARE
 from persia_sim.sharded.pipeline import schedule, step_s
 from persia_sim.sharded.plan import Strategy, hot_share, make_plan

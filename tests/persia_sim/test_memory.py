@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import numpy as np
 import pytest
 
 from persia_sim.cli import Options, run
 from persia_sim.model.memory import FORMATS, capacity, fill_s, resident_after
-from persia_sim.model.popularity import expected_distinct, lru_after, lru_miss_rate, zipf_bins
+from persia_sim.model.popularity import expected_distinct, zipf_bins
 from persia_sim.presets.catalogue import workloads
 from persia_sim.presets.clusters import gcp_100t
 from persia_sim.words.vocabulary import Mode
@@ -44,8 +45,13 @@ def test_the_remedy_in_the_refusal_is_enough() -> None:
     assert capacity(cluster.with_servers(hosts), SYN5, FORMATS["f32-sgd"]).fits
 
 
-def test_filling_781_billion_rows_takes_hours() -> None:
-    assert fill_s(SYN5, 1.91e6, SYN5.rows) / 3600 == pytest.approx(4.4, abs=0.1)
+def test_filling_781_billion_rows_takes_days_and_not_the_hours_of_new_ids_only() -> None:
+    rate = 1.91e6
+    all_new_s = SYN5.rows / (rate * SYN5.fields)
+    filled_s = fill_s(SYN5, rate, 0.9 * SYN5.rows)
+    assert all_new_s / 3600 < 5 and filled_s / 3600 > 10 * 5
+    assert resident_after(SYN5, rate * filled_s) == pytest.approx(0.9 * SYN5.rows, rel=1e-6)
+    assert fill_s(SYN5, rate, SYN5.rows) == inf
 
 
 def test_distinct_ids_match_a_draw() -> None:
@@ -57,62 +63,10 @@ def test_distinct_ids_match_a_draw() -> None:
     assert expected_distinct(300, 1000.0, 1.05) == pytest.approx(np.mean(seen), abs=4 * error)
 
 
-def test_lru_miss_rate_matches_a_simulated_cache() -> None:
-    rng = np.random.default_rng(1)
-    probability, _ = zipf_bins(1000.0, 0.9)
-    cache: dict[int, None] = {}
-    misses = []
-    for number, key in enumerate(rng.choice(1000, 60_000, p=probability).tolist()):
-        if number >= 10_000:
-            misses.append(key not in cache)
-        cache.pop(key, None)
-        cache[key] = None
-        if len(cache) > 200:
-            del cache[next(iter(cache))]
-    assert lru_miss_rate(200.0, 1000.0, 0.9) == pytest.approx(np.mean(misses), abs=0.01)
-    assert lru_miss_rate(1000.0, 1000.0, 0.9) == 0
-
-
 def test_rows_fill_with_samples_up_to_the_table() -> None:
     small = replace(SYN5, rows=26e4)
     few, many = resident_after(small, 1e3), resident_after(small, 1e9)
     assert few < many <= 26e4 and many == pytest.approx(26e4, rel=0.01)
-
-
-def test_a_store_that_fills_has_the_rows_and_misses_of_a_simulated_one() -> None:
-    probability, _ = zipf_bins(1000.0, 0.9)
-    resident: dict[int, list[int]] = {n: [] for n in (50, 200, 1000, 4000)}
-    missed: dict[int, list[bool]] = {n: [] for n in resident}
-    for seed in range(60):
-        rng = np.random.default_rng(seed)
-        held: dict[int, None] = {}
-        for n, one in enumerate(rng.choice(1000, 4001, p=probability).tolist()):
-            if n in resident:
-                resident[n].append(len(held))
-            for at in missed:
-                if at <= n < at + 40:
-                    missed[at].append(one not in held)
-            held.pop(one, None)
-            held[one] = None
-            if len(held) > 200:
-                held.pop(next(iter(held)))
-    for n in resident:
-        rows, miss = lru_after(n, 200.0, 1000.0, 0.9)
-        assert rows == pytest.approx(np.mean(resident[n]), rel=0.02), n
-        error = np.sqrt(miss * (1 - miss) / len(missed[n]))
-        assert miss == pytest.approx(np.mean(missed[n]), abs=4 * error + 0.02), n
-
-
-def test_filling_begins_with_nothing_and_ends_in_the_steady_state() -> None:
-    assert lru_after(0.0, 100.0, 1e6, 1.05) == (0.0, pytest.approx(1.0))
-    rows, miss = lru_after(1e12, 100.0, 1e6, 1.05)
-    assert rows == pytest.approx(100.0)
-    assert miss == pytest.approx(lru_miss_rate(100.0, 1e6, 1.05))
-    before = 1.1
-    for draws in np.geomspace(1, 1e9, 30):
-        rows, miss = lru_after(float(draws), 1e4, 1e6, 1.05)
-        assert miss <= before and 0 < rows <= 1e4 + 1e-6
-        before = miss
 
 
 def test_servers_that_were_empty_miss_more_and_hold_less() -> None:
