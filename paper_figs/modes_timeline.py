@@ -10,6 +10,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from paper_figs.style import STYLE
 
@@ -63,6 +64,7 @@ def modes_timeline_figure(table: Path) -> Figure:
                     ax.tick_params(labelleft=False)
         for ax in axes[-1]:
             ax.set_xlabel("time [ms]")
+            ax.xaxis.set_major_locator(MaxNLocator(4, prune="upper"))  # a label there is cut off
         shown = [stage for stage in LOOKS if stage in set(rows.stage)]
         marks = [
             Patch(facecolor=LOOKS[s][0], hatch=LOOKS[s][1], edgecolor="black", linewidth=0.4)
