@@ -28,9 +28,9 @@ ROOMS = {
         "train_command", "commands", "__main__",
     ],
     "experiments": [
-        "statistics", "tables", "checks", "crossings", "targets", "folders", "kept", "points",
-        "gaps", "sweep", "published", "drilling", "staleness", "gap", "validating", "paper",
-        "registry", "studies", "benching", "commands", "__main__",
+        "statistics", "tables", "checks", "crossings", "targets", "folders", "kept", "data_sets",
+        "points", "gaps", "sweep", "published", "drilling", "staleness", "gap", "validating",
+        "paper", "registry", "studies", "benching", "commands", "__main__",
     ],
 }  # fmt: skip
 """Bottom first: a room imports from rooms before it, never from one after it."""

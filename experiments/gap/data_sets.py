@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from experiments.data_sets import readable
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.embedding.config import RowOptimizer, TableConfig
 
@@ -176,21 +177,19 @@ def find(
     samples: int | None = None,
     batch: int | None = None,
 ) -> tuple[list[Found], list[str]]:
-    """The data sets that can be opened, and a line for each that cannot; ``batch`` in place of
-    each one's own."""
-    from runtime.data.errors import DataError
-    from runtime.data.open import open_source
-
-    found, missing = [], []
-    for name in names:
-        data = DATA_SETS[name]
-        data = data if batch is None else replace(data, batch=batch)
-        config = data.config(data_dir=data_dir, samples=samples, test_rows=None).data
-        try:
-            told = open_source(name, config.dir, config.rows, keep=True).provenance()
-        except DataError as error:
-            missing.append(f"{name} is left out: {str(error).splitlines()[0]}")
-            continue
-        rows = config.rows if told.train_rows is None else told.train_rows
-        found.append(Found(data=data, train_rows=rows or 0))
+    """The data sets that can be read, and a line for each that cannot; ``batch`` in place of each
+    one's own."""
+    chosen = [DATA_SETS[name] for name in names]
+    chosen = [one if batch is None else replace(one, batch=batch) for one in chosen]
+    wanted = {
+        one.name: one.config(data_dir=data_dir, samples=samples, test_rows=None).data
+        for one in chosen
+    }
+    facts, missing = readable(wanted.values())
+    found = []
+    for one in chosen:
+        if one.name in facts:
+            counted = facts[one.name].train_rows
+            rows = wanted[one.name].rows if counted is None else counted
+            found.append(Found(data=one, train_rows=rows or 0))
     return found, missing

@@ -7,8 +7,9 @@ not describe.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from math import sqrt
 from pathlib import Path
@@ -25,10 +26,11 @@ from experiments.checks import (
     not_empty,
     positive,
 )
+from experiments.folders import sole_writer
+from experiments.kept import Kept
 from experiments.tables import aligned, write_csv
 from persia_sim.cli import Options as Simulation
 from persia_sim.cli import scenario_of
-from persia_sim.engine.run import Run
 from persia_sim.engine.simulate import simulate
 from persia_sim.model.checkpointing import (
     Recovery,
@@ -72,7 +74,7 @@ class Options:
     seeds: int = 12
     """Runs of an interval, each with crashes of its own."""
     out: Path = Path("runs/checkpoint-interval")
-    """Folder of the table."""
+    """Folder of the table and the figure; a second run does only what is missing."""
 
     def __post_init__(self) -> None:
         known(CLUSTERS, cluster=self.cluster)
@@ -116,8 +118,12 @@ def run(options: Options) -> None:
     from paper_figs.style import save
 
     records: list[dict[str, Any]] = []
-    total = len(options.modes) * len(options.crashes) * len(options.factors) * options.seeds
-    with tqdm(total=total, disable=None) as bar:
+    cells = list(product(options.crashes, options.factors, range(options.seeds)))
+    with (
+        sole_writer(options.out),
+        tqdm(total=len(options.modes) * len(cells), desc="simulations", disable=None) as bar,
+    ):
+        kept = Kept(options.out / "runs.jsonl")
         for mode in options.modes:
             scenario = scenario_of(
                 Simulation(
@@ -128,9 +134,15 @@ def run(options: Options) -> None:
                     steps=options.steps,
                 )
             )
-            undisturbed = simulate(scenario)
-            for crashes in options.crashes:
-                records += interrupted(options, scenario, undisturbed, crashes, bar.update)
+            useful_s = kept.row(
+                label_of(options, mode, "undisturbed"), lambda s=scenario: simulate(s).makespan_s
+            )
+            for cell in cells:
+                shares = (options.checkpoint_share, options.back_share)
+                label = label_of(options, mode, *shares, *cell)
+                compute = partial(interrupted, options, scenario, useful_s, *cell)
+                records.append(kept.row(label, compute))
+                bar.update()
     path = options.out / "checkpoint_interval.csv"
     write_csv(path, records)
     print(table(options, records))
@@ -161,40 +173,39 @@ def policy_of(options: Options, useful_s: float, crashes: float) -> Recovery:
     )
 
 
+def label_of(options: Options, mode: Mode, *more: object) -> str:
+    """What decides a simulated run: the scenario, then crashes and checkpoints."""
+    where = f"{options.workload} on {options.cluster}, {options.ranks} ranks, {options.steps} steps"
+    return ", ".join(map(str, (where, mode, *more)))
+
+
 def interrupted(
-    options: Options, scenario: Scenario, undisturbed: Run, crashes: float, tick: Callable[[], Any]
-) -> list[dict[str, Any]]:
-    """A line for each interval and seed: what the run took longer than without crashes."""
-    useful_s = undisturbed.makespan_s
+    options: Options, scenario: Scenario, useful_s: float, crashes: float, factor: float, seed: int
+) -> dict[str, Any]:
+    """A line: what a run with crashes took longer than its ``useful_s`` without."""
     policy = policy_of(options, useful_s, crashes)
     young_s = young_interval_s(policy.checkpoint_s, policy.mtbf_s)
-    records = []
-    for factor, seed in product(options.factors, range(options.seeds)):
-        written = Checkpoints(interval_s=factor * young_s, write_s=policy.checkpoint_s)
-        struck = random_crashes(policy.mtbf_s, 20 * useful_s, options.ranks, policy.back_s, seed)
-        found = simulate(replace(scenario, checkpoints=written, disturbances=struck))
-        kept_s = useful_s / max(1, found.losses.checkpoints)
-        lost = found.makespan_s / useful_s - 1
-        records.append(
-            {
-                "mode": str(scenario.mode),
-                "crashes_expected": crashes,
-                "factor": factor,
-                "seed": seed,
-                "useful_s": useful_s,
-                "interval_s": written.interval_s,
-                "interval_kept_s": kept_s,
-                "overhead": lost,
-                "throughput_lost": lost / (1 + lost),
-                "overhead_closed_form": overhead(policy, kept_s),
-                "redone_s": found.losses.redone_s,
-                "down_s": found.losses.down_s,
-                "writing_s": found.losses.writing_s,
-                "crashes": found.losses.crashes,
-            }
-        )
-        tick()
-    return records
+    written = Checkpoints(interval_s=factor * young_s, write_s=policy.checkpoint_s)
+    struck = random_crashes(policy.mtbf_s, 20 * useful_s, options.ranks, policy.back_s, seed)
+    found = simulate(replace(scenario, checkpoints=written, disturbances=struck))
+    kept_s = useful_s / max(1, found.losses.checkpoints)
+    lost = found.makespan_s / useful_s - 1
+    return {
+        "mode": str(scenario.mode),
+        "crashes_expected": crashes,
+        "factor": factor,
+        "seed": seed,
+        "useful_s": useful_s,
+        "interval_s": written.interval_s,
+        "interval_kept_s": kept_s,
+        "overhead": lost,
+        "throughput_lost": lost / (1 + lost),
+        "overhead_closed_form": overhead(policy, kept_s),
+        "redone_s": found.losses.redone_s,
+        "down_s": found.losses.down_s,
+        "writing_s": found.losses.writing_s,
+        "crashes": found.losses.crashes,
+    }
 
 
 def table(options: Options, records: Sequence[dict[str, Any]]) -> str:

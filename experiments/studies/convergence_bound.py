@@ -7,19 +7,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from experiments.checks import COUNT, SEEDS, between, each_between, each_known, not_empty
+from experiments.data_sets import LARGEST, SYNTHETIC, present
 from experiments.folders import sole_writer
-from experiments.staleness.datasets import LARGEST, SYNTHETIC, found
+from experiments.kept import Kept
+from experiments.staleness.alphas import BATCHES, alpha_lines
 from experiments.staleness.delayed import Measured, train
 from experiments.staleness.logistic import Logistic, made
 from experiments.statistics import t_interval
 from experiments.tables import aligned, write_csv
-from persia_sim.theory import alpha as share
+from persia_sim.theory.alpha import of_batch
 from persia_sim.theory.convergence import Bound, Problem, asynchronous, hybrid, sync
-from persia_sim.words.documents import read_document
-from runtime.run.folder import write_json
 
 CASES: dict[str, tuple[tuple[int, ...], float]] = {
     "cold ids": ((200, 200, 200, 200), 0.0),
@@ -28,9 +26,6 @@ CASES: dict[str, tuple[tuple[int, ...], float]] = {
 """Values of the fields, and Zipf's exponent: all ids equally rare, or a few in most samples."""
 POPULATION = 2048
 MOST_TAU = 4096
-LEVELS = (*np.round(np.arange(0.05, 1.0, 0.05), 2).tolist(), 0.99, 0.999, 1.0)
-BATCHES = (128, 4096)
-"""For which alpha of a batch is told: the demo's, and the paper's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +69,10 @@ class Setting(NamedTuple):
     mode: str
     tau: int
 
-    @property
-    def file(self) -> str:
-        """Its name on disk."""
-        return f"{self.case.replace(' ', '-')}-T{self.updates}-B{self.batch}-{self.mode}{self.tau}"
+    def label(self, seeds: int) -> str:
+        """Under which its result is kept."""
+        size = f"T {self.updates}, B {self.batch}"
+        return f"{self.case}, {size}, {self.mode} {self.tau}, {seeds} seeds of {POPULATION}"
 
 
 def run(options: Options) -> None:
@@ -87,10 +82,13 @@ def run(options: Options) -> None:
     from paper_figs.convergence_bound import convergence_bound_figure  # late: pyplot
     from paper_figs.style import save
 
-    settings, names = list(_settings(options)), options.data or (*found(), *SYNTHETIC, LARGEST)
-    todo = [s for s in settings if _kept(options, s) is None]
-    todo_names = [n for n in names if _kept_alpha(options, n) is None]
-    done = len(settings) + len(names) - len(todo) - len(todo_names)
+    settings = list(_settings(options))
+    names = dict.fromkeys(options.data or (*present(), *SYNTHETIC, LARGEST))
+    trained, counted = (Kept(options.out / f"{what}.jsonl") for what in ("settings", "alpha"))
+    labels = {setting: setting.label(options.seeds) for setting in settings}
+    sets = {name: f"{name}, {options.samples} samples" for name in names}
+    done = sum(label in trained for label in labels.values())
+    done += sum(label in counted for label in sets.values())
     print(
         f"{len(settings)} settings of {options.seeds} seeds and {len(names)} data sets,"
         f" {done} of them done; results in {options.out}"
@@ -100,17 +98,21 @@ def run(options: Options) -> None:
     problems = {case: _made(case) for case in options.cases}
     with sole_writer(options.out), tqdm(total=len(settings) + len(names), initial=done,
                                         desc="training", disable=None) as bar:  # fmt: skip
-        for setting in todo:
-            told = _measure(options, setting, *problems[setting.case])
-            _keep(_path(options, setting), told)
-            bar.update()
-        for name in todo_names:
-            _keep(_alpha_path(options, name), _alpha(name, options.samples))
-            bar.update()
-    records = [_record(options, s, *problems[s.case]) for s in settings]
+        for setting, label in labels.items():
+            if label not in trained:
+                trained.add(label, _measure(options, setting, *problems[setting.case]))
+                bar.update()
+        for name, label in sets.items():
+            if label not in counted:
+                counted.add(label, alpha_lines(name, options.samples))
+                bar.update()
+    records = [
+        _record(options, setting, trained[label], *problems[setting.case])
+        for setting, label in labels.items()
+    ]
     csv = options.out / "convergence_bound.csv"
     write_csv(csv, records)
-    shares = [line for n in names for line in _kept_alpha(options, n) or []]
+    shares = [line for label in sets.values() for line in counted[label]]
     alphas = options.out / "convergence_bound_alpha.csv"
     write_csv(alphas, shares)
     figure = save(convergence_bound_figure(csv, alphas), options.out / "convergence_bound.png")
@@ -152,7 +154,7 @@ def _measure(
         "own": _bound(setting, problem, alpha).step,
         "sync": sync(problem, updates=setting.updates, batch=setting.batch).step,
     }
-    told: dict[str, Any] = {"asked": _asked(options, setting)}
+    told: dict[str, Any] = {}
     for name, step in steps.items():
         ran: Measured = train(
             logistic,
@@ -168,12 +170,10 @@ def _measure(
 
 
 def _record(
-    options: Options, setting: Setting, logistic: Logistic, problem: Problem
+    options: Options, setting: Setting, ran: dict[str, Any], logistic: Logistic, problem: Problem
 ) -> dict[str, Any]:
-    ran = _kept(options, setting)
-    assert ran is not None
     alpha = float(logistic.shares.max())
-    alpha_batch = share.of_batch(alpha, setting.batch)
+    alpha_batch = of_batch(alpha, setting.batch)
     bound, whole = _bound(setting, problem, alpha), _bound(setting, problem, alpha_batch)
     plain = sync(problem, updates=setting.updates, batch=setting.batch)
     measured = t_interval(ran["own"]["square_norm"])
@@ -204,75 +204,6 @@ def _record(
         "measured_at_sync_step": bold.mean,
         "measured_at_sync_step_half_width_95": bold.half_width,
     }
-
-
-def _asked(options: Options, setting: Setting) -> dict[str, Any]:
-    """What a kept result must be of."""
-    return {**setting._asdict(), "seeds": options.seeds, "population": POPULATION}
-
-
-def _path(options: Options, setting: Setting) -> Path:
-    return options.out / "settings" / f"{setting.file}-seeds{options.seeds}.json"
-
-
-def _kept(options: Options, setting: Setting) -> dict[str, Any] | None:
-    return _read(_path(options, setting), "asked", _asked(options, setting))
-
-
-def _alpha_path(options: Options, name: str) -> Path:
-    return options.out / "alpha" / f"{name.replace(':', '-').replace('/', '-')}.json"
-
-
-def _kept_alpha(options: Options, name: str) -> list[dict[str, Any]] | None:
-    kept = _read(_alpha_path(options, name), "asked", {"data": name, "samples": options.samples})
-    return None if kept is None else kept["lines"]
-
-
-def _keep(path: Path, content: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, content)
-
-
-def _read(path: Path, key: str, asked: dict[str, Any]) -> dict[str, Any] | None:
-    try:
-        kept = read_document(path)
-    except (OSError, ValueError):
-        return None
-    return kept if isinstance(kept, dict) and kept.get(key) == asked else None
-
-
-def _alpha(name: str, samples: int) -> dict[str, Any]:
-    """Quantiles over rows and over lookups, of all fields and of each."""
-    from experiments.staleness.frequency import first_samples, frequencies
-    from runtime.data.open import open_source
-
-    source = open_source(name, rows=samples, keep=True)
-    known = frequencies(first_samples(source, "train", samples))
-    fields = source.layout.fields
-    lines = []
-    for number in (None, *range(len(fields))):
-        own = known.shares if number is None else known.shares[known.fields == number]
-        if not len(own):
-            continue
-        of_rows = share.quantiles(own, LEVELS)
-        of_lookups = share.quantiles(own, LEVELS, own)
-        lines += [
-            {
-                "data": name,
-                "field": "all" if number is None else fields[number].name,
-                "samples": known.samples,
-                "rows": len(own),
-                "level": level,
-                "share_of_rows": float(of_rows[n]),
-                "share_of_lookups": float(of_lookups[n]),
-                **{f"of_lookups_in_batch_{b}": share.of_batch(float(of_lookups[n]), b)
-                   for b in BATCHES},
-                "mean_met": share.met(own),
-            }
-            for n, level in enumerate(LEVELS)
-            if number is None or level in (0.5, 0.9, 0.99, 1.0)
-        ]  # fmt: skip
-    return {"asked": {"data": name, "samples": samples}, "lines": lines}
 
 
 def _table(records: list[dict[str, Any]]) -> str:

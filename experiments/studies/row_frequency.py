@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from experiments.checks import COUNT, JOBS, ROWS, SEEDS, between, each_between, not_empty
+from experiments.data_sets import SYNTHETIC, present
 from experiments.folders import sole_writer
 from experiments.gaps import Run, Setting, finished
+from experiments.kept import Kept
 from experiments.points import Point
-from experiments.staleness.datasets import SYNTHETIC, found
-from experiments.statistics import Interval, t_interval
+from experiments.staleness.by_frequency import gap_lines, missed_lines
+from experiments.staleness.drift_gap import PREDICTORS, errors, predicted
 from experiments.studies.staleness_sweep import setting_points
 from experiments.sweep import default_jobs, print_plan, run_points, settle_in, surroundings
 from experiments.tables import aligned, write_csv
-from persia_sim.words.documents import read_document
 from runtime.config import DataConfig, EvaluationConfig, TrainConfig
-from runtime.run.folder import write_json
 
-EDGES = (0, 1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 2**62)
-"""Counts at which bins begin; 0: the id is in no training sample."""
-LEAST_OF_EACH_LABEL = 100
-"""Test samples of each label that a bin needs for an AUC."""
 PROBED_SAMPLES = 4096
-PREDICTORS = ("relative", "predictions")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +70,13 @@ class Group(NamedTuple):
     data: str
     points: list[Point]
 
-    def late(self, tau: int) -> TrainConfig:
+    def late(self, tau: int) -> Point:
         """Seed 0 under this bound."""
-        return next(p.config for p in self.points if p.config.sync.window == tau)
+        return next(p for p in self.points if (p.config.sync.window, p.config.seed) == (tau, 0))
+
+    def drift_label(self, tau: int, probes: int) -> str:
+        """Under which its drift is kept."""
+        return f"{self.late(tau).folder(Path()).name}/{probes} probes of {PROBED_SAMPLES}"
 
 
 def run(options: Options) -> None:
@@ -87,7 +84,7 @@ def run(options: Options) -> None:
     from paper_figs.row_frequency import row_frequency_figure  # late: pyplot
     from paper_figs.style import save
 
-    names = list(dict.fromkeys(options.data or (*found(), *SYNTHETIC)))
+    names = list(dict.fromkeys(options.data or (*present(), *SYNTHETIC)))
     groups = [Group(name, _points(options, name)) for name in names]
     points = [p for group in groups for p in group.points]
     print_plan(points, options.out, options.jobs)
@@ -96,14 +93,14 @@ def run(options: Options) -> None:
         return
     run_points(points, options.out, options.jobs, options.samples)
     with sole_writer(options.out):
-        _probe_drifts(options, groups)
+        kept = _drifts(options, groups)
     gaps: list[dict[str, Any]] = []
     stale: list[dict[str, Any]] = []
     for group in groups:
         one, other = _gaps_and_staleness(options, group)
         gaps += one
         stale += other
-    drifts = _predicted(options, [*_drifts(options, groups, gaps)])
+    drifts = predicted([*_drift_lines(options, groups, gaps, kept)])
     table = options.out / "row_frequency.csv"
     write_csv(table, gaps)
     rows = options.out / "row_frequency_staleness.csv"
@@ -135,9 +132,6 @@ def _file(name: str) -> str:
     return Path(name).name.replace(":", "-")
 
 
-# The gap and the missed pushes, by frequency.
-
-
 def _gaps_and_staleness(
     options: Options, group: Group
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -147,147 +141,83 @@ def _gaps_and_staleness(
     from runtime.rank.feed import training_stream
 
     runs = finished(group.points, options.out)
-    config = group.points[0].config
     source = open_source(group.data, keep=True)
-    batches = list(training_stream(config, source))
+    batches = list(training_stream(group.points[0].config, source))
     known = frequencies(Batch.concat(batches))
     tested = first_samples(source, "test", options.test_rows)
     counts = rarest_and_median(known, tested)
-    by = {"all": None, "rarest": counts[:, 0], "median": counts[:, 1]}
+    labels, scores = _scores(options, runs)
     gaps = [
-        line for name, own in by.items() for line in _gaps(options, group.data, runs, name, own)
+        {"data": group.data, **line}
+        for by, own in (("all", None), ("rarest", counts[:, 0]), ("median", counts[:, 1]))
+        for line in gap_lines(labels, scores, options.taus, options.seeds, by, own)
     ]
-    return gaps, list(_staleness(options, group, runs, batches))
+    stale = [
+        {"data": group.data, **line}
+        for tau in options.taus
+        for line in _staleness(options, runs, tau, batches)
+    ]
+    return gaps, stale
 
 
-def _gaps(
-    options: Options, data: str, runs: Sequence[Run], by: str, counts: np.ndarray | None
-) -> Iterator[dict[str, Any]]:
-    """A line per bound and bin that has enough samples of both labels."""
-    from runtime.run.scores import auc, log_loss
-
-    scored = {(*r.setting, r.summary["seed"]): _scores(options, r) for r in runs}
-    labels = next(iter(scored.values()))[0]
-    edges = EDGES if counts is not None else (0, 2**62)
-    for low, high in pairwise(edges):
-        here = slice(None) if counts is None else (counts >= low) & (counts < high)
-        own = labels[here]
-        if min(own.sum(), len(own) - own.sum()) < LEAST_OF_EACH_LABEL:
-            continue
-        for tau in options.taus:
-            aucs, gaps, losses = [], [], []
-            for seed in range(options.seeds):
-                fresh, late = (scored[key][1][here] for key in _pair(tau, seed))
-                aucs.append(auc(own, fresh))
-                gaps.append(auc(own, late) - aucs[-1])
-                losses.append(log_loss(own, late) - log_loss(own, fresh))
-            gap, loss = t_interval(gaps), t_interval(losses)
-            yield {
-                "data": data,
-                "tau": tau,
-                "by": by,
-                "count_from": low,
-                "count_below": high if high < EDGES[-1] else math.inf,
-                "test_samples": len(own),
-                "positives": int(own.sum()),
-                "seeds": options.seeds,
-                "auc_sync": float(np.mean(aucs)),
-                "gap_to_sync": gap.mean,
-                "gap_to_sync_half_width_95": gap.half_width,
-                "log_loss_gap": loss.mean,
-                "log_loss_gap_half_width_95": loss.half_width,
-            }
-
-
-def _pair(tau: int, seed: int) -> tuple[tuple[str, int, int], tuple[str, int, int]]:
-    return ("sync", 0, seed), ("hybrid", tau, seed)
-
-
-def _scores(options: Options, run: Run) -> tuple[np.ndarray, np.ndarray]:
-    """Labels and predictions of the first task."""
-    with np.load(run.point.folder(options.out) / "predictions.npz") as arrays:
-        return arrays["labels"][:, 0].astype(np.float32), arrays["predictions"][:, 0].astype(float)
+def _scores(
+    options: Options, runs: Sequence[Run]
+) -> tuple[np.ndarray, dict[tuple[Setting, int], np.ndarray]]:
+    """Labels of the first task, and every run's predictions of it."""
+    labels, scores = np.array([]), {}
+    for run in runs:
+        with np.load(run.point.folder(options.out) / "predictions.npz") as arrays:
+            labels = arrays["labels"][:, 0].astype(np.float32)
+            scores[run.setting, run.summary["seed"]] = arrays["predictions"][:, 0].astype(float)
+    return labels, scores
 
 
 def _staleness(
-    options: Options, group: Group, runs: Sequence[Run], batches: Sequence[Any]
+    options: Options, runs: Sequence[Run], tau: int, batches: Sequence[Any]
 ) -> Iterator[dict[str, Any]]:
-    """Missed pushes of a row, from the recorded order, and by the simulator's model."""
+    """Missed pushes of a row under one bound; what is read off the order, the store had counted."""
     from experiments.staleness.missed import row_reads
-    from persia_sim.theory.alpha import of_batch
     from persia_sim.words.trace import Trace
     from runtime.embedding.server import STALENESS_BINS
 
-    samples = sum(b.size for b in batches)
-    for tau in options.taus:
-        one = next(r for r in runs if r.setting == ("hybrid", tau) and r.summary["seed"] == 0)
-        order = Trace.load(one.point.folder(options.out) / "trace.npz")
-        read = row_reads(order, batches, STALENESS_BINS)
-        if read.histogram.tolist() != one.summary["row_staleness_histogram"]:
-            raise RuntimeError(f"{one.point.label}: its order and its store count other pushes")
-        # Of the other samples: the one that reads a row is no push that it could have missed.
-        others = (read.occurrences - 1) / (samples - 1)
-        expected = one.summary["staleness"]["mean_steps"] * of_batch(others, options.batch)
-        for low, high in pairwise(EDGES[1:]):
-            here = (read.occurrences >= low) & (read.occurrences < high)
-            if not here.any():
-                continue
-            reads = read.reads[here]
-            yield {
-                "data": group.data,
-                "tau": tau,
-                "count_from": low,
-                "count_below": high if high < EDGES[-1] else math.inf,
-                "rows": int(here.sum()),
-                "reads": int(reads.sum()),
-                "missed_pushes": float(read.missed[here].sum() / reads.sum()),
-                "missed_pushes_model": float((expected[here] * reads).sum() / reads.sum()),
-                "missed_steps": one.summary["staleness"]["mean_steps"],
-            }
+    one = next(r for r in runs if r.setting == ("hybrid", tau) and r.summary["seed"] == 0)
+    order = Trace.load(one.point.folder(options.out) / "trace.npz")
+    read = row_reads(order, batches, STALENESS_BINS)
+    if read.histogram.tolist() != one.summary["row_staleness_histogram"]:
+        raise RuntimeError(f"{one.point.label}: its order and its store count other pushes")
+    return missed_lines(
+        read,
+        tau=tau,
+        samples=sum(b.size for b in batches),
+        batch=options.batch,
+        missed_steps=one.summary["staleness"]["mean_steps"],
+    )
 
 
-# Drift as a predictor of the gap.
-
-
-def _drift_path(options: Options, group: Group, tau: int) -> Path:
-    return options.out / "drift" / f"{_file(group.data)}-tau{tau}.json"
-
-
-def _asked(options: Options, group: Group, tau: int) -> dict[str, Any]:
-    point = next(p for p in group.points if p.config.sync.window == tau and p.config.seed == 0)
-    return {"point": point.folder(Path()).name, "probes": options.probes, "of": PROBED_SAMPLES}
-
-
-def _kept(options: Options, group: Group, tau: int) -> list[dict[str, float]] | None:
-    try:
-        kept = read_document(_drift_path(options, group, tau))
-    except (OSError, ValueError):
-        return None
-    wanted = _asked(options, group, tau)
-    return kept["drift"] if isinstance(kept, dict) and kept.get("asked") == wanted else None
-
-
-def _probe_drifts(options: Options, groups: Sequence[Group]) -> None:
+def _drifts(options: Options, groups: Sequence[Group]) -> Kept:
+    """The drift of every group and bound; what is missing is measured, several at a time."""
     from concurrent.futures import ProcessPoolExecutor, as_completed
     from multiprocessing import get_context
 
     from tqdm import tqdm
 
-    todo = [(g, t) for g in groups for t in options.taus if _kept(options, g, t) is None]
+    kept = Kept(options.out / "drift.jsonl")
+    wanted = {g.drift_label(t, options.probes): g.late(t) for g in groups for t in options.taus}
+    todo = {label: point for label, point in wanted.items() if label not in kept}
     if not todo:
-        return
+        return kept
     context = get_context("forkserver")
     context.set_forkserver_preload(["runtime.run.record"])
     with ProcessPoolExecutor(
         min(options.jobs, len(todo)), context, initializer=settle_in, initargs=(surroundings(),)
     ) as pool:
-        jobs = {pool.submit(_drift_of, g.late(t), options.probes): (g, t) for g, t in todo}
+        jobs = {
+            pool.submit(_drift_of, point.config, options.probes): label
+            for label, point in todo.items()
+        }
         for job in tqdm(as_completed(jobs), total=len(jobs), desc="drift", disable=None):
-            group, tau = jobs[job]
-            content = {"asked": _asked(options, group, tau), "drift": job.result()}
-            path = _drift_path(options, group, tau)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, content)
+            kept.add(jobs[job], job.result())
+    return kept
 
 
 def _drift_of(config: TrainConfig, probes: int) -> list[dict[str, float]]:
@@ -304,57 +234,26 @@ def _drift_of(config: TrainConfig, probes: int) -> list[dict[str, float]]:
     return [asdict(d) for d in measured(config, sorted(set(steps.tolist())), held_out)]
 
 
-def _drifts(
-    options: Options, groups: Sequence[Group], gaps: Sequence[dict[str, Any]]
+def _drift_lines(
+    options: Options, groups: Sequence[Group], gaps: Sequence[dict[str, Any]], kept: Kept
 ) -> Iterator[dict[str, Any]]:
+    """A line per data set and bound that has both a drift and a gap."""
     whole = {(g["data"], g["tau"]): g for g in gaps if g["by"] == "all"}
     for group in groups:
         for tau in options.taus:
-            found_, gap = _kept(options, group, tau), whole.get((group.data, tau))
-            if not found_ or gap is None:
+            drifts = kept[group.drift_label(tau, options.probes)]
+            gap = whole.get((group.data, tau))
+            if not drifts or gap is None:
                 continue
             yield {
                 "data": group.data,
                 "tau": tau,
                 "part": "fit" if group.data.startswith("synthetic") else "test",
-                "probes": len(found_),
-                **{n: float(np.mean([d[n] for d in found_])) for n in ("drift", *PREDICTORS)},
+                "probes": len(drifts),
+                **{n: float(np.mean([d[n] for d in drifts])) for n in ("drift", *PREDICTORS)},
                 "gap_to_sync": gap["gap_to_sync"],
                 "gap_to_sync_half_width_95": gap["gap_to_sync_half_width_95"],
             }
-
-
-def _predicted(options: Options, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each line with the gap that its drift tells, by one factor fitted on the synthetic sets.
-
-    gap = -c * drift, least squares through the origin: no drift, no gap. The naive predictors know
-    no drift: the mean gap of the synthetic sets at this bound, and no gap at all.
-    """
-    fit = [line for line in lines if line["part"] == "fit"]
-    done = []
-    for line in lines:
-        told = dict(line)
-        for name in PREDICTORS:
-            drift = np.array([f[name] for f in fit])
-            gap = np.array([f["gap_to_sync"] for f in fit])
-            factor = float(drift @ gap / (drift @ drift)) if drift.any() else math.nan
-            told[f"factor_{name}"] = factor
-            told[f"predicted_{name}"] = factor * line[name]
-        same = [f["gap_to_sync"] for f in fit if f["tau"] == line["tau"]]
-        told["predicted_mean"] = float(np.mean(same)) if same else math.nan
-        done.append(told)
-    return done
-
-
-def errors(lines: Sequence[dict[str, Any]]) -> dict[str, Interval]:
-    """Mean absolute error of each predictor over the data sets that were not fitted."""
-    test = [line for line in lines if line["part"] == "test"]
-    predictors = {**{n: f"predicted_{n}" for n in PREDICTORS}, "mean gap": "predicted_mean"}
-    found_ = {
-        name: t_interval([abs(line[key] - line["gap_to_sync"]) for line in test])
-        for name, key in predictors.items()
-    }
-    return found_ | {"no gap": t_interval([abs(line["gap_to_sync"]) for line in test])}
 
 
 def _thousandths(mean: float, half: float) -> str:

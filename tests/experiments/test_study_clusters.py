@@ -269,6 +269,19 @@ def test_the_printed_overheads_are_means_with_standard_errors(checkpoints):
         assert line.endswith(f"{closed:.1%}")
 
 
+def test_a_second_run_of_the_intervals_simulates_only_what_is_missing(checkpoints, monkeypatch):
+    options, _, rows = checkpoints
+    ran: list[object] = []
+    monkeypatch.setattr(checkpoint_interval, "simulate", lambda s: ran.append(s) or simulate(s))
+    monkeypatch.setattr("builtins.print", lambda *_, **__: None)
+    checkpoint_interval.run(options)
+    assert (ran, read_csv(options.out / "checkpoint_interval.csv")) == ([], rows)
+    checkpoint_interval.run(replace(options, seeds=4, factors=(2.0,)))
+    assert len(ran) == 1, "one seed more"
+    checkpoint_interval.run(replace(options, seeds=1, factors=(2.0,), back_share=2e-3))
+    assert len(ran) == 2, "another cost of a crash, but the same run without crashes"
+
+
 @pytest.mark.parametrize(
     ("changes", "rule"),
     [

@@ -10,6 +10,8 @@ import pytest
 from matplotlib import pyplot as plt
 from sklearn.metrics import roc_auc_score
 
+from experiments.staleness import by_frequency
+from experiments.staleness.drift_gap import PREDICTORS, errors, predicted
 from experiments.studies import row_frequency as study
 from runtime.data.open import open_source
 from tests.experiments.raw_runs import close, paired, raw_runs, read_csv
@@ -28,7 +30,7 @@ def ran(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("row-frequency")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PERSIA_DATA_DIR", str(out / "data"))
-        patch.setattr(study, "LEAST_OF_EACH_LABEL", 20)
+        patch.setattr(by_frequency, "LEAST_OF_EACH_LABEL", 20)
         clicks_file(out / "data", 2000)
         options = study.Options(
             data=(SYNTHETIC, OTHER), taus=TAUS, seeds=2, samples=SAMPLES, batch=BATCH,
@@ -89,7 +91,7 @@ def test_the_relation_is_fitted_on_the_synthetic_sets_alone(ran):
     assert [(r["data"], r["part"]) for r in rows] == [
         (SYNTHETIC, "fit"), (SYNTHETIC, "fit"), (OTHER, "test"), (OTHER, "test"),
     ]  # fmt: skip
-    for name in study.PREDICTORS:
+    for name in PREDICTORS:
         x = [float(r[name]) for r in rows if r["part"] == "fit"]
         y = [float(r["gap_to_sync"]) for r in rows if r["part"] == "fit"]
         ((slope,), *_) = np.linalg.lstsq(np.array(x)[:, None], np.array(y), rcond=None)
@@ -112,14 +114,14 @@ def test_errors_are_over_the_sets_that_were_not_fitted():
         {"part": "test", "gap_to_sync": -2.0, "predicted_relative": -2.0,
          "predicted_predictions": -3.0, "predicted_mean": 1.0},
     ]  # fmt: skip
-    found = {name: error.mean for name, error in study.errors(lines).items()}
+    found = {name: error.mean for name, error in errors(lines).items()}
     assert found == {"relative": 1.0, "predictions": 0.5, "mean gap": 2.5, "no gap": 1.5}
 
 
 def test_without_a_fitted_set_nothing_is_predicted():
     line = {"part": "test", "tau": 1, "gap_to_sync": 1.0, "relative": 1.0, "predictions": 1.0}
-    (told,) = study._predicted(study.Options(), [line])
-    assert all(math.isnan(told[f"predicted_{n}"]) for n in (*study.PREDICTORS, "mean"))
+    (told,) = predicted([line])
+    assert all(math.isnan(told[f"predicted_{n}"]) for n in (*PREDICTORS, "mean"))
 
 
 def test_the_figure_shows_the_real_sets_gap_and_every_drift(ran):

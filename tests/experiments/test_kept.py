@@ -1,0 +1,56 @@
+"""Finished points are computed once, whatever a crash has left of their file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments.kept import Kept
+
+ROWS = st.dictionaries(st.text(), st.lists(st.floats(allow_nan=False)), max_size=5)
+
+
+def fail():
+    raise AssertionError("computed again")
+
+
+@given(rows=ROWS)
+def test_what_was_added_is_there_for_whoever_opens_the_file_next(tmp_path_factory, rows):
+    path = tmp_path_factory.mktemp("kept") / "deep" / "rows.jsonl"
+    first = Kept(path)
+    assert "x" not in first and not path.parent.exists(), "looking makes nothing"
+    for label, row in rows.items():
+        assert first.row(label, lambda row=row: row) == row
+    second = Kept(path)
+    assert {label: second[label] for label in rows} == rows
+    assert all(second.row(label, fail) == row for label, row in rows.items())
+
+
+@given(cut=st.integers(1, 200))
+def test_a_line_cut_anywhere_costs_its_own_point_and_no_other(tmp_path_factory, cut):
+    path: Path = tmp_path_factory.mktemp("kept") / "rows.jsonl"
+    whole = Kept(path)
+    whole.add("a", {"value": 1})
+    kept_bytes = path.stat().st_size
+    whole.add("b", {"value": 2})
+    text = path.read_bytes()
+    path.write_bytes(text[: max(kept_bytes, len(text) - cut)])
+    after = Kept(path)
+    assert after["a"] == {"value": 1}
+    if cut > 1:  # more than its end of line
+        assert "b" not in after
+    after.row("b", lambda: {"value": 2})
+    again = Kept(path)
+    assert (again["a"], again["b"]) == ({"value": 1}, {"value": 2})
+
+
+def test_lines_of_others_are_left_out(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    good = {"label": "a", "row": [1]}
+    path.write_text("\n".join(["[]", "3", '{"label": "b"}', '{"cut', json.dumps(good)]) + "\n")
+    found = Kept(path)
+    assert found["a"] == [1]
+    assert "b" not in found
