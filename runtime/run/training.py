@@ -137,11 +137,13 @@ class Training:
             if self.comeback is not None:
                 steps = feed.first_steps(feed.next_number)
                 self.comeback.note_cut(self.parts.meter.samples, steps)
-            if place is not None and (why := place.ended_by(ending.why)):
-                ending.ask(why)
-            if saver and self.parts.meter.samples and (ending or config.checkpoint.at_end):
+            # Read once: who is asked behind this ends the next leg, with all the other ranks.
+            asked = ending.why if place is None else place.ended_by(ending.why)
+            if asked:
+                ending.ask(asked)
+            if saver and self.parts.meter.samples and (asked or config.checkpoint.at_end):
                 saver.save(self.parts.meter.samples, self.take)
-            if at_end or ending:
+            if at_end or asked:
                 return at_end
             pause_s = time.perf_counter() - drained_s
             self.history.longest_pause_s = max(self.history.longest_pause_s, pause_s)

@@ -1,8 +1,9 @@
-"""Ranks as processes for tests: a spawn costs seconds, so one of them runs several checks."""
+"""Ranks as processes for tests: forked from a server that has loaded torch, for that takes long."""
 
 from __future__ import annotations
 
 import os
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing import get_context
@@ -11,6 +12,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+FORK = get_context("forkserver")
+FORK.set_forkserver_preload(
+    ["runtime.run.record", "runtime.run.ranks", "sklearn.metrics", "torch._dynamo"]
+)
 
 Body = Callable[[int, int, dist.Store, Path], None]
 """Given rank, ranks, the store of all ranks, and a folder for what it finds."""
@@ -22,20 +28,22 @@ class Processes:
     def __init__(self, ranks: int, body: Body, folder: Path) -> None:
         # Held here: a rank that ends early does not take it along.
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        context = get_context("spawn")
         self.members: list[BaseProcess] = [
-            context.Process(target=_run, args=(body, rank, ranks, self.store.port, folder))
+            FORK.Process(target=_run, args=(body, rank, ranks, self.store.port, folder))
             for rank in range(ranks)
         ]
         self._folder = folder
         for member in self.members:
             member.start()
 
-    def join(self, timeout_s: float = 60.0) -> list[int | None]:
-        """Exit codes, once all have ended; those that have not are killed (None)."""
-        codes = []
+    def join(self, timeout_s: float = 240.0) -> list[int | None]:
+        """Exit codes, once all have ended; those that have not are killed (None).
+
+        The limit is for what hangs; a busy machine takes long.
+        """
+        codes, ends_s = [], time.monotonic() + timeout_s
         for member in self.members:
-            member.join(timeout_s)
+            member.join(max(0.0, ends_s - time.monotonic()))
             codes.append(member.exitcode)
         for member in self.members:
             member.kill()

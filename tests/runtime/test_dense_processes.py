@@ -231,10 +231,15 @@ def averaging_over_processes(rank: int, ranks: int, store: dist.Store, folder: P
     engine = EngineConfig(executor="concurrent")
     settings = TrainConfig(sync=sync, model=CONFIG, engine=engine)
     rule = AveragedReplica(settings, name, rank, model, stop)
-    for step in range(40):
-        rule.begin_step(rank, step)
-        time.sleep(0.002)  # the mean comes while the rank computes
-        rule.end_step(rank, step, gradients_for(model, rank, step), 1.0, 10 + rank)
+    steps, rounds = 0, 0
+    while rounds < 2:  # how many steps that takes depends on the machine
+        for step in range(steps, steps + 20):
+            rule.begin_step(rank, step)
+            time.sleep(0.002)  # the mean comes while the rank computes
+            rule.end_step(rank, step, gradients_for(model, rank, step), 1.0, 10 + rank)
+        steps += 20
+        over = group.gather(f"rounds after {steps}", str(host._number) if host else "")
+        rounds = int(over[0])
     rule.settle()
     np.savez(folder / f"replica-{rank}.npz", **weights_of(rule.model(rank)))
     group.gather("settled", "")
@@ -263,7 +268,7 @@ def found(tmp_path_factory):
     """What the processes left behind; the first of them was stopped in the end."""
     folder = tmp_path_factory.mktemp("ways")
     ranks = Processes(RANKS, body, folder)
-    until = time.monotonic() + 100
+    until = time.monotonic() + 200
     while len(list(folder.glob("told-?"))) < 2 and time.monotonic() < until:
         time.sleep(0.05)
         if list(folder.glob("*.traceback")):
@@ -341,7 +346,8 @@ def test_averaging_over_processes_is_its_trace_by_hand(found):
             rounds.setdefault(event.version, AveragingRound(RANKS)).read(event.rank, replica)
         elif event.kind == Kind.AVERAGE_WRITE:
             rounds[event.version].write(event.rank, replica)
-    assert pushes == 40 * RANKS
+    steps = pushes // RANKS
+    assert pushes == steps * RANKS >= 20 * RANKS
     assert sum(r.is_over for r in rounds.values()) >= 2
     for rank, replica in enumerate(replicas):
         with np.load(found / f"replica-{rank}.npz") as arrays:
@@ -350,4 +356,4 @@ def test_averaging_over_processes_is_its_trace_by_hand(found):
     with np.load(found / "mean.npz") as arrays:
         for key, weights in weights_of(mean_model(replicas[0], replicas)).items():
             assert arrays[key].tobytes() == weights.tobytes()
-        assert sorted(arrays["told"][:, 1].tolist()) == sorted(40 * [10, 11, 12])
+        assert sorted(arrays["told"][:, 1].tolist()) == sorted(steps * [10, 11, 12])
