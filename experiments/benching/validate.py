@@ -268,13 +268,16 @@ def profile_table(profile: Profile, foreign_cores: float) -> str:
         ranges = ", ".join(f"{n} {_short(a)} to {_short(b)}" for n, (a, b) in law.ranges.items())
         cells.append([name, str(law.points), f"{law.spread:.0%}", ranges])
     host = profile.host
+    waits = host.meeting
     return "\n".join(
         [
             aligned(["law", "points", "spread", "measured at"], cells),
             f"{profile.constants} fitted constants, none from a predicted case; {host.cores} cores;"
-            f" a further busy core makes stages {host.memory:.1%} longer; waiting for Python"
-            f" {host.meeting:.1f} times its share, {host.crowded:.1f} more where no core is free;"
-            f" dense steps vary by {host.dense_cv:.0%}",
+            f" a further busy core makes stages {host.memory:.1%} longer; dense steps vary by"
+            f" {host.dense_cv:.0%}",
+            "of the seconds for which other threads hold the interpreter a stage waits for (and"
+            " with all cores busy for more):",
+            "  " + ", ".join(f"{s} {m:.0%} (+{host.crowded[s]:.0%})" for s, m in waits.items()),
             f"other processes used {foreign_cores:.2f} cores beside the median run of the profile",
         ]
     )

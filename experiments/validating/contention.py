@@ -2,20 +2,24 @@
 
 Mean field: a thread meets the others at the shares of time for which they are busy, which follow
 from the stages' seconds and the steps a second; these follow from the stages as they are then. The
-seconds of a thread's step become
+seconds of a stage become
 
-    wall = work (1 + memory A) / R + (meeting + crowded F) P H
+    wall = work (1 + memory A) / R + (meeting + crowded F) K
 
-with work its CPU seconds alone, P those of Python; A the cores that the others keep busy (at most
-all but one), R the mean share of a core that is left to it where n threads of c cores are runnable,
-min(1, c / n), H the share of time for which the others hold the interpreter, and F that for which
-they keep all cores busy: who is given the lock then waits for a core, and everybody for the lock.
+with work its CPU seconds alone; A the cores that other ranks keep busy (at most all but one; what
+the threads of one rank cost each other in memory is in the laws of runs of one rank), R the mean
+share of a core that is left to it where n threads of c cores are runnable, min(1, c / n); K the
+seconds of a step for which the others hold the interpreter, F the share of time for which they keep
+all cores busy. Of K a stage waits for a share of its own, `meeting`: a thread whose operations are
+short keeps the lock from one to the next, while a thread that begins because another one has handed
+it a batch finds that one at the lock, however long the step is. Where all cores are busy, who is
+given the lock waits for a core first, and everybody for the lock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -32,10 +36,10 @@ class Host:
     cores: int
     memory: float = 0.0
     """A stage's CPU time grows by this share for each further core that is busy."""
-    meeting: float = 0.0
-    """Seconds that a thread waits for each second of its Python, if others held the interpreter
-    all the time. 1 is the queue's own; more is what handing the lock over takes."""
-    crowded: float = 0.0
+    meeting: Mapping[str, float] = field(default_factory=dict)
+    """By stage: seconds that it waits for each second of a step in which the other threads hold the
+    interpreter; none of a stage that is not named."""
+    crowded: Mapping[str, float] = field(default_factory=dict)
     """The same, to be added where the others also keep all cores busy."""
     dense_cv: float = 0.0
     """Of a rank's forward and backward: what a barrier turns into waiting."""
@@ -64,10 +68,19 @@ class Thread:
 class Burden:
     """How much longer the stages of one thread take."""
 
-    factor: float
-    """Of their CPU seconds: memory and cores."""
-    waits: float
-    """Seconds for each second of Python."""
+    growth: float
+    """Of their CPU seconds: what memory costs."""
+    core: float
+    """The share of a core that is left to them."""
+    held_s: float
+    """Seconds of a step for which other threads hold the interpreter."""
+    crowd: float
+    """The share of time for which other threads keep all cores busy."""
+
+    @property
+    def factor(self) -> float:
+        """Seconds by the clock for each CPU second alone, without the interpreter."""
+        return self.growth / self.core
 
 
 def threads(mode: Mode, ranks: int, stages: Stages, python: Stages) -> list[Thread]:
@@ -81,19 +94,20 @@ def threads(mode: Mode, ranks: int, stages: Stages, python: Stages) -> list[Thre
 
 def burdens(own: Sequence[Thread], ranks: int, steps_per_s: float, host: Host) -> list[Burden]:
     """Of each thread of a rank, where all ranks do so many steps a second."""
-    held = np.array([t.python_s for t in own]) * steps_per_s
-    meets = np.minimum(1.0, ranks * held.sum() - held)
+    held = np.array([t.python_s for t in own])
+    others_hold = ranks * held.sum() - held
     work = np.array([t.work_s for t in own])
     factors = np.ones(len(own))
     for _ in range(_SWEEPS):
         busy = np.minimum(1.0, factors * work * steps_per_s)
         beside = [np.delete(np.tile(busy, ranks), number) for number in range(len(own))]
-        slower = [1 + host.memory * min(host.cores - 1.0, others.sum()) for others in beside]
-        left = [core_share(others, host.cores) for others in beside]
-        factors = (factors + np.array(slower) / np.array(left)) / 2
-    full = [all_busy(others, host.cores) for others in beside]
-    waits = (host.meeting + host.crowded * np.array(full)) * meets
-    return [Burden(float(f), float(w)) for f, w in zip(factors, waits, strict=True)]
+        growth = 1 + host.memory * min(host.cores - 1.0, (ranks - 1) * busy.sum())
+        core = np.array([core_share(others, host.cores) for others in beside])
+        factors = (factors + growth / core) / 2
+    crowd = [all_busy(others, host.cores) for others in beside]
+    return [
+        Burden(float(growth), *map(float, of)) for of in zip(core, others_hold, crowd, strict=True)
+    ]
 
 
 def core_share(others: Sequence[float] | np.ndarray, cores: int) -> float:
@@ -124,14 +138,20 @@ def _runnable(shares: Sequence[float] | np.ndarray) -> np.ndarray:
     return found
 
 
-def burdened(stages: Stages, python: Stages, own: Sequence[Thread], by: Sequence[Burden]) -> Stages:
+def burdened(stages: Stages, own: Sequence[Thread], by: Sequence[Burden], host: Host) -> Stages:
     """The stages as a clock sees them."""
     seconds = {
-        f"{name}_s": burden.factor * stages[name] + burden.waits * python[name]
+        f"{name}_s": burden.factor * stages[name] + waiting_s(name, burden, host)
         for thread, burden in zip(own, by, strict=True)
         for name in thread.stages
     }
     return Stages(**{"refresh_s": 0.0, **seconds})
+
+
+def waiting_s(stage: str, by: Burden, host: Host) -> float:
+    """Seconds of a step that a stage waits for the interpreter."""
+    share = host.meeting.get(stage, 0.0) + host.crowded.get(stage, 0.0) * by.crowd
+    return share * by.held_s
 
 
 def most_steps_per_s(own: Sequence[Thread], ranks: int, host: Host) -> float:

@@ -32,6 +32,9 @@ TERMS = {
     "sleep": ("one", "asked_s"),
 }
 """What each law is linear in."""
+LOCKLESS = ("backward",)
+"""Stages whose fixed part is C++, too: the whole backward pass is one call that has let go of the
+interpreter."""
 LATE = "_late"
 """Behind a stage's name: its law in modes whose stages lie on three threads. What one of them has
 written another finds in no cache of its own core, and what it frees another one allocated."""
@@ -149,7 +152,7 @@ def costs_by_law(laws: Mapping[str, HostLaw], held: Held, mode: Mode, ranks: int
         names |= {"read": "read_ahead", "refresh": "refresh"}
     used = {name: laws[name] for name in names.values()}
     seconds = {f"{stage}_s": laws[name](at) for stage, name in names.items()}
-    python = {f"{stage}_s": laws[name].fixed_s for stage, name in names.items()}
+    python = {f"{s}_s": 0.0 if s in LOCKLESS else laws[n].fixed_s for s, n in names.items()}
     if ranks > 1:
         used["add_gradient"] = laws["add_gradient"]
         seconds["update_s"] += (ranks - 1) * laws["add_gradient"](at)

@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 
 from experiments.validating.cases import Case, Held, held_by
-from experiments.validating.contention import Host, threads, threads_of
+from experiments.validating.contention import Burden, Host, burdens, threads, threads_of
 from experiments.validating.host_laws import (
     LATE,
     Costs,
@@ -27,7 +27,6 @@ from experiments.validating.host_laws import (
     quantities,
 )
 from experiments.validating.running import Found
-from experiments.validating.schedule import rate
 from experiments.validating.stages import STAGES, Stages
 from persia_sim.words.vocabulary import Mode
 
@@ -46,9 +45,6 @@ REPEATS = 3
 WEIGHTS = tuple(2**exponent for exponent in (14, 16, 18, 20, 21))
 ASKED_S = (0.001, 0.002, 0.005, 0.01, 0.02)
 _TIMES = 15
-_STEPS = 60
-"""Of a simulated run, while the meeting is sought."""
-_MOST, _SECANTS, _NEAR = 60.0, 5, 2e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +98,8 @@ class Profile:
     @property
     def constants(self) -> int:
         """Numbers that were fitted."""
-        return sum(len(law.terms) for law in self.laws.values()) + 4
+        shares = len(self.host.meeting) + len(self.host.crowded)
+        return sum(len(law.terms) for law in self.laws.values()) + shares + 2
 
 
 Runs = Mapping[ProfileRun, Sequence[Found]]
@@ -130,50 +127,64 @@ def fit_profile(runs: Runs, loops: Mapping[str, Sequence[Point]], cores: int) ->
 
 
 def fit_host(laws: Mapping[str, HostLaw], runs: Runs, cores: int) -> Host:
-    """Memory from CPU times, the variation from dense steps; then waiting for the interpreter from
-    the throughput of runs with a core for each thread, and of those with fewer."""
-    many = {
-        run: found
-        for run, found in runs.items()
-        if run.case.ranks > 1 or run.case.mode is Mode.HYBRID
-    }
+    """Memory from CPU times, the variation from dense steps, waiting from the clock beside CPU."""
+    many = {run: found for run, found in runs.items() if len(threads_of(run.case.mode)) > 1}
+    both = {run: found for run, found in runs.items() if run.case.ranks > 1}
     costs = {
         run: costs_by_law(laws, held_by(run.case, run.steps), run.case.mode, run.case.ranks)
-        for run in many
+        for run in many | both
     }
-    both = [run for run in many if run.case.ranks > 1]
-    grown = [_grown(run.case, costs[run], one, cores) for run in both for one in many[run]]
-    spreads = [np.median([f.measured.dense_cv for f in many[run]]) for run in both]
+    grown = [_grown(run.case, costs[run], one, cores) for run in both for one in both[run]]
+    spreads = [np.median([f.measured.dense_cv for f in both[run]]) for run in both]
     host = Host(cores, memory=_slope(grown), dense_cv=float(np.median(spreads)))
-    roomy = [r for r in many if len(threads_of(r.case.mode)) * r.case.ranks <= cores]
-    packed = [r for r in many if r not in roomy]
-
-    def off(told: Host, of: Sequence[ProfileRun]) -> float:
-        """Mean log of predicted over measured."""
-        rates = [np.median([f.samples_per_s for f in many[r]]) for r in of]
-        found = [rate(r.case, costs[r], told, _STEPS) for r in of]
-        return float(np.mean(np.log(found) - np.log(rates)))
-
-    if roomy:
-        meeting = _root(lambda m: off(replace(host, meeting=m), roomy))
-        host = replace(host, meeting=meeting)
-    if packed:
-        crowded = _root(lambda c: off(replace(host, crowded=c), packed))
-        host = replace(host, crowded=crowded)
-    return host
+    waits = [
+        wait
+        for run, found in (many | both).items()
+        for wait in _waits(run, costs[run], found, host)
+    ]
+    meeting, crowded = {}, {}
+    for stage in dict.fromkeys(wait.stage for wait in waits):
+        meeting[stage], crowded[stage] = _shares([w for w in waits if w.stage == stage])
+    return replace(host, meeting=meeting, crowded=crowded)
 
 
-def _root(off: Callable[[float], float]) -> float:
-    """Where a falling function is 0, by secants; 0 where it is never above."""
-    last, now = 0.0, 2.0
-    off_last, off_now = off(last), off(now)
-    for _ in range(_SECANTS):
-        if abs(off_now) < _NEAR or off_now == off_last:
-            break
-        then = now - off_now * (now - last) / (off_now - off_last)
-        last, off_last, now = now, off_now, min(max(then, 0.0), _MOST)
-        off_now = off(now)
-    return now
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """What a stage of one run took by the clock beyond its CPU time, and who was there."""
+
+    stage: str
+    seconds: float
+    by: Burden
+    step_s: float
+    ranks: int
+
+
+def _waits(run: ProfileRun, costs: Costs, found: Sequence[Found], host: Host) -> list[Wait]:
+    """Of every stage; the dense update's where one rank does it: another's waiting is no work."""
+    case = run.case
+    cpu, wall = (_median([getattr(f.measured, n) for f in found]) for n in ("cpu", "wall"))
+    step_s = case.batch / float(np.median([f.samples_per_s for f in found]))
+    now = threads(case.mode, case.ranks, cpu, costs.python)
+    met = burdens(now, case.ranks, 1 / step_s, replace(host, memory=0.0))
+    return [
+        Wait(stage, wall[stage] - cpu[stage] / by.core, by, step_s, case.ranks)
+        for thread, by in zip(now, met, strict=True)
+        for stage in thread.stages
+        if stage != "update" or case.ranks == 1
+    ]
+
+
+def _shares(waits: Sequence[Wait]) -> tuple[float, float]:
+    """Of the seconds for which others hold the interpreter, alone and with all cores busy: nearest
+    in shares of a step, since these are what throughput is off by."""
+    from scipy.optimize import nnls  # late: half a second
+
+    held = np.array([w.by.held_s / w.step_s for w in waits])
+    # One rank alone hardly crowds two cores: what it says of that would be noise, extrapolated.
+    crowd = np.array([w.by.crowd if any(x.ranks > 1 for x in waits) else 0.0 for w in waits])
+    seconds = np.array([max(0.0, w.seconds) / w.step_s for w in waits])
+    found, _ = nnls(np.column_stack([held, held * crowd]), seconds)
+    return float(found[0]), float(found[1])
 
 
 def _grown(case: Case, costs: Costs, found: Found, cores: int) -> tuple[float, float]:
@@ -183,8 +194,9 @@ def _grown(case: Case, costs: Costs, found: Found, cores: int) -> tuple[float, f
     now = threads(case.mode, case.ranks, cpu, cpu)
     number = max(range(len(alone)), key=lambda n: alone[n].work_s)
     busy = np.minimum(1.0, [t.work_s * found.samples_per_s / case.batch for t in now])
-    others = np.delete(np.tile(busy, case.ranks), number).sum()
-    return min(cores - 1.0, others), now[number].work_s / alone[number].work_s - 1
+    return min(cores - 1.0, (case.ranks - 1) * busy.sum()), now[number].work_s / alone[
+        number
+    ].work_s - 1
 
 
 def _slope(pairs: Sequence[tuple[float, float]]) -> float:

@@ -67,13 +67,6 @@ def contended(
     return replace(found, samples_per_s=min(most, found.samples_per_s)), longer
 
 
-def rate(case: Case, costs: Costs, host: Host, steps: int) -> float:
-    """The samples a second of `contended`, without its staleness."""
-    longer, most = shared_stages(case, costs, host, steps)
-    run = _simulated(case, longer, steps, host.dense_cv, None)
-    return min(most, _steps_per_s(run) * case.batch)
-
-
 def shared_stages(
     case: Case, costs: Costs, host: Host, steps: int, latency_s: float | None = None
 ) -> tuple[Stages, float]:
@@ -87,7 +80,7 @@ def shared_stages(
 
     def longer(rate: float) -> Stages:
         by = burdens(own, case.ranks, rate, host)
-        return burdened(costs.stages, costs.python, own, by)
+        return burdened(costs.stages, own, by, host)
 
     def off(rate: float) -> float:
         """Log of the steps a second that follow from these over these; falls as they grow."""

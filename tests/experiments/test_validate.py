@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,14 @@ from experiments.benching.validate import Done, Forecast, Options, cases, compar
 from experiments.commands import main
 from experiments.validating.bands import band_of, error, verdicts
 from experiments.validating.cases import Case, Held, held_by, weights_of
-from experiments.validating.contention import Host, all_busy, burdens, core_share, threads
+from experiments.validating.contention import (
+    Host,
+    all_busy,
+    burdened,
+    burdens,
+    core_share,
+    threads,
+)
 from experiments.validating.host_laws import (
     LATE,
     TERMS,
@@ -91,17 +99,29 @@ def test_a_core_is_left_to_a_thread_for_its_share():
     assert all_busy([0.5, 0.4], 2) == pytest.approx(0.2) and all_busy([1], 2) == 0
 
 
-def test_two_ranks_wait_for_python_as_a_quadratic_says():
-    """A step of T seconds, of them P of Python that meets the other's P/T: T = T0 + m P^2 / T."""
-    python = Stages(**{f"{name}_s": 0.0 for name in ("load", "read", "pool", "backward", "check",
-        "update", "scatter", "push")}, forward_s=1 * MS)  # fmt: skip
-    case, meeting = Case(mode=Mode.SYNC, ranks=2), 6.0
+def test_a_stage_waits_for_its_share_of_the_seconds_in_which_others_hold_the_interpreter():
+    """Two ranks, a ms of Python each, of which forward waits for half: T = T0 + 0.5 ms; 2 cores, so
+    nobody else can keep both of them busy."""
+    python = replace(NO_PYTHON, load_s=0.4 * MS, forward_s=0.6 * MS)
+    case, host = Case(mode=Mode.SYNC, ranks=2), Host(2, meeting={"forward": 0.5}, crowded={})
     alone_s = 512 / schedule(case, STAGES, 60).samples_per_s
-    found, _ = contended(case, Costs(STAGES, python, ()), Host(2, meeting=meeting), 60)
-    expected_s = (alone_s + math.sqrt(alone_s**2 + 4 * meeting * MS**2)) / 2
-    assert 512 / found.samples_per_s == pytest.approx(expected_s, rel=3e-3)
-    alone, _ = contended(Case(mode=Mode.SYNC), Costs(STAGES, python, ()), Host(2, 1, 6), 60)
-    assert alone == schedule(Case(mode=Mode.SYNC), STAGES, 60)  # one thread meets nobody
+    found, longer = contended(case, Costs(STAGES, python, ()), host, 60)
+    assert longer.forward_s == pytest.approx(STAGES.forward_s + 0.5 * MS)
+    assert longer.load_s == STAGES.load_s
+    assert 512 / found.samples_per_s == pytest.approx(alone_s + 0.5 * MS, rel=3e-3)
+    lonely, _ = contended(Case(mode=Mode.SYNC), Costs(STAGES, python, ()), host, 60)
+    assert lonely == schedule(Case(mode=Mode.SYNC), STAGES, 60)  # one thread meets nobody
+
+
+def test_where_all_cores_are_busy_a_stage_waits_for_more():
+    own = threads(Mode.HYBRID, 1, STAGES, STAGES)  # 2, 4 and 1 ms: at 10 steps/s 0.02, 0.04, 0.01
+    by = burdens(own, 1, 10.0, Host(2))
+    assert [b.held_s for b in by] == pytest.approx([5 * MS, 3 * MS, 6 * MS])
+    assert by[2].crowd == pytest.approx(0.02 * 0.04, rel=0.02)  # others are hardly slowed
+    host = Host(2, meeting={"push": 0.1}, crowded={"push": 2.0})
+    longer = burdened(STAGES, own, by, host)
+    expected_s = by[2].factor * STAGES.push_s + (0.1 + 2.0 * by[2].crowd) * 6 * MS
+    assert longer.push_s == pytest.approx(expected_s)
 
 
 def test_memory_makes_stages_longer_by_the_other_cores_that_are_busy():
@@ -109,7 +129,7 @@ def test_memory_makes_stages_longer_by_the_other_cores_that_are_busy():
     assert own[0].work_s == pytest.approx(6.5 * MS)  # the update is one rank's
     [found] = burdens(own, 2, 100.0, Host(2, memory=0.2))
     busy = found.factor * 6.5 * MS * 100
-    assert found.factor == pytest.approx(1 + 0.2 * busy) and found.waits == 0
+    assert found.factor == pytest.approx(1 + 0.2 * busy) and found.held_s == 0
 
 
 def test_a_law_is_found_from_eight_exact_points_and_says_where_it_was_measured():
@@ -168,33 +188,43 @@ def test_costs_add_a_gradient_for_each_further_rank_and_name_what_is_extrapolate
 
 
 def test_a_profile_recovers_the_host_that_made_its_runs():
-    truth, laws = Host(2, memory=0.15, meeting=3.0, crowded=9.0, dense_cv=0.02), flat_laws(1.5)
-    sizes, runs = (8, 64), {}
-    modes = (Mode.SYNC, Mode.HYBRID, Mode.LOOKAHEAD)
+    meeting = {"load": 0.1, "scatter": 0.4, "forward": 0.3, "check": 0.05}
+    crowded = {"forward": 0.8, "scatter": 0.2}
+    truth = Host(2, 0.15, meeting, crowded, dense_cv=0.02)
+    laws, runs = flat_laws(1.5), {}
     cases = [
         Case(mode=mode, batch=batch, dim=dim, hidden=(dim,))
-        for mode in modes for batch in sizes for dim in (4, 8)
+        for mode in (Mode.SYNC, Mode.HYBRID, Mode.LOOKAHEAD)
+        for batch, dim in ((8, 4), (64, 4), (64, 8), (128, 8))
+    ]
+    cases += [
+        Case(mode=mode, ranks=2, batch=batch, hidden=(4,), dim=4)
+        for mode in (Mode.SYNC, Mode.HYBRID) for batch in (64, 256)
     ]  # fmt: skip
-    for case in [*cases, Case(mode=Mode.SYNC, ranks=2, batch=64, hidden=(4,), dim=4)]:
+    for case in cases:
         run = ProfileRun(case, 30)
         costs = costs_by_law(laws, held_by(case, 30), case.mode, case.ranks)
-        samples_per_s, cpu = 0.0, costs.stages
-        if case.ranks > 1 or case.mode is Mode.HYBRID:
-            samples_per_s = contended(case, costs, truth, 60)[0].samples_per_s
-        if case.ranks > 1:  # CPU time holds what memory costs, and no waiting
-            own = threads(case.mode, case.ranks, costs.stages, NO_PYTHON)
-            [by] = burdens(own, case.ranks, samples_per_s / 64, truth)
-            cpu = costs.stages.times(by.factor)
-        runs[run] = [Found(samples_per_s, 0.0, Measured(cpu, cpu, 0.02))]
+        own = threads(case.mode, case.ranks, costs.stages, costs.python)
+        steps_per_s = 0.8 / max(thread.work_s for thread in own)
+        by = burdens(own, case.ranks, steps_per_s, truth)
+        cpu = {  # holds what memory costs, and no waiting
+            f"{stage}_s": b.growth ** (case.ranks > 1) * costs.stages[stage]
+            for thread, b in zip(own, by, strict=True) for stage in thread.stages
+        }  # fmt: skip
+        wall = burdened(costs.stages, own, by, truth)
+        measured = Measured(wall, Stages(**{"refresh_s": 0.0} | cpu), 0.02)
+        runs[run] = [Found(steps_per_s * case.batch, 0.0, measured)]
     weights = [quantities(Held(1, 0, 0, n, 1)) for n in (10, 100, 1000)]
     slept = [Point({"one": 1.0, "asked_s": s}, 2e-4 + s) for s in (0.001, 0.01)]
     added = [Point(q, laws["add_gradient"](q)) for q in weights]
     found = fit_profile(runs, {"add_gradient": added, "sleep": slept}, 2)
     for name in ("load", "forward", "push" + LATE, "backward" + LATE, "pool"):
         assert found.laws[name].terms == pytest.approx(laws[name].terms, abs=1e-12, rel=1e-3), name
-    assert found.host.memory == pytest.approx(0.15, rel=0.05)
-    assert found.host.meeting == pytest.approx(3.0, rel=0.1)
-    assert found.host.crowded == pytest.approx(9.0, rel=0.3)
+    assert found.host.memory == pytest.approx(0.15, rel=0.1)
+    for stage in ("load", "pool", "scatter", "forward", "check", "backward"):
+        close = {"rel": 0.1, "abs": 0.02}
+        assert found.host.meeting[stage] == pytest.approx(meeting.get(stage, 0.0), **close), stage
+        assert found.host.crowded[stage] == pytest.approx(crowded.get(stage, 0.0), rel=0.2, abs=0.1)
     assert found.host.dense_cv == 0.02 and found.host.cores == 2
 
 
