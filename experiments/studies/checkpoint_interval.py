@@ -134,9 +134,8 @@ def run(options: Options) -> None:
                     steps=options.steps,
                 )
             )
-            useful_s = kept.row(
-                label_of(options, mode, "undisturbed"), lambda s=scenario: simulate(s).makespan_s
-            )
+            undisturbed = label_of(options, mode, "undisturbed")
+            useful_s = kept.row(undisturbed, partial(makespan_s, scenario))
             for cell in cells:
                 shares = (options.checkpoint_share, options.back_share)
                 label = label_of(options, mode, *shares, *cell)
@@ -177,6 +176,11 @@ def label_of(options: Options, mode: Mode, *more: object) -> str:
     """What decides a simulated run: the scenario, then crashes and checkpoints."""
     where = f"{options.workload} on {options.cluster}, {options.ranks} ranks, {options.steps} steps"
     return ", ".join(map(str, (where, mode, *more)))
+
+
+def makespan_s(scenario: Scenario) -> float:
+    """Seconds of the run as it is described."""
+    return simulate(scenario).makespan_s
 
 
 def interrupted(

@@ -7,14 +7,26 @@ because ranks that are threads have no all-reduce that could hide behind the bac
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from experiments.checks import COUNT, RANKS, between, each_known, known, not_empty
+from experiments.folders import sole_writer
+from experiments.kept import Kept
+from experiments.stage_bars import (
+    READ,
+    REFRESH,
+    UPDATE,
+    Timeline,
+    mean_step_s,
+    recorded_bars,
+    simulated_bars,
+)
 from experiments.tables import aligned, write_csv
 from experiments.validating.cases import Case
 from experiments.validating.schedule import need_of, scenario_of
@@ -24,7 +36,7 @@ from persia_sim.cli import scenario_of as scenario_of_options
 from persia_sim.engine.run import Run
 from persia_sim.engine.simulate import simulate
 from persia_sim.model.scenario import DenseHome
-from persia_sim.model.stamps import Leg, Mark
+from persia_sim.model.stamps import Mark
 from persia_sim.presets.catalogue import CLUSTERS, workloads
 from persia_sim.words.chrome import Span
 from persia_sim.words.vocabulary import Mode, Stage
@@ -32,8 +44,6 @@ from persia_sim.words.vocabulary import Mode, Stage
 MODES = (Mode.SYNC, Mode.LOOKAHEAD, Mode.RAW_HYBRID, Mode.HYBRID, Mode.ASYNC)
 HOST = "this host"
 SHOWN_RANKS = 2
-READ, REFRESH, UPDATE = "read", "refresh", "update"
-"""Work on rows inside a server, beside the words of `Stage`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,19 +59,19 @@ class Options:
     batch: int = 256
     """Samples of a dense update on this host, over its two ranks."""
     rounds: int = 3
-    """Recordings of each mode; the quickest is kept, being the least disturbed by others."""
+    """Recordings of each mode; the quickest is shown, being the least disturbed by others."""
     steps: int = 36
-    """Steps of a recorded or simulated run; a few from its middle are kept."""
+    """Steps of a recorded or simulated run; a few from its middle are shown."""
     shown: int = 4
-    """Steps that are kept."""
+    """Steps that are shown."""
     cluster: str = "v100-paper"
     """The simulated cluster."""
     workload: str = "kwai-video"
     """What it trains."""
     cluster_ranks: int = 16
-    """Its GPUs; two of them are kept."""
+    """Its GPUs; two of them are shown."""
     out: Path = Path("runs/modes-timeline")
-    """Folder of the table and the figure."""
+    """Folder of the table and the figure; a second run does only what is missing."""
 
     def __post_init__(self) -> None:
         not_empty(modes=self.modes)
@@ -77,23 +87,6 @@ class Options:
         between(SHOWN_RANKS, RANKS[1], cluster_ranks=self.cluster_ranks)
 
 
-class Bar(NamedTuple):
-    """One stage of one batch, from when its work or its message begins until it is there."""
-
-    rank: int
-    step: int
-    stage: str
-    start_s: float
-    end_s: float
-
-
-class Timeline(NamedTuple):
-    """The bars of the kept steps, and the mean time between steps."""
-
-    bars: list[Bar]
-    step_s: float
-
-
 def run(options: Options) -> None:
     """Record, simulate, write the table and the figure, print the time of a step of each."""
     from tqdm import tqdm
@@ -102,24 +95,28 @@ def run(options: Options) -> None:
     from paper_figs.style import save
 
     asked = [mode for mode in MODES if str(mode) in options.modes]
-    ways = ("recorded", "simulated")
     found: dict[tuple[str, str, Mode], Timeline] = {}
-    with tqdm(total=3 * len(asked) + 1, desc="timelines", disable=None) as bar:
-        sync, stages = quickest(options, Mode.SYNC)
+    with (
+        sole_writer(options.out),
+        tqdm(total=3 * len(asked) + 1, desc="timelines", disable=None) as bar,
+    ):
+        kept = Kept(options.out / "timelines.jsonl")
+        sync, stages = quickest(options, Mode.SYNC, kept)
         bar.update()
         for mode in asked:
-            ran = sync if mode is Mode.SYNC else quickest(options, mode)[0]
+            ran = sync if mode is Mode.SYNC else quickest(options, mode, kept)[0]
             found["recorded", HOST, mode] = ran
             bar.update()
-            found["simulated", HOST, mode] = kept(this_host(options, mode, stages), options, True)
-            bar.update()
-            found["simulated", options.cluster, mode] = kept(
-                a_cluster(options, mode), options, False
-            )
-            bar.update()
+            for system, label, by in (
+                (HOST, f"{on_this_host(options, mode)}, {stages}", stages),
+                (options.cluster, on_the_cluster(options, mode), None),
+            ):
+                row = kept.row(label, partial(simulated, options, mode, by))
+                found["simulated", system, mode] = Timeline.of_lists(*row)
+                bar.update()
     path = options.out / "modes_timeline.csv"
     write_csv(path, records(found))
-    print(table(found, asked, options.cluster, ways))
+    print(table(found, asked, options.cluster))
     figure = save(modes_timeline_figure(path), options.out / "modes_timeline.png")
     print(f"{path}; {figure}")
 
@@ -150,12 +147,11 @@ def table(
     found: dict[tuple[str, str, Mode], Timeline],
     modes: Sequence[Mode],
     cluster: str,
-    ways: Sequence[str],
 ) -> str:
     """Milliseconds of a step by mode: this host recorded and simulated, and the cluster."""
     lines = []
     for mode in modes:
-        ran, told = (1e3 * found[way, HOST, mode].step_s for way in ways)
+        ran, told = (1e3 * found[way, HOST, mode].step_s for way in ("recorded", "simulated"))
         there = 1e3 * found["simulated", cluster, mode].step_s
         lines.append(
             [str(mode), f"{ran:.2f}", f"{told:.2f}", f"{told / ran - 1:+.1%}", f"{there:.1f}"]
@@ -200,14 +196,37 @@ class SpannedRows:
             return self._rows.update(pushes, update, step, *more)
 
 
-def quickest(options: Options, mode: Mode) -> tuple[Timeline, Stages]:
-    """The recording with the shortest mean step, of several."""
-    found = [recorded(options, mode) for _ in range(options.rounds)]
-    return min(found, key=lambda one: one[0].step_s)
+def on_this_host(options: Options, mode: Mode) -> str:
+    """What decides a recording, beside the machine."""
+    return (
+        f"{mode}, window {options.window}, {options.batch} samples, latency {options.latency_s} s,"
+        f" {options.shown} of {options.steps} steps"
+    )
+
+
+def on_the_cluster(options: Options, mode: Mode) -> str:
+    """What decides a simulation of the cluster."""
+    return (
+        f"{mode}, window {options.window}, {options.workload} on {options.cluster_ranks} ranks of"
+        f" {options.cluster}, {options.shown} of {options.steps} steps"
+    )
+
+
+def quickest(options: Options, mode: Mode, kept: Kept) -> tuple[Timeline, Stages]:
+    """The recording with the shortest mean step, of several; those that are kept count."""
+
+    def record() -> tuple[Timeline, dict[str, float]]:
+        timeline, stages = recorded(options, mode)
+        return timeline, asdict(stages)
+
+    label = on_this_host(options, mode)
+    found = [kept.row(f"{label}, round {number}", record) for number in range(options.rounds)]
+    timelines = [(Timeline.of_lists(*bars), Stages(**stages)) for bars, stages in found]
+    return min(timelines, key=lambda one: one[0].step_s)
 
 
 def recorded(options: Options, mode: Mode) -> tuple[Timeline, Stages]:
-    """Train with threads of this process; the kept steps, and the mean seconds of the stages."""
+    """Train with threads of this process; the shown steps, and the mean seconds of the stages."""
     import torch
 
     from runtime.engines.threads import ConcurrentRun
@@ -226,8 +245,7 @@ def recorded(options: Options, mode: Mode) -> tuple[Timeline, Stages]:
     ConcurrentRun(parts).run()
     spans = parts.spans.spans
     stages = mean_stages(spans, options.steps // 3)
-    first = first_kept(options)
-    bars = list(bars_of(spans, range(first, first + options.shown), options.latency_s))
+    bars = list(recorded_bars(spans, shown_steps(options), options.latency_s))
     starts = [[s.start_s for s in spans if (s.rank, s.stage) == (r, Stage.FORWARD)] for r in (0, 1)]
     least = min(map(len, starts))  # in async one rank may have taken a batch more
     return Timeline(bars, mean_step_s(np.array([own[:least] for own in starts]))), stages
@@ -260,27 +278,12 @@ def mean_stages(spans: Sequence[Span], first: int) -> Stages:
     )
 
 
-def bars_of(spans: Sequence[Span], steps: range, latency_s: float) -> Iterator[Bar]:
-    """What a recording says of these steps: a lookup lasts from the read of the rows until they
-    are at the rank, a push from the end of the rank's step until the rows are written."""
-    by_batch: dict[tuple[int, int], list[Span]] = {}
-    for span in sorted(spans, key=lambda s: s.start_s):
-        by_batch.setdefault((span.rank, span.step), []).append(span)
-    for (rank, step), own in sorted(by_batch.items()):
-        if step not in steps:
-            continue
-        reads = [s.start_s for s in own if s.stage in (READ, REFRESH)]
-        pooled = [s.end_s for s in own if s.stage == Stage.LOOKUP]
-        for start_s, end_s in zip(reads, pooled, strict=False):
-            yield Bar(rank, step, Stage.LOOKUP, start_s, end_s + latency_s)
-        trained_s = 0.0
-        for span in own:
-            if span.track == "dense":
-                trained_s = max(trained_s, span.end_s)
-            if span.stage == Stage.PUSH:
-                yield Bar(rank, step, Stage.PUSH, trained_s, span.end_s)
-            elif span.stage not in (Stage.LOOKUP, READ, REFRESH, UPDATE):
-                yield Bar(rank, step, span.stage, span.start_s, span.end_s)
+def simulated(options: Options, mode: Mode, stages: Stages | None) -> Timeline:
+    """What is shown of this host, simulated with its stages; without any, of the cluster."""
+    found = a_cluster(options, mode) if stages is None else this_host(options, mode, stages)
+    loads = stages is not None  # here a lookup's thread also makes the batch
+    bars = list(simulated_bars(found, SHOWN_RANKS, shown_steps(options), loads))
+    return Timeline(bars, mean_step_s(found.stamps[Mark.START, :SHOWN_RANKS]))
 
 
 def this_host(options: Options, mode: Mode, stages: Stages) -> Run:
@@ -313,58 +316,6 @@ def a_cluster(options: Options, mode: Mode) -> Run:
     )
 
 
-def kept(found: Run, options: Options, loads: bool) -> Timeline:
-    """The steps that are kept of a simulated run; ``loads``: its workers also load the batch."""
-    first = first_kept(options)
-    bars = list(simulated_bars(found, range(first, first + options.shown), loads))
-    return Timeline(bars, mean_step_s(found.stamps[Mark.START, :SHOWN_RANKS]))
-
-
-def simulated_bars(found: Run, steps: range, loads: bool) -> Iterator[Bar]:
-    """The first ranks' stages. An all-reduce that overlaps the backward pass begins when every
-    rank has the gradients of the first bucket; copies to and from a GPU are left out."""
-    mode, need, at, legs = found.scenario.mode, found.need, found.stamps, found.legs
-    start, end = at[Mark.START], at[Mark.BACKWARD_END]
-    forward_end = start + (end - start) * (need.forward_s / need.compute_s)
-    summed = end
-    if mode.overlaps_dense_sync and need.buckets:
-        ready = forward_end + need.buckets[0].ready_share * (end - forward_end)
-        summed = np.broadcast_to(ready.max(0), end.shape)
-    load_s = need.fetch.worker_forward_s if loads else 0.0
-    latency_s = found.scenario.cluster.link.latency_s
-    parts = [
-        (Stage.LOAD, at[Mark.LOOKUP], at[Mark.LOOKUP] + load_s),
-        (Stage.LOOKUP, at[Mark.LOOKUP] + load_s, at[Mark.ROWS]),
-        (Stage.FORWARD, start, forward_end),
-        (Stage.BACKWARD, forward_end, end),
-        (Stage.PUSH, at[Mark.COPY_OUT], at[Mark.APPLIED]),
-    ]
-    if need.refresh is not None:
-        asked = legs[Leg.ASKED_AGAIN] - need.refresh.worker_forward_s - 2 * latency_s
-        parts.append((Stage.LOOKUP, asked, at[Mark.REFRESHED]))
-    if mode is Mode.ASYNC:
-        parts.append((Stage.DENSE_PULL, at[Mark.REFRESHED], start))
-    if mode.has_barrier:
-        parts.append((Stage.DENSE_SYNC, summed, at[Mark.UPDATED]))
-    for rank in range(SHOWN_RANKS):
-        for stage, begun, ended in parts:
-            for step in steps:
-                bar = Bar(rank, step, stage, float(begun[rank, step]), float(ended[rank, step]))
-                if bar.end_s > bar.start_s:
-                    yield bar
-
-
-def first_kept(options: Options) -> int:
-    """The first of the kept steps, past the start of the run."""
-    return options.steps // 2
-
-
-def mean_step_s(starts: np.ndarray) -> float:
-    """Seconds between steps of a rank, without the first third of the run and its last steps.
-
-    >>> mean_step_s(np.array([[9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 99.0]]))
-    1.0
-    """
-    steps = starts.shape[1]
-    inside = starts[:, steps // 3 : steps - steps // 8]
-    return float(np.diff(inside, axis=1).mean())
+def shown_steps(options: Options) -> range:
+    """Some from the middle of the run, past its start."""
+    return range(options.steps // 2, options.steps // 2 + options.shown)

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from experiments.kept import Kept
 from experiments.published import two_systems
+from experiments.stage_bars import recorded_bars, simulated_bars
 from experiments.studies import ablation, modes_timeline, sharded_map
 from experiments.studies.ablation import ALL_ON, HALF_ROWS, MERGING, VARIANTS, WINDOW
-from experiments.studies.modes_timeline import bars_of, simulated_bars
-from experiments.validating.stages import Stages
+from experiments.validating.stages import STAGES, Stages
 from persia_sim.engine.simulate import simulate
 from persia_sim.insight.measure import throughput
 from persia_sim.model.demand import demand
@@ -51,7 +52,7 @@ def test_a_recorded_lookup_lasts_from_its_read_until_its_message_is_there():
         Span(0, "rows", "update", 5, 47.2, 47.9),
         Span(1, "load", "load", 6, 1.0, 2.0),
     ]
-    bars = list(bars_of(spans, range(5, 6), latency_s=20.0))
+    bars = list(recorded_bars(spans, range(5, 6), latency_s=20.0))
     assert of_step(bars, 5, rank=1) == {
         "load": (0.0, 1.0), "lookup": (2.0, 23.0), "forward": (23.0, 24.0),
         "backward": (24.0, 26.0), "dense_sync": (26.0, 27.0), "push": (27.0, 48.0),
@@ -70,9 +71,9 @@ def test_a_recorded_lookup_lasts_from_its_read_until_its_message_is_there():
 def test_this_host_is_simulated_as_law_15_says(mode, step_ms):
     """Two ranks: one server reads and writes in turn, so the second one waits once for each."""
     options = modes_timeline.Options(latency_s=LATE, window=2, steps=60)
-    found = modes_timeline.kept(modes_timeline.this_host(options, mode, HOST), options, True)
+    found = modes_timeline.simulated(options, mode, HOST)
     assert 1e3 * found.step_s == pytest.approx(step_ms, rel=0.03)
-    bars = of_step(found.bars, modes_timeline.first_kept(options))
+    bars = of_step(found.bars, modes_timeline.shown_steps(options)[0])
     assert lasts(bars["load"]) == pytest.approx(1 * MS)
     assert 1.0 * MS + LATE <= lasts(bars["lookup"]) + 1e-9 <= 1.6 * MS + LATE
     assert lasts(bars["forward"]) == pytest.approx(1 * MS)
@@ -84,7 +85,7 @@ def test_in_hybrid_the_all_reduce_begins_inside_the_backward_pass():
     options = modes_timeline.Options(steps=16, shown=2)
     for mode, overlaps in ((Mode.RAW_HYBRID, False), (Mode.HYBRID, True)):
         run = modes_timeline.a_cluster(options, mode)
-        bars = of_step(simulated_bars(run, range(8, 10), loads=False), 8)
+        bars = of_step(simulated_bars(run, 2, range(8, 10), loads=False), 8)
         assert (bars["dense_sync"][0] < bars["backward"][1] - 1e-6) == overlaps
         assert bars["dense_sync"][1] > bars["backward"][1]
         whole_s = run.need.all_reduce_s
@@ -103,6 +104,32 @@ def test_a_recorded_run_of_sync_reads_rows_only_after_the_step_before_was_comput
         for other in (0, 1):
             assert after > of_step(timeline.bars, 6, other)["dense_sync"][1] + options.latency_s
     assert timeline.step_s > 2 * options.latency_s and found.forward_s > 0
+
+
+def test_a_second_timeline_records_and_simulates_only_what_is_missing(tmp_path, monkeypatch):
+    options = modes_timeline.Options(
+        modes=("hybrid",), latency_s=MS, batch=16, steps=12, shown=2, rounds=1, cluster_ranks=2,
+        out=tmp_path,
+    )  # fmt: skip
+    monkeypatch.setattr("builtins.print", lambda *_, **__: None)
+    modes_timeline.run(options)
+    first = (tmp_path / "modes_timeline.csv").read_bytes()
+    done: list[Mode] = []
+    for name in ("recorded", "this_host", "a_cluster"):
+        real = getattr(modes_timeline, name)
+
+        def note(options, mode, *more, real=real):
+            done.append(mode)
+            return real(options, mode, *more)
+
+        monkeypatch.setattr(modes_timeline, name, note)
+    modes_timeline.run(options)
+    assert (done, (tmp_path / "modes_timeline.csv").read_bytes()) == ([], first)
+    modes_timeline.run(replace(options, modes=("sync", "hybrid")))
+    assert done == [Mode.SYNC] * 2, "its recording was there; simulated here and on the cluster"
+    kept = Kept(tmp_path / "timelines.jsonl")
+    _, stages = kept[f"{modes_timeline.on_this_host(options, Mode.SYNC)}, round 0"]
+    assert set(stages) == {f"{stage}_s" for stage in STAGES}
 
 
 @pytest.fixture(scope="module")
