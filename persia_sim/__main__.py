@@ -12,6 +12,11 @@ from pathlib import Path
 
 from persia_sim.cli import Options, run
 
+_INIT_USAGE = """usage: python -m persia_sim init [FOLDER]
+
+Write commented examples of the files that describe clusters, workloads and models (TOML) into
+FOLDER (default: the current one). A file that is there is left as it is, and the command ends."""
+
 
 def main() -> int:
     """Parse, simulate, print; a user's mistake is one line on stderr."""
@@ -30,7 +35,9 @@ def main() -> int:
 
 
 def _answer(words: list[str]) -> str:
-    if words[:1] == ["init"] and not {"-h", "--help"} & set(words):
+    if words[:1] == ["init"]:
+        if {"-h", "--help"} & set(words):
+            return _INIT_USAGE
         from persia_sim.cli.example import write_examples  # parses sources: only here
 
         if len(words) > 2:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from importlib import metadata
 
 from runtime.data.errors import nearest
 from runtime.guarded import guarded
@@ -37,6 +36,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _version() -> str:
+    from importlib import metadata  # late: only --version needs it
+
     try:
         return metadata.version("persia-testbed")
     except metadata.PackageNotFoundError:

@@ -10,8 +10,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from runtime.config import TrainConfig
+if TYPE_CHECKING:  # every command comes by here, and most have no config
+    from runtime.config import TrainConfig
 
 _NAMES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 _PR_SET_PDEATHSIG = 1

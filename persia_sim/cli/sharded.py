@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import exp
 from pathlib import Path
+from typing import Annotated
 
+from persia_sim.cli.options import unset
 from persia_sim.presets.accelerators import NODES
 from persia_sim.presets.catalogue import workloads
 from persia_sim.presets.from_file import read_node, read_ranker, read_software
@@ -39,10 +41,10 @@ class ShardedOptions:
     """Samples of a GPU in a step."""
     precision: Precision = Precision.FP16
     """Arithmetic of the dense network."""
-    pipeline: Pipeline | None = None
-    """base, sparse_dist, prefetch or semi_sync; default: the software's."""
-    strategy: Strategy | None = None
-    """How tables are split; default: the software's."""
+    pipeline: Annotated[Pipeline | None, unset("the software's")] = None
+    """base, sparse_dist, prefetch or semi_sync."""
+    strategy: Annotated[Strategy | None, unset("the software's")] = None
+    """How tables are split."""
     timeline: bool = False
     """Also print when each stage of two batches starts and ends."""
 

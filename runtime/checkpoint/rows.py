@@ -39,8 +39,6 @@ class Saved:
     """Bytes written."""
     pause_s: float
     """How long pushes and lookups were held back."""
-    total_s: float
-    """From the call to the return."""
 
 
 def save(
@@ -65,7 +63,6 @@ def take(store: SavableStore, *, extends: Path | None = None, track_changes: boo
     ``extends`` names the folder of this store's last save: then only what changed since is taken.
     The next taking waits until this one is written or dropped.
     """
-    started = time.perf_counter()
     track = track_changes or extends is not None
     store.saving.acquire()
     try:
@@ -78,7 +75,7 @@ def take(store: SavableStore, *, extends: Path | None = None, track_changes: boo
         store.settle_snapshots(kept=False)
         store.saving.release()
         raise
-    return Taken(store, track, extends, parts, pause_s, started)
+    return Taken(store, track, extends, parts, pause_s)
 
 
 @dataclass(slots=True)
@@ -91,7 +88,6 @@ class Taken:
     _parts: list[Part]
     pause_s: float
     """How long pushes and lookups were held back."""
-    _started: float
     _settled: bool = False
 
     def write(self, path: Path) -> Saved:
@@ -123,7 +119,7 @@ class Taken:
         store.last_saved = (str(path.resolve()), name) if self._track else None
         self._settle(kept=True)
         _remove_all_but(path, [*self._parts, part])
-        return Saved(rows, file_bytes, self.pause_s, time.perf_counter() - self._started)
+        return Saved(rows, file_bytes, self.pause_s)
 
     def _settle(self, *, kept: bool) -> None:
         if self._settled:

@@ -77,6 +77,8 @@ def test_init_touches_nothing_that_is_there(tmp_path, monkeypatch, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["workload.toml"]
     code, said, _ = answer(monkeypatch, capsys, "init", str(tmp_path / "new"))
     assert code == 0 and (tmp_path / "new" / "cluster.toml").exists() and "edit" in said
+    code, said, _ = answer(monkeypatch, capsys, "init", "--help")
+    assert code == 0 and "init [FOLDER]" in said and "--cluster" not in said
 
 
 def test_a_file_may_give_only_what_differs_from_a_preset(tmp_path):

@@ -111,11 +111,6 @@ class Desk:
         with self._lock:
             self._open.clear()
 
-    def forget_segments(self) -> None:
-        """Those of a process that has gone."""
-        with self._lock:
-            self._segments.clear()
-
     def unpushed(self, message: Message) -> Handle:
         """A batch that nobody will push: rows for an evaluation."""
         with self._lock:

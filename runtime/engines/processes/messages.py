@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 MAGIC = b"PtbR"
 VERSION = 1
 MOST_BODY_BYTES = 1 << 16
-MOST_TABLES = 1024
 MOST_SEGMENTS = 1 << 16
 """Of one rank: far beyond any window that fits a memory."""
 MOST_SEGMENT_BYTES = 1 << 40
