@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from math import inf
 
+from persia_sim.engine.clock import Process
 from persia_sim.engine.copies import hand_back
 from persia_sim.engine.rank import Waiter
 from persia_sim.engine.taking import take
-from persia_sim.engine.world import Process, World
+from persia_sim.engine.world import World
 from persia_sim.model.stamps import Leg, Mark
 from persia_sim.words.trace import Kind
 from persia_sim.words.vocabulary import Mode
@@ -30,14 +31,14 @@ class FreeRunning:
                 yield from self._pull(r, s)
             world.stamp(Mark.START, r, s)
             forward, backward = world.compute_s(r, s)
-            yield env.timeout(forward + backward)
+            yield forward + backward
             while rank.stall_s > 0:
                 stall, rank.stall_s = rank.stall_s, 0.0
-                yield env.timeout(stall)
+                yield stall
             stopped = world.recovery.real_end_s(r, env.now) - env.now
             if stopped:
                 rank.reasons[Waiter.TRAIN] = f"rank {r} to come back"
-                yield env.timeout(stopped) if stopped < inf else env.event()
+                yield stopped if stopped < inf else env.event()
             world.stamp(Mark.BACKWARD_END, r, s)
             if self._has_server:
                 env.process(self._push(r, s))

@@ -1,12 +1,17 @@
 """SimPy's environment with its hot paths cut short: the same events in the same order, for less.
 
-A process that nobody waits for ends without an event, `run_until` handles events in one loop, and
-scheduling is written out where SimPy calls from function to function. It costs half of what SimPy
-does per event; ties are broken as there, by priority and then by order of scheduling.
+A process may yield seconds instead of a timeout and sleeps for so long, without an event of its
+own. One that nobody waits for ends without an event, too, `run_until` handles events in one loop,
+and scheduling is written out where SimPy calls from function to function. Ties are broken as in
+SimPy, by priority and then by order of scheduling.
 """
 
 from __future__ import annotations
 
+import gc
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
@@ -14,6 +19,9 @@ from typing import Any
 
 import simpy
 from simpy.events import NORMAL, Initialize
+
+Process = Generator[simpy.Event | float, Any, None]
+"""What happens one after the other: it yields events to wait for, or seconds to sleep."""
 
 
 class NothingLeftError(RuntimeError):
@@ -25,11 +33,15 @@ class Clock(simpy.Environment):
 
     now: float = 0.0  # a plain attribute: SimPy's property is a call
     """Simulated seconds."""
+    process: Callable[[Process], simpy.Process]  # type: ignore[assignment]  # SimPy's take no naps
+    """Start a process."""
 
     def __init__(self) -> None:
         super().__init__()
         self._given = count()
         self._eid = self._given
+        # What happens at this very instant; those that a heap would carry to its root and back.
+        self._at_once: deque[tuple[float, int, int, simpy.Event]] = deque()
         # Bound once: SimPy makes a new method for every event otherwise.
         vars(self).update(
             timeout=partial(_Timeout, self),
@@ -42,23 +54,46 @@ class Clock(simpy.Environment):
         """Events that were given to it until now."""
         return int(self._given.__reduce__()[1][0])
 
+    def peek(self) -> float:
+        """When the next event happens; infinite if none is left."""
+        return self.now if self._at_once else super().peek()
+
     def run_until(self, end: simpy.Event) -> None:
         """Let everything happen until this event has. Raises what a process has raised, or
         `NothingLeftError`."""
+        with _without_collection():
+            self._run_until(end)
+
+    def _run_until(self, end: simpy.Event) -> None:
         over: list[simpy.Event] = []
         end.callbacks.append(over.append)
-        queue = self._queue
+        queue, at_once = self._queue, self._at_once
         while not over:
-            if not queue:
+            if at_once and not (queue and queue[0] < at_once[0]):
+                event = at_once.popleft()[3]
+            elif queue:
+                now, _, _, event = heappop(queue)
+                self._now = self.now = now
+            else:
                 raise NothingLeftError("no scheduled events left")
-            now, _, _, event = heappop(queue)
-            self._now = self.now = now
             callbacks = event.callbacks
             event.callbacks = None  # type: ignore[assignment]  # as SimPy marks what has happened
             for callback in callbacks:
                 callback(event)
             if not event._ok and not event.defused:
                 raise event._value
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """No search for reference cycles: a run makes none, and its instants and buffers are many."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 class _Event(simpy.Event):
@@ -70,7 +105,7 @@ class _Event(simpy.Event):
         self._ok = True
         self._value = value
         env: Any = self.env
-        heappush(env._queue, (env.now, NORMAL, next(env._eid), self))
+        env._at_once.append((env.now, NORMAL, next(env._eid), self))
         return self
 
 
@@ -86,11 +121,20 @@ class _Timeout(simpy.Timeout):
         heappush(env._queue, (env.now + delay, NORMAL, next(env._eid), self))
 
 
+class _Nap:
+    """Stands in the queue for a process that sleeps, each time the same one."""
+
+    __slots__ = ("callbacks",)
+    _ok, _value = True, None
+    callbacks: list[Callable[[Any], None]] | None
+
+
 class _Process(simpy.Process):
-    def __init__(self, env: Clock, generator: Any) -> None:
+    def __init__(self, env: Clock, generator: Process) -> None:
         self.env = env
         self.callbacks = []
-        self._generator = generator
+        self._generator: Generator[Any, Any, None] = generator
+        self._nap = _Nap()
         self._target = Initialize(env, self)
 
     def _resume(self, event: simpy.Event) -> None:
@@ -102,6 +146,9 @@ class _Process(simpy.Process):
                 else:
                     event.defused = True
                     event = self._generator.throw(event._value)
+                if isinstance(event, (float, int)):
+                    self._sleep(event)
+                    return
                 if event.callbacks is not None:
                     event.callbacks.append(self._resume)
                     return
@@ -114,3 +161,11 @@ class _Process(simpy.Process):
         except BaseException as error:
             self._ok, self._value = False, error
             self.env.schedule(self)
+
+    def _sleep(self, delay: float) -> None:
+        if delay < 0:
+            raise ValueError(f"Negative delay {delay}")
+        env: Any = self.env
+        nap = self._nap
+        nap.callbacks = [self._resume]
+        heappush(env._queue, (env.now + delay, NORMAL, next(env._eid), nap))

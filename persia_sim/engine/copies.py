@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from persia_sim.engine.clock import Process
 from persia_sim.engine.lookups import hand_on
 from persia_sim.engine.rank import Waiter
-from persia_sim.engine.world import Process, World
+from persia_sim.engine.world import World
 from persia_sim.model.stamps import Mark
 
 
 def copy_in(world: World, r: int) -> Process:
     """Copy pooled rows to the GPU."""
-    rank, env, need = world.ranks[r], world.env, world.need
+    rank, need = world.ranks[r], world.need
     room = world.scenario.queues.on_gpu
     for s in range(world.scenario.steps):
         while s >= rank.handed_on:
@@ -18,7 +19,7 @@ def copy_in(world: World, r: int) -> Process:
         rank.copied_in += 1
         hand_on(world, r)
         world.stamp(Mark.COPY_IN, r, s)
-        yield env.timeout(need.fetch.copy_in_s)
+        yield need.fetch.copy_in_s
         world.stamp(Mark.ON_GPU, r, s)
         while s >= rank.trained + room:
             yield rank.wait(Waiter.COPY_IN, f"room on the GPU for step {s}")
@@ -44,7 +45,7 @@ def copy_out(world: World, r: int) -> Process:
         rank.backward.popleft()
         rank.wake(Waiter.TRAIN)
         world.stamp(Mark.COPY_OUT, r, s)
-        yield world.env.timeout(world.need.copy_out_s)
+        yield world.need.copy_out_s
         world.stamp(Mark.COPIED_OUT, r, s)
         while len(rank.to_push) >= room:
             why = f"room among {room} copied gradients for step {s}"

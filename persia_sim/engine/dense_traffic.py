@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Any
-
 import numpy as np
 import simpy
 
+from persia_sim.engine.clock import Clock, Process
 from persia_sim.engine.hardware import Platform
 from persia_sim.model.allreduce import Bucket
 
@@ -20,7 +18,7 @@ class ReduceOnNics:
     """
 
     def __init__(
-        self, env: simpy.Environment, platform: Platform, buckets: tuple[Bucket, ...], ranks: int
+        self, env: Clock, platform: Platform, buckets: tuple[Bucket, ...], ranks: int
     ) -> None:
         self._env = env
         self._platform = platform
@@ -42,8 +40,8 @@ class ReduceOnNics:
         """All ranks have the whole gradient: the event that all buckets are summed."""
         return self._env.process(self._reduce([self._env.now] * len(self._buckets)))
 
-    def _reduce(self, ready_s: list[float]) -> Generator[simpy.Event, Any, None]:
+    def _reduce(self, ready_s: list[float]) -> Process:
         for bucket, ready in zip(self._buckets, ready_s, strict=True):
             if ready > self._env.now:
-                yield self._env.timeout(ready - self._env.now)
+                yield ready - self._env.now
             yield self._platform.ring(bucket.nic_bytes, bucket.seconds)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Any
-
 import numpy as np
-import simpy
 
+from persia_sim.engine.clock import Clock, Process
 from persia_sim.engine.hardware import Platform
 from persia_sim.model.incidents import Crash, SlowDown, Target
 
@@ -17,7 +14,7 @@ class Disturbed:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: Clock,
         disturbances: tuple[SlowDown | Crash, ...],
         platform: Platform,
     ) -> None:
@@ -32,8 +29,8 @@ class Disturbed:
                 if event.target is not Target.RANK:
                     env.process(self._strike(event, platform))
 
-    def _strike(self, crash: Crash, platform: Platform) -> Generator[simpy.Event, Any, None]:
-        yield self._env.timeout(crash.at_s)
+    def _strike(self, crash: Crash, platform: Platform) -> Process:
+        yield crash.at_s
         if crash.target is Target.SERVER:
             platform.servers.close_until(crash.index, crash.back_s)
         else:
@@ -66,13 +63,13 @@ class Disturbed:
                 service_s[slow.index] *= slow.factor
         return service_s
 
-    def worker_back(self, worker: int) -> Generator[simpy.Event, Any, None]:
+    def worker_back(self, worker: int) -> Process:
         """Wait until a crashed worker serves again (its batch is fetched anew)."""
         for crash in self._crashes[Target.WORKER]:
             if crash.index == worker and crash.at_s <= self._env.now < crash.back_s:
                 if crash.back_s == np.inf:
                     yield self._env.event()
-                yield self._env.timeout(crash.back_s - self._env.now)
+                yield crash.back_s - self._env.now
 
     def worker_lost(self, worker: int, since_s: float) -> bool:
         """Whether the worker crashed while it held a push since then."""

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from math import inf
-from typing import Any
 
 import numpy as np
 import simpy
 
+from persia_sim.engine.clock import Clock, Process
 from persia_sim.engine.servers import Bank, FifoServer, HostMemory, Unlimited
 from persia_sim.model.demand import Demand
 from persia_sim.model.scenario import DenseHome, Discipline, Scenario
 from persia_sim.network.disciplines import Fifo, Network, Unshared
 from persia_sim.network.fluid import Fluid
-
-Process = Generator[simpy.Event, Any, None]
 
 AtServers = Callable[[float, tuple[np.ndarray, np.ndarray] | None], None]
 
@@ -29,7 +27,7 @@ _DISCIPLINES: dict[Discipline, type[Fluid | Fifo | Unshared]] = {
 class Platform:
     """Where messages and requests go."""
 
-    def __init__(self, env: simpy.Environment, scenario: Scenario, need: Demand) -> None:
+    def __init__(self, env: Clock, scenario: Scenario, need: Demand) -> None:
         self.env = env
         cluster = scenario.cluster
         self._latency_s = cluster.link.latency_s
@@ -94,10 +92,10 @@ class Platform:
     def _rank_link(self, r: int) -> int:
         return self._rank_nic[r // self._ranks_per_host]
 
-    def travel(self, after_s: float = 0.0, messages: int = 1) -> simpy.Event:
-        """The latency of a message that leaves after so much service, or of several messages of
-        which each answers the one before. Nothing else in the engine charges a latency."""
-        return self.env.timeout(after_s + messages * self._latency_s)
+    def travel(self, after_s: float = 0.0, messages: int = 1) -> float:
+        """Seconds until a message is there that leaves after so much service, or several of which
+        each answers the one before. Nothing else in the engine charges a latency."""
+        return after_s + messages * self._latency_s
 
     def to_worker_from_loader(self, worker: int) -> simpy.Event:
         """Ids from a loader; loaders have no NIC of their own in the model, and their latency is
@@ -139,13 +137,14 @@ class Platform:
         memory = self.worker_memory[worker // self._workers_per_host]
         return max(delay, memory.visit(now, memory_bytes))
 
-    def dense_served(self) -> simpy.Event:
-        """One copy of the dense weights is handed out, or one gradient taken in, at their home."""
+    def dense_served(self) -> float:
+        """Seconds until the home of the dense weights has handed out a copy or taken in a
+        gradient."""
         now, need = self.env.now, self._need
         if self._home is not DenseHome.SERVERS:
-            return self.env.timeout(self.dense_server.visit(now, need.dense_copy_s))
+            return self.dense_server.visit(now, need.dense_copy_s)
         size_bytes = 2 * need.dense_bytes  # read and written
-        return self.env.timeout(self.servers.longest(now, self._dense_part_s, size_bytes))
+        return self.servers.longest(now, self._dense_part_s, size_bytes)
 
     def dense_to_rank(self, r: int) -> Process:
         """The bytes of the dense weights from their home (`travel` has charged the answer)."""
@@ -205,7 +204,7 @@ class Platform:
             delay = self.servers.longest(arrived_s, service_s, memory_bytes) + join_s
         if delay == inf:
             yield env.event()  # a server that never comes back
-        yield env.timeout(delay)
+        yield delay
         at_servers(arrived_s, each)
         if answer_bytes is not None:
             yield from self._answer((server, nic + 1), answer_bytes, streams)
@@ -239,10 +238,10 @@ class Platform:
             delay = self.servers.visit_one(env.now, process, service, memory)
             if delay == inf:
                 yield env.event()
-            yield env.timeout(delay)
+            yield delay
             served += 1
             if served == len(shares) and join_s:
-                yield env.timeout(join_s)  # whose answer is the last
+                yield join_s  # whose answer is the last
             instants[process] = env.now
             if served == len(shares):
                 at_servers(float(arrived.max()), (arrived, instants))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from persia_sim.engine.clock import Process
 from persia_sim.engine.rank import Waiter
-from persia_sim.engine.world import Process, World
+from persia_sim.engine.world import World
 from persia_sim.model.demand import loader_start_s
 from persia_sim.model.stamps import Mark
 
@@ -13,18 +14,18 @@ def load(world: World, loader: int) -> Process:
 
     Loaders start spread over the time of one batch: in step they would send bursts.
     """
-    env, need, scenario = world.env, world.need, world.scenario
+    need, scenario = world.need, world.scenario
     ranks, steps, loaders = len(world.ranks), scenario.steps, scenario.cluster.loaders
     room = scenario.queues.dataset
     if loader:
-        yield env.timeout(loader_start_s(loader, scenario, need.load_s))
+        yield loader_start_s(loader, scenario, need.load_s)
     for batch in range(loader, ranks * steps, loaders):
         s, r = divmod(batch, ranks)
         rank = world.ranks[r]
         while s >= rank.looked_up + room:
             why = f"room for step {s} among {room} loaded batches"
             yield rank.wait(Waiter.LOADER, why, s)
-        yield env.timeout(need.load_s)
+        yield need.load_s
         yield world.platform.to_worker_from_loader(world.worker_of(r, s))
         if need.input_bytes:
             yield world.platform.to_rank_from_loader(r)

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import simpy
 
+from persia_sim.engine.clock import Process
 from persia_sim.engine.rank import Waiter
-from persia_sim.engine.world import Process, World
+from persia_sim.engine.world import World
 from persia_sim.model.noise import Purpose
 from persia_sim.model.stamps import Leg, Mark
 from persia_sim.words.trace import ALL, Kind
@@ -41,7 +42,7 @@ class Pushes:
             rank.wake(Waiter.LOOKUP)
             world.ledger.returned()
 
-    def _send(self, r: int, s: int) -> Generator[simpy.Event, Any, np.ndarray | None]:
+    def _send(self, r: int, s: int) -> Generator[simpy.Event | float, Any, np.ndarray | None]:
         """Returns when each server has written its rows, where anybody asks (`tells_each`); what a
         crash loses is in the ledger."""
         world, env = self._world, self._world.env

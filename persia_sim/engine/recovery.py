@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Any
-
-import simpy
-
+from persia_sim.engine.clock import Clock, Process
 from persia_sim.engine.disturbances import Disturbed
 from persia_sim.engine.ledger import Ledger
 from persia_sim.engine.rollback import Losses, WorkClock
@@ -18,7 +14,7 @@ class Recovery:
     """The work clock of each rank's loop, or the one of the barrier; none if nothing can happen."""
 
     def __init__(
-        self, env: simpy.Environment, scenario: Scenario, disturbed: Disturbed, ledger: Ledger
+        self, env: Clock, scenario: Scenario, disturbed: Disturbed, ledger: Ledger
     ) -> None:
         self._env = env
         self._disturbed = disturbed
@@ -46,8 +42,8 @@ class Recovery:
         for crash in self._disturbed.forgetful:
             self._env.process(self._forget(crash))
 
-    def _forget(self, crash: Crash) -> Generator[simpy.Event, Any, None]:
-        yield self._env.timeout(crash.at_s)
+    def _forget(self, crash: Crash) -> Process:
+        yield crash.at_s
         self._ledger.server_forgets()
 
     def losses(self, crashes: list[Crash]) -> Losses:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from persia_sim.engine.clock import Process
 from persia_sim.engine.lookups import fetch
 from persia_sim.engine.rank import Waiter
-from persia_sim.engine.world import Process, World
+from persia_sim.engine.world import World
 from persia_sim.model.demand import Forward
 from persia_sim.model.stamps import Leg, Mark
 from persia_sim.words.trace import Kind
@@ -26,7 +27,7 @@ def take(world: World, r: int, s: int) -> Process:
             rank.reasons[Waiter.TRAIN] = f"all ranks' pushes of steps < {s}, to refresh step {s}"
             yield world.window.all_close(s)
         yield from fetch(world, r, s, refresh, Kind.REFRESH, Mark.REFRESHED)
-        yield world.env.timeout(refresh.copy_in_s)
+        yield refresh.copy_in_s
     world.stamp(Mark.REFRESHED, r, s)
 
 
@@ -43,4 +44,4 @@ def _bring_up_to_date(world: World, r: int, s: int, need: Forward) -> Process:
     legs[Leg.POOLED_AGAIN] = env.now
     yield platform.to_rank(worker, r, need.activation_bytes)
     legs[Leg.ROWS_AGAIN] = env.now
-    yield env.timeout(need.copy_in_s)
+    yield need.copy_in_s

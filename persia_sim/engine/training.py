@@ -7,11 +7,12 @@ from math import inf
 import numpy as np
 import simpy
 
+from persia_sim.engine.clock import Process
 from persia_sim.engine.copies import hand_back
 from persia_sim.engine.dense_traffic import ReduceOnNics
 from persia_sim.engine.rank import Waiter
 from persia_sim.engine.taking import take
-from persia_sim.engine.world import Process, World
+from persia_sim.engine.world import World
 from persia_sim.model.allreduce import sync_delay
 from persia_sim.model.stamps import Mark
 from persia_sim.words.trace import ALL, Kind
@@ -41,7 +42,7 @@ class Barrier:
             forward_end = env.now + forward
             if self._reduce is not None and overlaps:
                 self._reduced = self._reduce.will_compute(forward_end, backward)
-            yield env.timeout(forward + backward)
+            yield forward + backward
             world.stamp(Mark.BACKWARD_END, r, s)
             rank.reasons[Waiter.TRAIN] = f"the other ranks' gradients of step {s}"
             yield self._meet(s, r, forward_end, backward)
@@ -81,7 +82,7 @@ class Barrier:
         world, env = self._world, self._world.env
         yield reduced
         end_s = world.recovery.real_end_s(0, env.now + world.need.sync_overhead_s)
-        yield env.timeout(end_s - env.now) if end_s < inf else env.event()
+        yield end_s - env.now if end_s < inf else env.event()
         self._update(s, met)
 
     def _update(self, s: int, met: simpy.Event) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
-import simpy
 
+from persia_sim.engine.clock import Clock
 from persia_sim.engine.disturbances import Disturbed
 from persia_sim.engine.hardware import Platform
 from persia_sim.engine.ledger import Ledger
@@ -21,15 +20,13 @@ from persia_sim.model.noise import Purpose, lognormal_factors, stream
 from persia_sim.model.scenario import Scenario, WorkerChoice
 from persia_sim.model.stamps import Leg, Mark
 
-Process = Generator[simpy.Event, Any, None]
-
 
 class World:
     """A run's state. It knows no process; processes are functions of it."""
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: Clock,
         scenario: Scenario,
         need: Demand,
         order: OrderLog,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+import gc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,10 +11,9 @@ import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persia_sim.engine.clock import Clock, NothingLeftError
+from persia_sim.engine.clock import Clock, NothingLeftError, Process
 from tests.persia_sim import sim_configurations  # noqa: F401  # its hypothesis profile
 
-Process = Generator[simpy.Event, Any, None]
 Told = list[tuple[float, int, str]]
 
 DELAYS = st.sampled_from([0.0, 0.0, 1.0, 1.0, 2.5])  # ties, which a wrong order would show
@@ -24,24 +24,26 @@ PLANS = st.lists(
 )
 
 
-def story(env: simpy.Environment, plans: list[list[tuple[str, float]]]) -> tuple[simpy.Event, Told]:
+def story(
+    env: Any, plans: list[list[tuple[str, float]]], sleep: Callable[[float], simpy.Event | float]
+) -> tuple[simpy.Event, Told]:
     """Processes that sleep, meet at events, start others and wait for several; what they tell."""
     told: Told = []
     met = env.event()
 
     def nap(delay: float) -> Process:
-        yield env.timeout(delay)
+        yield sleep(delay)
         told.append((env.now, -1, "nap"))
 
     def one(number: int, plan: list[tuple[str, float]]) -> Process:
         nonlocal met
         for what, delay in plan:
             if what == "sleep":
-                yield env.timeout(delay)
+                yield sleep(delay)
             elif what == "meet" and number % 2:
                 waited, met = met, env.event()
                 waited.succeed()
-                yield env.timeout(delay)
+                yield sleep(delay)
             elif what == "meet":
                 yield simpy.AnyOf(env, [met, env.timeout(9.0)])
             elif what == "child":
@@ -56,13 +58,15 @@ def story(env: simpy.Environment, plans: list[list[tuple[str, float]]]) -> tuple
 
 @given(PLANS)
 def test_events_happen_in_simpys_order(plans: list[list[tuple[str, float]]]) -> None:
-    plain, clock = simpy.Environment(), Clock()
-    end, expected = story(plain, plans)
+    plain = simpy.Environment()
+    end, expected = story(plain, plans, plain.timeout)
     plain.run(until=end)
-    end, found = story(clock, plans)
-    clock.run_until(end)
-    assert found == expected
-    assert clock.now == plain.now
+    for by_event in (True, False):  # a timeout, or seconds that a process yields
+        clock = Clock()
+        end, found = story(clock, plans, clock.timeout if by_event else float)
+        clock.run_until(end)
+        assert found == expected
+        assert clock.now == plain.now
 
 
 def failing(env: Clock) -> Process:
@@ -99,3 +103,55 @@ def test_nothing_left_to_happen_is_an_error_and_a_negative_delay_too() -> None:
         clock.run_until(clock.event())
     with pytest.raises(ValueError, match="Negative delay"):
         clock.timeout(-1.0)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, -1])
+def test_nobody_sleeps_for_less_than_no_time(seconds: float) -> None:
+    clock = Clock()
+
+    def hasty() -> Process:
+        yield seconds
+
+    with pytest.raises(ValueError, match=f"Negative delay {seconds}"):
+        clock.run_until(clock.process(hasty()))
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_a_run_leaves_the_collector_of_cycles_as_it_was(collects: bool) -> None:
+    seen: list[bool] = []
+
+    def looks() -> Process:
+        yield 2
+        seen.append(gc.isenabled())
+
+    clock, before = Clock(), gc.isenabled()
+    try:
+        gc.enable() if collects else gc.disable()
+        clock.run_until(clock.process(looks()))
+        assert (seen, clock.now, gc.isenabled()) == ([False], 2.0, collects)
+        with pytest.raises(NothingLeftError):
+            clock.run_until(clock.event())
+        assert gc.isenabled() is collects
+    finally:
+        gc.enable() if before else gc.disable()
+
+
+def test_processes_leave_no_reference_cycles_behind() -> None:
+    def left(processes: int) -> int:
+        gc.collect()
+        clock = Clock()
+        end, _ = story(clock, [[("sleep", 1.0), ("child", 0.5), ("all", 1.0)]] * processes, float)
+        clock.run_until(end)
+        del end, clock
+        return gc.collect()  # the clock's own, and those of the story
+
+    assert left(50) == left(2)
+
+
+def test_what_happens_at_once_comes_next() -> None:
+    clock = Clock()
+    assert clock.peek() == float("inf")
+    clock.timeout(2.0)
+    assert clock.peek() == 2.0
+    clock.event().succeed()
+    assert clock.peek() == 0.0
