@@ -55,6 +55,8 @@ class DenseSync:
     bucket_bytes: float = 25 * 2**20
     """Gradients are summed in buckets that close at this size, > 0; smaller overlaps more and pays
     more latency. Used where the all-reduce overlaps the backward pass."""
+    fitted_bytes: tuple[float, float] | None = None
+    """Range of the messages by which it was measured; a message outside is flagged."""
     source: str
     """Where these constants come from."""
 
@@ -76,6 +78,13 @@ class DenseSync:
             return law(ranks, size_bytes, rate, self.latency_s)
         inside = ring_s(local, size_bytes, self.intra_bytes_per_s, self.latency_s)
         return inside + ring_s(hosts, size_bytes, self.inter_bytes_per_s, self.latency_s)
+
+    def extrapolates(self, size_bytes: float) -> bool:
+        """Whether a message lies outside the range of the measurements."""
+        if self.fitted_bytes is None:
+            return False
+        low, high = self.fitted_bytes
+        return not low <= size_bytes <= high
 
     def nic_bytes(self, size_bytes: float, ranks: int, ranks_per_host: int) -> float:
         """What one message puts on each host's NIC, each way; 0 inside one host."""

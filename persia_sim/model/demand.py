@@ -187,11 +187,13 @@ def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
     per_host = cluster.nn.processes_per_host
     sync = costs.dense_sync
     buckets: tuple[Bucket, ...] = ()
+    messages: list[float] = []
     if cluster.ranks > 1 and scenario.mode.has_barrier:
         plan = bucket_sizes(work.layer_params, sync.bucket_bytes)
         if not scenario.mode.overlaps_dense_sync:
             plan = [(1.0, work.dense_bytes)]
         where = cluster.ranks, per_host
+        messages = [size_bytes for _, size_bytes in plan]
         buckets = tuple(
             Bucket(f, sync.seconds(b, *where), sync.nic_bytes(b, *where)) for f, b in plan
         )
@@ -211,12 +213,15 @@ def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
     used = {
         "load": (costs.load, work.batch_per_rank),
         "worker_forward": (costs.worker_forward, met),
+        "worker_rpc": (costs.worker_rpc, ids / len(shares)),
         "worker_pool": (costs.worker_pool, met),
         "worker_scatter": (costs.worker_scatter, met),
         "server_lookup": (costs.server_lookup, ids / len(shares)),
         "server_update": (costs.server_update, ids / len(shares)),
     }
     extrapolated = [n for n, (law, items) in used.items() if law.extrapolates(items)]
+    if any(map(sync.extrapolates, messages)):
+        extrapolated.append("dense_sync")
     if costs.extrapolates_gpu(work.batch_per_rank):
         extrapolated.append("gpu_efficiency")
     return Demand(

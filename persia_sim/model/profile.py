@@ -3,7 +3,9 @@
 The file is JSON: ``{"schema": 3, "source": "...", "dim": 16, "hidden": [256, 128], "laws":
 {"server_lookup": {"fixed_s": ..., "per_item_s": ..., "per_byte_s": ..., "spread": ...,
 "fitted_items": [low, high]}, ...}, "gpu": {"device": "cpu", "fixed_s": ..., "flops_per_s":
-[[batch_per_rank, rate], ...]}}``. Laws or rates may be absent, not both; unknown names are errors.
+[[batch_per_rank, rate], ...]}, "all_reduce": {"ranks": 2, "fixed_s": ..., "per_byte_s": ...,
+"spread": ..., "fitted_bytes": [low, high]}, "copies": "none: ..."}``. Laws or rates may be absent,
+not both; the all-reduce and the word on copies may be, too; unknown names are errors.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+from persia_sim.model.allreduce import Algorithm, DenseSync
 from persia_sim.model.cluster import Cluster
 from persia_sim.model.costs import Costs, Law
 from persia_sim.model.workload import Workload
@@ -18,9 +21,39 @@ from persia_sim.words.documents import Node, read_node
 from persia_sim.words.rules import require
 
 PROFILE_SCHEMA = 3
-_KNOWN = {"schema", "source", "dim", "hidden", "laws", "gpu", "provenance"}
+_KNOWN = {
+    "schema", "source", "dim", "hidden", "laws", "gpu", "all_reduce", "copies", "provenance",
+}  # fmt: skip
+_NO_COPIES = "none"
+"""How the word on copies begins where a device shares its host's memory."""
+_NO_BUS_BYTES_PER_S = 1e18
 _LAWS = {field.name for field in fields(Costs) if field.type == "Law"}
 _TIMES = ("fixed_s", "per_item_s", "per_byte_s")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllReduce:
+    """A measured sum of vectors: fixed_s + per_byte_s * bytes of one rank."""
+
+    ranks: int
+    """Processes that summed, >= 2."""
+    fixed_s: float
+    per_byte_s: float
+    fitted_bytes: tuple[float, float]
+    """Range of the measurements."""
+
+    def instead_of(self, sync: DenseSync, source: str) -> DenseSync:
+        """The same ring for any number of ranks of one host: hops and bytes cost what they did."""
+        hops = 2 * (self.ranks - 1)
+        return replace(
+            sync,
+            algorithm=Algorithm.RING,
+            latency_s=self.fixed_s / hops,
+            intra_bytes_per_s=hops / self.ranks / max(self.per_byte_s, 1 / _NO_BUS_BYTES_PER_S),
+            overhead_s=0.0,
+            fitted_bytes=self.fitted_bytes,
+            source=source,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +77,11 @@ class Profile:
     flops_per_s: tuple[tuple[int, float], ...]
     """(batch_per_rank, operations a second), the first increasing; empty: not measured."""
 
+    all_reduce: AllReduce | None = None
+    """Over ranks of one host that are processes; None: not measured."""
+    copies: str = ""
+    """What was found of copies between host and device; empty: nothing is said."""
+
     def apply(self, cluster: Cluster, workload: Workload, costs: Costs) -> tuple[Cluster, Costs]:
         """Cluster and costs with what was measured in place of the presets' constants.
 
@@ -64,6 +102,16 @@ class Profile:
             peak = max(rate for _, rate in self.flops_per_s)
             gpu = replace(cluster.gpu, peak_flops=peak, source=self.source)
             cluster = replace(cluster, gpu=gpu)
+        here = cluster.gpu.is_host_core
+        if self.copies.startswith(_NO_COPIES) and here:
+            nothing = Law(source=f"{self.source}: {self.copies}")
+            changes |= {"copy_in": nothing, "copy_out": nothing}
+            gpu = replace(cluster.gpu, pcie_bytes_per_s=_NO_BUS_BYTES_PER_S)
+            cluster = replace(cluster, gpu=gpu)
+        if self.all_reduce is not None and here:
+            changes["dense_sync"] = self.all_reduce.instead_of(costs.dense_sync, self.source)
+        elif self.all_reduce is not None:
+            notes.append("the all-reduce of one host's processes is not used for GPUs")
         if self.flops_per_s and (self.device == "cpu") != cluster.gpu.is_host_core:
             notes.append(f"the rate of a {self.device} is not used for a {cluster.gpu.name}")
         elif self.flops_per_s:
@@ -114,6 +162,20 @@ def read_profile(path: Path) -> Profile:
         device=device,
         gpu_fixed_s=fixed_s,
         flops_per_s=rates,
+        all_reduce=_all_reduce(top["all_reduce"]) if top.has("all_reduce") else None,
+        copies=top["copies"].text() if top.has("copies") else "",
+    )
+
+
+def _all_reduce(node: Node) -> AllReduce:
+    node.members({"ranks", "fixed_s", "per_byte_s", "spread", "fitted_bytes"})
+    low, high = (entry.number() for entry in node["fitted_bytes"].items(length=2))
+    require(low <= high, node["fitted_bytes"].where, [low, high], "must be [least, most]")
+    return AllReduce(
+        ranks=node["ranks"].integer(2),
+        fixed_s=node["fixed_s"].number(),
+        per_byte_s=node["per_byte_s"].number(),
+        fitted_bytes=(low, high),
     )
 
 

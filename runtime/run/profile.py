@@ -9,7 +9,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,31 +27,53 @@ from runtime.embedding.store import FieldVectors
 from runtime.rank.learner import Learner
 from runtime.rank.parts import assemble
 from runtime.run.folder import environment, write_json
+from runtime.run.profile_processes import (
+    RANKS,
+    SUMMED_BYTES,
+    Measurement,
+    server_calls,
+    summed,
+)
 
 SCHEMA = 3
-BATCHES = (64, 256, 1024, 4096)
+BATCHES = (64, 192, 512, 1536, 4096)
 REPEATS = 15
-MEASUREMENTS = 1 + 6 * len(BATCHES)
-"""Stages that are timed: the loading, and six for each batch size."""
+NO_COPIES = "none: the host's memory is the device's"
+_CHUNKS = 2
+"""Of the data source that are loaded for each batch size: it reads ahead in chunks, so that only
+the mean batch of many costs what loading costs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """Median seconds of one stage for one number of items."""
-
-    items: float
-    seconds: float
+def measurements(processes: bool = True) -> int:
+    """How many times `measure_profile` tells of one."""
+    return (7 + 2 * processes) * len(BATCHES) + len(SUMMED_BYTES) * processes
 
 
 def measure_profile(
-    dim: int, hidden: tuple[int, ...], data: str, on_measured: Callable[[], object] = lambda: None
+    dim: int,
+    hidden: tuple[int, ...],
+    data: str,
+    on_measured: Callable[[], object] = lambda: None,
+    *,
+    processes: bool = True,
 ) -> dict[str, Any]:
     """The profile of this machine: every stage at every batch size of `BATCHES`.
 
-    ``on_measured`` is called after each of the `MEASUREMENTS`. Raises ValueError for data whose
-    training part is smaller than the largest batch.
+    With ``processes`` also what a call of a server process costs, and a sum over ranks that are
+    processes. ``on_measured`` is called after each of the `measurements`. Raises ValueError for
+    data whose training part is smaller than the largest batch.
     """
     found, dense, weights = measure_stages(dim, hidden, data, on_measured)
+    laws = {stage: fit(points) for stage, points in found.items()}
+    more: dict[str, Any] = {}
+    if processes:
+        source = open_source(data)
+        largest = next(rebatch(source.chunks("train"), max(BATCHES)))
+        config = TrainConfig(rows=TableConfig(dim=dim), model=ModelConfig(hidden=hidden))
+        batches = [largest.rows(0, size) for size in BATCHES]
+        calls = server_calls(config, source.layout, batches, REPEATS, on_measured)
+        laws["worker_rpc"] = fit_fixed(calls)
+        more["all_reduce"] = all_reduce_law(summed(REPEATS, on_measured))
     rates = [(size, 6 * weights * size / dense_s) for size, dense_s in dense]
     where = environment()
     return {
@@ -60,8 +81,10 @@ def measure_profile(
         "source": f"measured by runtime profile, {where['cpu']}, one thread",
         "dim": dim,
         "hidden": hidden,
-        "laws": {stage: fit(points) for stage, points in found.items()},
+        "laws": laws,
         "gpu": {"device": "cpu", "fixed_s": 0.0, "flops_per_s": rates},
+        "copies": NO_COPIES,
+        **more,
         "provenance": {**where, "data": data, "repeats": REPEATS},
     }
 
@@ -71,7 +94,8 @@ def measure_stages(
 ) -> tuple[dict[str, list[Measurement]], list[tuple[int, float]], int]:
     """Each stage's measurements; (batch, seconds) of dense steps; weights of the dense network.
 
-    ``on_measured`` and errors are those of `measure_profile`.
+    The means of loading hold whole chunks of the source. ``on_measured`` and errors are those of
+    `measure_profile`.
     """
     torch.set_num_threads(1)
 
@@ -90,17 +114,30 @@ def measure_stages(
             " largest batch that is measured; name a larger data set"
         )
     learner = assemble(config, source).learner
-    chunks = _endless(source)
-    chunk = next(chunks)
-    found = {"load": [Measurement(chunk.size, timed(lambda: next(chunks)))]}
+    found: dict[str, list[Measurement]] = {}
     dense = []
     for size in BATCHES:
+        found.setdefault("load", []).append(Measurement(size, _loading_s(source, size)))
+        on_measured()
         stages, dense_s = _measure(config, learner, largest.rows(0, size), timed)
         for stage, measurement in stages.items():
             found.setdefault(stage, []).append(measurement)
         dense.append((size, dense_s))
     weights = sum(p.numel() for p in learner.model.parameters() if p.dim() == 2)
     return found, dense, weights
+
+
+def _loading_s(source: Source, size: int) -> float:
+    """Mean seconds of a batch of so many samples."""
+    chunk = next(source.chunks("train")).size
+    count = -(-_CHUNKS * chunk // size)
+    stream = rebatch(_endless(source), size)
+    for _ in range(-(-chunk // size)):
+        next(stream)
+    began = time.perf_counter()
+    for _ in range(count):
+        next(stream)
+    return (time.perf_counter() - began) / count
 
 
 def _endless(source: Source) -> Iterator[Batch]:
@@ -157,6 +194,27 @@ def fit(points: list[Measurement]) -> dict[str, Any]:
         "per_item_s": float(per_item_s),
         "spread": float(np.std(residuals)),
         "fitted_items": [float(items.min()), float(items.max())],
+    }
+
+
+def fit_fixed(points: list[Measurement]) -> dict[str, Any]:
+    """The median of all measurements: what a call costs holds no ids, and the spread says how far
+    that is true."""
+    seconds, items = [p.seconds for p in points], [p.items for p in points]
+    fixed_s = statistics.median(seconds)
+    spread = float(np.std(seconds)) / max(fixed_s, 1e-9)
+    return {"fixed_s": fixed_s, "spread": spread, "fitted_items": [min(items), max(items)]}
+
+
+def all_reduce_law(points: list[Measurement]) -> dict[str, Any]:
+    """Seconds of a sum over `RANKS` processes by the bytes that each of them brings."""
+    law = fit(points)
+    return {
+        "ranks": RANKS,
+        "fixed_s": law["fixed_s"],
+        "per_byte_s": law["per_item_s"],
+        "spread": law["spread"],
+        "fitted_bytes": law["fitted_items"],
     }
 
 

@@ -19,7 +19,11 @@ from runtime.embedding.config import MOST_DIM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """Measure every stage of training on one core; python -m persia_sim --profile reads it."""
+    """Measure every stage of training on one core; python -m persia_sim --profile reads it.
+
+    Loading is that of the data: with files, their parsing. Copies to a device are not measured:
+    on a processor there are none, and the file says so.
+    """
 
     dim: int = 16
     """Floats in a row, 1 to 65536."""
@@ -27,6 +31,8 @@ class Profile:
     """Widths of the MLP."""
     data: str = "synthetic:criteo-ad:0.01"
     """Where the ids come from; its training part needs 4096 samples."""
+    processes: bool = True
+    """Measure calls of a server process and sums over two ranks that are processes, too."""
     out: Path = Path("runs/profile.json")
     """The file to write; an earlier profile in its place is replaced."""
 
@@ -47,10 +53,13 @@ def run(arguments: Sequence[str]) -> None:
     ensure_place(options.out)
     from tqdm import tqdm
 
-    from runtime.run.profile import MEASUREMENTS, measure_profile, write_profile
+    from runtime.run.profile import measure_profile, measurements, write_profile
 
-    with tqdm(total=MEASUREMENTS, desc="profile", unit=" stages", disable=None) as bar:
-        profile = measure_profile(options.dim, options.hidden, options.data, lambda: bar.update())
+    total = measurements(options.processes)
+    with tqdm(total=total, desc="profile", unit=" stages", disable=None) as bar:
+        profile = measure_profile(
+            options.dim, options.hidden, options.data, bar.update, processes=options.processes
+        )
     write_profile(options.out, profile)
     print(describe(profile))
     print(f"profile: {options.out}   (load {profile['provenance']['load_1min']:.1f} cores)")
@@ -76,15 +85,24 @@ def ensure_place(out: Path) -> None:
 
 def describe(profile: dict[str, Any]) -> str:
     """One line a law: seconds of a call, of an item, how well it fits and where."""
-    lines = []
-    for stage, law in profile["laws"].items():
-        low, high = law["fitted_items"]
-        lines.append(
-            f"  {stage:<15} {1e6 * law['fixed_s']:8.1f} us"
-            f" + {1e9 * law['per_item_s']:7.1f} ns an item"
-            f"   (+-{100 * law['spread']:.0f} %, {low:,.0f} to {high:,.0f} items)"
-        )
+    lines = [
+        _line(stage, law, 1e9 * law.get("per_item_s", 0.0), "ns an item", law["fitted_items"])
+        for stage, law in profile["laws"].items()
+    ]
+    if "all_reduce" in profile:
+        law = profile["all_reduce"]
+        per_byte_ns = 1e9 * law["per_byte_s"]
+        lines.append(_line("all_reduce", law, per_byte_ns, "ns a byte", law["fitted_bytes"]))
+    lines.append(f"  copies: {profile['copies']}")
     return "\n".join(lines)
+
+
+def _line(name: str, law: dict[str, Any], each: float, unit: str, at: Sequence[float]) -> str:
+    low, high = at
+    return (
+        f"  {name:<15} {1e6 * law['fixed_s']:8.1f} us + {each:7.1f} {unit}"
+        f"   (+-{100 * law['spread']:.0f} %, {low:,.0f} to {high:,.0f} {unit.split()[-1]}s)"
+    )
 
 
 def _is_profile(file: Path) -> bool:

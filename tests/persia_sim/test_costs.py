@@ -97,9 +97,45 @@ def test_use_outside_the_fitted_range_is_flagged(tmp_path: Path) -> None:
     assert demand(small_scenario(workload=at_it)).extrapolated == ()
 
 
+SUMMED = {"ranks": 2, "fixed_s": 2e-4, "per_byte_s": 1e-9, "fitted_bytes": [1e3, 1e6]}
+
+
+def test_a_measured_all_reduce_is_a_ring_of_this_hosts_ranks_and_flagged_outside(
+    tmp_path: Path,
+) -> None:
+    """Two ranks: what was measured. Four: three times the hops, 3/2 of the bytes' seconds."""
+    work = small_scenario().workload
+    profile = read_profile(write(tmp_path / "profile.json", PROFILE | {"all_reduce": SUMMED}))
+    cluster, costs = profile.apply(this_host(), work, CATALOGUE)
+    sync = costs.dense_sync
+    assert sync.seconds(1e6, 2, 2) == pytest.approx(2e-4 + 1e-3)
+    assert sync.seconds(1e6, 4, 4) == pytest.approx(3 * 2e-4 + 1.5 * 1e-3)
+    assert not sync.extrapolates(1e6) and sync.extrapolates(1.1e6) and sync.extrapolates(999)
+    two = replace(cluster, ranks=2, nn=replace(cluster.nn, processes_per_host=2))
+    scenario = small_scenario(cluster=two, costs=costs)
+    assert ("dense_sync" in demand(scenario).extrapolated) == (4 * sum(work.layer_params) > 1e6)
+    small = replace(scenario, workload=replace(work, mlp=(8, 1)))
+    assert "dense_sync" not in demand(small).extrapolated
+    gpu = measured(tmp_path / "profile.json", all_reduce=SUMMED)
+    assert gpu.dense_sync == CATALOGUE.dense_sync and "is not used for GPUs" in gpu.source
+
+
+def test_where_nothing_is_copied_nothing_is_charged_and_a_gpu_keeps_its_bus(tmp_path: Path) -> None:
+    work, said = small_scenario().workload, {"copies": "none: one memory"}
+    profile = read_profile(write(tmp_path / "profile.json", PROFILE | said))
+    cluster, costs = profile.apply(this_host(), work, CATALOGUE)
+    scenario = small_scenario(cluster=cluster, costs=costs)
+    assert demand(scenario).copy_out_s < 1e-9 and demand(scenario).fetch.copy_in_s < 1e-9
+    assert "one memory" in costs.copy_in.source
+    assert measured(tmp_path / "profile.json", **said).copy_in == CATALOGUE.copy_in
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"all_reduce": SUMMED | {"ranks": 1}}, "ranks of all_reduce of .* is 1: must be"),
+        ({"all_reduce": SUMMED | {"fitted_bytes": [2, 1]}}, r"fitted_bytes of .*must be \[least"),
+        ({"copies": 3}, "copies of .* is 3: must be"),
         ({"schema": 1}, "schema is 1: must be 3; measure again"),
         ({"lawz": {}}, "unknown lawz"),
         ({"laws": {"lookup": {}}}, "unknown lookup in laws"),
@@ -189,7 +225,7 @@ def test_what_the_runtime_measures_is_what_the_simulator_computes_with(
 
     monkeypatch.setattr(measuring, "BATCHES", (16, 64))
     monkeypatch.setattr(measuring, "REPEATS", 4)
-    found = measuring.measure_profile(16, (8,), "synthetic:criteo-ad:0.0001")
+    found = measuring.measure_profile(16, (8,), "synthetic:criteo-ad:0.0001", processes=False)
     path = tmp_path / "profile.json"
     measuring.write_profile(path, found)
     kept = json.loads(path.read_text())

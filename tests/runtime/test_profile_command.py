@@ -9,6 +9,7 @@ import pytest
 from persia_sim.model.profile import read_profile
 from runtime.commands import main
 from runtime.run import profile as measuring
+from runtime.run.profile_processes import SUMMED_BYTES
 from tests.runtime.test_commands_of_train import plainly
 
 TINY = ["--dim", "4", "--hidden", "8", "--data", "synthetic:criteo-ad:0.0001"]
@@ -76,20 +77,33 @@ def test_a_profile_goes_into_a_new_folder_and_over_an_earlier_one(tmp_path, monk
     out = tmp_path / "new" / "p.json"
     assert main(["profile", *TINY, "--out", str(out)]) == 0
     first = read_profile(out)
-    assert (first.dim, first.hidden, len(first.flops_per_s)) == (4, (8,), 4)
+    assert (first.dim, first.hidden, len(first.flops_per_s)) == (4, (8,), 5)
+    assert first.copies.startswith("none") and not {"copy_in", "copy_out"} & set(first.laws)
+    assert first.laws["load"].fitted_items == (64, 4096)
+    call, summed = first.laws["worker_rpc"], first.all_reduce
+    assert call.fixed_s >= 0 and call.fitted_items[1] > 4 * call.fitted_items[0]
+    assert summed is not None and summed.fitted_bytes == (2**14, 2**24) and summed.ranks == 2
+    assert summed.fixed_s + summed.per_byte_s * 2**24 > 0
     printed = capsys.readouterr().out
     law = first.laws["server_lookup"]
     [line] = [row for row in printed.splitlines() if row.startswith("  server_lookup")]
     fixed, per_item = re.findall(r"([\d.]+) (?:us|ns)", line)
     assert float(fixed) == pytest.approx(1e6 * law.fixed_s, abs=0.051)
     assert float(per_item) == pytest.approx(1e9 * law.per_item_s, abs=0.051)
-    assert main(["profile", *TINY, "--dim", "8", "--out", str(out)]) == 0
-    assert read_profile(out).dim == 8
+    assert "copies: none" in printed
+    assert main(["profile", *TINY, "--dim", "8", "--no-processes", "--out", str(out)]) == 0
+    second = read_profile(out)
+    assert second.dim == 8 and second.all_reduce is None and "worker_rpc" not in second.laws
     assert [file.name for file in out.parent.iterdir()] == ["p.json"]
 
 
 def test_the_bar_ends_full(monkeypatch):
     monkeypatch.setattr(measuring, "REPEATS", 3)
-    told: list[int] = []
-    measuring.measure_profile(4, (8,), TINY[-1], lambda: told.append(1))
-    assert len(told) == measuring.MEASUREMENTS
+    monkeypatch.setattr(measuring, "summed", lambda repeats, told: [told() for _ in SUMMED_BYTES])
+    monkeypatch.setattr(measuring, "all_reduce_law", lambda points: {})
+    for processes in (False, True):
+        told: list[int] = []
+        measuring.measure_profile(
+            4, (8,), TINY[-1], lambda told=told: told.append(1), processes=processes
+        )
+        assert len(told) == measuring.measurements(processes) >= 35
