@@ -14,7 +14,11 @@ from enum import Enum
 from functools import cache
 from math import isinf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from persia_sim.model.cluster import Cluster
+    from persia_sim.model.racks import Rack
 
 _WIDTH = 96
 
@@ -35,6 +39,8 @@ def write_examples(folder: Path) -> list[Path]:
         "cluster.toml": "# A cluster of embedding servers: `--cluster cluster.toml`.\n"
         '# base = "gcp-100t" would start from a preset: then only what differs is needed.\n'
         + table(dataclasses.replace(cluster, name="my-cluster"))
+        + "# Two racks, oversubscribed 4:1; to have them, remove the first `#` of each line.\n"
+        + racks_off(two_racks(cluster))
         + "\n# What each stage costs; whatever is left out is the catalogue's.\n"
         + table(costs_of("gcp-100t"), "costs"),
         "workload.toml": "# Data and network: `--workload workload.toml`.\n"
@@ -54,6 +60,33 @@ def write_examples(folder: Path) -> list[Path]:
     return paths
 
 
+def two_racks(cluster: Cluster) -> list[Rack]:
+    """Half of the hosts each, and uplinks with a quarter of what their NICs have together."""
+    from persia_sim.model.racks import Rack
+
+    roles = cluster.nn, cluster.embedding_workers, cluster.servers
+    together = sum(role.hosts // 2 * role.host.nic_bytes_per_s for role in roles)
+    return [
+        Rack(
+            name=name,
+            gpu_hosts=roles[0].hosts // 2,
+            worker_hosts=roles[1].hosts // 2,
+            server_hosts=roles[2].hosts // 2,
+            uplink_bytes_per_s=round(together / 4),
+            source="an example",
+        )
+        for name in ("rack-1", "rack-2")
+    ]
+
+
+def racks_off(racks: list[Rack]) -> str:
+    """The racks as TOML, each line behind a `#`; the first one's comments are enough."""
+    lines = ["[[racks]]", *table(racks[0]).splitlines()]
+    for rack in racks[1:]:
+        lines += ["[[racks]]", *(x for x in table(rack).splitlines() if not x.startswith("#"))]
+    return "\n".join(f"#{line}" for line in lines) + "\n"
+
+
 def table(record: Any, name: str = "") -> str:
     """A dataclass as TOML, a comment before every value; tables of its parts follow."""
     lines = [f"[{name}]"] if name else []
@@ -67,7 +100,9 @@ def table(record: Any, name: str = "") -> str:
         )
         if dataclasses.is_dataclass(value):
             parts.append("\n".join(["", *comment, table(value, place).rstrip()]))
-        elif isinstance(value, tuple) and value and dataclasses.is_dataclass(value[0]):
+        elif isinstance(value, tuple) and not value:
+            parts.append("\n".join(["", *comment]))  # tables, of which there is none
+        elif isinstance(value, tuple) and dataclasses.is_dataclass(value[0]):
             for number, entry in enumerate(value):
                 body = table(entry).rstrip()
                 if number:  # the first one's comments are enough

@@ -9,8 +9,11 @@ import numpy as np
 import simpy
 
 from persia_sim.engine.clock import Clock, Process
+from persia_sim.engine.links import Links
+from persia_sim.engine.server_racks import RackBanks
 from persia_sim.engine.servers import Bank, FifoServer, HostMemory, Unlimited
 from persia_sim.model.demand import Demand
+from persia_sim.model.placement import ServerGroup, placement, server_groups
 from persia_sim.model.scenario import DenseHome, Discipline, Scenario
 from persia_sim.network.disciplines import Fifo, Network, Unshared
 from persia_sim.network.fluid import Fluid
@@ -39,34 +42,34 @@ class Platform:
         rank_rate, worker_rate, server_rate = cluster.nic_payload_bytes_per_s
         worker_hosts = cluster.embedding_workers.hosts
         server_hosts = cluster.servers.hosts
-        shares = need.server_shares
+        shares, places = need.server_shares, placement(cluster)
         self.host_of_server = np.arange(len(shares)) // cluster.servers.processes_per_host
         self.host_shares = np.bincount(self.host_of_server, weights=shares)
-        busiest = float(self.host_shares.max())
-        self._streams = float(len(shares))
-        # The hottest server's stream holds back the fan-out when streams are capped.
-        self._even = 1.0 / (float(shares.max()) * len(shares))
-        self.names: list[str] = []
-        self.capacities: list[float] = []
-
-        def nics(role: str, hosts: int, rate: float) -> list[int]:
-            first = len(self.names)
-            self.names += [f"{role} {h} {way}" for h in range(hosts) for way in ("out", "in")]
-            self.capacities += [rate] * (2 * hosts)
-            return list(range(first, len(self.names), 2))
-
-        self._rank_nic = nics("GPU host", cluster.nn.hosts, rank_rate)
-        self._worker_nic = nics("worker host", worker_hosts, worker_rate)
+        self._groups = server_groups(cluster, places, shares)
+        links, server_racks = Links(), places.server_hosts.tolist()
+        self._path = links.path
+        self.names, self.capacities = links.names, links.capacities
+        self._rank_nic = links.nics(
+            "GPU host", places.gpu_hosts.tolist(), [rank_rate] * cluster.nn.hosts
+        )
+        self._worker_nic = links.nics(
+            "worker host", places.worker_hosts.tolist(), [worker_rate] * worker_hosts
+        )
         self._ranks_per_host = cluster.nn.processes_per_host
         self._workers_per_host = cluster.embedding_workers.processes_per_host
         if self._resolve:
-            self._server_nic = nics("server host", server_hosts, server_rate)
+            self._server_nic = links.nics("server host", server_racks, [server_rate] * server_hosts)
         else:
-            self._server_nic = nics("server hosts", 1, server_rate / busiest)
+            self._server_nic = links.nics(
+                "server hosts",
+                [group.rack for group in self._groups],
+                [group.bytes_per_s for group in self._groups],
+            )
         self._dense_nic = -1
         self._home = scenario.home
         if self._home is DenseHome.ONE:
-            [self._dense_nic] = nics("dense server", 1, server_rate)
+            [self._dense_nic] = links.nics("dense server", server_racks[:1], [server_rate])
+        links.uplinks(places)
         discipline = _DISCIPLINES[scenario.discipline]
         self.network: Network = discipline(env, self.capacities, cluster.link.stream_bytes_per_s)
         unlimited = scenario.infinite_cpus
@@ -77,14 +80,26 @@ class Platform:
         ]
         worker_memory = np.inf if unlimited else cluster.embedding_workers.host.memory_bytes_per_s
         self.worker_memory = [HostMemory(worker_memory) for _ in range(worker_hosts)]
-        self.servers = Bank(
-            cluster.servers.processes,
-            None if unlimited else cluster.servers.cores_per_process,
-            server_hosts,
-            cluster.servers.host.memory_bytes_per_s,
-            self.host_shares,
-        )
+        self.servers: Bank | RackBanks
+        if self._resolve or len(self._groups) == 1:
+            self.servers = self._bank = self._bank_of(scenario, 0, len(shares))
+        else:
+            banks = [self._bank_of(scenario, group.first, group.end) for group in self._groups]
+            self.servers = self._banks = RackBanks(self._groups, banks)
         self.dense_server: FifoServer | Unlimited = Unlimited() if unlimited else FifoServer(1)
+
+    def _bank_of(self, scenario: Scenario, first: int, end: int) -> Bank:
+        """The servers of so many processes, which are whole hosts."""
+        role = scenario.cluster.servers
+        hosts = self.host_of_server[first:end]
+        shares = self.host_shares[hosts[0] : hosts[-1] + 1]
+        return Bank(
+            end - first,
+            None if scenario.infinite_cpus else role.cores_per_process,
+            len(shares),
+            role.host.memory_bytes_per_s,
+            shares / shares.sum() if len(shares) < role.hosts else shares,
+        )
 
     def _worker_link(self, worker: int) -> int:
         return self._worker_nic[worker // self._workers_per_host]
@@ -108,23 +123,25 @@ class Platform:
 
     def to_rank(self, worker: int, r: int, size_bytes: float) -> simpy.Event:
         """Activations from a worker to a rank (`travel` has charged the latency)."""
-        return self.network.send((self._worker_link(worker), self._rank_link(r) + 1), size_bytes)
+        path = self._path(self._worker_link(worker), self._rank_link(r))
+        return self.network.send(path, size_bytes)
 
     def exchange(self, worker: int, other: int, size_bytes: float) -> simpy.Event:
         """Gradients from one worker to another (`travel` has charged the latency)."""
-        path = (self._worker_link(worker), self._worker_link(other) + 1)
+        path = self._path(self._worker_link(worker), self._worker_link(other))
         return self.network.send(path, size_bytes)
 
     def from_rank(self, worker: int, r: int, size_bytes: float) -> Process:
         """Gradients from a rank to a worker."""
         yield self.travel()
-        yield self.network.send((self._rank_link(r), self._worker_link(worker) + 1), size_bytes)
+        path = self._path(self._rank_link(r), self._worker_link(worker))
+        yield self.network.send(path, size_bytes)
 
     def ring(self, nic_bytes: float, least_s: float) -> simpy.Event:
         """All GPU hosts pass so many bytes to the next; takes at least the closed form's time."""
         hosts = len(self._rank_nic)
         passed = [
-            self.network.send((nic, self._rank_nic[(h + 1) % hosts] + 1), nic_bytes)
+            self.network.send(self._path(nic, self._rank_nic[(h + 1) % hosts]), nic_bytes)
             for h, nic in enumerate(self._rank_nic)
             if nic_bytes
         ]
@@ -148,20 +165,24 @@ class Platform:
 
     def dense_to_rank(self, r: int) -> Process:
         """The bytes of the dense weights from their home (`travel` has charged the answer)."""
-        return self._dense_passes(lambda nic: (nic, self._rank_link(r) + 1))
+        return self._dense_passes(lambda nic: self._path(nic, self._rank_link(r)))
 
     def dense_from_rank(self, r: int) -> Process:
         """A dense gradient to the home of the weights."""
         yield self.travel()
-        yield from self._dense_passes(lambda nic: (self._rank_link(r), nic + 1))
+        yield from self._dense_passes(lambda nic: self._path(self._rank_link(r), nic))
 
-    def _dense_passes(self, path_of: Callable[[int], tuple[int, int]]) -> Process:
+    def _dense_passes(self, path_of: Callable[[int], tuple[int, ...]]) -> Process:
         size_bytes, network = self._need.dense_bytes, self.network
         if self._home is DenseHome.ONE:
             yield network.send(path_of(self._dense_nic), size_bytes)
         elif self._home is DenseHome.SERVERS and not self._resolve:
-            streams = self._streams * self._even
-            yield network.send(path_of(self._server_nic[0]), size_bytes, streams)
+            groups = zip(self._server_nic, self._groups, strict=True)
+            passed = [
+                network.send(path_of(nic), size_bytes * group.share, group.streams)
+                for nic, group in groups
+            ]
+            yield passed[0] if len(passed) == 1 else simpy.AllOf(self.env, passed)
         elif self._home is DenseHome.SERVERS:
             nics = [self._server_nic[host] for host in self.host_of_server]
             parts = zip(nics, self._need.server_shares.tolist(), strict=True)
@@ -191,25 +212,71 @@ class Platform:
                 nic, request_bytes, service_s, memory_bytes, answer_bytes, at_servers, join_s
             )
             return
-        env, server = self.env, self._server_nic[0]
-        streams = self._streams * self._even
-        yield self.network.send((nic, server + 1), request_bytes, streams)
+        if len(self._groups) > 1:
+            yield from self._fan_out_to_racks(
+                nic, request_bytes, service_s, memory_bytes, answer_bytes, at_servers, join_s
+            )
+            return
+        env, server, streams = self.env, self._server_nic[0], self._groups[0].streams
+        yield self.network.send(self._path(nic, server), request_bytes, streams)
         arrived_s, each = env.now, None
         if self.tells_each:
-            delays = self.servers.visit(arrived_s, service_s, memory_bytes)
+            delays = self._bank.visit(arrived_s, service_s, memory_bytes)
             each = np.full(len(delays), arrived_s), arrived_s + delays
             each[1][each[1].argmax()] += join_s
             delay = float(delays.max()) + join_s
         else:
-            delay = self.servers.longest(arrived_s, service_s, memory_bytes) + join_s
+            delay = self._bank.longest(arrived_s, service_s, memory_bytes) + join_s
         if delay == inf:
             yield env.event()  # a server that never comes back
         yield delay
         at_servers(arrived_s, each)
         if answer_bytes is not None:
-            yield from self._answer((server, nic + 1), answer_bytes, streams)
+            yield from self._answer(self._path(server, nic), answer_bytes, streams)
 
-    def _answer(self, path: tuple[int, int], size_bytes: float, streams: float = 1.0) -> Process:
+    def _fan_out_to_racks(
+        self,
+        nic: int,
+        request_bytes: float,
+        service_s: np.ndarray,
+        memory_bytes: float,
+        answer_bytes: float | None,
+        at_servers: AtServers,
+        join_s: float,
+    ) -> Process:
+        """One flow to the servers of each rack, each of which answers for itself."""
+        env, served = self.env, 0
+        arrived, done = np.zeros(len(service_s)), np.zeros(len(service_s))
+
+        def ask(server: int, group: ServerGroup, bank: Bank) -> Process:
+            nonlocal served
+            part, share = group.processes, group.share
+            path = self._path(nic, server)
+            yield self.network.send(path, request_bytes * share, group.streams)
+            delays = bank.visit(env.now, service_s[part], memory_bytes * share)
+            arrived[part] = env.now
+            done[part] = env.now + delays
+            done[group.first + int(delays.argmax())] += join_s
+            delay = float(delays.max()) + join_s
+            if delay == inf:
+                yield env.event()
+            yield delay
+            served += 1
+            if served == len(self._groups):
+                at_servers(float(arrived.max()), (arrived, done) if self.tells_each else None)
+            if answer_bytes is not None:
+                back = self._path(server, nic)
+                yield from self._answer(back, answer_bytes * share, group.streams)
+
+        yield simpy.AllOf(
+            env,
+            [
+                env.process(ask(server, *of_group))
+                for server, of_group in zip(self._server_nic, self._banks.of_group, strict=True)
+            ],
+        )
+
+    def _answer(self, path: tuple[int, ...], size_bytes: float, streams: float = 1.0) -> Process:
         if self._latency_s:
             yield self.travel()
         yield self.network.send(path, size_bytes, streams)
@@ -232,10 +299,10 @@ class Platform:
             nonlocal served
             server = self._server_nic[self.host_of_server[process]]
             share = float(shares[process])
-            yield self.network.send((nic, server + 1), request_bytes * share)
+            yield self.network.send(self._path(nic, server), request_bytes * share)
             arrived[process] = env.now
             service, memory = float(service_s[process]), memory_bytes * share
-            delay = self.servers.visit_one(env.now, process, service, memory)
+            delay = self._bank.visit_one(env.now, process, service, memory)
             if delay == inf:
                 yield env.event()
             yield delay
@@ -246,6 +313,6 @@ class Platform:
             if served == len(shares):
                 at_servers(float(arrived.max()), (arrived, instants))
             if answer_bytes is not None:
-                yield from self._answer((server, nic + 1), answer_bytes * share)
+                yield from self._answer(self._path(server, nic), answer_bytes * share)
 
         yield simpy.AllOf(env, [env.process(ask(p)) for p in range(len(shares))])

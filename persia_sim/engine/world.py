@@ -17,7 +17,8 @@ from persia_sim.engine.recovery import Recovery
 from persia_sim.model.demand import Demand
 from persia_sim.model.incidents import Crash
 from persia_sim.model.noise import Purpose, lognormal_factors, stream
-from persia_sim.model.scenario import Scenario, WorkerChoice
+from persia_sim.model.placement import workers_of
+from persia_sim.model.scenario import Scenario
 from persia_sim.model.stamps import Leg, Mark
 
 
@@ -58,7 +59,7 @@ class World:
             lognormal_factors(stream(seed, Purpose.GPU, r), noise.gpu_cv, steps).tolist()
             for r in range(ranks)
         ]
-        self._worker = [self._workers_of(r) for r in range(ranks)]
+        self._worker = [workers_of(scenario, r) for r in range(ranks)]
 
     def stamp(self, mark: Mark, r: int, s: int) -> None:
         """This batch reached this instant now."""
@@ -67,18 +68,6 @@ class World:
     def worker_of(self, r: int, s: int) -> int:
         """The embedding worker that serves a batch."""
         return self._worker[r][s]
-
-    def _workers_of(self, r: int) -> list[int]:
-        """The embedding workers of a rank's batches."""
-        cluster, choice = self.scenario.cluster, self.scenario.worker_choice
-        workers, steps = cluster.embedding_workers.processes, self.scenario.steps
-        if choice is WorkerChoice.RANDOM:
-            draws = stream(self.scenario.seed, Purpose.WORKER_CHOICE, r)
-            return list(map(int, draws.integers(0, workers, steps)))
-        batches = np.arange(steps) * cluster.ranks + r
-        if choice is WorkerChoice.PER_LOADER:
-            batches //= cluster.loaders
-        return list(map(int, batches % workers))
 
     def worker_delay(self, worker: int, service_s: float, memory_bytes: float) -> float:
         """Queue and serve at an embedding worker."""

@@ -62,7 +62,7 @@ def report(run: Run, capacity: Capacity | None = None) -> Report:
     scenario = run.scenario
     rate, step, kept = throughput(run), step_time(run), steady_steps(run)
     use = {n: busy / scenario.steps / step.mean for n, busy in run.busy_s.items() if busy}
-    for role in ("GPU host", "worker host", "server host", "dense server"):
+    for role in ("GPU host", "worker host", "server host", "dense server", "uplink"):
         for way in ("out", "in"):
             shares = [
                 sent / run.link_capacity[name] / scenario.steps / step.mean
@@ -70,7 +70,7 @@ def report(run: Run, capacity: Capacity | None = None) -> Report:
                 if name.startswith(role) and name.endswith(way)
             ]
             if shares:
-                use[f"{role} NIC, {way}"] = max(shares)
+                use[f"{role}{'' if role == 'uplink' else ' NIC'}, {way}"] = max(shares)
     dollars = scenario.cluster.usd_per_hour
     return Report(
         run=run,
@@ -157,7 +157,20 @@ def exposed(run: Run) -> dict[str, float]:
 
 def sent_bytes(run: Run) -> float:
     """Payload bytes of all messages of a run; each enters one NIC (a loader leaves none)."""
-    return sum(size for name, size in run.link_bytes.items() if name.endswith(" in"))
+    return sum(
+        size
+        for name, size in run.link_bytes.items()
+        if name.endswith(" in") and not name.startswith("uplink")
+    )
+
+
+def _racks(run: Run) -> str:
+    """How many racks, how fast their uplinks are, and what share of the bytes crosses them."""
+    rates = [rack.uplink_bytes_per_s * 8 / 1e9 for rack in run.scenario.cluster.racks]
+    told = f"{min(rates):g}" if min(rates) == max(rates) else f"{min(rates):g} to {max(rates):g}"
+    between = sum(size for name, size in run.link_bytes.items() if name.startswith("uplink")) / 2
+    share = between / sent_bytes(run) if between else 0.0
+    return f"racks        {len(rates)}, uplinks {told} Gbit/s; {share:.1%} of the bytes cross them"
 
 
 def _interval(rate: Estimate) -> str:
@@ -235,6 +248,8 @@ def text(result: Report) -> str:
         f"in use       {_shares(result.use, 6)}",
         f"sent         {_si(sent_bytes(run) / scenario.steps, 'B')} a step",
     ]
+    if cluster.racks:
+        lines.append(_racks(run))
     if scenario.disturbances or scenario.checkpoints:
         lines.append(_faults(run))
     if result.capacity is not None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import Self
 
+from persia_sim.model.racks import Rack, check_racks
 from persia_sim.words.rules import require
 
 
@@ -144,10 +145,16 @@ class Cluster:
     """Data loader processes, >= 1; they run beside the other roles, on no hosts of their own."""
     link: Link
     """The network between any two hosts."""
+    racks: tuple[Rack, ...] = ()
+    """Where the hosts are; none: all behind one switch. Loaders have no place, and an all-reduce
+    only where it is on the NICs (`dense_on_nics`): else they cross no uplink."""
     source: str
     """Where the counts come from."""
 
     def __post_init__(self) -> None:
+        if self.racks:
+            roles = self.nn, self.embedding_workers, self.servers
+            check_racks(self.racks, *(role.hosts for role in roles))
         require(self.ranks >= 1, "ranks", self.ranks, "must be >= 1")
         require(self.loaders >= 1, "loaders", self.loaders, "must be >= 1")
         require(

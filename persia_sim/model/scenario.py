@@ -205,6 +205,14 @@ class Scenario:
         if self.merge_pushes is not None and not mode.may_merge:
             why = "always merges" if mode.has_barrier else "has no step to merge over"
             require(False, "merge_pushes", self.merge_pushes, f"{mode} {why}", "drop it")
+        require(
+            self.discipline is not Discipline.FIFO or len(self.cluster.racks) < 2,
+            "discipline",
+            str(self.discipline),
+            f"{self.cluster.name} has racks, and fifo serves a link in order of sending: at an "
+            "uplink messages would wait for others that have not left their own NIC yet",
+            "choose fluid, or describe the cluster without racks",
+        )
         counts = {
             Target.RANK: self.cluster.ranks,
             Target.WORKER: self.cluster.embedding_workers.processes,

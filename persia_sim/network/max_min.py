@@ -32,6 +32,7 @@ def max_min(
             left.setdefault(link, capacities[link])
             load[link] = load.get(link, 0.0) + weights[flow]
             flows_of.setdefault(link, []).append(flow)
+    growing = {link: len(flows) for link, flows in flows_of.items()}
     share = {link: max(left[link], 0.0) / load[link] for link in load}
     by_share = [(level, link) for link, level in share.items()]  # stale entries are skipped
     heapify(by_share)
@@ -43,7 +44,8 @@ def max_min(
         for link in crossed[flow]:
             load[link] -= weights[flow]
             left[link] -= rate
-            if load[link] <= 1e-9:
+            growing[link] -= 1  # by count: what is left of a sum of weights may be a rounding error
+            if not growing[link]:
                 del load[link], share[link]
             else:
                 share[link] = max(left[link], 0.0) / load[link]

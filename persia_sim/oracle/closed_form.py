@@ -8,13 +8,16 @@ cycle of such constraints. Shared resources add bounds: demand of a step over ca
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
 from persia_sim.model.allreduce import sync_delay
 from persia_sim.model.demand import Demand, Fetch, demand
+from persia_sim.model.placement import placement
 from persia_sim.model.scenario import DenseHome, Scenario
-from persia_sim.network.disciplines import transfer_s
+from persia_sim.oracle.transfers import Transfers
+from persia_sim.oracle.uplinks import rack_pairs, uplink_bytes
 from persia_sim.words.vocabulary import Mode
 
 
@@ -46,88 +49,27 @@ class Latencies:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Transfers:
-    """Rates that one message alone gets."""
-
-    scenario: Scenario
-    need: Demand
-
-    def _rates(self) -> tuple[float, float, float, float, float]:
-        cluster = self.scenario.cluster
-        shares = self.need.server_shares
-        per_host = np.arange(len(shares)) // cluster.servers.processes_per_host
-        busiest = float(np.bincount(per_host, weights=shares).max())
-        rank, worker, server = cluster.nic_payload_bytes_per_s
-        stream = cluster.link.stream_bytes_per_s
-        streams = float(len(shares)) * (1.0 / (float(shares.max()) * len(shares)))
-        return rank, worker, server / busiest, stream, stream * streams
-
-    def load_s(self) -> float:
-        """Loader to worker."""
-        _, worker, _, stream, _ = self._rates()
-        return transfer_s(self.need.loader_bytes, [worker], stream)
-
-    def input_s(self) -> float:
-        """Loader to rank."""
-        rank, _, _, stream, _ = self._rates()
-        return transfer_s(self.need.input_bytes, [rank], stream)
-
-    def fan_s(self, size_bytes: float) -> float:
-        """Worker to all servers or back."""
-        _, worker, servers, _, streams = self._rates()
-        return transfer_s(size_bytes, [worker, servers], streams)
-
-    def worker_s(self, size_bytes: float) -> float:
-        """Worker to worker."""
-        _, worker, _, stream, _ = self._rates()
-        return transfer_s(size_bytes, [worker, worker], stream)
-
-    def dense_s(self) -> float:
-        """A copy of the dense weights between their home and a rank (async)."""
-        rank, _, servers, stream, streams = self._rates()
-        size_bytes, home = self.need.dense_bytes, self.scenario.home
-        if home is DenseHome.SERVERS:
-            return transfer_s(size_bytes, [servers, rank], streams)
-        if home is DenseHome.ONE:
-            one = self.scenario.cluster.nic_payload_bytes_per_s[2]
-            return transfer_s(size_bytes, [one, rank], stream)
-        return 0.0
-
-    def dense_served_s(self) -> float:
-        """A copy of the dense weights at their home (async)."""
-        if self.scenario.home is DenseHome.SERVERS:
-            return float(self.need.dense_part_s.max())
-        return self.need.dense_copy_s
-
-    def rank_s(self, size_bytes: float) -> float:
-        """Worker to rank or back."""
-        rank, worker, _, stream, _ = self._rates()
-        return transfer_s(size_bytes, [worker, rank], stream)
-
-
 def fetch_s(scenario: Scenario, transfers: Transfers, part: Fetch) -> float:
     """One pass through worker and servers, without the copy to the GPU."""
     latency = scenario.cluster.link.latency_s
-    at_servers = float(part.server_s.max()) + part.join_s
-    return (
-        latency
-        + part.worker_forward_s
+    asked = latency + part.worker_forward_s + latency
+    answered = max(
+        asked
+        + transfers.fan_s(part.request_bytes, group)
+        + (float(part.server_s[group.processes].max()) + part.join_s)
         + latency
-        + transfers.fan_s(part.request_bytes)
-        + at_servers
-        + latency
-        + transfers.fan_s(part.rows_bytes)
-        + part.worker_pool_s
-        + latency
-        + transfers.rank_s(part.activation_bytes)
+        + transfers.fan_s(part.rows_bytes, group)
+        for group in transfers.groups
     )
+    return answered + part.worker_pool_s + latency + transfers.rank_s(part.activation_bytes)
 
 
-def latencies(scenario: Scenario, need: Demand) -> Latencies:
-    """Add up a batch's life."""
+def latencies(
+    scenario: Scenario, need: Demand, rank_rack: int = 0, worker_rack: int = 0
+) -> Latencies:
+    """Add up the life of a batch whose rank and whose embedding worker are in these racks."""
     latency = scenario.cluster.link.latency_s
-    transfers = Transfers(scenario, need)
+    transfers = Transfers(scenario, need, rank_rack, worker_rack)
     zero = np.zeros(1)
     sync = 0.0
     if scenario.mode.has_barrier:
@@ -148,13 +90,12 @@ def latencies(scenario: Scenario, need: Demand) -> Latencies:
     pull = 0.0
     if scenario.home is not None:
         pull = 2 * latency + transfers.dense_served_s() + transfers.dense_s()
-    push = (
-        latency
-        + transfers.rank_s(need.gradient_bytes)
-        + need.worker_scatter_s
-        + latency
-        + transfers.fan_s(need.push_bytes)
-        + (float(need.server_update_s.max()) + need.update_join_s)
+    scattered = latency + transfers.rank_s(need.gradient_bytes) + need.worker_scatter_s + latency
+    push = max(
+        scattered
+        + transfers.fan_s(need.push_bytes, group)
+        + (float(need.server_update_s[group.processes].max()) + need.update_join_s)
+        for group in transfers.groups
     )
     return Latencies(
         load_s=need.load_s + transfers.load_s() + transfers.input_s(),
@@ -172,8 +113,30 @@ def latencies(scenario: Scenario, need: Demand) -> Latencies:
 
 
 def cycles(scenario: Scenario, need: Demand) -> dict[str, float]:
-    """Seconds a step that each cycle of constraints asks for; the largest is the step time."""
-    life, queues, cluster = latencies(scenario, need), scenario.queues, scenario.cluster
+    """Seconds a step that each cycle of constraints asks for; the largest is the step time.
+
+    With racks a bound: of each rank by the worker that is best placed for it. Where ranks share a
+    step the slowest counts, where they do not their rates add up.
+    """
+    ranks, found = [], []
+    for (rank_rack, worker_racks), count in rack_pairs(scenario).items():
+        ways = [_cycles(scenario, need, rank_rack, rack) for rack in worker_racks]
+        found.append({name: min(way[name] for way in ways) for name in ways[0]})
+        ranks.append(count)
+    if len(found) == 1:
+        return found[0]
+    if scenario.mode.has_barrier:
+        return {name: max(each[name] for each in found) for name in found[0]}
+    return {
+        name: sum(ranks)
+        / sum(n / each[name] if each[name] else inf for n, each in zip(ranks, found, strict=True))
+        for name in found[0]
+    }
+
+
+def _cycles(scenario: Scenario, need: Demand, rank_rack: int, worker_rack: int) -> dict[str, float]:
+    life = latencies(scenario, need, rank_rack, worker_rack)
+    queues, cluster = scenario.queues, scenario.cluster
     train = life.refresh_s + life.pull_s + life.compute_s + life.sync_s
     if scenario.mode is Mode.ASYNC_AVERAGING and cluster.ranks > 1:
         train = _with_rounds(train, scenario, need)
@@ -260,6 +223,16 @@ def shared(scenario: Scenario, need: Demand) -> dict[str, float]:
             found["server NICs, out"] += ranks * need.dense_bytes * busiest / server_rate
         else:
             found["dense server's NIC"] = ranks * need.dense_bytes / server_rate
+    uplinks = placement(cluster).uplinks
+    if uplinks:
+        carried = uplink_bytes(scenario, need)
+        found |= {
+            f"uplinks, {way}": max(
+                carried[f"uplink {rack} {way}"] / scenario.steps / rate
+                for rack, rate in enumerate(uplinks)
+            )
+            for way in ("out", "in")
+        }
     if scenario.infinite_cpus:
         return found
     work_s = need.worker_scatter_s + sum(f.worker_forward_s + f.worker_pool_s for f in fetches)

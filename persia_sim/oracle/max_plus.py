@@ -8,15 +8,18 @@ nothing is shared: discipline ``unshared`` and ``infinite_cpus``.
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Callable
 
 import numpy as np
 
 from persia_sim.model.allreduce import sync_delay
 from persia_sim.model.demand import Demand, Fetch, demand, loader_start_s
 from persia_sim.model.noise import Purpose, lognormal_factors, stream
+from persia_sim.model.placement import ServerGroup, placement
 from persia_sim.model.scenario import Discipline, Scenario
 from persia_sim.model.stamps import Mark
-from persia_sim.oracle.closed_form import Transfers
+from persia_sim.oracle.transfers import Transfers
+from persia_sim.oracle.uplinks import serving_racks
 from persia_sim.words.rules import require
 from persia_sim.words.vocabulary import Mode
 
@@ -46,7 +49,16 @@ class _Recursion:
         self.need = need
         self.ranks, self.steps = scenario.cluster.ranks, scenario.steps
         self.latency_s = scenario.cluster.link.latency_s
-        self.transfers = Transfers(scenario, need)
+        # Of each batch: the racks of its rank and worker; one pair where no uplink can bind.
+        self.rank_rack = placement(scenario.cluster).of_rank.tolist()
+        self.worker_rack = serving_racks(scenario)
+        self.by_racks = {
+            (a, b): Transfers(scenario, need, a, b)
+            for a in set(self.rank_rack)
+            for b in np.unique(self.worker_rack).tolist()
+        }
+        self.transfers = next(iter(self.by_racks.values()))
+        self.groups = self.transfers.groups
         self.at = np.full((len(Mark), self.ranks, self.steps), np.nan)
         self.handed_on = np.zeros((self.ranks, self.steps))
         noise, seed = scenario.noise, scenario.seed
@@ -111,6 +123,17 @@ class _Recursion:
             closed_before.append(np.full(ranks, closed.max()) if barrier else closed)
         return at
 
+    def _each(self, s: int, took_s: Callable[[Transfers], float]) -> np.ndarray | float:
+        """How long a message of step s takes, by rank where racks tell them apart."""
+        if len(self.by_racks) == 1:
+            return took_s(self.transfers)
+        known = {racks: took_s(transfers) for racks, transfers in self.by_racks.items()}
+        there = self.worker_rack[:, s].tolist()
+        return np.array([known[racks] for racks in zip(self.rank_rack, there, strict=True)])
+
+    def _fan_s(self, s: int, size_bytes: float, group: ServerGroup) -> np.ndarray | float:
+        return self._each(s, lambda transfers: transfers.fan_s(size_bytes, group))
+
     def _past(self, instants_of_steps: np.ndarray, s: int) -> np.ndarray | float:
         return instants_of_steps[:, s] if s >= 0 else 0.0
 
@@ -152,21 +175,31 @@ class _Recursion:
         ]
 
     def _at_servers(
-        self, service_s: np.ndarray, join_s: float, purpose: Purpose, s: int
+        self,
+        group: ServerGroup,
+        service_s: np.ndarray,
+        join_s: float,
+        noise: list[np.ndarray | float],
     ) -> np.ndarray:
-        return np.array([float((service_s * f).max()) + join_s for f in self._noise(purpose, s)])
+        drawn = [(service_s * factors)[group.processes] for factors in noise]
+        return np.array([float(each.max()) + join_s for each in drawn])
 
     def _fetch(
         self, start: np.ndarray, s: int, part: Fetch, purpose: Purpose
     ) -> tuple[np.ndarray, np.ndarray]:
         """When the last server has read, and when the rows are on the rank's host."""
-        now = start + (part.worker_forward_s + self.latency_s)
-        now = now + self.transfers.fan_s(part.request_bytes)
-        read = now + self._at_servers(part.server_s, part.join_s, purpose, s)
-        now = read + self.latency_s if self.latency_s else read
-        now = now + self.transfers.fan_s(part.rows_bytes)
-        now = now + (part.worker_pool_s + self.latency_s)
-        return read, now + self.transfers.rank_s(part.activation_bytes)
+        asked = start + (part.worker_forward_s + self.latency_s)
+        noise = self._noise(purpose, s)
+        reads, answers = [], []
+        for group in self.groups:
+            now = asked + self._fan_s(s, part.request_bytes, group)
+            read = now + self._at_servers(group, part.server_s, part.join_s, noise)
+            now = read + self.latency_s if self.latency_s else read
+            answers.append(now + self._fan_s(s, part.rows_bytes, group))
+            reads.append(read)
+        now = np.maximum.reduce(answers) + (part.worker_pool_s + self.latency_s)
+        there = self._each(s, lambda t: t.rank_s(part.activation_bytes))
+        return np.maximum.reduce(reads), now + there
 
     def _train(self, s: int, taken: np.ndarray, closed_before: list[np.ndarray]) -> None:
         at, need = self.at, self.need
@@ -174,7 +207,8 @@ class _Recursion:
         if need.forward is not None:
             now = np.maximum(now, self.forwarded)
             now = now + (need.forward.worker_s + self.latency_s)
-            now = now + self.transfers.rank_s(need.forward.activation_bytes)
+            size_bytes = need.forward.activation_bytes
+            now = now + self._each(s, lambda t: t.rank_s(size_bytes))
             now = now + need.forward.copy_in_s
         if need.refresh is not None:
             if s:
@@ -185,7 +219,7 @@ class _Recursion:
         at[Mark.REFRESHED, :, s] = now
         if self.scenario.mode is Mode.ASYNC:
             now = (now + self.latency_s) + self.transfers.dense_served_s()
-            now = (now + self.latency_s) + self.transfers.dense_s()
+            now = (now + self.latency_s) + self._each(s, lambda t: t.dense_s())
         at[Mark.START, :, s] = now
         forward, backward = need.forward_s * self.gpu[:, s], need.backward_s * self.gpu[:, s]
         end = now + (forward + backward)
@@ -205,13 +239,31 @@ class _Recursion:
     def _push(self, start: np.ndarray, s: int) -> np.ndarray:
         need = self.need
         now = start + self.latency_s
-        now = now + self.transfers.rank_s(need.gradient_bytes)
+        now = now + self._each(s, lambda t: t.rank_s(need.gradient_bytes))
         now = now + (need.worker_scatter_s + self.latency_s)
         if need.forward is not None:
-            there = float(now.max()) + self.transfers.worker_s(need.forward.exchange_bytes)
+            there = float((now + self._exchange(s, need.forward.exchange_bytes)).max())
             self.forwarded = max(self.forwarded, there)
-        now = now + self.transfers.fan_s(need.push_bytes)
-        applied: np.ndarray = now + self._at_servers(
-            need.server_update_s, need.update_join_s, Purpose.SERVER_UPDATE, s
+        noise = self._noise(Purpose.SERVER_UPDATE, s)
+        applied: np.ndarray = np.maximum.reduce(
+            [
+                now
+                + self._fan_s(s, need.push_bytes, group)
+                + self._at_servers(group, need.server_update_s, need.update_join_s, noise)
+                for group in self.groups
+            ]
         )
         return applied
+
+    def _exchange(self, s: int, size_bytes: float) -> np.ndarray | float:
+        """From the worker of each rank's batch to that of its next."""
+        if len(self.by_racks) == 1:
+            return self.transfers.worker_s(size_bytes)
+        here, there = self.worker_rack[:, s], self.worker_rack[:, (s + 1) % self.steps]
+        first = self.rank_rack[0]
+        return np.array(
+            [
+                self.by_racks[first, a].worker_s(size_bytes, b)
+                for a, b in zip(here.tolist(), there.tolist(), strict=True)
+            ]
+        )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from math import inf
 
 import pytest
 import simpy
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from persia_sim.network.fluid import Fluid
+from tests.persia_sim.test_network import naive_max_min
 
 Message = tuple[float, tuple[int, ...], float, float]
 
@@ -65,6 +67,42 @@ def test_a_hub_gives_the_same_ends_on_any_network(
 ) -> None:
     single = ends(*problem, hub_flows=10**9)
     assert ends(*problem, hub_flows=hub_flows) == pytest.approx(single, rel=1e-7)
+
+
+def exact_ends(capacities: list[float], messages: list[Message]) -> list[float]:
+    """When each message has arrived: between two events all rates are those of exact progressive
+    filling over everything that is on its way. No heap, no memory of earlier rates, no hub."""
+    left = {number: Fraction(message[2]) for number, message in enumerate(messages)}
+    now, found = Fraction(0), [0.0] * len(messages)
+    while left:
+        on_its_way = [number for number in left if messages[number][0] <= now]
+        later = [Fraction(messages[number][0]) for number in left if messages[number][0] > now]
+        rates: dict[int, Fraction] = {}
+        if on_its_way:
+            paths = [list(messages[number][1]) for number in on_its_way]
+            weights = [messages[number][3] for number in on_its_way]
+            bounds = [min(capacities[link] for link in path) for path in paths]
+            shares = naive_max_min(paths, weights, bounds, dict(enumerate(capacities)))
+            rates = dict(zip(on_its_way, shares, strict=True))
+        ends = [now + left[number] / rate for number, rate in rates.items()]
+        until = min(later + ends)
+        for number, rate in rates.items():
+            left[number] -= rate * (until - now)
+            if left[number] == 0:
+                del left[number]
+                found[number] = float(until)
+        now = until
+    return found
+
+
+@settings(max_examples=25)
+@given(racks(), st.integers(1, 4))
+def test_over_time_any_network_is_shared_as_exact_filling_shares_it(
+    problem: tuple[list[float], list[Message]], hub_flows: int
+) -> None:
+    capacities, messages = problem[0], problem[1][:9]
+    coarse = [(round(8 * s) / 8, path, round(4 * n) / 4, w) for s, path, n, w in messages]
+    assert ends(capacities, coarse, hub_flows) == pytest.approx(exact_ends(capacities, coarse))
 
 
 @given(crowded(), st.integers(1, 8))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from math import inf
+from random import Random
 
 import pytest
 import simpy
@@ -90,6 +92,53 @@ def test_solution_carries_its_certificate(
     paths, weights, bounds, capacities = problem
     rates = max_min(paths, weights, bounds, capacities)
     assert violations(rates, paths, weights, bounds, capacities) == []
+
+
+def naive_max_min(
+    paths: list[list[int]], weights: list[float], bounds: list[float], capacities: dict[int, float]
+) -> list[Fraction]:
+    """Progressive filling as it is defined, in exact fractions: all flows grow at one rate per
+    weight until a link is full or a flow at its bound; those stop, and the others go on."""
+    rates: dict[int, Fraction] = {}
+    room = {link: Fraction(capacity) for link, capacity in capacities.items()}
+    ratio = [Fraction(b) / Fraction(w) for b, w in zip(bounds, weights, strict=True)]
+    while len(rates) < len(paths):
+        growing = [flow for flow in range(len(paths)) if flow not in rates]
+        level = {
+            link: (left - sum((rates[f] for f in rates if link in paths[f]), Fraction(0))) / load
+            for link, left in room.items()
+            if (load := sum(Fraction(weights[f]) for f in growing if link in paths[f]))
+        }
+        least = min([ratio[flow] for flow in growing] + list(level.values()))
+        full = {link for link, reached in level.items() if reached == least}
+        for flow in growing:
+            if ratio[flow] == least or full & set(paths[flow]):
+                rates[flow] = least * Fraction(weights[flow])
+    return [rates[flow] for flow in range(len(paths))]
+
+
+@given(sharing())
+def test_rates_on_any_network_are_those_of_exact_progressive_filling(
+    problem: tuple[list[list[int]], list[float], list[float], dict[int, float]],
+) -> None:
+    rates = max_min(*problem)
+    exact = naive_max_min(*problem)
+    assert violations([float(rate) for rate in exact], *problem) == []
+    assert rates == pytest.approx([float(rate) for rate in exact], rel=1e-9)
+
+
+@given(st.integers(2, 300), st.integers(0, 2**32), st.sampled_from([1e-12, 1.0, 1e5]))
+def test_however_many_flows_of_whatever_weight_meet_the_solver_ends(
+    flows: int, seed: int, scale: float
+) -> None:
+    """A sum of weights from which all were taken again is seldom exactly 0."""
+    draws = Random(seed)
+    paths = [draws.sample(range(4), draws.randint(1, 3)) for _ in range(flows)]
+    weights = [scale * draws.uniform(0.001, 1) for _ in paths]
+    bounds = [draws.choice([1e-3, 1.0, 1e9]) for _ in paths]
+    capacities = {link: draws.uniform(0.5, 2) for link in range(4)}
+    rates = max_min(paths, weights, bounds, capacities)
+    assert violations(rates, paths, weights, bounds, capacities, tolerance=1e-6) == []
 
 
 @given(sharing(), st.randoms(use_true_random=False), st.floats(0.1, 10))

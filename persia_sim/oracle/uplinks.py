@@ -1,0 +1,72 @@
+"""What a run puts on the racks' uplinks: every byte is known before it is sent."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from persia_sim.model.demand import Demand
+from persia_sim.model.placement import placement, server_groups, workers_of
+from persia_sim.model.scenario import DenseHome, Scenario
+
+
+def serving_racks(scenario: Scenario) -> np.ndarray:
+    """The rack of the embedding worker of each batch, int [ranks, steps]."""
+    places, ranks = placement(scenario.cluster), range(scenario.cluster.ranks)
+    if not places.uplinks:
+        return np.zeros((len(ranks), scenario.steps), int)
+    of_worker = places.of_worker
+    found: np.ndarray = of_worker[np.array([workers_of(scenario, r) for r in ranks])]
+    return found
+
+
+def rack_pairs(scenario: Scenario) -> dict[tuple[int, tuple[int, ...]], int]:
+    """How many ranks are in a rack and served by workers of these racks."""
+    places = placement(scenario.cluster)
+    if not places.uplinks:
+        return {(0, (0,)): scenario.cluster.ranks}
+    served = [tuple(np.unique(racks).tolist()) for racks in serving_racks(scenario)]
+    return dict(Counter(zip(places.of_rank.tolist(), served, strict=True)))
+
+
+def uplink_bytes(scenario: Scenario, need: Demand) -> dict[str, float]:
+    """Bytes of each direction of each uplink over the whole run, by the engine's names of links.
+
+    Without the rounds of async_averaging, whose number the run decides, and without pushes that a
+    crash has lost.
+    """
+    places, cluster = placement(scenario.cluster), scenario.cluster
+    racks = len(places.uplinks)
+    sent = np.zeros((racks, racks))  # from a rack to a rack
+    worker = serving_racks(scenario)
+    rank = np.broadcast_to(places.of_rank[:, None], worker.shape)
+    fetches = [need.fetch] + ([need.refresh] if need.refresh is not None else [])
+    activation = sum(part.activation_bytes for part in fetches)
+    if need.forward is not None:
+        activation += need.forward.activation_bytes
+        np.add.at(sent, (worker, np.roll(worker, -1, axis=1)), need.forward.exchange_bytes)
+    np.add.at(sent, (worker, rank), activation)
+    np.add.at(sent, (rank, worker), need.gradient_bytes)
+    batches = np.bincount(worker.ravel(), minlength=racks)
+    trained = np.bincount(rank.ravel(), minlength=racks)
+    to_servers = need.push_bytes + sum(part.request_bytes for part in fetches)
+    from_servers = sum(part.rows_bytes for part in fetches)
+    for group in server_groups(cluster, places, need.server_shares):
+        sent[:, group.rack] += batches * to_servers * group.share
+        sent[group.rack] += batches * from_servers * group.share
+        if scenario.home is DenseHome.SERVERS:
+            sent[:, group.rack] += trained * need.dense_bytes * group.share
+            sent[group.rack] += trained * need.dense_bytes * group.share
+    if scenario.home is DenseHome.ONE:
+        home = int(places.server_hosts[0])
+        sent[:, home] += trained * need.dense_bytes
+        sent[home] += trained * need.dense_bytes
+    if scenario.dense_on_nics:
+        following = np.roll(places.gpu_hosts, -1)
+        passed = scenario.steps * sum(bucket.nic_bytes for bucket in need.buckets)
+        np.add.at(sent, (places.gpu_hosts, following), passed)
+    np.fill_diagonal(sent, 0.0)
+    out, back = sent.sum(1), sent.sum(0)
+    names = {f"uplink {rack} out": float(out[rack]) for rack in range(racks)}
+    return names | {f"uplink {rack} in": float(back[rack]) for rack in range(racks)}
