@@ -28,6 +28,8 @@ from experiments.validating.profiling import (
     alone,
     fit_profile,
     late,
+    pulls,
+    served,
     sleeps,
     together,
 )
@@ -38,10 +40,10 @@ from persia_sim.words.vocabulary import Mode
 from runtime.run.folder import write_json
 
 SIMULATED_STEPS = 200
-MODES = tuple(map(str, (Mode.SYNC, Mode.LOOKAHEAD, Mode.RAW_HYBRID, Mode.HYBRID)))
+MODES = tuple(map(str, Mode))
 STARTING_S, STEP_S = 0.4, 0.008
 """Of a run, and of a step of the reference, on two quiet cores."""
-_FORMAT = 2
+_FORMAT = 3
 """Of a run's file; one of another format is not read."""
 
 
@@ -50,18 +52,19 @@ class Options:
     """Profile two configurations in short runs of this host, predict others, run and compare.
 
     Each case departs from a reference (hybrid, one rank, tau 4, batch 512, 26 fields, rows of 16,
-    an MLP of 256-128) in mode, ranks, shards, tau, batch, width of rows, ids of a field, MLP, or
-    injected latency. The schedule's own error is that of the simulator with the measured stages.
+    an MLP of 256-128) in mode, ranks, shards, tau, batch, width of rows, ids of a field, MLP,
+    injected latency, or servers that are processes. The schedule's own error is that of the
+    simulator with the measured stages.
     """
 
     modes: tuple[str, ...] = MODES
-    """Keep the cases of these modes: sync, lookahead, raw_hybrid, hybrid."""
+    """Keep the cases of these modes."""
     ranks: tuple[int, ...] = (1, 2)
     """Keep the cases with these numbers of ranks."""
     rounds: int = 3
     """Interleaved rounds of all cases; with 1, four cases only (five minutes)."""
     steps: int = 240
-    """Dense updates of a run; the first third is warm-up."""
+    """Steps of each rank in a run; the first third is warm-up."""
     most_foreign_cores: float = 0.15
     """A run beside which other processes used more cores than this is repeated once."""
     out: Path = Path("runs/validate")
@@ -169,7 +172,8 @@ def forecast(profile: Profile, case: Case, steps: int) -> Forecast:
 
 def costs_of(profile: Profile, case: Case, steps: int) -> Costs:
     """What a case's stages cost alone, by the laws."""
-    return costs_by_law(profile.laws, held_by(case, steps), case.mode, case.ranks)
+    held = held_by(case, steps)
+    return costs_by_law(profile.laws, held, case.mode, case.ranks, bool(case.servers))
 
 
 def _slept_s(profile: Profile, case: Case) -> float:
@@ -309,7 +313,7 @@ def conclusion(records: Sequence[dict[str, Any]]) -> str:
 
 def profiled() -> list[ProfileRun]:
     """The runs of a profile."""
-    return [*alone(), *late(), *ahead(), *together()]
+    return [*alone(), *late(), *ahead(), *together(), *served()]
 
 
 def _measure(options: Options, every: Sequence[Case]) -> tuple[Profile, float, list[Done]]:
@@ -323,7 +327,7 @@ def _measure(options: Options, every: Sequence[Case]) -> tuple[Profile, float, l
     total = len(every) * options.rounds + REPEATS * len(own)
     runs: dict[ProfileRun, list[Found]] = {run: [] for run in own}
     loads, done = [], []
-    loops = _loops(options.out / "profile" / "loops.json")
+    loops = _loops(options.out / "profile" / f"loops-{_FORMAT}.json")
     with tqdm(total=total, desc="validate", disable=None) as bar:
         for number in range(max(REPEATS, options.rounds)):
             for run in own if number < REPEATS else ():
@@ -344,7 +348,7 @@ def _loops(file: Path) -> dict[str, list[Point]]:
     """What is measured without a run."""
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
-        measured = {"add_gradient": additions(), "sleep": sleeps()}
+        measured = {"add_gradient": additions(), "pull": pulls(), "sleep": sleeps()}
         write_json(file, {name: [asdict(p) for p in own] for name, own in measured.items()})
     kept = json.loads(file.read_text())
     return {name: [Point(p["at"], p["seconds"]) for p in own] for name, own in kept.items()}
@@ -383,4 +387,4 @@ def _hash(case: Case, steps: int) -> str:
 def _weight(case: Case) -> float:
     """Of a step against the reference's, roughly: by operations."""
     big = max(1.0, max(case.hidden) / 256) * case.batch / 512
-    return 0.3 + 0.7 * big + 100 * case.latency_s
+    return (0.3 + 0.7 * big) * case.updates_per_step + 100 * case.latency_s

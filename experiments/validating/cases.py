@@ -33,10 +33,12 @@ class Case:
     ranks: int = 1
     shards: int = 1
     """Embedding servers in the ranks' process."""
+    servers: int = 0
+    """Embedding servers that are processes, in place of these; 0: none."""
     window: int = 4
     """tau of modes that read late rows, steps ahead of lookahead; sync has none."""
     batch: int = 512
-    """Samples of one dense update, all ranks together."""
+    """Samples of one dense update, all ranks that have a part in it together."""
     dim: int = 16
     """Floats in a row."""
     bag: int = 1
@@ -57,28 +59,36 @@ class Case:
         parts += [f"1-{self.bag} ids"] if self.bag > 1 else []
         parts.append("-".join(map(str, self.hidden)))
         parts += [f"{1e3 * self.latency_s:g} ms"] if self.latency_s else []
+        processes = "process" if self.servers == 1 else "processes"
+        parts += [f"{self.servers} server {processes}"] if self.servers else []
         return ", ".join(parts)
 
     @property
     def batch_per_rank(self) -> int:
-        """Samples of the largest share of a rank."""
-        return -(-self.batch // self.ranks)
+        """Samples of the largest share of a rank; without a barrier each rank has whole batches."""
+        return -(-self.batch // self.ranks) if self.mode.has_barrier else self.batch
+
+    @property
+    def updates_per_step(self) -> int:
+        """Dense updates while every rank does one step."""
+        return 1 if self.mode.has_barrier else self.ranks
 
     def config(self, steps: int) -> TrainConfig:
-        """The run of so many dense updates."""
+        """The run of so many steps of each rank."""
         sync: dict[str, int] = {}
         if self.mode is Mode.LOOKAHEAD:
             sync["ahead"] = self.window
         elif self.mode is not Mode.SYNC:
             sync["tau"] = self.window
+        rows = {"servers": self.servers} if self.servers else {"shards": self.shards}
         return TrainConfig(
             sync=SyncConfig(mode=self.mode, ranks=self.ranks, **sync),
             engine=EngineConfig(
-                executor="concurrent", shards=self.shards, latency_s=self.latency_s, timeline=True
+                executor="concurrent", latency_s=self.latency_s, timeline=True, **rows
             ),
             data=DataConfig(name=DATA),
             batch=self.batch,
-            steps=steps,
+            steps=steps * self.updates_per_step,
             rows=TableConfig(dim=self.dim),
             model=ModelConfig(hidden=self.hidden),
         )
@@ -137,7 +147,7 @@ def held_by(case: Case, steps: int) -> Held:
         dense_params=weights_of(inputs, case.hidden),
         dim=case.dim,
         inputs=inputs,
-        shards=case.shards,
+        shards=case.servers or case.shards,
         created=created,
     )
 
@@ -195,4 +205,9 @@ def chosen(quick: bool) -> list[Case]:
         Case(latency_s=0.01),
         Case(mode=Mode.SYNC, latency_s=0.01),
         Case(latency_s=0.02, window=8, ranks=2),
+        Case(mode=Mode.SYNC, servers=1),
+        Case(mode=Mode.SYNC, servers=1, batch=2048),
+        Case(mode=Mode.ASYNC),
+        Case(mode=Mode.ASYNC, ranks=2),
+        Case(mode=Mode.ASYNC_AVERAGING, ranks=2),
     ]

@@ -52,7 +52,8 @@ def threads_of(mode: Mode) -> tuple[tuple[str, ...], ...]:
         return ((*fetch, "pool", *dense, "scatter", "push"),)
     if mode is Mode.LOOKAHEAD:
         return fetch, ("refresh", "pool", *dense, "scatter", "push")
-    return (*fetch, "pool"), dense, ("scatter", "push")
+    pull = () if mode.has_barrier else ("pull",)
+    return (*fetch, "pool"), (*pull, *dense), ("scatter", "push")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +85,11 @@ class Burden:
 
 
 def threads(mode: Mode, ranks: int, stages: Stages, python: Stages) -> list[Thread]:
-    """Of one rank; the update of the dense weights is done by one rank a step."""
+    """Of one rank; where ranks share a step, one of them updates the dense weights."""
 
     def total(of: Stages, names: Sequence[str]) -> float:
-        return sum(of[name] / (ranks if name == "update" else 1) for name in names)
+        shared = ranks if mode.has_barrier else 1
+        return sum(of[name] / (shared if name == "update" else 1) for name in names)
 
     return [Thread(own, total(stages, own), total(python, own)) for own in threads_of(mode)]
 

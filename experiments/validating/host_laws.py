@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from experiments.validating.cases import Held
-from experiments.validating.stages import STAGES, Stages
+from experiments.validating.stages import OF_A_MODE, STAGES, Stages
 from persia_sim.words.vocabulary import Mode
 
 TERMS = {
@@ -29,6 +29,7 @@ TERMS = {
     "scatter": ("one", "shards", "occurrences", "occurrence_floats"),
     "push": ("one", "shards", "distinct", "distinct_floats"),
     "add_gradient": ("one", "dense_params"),
+    "pull": ("one", "dense_params"),
     "sleep": ("one", "asked_s"),
 }
 """What each law is linear in."""
@@ -38,6 +39,11 @@ interpreter."""
 LATE = "_late"
 """Behind a stage's name: its law in modes whose stages lie on three threads. What one of them has
 written another finds in no cache of its own core, and what it frees another one allocated."""
+SERVED = "_served"
+"""Behind a stage's name: its law where rows lie in a server process. Reading is then the whole call
+by the clock: request, the server's work (that on the push before it, too), and the answer."""
+OF_SERVED = ("load", "read", "pool", "scatter")
+"""Stages that have such a law; the update of the rows is in the next call."""
 _ROWS, _IDS, _NETWORK = ("distinct", "dim"), ("occurrences", "dim"), ("samples", "dense_params")
 RANGES = {
     "load": ("occurrences",),
@@ -52,11 +58,12 @@ RANGES = {
     "scatter": _IDS,
     "push": _ROWS,
     "add_gradient": ("dense_params",),
+    "pull": ("dense_params",),
     "sleep": ("asked_s",),
 }
 """Quantities outside whose measured range a law is extrapolated."""
 MISSING = (
-    "transport: rows in server processes are not profiled, so no case has any",
+    "transport: calls of a server process in sync with one rank only, where nothing hides them",
     "loader: samples are drawn before a run (the stream draws 16,384 at once, a burst that no mean"
     " describes)",
     "copy: the host's memory is the device's, nothing moves",
@@ -117,7 +124,7 @@ def fit_law(stage: str, points: Sequence[Point]) -> HostLaw:
     """Nearest relative to each measurement."""
     from scipy.optimize import nnls  # late: half a second
 
-    stage = stage.removesuffix(LATE)
+    stage = stage.removesuffix(LATE).removesuffix(SERVED)
     names = TERMS[stage]
     seconds = np.maximum([p.seconds for p in points], 1e-9)
     table = np.array([[p.at[name] for name in names] for p in points]) / seconds[:, None]
@@ -143,17 +150,26 @@ class Costs:
     """Quantities that are outside the range of laws, and whose."""
 
 
-def costs_by_law(laws: Mapping[str, HostLaw], held: Held, mode: Mode, ranks: int) -> Costs:
-    """What a batch of one of so many ranks costs."""
+def costs_by_law(
+    laws: Mapping[str, HostLaw], held: Held, mode: Mode, ranks: int, served: bool = False
+) -> Costs:
+    """What a batch of one of so many ranks costs; ``served``: by server processes."""
     at = quantities(held)
     late = LATE if mode.reads_late_rows else ""
-    names = {stage: stage + late for stage in STAGES if stage != "refresh"}
+    names = {stage: stage + late for stage in STAGES if stage not in OF_A_MODE}
     if mode is Mode.LOOKAHEAD:
         names |= {"read": "read_ahead", "refresh": "refresh"}
+    if mode is Mode.ASYNC:
+        names |= {"pull": "pull"}
+    if served:
+        names |= {stage: stage + SERVED for stage in OF_SERVED}
+        del names["push"]
     used = {name: laws[name] for name in names.values()}
     seconds = {f"{stage}_s": laws[name](at) for stage, name in names.items()}
     python = {f"{s}_s": 0.0 if s in LOCKLESS else laws[n].fixed_s for s, n in names.items()}
-    if ranks > 1:
+    if served:
+        seconds["push_s"] = python["push_s"] = 0.0
+    if ranks > 1 and mode.has_barrier:
         used["add_gradient"] = laws["add_gradient"]
         seconds["update_s"] += (ranks - 1) * laws["add_gradient"](at)
     outside: dict[str, list[str]] = {}

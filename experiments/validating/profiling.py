@@ -19,6 +19,8 @@ from experiments.validating.cases import Case, Held, held_by
 from experiments.validating.contention import Burden, Host, burdens, threads, threads_of
 from experiments.validating.host_laws import (
     LATE,
+    OF_SERVED,
+    SERVED,
     Costs,
     HostLaw,
     Point,
@@ -27,7 +29,7 @@ from experiments.validating.host_laws import (
     quantities,
 )
 from experiments.validating.running import Found
-from experiments.validating.stages import STAGES, Stages
+from experiments.validating.stages import OF_A_MODE, STAGES, Stages
 from persia_sim.words.vocabulary import Mode
 
 CONFIGURATIONS = (Case(), Case(dim=32, hidden=(512, 256)))
@@ -88,6 +90,14 @@ def together() -> list[ProfileRun]:
     ]
 
 
+def served() -> list[ProfileRun]:
+    """Rows in a server process, one thread that asks it."""
+    return [
+        ProfileRun(Case(mode=Mode.SYNC, batch=batch, servers=1), steps)
+        for batch, steps in STEPS_OF_BATCH.items()
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class Profile:
     """What this host costs."""
@@ -117,9 +127,12 @@ def fit_profile(runs: Runs, loops: Mapping[str, Sequence[Point]], cores: int) ->
         stages = _median([f.measured.cpu for f in found])
         if mode is Mode.LOOKAHEAD:
             kept = {"read_ahead": stages["read"], "refresh": stages["refresh"]}
+        elif run.case.servers:
+            kept = {name + SERVED: stages[name] for name in OF_SERVED}
+            kept["read" + SERVED] = _median([f.measured.wall for f in found])["read"]
         else:
             suffix = LATE if mode.reads_late_rows else ""
-            kept = {name + suffix: stages[name] for name in STAGES if name != "refresh"}
+            kept = {name + suffix: stages[name] for name in STAGES if name not in OF_A_MODE}
         for name, seconds in kept.items():
             points.setdefault(name, []).append(Point(at, seconds))
     laws = {name: fit_law(name, own) for name, own in points.items()}
@@ -163,7 +176,7 @@ def _waits(run: ProfileRun, costs: Costs, found: Sequence[Found], host: Host) ->
     """Of every stage; the dense update's where one rank does it: another's waiting is no work."""
     case = run.case
     cpu, wall = (_median([getattr(f.measured, n) for f in found]) for n in ("cpu", "wall"))
-    step_s = case.batch / float(np.median([f.samples_per_s for f in found]))
+    step_s = case.updates_per_step * case.batch / float(np.median([f.samples_per_s for f in found]))
     now = threads(case.mode, case.ranks, cpu, costs.python)
     met = burdens(now, case.ranks, 1 / step_s, replace(host, memory=0.0))
     return [
@@ -218,6 +231,23 @@ def additions() -> list[Point]:
         into, one = torch.zeros(weights), torch.ones(weights)
         seconds = _median_s(partial(into.add_, one))
         found.append(Point(quantities(Held(1, 0, 0, weights, 1)), seconds))
+    return found
+
+
+def pulls() -> list[Point]:
+    """async: a rank copies all dense weights, of networks with two hidden layers."""
+    from torch import nn
+
+    from runtime.dense.optimizer import copy_weights, replica
+
+    found = []
+    for weights in WEIGHTS:
+        width = round((weights / 2) ** 0.5)
+        layers = [nn.Linear(width, out) for out in (width, width, 1)]
+        model = nn.Sequential(*layers)
+        seconds = _median_s(partial(copy_weights, model, replica(model, shared=False)))
+        matrices = sum(layer.weight.numel() for layer in layers)
+        found.append(Point(quantities(Held(1, 0, 0, matrices, 1)), seconds))
     return found
 
 

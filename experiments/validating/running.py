@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from experiments.validating.cases import Case
-from experiments.validating.spans import RowWork, TimedRows, TimedSpans
+from experiments.validating.spans import RowWork, TimedCalls, TimedRows, TimedSpans
 from experiments.validating.stages import Measured, Stages, measured_stages
 from persia_sim.words.staleness import staleness_in_steps
 from persia_sim.words.vocabulary import Mode
@@ -53,20 +53,29 @@ def run_case(case: Case, steps: int) -> Found:
     """Train so many steps in this process and measure them."""
     import torch
 
+    from runtime.engines.parts import assemble_for
     from runtime.engines.threads import ConcurrentRun
-    from runtime.rank.parts import assemble
+    from runtime.order.merge import whole_trace
 
     torch.set_num_threads(1)
-    source: Any = Drawn(case.source(), steps * case.batch)
+    source: Any = Drawn(case.source(), steps * case.updates_per_step * case.batch)
     spans, work = TimedSpans(), RowWork()
-    parts = replace(assemble(case.config(steps), source), spans=spans)
-    store: Any = parts.store  # rows of this process, one server for each shard
-    for server in store.servers:
-        server.rows = TimedRows(server.rows, work)
+    parts = replace(assemble_for(case.config(steps), source), spans=spans)
+    store: Any = parts.store
+    if case.servers:
+        parts.worker.store = TimedCalls(store, work)  # type: ignore[assignment]
+    else:  # rows of this process, one server for each shard
+        for server in store.servers:
+            server.rows = TimedRows(server.rows, work)
     parts.meter.start()
     ConcurrentRun(parts).run()
     first = steps // 3
-    late = staleness_in_steps(parts.recorder.finish(mode=str(case.mode), ranks=case.ranks))
+    facts = {"mode": str(case.mode), "ranks": case.ranks}
+    late = staleness_in_steps(whole_trace(parts.recorder, store.recorded(), facts))
+    if case.servers:
+        store.close()
     kept = late.missing_steps[late.step >= first]
     measured = measured_stages(spans.timed, work, first, case.mode is Mode.LOOKAHEAD)
-    return Found(parts.meter.samples_per_s(skip=first), float(kept.mean()), measured)
+    return Found(
+        parts.meter.samples_per_s(skip=first * case.updates_per_step), float(kept.mean()), measured
+    )

@@ -30,7 +30,7 @@ from persia_sim.engine.simulate import simulate
 from persia_sim.insight.measure import throughput
 from persia_sim.insight.report import staleness
 from persia_sim.model.demand import Demand, Fetch, demand
-from persia_sim.model.scenario import Discipline, Noise, Queues, Scenario
+from persia_sim.model.scenario import DenseHome, Discipline, Noise, Queues, Scenario
 from persia_sim.model.workload import Workload
 from persia_sim.presets.clusters import this_host
 from persia_sim.presets.costs import CATALOGUE
@@ -55,7 +55,9 @@ def schedule(
 ) -> Schedule:
     """Of stages as a clock sees them; ``latency_s`` as it is slept (None: as it was asked for)."""
     run = _simulated(case, stages, steps, dense_cv, latency_s, trace=True)
-    return Schedule(_steps_per_s(run) * case.batch, staleness(run).steps_mean)
+    return Schedule(
+        _steps_per_s(run) * case.updates_per_step * case.batch, staleness(run).steps_mean
+    )
 
 
 def contended(
@@ -98,7 +100,7 @@ def shared_stages(
         slope = (off_now - off_last) / (now - last) if now != last else -1.0
         last, off_last = now, off_now
         now = last - off_now / min(slope, -_LEAST_SLOPE)
-    return longer(exp(last)), most * case.batch
+    return longer(exp(last)), most * case.updates_per_step * case.batch
 
 
 def _simulated(
@@ -157,6 +159,7 @@ def scenario_of(case: Case, steps: int) -> Scenario:
         mode=case.mode,
         discipline=Discipline.UNSHARED,
         queues=Queues(lookup_tasks=side_by_side, push_tasks=side_by_side),
+        dense_home=DenseHome.APART if case.mode is Mode.ASYNC else None,
         steps=steps,
         **window,  # type: ignore[arg-type]
     )  # fmt: skip
@@ -176,14 +179,14 @@ def need_of(case: Case, stages: Stages) -> Demand:
         )  # fmt: skip
 
     ahead = case.mode is Mode.LOOKAHEAD
-    shared = case.ranks > 1
+    shared = case.ranks > 1 and case.mode.has_barrier
     return replace(
         base,
         load_s=0.0,
         loader_bytes=0.0,
         fetch=fetch(stages.load_s, stages.read_s, 0.0 if ahead else stages.pool_s),
         refresh=fetch(0.0, stages.refresh_s, stages.pool_s) if ahead else None,
-        forward_s=stages.forward_s,
+        forward_s=stages.pull_s + stages.forward_s,
         backward_s=stages.backward_s + stages.check_s + (0.0 if shared else stages.update_s),
         buckets=(),
         sync_overhead_s=stages.update_s if shared else 0.0,
@@ -194,4 +197,6 @@ def need_of(case: Case, stages: Stages) -> Demand:
         server_update_s=np.array([stages.push_s]),
         update_join_s=0.0,
         update_memory_bytes=0.0,
+        dense_copy_s=0.0,
+        averaging_s=0.0,
     )

@@ -104,6 +104,20 @@ class TimedRows:
         return _timed(self._work.update, step - 1, self._rows.update, pushes, update, step, *told)
 
 
+class TimedCalls:
+    """A store whose rows are elsewhere; a call for rows is noted as their reading."""
+
+    def __init__(self, store: Any, work: RowWork) -> None:
+        self._store, self._work = store, work
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def look_up(self, handle: Any) -> None:
+        """As the store's."""
+        _timed(self._work.read, handle.step, self._store.look_up, handle)
+
+
 def _timed(notes: list[Work], step: int, work: Callable[..., Any], *told: Any) -> Any:
     began_s, cpu_began_s = time.perf_counter(), time.thread_time()
     found = work(*told)

@@ -28,20 +28,22 @@ class Stages:
     check_s: float
     """See whether all gradients are finite."""
     update_s: float
-    """Once a step: sum the ranks' dense gradients and apply them."""
+    """Once a step: sum the ranks' dense gradients and apply them; async: a rank applies its own."""
     scatter_s: float
     """Gradients of vectors to gradients of rows."""
     push_s: float
     """Update the rows."""
     refresh_s: float = 0.0
     """Lookahead: replace the rows that were written since they were read."""
+    pull_s: float = 0.0
+    """Async: copy the dense weights; with averaging, enter or leave a round."""
 
     def parts(self) -> dict[str, float]:
         """As a table shows them."""
         return {
             "load": self.load_s,
             "lookup": self.read_s + self.refresh_s + self.pool_s,
-            "dense": self.forward_s + self.backward_s + self.check_s + self.update_s,
+            "dense": self.pull_s + self.forward_s + self.backward_s + self.check_s + self.update_s,
             "push": self.scatter_s + self.push_s,
         }
 
@@ -54,6 +56,8 @@ class Stages:
         return Stages(**{f"{stage}_s": factor * self[stage] for stage in STAGES})
 
 
+OF_A_MODE = ("refresh", "pull")
+"""Stages that one mode has and the others have not."""
 STAGES = tuple(field.name.removesuffix("_s") for field in fields(Stages))
 
 
@@ -92,10 +96,13 @@ def measured_stages(
         stage, between_s = str(span.stage), max(0.0, span.cpu_start_s - last.cpu_end_s)
         if prefetches and stage == Stage.LOOKUP and last.stage == Stage.LOAD:
             stage = "ahead"
-        if stage == Stage.DENSE_SYNC:
+        if stage in (Stage.DENSE_SYNC, Stage.DENSE_PUSH):
             wall["check"] += span.start_s - last.end_s
             cpu["check"] += between_s
-            updates[span.step] = min(updates[span.step], span.wall_s)
+            if stage == Stage.DENSE_SYNC:
+                updates[span.step] = min(updates[span.step], span.wall_s)
+            else:
+                wall[stage] += span.wall_s
         else:
             before_it = "asked" if stage == Stage.LOOKUP and not prefetches else stage
             wall[before_it] += between_s
@@ -109,8 +116,9 @@ def measured_stages(
     wall_rows, cpu_rows = rows.means_s(first, batches)
     wall = {stage: total / batches for stage, total in wall.items()}
     cpu = {stage: total / batches for stage, total in cpu.items()}
-    wall[Stage.DENSE_SYNC] = sum(updates.values()) / max(1, len(updates))
-    cpu[Stage.DENSE_SYNC] = cpu.get(Stage.DENSE_SYNC, 0.0) * ranks
+    if Stage.DENSE_PUSH not in cpu:
+        wall[Stage.DENSE_SYNC] = sum(updates.values()) / max(1, len(updates))
+        cpu[Stage.DENSE_SYNC] = cpu.get(Stage.DENSE_SYNC, 0.0) * ranks
     return Measured(
         # What surrounds the rows' own work is CPU time in both.
         _stages(wall, wall_rows, cpu_rows, prefetches),
@@ -158,8 +166,9 @@ def _stages(
         forward_s=of(Stage.FORWARD),
         backward_s=of(Stage.BACKWARD),
         check_s=of("check"),
-        update_s=of(Stage.DENSE_SYNC),
+        update_s=of(Stage.DENSE_SYNC) + of(Stage.DENSE_PUSH),
         scatter_s=rest(of(Stage.PUSH) - rows["update"]),
         push_s=rows["update"],
         refresh_s=rows["refresh"],
+        pull_s=of(Stage.DENSE_PULL) + of(Stage.AVERAGE),
     )

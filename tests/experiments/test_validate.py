@@ -24,6 +24,8 @@ from experiments.validating.contention import (
 )
 from experiments.validating.host_laws import (
     LATE,
+    OF_SERVED,
+    SERVED,
     TERMS,
     Costs,
     HostLaw,
@@ -56,13 +58,18 @@ NO_PYTHON = STAGES.times(0)
         (Case(), 1 + 2 + 1),  # training alone
         (Case(window=0, mode=Mode.RAW_HYBRID), 7),
         (Case(latency_s=0.01), (7 + 2 * 10) / 5),  # five batches share a round
+        (Case(mode=Mode.ASYNC, ranks=2), 0.2 + 1 + 2 + 1),  # each rank's own: nobody waits
+        (Case(mode=Mode.ASYNC_AVERAGING), 0.2 + 1 + 2 + 1),
         (Case(mode=Mode.LOOKAHEAD), 0.1 + 0.5 + 1 + 2 + 1 + 0.5 + 0.5),  # load and read are hidden
     ],
     ids=lambda value: value.name if isinstance(value, Case) else "",
 )
 def test_a_schedule_by_hand(case, step_ms):
-    found = schedule(case, STAGES, 61)  # the steady steps are then whole rounds of five batches
-    assert 1e3 * case.batch / found.samples_per_s == pytest.approx(step_ms, rel=1e-6)
+    pulls = STAGES if case.mode.has_barrier else replace(STAGES, pull_s=0.2 * MS)
+    found = schedule(case, pulls, 61)  # the steady steps are then whole rounds of five batches
+    assert 1e3 * case.updates_per_step * case.batch / found.samples_per_s == pytest.approx(
+        step_ms, rel=1e-6
+    )
 
 
 def test_a_window_that_training_fills_is_missed_whole_and_sync_misses_nothing():
@@ -159,7 +166,8 @@ def flat_laws(factor: float = 1.0) -> dict[str, HostLaw]:
         "forward": ("flops", 1e-10), "backward": ("flops", 2e-10), "check": ("inputs", 1e-9),
         "update": ("dense_params", 1e-7), "scatter": ("occurrences", 1e-7),
         "push": ("distinct", 1e-7), "refresh": ("created", 1e-7), "read_ahead": ("distinct", 1e-7),
-        "add_gradient": ("dense_params", 3e-9), "sleep": ("asked_s", 1.0),
+        "add_gradient": ("dense_params", 3e-9), "pull": ("dense_params", 1e-9),
+        "sleep": ("asked_s", 1.0),
     }  # fmt: skip
     found = {}
     for name, (item, each) in grows.items():
@@ -183,8 +191,35 @@ def test_costs_add_a_gradient_for_each_further_rank_and_name_what_is_extrapolate
     ahead = costs_by_law(laws, held, Mode.LOOKAHEAD, ranks=1).stages
     assert ahead.refresh_s == pytest.approx(2e-4 + 20 * 1e-7)
     assert ahead.read_s == pytest.approx(2e-4 + 100 * 1e-7)
+    own = costs_by_law(laws, held, Mode.ASYNC, ranks=3).stages  # applied by each rank alone
+    assert own.pull_s == pytest.approx(2e-4 + 1e-9 * 1000)
+    assert own.update_s == pytest.approx(2 * (2e-4 + 1e-7 * 1000)) and ahead.pull_s == 0
     late = costs_by_law(laws, held, Mode.HYBRID, ranks=1).stages
     assert late.forward_s == pytest.approx(2 * (2e-4 + 1e-10 * 6 * 1000 * 10))
+
+
+def test_rows_in_a_server_process_have_laws_of_their_own():
+    held, laws = Held(10, 260, 100, 1000, 16), flat_laws()
+    far = Held(20, 520, 200, 1000, 16)
+    for stage in OF_SERVED:
+        points = [Point(quantities(h), 5 * laws[stage](quantities(h))) for h in (held, far)]
+        laws[stage + SERVED] = fit_law(stage + SERVED, points)
+    here = costs_by_law(laws, held, Mode.SYNC, ranks=1).stages
+    found = costs_by_law(laws, held, Mode.SYNC, ranks=1, served=True)
+    for stage in OF_SERVED:
+        assert found.stages[stage] == pytest.approx(5 * here[stage], rel=1e-6)
+    assert found.stages.push_s == 0 and found.stages.backward_s == here.backward_s
+    less = Held(5, 130, 50, 1000, 16)
+    told = costs_by_law(laws, less, Mode.SYNC, ranks=1, served=True).extrapolated
+    assert "distinct of read_served" in told
+    assert "occurrences of load_served, pool_served, scatter_served" in told
+
+
+def test_a_run_with_a_server_process_measures_its_calls():
+    found = run_case(Case(mode=Mode.SYNC, batch=32, dim=4, hidden=(8,), servers=1), 30)
+    wall, cpu = found.measured.wall, found.measured.cpu
+    assert found.samples_per_s > 0 and found.stale_steps == 0
+    assert wall.read_s > cpu.read_s > 0 and wall.push_s == 0 < wall.scatter_s
 
 
 def test_a_profile_recovers_the_host_that_made_its_runs():
@@ -269,12 +304,12 @@ def test_measured_stages_leave_out_waiting_and_warm_up():
     assert vars_of(found.cpu) == pytest.approx({
         "load_s": 1.1 * MS + 0.05 * MS, "read_s": 0.05 * MS, "pool_s": 2 * MS,
         "forward_s": 3.1 * MS, "backward_s": 4.1 * MS, "check_s": 0.1 * MS, "update_s": 1 * MS,
-        "scatter_s": 2.1 * MS - 0.3 * MS, "push_s": 0.3 * MS, "refresh_s": 0.0,
+        "scatter_s": 2.1 * MS - 0.3 * MS, "push_s": 0.3 * MS, "refresh_s": 0.0, "pull_s": 0.0,
     }, **close)  # fmt: skip
     assert vars_of(found.wall) == pytest.approx({
         "load_s": 2.1 * MS + 0.05 * MS, "read_s": 0.16 * MS, "pool_s": 4 * MS,
         "forward_s": 6.1 * MS, "backward_s": 8.1 * MS, "check_s": 5 * MS, "update_s": 1 * MS,
-        "scatter_s": 4.1 * MS - 0.5 * MS, "push_s": 0.5 * MS, "refresh_s": 0.0,
+        "scatter_s": 4.1 * MS - 0.5 * MS, "push_s": 0.5 * MS, "refresh_s": 0.0, "pull_s": 0.0,
     }, **close)  # fmt: skip
     assert found.dense_cv == 0
     assert found.cpu.parts()["lookup"] == pytest.approx(2.05 * MS)
@@ -345,13 +380,17 @@ def test_a_record_holds_errors_of_throughput_stages_and_staleness():
 
 
 def test_a_run_measures_every_stage_of_every_mode():
-    for mode in (Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID):
-        found = run_case(Case(mode=mode, batch=32, dim=4, hidden=(8,), shards=2), 30)
+    for mode in (Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID, Mode.ASYNC, Mode.ASYNC_AVERAGING):
+        ranks = 1 if mode.has_barrier else 2
+        case = Case(mode=mode, ranks=ranks, batch=32, dim=4, hidden=(8,), shards=2)
+        found = run_case(case, 30)
         parts = found.measured.wall.parts()
         assert found.samples_per_s > 0 and all(seconds > 0 for seconds in parts.values())
         assert found.measured.cpu.read_s > 0 and found.measured.dense_cv > 0
         assert (found.measured.cpu.refresh_s > 0) == (mode is Mode.LOOKAHEAD)
-        assert 0 <= found.stale_steps <= (4 if mode is Mode.HYBRID else 0)
+        assert (found.measured.cpu.pull_s > 0) != mode.has_barrier
+        assert found.measured.cpu.update_s > 0 and found.measured.cpu.check_s > 0
+        assert 0 <= found.stale_steps <= (4 if mode.reads_late_rows else 0)
 
 
 def test_what_was_measured_is_not_measured_again(tmp_path, monkeypatch, capsys):
