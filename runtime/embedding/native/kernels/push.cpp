@@ -24,42 +24,45 @@ void Table::step_rows(const Touched& now, const Ahead& ahead, int64_t step, doub
   double factors[kBlock];
   const bool by_row = options_.row_bias_correction;
   const double common = by_row ? 0 : factor(0, step, lr);
-  for (size_t i = 0; i < now.count; ++i) {
-    writes[i] = records_.count_write(now.slots[i]);
-    factors[i] = by_row ? factor(writes[i], step, lr) : common;
-  }
+  records_.count_writes(now.slots, now.count, writes);
+  for (size_t i = 0; i < now.count; ++i) factors[i] = by_row ? factor(writes[i], step, lr) : common;
   kernels().step_rows({&options_, slab_.data(), row_bytes_, now.slots, now.ids, writes,
                        now.gradients, factors, now.count, ahead.slots, ahead.gradients, ahead.count});
 }
 
-// Whether the row of gradient i of a part is where the lookup found it; else counts it as dropped.
-inline bool Table::still_there(const Part& part, size_t i, Missed& missed) const {
-  const int64_t handle = part.handles[i];
-  if (handle == kAbsent) {
-    ++missed.not_admitted;
-    return false;
-  }
-  const auto slot = static_cast<uint32_t>(handle);
-  if (slot >= used_ || records_.id(slot) != part.ids[i] || handle_of(slot) != handle) {
-    ++missed.evicted;
-    return false;
-  }
-  const int64_t others = Records::writes_between(part.writes[i], records_.writes(slot));
-  ++missed.writes[std::min<int64_t>(others, 63)];
-  return true;
-}
-
-// Adds gradients of the part from `from` on, until `touched` has a block more or `to` is reached; returns
-// where it stopped.
-size_t Table::collect(const Part& part, size_t from, size_t to, Collected& touched,
+// Adds gradients of the part from `from` on whose rows are where the lookup found them, until `touched`
+// has a block more or `to` is reached; returns where it stopped. The others are counted as dropped.
+size_t Table::collect(const Part& given, size_t from, size_t to, Collected& touched,
                       Missed& missed) const {
-  const size_t enough = std::min(touched.count + kBlock, touched.ids.size());
-  for (; from < to && touched.count < enough; ++from) {
-    if (from + 2 * kAhead < to) prefetch_record(part, from + 2 * kAhead);
-    if (!still_there(part, from, missed)) continue;
-    touched.add(part.ids[from], static_cast<uint32_t>(part.handles[from]),
-                part.gradients + from * value_bytes_);
+  const Part part = given;  // this and the next ones: so that the loop holds them in registers
+  const Records::Reader records = records_.reader();
+  const size_t used = used_, value_bytes = value_bytes_;
+  size_t count = touched.count;
+  const size_t enough = std::min(count + kBlock, touched.ids.size());
+  uint64_t* const ids = touched.ids.data();
+  uint32_t* const slots = touched.slots.data();
+  const void** const gradients = touched.gradients.data();
+  for (; from < to && count < enough; ++from) {
+    if (from + 2 * kAhead < to) prefetch_record(part, from + 2 * kAhead, records);
+    const int64_t handle = part.handles[from];
+    if (handle == kAbsent) {
+      ++missed.not_admitted;
+      continue;
+    }
+    const auto slot = static_cast<uint32_t>(handle);
+    const uint64_t id = part.ids[from];
+    if (slot >= used || records.id(slot) != id || handle_of(slot, records.word(slot)) != handle) {
+      ++missed.evicted;
+      continue;
+    }
+    const uint32_t writes = Records::writes_in(records.word(slot));
+    const int64_t others = Records::writes_between(part.writes[from], writes);
+    ++missed.writes[std::min<int64_t>(others, 63)];
+    ids[count] = id;
+    slots[count] = slot;
+    gradients[count++] = part.gradients + from * value_bytes;
   }
+  touched.count = count;
   return from;
 }
 
@@ -84,7 +87,9 @@ void Table::push_one(const Part& part, int64_t step, double lr, Missed& all) {
   share(part.n, kLeast, [&](size_t from, size_t to) {
     Collected now(kBlock), next(kBlock);
     Missed missed;
-    for (size_t i = from; i < std::min(from + 2 * kAhead, to); ++i) prefetch_record(part, i);
+    for (size_t i = from; i < std::min(from + 2 * kAhead, to); ++i) {
+      prefetch_record(part, i, records_.reader());
+    }
     from = collect(part, from, to, next, missed);
     while (next.count) {
       std::swap(now, next);

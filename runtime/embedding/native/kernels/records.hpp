@@ -20,6 +20,24 @@ inline constexpr uint64_t kNoId = ~uint64_t{0};  // no id is 2**64 - 1, see runt
 // record, so that a keeper who is asked before each change of a record sees both as they were.
 class Records {
  public:
+  // Reads only, until the next `reserve`. A loop keeps a copy of its own, which stays in registers.
+  struct Reader {
+    const char* first;
+    size_t bytes, links;
+
+    const char* at(uint32_t slot) const { return first + slot * bytes; }
+    uint64_t id(uint32_t slot) const { return load<uint64_t>(at(slot)); }
+    uint32_t word(uint32_t slot) const { return load<uint32_t>(at(slot) + 8); }
+    uint32_t newer(uint32_t slot) const { return load<uint32_t>(at(slot) + links); }
+    uint32_t older(uint32_t slot) const { return load<uint32_t>(at(slot) + links + 4); }
+    void prefetch(uint32_t slot) const {
+      const char* record = at(slot);
+      embedding::prefetch(record);
+      if (bytes != 16) embedding::prefetch(record + bytes - 1);  // it may lie in two lines
+    }
+  };
+  Reader reader() const { return {pages_.data(), bytes_, links_}; }
+
   static constexpr uint32_t kMostWrites = (1u << 24) - 1;
   static constexpr uint32_t kUsed = 1u << 24;
   static constexpr uint32_t kChanged = 1u << 25;
@@ -44,25 +62,22 @@ class Records {
     pages_.grow(rows * bytes_, most_rows * bytes_);
   }
   size_t bytes() const { return bytes_; }
-  void prefetch(uint32_t slot) const {
-    const char* record = at(slot);
-    embedding::prefetch(record);
-    if (bytes_ != 16) embedding::prefetch(record + bytes_ - 1);  // it may lie in two lines
-  }
+  void prefetch(uint32_t slot) const { reader().prefetch(slot); }
 
-  uint64_t id(uint32_t slot) const { return load<uint64_t>(at(slot)); }
+  uint64_t id(uint32_t slot) const { return reader().id(slot); }
   void set_id(uint32_t slot, uint64_t id) {
     keep(slot);
     store(at(slot), id);
   }
 
-  uint32_t word(uint32_t slot) const { return load<uint32_t>(at(slot) + 8); }
+  uint32_t word(uint32_t slot) const { return reader().word(slot); }
   void set_word(uint32_t slot, uint32_t word) {
     keep(slot);
     store(at(slot) + 8, word);
   }
-  uint32_t writes(uint32_t slot) const { return word(slot) & kMostWrites; }
-  uint32_t generation(uint32_t slot) const { return word(slot) >> kGenerationShift; }
+  uint32_t writes(uint32_t slot) const { return writes_in(word(slot)); }
+  static uint32_t writes_in(uint32_t word) { return word & kMostWrites; }
+  static uint32_t generation_in(uint32_t word) { return word >> kGenerationShift; }
   void add(uint32_t slot, uint32_t flag) {
     keep(slot);
     if ((word(slot) & flag) == 0) set_word(slot, word(slot) | flag);
@@ -72,12 +87,18 @@ class Records {
     set_word(slot, word(slot) & ~flag);
   }
 
-  // Counts one optimiser step; returns the new count.
-  uint32_t count_write(uint32_t slot) {
-    uint32_t now = word(slot) | kChanged;
-    now = (now & kMostWrites) == kMostWrites ? now - kMostWrites / 2 : now + 1;
-    set_word(slot, now);
-    return now & kMostWrites;
+  // Counts one optimiser step on each of these distinct slots; tells the new counts.
+  void count_writes(const uint32_t* slots, size_t n, uint32_t* counts) {
+    for (size_t i = 0; keeper_ && i < n; ++i) keeper_->keep(slots[i]);
+    char* const first = pages_.data();
+    const size_t bytes = bytes_;
+    for (size_t i = 0; i < n; ++i) {
+      char* const word = first + slots[i] * bytes + 8;
+      uint32_t now = load<uint32_t>(word) | kChanged;
+      now = (now & kMostWrites) == kMostWrites ? now - kMostWrites / 2 : now + 1;
+      store(word, now);
+      counts[i] = now & kMostWrites;
+    }
   }
   // A fresh row in this slot: old handles of the slot become invalid.
   void renew(uint32_t slot, uint64_t id) {
@@ -86,8 +107,8 @@ class Records {
     set_word(slot, generation << kGenerationShift | kUsed | kChanged);
   }
 
-  uint32_t newer(uint32_t slot) const { return load<uint32_t>(at(slot) + links_); }
-  uint32_t older(uint32_t slot) const { return load<uint32_t>(at(slot) + links_ + 4); }
+  uint32_t newer(uint32_t slot) const { return reader().newer(slot); }
+  uint32_t older(uint32_t slot) const { return reader().older(slot); }
   // For the list, which asks the keeper itself: once for all the links of a move.
   void set_newer(uint32_t slot, uint32_t to) { store(at(slot) + links_, to); }
   void set_older(uint32_t slot, uint32_t to) { store(at(slot) + links_ + 4, to); }

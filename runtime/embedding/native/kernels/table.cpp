@@ -15,6 +15,8 @@ namespace {
 
 constexpr size_t kRing = 64;  // ids in flight: as many as all stages of prefetching span
 constexpr int kVictimsAhead = 4;
+// Rows of a lookup that the second level of cache still holds at the push.
+constexpr size_t kNearBytes = size_t{512} << 10;
 constexpr uint64_t kMostSlots = 0xFFFFFFF0u;
 
 uint64_t most_rows_of(const Options& options) {
@@ -46,47 +48,52 @@ Table::Table(const Options& options)
   settle_prefetch();
 }
 
-// Calls visit(i, slot) for each id in order. Stages run ahead of it, one id at a time (bursts of
-// prefetches are dropped): the group; the row, or the group after a full one; the neighbours in the LRU
-// list and the rows that were not in their first group.
+// Calls visit(i, slot, view) for each id in order; who creates a row there takes the view anew. Stages
+// run ahead of it, one id at a time (bursts of prefetches are dropped): the group; the row, or the group
+// after a full one; the neighbours in the LRU list and the rows that were not in their first group.
 template <class Visit>
 void Table::walk(const uint64_t* ids, size_t n, Visit visit) const {
   uint32_t tags[kRing];
   uint32_t slots[kRing];
-  uint64_t groups[kRing];
-  // Up to a pair of lines the state comes almost free with the values, and the push finds it near.
-  const size_t row_bytes = row_bytes_ <= 128 ? row_bytes_ : options_.dim * options_.value_bytes();
+  View here = view();
+  // The state comes with the values where the push will find it near; else the push fetches it.
+  const bool near = row_bytes_ <= 128 && n * row_bytes_ <= kNearBytes;
+  const size_t fetched_bytes = near ? row_bytes_ : options_.dim * options_.value_bytes();
   const bool linked = options_.eviction == Eviction::lru;
   const auto hash_one = [&](size_t i) {
     if (i >= n) return;
     const uint32_t tag = tags[i % kRing] = Index::tag_of(mix64(ids[i]));
-    index_.prefetch_group(groups[i % kRing] = index_.home(tag));
+    here.groups.prefetch(here.groups.home(tag));
   };
   const auto fetch_row = [&](uint32_t slot) {
-    records_.prefetch(slot);
-    prefetch_span(row(slot), row_bytes);
+    here.records.prefetch(slot);
+    prefetch_span(here.row(slot), fetched_bytes);
   };
   const auto guess_one = [&](size_t i) {
     if (i >= n) return;
-    const uint32_t slot = slots[i % kRing] = index_.guess_here(tags[i % kRing], groups[i % kRing]);
-    if (slot < Index::kGoOn) {
+    const uint32_t tag = tags[i % kRing];
+    const uint64_t home = here.groups.home(tag);
+    const uint32_t slot = slots[i % kRing] = here.groups.guess(tag, home);
+    if (slot < Groups::kGoOn) {
       fetch_row(slot);
-    } else if (slot == Index::kGoOn) {
-      index_.prefetch_group(groups[i % kRing]);
+    } else if (slot == Groups::kGoOn) {
+      here.groups.prefetch(here.groups.after(home));
     }
   };
   const auto settle_one = [&](size_t i) {
     if (i >= n) return;
-    uint32_t& slot = slots[i % kRing];
-    if (slot == Index::kGoOn) {
-      while ((slot = index_.guess_here(tags[i % kRing], groups[i % kRing])) == Index::kGoOn) {
-      }
+    uint32_t slot = slots[i % kRing];
+    if (slot == Groups::kGoOn) {
+      const uint32_t tag = tags[i % kRing];
+      uint64_t at = here.groups.home(tag);
+      while ((slot = here.groups.guess(tag, at)) == Groups::kGoOn) at = here.groups.after(at);
+      slots[i % kRing] = slot;
       if (slot != kNoSlot) fetch_row(slot);
     }
     if (!linked || slot == kNoSlot) return;
-    const uint32_t newer = records_.newer(slot), older = records_.older(slot);
-    if (newer != kNoSlot) records_.prefetch(newer);
-    if (older != kNoSlot) records_.prefetch(older);
+    const uint32_t newer = here.records.newer(slot), older = here.records.older(slot);
+    if (newer != kNoSlot) here.records.prefetch(newer);
+    if (older != kNoSlot) here.records.prefetch(older);
   };
   for (size_t i = 0; i < 3 * kAhead; ++i) hash_one(i);
   for (size_t i = 0; i < 2 * kAhead; ++i) guess_one(i);
@@ -97,8 +104,8 @@ void Table::walk(const uint64_t* ids, size_t n, Visit visit) const {
     settle_one(i + kAhead);
     uint32_t slot = slots[i % kRing];
     // Between guess and visit the row may have come or gone, and two ids may share a tag.
-    if (slot == kNoSlot || records_.id(slot) != ids[i]) slot = find(ids[i]);
-    visit(i, slot);
+    if (slot == kNoSlot || here.records.id(slot) != ids[i]) slot = find(ids[i]);
+    visit(i, slot, here);
   }
 }
 
@@ -221,15 +228,21 @@ uint32_t Table::create(uint64_t id, uint32_t step) {
 }
 
 // The slot after a training lookup of `id`, which lies in `slot` if anywhere; kNoSlot if refused.
-uint32_t Table::obtain(uint64_t id, uint32_t slot, uint32_t step) {
-  if (slot != kNoSlot && expired(slot, step)) {  // as if it had been swept: the gate is asked again
-    remove(slot);
-    ++counters_.expired;
-    slot = kNoSlot;
-  }
-  if (slot != kNoSlot) {
+inline uint32_t Table::obtain(uint64_t id, uint32_t slot, uint32_t step, View& here) {
+  if (slot != kNoSlot && !expired(slot, step)) {
     use(slot, step);
     return slot;
+  }
+  slot = obtain_anew(id, slot, step);
+  here = view();
+  return slot;
+}
+
+// The same for an id without a row, or with an expired one.
+uint32_t Table::obtain_anew(uint64_t id, uint32_t slot, uint32_t step) {
+  if (slot != kNoSlot) {  // as if it had been swept: the gate is asked again
+    remove(slot);
+    ++counters_.expired;
   }
   if (!gate_.admits(id, step)) {
     ++counters_.not_admitted;
@@ -238,11 +251,11 @@ uint32_t Table::obtain(uint64_t id, uint32_t slot, uint32_t step) {
   return create(id, step);
 }
 
-void Table::copy_values(uint32_t slot, char* out) const {
+void Table::copy_values(const char* row, char* out) const {
   if (options_.half()) {
-    kernels().load_half(options_, row(slot), reinterpret_cast<float*>(out));
+    kernels().load_half(options_, row, reinterpret_cast<float*>(out));
   } else {
-    copy_row(out, row(slot), value_bytes_);
+    copy_row(out, row, value_bytes_);
   }
 }
 
@@ -261,17 +274,18 @@ void Table::copy_initial(uint64_t id, char* out) const {
 }
 
 // What a read leaves for id i, whose row lies in `slot` if anywhere.
-inline void Table::put(size_t i, uint64_t id, uint32_t slot, int64_t* handles, char* values,
-                       int64_t* writes) const {
-  char* out = values + i * value_bytes_;
+inline void Table::put(size_t i, uint64_t id, uint32_t slot, const Found& found,
+                       const View& here) const {
+  char* out = found.values + i * value_bytes_;
   if (slot == kNoSlot) {
-    handles[i] = kAbsent;
-    writes[i] = 0;
+    found.handles[i] = kAbsent;
+    found.writes[i] = 0;
     copy_initial(id, out);
   } else {
-    handles[i] = handle_of(slot);
-    writes[i] = records_.writes(slot);
-    copy_values(slot, out);
+    const uint32_t word = here.records.word(slot);
+    found.handles[i] = handle_of(slot, word);
+    found.writes[i] = Records::writes_in(word);
+    copy_values(here.row(slot), out);
   }
 }
 
@@ -280,29 +294,32 @@ void Table::read(const uint64_t* ids, size_t n, bool create, int64_t step, int64
   const std::scoped_lock hold(lock_);
   help_to_copy(n);
   const uint32_t at = create ? now(step) : latest_step_;  // reading ahead is no use of the table
-  const bool ordered = options_.eviction != Eviction::none || records_.stamped();
-  if (create && ordered) {
-    walk(ids, n, [&](size_t i, uint32_t slot) {
-      put(i, ids[i], obtain(ids[i], slot, at), handles, values, writes);
+  const bool stamped = records_.stamped();
+  const Found found{handles, values, writes};
+  if (create && (options_.eviction != Eviction::none || stamped)) {
+    walk(ids, n, [=, this](size_t i, uint32_t slot, View& here) {
+      slot = obtain(ids[i], slot, at, here);
+      put(i, ids[i], slot, found, here);
     });
     return;
   }
   // Nothing is evicted: find and copy by several threads, then create what is absent, in order.
-  share(n, kLeast, [&](size_t from, size_t to) {
-    walk(ids + from, to - from, [&](size_t i, uint32_t slot) {
+  share(n, kLeast, [=, this](size_t from, size_t to) {
+    walk(ids + from, to - from, [=, this](size_t i, uint32_t slot, const View& here) {
       i += from;
-      if (slot != kNoSlot && expired(slot, at)) slot = kNoSlot;
+      if (stamped && slot != kNoSlot && expired(slot, at)) slot = kNoSlot;
       if (create && slot == kNoSlot) {
-        handles[i] = kAbsent;
+        found.handles[i] = kAbsent;
       } else {
-        put(i, ids[i], slot, handles, values, writes);
+        put(i, ids[i], slot, found, here);
       }
     });
   });
   if (!create) return;
   for (size_t i = 0; i < n; ++i) {
     if (handles[i] != kAbsent) continue;
-    put(i, ids[i], obtain(ids[i], kNoSlot, at), handles, values, writes);
+    const uint32_t slot = obtain_anew(ids[i], kNoSlot, at);
+    put(i, ids[i], slot, found, view());
   }
 }
 
@@ -312,17 +329,18 @@ size_t Table::refresh(const uint64_t* ids, size_t n, int64_t step, int64_t* hand
   help_to_copy(n);
   const uint32_t at = now(step);
   size_t replaced = 0;
-  walk(ids, n, [&](size_t i, uint32_t slot) {
-    slot = obtain(ids[i], slot, at);
-    const int64_t handle = slot == kNoSlot ? kAbsent : handle_of(slot);
-    const int64_t count = slot == kNoSlot ? 0 : records_.writes(slot);
+  walk(ids, n, [&](size_t i, uint32_t slot, View& here) {
+    slot = obtain(ids[i], slot, at, here);
+    const uint32_t word = slot == kNoSlot ? 0 : here.records.word(slot);
+    const int64_t handle = slot == kNoSlot ? kAbsent : handle_of(slot, word);
+    const int64_t count = Records::writes_in(word);
     if (handle == handles[i] && count == writes[i]) return;
     handles[i] = handle;
     writes[i] = count;
     if (slot == kNoSlot) {
       copy_initial(ids[i], values + i * value_bytes_);
     } else {
-      copy_values(slot, values + i * value_bytes_);
+      copy_values(here.row(slot), values + i * value_bytes_);
     }
     ++replaced;
   });
@@ -356,7 +374,7 @@ Rows Table::rows() const {
     const size_t place = rows.ids.size();
     rows.ids.push_back(records_.id(slot));
     rows.writes.push_back(records_.writes(slot));
-    copy_values(slot, rows.values.data() + place * value_bytes_);
+    copy_values(row(slot), rows.values.data() + place * value_bytes_);
     std::memcpy(rows.state.data() + place * state_bytes, row(slot) + options_.state_offset(),
                 state_bytes);
   }

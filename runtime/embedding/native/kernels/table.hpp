@@ -151,10 +151,27 @@ class Table {
     std::vector<uint64_t> changed, removed;
   };
 
+  // What a search and a copy of values need, until a row is created. A loop keeps a copy in registers;
+  // the table's own fields it would load again after every store.
+  struct View {
+    Groups groups;
+    Records::Reader records;
+    const char* rows;
+    size_t row_bytes;
+    const char* row(uint32_t slot) const { return rows + slot * row_bytes; }
+  };
+  View view() const { return {index_.groups(), records_.reader(), slab_.data(), row_bytes_}; }
+  struct Found {  // what a read leaves, one place for each id
+    int64_t* handles;
+    char* values;
+    int64_t* writes;
+  };
+
   template <class Visit>
   void walk(const uint64_t* ids, size_t n, Visit visit) const;
   uint32_t find(uint64_t id) const;
-  uint32_t obtain(uint64_t id, uint32_t slot, uint32_t step);
+  uint32_t obtain(uint64_t id, uint32_t slot, uint32_t step, View& here);
+  uint32_t obtain_anew(uint64_t id, uint32_t slot, uint32_t step);
   uint32_t create(uint64_t id, uint32_t step);
   void start_row(uint32_t slot, uint64_t id, uint32_t step);
   void remove(uint32_t slot);
@@ -164,19 +181,17 @@ class Table {
   void use(uint32_t slot, uint32_t step);
   bool expired(uint32_t slot, uint32_t step) const;
   uint32_t now(int64_t step);
-  void copy_values(uint32_t slot, char* out) const;
+  void copy_values(const char* row, char* out) const;
   void copy_initial(uint64_t id, char* out) const;
-  int64_t handle_of(uint32_t slot) const {
-    return int64_t{records_.generation(slot)} << 32 | slot;
+  static int64_t handle_of(uint32_t slot, uint32_t word) {
+    return int64_t{Records::generation_in(word)} << 32 | slot;
   }
   char* row(uint32_t slot) const { return slab_.data() + slot * row_bytes_; }
-  void put(size_t i, uint64_t id, uint32_t slot, int64_t* handles, char* values,
-           int64_t* writes) const;
-  bool still_there(const Part& part, size_t i, Missed& missed) const;
+  void put(size_t i, uint64_t id, uint32_t slot, const Found& found, const View& here) const;
   size_t collect(const Part& part, size_t from, size_t to, Collected& touched,
                  Missed& missed) const;
-  void prefetch_record(const Part& part, size_t i) const {
-    if (part.handles[i] != kAbsent) records_.prefetch(static_cast<uint32_t>(part.handles[i]));
+  static void prefetch_record(const Part& part, size_t i, const Records::Reader& records) {
+    if (part.handles[i] != kAbsent) records.prefetch(static_cast<uint32_t>(part.handles[i]));
   }
   void push_one(const Part& part, int64_t step, double lr, Missed& missed);
   template <class T>
