@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from statistics import median
 
@@ -58,6 +59,14 @@ def test_bench_sync_tells_medians_and_the_paired_ratio_of_its_windows(tmp_path, 
     logs = np.log(rates["sync"]) - np.log(rates["dense-only"])
     assert f"sync / dense-only: {np.exp(logs.mean()):.2f} [" in told[1]
     assert "over 3 pairs; goal 0.70" in told[1]
+
+
+def test_the_bound_of_bench_embedding_fetches_other_rows_in_every_call():
+    rows = bench_embedding._random_rows(10_000, 300)
+    assert rows.shape == (34, 300) and rows.dtype == np.int32
+    # n draws from n leave 1 / e of the rows out; two calls share a few by chance.
+    assert len(np.unique(rows)) / 10_000 == pytest.approx(1 - np.exp(-1.02), abs=0.02)
+    assert all(len(np.intersect1d(a, b)) < 40 for a, b in itertools.pairwise(rows))
 
 
 def test_bench_embedding_keeps_every_window_and_judges_medians(tmp_path, monkeypatch):
