@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerContext, ForkServerProcess
@@ -230,6 +231,14 @@ def die_with_the_parent() -> None:
     if sys.platform == "linux":
         parent_death_signal = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
         ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL)
+    sweep = multiprocessing.parent_process()
+    if sweep is not None:  # then the kernel's parent is a server that forks, and outlives the sweep
+
+        def watch() -> None:
+            sweep.join()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        threading.Thread(target=watch, name="sweep", daemon=True).start()
 
 
 def default_jobs() -> int:

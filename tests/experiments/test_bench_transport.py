@@ -64,7 +64,7 @@ def test_the_work_of_a_child_that_goes_on_is_our_own():
     before = machine_load.own_cpu_s()
     child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        ends_s = time.monotonic() + 20
+        ends_s = time.monotonic() + 120
         while machine_load.own_cpu_s() - before < 0.3:
             assert time.monotonic() < ends_s
             time.sleep(0.05)  # works nothing itself

@@ -148,7 +148,7 @@ def test_ctrl_c_ends_the_pieces_and_leaves_a_state_to_go_on_from(tmp_path):
     line = process.stdout.readline()
     assert line.startswith("simulator-speed: started"), line + process.stdout.read()
     process.send_signal(signal.SIGINT)
-    told, _ = process.communicate(timeout=60)
+    told, _ = process.communicate(timeout=200)
     assert process.returncode == 130 and "interrupted" in told
     assert not (tmp_path / "report.html").exists()
     running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout

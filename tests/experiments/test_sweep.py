@@ -29,6 +29,7 @@ from runtime.config import (
     SyncConfig,
     TrainConfig,
 )
+from runtime.models.mlp import FeedForward
 from runtime.run.ending import Ending, Interrupted
 from runtime.run.folder import read_summary
 from runtime.run.record import run_into
@@ -173,29 +174,46 @@ def test_a_killed_point_loses_itself_only(tmp_path):
     """Kill -9 one process of a running sweep; the others finish, and a second run mends it."""
     sweep, victim = _start_sweep(tmp_path)
     os.kill(_process_of(victim), signal.SIGKILL)
+    (tmp_path / "hold").unlink()
     _, told = sweep.communicate(timeout=200)
-    done = [p.is_done(tmp_path) for p in points(3, steps=150)]
+    done = [p.is_done(tmp_path) for p in points(3, model=HELD)]
     assert done == [False, True, True]
     assert "seed0: its process was killed (SIGKILL)" in told
-    run_points(points(3, steps=150), tmp_path, 1, 128 * 150)
-    assert all(p.is_done(tmp_path) for p in points(3, steps=150))
+    run_points(points(3, model=HELD), tmp_path, 1, 512)
+    assert all(p.is_done(tmp_path) for p in points(3, model=HELD))
+
+
+class Held(FeedForward):
+    """A network that computes nothing as long as a file is there."""
+
+    def forward(self, dense, embeddings):
+        while os.path.exists(os.environ.get("HELD_BY", "")):
+            time.sleep(0.02)
+        return super().forward(dense, embeddings)
+
+
+HELD = ModelConfig(name="tests.experiments.test_sweep:Held", hidden=(8,))
 
 
 def _start_sweep(tmp_path: Path) -> tuple[subprocess.Popen[str], Path]:
-    """A sweep of three points in a process of its own; its first point is running."""
+    """A sweep of three points in a process of its own; its first point is running, and is held."""
+    (tmp_path / "hold").touch()
     program = f"""
 import sys
 sys.path.insert(0, {str(Path.cwd())!r})
 from pathlib import Path
 from experiments.sweep import run_points
-from tests.experiments.test_sweep import points
+from tests.experiments.test_sweep import HELD, points
 if __name__ == "__main__":
-    run_points(points(3, steps=150), Path({str(tmp_path)!r}), 1, 128 * 150)
+    run_points(points(3, model=HELD), Path({str(tmp_path)!r}), 1, 512)
 """
     script = tmp_path / "sweep.py"
     script.write_text(program)
-    sweep = subprocess.Popen([sys.executable, str(script)], stderr=subprocess.PIPE, text=True)
-    victim = points(3, steps=150)[0].folder(tmp_path)
+    sweep = subprocess.Popen(
+        [sys.executable, str(script)], stderr=subprocess.PIPE, text=True,
+        env=os.environ | {"HELD_BY": str(tmp_path / "hold")},
+    )  # fmt: skip
+    victim = points(3, model=HELD)[0].folder(tmp_path)
     deadline = time.monotonic() + 150
     while not (victim / "env.json").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -254,14 +272,17 @@ def test_points_of_equal_config_run_once(tmp_path):
 
 
 def test_a_sweep_that_is_killed_leaves_no_point_behind(tmp_path):
+    """Also one that would go on for ever."""
     sweep, victim = _start_sweep(tmp_path)
     child = _process_of(victim)
     sweep.kill()
     sweep.wait()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not Path(f"/proc/{child}").exists()
+    left = Path(f"/proc/{child}").exists()
+    (tmp_path / "hold").unlink()
+    assert not left
 
 
 def test_a_point_reads_the_data_of_its_own_sweep(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -54,12 +55,18 @@ def after(samples, act):
 def test_a_signal_ends_the_leg_and_the_checkpoint_is_where_it_ended(name, number, tmp_path):
     before = [signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)]
     ending = Ending()
+
+    def signalled():
+        os.kill(os.getpid(), number)
+        while not ending:  # the main thread hears it as soon as it runs
+            time.sleep(0.001)
+
     with pytest.raises(Interrupted) as told:
         train(
             config(ranks=2, batch=4, **MODES[name]),
             ArraySource(3000),
             saving=Saving(tmp_path, None, ending),
-            on_samples=after(48, lambda: os.kill(os.getpid(), number)),
+            on_samples=after(48, signalled),
         )
     (cut,) = complete_checkpoints(tmp_path)
     assert 48 <= int(cut.name) < 3000

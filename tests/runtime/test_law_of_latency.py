@@ -20,10 +20,10 @@ from tests.runtime.worlds import ArraySource, config, on_engine, run
 LATENCY_S = 0.03
 
 
-def seconds(steps: int, **changes) -> float:
+def seconds(steps: int, latency_s: float = LATENCY_S, **changes) -> float:
     source = ArraySource(24 * steps)
     began = time.monotonic()
-    world = run(config(executor="concurrent", latency_s=LATENCY_S, **changes), source)
+    world = run(config(executor="concurrent", latency_s=latency_s, **changes), source)
     assert world.meter.updates == steps
     return time.monotonic() - began
 
@@ -64,8 +64,15 @@ def test_no_window_beats_the_law():
 
 
 def test_a_wide_window_hides_most_of_the_latency():
-    """2 L a step in sync, 2 L / 9 with tau 8; asked for is a factor of two, not of nine."""
-    assert seconds(24, mode=Mode.HYBRID, tau=8) < 0.5 * 24 * 2 * LATENCY_S
+    """2 L a step in sync, 2 L / 9 with tau 8; asked for is a factor of two, not of nine.
+
+    Nothing but latency takes long on a machine with time; on a busy one, where L is long.
+    """
+    hidden = (
+        seconds(24, latency_s, mode=Mode.HYBRID, tau=8) < 0.5 * 24 * 2 * latency_s
+        for latency_s in (LATENCY_S, 0.3, 3.0)
+    )
+    assert any(hidden)
 
 
 def test_permits_bound_the_batches_on_their_way():
@@ -74,9 +81,14 @@ def test_permits_bound_the_batches_on_their_way():
 
 
 def test_a_pipe_keeps_order_and_lets_delays_run_side_by_side():
-    pipe: Pipe[int] = Pipe("taker", 8, Stop())
-    began = time.monotonic()
-    for item in range(8):
-        pipe.put(item, 0.2)
-    assert [pipe.get() for _ in range(8)] == list(range(8))
-    assert 0.2 <= time.monotonic() - began < 1.2  # 1.6 s one after the other
+    for delay_s in (0.2, 2.0, 20.0):  # the longer ones on a busy machine only
+        pipe: Pipe[int] = Pipe("taker", 8, Stop())
+        began = time.monotonic()
+        for item in range(8):
+            pipe.put(item, delay_s)
+        assert [pipe.get() for _ in range(8)] == list(range(8))
+        took_s = time.monotonic() - began
+        assert took_s >= delay_s
+        if took_s < 6 * delay_s:
+            return
+    assert took_s < 6 * delay_s  # 8 times one after the other

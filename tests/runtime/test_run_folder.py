@@ -82,8 +82,8 @@ def test_counts_are_those_of_the_config_and_the_trace(folder):
     assert (summary["mode"], summary["executor"]) == ("hybrid", "concurrent")
     assert (summary["batches_skipped"], summary["pushes_lost"]) == (0, 0)
     assert summary["samples_per_s"] > 0
-    # All but warm-up: the rate of the whole run is lower, for the evaluations are in it.
-    assert summary["samples"] / summary["wall_s"] < summary["samples_per_s"]
+    # All but warm-up, a tenth; the time of the whole run is longer, for the evaluations are in it.
+    assert 0.9 * summary["samples"] / summary["wall_s"] < summary["samples_per_s"]
     assert trace.meta["data_sha256"] == summary["data"]["sha256"]
 
 

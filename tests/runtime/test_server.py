@@ -64,7 +64,7 @@ def test_a_lookup_waits_for_all_ranks_pushes_and_only_as_far_back_as_tau():
     waiting.join(0.05)
     assert waiting.is_alive()
     server.give((first[1], ones(first[1])))
-    waiting.join(5)
+    waiting.join(60)
     assert not waiting.is_alive()
     assert late.values["rows"].tolist() == [[-2.0, -2.0]]
 
@@ -98,12 +98,16 @@ def test_long_work_elsewhere_is_no_deadlock(monkeypatch):
     handle = batch_of(store, 0, 0, [7])
     store.servers[0].look_up(handle)
 
+    at_work = threading.Event()
+
     def work() -> None:
         with end.working():
-            time.sleep(2.0)
-        store.servers[0].give((handle, ones(handle)))
+            at_work.set()
+            time.sleep(2.0)  # who waits looks once a second
+            store.servers[0].give((handle, ones(handle)))
 
     worker = in_thread(work)
+    at_work.wait()
     store.servers[0].look_up(batch_of(store, 0, 1, [7]))
     worker.join()
 
@@ -111,13 +115,14 @@ def test_long_work_elsewhere_is_no_deadlock(monkeypatch):
 def test_what_travels_for_longer_than_patience_is_no_deadlock(monkeypatch):
     monkeypatch.setattr(stop, "PATIENCE_S", 0.2)
     end = stop.Stop()
-    in_thread(lambda: end.sleep(1.6))
-    time.sleep(0.05)
     store = store_of(ServerRules(ranks=2, tau=0), stop=end)
     began = time.monotonic()
+    in_thread(lambda: end.sleep(1.6))
+    while end._busy_until_s < began + 1.6:
+        time.sleep(0.01)
     with pytest.raises(RuntimeError, match="deadlock"):
         store.servers[0].look_up(batch_of(store, 0, 1, [7]))
-    assert time.monotonic() - began > 1.5
+    assert time.monotonic() - began > 1.6 + 0.2
 
 
 def test_lookups_of_a_step_are_served_in_rank_order_where_the_order_decides():
@@ -130,7 +135,7 @@ def test_lookups_of_a_step_are_served_in_rank_order_where_the_order_decides():
         threads.append(in_thread(lambda h=handle: store.servers[0].look_up(h)))
         time.sleep(0.02)
     for thread in threads:
-        thread.join(5)
+        thread.join(60)
     assert [e.rank for e in recorder.finish()] == [0, 1, 2]
 
 

@@ -92,7 +92,7 @@ class ServerProcesses:
         self._spawn(shard)
         self._wait_until_ready(shard)
 
-    def how_it_ended(self, shard: int, within_s: float = 1.0) -> str:
+    def how_it_ended(self, shard: int, within_s: float = 5.0) -> str:
         """Words for what became of a server's process: "was killed by SIGKILL", ..."""
         process = self._processes[shard]
         if process is None:

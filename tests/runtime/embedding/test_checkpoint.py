@@ -105,6 +105,9 @@ def test_a_cut_during_training_holds_whole_pushes_only(one_table: Any, tmp_path:
     values = []
     try:
         for _ in range(10):
+            before = pushes[0]
+            while pushes[0] == before and thread.is_alive():
+                stop.wait(0.001)
             save(table.store, tmp_path)
             other = one_table(shards=1, **config)
             load(other.store, tmp_path)
@@ -127,7 +130,7 @@ def test_a_half_applied_push_is_waited_for(one_table: Any, tmp_path: Path) -> No
     thread.join(0.1)
     assert thread.is_alive()
     table.store.push(1, [(handle, gradients)])
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -346,7 +349,7 @@ def test_threads_that_save_to_one_folder_wait_for_each_other(
     for one in threads:
         one.start()
     for one in threads:
-        one.join(60)
+        one.join(120)
     assert not errors
     assert sizes <= {100, 200}
     assert len(list(tmp_path.iterdir())) == 4

@@ -213,7 +213,7 @@ def test_threads_that_write_all_the_time_do_not_show_in_a_snapshot(config: dict[
     finally:
         stop.set()
         for one in threads:
-            one.join(20)
+            one.join(60)
 
 
 def test_threads_of_one_push_copy_each_row_once() -> None:

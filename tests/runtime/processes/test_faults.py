@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ def lives(pid: int) -> bool:
 
 
 def until(holds) -> None:
-    ends_s = time.monotonic() + 20
+    ends_s = time.monotonic() + 120
     while not holds():
         assert time.monotonic() < ends_s
         time.sleep(0.02)
@@ -67,7 +68,7 @@ def test_the_death_of_a_server_ends_a_wait_with_its_name_and_who_waited():
         until(lambda: found.links.who_waits())
         pid = found.processes.pids[0]
         os.kill(pid, signal.SIGKILL)
-        thread.join(10)
+        thread.join(60)
     assert isinstance(errors[0], PeerError | stop.RunStopped)
     told = str(found.links.stop.error or errors[0])
     assert told.startswith(
@@ -87,7 +88,7 @@ def test_a_run_whose_server_dies_ends_in_a_sentence_and_leaves_no_process(mode):
     thread, errors = in_thread(threads.run)
     until(lambda: len(samples) > 3)
     os.kill(pids[1], signal.SIGKILL)
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
     assert isinstance(errors[0], PeerError)
     assert f"embedding server 1 (pid {pids[1]}) was killed by SIGKILL" in str(errors[0])
@@ -105,39 +106,50 @@ def test_a_second_run_in_the_same_process_starts_afresh_after_a_failure():
     assert_same_bytes(run(config(ranks=2, shards=2), SOURCE), run(chosen, SOURCE))
 
 
+PATIENCES_S = (0.6, 4.0, 25.0)
+"""Whoever is well is silent for longer than the first only where the machine is busy; then the next
+one shows whether that was all."""
+
+
 def test_a_stopped_server_is_told_from_a_slow_one(monkeypatch):
-    monkeypatch.setattr(listening, "STUCK_S", 0.6)
     monkeypatch.setattr(listening, "BEATS_EVERY_S", 0.05)
-    with served(ServerRules(ranks=2, tau=0)) as found:
-        handle = found.store.begin(0, 1, batch_of(7))
-        thread, errors = in_thread(lambda: found.store.look_up(handle))
-        thread.join(1.2)
-        assert thread.is_alive()  # its server is well, and waits for rank 1
-        pid = found.processes.pids[0]
-        os.kill(pid, signal.SIGSTOP)
-        thread.join(10)
-        assert isinstance(errors[0], stop.RunStopped)
-        told = str(found.links.stop.error)
-        assert told.startswith(f"embedding server 0 (pid {pid}) has given no sign of life for")
-        assert "it is stopped or stuck; rank 0 waits for the rows of step 1" in told
-    assert not lives(pid)  # a stopped process goes, too
+    for patience_s in PATIENCES_S:
+        monkeypatch.setattr(listening, "STUCK_S", patience_s)
+        with served(ServerRules(ranks=2, tau=0)) as found:
+            handle = found.store.begin(0, 1, batch_of(7))
+            thread, errors = in_thread(partial(found.store.look_up, handle))
+            thread.join(2 * patience_s)
+            waits = thread.is_alive()  # its server is well, and waits for rank 1
+            pid = found.processes.pids[0]
+            os.kill(pid, signal.SIGSTOP)
+            thread.join(120)
+            assert isinstance(errors[0], stop.RunStopped)
+            told = str(found.links.stop.error)
+            assert told.startswith(f"embedding server 0 (pid {pid}) has given no sign of life for")
+            assert "it is stopped or stuck; rank 0 waits for the rows of step 1" in told
+        assert not lives(pid)  # a stopped process goes, too
+        if waits:
+            return
+    assert waits
 
 
 def test_a_rank_that_stops_is_told_to_the_ranks_that_wait_for_it(monkeypatch):
     """The other rank's process connects and then gives no sign of life, as one that is stopped."""
-    beats = []
-    monkeypatch.setattr(listening, "BEATS_EVERY_S", 0.05)
-    with served(ServerRules(ranks=2, tau=0), ranks=[0], patience_s=1.0) as found:
-        monkeypatch.setattr(listening.Listening, "_beat", lambda self, shard: beats.append(shard))
-        other = Links(found.processes.address, [1])
-        monkeypatch.undo()
-        handle = found.store.begin(0, 1, batch_of(7))
-        with pytest.raises((PeerError, stop.RunStopped)) as raised:
-            found.store.look_up(handle)
-        told = str(found.links.stop.error or raised.value)
-        assert re.match(rf"rank 1 \(pid {os.getpid()}\) has given no sign of life for \d+ s", told)
-        assert "rank 0 waits for the rows of step 1 from embedding server 0" in told
-        other.close()
+    for patience_s in PATIENCES_S:
+        monkeypatch.setattr(listening, "BEATS_EVERY_S", 0.05)
+        with served(ServerRules(ranks=2, tau=0), ranks=[0], patience_s=patience_s) as found:
+            monkeypatch.setattr(listening.Listening, "_beat", lambda self, shard: None)
+            other = Links(found.processes.address, [1])
+            monkeypatch.undo()
+            handle = found.store.begin(0, 1, batch_of(7))
+            with pytest.raises((PeerError, stop.RunStopped)) as raised:
+                found.store.look_up(handle)
+            told = str(found.links.stop.error or raised.value)
+            other.close()
+        if told.startswith("rank 1"):
+            break
+    assert re.match(rf"rank 1 \(pid {os.getpid()}\) has given no sign of life for \d+ s", told)
+    assert "rank 0 waits for the rows of step 1 from embedding server 0" in told
 
 
 def test_a_rank_that_dies_is_told_to_the_ranks_that_wait_for_it():
@@ -147,7 +159,7 @@ def test_a_rank_that_dies_is_told_to_the_ranks_that_wait_for_it():
         thread, errors = in_thread(lambda: found.store.look_up(handle))
         for channel in other._all._open:
             channel.close()  # as the kernel closes those of a killed process
-        thread.join(10)
+        thread.join(60)
         told = str(found.links.stop.error or errors[0])
         assert "rank 1 (pid" in told
         assert "ended without a goodbye" in told
@@ -155,31 +167,40 @@ def test_a_rank_that_dies_is_told_to_the_ranks_that_wait_for_it():
 
 def test_a_wait_for_a_push_that_nobody_will_send_is_a_deadlock(monkeypatch):
     """The same sentence as among threads; the server asks whether anybody works."""
-    monkeypatch.setattr(stop, "PATIENCE_S", 0.2)
     monkeypatch.setattr(listening, "BEATS_EVERY_S", 0.05)
-    with served(ServerRules(ranks=2, tau=0), patience_s=0.2) as found:
-        handle = found.store.begin(0, 1, batch_of(7))
-        with pytest.raises(RuntimeError, match=r"deadlock: the lookup of rank 0, step 1 waits at"):
-            found.store.look_up(handle)
+    for patience_s in PATIENCES_S:
+        monkeypatch.setattr(stop, "PATIENCE_S", patience_s)
+        with served(ServerRules(ranks=2, tau=0), patience_s=patience_s) as found:
+            handle = found.store.begin(0, 1, batch_of(7))
+            with pytest.raises((RuntimeError, PeerError, stop.RunStopped)) as raised:
+                found.store.look_up(handle)
+        if isinstance(raised.value, RuntimeError):
+            break  # else signs of life came late
+    assert re.match("deadlock: the lookup of rank 0, step 1 waits at", str(raised.value))
 
 
 def test_a_client_that_works_for_long_is_no_deadlock(monkeypatch):
-    monkeypatch.setattr(stop, "PATIENCE_S", 0.2)
     monkeypatch.setattr(listening, "BEATS_EVERY_S", 0.05)
-    with served(ServerRules(ranks=2, tau=0, merges=True), patience_s=0.2) as found:
-        store = found.store
-        first = [store.begin(rank, 0, batch_of(7)) for rank in (0, 1)]
-        for handle in first:
-            store.look_up(handle)
-        store.give((first[0], ones(first[0])))
-        late = store.begin(0, 1, batch_of(7))
-        thread, errors = in_thread(lambda: store.look_up(late))
-        with store._stop.working():
-            thread.join(2.5)
-        store.give((first[1], ones(first[1])))
-        thread.join(10)
-        assert not errors
-        assert late.values["rows"].tolist() == [[-2.0, -2.0]]
+    for patience_s in PATIENCES_S:
+        monkeypatch.setattr(stop, "PATIENCE_S", patience_s)
+        with served(ServerRules(ranks=2, tau=0, merges=True), patience_s=patience_s) as found:
+            store = found.store
+            first = [store.begin(rank, 0, batch_of(7)) for rank in (0, 1)]
+            for handle in first:
+                store.look_up(handle)
+            store.give((first[0], ones(first[0])))
+            late = store.begin(0, 1, batch_of(7))
+            with store._stop.working():
+                thread, errors = in_thread(partial(store.look_up, late))
+                thread.join(patience_s + 2.0)  # a server looks once a second
+                if not errors:
+                    store.give((first[1], ones(first[1])))
+                thread.join(60)
+            if not errors:
+                assert late.values["rows"].tolist() == [[-2.0, -2.0]]
+                return
+            assert "deadlock" not in str(errors[0])  # but signs of life may have come late
+    assert not errors
 
 
 LAUNCHER = """
@@ -208,7 +229,7 @@ def test_a_killed_launcher_leaves_no_process_and_no_file(stopped, tmp_path):
     launcher.kill()
     launcher.wait()
     until(lambda: not any(map(lives, pids)))
-    assert set(os.listdir("/dev/shm")) <= before["/dev/shm"]
+    until(lambda: set(os.listdir("/dev/shm")) <= before["/dev/shm"])  # others come and go there
     left = set(os.listdir("/tmp")) - before["/tmp"]
     assert not [name for name in left if "persia" in name or "embedding" in name]
 

@@ -69,6 +69,6 @@ def test_the_thread_that_ends_legs_ends_the_run_with_that_sentence_and_no_traceb
     loud: list[object] = []
     monkeypatch.setattr(threading, "excepthook", loud.append)
     watch = LegWatch(group, 1, NoFeed(), lambda: False)
-    watch._thread.join(10)
+    watch._thread.join(60)
     assert loud == []
     assert "the launcher of rank 0 is gone" in str(stop.error)

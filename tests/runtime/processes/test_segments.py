@@ -95,7 +95,7 @@ def test_a_pool_at_its_bound_makes_the_next_batch_wait():
     waiting.join(0.05)
     assert not found
     pool.give_back(*held)
-    waiting.join(5)
+    waiting.join(60)
     assert found == [held]
 
 

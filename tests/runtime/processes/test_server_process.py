@@ -98,7 +98,7 @@ def test_a_lookup_waits_for_all_ranks_pushes_and_rare_requests_go_on_meanwhile()
         with store.frozen():
             assert store.peek(batch_of(7)).values["rows"].tolist() == [[0.0, 0.0]]
         store.give((first[1], ones(first[1])))
-        waiting.join(5)
+        waiting.join(60)
         assert late.values["rows"].tolist() == [[-2.0, -2.0]]
 
 
@@ -365,7 +365,7 @@ def test_a_cut_waits_until_no_push_is_applied_at_one_server_only():
         thread.join(0.1)
         assert not cuts
         found.links.send("pushes", 1, push)
-        thread.join(10)
+        thread.join(60)
         assert cuts == [[[[1]], [[1]]]]
 
 
