@@ -19,7 +19,11 @@ from runtime.serving.vectors import Vectors, ids_of
 
 
 class Model:
-    """Rows and a dense network that stay as they are; safe for threads."""
+    """Rows and a dense network that stay as they are; safe for threads. See `open_model`.
+
+    ``layout``: the fields, dense features and tasks that batches must have; ``tables``: the rows,
+    by name of the table.
+    """
 
     def __init__(
         self, layout: Layout, tables: dict[str, Vectors], network: Any, precision: str
@@ -33,9 +37,11 @@ class Model:
         )
 
     def lookup(self, table: str, ids: Sequence[int] | np.ndarray) -> np.ndarray:
-        """[n, dim]: the vectors of these ids, as they stand in batches and in the export.
+        """float [n, dim]: the vectors of these ids, as they stand in batches and in the export.
 
-        An id without a row has its initial value. Of a hash stack, the sum of an id's rows.
+        ``ids``: [n], whole numbers such as `Batch.ids` holds. An id without a row has its initial
+        value. Of a hash stack, the sum of an id's rows. Raises ValueError for an unknown table and
+        for what cannot be ids.
         """
         if table not in self.tables:
             raise ValueError(f"no table is called {table!r}; there are {', '.join(self.tables)}")
@@ -44,7 +50,8 @@ class Model:
     def predict(self, batch: Batch) -> np.ndarray:
         """float64 [B, T]: the probability of each task, in the order of ``layout.tasks``.
 
-        The batch must be of the model's layout; its labels are not looked at.
+        The batch must be of the model's layout, or ValueError is raised; its labels are not looked
+        at.
         """
         self._check(batch)
         if not batch.size:

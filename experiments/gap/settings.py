@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from experiments.gap.data_sets import FIXED, RANKS, Found, Rates
 from experiments.gaps import SYNC, Setting
+from experiments.paired import setting_point
 from experiments.points import Point, data_sha256
 from persia_sim.words.vocabulary import Mode
-from runtime.config import TrainConfig
 
 EQUAL = {Mode.LOOKAHEAD: Mode.SYNC, Mode.RAW_HYBRID: Mode.HYBRID}
 """By law 2 lookahead has the bytes of sync; raw_hybrid and hybrid differ in when the dense weights
@@ -79,21 +78,5 @@ def points_of(
                 train_rows=found.train_rows,
             )
             checksum = checksum or data_sha256(base)
-            points.append(point_of(found, base, setting, seed, checksum))
+            points.append(setting_point(base, setting, seed, checksum, f"{found.data.label}-"))
     return points
-
-
-def point_of(
-    found: Found, base: TrainConfig, setting: Setting, seed: int, checksum: str, kind: str = ""
-) -> Point:
-    """The point of one setting and seed; ``kind`` stands in its label."""
-    mode, tau = setting
-    sync = replace(base.sync, mode=Mode(mode))
-    label = f"{found.data.label}{kind}-{mode}"
-    if sync.mode.reads_late_rows:
-        sync, label = replace(sync, tau=tau), f"{label}-tau{tau}"
-    return Point(
-        label=f"{label}-seed{seed}",
-        config=replace(base, sync=sync, seed=seed),
-        data_sha256=checksum,
-    )

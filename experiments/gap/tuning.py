@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from experiments.gap.data_sets import FIXED, Found, Rates
-from experiments.gap.settings import point_of
 from experiments.gaps import Run, Setting, finished
+from experiments.paired import setting_point
 from experiments.points import Point, data_sha256
 
 
@@ -63,8 +63,9 @@ def trials_of(
                 validate=True,
             )
             checksum = checksum or data_sha256(base)
-            points = (point_of(found, base, setting, seed, checksum, "-tuning") for seed in seeds)
-            trials.append(Trial(found=found, setting=setting, rates=rates, points=tuple(points)))
+            prefix = f"{found.data.label}-tuning-"
+            points = tuple(setting_point(base, setting, s, checksum, prefix) for s in seeds)
+            trials.append(Trial(found=found, setting=setting, rates=rates, points=points))
     return trials
 
 

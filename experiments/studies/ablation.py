@@ -26,6 +26,7 @@ from experiments.checks import (
 )
 from experiments.folders import sole_writer
 from experiments.kept import Kept
+from experiments.paired import over_seeds
 from experiments.points import Point, data_sha256
 from experiments.statistics import t_interval
 from experiments.sweep import default_jobs, print_plan, run_points
@@ -251,14 +252,7 @@ def learning_points(options: Options) -> dict[str, list[Point]]:
     checksum = data_sha256(base)
     words = {ALL_ON: "on", WINDOW: "tau0", MERGING: "unmerged", HALF_ROWS: "float16"}
     return {
-        name: [
-            Point(
-                label=f"{words[name]}-seed{seed}",
-                config=replace(config, seed=seed),
-                data_sha256=checksum,
-            )
-            for seed in range(options.seeds)
-        ]
+        name: over_seeds(words[name], config, options.seeds, checksum)
         for name, config in variants.items()
     }
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from experiments.checks import COUNT, JOBS, ROWS, SEEDS, TAU, between, each_known, not_empty
 from experiments.gaps import Run, curve_records, finished, thousandths
+from experiments.paired import over_seeds
 from experiments.points import Point, data_sha256
 from experiments.published.auc_gaps import published_curves
 from experiments.published.contenders import (
@@ -211,14 +212,7 @@ def _points(data_set: str, name: str, data: DataConfig, options: Options) -> lis
         ),
     )
     decides = f"{data_sha256(base)} {checksum}".strip()
-    return [
-        Point(
-            label=f"{data_set}-{name}-seed{seed}",
-            config=replace(base, seed=seed),
-            data_sha256=decides,
-        )
-        for seed in range(options.seeds)
-    ]
+    return over_seeds(f"{data_set}-{name}", base, options.seeds, decides)
 
 
 def _records(

@@ -10,9 +10,9 @@ import numpy as np
 
 from experiments.checks import JOBS, ROWS, SEEDS, between
 from experiments.gaps import Run, Setting, curve_records, finished, gap_table, record, table_cells
+from experiments.paired import expected_samples, setting_points
 from experiments.points import Point
 from experiments.statistics import delong
-from experiments.studies.staleness_sweep import expected_samples, setting_points
 from experiments.sweep import default_jobs, print_plan, run_points
 from experiments.tables import aligned, write_csv
 from runtime.config import DataConfig, EngineConfig, EvaluationConfig, SyncConfig, TrainConfig

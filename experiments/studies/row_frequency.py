@@ -14,10 +14,10 @@ from experiments.data_sets import SYNTHETIC, present
 from experiments.folders import sole_writer
 from experiments.gaps import Run, Setting, finished
 from experiments.kept import Kept
+from experiments.paired import setting_points
 from experiments.points import Point
 from experiments.staleness.by_frequency import gap_lines, missed_lines
 from experiments.staleness.drift_gap import PREDICTORS, errors, predicted
-from experiments.studies.staleness_sweep import setting_points
 from experiments.sweep import default_jobs, print_plan, run_points, settle_in, surroundings
 from experiments.tables import aligned, write_csv
 from runtime.config import DataConfig, EvaluationConfig, TrainConfig
@@ -121,15 +121,9 @@ def _points(options: Options, name: str) -> list[Point]:
         evaluation=EvaluationConfig(test_rows=options.test_rows),
     )
     settings: list[Setting] = [("sync", 0), *(("hybrid", tau) for tau in options.taus)]
-    points = setting_points(base, settings, options.seeds)
-    return [
-        Point(label=f"{_file(name)}-{p.label}", config=p.config, data_sha256=p.data_sha256)
-        for p in points
-    ]
-
-
-def _file(name: str) -> str:
-    return Path(name).name.replace(":", "-")
+    return setting_points(
+        base, settings, options.seeds, prefix=f"{Path(name).name.replace(':', '-')}-"
+    )
 
 
 def _gaps_and_staleness(

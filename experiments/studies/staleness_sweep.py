@@ -21,7 +21,8 @@ from experiments.checks import (
     not_empty,
 )
 from experiments.gaps import Setting, curve_records, finished, gap_table, record, table_cells
-from experiments.points import Point, data_sha256
+from experiments.paired import expected_samples, setting_points
+from experiments.points import Point
 from experiments.sweep import default_jobs, print_plan, run_points
 from experiments.tables import aligned, write_csv
 from persia_sim.words.vocabulary import Mode
@@ -37,7 +38,6 @@ from runtime.config.sync import MOST_DENSE_LAG
 from runtime.embedding.config import RowOptimizerKind, TableConfig
 
 DEFAULT_TAUS = (0, 4, 16)
-_ROWS_OF_AN_ORDINARY_SET = 165_000  # KuaiRand's training part; only the progress bar asks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,25 +222,3 @@ def _with_choices(point: Point, chosen: dict[str, Any]) -> Point:
     if not sync.mode.has_barrier:
         sync = replace(sync, match=chosen["match"])
     return replace(point, config=replace(point.config, sync=sync))
-
-
-def setting_points(base: TrainConfig, settings: Sequence[Setting], seeds: int) -> list[Point]:
-    """One point per seed and setting; seed by seed, so that pairs are complete early."""
-    checksum = data_sha256(base)
-    points = []
-    for seed in range(seeds):
-        for mode, tau in settings:
-            sync = replace(base.sync, mode=Mode(mode))
-            label = f"{mode}-seed{seed}"
-            if sync.mode.reads_late_rows:
-                sync, label = replace(sync, tau=tau), f"{mode}-tau{tau}-seed{seed}"
-            config = replace(base, sync=sync, seed=seed)
-            points.append(Point(label=label, config=config, data_sha256=checksum))
-    return points
-
-
-def expected_samples(config: TrainConfig) -> int:
-    """Samples of one run, for the progress bar; an estimate when only a pass would tell."""
-    if config.steps is not None:
-        return config.steps * config.batch
-    return (config.data.rows or _ROWS_OF_AN_ORDINARY_SET) * config.data.passes

@@ -10,8 +10,8 @@ import numpy as np
 
 from experiments.checks import COUNT, JOBS, ROWS, SEEDS, TAU, between, each_between, not_empty
 from experiments.gaps import Run, Setting, curve_records, finished, gap_table, record, table_cells
+from experiments.paired import setting_points
 from experiments.points import Point
-from experiments.studies.staleness_sweep import setting_points
 from experiments.sweep import default_jobs, print_plan, run_points
 from experiments.tables import aligned, write_csv
 from runtime.config import DataConfig, EvaluationConfig, TrainConfig

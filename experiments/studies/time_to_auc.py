@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from experiments.checks import (
     not_empty,
 )
 from experiments.gaps import Run, curve_records, finished, thousandths
+from experiments.paired import over_seeds
 from experiments.points import Point, data_sha256
 from experiments.statistics import t_interval
 from experiments.sweep import default_jobs, print_plan, run_points
@@ -177,11 +178,8 @@ def _points(options: Options, mode: Mode) -> list[Point]:
             test_rows=options.test_rows,
         ),
     )
-    checksum = f"{data_sha256(base)} {Trace.load(_trace_path(options, mode)).sha256()}"
-    return [
-        Point(label=f"{mode}-seed{seed}", config=replace(base, seed=seed), data_sha256=checksum)
-        for seed in range(options.seeds)
-    ]
+    decides = f"{data_sha256(base)} {Trace.load(_trace_path(options, mode)).sha256()}"
+    return over_seeds(str(mode), base, options.seeds, decides)
 
 
 def _with_time(

@@ -21,10 +21,10 @@ from experiments.checks import (
     positive,
 )
 from experiments.gaps import Run, finished, thousandths
+from experiments.paired import expected_samples, over_seeds
 from experiments.points import Point, data_sha256
 from experiments.statistics import Interval, t_interval
 from experiments.studies.demo import LEAST_TEST_ROWS, REAL_DATA, SYNTHETIC_STEPS, find_data
-from experiments.studies.staleness_sweep import expected_samples
 from experiments.sweep import default_jobs, print_plan, run_points
 from experiments.tables import aligned, write_csv
 from persia_sim.words.vocabulary import Mode
@@ -177,15 +177,7 @@ def _points(options: Options, setting: Setting) -> list[Point]:
         steps=steps,
         evaluation=EvaluationConfig(test_rows=test_rows),
     )
-    checksum = data_sha256(config)
-    return [
-        Point(
-            label=f"{setting.slug}-seed{seed}",
-            config=replace(config, seed=seed),
-            data_sha256=checksum,
-        )
-        for seed in range(options.seeds)
-    ]
+    return over_seeds(setting.slug, config, options.seeds, data_sha256(config))
 
 
 HEADER = ["base", "treatment", "test AUC", "gap to sync", "gap to untreated", "log-loss", "stale"]

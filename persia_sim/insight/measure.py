@@ -119,7 +119,11 @@ def step_time(run: Run) -> Estimate:
 
 
 def throughput(run: Run) -> Estimate:
-    """Samples per second of all ranks in the steady state."""
+    """Samples per second of all ranks in the steady state, with its 95 % interval.
+
+    Where something happens to the run (a crash, a checkpoint), all from there on counts. Raises
+    ValueError for a run of one step.
+    """
     step = step_time(run)
     samples = run.scenario.batch
     mean = samples / step.mean

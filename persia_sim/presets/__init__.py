@@ -17,7 +17,8 @@ def cluster(name: str) -> Cluster:
 
 
 def costs_for(name: str) -> Costs:
-    """The cost laws that belong to a named cluster, or to one from a .toml file."""
+    """The cost laws (seconds of each stage) that belong to a named cluster, or to one from a .toml
+    file. Raises ValueError where there is none."""
     return _cluster_and_costs(name)[1]
 
 

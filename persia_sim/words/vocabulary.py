@@ -27,14 +27,20 @@ class Stage(StrEnum):
 
 
 class Mode(StrEnum):
-    """How the embedding layer and the dense network are kept up to date."""
+    """How the embedding layer and the dense network are kept up to date (paper, figure 3)."""
 
     SYNC = "sync"
+    """Every stage after the one before: a step reads all pushes of the steps before it."""
     LOOKAHEAD = "lookahead"
+    """Rows are fetched ahead and brought up to date before they are used: the bytes of sync."""
     RAW_HYBRID = "raw_hybrid"
+    """Rows may be tau steps late; dense weights are all-reduced after the backward pass."""
     HYBRID = "hybrid"
+    """The same, with the all-reduce inside the backward pass."""
     ASYNC = "async"
+    """Rows and dense weights may be late: each rank pulls, pushes, and waits for nobody."""
     ASYNC_AVERAGING = "async_averaging"
+    """The same rows, with a replica of the dense weights a rank, averaged every period."""
 
     @property
     def has_barrier(self) -> bool:

@@ -105,7 +105,7 @@ def told_of(name: PresetName, config: TrainConfig) -> str:
 def with_preset(config: TrainConfig, name: PresetName, executor: str | None = None) -> TrainConfig:
     """The config with the preset's options for its executor; all others of `sync` have defaults.
 
-    ``executor`` takes the place of the config's.
+    ``executor`` takes the place of the config's. Raises ValueError for a replay.
     """
     engine = config.engine
     if "replay" in (executor, engine.executor):

@@ -47,7 +47,9 @@ class CurvePoint:
     """A snapshot on the way: rows as applied, dense weights after ``updates``, nothing drained."""
 
     updates: int
+    """Dense updates so far."""
     samples: int
+    """Training samples so far."""
     evaluation: Evaluation
 
 
@@ -121,8 +123,12 @@ def train(
 
     ``source`` replaces the data that the config names, ``tables`` the config of single tables;
     ``on_samples`` is told of every dense update's samples, ``on_snapshot`` of every evaluation on
-    the way. ``saving`` says where checkpoints go and what is gone on from; raises `Interrupted`
-    when it was asked to end, after a checkpoint. ``rank``: this process is rank 0 of several.
+    the way. ``saving`` says where checkpoints go and what is gone on from. ``rank``: this process
+    is rank 0 of several.
+
+    Raises `Interrupted` when it was asked to end, after a checkpoint; ValueError for data that
+    cannot be read (`DataError`) and for options that do not fit each other or the data; and
+    `NonFiniteError` where the config says that a loss which is no number ends the run.
     """
     if saving is None and config.checkpoint.at_end:
         raise ValueError("checkpoint_every needs a run folder: pass saving, or use run_into")
