@@ -106,3 +106,14 @@ def hand_scenario(mode: Mode = Mode.SYNC, ranks: int = 1, **changes: Any) -> Sce
         dense_home=DenseHome.APART if mode is Mode.ASYNC else None,
     )  # fmt: skip
     return replace(base, **changes)
+
+
+def sync_of_two(steps: int = 40) -> Scenario:
+    """A step takes 113 s: 104 of one batch and 9 of all-reduce (test_timeline_by_hand)."""
+    return hand_scenario(Mode.SYNC, ranks=2, steps=steps)
+
+
+def line(said: str, word: str) -> str:
+    """What the one line of a report that begins with this word says behind it."""
+    [found] = [line for line in said.splitlines() if line.startswith(word)]
+    return found.removeprefix(word).strip()

@@ -4,44 +4,27 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from math import exp, inf, log
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persia_sim.engine.run import Run
 from persia_sim.engine.simulate import simulate
-from persia_sim.insight.measure import steady_steps, step_time
+from persia_sim.insight.measure import step_time
 from persia_sim.insight.report import (
     Report,
     exposed,
     report,
     sent_bytes,
-    staleness,
-    staleness_of,
     text,
 )
 from persia_sim.model.incidents import Checkpoints, Crash, SlowDown, Target
-from persia_sim.model.memory import FORMATS, Capacity, RowFormat, capacity, fill_s, resident_after
-from persia_sim.model.scenario import Averaging, DenseHome, Discipline, Noise, Scenario
+from persia_sim.model.scenario import Averaging, DenseHome, Discipline, Noise
 from persia_sim.model.stamps import Mark
-from persia_sim.model.workload import Wire
-from persia_sim.words.trace import Event, Kind, Trace
 from persia_sim.words.vocabulary import Mode
-from tests.persia_sim.hand_world import HAND, hand_costs, hand_scenario, hand_workload, law
-from tests.persia_sim.sim_configurations import small_scenario, uncontended
-
-
-def line(said: str, word: str) -> str:
-    [found] = [line for line in said.splitlines() if line.startswith(word)]
-    return found.removeprefix(word).strip()
-
-
-def sync_of_two(steps: int = 40) -> Scenario:
-    """A step takes 113 s: 104 of one batch and 9 of all-reduce (test_timeline_by_hand)."""
-    return hand_scenario(Mode.SYNC, ranks=2, steps=steps)
+from tests.persia_sim.hand_world import hand_costs, hand_scenario, law, line, sync_of_two
+from tests.persia_sim.sim_configurations import small_scenario
 
 
 def shares(said: str) -> dict[str, float]:
@@ -227,174 +210,6 @@ def test_blame_is_printed_as_shares_of_the_makespan() -> None:
     said = shares(line(text(found), "to blame"))
     largest = sorted(expected.items(), key=lambda item: -item[1])[:6]
     assert said == pytest.approx(dict(largest), abs=6e-4)
-
-
-def late(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Missing steps, the oldest of them and missed pushes of every lookup, from the stamps."""
-    read, applied = run.stamps[Mark.READ], run.stamps[Mark.APPLIED]
-    ranks, steps = read.shape
-    barrier = run.scenario.mode.has_barrier
-    missing, oldest, pushes = [], [], []
-    for r in range(ranks):
-        for s in range(steps):
-            closed = applied.max(0) if barrier else applied[r]
-            open_steps = [k for k in range(s) if closed[k] > read[r, s]]
-            missing.append(len(open_steps))
-            oldest.append(s - open_steps[0] if open_steps else 0)
-            between = (applied > read[r, s]) & (applied < applied[r, s])
-            pushes.append(int(between.sum()))
-    return np.array(missing), np.array(oldest), np.array(pushes)
-
-
-def percentile(values: np.ndarray, level: float) -> float:
-    """Linear between order statistics, as in the textbook (Hyndman and Fan's type 7)."""
-    ordered = np.sort(values)
-    place = (len(ordered) - 1) * level
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return float(ordered[low] + (place - low) * (ordered[high] - ordered[low]))
-
-
-@pytest.mark.parametrize("mode", [Mode.RAW_HYBRID, Mode.HYBRID, Mode.ASYNC])
-def test_staleness_from_the_instants_themselves(mode: Mode) -> None:
-    noise = Noise(gpu_cv=0.4, server_cv=1.0)
-    run = simulate(small_scenario(mode, tau=5, steps=60, noise=noise, seed=3), trace=True)
-    # The first ten steps are the start; at the end a run empties itself.
-    missing, oldest, pushes = (values.reshape(4, 60)[:, 11:] for values in late(run))
-    full = run.stamps[Mark.READ][:, -1].min()
-    pushes = pushes[:, : int((run.stamps[Mark.APPLIED].max(0)[11:] <= full).sum())].ravel()
-    assert steady_steps(run) == range(11, 60)
-    found = staleness(run)
-    assert found.steps_mean == pytest.approx(missing.mean()) and missing.mean() > 4
-    assert found.steps_p99 == pytest.approx(percentile(missing.ravel(), 0.99))
-    assert found.steps_oldest == oldest.max()
-    assert found.pushes_mean == pytest.approx(pushes.mean()) and pushes.std() > 0.2
-    assert found.pushes_p99 == pytest.approx(percentile(pushes, 0.99))
-
-
-def test_staleness_of_a_window_of_one_by_hand() -> None:
-    """Reads at 33, 56, 137, 160, ...; pushes applied at 127, 150, 231, ...: all but the first miss
-    exactly the step before, and the first three of six are the start."""
-    run = simulate(hand_scenario(Mode.HYBRID, tau=1, steps=6), trace=True)
-    found = report(run)
-    late = found.staleness
-    assert late is not None
-    assert (late.steps_mean, late.steps_p99, late.steps_oldest) == (1, 1, 1)
-    assert (late.pushes_mean, late.pushes_p99) == (1, 1)
-    # One row a field: every push touches every row.
-    assert (late.rows.mean, late.rows.hottest) == pytest.approx((1, 1))
-    assert late.rows.fresh == 0 and late.rows.p50 == 1
-    assert line(text(found), "staleness") == (
-        "steps 1.00 (p99 1, oldest 1); pushes 1.0 (p99 1); by row 1.00 (fresh 0.0%, p50 1, p90 1, "
-        "p99 1, hottest 1.0)"
-    )
-    assert line(text(found), "in flight") == "at most 2 batches"
-    untraced = simulate(hand_scenario(Mode.SYNC))
-    assert report(untraced).staleness is None and "staleness" not in text(report(untraced))
-    with pytest.raises(ValueError, match="the run has no trace: simulate with trace=True"):
-        staleness(untraced)
-
-
-def test_percentiles_of_lookups_that_miss_0_to_100_steps() -> None:
-    """All 101 lookups of a rank come before its first push, so lookup s misses s steps."""
-    events = [Event(Kind.LOOKUP, 0, s, 0, 0) for s in range(101)]
-    events += [Event(Kind.PUSH, 0, s, 0, s) for s in range(101)]
-    trace, work = Trace.of(events, mode="hybrid", ranks=1), hand_workload()
-    found = staleness_of(trace, work, range(101))
-    assert (found.steps_mean, found.steps_p99, found.steps_oldest) == (50, 99, 100)
-    assert (found.pushes_mean, found.pushes_p99) == (50, 99)
-    rows = found.rows  # one row a field: every push touches it
-    assert rows.mean == pytest.approx(50) and (rows.p50, rows.p90, rows.p99) == (50, 90, 99)
-    lost = [event._replace(kind=int(Kind.LOST_PUSH)) for event in events[101:]]
-    gone = Trace.of(events[:101] + lost, mode="hybrid", ranks=1)
-    found = staleness_of(gone, work, range(101))
-    assert (found.pushes_mean, found.pushes_p99, found.steps_oldest) == (0, 0, 100)
-
-
-@given(uncontended())
-def test_most_batches_in_flight_counted_from_the_instants(scenario: Scenario) -> None:
-    run = simulate(scenario)
-    starts, ends = (np.sort(run.stamps[m].ravel()) for m in (Mark.LOOKUP, Mark.APPLIED))
-    most = {
-        side: max(k + 1 - int(np.searchsorted(ends, t, side=side)) for k, t in enumerate(starts))
-        for side in ("left", "right")
-    }
-    assert most["right"] <= run.max_in_flight <= most["left"]  # ends and starts at one instant
-
-
-def test_memory_of_rows_in_bytes() -> None:
-    """Four servers of 1,000 bytes; a row of 8 numbers of 2 bytes, 1.5 x 4 bytes of state each."""
-    rows = RowFormat(
-        name="x", value_bytes=2, state_values_per_value=1.5, state_bytes=4, overhead_bytes=26.0,
-        source=HAND,
-    )  # fmt: skip
-    assert rows.row_bytes(8) == 8 * 2 + 8 * 6 + 26 == 90
-    base = hand_scenario()
-    part = replace(base.cluster.servers, processes_per_host=2, hosts=2, ram_bytes_per_process=1e3)
-    cluster = replace(base.cluster, servers=part)
-    held = capacity(cluster, hand_workload(rows=60.0), rows)
-    # 11 rows fit into 1,000 bytes, 44 into the four servers; 60 rows want 1,350 bytes each.
-    assert (held.nominal_rows, held.resident_rows, held.evicted_rows) == (60, 44, 16)
-    assert (held.row_bytes, held.bytes_per_server) == (90, 1350)
-    assert held.limit_bytes_per_server == 1000 and not held.fits
-    # The least used rows are the ones that miss.
-    assert 0 < held.miss_rate < 16 / 60 * exp(4 / 20)
-    with pytest.raises(ValueError, match=r"60 rows of 90 bytes need 0 GiB: use at least 6 servers"):
-        held.refuse(cluster)
-    uniform = capacity(cluster, hand_workload(rows=60.0, zipf=0.0), rows)
-    # 8 draws a batch from 20 values: a row is forgotten T draws after its last, e^(-T/20) = 16/60;
-    # half a batch of these lies in the batch itself, which asks for the row once.
-    assert uniform.miss_rate == pytest.approx(16 / 60 * exp(4 / 20), rel=1e-6)
-    each = replace(hand_workload(rows=60.0, zipf=0.0), wire=Wire(deduplicate=False))
-    assert capacity(cluster, each, rows).miss_rate == pytest.approx(16 / 60, rel=1e-6)
-    full = capacity(cluster, hand_workload(rows=44.0), rows)
-    assert (full.fits, full.evicted_rows, full.miss_rate) == (True, 0, 0)
-    full.refuse(cluster)
-
-
-def test_bytes_of_the_named_row_formats() -> None:
-    """128 numbers of 2 or 4 bytes, Adagrad's sum for each, and 90 or 66 bytes beside them."""
-    found = {name: rows.row_bytes(128) for name, rows in FORMATS.items()}
-    assert found == {"fp16-lean": 256 + 90, "f32-adagrad": 512 + 512 + 66, "f32-sgd": 512 + 66}
-    for field, value in (("value_bytes", 0), ("overhead_bytes", -1.0)):
-        with pytest.raises(ValueError, match=f"{field} is {value}: must be >= "):
-            replace(FORMATS["f32-sgd"], **{field: value})
-    assert replace(FORMATS["f32-sgd"], value_bytes=1, overhead_bytes=0.0).row_bytes(3) == 3
-
-
-def test_the_servers_in_the_refusal_hold_whole_rows() -> None:
-    """A server of 1,000 bytes holds one row of 600, so ten rows need ten servers, not six."""
-    tight = Capacity(10, 4, 600.0, 1500.0, 1000.0, 0.1, 4)
-    with pytest.raises(ValueError, match="use at least 10 servers, a leaner row format"):
-        tight.refuse(hand_scenario().cluster)
-    large = Capacity(10, 4, 600 * 2.0**30, 1500.7 * 2**30, 1000.7 * 2**30, 0.1, 4)
-    with pytest.raises(ValueError, match=r"is 1,001 GiB on hand, but 10 rows .* need 1,501 GiB"):
-        large.refuse(hand_scenario().cluster)
-    never = Capacity(10, 0, 6000.0, 1500.0, 1000.0, 1.0, 0)
-    with pytest.raises(ValueError, match="use a leaner row format"):
-        never.refuse(hand_scenario().cluster)
-
-
-def test_memory_line_in_gib_bytes_rows_and_hours() -> None:
-    held = Capacity(60.0, 44.0, 345.6, 2560.75 * 2**30, 1280.75 * 2**30, 0.0123, 44.0)
-    uniform = hand_workload(rows=60.0, zipf=0.0)
-    run = simulate(replace(sync_of_two(), workload=uniform))
-    # 2 draws a sample and field, 8 samples a step: 20 (1 - e^(-n/20)) rows a field after n draws.
-    draws, rate = -20 * log(1 - 0.9 * 44 / 60), report(run).samples_per_s.mean
-    assert fill_s(uniform, rate, 0.9 * 44) == pytest.approx(draws / 2 / rate)
-    assert fill_s(uniform, rate, 60.0) == inf
-    slow = replace(report(run, held), samples_per_s=replace(report(run).samples_per_s, mean=1e-3))
-    hours = draws / 2 / 1e-3 / 3600
-    assert line(text(slow), "memory") == (
-        "2,561 of 1,281 GiB a server, 346 B a row; resident 44, evicted 16, misses 1.23%; "
-        f"90 % full after {hours:.1f} h"
-    )
-
-
-def test_rows_touched_by_samples() -> None:
-    """Two equally likely rows a field, 6 draws of each field: 2 (1 - 2^-6) rows, three fields."""
-    work = hand_workload(rows=6.0, zipf=0.0)
-    assert resident_after(work, 3.0) == pytest.approx(3 * 2 * (1 - 2.0**-6))
 
 
 def test_head_of_the_report_says_what_was_simulated() -> None:
