@@ -56,7 +56,8 @@ class Options:
     rounds: int = 15
     """Interleaved rounds."""
     most_foreign_cores: float = 1.1
-    """More foreign load than the other core carries makes a window count as loaded."""
+    """A window in which other processes used more cores than this counts as loaded; they have the
+    other core to themselves."""
     out: Path = Path("runs/bench-embedding")
     """Folder of the CSV and the figure."""
 

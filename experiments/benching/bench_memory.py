@@ -31,7 +31,7 @@ class Options:
     data: str = "synthetic"
     """A synthetic stream: with synthetic:criteo-ad ids never end, and a budget fills up."""
     budget_gib: float | None = None
-    """Of the rows; they are evicted when it is full. None: no limit."""
+    """GiB for the rows; they are evicted when it is full. None: no limit."""
     executor: Literal["lag", "concurrent"] = "lag"
     """Who carries the steps out: one thread, or a thread a rank."""
     out: Path = Path("runs/bench-memory")

@@ -101,8 +101,8 @@ class Options:
     """wall: what the goals mean. cpu: samples per second of CPU time over all threads, first steps
     included: what a machine shared with others can still tell; use it with --threads 1."""
     latency_s: float = 0.0
-    """Added to every lookup and every push of ours, as a network would; then the peers are left
-    out and hybrid is compared with sync."""
+    """Seconds added to every lookup and every push of ours, as a network would; then the peers are
+    left out and hybrid is compared with sync."""
     rounds: int = 30
     """Interleaved rounds of windows."""
     window_steps: int = 8

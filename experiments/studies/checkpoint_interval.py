@@ -62,7 +62,7 @@ class Options:
     steps: int = 400
     """Steps of a run."""
     modes: tuple[Mode, ...] = (Mode.SYNC, Mode.HYBRID, Mode.ASYNC_AVERAGING)
-    """Modes."""
+    """Modes to compare."""
     crashes: tuple[float, ...] = (3.0, 12.0)
     """Expected crashes of a rank in a run that redoes nothing: a rate of crashes each."""
     checkpoint_share: float = 5e-4

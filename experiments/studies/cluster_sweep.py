@@ -49,7 +49,7 @@ class Options:
     workloads: tuple[str, ...] = SIZES
     """Workload presets."""
     modes: tuple[Mode, ...] = (Mode.SYNC, Mode.HYBRID, Mode.ASYNC_AVERAGING)
-    """Modes."""
+    """Modes to compare."""
     ranks: tuple[int, ...] = (64,)
     """GPUs."""
     workers: tuple[int, ...] = (100,)
@@ -69,7 +69,7 @@ class Options:
     half_width: float = 0.005
     """Relative 95 % half width at which a point is done, in (0, 1)."""
     jobs: int = 2
-    """Processes."""
+    """Points at a time."""
     seed: int = 0
     """Root of all draws."""
     out: Path = Path("runs/cluster-sweep")

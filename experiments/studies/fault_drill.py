@@ -52,9 +52,9 @@ class Options:
     servers: int = 2
     """Embedding servers."""
     latency_s: float = 0.004
-    """Of each message, so that a run lasts long enough to be killed."""
+    """Seconds of each message, so that a run lasts long enough to be killed."""
     patience_s: float = 120.0
-    """A run that takes longer after a kill hangs."""
+    """Seconds after a kill from which on a run counts as hanging."""
     seed: int = 0
     """Of the draw of modes, roles and instants."""
     out: Path = Path("runs/fault-drill")

@@ -55,7 +55,7 @@ class Options:
     window: int = 2
     """tau of modes that read late rows; steps ahead of lookahead."""
     latency_s: float = 0.02
-    """Of each lookup and each push on this host, in [0.001, 10]."""
+    """Seconds added to each lookup and each push on this host, in [0.001, 10]."""
     batch: int = 256
     """Samples of a dense update on this host, over its two ranks."""
     rounds: int = 3

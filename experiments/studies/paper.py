@@ -15,7 +15,7 @@ class Options:
     size: Size = "quick"
     """quick: under 20 minutes on 2 cores; full: hours."""
     only: tuple[str, ...] = ()
-    """These pieces (names of studies); default: all."""
+    """These pieces (names of studies); else all."""
     measurements: Path | None = None
     """Folder with rows*.csv, workloads.csv and systems.csv as of `predict-published`; without it
     that piece is left out."""

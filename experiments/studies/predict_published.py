@@ -30,7 +30,7 @@ class Options(MeasuredFiles):
     """CSVs of what is to be predicted; measured columns may be empty."""
 
     known: tuple[Path, ...] = ()
-    """Measured lines for the naive baseline; default: the rows themselves."""
+    """Measured lines for the naive baseline; else the rows themselves."""
     out: Path = Path("runs/predict-published")
     """Folder of the table."""
 
