@@ -279,9 +279,13 @@ def profile_table(profile: Profile, foreign_cores: float) -> str:
             f"{profile.constants} fitted constants, none from a predicted case; {host.cores} cores;"
             f" a further busy core makes stages {host.memory:.1%} longer; dense steps vary by"
             f" {host.dense_cv:.0%}",
-            "of the seconds for which other threads hold the interpreter a stage waits for (and"
-            " with all cores busy for more):",
-            "  " + ", ".join(f"{s} {m:.0%} (+{host.crowded[s]:.0%})" for s, m in waits.items()),
+            "of the seconds for which its rank's other threads, other ranks' (and with all cores"
+            " busy all of them) hold the interpreter a stage waits for:",
+            "  "
+            + ", ".join(
+                f"{s} {m:.0%}, {host.among[s]:.0%} (+{host.crowded[s]:.0%})"
+                for s, m in waits.items()
+            ),
             f"other processes used {foreign_cores:.2f} cores beside the median run of the profile",
         ]
     )

@@ -4,16 +4,17 @@ Mean field: a thread meets the others at the shares of time for which they are b
 from the stages' seconds and the steps a second; these follow from the stages as they are then. The
 seconds of a stage become
 
-    wall = work (1 + memory A) / R + (meeting + crowded F) K
+    wall = work (1 + memory A) / R + meeting K + among L + crowded F (K + L)
 
 with work its CPU seconds alone; A the cores that other ranks keep busy (at most all but one; what
 the threads of one rank cost each other in memory is in the laws of runs of one rank), R the mean
-share of a core that is left to it where n threads of c cores are runnable, min(1, c / n); K the
-seconds of a step for which the others hold the interpreter, F the share of time for which they keep
-all cores busy. Of K a stage waits for a share of its own, `meeting`: a thread whose operations are
-short keeps the lock from one to the next, while a thread that begins because another one has handed
-it a batch finds that one at the lock, however long the step is. Where all cores are busy, who is
-given the lock waits for a core first, and everybody for the lock.
+share of a core that is left to it where n threads of c cores are runnable, min(1, c / n); K and L
+the seconds of a step for which the rank's other threads and those of other ranks hold the
+interpreter, F the share of time for which they keep all cores busy. Of K a stage waits for a share
+of its own, `meeting`: a thread whose operations are short keeps the lock from one to the next,
+while a thread that begins because another one has handed it a batch finds that one at the lock,
+however long the step is. Other ranks hand it nothing; of L it waits for another share, `among`.
+Where all cores are busy, who is given the lock waits for a core first, and everybody for the lock.
 """
 
 from __future__ import annotations
@@ -37,10 +38,12 @@ class Host:
     memory: float = 0.0
     """A stage's CPU time grows by this share for each further core that is busy."""
     meeting: Mapping[str, float] = field(default_factory=dict)
-    """By stage: seconds that it waits for each second of a step in which the other threads hold the
-    interpreter; none of a stage that is not named."""
+    """By stage: seconds that it waits for each second of a step in which the rank's other threads
+    hold the interpreter; none of a stage that is not named."""
+    among: Mapping[str, float] = field(default_factory=dict)
+    """The same for threads of other ranks."""
     crowded: Mapping[str, float] = field(default_factory=dict)
-    """The same, to be added where the others also keep all cores busy."""
+    """The same for all of them, to be added where they also keep all cores busy."""
     dense_cv: float = 0.0
     """Of a rank's forward and backward: what a barrier turns into waiting."""
 
@@ -73,8 +76,10 @@ class Burden:
     """Of their CPU seconds: what memory costs."""
     core: float
     """The share of a core that is left to them."""
-    held_s: float
-    """Seconds of a step for which other threads hold the interpreter."""
+    own_s: float
+    """Seconds of a step for which the rank's other threads hold the interpreter."""
+    others_s: float
+    """The same of other ranks' threads."""
     crowd: float
     """The share of time for which other threads keep all cores busy."""
 
@@ -97,7 +102,7 @@ def threads(mode: Mode, ranks: int, stages: Stages, python: Stages) -> list[Thre
 def burdens(own: Sequence[Thread], ranks: int, steps_per_s: float, host: Host) -> list[Burden]:
     """Of each thread of a rank, where all ranks do so many steps a second."""
     held = np.array([t.python_s for t in own])
-    others_hold = ranks * held.sum() - held
+    beside_own, of_others = held.sum() - held, np.full(len(own), (ranks - 1) * held.sum())
     work = np.array([t.work_s for t in own])
     factors = np.ones(len(own))
     for _ in range(_SWEEPS):
@@ -108,7 +113,8 @@ def burdens(own: Sequence[Thread], ranks: int, steps_per_s: float, host: Host) -
         factors = (factors + growth / core) / 2
     crowd = [all_busy(others, host.cores) for others in beside]
     return [
-        Burden(float(growth), *map(float, of)) for of in zip(core, others_hold, crowd, strict=True)
+        Burden(float(growth), *map(float, of))
+        for of in zip(core, beside_own, of_others, crowd, strict=True)
     ]
 
 
@@ -152,8 +158,9 @@ def burdened(stages: Stages, own: Sequence[Thread], by: Sequence[Burden], host: 
 
 def waiting_s(stage: str, by: Burden, host: Host) -> float:
     """Seconds of a step that a stage waits for the interpreter."""
-    share = host.meeting.get(stage, 0.0) + host.crowded.get(stage, 0.0) * by.crowd
-    return share * by.held_s
+    own_s = host.meeting.get(stage, 0.0) * by.own_s
+    others_s = host.among.get(stage, 0.0) * by.others_s
+    return own_s + others_s + host.crowded.get(stage, 0.0) * by.crowd * (by.own_s + by.others_s)
 
 
 def most_steps_per_s(own: Sequence[Thread], ranks: int, host: Host) -> float:

@@ -108,7 +108,7 @@ class Profile:
     @property
     def constants(self) -> int:
         """Numbers that were fitted."""
-        shares = len(self.host.meeting) + len(self.host.crowded)
+        shares = 3 * len(self.host.meeting)
         return sum(len(law.terms) for law in self.laws.values()) + shares + 2
 
 
@@ -155,10 +155,11 @@ def fit_host(laws: Mapping[str, HostLaw], runs: Runs, cores: int) -> Host:
         for run, found in (many | both).items()
         for wait in _waits(run, costs[run], found, host)
     ]
-    meeting, crowded = {}, {}
+    shares = {}
     for stage in dict.fromkeys(wait.stage for wait in waits):
-        meeting[stage], crowded[stage] = _shares([w for w in waits if w.stage == stage])
-    return replace(host, meeting=meeting, crowded=crowded)
+        shares[stage] = _shares([w for w in waits if w.stage == stage])
+    meeting, among, crowded = ({s: own[n] for s, own in shares.items()} for n in range(3))
+    return replace(host, meeting=meeting, among=among, crowded=crowded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,17 +188,18 @@ def _waits(run: ProfileRun, costs: Costs, found: Sequence[Found], host: Host) ->
     ]
 
 
-def _shares(waits: Sequence[Wait]) -> tuple[float, float]:
-    """Of the seconds for which others hold the interpreter, alone and with all cores busy: nearest
-    in shares of a step, since these are what throughput is off by."""
+def _shares(waits: Sequence[Wait]) -> tuple[float, float, float]:
+    """Of the seconds for which the rank's own threads, other ranks', and all of them beside busy
+    cores hold the interpreter: nearest in shares of a step, which are what throughput is off by."""
     from scipy.optimize import nnls  # late: half a second
 
-    held = np.array([w.by.held_s / w.step_s for w in waits])
+    held = np.array([[w.by.own_s, w.by.others_s] for w in waits])
+    held /= np.array([[w.step_s] for w in waits])
     # One rank alone hardly crowds two cores: what it says of that would be noise, extrapolated.
     crowd = np.array([w.by.crowd if any(x.ranks > 1 for x in waits) else 0.0 for w in waits])
     seconds = np.array([max(0.0, w.seconds) / w.step_s for w in waits])
-    found, _ = nnls(np.column_stack([held, held * crowd]), seconds)
-    return float(found[0]), float(found[1])
+    found, _ = nnls(np.column_stack([held, held.sum(1) * crowd]), seconds)
+    return float(found[0]), float(found[1]), float(found[2])
 
 
 def _grown(case: Case, costs: Costs, found: Found, cores: int) -> tuple[float, float]:

@@ -110,7 +110,10 @@ def test_a_stage_waits_for_its_share_of_the_seconds_in_which_others_hold_the_int
     """Two ranks, a ms of Python each, of which forward waits for half: T = T0 + 0.5 ms; 2 cores, so
     nobody else can keep both of them busy."""
     python = replace(NO_PYTHON, load_s=0.4 * MS, forward_s=0.6 * MS)
-    case, host = Case(mode=Mode.SYNC, ranks=2), Host(2, meeting={"forward": 0.5}, crowded={})
+    case, host = (
+        Case(mode=Mode.SYNC, ranks=2),
+        Host(2, meeting={"load": 9.0}, among={"forward": 0.5}),
+    )
     alone_s = 512 / schedule(case, STAGES, 60).samples_per_s
     found, longer = contended(case, Costs(STAGES, python, ()), host, 60)
     assert longer.forward_s == pytest.approx(STAGES.forward_s + 0.5 * MS)
@@ -123,7 +126,8 @@ def test_a_stage_waits_for_its_share_of_the_seconds_in_which_others_hold_the_int
 def test_where_all_cores_are_busy_a_stage_waits_for_more():
     own = threads(Mode.HYBRID, 1, STAGES, STAGES)  # 2, 4 and 1 ms: at 10 steps/s 0.02, 0.04, 0.01
     by = burdens(own, 1, 10.0, Host(2))
-    assert [b.held_s for b in by] == pytest.approx([5 * MS, 3 * MS, 6 * MS])
+    assert [b.own_s for b in by] == pytest.approx([5 * MS, 3 * MS, 6 * MS])
+    assert [b.others_s for b in burdens(own, 3, 10.0, Host(2))] == pytest.approx([14 * MS] * 3)
     assert by[2].crowd == pytest.approx(0.02 * 0.04, rel=0.02)  # others are hardly slowed
     host = Host(2, meeting={"push": 0.1}, crowded={"push": 2.0})
     longer = burdened(STAGES, own, by, host)
@@ -136,7 +140,7 @@ def test_memory_makes_stages_longer_by_the_other_cores_that_are_busy():
     assert own[0].work_s == pytest.approx(6.5 * MS)  # the update is one rank's
     [found] = burdens(own, 2, 100.0, Host(2, memory=0.2))
     busy = found.factor * 6.5 * MS * 100
-    assert found.factor == pytest.approx(1 + 0.2 * busy) and found.held_s == 0
+    assert found.factor == pytest.approx(1 + 0.2 * busy) and found.own_s == found.others_s == 0
 
 
 def test_a_law_is_found_from_eight_exact_points_and_says_where_it_was_measured():
@@ -225,7 +229,8 @@ def test_a_run_with_a_server_process_measures_its_calls():
 def test_a_profile_recovers_the_host_that_made_its_runs():
     meeting = {"load": 0.1, "scatter": 0.4, "forward": 0.3, "check": 0.05}
     crowded = {"forward": 0.8, "scatter": 0.2}
-    truth = Host(2, 0.15, meeting, crowded, dense_cv=0.02)
+    among = {"load": 0.2, "scatter": 0.1, "forward": 0.5}
+    truth = Host(2, 0.15, meeting, among, crowded, dense_cv=0.02)
     laws, runs = flat_laws(1.5), {}
     cases = [
         Case(mode=mode, batch=batch, dim=dim, hidden=(dim,))
@@ -259,6 +264,7 @@ def test_a_profile_recovers_the_host_that_made_its_runs():
     for stage in ("load", "pool", "scatter", "forward", "check", "backward"):
         close = {"rel": 0.1, "abs": 0.02}
         assert found.host.meeting[stage] == pytest.approx(meeting.get(stage, 0.0), **close), stage
+        assert found.host.among[stage] == pytest.approx(among.get(stage, 0.0), **close), stage
         assert found.host.crowded[stage] == pytest.approx(crowded.get(stage, 0.0), rel=0.2, abs=0.1)
     assert found.host.dense_cv == 0.02 and found.host.cores == 2
 
