@@ -57,7 +57,7 @@ def test_kwai_from_8_to_64_gpus_is_within_16_percent_with_the_constants_of_every
 
 @pytest.mark.slow
 def test_one_prediction_serves_five_sizes_and_three_modes() -> None:
-    rows = list(model_size(steps=96))
+    rows = list(model_size(steps=48))
     sizes = errors(rows, "hybrid")
     assert sum(sizes) / len(sizes) <= 0.03 and max(sizes) <= 0.07
     assert max(errors(rows, "async")) < 0.05 and max(errors(rows, "sync")) < 0.13

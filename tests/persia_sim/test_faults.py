@@ -163,7 +163,7 @@ def test_a_rank_that_never_returns_is_a_deadlock() -> None:
 @pytest.mark.parametrize("factor", [0.4, 1.0, 2.5])
 def test_the_overhead_of_runs_with_checkpoints_is_dalys(factor: float) -> None:
     """Random crashes inside simulated runs against the closed form, within four standard errors."""
-    base = small_scenario(Mode.HYBRID, steps=400)
+    base = small_scenario(Mode.HYBRID, steps=200)
     useful = simulate(base).makespan_s
     policy = Recovery(mtbf_s=useful / 12, checkpoint_s=useful / 2000, back_s=useful / 300)
     every = factor * young_interval_s(policy.checkpoint_s, policy.mtbf_s)

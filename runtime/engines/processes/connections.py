@@ -45,7 +45,7 @@ class Seats(NamedTuple):
 
 
 _RANK_ROLES = ("lookups", "pushes", "prefetches")
-_CONNECT_WITHIN_S = 20.0
+_CONNECT_WITHIN_S = 60.0  # a server that is started again loads Python first
 _ERRORS: dict[str, type[Exception]] = {
     kind.__name__: kind for kind in (ValueError, MemoryError, OSError, PeerError, BadMessageError)
 }
