@@ -22,6 +22,18 @@ if TYPE_CHECKING:
 
 _WIDTH = 96
 
+_FURTHER_KIND = """
+# A further kind of host in a role (nn, embedding_workers or servers), by name or as a table; to
+# have it, remove the first `#` of each line, and say the ranks of both kinds above.
+#[[nn.also]]
+#host = "8 x V100"
+#gpu = "v100"
+#hosts = 4
+#processes_per_host = 4
+#cores_per_process = 10
+#ram_bytes_per_process = 6e10
+"""
+
 
 def write_examples(folder: Path) -> list[Path]:
     """Write cluster.toml, workload.toml, model.toml, system.toml; none that is there is touched.
@@ -39,7 +51,8 @@ def write_examples(folder: Path) -> list[Path]:
         "cluster.toml": "# A cluster of embedding servers: `--cluster cluster.toml`.\n"
         '# base = "gcp-100t" would start from a preset: then only what differs is needed.\n'
         + table(dataclasses.replace(cluster, name="my-cluster"))
-        + "# Two racks, oversubscribed 4:1; to have them, remove the first `#` of each line.\n"
+        + _FURTHER_KIND
+        + "\n# Two racks, oversubscribed 4:1; to have them, remove the first `#` of each line.\n"
         + racks_off(two_racks(cluster))
         + "\n# What each stage costs; whatever is left out is the catalogue's.\n"
         + table(costs_of("gcp-100t"), "costs"),

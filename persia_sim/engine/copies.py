@@ -11,7 +11,7 @@ from persia_sim.model.stamps import Mark
 
 def copy_in(world: World, r: int) -> Process:
     """Copy pooled rows to the GPU."""
-    rank, need = world.ranks[r], world.need
+    rank, need = world.ranks[r], world.needs[r]
     room = world.scenario.queues.on_gpu
     for s in range(world.scenario.steps):
         while s >= rank.handed_on:
@@ -45,7 +45,7 @@ def copy_out(world: World, r: int) -> Process:
         rank.backward.popleft()
         rank.wake(Waiter.TRAIN)
         world.stamp(Mark.COPY_OUT, r, s)
-        yield world.need.copy_out_s
+        yield world.needs[r].copy_out_s
         world.stamp(Mark.COPIED_OUT, r, s)
         while len(rank.to_push) >= room:
             why = f"room among {room} copied gradients for step {s}"

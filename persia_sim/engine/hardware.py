@@ -39,26 +39,23 @@ class Platform:
         self._resolve = scenario.resolve_messages
         # Whether anybody asks when each single server has done its part; else the last one counts.
         self.tells_each = False
-        rank_rate, worker_rate, server_rate = cluster.nic_payload_bytes_per_s
-        worker_hosts = cluster.embedding_workers.hosts
-        server_hosts = cluster.servers.hosts
+        workers, rates = cluster.embedding_workers, cluster.nic_rates
         shares, places = need.server_shares, placement(cluster)
-        self.host_of_server = np.arange(len(shares)) // cluster.servers.processes_per_host
+        self.host_of_server = cluster.servers.host_of
         self.host_shares = np.bincount(self.host_of_server, weights=shares)
         self._groups = server_groups(cluster, places, shares)
         links, server_racks = Links(), places.server_hosts.tolist()
         self._path = links.path
         self.names, self.capacities = links.names, links.capacities
-        self._rank_nic = links.nics(
-            "GPU host", places.gpu_hosts.tolist(), [rank_rate] * cluster.nn.hosts
-        )
-        self._worker_nic = links.nics(
-            "worker host", places.worker_hosts.tolist(), [worker_rate] * worker_hosts
-        )
-        self._ranks_per_host = cluster.nn.processes_per_host
-        self._workers_per_host = cluster.embedding_workers.processes_per_host
+        self._rank_nic = links.nics("GPU host", places.gpu_hosts.tolist(), rates(cluster.nn))
+        self._worker_nic = links.nics("worker host", places.worker_hosts.tolist(), rates(workers))
+        self._nic_of_rank: list[int] = [
+            self._rank_nic[host] for host in cluster.nn.host_of.tolist()
+        ]
+        self._host_of_worker: list[int] = workers.host_of.tolist()
+        self._nic_of_worker: list[int] = [self._worker_nic[host] for host in self._host_of_worker]
         if self._resolve:
-            self._server_nic = links.nics("server host", server_racks, [server_rate] * server_hosts)
+            self._server_nic = links.nics("server host", server_racks, rates(cluster.servers))
         else:
             self._server_nic = links.nics(
                 "server hosts",
@@ -68,18 +65,24 @@ class Platform:
         self._dense_nic = -1
         self._home = scenario.home
         if self._home is DenseHome.ONE:
-            [self._dense_nic] = links.nics("dense server", server_racks[:1], [server_rate])
+            [self._dense_nic] = links.nics(
+                "dense server", server_racks[:1], rates(cluster.servers)[:1]
+            )
         links.uplinks(places)
         discipline = _DISCIPLINES[scenario.discipline]
         self.network: Network = discipline(env, self.capacities, cluster.link.stream_bytes_per_s)
         unlimited = scenario.infinite_cpus
-        cores = cluster.embedding_workers.cores_per_process
+        # How much longer a worker's cores take than those of the first kind of host.
+        first = workers.host.core_speed
+        self._slower = workers.of_processes(lambda kind: first / kind.host.core_speed)
         self.workers: list[FifoServer | Unlimited] = [
             Unlimited() if unlimited else FifoServer(cores)
-            for _ in range(cluster.embedding_workers.processes)
+            for cores in workers.of_processes(lambda kind: kind.cores_per_process)
         ]
-        worker_memory = np.inf if unlimited else cluster.embedding_workers.host.memory_bytes_per_s
-        self.worker_memory = [HostMemory(worker_memory) for _ in range(worker_hosts)]
+        self.worker_memory = [
+            HostMemory(inf if unlimited else rate)
+            for rate in workers.of_hosts(lambda kind: kind.host.memory_bytes_per_s)
+        ]
         self.servers: Bank | RackBanks
         if self._resolve or len(self._groups) == 1:
             self.servers = self._bank = self._bank_of(scenario, 0, len(shares))
@@ -92,20 +95,23 @@ class Platform:
         """The servers of so many processes, which are whole hosts."""
         role = scenario.cluster.servers
         hosts = self.host_of_server[first:end]
+        cores = role.of_processes(lambda kind: kind.cores_per_process)[first:end]
+        memory = role.of_hosts(lambda kind: kind.host.memory_bytes_per_s)
         shares = self.host_shares[hosts[0] : hosts[-1] + 1]
         return Bank(
             end - first,
-            None if scenario.infinite_cpus else role.cores_per_process,
+            None if scenario.infinite_cpus else cores,
             len(shares),
-            role.host.memory_bytes_per_s,
-            shares / shares.sum() if len(shares) < role.hosts else shares,
+            memory[hosts[0] : hosts[-1] + 1],
+            shares / shares.sum() if len(shares) < role.all_hosts else shares,
+            hosts - hosts[0],
         )
 
     def _worker_link(self, worker: int) -> int:
-        return self._worker_nic[worker // self._workers_per_host]
+        return self._nic_of_worker[worker]
 
     def _rank_link(self, r: int) -> int:
-        return self._rank_nic[r // self._ranks_per_host]
+        return self._nic_of_rank[r]
 
     def travel(self, after_s: float = 0.0, messages: int = 1) -> float:
         """Seconds until a message is there that leaves after so much service, or several of which
@@ -150,8 +156,8 @@ class Platform:
     def worker_delay(self, worker: int, service_s: float, memory_bytes: float) -> float:
         """Delay until a core of a worker, and the memory of its host, have done a piece of work."""
         now = self.env.now
-        delay = self.workers[worker].visit(now, service_s)
-        memory = self.worker_memory[worker // self._workers_per_host]
+        delay = self.workers[worker].visit(now, service_s * self._slower[worker])
+        memory = self.worker_memory[self._host_of_worker[worker]]
         return max(delay, memory.visit(now, memory_bytes))
 
     def dense_served(self) -> float:

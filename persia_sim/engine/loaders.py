@@ -25,7 +25,7 @@ def load(world: World, loader: int) -> Process:
         while s >= rank.looked_up + room:
             why = f"room for step {s} among {room} loaded batches"
             yield rank.wait(Waiter.LOADER, why, s)
-        yield need.load_s
+        yield world.needs[r].load_s
         yield world.platform.to_worker_from_loader(world.worker_of(r, s))
         if need.input_bytes:
             yield world.platform.to_rank_from_loader(r)

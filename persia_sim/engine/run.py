@@ -58,20 +58,34 @@ class Run:
         own = self.computed_s[:, first:end]
         computed = own.max(0).mean() if barrier else 1 / (1 / np.maximum(own.mean(1), _TINY)).mean()
         factor = float(computed) / need.compute_s if need.compute_s else 1.0
+        of_kinds: list[Demand] = []
+        for kind, each in enumerate(need.of_kinds):
+            mine = own[np.array(need.kind_of) == kind]
+            took = (
+                mine.max(0).mean() if barrier else 1 / (1 / np.maximum(mine.mean(1), _TINY)).mean()
+            )
+            more = float(took) / each.compute_s if each.compute_s else 1.0
+            forward_s, backward_s = each.forward_s * more, each.backward_s * more
+            of_kinds.append(replace(each, forward_s=forward_s, backward_s=backward_s))
         before = min(first, 1)
         lookup_s = float(self.served_s[0, :, first:end].min(0).mean())
         update_s = float(self.served_s[1, :, first - before : end - before].min(0).mean())
+        found = replace(
+            need, forward_s=need.forward_s * factor, backward_s=need.backward_s * factor
+        )
+        if not lookup_s:
+            return replace(found, of_kinds=tuple(of_kinds))
+        served = [self._served(each, lookup_s, update_s) for each in (found, *of_kinds)]
+        return replace(served[0], of_kinds=tuple(served[1:]))
+
+    def _served(self, need: Demand, lookup_s: float, update_s: float) -> Demand:
+        """The demand where the slowest server takes so long for a lookup and for an update."""
         fetch, refresh, push_s = need.fetch, need.refresh, need.server_update_s
-        if lookup_s:
-            fetch = replace(fetch, server_s=fetch.server_s * (lookup_s / fetch.server_s.max()))
-            push_s = push_s * (update_s / push_s.max())
-            if refresh is not None:
-                refresh = replace(refresh, server_s=np.zeros_like(push_s), join_s=0.0)
+        if refresh is not None:
+            refresh = replace(refresh, server_s=np.zeros_like(push_s), join_s=0.0)
         return replace(
             need,
-            forward_s=need.forward_s * factor,
-            backward_s=need.backward_s * factor,
-            fetch=fetch,
+            fetch=replace(fetch, server_s=fetch.server_s * (lookup_s / fetch.server_s.max())),
             refresh=refresh,
-            server_update_s=push_s,
+            server_update_s=push_s * (update_s / push_s.max()),
         )

@@ -6,6 +6,7 @@ the hold and the release of a resource; completion times of a single server are 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from math import inf
 
@@ -87,21 +88,30 @@ class Bank:
     def __init__(
         self,
         processes: int,
-        cores: int | None,
+        cores: int | Sequence[int] | None,
         hosts: int,
-        memory_rate: float,
+        memory_rate: float | Sequence[float],
         host_shares: np.ndarray | None = None,
+        host_of: np.ndarray | None = None,
     ) -> None:
+        """``cores`` of each process or of every one, ``memory_rate`` of each host or of every one.
+        Without ``host_of`` all hosts have equally many processes."""
         self._processes = processes
-        self._cores = cores
+        self._each_cores = None if cores is None else np.broadcast_to(cores, processes)
+        # Where one of them has fewer cores than the others, its are the first that run short.
+        self._cores = None if self._each_cores is None else int(self._each_cores.min())
+        self._most_cores = 1 if self._each_cores is None else int(self._each_cores.max())
         self._open: list[tuple[float, int, float, np.ndarray]] = []  # end, visit, start, service
         self._table: np.ndarray | None = None  # [processes, cores]: when each falls free
         self._back = np.zeros(processes)  # without a limit of cores: when a crash is over
         self._rows = np.arange(processes)
         self._memory_free = np.zeros(hosts)
-        self._memory_rate = memory_rate if cores is not None else inf
-        self._memory_binds = self._memory_rate < inf
+        rates = np.broadcast_to(memory_rate if cores is not None else inf, hosts)
+        self._memory_rate = rates
+        self._memory_binds = float(rates.min()) < inf
         self._host_of = np.arange(processes) // -(-processes // hosts)
+        if host_of is not None:
+            self._host_of = host_of
         self._shares = np.full(hosts, 1.0 / hosts) if host_shares is None else host_shares
         self._took: dict[float, np.ndarray] = {}  # bytes of a visit -> seconds at each host
         self.busy_s = np.zeros(processes)
@@ -166,7 +176,10 @@ class Bank:
     def _written_out(self) -> np.ndarray:
         """The table of cores, from now on kept."""
         if self._table is None:
-            self._table = np.zeros((self._processes, self._cores or 1))
+            self._table = np.zeros((self._processes, self._most_cores))
+            if self._each_cores is not None:
+                lacking = np.arange(self._most_cores) >= self._each_cores[:, None]
+                self._table[lacking] = inf  # a core that is not there is never free
             for core, (_, _, start_s, service_s) in enumerate(self._open):
                 self._table[:, core] = start_s + service_s
             self._open.clear()
@@ -195,7 +208,8 @@ class Bank:
         delay = max(float(cores[core]) - now_s, 0.0) + service_s
         cores[core] = now_s + delay
         if self._memory_binds:
-            host, took_s = self._host_of[process], memory_bytes / self._memory_rate
+            host = self._host_of[process]
+            took_s = memory_bytes / self._memory_rate[host]
             self.memory_busy_s[host] += took_s
             self._memory_free[host] = max(self._memory_free[host], now_s) + took_s
             delay = max(delay, self._memory_free[host] - now_s)

@@ -118,14 +118,15 @@ def _busy(world: World, stamps: np.ndarray) -> dict[str, float]:
         return float((stamps[end] - stamps[start]).sum()) / ranks
 
     workers = cluster.embedding_workers
+    server_cores = np.array(cluster.servers.of_processes(lambda kind: kind.cores_per_process))
     work = sum(worker.busy_s for worker in platform.workers)
     return {
         "GPU": float(world.computed_s.sum()) / ranks,
         "copy to the GPU": spent(Mark.ON_GPU, Mark.COPY_IN),
         "copy from the GPU": spent(Mark.COPIED_OUT, Mark.COPY_OUT),
-        "worker cores": work / (workers.processes * workers.cores_per_process),
+        "worker cores": work / workers.cores,
         "worker memory": max(memory.busy_s for memory in platform.worker_memory),
-        "server cores": float(platform.servers.busy_s.max()) / cluster.servers.cores_per_process,
+        "server cores": float((platform.servers.busy_s / server_cores).max()),
         "server memory": float(platform.servers.memory_busy_s.max()),
         "dense server": platform.dense_server.busy_s,
     }

@@ -15,13 +15,14 @@ from persia_sim.words.trace import Kind
 
 def take(world: World, r: int, s: int) -> Process:
     """Wait until the batch is on the GPU; lookahead brings its rows up to date."""
-    rank, refresh = world.ranks[r], world.need.refresh
+    rank, refresh = world.ranks[r], world.needs[r].refresh
     while s >= rank.on_gpu:
         yield rank.wait(Waiter.TRAIN, f"step {s} on the GPU")
     rank.trained += 1
     rank.wake(Waiter.COPY_IN)
-    if world.need.forward is not None:
-        yield from _bring_up_to_date(world, r, s, world.need.forward)
+    forward = world.needs[r].forward
+    if forward is not None:
+        yield from _bring_up_to_date(world, r, s, forward)
     elif refresh is not None:
         while not world.window.all_closed(s):
             rank.reasons[Waiter.TRAIN] = f"all ranks' pushes of steps < {s}, to refresh step {s}"

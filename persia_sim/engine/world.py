@@ -37,6 +37,7 @@ class World:
         self.env = env
         self.scenario = scenario
         self.need = need
+        self.needs = [need.of_rank(r) for r in range(ranks)]
         self.order = order
         self.platform = Platform(env, scenario, need)
         self.platform.tells_each = order.by_server or any(
@@ -86,5 +87,6 @@ class World:
     def compute_s(self, r: int, s: int) -> tuple[float, float]:
         """Forward and backward of this batch, with noise and slow-downs."""
         factor = self.disturbed.at_rank(r, self._gpu_factor[r][s])
-        self.computed_s[r, s] = self.need.compute_s * factor
-        return self.need.forward_s * factor, self.need.backward_s * factor
+        need = self.needs[r]
+        self.computed_s[r, s] = need.compute_s * factor
+        return need.forward_s * factor, need.backward_s * factor

@@ -216,10 +216,10 @@ def text(result: Report) -> str:
     if scenario.permits:
         knobs.append(f"{scenario.permits} permits")
     lines = [
-        f"{cluster.name}: {cluster.ranks} x {cluster.gpu.name}, "
+        f"{cluster.name}: {' + '.join(f'{n} x {gpu.name}' for n, gpu in cluster.gpus)}, "
         f"{counted(cluster.embedding_workers.processes, 'embedding worker')}, "
         f"{counted(cluster.servers.processes, 'server')} on "
-        f"{counted(cluster.servers.hosts, 'host')}",
+        f"{counted(cluster.servers.all_hosts, 'host')}",
         f"{work.name}: {work.rows:.3g} rows x {work.dim} = {work.rows * work.dim:.3g} parameters, "
         f"dense {work.dense_params / 1e6:.1f} M, batch {scenario.batch:,} "
         f"({work.batch_per_rank:,} a rank)",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from persia_sim.engine.run import Run
-from persia_sim.model.placement import placement
+from persia_sim.model.placement import placement, workers_of
 from persia_sim.model.scenario import DenseHome, Discipline
 from persia_sim.model.stamps import Leg, Mark
 from persia_sim.oracle.uplinks import serving_racks
@@ -44,7 +44,11 @@ class Resources:
         end_s, legs = float(run.stamps[mark, r, s]), run.legs[:, r, s].tolist()
         took_s = end_s - since_s
         if mark is Mark.LOADED:
-            rank_rate, worker_rate, _ = run.scenario.cluster.nic_payload_bytes_per_s
+            cluster = run.scenario.cluster
+            nn, workers, need = cluster.nn, cluster.embedding_workers, need.of_rank(r)
+            served = workers_of(run.scenario, r)[s]
+            rank_rate = cluster.nic_rates(nn)[int(nn.host_of[r])]
+            worker_rate = cluster.nic_rates(workers)[int(workers.host_of[served])]
             dense_s = need.input_bytes / rank_rate  # alone; what it waits is the worker NICs'
             alone_s = took_s - need.loader_bytes / worker_rate - dense_s
             loading_s = max(0.0, alone_s) if first else min(took_s, need.load_s)

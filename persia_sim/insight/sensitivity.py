@@ -11,6 +11,7 @@ from typing import Any
 
 from persia_sim.engine.simulate import simulate
 from persia_sim.insight.measure import throughput
+from persia_sim.model.cluster import Cluster, Gpu, Role
 from persia_sim.model.costs import Law
 from persia_sim.model.demand import demand
 from persia_sim.model.scenario import Scenario
@@ -18,14 +19,29 @@ from persia_sim.model.scenario import Scenario
 FASTER = 1.1
 
 
-def _nics(role: str) -> Callable[[Scenario], Scenario]:
+def _hosts(role: str, field: str) -> Callable[[Scenario], Scenario]:
+    """This figure of every kind of host of a role."""
+
+    def quicker(kind: Role) -> Role:
+        host: Any = replace(kind.host, **{field: getattr(kind.host, field) * FASTER})
+        return replace(kind, host=host, also=tuple(map(quicker, kind.also)))
+
     def change(scenario: Scenario) -> Scenario:
-        part = getattr(scenario.cluster, role)
-        host = replace(part.host, nic_bytes_per_s=part.host.nic_bytes_per_s * FASTER)
-        cluster = replace(scenario.cluster, **{role: replace(part, host=host)})
-        return replace(scenario, cluster=cluster)
+        parts: dict[str, Any] = {role: quicker(getattr(scenario.cluster, role))}
+        return replace(scenario, cluster=replace(scenario.cluster, **parts))
 
     return change
+
+
+def _gpus(cluster: Cluster, field: str) -> Cluster:
+    """This figure of every kind of GPU."""
+
+    def quicker(gpu: Gpu) -> Gpu:
+        changed: Any = {field: getattr(gpu, field) * FASTER}
+        return replace(gpu, **changed)
+
+    also = tuple(replace(kind, gpu=kind.gpu and quicker(kind.gpu)) for kind in cluster.nn.also)
+    return replace(cluster, gpu=quicker(cluster.gpu), nn=replace(cluster.nn, also=also))
 
 
 def _laws(*names: str) -> Callable[[Scenario], Scenario]:
@@ -45,23 +61,13 @@ def _laws(*names: str) -> Callable[[Scenario], Scenario]:
 
 
 def _gpu(scenario: Scenario) -> Scenario:
-    gpu = replace(scenario.cluster.gpu, peak_flops=scenario.cluster.gpu.peak_flops * FASTER)
     costs = replace(scenario.costs, gpu_fixed_s=scenario.costs.gpu_fixed_s / FASTER)
-    return replace(scenario, cluster=replace(scenario.cluster, gpu=gpu), costs=costs)
+    return replace(scenario, cluster=_gpus(scenario.cluster, "peak_flops"), costs=costs)
 
 
 def _copies(scenario: Scenario) -> Scenario:
-    gpu = scenario.cluster.gpu
-    gpu = replace(gpu, pcie_bytes_per_s=gpu.pcie_bytes_per_s * FASTER)
-    scenario = replace(scenario, cluster=replace(scenario.cluster, gpu=gpu))
+    scenario = replace(scenario, cluster=_gpus(scenario.cluster, "pcie_bytes_per_s"))
     return _laws("copy_in", "copy_out")(scenario)
-
-
-def _memory(scenario: Scenario) -> Scenario:
-    servers = scenario.cluster.servers
-    rate = servers.host.memory_bytes_per_s * FASTER
-    servers = replace(servers, host=replace(servers.host, memory_bytes_per_s=rate))
-    return replace(scenario, cluster=replace(scenario.cluster, servers=servers))
 
 
 def _dense_server(scenario: Scenario) -> Scenario:
@@ -103,12 +109,12 @@ RESOURCES: dict[str, Callable[[Scenario], Scenario]] = {
         "worker_forward", "worker_rpc", "worker_pool", "worker_scatter"
     ),
     "servers' cores": _laws("server_lookup", "server_update", "server_create"),
-    "servers' memory": _memory,
+    "servers' memory": _hosts("servers", "memory_bytes_per_s"),
     "dense server": _dense_server,
     "rank's copies": _copies,
-    "GPU hosts' NICs": _nics("nn"),
-    "worker hosts' NICs": _nics("embedding_workers"),
-    "server hosts' NICs": _nics("servers"),
+    "GPU hosts' NICs": _hosts("nn", "nic_bytes_per_s"),
+    "worker hosts' NICs": _hosts("embedding_workers", "nic_bytes_per_s"),
+    "server hosts' NICs": _hosts("servers", "nic_bytes_per_s"),
     "latency": _latency,
 }
 

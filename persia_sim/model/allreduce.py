@@ -66,10 +66,13 @@ class DenseSync:
         for field in ("latency_s", "overhead_s"):
             require(getattr(self, field) >= 0, field, getattr(self, field), "must be >= 0")
 
-    def seconds(self, size_bytes: float, ranks: int, ranks_per_host: int) -> float:
-        """Time to sum one message over all ranks; 0 for one rank."""
+    def seconds(
+        self, size_bytes: float, ranks: int, ranks_per_host: int, hosts: int | None = None
+    ) -> float:
+        """Time to sum one message over all ranks; 0 for one rank. Where hosts hold different
+        numbers of ranks, the most of them and how many ``hosts`` there are."""
         local = min(ranks, ranks_per_host)
-        hosts = ceil(ranks / ranks_per_host)
+        hosts = hosts or ceil(ranks / ranks_per_host)
         if self.algorithm is not Algorithm.HIERARCHICAL:
             # A host's NIC carries one stream of a ring, so a rank sees the whole NIC.
             rate = self.intra_bytes_per_s
@@ -86,9 +89,11 @@ class DenseSync:
         low, high = self.fitted_bytes
         return not low <= size_bytes <= high
 
-    def nic_bytes(self, size_bytes: float, ranks: int, ranks_per_host: int) -> float:
+    def nic_bytes(
+        self, size_bytes: float, ranks: int, ranks_per_host: int, hosts: int | None = None
+    ) -> float:
         """What one message puts on each host's NIC, each way; 0 inside one host."""
-        hosts = ceil(ranks / ranks_per_host)
+        hosts = hosts or ceil(ranks / ranks_per_host)
         if hosts == 1:
             return 0.0
         if self.algorithm is Algorithm.TREE:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from persia_sim.model.allreduce import Bucket, bucket_sizes
+from persia_sim.model.cluster import Role
 from persia_sim.model.scenario import Scenario
 from persia_sim.words.rules import require
 from persia_sim.words.vocabulary import DEFAULT_AHEAD, Mode
@@ -95,6 +96,15 @@ class Demand:
     input_bytes: float = 0.0
     """Dense features and labels: from the loader to the rank's host, and copied to its GPU with the
     rows (`Fetch.copy_in_s` of the first look has them)."""
+    of_kinds: tuple[Demand, ...] = ()
+    """The same for the ranks of each kind of GPU host, where there are several; this one is then
+    the first's. Seconds at embedding workers are those of their first kind everywhere."""
+    kind_of: tuple[int, ...] = ()
+    """The kind of each rank's host."""
+
+    def of_rank(self, r: int) -> Demand:
+        """What a batch of this rank asks."""
+        return self.of_kinds[self.kind_of[r]] if self.of_kinds else self
 
     @property
     def scatter_memory_bytes(self) -> float:
@@ -118,19 +128,35 @@ class Demand:
         return sum(bucket.seconds for bucket in self.buckets)
 
 
+def core_speed(kind: Role) -> float:
+    """Of a kind of host."""
+    return kind.host.core_speed
+
+
 def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
     """Apply the cost laws to one rank's batch of the scenario."""
+    kinds = scenario.cluster.nn.kinds
+    found = [_demand(scenario, miss_rate, kind) for kind in kinds]
+    if len(kinds) == 1:
+        return found[0]
+    each = [kind.hosts * kind.processes_per_host for kind in kinds]
+    kind_of = np.repeat(np.arange(len(kinds)), each)[: scenario.cluster.ranks].tolist()
+    return replace(found[0], of_kinds=tuple(found), kind_of=tuple(kind_of))
+
+
+def _demand(scenario: Scenario, miss_rate: float, kind: Role) -> Demand:
     require(0 <= miss_rate <= 1, "miss_rate", miss_rate, "must lie in [0, 1]")
     cluster, work, costs = scenario.cluster, scenario.workload, scenario.costs
     shares = work.server_shares(cluster.servers.processes)
     worker_speed = cluster.embedding_workers.host.core_speed
-    server_speed = cluster.servers.host.core_speed
-    rank_speed = cluster.nn.host.core_speed
+    server_speed = np.array(cluster.servers.of_processes(core_speed))
+    slowest = float(server_speed.min())
+    rank_speed, gpu = kind.host.core_speed, kind.gpu or cluster.gpu
     ids, row = work.sent_ids, 4.0 * work.dim
     met = work.ids_per_batch  # a worker merges, sums and scatters every occurrence of an id
     extra = work.busiest_extra(cluster.servers.processes)
     rpc_s = costs.worker_rpc.fixed_s * len(shares)
-    bus = cluster.gpu.pcie_bytes_per_s
+    bus = gpu.pcie_bytes_per_s
     activation = work.activation_bytes
 
     def copied_in_s(size_bytes: float) -> float:
@@ -155,7 +181,7 @@ def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
             + created_s
         )
         / server_speed,
-        join_s=extra * found_s / server_speed,
+        join_s=extra * found_s / slowest,
         server_memory_bytes=2 * row * ids,
         rows_bytes=work.rows_bytes,
         worker_pool_s=costs.worker_pool(met, work.rows_bytes) / worker_speed,
@@ -165,10 +191,10 @@ def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
     refresh, forward = None, None
     if scenario.mode is Mode.LOOKAHEAD:
         others = cluster.ranks * (scenario.ahead or DEFAULT_AHEAD)
-        refresh = _scaled(fetch, work.pending_fraction(others), scenario)
+        refresh = _scaled(fetch, work.pending_fraction(others), scenario, rank_speed)
         if scenario.lookahead == "forwarded":
             share = work.pending_fraction(others)
-            elsewhere = cluster.embedding_workers.hosts > 1
+            elsewhere = cluster.embedding_workers.all_hosts > 1
             applied_s = updated_s * ids * share / worker_speed
             forward = Forward(
                 exchange_bytes=work.push_bytes * share if elsewhere else 0.0,
@@ -182,24 +208,24 @@ def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
             fetch = replace(fetch, rows_bytes=2 * fetch.rows_bytes)
     # Dense features are copied once, rows that are read or brought up to date again twice.
     fetch = replace(fetch, copy_in_s=copied_in_s(activation + work.input_bytes))
-    rate = costs.efficiency(work.batch_per_rank) * cluster.gpu.peak_flops
+    rate = costs.efficiency(work.batch_per_rank) * gpu.peak_flops
     compute = work.batch_per_rank * work.flops_per_sample / rate
-    per_host = cluster.nn.processes_per_host
+    per_host = max(kind.processes_per_host for kind in cluster.nn.kinds)
     sync = costs.dense_sync
+    where = cluster.ranks, per_host, cluster.nn.all_hosts
     buckets: tuple[Bucket, ...] = ()
     messages: list[float] = []
     if cluster.ranks > 1 and scenario.mode.has_barrier:
         plan = bucket_sizes(work.layer_params, sync.bucket_bytes)
         if not scenario.mode.overlaps_dense_sync:
             plan = [(1.0, work.dense_bytes)]
-        where = cluster.ranks, per_host
         messages = [size_bytes for _, size_bytes in plan]
         buckets = tuple(
             Bucket(f, sync.seconds(b, *where), sync.nic_bytes(b, *where)) for f, b in plan
         )
     averaging_s = 0.0
     if cluster.ranks > 1:
-        averaging_s = sync.seconds(work.dense_bytes, cluster.ranks, per_host) + sync.overhead_s
+        averaging_s = sync.seconds(work.dense_bytes, *where) + sync.overhead_s
     rounds = scenario.rounds
     require(
         scenario.mode is not Mode.ASYNC_AVERAGING
@@ -244,12 +270,12 @@ def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
             + costs.server_update.per_byte_s * ids * row * shares
         )
         / server_speed,
-        update_join_s=extra * updated_s / server_speed,
+        update_join_s=extra * updated_s / slowest,
         update_memory_bytes=4 * row * ids,
         dense_copy_s=work.dense_bytes / costs.dense_server_bytes_per_s,
         averaging_s=averaging_s,
         dense_bytes=work.dense_bytes,
-        averaging_nic_bytes=sync.nic_bytes(work.dense_bytes, cluster.ranks, per_host),
+        averaging_nic_bytes=sync.nic_bytes(work.dense_bytes, *where),
         server_shares=shares,
         extrapolated=tuple(extrapolated),
         input_bytes=work.input_bytes,
@@ -262,8 +288,9 @@ def loader_start_s(loader: int, scenario: Scenario, load_s: float) -> float:
     return load_s * (loader % used) / used
 
 
-def _scaled(fetch: Fetch, share: float, scenario: Scenario) -> Fetch:
-    """A fetch of a share of the rows: fixed parts stay, the rest shrinks."""
+def _scaled(fetch: Fetch, share: float, scenario: Scenario, rank_speed: float) -> Fetch:
+    """A fetch of a share of the rows: fixed parts stay, the rest shrinks. ``rank_speed``: of a core
+    of the rank's host."""
     costs, cluster = scenario.costs, scenario.cluster
     servers = len(fetch.server_s)
 
@@ -272,7 +299,7 @@ def _scaled(fetch: Fetch, share: float, scenario: Scenario) -> Fetch:
 
     worker_speed = cluster.embedding_workers.host.core_speed
     rpc_s = costs.worker_rpc.fixed_s * servers
-    server_fixed = costs.server_lookup.fixed_s / cluster.servers.host.core_speed
+    server_fixed = costs.server_lookup.fixed_s / np.array(cluster.servers.of_processes(core_speed))
     return replace(
         fetch,
         worker_forward_s=part(
@@ -285,5 +312,5 @@ def _scaled(fetch: Fetch, share: float, scenario: Scenario) -> Fetch:
         rows_bytes=fetch.rows_bytes * share,
         worker_pool_s=part(fetch.worker_pool_s, costs.worker_pool.fixed_s / worker_speed),
         activation_bytes=fetch.activation_bytes * share,
-        copy_in_s=part(fetch.copy_in_s, costs.copy_in.fixed_s / cluster.nn.host.core_speed),
+        copy_in_s=part(fetch.copy_in_s, costs.copy_in.fixed_s / rank_speed),
     )

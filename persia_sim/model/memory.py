@@ -120,7 +120,8 @@ def capacity(
     """
     each = rows.row_bytes(workload.dim)
     servers = cluster.servers.processes
-    limit = cluster.servers.ram_bytes_per_process
+    # Rows are spread evenly, so of several kinds of host the smallest is full first.
+    limit = min(kind.ram_bytes_per_process for kind in cluster.servers.kinds)
     room = servers * (limit // each)
     per_field = workload.rows / workload.fields
     held = min(workload.rows, room)

@@ -38,7 +38,7 @@ def placement(cluster: Cluster) -> Placement:
     efficiency = cluster.link.header_efficiency
     uplinks = tuple(rack.uplink_bytes_per_s * efficiency for rack in racks)
     if len(racks) < 2 or min(uplinks) == np.inf:
-        gpu, worker, server = (np.zeros(role.hosts, int) for role in roles)
+        gpu, worker, server = (np.zeros(role.all_hosts, int) for role in roles)
         uplinks = ()
     else:
         numbers = np.arange(len(racks))
@@ -46,14 +46,13 @@ def placement(cluster: Cluster) -> Placement:
             np.repeat(numbers, [getattr(rack, field) for rack in racks])
             for field in ("gpu_hosts", "worker_hosts", "server_hosts")
         )
-    ranks, workers = np.arange(cluster.ranks), np.arange(cluster.embedding_workers.processes)
     return Placement(
         gpu_hosts=gpu,
         worker_hosts=worker,
         server_hosts=server,
         uplinks=uplinks,
-        of_rank=gpu[ranks // cluster.nn.processes_per_host],
-        of_worker=worker[workers // cluster.embedding_workers.processes_per_host],
+        of_rank=gpu[cluster.nn.host_of[: cluster.ranks]],
+        of_worker=worker[cluster.embedding_workers.host_of],
     )
 
 
@@ -86,8 +85,7 @@ def server_groups(
     cluster: Cluster, places: Placement, shares: np.ndarray
 ) -> tuple[ServerGroup, ...]:
     """The servers of each rack that has any. ``shares`` float64 [servers], sum 1."""
-    host_of = np.arange(len(shares)) // cluster.servers.processes_per_host
-    rate = cluster.nic_payload_bytes_per_s[2]
+    host_of, rates = cluster.servers.host_of, np.array(cluster.nic_rates(cluster.servers))
     rack_of = places.server_hosts[host_of]
     found = []
     for rack in np.unique(rack_of):
@@ -95,7 +93,10 @@ def server_groups(
         first, end = int(own[0]), int(own[-1]) + 1
         part, count = shares[first:end], end - first
         share = 1.0 if count == len(shares) else float(part.sum())
-        busiest = float(np.bincount(host_of[first:end], weights=part).max())
+        hosts = slice(host_of[first], host_of[end - 1] + 1)
+        loads = np.bincount(host_of[first:end], weights=part)[hosts.start :]
+        slowest = int(np.lexsort((loads, loads / rates[hosts]))[-1])
+        rate, busiest = float(rates[hosts][slowest]), float(loads[slowest])
         streams = float(count) * (share / (float(part.max()) * count))
         found.append(ServerGroup(int(rack), first, end, share, rate * share / busiest, streams))
     return tuple(found)

@@ -7,6 +7,7 @@ cycle of such constraints. Shared resources add bounds: demand of a step over ca
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -17,7 +18,7 @@ from persia_sim.model.demand import Demand, Fetch, demand
 from persia_sim.model.placement import placement
 from persia_sim.model.scenario import DenseHome, Scenario
 from persia_sim.oracle.transfers import Transfers
-from persia_sim.oracle.uplinks import rack_pairs, uplink_bytes
+from persia_sim.oracle.uplinks import pairs, uplink_bytes
 from persia_sim.words.vocabulary import Mode
 
 
@@ -52,7 +53,7 @@ class Latencies:
 def fetch_s(scenario: Scenario, transfers: Transfers, part: Fetch) -> float:
     """One pass through worker and servers, without the copy to the GPU."""
     latency = scenario.cluster.link.latency_s
-    asked = latency + part.worker_forward_s + latency
+    asked = latency + part.worker_forward_s * transfers.slower + latency
     answered = max(
         asked
         + transfers.fan_s(part.request_bytes, group)
@@ -61,15 +62,16 @@ def fetch_s(scenario: Scenario, transfers: Transfers, part: Fetch) -> float:
         + transfers.fan_s(part.rows_bytes, group)
         for group in transfers.groups
     )
-    return answered + part.worker_pool_s + latency + transfers.rank_s(part.activation_bytes)
+    pooled = answered + part.worker_pool_s * transfers.slower
+    return pooled + latency + transfers.rank_s(part.activation_bytes)
 
 
-def latencies(
-    scenario: Scenario, need: Demand, rank_rack: int = 0, worker_rack: int = 0
-) -> Latencies:
-    """Add up the life of a batch whose rank and whose embedding worker are in these racks."""
+def latencies(scenario: Scenario, need: Demand, rank: int = 0, worker: int = 0) -> Latencies:
+    """Add up the life of a batch of this rank that this embedding worker serves."""
     latency = scenario.cluster.link.latency_s
-    transfers = Transfers(scenario, need, rank_rack, worker_rack)
+    need = need.of_rank(rank)
+    transfers = Transfers(scenario, need, rank, worker)
+    slower = transfers.slower
     zero = np.zeros(1)
     sync = 0.0
     if scenario.mode.has_barrier:
@@ -79,18 +81,21 @@ def latencies(
         )  # fmt: skip
     refresh = 0.0
     if need.forward is not None:
-        refresh = need.forward.worker_s + latency + need.forward.copy_in_s
+        refresh = need.forward.worker_s * slower + latency + need.forward.copy_in_s
         refresh += transfers.rank_s(need.forward.activation_bytes)
     if need.refresh is not None:
         refresh = fetch_s(scenario, transfers, need.refresh) + need.refresh.copy_in_s
     forward = 0.0
     if need.forward is not None:
-        forward = latency + transfers.rank_s(need.gradient_bytes) + need.worker_scatter_s + latency
+        forward = latency + transfers.rank_s(need.gradient_bytes)
+        forward += need.worker_scatter_s * slower
+        forward += latency
         forward += transfers.worker_s(need.forward.exchange_bytes)
     pull = 0.0
     if scenario.home is not None:
         pull = 2 * latency + transfers.dense_served_s() + transfers.dense_s()
-    scattered = latency + transfers.rank_s(need.gradient_bytes) + need.worker_scatter_s + latency
+    scattered = latency + transfers.rank_s(need.gradient_bytes)
+    scattered = scattered + need.worker_scatter_s * slower + latency
     push = max(
         scattered
         + transfers.fan_s(need.push_bytes, group)
@@ -115,27 +120,29 @@ def latencies(
 def cycles(scenario: Scenario, need: Demand) -> dict[str, float]:
     """Seconds a step that each cycle of constraints asks for; the largest is the step time.
 
-    With racks a bound: of each rank by the worker that is best placed for it. Where ranks share a
-    step the slowest counts, where they do not their rates add up.
+    With racks or several kinds of host a bound: of each rank by the worker that serves it best.
+    Where ranks share a step the slowest counts, where they do not their rates add up.
     """
-    ranks, found = [], []
-    for (rank_rack, worker_racks), count in rack_pairs(scenario).items():
-        ways = [_cycles(scenario, need, rank_rack, rack) for rack in worker_racks]
+    counts, found = [], []
+    for (rank, workers), count in pairs(scenario).items():
+        ways = [_cycles(scenario, need, rank, worker) for worker in workers]
         found.append({name: min(way[name] for way in ways) for name in ways[0]})
-        ranks.append(count)
+        counts.append(count)
     if len(found) == 1:
         return found[0]
-    if scenario.mode.has_barrier:
-        return {name: max(each[name] for each in found) for name in found[0]}
-    return {
-        name: sum(ranks)
-        / sum(n / each[name] if each[name] else inf for n, each in zip(ranks, found, strict=True))
-        for name in found[0]
-    }
+    ranks = sum(counts)
+    worst = {name: max(each[name] for each in found) for name in found[0]}
+    if not scenario.mode.has_barrier:
+        for name in worst:
+            rates = [inf if not each[name] else 1 / each[name] for each in found]
+            worst[name] = ranks / sum(n * rate for n, rate in zip(counts, rates, strict=True))
+    # Loaders serve every rank in turn.
+    worst["loaders"] = sum(n * e["loaders"] for n, e in zip(counts, found, strict=True)) / ranks
+    return worst
 
 
-def _cycles(scenario: Scenario, need: Demand, rank_rack: int, worker_rack: int) -> dict[str, float]:
-    life = latencies(scenario, need, rank_rack, worker_rack)
+def _cycles(scenario: Scenario, need: Demand, rank: int, worker: int) -> dict[str, float]:
+    life = latencies(scenario, need, rank, worker)
     queues, cluster = scenario.queues, scenario.cluster
     train = life.refresh_s + life.pull_s + life.compute_s + life.sync_s
     if scenario.mode is Mode.ASYNC_AVERAGING and cluster.ranks > 1:
@@ -180,12 +187,9 @@ def shared(scenario: Scenario, need: Demand) -> dict[str, float]:
     """Seconds a step that each shared resource asks for, at full use and even spread."""
     cluster = scenario.cluster
     ranks = cluster.ranks
-    rank_rate, worker_rate, server_rate = cluster.nic_payload_bytes_per_s
-    shares = need.server_shares
-    per_host = np.bincount(
-        np.arange(len(shares)) // cluster.servers.processes_per_host, weights=shares
-    )
-    busiest = float(per_host.max())
+    nn, workers, servers = cluster.nn, cluster.embedding_workers, cluster.servers
+    shares = np.bincount(servers.host_of, weights=need.server_shares)
+    busiest, server_rate = _slowest(shares, cluster.nic_rates(servers))
     fetches = [need.fetch] + ([need.refresh] if need.refresh is not None else [])
     request = sum(f.request_bytes for f in fetches)
     rows = sum(f.rows_bytes for f in fetches)
@@ -195,12 +199,28 @@ def shared(scenario: Scenario, need: Demand) -> dict[str, float]:
         activation += need.forward.activation_bytes
         exchanged, forward_s = need.forward.exchange_bytes, need.forward.worker_s
         forward_memory = need.forward.memory_bytes
-    workers = cluster.embedding_workers
-    worker_hosts = workers.hosts * worker_rate
-    on_host = min(ranks, cluster.nn.processes_per_host)
+    home = scenario.home
+    gpu_in, gpu_out = [], []
+    for kind, (of_kind, _) in zip(nn.kinds, cluster.gpus, strict=True):
+        on_host, rate = min(of_kind, kind.processes_per_host), cluster.nic_rates(kind)[0]
+        into = on_host * (activation + need.input_bytes) / rate
+        out = on_host * need.gradient_bytes / rate
+        if scenario.dense_on_nics:
+            dense = sum(bucket.nic_bytes for bucket in need.buckets)
+            into, out = into + dense / rate, out + dense / rate
+        if home in (DenseHome.SERVERS, DenseHome.ONE):
+            dense = on_host * need.dense_bytes / rate
+            into, out = into + dense, out + dense
+        gpu_in.append(into)
+        gpu_out.append(out)
+    # As if all hosts were of one kind, the one whose NICs (or memories) can take least.
+    each = [workers.processes / kind.processes_per_host for kind in workers.kinds]
+    worker_hosts = min(
+        n * cluster.nic_rates(kind)[0] for n, kind in zip(each, workers.kinds, strict=True)
+    )
     found = {
-        "GPU host NICs, in": on_host * (activation + need.input_bytes) / rank_rate,
-        "GPU host NICs, out": on_host * need.gradient_bytes / rank_rate,
+        "GPU host NICs, in": max(gpu_in),
+        "GPU host NICs, out": max(gpu_out),
         "worker NICs, out": ranks
         * (request + need.push_bytes + activation + exchanged)
         / worker_hosts,
@@ -210,19 +230,11 @@ def shared(scenario: Scenario, need: Demand) -> dict[str, float]:
         "server NICs, in": ranks * (request + need.push_bytes) * busiest / server_rate,
         "server NICs, out": ranks * rows * busiest / server_rate,
     }
-    if scenario.dense_on_nics:
-        dense = sum(bucket.nic_bytes for bucket in need.buckets)
-        found["GPU host NICs, in"] += dense / rank_rate
-        found["GPU host NICs, out"] += dense / rank_rate
-    home = scenario.home
-    if home in (DenseHome.SERVERS, DenseHome.ONE):
-        found["GPU host NICs, in"] += on_host * need.dense_bytes / rank_rate
-        found["GPU host NICs, out"] += on_host * need.dense_bytes / rank_rate
-        if home is DenseHome.SERVERS:
-            found["server NICs, in"] += ranks * need.dense_bytes * busiest / server_rate
-            found["server NICs, out"] += ranks * need.dense_bytes * busiest / server_rate
-        else:
-            found["dense server's NIC"] = ranks * need.dense_bytes / server_rate
+    if home is DenseHome.SERVERS:
+        found["server NICs, in"] += ranks * need.dense_bytes * busiest / server_rate
+        found["server NICs, out"] += ranks * need.dense_bytes * busiest / server_rate
+    elif home is DenseHome.ONE:
+        found["dense server's NIC"] = ranks * need.dense_bytes / cluster.nic_rates(servers)[0]
     uplinks = placement(cluster).uplinks
     if uplinks:
         carried = uplink_bytes(scenario, need)
@@ -244,16 +256,31 @@ def shared(scenario: Scenario, need: Demand) -> dict[str, float]:
     work_s += forward_s
     touched = need.scatter_memory_bytes + forward_memory
     touched += sum(f.forward_memory_bytes + f.pool_memory_bytes for f in fetches)
-    worker_memory = workers.hosts * workers.host.memory_bytes_per_s
+    worker_memory = min(
+        n * kind.host.memory_bytes_per_s for n, kind in zip(each, workers.kinds, strict=True)
+    )
+    slower = [workers.host.core_speed / kind.host.core_speed for kind in workers.kinds]
+    cores = servers.of_processes(lambda kind: kind.cores_per_process)
+    served_s, served_by = _slowest(server_s, cores)
+    moved, memory_rate = _slowest(shares, servers.of_hosts(lambda k: k.host.memory_bytes_per_s))
     found |= {
-        "worker cores": ranks * work_s / (workers.processes * workers.cores_per_process),
+        "worker cores": max(
+            ranks * work_s * more / (workers.processes * kind.cores_per_process)
+            for more, kind in zip(slower, workers.kinds, strict=True)
+        ),
         "worker memory": ranks * touched / worker_memory,
-        "server cores": ranks * float(np.max(server_s)) / cluster.servers.cores_per_process,
-        "server memory": ranks * memory * busiest / cluster.servers.host.memory_bytes_per_s,
+        "server cores": ranks * served_s / served_by,
+        "server memory": ranks * memory * moved / memory_rate,
     }
     if home in (DenseHome.ONE, DenseHome.APART):
         found["dense server"] = 2 * ranks * need.dense_copy_s
     return found
+
+
+def _slowest(loads: np.ndarray, rates: Sequence[float]) -> tuple[float, float]:
+    """The load and the rate of the one that takes longest; of equally fast ones the most loaded."""
+    most = int(np.lexsort((loads, loads / np.array(rates)))[-1])
+    return float(loads[most]), float(rates[most])
 
 
 @dataclass(frozen=True, slots=True)

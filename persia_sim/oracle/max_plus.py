@@ -15,11 +15,11 @@ import numpy as np
 from persia_sim.model.allreduce import sync_delay
 from persia_sim.model.demand import Demand, Fetch, demand, loader_start_s
 from persia_sim.model.noise import Purpose, lognormal_factors, stream
-from persia_sim.model.placement import ServerGroup, placement
+from persia_sim.model.placement import ServerGroup
 from persia_sim.model.scenario import Discipline, Scenario
 from persia_sim.model.stamps import Mark
 from persia_sim.oracle.transfers import Transfers
-from persia_sim.oracle.uplinks import serving_racks
+from persia_sim.oracle.uplinks import alike, serving
 from persia_sim.words.rules import require
 from persia_sim.words.vocabulary import Mode
 
@@ -49,15 +49,15 @@ class _Recursion:
         self.need = need
         self.ranks, self.steps = scenario.cluster.ranks, scenario.steps
         self.latency_s = scenario.cluster.link.latency_s
-        # Of each batch: the racks of its rank and worker; one pair where no uplink can bind.
-        self.rank_rack = placement(scenario.cluster).of_rank.tolist()
-        self.worker_rack = serving_racks(scenario)
-        self.by_racks = {
-            (a, b): Transfers(scenario, need, a, b)
-            for a in set(self.rank_rack)
-            for b in np.unique(self.worker_rack).tolist()
+        # Of each batch: a rank and a worker like its own; one pair where all are alike.
+        self.like = alike(scenario)[0]
+        self.served = serving(scenario)
+        self.by_pair = {
+            (r, worker): Transfers(scenario, need, r, worker)
+            for r in set(self.like)
+            for worker in np.unique(self.served).tolist()
         }
-        self.transfers = next(iter(self.by_racks.values()))
+        self.transfers = next(iter(self.by_pair.values()))
         self.groups = self.transfers.groups
         self.at = np.full((len(Mark), self.ranks, self.steps), np.nan)
         self.handed_on = np.zeros((self.ranks, self.steps))
@@ -85,6 +85,8 @@ class _Recursion:
         closed_before: list[np.ndarray] = []  # by step: when this and all earlier are closed
         self.forwarded = 0.0  # when the workers had the gradients of all earlier steps
         everyone = np.arange(ranks)
+        copy_in_s = self._of_rank(lambda need: need.fetch.copy_in_s)
+        copy_out_s = self._of_rank(lambda need: need.copy_out_s)
         for s in range(self.steps):
             self._load(s, loader)
             delivered = np.maximum(delivered, at[Mark.LOADED, :, s])
@@ -97,7 +99,7 @@ class _Recursion:
             handed = np.maximum(handed, self._past(at[Mark.COPY_IN], s - queues.forwarded))
             self.handed_on[:, s] = handed
             at[Mark.COPY_IN, :, s] = np.maximum(handed, copying)
-            at[Mark.ON_GPU, :, s] = at[Mark.COPY_IN, :, s] + self.need.fetch.copy_in_s
+            at[Mark.ON_GPU, :, s] = at[Mark.COPY_IN, :, s] + copy_in_s
             if s == 0:
                 taken = np.zeros((ranks, self.steps))
             copying = np.maximum(at[Mark.ON_GPU, :, s], self._past(taken, s - queues.on_gpu))
@@ -106,7 +108,7 @@ class _Recursion:
             updated = at[Mark.UPDATED, :, s]
             training = np.maximum(updated, self._past(at[Mark.COPY_OUT], s - queues.backward))
             at[Mark.COPY_OUT, :, s] = np.maximum(training, copying_back)
-            at[Mark.COPIED_OUT, :, s] = at[Mark.COPY_OUT, :, s] + self.need.copy_out_s
+            at[Mark.COPIED_OUT, :, s] = at[Mark.COPY_OUT, :, s] + copy_out_s
             waiting = self._past(at[Mark.PUSH], s - queues.copied_back)
             copying_back = np.maximum(at[Mark.COPIED_OUT, :, s], waiting)
             task = pushing.argmin(1)
@@ -124,12 +126,19 @@ class _Recursion:
         return at
 
     def _each(self, s: int, took_s: Callable[[Transfers], float]) -> np.ndarray | float:
-        """How long a message of step s takes, by rank where racks tell them apart."""
-        if len(self.by_racks) == 1:
+        """How long a message of step s takes, by rank where racks or kinds tell them apart."""
+        if len(self.by_pair) == 1:
             return took_s(self.transfers)
-        known = {racks: took_s(transfers) for racks, transfers in self.by_racks.items()}
-        there = self.worker_rack[:, s].tolist()
-        return np.array([known[racks] for racks in zip(self.rank_rack, there, strict=True)])
+        known = {pair: took_s(transfers) for pair, transfers in self.by_pair.items()}
+        there = self.served[:, s].tolist()
+        return np.array([known[pair] for pair in zip(self.like, there, strict=True)])
+
+    def _of_rank(self, asked: Callable[[Demand], float]) -> np.ndarray | float:
+        """What a batch asks, by rank where their hosts are of several kinds."""
+        need = self.need
+        if not need.of_kinds:
+            return asked(need)
+        return np.array([asked(need.of_rank(r)) for r in range(self.ranks)])
 
     def _fan_s(self, s: int, size_bytes: float, group: ServerGroup) -> np.ndarray | float:
         return self._each(s, lambda transfers: transfers.fan_s(size_bytes, group))
@@ -144,8 +153,9 @@ class _Recursion:
             start = loader[number]
             if s >= room:
                 start = max(start, at[Mark.LOOKUP, r, s - room])
-            sent = (start + self.need.load_s) + self.transfers.load_s()
-            loader[number] = sent + self.transfers.input_s()
+            transfers = self.by_pair[self.like[r], int(self.served[r, s])]
+            sent = (start + self.need.of_rank(r).load_s) + transfers.load_s()
+            loader[number] = sent + transfers.input_s()
             at[Mark.LOADED, r, s] = loader[number]
 
     def _start_lookups(
@@ -188,7 +198,8 @@ class _Recursion:
         self, start: np.ndarray, s: int, part: Fetch, purpose: Purpose
     ) -> tuple[np.ndarray, np.ndarray]:
         """When the last server has read, and when the rows are on the rank's host."""
-        asked = start + (part.worker_forward_s + self.latency_s)
+        slower = self._each(s, lambda transfers: transfers.slower)
+        asked = start + (part.worker_forward_s * slower + self.latency_s)
         noise = self._noise(purpose, s)
         reads, answers = [], []
         for group in self.groups:
@@ -197,7 +208,7 @@ class _Recursion:
             now = read + self.latency_s if self.latency_s else read
             answers.append(now + self._fan_s(s, part.rows_bytes, group))
             reads.append(read)
-        now = np.maximum.reduce(answers) + (part.worker_pool_s + self.latency_s)
+        now = np.maximum.reduce(answers) + (part.worker_pool_s * slower + self.latency_s)
         there = self._each(s, lambda t: t.rank_s(part.activation_bytes))
         return np.maximum.reduce(reads), now + there
 
@@ -206,22 +217,24 @@ class _Recursion:
         now = taken
         if need.forward is not None:
             now = np.maximum(now, self.forwarded)
-            now = now + (need.forward.worker_s + self.latency_s)
+            slower = self._each(s, lambda transfers: transfers.slower)
+            now = now + (need.forward.worker_s * slower + self.latency_s)
             size_bytes = need.forward.activation_bytes
             now = now + self._each(s, lambda t: t.rank_s(size_bytes))
-            now = now + need.forward.copy_in_s
+            now = now + self._of_rank(lambda need: need.forward.copy_in_s if need.forward else 0.0)
         if need.refresh is not None:
             if s:
                 now = np.maximum(now, closed_before[s - 1])
             now = now + self.latency_s
             now = self._fetch(now, s, need.refresh, Purpose.SERVER_LOOKUP)[1]
-            now = now + need.refresh.copy_in_s
+            now = now + self._of_rank(lambda need: need.refresh.copy_in_s if need.refresh else 0.0)
         at[Mark.REFRESHED, :, s] = now
         if self.scenario.mode is Mode.ASYNC:
             now = (now + self.latency_s) + self.transfers.dense_served_s()
             now = (now + self.latency_s) + self._each(s, lambda t: t.dense_s())
         at[Mark.START, :, s] = now
-        forward, backward = need.forward_s * self.gpu[:, s], need.backward_s * self.gpu[:, s]
+        forward = self._of_rank(lambda need: need.forward_s) * self.gpu[:, s]
+        backward = self._of_rank(lambda need: need.backward_s) * self.gpu[:, s]
         end = now + (forward + backward)
         at[Mark.BACKWARD_END, :, s] = end
         if self.scenario.mode.has_barrier:
@@ -240,7 +253,8 @@ class _Recursion:
         need = self.need
         now = start + self.latency_s
         now = now + self._each(s, lambda t: t.rank_s(need.gradient_bytes))
-        now = now + (need.worker_scatter_s + self.latency_s)
+        slower = self._each(s, lambda transfers: transfers.slower)
+        now = now + (need.worker_scatter_s * slower + self.latency_s)
         if need.forward is not None:
             there = float((now + self._exchange(s, need.forward.exchange_bytes)).max())
             self.forwarded = max(self.forwarded, there)
@@ -257,13 +271,9 @@ class _Recursion:
 
     def _exchange(self, s: int, size_bytes: float) -> np.ndarray | float:
         """From the worker of each rank's batch to that of its next."""
-        if len(self.by_racks) == 1:
+        if len(self.by_pair) == 1:
             return self.transfers.worker_s(size_bytes)
-        here, there = self.worker_rack[:, s], self.worker_rack[:, (s + 1) % self.steps]
-        first = self.rank_rack[0]
-        return np.array(
-            [
-                self.by_racks[first, a].worker_s(size_bytes, b)
-                for a, b in zip(here.tolist(), there.tolist(), strict=True)
-            ]
-        )
+        here, there = self.served[:, s], self.served[:, (s + 1) % self.steps]
+        of, passed = self.by_pair, zip(here.tolist(), there.tolist(), strict=True)
+        r = self.like[0]
+        return np.array([of[r, a].worker_s(size_bytes, of[r, b]) for a, b in passed])

@@ -1,4 +1,4 @@
-"""How long each message of a batch takes when it meets nobody, by the racks that it joins."""
+"""How long each message of a batch takes when it meets nobody, by the hosts that it joins."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from persia_sim.network.disciplines import transfer_s
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
-    """Of a rank in one rack and an embedding worker in another, or in the same."""
+    """Of a rank and of the embedding worker that serves it."""
 
     scenario: Scenario
     need: Demand
-    rank_rack: int = 0
-    worker_rack: int = 0
+    rank: int = 0
+    worker: int = 0
+    rank_rack: int = field(init=False)
+    worker_rack: int = field(init=False)
+    slower: float = field(init=False)
+    """How much longer the worker's cores take than those of the first kind of its role."""
     places: Placement = field(init=False)
     groups: tuple[ServerGroup, ...] = field(init=False)
     _rates: tuple[float, float, float, float] = field(init=False)
@@ -28,8 +32,18 @@ class Transfers:
         object.__setattr__(self, "places", places)
         groups = server_groups(cluster, places, self.need.server_shares)
         object.__setattr__(self, "groups", groups)
-        rates = *cluster.nic_payload_bytes_per_s, cluster.link.stream_bytes_per_s
+        object.__setattr__(self, "rank_rack", int(places.of_rank[self.rank]))
+        object.__setattr__(self, "worker_rack", int(places.of_worker[self.worker]))
+        nn, workers = cluster.nn, cluster.embedding_workers
+        rates = (
+            cluster.nic_rates(nn)[int(nn.host_of[self.rank])],
+            cluster.nic_rates(workers)[int(workers.host_of[self.worker])],
+            cluster.nic_rates(cluster.servers)[0],
+            cluster.link.stream_bytes_per_s,
+        )
         object.__setattr__(self, "_rates", rates)
+        speeds = workers.of_processes(lambda kind: kind.host.core_speed)
+        object.__setattr__(self, "slower", speeds[0] / speeds[self.worker])
 
     def _between(self, here: int, there: int) -> tuple[float, ...]:
         return self.places.between(here, there)
@@ -50,11 +64,12 @@ class Transfers:
         rates = worker, group.bytes_per_s, *self._between(self.worker_rack, group.rack)
         return transfer_s(size_bytes * group.share, rates, stream * group.streams)
 
-    def worker_s(self, size_bytes: float, other_rack: int | None = None) -> float:
-        """Worker to worker; by default inside the rack."""
+    def worker_s(self, size_bytes: float, other: Transfers | None = None) -> float:
+        """Worker to the worker of others; by default to one of its kind inside the rack."""
         _, worker, _, stream = self._rates
-        there = self.worker_rack if other_rack is None else other_rack
-        rates = worker, worker, *self._between(self.worker_rack, there)
+        _, there, _, _ = (other or self)._rates
+        rack = (other or self).worker_rack
+        rates = worker, there, *self._between(self.worker_rack, rack)
         return transfer_s(size_bytes, rates, stream)
 
     def dense_s(self) -> float:

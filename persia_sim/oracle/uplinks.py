@@ -1,4 +1,4 @@
-"""What a run puts on the racks' uplinks: every byte is known before it is sent."""
+"""Who meets whom: pairs of ranks and workers, and what a run puts on the racks' uplinks."""
 
 from __future__ import annotations
 
@@ -21,13 +21,40 @@ def serving_racks(scenario: Scenario) -> np.ndarray:
     return found
 
 
-def rack_pairs(scenario: Scenario) -> dict[tuple[int, tuple[int, ...]], int]:
-    """How many ranks are in a rack and served by workers of these racks."""
-    places = placement(scenario.cluster)
-    if not places.uplinks:
-        return {(0, (0,)): scenario.cluster.ranks}
-    served = [tuple(np.unique(racks).tolist()) for racks in serving_racks(scenario)]
-    return dict(Counter(zip(places.of_rank.tolist(), served, strict=True)))
+def alike(scenario: Scenario) -> tuple[list[int], list[int]]:
+    """For every rank, and for every worker, the first one that has its kind of host and rack."""
+    places, cluster = placement(scenario.cluster), scenario.cluster
+    found = []
+    for role, racks in (
+        (cluster.nn, places.of_rank),
+        (cluster.embedding_workers, places.of_worker),
+    ):
+        counts = [kind.hosts * kind.processes_per_host for kind in role.kinds]
+        kinds = np.repeat(np.arange(len(counts)), counts).tolist()
+        first: dict[tuple[int, int], int] = {}
+        of_each = zip(kinds, racks.tolist(), strict=False)
+        found.append([first.setdefault(key, number) for number, key in enumerate(of_each)])
+    return found[0], found[1]
+
+
+def serving(scenario: Scenario) -> np.ndarray:
+    """The first worker like the one that serves each batch, int [ranks, steps]."""
+    _, first = alike(scenario)
+    ranks, steps = scenario.cluster.ranks, scenario.steps
+    if max(first) == 0:
+        return np.zeros((ranks, steps), int)
+    served: np.ndarray = np.array(first)[np.array([workers_of(scenario, r) for r in range(ranks)])]
+    return served
+
+
+def pairs(scenario: Scenario) -> dict[tuple[int, tuple[int, ...]], int]:
+    """How many ranks are like this one and served by workers like these."""
+    ranks, _ = alike(scenario)
+    served = serving(scenario)
+    if not served.any():
+        return {(rank, (0,)): count for rank, count in Counter(ranks).items()}
+    by = [tuple(np.unique(workers).tolist()) for workers in served]
+    return dict(Counter(zip(ranks, by, strict=True)))
 
 
 def uplink_bytes(scenario: Scenario, need: Demand) -> dict[str, float]:

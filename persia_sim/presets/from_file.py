@@ -88,6 +88,9 @@ def _value(kind: Any, given: Any, place: str, base: Any) -> Any:
     if dataclasses.is_dataclass(kind):
         return record_of(kind, given, place, base)  # type: ignore[arg-type]
     arguments = get_args(kind)
+    parts = [part for part in arguments if dataclasses.is_dataclass(part)]
+    if parts and type(None) in arguments:  # a part that need not be given
+        return record_of(parts[0], given, place, base)  # type: ignore[arg-type]
     if get_origin(kind) is tuple and arguments and dataclasses.is_dataclass(arguments[0]):
         if not isinstance(given, list) or not given:
             raise ValueError(f"{place} must be a list of tables, got {told(given)}")

@@ -48,7 +48,7 @@ def racked(
     """The cluster in as many racks as uplinks, cut at these shares of each role's hosts."""
     roles = cluster.nn, cluster.embedding_workers, cluster.servers
     edges = [
-        [0, *sorted(round(cut[k] * role.hosts) for cut in cuts), role.hosts]
+        [0, *sorted(round(cut[k] * role.all_hosts) for cut in cuts), role.all_hosts]
         for k, role in enumerate(roles)
     ]
     return replace(
