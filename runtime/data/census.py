@@ -23,6 +23,8 @@ class Census:
     """int64 [T, 2] of each part: rows with label 0 and with label 1."""
     bad_rows: int = 0
     """Rows whose label or split value breaks its rule; the stream says which."""
+    placed: dict[Part, int] = field(default_factory=lambda: dict.fromkeys(CODES, 0))
+    """Rows of each part, those with a bad label among them, without any limit."""
 
     def __post_init__(self) -> None:
         self.counts = {part: np.zeros((len(self.labels), 2), np.int64) for part in CODES}
@@ -60,6 +62,7 @@ def take_census(schema: Schema, table: Table, placer: Placer, train_rows: int | 
         good = (codes != UNPLACED) & ~np.any([v.bad for v in values], axis=0)
         census.bad_rows += int((~good).sum())
         for part, code in CODES.items():
+            census.placed[part] += int((codes == code).sum())
             mine = np.flatnonzero(good & (codes == code))
             if part == "train" and train_rows is not None:
                 mine = mine[: train_rows - census.rows(part)]

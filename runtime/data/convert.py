@@ -59,15 +59,14 @@ def zero_or_one(array: ArrowArray, missing: Collection[str]) -> Values:
 def _numeric(column: Column, array: ArrowArray, missing: Collection[str]) -> Values:
     numbers, absent, bad = numbers_of(array, missing)
     rule = "a numeric column needs a finite number that float32 can hold"
+    bad |= np.abs(numbers) > LARGEST_FEATURE  # as it stands there, not only its logarithm
     if column.fill is None:
         bad |= absent
         rule += " (or `fill`, the value of an absent one)"
     else:
         numbers = np.where(absent, column.fill, numbers)
-    bad |= np.isinf(numbers)
     if column.log:
         numbers = np.sign(numbers) * np.log1p(np.abs(numbers))
-    bad |= np.abs(numbers) > LARGEST_FEATURE
     return Values(np.where(bad, 0.0, numbers), None, bad, rule)
 
 

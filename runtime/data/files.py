@@ -127,7 +127,7 @@ class FileSource:
         census = self.census()
         sums = self.checksums()
         joined = hashlib.sha256("".join(sums).encode()).hexdigest()
-        words = str(self.schema.split)
+        words, train_rows = str(self.schema.split), census.placed["train"]
         outside = max((read.outside for read in self._read.values()), default=0)
         inside = {part: read.skipped for part, read in self._read.items() if read.skipped}
         where = [f"{n:,} of {p} ({self._read[p].how_far})" for p, n in inside.items()]
@@ -136,8 +136,8 @@ class FileSource:
             name=self.schema.name,
             sha256=sums[0] if len(sums) == 1 else joined,
             split=words if self.rows is None else f"{words}; of train the first {self.rows} rows",
-            train_rows=census.rows("train"),
-            test_rows=census.rows("test"),
+            train_rows=train_rows if self.rows is None else min(train_rows, self.rows),
+            test_rows=census.placed["test"],
             rows_skipped=sum(inside.values()) + outside,
             skipped_where=", ".join(where),
         )
@@ -254,7 +254,8 @@ class FileSource:
         value = rows.table.column(column)[place].as_py()
         raise DataError(
             f"{rows.where(place)}, column {column}: {value!r}; {rule}\n"
-            "  correct the row or the schema, or ask to skip bad rows (they are counted)"
+            "  correct the row or the schema, or ask to skip bad rows"
+            " (--data.skip-bad-rows; they are counted)"
         )
 
 

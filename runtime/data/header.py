@@ -7,7 +7,6 @@ import csv
 from pathlib import Path
 
 from runtime.data.errors import DataError
-from runtime.data.regular import no_rows
 
 HEADER_BYTES = 1 << 20
 """The header line must end in these."""
@@ -46,5 +45,8 @@ def header_names(head: bytes, delimiter: str, path: Path) -> tuple[str, ...]:
     except csv.Error as error:
         raise DataError(f"{path}: the header line cannot be read: {error}; correct it") from error
     if not found:
-        raise no_rows(path)
+        raise DataError(
+            f"{path}: the first line is empty, and should hold the columns' names; write them"
+            " there, or name them in the schema (header)"
+        )
     return tuple(found)

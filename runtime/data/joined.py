@@ -129,6 +129,7 @@ def open_table(schema: Schema, folder: Path, *, skip_bad_rows: bool) -> Table:
                 delimiter=delimiter,
                 header=schema.header,
                 skip_bad_rows=skip_bad_rows,
+                line_breaks=schema.line_breaks,
             ),
             part,
         )
@@ -139,7 +140,12 @@ def open_table(schema: Schema, folder: Path, *, skip_bad_rows: bool) -> Table:
     if not schema.joins:
         return main
     sides = (
-        TableFile(path=folder / j.file, delimiter=delimiter, skip_bad_rows=skip_bad_rows)
+        TableFile(
+            path=folder / j.file,
+            delimiter=delimiter,
+            skip_bad_rows=skip_bad_rows,
+            line_breaks=schema.line_breaks,
+        )
         for j in schema.joins
     )
     return JoinedTable(main=main, sides=tuple(zip(schema.joins, sides, strict=True)))

@@ -45,16 +45,18 @@ def open_source(
     is_synthetic = name_or_path.partition(":")[0] == "synthetic"
     if data_dir is not None and (is_synthetic or name_or_path.endswith(".toml")):
         raise DataError(
-            f"data_dir = {str(data_dir)!r} is not used with {name_or_path}: it is where the ready"
+            f"--data.dir {str(data_dir)!r} is not used with {name_or_path}: it is where the ready"
             " data sets lie; remove it (the files of a schema lie beside the schema)"
         )
     if is_synthetic:
         if skip_bad_rows:
-            raise DataError("skip_bad_rows is not used: the synthetic stream has no bad rows")
+            raise DataError(
+                "--data.skip-bad-rows is not used: the synthetic stream has no bad rows; remove it"
+            )
         if validation_fraction is not None:
             raise DataError(
-                "validation_fraction is not used: the synthetic stream has validation rows of its"
-                " own; remove it"
+                "--data.validation-fraction is not used: the synthetic stream has validation rows"
+                " of its own; remove it"
             )
         return _open_synthetic(name_or_path, rows)
     if name_or_path.endswith(".toml"):

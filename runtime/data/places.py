@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from runtime.data.errors import DataError
+from runtime.data.publishers import PUBLICATIONS
 from runtime.data.schema import Schema
 from runtime.data.sequence import is_pattern
 
@@ -37,8 +38,21 @@ def find_folder(schema: Schema, data_dir: str | Path | None = None) -> Path:
         f"  in the data directory ({data_dir or 'not given'}), which goes before\n"
         f"  {DATA_DIR_VARIABLE} ({variable or 'not set'}), nor in\n"
         f"  the downloads ({downloads()})\n"
-        f"  give the data directory, or set {DATA_DIR_VARIABLE}, or fetch public data with\n"
-        "  python -m runtime data get kuairand-pure   (or adult-uci)"
+        f"  name its folder (--data.dir, or {DATA_DIR_VARIABLE}), or {_instead(schema.name)}\n"
+        "  or train on what needs no file: --data.name synthetic"
+    )
+
+
+def _instead(name: str) -> str:
+    """The way to data that can be fetched: this, or else another set that is named instead."""
+    offered = [publication.name for publication in PUBLICATIONS]
+    fetched = name if name in offered else offered[0]
+    get = f"fetch it: python -m runtime data get {fetched}"
+    if name == fetched:
+        return get
+    return (
+        f"(data get cannot make {name}) fetch another set and\n"
+        f"  name it: python -m runtime data get {fetched}, then --data.name {fetched}"
     )
 
 

@@ -45,7 +45,12 @@ def check_not_empty(path: Path) -> None:
 
 def no_rows(path: Path) -> DataError:
     """The error of a file without rows."""
-    return DataError(f"{path} holds no rows ({path.stat().st_size} bytes)\n  fetch the file again")
+    size_bytes = path.stat().st_size
+    why = f"nothing but a header line, or empty lines, in its {size_bytes} bytes"
+    return DataError(
+        f"{path} holds no rows: {why if size_bytes else 'it is empty (0 bytes)'}\n"
+        "  write the rows into it, or name the file that has them"
+    )
 
 
 def broken_file(path: Path, error: Exception, where: str = "") -> DataError:

@@ -53,6 +53,9 @@ class Schema:
     """Of text files: one ASCII character. Default ","."""
     header: tuple[str, ...] | None = None
     """Column names of a text file that has no header line."""
+    line_breaks: bool = False
+    """Of text files: quoted values may hold line breaks. Else a quote that is left open at the end
+    of its line is a bad row, because it would swallow those behind it."""
     md5: tuple[str, ...] = ()
     """Checksums of the files of samples, in the order train, validation, test: other files are
     refused, being another split. None: any will do."""
@@ -62,6 +65,13 @@ class Schema:
         for key in ("name", "file"):
             if not getattr(self, key):
                 raise ValueError(f"{key} is empty; give it a text")
+        if not self.labels:
+            raise ValueError("labels is empty; name a column of 0 and 1 for each task")
+        if not self.id_columns:
+            raise ValueError(
+                f"columns has {len(self.columns)} of numbers and none of ids, and a model has one"
+                " at least: add a categorical, bucket, multi or sequence column"
+            )
         self._check_group()
         if wrong := [
             sum for sum in self.md5 if len(sum) != 32 or set(sum) - set("0123456789abcdef")
@@ -107,6 +117,8 @@ class Schema:
         files = [self.file, *(join.file for join in self.joins)]
         if self.delimiter is not None and all(is_parquet(file) for file in files):
             raise ValueError("delimiter is for text files, parquet has none; remove it")
+        if self.line_breaks and all(is_parquet(file) for file in files):
+            raise ValueError("line_breaks is for text files, parquet has no lines; remove it")
         delimiter = "," if self.delimiter is None else self.delimiter
         if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n\0':
             raise ValueError(

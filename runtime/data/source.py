@@ -24,9 +24,9 @@ class Provenance:
     split: str
     """The split in words; part of the checksum's meaning."""
     train_rows: int | None = None
-    """Rows of the training part, where they were counted."""
+    """Rows of the training part, bad ones among them, where they were counted."""
     test_rows: int | None = None
-    """Rows of the test part, where they were counted."""
+    """Rows of the test part, bad ones among them, where they were counted."""
     rows_skipped: int = 0
     """Bad rows that were counted and left out because the user asked for it, in what was read."""
     skipped_where: str = ""

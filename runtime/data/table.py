@@ -14,6 +14,7 @@ import numpy as np
 
 from runtime.data.errors import DataError, nearest
 from runtime.data.header import HEADER_BYTES, header_names
+from runtime.data.open_quotes import OpenQuotes
 from runtime.data.regular import broken_file, check_not_empty, no_rows
 from runtime.data.source import Part
 
@@ -21,6 +22,7 @@ ROWS_PER_BATCH = 65_536
 """Rows of one parquet record batch: some 10 MB of ids for 40 columns."""
 CSV_BLOCK_BYTES = 4 << 20
 """Bytes of one CSV block; no line may be longer."""
+_COLUMN = re.compile(r"CSV column #(\d+)")
 _WRONG_COLUMNS = re.compile(r"Row #(\d+): (Expected .*)")
 
 # pyarrow has no type hints and takes 0.1 s to import: it is imported where a file is opened, and
@@ -67,6 +69,8 @@ class TableFile:
     """Column names of a text file without a header line."""
     skip_bad_rows: bool = False
     """Leave out lines with a wrong number of columns and count them; else they are an error."""
+    line_breaks: bool = False
+    """Quoted values of a text file may hold line breaks; else a quote left open is a bad row."""
     _broken: list[int] = field(default_factory=list)
     _last: int = 0
 
@@ -175,7 +179,7 @@ class TableFile:
         try:
             with _told_once():
                 reader = arrow_csv.open_csv(
-                    pa.input_stream(str(self.path)),
+                    self._bytes(),
                     read_options=arrow_csv.ReadOptions(
                         use_threads=False,
                         block_size=CSV_BLOCK_BYTES,
@@ -185,7 +189,7 @@ class TableFile:
                     parse_options=arrow_csv.ParseOptions(
                         delimiter=self.delimiter,
                         invalid_row_handler=on_broken if self.skip_bad_rows else None,
-                        newlines_in_values=True,  # else they break at a block's border
+                        newlines_in_values=self.line_breaks,
                     ),
                     convert_options=arrow_csv.ConvertOptions(
                         column_types={name: pa.string() for name in names},
@@ -205,6 +209,22 @@ class TableFile:
         if first == 1:
             raise no_rows(self.path)
 
+    def _bytes(self) -> Any:
+        """The file, unpacked; without line breaks in values, each line by itself."""
+        import pyarrow as pa
+
+        stream = pa.input_stream(str(self.path))
+        if self.line_breaks:
+            return stream
+        lines = OpenQuotes(
+            self.path,
+            self.delimiter,
+            len(self.column_names()),
+            header=self.header is None,
+            skip=self.skip_bad_rows,
+        )
+        return pa.lib.TransformInputStream(stream, lambda block: lines(block, CSV_BLOCK_BYTES))
+
     def _numbers(self, first: int, count: int) -> np.ndarray:
         """Numbers of the next ``count`` good lines, from line ``first`` on."""
         broken = np.array([n for n in self._broken if n >= first], np.int64)
@@ -215,6 +235,14 @@ class TableFile:
         words = str(error).splitlines()[0]
         if "Empty CSV" in words:
             return no_rows(self.path)
+        if "invalid UTF8" in words:
+            column = _COLUMN.search(words)
+            name = f", column {self.column_names()[int(column[1])]}" if column else ""
+            return DataError(
+                f"{self.path}, after row {first - 1}{name}: a text is not in UTF-8 (Latin-1, or"
+                " another encoding?); save the file as UTF-8\n"
+                "  (iconv -f latin1 -t utf-8 FILE > NEW does it for Latin-1)"
+            )
         if "straddling" in words:
             return DataError(
                 f"{self.path}, after row {first - 1}: a line is longer than {CSV_BLOCK_BYTES:,}"
@@ -226,7 +254,7 @@ class TableFile:
         return DataError(
             f"{self.path}, row {int(place[1]) - lines_before}: {place[2]}\n"
             "  every row must have the columns of the header; correct the row, fetch the file "
-            "again if it ends there, or ask to skip bad rows"
+            "again if it ends there, or ask to skip bad rows (--data.skip-bad-rows)"
         )
 
 

@@ -10,6 +10,7 @@ split = { column = "day", test_from = 7 }  # or test_from = 2024-05-01, a date;
                                            # or { test_fraction = 0.2, random_seed = 1 };
                                            # or { test_file = "test.csv",
                                            #      validation_file = "valid.csv" }
+line_breaks = true                         # quoted values hold some; else leave it out
 
 [[columns]]
 name = "user"

@@ -81,6 +81,17 @@ def test_missing_data_names_every_place_and_the_remedy(
         assert word in text
 
 
+@pytest.mark.parametrize("name", ["kuairand-pure-14d", "kuairand-pure"])
+def test_the_remedy_of_missing_data_leads_to_data(tmp_path: Path, name: str) -> None:
+    """`data get` cannot make every set; what it makes has another name to be given."""
+    with pytest.raises(DataError) as caught:
+        open_source(name, tmp_path)
+    text = str(caught.value)
+    assert "data get kuairand-pure" in text
+    assert ("--data.name kuairand-pure" in text) == (name != "kuairand-pure")
+    assert "--data.name synthetic" in text
+
+
 def test_an_unknown_name_is_an_error_with_the_nearest() -> None:
     with pytest.raises(DataError, match="did you mean kuairand-pure-14d"):
         open_source("kuairand-pure-14")

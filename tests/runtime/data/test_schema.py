@@ -101,8 +101,8 @@ def test_a_fill_value_may_be_large_where_its_logarithm_is_kept() -> None:
 TWO = (Column(name="x"), Column(name="x", kind="bucket"))
 BAD_SCHEMAS: list[tuple[dict[str, Any], str]] = [
     ({"columns": TWO}, r"different names, got \['x'\] twice"),
-    ({"columns": ()}, "at least one id field"),
-    ({"labels": ()}, "at least one id field and one task"),
+    ({"columns": ()}, "columns has 0 of numbers and none of ids"),
+    ({"labels": ()}, "labels is empty; name a column"),
     ({"labels": ("a", "a")}, "labels must be different, got 'a' twice"),
     ({"labels": ("a", "b"), "tasks": ("t", "t")}, "tasks must be different, got 't' twice"),
     ({"labels": ("a", "b"), "tasks": ("t",)}, "2 labels and 1 tasks"),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
-from runtime.embedding.config import RowOptimizer
+from runtime.embedding.config import RowOptimizer, RowOptimizerKind
 from runtime.embedding.schedule import Schedule
 
 IDS, STEPS, DIM = np.arange(12), 25, 5
@@ -100,3 +101,10 @@ def test_other_decays() -> None:
 def test_options_of_another_optimiser_are_refused() -> None:
     with pytest.raises(ValueError, match=r"momentum is 0.9: not used by adagrad_row"):
         RowOptimizer(momentum=0.9)
+
+
+def test_the_documents_count_the_optimisers_that_there_are() -> None:
+    words = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    count = words[len(get_args(RowOptimizerKind))]
+    text = (Path(__file__).parents[3] / "docs" / "training.md").read_text()
+    assert f"| {count} row optimisers," in text
