@@ -61,12 +61,13 @@ def test_bench_sync_tells_medians_and_the_paired_ratio_of_its_windows(tmp_path, 
     assert "over 3 pairs; goal 0.70" in told[1]
 
 
-def test_the_bound_of_bench_embedding_fetches_other_rows_in_every_call():
-    rows = bench_embedding._random_rows(10_000, 300)
-    assert rows.shape == (34, 300) and rows.dtype == np.int32
-    # n draws from n leave 1 / e of the rows out; two calls share a few by chance.
-    assert len(np.unique(rows)) / 10_000 == pytest.approx(1 - np.exp(-1.02), abs=0.02)
-    assert all(len(np.intersect1d(a, b)) < 40 for a, b in itertools.pairwise(rows))
+def test_the_bound_of_bench_embedding_fetches_other_lines_in_every_call():
+    lines = bench_embedding._random_lines(10_000, 300)
+    assert lines.shape == (34, 300)
+    assert (lines % 16 == 0).all() and lines.min() >= 0 and lines.max() < 160_000
+    # 10,200 draws from 10,000 leave exp(-1.02) of them out; two calls share a few by chance.
+    assert len(np.unique(lines)) / 10_000 == pytest.approx(1 - np.exp(-1.02), abs=0.02)
+    assert all(len(np.intersect1d(a, b)) < 40 for a, b in itertools.pairwise(lines))
 
 
 def test_bench_embedding_keeps_every_window_and_judges_medians(tmp_path, monkeypatch):
@@ -95,7 +96,7 @@ def test_bench_embedding_keeps_every_window_and_judges_medians(tmp_path, monkeyp
         ("clock", 4, 0.7),
         ("lru", 6, 0.6),
     ):
-        bound = middle["random row rate"] / lines
+        bound = middle["random line rate"] / lines
         found = middle[f"lookup+adagrad {name}"] / bound
         verdict = "met" if found >= share else "MISSED"
         line = f"goal: lookup+adagrad {name} >= {share} of {bound:.1f} M ids/s"
