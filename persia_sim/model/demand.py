@@ -8,39 +8,13 @@ import numpy as np
 
 from persia_sim.model.allreduce import Bucket, bucket_sizes
 from persia_sim.model.cluster import Role
+from persia_sim.model.fetch import Fetch, core_speed, part_of, past_cache
+from persia_sim.model.row_cache import NOTHING_KEPT, Kept, Place, kept
 from persia_sim.model.scenario import Scenario
 from persia_sim.words.rules import require
 from persia_sim.words.vocabulary import DEFAULT_AHEAD, Mode
 
 _FORWARD_SHARE = 1 / 3  # two of six operations a parameter
-
-
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """One pass through worker and servers that brings rows: bytes on wires, seconds on cores."""
-
-    worker_forward_s: float
-    request_bytes: float
-    server_s: np.ndarray
-    """float64 [servers]: the request of each server, on one core."""
-    join_s: float
-    """Seconds by which the busiest server of a batch is later than that of the mean batch."""
-    server_memory_bytes: float
-    """Bytes of server memory moved for it, all servers together."""
-    rows_bytes: float
-    worker_pool_s: float
-    activation_bytes: float
-    copy_in_s: float
-
-    @property
-    def forward_memory_bytes(self) -> float:
-        """Worker: ids are read and requests written."""
-        return 2 * self.request_bytes
-
-    @property
-    def pool_memory_bytes(self) -> float:
-        """Worker: rows are read and activations written."""
-        return self.rows_bytes + self.activation_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +69,9 @@ class Demand:
     """Names of measured laws used outside the range in which they were fitted."""
     input_bytes: float = 0.0
     """Dense features and labels: from the loader to the rank's host, and copied to its GPU with the
-    rows (`Fetch.copy_in_s` of the first look has them)."""
+    rows (`Fetch.copy_in_s` of the first look has them). With rows kept at the rank, ids, too."""
+    kept: Kept = NOTHING_KEPT
+    """What a cache of rows spares a batch."""
     of_kinds: tuple[Demand, ...] = ()
     """The same for the ranks of each kind of GPU host, where there are several; this one is then
     the first's. Seconds at embedding workers are those of their first kind everywhere."""
@@ -126,11 +102,6 @@ class Demand:
     def all_reduce_s(self) -> float:
         """All buckets, one after the other."""
         return sum(bucket.seconds for bucket in self.buckets)
-
-
-def core_speed(kind: Role) -> float:
-    """Of a kind of host."""
-    return kind.host.core_speed
 
 
 def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
@@ -191,7 +162,7 @@ def _demand(scenario: Scenario, miss_rate: float, kind: Role) -> Demand:
     refresh, forward = None, None
     if scenario.mode is Mode.LOOKAHEAD:
         others = cluster.ranks * (scenario.ahead or DEFAULT_AHEAD)
-        refresh = _scaled(fetch, work.pending_fraction(others), scenario, rank_speed)
+        refresh = part_of(fetch, work.pending_fraction(others), scenario, rank_speed)
         if scenario.lookahead == "forwarded":
             share = work.pending_fraction(others)
             elsewhere = cluster.embedding_workers.all_hosts > 1
@@ -206,8 +177,11 @@ def _demand(scenario: Scenario, miss_rate: float, kind: Role) -> Demand:
             refresh = None
             # A lease brings the state, too: one number a value, as Adagrad has.
             fetch = replace(fetch, rows_bytes=2 * fetch.rows_bytes)
+    found = cached(scenario)
+    fetch = past_cache(fetch, scenario, found)
+    inputs = work.input_bytes + _told_to_rank(scenario)
     # Dense features are copied once, rows that are read or brought up to date again twice.
-    fetch = replace(fetch, copy_in_s=copied_in_s(activation + work.input_bytes))
+    fetch = replace(fetch, copy_in_s=copied_in_s(fetch.activation_bytes + inputs))
     rate = costs.efficiency(work.batch_per_rank) * gpu.peak_flops
     compute = work.batch_per_rank * work.flops_per_sample / rate
     per_host = max(kind.processes_per_host for kind in cluster.nn.kinds)
@@ -251,7 +225,7 @@ def _demand(scenario: Scenario, miss_rate: float, kind: Role) -> Demand:
     if costs.extrapolates_gpu(work.batch_per_rank):
         extrapolated.append("gpu_efficiency")
     return Demand(
-        load_s=costs.load(work.batch_per_rank, work.loader_bytes + work.input_bytes) / rank_speed,
+        load_s=costs.load(work.batch_per_rank, work.loader_bytes + inputs) / rank_speed,
         loader_bytes=work.loader_bytes,
         fetch=fetch,
         refresh=refresh,
@@ -278,39 +252,31 @@ def _demand(scenario: Scenario, miss_rate: float, kind: Role) -> Demand:
         averaging_nic_bytes=sync.nic_bytes(work.dense_bytes, *where),
         server_shares=shares,
         extrapolated=tuple(extrapolated),
-        input_bytes=work.input_bytes,
+        input_bytes=inputs,
+        kept=found,
     )
+
+
+def cached(scenario: Scenario) -> Kept:
+    """What the scenario's cache of rows does for a batch; nothing where there is none."""
+    cache, cluster = scenario.row_cache, scenario.cluster
+    if cache is None:
+        return NOTHING_KEPT
+    caches = cluster.ranks
+    if cache.place is Place.WORKER:
+        caches = cluster.embedding_workers.processes
+    return kept(cache, scenario.workload, cluster.ranks, caches, scenario.late_steps)
+
+
+def _told_to_rank(scenario: Scenario) -> float:
+    """Bytes of ids and their places that a rank with a cache of its own needs of the loader."""
+    cache, work = scenario.row_cache, scenario.workload
+    if cache is None or cache.place is not Place.RANK or not cache.rows:
+        return 0.0
+    return 8.0 * work.distinct_ids + 4.0 * work.ids_per_batch
 
 
 def loader_start_s(loader: int, scenario: Scenario, load_s: float) -> float:
     """When a loader begins: those with work start evenly over one batch time, in batch order."""
     used = min(scenario.cluster.loaders, scenario.cluster.ranks * scenario.steps)
     return load_s * (loader % used) / used
-
-
-def _scaled(fetch: Fetch, share: float, scenario: Scenario, rank_speed: float) -> Fetch:
-    """A fetch of a share of the rows: fixed parts stay, the rest shrinks. ``rank_speed``: of a core
-    of the rank's host."""
-    costs, cluster = scenario.costs, scenario.cluster
-    servers = len(fetch.server_s)
-
-    def part(whole: float, fixed: float) -> float:
-        return fixed + (whole - fixed) * share
-
-    worker_speed = cluster.embedding_workers.host.core_speed
-    rpc_s = costs.worker_rpc.fixed_s * servers
-    server_fixed = costs.server_lookup.fixed_s / np.array(cluster.servers.of_processes(core_speed))
-    return replace(
-        fetch,
-        worker_forward_s=part(
-            fetch.worker_forward_s, (costs.worker_forward.fixed_s + rpc_s) / worker_speed
-        ),
-        request_bytes=fetch.request_bytes * share,
-        server_s=server_fixed + (fetch.server_s - server_fixed) * share,
-        join_s=fetch.join_s * share,
-        server_memory_bytes=fetch.server_memory_bytes * share,
-        rows_bytes=fetch.rows_bytes * share,
-        worker_pool_s=part(fetch.worker_pool_s, costs.worker_pool.fixed_s / worker_speed),
-        activation_bytes=fetch.activation_bytes * share,
-        copy_in_s=part(fetch.copy_in_s, costs.copy_in.fixed_s / rank_speed),
-    )

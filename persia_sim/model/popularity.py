@@ -30,6 +30,18 @@ def zipf_bins(values: float, exponent: float) -> tuple[np.ndarray, np.ndarray]:
     return weight / (weight * number).sum(), number
 
 
+def hottest(rows: float, values: float, exponent: float) -> np.ndarray:
+    """How many values of each bin are among the ``rows`` most frequent ones, float64 [n].
+
+    >>> hottest(2.0, 4.0, 1.05).tolist()
+    [1.0, 1.0, 0.0, 0.0]
+    """
+    _, number = zipf_bins(values, exponent)
+    if rows >= values:
+        return number
+    return np.clip(rows - np.concatenate([[0.0], np.cumsum(number)[:-1]]), 0.0, number)
+
+
 @lru_cache(maxsize=65536)
 def expected_distinct(draws: float, values: float, exponent: float) -> float:
     """Expected number of distinct values among ``draws`` Zipf draws: sum of 1 - (1 - p)^draws.

@@ -14,7 +14,7 @@ from math import ceil
 
 import numpy as np
 
-from persia_sim.model.popularity import zipf_bins
+from persia_sim.model.popularity import hottest, zipf_bins
 from persia_sim.sharded.tables import Ranker, Storage, Table
 from persia_sim.words.rules import require
 
@@ -79,8 +79,8 @@ def hot_share(table: Table, rows: float) -> float:
     """Share of a table's lookups that its most frequent ``rows`` take."""
     if rows >= table.rows:
         return 1.0
-    probability, number = zipf_bins(float(table.rows), table.zipf)
-    room = np.clip(rows - np.concatenate([[0.0], np.cumsum(number)[:-1]]), 0.0, number)
+    probability, _ = zipf_bins(float(table.rows), table.zipf)
+    room = hottest(rows, float(table.rows), table.zipf)
     return float((probability * room).sum())
 
 
