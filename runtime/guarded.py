@@ -11,6 +11,20 @@ from typing import NoReturn
 from runtime.stop import PeerError
 from runtime.torchrun import tell_torchrun
 
+_FULL = "; the disk is full: free some space and run again"
+_NOT_ALLOWED = "; change its permissions, or name another place"
+_REMEDIES = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.ENOENT: "; correct the path",
+    errno.EACCES: _NOT_ALLOWED,
+    errno.EPERM: _NOT_ALLOWED,
+    errno.EROFS: "; name a place that can be written",
+    errno.EISDIR: "; name a file",
+    errno.ENOTDIR: "; a file stands where a folder should: correct the path",
+}
+"""What to do about what the system says."""
+
 
 def leave(code: int) -> NoReturn:
     """End the process. After a failure at once: a rank's thread may still be tidying its native
@@ -49,8 +63,7 @@ def guarded(work: Callable[[], None]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        hint = "; the disk is full: free some space and run again" if full else ""
+        hint = _REMEDIES.get(error.errno or 0, "")
         where = f"{error.filename}: " if error.filename else ""
         sentence = f"error: {where}{error.strerror or error}{hint}"
         print(sentence, file=sys.stderr)

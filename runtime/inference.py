@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from persia_sim.words.fields import told
 from runtime.data.batch import Batch, Layout
 from runtime.embedding.native.plan import plan_natively
 from runtime.embedding.open import open_pooling
@@ -61,6 +62,11 @@ class Model:
         return self._score(batch.dense, self._pooling.forward(batch, plans, values))
 
     def _check(self, batch: Batch) -> None:
+        if not isinstance(batch, Batch):
+            raise ValueError(
+                f"batch must be a runtime.data.batch.Batch, got {told(batch)}; a source's chunks"
+                " are such batches, and open_source opens one"
+            )
         samples, fields = batch.size, len(self.layout.fields)
         bags = len(batch.ids) if batch.offsets is None else len(batch.offsets) - 1
         if bags != samples * fields:

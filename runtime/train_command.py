@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
+import sys
 import time
+from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -13,8 +16,10 @@ import tyro
 
 from persia_sim.words.rules import counted
 from runtime.config import TrainConfig, read_config
-from runtime.config.options import option_kinds
+from runtime.config.options import as_typed, option_kinds
 from runtime.config.presets import PRESETS, PresetName, told_of, with_preset
+from runtime.config.train import UnreadOptionError
+from runtime.data.errors import DataError
 from runtime.stop import PeerError
 from runtime.torchrun import (
     Launch,
@@ -64,6 +69,18 @@ class Train:
 
 def train(arguments: list[str]) -> None:
     """The command, from its words on the command line."""
+    try:
+        _train(arguments)
+    except DataError:  # names what stands in a schema, or an option as it is typed
+        raise
+    except ValueError as error:
+        file = _value_of("--config", arguments)
+        if file and file in str(error):  # names what stands in that file
+            raise
+        raise ValueError(as_typed(str(error))) from error
+
+
+def _train(arguments: list[str]) -> None:
     launch = launched()
     command = read_train(arguments, launch)
     began = time.localtime(None if launch is None else started_s())
@@ -124,14 +141,17 @@ def read_train(arguments: list[str], launch: Launch | None = None) -> Train:
     preset = _value_of("--preset", arguments)
     if preset in PRESETS and run is None:
         config = with_preset(config, cast(PresetName, preset), _value_of("--executor", arguments))
-    start = Train(run=config)
-    command = tyro.cli(
-        Train,
-        args=arguments,
-        default=start,
-        prog="python -m runtime train",
-        config=(tyro.conf.EnumChoicesFromValues,),
-    )
+    try:
+        command = _parsed(arguments, config)
+    except UnreadOptionError as error:
+        given = {f"--{error.option}", f"--{error.option.replace('_', '-')}"}
+        if given & typed or not (preset or file):
+            raise
+        setter = f"--preset {preset}" if preset else f"--config {file}"
+        raise ValueError(
+            f"{str(error).removesuffix('; remove it')}; {setter} sets it, for another mode or"
+            " executor: leave that out, or --mode and --executor"
+        ) from None
     if launch is not None:
         refuse_other(command.run, launch)
         if command.auto:
@@ -143,22 +163,55 @@ def read_train(arguments: list[str], launch: Launch | None = None) -> Train:
         flag = name.replace("_", "-")
         if typed & {f"--{flag}", f"--no-{flag}", f"--{name}", f"--no-{name}"}:
             raise ValueError(command.run.not_used(name, where))
-    trace = command.run.engine.trace
-    if trace is not None and "--tau" in typed:
-        _refuse_other_tau(trace, command.run.sync.tau)
+    if command.run.engine.trace is not None:
+        _refuse_other_trace(command.run.engine.trace, command.run, typed)
     return command
 
 
-def _refuse_other_tau(trace: Path, tau: int | None) -> None:
-    """A replay takes tau from its trace; who types another one is mistaken about the trace."""
-    from persia_sim.words.trace import Trace
+def _parsed(arguments: list[str], config: TrainConfig) -> Train:
+    """What tyro makes of the words; a ValueError of ours is raised, which tyro would frame."""
+    told = io.StringIO()
+    try:
+        with redirect_stderr(told):
+            return tyro.cli(
+                Train,
+                args=arguments,
+                default=Train(run=config),
+                prog="python -m runtime train",
+                config=(tyro.conf.EnumChoicesFromValues,),
+            )
+    except SystemExit as left:
+        if (own := _own_error(left)) is not None:
+            raise own from None
+        sys.stderr.write(told.getvalue())
+        raise
 
-    recorded = Trace.load(trace).meta.get("tau")
-    if recorded != tau:
+
+def _own_error(left: SystemExit) -> ValueError | None:
+    """What made tyro leave, if it was raised by code that is not tyro's."""
+    found = left.__context__ and left.__context__.__context__
+    frame = found.__traceback__ if isinstance(found, ValueError) else None
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    if frame is None or frame.tb_frame.f_globals["__name__"].startswith("tyro."):
+        return None
+    return cast(ValueError, found)
+
+
+def _refuse_other_trace(file: Path, config: TrainConfig, typed: set[str]) -> None:
+    """Before any data is read: whether the file is a trace, and of such a run. A replay takes tau
+    from it; who types another one is mistaken about the trace."""
+    from persia_sim.words.trace import Trace
+    from runtime.order.replayable import config_facts, refuse_other_run  # loads torch
+
+    trace = Trace.load(file)
+    recorded = trace.meta.get("tau")
+    if "--tau" in typed and recorded != config.sync.tau:
         raise ValueError(
-            f"--tau is {tau}, but trace {trace} was made with tau {recorded} and a replay takes it"
-            " from there; remove --tau"
+            f"--tau is {config.sync.tau}, but trace {file} was made with tau {recorded} and a"
+            " replay takes it from there; remove --tau"
         )
+    refuse_other_run(trace, config_facts(config), str(file))
 
 
 def _value_of(option: str, arguments: list[str]) -> str | None:
@@ -213,6 +266,12 @@ def work(
                 bar.reset()
                 resume = True
     print(describe(summary))
+    if config.engine.executor == "replay":
+        print("the trained model is not kept: a replay writes no checkpoints")
+    elif not config.checkpoint.at_end:
+        print(
+            "the trained model is not kept; --checkpoint-every end keeps it, for evaluate, export"
+        )
     print(f"run folder: {folder}")
 
 
@@ -270,11 +329,16 @@ def describe(summary: dict) -> str:  # type: ignore[type-arg]
     bad_rows = f"bad rows skipped: {data.skipped_where}; in all" if data.skipped_where else ""
     left_out = {
         bad_rows: data.rows_skipped,
+        "rows evicted": summary["rows_evicted"],
+        "rows expired": summary["rows_expired"],
+        "lookups that admission gave no row": summary["lookups_not_admitted"],
+        "row gradients dropped, whose row was not there": summary["row_gradients_dropped"],
         "batches skipped": summary["batches_skipped"],
         "pushes lost": summary["pushes_lost"],
         "checkpoints not written": summary["checkpoints_failed"],
         "pushes lost at servers, and left out ones": sum(summary["pushes_lost_at"]),
     }
     lines += [f"  {what}: {count:,}" for what, count in left_out.items() if count]
+    lines += [f"  note: {text}" for text in summary["notes"]]
     lines += [f"  warning: {text}" for text in summary["warnings"]]
     return "\n".join(lines)

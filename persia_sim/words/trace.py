@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Self
-from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
+from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, is_zipfile
 
 import numpy as np
 
@@ -102,14 +102,25 @@ class Trace:
         Raises ValueError with the name of a file that is no trace, or with the first row that no
         run could have written.
         """
+        if not path.exists():
+            raise ValueError(f"trace {path} does not exist; correct the path")
+        remedy = "name the trace.npz of a run, or what `python -m persia_sim --trace` wrote"
+        if not path.is_file() or not is_zipfile(path):
+            kind = "a file, but no .npz archive" if path.is_file() else "no file"
+            raise ValueError(f"{path} is not a trace of this testbed: it is {kind}; {remedy}")
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 columns = [arrays[name] for name in Event._fields]
                 meta = json.loads(str(arrays["meta"]))
-        except FileNotFoundError:
-            raise ValueError(f"trace {path} does not exist") from None
-        except Exception as error:
-            raise ValueError(f"{path} is not a trace of this testbed: {error}") from error
+        except KeyError as error:
+            lacks = f"it lacks {error.args[0].split()[0]}"
+            raise ValueError(f"{path} is not a trace of this testbed: {lacks}; {remedy}") from error
+        except OSError as error:
+            if error.errno is not None:  # of the system; what numpy says has no number
+                raise
+            raise ValueError(f"trace {path} is damaged; record it again, or {remedy}") from error
+        except Exception as error:  # bytes that are no archive, no arrays, no JSON: all alike
+            raise ValueError(f"trace {path} is damaged; record it again, or {remedy}") from error
         refuse_impossible(columns, meta, str(path))
         return cls(np.column_stack(columns).astype(np.int64), meta)
 

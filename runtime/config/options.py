@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import is_dataclass
+from functools import cache
 from typing import Any
 
 from persia_sim.words.fields import field_types
@@ -19,6 +21,33 @@ def option_kinds(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from option_kinds(kind, prefix if name in _FLAT else f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}".replace("_", "-"), kind
+
+
+@cache
+def _python_names() -> tuple[re.Pattern[str], dict[str, str]]:
+    """How options may be called in a message: a.b.c_d, b.c_d or c_d, where that is one option."""
+    from runtime.config.train import TrainConfig  # its groups are told in messages, too
+
+    found: dict[str, set[str]] = {}
+    for typed, _ in option_kinds(TrainConfig):
+        parts = typed.replace("-", "_").split(".")
+        for start in range(len(parts)):
+            name = ".".join(parts[start:])
+            if "_" in name or "." in name:  # a bare word may mean what it says
+                found.setdefault(name, set()).add(f"--{typed}")
+    one = {name: min(options) for name, options in found.items() if len(options) == 1}
+    words = "|".join(re.escape(name) for name in sorted(one, key=len, reverse=True))
+    return re.compile(rf"(?<![\w./-])({words})(?![\w/-]|\.\w)"), one
+
+
+def as_typed(text: str) -> str:
+    """A message with the options in it as they are typed.
+
+    >>> as_typed("initial_mean is 0.5: only with initial normal; data.passes too")
+    '--rows.initial-mean is 0.5: only with initial normal; --data.passes too'
+    """
+    pattern, options = _python_names()
+    return pattern.sub(lambda found: options[found[1]], text)
 
 
 def option_values(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

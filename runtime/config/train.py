@@ -19,6 +19,14 @@ from runtime.embedding.config import TableConfig
 _FLAT = tyro.conf.arg(name="")  # its options stand on the command line without a prefix
 
 
+class UnreadOptionError(ValueError):
+    """An option that the run would not read."""
+
+    def __init__(self, option: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.option = option
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
     """One training run."""
@@ -48,7 +56,7 @@ class TrainConfig:
         for name, (value, default) in _choices(self.sync, self.engine).items():
             where = self.unread().get(name)
             if where and value != default:
-                raise ValueError(self.not_used(name, where))
+                raise UnreadOptionError(name, self.not_used(name, where))
         self._check_pairs()
 
     def _check_pairs(self) -> None:

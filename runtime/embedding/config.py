@@ -27,6 +27,8 @@ MOST_DIM = 1 << 16
 MOST_POISSON_RATE = 700.0
 """Above it exp(-rate) leaves the range in which the draw's product of uniforms can be compared."""
 _DEFAULT_SCALE = 0.01
+_MOST_STORED = {"float16": 65504.0, "bfloat16": (2 - 2**-7) * 2.0**127}
+"""Largest finite numbers of the two (source: IEEE 754; bfloat16 has float32's exponent)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +188,11 @@ class TableConfig:
         scale = self.initial_scale
         for name in ("initial_scale", "initial_mean", "initial_shape"):
             self._check_fits(name, getattr(self, name))
+        if self.storage != "dtype":
+            for name in ("initial_scale", "initial_mean"):
+                value, most = getattr(self, name), _MOST_STORED[self.storage]
+                rule = f"must be at most {most:.5g} in size, which storage {self.storage} holds"
+                require(abs(value) <= most, name, value, rule, "lower it, or leave storage out")
         require(scale >= 0 or self.initial == "constant", "initial_scale", scale, "must be >= 0")
         require(self.initial_shape > 0, "initial_shape", self.initial_shape, "must be > 0")
         if self.initial == "poisson":

@@ -129,6 +129,12 @@ class EmbeddingStore(ABC):
 
     @property
     @abstractmethod
+    def counters(self) -> dict[str, int]:
+        """Rows created, evicted and expired, lookups that were refused a row (not_admitted), and
+        row gradients dropped because they found no row, since the start."""
+
+    @property
+    @abstractmethod
     def rows_replaced(self) -> int:
         """Rows of lookahead that were written between prefetch and use."""
 

@@ -28,6 +28,17 @@ def trace_meta(
     ``tables``: every table as it is trained, whoever configured it.
     """
     data = source.provenance()
+    return {
+        **config_facts(config),
+        **{f"rows.{name}": f"{table}" for name, table in sorted(tables.items())},
+        "torch": torch.__version__,
+        "data": data.name,
+        "data_sha256": data.sha256,
+    }
+
+
+def config_facts(config: TrainConfig) -> dict[str, Any]:
+    """Those of them that are known before any data is read."""
     sharing = config.sync.ranks if config.sync.mode.has_barrier else 1
     return {
         "mode": str(config.sync.mode),
@@ -44,7 +55,6 @@ def trace_meta(
         "rows_read": config.data.rows,
         "skip_bad_rows": config.data.skip_bad_rows,
         "model": f"{config.model}",
-        **{f"rows.{name}": f"{table}" for name, table in sorted(tables.items())},
         "row_gradients": config.sync.row_gradients,
         **{name: getattr(config.sync, name) for name in _TREATMENTS},
         "nonfinite": config.nonfinite,
@@ -52,9 +62,6 @@ def trace_meta(
         "loss_scale": config.engine.loss_scale,
         "device": config.engine.device,
         "threads": config.engine.threads,
-        "torch": torch.__version__,
-        "data": data.name,
-        "data_sha256": data.sha256,
     }
 
 
@@ -67,6 +74,7 @@ def refuse_other_run(trace: Trace, meta: dict[str, Any], name: str) -> None:
     reason = trace.meta.get("not_replayable")
     if reason:
         raise ValueError(f"trace {name} cannot be replayed: {reason}")
+    whole = meta
     if trace.is_simulated:
         _refuse_too_short(trace, meta.get("steps"), name)
         meta = {key: meta[key] for key in ("mode", "ranks", "batch_per_rank")}
@@ -75,13 +83,54 @@ def refuse_other_run(trace: Trace, meta: dict[str, Any], name: str) -> None:
             f"trace {name} cannot be replayed: in mode {meta['mode']} float16 scales its loss by"
             " timing; record it with precision float32 or bfloat16"
         )
-    differences = [
-        f"{key}: trace {trace.meta.get(key)!r}, this run {value!r}"
+    differing = [
+        key
         for key, value in meta.items()
         if key != "tau" and trace.meta.get(key, _TREATMENTS.get(key)) != value
     ]
-    if differences:
-        raise ValueError(f"trace {name} is of another run; " + "; ".join(differences))
+    if differing:
+        told = [
+            f"{key}: trace {trace.meta.get(key)!r}, this run {meta[key]!r}" for key in differing
+        ]
+        remedy = _options_of(trace, whole, differing)
+        raise ValueError(
+            f"trace {name} is of another run; {'; '.join(told)}"
+            + (f"\n  to replay it, give: {remedy}" if remedy else "")
+        )
+
+
+_NAMED = {
+    "passes": "data.passes", "rows_read": "data.rows", "shuffle": "data.shuffle",
+    "skip_bad_rows": "data.skip_bad_rows",
+}  # fmt: skip
+"""Facts whose option has another name."""
+_NO_OPTION = ("model", "batch_per_rank", "tau")
+"""Facts that no single option gives; tau is taken from the trace."""
+
+
+def _options_of(trace: Trace, meta: Mapping[str, Any], differing: Sequence[str]) -> str:
+    """What to type for these facts to be as the trace has them; empty where no option does it."""
+    asked = dict(trace.meta)
+    if trace.is_simulated:  # it knows a rank's share alone
+        shares = asked["ranks"] if Mode(asked["mode"]).has_barrier else 1
+        asked["batch"] = asked["batch_per_rank"] * shares
+        differing = [*differing, "batch"]
+    words = []
+    for name in differing:
+        value = asked.get(name)
+        if value in (None, meta.get(name)) or name in _NO_OPTION or name not in _OF_OPTIONS:
+            continue
+        option = _NAMED.get(name, name).replace("_", "-")
+        if isinstance(value, bool):
+            group, dot, last = option.rpartition(".")
+            words.append(f"--{option}" if value else f"--{group}{dot}no-{last}")
+        else:
+            words.append(f"--{option} {value}")
+    return " ".join(words)
+
+
+_OF_OPTIONS = frozenset(config_facts(TrainConfig()))
+"""The facts that options decide."""
 
 
 def _refuse_too_short(trace: Trace, asked: int | None, name: str) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 
 @contextmanager
@@ -14,22 +16,40 @@ def claimed(folder: Path, *, resume: bool = False) -> Iterator[None]:
 
     Raises ValueError when it holds a finished run, checkpoints of an unfinished one, a config.json
     that no run left there, or when another process is filling it; to go on with, when it holds no
-    run. OSError when it cannot be written.
+    run, and when it cannot be written.
     """
     if resume:
         if not (folder / "config.json").is_file():
             raise ValueError(f"--resume {folder}: there is no run, it holds no config.json")
     else:
         _refuse_taken(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
+    with _lock_of(folder) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # let go when the process ends
         except BlockingIOError:
             raise ValueError(
                 f"another run is filling {folder}; wait for it or name another folder with --out"
             ) from None
-        yield
+        try:
+            yield
+        except OSError as error:
+            if error.errno in _OF_THE_DISK and error.filename is None:
+                error.filename = str(folder)  # whose disk it is
+            raise
+
+
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+
+
+def _lock_of(folder: Path) -> TextIO:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return (folder / "lock").open("w")
+    except OSError as error:
+        raise ValueError(
+            f"the run folder {folder} cannot be written: {error.strerror}; name another one with"
+            " --out"
+        ) from error
 
 
 def _refuse_taken(folder: Path) -> None:

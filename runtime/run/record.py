@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from persia_sim.words.chrome import chrome_events, write_chrome_trace
+from persia_sim.words.files import atomic_write
 from runtime.config import TrainConfig, read_config
 from runtime.data.source import Source
 from runtime.engines.data import opened
@@ -28,9 +29,14 @@ from runtime.run.folder import (
 from runtime.run.resume import cut_metrics, forget_the_end, going_on
 from runtime.run.session import CurvePoint, Outcome, Saving, train
 from runtime.run.tensorboard import TensorBoard
+from runtime.run.unreached import unreached
 
 if TYPE_CHECKING:
     from runtime.engines.processes.ranks import ProcessRank
+
+
+MANY_SHARDS = 64
+"""As many as there may be processes of them."""
 
 
 def run_into(
@@ -98,6 +104,11 @@ def _fill(
     metrics, start = folder / "metrics.jsonl", saving.start
     on_samples, on_warning, on_start = told
     on_start(f"data: {source.provenance()}")
+    if config.engine.shards > MANY_SHARDS:
+        on_warning(
+            f"--shards {config.engine.shards:,}: each lookup and each push visits all of them in"
+            f" turn, which takes longer the more there are; up to {MANY_SHARDS} hardly show"
+        )
     board = None
     if config.engine.tensorboard:
         board = TensorBoard(folder, config, None if start is None else start.state.samples)
@@ -137,11 +148,12 @@ def _fill(
     if config.engine.timeline:
         write_chrome_trace(folder / "timeline.json", chrome_events(outcome.spans))
     final = outcome.final
-    np.savez_compressed(
-        folder / "predictions.npz",
-        predictions=final.predictions.astype(np.float32),
-        labels=final.labels.astype(np.int8),
-    )
+    with atomic_write(folder / "predictions.npz") as file:
+        np.savez_compressed(
+            file,
+            predictions=final.predictions.astype(np.float32),
+            labels=final.labels.astype(np.int8),
+        )
     summary = summarize_run(config, outcome, source.provenance(), metrics)
     judged = config.evaluation
     summary["best_reachable_auc"] = best_reachable_auc(source, judged.test_rows, judged.part)
@@ -165,6 +177,8 @@ def summarize_run(
     config: TrainConfig, outcome: Outcome, provenance: Any, metrics: Path
 ) -> dict[str, Any]:
     """The figures of one run, with what they are figures of; ``metrics`` has its evaluations."""
+    figures = outcome.figures
+    whole = not (figures["batches_skipped"] or figures["pushes_lost"])
     return {
         "mode": str(config.sync.mode),
         "tau": outcome.trace.meta["tau"],
@@ -178,8 +192,9 @@ def summarize_run(
         "staleness": outcome.staleness,
         "row_staleness_histogram": outcome.store.row_staleness.tolist(),
         "warnings": outcome.warnings,
+        "notes": unreached(config, figures["updates"], figures["samples"], whole=whole),
         "data": provenance,
-        **outcome.figures,
+        **figures,
     }
 
 

@@ -42,6 +42,12 @@ def going_on(
     if (run / SUMMARY).exists() and not _goes_further(config, before):
         raise ValueError(f"the run in {run} is finished; add --steps, more than before, to go on")
     start = newest(run, on_warning)
+    done = -(-start.state.updates // before.dense_updates_per_step)
+    if config.steps is not None and config.steps < done:
+        raise ValueError(
+            f"--steps is {config.steps:,}, but {done:,} are done: give more to go on, or leave it"
+            " out"
+        )
     engine, facts = config.engine, start.state.facts
     same = (facts["ranks"], facts["shards"]) == (config.sync.ranks, engine.server_count)
     if engine.trace_order and not same:

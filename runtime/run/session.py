@@ -203,6 +203,8 @@ def train(
         warnings += training.comeback.told
     recorded_by_servers = parts.store.recorded() if training.is_whole else []
     trace = whole_trace(parts.recorder, recorded_by_servers, facts)
+    row_counts = training.row_counts()
+    dropped = sum(count for name, count in row_counts.items() if name.startswith("gradients_"))
     return Outcome(
         final=final,
         curve=curve,
@@ -222,6 +224,10 @@ def train(
             "rows": len(parts.store),
             "resident_bytes": parts.store.resident_bytes,
             "rows_replaced": parts.store.rows_replaced,
+            "rows_evicted": row_counts["evicted"],
+            "rows_expired": row_counts["expired"],
+            "lookups_not_admitted": row_counts["not_admitted"],
+            "row_gradients_dropped": dropped,
             "batches_skipped": meter.batches_skipped,
             "pushes_lost": meter.pushes_lost,
             "pushes_lost_at": [c["lost"] for c in parts.store.counters_of_servers()],

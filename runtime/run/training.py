@@ -46,6 +46,8 @@ class History:
     """Where the order that is kept begins: a resume with other ranks or shards begins anew."""
     checkpoints_written: int = 0
     checkpoints_failed: int = 0
+    row_counts: dict[str, int] = field(default_factory=dict)
+    """Counters of the rows' store, which begin anew where a run goes on."""
     longest_pause_s: float = 0.0
     """From the end of a leg, when nothing is in flight, to the start of the next."""
 
@@ -148,6 +150,11 @@ class Training:
             pause_s = time.perf_counter() - drained_s
             self.history.longest_pause_s = max(self.history.longest_pause_s, pause_s)
 
+    def row_counts(self) -> dict[str, int]:
+        """Counters of the rows' store, over any number of resumes."""
+        before, now = self.history.row_counts, self.parts.store.counters
+        return {name: before.get(name, 0) + count for name, count in now.items()}
+
     def wall_s(self) -> float:
         """Seconds of training, over any number of resumes."""
         return self.history.wall_s + time.perf_counter() - self._began_s
@@ -186,7 +193,7 @@ class Training:
             },
             meter=plain(meter.state()),
             staleness=None if recorder.keeps or servers else self._counter.totals(),
-            told=plain(asdict(told)) | {"wall_s": self.wall_s()},
+            told=plain(asdict(told)) | {"wall_s": self.wall_s(), "row_counts": self.row_counts()},
             files={},
         )
         dense = self.engine.dense_state()

@@ -95,11 +95,12 @@ def describe(found: dict[str, Any]) -> str:
     """What a person reads after an evaluation."""
     tasks = found["tasks"]
     width = max(len(name) for name in (*tasks, "task"))
+    grouped = any(score.get("gauc_groups") for score in tasks.values())
     lines = [
         f"{found['checkpoint']}, after {found['samples']:,} samples",
         f"data: {found['data_says']}; {found['rows_evaluated']:,} evaluated",
         f"{'task':<{width}}     AUC  log-loss  label rate  log-loss of the rate"
-        "  calibration    GAUC",
+        f"  calibration{'    GAUC' if grouped else ''}",
     ]
     for name, score in tasks.items():
         known = {key: nan if value is None else value for key, value in score.items()}
@@ -107,7 +108,7 @@ def describe(found: dict[str, Any]) -> str:
         lines.append(
             f"{name:<{width}}  {auc:.4f}    {loss:.4f}      {score['label_rate']:.4f}"
             f"                {score['trivial_log_loss']:.4f}"
-            f"       {known['calibration']:6.3f}  {gauc:.4f}"
+            f"       {known['calibration']:6.3f}{f'  {gauc:.4f}' if grouped else ''}"
         )
     lines += [f"warning: {text}" for text in found["warnings"]]
     return "\n".join(lines)

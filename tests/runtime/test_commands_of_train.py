@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import io
 import json
@@ -9,6 +10,7 @@ import re
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
+from zipfile import ZipFile
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,6 +21,7 @@ from runtime import train_command
 from runtime.commands import main
 from runtime.config import SyncConfig, TrainConfig
 from runtime.config.options import option_kinds
+from runtime.order.replayable import config_facts
 from runtime.run.claim import claimed
 from runtime.run.folder import plain
 from runtime.train_command import read_train
@@ -93,15 +96,18 @@ def test_any_options_are_accepted_or_refused_naming_one_of_them(tmp_path_factory
     [
         (["--tau", "4"], "tau is not used by mode sync"),
         (["--ahead=4"], "ahead is not used by mode sync"),
-        (["--merge-pushes"], "merge_pushes is not used by mode sync"),
+        (["--merge-pushes"], "--merge-pushes is not used by mode sync"),
         (["--mode", "hybrid", "--permits", "2"], "permits is not used by mode hybrid"),
         (["--out", ""], "--out is empty"),
         (["--out="], "--out is empty"),
         (["--config", ""], "--config is empty"),
-        (["--config", "nowhere.toml"], "nowhere.toml: No such file"),
+        (["--config", "nowhere.toml"], "nowhere.toml: No such file or directory; correct the path"),
         (["--trace", "t.npz"], "trace is not used by mode sync"),
         (["--data.shuffle=yes"], "--data.shuffle takes no value, got 'yes'"),
         (["--no-trace-order="], "--no-trace-order takes no value, got ''"),
+        (["--rows.initial-mean=1"], "error: --rows.initial-mean is 1.0: only used with initial"),
+        (["--rows.storage=float16", "--rows.initial-scale=1e30"], "storage float16 holds"),
+        (["--rows.storage=bfloat16", "--rows.initial-scale=3.4e38"], "storage bfloat16 holds"),
         (["--timeline"], "timeline is not used by mode sync with executor lag"),
     ],
 )
@@ -111,10 +117,127 @@ def test_an_option_that_nothing_would_read_is_refused_even_at_its_default(words,
 
 def test_a_replay_told_another_tau_than_its_trace_has_is_refused(tmp_path, capsys):
     path = tmp_path / "t.npz"
-    Trace.of([], mode="hybrid", tau=2, ranks=1).save(path)
+    Trace.of([], **config_facts(TrainConfig(sync=SyncConfig(mode="hybrid", tau=2)))).save(path)
     replay = ["--mode", "hybrid", "--executor", "replay", "--trace", str(path)]
     assert "was made with tau 2" in refused([*replay, "--tau", "4"], capsys)
     assert read_train([*replay, "--tau", "2"]).run.sync.tau == 2
+
+
+def a_text(path):
+    path.write_text("kind,rank\n1,2\n")
+
+
+def a_folder(path):
+    path.mkdir()
+
+
+def a_torn_archive(path):
+    Trace.of([], mode="hybrid", tau=2, ranks=1).save(path, compress=False)
+    path.write_bytes(path.read_bytes().replace(b"NUMPY", b"\0\xff\xfeAB"))
+
+
+def another_archive(path):
+    with ZipFile(path, "w") as archive:
+        archive.writestr("a.txt", "a")
+
+
+def nothing(path):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (a_text, "it is a file, but no .npz archive; name the trace.npz of a run"),
+        (a_folder, "it is no file; name the trace.npz of a run"),
+        (a_torn_archive, "is damaged; record it again, or name the trace.npz"),
+        (another_archive, "it lacks kind"),
+        (nothing, "does not exist; correct the path"),
+    ],
+)
+def test_what_is_no_trace_is_refused_before_any_data_is_read(
+    tmp_path, capsys, monkeypatch, make, says
+):
+    make(tmp_path / "t.npz")
+    monkeypatch.setattr(train_command, "work", lambda *_: pytest.fail("training began"))
+    replay = ["--mode", "hybrid", "--executor", "replay", "--trace", str(tmp_path / "t.npz")]
+    text = refused(replay, capsys)
+    assert says in text
+    assert "pickle" not in text and text.isascii()
+
+
+def test_a_trace_of_another_run_says_what_to_give(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(train_command, "work", lambda *_: None)
+    recorded = ["--mode", "hybrid", "--ranks", "2", "--seed", "3", "--data.passes", "2"]
+    made = {"recorded": config_facts(read_train([*recorded, "--data.shuffle"]).run)}
+    made["simulated"] = {"mode": "hybrid", "tau": 4, "ranks": 64, "batch_per_rank": 512}
+    made["simulated"] |= {"order": "simulated", "steps": 10}
+    for name, facts in made.items():
+        Trace.of([], **facts).save(tmp_path / f"{name}.npz")
+        replay = ["--executor", "replay", "--trace", str(tmp_path / f"{name}.npz")]
+        options = refused(replay, capsys).partition("to replay it, give: ")[2].split()
+        assert {"--mode", "--ranks"} <= set(options)
+        out = ["--out", str(tmp_path / f"{name}-out")]
+        assert main(["train", *replay, *options, *out]) == 0, "what is to be given is enough"
+
+
+def small(out, *words):
+    data = ["--data.name", "synthetic", "--data.rows", "1024", "--test-rows", "200"]
+    return main(["train", *data, "--batch", "64", *words, "--out", str(out)])
+
+
+def test_a_run_says_what_was_evicted_and_what_it_was_too_short_for(tmp_path, capsys):
+    assert small(tmp_path / "a", "--rows.capacity.rows", "50", "--steps", "40") == 0
+    said = capsys.readouterr().out
+    summary = json.loads((tmp_path / "a" / "summary.json").read_text())
+    assert summary["rows_evicted"] > 1000
+    assert f"rows evicted: {summary['rows_evicted']:,}" in said
+    assert f"whose row was not there: {summary['row_gradients_dropped']:,}" in said
+    assert "note: --steps 40 asked for, the data gave 16" in said
+    assert "the trained model is not kept; --checkpoint-every end keeps it" in said
+    assert small(tmp_path / "b", "--steps", "2", "--checkpoint-every", "end") == 0
+    assert not re.search("evicted|note:|not kept", capsys.readouterr().out)
+
+
+def test_fewer_steps_than_are_done_do_not_seal_a_run(tmp_path, capsys):
+    run = tmp_path / "run"
+    assert small(run, "--steps", "4", "--checkpoint-every", "2") == 0
+    (run / "summary.json").unlink()  # as if it had been killed behind its last checkpoint
+    assert main(["train", "--resume", str(run), "--steps", "1"]) == 2
+    assert "--steps is 1, but 4 are done: give more to go on" in capsys.readouterr().err
+    assert not (run / "summary.json").exists()
+
+
+def test_counts_of_evicted_rows_go_on_with_the_run(tmp_path):
+    small(tmp_path / "whole", "--rows.capacity.rows", "50", "--steps", "8")
+    small(tmp_path / "part", "--rows.capacity.rows", "50", "--steps", "4",
+          "--checkpoint-every", "end")  # fmt: skip
+    assert main(["train", "--resume", str(tmp_path / "part"), "--steps", "8"]) == 0
+    counts = [
+        json.loads((tmp_path / name / "summary.json").read_text())["rows_evicted"]
+        for name in ("whole", "part")
+    ]
+    assert counts[0] == counts[1] > 0
+
+
+def test_a_folder_that_cannot_be_written_and_a_full_disk_are_told_with_their_folder(
+    tmp_path, capsys, monkeypatch
+):
+    (tmp_path / "file").write_text("")
+    assert small(tmp_path / "file" / "run") == 2
+    assert "cannot be written: Not a directory; name another one with --out" in (
+        capsys.readouterr().err
+    )
+
+    def full(file, **arrays):
+        file.write(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("numpy.savez_compressed", full)
+    assert small(tmp_path / "full", "--steps", "1") == 2
+    said = capsys.readouterr().err
+    assert f"{tmp_path / 'full'}: No space left on device; the disk is full" in said
+    assert not list((tmp_path / "full").glob("predictions*"))
 
 
 def test_options_on_the_command_line_come_after_the_file(tmp_path):

@@ -61,7 +61,8 @@ def test_what_stands_for_a_bound_depends_on_the_executor_that_was_typed():
     [
         (["--preset", "torchrec-semisink"], "torchrec-semisync"),
         (["--preset", "deeprec-async", "--executor", "replay", "--trace", "t"], "not of a replay"),
-        (["--preset", "deeprec-async", "--dense-lag", "2"], "dense_lag is not used by mode async"),
+        (["--preset", "persia-default", "--mode", "sync"], "--preset persia-default sets it"),
+        (["--preset", "deeprec-async", "--dense-lag", "2"], "dense-lag is not used by mode async"),
     ],
 )
 def test_a_mistake_about_presets_is_a_sentence(words, said, capsys):

@@ -36,6 +36,12 @@ class ReferenceStore(ShardedStore):
             for rows in shard.tables.values()
         )
 
+    @property
+    def counters(self) -> dict[str, int]:
+        """Rows created; nothing leaves or refuses a row here."""
+        none = "evicted", "expired", "not_admitted", "gradients_not_admitted", "gradients_evicted"
+        return {"created": len(self)} | dict.fromkeys(none, 0)
+
     def begin(self, rank: int, step: int, batch: Batch) -> Handle:
         """Merge duplicates and plan the shards; touches no row."""
         plans = plan_tables(batch, self.layout.fields, list(self.tables), self.shards)

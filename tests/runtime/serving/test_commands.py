@@ -17,6 +17,7 @@ from runtime.data.open import open_source
 from runtime.data.source import rebatch
 from runtime.inference import open_model
 from runtime.run.evaluate import HeldOut, evaluate, score
+from runtime.serving.commands import describe
 from tests.runtime.serving.trained_runs import checkpoint_of
 from tests.runtime.worlds import World, config, run
 
@@ -182,3 +183,13 @@ def test_damage_is_named_and_an_older_checkpoint_serves_with_a_warning(
     found: Any = capsys.readouterr()
     assert f"warning: {file} " in found.err
     assert str(older) in found.out
+
+
+@pytest.mark.parametrize("groups", [0, 3])
+def test_gauc_is_told_where_samples_have_groups_alone(groups: int) -> None:
+    score = {"auc": 0.7, "log_loss": 0.5, "label_rate": 0.3, "trivial_log_loss": 0.6}
+    score |= {"calibration": 1.0} | ({"gauc": 0.6, "gauc_groups": groups} if groups else {})
+    found = {"checkpoint": "c", "samples": 9, "data_says": "d", "rows_evaluated": 5, "warnings": []}
+    said = describe({**found, "tasks": {"click": score}})
+    assert ("GAUC" in said, "nan" in said) == (groups > 0, False)
+    assert len({len(line) for line in said.splitlines()[2:]}) == 1, "aligned"

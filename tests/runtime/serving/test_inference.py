@@ -317,6 +317,12 @@ def test_a_manifest_written_by_hand_is_told_what_it_lacks(
         open_model(tmp_path / "copy")
 
 
+@pytest.mark.parametrize("given", [None, [1, 2], {"user": 3}])
+def test_what_is_no_batch_is_refused_in_words(folders: Any, given: Any) -> None:
+    with pytest.raises(ValueError, match=r"batch must be a runtime\.data\.batch\.Batch, got"):
+        open_model(folders[1]).predict(given)
+
+
 def test_threads_that_share_a_model_get_the_same_predictions(folders: Any) -> None:
     model = open_model(folders[1])
     expected_ones = predicted(model)
