@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,15 @@ def test_a_room_imports_only_rooms_below(package):
                 own = order.get(room_of(file), len(order))
                 upward = f"{file.relative_to(ROOT)} imports {name}, a room above it"
                 assert order[parts[1]] <= own, upward
+
+
+def test_modules_of_the_embedding_store_name_each_other_one_way():
+    """Also for types alone: what server and engines share lies below both."""
+    files = (ROOT / "runtime" / "embedding").rglob("*.py")
+    modules = {".".join(f.relative_to(ROOT).with_suffix("").parts): f for f in files}
+    named = {m: set(imported_modules(f)) & modules.keys() - {m} for m, f in modules.items()}
+    assert named["runtime.embedding.server"]  # the names are those of modules
+    TopologicalSorter(named).prepare()  # raises CycleError with the modules of a cycle
 
 
 def test_the_runtime_knows_of_the_simulator_only_its_words():

@@ -172,7 +172,7 @@ def _staleness(
     """Missed pushes of a row under one bound; what is read off the order, the store had counted."""
     from experiments.staleness.missed import row_reads
     from persia_sim.words.trace import Trace
-    from runtime.embedding.server import STALENESS_BINS
+    from runtime.embedding.shard import STALENESS_BINS
 
     one = next(r for r in runs if r.setting == ("hybrid", tau) and r.summary["seed"] == 0)
     order = Trace.load(one.point.folder(options.out) / "trace.npz")

@@ -62,7 +62,7 @@ class DistributedWeights:
         self._recorder, self._told, self._stop = recorder, told, stop
         optimizer = make_optimizer(config, model)
         self._optimizer = optimizer
-        self._late = LateGradients(dense_lag, lambda g: apply_gradients(model, optimizer, g))
+        self._late = LateGradients(dense_lag, lambda g: apply_gradients(optimizer, g))
         self._parameters = list(model.parameters())
         for parameter in self._parameters:
             group.broadcast(parameter)

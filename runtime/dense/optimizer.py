@@ -29,9 +29,7 @@ def sum_in_rank_order(gradients: Sequence[Tensor | None]) -> Tensor | None:
     return total
 
 
-def apply_gradients(
-    model: nn.Module, optimizer: FunctionalOptimizer, gradients: DenseGradients
-) -> None:
+def apply_gradients(optimizer: FunctionalOptimizer, gradients: DenseGradients) -> None:
     """One optimiser step with the given gradients."""
     optimizer.step(gradients)
 

@@ -55,7 +55,7 @@ class DenseServer:
         with self._lock:
             self._recorder.record(Kind.DENSE_PUSH, rank, step, ALL, self._version)
             if gradients is not None:
-                apply_gradients(self._model, self._optimizer, gradients)
+                apply_gradients(self._optimizer, gradients)
             self._version += 1
         self._told(loss, samples)
 
@@ -126,7 +126,7 @@ class ModelAverager:
         """One step of the rank's own optimiser; nobody else is touched."""
         with self._lock:  # so that a snapshot never sees half a step
             if gradients is not None:
-                apply_gradients(self._replicas[rank], self._optimizers[rank], gradients)
+                apply_gradients(self._optimizers[rank], gradients)
             self._recorder.record(Kind.DENSE_PUSH, rank, step, ALL, self._version)
             self._version += 1
             self._last_step[rank] = step

@@ -49,7 +49,7 @@ class SharedWeights:
         self._models = [model if ranks == 1 else replica(model, shared=True) for _ in range(ranks)]
         optimizer = make_optimizer(config, model)
         self._optimizer = optimizer
-        self._late = LateGradients(dense_lag, lambda g: apply_gradients(model, optimizer, g))
+        self._late = LateGradients(dense_lag, lambda g: apply_gradients(optimizer, g))
         self._allreduce = ThreadAllReduce(self._models, self._update, stop)
         if overlapped and ranks > 1:
             for rank, twin in enumerate(self._models):

@@ -21,14 +21,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from runtime.embedding.shard import ShardRows, WholePush
 from runtime.embedding.store import Handle, RowGradients
-
-if TYPE_CHECKING:
-    from runtime.embedding.server import ShardRows, WholePush
 
 
 def compensated(

@@ -19,8 +19,8 @@ import numpy as np
 from persia_sim.words.trace import TraceRecorder
 from runtime.embedding.native.store import NativeStore
 from runtime.embedding.reference.store import ReferenceStore
-from runtime.embedding.server import RankPush
 from runtime.embedding.server_rules import ServerRules
+from runtime.embedding.shard import RankPush
 from runtime.embedding.store import Handle
 from runtime.embedding.verbs import EmbeddingStore, Lease
 from runtime.stop import Stop

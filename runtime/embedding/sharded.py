@@ -19,14 +19,9 @@ from persia_sim.words.trace import ALL, Kind, TraceRecorder
 from runtime.data.batch import Batch, Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.cut import PushGate
-from runtime.embedding.server import (
-    STALENESS_BINS,
-    EmbeddingServer,
-    RankPush,
-    ShardRows,
-    WholePush,
-)
+from runtime.embedding.server import EmbeddingServer
 from runtime.embedding.server_rules import ServerRules
+from runtime.embedding.shard import STALENESS_BINS, RankPush, ShardRows, WholePush
 from runtime.embedding.store import Handle, RowGradients
 from runtime.embedding.verbs import EmbeddingStore, Lease, TableArrays
 from runtime.stop import Stop

@@ -11,8 +11,8 @@ import numpy as np
 
 from runtime.data.batch import Batch, Layout
 from runtime.embedding.config import TableConfig
-from runtime.embedding.server import RankPush
 from runtime.embedding.server_rules import ServerRules
+from runtime.embedding.shard import RankPush
 from runtime.embedding.store import Handle, RowGradients
 from runtime.stop import Stop
 

@@ -245,7 +245,7 @@ class OrderedRun:
         self._finish_dense(flying, math.fsum(g.loss for g in good) if good else math.nan)
 
     def _apply_dense(self, gradients: DenseGradients) -> None:
-        apply_gradients(self._learner.model, self._optimizer, gradients)
+        apply_gradients(self._optimizer, gradients)
 
     def _dense_pull(self, event: Event) -> None:
         self._recorder.record(Kind.DENSE_PULL, event.rank, event.step, ALL, self._dense_version)
@@ -257,9 +257,9 @@ class OrderedRun:
         own = self._replicas[event.rank]
         found = self._compute(flying, own)
         if found.finite and self._replica_optimizers:
-            apply_gradients(own, self._replica_optimizers[event.rank], found.dense)
+            apply_gradients(self._replica_optimizers[event.rank], found.dense)
         elif found.finite:
-            apply_gradients(self._learner.model, self._optimizer, found.dense)
+            apply_gradients(self._optimizer, found.dense)
         self._dense_version += 1
         self._finish_dense([flying], found.loss if found.finite else math.nan)
 

@@ -173,7 +173,7 @@ def _measure(
     def dense_step() -> None:
         staged = learner.stage(batch, vectors)
         gradients = learner.gradients(learner.model, handle, staged, batch.size)
-        apply_gradients(learner.model, optimizer, gradients.dense)
+        apply_gradients(optimizer, gradients.dense)
 
     dense_s = timed(dense_step)
     # A worker merges, sums and scatters every occurrence of an id; distinct ones go to a server.

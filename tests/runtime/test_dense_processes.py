@@ -340,7 +340,7 @@ def test_averaging_over_processes_is_its_trace_by_hand(found):
         if event.kind == Kind.DENSE_PUSH:
             assert event.version == pushes
             gradients = gradients_for(replica, event.rank, event.step)
-            apply_gradients(replica, optimizers[event.rank], gradients)
+            apply_gradients(optimizers[event.rank], gradients)
             pushes += 1
         elif event.kind == Kind.AVERAGE_READ:
             rounds.setdefault(event.version, AveragingRound(RANKS)).read(event.rank, replica)

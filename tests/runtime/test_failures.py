@@ -52,7 +52,7 @@ def test_an_error_while_a_snapshot_is_evaluated_ends_the_run(mode, ranks):
 def test_an_error_of_the_dense_optimiser_ends_the_run(mode, ranks, monkeypatch):
     from runtime.dense import threads
 
-    def out_of_memory(model, optimizer, gradients):
+    def out_of_memory(optimizer, gradients):
         raise MemoryError("dense step")
 
     monkeypatch.setattr(threads, "apply_gradients", out_of_memory)

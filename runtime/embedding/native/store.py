@@ -17,8 +17,8 @@ from runtime.embedding.config import TableConfig
 from runtime.embedding.native.buffers import empty
 from runtime.embedding.native.plan import plan_natively
 from runtime.embedding.native.rows import open_table
-from runtime.embedding.server import STALENESS_BINS, WholePush
 from runtime.embedding.server_rules import ServerRules
+from runtime.embedding.shard import STALENESS_BINS, WholePush
 from runtime.embedding.sharded import ShardedStore
 from runtime.embedding.store import ABSENT, Handle, Plans
 from runtime.stop import Stop

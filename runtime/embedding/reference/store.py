@@ -12,7 +12,7 @@ from runtime.embedding.config import TableConfig
 from runtime.embedding.reference.plan import plan_tables
 from runtime.embedding.reference.rows import Rows
 from runtime.embedding.savable import TableSnapshot
-from runtime.embedding.server import STALENESS_BINS, WholePush
+from runtime.embedding.shard import STALENESS_BINS, WholePush
 from runtime.embedding.sharded import ShardedStore
 from runtime.embedding.store import ABSENT, Handle
 

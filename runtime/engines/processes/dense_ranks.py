@@ -138,7 +138,7 @@ class AveragedReplica:
         """One step of the rank's own optimiser."""
         with self._changed:
             if gradients is not None:
-                apply_gradients(self._model, self._optimizer, gradients)
+                apply_gradients(self._optimizer, gradients)
             self._outbox.put(Message(Kind.TRAINED, rank, step, loss, samples))
             self._last_step = step
 

@@ -14,8 +14,8 @@ import numpy as np
 from runtime.data.batch import Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.cut import MOST_WAIT_S
-from runtime.embedding.server import STALENESS_BINS
 from runtime.embedding.server_rules import ServerRules
+from runtime.embedding.shard import STALENESS_BINS
 from runtime.embedding.sharded import divided
 from runtime.embedding.verbs import EmbeddingStore, TableArrays
 from runtime.engines.processes.links import Links

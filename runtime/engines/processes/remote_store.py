@@ -21,8 +21,8 @@ from persia_sim.words.events import ALL
 from runtime.data.batch import Batch, Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.native.plan import plan_natively
-from runtime.embedding.server import RankPush
 from runtime.embedding.server_rules import ServerRules
+from runtime.embedding.shard import RankPush
 from runtime.embedding.store import Handle, Plans, RowGradients
 from runtime.embedding.verbs import Lease
 from runtime.engines.processes.connections import ServerRevivedError

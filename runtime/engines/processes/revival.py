@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from runtime.embedding.server import STALENESS_BINS
 from runtime.embedding.server_rules import ServerRules
+from runtime.embedding.shard import STALENESS_BINS
 
 MOST_REVIVALS = 16
 """Of one server in one run: one that dies again and again will not be helped by one more start."""
