@@ -112,13 +112,13 @@ def _fill(
     board = None
     if config.engine.tensorboard:
         board = TensorBoard(folder, config, None if start is None else start.state.samples)
+    forget_the_end(folder)
     if start is None:
         metrics.write_text("")
     else:
         at = f"{start.state.samples:,} samples, {start.state.updates:,} updates"
         on_start(f"goes on from {start.folder}: {at}")
         cut_metrics(metrics, start.state.updates)
-        forget_the_end(folder)
         on_samples(start.state.samples)
 
     def on_snapshot(point: CurvePoint) -> None:

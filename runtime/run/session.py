@@ -78,6 +78,11 @@ class Saving:
         except BaseException:
             saver.wait()  # a checkpoint of before is worth waiting for
             raise
+        if not training.parts.meter.samples:
+            raise Interrupted(
+                f"interrupted by {self.ending.why} before its first step: nothing was trained yet,"
+                " so there is nothing to go on from; start it anew"
+            )
         if not written or saver.last is None:
             raise ValueError("the run was asked to end, and its checkpoint could not be written")
         raise Interrupted(

@@ -145,6 +145,24 @@ def test_an_interrupted_run_that_cannot_be_written_is_an_error(tmp_path, monkeyp
     assert "No space left" in told[0] and "there is none" in told[0]
 
 
+@pytest.mark.parametrize("name", MODES)
+def test_a_run_that_is_interrupted_before_its_first_step_says_so(name, tmp_path):
+    """It ends as other interrupted ones do, and a later one in its folder is not disturbed."""
+    chosen, ending = synthetic(ranks=2, batch=4, **MODES[name]), Ending()
+    ending.ask("a test")
+    with pytest.raises(Interrupted) as told:
+        run_into(tmp_path, chosen, ending=ending)
+    assert str(told.value) == (
+        "interrupted by a test before its first step: nothing was trained yet, so there is nothing"
+        " to go on from; start it anew"
+    )
+    left = json.loads((tmp_path / "interrupted.json").read_text())
+    assert left == {"by": "a test", "told": str(told.value)}
+    assert not complete_checkpoints(tmp_path)
+    assert run_into(tmp_path, chosen)["samples"] > 0
+    assert not (tmp_path / "interrupted.json").exists()
+
+
 def killed_and_resumed(folder, chosen, at, **resume):
     """A run that dies without a word after ``at`` samples and is gone on with."""
 
