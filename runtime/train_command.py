@@ -1,70 +1,29 @@
-"""`python -m runtime train`: what was typed becomes a config, the run, and the lines at its end."""
+"""`python -m runtime train`: the run of what was typed, and the lines at its end."""
 
 from __future__ import annotations
 
-import io
 import math
-import re
-import sys
 import time
-from contextlib import redirect_stderr
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
-
-import tyro
+from typing import TYPE_CHECKING
 
 from persia_sim.words.rules import counted
-from runtime.config import TrainConfig, read_config
-from runtime.config.options import as_typed, option_kinds
-from runtime.config.presets import PRESETS, PresetName, told_of, with_preset
-from runtime.config.train import UnreadOptionError
+from runtime.config import TrainConfig
+from runtime.config.options import as_typed
+from runtime.config.presets import told_of
 from runtime.data.errors import DataError
 from runtime.stop import PeerError
-from runtime.torchrun import (
-    Launch,
-    as_launched,
-    launched,
-    refuse_executor,
-    refuse_other,
-    started_s,
-)
+from runtime.torchrun import Launch, launched, started_s
+from runtime.train_options import Train, read_train, value_of
 
 if TYPE_CHECKING:
     from runtime.engines.processes.ranks import ProcessRank
 
+RANK_0_TELLS_WITHIN_S = 5.0
+"""By then torchrun has ended the ranks that make the same mistake."""
 MOST_ROLLBACKS = 8
 """Times that a run of one process goes back to its last checkpoint by itself."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Train:
-    """Train one model in one mode, evaluate it on the test part, and keep the run's folder."""
-
-    run: Annotated[TrainConfig, tyro.conf.arg(name="")]
-    config: Path | None = None
-    """Options from a file: the config.json of a run, or TOML with the same groups (sync, engine,
-    evaluation, data, model, rows). Options on the command line come after it and win."""
-    preset: PresetName | None = None
-    """What others run: sets mode, tau and what goes with them. Comes after a file; options on the
-    command line come after it and win. Each is told in docs/training.md."""
-    out: Path | None = None
-    """Folder to fill; else runs/train/<time>-<mode>."""
-    resume: Path | None = None
-    """Folder of a run that was interrupted or killed: go on in it from its newest checkpoint, with
-    its config.json. Ranks, shards, engine, device, steps and checkpoints may be given anew."""
-    auto: bool = False
-    """With --mode hybrid --executor concurrent: first time sync, lookahead and hybrid on a few
-    batches, say what hybrid would gain, and train in the fastest."""
-
-    def __post_init__(self) -> None:
-        chosen = self.run.sync.mode, self.run.engine.executor
-        if self.auto and chosen != ("hybrid", "concurrent"):
-            raise ValueError("auto chooses for --mode hybrid --executor concurrent; add both")
-        own: dict[str, object] = {"--out": self.out, "--config": self.config}
-        own |= {"--preset": self.preset, "--auto": self.auto}
-        for name in [name for name, value in own.items() if value and self.resume]:
-            raise ValueError(f"--resume goes on in its folder with its config; remove {name}")
 
 
 def train(arguments: list[str]) -> None:
@@ -74,7 +33,7 @@ def train(arguments: list[str]) -> None:
     except DataError:  # names what stands in a schema, or an option as it is typed
         raise
     except ValueError as error:
-        file = _value_of("--config", arguments)
+        file = value_of("--config", arguments)
         if file and file in str(error):  # names what stands in that file
             raise
         raise ValueError(as_typed(str(error))) from error
@@ -82,7 +41,12 @@ def train(arguments: list[str]) -> None:
 
 def _train(arguments: list[str]) -> None:
     launch = launched()
-    command = read_train(arguments, launch)
+    try:
+        command = read_train(arguments, launch)
+    except (ValueError, OSError):
+        if launch is not None and launch.rank:  # rank 0 says it once for all
+            time.sleep(RANK_0_TELLS_WITHIN_S)
+        raise
     began = time.localtime(None if launch is None else started_s())
     if command.preset is not None and launch is None:
         print(f"preset {command.preset}: {told_of(command.preset, command.run)}")
@@ -111,117 +75,6 @@ def _train_as_rank(command: Train, launch: Launch, folder: Path, arguments: list
             return
         with claimed(folder, resume=command.resume is not None):
             work(command, folder, arguments, rank)
-
-
-def read_train(arguments: list[str], launch: Launch | None = None) -> Train:
-    """What was asked for: the file's options, and over them those of the command line.
-
-    ``launch``: as which of torchrun's processes; None: as the only one.
-    """
-    typed = {word.split("=")[0] for word in arguments if word.startswith("--")}
-    for option in ("--out", "--config", "--resume", "--trace", "--data.dir", "--data.name"):
-        if _value_of(option, arguments) == "":
-            raise ValueError(f"{option} is empty; give a path or leave it out")
-    flags = {f"--{name}" for name, kind in option_kinds(TrainConfig) if kind is bool}
-    for word in arguments:
-        flag, equals, value = word.partition("=")
-        if equals and re.sub(r"(--|\.)no-", r"\1", flag.replace("_", "-")) in flags:
-            raise ValueError(f"{flag} takes no value, got {value!r}; write the option alone")
-    file, run = (_value_of(option, arguments) for option in ("--config", "--resume"))
-    if run is not None:
-        file = str(Path(run) / "config.json")
-        if not Path(file).is_file():
-            raise ValueError(f"--resume {run}: there is no run, it holds no config.json")
-    config = read_config(Path(file)) if file else TrainConfig()
-    if launch is not None:
-        refuse_executor(_value_of("--executor", arguments))
-        config = as_launched(config, launch, f"sync.ranks in {file}", resumes=run is not None)
-    if run is not None and int(_value_of("--servers", arguments) or 0):
-        config = replace(config, engine=replace(config.engine, shards=1))  # servers replace them
-    preset = _value_of("--preset", arguments)
-    if preset in PRESETS and run is None:
-        config = with_preset(config, cast(PresetName, preset), _value_of("--executor", arguments))
-    try:
-        command = _parsed(arguments, config)
-    except UnreadOptionError as error:
-        given = {f"--{error.option}", f"--{error.option.replace('_', '-')}"}
-        if given & typed or not (preset or file):
-            raise
-        setter = f"--preset {preset}" if preset else f"--config {file}"
-        raise ValueError(
-            f"{str(error).removesuffix('; remove it')}; {setter} sets it, for another mode or"
-            " executor: leave that out, or --mode and --executor"
-        ) from None
-    if launch is not None:
-        refuse_other(command.run, launch)
-        if command.auto:
-            raise ValueError("auto times threads of one process; start it without torchrun")
-    unread = command.run.unread()
-    if launch is None:
-        unread["dense_sum"] = "ranks that torchrun has started as processes"
-    for name, where in unread.items():
-        flag = name.replace("_", "-")
-        if typed & {f"--{flag}", f"--no-{flag}", f"--{name}", f"--no-{name}"}:
-            raise ValueError(command.run.not_used(name, where))
-    if command.run.engine.trace is not None:
-        _refuse_other_trace(command.run.engine.trace, command.run, typed)
-    return command
-
-
-def _parsed(arguments: list[str], config: TrainConfig) -> Train:
-    """What tyro makes of the words; a ValueError of ours is raised, which tyro would frame."""
-    told = io.StringIO()
-    try:
-        with redirect_stderr(told):
-            return tyro.cli(
-                Train,
-                args=arguments,
-                default=Train(run=config),
-                prog="python -m runtime train",
-                config=(tyro.conf.EnumChoicesFromValues,),
-            )
-    except SystemExit as left:
-        if (own := _own_error(left)) is not None:
-            raise own from None
-        sys.stderr.write(told.getvalue())
-        raise
-
-
-def _own_error(left: SystemExit) -> ValueError | None:
-    """What made tyro leave, if it was raised by code that is not tyro's."""
-    found = left.__context__ and left.__context__.__context__
-    frame = found.__traceback__ if isinstance(found, ValueError) else None
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    if frame is None or frame.tb_frame.f_globals["__name__"].startswith("tyro."):
-        return None
-    return cast(ValueError, found)
-
-
-def _refuse_other_trace(file: Path, config: TrainConfig, typed: set[str]) -> None:
-    """Before any data is read: whether the file is a trace, and of such a run. A replay takes tau
-    from it; who types another one is mistaken about the trace."""
-    from persia_sim.words.trace import Trace
-    from runtime.order.replayable import config_facts, refuse_other_run  # loads torch
-
-    trace = Trace.load(file)
-    recorded = trace.meta.get("tau")
-    if "--tau" in typed and recorded != config.sync.tau:
-        raise ValueError(
-            f"--tau is {config.sync.tau}, but trace {file} was made with tau {recorded} and a"
-            " replay takes it from there; remove --tau"
-        )
-    refuse_other_run(trace, config_facts(config), str(file))
-
-
-def _value_of(option: str, arguments: list[str]) -> str | None:
-    """The word after ``option``, or after its equals sign."""
-    for number, word in enumerate(arguments):
-        if word == option and number + 1 < len(arguments):
-            return arguments[number + 1]
-        if word.startswith(f"{option}="):
-            return word.removeprefix(f"{option}=")
-    return None
 
 
 def work(

@@ -26,7 +26,7 @@ ROOMS = {
     "runtime": [
         "openmp", "stop", "data", "embedding", "config", "torchrun", "models", "dense", "rank",
         "checkpoint", "order", "engines", "run", "serving", "inference", "guarded",
-        "train_command", "commands", "__main__",
+        "train_options", "train_command", "commands", "__main__",
     ],
     "experiments": [
         "statistics", "tables", "checks", "crossings", "targets", "folders", "kept", "data_sets",

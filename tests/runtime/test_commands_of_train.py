@@ -24,7 +24,8 @@ from runtime.config.options import option_kinds
 from runtime.order.replayable import config_facts
 from runtime.run.claim import claimed
 from runtime.run.folder import plain
-from runtime.train_command import read_train
+from runtime.torchrun import launched
+from runtime.train_options import read_train
 
 ABSURD = st.sampled_from(["inf", "-inf", "nan", "1e400", "-1", "x", "", "1e12", str(10**30)])
 NUMBERS = [
@@ -303,3 +304,22 @@ def test_a_run_without_a_bound_says_so_in_the_word_of_both_halves(tmp_path, caps
     out = str(tmp_path / "run")
     assert main(["train", *words.split(), "--test-rows", "500", "--out", out]) == 0
     assert "\nhybrid, tau unbounded, 1 rank:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_mistake_that_all_ranks_make_is_said_by_rank_0(rank, monkeypatch, capsys):
+    """The others leave torchrun the time to end them, and say it after that only."""
+    place = dict.fromkeys(("LOCAL_RANK", "GROUP_RANK"), "0") | {"RANK": str(rank)}
+    place |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    place |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    said_before = []
+    monkeypatch.setattr(
+        train_command.time, "sleep", lambda s: said_before.append(capsys.readouterr().err)
+    )
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
+    monkeypatch.setattr(train_command, "launched", lambda: launched(place))
+    assert main(["train", "--mode", "sync", "--tau", "3"]) == 2
+    assert said_before == ([""] if rank else [])
+    assert "tau is not used by mode sync" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from persia_sim.words.vocabulary import Mode
 from runtime.commands import main
 from runtime.config import SyncConfig, TrainConfig
 from runtime.config.presets import PRESETS, with_preset
-from runtime.train_command import read_train
+from runtime.train_options import read_train
 from tests.runtime.worlds import ArraySource, config, run
 
 DOCS = Path(__file__).parents[2] / "docs" / "training.md"

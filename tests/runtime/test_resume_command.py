@@ -19,7 +19,7 @@ from runtime.run.ending import Ending, Interrupted
 from runtime.run.record import run_into
 from runtime.run.resume import cut_metrics, going_on
 from runtime.run.session import Saving, train
-from runtime.train_command import read_train
+from runtime.train_options import read_train
 from tests.runtime.test_ending import after
 from tests.runtime.worlds import ArraySource, config
 
@@ -175,7 +175,7 @@ def test_a_run_with_shards_goes_on_with_servers_without_saying_so_twice(tmp_path
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "config.json").write_text('{"engine": {"shards": 3, "executor": "concurrent"}}')
-    command = train_command.read_train(["--resume", str(folder), "--servers", "2"])
+    command = read_train(["--resume", str(folder), "--servers", "2"])
     assert (command.run.engine.servers, command.run.engine.shards) == (2, 1)
 
 

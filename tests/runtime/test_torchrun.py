@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from persia_sim.words.trace import Trace
-from runtime import commands, train_command
+from runtime import commands, train_options
 from runtime.torchrun import Launch, device_of, launched, started_s
 
 ENVIRONMENT = {
@@ -34,9 +34,9 @@ def test_the_environment_says_where_a_process_stands():
 
 
 def test_torchrun_decides_ranks_executor_and_servers_unless_they_are_typed():
-    run = train_command.read_train(["--mode", "hybrid", "--latency-s", "0.01"], LAUNCH).run
+    run = train_options.read_train(["--mode", "hybrid", "--latency-s", "0.01"], LAUNCH).run
     assert (run.sync.ranks, run.engine.executor, run.engine.servers) == (2, "concurrent", 1)
-    run = train_command.read_train(["--ranks", "2", "--servers", "3"], LAUNCH).run
+    run = train_options.read_train(["--ranks", "2", "--servers", "3"], LAUNCH).run
     assert (run.sync.ranks, run.engine.servers) == (2, 3)
 
 
@@ -50,21 +50,21 @@ def test_torchrun_decides_ranks_executor_and_servers_unless_they_are_typed():
 )
 def test_what_ranks_as_processes_cannot_do_is_refused(words, sentence):
     with pytest.raises(ValueError, match=sentence):
-        train_command.read_train(words, LAUNCH)
+        train_options.read_train(words, LAUNCH)
 
 
 def test_ranks_in_a_file_must_be_torchruns(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text("[sync]\nranks = 8\n")
     with pytest.raises(ValueError, match=r"sync.ranks in .*run.toml is 8, but torchrun started 2"):
-        train_command.read_train(["--config", str(file)], LAUNCH)
+        train_options.read_train(["--config", str(file)], LAUNCH)
 
 
 def test_without_torchrun_what_only_its_ranks_read_is_refused():
     with pytest.raises(
         ValueError, match=r"dense_sum is not used .*: it belongs to ranks that torchrun has"
     ):
-        train_command.read_train(["--executor", "concurrent", "--dense-sum", "gather"])
+        train_options.read_train(["--executor", "concurrent", "--dense-sum", "gather"])
 
 
 def test_a_rank_takes_the_gpu_of_its_number_on_its_host():
