@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import re
 from collections import defaultdict
+from collections.abc import Iterable
+from math import inf
 from pathlib import Path
 
 from persia_sim.sharded.system import Accelerator, Fabric, Node
@@ -20,15 +22,38 @@ def read_csv(path: Path, what: str) -> list[dict[str, str]]:
 
     Raises ValueError naming the file when it is missing, no text or has no line.
     """
+    return [line for _, line in numbered_csv(path, what)]
+
+
+def numbered_csv(path: Path, what: str) -> list[tuple[int, dict[str, str]]]:
+    """The same, each with the number that an editor shows for it."""
     if not path.is_file():
         raise ValueError(f"{what} {path} is missing; name a CSV with a header line")
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            lines = list(csv.DictReader(file))
+            reader = csv.DictReader(file)
+            lines = [(reader.line_num, line) for line in reader]
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{what} {path} is no CSV in UTF-8: {error}") from None
     require(bool(lines), f"{what} {path}", "empty", "it needs a header and a line or more")
-    return [{k: (v or "").strip() for k, v in line.items() if k} for line in lines]
+    return [(n, {k: (v or "").strip() for k, v in line.items() if k}) for n, line in lines]
+
+
+def _once(found: Iterable[str], name: str, where: str) -> None:
+    require(name not in found, where, repr(name), "it stands there twice", "keep one of the lines")
+
+
+def positive(line: dict[str, str], column: str) -> float | None:
+    """The number of a cell, > 0 and finite; None where the cell is empty.
+
+    >>> positive({"step_ms": ""}, "step_ms"), positive({"step_ms": "2.5"}, "step_ms")
+    (None, 2.5)
+    """
+    if not line.get(column):
+        return None
+    found = number(line, column)
+    require(0 < found < inf, column, repr(line[column]), "must be > 0 and finite")
+    return found
 
 
 def number(line: dict[str, str], column: str, default: float | None = None) -> float:
@@ -47,9 +72,25 @@ def number(line: dict[str, str], column: str, default: float | None = None) -> f
 
 def nodes_of(path: Path) -> dict[str, Node]:
     """A machine for each line of a systems file."""
-    lines = read_csv(path, "systems")
-    require("system" in lines[0], f"systems {path}", "without a column system", "it needs one")
-    return {line["system"]: _node(line) for line in lines}
+    lines = numbered_csv(path, "systems")
+    has_columns(lines[0][1], f"systems {path}", "system")
+    found: dict[str, Node] = {}
+    for place, line in lines:
+        where = f"system of {path}, line {place}"
+        _once(found, line["system"], where)
+        try:
+            found[line["system"]] = _node(line)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+    return found
+
+
+def has_columns(line: dict[str, str], where: str, *needed: str) -> None:
+    """Raise ValueError naming the columns that a file lacks; of `a|b`, one is enough."""
+    missing = [n for n in needed if not set(n.split("|")) & set(line)]
+    told = ", ".join(name.replace("|", " or ") for name in missing)
+    require(not missing, f"header of {where}", repr(",".join(line)), f"it has no column {told}",
+            "add it (`tests/experiments/examples` has files of the right form)")  # fmt: skip
 
 
 def _node(line: dict[str, str]) -> Node:
@@ -95,25 +136,44 @@ def rankers_of(path: Path, tables: Path | None = None) -> dict[str, Ranker]:
                 count=int(number(line, "n_tables", 1)),
             )
         )
-    found = {}
-    for line in read_csv(path, "workloads"):
-        name = line.get("workload", "")
-        if not line.get("dense_macs_fwd_per_sample"):
+    lines = numbered_csv(path, "workloads")
+    has_columns(lines[0][1], f"workloads {path}", "workload", "dense_macs_fwd_per_sample")
+    found: dict[str, Ranker] = {}
+    for place, line in lines:
+        name, where = line["workload"], f"workload of {path}, line {place}"
+        _once(found, name, where)
+        if not line["dense_macs_fwd_per_sample"]:
             continue
-        found[name] = Ranker(
-            name=name,
-            tables=tuple(listed.get(name) or _alike(line)),
-            dense_macs=number(line, "dense_macs_fwd_per_sample"),
-            dense_params=number(line, "dense_params"),
-            update=row_update(line.get("optimizer", ""), RowUpdate.SGD),
-            source="workloads file",
-        )
+        try:
+            found[name] = _ranker(line, listed.get(name))
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+    return found
+
+
+def _ranker(line: dict[str, str], listed: list[Table] | None) -> Ranker:
+    return Ranker(
+        name=line["workload"],
+        tables=tuple(listed or _alike(line)),
+        dense_macs=number(line, "dense_macs_fwd_per_sample"),
+        dense_params=number(line, "dense_params"),
+        update=row_update(line.get("optimizer", ""), RowUpdate.SGD),
+        source="workloads file",
+    )
+
+
+def _needed(line: dict[str, str], column: str) -> float:
+    found = positive(line, column)
+    if found is None:
+        raise ValueError(f"{column} is '': must be a number > 0")
     return found
 
 
 def _alike(line: dict[str, str]) -> list[Table]:
     """Tables from the totals of a line, where they are not listed one by one."""
-    ids, elements = number(line, "lookups_per_sample"), number(line, "lookup_elements_per_sample")
+    ids, elements = (
+        _needed(line, name) for name in ("lookups_per_sample", "lookup_elements_per_sample")
+    )
     wide = re.search(r"^wdl_.*_d(\d+)$", line["workload"])
     if wide:  # Wide & Deep: a table of this width and one of width 1; rows say how long they are
         dim = float(wide.group(1))
@@ -123,7 +183,8 @@ def _alike(line: dict[str, str]) -> list[Table]:
     count = max(1, int(number(line, "tables", 1)))
     dim = elements / ids
     features = max(1, round(number(line, "pooled_elements_per_sample") / dim / count))
-    rows = max(count, number(line, "total_rows", 1e6 * count)) / count
+    rows = number(line, "total_rows", 1e6 * count) / count  # words there: a vocabulary of the row's
+    require(rows >= 1, "total_rows", line.get("total_rows"), f"{count} tables have >= 1 row each")
     each = (ids / count / features,) * features
     return [Table(rows=rows, dim=dim, ids_per_sample=each, count=count)]
 

@@ -6,7 +6,13 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from experiments.published.descriptions import number, read_csv, row_update
+from experiments.published.descriptions import (
+    has_columns,
+    number,
+    numbered_csv,
+    positive,
+    row_update,
+)
 from persia_sim.presets.software import REACH, SOFTWARE
 from persia_sim.sharded.software import Reach, Software
 from persia_sim.sharded.stages import Job
@@ -22,6 +28,11 @@ _FAMILIES = {
     "torch": "torch", "tf": "tf2", "tensorflow": "tf2", "sok": "tf2",
 }  # fmt: skip
 """Word in a framework's name -> family; the first that is there."""
+_PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "amp", "mixed")
+_OPTIMISERS = ("adam", "adagrad", "sgd")
+_SAME = 1.25
+"""Factor up to which two measured columns of a line agree: published pairs (a mean and a median)
+are up to 1.15 apart."""
 _ALIKE = 4.0  # the same model of GPU, whatever its memory and form
 
 
@@ -55,16 +66,26 @@ class Measured:
 
 
 def measured_of(
-    path: Path, rankers: dict[str, Ranker], nodes: dict[str, Node]
+    path: Path, rankers: dict[str, Ranker], nodes: dict[str, Node], ids: set[str] | None = None
 ) -> tuple[list[Measured], list[str]]:
-    """Every line as a job; and why lines were left out that cannot be one."""
+    """Every line as a job; and why lines were left out that cannot be one.
+
+    ``ids``: those of lines before, of other files; those of this one are added. Raises ValueError where the file lacks a column that every line needs.
+    """
+    lines = numbered_csv(path, "rows")
+    needed = "workload", "framework", "gpus", "system|accelerator", "global_batch|per_gpu_batch"
+    has_columns(lines[0][1], f"rows {path}", *needed)
+    ids = set() if ids is None else ids
     found, left_out = [], []
-    for place, line in enumerate(read_csv(path, "rows")):
+    for place, (number_in_file, line) in enumerate(lines):
         label = line.get("id") or f"{path.stem}-{place + 1}"
         try:
+            require(line.get("id") not in ids, "id", repr(label), "an earlier line has it",
+                    "change one")  # fmt: skip
             found.append(_measured(label, line.get("set") or path.stem, line, rankers, nodes))
+            ids |= {line["id"]} if line.get("id") else set()
         except ValueError as error:
-            left_out.append(f"{label}: {error}")
+            left_out.append(f"{label} ({path.name}, line {number_in_file}): {error}")
     return found, left_out
 
 
@@ -88,11 +109,17 @@ def family_of(line: dict[str, str]) -> str:
 def precision_of(line: dict[str, str], family: str) -> tuple[Precision, int | None]:
     """Arithmetic, and the bytes of a number that travels where the line says it apart."""
     said = line.get("precision", "").lower().split("(")[0]
-    if not said or "amp" in said or "fp16" in said:
+    _names_one(said, "precision", _PRECISIONS)
+    if not said or any(word in said for word in ("amp", "fp16", "bf16", "mixed")):
         return Precision.FP16, None
     wire = 2 if "compress" in said else None
     tensor_cores = "tf32" in said or family.startswith("tf2")  # TensorFlow's default
     return Precision.TF32 if tensor_cores else Precision.FP32, wire
+
+
+def _names_one(said: str, column: str, words: tuple[str, ...]) -> None:
+    ok = not said or any(word in said for word in words)
+    require(ok, column, repr(said), f"must name one of {', '.join(words)}, or be empty")
 
 
 def node_for(line: dict[str, str], nodes: dict[str, Node]) -> Node:
@@ -134,7 +161,9 @@ def _machine(node: Node, per_node: int) -> Node:
 
 def _model(line: dict[str, str], ranker: Ranker, gpus: int) -> Ranker:
     """The model with the optimiser and the vocabulary that the line itself gives."""
-    ranker = replace(ranker, update=row_update(line.get("optimizer", ""), ranker.update))
+    optimiser = line.get("optimizer", "")
+    _names_one(optimiser.lower(), "optimizer", _OPTIMISERS)
+    ranker = replace(ranker, update=row_update(optimiser, ranker.update))
     vocabulary = re.search(r"vocab=(\d+)", line.get("extra", ""))
     if vocabulary:
         rows = float(vocabulary.group(1)) * (gpus if "per GPU" in line["extra"] else 1)
@@ -148,13 +177,9 @@ def _measured(
 ) -> Measured:  # fmt: skip
     name = line.get("workload", "")
     require(name in rankers, "workload", repr(name), "the workloads file does not describe it")
-    family, node, gpus = family_of(line), node_for(line, nodes), int(number(line, "gpus"))
+    family, node, gpus = family_of(line), node_for(line, nodes), _gpus(line)
     precision, wire = precision_of(line, family)
-    batch = number(line, "global_batch", 0.0) or number(line, "per_gpu_batch", 0.0) * gpus
-    known = [number(line, c) * unit for c, unit in _MEASURED.items() if line.get(c)]
-    step_ms = number(line, "step_ms", 0.0)
-    if not known and step_ms:
-        known = [1e3 * batch / step_ms]
+    batch = _batch(line, gpus)
     job = Job(
         ranker=_model(line, rankers[name], gpus),
         system=System(node=_machine(node, int(number(line, "gpus_per_node", gpus))), gpus=gpus),
@@ -168,5 +193,45 @@ def _measured(
     told = (source, line.get("framework", ""), name, node.name, line.get("precision", ""))
     return Measured(
         label=label, series=" / ".join(filter(None, told)), family=family, job=job,
-        samples_per_s=known[0] if known else None,
+        samples_per_s=_samples_per_s(line, batch),
     )  # fmt: skip
+
+
+def _gpus(line: dict[str, str]) -> int:
+    gpus = number(line, "gpus")
+    ok = gpus >= 1 and gpus.is_integer()
+    require(ok, "gpus", repr(line["gpus"]), "must be a whole number >= 1")
+    nodes, each = positive(line, "nodes"), positive(line, "gpus_per_node")
+    same = nodes is None or each is None or nodes * each == gpus
+    told = f"{line.get('nodes')} nodes of {line.get('gpus_per_node')} GPUs have another number"
+    require(same, "gpus", int(gpus), told, "mend one of the three")
+    return int(gpus)
+
+
+def _batch(line: dict[str, str], gpus: int) -> float:
+    """Samples of a step over all GPUs."""
+    whole, each = positive(line, "global_batch"), positive(line, "per_gpu_batch")
+    if whole is None:
+        require(each is not None, "global_batch", "''", "it or per_gpu_batch must be > 0")
+        return (each or 0.0) * gpus
+    same = each is None or abs(whole - each * gpus) <= 0.01 * whole
+    told = f"per_gpu_batch {line.get('per_gpu_batch')} on {gpus} GPUs is another batch"
+    require(same, "global_batch", line["global_batch"], told, "mend one of them")
+    return whole
+
+
+def _samples_per_s(line: dict[str, str], batch: float) -> float | None:
+    """What was measured: the first column of a rate, else the time of a step."""
+    rates = [(column, positive(line, column), unit) for column, unit in _MEASURED.items()]
+    known = [(column, rate * unit) for column, rate, unit in rates if rate is not None]
+    step_ms = positive(line, "step_ms")
+    if step_ms is None:
+        return known[0][1] if known else None
+    by_step = 1e3 * batch / step_ms
+    if not known:
+        return by_step
+    column, rate = known[0]
+    same = 1 / _SAME <= by_step / rate <= _SAME
+    told = f"{column} gives {rate:,.0f} samples/s, but {batch:,.0f} samples in it {by_step:,.0f}"
+    require(same, "step_ms", line["step_ms"], told, "mend or empty one of them")
+    return rate

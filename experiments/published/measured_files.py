@@ -40,8 +40,9 @@ class MeasuredFiles:
         rankers, nodes = rankers_of(self.workloads, tables), nodes_of(self.systems)
         found: list[Measured] = []
         left_out: list[str] = []
+        ids: set[str] = set()
         for file in rows:
-            known, missing = measured_of(file, rankers, nodes)
+            known, missing = measured_of(file, rankers, nodes, ids)
             found += known
             left_out += missing
         if not found:

@@ -28,6 +28,8 @@ class Score:
     """With its sign."""
 
     def __str__(self) -> str:
+        if not self.points:
+            return f"{0:4} {'-':>7} {'-':>7} {'-':>7} {'-':>7}"
         return (
             f"{self.points:4} {np.expm1(self.median):7.1%} {np.expm1(self.p90):7.1%} "
             f"{self.within_20:7.0%} {self.mean:+7.3f}"

@@ -14,15 +14,18 @@ from experiments.published.gpu_rows import Measured
 from experiments.published.measured_files import MeasuredFiles
 from experiments.published.scores import (
     HEADER,
+    Score,
     classes,
     naive_rates,
     scaling_ratios,
     score,
 )
-from experiments.tables import write_csv
+from experiments.tables import aligned, write_csv
 from persia_sim.presets.software import BAND_LN
 from persia_sim.sharded.pipeline import step_s
 from persia_sim.sharded.stages import Stages, fits, stages
+
+_SHOWN = 20  # predictions on the screen where nothing is measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,27 +114,29 @@ def report(rows: Sequence[Measured], records: Sequence[dict[str, object]]) -> st
     error = [_number(r["ln_error"]) for r in records]
     naive = [_number(r["naive_ln_error"]) for r in records]
     if not np.isfinite(error).any():
-        return "no row has a measurement: nothing to compare with"
+        return f"{predicted(records)}\nno row has a measurement: nothing to compare with"
     groups: dict[str, list[int]] = defaultdict(list)
     merged = classes(rows)
     for places in merged:
         groups[rows[places[0]].series].append(places[0])
-    of_class = {p[0]: float(np.median([error[k] for k in p])) for p in merged}
-    naive_of = {p[0]: float(np.median([naive[k] for k in p])) for p in merged}
+    of_class = {p[0]: _median([error[k] for k in p]) for p in merged}
+    naive_of = {p[0]: _median([naive[k] for k in p]) for p in merged}
     width = max(len(name) for name in groups)
     lines = [f"{'series':{width}} {HEADER}   nearest series: median, p90"]
     for name, places in groups.items():
         theirs = score(naive_of[p] for p in places)
         lines.append(
             f"{name:{width}} {score(of_class[p] for p in places)}   "
-            f"{np.expm1(theirs.median):7.1%} {np.expm1(theirs.p90):7.1%}"
+            f"{_shown(theirs)}"
         )
     base = score(naive_of.values())
     lines.append(
         f"{'all (one point a class)':{width}} {score(of_class.values())}   "
-        f"{np.expm1(base.median):7.1%} {np.expm1(base.p90):7.1%}"
+        f"{_shown(base)}"
     )
-    each = [float(np.median([abs(of_class[p]) for p in places])) for places in groups.values()]
+    if not base.points:
+        lines.append("nearest series: no measured row is of another series; name some with --known")
+    each = [_median([abs(of_class[p]) for p in places]) for places in groups.values()]
     lines.append(f"{'all (one point a series)':{width}} {score(each)}")
     inside = [abs(e) <= BAND_LN for e in of_class.values() if np.isfinite(e)]
     lines.append(f"90 % band (factor {exp(BAND_LN):.2f}) holds {np.mean(inside):.0%} of the points")
@@ -144,6 +149,38 @@ def report(rows: Sequence[Measured], records: Sequence[dict[str, object]]) -> st
             f"{close:.0%} within 15 %"
         )
     return "\n".join(lines)
+
+
+def predicted(records: Sequence[dict[str, object]]) -> str:
+    """The first predictions as a table."""
+    names = ("id", "workload", "framework", "system", "gpus", "global_batch",
+             "predicted_samples_per_s", "low_90", "high_90", "predicted_step_ms", "largest_part",
+             "rows_fit")  # fmt: skip
+    header = ["id", "workload", "framework", "system", "GPUs", "batch", "samples/s", "from", "to",
+              "step ms", "largest", "fits"]  # fmt: skip
+    cells = [[_cell(record[name]) for name in names] for record in records[:_SHOWN]]
+    more = len(records) - _SHOWN
+    return aligned(header, cells) + (f"\n... and {more} more in the CSV" if more > 0 else "")
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value >= 1000 else f"{value:.3f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _median(values: Sequence[float]) -> float:
+    """Of those that are there."""
+    known = [value for value in values if np.isfinite(value)]
+    return float(np.median(known)) if known else nan
+
+
+def _shown(of_nearest: Score) -> str:
+    if not of_nearest.points:
+        return f"{'-':>7} {'-':>7}"
+    return f"{np.expm1(of_nearest.median):7.1%} {np.expm1(of_nearest.p90):7.1%}"
 
 
 def _number(cell: object) -> float:

@@ -74,8 +74,102 @@ def test_the_command_predicts_every_row_that_it_understands(tmp_path, capsys):
         assert line["ln_error"] == "" and line["rows_fit"] == "True"
     said = capsys.readouterr().out
     assert "no row has a measurement" in said
-    assert "left out: c-1: workload is 'unheard'" in said
-    assert "left out: d-1: framework is 'unheard'" in said
+    assert "left out: c-1 (rows.csv, line 5): workload is 'unheard'" in said
+    assert "left out: d-1 (rows.csv, line 6): framework is 'unheard'" in said
+
+
+def predicted_of(tmp_path: Path, *changes: dict[str, str]) -> Path:
+    """Rows like the first of the examples, each with other cells, in a file."""
+    with (EXAMPLES / "rows.csv").open() as file:
+        first = next(csv.DictReader(file))
+    path = tmp_path / "some rows.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(first))
+        writer.writeheader()
+        writer.writerows(first | change for change in changes)
+    return path
+
+
+def predict(path: Path, tmp_path: Path) -> int:
+    words = list(ARGUMENTS)
+    words[words.index("--rows") + 1] = str(path)
+    return main([*words, "--out", str(tmp_path)])
+
+
+BAD = [
+    ({"step_ms": "-5"}, "step_ms is '-5': must be > 0"),
+    ({"step_ms": "nan"}, "step_ms is 'nan': must be a number"),
+    ({"samples_per_s": "nan"}, "samples_per_s is 'nan': must be a number"),
+    ({"samples_per_s": "0"}, "samples_per_s is '0': must be > 0"),
+    ({"samples_per_s": "1e999"}, "samples_per_s is '1e999': must be > 0 and finite"),
+    ({"global_batch": "0"}, "global_batch is '0': must be > 0"),
+    ({"global_batch": "4096"}, "per_gpu_batch 1024 on 8 GPUs is another batch"),
+    ({"global_batch": "", "per_gpu_batch": ""}, "it or per_gpu_batch must be > 0"),
+    ({"nodes": "2"}, "gpus is 8: 2 nodes of 8 GPUs have another number; mend one of the three"),
+    ({"gpus": "0"}, "gpus is '0': must be a whole number >= 1"),
+    ({"precision": "INT4"}, "precision is 'int4': must name one of fp32, tf32, fp16"),
+    ({"optimizer": "Rprop"}, "optimizer is 'rprop': must name one of adam, adagrad, sgd"),
+    ({"step_ms": "9.0", "samples_per_s": "999"},
+     "step_ms is 9.0: samples_per_s gives 999 samples/s, but 8,192 samples in it 910,222"),
+    ({"id": "a-1"}, "id is 'a-1': an earlier line has it; change one"),
+]  # fmt: skip
+
+
+def test_lines_that_cannot_be_meant_are_left_out_with_a_sentence_each(tmp_path, capsys):
+    named = [({"id": f"bad-{k}"} | change, said) for k, (change, said) in enumerate(BAD)]
+    path = predicted_of(tmp_path, {}, *(change for change, _ in named))
+    assert predict(path, tmp_path) == 0
+    out = capsys.readouterr().out
+    told = [line for line in out.splitlines() if line.startswith("left out: ")]
+    assert len(told) == len(BAD) and "1 predictions in" in out
+    for number, (line, (change, said)) in enumerate(zip(told, named, strict=True), 3):
+        assert line.startswith(f"left out: {change['id']} (some rows.csv, line {number}): ")
+        assert said in line
+
+
+def test_measured_columns_may_differ_as_a_mean_and_a_median_do(tmp_path):
+    path = predicted_of(tmp_path, {"step_ms": "8.192", "samples_per_s": "900000"})
+    models = rankers_of(EXAMPLES / "workloads.csv"), nodes_of(EXAMPLES / "systems.csv")
+    (row,), left_out = measured_of(path, *models)
+    assert row.samples_per_s == 900_000 and left_out == []
+
+
+def test_nothing_measured_shows_the_predictions(tmp_path, capsys):
+    many = [{"id": f"x-{k}", "global_batch": "", "per_gpu_batch": str(k)} for k in range(64, 89)]
+    assert predict(predicted_of(tmp_path, *many), tmp_path) == 0
+    out = capsys.readouterr().out
+    assert "x-64" in out and "x-83" in out and "x-84" not in out
+    assert "... and 5 more in the CSV" in out
+
+
+def test_a_job_measured_once_and_listed_twice_is_one_point_without_nan(tmp_path, capsys):
+    twice = {"id": "a"}, {"id": "b", "step_ms": "9"}
+    assert predict(predicted_of(tmp_path, *twice), tmp_path) == 0
+    said = capsys.readouterr()
+    assert "nan" not in said.out and "Warning" not in said.err
+    (line,) = [x for x in said.out.splitlines() if x.startswith("all (one point a class)")]
+    assert line.split()[5] == "1"
+    assert "no measured row is of another series; name some with --known" in said.out
+
+
+@pytest.mark.parametrize(
+    ("option", "old", "new", "said"),
+    [
+        ("rows", "framework", "software", "it has no column framework"),
+        ("rows", "gpus,", "cards,", "it has no column gpus"),
+        ("workloads", "8000000", "0", "line 2: total_rows is 0: 8 tables have >= 1 row each"),
+        ("workloads", ",8,512,512", ",-8,512,512", "line 2: lookups_per_sample is '-8'"),
+        ("systems", "300,1500", "300,0", "hbm_bytes_per_s of X100-SXM-40GB is 0.0"),
+    ],
+)
+def test_a_bad_file_is_named_with_line_and_column(option, old, new, said, tmp_path, capsys):
+    path = tmp_path / f"{option}.csv"
+    path.write_text((EXAMPLES / f"{option}.csv").read_text().replace(old, new))
+    words = list(ARGUMENTS)
+    words[words.index(f"--{option}") + 1] = str(path)
+    assert main([*words, "--out", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert said in told and str(path) in told
 
 
 @pytest.mark.parametrize("missing", ["rows", "workloads", "systems"])
@@ -89,11 +183,12 @@ def test_a_file_that_is_missing_is_a_sentence(missing, tmp_path, capsys):
 
 
 def test_a_file_without_a_line_that_can_be_predicted_is_a_sentence(tmp_path, capsys):
-    (tmp_path / "rows.csv").write_text("workload,framework\nunheard,TorchRec\n")
+    header = "workload,framework,system,gpus,global_batch"
+    (tmp_path / "rows.csv").write_text(f"{header}\nunheard,TorchRec,box,8,8192\n")
     words = list(ARGUMENTS)
     words[words.index("--rows") + 1] = str(tmp_path / "rows.csv")
     assert main([*words, "--out", str(tmp_path)]) == 2
-    assert "rows give nothing to predict: rows-1: workload" in capsys.readouterr().err
+    assert "nothing to predict: rows-1 (rows.csv, line 2): workload" in capsys.readouterr().err
 
 
 def test_the_nearest_series_is_never_the_rows_own(rows):
