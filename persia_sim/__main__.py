@@ -6,6 +6,7 @@ persia_sim init [FOLDER]` writes commented examples of the files that describe c
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -25,8 +26,14 @@ def main() -> int:
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has gone, as `| head` does
         os._exit(0)  # and nothing is left to be flushed
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "free some space and run again" if full else "name another place"
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}{error.strerror or error}; {remedy}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted: nothing was written", file=sys.stderr)

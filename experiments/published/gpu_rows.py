@@ -70,7 +70,8 @@ def measured_of(
 ) -> tuple[list[Measured], list[str]]:
     """Every line as a job; and why lines were left out that cannot be one.
 
-    ``ids``: those of lines before, of other files; those of this one are added. Raises ValueError where the file lacks a column that every line needs.
+    ``ids``: those of lines before, of other files; those of this one are added. Raises ValueError
+    where the file lacks a column that every line needs.
     """
     lines = numbered_csv(path, "rows")
     needed = "workload", "framework", "gpus", "system|accelerator", "global_batch|per_gpu_batch"

@@ -125,15 +125,9 @@ def report(rows: Sequence[Measured], records: Sequence[dict[str, object]]) -> st
     lines = [f"{'series':{width}} {HEADER}   nearest series: median, p90"]
     for name, places in groups.items():
         theirs = score(naive_of[p] for p in places)
-        lines.append(
-            f"{name:{width}} {score(of_class[p] for p in places)}   "
-            f"{_shown(theirs)}"
-        )
+        lines.append(f"{name:{width}} {score(of_class[p] for p in places)}   {_shown(theirs)}")
     base = score(naive_of.values())
-    lines.append(
-        f"{'all (one point a class)':{width}} {score(of_class.values())}   "
-        f"{_shown(base)}"
-    )
+    lines.append(f"{'all (one point a class)':{width}} {score(of_class.values())}   {_shown(base)}")
     if not base.points:
         lines.append("nearest series: no measured row is of another series; name some with --known")
     each = [_median([abs(of_class[p]) for p in places]) for places in groups.values()]

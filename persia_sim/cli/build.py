@@ -31,7 +31,8 @@ def pick(name: str, known: Mapping[str, Chosen], what: str) -> Chosen:
     return known[name]
 
 
-_PLACE = r"(rank|worker|server):(\d+)"
+_PLACE = rf"({'|'.join(Target)}):(\d+)"
+_KINDS = f"KIND is {', '.join(Target)}"
 _SECONDS = r"(\d+(?:\.\d*)?(?:e-?\d+)?)"
 
 
@@ -42,7 +43,7 @@ def disturbances_of(options: Options) -> tuple[SlowDown | Crash, ...]:
         match = re.fullmatch(f"{_PLACE}x{_SECONDS}(?:@{_SECONDS}-{_SECONDS})?", text)
         if not match:
             raise ValueError(
-                f"--slow is {text!r}: write KIND:INDEXxFACTOR@FROM-TO, as rank:0x3@1-4"
+                f"--slow is {text!r}: {_KINDS}; write KIND:INDEXxFACTOR@FROM-TO, as rank:0x3@1-4"
             )
         kind, index, factor, start, end = match.groups()
         when = {} if start is None else {"start_s": float(start), "end_s": float(end)}
@@ -51,19 +52,24 @@ def disturbances_of(options: Options) -> tuple[SlowDown | Crash, ...]:
     names = ("detect_s", "restart_s", "load_s")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     if given and not options.crash:
-        raise ValueError(f"--{next(iter(given)).replace('_', '-')} is set but --crash is not")
+        name = f"--{next(iter(given)).replace('_', '-')}"
+        raise ValueError(f"{name} is set but --crash is not: add --crash KIND:INDEX@SECONDS, as "
+                         f"server:0@2.5, or drop {name}")  # fmt: skip
     times = {"detect_s": 1.0, "restart_s": 5.0, "load_s": 2.0} | given
     for text in options.crash:
         match = re.fullmatch(f"{_PLACE}@{_SECONDS}", text)
         if not match:
-            raise ValueError(f"--crash is {text!r}: write KIND:INDEX@SECONDS, as server:0@2.5")
+            raise ValueError(
+                f"--crash is {text!r}: {_KINDS}; write KIND:INDEX@SECONDS, as server:0@2.5"
+            )
         kind, index, at = match.groups()
         full = options.full_recovery and kind == "server"
         found.append(
             Crash(target=Target(kind), index=int(index), at_s=float(at), full=full, **times)
         )
     if options.full_recovery and not any(isinstance(e, Crash) and e.full for e in found):
-        raise ValueError("--full-recovery is set but --crash names no server")
+        raise ValueError("--full-recovery is set but --crash names no server: add --crash "
+                         "server:INDEX@SECONDS, or drop --full-recovery")  # fmt: skip
     return tuple(found)
 
 
@@ -71,7 +77,10 @@ def checkpoints_of(options: Options) -> Checkpoints | None:
     """Read --checkpoint-every-s and --checkpoint-s."""
     if options.checkpoint_every_s is None:
         if options.checkpoint_s is not None:
-            raise ValueError("--checkpoint-s is set but --checkpoint-every-s is not")
+            raise ValueError(
+                "--checkpoint-s is set but --checkpoint-every-s is not: add it, or drop "
+                "--checkpoint-s"
+            )
         return None
     write_s = 1.0 if options.checkpoint_s is None else options.checkpoint_s
     return Checkpoints(interval_s=options.checkpoint_every_s, write_s=write_s)
@@ -133,6 +142,11 @@ def scenario_of(options: Options) -> Scenario:
     else:
         workload = pick(options.workload, presets.workloads(), "--workload")
     cluster = cluster.resized(options.ranks, options.workers, options.servers, options.loaders)
+    counts = {"ranks": cluster.ranks, "workers": cluster.embedding_workers.all_hosts,
+              "servers": cluster.servers.all_hosts, "loaders": cluster.loaders}  # fmt: skip
+    for name, value in counts.items():
+        ok = value <= MOST[name]
+        require(ok, f"{name} of {cluster.name}", f"{value:,}", f"must be <= {MOST[name]:,}")
     if options.batch_per_rank is not None:
         workload = replace(workload, batch_per_rank=options.batch_per_rank)
     if options.profile is not None:

@@ -19,10 +19,12 @@ from persia_sim.sharded.software import Pipeline, Software
 from persia_sim.sharded.stages import Job, fits, stages
 from persia_sim.sharded.system import Node, Precision, System
 from persia_sim.sharded.tables import Ranker
+from persia_sim.words.amounts import binary
 from persia_sim.words.fields import nearest
 from persia_sim.words.rules import require
 
 MOST_GPUS = 16_384
+MOST_BATCH_PER_GPU = 10_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,18 +47,19 @@ class ShardedOptions:
     """base, sparse_dist, prefetch or semi_sync."""
     strategy: Annotated[Strategy | None, unset("the software's")] = None
     """How tables are split."""
+    anyway: bool = False
+    """Answer as if the rows had room where they have none; the answer says so."""
     timeline: bool = False
     """Also print when each stage of two batches starts and ends."""
-
-    def __post_init__(self) -> None:
-        ok = 1 <= self.gpus <= MOST_GPUS
-        require(ok, "gpus", self.gpus, f"must lie in [1, {MOST_GPUS:,}]")
-        ok = 1 <= self.batch_per_gpu <= 10_000_000
-        require(ok, "batch_per_gpu", self.batch_per_gpu, "must lie in [1, 10,000,000]")
 
 
 def job_of(options: ShardedOptions) -> Job:
     """Apply the options to presets and files. Raises ValueError naming what is unknown."""
+    for name, value, most in (
+        ("--gpus", options.gpus, MOST_GPUS),
+        ("--batch-per-gpu", options.batch_per_gpu, MOST_BATCH_PER_GPU),
+    ):
+        require(1 <= value <= most, name, value, f"must lie in [1, {most:,}]")
     software = _software(options.software)
     if options.pipeline is not None:
         software = replace(software, pipeline=options.pipeline)
@@ -96,9 +99,45 @@ def _software(name: str) -> Software:
     return SOFTWARE[name]
 
 
+def _refuse_too_large(job: Job) -> None:
+    """Raise ValueError with the number of GPUs that the rows would need."""
+    if fits(job):
+        return
+    node, gpus = job.system.node, job.system.gpus
+    room = node.accelerator.hbm_bytes
+    enough = fitting_gpus(job)
+    remedy = f"use --gpus {enough}" if enough else f"no number up to {MOST_GPUS:,} has room: use "
+    remedy += "" if enough else "another --system or a smaller --model"
+    require(False, "--gpus", gpus, f"the rows do not fit into {gpus} x {binary(room)} of "
+            f"{node.name}", f"{remedy}, or --anyway to answer as if they did")  # fmt: skip
+
+
+def fitting_gpus(job: Job) -> int | None:
+    """The fewest whole machines whose GPUs have room for the rows, as their GPUs; None: too few."""
+
+    def room(machines: int) -> bool:
+        gpus = machines * job.system.node.gpus
+        system = System(node=job.system.node, gpus=gpus)
+        return fits(replace(job, system=system, batch=max(job.batch, gpus)))
+
+    alone = job.system.node.inter_bytes_per_s is None
+    most = 1 if alone else MOST_GPUS // job.system.node.gpus
+    low, high = 0, 1  # low has no room
+    while high < most and not room(high):
+        low, high = high, min(2 * high, most)
+    if not room(high):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if room(middle) else (middle, high)
+    return high * job.system.node.gpus
+
+
 def run_sharded(options: ShardedOptions) -> str:
     """Simulate, and say it on one screen."""
     job = job_of(options)
+    if not options.anyway:
+        _refuse_too_large(job)
     parts, plan, system = stages(job), job.plan, job.system
     step = step_s(job)
     rate, device = job.batch / step, device_step_s(parts, job.software)

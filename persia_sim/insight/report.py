@@ -18,6 +18,7 @@ from persia_sim.model.row_cache import RowCache
 from persia_sim.model.stamps import Mark
 from persia_sim.model.workload import Workload
 from persia_sim.oracle.closed_form import Answer, answer
+from persia_sim.words.amounts import binary, lasting
 from persia_sim.words.rules import counted
 from persia_sim.words.staleness import staleness_in_pushes, staleness_in_steps
 from persia_sim.words.trace import Trace
@@ -226,6 +227,21 @@ def _row_cache(run: Run, cache: RowCache) -> str:
     )
 
 
+def _memory(cap: Capacity, work: Workload, samples_per_s: float) -> str:
+    """What the servers hold, on one line."""
+    need, limit = binary(cap.bytes_per_server), binary(cap.limit_bytes_per_server)
+    if cap.fits:
+        said = f"{need} of {limit} a server"
+    else:
+        said = f"{limit} a server, where all rows would need {need}"
+    full_s = fill_s(work, samples_per_s, 0.9 * cap.resident_rows)
+    return (
+        f"memory       {said}, {cap.row_bytes:.0f} B a row; resident {cap.filled_rows:.3g}, "
+        f"evicted {cap.evicted_rows:.3g}, misses {cap.miss_rate:.2%}; 90 % full after "
+        f"{lasting(full_s)}"
+    )
+
+
 def text(result: Report) -> str:
     """The report for a terminal."""
     run, scenario = result.run, result.run.scenario
@@ -276,14 +292,7 @@ def text(result: Report) -> str:
     if scenario.disturbances or scenario.checkpoints:
         lines.append(_faults(run))
     if result.capacity is not None:
-        cap = result.capacity
-        hours = fill_s(work, rate.mean, 0.9 * cap.resident_rows) / 3600
-        lines.append(
-            f"memory       {cap.bytes_per_server / 2**30:,.0f} of "
-            f"{cap.limit_bytes_per_server / 2**30:,.0f} GiB a server, {cap.row_bytes:.0f} B a row; "
-            f"resident {cap.filled_rows:.3g}, evicted {cap.evicted_rows:.3g}, misses "
-            f"{cap.miss_rate:.2%}; 90 % full after {hours:,.1f} h"
-        )
+        lines.append(_memory(result.capacity, work, rate.mean))
     if result.usd_per_hour:
         lines.append(
             f"cost         ${result.usd_per_hour:,.0f} an hour, "

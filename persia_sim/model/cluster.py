@@ -17,6 +17,19 @@ from persia_sim.words.rules import require
 
 T = TypeVar("T")
 
+MOST_PROCESSES = 100_000
+"""Of a role, and hosts of it: more need arrays that no host has the memory for."""
+MOST_LATENCY_S = 3600.0
+MOST_USD = 1e9
+
+
+def _check_rates(record: Host | Gpu | Link, what: str, *fields: str) -> None:
+    """Below one of its unit a rate is a slip, and times come out that no float tells apart; inf is
+    a limit that is not there."""
+    for field in fields:
+        value = getattr(record, field)
+        require(value >= 1, f"{field}{what}", value, "must be >= 1 (inf: without limit)")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Host:
@@ -41,10 +54,12 @@ class Host:
 
     def __post_init__(self) -> None:
         require(self.cores >= 1, f"cores of host {self.name}", self.cores, "must be >= 1")
-        for field in ("ram_bytes", "nic_bytes_per_s", "core_speed", "memory_bytes_per_s"):
-            value = getattr(self, field)
-            require(value > 0, f"{field} of host {self.name}", value, "must be > 0")
-        require(self.usd_per_hour >= 0, "usd_per_hour", self.usd_per_hour, "must be >= 0")
+        of = f" of host {self.name}"
+        _check_rates(self, of, "ram_bytes", "nic_bytes_per_s", "memory_bytes_per_s")
+        ok = 1e-4 <= self.core_speed <= 1e4
+        require(ok, f"core_speed{of}", self.core_speed, "must lie in [1e-4, 1e4]")
+        ok = 0 <= self.usd_per_hour <= MOST_USD
+        require(ok, f"usd_per_hour{of}", self.usd_per_hour, f"must lie in [0, {MOST_USD:g}]")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,9 +78,7 @@ class Gpu:
     """Where these constants come from."""
 
     def __post_init__(self) -> None:
-        for field in ("peak_flops", "pcie_bytes_per_s"):
-            value = getattr(self, field)
-            require(value > 0, f"{field} of GPU {self.name}", value, "must be > 0")
+        _check_rates(self, f" of GPU {self.name}", "peak_flops", "pcie_bytes_per_s")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +108,14 @@ class Role:
     def __post_init__(self) -> None:
         name = self.host.name
         for field in ("hosts", "processes_per_host", "cores_per_process"):
-            require(getattr(self, field) >= 1, f"{field} on {name}", getattr(self, field), ">= 1")
+            require(getattr(self, field) >= 1, f"{field} (of type {name})", getattr(self, field),
+                    "must be >= 1")  # fmt: skip
+        for field, count in (
+            ("hosts", self.hosts),
+            ("hosts x processes_per_host", self.hosts * self.processes_per_host),
+        ):
+            ok = count <= MOST_PROCESSES
+            require(ok, f"{field} (of type {name})", f"{count:,}", f"must be <= {MOST_PROCESSES:,}")
         asked = self.processes_per_host * self.cores_per_process
         require(
             asked <= self.host.cores,
@@ -195,10 +215,11 @@ class Link:
     """Where these constants come from."""
 
     def __post_init__(self) -> None:
-        require(self.latency_s >= 0, "latency_s", self.latency_s, "must be >= 0")
+        ok = 0 <= self.latency_s <= MOST_LATENCY_S
+        require(ok, "latency_s of the link", self.latency_s, f"must lie in [0, {MOST_LATENCY_S:g}]")
         ok = 0 < self.header_efficiency <= 1
         require(ok, "header_efficiency", self.header_efficiency, "must lie in (0, 1]")
-        require(self.stream_bytes_per_s > 0, "stream_bytes_per_s", self.stream_bytes_per_s, "> 0")
+        _check_rates(self, " of the link", "stream_bytes_per_s")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -236,7 +257,8 @@ class Cluster:
             rule = f"only a further kind of GPU host has one, not a {role.host.name} of this role"
             require(role.gpu is None, "gpu", got, rule, "give it as the cluster's gpu, or drop it")
         require(self.ranks >= 1, "ranks", self.ranks, "must be >= 1")
-        require(self.loaders >= 1, "loaders", self.loaders, "must be >= 1")
+        ok = 1 <= self.loaders <= MOST_PROCESSES
+        require(ok, "loaders", self.loaders, f"must lie in [1, {MOST_PROCESSES:,}]")
         last = self.nn.kinds[-1].processes_per_host
         gpus = " and ".join(
             f"{k.hosts} hosts of {k.processes_per_host} GPUs" for k in self.nn.kinds

@@ -12,6 +12,7 @@ from math import log
 import numpy as np
 
 from persia_sim.model.allreduce import DenseSync
+from persia_sim.model.incidents import MOST_S
 from persia_sim.words.rules import require
 
 
@@ -36,7 +37,8 @@ class Law:
 
     def __post_init__(self) -> None:
         for field in ("fixed_s", "per_item_s", "per_byte_s", "spread"):
-            require(getattr(self, field) >= 0, field, getattr(self, field), "must be >= 0")
+            value = getattr(self, field)
+            require(0 <= value <= MOST_S, field, value, f"must lie in [0, {MOST_S:g}]")
 
     def __call__(self, items: float, size_bytes: float = 0.0) -> float:
         """Seconds for so many items and bytes."""
@@ -97,7 +99,8 @@ class Costs:
             require(value == 0, f"worker_rpc.{part}", value, "a call has a fixed part only", remedy)
         half = self.gpu_half_batch
         require(half >= 0, "gpu_half_batch", half, "must be >= 0")
-        require(self.gpu_fixed_s >= 0, "gpu_fixed_s", self.gpu_fixed_s, "must be >= 0")
+        ok = 0 <= self.gpu_fixed_s <= MOST_S
+        require(ok, "gpu_fixed_s", self.gpu_fixed_s, f"must lie in [0, {MOST_S:g}]")
         sizes = [size for size, _ in self.gpu_efficiency]
         require(
             bool(sizes) and sizes == sorted(set(sizes)),
@@ -108,7 +111,7 @@ class Costs:
         ok = all(0 < share <= 1 for _, share in self.gpu_efficiency)
         require(ok, "gpu_efficiency", self.gpu_efficiency, "shares must lie in (0, 1]")
         rate = self.dense_server_bytes_per_s
-        require(rate > 0, "dense_server_bytes_per_s", rate, "must be > 0")
+        require(rate >= 1, "dense_server_bytes_per_s", rate, "must be >= 1 (inf: without limit)")
 
     def extrapolates_gpu(self, batch_per_rank: int) -> bool:
         """Whether a batch lies outside the points at which the GPU's efficiency is known."""

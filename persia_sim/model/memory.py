@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, inf
 
-from persia_sim.model.cluster import Cluster
+from persia_sim.model.cluster import MOST_PROCESSES, Cluster
 from persia_sim.model.lru import batch_miss_rate, draws_until, lru_after
 from persia_sim.model.popularity import expected_distinct
 from persia_sim.model.workload import Workload
+from persia_sim.words.amounts import binary
 from persia_sim.words.rules import require
 
 
@@ -100,14 +101,16 @@ class Capacity:
     def refuse(self, cluster: Cluster) -> None:
         """Raise ValueError when the nominal rows do not fit."""
         if not self.fits:
-            limit, need = self.limit_bytes_per_server / 2**30, self.bytes_per_server / 2**30
             each = self.limit_bytes_per_server // self.row_bytes  # whole rows
-            enough = f"at least {ceil(self.nominal_rows / each)} servers, " if each else ""
+            servers = ceil(self.nominal_rows / each) if each else 0
+            enough = f"use at least {servers:,} servers, " if servers else "use "
+            if servers > MOST_PROCESSES:
+                enough = f"more than {MOST_PROCESSES:,} servers would be needed: use fewer rows, "
             raise ValueError(
-                f"memory per server is {limit:,.0f} GiB on {cluster.name}, but "
-                f"{self.nominal_rows:.3g} rows of {self.row_bytes:.0f} bytes need {need:,.0f} GiB: "
-                f"use {enough}a leaner row format, or --evict to keep only the most recently used "
-                "rows"
+                f"memory per server is {binary(self.limit_bytes_per_server)} on {cluster.name}, "
+                f"but {self.nominal_rows:.3g} rows of {self.row_bytes:.0f} bytes need "
+                f"{binary(self.bytes_per_server)}: {enough}a leaner row format, or --evict to keep "
+                "only the most recently used rows"
             )
 
 

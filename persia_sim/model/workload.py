@@ -62,11 +62,13 @@ class Workload:
     """Where these constants come from, and which are assumed."""
 
     def __post_init__(self) -> None:
-        require(self.fields >= 1, "fields", self.fields, "must be >= 1")
-        require(self.ids_per_field > 0, "ids_per_field", self.ids_per_field, "must be > 0")
-        require(self.dim >= 1, "dim", self.dim, "must be >= 1")
-        require(self.rows >= self.fields, "rows", self.rows, "each field needs at least one")
-        require(self.zipf >= 0, "zipf", self.zipf, "must be >= 0")
+        for field, least, most in (
+            ("fields", 1, 100_000), ("ids_per_field", 1e-9, 1e6), ("dim", 1, 1_000_000),
+            ("rows", self.fields, 1e18), ("zipf", 0, 20),
+        ):  # fmt: skip
+            value = getattr(self, field)
+            told = f"[{least:g}, {most:g}]" + (" (a row a field)" if field == "rows" else "")
+            require(least <= value <= most, field, value, f"must lie in {told}")
         require(self.dense_features >= 0, "dense_features", self.dense_features, "must be >= 0")
         require(len(self.mlp) >= 1, "mlp", self.mlp, "needs an output layer")
         ok = 1 <= self.batch_per_rank <= 65535

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -46,6 +47,17 @@ def refused(
         ("--seed 9223372036854775808", "seed is 9223372036854775808: must lie in [0, 2**63)"),
         ("--steps 1", "steps is 1: a time between steps needs >= 2"),
         ("--dense-on-nics --discipline unshared", "dense_on_nics is True: unshared NICs slow"),
+        ("--slow gpu:0x3", "--slow is 'gpu:0x3': KIND is rank, worker, server; write KIND:INDEX"),
+        ("--crash gpu:0@3", "--crash is 'gpu:0@3': KIND is rank, worker, server; write"),
+        (
+            "--detect-s 3",
+            "--crash is not: add --crash KIND:INDEX@SECONDS, as server:0@2.5, or drop",
+        ),
+        ("--full-recovery", "names no server: add --crash server:INDEX@SECONDS, or drop"),
+        ("--checkpoint-s 3", "--checkpoint-every-s is not: add it, or drop --checkpoint-s"),
+        ("sharded --gpus 0", "error: --gpus is 0: must lie in [1, 16,384]"),
+        ("sharded --batch-per-gpu 0", "error: --batch-per-gpu is 0: must lie in [1, 10,000,000]"),
+        ("init /proc/xx", "error: /proc/xx: No such file or directory; name another place"),
         ("--trace-shards", "--trace-shards is set but --trace is not"),
         ("--timeline /no-such-folder/t.json", "there is no folder /no-such-folder; make it first"),
         ("--trace /", "--trace is /: it is a folder; name a file in it"),
@@ -64,6 +76,60 @@ def test_before_anything_runs(
 
     monkeypatch.setattr(engine, "simulate", None)  # to call it would be a traceback
     assert said in refused(monkeypatch, capsys, *words.split())
+
+
+FAR = [
+    (
+        "[servers]\nhosts = 1000000000000",
+        "hosts (of type m2-ultramem-416) is 1,000,000,000,000",
+    ),
+    ("[nn]\nhosts = 0", "hosts (of type a2-highgpu-8g) is 0: must be >= 1"),
+    ("[servers]\nhosts = 20000", "servers of mine is 20,000: must be <= 10,000"),
+    ("loaders = 1000000000000", "loaders is 1000000000000: must lie in [1, 100,000]"),
+    ("[link]\nlatency_s = inf", "latency_s of the link is inf: must lie in [0, 3600]"),
+    (
+        "[servers.host]\nnic_bytes_per_s = 1e-300",
+        "nic_bytes_per_s of host m2-ultramem-416 is 1e-300",
+    ),
+    (
+        "[nn.host]\ncore_speed = inf",
+        "core_speed of host a2-highgpu-8g is inf: must lie in [1e-4, 1e4]",
+    ),
+    ("[nn.host]\nusd_per_hour = inf", "usd_per_hour of host a2-highgpu-8g is inf: must lie in"),
+    ("[costs.load]\nfixed_s = inf", "fixed_s is inf: must lie in [0, 1e+07]"),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), FAR)
+def test_a_cluster_that_cannot_be_is_a_sentence_and_no_traceback(
+    text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    path = tmp_path / "mine.toml"
+    path.write_text(f'base = "gcp-100t"\n{text}\n')
+    assert said in refused(monkeypatch, capsys, "--cluster", str(path))
+
+
+@pytest.mark.parametrize("text", ["ids_per_field = inf", "rows = inf", "zipf = inf", "dim = 0"])
+def test_a_workload_that_cannot_be_is_a_sentence(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(f'base = "taobao-ad"\n{text}\n')
+    said = refused(monkeypatch, capsys, "--workload", str(path))
+    assert f"{text.replace(' =', ' is')}: must lie in [" in said
+
+
+def test_a_full_disk_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(options: Options) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device", "/tmp/order.npz")
+
+    monkeypatch.setattr(command, "run", full)
+    assert refused(monkeypatch, capsys) == (
+        "error: /tmp/order.npz: No space left on device; free some space and run again\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_every_line_of_a_sync_run(tmp_path: Path) -> None:
     assert line(said, "in flight") == "at most 2 batches"
     # 29 M / 16 rows of 16 numbers of 2 bytes and 90 more, on ten servers of 440 GB
     assert line(said, "memory").startswith(
-        "0 of 410 GiB a server, 122 B a row; resident 1.81e+06, evicted 0, misses 0.00%; 90 % full"
+        "21.1 MiB of 410 GiB a server, 122 B a row; resident 1.81e+06, evicted 0, misses 0.00%; "
     )
     compute = (stamps[Mark.BACKWARD_END] - stamps[Mark.START]).sum() / 2
     assert f"GPU {compute / 20 / step:.1%}" in line(said, "in use")

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from persia_sim.cli.sharded import ShardedOptions, fitting_gpus, job_of, run_sharded
 from persia_sim.model.lru import lru_miss_rate
+from persia_sim.presets.accelerators import NODES
 from persia_sim.presets.software import FITTED, REACH, SOFTWARE
 from persia_sim.sharded.pipeline import schedule, step_s
 from persia_sim.sharded.plan import Strategy, hot_share, make_plan
@@ -261,3 +263,26 @@ def test_every_fitted_constant_is_where_its_owner_has_it():
         holder = REACH if owner == "reach" else SOFTWARE[owner]
         assert getattr(holder, field) == constant.value
         assert constant.width > 0 and (not constant.is_share or constant.value <= 1)
+
+
+def test_rows_without_room_are_refused_with_the_fewest_machines_that_have_it():
+    small = ShardedOptions(model="criteo-syn1", system="p5.48xlarge", gpus=8)
+    with pytest.raises(ValueError, match=r"--gpus is 8: the rows do not fit into 8 x 74.5 GiB"):
+        run_sharded(small)
+    enough = fitting_gpus(job_of(small))
+    assert enough is not None and f"use --gpus {enough}," in str(error_of(small))
+    assert fits(job_of(replace(small, gpus=enough)))
+    assert not fits(job_of(replace(small, gpus=enough - 8)))
+    assert "THEY DO NOT FIT" in run_sharded(replace(small, anyway=True))
+
+
+def error_of(options: ShardedOptions) -> ValueError:
+    with pytest.raises(ValueError) as caught:
+        run_sharded(options)
+    return caught.value
+
+
+def test_rows_that_no_number_of_machines_holds_are_told_so():
+    lonely = replace(NODES["p5.48xlarge"], inter_bytes_per_s=None)
+    job = job_of(ShardedOptions(model="criteo-syn1", system="p5.48xlarge", gpus=8))
+    assert fitting_gpus(replace(job, system=System(node=lonely, gpus=8))) is None

@@ -34,7 +34,9 @@ def test_memory_of_rows_in_bytes() -> None:
     assert held.limit_bytes_per_server == 1000 and not held.fits
     # The least used rows are the ones that miss.
     assert 0 < held.miss_rate < 16 / 60 * exp(4 / 20)
-    with pytest.raises(ValueError, match=r"60 rows of 90 bytes need 0 GiB: use at least 6 servers"):
+    with pytest.raises(
+        ValueError, match=r"on hand, but 60 rows of 90 bytes need 1.32 KiB: use at least 6 servers"
+    ):
         held.refuse(cluster)
     uniform = capacity(cluster, hand_workload(rows=60.0, zipf=0.0), rows)
     # 8 draws a batch from 20 values: a row is forgotten T draws after its last, e^(-T/20) = 16/60;
@@ -81,7 +83,8 @@ def test_memory_line_in_gib_bytes_rows_and_hours() -> None:
     slow = replace(report(run, held), samples_per_s=replace(report(run).samples_per_s, mean=1e-3))
     hours = draws / 2 / 1e-3 / 3600
     assert line(text(slow), "memory") == (
-        "2,561 of 1,281 GiB a server, 346 B a row; resident 44, evicted 16, misses 1.23%; "
+        "1,281 GiB a server, where all rows would need 2,561 GiB, 346 B a row; "
+        "resident 44, evicted 16, misses 1.23%; "
         f"90 % full after {hours:.1f} h"
     )
 
