@@ -118,10 +118,13 @@ class Connections:
         }
         try:
             channel.send(Message(MessageKind.HELLO, rank, body=pack_json(hello)))
-            message, descriptors = channel.receive(until(_CONNECT_WITHIN_S, shard))
+            while True:
+                message, descriptors = channel.receive(until(_CONNECT_WITHIN_S, shard))
+                close_all(descriptors)
+                if message.kind is not MessageKind.FILLING:
+                    break
         except PeerGoneError:
             raise self.gone(shard) from None
-        close_all(descriptors)
         if message.kind is MessageKind.FAILED:
             raise self.failure(message)
         about = unpack_json(message.body)

@@ -172,7 +172,7 @@ class Links:
 
     def close(self) -> None:
         """Say goodbye and close every connection."""
-        self._all.close()
+        self._listening.close()
 
     def _tell(
         self, channel: Channel, shard: int, message: Message, descriptors: Sequence[int] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import selectors
+import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -39,6 +40,8 @@ class Listening:
     def __init__(self, connections: Connections, call_on: Callable[..., dict[str, Any]]) -> None:
         """``call_on`` asks over a given connection; the threads start at once."""
         self._all, self._call_on = connections, call_on
+        # A selector never hears of a socket that was closed while it waited.
+        self._end, self._ended = socket.socketpair()
         self.on_closed: Callable[[int, int, int], None] = lambda rank, step, shard: None
         self.rejoin: Callable[[Fresh], int] = lambda fresh: 0
         closings = threading.Thread(target=self._hear_closings, daemon=True, name="closings")
@@ -49,6 +52,11 @@ class Listening:
         ]
         for thread in [*hearts, closings]:
             thread.start()
+
+    def close(self) -> None:
+        """Close the connections; every thread here ends soon."""
+        self._all.close()
+        self._end.close()
 
     def _beat(self, shard: int) -> None:
         """Signs of life to one server, and from it."""
@@ -78,11 +86,14 @@ class Listening:
             connections.closing.wait(BEATS_EVERY_S)
 
     def _hear_closings(self) -> None:
-        with selectors.DefaultSelector() as selector:
+        with self._ended, selectors.DefaultSelector() as selector:
+            selector.register(self._ended, selectors.EVENT_READ)
             for shard in range(self._all.servers):
                 self._listen_to(shard, selector)
-            while selector.get_map():
+            while True:
                 for key, _ in selector.select():
+                    if self._all.closing.is_set():
+                        return
                     shard, rank, channel = key.data
                     if self._all.at(shard).of_rank["pushes", rank] is not channel:
                         continue  # of a life before
@@ -135,6 +146,7 @@ class Listening:
         control = connections.connect(shard, "control")
         call = partial(self._call_on, control, shard)
         if revival.saved is not None:
+            call("filling")  # from now on: rows may have to be read from a disk first
             fill(revival.saved(shard), call)
         seats = connections.seats_again(shard, control)
         lost = self.rejoin(Fresh(shard, seats.of_rank, call))

@@ -40,6 +40,8 @@ class MessageKind(IntEnum):
     """First on a connection: JSON with secret, role, pid and client."""
     WELCOME = 2
     """The answer: JSON with pid, shard and shards."""
+    FILLING = 3
+    """To who waits for WELCOME: the server is getting its rows; it may take minutes."""
     SEGMENT = 10
     """A segment's number and size, its descriptor with it; not answered."""
     LOOK_UP = 11

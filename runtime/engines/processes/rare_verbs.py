@@ -63,6 +63,7 @@ class RareVerbs:
             "settle_rows": self._settle_rows,
             "restore": self._restore,
             "forget": self._forget,
+            "filling": self._filling,
             "reloaded": self._reloaded,
             "rejoin": self._rejoin,
             "end": self._end,
@@ -87,6 +88,7 @@ class RareVerbs:
                     close_all(descriptors)
                     raise BadMessageError(f"a {message.kind.name} is no rare request")
         finally:
+            self._service.filling.end(self._channel)
             while self._frozen:
                 self._thaw({}, {})
 
@@ -198,11 +200,15 @@ class RareVerbs:
         with self._server.lock:
             self._table(asked).restore(ids[:0], none, none, rows, ids, np.zeros(0, np.uint8), 0)
 
+    def _filling(self, asked: dict[str, Any], given: dict[str, np.ndarray]) -> None:
+        """This client will bring the rows of a server that was started again."""
+        self._service.filling.begin(self._channel)
+
     def _reloaded(self, asked: dict[str, Any], given: dict[str, np.ndarray]) -> None:
         """The rows of a server that was started again are those of its last checkpoint."""
         self._server.go_on(rules_from(asked["rules"]), asked["counters"])
         self._server.begin_leg([int(step) for step in asked["first_steps"]])
-        self._service.ready.set()
+        self._service.filling.done()
 
     def _rejoin(self, asked: dict[str, Any], given: dict[str, np.ndarray]) -> Answer:
         still_open = {int(step) for step in asked["open"]}

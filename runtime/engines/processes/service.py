@@ -20,6 +20,7 @@ from runtime.embedding.server import EmbeddingServer
 from runtime.embedding.store import Handle
 from runtime.engines.processes.channel import Channel, PeerGoneError, close_all
 from runtime.engines.processes.desk import Desk
+from runtime.engines.processes.filling import Filling
 from runtime.engines.processes.messages import (
     BadMessageError,
     Fate,
@@ -72,10 +73,7 @@ class Service:
         )
         self.server.on_closed = self._closed
         self.repeated_pushes = 0
-        self.ready = threading.Event()
-        """Whether rows are here: a server that was started again gets them before anybody reads."""
-        if not config.awaits_rows:
-            self.ready.set()
+        self.filling = Filling(awaited=config.awaits_rows, patience_s=config.patience_s)
         self._desks: dict[int, Desk] = {}
         self._users: dict[tuple[int, str], int] = {}  # rank and role: process
         self._lock = threading.Lock()
@@ -138,9 +136,9 @@ class Service:
         if not fits:
             raise BadMessageError("the first message lacks role, client, ranks or pid")
         said["rank"] = message.rank
+        if said["role"] != "control":  # a heart too: it does not beat before its ranks are in
+            self.filling.wait(channel)
         if said["role"] in ("lookups", "pushes", "prefetches"):
-            while not self.ready.wait(0.2):
-                in_time()
             self._seat(said)
         if said["role"] == "heart":
             self.peers.add(said["client"], said["pid"], said["ranks"])

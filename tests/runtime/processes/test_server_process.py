@@ -158,6 +158,26 @@ def test_batches_in_flight_are_bounded_by_the_segments(monkeypatch):
             found.store.begin(0, 2, batch_of(7))
 
 
+def test_no_thread_is_left_after_close(monkeypatch):
+    """Not even where sockets are closed before anything can be heard of their end."""
+    before, send = set(threading.enumerate()), Channel.send
+
+    def silent(channel, message, *args, **kwargs):
+        if message.kind is not MessageKind.GOODBYE:
+            send(channel, message, *args, **kwargs)
+
+    with served(servers=2) as found:
+        handle = found.store.begin(0, 0, batch_of(7))
+        found.store.look_up(handle)
+        mine = [t for t in threading.enumerate() if t not in before]
+        assert sorted(t.name for t in mine) == ["closings", "heart", "heart"]
+        monkeypatch.setattr(Channel, "send", silent)
+        monkeypatch.setattr(Channel, "close", lambda channel: channel._socket.close())
+    for thread in mine:
+        thread.join(20)
+    assert not [thread.name for thread in mine if thread.is_alive()]
+
+
 # What the server does not take: the connection ends with a sentence, the server goes on.
 
 

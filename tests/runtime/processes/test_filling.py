@@ -1,0 +1,126 @@
+"""A server that was started again lets ranks in when it has its rows, however long that takes."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import suppress
+
+import pytest
+
+from runtime.engines.processes import connections, filling, service
+from runtime.engines.processes.channel import Channel, PeerGoneError
+from runtime.engines.processes.connections import Connections
+from runtime.engines.processes.launch import Address
+from runtime.engines.processes.messages import Message, MessageKind, pack_json, unpack_json
+from runtime.engines.processes.server_config import ServerConfig
+from runtime.engines.processes.service import Service
+from tests.runtime.processes.served import SGD
+
+BEAT_S = 0.05
+
+
+@pytest.fixture
+def empty(monkeypatch):
+    """A server that awaits its rows, with little patience; each call is one more connection."""
+    monkeypatch.setattr(filling, "BEATS_EVERY_S", BEAT_S)
+    monkeypatch.setattr(service, "_FIRST_WORD_WITHIN_S", 2 * BEAT_S)
+    server = Service(
+        ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,), awaits_rows=True, patience_s=0.2),
+        lambda: None,
+    )
+    opened = []
+
+    def connected(role: str) -> Channel:
+        ours, theirs = map(Channel, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        threading.Thread(target=server.serve, args=(theirs,), daemon=True).start()
+        opened.append(ours)
+        hello = {"secret": "", "role": role, "client": "c", "ranks": "rank 0", "pid": 1}
+        ours.send(Message(MessageKind.HELLO, 0, body=pack_json(hello)))
+        return ours
+
+    yield connected
+    for channel in opened:
+        with suppress(PeerGoneError):
+            channel.send(Message(MessageKind.GOODBYE))
+        channel.close()
+
+
+def call(control: Channel, verb: str, **asked) -> MessageKind:
+    control.send(Message(MessageKind.CALL, body=pack_json({"verb": verb, **asked})))
+    return control.receive()[0].kind
+
+
+def filler_of(empty) -> Channel:
+    control = empty("control")
+    assert control.receive()[0].kind is MessageKind.WELCOME
+    assert call(control, "filling") is MessageKind.RESULT
+    return control
+
+
+def last_word(waiting: Channel) -> tuple[MessageKind, dict]:
+    while True:
+        message, _ = waiting.receive()
+        if message.kind is not MessageKind.FILLING:
+            return message.kind, unpack_json(message.body)
+
+
+@pytest.mark.parametrize("role", ["lookups", "heart"])
+def test_who_comes_while_a_server_is_filled_is_told_so_and_let_in_when_it_is(empty, role):
+    control, waiting = filler_of(empty), empty(role)
+    for _ in range(8):  # each after a beat: longer than any other limit here
+        assert waiting.receive()[0].kind is MessageKind.FILLING
+    counters = {"version": 0, "updates": 0, "rows_replaced": 0, "lost": 0, "row_staleness": []}
+    rules = {"ranks": 1}
+    done = call(control, "reloaded", rules=rules, counters=counters, first_steps=[0])
+    assert done is MessageKind.RESULT
+    assert last_word(waiting)[0] is MessageKind.WELCOME
+
+
+def test_a_server_that_nobody_fills_refuses_ranks_in_a_sentence(empty):
+    kind, said = last_word(empty("lookups"))
+    assert kind is MessageKind.FAILED
+    assert "nobody has filled it with the rows of the last checkpoint" in said["sentence"]
+
+
+def test_a_filler_that_goes_away_is_none(empty):
+    control, waiting = filler_of(empty), empty("lookups")
+    assert waiting.receive()[0].kind is MessageKind.FILLING
+    control.close()
+    assert last_word(waiting)[0] is MessageKind.FAILED
+
+
+def test_a_filler_that_is_stuck_is_not_waited_for_for_ever(empty, monkeypatch):
+    monkeypatch.setattr(filling, "FILLED_WITHIN_S", 4 * BEAT_S)
+    filler_of(empty)
+    kind, said = last_word(empty("lookups"))
+    assert kind is MessageKind.FAILED
+    assert "was not filled with its rows within" in said["sentence"]
+
+
+def test_a_client_waits_as_long_as_it_is_told_that_a_server_is_filled(monkeypatch):
+    """A server of the test's own tells it for longer than a connection may otherwise take."""
+    monkeypatch.setattr(connections, "_CONNECT_WITHIN_S", 1.0)
+    name = f"\0test-filling-{id(monkeypatch)}"
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    door.bind(name)
+    door.listen(8)
+    quiet = threading.Event()
+
+    def answers() -> None:
+        for number in range(5):
+            channel = Channel(door.accept()[0])
+            channel.receive()
+            for _ in range(3 if number == 0 else 0):
+                quiet.wait(0.6)
+                channel.send(Message(MessageKind.FILLING))
+            about = {"pid": 7, "shard": 0, "shards": 1}
+            channel.send(Message(MessageKind.WELCOME, body=pack_json(about)))
+
+    server = threading.Thread(target=answers, daemon=True)
+    server.start()
+    found = Connections(Address((name,), ""), [0], lambda shard: "has died")
+    server.join(20)
+    assert found.pids == [7] and not server.is_alive()
+    found.close()
+    door.close()
