@@ -13,12 +13,10 @@ from persia_sim.engine.links import Links
 from persia_sim.engine.server_racks import RackBanks
 from persia_sim.engine.servers import Bank, FifoServer, HostMemory, Unlimited
 from persia_sim.model.demand import Demand
-from persia_sim.model.placement import ServerGroup, placement, server_groups
+from persia_sim.model.placement import placement, server_groups
 from persia_sim.model.scenario import DenseHome, Discipline, Scenario
 from persia_sim.network.disciplines import Fifo, Network, Unshared
 from persia_sim.network.fluid import Fluid
-
-AtServers = Callable[[float, tuple[np.ndarray, np.ndarray] | None], None]
 
 _DISCIPLINES: dict[Discipline, type[Fluid | Fifo | Unshared]] = {
     Discipline.FLUID: Fluid,
@@ -33,19 +31,19 @@ class Platform:
     def __init__(self, env: Clock, scenario: Scenario, need: Demand) -> None:
         self.env = env
         cluster = scenario.cluster
-        self._latency_s = cluster.link.latency_s
-        self._need = need
+        self.latency_s = cluster.link.latency_s
+        self.need = need
         self._dense_part_s = need.dense_part_s
-        self._resolve = scenario.resolve_messages
+        self.resolve = scenario.resolve_messages
         # Whether anybody asks when each single server has done its part; else the last one counts.
         self.tells_each = False
         workers, rates = cluster.embedding_workers, cluster.nic_rates
         shares, places = need.server_shares, placement(cluster)
         self.host_of_server = cluster.servers.host_of
         self.host_shares = np.bincount(self.host_of_server, weights=shares)
-        self._groups = server_groups(cluster, places, shares)
+        self.groups = server_groups(cluster, places, shares)
         links, server_racks = Links(), places.server_hosts.tolist()
-        self._path = links.path
+        self.path = links.path
         self.names, self.capacities = links.names, links.capacities
         self._rank_nic = links.nics("GPU host", places.gpu_hosts.tolist(), rates(cluster.nn))
         self._worker_nic = links.nics("worker host", places.worker_hosts.tolist(), rates(workers))
@@ -54,13 +52,13 @@ class Platform:
         ]
         self._host_of_worker: list[int] = workers.host_of.tolist()
         self._nic_of_worker: list[int] = [self._worker_nic[host] for host in self._host_of_worker]
-        if self._resolve:
-            self._server_nic = links.nics("server host", server_racks, rates(cluster.servers))
+        if self.resolve:
+            self.server_nic = links.nics("server host", server_racks, rates(cluster.servers))
         else:
-            self._server_nic = links.nics(
+            self.server_nic = links.nics(
                 "server hosts",
-                [group.rack for group in self._groups],
-                [group.bytes_per_s for group in self._groups],
+                [group.rack for group in self.groups],
+                [group.bytes_per_s for group in self.groups],
             )
         self._dense_nic = -1
         self._home = scenario.home
@@ -84,11 +82,11 @@ class Platform:
             for rate in workers.of_hosts(lambda kind: kind.host.memory_bytes_per_s)
         ]
         self.servers: Bank | RackBanks
-        if self._resolve or len(self._groups) == 1:
-            self.servers = self._bank = self._bank_of(scenario, 0, len(shares))
+        if self.resolve or len(self.groups) == 1:
+            self.servers = self.bank = self._bank_of(scenario, 0, len(shares))
         else:
-            banks = [self._bank_of(scenario, group.first, group.end) for group in self._groups]
-            self.servers = self._banks = RackBanks(self._groups, banks)
+            banks = [self._bank_of(scenario, group.first, group.end) for group in self.groups]
+            self.servers = self.banks = RackBanks(self.groups, banks)
         self.dense_server: FifoServer | Unlimited = Unlimited() if unlimited else FifoServer(1)
 
     def _bank_of(self, scenario: Scenario, first: int, end: int) -> Bank:
@@ -107,7 +105,8 @@ class Platform:
             hosts - hosts[0],
         )
 
-    def _worker_link(self, worker: int) -> int:
+    def worker_link(self, worker: int) -> int:
+        """The link out of a worker's host; the link into it has the next number."""
         return self._nic_of_worker[worker]
 
     def _rank_link(self, r: int) -> int:
@@ -116,38 +115,38 @@ class Platform:
     def travel(self, after_s: float = 0.0, messages: int = 1) -> float:
         """Seconds until a message is there that leaves after so much service, or several of which
         each answers the one before. Nothing else in the engine charges a latency."""
-        return after_s + messages * self._latency_s
+        return after_s + messages * self.latency_s
 
     def to_worker_from_loader(self, worker: int) -> simpy.Event:
         """Ids from a loader; loaders have no NIC of their own in the model, and their latency is
         part of what a batch costs them."""
-        return self.network.send((self._worker_link(worker) + 1,), self._need.loader_bytes)
+        return self.network.send((self.worker_link(worker) + 1,), self.need.loader_bytes)
 
     def to_rank_from_loader(self, r: int) -> simpy.Event:
         """Dense features and labels from a loader, past the workers."""
-        return self.network.send((self._rank_link(r) + 1,), self._need.input_bytes)
+        return self.network.send((self._rank_link(r) + 1,), self.need.input_bytes)
 
     def to_rank(self, worker: int, r: int, size_bytes: float) -> simpy.Event:
         """Activations from a worker to a rank (`travel` has charged the latency)."""
-        path = self._path(self._worker_link(worker), self._rank_link(r))
+        path = self.path(self.worker_link(worker), self._rank_link(r))
         return self.network.send(path, size_bytes)
 
     def exchange(self, worker: int, other: int, size_bytes: float) -> simpy.Event:
         """Gradients from one worker to another (`travel` has charged the latency)."""
-        path = self._path(self._worker_link(worker), self._worker_link(other))
+        path = self.path(self.worker_link(worker), self.worker_link(other))
         return self.network.send(path, size_bytes)
 
     def from_rank(self, worker: int, r: int, size_bytes: float) -> Process:
         """Gradients from a rank to a worker."""
         yield self.travel()
-        path = self._path(self._rank_link(r), self._worker_link(worker))
+        path = self.path(self._rank_link(r), self.worker_link(worker))
         yield self.network.send(path, size_bytes)
 
     def ring(self, nic_bytes: float, least_s: float) -> simpy.Event:
         """All GPU hosts pass so many bytes to the next; takes at least the closed form's time."""
         hosts = len(self._rank_nic)
         passed = [
-            self.network.send(self._path(nic, self._rank_nic[(h + 1) % hosts]), nic_bytes)
+            self.network.send(self.path(nic, self._rank_nic[(h + 1) % hosts]), nic_bytes)
             for h, nic in enumerate(self._rank_nic)
             if nic_bytes
         ]
@@ -163,7 +162,7 @@ class Platform:
     def dense_served(self) -> float:
         """Seconds until the home of the dense weights has handed out a copy or taken in a
         gradient."""
-        now, need = self.env.now, self._need
+        now, need = self.env.now, self.need
         if self._home is not DenseHome.SERVERS:
             return self.dense_server.visit(now, need.dense_copy_s)
         size_bytes = 2 * need.dense_bytes  # read and written
@@ -171,154 +170,27 @@ class Platform:
 
     def dense_to_rank(self, r: int) -> Process:
         """The bytes of the dense weights from their home (`travel` has charged the answer)."""
-        return self._dense_passes(lambda nic: self._path(nic, self._rank_link(r)))
+        return self._dense_passes(lambda nic: self.path(nic, self._rank_link(r)))
 
     def dense_from_rank(self, r: int) -> Process:
         """A dense gradient to the home of the weights."""
         yield self.travel()
-        yield from self._dense_passes(lambda nic: self._path(self._rank_link(r), nic))
+        yield from self._dense_passes(lambda nic: self.path(self._rank_link(r), nic))
 
     def _dense_passes(self, path_of: Callable[[int], tuple[int, ...]]) -> Process:
-        size_bytes, network = self._need.dense_bytes, self.network
+        size_bytes, network = self.need.dense_bytes, self.network
         if self._home is DenseHome.ONE:
             yield network.send(path_of(self._dense_nic), size_bytes)
-        elif self._home is DenseHome.SERVERS and not self._resolve:
-            groups = zip(self._server_nic, self._groups, strict=True)
+        elif self._home is DenseHome.SERVERS and not self.resolve:
+            groups = zip(self.server_nic, self.groups, strict=True)
             passed = [
                 network.send(path_of(nic), size_bytes * group.share, group.streams)
                 for nic, group in groups
             ]
             yield passed[0] if len(passed) == 1 else simpy.AllOf(self.env, passed)
         elif self._home is DenseHome.SERVERS:
-            nics = [self._server_nic[host] for host in self.host_of_server]
-            parts = zip(nics, self._need.server_shares.tolist(), strict=True)
+            nics = [self.server_nic[host] for host in self.host_of_server]
+            parts = zip(nics, self.need.server_shares.tolist(), strict=True)
             yield simpy.AllOf(
                 self.env, [network.send(path_of(nic), size_bytes * part) for nic, part in parts]
             )
-
-    def fan_out(
-        self,
-        worker: int,
-        request_bytes: float,
-        service_s: np.ndarray,
-        memory_bytes: float,
-        answer_bytes: float | None,
-        at_servers: AtServers,
-        join_s: float = 0.0,
-    ) -> Process:
-        """Ask every server and join; ``at_servers`` runs when the last one has done its work, with
-        the instant at which the last request arrived and, where `tells_each`, those at which each
-        server got its request and had done it. The request's latency is behind it (`travel`): what
-        is lost or slow at the servers is known only when it has arrived. The busiest server of a
-        batch is later than that of the mean batch by ``join_s``. ``answer_bytes`` None: nobody
-        waits for an answer; 0 is an answer without rows."""
-        nic = self._worker_link(worker)
-        if self._resolve:
-            yield from self._fan_out_resolved(
-                nic, request_bytes, service_s, memory_bytes, answer_bytes, at_servers, join_s
-            )
-            return
-        if len(self._groups) > 1:
-            yield from self._fan_out_to_racks(
-                nic, request_bytes, service_s, memory_bytes, answer_bytes, at_servers, join_s
-            )
-            return
-        env, server, streams = self.env, self._server_nic[0], self._groups[0].streams
-        yield self.network.send(self._path(nic, server), request_bytes, streams)
-        arrived_s, each = env.now, None
-        if self.tells_each:
-            delays = self._bank.visit(arrived_s, service_s, memory_bytes)
-            each = np.full(len(delays), arrived_s), arrived_s + delays
-            each[1][each[1].argmax()] += join_s
-            delay = float(delays.max()) + join_s
-        else:
-            delay = self._bank.longest(arrived_s, service_s, memory_bytes) + join_s
-        if delay == inf:
-            yield env.event()  # a server that never comes back
-        yield delay
-        at_servers(arrived_s, each)
-        if answer_bytes is not None:
-            yield from self._answer(self._path(server, nic), answer_bytes, streams)
-
-    def _fan_out_to_racks(
-        self,
-        nic: int,
-        request_bytes: float,
-        service_s: np.ndarray,
-        memory_bytes: float,
-        answer_bytes: float | None,
-        at_servers: AtServers,
-        join_s: float,
-    ) -> Process:
-        """One flow to the servers of each rack, each of which answers for itself."""
-        env, served = self.env, 0
-        arrived, done = np.zeros(len(service_s)), np.zeros(len(service_s))
-
-        def ask(server: int, group: ServerGroup, bank: Bank) -> Process:
-            nonlocal served
-            part, share = group.processes, group.share
-            path = self._path(nic, server)
-            yield self.network.send(path, request_bytes * share, group.streams)
-            delays = bank.visit(env.now, service_s[part], memory_bytes * share)
-            arrived[part] = env.now
-            done[part] = env.now + delays
-            done[group.first + int(delays.argmax())] += join_s
-            delay = float(delays.max()) + join_s
-            if delay == inf:
-                yield env.event()
-            yield delay
-            served += 1
-            if served == len(self._groups):
-                at_servers(float(arrived.max()), (arrived, done) if self.tells_each else None)
-            if answer_bytes is not None:
-                back = self._path(server, nic)
-                yield from self._answer(back, answer_bytes * share, group.streams)
-
-        yield simpy.AllOf(
-            env,
-            [
-                env.process(ask(server, *of_group))
-                for server, of_group in zip(self._server_nic, self._banks.of_group, strict=True)
-            ],
-        )
-
-    def _answer(self, path: tuple[int, ...], size_bytes: float, streams: float = 1.0) -> Process:
-        if self._latency_s:
-            yield self.travel()
-        yield self.network.send(path, size_bytes, streams)
-
-    def _fan_out_resolved(
-        self,
-        nic: int,
-        request_bytes: float,
-        service_s: np.ndarray,
-        memory_bytes: float,
-        answer_bytes: float | None,
-        at_servers: AtServers,
-        join_s: float,
-    ) -> Process:
-        env, shares = self.env, self._need.server_shares
-        served = 0
-        arrived, instants = np.zeros(len(shares)), np.zeros(len(shares))
-
-        def ask(process: int) -> Process:
-            nonlocal served
-            server = self._server_nic[self.host_of_server[process]]
-            share = float(shares[process])
-            yield self.network.send(self._path(nic, server), request_bytes * share)
-            arrived[process] = env.now
-            service, memory = float(service_s[process]), memory_bytes * share
-            delay = self._bank.visit_one(env.now, process, service, memory)
-            if delay == inf:
-                yield env.event()
-            yield delay
-            served += 1
-            if served == len(shares) and join_s:
-                yield join_s  # whose answer is the last
-            instants[process] = env.now
-            if served == len(shares):
-                at_servers(float(arrived.max()), (arrived, instants))
-            if answer_bytes is not None:
-                yield from self._answer(self._path(server, nic), answer_bytes * share)
-
-        yield simpy.AllOf(env, [env.process(ask(p)) for p in range(len(shares))])

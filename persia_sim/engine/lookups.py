@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from persia_sim.engine.clock import Process
+from persia_sim.engine.fan_outs import fan_out
 from persia_sim.engine.rank import Waiter
 from persia_sim.engine.world import World
 from persia_sim.model.fetch import Fetch
@@ -65,7 +66,8 @@ def fetch(world: World, r: int, s: int, asked: Fetch, kind: Kind, mark: Mark) ->
     read_s = world.worker_delay(worker, asked.worker_forward_s, asked.forward_memory_bytes)
     yield platform.travel(read_s)
     legs[first] = world.env.now
-    yield from platform.fan_out(
+    yield from fan_out(
+        platform,
         worker,
         asked.request_bytes,
         world.at_servers(asked.server_s, Purpose.SERVER_LOOKUP, r, s),

@@ -9,6 +9,7 @@ import numpy as np
 import simpy
 
 from persia_sim.engine.clock import Process
+from persia_sim.engine.fan_outs import fan_out
 from persia_sim.engine.rank import Waiter
 from persia_sim.engine.world import World
 from persia_sim.model.noise import Purpose
@@ -78,7 +79,8 @@ class Pushes:
             if lost is not None:
                 world.ledger.lost[r, s] = lost
 
-        yield from platform.fan_out(
+        yield from fan_out(
+            platform,
             worker,
             need.push_bytes,
             world.at_servers(need.server_update_s, Purpose.SERVER_UPDATE, r, s),
