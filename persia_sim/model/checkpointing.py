@@ -59,34 +59,6 @@ def overhead(recovery: Recovery, interval_s: float) -> float:
     return float(wall / interval_s - 1)
 
 
-def simulated_overhead(
-    recovery: Recovery, interval_s: float, useful_s: float, seed: int
-) -> tuple[float, float]:
-    """The same from random failures: (overhead, share of server updates lost or redone work)."""
-    draws = stream(seed, Purpose.FAULT, 0)
-    segments = max(1, round(useful_s / interval_s))
-    segment = interval_s + recovery.checkpoint_s
-    wall, wasted = 0.0, 0.0
-    for _ in range(segments):
-        left = segment
-        while True:
-            failure = float(draws.exponential(recovery.mtbf_s))
-            if failure >= left:
-                wall += left
-                break
-            wall += failure
-            done = segment - left + failure
-            wasted += done if not recovery.partial else 0.0
-            left = left - failure if recovery.partial else segment
-            back = recovery.back_s
-            while not recovery.partial and (again := float(draws.exponential(recovery.mtbf_s))) < (
-                back
-            ):
-                wall += again  # a crash during recovery starts it anew
-            wall += back
-    return wall / (segments * interval_s) - 1, wasted / wall
-
-
 def random_crashes(
     mtbf_s: float, until_s: float, ranks: int, back_s: float, seed: int
 ) -> tuple[Crash, ...]:
@@ -127,10 +99,3 @@ def cpr_illustration() -> dict[str, float]:
         "full": overhead(full, best_interval_s(full)),
         "partial": overhead(partial, 20 * hour),
     }
-
-
-def job_mtbf_s(hosts: int, host_failures_per_1000_days: float) -> float:
-    """Mean time between crashes of a job on so many hosts."""
-    rate = host_failures_per_1000_days / (1000 * 86400)
-    require(rate > 0, "host_failures_per_1000_days", host_failures_per_1000_days, "must be > 0")
-    return 1 / (hosts * rate)

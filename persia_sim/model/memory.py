@@ -7,7 +7,6 @@ from math import ceil, inf
 
 from persia_sim.model.cluster import MOST_PROCESSES, Cluster
 from persia_sim.model.lru import batch_miss_rate, draws_until, lru_after
-from persia_sim.model.popularity import expected_distinct
 from persia_sim.model.workload import Workload
 from persia_sim.words.amounts import binary
 from persia_sim.words.rules import require
@@ -146,10 +145,3 @@ def fill_s(workload: Workload, samples_per_s: float, rows: float) -> float:
     of_field, per_field = rows / workload.fields, workload.rows / workload.fields
     draws = draws_until(of_field, per_field, workload.zipf)
     return draws / workload.ids_per_field / samples_per_s
-
-
-def resident_after(workload: Workload, samples: float) -> float:
-    """Expected rows that so many samples have touched (no eviction)."""
-    draws = samples * workload.ids_per_field
-    per_field = workload.rows / workload.fields
-    return workload.fields * expected_distinct(draws, per_field, workload.zipf)

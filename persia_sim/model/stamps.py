@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from persia_sim.words.vocabulary import Stage
-
 
 class Mark(IntEnum):
     """An instant in the life of one batch of one rank, in program order."""
@@ -74,19 +72,3 @@ class Leg(IntEnum):
     """The last push is at its server."""
     FORWARDED = 16
     """Lookahead `forwarded`: its gradients are at the workers that hold the rows."""
-
-
-STAGE_OF: dict[Mark, Stage] = {
-    Mark.LOADED: Stage.LOAD,
-    Mark.READ: Stage.LOOKUP,
-    Mark.ROWS: Stage.LOOKUP,
-    Mark.ON_GPU: Stage.LOOKUP,
-    Mark.REFRESHED: Stage.LOOKUP,
-    Mark.START: Stage.DENSE_PULL,
-    Mark.BACKWARD_END: Stage.BACKWARD,
-    Mark.UPDATED: Stage.DENSE_SYNC,
-    Mark.COPIED_OUT: Stage.PUSH,
-    Mark.APPLIED: Stage.PUSH,
-    Mark.RETURNED: Stage.PUSH,
-}
-"""The stage that ends at a mark."""

@@ -1,4 +1,4 @@
-"""Weighted max-min fair sharing by progressive filling, and the certificate that proves a solution.
+"""Weighted max-min fair sharing by progressive filling.
 
 Rates grow together in proportion to weights until a link is full or a flow meets its own bound;
 those flows freeze and the others go on.
@@ -78,37 +78,3 @@ def alone(weight: float, bound: float, rooms: Sequence[float]) -> float:
         return bound
     level = max(min(rooms), 0.0) / weight
     return bound if bound / weight <= level else weight * level
-
-
-def violations(
-    rates: Sequence[float],
-    paths: Sequence[Sequence[int]],
-    weights: Sequence[float],
-    bounds: Sequence[float],
-    capacities: Mapping[int, float],
-    tolerance: float = 1e-9,
-) -> list[str]:
-    """What contradicts max-min fairness; empty is the certificate.
-
-    A solution is the max-min one if and only if no link carries more than its capacity and every
-    flow is at its bound or crosses a full link on which no flow has a larger rate per weight.
-    """
-    used: dict[int, float] = {}
-    top: dict[int, float] = {}
-    found: list[str] = []
-    for flow, path in enumerate(paths):
-        level = rates[flow] / weights[flow]
-        for link in path:
-            used[link] = used.get(link, 0.0) + rates[flow]
-            top[link] = max(top.get(link, 0.0), level)
-    for link, rate in used.items():
-        if rate > capacities[link] * (1 + tolerance):
-            found.append(f"link {link} carries {rate:.6g} of {capacities[link]:.6g}")
-    for flow, path in enumerate(paths):
-        if rates[flow] >= bounds[flow] * (1 - tolerance):
-            continue
-        level = rates[flow] / weights[flow]
-        full = [link for link in path if used[link] >= capacities[link] * (1 - tolerance)]
-        if not any(level >= top[link] * (1 - tolerance) for link in full):
-            found.append(f"flow {flow} at {rates[flow]:.6g} could grow")
-    return found

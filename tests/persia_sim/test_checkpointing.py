@@ -12,13 +12,12 @@ from persia_sim.model.checkpointing import (
     Recovery,
     best_interval_s,
     cpr_illustration,
-    job_mtbf_s,
     overhead,
     random_crashes,
-    simulated_overhead,
     young_interval_s,
 )
 from persia_sim.model.incidents import Target
+from tests.persia_sim.oracles import simulated_overhead
 
 FULL = Recovery(mtbf_s=1000.0, checkpoint_s=20.0, back_s=50.0)
 PARTIAL = Recovery(mtbf_s=1000.0, checkpoint_s=20.0, back_s=50.0, partial=True)
@@ -92,13 +91,6 @@ def test_crashes_come_at_exponential_distances_to_random_ranks() -> None:
     many = random_crashes(1.0, 40_000.0, 4, 0.0, 1)
     assert len(many) == pytest.approx(40_000, abs=4 * sqrt(40_000))
     assert np.bincount([c.index for c in many]) / len(many) == pytest.approx([0.25] * 4, abs=0.01)
-
-
-def test_mean_time_between_crashes_of_a_job() -> None:
-    """5 failures of a host in 1,000 days; 8 hosts: one every 25 days."""
-    assert job_mtbf_s(8, 5.0) == pytest.approx(25 * 86400)
-    with pytest.raises(ValueError, match=r"host_failures_per_1000_days is 0\.0: must be > 0"):
-        job_mtbf_s(8, 0.0)
 
 
 def test_the_illustration_uses_the_inputs_that_it_states() -> None:

@@ -14,7 +14,6 @@ from persia_sim.model.checkpointing import (
     cpr_illustration,
     overhead,
     random_crashes,
-    simulated_overhead,
     young_interval_s,
 )
 from persia_sim.model.incidents import Checkpoints, Crash, SlowDown, Target
@@ -22,6 +21,7 @@ from persia_sim.model.scenario import DenseHome, Scenario
 from persia_sim.model.stamps import Mark
 from persia_sim.words.trace import Kind
 from persia_sim.words.vocabulary import Mode
+from tests.persia_sim.oracles import simulated_overhead
 from tests.persia_sim.sim_configurations import small_scenario
 
 

@@ -12,9 +12,10 @@ from persia_sim.insight.report import (
     report,
     text,
 )
-from persia_sim.model.memory import FORMATS, Capacity, RowFormat, capacity, fill_s, resident_after
+from persia_sim.model.memory import FORMATS, Capacity, RowFormat, capacity, fill_s
 from persia_sim.model.workload import Wire
 from tests.persia_sim.hand_world import HAND, hand_scenario, hand_workload, line, sync_of_two
+from tests.persia_sim.oracles import resident_after
 
 
 def test_memory_of_rows_in_bytes() -> None:

@@ -18,8 +18,9 @@ from persia_sim.insight.measure import throughput
 from persia_sim.model.scenario import Discipline, Scenario
 from persia_sim.network.disciplines import Fifo, Unshared
 from persia_sim.network.fluid import Fluid
-from persia_sim.network.max_min import alone, max_min, violations
+from persia_sim.network.max_min import alone, max_min
 from persia_sim.words.vocabulary import Mode
+from tests.persia_sim.oracles import violations
 from tests.persia_sim.sim_configurations import small_cluster, small_scenario
 
 Sent = tuple[float, tuple[int, ...], float]

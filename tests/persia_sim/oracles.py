@@ -1,0 +1,79 @@
+"""What the closed forms of the model are held against: failures one by one, a certificate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from persia_sim.model.checkpointing import Recovery
+from persia_sim.model.noise import Purpose, stream
+from persia_sim.model.popularity import expected_distinct
+from persia_sim.model.workload import Workload
+
+
+def simulated_overhead(
+    recovery: Recovery, interval_s: float, useful_s: float, seed: int
+) -> tuple[float, float]:
+    """The same from random failures: (overhead, share of server updates lost or redone work)."""
+    draws = stream(seed, Purpose.FAULT, 0)
+    segments = max(1, round(useful_s / interval_s))
+    segment = interval_s + recovery.checkpoint_s
+    wall, wasted = 0.0, 0.0
+    for _ in range(segments):
+        left = segment
+        while True:
+            failure = float(draws.exponential(recovery.mtbf_s))
+            if failure >= left:
+                wall += left
+                break
+            wall += failure
+            done = segment - left + failure
+            wasted += done if not recovery.partial else 0.0
+            left = left - failure if recovery.partial else segment
+            back = recovery.back_s
+            while not recovery.partial and (again := float(draws.exponential(recovery.mtbf_s))) < (
+                back
+            ):
+                wall += again  # a crash during recovery starts it anew
+            wall += back
+    return wall / (segments * interval_s) - 1, wasted / wall
+
+
+def resident_after(workload: Workload, samples: float) -> float:
+    """Expected rows that so many samples have touched (no eviction)."""
+    draws = samples * workload.ids_per_field
+    per_field = workload.rows / workload.fields
+    return workload.fields * expected_distinct(draws, per_field, workload.zipf)
+
+
+def violations(
+    rates: Sequence[float],
+    paths: Sequence[Sequence[int]],
+    weights: Sequence[float],
+    bounds: Sequence[float],
+    capacities: Mapping[int, float],
+    tolerance: float = 1e-9,
+) -> list[str]:
+    """What contradicts max-min fairness; empty is the certificate.
+
+    A solution is the max-min one if and only if no link carries more than its capacity and every
+    flow is at its bound or crosses a full link on which no flow has a larger rate per weight.
+    """
+    used: dict[int, float] = {}
+    top: dict[int, float] = {}
+    found: list[str] = []
+    for flow, path in enumerate(paths):
+        level = rates[flow] / weights[flow]
+        for link in path:
+            used[link] = used.get(link, 0.0) + rates[flow]
+            top[link] = max(top.get(link, 0.0), level)
+    for link, rate in used.items():
+        if rate > capacities[link] * (1 + tolerance):
+            found.append(f"link {link} carries {rate:.6g} of {capacities[link]:.6g}")
+    for flow, path in enumerate(paths):
+        if rates[flow] >= bounds[flow] * (1 - tolerance):
+            continue
+        level = rates[flow] / weights[flow]
+        full = [link for link in path if used[link] >= capacities[link] * (1 - tolerance)]
+        if not any(level >= top[link] * (1 - tolerance) for link in full):
+            found.append(f"flow {flow} at {rates[flow]:.6g} could grow")
+    return found
