@@ -30,6 +30,20 @@ def t_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
     return Interval(float(np.mean(values)), float(t.ppf(0.5 + confidence / 2, n - 1)) * error, n)
 
 
+def half_width_ratio(n: int, family: int, confidence: float = 0.95) -> float:
+    """How much wider t intervals of ``n`` values are that hold in all of a family at once.
+
+    Bonferroni's inequality; n >= 2.
+
+    >>> round(half_width_ratio(5, 10), 2)
+    2.02
+    """
+    from scipy.stats import t  # late: a second to import
+
+    tail = (1 - confidence) / 2
+    return float(t.ppf(1 - tail / family, n - 1) / t.ppf(1 - tail, n - 1))
+
+
 @dataclass(frozen=True, slots=True)
 class DeLong:
     """Two models' AUCs on the same test rows, and what other test rows would change."""

@@ -38,6 +38,7 @@ def _gap(row: Row) -> Found:
         low=value - half,
         high=value + half,
         n=int(row["seeds"]),
+        data=data,
     )
 
 
@@ -51,7 +52,7 @@ def plotted_auc_gaps(mode: str) -> tuple[Found, ...]:
             continue
         end, error = gap.at_end, gap.error_at_end
         label = f"{data}, {system}, at the end"
-        found.append(Found(label=label, value=end, low=end - error, high=end + error))
+        found.append(Found(label=label, value=end, low=end - error, high=end + error, data=data))
     return tuple(found)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from experiments.paper import html
 from experiments.paper.claims import Claim, Part
-from experiments.paper.verdicts import RULE, Found, judged
+from experiments.paper.verdicts import RULE, Found
 
 MARKS = {"supported": "\N{CHECK MARK}", "contradicted": "\N{MULTIPLICATION X}", "undecided": "?"}
 """Before each number; the word stands above, for all numbers of a cell."""
@@ -66,7 +66,7 @@ def _number(claim: Claim, part: Part, found: Found, label: str) -> str:
     value, low, high = (_signed(claim.scale * x) for x in (found.value, found.low, found.high))
     seeds = f", n = {found.n}" if found.n is not None else ""
     fitted = "; fitted to" if found.fitted else ""
-    verdict = judged(part.claimed, found)
+    verdict = claim.verdict_of(part, found)
     mark = html.tag("span", MARKS[verdict], class_=f"mark {verdict}", title=verdict)
     return f"{mark} {html.text(f'{label}: {value} [{low}, {high}]{seeds}{fitted}')}"
 

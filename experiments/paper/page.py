@@ -73,6 +73,8 @@ def _anchor(title: str) -> str:
 def _head(report: Report, records: Mapping[Piece, Record]) -> str:
     counts = Counter(claim.verdict for claim in report.claims)
     told = ", ".join(f"{counts[v]} {v}" for v in VERDICTS if counts[v])
+    old = sum("stored" in claim.sources for claim in report.claims)
+    stored = f" ({old} of them by stored tables, not by this run)" if old else ""
     days = sorted({record.day for record in records.values()})
     when = (
         f" between {days[0]} and {days[-1]}" if len(days) > 1 else f" on {days[0]}" if days else ""
@@ -93,7 +95,7 @@ def _head(report: Report, records: Mapping[Piece, Record]) -> str:
         ),
         html.paragraph(
             f"{report.size.capitalize()} report: {len(records)} of {len(report.plan)} pieces run"
-            f"{when}. Of {len(report.claims)} claims: {told}.",
+            f"{when}. Of {len(report.claims)} claims: {told}{stored}.",
             class_="soft",
         ),
         html.tag("nav", html.bullets(links), aria_label="Sections"),

@@ -66,7 +66,10 @@ def run(options: Options) -> None:
         )
         path = write_report(report, options.out / "report.html")
     for claim in found:
-        print(f"  {claim.verdict:<12} (own plots: {claim.plots_verdict})  {claim.says}")
+        print(
+            f"  {claim.verdict:<12} (own plots: {claim.plots_verdict:<12}  by: {claim.sources})"
+            f"  {claim.says}"
+        )
     print(f"claims: {options.out / 'claims.csv'}\nreport: {path}")
     if failed:
         names = ", ".join(piece.study for piece in failed)
