@@ -67,8 +67,12 @@ def each_known(table: Mapping[str, object], **lists: Iterable[str]) -> None:
             known(table, **{option: name})
 
 
-def known(table: Mapping[str, object], **names: str) -> None:
-    """Raise ValueError naming the first option that is no key of ``table``, with the keys."""
+def known(table: Mapping[str, object], *, or_else: str = "", **names: str) -> None:
+    """Raise ValueError naming the first option that is no key of ``table``, with the keys.
+
+    ``or_else``: what may be given instead, for the sentence.
+    """
     for option, name in names.items():
         if name not in table:
-            raise ValueError(f"{option} must be one of {', '.join(table)}, got {name!r}")
+            choices = " ".join([", ".join(table), *([or_else] if or_else else [])])
+            raise ValueError(f"{option} must be one of {choices}, got {name!r}")

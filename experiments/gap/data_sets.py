@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from experiments.checks import known
 from experiments.data_sets import readable
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.embedding.config import RowOptimizer, TableConfig
@@ -26,6 +27,11 @@ class Rates:
     """Of the rows: row-wise Adagrad (source: the measured baselines of the data sets)."""
     lr: float = 1e-3
     """Of the dense weights: Adam (source: as above)."""
+
+
+def is_schema(name: str) -> bool:
+    """Whether a name is the path of a schema file of the reader's own."""
+    return name.endswith(".toml")
 
 
 FIXED = Rates()
@@ -54,7 +60,7 @@ class GapData:
     @property
     def label(self) -> str:
         """Its name without what only a command line needs; part of a file's name."""
-        return self.name.replace(":", "-")
+        return Path(self.name).stem if is_schema(self.name) else self.name.replace(":", "-")
 
     def config(
         self,
@@ -152,6 +158,14 @@ DATA_SETS: dict[str, GapData] = {
 """Name -> data set of the study."""
 
 
+def data_set(name: str) -> GapData:
+    """The data set of a name, or of the reader's own schema. Raises ValueError for other names."""
+    if is_schema(name):
+        return GapData(name=name, batch=128, source="the reader's own; batch as in the demo")
+    known(DATA_SETS, data_sets=name, or_else="or the path of a schema (.toml)")
+    return DATA_SETS[name]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """A data set that is on this machine."""
@@ -179,7 +193,7 @@ def find(
 ) -> tuple[list[Found], list[str]]:
     """The data sets that can be read, and a line for each that cannot; ``batch`` in place of each
     one's own."""
-    chosen = [DATA_SETS[name] for name in names]
+    chosen = [data_set(name) for name in names]
     chosen = [one if batch is None else replace(one, batch=batch) for one in chosen]
     wanted = {
         one.name: one.config(data_dir=data_dir, samples=samples, test_rows=None).data

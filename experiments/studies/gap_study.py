@@ -16,11 +16,10 @@ from experiments.checks import (
     all_positive,
     between,
     each_between,
-    each_known,
     not_empty,
     positive,
 )
-from experiments.gap.data_sets import DATA_SETS, RANKS, Found, Rates, find
+from experiments.gap.data_sets import DATA_SETS, RANKS, Found, Rates, data_set, find
 from experiments.gap.decisions import TOLERANCE, decision_table
 from experiments.gap.settings import checks_of, points_of, settings_of
 from experiments.gap.skew import skew_of_run
@@ -45,7 +44,8 @@ class Options:
     """AUC, GAUC, log-loss, entropy and calibration by mode and bound, with intervals over seeds."""
 
     data_sets: tuple[str, ...] = tuple(DATA_SETS)
-    """Which ones; those that are not on this machine are left out, each with a line."""
+    """Which ones, or the path of your own schema (.toml); those that are not on this machine are
+    left out, each with a line."""
     data_dir: Path | None = None
     """Folder with the real data; else PERSIA_DATA_DIR, else what `data get` downloaded."""
     modes: tuple[Mode, ...] = tuple(Mode)
@@ -89,7 +89,8 @@ class Options:
             data_sets=self.data_sets, modes=self.modes, taus=self.taus,
             row_factors=self.row_factors, dense_factors=self.dense_factors,
         )  # fmt: skip
-        each_known(DATA_SETS, data_sets=self.data_sets)
+        for name in self.data_sets:
+            data_set(name)  # raises for unknown ones
         if Mode.SYNC not in self.modes or len(set(self.modes)) < 2:
             named = ", ".join(self.modes)
             raise ValueError(f"modes must hold sync, the reference, and another, got {named}")

@@ -62,6 +62,23 @@ def test_a_set_that_is_not_here_is_left_out_with_a_line(tmp_path):
     assert told[0].startswith("adult is left out: ")
 
 
+def test_a_schema_of_the_readers_own_is_a_data_set(tmp_path):
+    (tmp_path / "mine.csv").write_text(
+        "user,clicked,day\n" + "7,1,0\n8,0,0\n" * 150 + "7,1,1\n8,0,1\n"
+    )
+    (tmp_path / "mine.toml").write_text(
+        'name = "mine"\nfile = "mine.csv"\nlabels = ["clicked"]\n'
+        'split = { column = "day", test_from = 1 }\n[[columns]]\nname = "user"\n'
+    )
+    found, missing = find([str(tmp_path / "mine.toml")], None)
+    assert not missing
+    assert (found[0].data.label, found[0].train_rows, found[0].steps) == ("mine", 300, 3)
+    gone, told = find([str(tmp_path / "gone.toml")], None)
+    assert not gone and "gone.toml is left out" in told[0]
+    with pytest.raises(ValueError, match=r"or the path of a schema \(.toml\), got 'mine'"):
+        find(["mine"], None)
+
+
 def test_settings_are_sync_first_then_each_bound_and_async_has_tau_0():
     settings, told = settings_of(SYNTHETIC, list(Mode), [16, 4])
     assert settings == [
