@@ -1,8 +1,9 @@
-"""One hypothesis profile for all tests, and where the tests on real data find it."""
+"""One hypothesis profile for all tests, Ctrl-C for their children, and where real data lies."""
 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,10 @@ from hypothesis import settings
 
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("same")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Of a shell's background jobs; the commands under test would inherit it and miss Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
