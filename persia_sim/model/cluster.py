@@ -19,16 +19,19 @@ T = TypeVar("T")
 
 MOST_PROCESSES = 100_000
 """Of a role, and hosts of it: more need arrays that no host has the memory for."""
-MOST_LATENCY_S = 3600.0
+MOST_LATENCY_S = 1e6
+LEAST_RATE = 1e-6
+"""Of any unit a second; far below what there is, far above where times are no numbers."""
 MOST_USD = 1e9
 
 
 def _check_rates(record: Host | Gpu | Link, what: str, *fields: str) -> None:
-    """Below one of its unit a rate is a slip, and times come out that no float tells apart; inf is
-    a limit that is not there."""
+    """Far below one of its unit a rate is a slip, and times come out that no float tells apart; inf
+    is a limit that is not there."""
     for field in fields:
         value = getattr(record, field)
-        require(value >= 1, f"{field}{what}", value, "must be >= 1 (inf: without limit)")
+        rule = f"must be >= {LEAST_RATE:g} (inf: without limit)"
+        require(value >= LEAST_RATE, f"{field}{what}", value, rule)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -111,7 +111,7 @@ class Costs:
         ok = all(0 < share <= 1 for _, share in self.gpu_efficiency)
         require(ok, "gpu_efficiency", self.gpu_efficiency, "shares must lie in (0, 1]")
         rate = self.dense_server_bytes_per_s
-        require(rate >= 1, "dense_server_bytes_per_s", rate, "must be >= 1 (inf: without limit)")
+        require(rate > 0, "dense_server_bytes_per_s", rate, "must be > 0 (inf: without limit)")
 
     def extrapolates_gpu(self, batch_per_rank: int) -> bool:
         """Whether a batch lies outside the points at which the GPU's efficiency is known."""

@@ -153,7 +153,7 @@ BAD = {
         "seeds": COUNT, "rounds": COUNT, "jobs": COUNT, "most-foreign-cores": ODD_FLOAT,
     },
     "validate": {
-        "modes": UNKNOWN | st.sampled_from(["", "async"]), "ranks": COUNT | st.just(""),
+        "modes": UNKNOWN | st.just(""), "ranks": COUNT | st.just(""),
         "rounds": COUNT, "steps": COUNT | st.just("29"), "most-foreign-cores": ODD_FLOAT,
     },
     "bench-peers": {

@@ -80,8 +80,14 @@ def test_faults_are_told_on_the_command_line_and_reported() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"crash": ("rank3",)}, "--crash is 'rank3': write KIND:INDEX@SECONDS"),
-        ({"slow": ("rank:0",)}, "--slow is 'rank:0': write KIND:INDEXxFACTOR"),
+        (
+            {"crash": ("rank3",)},
+            "'rank3': KIND is rank, worker, server; write KIND:INDEX@SECONDS",
+        ),
+        (
+            {"slow": ("rank:0",)},
+            "'rank:0': KIND is rank, worker, server; write KIND:INDEXxFACTOR",
+        ),
         ({"detect_s": 1.0}, "--detect-s is set but --crash is not"),
         ({"checkpoint_s": 1.0}, "--checkpoint-s is set but --checkpoint-every-s is not"),
         ({"full_recovery": True, "crash": ("rank:0@1",)}, "--crash names no server"),

@@ -142,7 +142,7 @@ def test_a_push_of_all_ranks_beside_one_of_a_rank_is_refused(tmp_path):
 
 @pytest.mark.parametrize("text", ["{", "", "nul", '{"mode": }'])
 def test_facts_that_are_no_json_are_refused(tmp_path, text):
-    assert "not a trace" in refused(tmp_path / "t.npz", GOOD, text)
+    assert "t.npz is damaged; record it again" in refused(tmp_path / "t.npz", GOOD, text)
 
 
 @settings(max_examples=60, deadline=None)
