@@ -63,6 +63,7 @@ def batch_miss_rate(
 def draws_until(held_rows: float, rows: float, exponent: float) -> float:
     """Requests after which an empty table is expected to hold so many rows; inf for all of them.
 
+    >>> from persia_sim.model.popularity import expected_distinct
     >>> draws = draws_until(900.0, 1000.0, 1.05)
     >>> round(expected_distinct(draws, 1000.0, 1.05), 1)
     900.0
