@@ -229,10 +229,11 @@ def test_every_option_that_a_text_names_is_one(monkeypatch, capsys):
     ]:
         known |= options_of(module, words, monkeypatch, capsys)
     for name in STUDIES | BENCHES:
-        known |= {
-            f"--{field.replace('_', '-')}"
-            for field in importlib.import_module(module_of(name)).Options.__dataclass_fields__
-        }
+        options = importlib.import_module(module_of(name)).Options
+        for field, about in options.__dataclass_fields__.items():
+            known.add(f"--{field.replace('_', '-')}")
+            if about.type in (bool, "bool"):
+                known.add(f"--no-{field.replace('_', '-')}")
     for text, option in mentioned(r"(?<![\w-])(--[a-z][\w.-]*\w)"):
         assert option in known, f"{text} names {option}"
 

@@ -26,11 +26,13 @@ class Table:
     source: str
     """For a reader: "this run", or since when it is stored."""
     study: str
+    made_by: str = ""
+    """The command with its options, where that was recorded."""
 
     @property
     def command(self) -> str:
         """What makes it."""
-        return f"python -m experiments {self.study}"
+        return self.made_by or f"python -m experiments {self.study}"
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -51,13 +53,16 @@ def table(
     if (stored / name).is_file():
         study = owners[0].study if owners else Path(name).stem.replace("_", "-")
         rows = read_rows(stored / name)
-        return Table(rows, _when(name, stored), study) if rows else None
+        when, made_by = _origin(name, stored)
+        return Table(rows, when, study, made_by) if rows else None
     return None
 
 
-def _when(name: str, stored: Path) -> str:
-    """What the index says of a stored table's run."""
+def _origin(name: str, stored: Path) -> tuple[str, str]:
+    """What the index says of a stored table's run: when, and by which command."""
     path = stored / INDEX
     lines = read_rows(path) if path.is_file() else []
     own = next((line for line in lines if line["file"] == name), None)
-    return "stored" if own is None else f"stored: {own['date']}, commit {own['commit']}"
+    if own is None:
+        return "stored", ""
+    return f"stored: {own['date']}, commit {own['commit']}", own["command"]
