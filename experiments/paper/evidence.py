@@ -65,4 +65,4 @@ def _origin(name: str, stored: Path) -> tuple[str, str]:
     own = next((line for line in lines if line["file"] == name), None)
     if own is None:
         return "stored", ""
-    return f"stored: {own['date']}, commit {own['commit']}", own["command"]
+    return f"stored: {own['date']}, commit {own['commit']}", own.get("command", "")
