@@ -115,7 +115,7 @@ def test_a_part_may_be_a_presets_name(tmp_path):
         ('gpu = "h1000"', "gpu is 'h1000': did you mean h100?"),
         ("gpu = 7", "gpu must be a table, got 7"),
         ('ranks = "many"', "ranks must be a whole number, got 'many'"),
-        ("[link]\nlatency_s = -1.0", "link: latency_s of the link is -1.0: must lie in [0, 3600]"),
+        ("[link]\nlatency_s = -1.0", "link: latency_s of the link is -1.0: must lie in [0, 1e+06]"),
         ("[costs.load]\nper_second = 1", "costs.load.per_second is unknown"),
         ("[link]\nlatency_s = nan", "link.latency_s must be a finite number, got nan"),
     ],
