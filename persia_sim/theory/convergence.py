@@ -164,22 +164,11 @@ def sync(problem: Problem, *, updates: int, batch: int, step: float | None = Non
 def asynchronous(
     problem: Problem, *, updates: int, batch: int, delay: float, step: float | None = None
 ) -> Bound:
-    """The bound of async: all weights miss at most ``delay`` updates (see `async_delay`).
+    """The bound of async: all weights miss at most ``delay`` updates (`updates_missed`).
 
     Every sample reads the dense weights, so alpha is 1. ``batch``: samples of one update.
     """
     return hybrid(problem, updates=updates, batch=batch, tau=delay, alpha=1.0, step=step)
-
-
-def async_delay(ranks: int, tau: int) -> int:
-    """Updates that a rank's rows miss when K ranks take turns and tau bounds its own pushes.
-
-    Its dense weights miss the K - 1 others'.
-
-    >>> async_delay(1, 3), async_delay(8, 0)
-    (3, 7)
-    """
-    return ranks * (tau + 1) - 1
 
 
 def _check(tau: float, alpha: float) -> None:

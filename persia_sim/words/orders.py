@@ -128,9 +128,8 @@ def _round_robin(
         done = steps_of[rank]
         if done > first_of[rank]:
             yield from _finish(rank, done - 1, done - first_of[rank] > tau, tau)
-    for rank, steps in enumerate(steps_of):
-        for step in range(max(first_of[rank], steps - tau), steps):
-            yield Event(Kind.PUSH, rank, step)
+    for late in range(max(first, batch - tau * ranks), batch):  # in the order of the stream
+        yield Event(Kind.PUSH, late % ranks, late // ranks)
 
 
 def _finish(rank: int, step: int, pushes: bool, tau: int) -> Iterator[Event]:

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections.abc import Sequence
+from typing import NamedTuple
+
+from persia_sim.words.vocabulary import Mode
 
 _ENDLESS = 2**62
 
@@ -17,6 +20,34 @@ _ENDLESS = 2**62
 def steps_to_close(step: int, tau: int) -> int:
     """How many leading steps must be closed before a lookup of ``step`` may start."""
     return max(0, step - tau)
+
+
+class UpdatesMissed(NamedTuple):
+    """Dense updates whose gradients a batch does not see, from the moment that the lag is full.
+
+    The measure in which modes are compared: tau counts common steps in hybrid, but a rank's own
+    steps in async.
+    """
+
+    rows: int | None
+    """Those of rows; None without a bound."""
+    dense: int | None
+    """Those of dense weights; None where replicas are averaged and no update is missed whole."""
+
+
+def updates_missed(mode: Mode, tau: int | None, *, ranks: int, dense_lag: int = 0) -> UpdatesMissed:
+    """What a batch misses under the constant lag, where ranks take their turns.
+
+    >>> updates_missed(Mode.HYBRID, 4, ranks=8), updates_missed(Mode.ASYNC, 4, ranks=8)
+    (UpdatesMissed(rows=4, dense=0), UpdatesMissed(rows=39, dense=7))
+
+    In async the window holds back pushes of rows only: dense weights are pulled just before a batch
+    is computed on, and miss what the other ranks push until its own push (law 16).
+    """
+    if mode.has_barrier:
+        return UpdatesMissed(tau if mode.reads_late_rows else 0, dense_lag)
+    rows = None if tau is None else (tau + 1) * ranks - 1
+    return UpdatesMissed(rows, None if mode is Mode.ASYNC_AVERAGING else ranks - 1)
 
 
 class Watermarks:

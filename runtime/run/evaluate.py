@@ -61,10 +61,13 @@ class Evaluation:
     """float32 [n, T]"""
     warnings: list[str]
     """Why the figures may mean nothing, in plain words; empty when healthy."""
+    groups: np.ndarray | None = None
+    """uint64 [n]: whose samples they are (a user's); None where the data set names no group."""
 
     def without_predictions(self) -> Evaluation:
         """The scores alone, for a curve of many points."""
-        return replace(self, predictions=self.predictions[:0].copy(), labels=self.labels[:0].copy())
+        nothing = self.predictions[:0].copy(), self.labels[:0].copy()
+        return replace(self, predictions=nothing[0], labels=nothing[1], groups=None)
 
 
 class HeldOut:
@@ -125,7 +128,8 @@ def evaluate(
         name: score(labels[:, k], predictions[:, k], groups)
         for k, name in enumerate(learner.layout.tasks)
     }
-    return Evaluation(tasks, predictions, labels, _health(worker, tasks, predictions))
+    health = _health(worker, tasks, predictions)
+    return Evaluation(tasks, predictions, labels, health, groups)
 
 
 def _columns(

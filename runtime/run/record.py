@@ -148,12 +148,14 @@ def _fill(
     if config.engine.timeline:
         write_chrome_trace(folder / "timeline.json", chrome_events(outcome.spans))
     final = outcome.final
+    arrays: dict[str, Any] = {
+        "predictions": final.predictions.astype(np.float32),
+        "labels": final.labels.astype(np.int8),
+    }
+    if final.groups is not None:
+        arrays["groups"] = final.groups
     with atomic_write(folder / "predictions.npz") as file:
-        np.savez_compressed(
-            file,
-            predictions=final.predictions.astype(np.float32),
-            labels=final.labels.astype(np.int8),
-        )
+        np.savez_compressed(file, **arrays)
     summary = summarize_run(config, outcome, source.provenance(), metrics)
     judged = config.evaluation
     summary["best_reachable_auc"] = best_reachable_auc(source, judged.test_rows, judged.part)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +16,6 @@ from persia_sim.theory.convergence import (
     Bound,
     Problem,
     allowed_step,
-    async_delay,
     asynchronous,
     hybrid,
     sync,
@@ -26,6 +25,7 @@ from persia_sim.theory.drift import drift, relative_drift
 from persia_sim.words.orders import constant_lag_trace
 from persia_sim.words.trace import Kind
 from persia_sim.words.vocabulary import Mode
+from persia_sim.words.window import updates_missed
 
 NUMBER = st.floats(1e-3, 1e3)
 PROBLEM = st.builds(Problem, smoothness=NUMBER, variance=st.just(0.0) | NUMBER, gap=NUMBER)
@@ -64,7 +64,7 @@ def test_hybrid_without_lateness_is_sync_whatever_alpha(problem, updates, batch,
 
 @given(PROBLEM, UPDATES, BATCH, st.integers(1, 64), st.integers(0, 64))
 def test_hybrid_whose_every_row_is_in_every_sample_is_async(problem, updates, batch, ranks, tau):
-    delay = async_delay(ranks, tau)
+    delay = updates_missed(Mode.ASYNC, tau, ranks=ranks).rows
     late = asynchronous(problem, updates=updates, batch=batch, delay=delay)
     assert late == hybrid(problem, updates=updates, batch=batch, tau=delay, alpha=1.0)
 
@@ -117,15 +117,18 @@ def test_a_bound_is_vacuous_up_to_about_tau_root_two_alpha_updates(tau, alpha):
 
 
 @pytest.mark.parametrize(("ranks", "tau"), [(1, 0), (1, 3), (3, 0), (3, 2), (8, 1)])
-def test_the_delay_of_async_is_what_an_order_of_its_events_misses(ranks, tau):
+def test_what_async_misses_is_counted_in_an_order_of_its_events(ranks, tau):
     trace = constant_lag_trace(Mode.ASYNC, ranks=ranks, steps=20 * ranks, tau=tau)
-    looked_up = pushed = most = 0
+    in_flight = Counter()
+    most = Counter()
     for event in trace:
-        if event.kind == Kind.LOOKUP:
-            most = max(most, looked_up - pushed)
-            looked_up += 1
-        pushed += event.kind == Kind.PUSH
-    assert most == async_delay(ranks, tau)
+        opened = {Kind.LOOKUP: "rows", Kind.DENSE_PULL: "dense"}.get(event.kind)
+        if opened:
+            most[opened] = max(most[opened], in_flight[opened])
+            in_flight[opened] += 1
+        closed = {Kind.PUSH: "rows", Kind.DENSE_PUSH: "dense"}.get(event.kind)
+        in_flight[closed] -= bool(closed)
+    assert updates_missed(Mode.ASYNC, tau, ranks=ranks) == (most["rows"], most["dense"])
 
 
 ONE = Problem(smoothness=1, variance=1, gap=1)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from persia_sim.words.trace import Event, Kind, Trace
 from persia_sim.words.vocabulary import Mode
+from persia_sim.words.window import updates_missed
 from runtime.config import DataConfig, ModelConfig
 from runtime.embedding.config import RowOptimizer
 from runtime.embedding.features import Admission, Capacity
@@ -62,6 +63,18 @@ def test_concurrent_sync_equals_lag_sync(engine):
     for ranks in (1, 3):
         one = run(config(ranks=ranks, shards=2), SOURCE)
         assert_same_bytes(one, run(config(ranks=ranks, **on_engine(engine, 2)), SOURCE))
+
+
+@settings(max_examples=12, deadline=None)
+@given(ranks=st.integers(1, 8), tau=st.integers(0, 4), shards=st.integers(1, 2))
+def test_async_is_hybrid_with_rows_and_dense_weights_as_many_updates_late(ranks, tau, shards):
+    late = updates_missed(Mode.ASYNC, tau, ranks=ranks)
+    one = run(config(mode=Mode.ASYNC, tau=tau, ranks=ranks, batch=6, shards=shards), SOURCE)
+    hybrid = config(
+        mode=Mode.HYBRID, tau=late.rows, dense_lag=late.dense, merge_pushes=False, batch=6,
+        shards=shards,
+    )  # fmt: skip
+    assert_same_bytes(one, run(hybrid, SOURCE))
 
 
 def test_ranks_with_equal_shares_equal_one_rank_in_float64_after_100_steps():
