@@ -33,8 +33,9 @@ def open_source(
 ) -> Source:
     """Open a data set: a name of the catalogue, the path of a schema file (.toml) or `synthetic`.
 
-    ``synthetic:PRESET`` has the shape of a workload, ``synthetic:PRESET:SCALE`` with SCALE times
-    its distinct ids (``synthetic:criteo-ad:0.01``).
+    ``synthetic:PRESET`` has the field counts of a workload, ``synthetic:PRESET:SCALE`` with SCALE
+    times its distinct ids (``synthetic:criteo-ad:0.01``), ``synthetic:PRESET:SCALE:DRAW`` another
+    truth, other samples and other test rows (DRAW is 1 else).
 
     Real data is looked for in ``data_dir``, else in the directory that PERSIA_DATA_DIR names, then
     where ``data get`` puts downloads. ``rows`` keeps the first rows of the training part only, and
@@ -79,17 +80,19 @@ def open_source(
 
 def _open_synthetic(name: str, rows: int | None) -> SyntheticSource:
     _, *choice = name.split(":")
-    preset, scale_text = (*choice, *("default", "1")[len(choice) :])[:2]
+    preset, scale_text, draw_text = (*choice, *("default", "1", "1")[len(choice) :])[:3]
     if preset not in PRESETS:
         raise DataError(f"no synthetic preset is called {preset!r}; {nearest(preset, PRESETS)}")
     try:
         scale = number_of(scale_text)
-        if scale is None or len(choice) > 2:
-            raise ValueError(f"SCALE must be a number, got {':'.join(choice[1:])!r}")
-        made = recipe(preset, scale)
+        if scale is None or not draw_text.isdecimal() or len(choice) > 3:
+            given = ":".join(choice[1:])
+            raise ValueError(f"SCALE must be a number and DRAW a whole one, got {given!r}")
+        made = recipe(preset, scale, int(draw_text))
     except ValueError as error:
         raise DataError(
-            f"{name}: {error}\n  write synthetic:PRESET:SCALE, as in synthetic:criteo-ad:0.01"
+            f"{name}: {error}\n  write synthetic:PRESET:SCALE or synthetic:PRESET:SCALE:DRAW,"
+            " as in synthetic:criteo-ad:0.01"
         ) from error
     train_rows = DEFAULT_TRAIN_ROWS if rows is None else rows
     return SyntheticSource(recipe=made, train_rows=train_rows, test_rows=DEFAULT_TEST_ROWS)

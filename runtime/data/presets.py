@@ -8,6 +8,7 @@ their popularity, and the truth. ``scale`` multiplies the distinct ids.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from runtime.data.truth import Pair, Recipe, SyntheticField
@@ -62,6 +63,7 @@ def _shape(
     click_rate: float,
     source: str,
     multi: int = 0,
+    exponent: float = 1.1,
     scale: float = 1.0,
 ) -> Recipe:
     """A recipe of a given shape; the last ``multi`` fields hold bags of 1 to 8 ids."""
@@ -77,7 +79,7 @@ def _shape(
             SyntheticField(
                 name=f"c{n}",
                 values=size,
-                exponent=1.1,
+                exponent=exponent,
                 weight=1.0 if size < 1_000_000 else 0.5,
                 max_length=8 if n >= fields - multi else 1,
             )
@@ -161,16 +163,31 @@ _SHAPES: dict[str, Callable[..., Recipe]] = {
         )
         for n in range(1, 6)
     },
+    **{
+        f"zipf-{exponent:g}": partial(
+            _shape,
+            fields=16,
+            dense=0,
+            distinct_ids=400_000,
+            click_rate=0.25,
+            exponent=exponent,
+            source="made up for this project: popularity is what the three of them differ in",
+        )
+        for exponent in (1.1, 1.4, 1.8)
+    },
 }
 
 PRESETS = ("default", *_SHAPES)
 """Names of all recipes."""
 
 
-def recipe(name: str, scale: float = 1.0) -> Recipe:
-    """A recipe by name; a shape with ``scale`` times its distinct ids."""
-    if name == "default":
-        if scale != 1.0:
-            raise ValueError(f"the default recipe has one size, got scale {scale}; scale a shape")
-        return default()
-    return _SHAPES[name](name, scale=scale)
+def recipe(name: str, scale: float = 1.0, draw: int = 1) -> Recipe:
+    """A recipe by name; a shape with ``scale`` times its distinct ids.
+
+    Another ``draw`` is another truth, other samples and other test rows of the same description.
+    """
+    if name != "default":
+        return replace(_SHAPES[name](name, scale=scale), seed=draw)
+    if scale != 1.0:
+        raise ValueError(f"the default recipe has one size, got scale {scale}; scale a shape")
+    return replace(default(), seed=draw)

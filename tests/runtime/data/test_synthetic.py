@@ -10,11 +10,12 @@ from sklearn.metrics import roc_auc_score
 
 from runtime.data.batch import Batch
 from runtime.data.ids import mix64
+from runtime.data.open import open_source
 from runtime.data.presets import PRESETS, default, recipe
 from runtime.data.source import rebatch
 from runtime.data.synthetic import CHUNK_ROWS, SyntheticSource
 from runtime.data.truth import Pair, Recipe, SyntheticField, raw_score
-from runtime.data.zipf import scatter56
+from runtime.data.zipf import scatter56, zipf_ranks
 
 LAST_PARAMETERS = 100e12  # of criteo-syn5, the paper's largest workload
 DIM = 16
@@ -235,3 +236,27 @@ def test_one_pass_of_a_plain_net_comes_near_the_best_auc_and_a_linear_model_does
         torch.set_num_threads(threads)
     assert linear < best - 0.01
     assert best - 0.01 < net < best
+
+
+def test_another_draw_has_another_truth_other_samples_and_other_test_rows():
+    one, two, same = (
+        open_source(f"synthetic:zipf-1.4:0.1{draw}", rows=400) for draw in ("", ":2", ":1")
+    )
+    assert one.recipe.fields == two.recipe.fields
+    assert one.provenance().sha256 == same.provenance().sha256 != two.provenance().sha256
+    for part in ("train", "test"):
+        first, second = (next(iter(s.chunks(part))) for s in (one, two))
+        assert not np.array_equal(first.ids[:400], second.ids[:400])
+    ids = [np.arange(5, dtype=np.uint64)] * len(one.recipe.fields)
+    scores = [raw_score(s.recipe, ids, [None] * len(ids), np.empty((5, 0))) for s in (one, two)]
+    assert not np.allclose(*scores), "one truth"
+
+
+@pytest.mark.parametrize("exponent", ["1.1", "1.4", "1.8"])
+def test_popularity_of_a_zipf_stream_is_as_its_name_says(exponent):
+    """Log counts of ranks 2, 4, ..., 32 over their log ranks fall with the exponent."""
+    field = recipe(f"zipf-{exponent}").fields[0]
+    ranks = zipf_ranks(np.random.default_rng(0), 400_000, field.values, field.exponent)
+    counts = np.bincount(ranks, minlength=64)[[1, 3, 7, 15, 31]]
+    slope = np.polyfit(np.log([2.5, 4.5, 8.5, 16.5, 32.5]), np.log(counts), 1)[0]
+    assert slope == pytest.approx(-float(exponent), abs=0.05)
