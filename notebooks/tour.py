@@ -144,5 +144,5 @@ plt.show()
 
 # %% [markdown]
 # After a few dozen steps the gap is large and after a whole pass it is small: late rows slow the
-# *start*. `python -m experiments synthetic-gap` follows it over 12,000 steps and for a row
-# optimiser that starts slowly; `python -m experiments staleness-sweep --help` lists every factor.
+# *start*. `python -m experiments lateness` follows it along runs of 10,000 updates;
+# `python -m experiments staleness-sweep --help` lists every factor.

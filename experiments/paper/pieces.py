@@ -65,27 +65,23 @@ PIECES = (
         fills_cores=True,
     ),
     Piece(
-        study="gap-study",
-        title="What lateness costs, at rates fixed and tuned per mode",
-        caption="A panel per data set: test AUC minus that of sync against the bound, at the same"
-        " rates for all (filled) and at rates tuned for that mode and bound on a validation part"
-        " (open), and along the run; bars and bands are 95 % over the seeds.",
+        study="lateness",
+        title="What late rows and late dense weights cost",
+        caption="Left: gap of runs whose rows alone are late, against lateness over the updates"
+        " made so far. Middle: where the best dense learning rate lies when dense weights are 0, 1"
+        " and 7 updates late. Right: what each lateness costs, beside a batch of twice the samples;"
+        " bars are 95 % over seeds and test rows.",
         section="Accuracy",
         csv=(
-            "gap_study.csv",
-            "gap_study_decisions.csv",
-            "gap_study_tuning.csv",
-            "gap_study_curves.csv",
+            "lateness.csv",
+            "lateness_rates.csv",
+            "lateness_delays.csv",
+            "lateness_hypotheses.csv",
         ),
-        png="gap_study.png",
-        quick=(
-            *("--batch", "64", "--samples", "12800", "--test-rows", "8000", "--snapshots", "3"),
-            *("--seeds", "3", "--most-seeds", "3", "--tuning-seeds", "1", "--taus", "4", "64"),
-            *("--modes", "sync", "lookahead", "raw_hybrid", "hybrid", "async"),
-            *("--row-factors", "0.3", "1", "--dense-factors", "0.3", "1"),
-        ),
+        png="lateness.png",
+        quick=("--streams", "synthetic:zipf-1.4", "--share", "50", "--seeds", "2"),
         quick_minutes=5,
-        full_minutes=1000,
+        full_minutes=500,
         fills_cores=True,
     ),
     Piece(
@@ -103,18 +99,6 @@ PIECES = (
         ),
         quick_minutes=3,
         full_minutes=8,
-        fills_cores=True,
-    ),
-    Piece(
-        study="synthetic-gap",
-        title="Where the gap opens on a stream with a planted truth",
-        caption="Gap of hybrid to sync against the bound tau, and along the run, for a row"
-        " optimiser that starts fast and one that starts slowly; bands are 95 % over the seeds.",
-        section="Accuracy",
-        csv=("synthetic_gap.csv", "synthetic_gap_curves.csv"),
-        png="synthetic_gap.png",
-        quick=None,
-        full_minutes=60,
         fills_cores=True,
     ),
     Piece(

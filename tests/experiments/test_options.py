@@ -39,18 +39,9 @@ BAD = {
         "delay-compensation": ODD_FLOAT | st.just("0"), "seeds": COUNT | st.just("1"),
         "ranks": COUNT, "batch": COUNT, "samples": COUNT, "jobs": COUNT,
     },
-    "synthetic-gap": {
-        "seeds": COUNT, "taus": NEGATIVE | st.just(""), "steps": COUNT, "batch": COUNT,
-        "test-rows": COUNT, "evaluate-every-steps": COUNT, "jobs": COUNT,
-    },
-    "gap-study": {
-        "data-sets": UNKNOWN | st.just(""), "modes": UNKNOWN | st.sampled_from(["", "hybrid"]),
-        "taus": NEGATIVE | ABSURD | st.just(""), "seeds": COUNT | st.just("1"),
-        "batch": COUNT | st.just("7"), "most-seeds": COUNT | st.just("4"), "widest": NOT_POSITIVE,
-        "samples": COUNT,
-        "test-rows": COUNT, "row-factors": NOT_POSITIVE | st.just(""),
-        "dense-factors": NOT_POSITIVE | st.just(""), "tuning-seeds": COUNT, "jobs": COUNT,
-        "snapshots": NEGATIVE | ABSURD, "tolerance": NOT_POSITIVE,
+    "lateness": {
+        "streams": UNKNOWN | st.just(""), "seeds": COUNT | st.just("1"), "share": COUNT,
+        "jobs": COUNT,
     },
     "time-to-auc": {
         "cluster": UNKNOWN, "workload": UNKNOWN, "modes": UNKNOWN | st.just("hybrid"),

@@ -1,4 +1,4 @@
-"""Tiny runs of the staleness sweep and of the synthetic gap, recomputed from the run folders."""
+"""Tiny runs of the staleness sweep, recomputed from the run folders."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.studies import staleness_sweep, synthetic_gap
+from experiments.studies import staleness_sweep
 from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig, ModelConfig, SyncConfig
 from tests.experiments.raw_runs import check_gap_table, close, raw_runs, read_csv
@@ -134,60 +134,3 @@ def test_crossed_factors_reach_the_configs_of_the_modes_that_have_them():
             assert (config.model.optimizer, config.model.lr) == ("sgd", 0.5)
         assert [c.sync.merges for c in (sync, hybrid, late)] == [True, False, False]
         assert late.batch_per_push == batch // 8 and hybrid.batch_per_push == batch
-
-
-@pytest.fixture(scope="module")
-def gap(tmp_path_factory) -> tuple[Path, str]:
-    out = tmp_path_factory.mktemp("synthetic-gap")
-    told: list[str] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("builtins.print", lambda *words, end="\n": told.append(" ".join(words) + end))
-        synthetic_gap.run(
-            synthetic_gap.Options(
-                seeds=2, taus=(0, 2), steps=STEPS, batch=64, test_rows=600,
-                evaluate_every_steps=4, out=out, jobs=2,
-            )
-        )  # fmt: skip
-    return out, "".join(told)
-
-
-def test_every_figure_of_the_synthetic_gap_follows_from_the_predictions(gap):
-    rows = read_csv(gap[0] / "synthetic_gap.csv")
-    for start in ("fast start", "slow start"):
-        own = [r for r in rows if r["row_optimizer"] == start]
-        assert [(r["mode"], r["tau"]) for r in own] == [("sync", "0"), ("hybrid", "2")]
-        check_gap_table(own, raw_runs(gap[0], prefix=start.split()[0]))
-
-
-def test_the_starts_differ_in_the_accumulator_alone():
-    fast, slow = synthetic_gap.STARTS["fast start"], synthetic_gap.STARTS["slow start"]
-    assert (fast.initial_accumulator, slow.initial_accumulator) == (0.0, 0.01)
-    assert (fast.kind, fast.lr) == (slow.kind, slow.lr)
-
-
-def test_it_says_how_far_sync_is_below_what_can_be_reached(gap):
-    import json
-
-    for start in ("fast", "slow"):
-        runs = raw_runs(gap[0], prefix=start)
-        best = json.loads((runs["sync", "0", 0].folder / "summary.json").read_text())
-        best = best["best_reachable_auc"]
-        below = best - np.mean([runs["sync", "0", seed].auc() for seed in range(2)])
-        told = f"best reachable AUC {best:.4f} (planted truth); sync is {below:.4f} below it"
-        assert told in gap[1]
-
-
-def test_the_gaps_curves_are_the_lines_of_the_metrics(gap):
-    lines = read_csv(gap[0] / "synthetic_gap_curves.csv")
-    for start in ("fast start", "slow start"):
-        for (mode, tau, seed), run in raw_runs(gap[0], prefix=start.split()[0]).items():
-            key = (start, mode, tau, str(seed))
-            own = [r for r in lines if (r["row_optimizer"], r["mode"], r["tau"], r["seed"]) == key]
-            assert [(int(r["samples"]), float(r["auc"])) for r in own] == [
-                (line["samples"], line["tasks"]["click"]["auc"]) for line in run.lines()
-            ]
-
-
-@pytest.mark.parametrize("stem", ["synthetic_gap", "synthetic_gap_curves"])
-def test_the_committed_table_has_the_columns_that_the_study_writes(gap, stem):
-    assert list(read_csv(PAPER / f"{stem}.csv")[0]) == list(read_csv(gap[0] / f"{stem}.csv")[0])

@@ -10,7 +10,6 @@ from matplotlib import pyplot as plt
 
 from paper_figs.demo import demo_figure
 from paper_figs.style import save
-from paper_figs.synthetic_gap import synthetic_gap_figure
 from paper_figs.time_to_auc import time_to_auc_figure
 from tests.paper_figs.read_back import (
     bands,
@@ -105,54 +104,6 @@ def test_demo_shows_the_paired_gap_along_the_run(tmp_path):
     assert "not drained" in right.get_title()
     told = figure.get_suptitle()
     assert "click, clicks" in told and "minus that of sync" in told and "3 paired seeds" in told
-
-
-def synthetic(tmp_path: Path):
-    rows, lines = [], []
-    for start, sign in (("fast start", 1), ("slow start", -1)):
-        rows += [
-            {"row_optimizer": start, **end("sync", 0, 0.0, 0.0)},
-            {"row_optimizer": start, **end("hybrid", 1, sign * 0.001, 0.0002)},
-            {"row_optimizer": start, **end("hybrid", 8, sign * 0.003, 0.0004)},
-        ]
-        factor = 1 if sign > 0 else 2
-        lines += [{"row_optimizer": start, **one} for one in snapshots()]
-        lines += [
-            {"row_optimizer": start, **line("hybrid", 8, seed, samples, auc - factor * 0.1)}
-            for samples, aucs in SYNC_AUC.items()
-            for seed, auc in enumerate(aucs)
-        ]
-    table = write_table(tmp_path / "synthetic_gap.csv", rows)
-    return synthetic_gap_figure(table, write_table(tmp_path / "synthetic_gap_curves.csv", lines))
-
-
-def test_synthetic_gap_has_a_line_per_optimiser_over_the_logarithm_of_tau(tmp_path):
-    left = synthetic(tmp_path).axes[0]
-    (fast, x_fast, y_fast, ends_fast), (slow, x_slow, y_slow, ends_slow) = error_bars(left)
-    assert (fast, slow) == ("fast start", "slow start")
-    assert legend(left) == ["fast start", "slow start"]
-    assert x_fast == [0.0, 3.0] and x_slow == pytest.approx([0.15, 3.15])
-    assert y_fast == pytest.approx([1.0, 3.0]) and y_slow == pytest.approx([-1.0, -3.0])
-    assert ends_fast[1] == pytest.approx((2.6, 3.4))
-    assert ends_slow[0] == pytest.approx((-1.2, -0.8))
-    assert [*left.get_xticks()] == [0, 3] and tick_labels(left) == ["1", "8"]
-    assert left.get_xlabel() == "bound τ [steps]"
-    assert left.get_ylabel() == "AUC gap to sync [$10^{-3}$]"
-
-
-def test_synthetic_gap_has_a_panel_along_the_run_for_each_optimiser(tmp_path):
-    figure = synthetic(tmp_path)
-    fast, slow = figure.axes[1:]
-    assert [fast.get_title(), slow.get_title()] == [
-        "fast start: along the run", "slow start: along the run",
-    ]  # fmt: skip
-    for axes, gap in ((fast, -100.0), (slow, -200.0)):
-        assert legend(axes) == ["τ=4", "τ=8"]
-        assert curves(axes)["τ=4"][1] == pytest.approx([-20.0, 2.0])
-        assert curves(axes)["τ=8"] == ([0.001, 0.002], pytest.approx([gap, gap]))
-        assert bands(axes)[1][0.001] == pytest.approx((gap, gap), abs=1e-6)
-        assert axes.get_xlabel() == "training samples [millions]"
-    assert "3 paired seeds" in figure.get_suptitle()
 
 
 def test_time_to_auc_puts_the_same_aucs_on_seconds_and_on_samples(tmp_path):

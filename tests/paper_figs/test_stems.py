@@ -21,7 +21,7 @@ FIGURES = sorted(
 
 
 def test_there_are_pictures():
-    assert {"demo", "synthetic_gap", "scale_workers"} <= set(PICTURES)
+    assert {"demo", "scale_workers"} <= set(PICTURES)
 
 
 @pytest.mark.parametrize("stem", PICTURES)

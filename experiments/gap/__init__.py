@@ -1,1 +1,0 @@
-"""What lateness costs, measured fairly: data sets, rates tuned per mode, the table, decisions."""

@@ -1,0 +1,1 @@
+"""What late rows and late dense weights cost: streams, cells, rates of their own, delays."""

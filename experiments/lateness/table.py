@@ -1,0 +1,199 @@
+"""From finished runs to the study's tables: gaps with intervals, delays, hypotheses."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from experiments.gaps import Run
+from experiments.lateness.delay import Delay, delays, doubling_slope
+from experiments.lateness.streams import RANKS, SYNC, Cell, Rates, Stream
+from experiments.statistics import GapInterval, Interval, paired_gap, t_interval
+
+RatesOf = Literal["of sync", "own"]
+Key = tuple[Cell, RatesOf]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The finished final runs of one stream with one start of its rows' optimiser."""
+
+    stream: Stream
+    start: float
+    rates: Mapping[Cell, Rates]
+    """Each cell's own; sync's are those of the others' "of sync"."""
+    runs: Mapping[Key, Mapping[int, Run]]
+    """Cell and kind of rates -> seed -> run."""
+
+    @property
+    def task(self) -> str:
+        """The first task: rates are chosen on it, and the tables tell it."""
+        return next(iter(next(iter(self._sync.values())).summary["tasks"]))
+
+    @property
+    def _sync(self) -> Mapping[int, Run]:
+        return self.runs[SYNC, "own"]
+
+    def seeds(self, *keys: Key) -> list[int]:
+        """Those that all of these and sync have finished."""
+        return sorted(set(self._sync).intersection(*(self.runs[key] for key in keys)))
+
+    def gaps(self, key: Key, seeds: list[int]) -> np.ndarray:
+        """AUC minus that of sync, seed by seed."""
+        pairs = [(self.runs[key][s], self._sync[s]) for s in seeds]
+        return np.array([late.auc(self.task) - sync.auc(self.task) for late, sync in pairs])
+
+    def gap(self, key: Key, root: Path) -> GapInterval:
+        """Its interval: over seeds and test rows, or over draws, which have rows of their own."""
+        seeds = self.seeds(key)
+        if self.stream.is_drawn or key == (SYNC, "own"):
+            found = t_interval(list(self.gaps(key, seeds)))
+            error = float(np.std(self.gaps(key, seeds)) / math.sqrt(max(1, len(seeds) - 1)))
+            return GapInterval(found.mean, found.half_width, found.n, error, math.nan)
+        sync, late = ([self._scores(runs[s], root) for s in seeds] for runs in
+                      (self._sync, self.runs[key]))  # fmt: skip
+        labels, _, users = sync[0]
+        return paired_gap(labels, [s[1] for s in sync], [s[1] for s in late], users)
+
+    def _scores(self, run: Run, root: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        number = list(run.summary["tasks"]).index(self.task)
+        with np.load(run.point.folder(root) / "predictions.npz") as arrays:
+            users = arrays.get("groups")
+            return arrays["labels"][:, number], arrays["predictions"][:, number], users
+
+    def delays(self, key: Key, root: Path) -> list[Delay]:
+        """Behind sync at each snapshot, with pushes that are on their way not yet applied."""
+        seeds = self.seeds(key)
+        curves = [
+            [_curve(runs[s], self.task, root) for s in seeds]
+            for runs in (self._sync, self.runs[key])
+        ]
+        updates = [count for count, _ in curves[0][0]]
+        sync, late = (np.array([[auc for _, auc in one] for one in own]) for own in curves)
+        return delays(updates, sync, late)
+
+
+def _curve(run: Run, task: str, root: Path) -> list[tuple[int, float]]:
+    lines = (run.point.folder(root) / "metrics.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    return [(line["updates"], line["tasks"][task]["auc"]) for line in found if not line["drained"]]
+
+
+def gap_lines(group: Group, root: Path) -> list[dict[str, Any]]:
+    """A line of the CSV per cell and kind of rates, sync first."""
+    lines = []
+    for key, runs in group.runs.items():
+        if not group.seeds(key):
+            continue
+        cell, kind = key
+        config = next(iter(runs.values())).point.config
+        gap = group.gap(key, root)
+        lines.append(
+            {
+                "data": group.stream.name,
+                "task": group.task,
+                "optimizer_start": group.start,
+                "rows_late": cell.rows_late,
+                "dense_late": cell.dense_late,
+                "rates": kind,
+                "row_lr": config.rows.optimizer.lr,
+                "lr": config.model.lr,
+                "ranks": RANKS,
+                "batch": config.batch,
+                "updates": next(iter(runs.values())).summary["updates"],
+                "seeds": gap.n,
+                "seeds_planned": group.stream.seeds,
+                "redrawn": group.stream.is_drawn,
+                "test_auc": float(np.mean([run.auc(group.task) for run in runs.values()])),
+                "gap_to_sync": gap.mean,
+                "gap_to_sync_half_width_95": gap.half_width,
+                "seeds_error": gap.seeds_error,
+                "rows_error": gap.rows_error,
+            }
+        )
+    return lines
+
+
+def delay_lines(group: Group, root: Path) -> list[dict[str, Any]]:
+    """A line per snapshot of every cell whose rows alone are late, at sync's rates."""
+    return [
+        {
+            "data": group.stream.name,
+            "optimizer_start": group.start,
+            "rows_late": cell.rows_late,
+            "updates": one.updates,
+            "gap": one.gap,
+            "behind": one.behind,
+            "behind_low_95": one.low,
+            "behind_high_95": one.high,
+        }
+        for (cell, kind) in group.runs
+        if cell.rows_late and not cell.dense_late and kind == "of sync"
+        for one in group.delays((cell, kind), root)
+    ]
+
+
+def hypothesis_lines(group: Group, root: Path) -> list[dict[str, Any]]:
+    """H1 to H4 and H6 of the plan on this stream: what was asked, what came out, whether it holds.
+
+    A hypothesis holds where its whole 95 % interval does, fails where none of it does, else it is
+    open. What has no interval (H1 to H3's rate) is told as it is.
+    """
+    lines: list[dict[str, Any]] = []
+
+    def add(name: str, what: str, found: Interval, low: float, high: float) -> None:
+        ends = found.mean - found.half_width, found.mean + found.half_width
+        inside, outside = low <= ends[0] and ends[1] <= high, ends[1] < low or ends[0] > high
+        lines.append(
+            {
+                "data": group.stream.name,
+                "optimizer_start": group.start,
+                "hypothesis": name,
+                "what": what,
+                "value": found.mean,
+                "half_width_95": found.half_width,
+                "asked_low": low,
+                "asked_high": high,
+                "outcome": "holds" if inside else "fails" if outside else "open",
+                "seeds": found.n,
+            }
+        )
+
+    def exactly(value: float, n: int) -> Interval:
+        return Interval(value, 0.0 if math.isfinite(value) else math.nan, n)
+
+    def own(rows: int, dense: int, kind: RatesOf = "own") -> Key:
+        return Cell(rows_late=rows, dense_late=dense), kind
+
+    for rows in (7, 16, 64):
+        key = own(rows, 0, "of sync")
+        along, n = group.delays(key, root), len(group.seeds(key))
+        add("H1", f"growth of the delay a doubling, rows {rows} late",
+            exactly(doubling_slope(along[1:]), n), -0.1, 0.1)  # fmt: skip
+        add("H2", f"delay over lateness at the end, rows {rows} late",
+            exactly(along[-1].behind / rows, n), 0.5, 2.0)  # fmt: skip
+    dense = own(0, 7)
+    for key, low, high in ((dense, -0.5e-3, math.inf), (own(0, 7, "of sync"), -math.inf, -2e-3)):
+        gap = group.gap(key, root)
+        add("H3", f"gap of dense weights 7 late at the rates {key[1]}",
+            Interval(gap.mean, gap.half_width, gap.n), low, high)  # fmt: skip
+    doublings = group.rates[dense[0]].dense - group.rates[SYNC].dense
+    add("H3", "best dense rate with 7 late, in doublings of sync's",
+        exactly(doublings, len(group.seeds(dense))), -math.inf, -1)  # fmt: skip
+    for rows in (7, 16, 64):
+        keys = own(rows, 7), own(rows, 0), own(0, 7)
+        seeds = group.seeds(*keys)
+        both, alone, weights = (group.gaps(key, seeds) for key in keys)
+        add("H4", f"rows {rows} and dense 7 late, beyond the sum of both alone",
+            t_interval(list(both - alone - weights)), -0.5e-3, 0.5e-3)  # fmt: skip
+    ruler: Key = (Cell(batch_factor=2), "own")
+    seeds = group.seeds(own(16, 0), ruler)
+    ahead = group.gaps(own(16, 0), seeds) - group.gaps(ruler, seeds)
+    add("H6", "rows 16 late minus a doubling of the batch", t_interval(list(ahead)), 0.0, math.inf)
+    return lines

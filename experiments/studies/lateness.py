@@ -1,0 +1,276 @@
+"""What late rows and late dense weights cost, at sync's rates and at their own: as planned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.checks import JOBS, SEEDS, between, not_empty
+from experiments.data_sets import readable
+from experiments.gaps import finished, thousandths
+from experiments.lateness.climb import best_of, is_inside, to_try
+from experiments.lateness.streams import (
+    GRID,
+    RULER,
+    STREAMS,
+    SYNC,
+    TUNING_SHARE,
+    Cell,
+    Rates,
+    Stream,
+    config_of,
+    stream_of,
+)
+from experiments.lateness.table import Group, Key, delay_lines, gap_lines, hypothesis_lines
+from experiments.points import Point, data_sha256
+from experiments.statistics import Interval
+from experiments.sweep import default_jobs, run_points
+from experiments.tables import aligned, write_csv
+from runtime.config import DataConfig
+
+CELLS = (*GRID, *RULER)
+TUNING_SEEDS = 2
+CORE_S_PER_SAMPLE = 1 / 40_000
+"""For the plan's estimate (source: runs of 320,000 samples, one core, 7 to 10 s, 2026-11-22)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Rows 0 to 64 and dense weights 0 to 7 updates late: gap, delay, and rates of their own."""
+
+    streams: tuple[str, ...] = tuple(STREAMS)
+    """Which ones, or the path of your own schema (.toml); real data that is not on this machine is
+    left out, with a line."""
+    seeds: int | None = None
+    """Of each final cell, >= 2; else as planned, 20 of real streams and 12 of drawn ones. More
+    seeds later add to what is there."""
+    share: int = 1
+    """Train on one in so many of a stream's samples, the first; for a quick look."""
+    data_dir: Path | None = None
+    """Folder with the real data; else PERSIA_DATA_DIR, else what `data get` downloaded."""
+    out: Path = Path("runs/lateness")
+    """Folder of the results; a second run does only what is missing."""
+    jobs: int = default_jobs()
+    """Points at a time."""
+    dry_run: bool = False
+    """Print the plan and stop."""
+
+    def __post_init__(self) -> None:
+        not_empty(streams=self.streams)
+        for name in self.streams:
+            stream_of(name)  # raises for unknown ones
+        between(2, SEEDS[1], seeds=self.seeds)
+        between(1, 1000, share=self.share)
+        between(*JOBS, jobs=self.jobs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One stream with one start of its rows' optimiser."""
+
+    stream: Stream
+    start: float
+    train_rows: int
+    options: Options
+    tried: dict[Cell, dict[Rates, float]] = field(default_factory=dict)
+    """Cell -> rates -> mean validation AUC."""
+    checksums: dict[DataConfig, str] = field(default_factory=dict, repr=False)
+    """Of the files behind a config, which are read once."""
+
+    @property
+    def name(self) -> str:
+        """Part of its folders' names."""
+        return f"{self.stream.label}-start-{self.start:g}"
+
+    def points(self, cell: Cell, rates: Rates, seeds: Sequence[int], tuning: bool) -> list[Point]:
+        """A run of the cell at these rates for each seed."""
+        label = f"{self.name}-{'tuning-' if tuning else ''}{cell.label}"
+        share = self.options.share * (TUNING_SHARE if tuning else 1)
+        found = []
+        for seed in seeds:
+            config = config_of(
+                self.stream, cell, rates, start=self.start, seed=seed, train_rows=self.train_rows,
+                share=share, tuning=tuning, data_dir=self.options.data_dir,
+            )  # fmt: skip
+            if config.data not in self.checksums:
+                self.checksums[config.data] = data_sha256(config)
+            checksum = self.checksums[config.data]
+            found.append(Point(label=f"{label}-seed{seed}", config=config, data_sha256=checksum))
+        return found
+
+    def samples(self, tuning: bool = False) -> int:
+        """Of a run, for the plan and the progress bar."""
+        whole = self.stream.passes * self.train_rows
+        if self.stream.updates is not None:
+            whole = self.stream.updates * self.stream.batch
+        return whole // (self.options.share * (TUNING_SHARE if tuning else 1))
+
+
+def run(options: Options) -> None:
+    """Choose rates, train every cell, print tables and hypotheses, write CSVs and the figure."""
+    from paper_figs.lateness import lateness_figure  # late: pyplot takes over a second
+    from paper_figs.style import save
+
+    jobs, told = find(options)
+    for line in told:
+        print(line)
+    if not jobs:
+        raise ValueError("streams must name one that is here; the synthetic ones always are")
+    _print_costs(jobs, options)
+    if options.dry_run:
+        return
+    tune(jobs, [SYNC], options)
+    tune(jobs, [cell for cell in CELLS if cell != SYNC], options)
+    groups = train(jobs, options)
+    root = options.out
+    tables: dict[str, list[dict[str, Any]]] = {
+        "lateness": [line for g in groups for line in gap_lines(g, root)],
+        "lateness_rates": [line for job in jobs for line in rate_lines(job)],
+        "lateness_delays": [line for g in groups for line in delay_lines(g, root)],
+        "lateness_hypotheses": [line for g in groups for line in hypothesis_lines(g, root)],
+    }
+    for stem, lines in tables.items():
+        write_csv(root / f"{stem}.csv", lines)
+    for group in groups:
+        print(f"\n{group.stream.name}, Adagrad from {group.start:g}, {group.task}")
+        print(aligned(*cells_of(gap_lines(group, root))))
+    print("\nthe plan's hypotheses")
+    print(aligned(*hypothesis_cells(tables["lateness_hypotheses"])))
+    figure = save(lateness_figure(root), root / "lateness.png")
+    print(f"\ntables: {root}/lateness*.csv\nfigure: {figure}")
+
+
+def find(options: Options) -> tuple[list[Job], list[str]]:
+    """The streams that are here, each start a job; and a line for each that is not."""
+    chosen = [stream_of(name) for name in options.streams]
+    if options.seeds is not None:
+        chosen = [replace(stream, seeds=options.seeds) for stream in chosen]
+    wanted = [DataConfig(name=s.name, dir=None if s.is_drawn else options.data_dir) for s in chosen]
+    facts, missing = readable(wanted)
+    return [
+        Job(stream=s, start=start, train_rows=facts[s.name].train_rows or 0, options=options)
+        for s in chosen
+        if s.name in facts
+        for start in s.starts
+    ], missing
+
+
+def tune(jobs: Sequence[Job], cells: Sequence[Cell], options: Options) -> None:
+    """Climb to every cell's own rates, all of them side by side, from those of sync."""
+    while asked := [(job, cell, rates) for job in jobs for cell in cells
+                    for rates in _wanted(job, cell)]:  # fmt: skip
+        points = {
+            (job.name, cell, rates): job.points(cell, rates, range(TUNING_SEEDS), True)
+            for job, cell, rates in asked
+        }
+        longest = max(job.samples(tuning=True) for job in jobs)
+        run_points([p for own in points.values() for p in own], options.out, options.jobs, longest)
+        for job, cell, rates in asked:
+            runs = finished(points[job.name, cell, rates], options.out)
+            task = next(iter(runs[0].summary["tasks"]))
+            auc = float(np.mean([run.auc(task) for run in runs]))
+            job.tried.setdefault(cell, {})[rates] = auc
+
+
+def _wanted(job: Job, cell: Cell) -> list[Rates]:
+    start = Rates() if cell == SYNC else best_of(job.tried[SYNC])
+    has_line = cell.rows_late == 0 and cell.batch_factor == 1  # the figure's
+    return to_try(job.tried.get(cell, {}), start, line=has_line)
+
+
+def final_points(job: Job) -> Iterator[tuple[int, Key, Point]]:
+    """Every final run, seed by seed, so that pairs are complete early."""
+    of_sync = best_of(job.tried[SYNC])
+    for seed in range(job.stream.seeds):
+        for cell in CELLS:
+            own = best_of(job.tried[cell])
+            yield seed, (cell, "own"), job.points(cell, own, [seed], False)[0]
+            if cell != SYNC:
+                yield seed, (cell, "of sync"), job.points(cell, of_sync, [seed], False)[0]
+
+
+def train(jobs: Sequence[Job], options: Options) -> list[Group]:
+    """All final runs, stream by stream."""
+    groups = []
+    for job in jobs:
+        wanted = list(final_points(job))
+        run_points([p for _, _, p in wanted], options.out, options.jobs, job.samples())
+        runs: dict[Key, dict[int, Any]] = {}
+        for seed, key, point in wanted:
+            for one in finished([point], options.out):
+                runs.setdefault(key, {})[seed] = one
+        rates = {cell: best_of(tried) for cell, tried in job.tried.items()}
+        groups.append(Group(stream=job.stream, start=job.start, rates=rates, runs=runs))
+    return groups
+
+
+def rate_lines(job: Job) -> list[dict[str, Any]]:
+    """Every pair of rates that was tried, one line each."""
+    return [
+        {
+            "data": job.stream.name,
+            "optimizer_start": job.start,
+            "rows_late": cell.rows_late,
+            "dense_late": cell.dense_late,
+            "batch_factor": cell.batch_factor,
+            "row_lr": rates.row_lr,
+            "lr": rates.lr,
+            "seeds": TUNING_SEEDS,
+            "validation_auc": auc,
+            "chosen": rates == best_of(tried),
+            "inside": is_inside(tried),
+        }
+        for cell, tried in job.tried.items()
+        for rates, auc in sorted(tried.items())
+    ]
+
+
+def cells_of(lines: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """What a person reads of one stream; gaps in thousandths of AUC."""
+    header = ["rows late", "dense late", "batch", "rates", "row rate", "dense rate", "test AUC",
+              "gap to sync [1e-3]", "error of seeds", "of test rows", "seeds"]  # fmt: skip
+    return header, [
+        [
+            str(line["rows_late"]), str(line["dense_late"]), str(line["batch"]), line["rates"],
+            f"{line['row_lr']:.3g}", f"{line['lr']:.3g}", f"{line['test_auc']:.4f}",
+            "-" if not line["gap_to_sync"] else thousandths(
+                Interval(line["gap_to_sync"], line["gap_to_sync_half_width_95"], line["seeds"])
+            ),
+            f"{1e3 * line['seeds_error']:.2f}",
+            "in seeds" if line["redrawn"] else f"{1e3 * line['rows_error']:.2f}",
+            f"{line['seeds']} of {line['seeds_planned']}",
+        ]
+        for line in lines
+    ]  # fmt: skip
+
+
+def hypothesis_cells(lines: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """The hypotheses as a person reads them."""
+    header = ["stream", "start", "hypothesis", "what", "found", "±", "asked", "outcome"]
+    return header, [
+        [
+            line["data"], f"{line['optimizer_start']:g}", line["hypothesis"], line["what"],
+            f"{line['value']:.3g}", f"{line['half_width_95']:.2g}",
+            f"{line['asked_low']:g} to {line['asked_high']:g}", line["outcome"],
+        ]
+        for line in lines
+    ]  # fmt: skip
+
+
+def _print_costs(jobs: Sequence[Job], options: Options) -> None:
+    """The plan with core-minutes; how many rates a climb tries is not known before."""
+    total = 0.0
+    for job in jobs:
+        final = (2 * len(CELLS) - 1) * job.stream.seeds * job.samples()
+        climbs = 6 * len(CELLS) * TUNING_SEEDS * job.samples(tuning=True)
+        minutes = (final + climbs) * CORE_S_PER_SAMPLE / 60
+        total += minutes
+        print(
+            f"  {job.stream.name}, Adagrad from {job.start:g}: {job.samples():,} samples a run,"
+            f" {len(CELLS)} cells, {job.stream.seeds} seeds; about {minutes:.0f} core-minutes"
+        )
+    print(f"{total:.0f} core-minutes in all, {options.jobs} points at a time; in {options.out}")

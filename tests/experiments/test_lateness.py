@@ -1,0 +1,213 @@
+"""The study of lateness: climbs and delays against known curves, and a tiny run recomputed."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
+
+from experiments.lateness import climb, streams
+from experiments.lateness.delay import behind, delays, doubling_slope
+from experiments.lateness.streams import STREAMS, Cell, Rates, config_of
+from experiments.studies import lateness
+from paper_figs.lateness import lateness_figure
+from tests.paper_figs.read_back import curves
+
+PLACE = st.integers(-6, 6)
+
+
+def climbed(height, start: Rates, line: bool = False) -> dict[Rates, float]:
+    """All that a climb on this surface tries."""
+    tried: dict[Rates, float] = {}
+    while asked := climb.to_try(tried, start, line=line):
+        tried |= {rates: height(rates) for rates in asked}
+    return tried
+
+
+@given(row=PLACE, dense=PLACE, start_row=PLACE, start_dense=PLACE, tilt=st.floats(0.1, 3))
+def test_a_climb_finds_the_top_of_a_hill_and_has_tried_all_around_it(
+    row, dense, start_row, start_dense, tilt
+):
+    start = Rates(row=start_row, dense=start_dense)
+    if max(abs(row - start_row), abs(dense - start_dense)) >= climb.MOST_ROUNDS:
+        return
+    tried = climbed(lambda r: -((r.row - row) ** 2) - tilt * (r.dense - dense) ** 2, start)
+    assert climb.best_of(tried) == Rates(row=row, dense=dense)
+    assert climb.is_inside(tried)
+
+
+def test_a_climb_without_a_top_ends_after_its_rounds_and_says_so():
+    tried = climbed(lambda r: r.dense, Rates())
+    assert climb.best_of(tried).dense == climb.MOST_ROUNDS and not climb.is_inside(tried)
+
+
+def test_rates_that_diverge_are_never_the_best():
+    tried = climbed(lambda r: math.nan if r.dense > 0 else float(r.dense), Rates(dense=2), True)
+    assert climb.best_of(tried) == Rates()
+
+
+def test_the_dense_line_is_tried_whole():
+    tried = climbed(lambda r: -abs(r.dense), Rates(row=1), line=True)
+    assert {r.dense for r in tried if r.row == 1} >= set(climb.DENSE_LINE)
+
+
+UPDATES = [100, 200, 400, 800]
+
+
+@given(st.integers(0, 90), st.integers(2, 5))
+def test_a_curve_that_is_shifted_is_as_late_as_its_shift(shift, seeds):
+    """Linear in the updates, so that reading between snapshots is exact."""
+    sync = np.array([[0.6 + 1e-4 * t + 1e-3 * s for t in UPDATES] for s in range(seeds)])
+    late = sync - 1e-4 * shift
+    found = delays(UPDATES, sync, late)
+    assert [d.behind for d in found[1:]] == pytest.approx([shift] * 3)
+    assert [d.gap for d in found] == pytest.approx([-1e-4 * shift] * 4)
+    if shift:
+        assert doubling_slope(found[1:]) == pytest.approx(0, abs=1e-9)
+
+
+def test_a_delay_that_is_a_share_of_the_run_doubles_with_it():
+    found = delays(
+        UPDATES, *(np.array([[0.5 + 1e-4 * f * t for t in UPDATES]] * 2) for f in (1, 0.9))
+    )
+    assert [d.behind for d in found] == pytest.approx([10, 20, 40, 80])
+    assert doubling_slope(found) == pytest.approx(1)
+
+
+def test_a_run_above_all_of_syncs_curve_has_no_delay():
+    assert math.isnan(behind([10, 20], np.array([0.6, 0.7]), np.array([0.6, 0.8]))[1])
+
+
+def test_on_a_flat_stretch_the_first_time_counts():
+    assert behind([10, 20, 30], np.array([0.6, 0.7, 0.7]), np.array([0.5, 0.6, 0.7]))[2] == 10
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_no_final_run_has_a_seed_or_a_draw_that_rates_were_chosen_on(name):
+    stream = STREAMS[name]
+
+    def configs(tuning: bool, seeds: int):
+        for seed in range(seeds):
+            yield config_of(
+                stream, Cell(), Rates(), start=0.0, seed=seed, train_rows=1000, tuning=tuning
+            )
+
+    tuned, final = (list(configs(*pair)) for pair in ((True, 2), (False, stream.seeds)))
+    assert not {c.seed for c in tuned} & {c.seed for c in final}
+    assert {c.evaluation.part for c in tuned} == {"validation"}
+    assert {c.evaluation.part for c in final} == {"test"}
+    if stream.is_drawn:
+        draws = {c.data.name for c in final}
+        assert len(draws) == stream.seeds and not draws & {c.data.name for c in tuned}
+
+
+def test_async_lies_on_the_grid():
+    assert streams.cell_of_async(0) == Cell(rows_late=7, dense_late=7)
+    assert streams.cell_of_async(4) == Cell(rows_late=39, dense_late=7)
+    assert {streams.cell_of_async(0), streams.cell_of_async(4)} <= set(lateness.CELLS)
+
+
+# A tiny run.
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> tuple[Path, str]:
+    out, told = tmp_path_factory.mktemp("lateness"), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("builtins.print", lambda *words, **_: told.append(" ".join(map(str, words))))
+        patch.setattr(lateness, "TUNING_SEEDS", 1)
+        patch.setattr(lateness, "to_try", lambda tried, start, line: [] if tried else [start])
+        one = streams.STREAMS["synthetic:zipf-1.4"]
+        short = lateness.replace(one, updates=64, batch=32, seeds=2, starts=(0.0,))
+        patch.setitem(streams.STREAMS, one.name, short)
+        patch.setattr(streams, "TEST_ROWS_OF_A_DRAW", 500)
+        lateness.run(lateness.Options(streams=(one.name,), out=out, jobs=2))
+    return out, "\n".join(told)
+
+
+def final_auc(root: Path, label: str) -> float:
+    (folder,) = root.glob(f"{label}-????????")
+    with np.load(folder / "predictions.npz") as arrays:
+        return float(roc_auc_score(arrays["labels"][:, 0], arrays["predictions"][:, 0]))
+
+
+@pytest.mark.multiproc
+@pytest.mark.slow
+def test_every_gap_of_the_table_follows_from_the_predictions(tiny):
+    lines = pd.read_csv(tiny[0] / "lateness.csv")
+    assert len(lines) == 2 * len(lateness.CELLS) - 1 and set(lines.seeds) == {2}
+    name = "synthetic-zipf-1.4-start-0"
+    for line in lines.itertuples():
+        doubled = "-batch-x2" if line.batch == 64 else ""
+        cell = f"rows-{line.rows_late}-dense-{line.dense_late}{doubled}"
+        late, sync = (
+            [final_auc(tiny[0], f"{name}-{c}-seed{seed}") for seed in range(2)]
+            for c in (cell, "rows-0-dense-0")
+        )
+        gaps = np.subtract(late, sync)
+        assert line.gap_to_sync == pytest.approx(gaps.mean(), abs=1e-9)
+        assert line.test_auc == pytest.approx(np.mean(late), abs=1e-9)
+        # Student's t for 1 degree of freedom, from a printed table
+        assert line.gap_to_sync_half_width_95 == pytest.approx(12.706 * gaps.std(), rel=1e-3)
+
+
+@pytest.mark.multiproc
+@pytest.mark.slow
+def test_the_delays_gaps_are_those_of_the_snapshots(tiny):
+    lines = pd.read_csv(tiny[0] / "lateness_delays.csv")
+    assert set(lines.rows_late) == {4, 7, 16, 64}
+    line = lines[(lines.rows_late == 16) & (lines.updates == 32)].iloc[0]
+
+    def at_32(cell: str) -> float:
+        found = []
+        for folder in tiny[0].glob(f"synthetic-zipf-1.4-start-0-{cell}-seed?-????????"):
+            own = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+            found += [
+                one["tasks"]["click"]["auc"]
+                for one in own
+                if one["updates"] == 32 and not one["drained"]
+            ]
+        return float(np.mean(found))
+
+    assert line.gap == pytest.approx(at_32("rows-16-dense-0") - at_32("rows-0-dense-0"), abs=1e-9)
+
+
+@pytest.mark.multiproc
+@pytest.mark.slow
+def test_every_hypothesis_of_the_plan_but_that_of_drift_has_an_outcome(tiny):
+    lines = pd.read_csv(tiny[0] / "lateness_hypotheses.csv")
+    assert set(lines.hypothesis) == {"H1", "H2", "H3", "H4", "H6"}
+    assert set(lines.outcome) <= {"holds", "fails", "open"}
+    for line in lines.itertuples():
+        low, high = line.value - line.half_width_95, line.value + line.half_width_95
+        if line.outcome == "holds":
+            assert line.asked_low <= low and high <= line.asked_high
+        if line.outcome == "fails":
+            assert high < line.asked_low or low > line.asked_high
+
+
+@pytest.mark.multiproc
+@pytest.mark.slow
+def test_the_figure_shows_the_gaps_and_the_rates_of_its_tables(tiny):
+    figure = lateness_figure(tiny[0])
+    along, rates, ruler = figure.axes
+    delayed = pd.read_csv(tiny[0] / "lateness_delays.csv")
+    (points,) = curves(along).values()
+    assert sorted(points[1]) == pytest.approx(sorted(1e3 * delayed.gap))
+    assert set(curves(rates)) == {"dense 0 late", "dense 1 late", "dense 7 late"}
+    gaps = pd.read_csv(tiny[0] / "lateness.csv")
+    (container,) = ruler.containers
+    shown = sorted(container.lines[0].get_xdata())
+    names = [tick.get_text() for tick in ruler.get_yticklabels()]
+    assert len(shown) == len(names) == 8 and "batch twice as large, own rates" in names
+    assert set(np.round(shown, 9)) <= set(np.round(1e3 * gaps.gap_to_sync, 9))
+    (bars,) = container.lines[2]
+    ends = {np.round(s[1][0] - s[0][0], 9) for s in bars.get_segments()}
+    assert ends <= set(np.round(2e3 * gaps.gap_to_sync_half_width_95, 9))
