@@ -31,7 +31,8 @@ ROOMS = {
     "experiments": [
         "statistics", "tables", "checks", "crossings", "targets", "folders", "kept", "data_sets",
         "points", "gaps", "paired", "sweep", "stage_bars", "published", "drilling", "staleness",
-        "lateness", "validating", "paper", "registry", "studies", "benching", "commands", "__main__",
+        "lateness", "validating", "paper", "registry", "studies", "benching", "commands",
+        "__main__",
     ],
 }  # fmt: skip
 """Bottom first: a room imports from rooms before it, never from one after it."""
