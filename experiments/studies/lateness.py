@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from experiments.checks import JOBS, SEEDS, between, not_empty
 from experiments.data_sets import readable
-from experiments.gaps import finished, thousandths
+from experiments.gaps import Run, finished, thousandths
 from experiments.lateness.climb import best_of, is_inside, to_try
 from experiments.lateness.streams import (
     GRID,
@@ -31,6 +31,9 @@ from experiments.statistics import Interval
 from experiments.sweep import default_jobs, run_points
 from experiments.tables import aligned, write_csv
 from runtime.config import DataConfig
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 CELLS = (*GRID, *RULER)
 TUNING_SEEDS = 2
@@ -112,8 +115,7 @@ class Job:
 
 def run(options: Options) -> None:
     """Choose rates, train every cell, print tables and hypotheses, write CSVs and the figure."""
-    from paper_figs.lateness import lateness_figure  # late: pyplot takes over a second
-    from paper_figs.style import save
+    from paper_figs.style import save  # late: pyplot takes over a second
 
     jobs, told = find(options)
     for line in told:
@@ -123,11 +125,24 @@ def run(options: Options) -> None:
     _print_costs(jobs, options)
     if options.dry_run:
         return
-    tune(jobs, [SYNC], options)
-    tune(jobs, [cell for cell in CELLS if cell != SYNC], options)
-    groups = train(jobs, options)
-    root = options.out
-    tables: dict[str, list[dict[str, Any]]] = {
+    groups: list[Group] = []
+    for number, job in enumerate(jobs, start=1):
+        print(f"{job.name} ({number} of {len(jobs)})")
+        tune(job, [SYNC])
+        tune(job, [cell for cell in CELLS if cell != SYNC])
+        groups.append(train(job))
+        tell(groups[-1], options.out)
+        figure = save(
+            write_tables(jobs[:number], groups, options.out), options.out / "lateness.png"
+        )
+    print(f"\ntables: {options.out}/lateness*.csv\nfigure: {figure}")
+
+
+def write_tables(jobs: Sequence[Job], groups: Sequence[Group], root: Path) -> Figure:
+    """The CSVs of the streams that are done, and their figure."""
+    from paper_figs.lateness import lateness_figure  # late: pyplot takes over a second
+
+    tables = {
         "lateness": [line for g in groups for line in gap_lines(g, root)],
         "lateness_rates": [line for job in jobs for line in rate_lines(job)],
         "lateness_delays": [line for g in groups for line in delay_lines(g, root)],
@@ -135,13 +150,15 @@ def run(options: Options) -> None:
     }
     for stem, lines in tables.items():
         write_csv(root / f"{stem}.csv", lines)
-    for group in groups:
-        print(f"\n{group.stream.name}, Adagrad from {group.start:g}, {group.task}")
-        print(aligned(*cells_of(gap_lines(group, root))))
+    return lateness_figure(root)
+
+
+def tell(group: Group, root: Path) -> None:
+    """Print a stream's gaps, and what came out of the plan's hypotheses."""
+    print(f"\n{group.stream.name}, Adagrad from {group.start:g}, {group.task}")
+    print(aligned(*cells_of(gap_lines(group, root))))
     print("\nthe plan's hypotheses")
-    print(aligned(*hypothesis_cells(tables["lateness_hypotheses"])))
-    figure = save(lateness_figure(root), root / "lateness.png")
-    print(f"\ntables: {root}/lateness*.csv\nfigure: {figure}")
+    print(aligned(*hypothesis_cells(hypothesis_lines(group, root))))
 
 
 def find(options: Options) -> tuple[list[Job], list[str]]:
@@ -159,18 +176,15 @@ def find(options: Options) -> tuple[list[Job], list[str]]:
     ], missing
 
 
-def tune(jobs: Sequence[Job], cells: Sequence[Cell], options: Options) -> None:
+def tune(job: Job, cells: Sequence[Cell]) -> None:
     """Climb to every cell's own rates, all of them side by side, from those of sync."""
-    while asked := [(job, cell, rates) for job in jobs for cell in cells
-                    for rates in _wanted(job, cell)]:  # fmt: skip
-        points = {
-            (job.name, cell, rates): job.points(cell, rates, range(TUNING_SEEDS), True)
-            for job, cell, rates in asked
-        }
-        longest = max(job.samples(tuning=True) for job in jobs)
-        run_points([p for own in points.values() for p in own], options.out, options.jobs, longest)
-        for job, cell, rates in asked:
-            runs = finished(points[job.name, cell, rates], options.out)
+    options = job.options
+    while asked := [(cell, rates) for cell in cells for rates in _wanted(job, cell)]:
+        points = {one: job.points(*one, range(TUNING_SEEDS), True) for one in asked}
+        everything = [point for own in points.values() for point in own]
+        run_points(everything, options.out, options.jobs, job.samples(tuning=True))
+        for cell, rates in asked:
+            runs = finished(points[cell, rates], options.out)
             task = next(iter(runs[0].summary["tasks"]))
             auc = float(np.mean([run.auc(task) for run in runs]))
             job.tried.setdefault(cell, {})[rates] = auc
@@ -193,19 +207,16 @@ def final_points(job: Job) -> Iterator[tuple[int, Key, Point]]:
                 yield seed, (cell, "of sync"), job.points(cell, of_sync, [seed], False)[0]
 
 
-def train(jobs: Sequence[Job], options: Options) -> list[Group]:
-    """All final runs, stream by stream."""
-    groups = []
-    for job in jobs:
-        wanted = list(final_points(job))
-        run_points([p for _, _, p in wanted], options.out, options.jobs, job.samples())
-        runs: dict[Key, dict[int, Any]] = {}
-        for seed, key, point in wanted:
-            for one in finished([point], options.out):
-                runs.setdefault(key, {})[seed] = one
-        rates = {cell: best_of(tried) for cell, tried in job.tried.items()}
-        groups.append(Group(stream=job.stream, start=job.start, rates=rates, runs=runs))
-    return groups
+def train(job: Job) -> Group:
+    """All final runs of a stream."""
+    wanted, options = list(final_points(job)), job.options
+    run_points([p for _, _, p in wanted], options.out, options.jobs, job.samples())
+    runs: dict[Key, dict[int, Run]] = {}
+    for seed, key, point in wanted:
+        for one in finished([point], options.out):
+            runs.setdefault(key, {})[seed] = one
+    rates = {cell: best_of(tried) for cell, tried in job.tried.items()}
+    return Group(stream=job.stream, start=job.start, rates=rates, runs=runs)
 
 
 def rate_lines(job: Job) -> list[dict[str, Any]]:
