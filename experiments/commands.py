@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from experiments.folders import ensure_writable
+from persia_sim.words.rules import refuse_doubled
 from runtime.guarded import guarded
 
 
@@ -95,6 +96,7 @@ def main(arguments: Sequence[str]) -> int:
 def _run(name: str, arguments: list[str]) -> None:
     import tyro
 
+    refuse_doubled(arguments)
     module = importlib.import_module(module_of(name))
     options = tyro.cli(
         module.Options,
@@ -110,6 +112,7 @@ def _run(name: str, arguments: list[str]) -> None:
 def _run_folders(arguments: list[str]) -> None:
     from experiments.registry.command import main as run_folders
 
+    refuse_doubled(arguments)
     run_folders(arguments)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
+from persia_sim.words.rules import refuse_doubled
 from runtime.data.errors import nearest
 from runtime.guarded import guarded
 
@@ -32,7 +33,13 @@ def main(arguments: Sequence[str]) -> int:
     if name not in COMMANDS:
         print(f"error: no command {name!r}; {nearest(name, COMMANDS)}", file=sys.stderr)
         return 2
-    return guarded(lambda: COMMANDS[name](rest))
+
+    def command() -> None:
+        if name != "train":  # of which torchrun's rank 0 alone tells a mistake
+            refuse_doubled(rest)
+        COMMANDS[name](rest)
+
+    return guarded(command)
 
 
 def _version() -> str:

@@ -12,6 +12,7 @@ from typing import Annotated, cast
 
 import tyro
 
+from persia_sim.words.rules import refuse_doubled
 from runtime.config import TrainConfig, read_config
 from runtime.config.options import option_kinds
 from runtime.config.presets import PRESETS, PresetName, with_preset
@@ -54,6 +55,7 @@ def read_train(arguments: list[str], launch: Launch | None = None) -> Train:
 
     ``launch``: as which of torchrun's processes; None: as the only one.
     """
+    refuse_doubled(arguments)
     typed = {word.split("=")[0] for word in arguments if word.startswith("--")}
     for option in ("--out", "--config", "--resume", "--trace", "--data.dir", "--data.name"):
         if value_of(option, arguments) == "":

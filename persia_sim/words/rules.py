@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
 
 def counted(number: int, noun: str) -> str:
     """A number with its noun, for messages.
@@ -22,3 +25,25 @@ def require(holds: bool, name: str, value: object, rule: str, remedy: str = "") 
     """
     if not holds:
         raise ValueError(f"{name} is {value}: {rule}" + (f"; {remedy}" if remedy else ""))
+
+
+def refuse_doubled(words: Iterable[str]) -> None:
+    """Raise ValueError for an option that a command line has twice: one of them would count,
+    without a word.
+
+    >>> refuse_doubled(["--tau", "1", "--no-shuffle", "--tau=2"])
+    Traceback (most recent call last):
+    ValueError: --tau is typed twice, and only one of them can count; give it once
+    """
+    seen: dict[str, str] = {}
+    for word in words:
+        flag = word.partition("=")[0]
+        if not flag.startswith("--"):
+            continue
+        option = re.sub(r"^--((?:.*\.)?)no-", r"--\1", flag.replace("_", "-"))
+        if option in seen:
+            told = "twice" if seen[option] == flag else f"as {seen[option]}, too"
+            raise ValueError(
+                f"{flag} is typed {told}, and only one of them can count; give it once"
+            )
+        seen[option] = flag

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from experiments.commands import main
+
 pytestmark = pytest.mark.multiproc
 
 
@@ -71,6 +73,19 @@ def test_a_mistake_gets_a_remedy_and_no_traceback(words, message):
     assert found.returncode == 2
     assert message in found.stdout + found.stderr
     assert "Traceback" not in found.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["demo", "--seeds", "1", "--seeds", "2"],
+        ["staleness-sweep", "--out", "a", "--out=b", "--dry-run"],
+        ["runs", "report", "here", "--out", "a", "--out", "b"],
+    ],
+)
+def test_no_study_takes_an_option_twice(words, capsys):
+    assert main(words) == 2
+    assert "is typed twice, and only one of them can count; give it once" in capsys.readouterr().err
 
 
 def test_a_dry_run_writes_nothing(tmp_path):

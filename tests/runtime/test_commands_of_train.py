@@ -116,6 +116,35 @@ def test_an_option_that_nothing_would_read_is_refused_even_at_its_default(words,
     assert said in refused(words, capsys)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--preset", "persia-default", "--preset", "deeprec-async"], "--preset is typed twice"),
+        (["--config", "a.toml", "--config=b.toml"], "--config is typed twice"),
+        (["--executor", "lag", "--seed", "1", "--executor", "lag"], "--executor is typed twice"),
+        (["--data.shuffle", "--data.no-shuffle"], "--data.no-shuffle is typed as --data.shuffle"),
+        (["--merge_pushes", "--merge-pushes"], "--merge-pushes is typed as --merge_pushes, too"),
+        (["--no-merge-pushes", "--merge-pushes"], "is typed as --no-merge-pushes, too, and only o"),
+    ],
+)
+def test_an_option_that_is_typed_twice_is_refused(words, said, capsys):
+    assert said in refused(words, capsys)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["evaluate", "run", "--data", "a", "--data", "b"],
+        ["export", "run", "--out", "a", "--out=b"],
+        ["profile", "--dim", "8", "--dim", "16"],
+        ["data", "list", "--data-dir", "a", "--data-dir", "b"],
+    ],
+)
+def test_no_command_takes_an_option_twice(words, capsys):
+    assert main(words) == 2
+    assert "is typed twice, and only one of them can count; give it once" in capsys.readouterr().err
+
+
 def test_a_replay_told_another_tau_than_its_trace_has_is_refused(tmp_path, capsys):
     path = tmp_path / "t.npz"
     Trace.of([], **config_facts(TrainConfig(sync=SyncConfig(mode="hybrid", tau=2)))).save(path)
