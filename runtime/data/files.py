@@ -20,6 +20,7 @@ from runtime.data.interleave import interleave
 from runtime.data.joined import main_files, open_table
 from runtime.data.parts import CODES, UNPLACED, Placer, Totals
 from runtime.data.regular import regular_file
+from runtime.data.same_data import document
 from runtime.data.schema import Schema
 from runtime.data.source import Part, Provenance
 from runtime.data.table import Rows
@@ -136,6 +137,7 @@ class FileSource:
             name=self.schema.name,
             sha256=sums[0] if len(sums) == 1 else joined,
             split=words if self.rows is None else f"{words}; of train the first {self.rows} rows",
+            schema=document(self.schema),
             train_rows=train_rows if self.rows is None else min(train_rows, self.rows),
             test_rows=census.placed["test"],
             rows_skipped=sum(inside.values()) + outside,
@@ -182,20 +184,25 @@ class FileSource:
         if before is None or row is None or (before.row is not None and row > before.row):
             self._read[part] = _Read(skipped, outside, row)
 
+    def placed(self) -> np.ndarray:
+        """int8, the code of the part of each row of all files, in their order (`parts.CODES`)."""
+        return np.concatenate([np.empty(0, np.int8), *self._codes(self._count())])
+
+    def _codes(self, totals: Totals) -> Iterator[np.ndarray]:
+        table = open_table(self.schema, self.folder, skip_bad_rows=self.skip_bad_rows)
+        placer = Placer(self.schema.split, totals, self.schema.missing)
+        for rows in table.stream((self.schema.split.column or self.schema.labels[0],)):
+            yield placer.place(rows).astype(np.int8)
+
     def _count(self) -> Totals:
         """Count what the split needs, once; most splits need nothing."""
         split = self.schema.split
         if self._totals is None:
-            table = open_table(self.schema, self.folder, skip_bad_rows=self.skip_bad_rows)
             by_place = split.test_fraction is not None and split.random_seed is None
+            table = open_table(self.schema, self.folder, skip_bad_rows=self.skip_bad_rows)
             totals = Totals(rows=table.count_rows() if by_place else 0)
             if split.validation_fraction:
-                placer = Placer(split, totals, self.schema.missing)
-                column = split.column or self.schema.labels[0]
-                train = sum(
-                    int((placer.place(rows) != CODES["test"]).sum())
-                    for rows in table.stream((column,))
-                )
+                train = sum(int((codes != CODES["test"]).sum()) for codes in self._codes(totals))
                 asked = train if self.rows is None else min(train, self.rows)
                 totals = Totals(rows=totals.rows, train_rows=asked)
             self._totals = totals

@@ -8,6 +8,7 @@ other seeds. Several processes may do so at once; the first that is done wins.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from pathlib import Path
 from runtime.data.batch import Batch, Layout
 from runtime.data.files import FileSource
 from runtime.data.kept_part import KeptPart, PartWriter, facts_of, folder_bytes, write_facts
+from runtime.data.same_data import document
 from runtime.data.source import Part, Provenance
 
 MOST_BYTES = 4 << 30
@@ -78,7 +80,8 @@ class KeptSource:
     def _key(self) -> str:
         """Of all that decides what is parsed: the files, how they are read, and by which code."""
         source = self.parsed
-        decides = [*source.checksums(), repr(source.schema), str(source.rows), parser_version()]
+        meaning = json.dumps([source.schema.name, document(source.schema), source.rows])
+        decides = [*source.checksums(), meaning, parser_version()]
         return hashlib.sha256("\n".join(decides).encode()).hexdigest()[:32]
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -22,7 +24,10 @@ class Provenance:
     sha256: str
     """Of the data's bytes (files), or of the generator's settings (synthetic)."""
     split: str
-    """The split in words; part of the checksum's meaning."""
+    """The split in words."""
+    schema: Mapping[str, Any] = field(default_factory=dict)
+    """Every key that decides what the bytes mean (`runtime.data.same_data.document`); empty where
+    the checksum says it all."""
     train_rows: int | None = None
     """Rows of the training part, bad ones among them, where they were counted."""
     test_rows: int | None = None
@@ -31,6 +36,12 @@ class Provenance:
     """Bad rows that were counted and left out because the user asked for it, in what was read."""
     skipped_where: str = ""
     """How many of them lay where, and how far the file was read; empty when there were none."""
+
+    @property
+    def digest(self) -> str:
+        """Of all that decides a sample: the bytes, their meaning, and which of them train."""
+        decides = json.dumps([self.sha256, self.split, dict(self.schema)], sort_keys=True)
+        return hashlib.sha256(decides.encode()).hexdigest()
 
     def __str__(self) -> str:
         """One line: the name, the split, and what it comes to.

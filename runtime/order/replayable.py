@@ -10,11 +10,40 @@ import torch
 from persia_sim.words.trace import ALL, Event, Kind, Trace
 from persia_sim.words.vocabulary import Mode
 from runtime.config import TrainConfig
-from runtime.data.source import Provenance, Source
+from runtime.config.options import option_values
+from runtime.data.same_data import differences
+from runtime.data.source import Source
 from runtime.embedding.config import TableConfig
 
-_TREATMENTS = {"dense_lag": 0, "delay_compensation": 0.0, "lr_by_staleness": False}
-"""What is done about lateness, and what it was in runs that say nothing of it."""
+DECIDES_NO_BYTE = {
+    **dict.fromkeys(
+        ("tau", "permits", "ahead", "queue-batches", "latency-s", "sync-steps"),
+        "who waits for whom; the order of a trace says who did",
+    ),
+    **dict.fromkeys(
+        ("average-every-steps", "average-every-s"),
+        "when replicas are averaged; events of the order",
+    ),
+    "lookahead": "how rows are brought up to date, to the same bytes",
+    "executor": "who carries the order out",
+    "kernels": "C++ or numpy, to the same bytes",
+    "servers": "where the shards are, whose number counts",
+    "loaders": "who parses, to the same samples",
+    "dense-sum": "of ranks that are processes; a ring marks its trace as not replayable",
+    "fuse-ranks": "a trace says by itself whether ranks were computed as one batch",
+    **dict.fromkeys(("trace", "trace-order", "timeline", "tensorboard"), "what is told of a run"),
+    **dict.fromkeys(("data.dir", "data.keep"), "where data lie; their checksum counts"),
+    "data.name": "what the data are called; their checksum and schema count",
+    "data.validation-fraction": "part of the schema's split, which counts",
+    **dict.fromkeys(("part", "evaluate-every-steps", "test-rows"), "what is judged, and when"),
+    **dict.fromkeys(
+        ("checkpoint-every", "keep", "checkpoint-incremental"), "cuts, which the order has"
+    ),
+}
+"""Options that a replay may have otherwise than its trace, and why. Every other option, of whatever
+group, must be the same."""
+_DERIVED = ("mode", "ranks", "merge-pushes", "shards")
+"""Options whose fact says what came of them in this mode and engine."""
 
 _WITHOUT_VERSION = (Kind.LOST_PUSH, Kind.AVERAGE_READ, Kind.AVERAGE_WRITE)
 """A lost push reads and writes nothing; the version of an averaging is the number of its round."""
@@ -34,34 +63,26 @@ def trace_meta(
         "torch": torch.__version__,
         "data": data.name,
         "data_sha256": data.sha256,
+        "data_schema": data.schema,
     }
 
 
 def config_facts(config: TrainConfig) -> dict[str, Any]:
     """Those of them that are known before any data is read."""
     sharing = config.sync.ranks if config.sync.mode.has_barrier else 1
+    known = {**DECIDES_NO_BYTE, **dict.fromkeys(_DERIVED)}
     return {
         "mode": str(config.sync.mode),
         "ranks": config.sync.ranks,
         "tau": config.sync.window,
         "merge_pushes": config.sync.merges,
-        "seed": config.seed,
-        "batch": config.batch,
         "batch_per_rank": config.batch_per_push // sharing,
-        "steps": config.steps,
         "shards": config.engine.server_count,
-        "passes": config.data.passes,
-        "shuffle": config.data.shuffle,
-        "rows_read": config.data.rows,
-        "skip_bad_rows": config.data.skip_bad_rows,
-        "model": f"{config.model}",
-        "row_gradients": config.sync.row_gradients,
-        **{name: getattr(config.sync, name) for name in _TREATMENTS},
-        "nonfinite": config.nonfinite,
-        "precision": config.engine.precision,
-        "loss_scale": config.engine.loss_scale,
-        "device": config.engine.device,
-        "threads": config.engine.threads,
+        **{
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in option_values(config)
+            if name not in known and not name.startswith("rows.")  # tables are told as trained
+        },
     }
 
 
@@ -84,14 +105,10 @@ def refuse_other_run(trace: Trace, meta: dict[str, Any], name: str) -> None:
             " timing; record it with precision float32 or bfloat16"
         )
     differing = [
-        key
-        for key, value in meta.items()
-        if key != "tau" and trace.meta.get(key, _TREATMENTS.get(key)) != value
+        key for key, value in meta.items() if key != "tau" and trace.meta.get(key) != value
     ]
     if differing:
-        told = [
-            f"{key}: trace {trace.meta.get(key)!r}, this run {meta[key]!r}" for key in differing
-        ]
+        told = [_told(key, "trace", trace.meta, "this run", meta) for key in differing]
         remedy = _options_of(trace, whole, differing)
         raise ValueError(
             f"trace {name} is of another run; {'; '.join(told)}"
@@ -99,12 +116,7 @@ def refuse_other_run(trace: Trace, meta: dict[str, Any], name: str) -> None:
         )
 
 
-_NAMED = {
-    "passes": "data.passes", "rows_read": "data.rows", "shuffle": "data.shuffle",
-    "skip_bad_rows": "data.skip_bad_rows",
-}  # fmt: skip
-"""Facts whose option has another name."""
-_NO_OPTION = ("model", "batch_per_rank", "tau")
+_NO_OPTION = ("batch_per_rank", "tau")
 """Facts that no single option gives; tau is taken from the trace."""
 
 
@@ -120,12 +132,13 @@ def _options_of(trace: Trace, meta: Mapping[str, Any], differing: Sequence[str])
         value = asked.get(name)
         if value in (None, meta.get(name)) or name in _NO_OPTION or name not in _OF_OPTIONS:
             continue
-        option = _NAMED.get(name, name).replace("_", "-")
+        option = name.replace("_", "-")
         if isinstance(value, bool):
             group, dot, last = option.rpartition(".")
             words.append(f"--{option}" if value else f"--{group}{dot}no-{last}")
         else:
-            words.append(f"--{option} {value}")
+            told = map(str, value) if isinstance(value, list) else [str(value)]
+            words.append(" ".join([f"--{option}", *told]))
     return " ".join(words)
 
 
@@ -150,21 +163,20 @@ _OF_ONE_PART = ("steps", "updates", "not_replayable", "first_step")
 def other_facts(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """In words, what decides a byte and is not as it was; how far the run goes may differ."""
     return "; ".join(
-        f"{key}: before {before.get(key)!r}, now {now.get(key)!r}"
+        _told(key, "before", before, "now", now)
         for key in {**before, **now}
-        if key not in _OF_ONE_PART
-        and before.get(key, _TREATMENTS.get(key)) != now.get(key, _TREATMENTS.get(key))
+        if key not in _OF_ONE_PART and before.get(key) != now.get(key)
     )
 
 
-def refuse_other_data(before: Mapping[str, Any], now: Provenance) -> None:
-    """Raise ValueError when a run would go on with other data than it began with."""
-    known = str(before["data_sha256"])
-    if known != now.sha256:
-        raise ValueError(
-            f"data set {now.name} has changed since the run began (checksum {known[:12]} then,"
-            f" {now.sha256[:12]} now): put the old data back, or start a new run"
-        )
+def _told(
+    key: str, one: str, first: Mapping[str, Any], other: str, second: Mapping[str, Any]
+) -> str:
+    """A fact that differs; of a schema, what of it."""
+    was, is_ = first.get(key), second.get(key)
+    if isinstance(was, Mapping) and isinstance(is_, Mapping):
+        return f"{key}: {'; '.join(differences(was, is_))}"
+    return f"{key}: {one} {was!r}, {other} {is_!r}"
 
 
 def unseeded_draws(model: str) -> str:

@@ -53,6 +53,7 @@ def agree(rank: ProcessRank, config: TrainConfig, source: Source) -> None:
     found = source.provenance()
     facts: dict[str, Any] = dict(_flat(plain(config)))
     facts |= {"the data": found.name, "the data's sha256": found.sha256, "the split": found.split}
+    facts |= {"the schema": json.dumps(found.schema)}
     facts |= {"Python": platform.python_version(), "torch": torch.__version__}
     facts |= {"numpy": metadata.version("numpy")}
     rank.group.agree("what is trained", facts)

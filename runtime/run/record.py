@@ -13,9 +13,9 @@ import numpy as np
 from persia_sim.words.chrome import chrome_events, write_chrome_trace
 from persia_sim.words.files import atomic_write
 from runtime.config import TrainConfig, read_config
+from runtime.data.same_data import refuse_other_data
 from runtime.data.source import Source
 from runtime.engines.data import opened
-from runtime.order.replayable import refuse_other_data
 from runtime.run.ending import Ending, Interrupted
 from runtime.run.evaluate import Evaluation, best_reachable_auc
 from runtime.run.folder import (
@@ -65,8 +65,8 @@ def run_into(
     folder.mkdir(parents=True, exist_ok=True)
     start, asked = None, config
     if resume:
-        before = read_config(folder / "config.json")
-        start = going_on(folder, config, before, on_warning)
+        written = read_config(folder / "config.json")
+        start = going_on(folder, config, written, on_warning)
     told = Told(on_samples or (lambda samples: None), on_warning, on_start)
     ending = Ending() if ending is None else ending  # one that nobody has asked counts as False
     saving = Saving(folder, start, ending, on_warning)

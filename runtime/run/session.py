@@ -17,6 +17,7 @@ from persia_sim.words.vocabulary import DEFAULT_TAU
 from runtime.checkpoint.whole import Checkpoint
 from runtime.config import TrainConfig
 from runtime.data.open import open_source
+from runtime.data.same_data import refuse_other_data
 from runtime.data.source import Source
 from runtime.embedding.config import TableConfig
 from runtime.embedding.verbs import EmbeddingStore
@@ -24,7 +25,6 @@ from runtime.engines.parts import assemble_for
 from runtime.order.merge import whole_trace
 from runtime.order.replayable import (
     refuse_cut_short,
-    refuse_other_data,
     refuse_other_run,
     trace_meta,
     unseeded_draws,

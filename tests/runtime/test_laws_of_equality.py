@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -11,13 +13,12 @@ from hypothesis import strategies as st
 from persia_sim.words.trace import Event, Kind, Trace
 from persia_sim.words.vocabulary import Mode
 from persia_sim.words.window import updates_missed
-from runtime.config import DataConfig, ModelConfig
-from runtime.embedding.config import RowOptimizer
 from runtime.embedding.features import Admission, Capacity
-from runtime.order.replayable import refuse_other_run, trace_meta
+from runtime.order.replayable import DECIDES_NO_BYTE, refuse_other_run, trace_meta
 from runtime.rank.parts import tables_of
 from tests.runtime.worlds import (
     ENGINES,
+    OPTIONS,
     ArraySource,
     assert_same_bytes,
     changed,
@@ -25,6 +26,7 @@ from tests.runtime.worlds import (
     difference,
     on_engine,
     run,
+    with_another,
 )
 
 SOURCE = ArraySource(300)
@@ -277,26 +279,46 @@ def _meta(chosen, tables=None):
     return trace_meta(chosen, SOURCE, tables or tables_of(chosen, SOURCE.layout, {}))
 
 
+@pytest.mark.parametrize("option", [name for name in OPTIONS if name not in DECIDES_NO_BYTE])
+def test_a_real_trace_is_refused_for_any_setting_that_decides_a_byte(option):
+    """Of all options there are: one that is added must be refused, or say why it need not."""
+    recorded = config(mode=Mode.HYBRID, ranks=2, test_rows=None)
+    trace = Trace.of([], **_meta(recorded, {"rows": recorded.rows}))
+    refuse_other_run(trace, _meta(recorded, {"rows": recorded.rows}), "t.npz")
+    other = with_another(recorded, option)
+    fact = "rows.rows" if option.startswith("rows.") else option.replace("merge-", "merge_")
+    with pytest.raises(ValueError, match=f"{re.escape(fact)}: trace "):
+        refuse_other_run(trace, _meta(other, {"rows": other.rows}), "t.npz")
+
+
+@pytest.mark.parametrize("option", DECIDES_NO_BYTE)
+def test_what_decides_no_byte_is_an_option_and_another_value_of_it_is_taken(option):
+    recorded = config(mode=Mode.HYBRID, ranks=2, test_rows=None)
+    other = with_another(recorded, option)
+    if option != "servers":  # as many as there were shards
+        refuse_other_run(Trace.of([], **_meta(recorded)), _meta(other), "t.npz")
+    assert len(DECIDES_NO_BYTE[option]) > 10
+
+
 @pytest.mark.parametrize(
-    ("change", "key"),
+    ("change", "said"),
     [
-        ({"seed": 7}, "seed"),
-        ({"batch": 12}, "batch"),
-        ({"shards": 3}, "shards"),
-        ({"ranks": 3}, "ranks"),
-        ({"steps": 4}, "steps"),
-        ({"merge_pushes": False}, "merge_pushes"),
-        ({"row_gradients": "sum"}, "row_gradients"),
-        ({"nonfinite": "skip"}, "nonfinite"),
-        ({"model": ModelConfig(hidden=(9,))}, "model"),
-        ({"optimizer": RowOptimizer(kind="sgd")}, "rows"),
-        ({"data": DataConfig(passes=2)}, "passes"),
+        ({"name": "other"}, "data: trace 'array', this run 'other'"),
+        ({"sha256": "1"}, "data_sha256: trace '0', this run '1'"),
+        ({"schema": {"columns": [{"name": "a", "log": False}]}}, "column a: log was true, is"),
+        (
+            {"schema": {"columns": [{"name": "b", "log": True}]}},
+            "column a is gone; column b is new",
+        ),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_real_trace_is_refused_for_any_setting_that_decides_a_byte(change, key):
-    chosen = {"mode": Mode.HYBRID, "ranks": 2}
-    trace = Trace.of([], **_meta(config(**chosen)))
-    refuse_other_run(trace, _meta(config(**chosen)), "t.npz")
-    with pytest.raises(ValueError, match=f"{key}: trace "):
-        refuse_other_run(trace, _meta(config(**{**chosen, **change})), "t.npz")
+def test_a_real_trace_is_refused_for_other_data(change, said):
+    before = replace(SOURCE.provenance(), schema={"columns": [{"name": "a", "log": True}]})
+    chosen = config(ranks=2)
+    facts = [
+        trace_meta(chosen, SimpleNamespace(provenance=lambda now=now: now), {"rows": chosen.rows})
+        for now in (before, replace(before, **change))
+    ]
+    refuse_other_run(Trace.of([], **facts[0]), facts[0], "t.npz")
+    with pytest.raises(ValueError, match=said):
+        refuse_other_run(Trace.of([], **facts[0]), facts[1], "t.npz")

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
 import numpy as np
 import torch
@@ -12,6 +17,7 @@ from torch import nn
 
 from persia_sim.words.trace import Event, Trace
 from runtime.config import ModelConfig, TrainConfig
+from runtime.config.options import option_kinds, option_values
 from runtime.data.batch import Batch, Field, Layout
 from runtime.data.ids import hash_integers, tag
 from runtime.data.source import Part, Provenance
@@ -91,6 +97,39 @@ def changed(settings: TrainConfig, **changes: Any) -> TrainConfig:
     return replace(
         settings, **top, **{g: replace(getattr(settings, g), **own) for g, own in groups.items()}
     )
+
+
+OPTIONS = dict(option_kinds(TrainConfig))
+"""Every option of a run, and its annotation."""
+
+
+def _another(value: Any, kind: Any) -> Any:
+    """A value of the annotated kind that is not this one; no check of a config is asked."""
+    if isinstance(kind, types.UnionType):
+        (kind,) = [k for k in get_args(kind) if k is not types.NoneType][:1]
+        return _another(None, kind)
+    if get_origin(kind) is tuple:
+        return (*(value or ()), 3)
+    choices = get_args(kind) if get_origin(kind) is Literal else ()
+    choices = list(kind) if isinstance(kind, type) and issubclass(kind, Enum) else choices
+    if choices:
+        return next(choice for choice in choices if choice != value)
+    if kind is bool:
+        return not value
+    return kind(f"{value}-other") if kind in (str, Path) else kind((value or 0) + 1)
+
+
+def with_another(settings: TrainConfig, option: str) -> TrainConfig:
+    """The config with one option changed, whatever other options that would ask for."""
+    value = _another(dict(option_values(settings))[option], OPTIONS[option])
+    found = copy.deepcopy(settings)
+    groups: list[Any] = [found, found.sync, found.engine, found.evaluation, found.checkpoint]
+    *path, name = option.replace("-", "_").split(".")
+    if path:
+        groups = [functools.reduce(getattr, path, found)]
+    (group,) = [group for group in groups if hasattr(group, name)]
+    object.__setattr__(group, name, value)
+    return found
 
 
 def on_engine(name: str, servers: int = 1) -> dict[str, Any]:
