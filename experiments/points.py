@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from runtime.config import TrainConfig
+from runtime.config.options import option_values
+from runtime.models.imported import files_of_model
 from runtime.run.folder import plain, read_summary
 
-LATER_OPTIONS: tuple[tuple[str, str, Any], ...] = (
-    ("data", "validation_fraction", None),
-    ("engine", "tensorboard", False),
-    ("evaluation", "part", "test"),
-    ("sync", "sync_steps", 0),
-    ("sync", "dense_lag", 0),
-    ("sync", "delay_compensation", 0.0),
-    ("sync", "lr_by_staleness", False),
-)
-"""Options that came after the first results (group, name, default): left at its default, none of
-them makes another point of one that was there before."""
+_DECIDES_NO_RESULT = ("data.dir", "data.keep")
+"""Where the data lie, and whether they are kept parsed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +25,7 @@ class Point:
     """What a person calls it: mode, bound, seed."""
     config: TrainConfig
     data_sha256: str = ""
-    """Of the data and its split: a point whose data changed runs anew."""
+    """Of the data, their schema and split: a point whose data changed runs anew."""
     exclusive: bool = False
     """Runs alone on the machine, because what its threads do is a result."""
 
@@ -51,36 +43,33 @@ class Point:
 
 
 def data_sha256(config: TrainConfig) -> str:
-    """What stands for the data of a config: its checksum and its split in words."""
+    """What stands for the data of a config: bytes, schema and split."""
     from runtime.data.open import open_source  # late: a second to import
 
     data = config.data
-    found = open_source(data.name, data_dir=data.dir, keep=data.keep).provenance()
-    return f"{found.sha256} {found.split}"
+    return open_source(data.name, data_dir=data.dir, keep=data.keep).provenance().digest
 
 
 def model_sha256(name: str) -> str:
-    """Checksum of the file that ``package.module:Class`` lies in; "" for a built-in model.
+    """Checksum of the files that ``package.module:Class`` is made of; "" for a built-in model.
 
-    A class that was edited under the same name is another model. What its file imports is not
-    looked at. Also "" where there is no such file: the run itself will say so.
+    A class that was edited under the same name is another model, and so is one whose helpers were:
+    what its file imports counts, as far as it lies in the user's own folders and is imported by a
+    name that stands there (`runtime.models.imported`). Also "" where there is no such file: the run
+    itself will say so.
     """
-    module, _, attribute = name.partition(":")
-    if not attribute:
-        return ""
-    try:
-        found = importlib.util.find_spec(module)
-    except (ImportError, ValueError):
-        return ""
-    if found is None or found.origin is None or not Path(found.origin).is_file():
-        return ""
-    return hashlib.sha256(Path(found.origin).read_bytes()).hexdigest()
+    digest = hashlib.sha256()
+    files = files_of_model(name)
+    for module in sorted(files):
+        digest.update(f"{module} {hashlib.sha256(files[module].read_bytes()).hexdigest()}".encode())
+    return digest.hexdigest() if files else ""
 
 
 def _what_decides(config: TrainConfig) -> dict[str, Any]:
-    """The config without what changes no result: where the data lies, and whether it is kept."""
-    found = plain(replace(config, data=replace(config.data, dir=None, keep=True)))
-    for group, name, default in LATER_OPTIONS:
-        if found[group][name] == default:
-            del found[group][name]
-    return dict(found)
+    """Every option that is not at its default and decides a result."""
+    defaults = dict(option_values(TrainConfig()))
+    return {
+        name: plain(value)
+        for name, value in option_values(config)
+        if value != defaults[name] and name not in _DECIDES_NO_RESULT
+    }

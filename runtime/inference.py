@@ -84,14 +84,16 @@ class Model:
 def open_model(path: str | Path, on_warning: Callable[[str], None] = lambda text: None) -> Model:
     """The model of an exported folder, of a run's newest checkpoint, or of one checkpoint.
 
-    Raises ValueError naming the path and what is wrong with it. The vectors lie in memory; of a
+    ``on_warning`` is told of damaged checkpoints, and of a class of the user's the files that its
+    import runs; code that lies in the folder itself is refused. Raises ValueError naming the path
+    and what is wrong with it. The vectors lie in memory; of a
     checkpoint, its optimiser state too while it is opened.
     """
     path = Path(path)
     if is_export(path):
-        found = read_export(path)
+        found = read_export(path, on_warning)
         return Model(found.layout, found.tables, found.network, found.precision)
-    trained = open_trained(find_checkpoint(path, on_warning), device="cpu")
+    trained = open_trained(find_checkpoint(path, on_warning), device="cpu", on_warning=on_warning)
     exported, seed = trained.worker.store.export(), trained.config.seed
     tables = {
         name: Vectors(trained.tables[name], seed, ids, np.ascontiguousarray(values))

@@ -71,6 +71,12 @@ def folder_of(run: Path, samples: int) -> Path:
     return run / CHECKPOINTS / f"{samples:0{_DIGITS}d}"
 
 
+def run_of(checkpoint: Path) -> Path:
+    """The run's folder that a checkpoint's folder lies in; a copy elsewhere stands for itself."""
+    within = checkpoint.parent.name == CHECKPOINTS
+    return checkpoint.parent.parent if within else checkpoint
+
+
 def write_checkpoint(
     run: Path,
     state: RunState,

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from runtime.models.blame import ModelError, blamed_on, told_error
+from runtime.models.imported import refuse_code_in
 from runtime.models.inputs import InputShape
 from runtime.models.interactions import DLRM, DCNv2, DeepFM
 from runtime.models.mlp import FeedForward
@@ -50,6 +51,7 @@ def _import(name: str) -> type[nn.Module]:
             f"model {name!r} is not known: choose one of {', '.join(BUILT_IN)},"
             " or name your own as package.module:Class"
         )
+    refuse_code_in(None, name)
     try:
         found: type[nn.Module] = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:

@@ -7,10 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from persia_sim.words.fields import field_types
+from persia_sim.words.records import parse
+from runtime.checkpoint.state import NAME as STATE
 from runtime.checkpoint.whole import Checkpoint, newest
 from runtime.config import CheckpointConfig, EngineConfig, EvaluationConfig, TrainConfig
 from runtime.config.options import option_values
-from runtime.run.folder import INTERRUPTED, SUMMARY
+from runtime.models.imported import refuse_code_in
+from runtime.run.folder import INTERRUPTED, SUMMARY, read_summary
 
 _FIXED_OF_ENGINE = {"precision", "loss_scale", "trace", "trace_order"}
 _MAY_CHANGE = {"ranks", "permits", "ahead", "lookahead", "steps", "data.dir", "data.keep"} | {
@@ -23,25 +26,22 @@ _MAY_CHANGE = {"ranks", "permits", "ahead", "lookahead", "steps", "data.dir", "d
 
 
 def going_on(
-    run: Path, config: TrainConfig, before: TrainConfig, on_warning: Callable[[str], None]
+    run: Path, config: TrainConfig, written: TrainConfig, on_warning: Callable[[str], None]
 ) -> Checkpoint:
     """The newest checkpoint of a run's folder that can be trusted, to go on from with ``config``.
 
-    ``before`` is what the run was started with. Raises ValueError naming an option that would make
-    it another run, and for a run that is finished.
+    ``written`` is what stands in its config.json, which anyone may have edited: the config that is
+    sealed in the checkpoint counts. Raises ValueError naming an option that would make it another
+    run, and for a run that is finished.
     """
-    old = dict(option_values(before))
-    for name, value in option_values(config):
-        if value != old[name] and name not in _MAY_CHANGE:
-            raise ValueError(
-                f"--{name} is {value}, but the run in {run} was begun with {old[name]}, which"
-                " decides what is trained: leave it out, or start a new run"
-            )
     if config.engine.executor == "replay":
         raise ValueError(f"the run in {run} is a replay, which is done from its start only")
-    if (run / SUMMARY).exists() and not _goes_further(config, before):
-        raise ValueError(f"the run in {run} is finished; add --steps, more than before, to go on")
     start = newest(run, on_warning)
+    before = parse(TrainConfig, start.state.config, f"{start.folder / STATE}: config")
+    _refuse_other_options(run, config, written, before)
+    refuse_code_in(run, config.model.name, on_warning)
+    if (run / SUMMARY).exists():
+        _refuse_finished(run, config, written)
     done = -(-start.state.updates // before.dense_updates_per_step)
     if config.steps is not None and config.steps < done:
         raise ValueError(
@@ -75,7 +75,34 @@ def forget_the_end(run: Path) -> None:
         (run / name).unlink(missing_ok=True)
 
 
-def _goes_further(config: TrainConfig, before: TrainConfig) -> bool:
-    if before.steps is None:
-        return False
-    return config.steps is None or config.steps > before.steps
+def _refuse_other_options(
+    run: Path, config: TrainConfig, written: TrainConfig, before: TrainConfig
+) -> None:
+    old, there = dict(option_values(before)), dict(option_values(written))
+    for name, value in option_values(config):
+        if value == old[name] or name in _MAY_CHANGE:
+            continue
+        if value == there[name]:
+            raise ValueError(
+                f"{run / 'config.json'} was edited: {name} is {value}, but the run was begun with"
+                f" {old[name]}, which decides what is trained: put it back, or start a new run"
+            )
+        raise ValueError(
+            f"--{name} is {value}, but the run in {run} was begun with {old[name]}, which decides"
+            " what is trained: leave it out, or start a new run"
+        )
+
+
+def _refuse_finished(run: Path, config: TrainConfig, written: TrainConfig) -> None:
+    """Only a run that its steps have ended can go further: others have used up their data."""
+    trained = (read_summary(run) or {}).get("samples")
+    steps = written.steps
+    if steps is None or (isinstance(trained, int) and trained < steps * written.batch):
+        raise ValueError(
+            f"the run in {run} is finished: it has trained on all of its data, and a resume adds"
+            f" none; start a new run, such as with --data.passes {written.data.passes + 1}"
+        )
+    if config.steps is not None and config.steps <= steps:
+        raise ValueError(
+            f"the run in {run} is finished; add --steps, more than {steps:,}, to go on"
+        )

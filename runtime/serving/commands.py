@@ -80,7 +80,7 @@ def export(arguments: Sequence[str]) -> None:
     from runtime.serving.trained import find_checkpoint, open_trained
 
     refuse_place(options.out)
-    trained = open_trained(find_checkpoint(options.run, _warn), device="cpu")
+    trained = open_trained(find_checkpoint(options.run, _warn), device="cpu", on_warning=_warn)
     found = write(trained, options.out)
     kind = "a torch.export program"
     if found.why_weights:

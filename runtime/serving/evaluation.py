@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from runtime.data.batch import Layout
+from runtime.data.files import FileSource
 from runtime.data.open import open_source
+from runtime.data.parts import CODES
+from runtime.data.same_data import refuse_other_columns
+from runtime.data.schema import Split
+from runtime.data.source import Source
 from runtime.run.evaluate import HeldOut, evaluate
 from runtime.run.folder import plain
-from runtime.serving.trained import find_checkpoint, open_trained
+from runtime.serving.trained import Trained, find_checkpoint, open_trained
 
 _MOST_TOLD = 3
 
@@ -30,7 +36,7 @@ def evaluate_run(
 
     Raises ValueError for a path without a checkpoint, and for data of another kind.
     """
-    trained = open_trained(find_checkpoint(path, on_warning))
+    trained = open_trained(find_checkpoint(path, on_warning), on_warning=on_warning)
     config = trained.config
     torch.set_num_threads(config.engine.threads)
     own = config.data
@@ -44,6 +50,10 @@ def evaluate_run(
     else:
         source = open_source(data, data_dir, skip_bad_rows=own.skip_bad_rows)
     refuse_other_layout(trained.layout, source.layout, data or own.name)
+    facts = trained.checkpoint.state.facts
+    if "data_schema" in facts:  # a checkpoint of before does not say it
+        refuse_other_columns(facts["data_schema"], source.provenance())
+    leaked = rows_trained_on(trained, source, test_rows)
     held_out = HeldOut(source, test_rows)
     found = evaluate(trained.learner, trained.learner.model, trained.worker, held_out)
     if not len(found.labels):
@@ -55,9 +65,44 @@ def evaluate_run(
         "data": plain(source.provenance()),
         "data_says": str(source.provenance()),
         "rows_evaluated": len(found.labels),
+        "rows_trained_on": leaked,
         "tasks": {name: plain(score.figures()) for name, score in found.tasks.items()},
-        "warnings": found.warnings,
+        "warnings": [*_leak(leaked, len(found.labels)), *found.warnings],
     }
+
+
+def rows_trained_on(trained: Trained, source: Source, test_rows: int | None) -> int:
+    """Rows of the source's test part on which the model was trained, because another split of the
+    same files had them in its training part; at most so many where the training was shuffled or
+    left bad rows out."""
+    state, config = trained.checkpoint.state, trained.config
+    facts = state.facts
+    if not isinstance(source, FileSource) or source.provenance().sha256 != facts.get("data_sha256"):
+        return 0
+    then = Split(**facts["data_schema"]["split"])
+    if then == source.schema.split:
+        return 0
+    before = FileSource(
+        schema=replace(source.schema, split=then),
+        folder=source.folder,
+        rows=config.data.rows,
+        skip_bad_rows=source.skip_bad_rows,
+    )
+    was, is_ = before.placed() == CODES["train"], source.placed() == CODES["test"]
+    read = len(was) if config.data.rows is None else config.data.rows
+    trained_rows = read if config.data.shuffle else min(read, state.samples)
+    judged_rows = len(is_) if test_rows is None else test_rows
+    seen, judged = was & (np.cumsum(was) <= trained_rows), is_ & (np.cumsum(is_) <= judged_rows)
+    return int((seen & judged).sum())
+
+
+def _leak(rows: int, of: int) -> list[str]:
+    if not rows:
+        return []
+    return [
+        f"{rows:,} of the {of:,} rows were trained on, as the split was another then: these scores"
+        " are better than the model; put the split back"
+    ]
 
 
 def refuse_other_layout(trained: Layout, given: Layout, name: str) -> None:

@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from runtime.checkpoint.sealed import flush_folder, read_sealed, write_sealed
 from runtime.data.batch import Layout
 from runtime.embedding.config import TableConfig
 from runtime.models.build import build_model
+from runtime.models.imported import refuse_code_in
 from runtime.models.inputs import InputShape
 from runtime.run.folder import plain
 from runtime.serving.network import (
@@ -142,8 +144,11 @@ def is_export(folder: Path) -> bool:
     return (folder / MANIFEST).is_file()
 
 
-def read_export(folder: Path) -> Opened:
-    """Everything in the folder; `BrokenFileError` naming the file that cannot be trusted."""
+def read_export(folder: Path, on_warning: Callable[[str], None] = lambda text: None) -> Opened:
+    """Everything in the folder; `BrokenFileError` naming the file that cannot be trusted.
+
+    ``on_warning`` is told whose code is run, where the network is mere weights.
+    """
     file = folder / MANIFEST
     found, whole = read_sealed(file, FORMAT, "manifest of an exported model")
     if not whole:
@@ -171,6 +176,8 @@ def read_export(folder: Path) -> Opened:
         config = parse(TableConfig, document, f"{file}: tables.{name}")
         ids, values = read_vectors(folder / ROWS / file_of(name), config)
         tables[name] = Vectors(config, found["seed"], ids, values)
+    if found["dense"] == WEIGHTS:
+        refuse_code_in(folder, found["model"], on_warning)
     return Opened(layout, tables, _network(folder, found, layout, tables), found["precision"])
 
 

@@ -11,7 +11,14 @@ from persia_sim.words.records import parse
 from runtime.checkpoint.array_file import BrokenFileError
 from runtime.checkpoint.rows import load
 from runtime.checkpoint.state import NAME as STATE
-from runtime.checkpoint.whole import CHECKPOINTS, Checkpoint, check_files, newest, read_checkpoint
+from runtime.checkpoint.whole import (
+    CHECKPOINTS,
+    Checkpoint,
+    check_files,
+    newest,
+    read_checkpoint,
+    run_of,
+)
 from runtime.config import TrainConfig
 from runtime.data.batch import Field, Layout
 from runtime.data.open import open_source
@@ -21,6 +28,7 @@ from runtime.embedding.config import TableConfig
 from runtime.embedding.features import Admission, Capacity
 from runtime.embedding.native.store import NativeStore
 from runtime.embedding.worker import EmbeddingWorker
+from runtime.models.imported import refuse_code_in
 from runtime.rank.learner import Learner
 
 
@@ -68,14 +76,21 @@ def find_checkpoint(
     return newest(path, on_warning)
 
 
-def open_trained(checkpoint: Checkpoint, *, device: str | None = None) -> Trained:
+def open_trained(
+    checkpoint: Checkpoint,
+    *,
+    device: str | None = None,
+    on_warning: Callable[[str], None] = lambda text: None,
+) -> Trained:
     """Build the network and fill it and a store with what the checkpoint holds.
 
-    ``device`` is where the network computes, else where it was trained if that is here. Raises
-    ValueError for files that cannot be trusted or are of another model.
+    ``device`` is where the network computes, else where it was trained if that is here;
+    ``on_warning`` is told whose code is run. Raises ValueError for files that cannot be trusted or
+    are of another model, and for code that lies beside them.
     """
     state, where = checkpoint.state, f"{checkpoint.folder / STATE}: config"
     config = parse(TrainConfig, state.config, where)
+    refuse_code_in(run_of(checkpoint.folder), config.model.name, on_warning)
     config = replace(config, engine=replace(config.engine, device=device or _device_here(config)))
     tables = {
         name: parse(TableConfig, table, f"{checkpoint.folder / STATE}: tables.{name}")

@@ -82,14 +82,6 @@ def test_a_changed_config_is_another_point(tmp_path):
     assert one.folder(tmp_path) == moved.folder(tmp_path)
 
 
-def test_options_that_came_later_leave_the_points_of_before_where_they_were(tmp_path):
-    (one,) = points(1)
-    assert one.folder(tmp_path).name == "seed0-4c38baa8", "as named on 2026-11-21"
-    judged = EvaluationConfig(test_rows=500, part="validation")
-    other = replace(one, config=replace(one.config, evaluation=judged))
-    assert one.folder(tmp_path) != other.folder(tmp_path)
-
-
 def test_a_failed_point_is_named_and_the_others_are_kept(tmp_path):
     wrong = Point(label="wrong", config=replace(TINY, model=ModelConfig(name="no.such:Model")))
     with pytest.raises(ValueError, match=r"1 of 2 points.*\n.*wrong: model 'no.such:Model'"):
@@ -113,19 +105,6 @@ def test_a_failed_point_is_tried_again_and_its_failure_forgotten(tmp_path):
     run_points([right], tmp_path, jobs=1, samples_per_point=512)
     assert right.is_done(tmp_path)
     assert not (right.folder(tmp_path) / "failed.txt").exists()
-
-
-def test_a_model_that_was_edited_under_its_name_is_another_point(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    source = tmp_path / "my_edited_model.py"
-    source.write_text("class Net: width = 8\n")
-    point = Point(label="mine", config=replace(TINY, model=ModelConfig(name="my_edited_model:Net")))
-    before = point.folder(tmp_path)
-    assert point.folder(tmp_path) == before
-    source.write_text("class Net: width = 9\n")
-    assert point.folder(tmp_path) != before
-    source.write_text("class Net: width = 8\n")
-    assert point.folder(tmp_path) == before
 
 
 def test_two_sweeps_do_not_write_into_one_folder(tmp_path):

@@ -223,7 +223,7 @@ def test_warnings_of_the_first_evaluation_are_told_by_whoever_ends_the_run(tmp_p
 def test_more_steps_go_on_with_a_finished_run(tmp_path):
     short = synthetic(mode="sync", checkpoint_every="end", steps=10)
     run_into(tmp_path / "run", short)
-    with pytest.raises(ValueError, match="is finished; add --steps, more than before"):
+    with pytest.raises(ValueError, match="is finished; add --steps, more than"):
         run_into(tmp_path / "run", short, resume=True)
     longer = run_into(tmp_path / "run", changed(short, steps=20), resume=True)
     whole_run = run_into(tmp_path / "whole", changed(short, steps=20))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from runtime import train_command
+from runtime.checkpoint.state import read_state
 from runtime.checkpoint.whole import complete_checkpoints
 from runtime.commands import main
 from runtime.config import CheckpointConfig, DataConfig, TrainConfig, read_config
@@ -20,6 +22,7 @@ from runtime.run.record import run_into
 from runtime.run.resume import cut_metrics, going_on
 from runtime.run.session import Saving, train
 from runtime.train_options import read_train
+from tests.runtime.clicks_of_a_user import EDITS, NO_EDITS, edited, write_clicks
 from tests.runtime.test_ending import after
 from tests.runtime.worlds import ArraySource, config
 
@@ -186,3 +189,121 @@ def test_an_end_that_was_evaluated_and_not_summed_up_is_evaluated_once(tmp_path)
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     cut_metrics(file, 40)
     assert [json.loads(line) for line in file.read_text().splitlines()] == lines[:2]
+
+
+@pytest.fixture(scope="module")
+def own_run(tmp_path_factory):
+    """A run on a user's own data that was stopped half way: its folder, and the schema."""
+    home = tmp_path_factory.mktemp("own")
+    schema = write_clicks(home)
+    words = ["--data.name", str(schema), "--batch", "32", "--model.hidden", "8", "--steps", "16"]
+    assert main(["train", *words, "--checkpoint-every", "8", "--out", str(home / "run")]) == 0
+    (home / "run" / "summary.json").unlink()  # as if it had been killed behind its last checkpoint
+    return home / "run", schema
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_run_is_not_gone_on_with_under_an_edited_schema(own_run, edit, refused):
+    run, schema = own_run
+    known = schema.read_text()
+    schema.write_text(edited(known, EDITS[edit]))
+    try:
+        told = refused("--resume", str(run))
+    finally:
+        schema.write_text(known)
+    assert "the schema of data set mine is not the one that the run began with: " in told
+    assert "and none of them may test: put the schema back, or start a new run" in told
+
+
+@pytest.mark.parametrize("edit", NO_EDITS)
+def test_a_schema_that_says_the_same_otherwise_is_gone_on_with(own_run, edit, monkeypatch):
+    run, schema = own_run
+    known = schema.read_text()
+    schema.write_text(edited(known, NO_EDITS[edit]))
+    monkeypatch.setattr("runtime.run.record._fill", lambda *_: pytest.fail("it trained"))
+    try:
+        with pytest.raises(pytest.fail.Exception, match="it trained"):
+            run_into(run, read_config(run / "config.json"), resume=True)
+    finally:
+        schema.write_text(known)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model": {"lr": 0.5}}, "model.lr is 0.5, but the run was begun with 0.001"),
+        ({"sync": {"tau": 9}}, "tau is 9, but the run was begun with 2"),
+        ({"data": {"rows": 800}}, "data.rows is 800, but the run was begun with 600"),
+        ({"seed": 7}, "seed is 7, but the run was begun with 0"),
+    ],
+)
+def test_a_config_that_was_edited_is_held_against_the_checkpoint(
+    unfinished, tmp_path, change, said, refused
+):
+    run = tmp_path / "run"
+    shutil.copytree(unfinished, run)
+    content = json.loads((run / "config.json").read_text())
+    for name, value in change.items():
+        content[name] = content[name] | value if isinstance(value, dict) else value
+    (run / "config.json").write_text(json.dumps(content))
+    told = refused("--resume", str(run)).replace("--", "")
+    assert f"config.json was edited: {said}, which decides what is trained: put it back" in told
+
+
+def test_what_may_be_given_anew_may_be_edited_too(unfinished, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(unfinished, run)
+    content = json.loads((run / "config.json").read_text())
+    content["engine"]["threads"], content["steps"] = 2, 40
+    (run / "config.json").write_text(json.dumps(content))
+    written = read_config(run / "config.json")
+    assert going_on(run, written, written, pytest.fail).state.samples > 0
+
+
+@pytest.mark.parametrize(
+    ("steps", "words", "said"),
+    [
+        (4, [], "is finished; add --steps, more than 4, to go on"),
+        (4, ["--steps", "4"], "is finished; add --steps, more than 4, to go on"),
+        (
+            None,
+            [],
+            "it has trained on all of its data, and a resume adds none; start a new run, su",
+        ),
+        (None, ["--steps", "7000"], "start a new run, such as with --data.passes 2"),
+        (99, ["--steps", "7000"], "start a new run, such as with --data.passes 2"),
+    ],
+)
+def test_a_finished_run_says_what_can_be_done(tmp_path, steps, words, said, refused, monkeypatch):
+    rows = DataConfig(name="synthetic", rows=240)
+    chosen = config(checkpoint_every="end", steps=steps, test_rows=200, data=rows)
+    run_into(tmp_path / "run", chosen)
+    assert said in refused("--resume", str(tmp_path / "run"), *words)
+
+
+def test_the_advice_to_a_finished_run_holds(tmp_path):
+    rows = DataConfig(name="synthetic", rows=240)
+    chosen = config(checkpoint_every="end", steps=4, test_rows=200, data=rows)
+    run_into(tmp_path / "run", chosen)
+    assert main(["train", "--resume", str(tmp_path / "run"), "--steps", "5"]) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["samples"] == 5 * 24
+
+
+def test_code_inside_the_run_is_not_gone_on_with(unfinished, tmp_path, refused, monkeypatch):
+    """Also where the checkpoint itself names it: who made the run has sealed that, too."""
+    run = tmp_path / "got"
+    shutil.copytree(unfinished, run)
+    monkeypatch.syspath_prepend(tmp_path)
+    (run / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    for folder in complete_checkpoints(run):
+        state = read_state(folder)
+        config = state.config | {"model": state.config["model"] | {"name": "got.evil:Net"}}
+        replace(state, config=config).write(folder)
+    content = json.loads((run / "config.json").read_text())
+    content["model"]["name"] = "got.evil:Net"
+    (run / "config.json").write_text(json.dumps(content))
+    for command in (["evaluate", str(run)], ["export", str(run), "--out", str(tmp_path / "x")]):
+        assert main(command) == 2
+    assert "code is never taken from there" in refused("--resume", str(run))
+    assert not (tmp_path / "ran").exists()

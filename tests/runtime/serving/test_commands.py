@@ -18,6 +18,7 @@ from runtime.data.source import rebatch
 from runtime.inference import open_model
 from runtime.run.evaluate import HeldOut, evaluate, score
 from runtime.serving.commands import describe
+from tests.runtime.clicks_of_a_user import EDITS, NO_EDITS, edited, write_clicks
 from tests.runtime.serving.trained_runs import checkpoint_of
 from tests.runtime.worlds import World, config, run
 
@@ -193,3 +194,80 @@ def test_gauc_is_told_where_samples_have_groups_alone(groups: int) -> None:
     said = describe({**found, "tasks": {"click": score}})
     assert ("GAUC" in said, "nan" in said) == (groups > 0, False)
     assert len({len(line) for line in said.splitlines()[2:]}) == 1, "aligned"
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A run on a user's own data, of 512 rows of the 640 that train, and the schema."""
+    home = tmp_path_factory.mktemp("own")
+    schema = write_clicks(home)
+    words = ["--data.name", str(schema), "--batch", "32", "--model.hidden", "8", "--steps", "16"]
+    assert main(["train", *words, "--checkpoint-every", "end", "--out", str(home / "run")]) == 0
+    return home / "run", schema
+
+
+@pytest.mark.parametrize("edit", [name for name in EDITS if name != "split"])
+@pytest.mark.parametrize("anew", [False, True], ids=["the run's own", "--data"])
+def test_a_model_is_not_judged_on_columns_that_mean_something_else(
+    own: tuple[Path, Path], edit: str, anew: bool, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    run_folder, schema = own
+    known = schema.read_text()
+    place = tmp_path / "other.toml" if anew else schema
+    if anew:
+        (tmp_path / "clicks.csv").write_bytes((schema.parent / "clicks.csv").read_bytes())
+    place.write_text(edited(known, EDITS[edit]))
+    try:
+        words = ["--data", str(place)] if anew else []
+        told = refused(["evaluate", str(run_folder), *words], capsys)
+    finally:
+        schema.write_text(known)
+    assert "has another schema than the model was trained on" in told
+    if edit == "log":
+        assert "column price: log was true, is false; correct the schema, or train" in told
+
+
+@pytest.mark.parametrize("edit", NO_EDITS)
+def test_a_model_is_judged_by_a_schema_that_says_the_same_otherwise(
+    own: tuple[Path, Path], edit: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_folder, schema = own
+    (tmp_path / "clicks.csv").write_bytes((schema.parent / "clicks.csv").read_bytes())
+    (tmp_path / "other.toml").write_text(edited(schema.read_text(), NO_EDITS[edit]))
+    out = tmp_path / "found.json"
+    words = ["evaluate", str(run_folder), "--data", str(tmp_path / "other.toml")]
+    assert main([*words, "--out", str(out)]) == 0
+    found = json.loads(out.read_text())
+    assert found["tasks"] == json.loads((run_folder / "summary.json").read_text())["tasks"]
+    assert found["rows_trained_on"] == 0
+
+
+@pytest.mark.parametrize(
+    ("split", "test_rows", "leaked", "of"),
+    [
+        ('{ column = "day", test_from = 5 }', None, 512 - 400, 400),
+        ('{ column = "day", test_from = 5 }', 100, 100, 100),
+        ('{ column = "day", test_from = 7 }', None, 0, 240),
+        ('{ column = "day", test_from = 9 }', None, 0, 80),
+        ("{ test_fraction = 0.5 }", None, 512 - 400, 400),
+        ('{ column = "day", test_from = 8, validation_fraction = 0.1 }', None, 0, 160),
+    ],
+)
+def test_rows_that_were_trained_on_are_counted_and_said(
+    own: tuple[Path, Path], split: str, test_rows: int | None, leaked: int, of: int,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """By hand: 80 rows a day in order of time, of which the first 512 were trained on."""
+    run_folder, schema = own
+    text = edited(schema.read_text(), ('{ column = "day", test_from = 8 }', split))
+    (tmp_path / "clicks.csv").write_bytes((schema.parent / "clicks.csv").read_bytes())
+    (tmp_path / "other.toml").write_text(text)
+    out = tmp_path / "found.json"
+    words = ["evaluate", str(run_folder), "--data", str(tmp_path / "other.toml")]
+    words += [] if test_rows is None else ["--test-rows", str(test_rows)]
+    assert main([*words, "--out", str(out)]) == 0
+    found = json.loads(out.read_text())
+    assert (found["rows_trained_on"], found["rows_evaluated"]) == (leaked, of)
+    said = f"warning: {leaked} of the {of} rows were trained on, as the split was another then"
+    assert (said in capsys.readouterr().out) == bool(leaked)

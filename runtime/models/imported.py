@@ -1,0 +1,133 @@
+"""The files that importing the user's model would run, found without running any of them."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Sequence
+from importlib.machinery import all_suffixes
+from pathlib import Path
+
+_PROJECT = Path(__file__).resolve().parents[2]
+_OURS = tuple(_PROJECT / name for name in ("persia_sim", "runtime", "experiments", "paper_figs"))
+_STANDARD = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib"))
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+def files_of_model(name: str) -> dict[str, Path]:
+    """Module -> file of all that ``package.module:Class`` brings in from the user's own folders.
+
+    These are the current folder and the one on the path that the model's package lies in, without
+    what is installed there and without this project. Empty for a built-in model, and where there is
+    no such module. An import whose name is made while it runs is not seen.
+    """
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        return {}
+    found: dict[str, Path] = {}
+    own = set(_files(module))  # whatever folder it lies in: it was asked for
+    places = [Path(entry).absolute() for entry in sys.path]
+    roots = [Path.cwd(), *(p for p in places if any(p in file.parents for _, file in own))]
+    waiting = list(own)
+    while waiting:
+        imported, file = waiting.pop()
+        if imported in found or not ((imported, file) in own or _is_users(file, roots)):
+            continue
+        found[imported] = file
+        waiting += [pair for name in _imports(imported, file) for pair in _files(name)]
+    return found
+
+
+def refuse_code_in(
+    folder: Path | None, name: str, on_warning: Callable[[str], None] = lambda text: None
+) -> None:
+    """Raise ValueError where a model's code lies in ``folder``, or in any folder of a run or an
+    export: these come from others, too. ``on_warning`` is told the files that will be run."""
+    files = files_of_model(name).values()
+    for file in files:
+        for parent in (*file.parents, *file.resolve().parents):
+            if _is_result(parent) or (folder is not None and parent.resolve() == folder.resolve()):
+                raise ValueError(
+                    f"model {name} would run {file}, which lies in {parent}, the folder of a run or"
+                    " of an export: code is never taken from there; a model's class must lie"
+                    " outside of it"
+                )
+    if files:
+        on_warning(f"model {name} runs the code in {', '.join(sorted(map(str, files)))}")
+
+
+def _is_result(folder: Path) -> bool:
+    """Whether a folder is that of a run, of a checkpoint or of an export, whole or not."""
+    signs = {
+        "config.json": ("env.json", "command.json", "metrics.jsonl", "checkpoints"),
+        "state.json": ("dense.pt", "rows"),
+        "manifest.json": ("rows",),
+    }
+    return any(
+        (folder / file).is_file() and any((folder / other).exists() for other in beside)
+        for file, beside in signs.items()
+    )
+
+
+def _is_users(file: Path, roots: Sequence[Path]) -> bool:
+    above = {*file.parents, *file.resolve().parents}
+    if above & {*_STANDARD, *_OURS} or any(folder.name in _INSTALLED for folder in above):
+        return False
+    return any(root in above for root in roots)
+
+
+def _files(module: str) -> Iterator[tuple[str, Path]]:
+    """The file of a module and of each package above it; less where there is none."""
+    parts = module.split(".")
+    file, folders = _located(parts[0], [Path(entry) for entry in sys.path])
+    if file is None and not folders:
+        file, folders = _located_by_hooks(parts[0])
+    for number in range(1, len(parts) + 1):
+        if file is not None:
+            yield ".".join(parts[:number]), file.absolute()
+        if number < len(parts):
+            file, folders = _located(parts[number], folders)
+
+
+def _located(name: str, folders: Sequence[Path]) -> tuple[Path | None, list[Path]]:
+    """As Python looks: the file of a name, and the folders of its submodules."""
+    spaces = []
+    for folder in folders:
+        inside = folder / name
+        for stem, found in ((inside / "__init__", [inside]), (inside, [])):
+            for suffix in all_suffixes():
+                if (file := stem.with_name(stem.name + suffix)).is_file():
+                    return file, found
+        if inside.is_dir():
+            spaces.append(inside)
+    return None, spaces
+
+
+def _located_by_hooks(name: str) -> tuple[Path | None, list[Path]]:
+    """Of a package that is installed in place, by a finder of its own."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None, []
+    if spec is None:
+        return None, []
+    file = Path(spec.origin) if spec.origin and Path(spec.origin).is_file() else None
+    return file, [Path(entry) for entry in spec.submodule_search_locations or ()]
+
+
+def _imports(module: str, file: Path) -> Iterator[str]:
+    """Names that stand behind ``import`` and ``from`` anywhere in a file, made absolute."""
+    try:
+        tree = ast.parse(file.read_bytes()) if file.suffix == ".py" else None
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return
+    package = module if file.stem == "__init__" else module.rpartition(".")[0]
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1]
+            base = [*(above if node.level else ()), node.module]
+            yield from (".".join(filter(None, [*base, name.name])) for name in node.names)

@@ -1,0 +1,141 @@
+"""What makes a point of a sweep another one: every edit that changes a number, and no other."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments import points
+from experiments.paired import setting_points
+from experiments.points import Point
+from experiments.sweep import print_plan
+from runtime.config import DataConfig, ModelConfig, TrainConfig
+from runtime.data.places import CACHE
+from tests.runtime.clicks_of_a_user import EDITS, NO_EDITS, write_clicks
+from tests.runtime.worlds import OPTIONS, with_another
+
+SETTINGS = (("sync", 0), ("hybrid", 4))
+MODEL = {
+    "own_net.py": "from own_parts import layers\nclass Net: width = 8\n",
+    "own_parts/__init__.py": "",
+    "own_parts/layers.py": "from . import sizes\n",
+    "own_parts/sizes.py": "WIDTH = 8\n",
+    "own_parts/notes.py": "NOT_IMPORTED = 1\n",
+}
+FILES = {
+    "a row more": ("clicks.csv", lambda text: text + "u1,2,3|4,0.5,p1,9,1\n"),
+    "a label": ("clicks.csv", lambda text: text[:-2] + ("0" if text[-2] == "1" else "1") + "\n"),
+    "the model": ("own_net.py", lambda text: text.replace("8", "9")),
+    "the package": ("own_parts/__init__.py", lambda text: text + "more = 1\n"),
+    "a helper's helper": ("own_parts/sizes.py", lambda text: text.replace("8", "9")),
+    **{
+        f"schema: {name}": ("clicks.toml", lambda text, edit=edit: text.replace(*edit, 1))
+        for name, edit in EDITS.items()
+    },
+}
+NO_FILES = {
+    "what nobody imports": ("own_parts/notes.py", lambda text: text + "# more\n"),
+    **{
+        f"schema: {name}": ("clicks.toml", lambda text, edit=edit: text.replace(*edit, 1))
+        for name, edit in NO_EDITS.items()
+    },
+}
+
+
+def plan(home: Path, config: TrainConfig) -> str:
+    """What the same command says of a sweep, and leaves behind as if it had run."""
+    told, asked = io.StringIO(), setting_points(config, SETTINGS, 2)
+    with contextlib.redirect_stdout(told):
+        print_plan(asked, home / "runs", 1)
+    for point in asked:
+        point.folder(home / "runs").mkdir(parents=True, exist_ok=True)
+        (point.folder(home / "runs") / "summary.json").write_text("{}")
+    return told.getvalue()
+
+
+@contextlib.contextmanager
+def home():
+    """A user's folder with data, schema and model, and the sweep over them, which is done."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        data = DataConfig(name=str(write_clicks(folder)))
+        for file, text in MODEL.items():
+            (folder / file).parent.mkdir(exist_ok=True)
+            (folder / file).write_text(text)
+        config = TrainConfig(data=data, model=ModelConfig(name="own_net:Net"))
+        environment = {CACHE: str(folder / "cache")}
+        with (
+            mock.patch.dict(os.environ, environment),
+            mock.patch.object(sys, "path", [name, *sys.path]),
+            mock.patch("experiments.sweep.environment", lambda: {"commit": None}),  # asks git
+        ):
+            assert "4 points (0 done, 4 to run)" in plan(folder, config)
+            yield folder, config
+
+
+def edit(folder: Path, change) -> bool:
+    """Whether the edit found what it replaces."""
+    name, make = change
+    before = (folder / name).read_text()
+    (folder / name).write_text(make(before))
+    return make(before) != before
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    changes=st.lists(st.sampled_from(sorted(FILES)), max_size=3, unique=True),
+    same=st.lists(st.sampled_from(sorted(NO_FILES)), max_size=2, unique=True),
+)
+def test_the_plan_runs_what_an_edit_of_data_schema_or_model_changes_and_only_that(changes, same):
+    with home() as (folder, config):
+        changed = [edit(folder, FILES[name]) for name in changes]
+        for name in same:
+            edit(folder, NO_FILES[name])
+        expected = "(0 done, 4 to run)" if any(changed) else "(4 done, 0 to run)"
+        assert f"4 points {expected}" in plan(folder, config)
+        assert "4 points (4 done, 0 to run)" in plan(folder, config)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_each_edit_alone_is_to_run_and_taken_back_it_is_done(name):
+    with home() as (folder, config):
+        file = folder / FILES[name][0]
+        before = file.read_text()
+        assert edit(folder, FILES[name])
+        assert "4 points (0 done, 4 to run)" in plan(folder, config)
+        file.write_text(before)
+        assert "4 points (4 done, 0 to run)" in plan(folder, config)
+
+
+@pytest.mark.parametrize("name", NO_FILES)
+def test_each_edit_that_changes_no_number_leaves_the_points_done(name):
+    with home() as (folder, config):
+        assert edit(folder, NO_FILES[name])
+        assert "4 points (4 done, 0 to run)" in plan(folder, config)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_any_option_makes_another_point_but_for_where_the_data_lie(option, tmp_path):
+    """Of all options there are: one that is added decides, too, until somebody says otherwise."""
+    point = Point(label="one", config=TrainConfig())
+    other = replace(point, config=with_another(point.config, option))
+    same = point.folder(tmp_path) == other.folder(tmp_path)
+    assert same == (option in ("data.dir", "data.keep"))
+
+
+def test_an_option_at_its_default_is_no_part_of_a_points_name(tmp_path, monkeypatch):
+    """So an option that is added later leaves the points of before where they were."""
+    point, known = Point(label="one", config=TrainConfig(seed=3)), points.option_values
+    before = point.folder(tmp_path)
+    monkeypatch.setattr(points, "option_values", lambda config: [("new", 0), *known(config)])
+    assert point.folder(tmp_path) == before
