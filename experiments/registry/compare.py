@@ -11,6 +11,7 @@ import numpy as np
 from experiments.gaps import thousandths
 from experiments.registry.found import Run, is_run, is_sweep, runs_below, the_run
 from experiments.registry.options import differences, typed_options
+from experiments.registry.settings import pairs, settings_of
 from experiments.statistics import delong, t_interval
 from experiments.tables import aligned
 
@@ -138,27 +139,21 @@ def _curves(first: Run, second: Run) -> str:
 
 def _sweeps(first: Path, second: Path) -> str:
     """Settings that both have, paired by seed."""
-    left, right = (_by_setting(folder) for folder in (first, second))
-    shared = [setting for setting in left if setting in right]
+    (left, told), (right, also) = (settings_of(runs_below(folder)) for folder in (first, second))
+    shared = list(pairs(left, right))
     if not shared:
         raise ValueError(f"{first} and {second} have no setting in common that has ended")
     rows = []
-    for setting in shared:
-        seeds = sorted(set(left[setting]) & set(right[setting]))
-        a = [left[setting][seed] for seed in seeds]
-        b = [right[setting][seed] for seed in seeds]
+    for one, other in shared:
+        seeds = sorted(set(one.aucs) & set(other.aucs))
+        a, b = ([setting.aucs[seed] for seed in seeds] for setting in (one, other))
         gap = t_interval(np.subtract(b, a).tolist())
         means = [f"{np.mean(x):.4f}" if seeds else "-" for x in (a, b)]
-        rows.append([setting, str(len(seeds)), *means, thousandths(gap)])
+        rows.append([one.name, str(len(seeds)), *means, thousandths(gap)])
     head = f"A  {first}\nB  {second}\nAUC of the first task, paired by seed; ± is a 95 % t interval"
-    alone = [name for name in [*left, *right] if (name in left) != (name in right)]
-    tail = f"\nin one of them only: {', '.join(alone)}" if alone else ""
-    return f"{head}\n\n{aligned(['setting', 'seeds', 'A', 'B', 'B - A [1e-3]'], rows)}{tail}"
-
-
-def _by_setting(folder: Path) -> dict[str, dict[int, float]]:
-    found: dict[str, dict[int, float]] = {}
-    for run in runs_below(folder):
-        if run.state == "done" and run.auc is not None and isinstance(run.seed, int):
-            found.setdefault(run.setting, {})[run.seed] = run.auc
-    return found
+    paired = [setting for pair in shared for setting in pair]
+    alone = [s.name for s in [*left, *right] if not any(s is other for other in paired)]
+    tail = [f"in one of them only: {', '.join(dict.fromkeys(alone))}"] if alone else []
+    tail += [f"{name}: {note}" for name, notes in (("A", told), ("B", also)) for note in notes]
+    table = aligned(["setting", "seeds", "A", "B", "B - A [1e-3]"], rows)
+    return "\n".join([f"{head}\n\n{table}", *tail])

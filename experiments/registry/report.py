@@ -17,6 +17,7 @@ from experiments.registry.compare import curve
 from experiments.registry.found import Run, is_sweep, runs_below, the_run
 from experiments.registry.listing import HEADER, cells, counts
 from experiments.registry.options import typed_options
+from experiments.registry.settings import settings_of
 from experiments.registry.svg import line_chart
 from experiments.statistics import t_interval
 from persia_sim.words.documents import read_document
@@ -139,24 +140,21 @@ def _sweep(folder: Path) -> str:
 
 def _gaps(runs: list[Run]) -> str:
     """Mean AUC of each setting, and its gap to the sync of the same seeds where there is one."""
-    settings: dict[str, dict[int, float]] = {}
-    references: dict[str, str] = {}
-    for run in runs:
-        if run.state == "done" and run.auc is not None and isinstance(run.seed, int):
-            settings.setdefault(run.setting, {})[run.seed] = run.auc
-            references[run.setting] = run.setting_of_sync
+    settings, notes = settings_of(runs)
     if not settings:
         return html.paragraph("No run of it has ended.")
     rows = []
-    for setting, own in settings.items():
-        reference = settings.get(references[setting], {})
+    for setting in settings:
+        own, sync = setting.aucs, setting.sync_beside_it(settings)
+        reference = {} if sync is None else sync.aucs
         gap = t_interval([own[seed] - reference[seed] for seed in sorted({*own} & {*reference})])
+        told = "-" if sync is setting else thousandths(gap)
         mean = float(np.mean(list(own.values())))
-        told = "-" if setting == references[setting] else thousandths(gap)
-        rows.append([html.text(setting), str(len(own)), f"{mean:.4f}", html.text(told)])
+        rows.append([html.text(setting.name), str(len(own)), f"{mean:.4f}", html.text(told)])
     note = "AUC of the first task; ± is a 95 % t interval over paired seeds."
     head = ["setting", "seeds", "mean AUC", "gap to sync [1e-3]"]
-    return html.table(head, rows, "numbers") + html.paragraph(note, class_="soft")
+    said = [html.paragraph(html.text(text)) for text in notes]
+    return html.table(head, rows, "numbers") + html.paragraph(note, class_="soft") + "".join(said)
 
 
 def _score(value: float | None) -> str:

@@ -19,7 +19,7 @@ from experiments.registry.found import read_run, runs_below
 from experiments.registry.listing import listing
 from experiments.registry.report import write_page
 from experiments.registry.svg import LEFT, RIGHT, WIDTH, line_chart
-from runtime.config import DataConfig, EvaluationConfig, SyncConfig, TrainConfig
+from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.run.folder import write_json
 from runtime.run.record import run_into
 
@@ -170,6 +170,66 @@ def test_a_page_of_a_sweep_pairs_with_its_sync(tmp_path):
     half = stats.t.ppf(0.975, 1) * np.std([-2, -4], ddof=1) / np.sqrt(2)
     assert f"-3.00 ± {half:.2f}" in text
     assert "4 runs: 4 done" in text
+
+
+def two_models(root: Path, aucs: dict[str, dict[int, float]]) -> Path:
+    """Sweeps of two models in one folder, whose labels do not say which is which."""
+    for number, (name, found) in enumerate(aucs.items()):
+        mode, _, hidden = name.partition(" ")
+        for seed, auc in found.items():
+            config = hybrid(seed=seed) if mode == "hybrid" else replace(BASE, seed=seed)
+            config = replace(config, model=ModelConfig(hidden=(int(hidden),)))
+            label = "hybrid-tau4" if mode == "hybrid" else "sync"
+            made(root / f"{label}-seed{seed}-{number:08x}", config, auc)
+    return root
+
+
+def test_sweeps_that_share_a_folder_are_told_apart_and_paired_with_their_own_sync(tmp_path):
+    root = two_models(tmp_path / "sweep", {
+        "hybrid 8": {0: 0.70, 1: 0.71}, "sync 8": {0: 0.702, 1: 0.714},
+        "hybrid 16": {0: 0.80, 1: 0.81}, "hybrid 32": {0: 0.9},
+        "sync 16": {1: 0.815, 0: 0.807},
+    })  # fmt: skip
+    text = write_page(root, tmp_path / "page.html").read_text()
+    rows = [re.sub(r"<[^>]+>", " ", row).split() for row in text.split("<tr>")]
+    of = {tuple(row[:3]): row for row in rows if row[1:2] == ["(model.hidden"]}
+    assert of["hybrid-tau4", "(model.hidden", "[8])"][3:6] == ["2", "0.7050", "-3.00"]
+    assert of["hybrid-tau4", "(model.hidden", "[16])"][3:6] == ["2", "0.8050", "-6.00"]
+    assert of["hybrid-tau4", "(model.hidden", "[32])"][3:6] == ["1", "0.9000", "-"]
+    assert "3 different configs are called hybrid-tau4: they differ in model.hidden" in text
+
+
+def test_two_sweeps_pair_equal_configs_where_a_label_has_several(tmp_path):
+    first = two_models(tmp_path / "a", {"hybrid 8": {0: 0.7}, "hybrid 16": {0: 0.8}})
+    second = two_models(tmp_path / "b", {"hybrid 16": {0: 0.81}, "hybrid 32": {0: 0.9}})
+    told = comparison(first, second)
+    assert re.search(r"hybrid-tau4 \(model.hidden \[16\]\) +1 +0.8000 +0.8100 +\+10.00", told)
+    assert "in one of them only: hybrid-tau4 (model.hidden [8]), hybrid-tau4 (model.hidden" in told
+    assert "A: 2 different configs are called hybrid-tau4" in told and "+100" not in told
+    other = two_models(tmp_path / "c", {"hybrid 64": {0: 0.75}})
+    only = two_models(tmp_path / "d", {"hybrid 8": {0: 0.7}})
+    assert "+50.00" in comparison(only, other), "sweeps of one model each: that is the question"
+
+
+def test_other_data_under_one_label_are_another_setting(tmp_path):
+    root = sweep(tmp_path / "sweep", {0: 0.70})
+    for number, schema in enumerate(({"columns": [{"name": "a"}]}, {"columns": [{"name": "b"}]})):
+        run = made(root / f"hybrid-tau4-seed{number + 1}-{number:08x}", hybrid(seed=number + 1))
+        summary = json.loads((run / "summary.json").read_text())
+        write_json(run / "summary.json", summary | {"data": {"sha256": "0", "schema": schema}})
+    text = write_page(root, tmp_path / "page.html").read_text()
+    assert "3 different configs are called hybrid-tau4: they differ in data" in text
+
+
+def test_of_two_runs_with_one_seed_the_later_counts_and_the_other_is_said(tmp_path):
+    root = sweep(tmp_path / "sweep", {0: 0.70, 1: 0.71})
+    made(root / "hybrid-tau4-seed0-00000000", hybrid(), 0.5)
+    environment = json.loads((root / "hybrid-tau4-seed0-00000000" / "env.json").read_text())
+    early = environment | {"started": "2025-01-01T00:00:00Z"}
+    write_json(root / "hybrid-tau4-seed0-00000000" / "env.json", early)
+    text = write_page(root, tmp_path / "page.html").read_text()
+    assert "0.7050" in text
+    assert "hybrid-tau4: 1 run left out, of a seed that ran again later" in text
 
 
 def test_a_chart_puts_the_ends_of_a_line_at_the_ends_of_the_axis():
