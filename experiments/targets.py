@@ -90,9 +90,9 @@ def targets(
         by_samples = {m: mean_of(_ways(ways, "samples", auc)).mean for m, ways in journeys.items()}
         for mode, own in by_s.items():
             both = own + by_s[reference]
-            paired = all(c.reached for c in both) and len(both) == 2 * len(own)
+            paired = journeys[mode].keys() == journeys[reference].keys()
             ratio = Ratio(math.nan, math.nan, math.nan, 0)
-            if paired:
+            if paired and all(crossing.reached for crossing in both):
                 ratio = paired_ratio([c.at for c in own], [c.at for c in by_s[reference]])
             found.append(
                 Target(

@@ -259,16 +259,18 @@ def learning_points(options: Options) -> dict[str, list[Point]]:
 
 def learned(options: Options, points: dict[str, list[Point]]) -> list[dict[str, Any]]:
     """Lines of the first task's test AUC: each variant minus the one with everything on."""
-    found: dict[str, list[float]] = {}
+    found: dict[str, dict[int, float]] = {}
     for name, group in points.items():
-        summaries = [read_summary(point.folder(options.out / "runs")) for point in group]
-        tasks = [summary["tasks"] for summary in summaries if summary]
-        found[name] = [next(iter(one.values()))["auc"] for one in tasks]
+        summaries = [
+            (point.config.seed, read_summary(point.folder(options.out / "runs"))) for point in group
+        ]
+        tasks = {seed: summary["tasks"] for seed, summary in summaries if summary}
+        found[name] = {seed: next(iter(one.values()))["auc"] for seed, one in tasks.items()}
     records = []
     for name, aucs in found.items():
-        value = t_interval(aucs)
-        pairs = zip(aucs, found[ALL_ON], strict=True)
-        gap = t_interval([auc - on for auc, on in pairs])
+        value = t_interval(list(aucs.values()))
+        on = found[ALL_ON]
+        gap = t_interval([aucs[seed] - on[seed] for seed in sorted({*aucs} & {*on})])
         records.append(
             {
                 "kind": "auc",

@@ -82,3 +82,16 @@ def test_time_cost_and_censoring_of_a_target_by_hand():
     assert (never.reached, never.not_before) == (1, 0.5)
     assert math.isnan(never.seconds.mean) and math.isnan(never.ratio.mean)
     assert math.isnan(never.usd_per_million(7200))
+
+
+def test_seconds_to_a_target_are_held_against_those_of_the_same_seeds():
+    def way(end_s: float) -> Journey:
+        return Journey(seconds=[end_s], samples=[1.0], auc=[0.7])
+
+    ways = {"sync": {0: way(1.0), 1: way(2.0)}, "hybrid": {1: way(4.0), 0: way(3.0)}}
+    found = {t.mode: t for t in targets(ways, "sync", (1.0,))}
+    assert found["hybrid"].ratio.mean == pytest.approx(math.sqrt(3.0 * 2.0))
+    assert found["hybrid"].ratio.low != found["hybrid"].ratio.high
+    others = {"sync": ways["sync"], "hybrid": {1: way(4.0), 2: way(3.0)}}
+    found = {t.mode: t for t in targets(others, "sync", (1.0,))}
+    assert math.isnan(found["hybrid"].ratio.mean), "as many seeds, and not the same"

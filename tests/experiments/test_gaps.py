@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from experiments.gap.table import paired as gap_of
 from experiments.gaps import Run, curve_records, gap_table, record, table_cells
 from experiments.points import Point
+from experiments.studies import treatments
 from runtime.config import SyncConfig, TrainConfig
 
 AUC = {
@@ -45,6 +47,23 @@ def test_gaps_are_paired_by_seed_and_signed_setting_minus_sync():
     # Differences -0.01, 0, -0.02: standard deviation 0.01; t(2) is 4.303.
     assert hybrid.gap_to_sync.half_width == pytest.approx(4.303 * 0.01 / math.sqrt(3), rel=1e-3)
     assert hybrid.gap_to_sync.n == 3
+
+
+def test_gaps_pair_equal_seeds_in_whatever_order_and_number_runs_have_ended():
+    """Of each setting another seed is missing, and none comes in order: only seed 1 is in both."""
+    lost = {("sync", 0): 0, ("hybrid", 4): 2, ("async", 4): 0, ("async", 0): 1}
+    some = [run for run in reversed(runs()) if lost[run.setting] != run.summary["seed"]]
+    some[0], some[1] = some[1], some[0]
+    rows = {(r.mode, r.tau): r for r in gap_table(some, [], "click")}
+    assert rows["hybrid", 4].gap_to_sync.n == 1
+    assert rows["hybrid", 4].gap_to_sync.mean == pytest.approx(0.71 - 0.71)
+    assert rows["async", 4].gap_to_sync.n == 2
+    assert rows["async", 4].gap_to_sync.mean == pytest.approx((0.67 - 0.71 + 0.69 - 0.72) / 2)
+    assert rows["async", 4].gap_to_tau_0.mean == pytest.approx(0.69 - 0.70)
+    mine, others = ([r for r in some if r.setting == (mode, 4)] for mode in ("async", "hybrid"))
+    assert treatments._paired(mine, others, "click").mean == pytest.approx(0.67 - 0.71)
+    assert gap_of(*({r.summary["seed"]: r for r in which} for which in (mine, others)), "click",
+                  "auc").mean == pytest.approx(0.67 - 0.71)  # fmt: skip
 
 
 def test_the_own_tau_0_of_a_merged_hybrid_is_sync_and_of_async_is_a_run_of_its_own():

@@ -213,6 +213,14 @@ def test_auc_differences_are_paired_by_seed(monkeypatch):
     )
     assert rows[MERGING]["difference"] == rows[MERGING]["difference_half_width_95"] == 0
     assert rows[HALF_ROWS]["value"] == pytest.approx((0.69 + 0.72 + 0.73) / 3)
+    lost = {("on", "seed1"), ("tau0", "seed0")}  # as many each, and others
+    monkeypatch.setattr(
+        ablation,
+        "read_summary",
+        lambda folder: None if tuple(folder.name.split("-")[:2]) in lost else summary(folder),
+    )
+    rows = {row["variant"]: row for row in ablation.learned(options, points)}
+    assert (rows[WINDOW]["difference"], rows[WINDOW]["n"]) == (pytest.approx(0.712 - 0.71), 1)
 
 
 def test_both_sides_of_the_map_train_the_same_dense_network_as_fast():
