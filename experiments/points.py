@@ -10,7 +10,7 @@ from typing import Any
 
 from runtime.config import TrainConfig
 from runtime.config.options import option_values
-from runtime.models.imported import files_of_model
+from runtime.models.imported import code_sha256
 from runtime.run.folder import plain, read_summary
 
 _DECIDES_NO_RESULT = ("data.dir", "data.keep")
@@ -32,8 +32,8 @@ class Point:
     def folder(self, root: Path) -> Path:
         """Its run folder: the label, and a hash so that a changed config or model runs anew."""
         decides = {"config": _what_decides(self.config), "data": self.data_sha256}
-        if source := model_sha256(self.config.model.name):
-            decides["model"] = source
+        if code := code_sha256(self.config.model.name):
+            decides["model"] = code
         content = json.dumps(decides, sort_keys=True).encode()
         return root / f"{self.label}-{hashlib.sha256(content).hexdigest()[:8]}"
 
@@ -48,21 +48,6 @@ def data_sha256(config: TrainConfig) -> str:
 
     data = config.data
     return open_source(data.name, data_dir=data.dir, keep=data.keep).provenance().digest
-
-
-def model_sha256(name: str) -> str:
-    """Checksum of the files that ``package.module:Class`` is made of; "" for a built-in model.
-
-    A class that was edited under the same name is another model, and so is one whose helpers were:
-    what its file imports counts, as far as it lies in the user's own folders and is imported by a
-    name that stands there (`runtime.models.imported`). Also "" where there is no such file: the run
-    itself will say so.
-    """
-    digest = hashlib.sha256()
-    files = files_of_model(name)
-    for module in sorted(files):
-        digest.update(f"{module} {hashlib.sha256(files[module].read_bytes()).hexdigest()}".encode())
-    return digest.hexdigest() if files else ""
 
 
 def _what_decides(config: TrainConfig) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import importlib.util
 import sys
 import sysconfig
@@ -38,6 +39,16 @@ def files_of_model(name: str) -> dict[str, Path]:
         found[imported] = file
         waiting += [pair for name in _imports(imported, file) for pair in _files(name)]
     return found
+
+
+def code_sha256(name: str) -> str:
+    """Checksum of these files: a class that was edited under its name is another model, and so is
+    one whose helpers were. "" for a built-in model, and where there is no such file."""
+    digest = hashlib.sha256()
+    files = files_of_model(name)
+    for module in sorted(files):
+        digest.update(f"{module} {hashlib.sha256(files[module].read_bytes()).hexdigest()}".encode())
+    return digest.hexdigest() if files else ""
 
 
 def refuse_code_in(

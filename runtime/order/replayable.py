@@ -14,6 +14,7 @@ from runtime.config.options import option_values
 from runtime.data.same_data import differences
 from runtime.data.source import Source
 from runtime.embedding.config import TableConfig
+from runtime.models.imported import code_sha256
 
 DECIDES_NO_BYTE = {
     **dict.fromkeys(
@@ -64,6 +65,7 @@ def trace_meta(
         "data": data.name,
         "data_sha256": data.sha256,
         "data_schema": data.schema,
+        "model_code": code_sha256(config.model.name),
     }
 
 

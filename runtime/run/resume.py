@@ -12,7 +12,7 @@ from runtime.checkpoint.state import NAME as STATE
 from runtime.checkpoint.whole import Checkpoint, newest
 from runtime.config import CheckpointConfig, EngineConfig, EvaluationConfig, TrainConfig
 from runtime.config.options import option_values
-from runtime.models.imported import refuse_code_in
+from runtime.models.imported import code_sha256, refuse_code_in
 from runtime.run.folder import INTERRUPTED, SUMMARY, read_summary
 
 _FIXED_OF_ENGINE = {"precision", "loss_scale", "trace", "trace_order"}
@@ -40,6 +40,9 @@ def going_on(
     before = parse(TrainConfig, start.state.config, f"{start.folder / STATE}: config")
     _refuse_other_options(run, config, written, before)
     refuse_code_in(run, config.model.name, on_warning)
+    code = code_sha256(config.model.name)
+    if start.state.facts.get("model_code", code) != code:
+        on_warning(f"the code of model {config.model.name} was edited since: its new code goes on")
     if (run / SUMMARY).exists():
         _refuse_finished(run, config, written)
     done = -(-start.state.updates // before.dense_updates_per_step)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.commands import main
 from runtime.models.build import build_model
 from runtime.models.imported import files_of_model, refuse_code_in
 from tests.runtime.test_own_model import SHAPE
@@ -96,3 +97,38 @@ def test_code_inside_the_folder_that_is_read_is_refused_whatever_it_looks_like(h
         with pytest.raises(ValueError, match=r"would run .*evil\.py|would run .*linked\.py"):
             refuse_code_in(home / "plain", name)
     refuse_code_in(home / "plain", "helper:Net")
+
+
+def test_a_run_of_edited_code_is_told_and_its_trace_is_not_replayed(home, capsys):
+    code = (
+        "from torch import nn\nfrom helper import WIDTH\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self, shape, hidden):\n"
+        "        super().__init__()\n"
+        "        self.layer = nn.Linear(shape.width, shape.tasks)\n"
+        "    def forward(self, dense, embeddings):\n"
+        "        return self.layer(flatten(dense, embeddings))\n"
+    )
+    (home / "nets" / "mine.py").write_text("from runtime.models.inputs import flatten\n" + code)
+    (home / "helper.py").write_text("WIDTH = 8\n")
+    run = str(home / "run")
+    words = ["train", "--data.name", "synthetic", "--batch", "16", "--test-rows", "200"]
+    words += ["--model.name", "nets.mine:Net"]
+    try:
+        assert main([*words, "--steps", "4", "--checkpoint-every", "2", "--out", run]) == 0
+        replay = [*words, "--steps", "4", "--executor", "replay", "--trace", f"{run}/trace.npz"]
+        assert main([*replay, "--out", str(home / "same")]) == 0
+        (home / "helper.py").write_text("WIDTH = 9\n")
+        assert main([*replay, "--out", str(home / "other")]) == 2
+        assert "model_code: trace '" in capsys.readouterr().err
+        assert main(["train", "--resume", run, "--steps", "6"]) == 0
+        told = capsys.readouterr()
+        assert "the code of model nets.mine:Net was edited since" in told.out + told.err
+        assert f"runs the code in {home / 'helper.py'}, {home / 'nets'}" in told.out + told.err
+        assert main(["evaluate", run]) == 0
+        assert (
+            f"model nets.mine:Net runs the code in {home / 'helper.py'}" in capsys.readouterr().err
+        )
+    finally:
+        for name in ("nets.mine", "nets", "helper"):
+            sys.modules.pop(name, None)

@@ -158,6 +158,33 @@ def test_a_model_that_cannot_be_exported_is_weights_and_says_why(tmp_path: Path)
     np.testing.assert_allclose(predicted(model), expected(world), rtol=0, atol=1e-6)
 
 
+def test_code_that_lies_in_an_export_or_a_run_is_not_run_and_other_code_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who made them has sealed the name, too; so the place of the file decides."""
+    monkeypatch.syspath_prepend(tmp_path)
+    chosen = config(model=ModelConfig(name=BRANCHES, hidden=(4,)))
+    world = run(chosen, SOURCE)
+    checkpoint_of(world, tmp_path / "run")
+    exported(tmp_path / "run", tmp_path / "out")
+    told: list[str] = []
+    for folder in ("out", "run"):
+        open_model(tmp_path / folder, told.append)
+        (tmp_path / folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    assert len(told) == 2 and all("trained_runs.py" in text for text in told)
+    found = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    del found["digest"]
+    write_sealed(tmp_path / "out" / "manifest.json", found | {"model": "out.evil:Net"})
+    evil = replace(chosen, model=ModelConfig(name="run.evil:Net", hidden=(4,)))
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    world.learner.config = evil
+    checkpoint_of(world, tmp_path / "run")
+    for folder in ("out", "run"):
+        with pytest.raises(ValueError, match=rf"would run .*{folder}/evil\.py, which lies in "):
+            open_model(tmp_path / folder)
+    assert not (tmp_path / "ran").exists()
+
+
 @pytest.mark.parametrize("name", ["manifest.json", "rows/rows.parquet", "dense.pt2"])
 @pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
 def test_a_damaged_or_missing_file_is_named(
