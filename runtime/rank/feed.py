@@ -110,7 +110,8 @@ class Feed:
         self._read = self._promised = self.first = first
         self._end: int | None = None
         self._ends_now: Callable[[], bool] = lambda: False
-        self._ended = False
+        self._asked = first - 1
+        self._ended = self._agreeing = self._reading = False
         self._changed = threading.Condition()
         stop.on_stop(self._wake)
 
@@ -123,15 +124,25 @@ class Feed:
         with self._changed:
             self.first, self._end, self._ends_now = self._promised, end, ends_now
 
-    def end_with(self, agree: Callable[[int], int]) -> None:
+    def end_with(self, agree: Callable[[int, int], tuple[int, int]]) -> None:
         """End the leg before the batch that all processes agree upon.
 
-        ``agree`` is given the first batch that nobody here has been promised, and no more are
-        promised until it gives the largest of those of all processes.
+        ``agree`` is given the first batch that nobody here has been promised and the last one that
+        the stream was asked for, and gives the largest of each of all processes. Meanwhile no more
+        are promised. It is called without the lock: others must be able to read on, for a loader
+        that waits for one process to read keeps the others waiting, too.
         """
         with self._changed:
-            end = agree(self._promised)
-            self._end = end if self._end is None else min(end, self._end)
+            self._agreeing = True
+        try:
+            end, asked = agree(self._promised, self._asked)
+            with self._changed:
+                self._end = end if self._end is None else min(end, self._end)
+                self._asked = max(asked, self._asked)
+        finally:
+            with self._changed:
+                self._agreeing = False
+                self._changed.notify_all()
 
     def first_steps(self, number: int | None = None) -> list[int]:
         """Per rank, its first step from a batch on; None: from the first one of this leg."""
@@ -148,21 +159,27 @@ class Feed:
     def is_at_the_end(self) -> bool:
         """Whether there is no batch behind the cut."""
         with self._changed:
-            self._read_through(self._promised)
+            while self._lacks(self._promised):
+                self._read_one(self._promised)
             return self._promised >= self._read
 
     def has_batch(self, number: int) -> bool:
         """Whether the leg has a batch of this number (a dense update): then it will be trained."""
         with self._changed:
-            if number < self._promised:
-                return True
-            open_ended = self._end is None or self._promised < self._end
-            if open_ended and self._ends_now():
-                self._end = self._promised
-            last = number if self._end is None else min(number, self._end - 1)
-            self._read_through(last)
-            # Also what lies between: another process may train it, and this one starts behind it.
-            self._promised = max(self._promised, min(last + 1, self._read))
+            while number >= self._promised:
+                wait_for(self._changed, lambda: not self._agreeing, self._stop, self._who_agrees)
+                open_ended = self._end is None or self._promised < self._end
+                if open_ended and self._ends_now():
+                    self._end = self._promised
+                last = number if self._end is None else min(number, self._end - 1)
+                # Behind the cut, too, if another process does: it waits until all have read so far.
+                through = last if last == number else max(last, self._asked)
+                if self._lacks(through):
+                    self._read_one(through)  # meanwhile the end may have changed
+                    continue
+                # Also what lies between: another process may train it, and this one starts behind.
+                self._promised = max(self._promised, min(last + 1, self._read))
+                break
             return number < self._promised
 
     def take(self, rank: int, step: int) -> Work | None:
@@ -177,21 +194,43 @@ class Feed:
 
         with self._changed:
             wait_for(self._changed, has_room, self._stop, who)
-            if not self.has_batch(number):
-                return None
+        if not self.has_batch(number):
+            return None
+        with self._changed:
             self._changed.notify_all()
             return self._parts.pop((rank, step))
 
-    def _read_through(self, number: int) -> None:
-        while self._read <= number and not self._ended:
-            self._read_one()
+    def _lacks(self, number: int) -> bool:
+        return self._read <= number and not self._ended
+
+    def _who_agrees(self) -> str:
+        return "a rank waits until all processes agree where the leg ends"
 
     def _wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
 
-    def _read_one(self) -> None:
-        batch = next(self._stream, None)
+    def _read_one(self, through: int) -> None:
+        """The next batch of the stream, of those up to ``through`` that are asked for.
+
+        One thread reads, without the lock, the others wait for it.
+        """
+        self._asked = max(through, self._asked)
+        if self._reading:
+            self._changed.wait(timeout=1.0)
+            return
+        self._reading = True
+        self._changed.release()
+        try:
+            with self._stop.working():
+                batch = next(self._stream, None)
+        finally:
+            self._changed.acquire()
+            self._reading = False
+            self._changed.notify_all()
+        self._keep(batch)
+
+    def _keep(self, batch: Batch | None) -> None:
         if batch is None:
             self._ended = True
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from itertools import chain
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 
 from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig
+from runtime.data.source import rebatch
+from runtime.engines.processes.leg_watch import LegWatch
 from runtime.rank.feed import Feed, stream_from, training_stream
 from runtime.stop import Stop
 from tests.runtime.worlds import ArraySource, config
@@ -114,6 +117,84 @@ def test_ranks_that_race_for_the_end_of_a_leg_stop_at_one_cut():
     for thread in threads:
         thread.join(timeout=120)
     assert set(steps) == {feed.next_number} and 6 <= steps[0] < 25
+
+
+class Meeting:
+    """What `RankGroup` does for the ranks of a leg, among threads of one process."""
+
+    def __init__(self, ranks: int) -> None:
+        self._barrier = threading.Barrier(ranks)
+        self._told: list[str] = []
+        self.said = threading.Event()
+        self.agrees = [threading.Event() for _ in range(ranks)]
+
+    def as_rank(self, rank: int) -> SimpleNamespace:
+        return SimpleNamespace(
+            say=lambda name: self.said.set(),
+            is_said=lambda name: self.said.is_set(),
+            gather=lambda name, text, stop: self._gather(rank, text),
+            fail=pytest.fail,
+        )
+
+    def _gather(self, rank: int, text: str) -> list[str]:
+        self.agrees[rank].set()
+        self._told.append(text)
+        self._barrier.wait(60)
+        return self._told
+
+
+class OneLoader:
+    """Gives each chunk to both processes, and waits for one that is two chunks behind."""
+
+    def __init__(self) -> None:
+        self._taken, self._changed = [0, 0], threading.Condition()
+        self.waits = threading.Event()
+
+    def chunks(self, process: int, batches):
+        for batch in batches:
+            with self._changed:
+                if self._taken[process] == self._taken[1 - process] + 2:
+                    self.waits.set()
+                    while self._taken[process] == self._taken[1 - process] + 2:
+                        assert self._changed.wait(60)
+                self._taken[process] += 1
+                self._changed.notify_all()
+            yield batch
+
+
+@pytest.mark.parametrize("chunk", [4, 2, 1])
+def test_a_leg_ends_while_a_loader_waits_for_the_slower_of_two_processes(chunk):
+    """async: the fast one waits for a chunk, which comes when the slow one has taken its own."""
+    loader, meeting = OneLoader(), Meeting(2)
+    taken: list[list[int]] = [[], []]
+    feeds, watches = [], []
+    for rank in (0, 1):
+        chosen = config(ranks=2, mode=Mode.ASYNC, batch=4)
+        stream = rebatch(loader.chunks(rank, rebatch(numbered().chunks("train"), chunk)), 4)
+        feeds.append(Feed(stream, chosen.sync.ranks, False, Stop(), own=[rank]))
+        feeds[rank].begin_leg(None)
+
+    def train(rank: int) -> None:
+        step = 0
+        while (work := feeds[rank].take(rank, step)) is not None:
+            taken[rank] += numbers(work.batch)
+            step += 1
+
+    threads = [threading.Thread(target=train, args=(r,), daemon=True) for r in (0, 1)]
+    threads[0].start()
+    assert loader.waits.wait(60)
+    for rank in (0, 1):
+        watches.append(LegWatch(meeting.as_rank(rank), 0, feeds[rank], lambda: True))
+    assert meeting.agrees[1].wait(60)
+    threads[1].start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive(), "a rank waits for ever"
+    cut = 4 * feeds[0].next_number
+    assert feeds[1].next_number == feeds[0].next_number
+    assert sorted(taken[0] + taken[1]) == list(range(cut))
+    for watch in watches:
+        watch.over()
 
 
 @given(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 
@@ -48,6 +49,8 @@ class LegWatch:
         except Exception as error:  # nobody hands out batches now: the run ends, in a sentence
             self._group.fail(error)
 
-    def _agreed(self, promised: int) -> int:
-        name = f"leg {self._leg} has promised"
-        return max(map(int, self._group.gather(name, str(promised), self._over)))
+    def _agreed(self, promised: int, asked: int) -> tuple[int, int]:
+        told = json.dumps([promised, asked])
+        said = self._group.gather(f"leg {self._leg} has promised", told, self._over)
+        furthest, last = zip(*map(json.loads, said), strict=True)
+        return max(furthest), max(last)
