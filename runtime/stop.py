@@ -12,6 +12,10 @@ PATIENCE_S = 20.0
 """How long everybody may wait while nobody works, before that is called a deadlock."""
 
 
+LONGEST_LOOK_S = 2.0
+"""Who looks for signs of life looks more often than this, unless he was suspended himself."""
+
+
 class RunStopped(Exception):
     """Another thread failed, or the user interrupted; this thread only goes home."""
 
@@ -19,6 +23,29 @@ class RunStopped(Exception):
 class PeerError(ConnectionError):
     """Another process of the run has died, is stuck, or was asked for something else; the sentence
     says which, who waited for it, and since when."""
+
+
+class Silence:
+    """How long a peer has given no sign of life, as it passes for one who looks again and again.
+
+    A run that is suspended as a whole (Ctrl-Z, a frozen machine) wakes up with everybody's signs of
+    life in the past, so of the time between two looks no more than ``LONGEST_LOOK_S`` counts: who
+    slept himself forgives, and who is awake and busy waits a little longer.
+    """
+
+    def __init__(self) -> None:
+        self.heard()
+
+    def heard(self) -> None:
+        """A sign of life has come."""
+        self._looked_s, self._silent_s = time.monotonic(), 0.0
+
+    def look(self) -> float:
+        """Seconds of silence."""
+        now_s = time.monotonic()
+        self._silent_s += min(now_s - self._looked_s, LONGEST_LOOK_S)
+        self._looked_s = now_s
+        return self._silent_s
 
 
 class Stop:

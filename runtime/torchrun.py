@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -127,9 +126,9 @@ def started_s() -> float:
     return boot + ticks / os.sysconf("SC_CLK_TCK")
 
 
-def die_with_launcher() -> None:
-    """Have this process sent SIGTERM when torchrun dies, even if it is killed."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def die_with_parent(number: int) -> None:
+    """Have this process sent a signal when the thread that started it ends, however it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 def tell_torchrun(sentence: str, *, comes_second: bool = False) -> None:

@@ -40,7 +40,8 @@ def opened(config: TrainConfig, rank: ProcessRank | None = None) -> Iterator[Sou
     if rank is not None:
         told = rank.group.gather("loaders", told)[0]
     how = processes.how_it_ended if processes else (lambda loader: "has died")
-    loaded = LoadedSource(cast(SharedSource, source), LoaderAddress.from_json(told), how)
+    who = "the run" if rank is None else f"rank {rank.group.rank}"
+    loaded = LoadedSource(cast(SharedSource, source), LoaderAddress.from_json(told), how, who)
     try:
         yield loaded
     finally:

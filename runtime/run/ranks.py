@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,7 +28,7 @@ from runtime.run.ending import Ending
 from runtime.run.folder import plain
 from runtime.run.training import Training
 from runtime.stop import PeerError
-from runtime.torchrun import Launch, device_of, die_with_launcher
+from runtime.torchrun import Launch, device_of, die_with_parent
 
 
 @contextmanager
@@ -36,7 +37,7 @@ def joined(config: TrainConfig, launch: Launch) -> Iterator[ProcessRank]:
 
     An error in the context ends this process only; torchrun ends the others.
     """
-    die_with_launcher()
+    die_with_parent(signal.SIGTERM)  # torchrun is killed, too, and then says nothing
     devices = torch.cuda.device_count() if config.engine.device == "cuda" else 0
     device = device_of(config.engine.device, launch.local_rank, devices)
     store = dist.PrefixStore(f"attempt {launch.restarts}", _store(launch))  # type: ignore[attr-defined]

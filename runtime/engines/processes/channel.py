@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import struct
 import time
 from collections.abc import Callable, Sequence
 
@@ -26,7 +27,7 @@ class PeerGoneError(ConnectionError):
 
 
 class Channel:
-    """A connected SOCK_SEQPACKET socket; one thread sends and one receives."""
+    """A connected SOCK_SEQPACKET socket; any thread may send, one receives."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -38,9 +39,7 @@ class Channel:
 
     def peer_pid(self) -> int:
         """The process at the other end, as the kernel knows it."""
-        size = 3 * 4
-        found = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-        return int.from_bytes(found[:4], "little")
+        return _peer(self._socket)[0]
 
     def send(
         self, message: Message, descriptors: Sequence[int] = (), *, within_s: float = 20.0
@@ -99,6 +98,18 @@ class Channel:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+
+
+def is_own_user(sock: socket.socket) -> bool:
+    """Whether a process of this user is at the other end; abstract names have no permissions."""
+    return _peer(sock)[1] == os.getuid()
+
+
+def _peer(sock: socket.socket) -> tuple[int, int]:
+    """Process and user at the other end, as the kernel knows them."""
+    found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, user, _ = struct.unpack("3i", found)
+    return pid, user
 
 
 def close_all(descriptors: Sequence[int]) -> None:

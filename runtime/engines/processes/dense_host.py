@@ -24,14 +24,8 @@ from runtime.dense.averaging import mean_model, mean_weights
 from runtime.dense.rule import Told
 from runtime.dense.server import DenseServer
 from runtime.dense.state import DenseState, capture
-from runtime.engines.processes.dense_link import (
-    Kind,
-    Layout,
-    Link,
-    Message,
-    is_own_user,
-    open_door,
-)
+from runtime.engines.processes.channel import is_own_user
+from runtime.engines.processes.dense_link import Kind, Layout, Link, Message, open_door
 from runtime.stop import PeerError, RunStopped, Stop, wait_for
 
 Handle = Callable[[Link, Message], None]

@@ -7,7 +7,6 @@ how long it must be and refuses any other; nothing that it receives is code.
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import socket
 import struct
@@ -200,10 +199,3 @@ def knock(name: str) -> socket.socket:
         sock.close()
         raise PeerError(f"the dense weights' host cannot be reached: {error.strerror}") from None
     return sock
-
-
-def is_own_user(sock: socket.socket) -> bool:
-    """Whether a process of this user is at the other end; abstract names have no permissions."""
-    found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    _, user, _ = struct.unpack("3i", found)
-    return int(user) == os.getuid()

@@ -8,25 +8,29 @@ other end lives as long as the launcher.
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
 import signal
 import socket
 import sys
 import threading
+import time
 from typing import Any, cast
 
 from runtime.data.batch import Batch
 from runtime.data.open import open_source
 from runtime.data.source import SharedSource
-from runtime.engines.processes.channel import Channel, PeerGoneError
+from runtime.engines.processes.channel import Channel, PeerGoneError, close_all, is_own_user
 from runtime.engines.processes.messages import (
     BadMessageError,
     Message,
     MessageKind,
     pack_json,
+    unpack_json,
 )
 from runtime.engines.processes.parcels import pack_arrays
+from runtime.torchrun import die_with_parent
 
 AHEAD = 4
 """Chunks that a rank may be behind its loader."""
@@ -39,65 +43,136 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # sent to the whole group: the launcher ends us
     with os.fdopen(document) as file:
         asked = json.load(file)
+    if asked["dies_with_parent"]:
+        die_with_parent(signal.SIGKILL)  # also while it is stopped
     threading.Thread(target=_end_with, args=(socket.socket(fileno=life),), daemon=True).start()
-    door = socket.socket(fileno=listening)
-    takers = [Taker(Channel(door.accept()[0])) for _ in range(asked["takers"])]
+    takers = Takers(socket.socket(fileno=listening), asked["secret"], asked["takers"])
+    takers.wait_for_all()
     try:
         give_out(asked, takers)
     except Exception as error:
         body = pack_json({"kind": type(error).__name__, "sentence": str(error)[:4000]})
-        for taker in takers:
-            taker.send(Message(MessageKind.FAILED, body=body))
+        takers.send(Message(MessageKind.FAILED, body=body))
 
 
 class Taker:
     """A process that is given every chunk of this loader."""
 
     def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self._behind = 0
+        self.channel = channel
+        self.behind = 0
         self.is_there = True
 
-    def give(self, message: Message, descriptors: tuple[int, ...]) -> None:
-        """Wait until it is less than `AHEAD` chunks behind, and send the next."""
-        while self.is_there and self._behind >= AHEAD:
-            try:
-                answer, _ = self._channel.receive()
-                if answer.kind is not MessageKind.TAKEN:
-                    raise PeerGoneError(answer.kind.name)
-                self._behind -= 1
-            except (PeerGoneError, BadMessageError):
-                self.is_there = False
-        self._behind += 1
-        self.send(message, descriptors)
 
-    def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
-        """Send it, if somebody is there."""
+class Takers:
+    """All of them; a thread for each hears what it has taken, and whether it asks for a sign of
+    life."""
+
+    def __init__(self, door: socket.socket, secret: str, seats: int) -> None:
+        """``seats``: processes of this user that know the secret; nobody else is let in."""
+        self._door, self._secret, self._seats = door, secret.encode(), seats
+        self._taken: list[Taker] = []
+        self._changed = threading.Condition()
+        self._reads_since_s: float | None = None
+        threading.Thread(target=self._let_in, daemon=True).start()
+
+    def any_there(self) -> bool:
+        """Whether somebody still takes chunks."""
+        return any(taker.is_there for taker in self._taken)
+
+    def wait_for_all(self) -> None:
+        """Return when every seat is taken."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._taken) == self._seats)
+            self._reads_since_s = time.monotonic()
+
+    def give(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
+        """Send it to each, as soon as that one is less than `AHEAD` chunks behind."""
+        self._reads_since_s = None
+        for taker in self._taken:
+            with self._changed:
+                self._changed.wait_for(lambda t=taker: t.behind < AHEAD or not t.is_there)  # type: ignore[misc]
+                taker.behind += 1
+            self._send_to(taker, message, descriptors)
+        self._reads_since_s = time.monotonic()
+
+    def send(self, message: Message) -> None:
+        """Send it to each at once."""
+        for taker in self._taken:
+            self._send_to(taker, message)
+
+    def _send_to(self, taker: Taker, message: Message, descriptors: tuple[int, ...] = ()) -> None:
         try:
-            if self.is_there:
-                self._channel.send(message, descriptors)
+            if taker.is_there:
+                taker.channel.send(message, descriptors)
         except PeerGoneError:
-            self.is_there = False
+            taker.is_there = False
+
+    def _let_in(self) -> None:
+        while True:
+            visitor, _ = self._door.accept()
+            if is_own_user(visitor):
+                threading.Thread(target=self._serve, args=(Channel(visitor),), daemon=True).start()
+            else:
+                visitor.close()
+
+    def _serve(self, channel: Channel) -> None:
+        """One visitor, from the first word on: whatever is wrong with it is its own end only."""
+        taker = Taker(channel)
+        try:
+            self._greet(taker)
+            while True:
+                self._hear(taker)
+        except Exception:
+            channel.close()
+        finally:
+            with self._changed:
+                taker.is_there = False
+                self._changed.notify_all()
+
+    def _greet(self, taker: Taker) -> None:
+        message, descriptors = taker.channel.receive()
+        close_all(descriptors)
+        secret = str(unpack_json(message.body).get("secret", "")).encode()
+        if message.kind is not MessageKind.HELLO or not hmac.compare_digest(secret, self._secret):
+            raise BadMessageError("the first message does not know the secret of this run")
+        with self._changed:
+            if len(self._taken) == self._seats:
+                raise BadMessageError(f"all {self._seats} takers of this loader are there already")
+            self._taken.append(taker)
+            self._changed.notify_all()
+
+    def _hear(self, taker: Taker) -> None:
+        message, descriptors = taker.channel.receive()
+        close_all(descriptors)
+        if message.kind is MessageKind.PING:
+            since_s = self._reads_since_s
+            reads_s = 0.0 if since_s is None else time.monotonic() - since_s
+            taker.channel.send(Message(MessageKind.PONG, body=pack_json({"reads_s": reads_s})))
+            return
+        if message.kind is not MessageKind.TAKEN:
+            raise BadMessageError(message.kind.name)
+        with self._changed:
+            taker.behind -= 1
+            self._changed.notify_all()
 
 
-def give_out(asked: dict[str, Any], takers: list[Taker]) -> None:
+def give_out(asked: dict[str, Any], takers: Takers) -> None:
     """Every own chunk to every taker, pass after pass, as long as one of them is there."""
     data, own, of = asked["data"], asked["loader"], asked["loaders"]
     source = cast(SharedSource, open_source(**data))
-    while any(taker.is_there for taker in takers):
+    while takers.any_there():
         number = own
         for batch in source.turns("train", own, of):
             document, segment = pack_arrays(arrays_of(batch))
             body = pack_json(document | {"left_out": source.left_out("train")})
-            for taker in takers:
-                taker.give(Message(MessageKind.CHUNK, -1, number, body), (segment.descriptor,))
+            takers.give(Message(MessageKind.CHUNK, -1, number, body), (segment.descriptor,))
             segment.close()
             number += of
-            if not any(taker.is_there for taker in takers):
+            if not takers.any_there():
                 return
         body = pack_json({"left_out": source.left_out("train")})
-        for taker in takers:
-            taker.give(Message(MessageKind.PASS_ENDED, -1, number, body), ())
+        takers.give(Message(MessageKind.PASS_ENDED, -1, number, body))
 
 
 def arrays_of(batch: Batch) -> dict[str, Any]:

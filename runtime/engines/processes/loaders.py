@@ -14,6 +14,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,12 +28,23 @@ from runtime.data.batch import Batch, Layout
 from runtime.data.errors import DataError
 from runtime.data.source import Part, Provenance, SharedSource
 from runtime.engines.processes.channel import Channel, PeerGoneError
-from runtime.engines.processes.messages import Message, MessageKind, unpack_json
+from runtime.engines.processes.messages import (
+    SECRET_BYTES,
+    Message,
+    MessageKind,
+    pack_json,
+    unpack_json,
+)
 from runtime.engines.processes.parcels import unpack_arrays
-from runtime.stop import PeerError, Stop
+from runtime.engines.processes.peers import BEATS_EVERY_S, STUCK_S, clock
+from runtime.stop import PeerError, Silence, Stop
 
 _ROOT = Path(__file__).parents[3]
 _CONNECT_WITHIN_S = 20.0
+_START_WITHIN_S = 60.0
+"""A loader that has not spoken yet may still be loading Python."""
+READ_WITHIN_S = 300.0
+"""A loader that reads and parses one chunk for longer than that has files that do not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +53,17 @@ class LoaderAddress:
 
     names: tuple[str, ...]
     pids: tuple[int, ...]
+    secret: str
 
     def to_json(self) -> str:
-        """For another process."""
-        return json.dumps([self.names, self.pids])
+        """For another process; whoever reads it may take the data."""
+        return json.dumps([self.names, self.pids, self.secret])
 
     @classmethod
     def from_json(cls, text: str) -> LoaderAddress:
         """What `to_json` wrote."""
-        names, pids = json.loads(text)
-        return cls(tuple(names), tuple(pids))
+        names, pids, secret = json.loads(text)
+        return cls(tuple(names), tuple(pids), secret)
 
 
 class LoaderProcesses:
@@ -65,19 +79,21 @@ class LoaderProcesses:
             "skip_bad_rows": data.skip_bad_rows,
             "validation_fraction": data.validation_fraction,
         }
-        token = secrets.token_hex(16)
+        token, secret = secrets.token_hex(16), secrets.token_hex(SECRET_BYTES)
+        # The kernel kills a loader with the *thread* that started it.
+        of_main = threading.current_thread() is threading.main_thread()
+        common = {"data": opened, "loaders": loaders, "takers": takers, "secret": secret}
         names = tuple(f"\0persia-testbed-{token}-loader-{k}" for k in range(loaders))
         self._processes: list[subprocess.Popen[bytes]] = []
         self._lives: list[socket.socket] = []
         self._end = weakref.finalize(self, _end_all, self._processes, self._lives)
         try:
             for k, name in enumerate(names):
-                asked = {"data": opened, "loader": k, "loaders": loaders, "takers": takers}
-                self._spawn(name, asked)
+                self._spawn(name, common | {"loader": k, "dies_with_parent": of_main})
         except BaseException:
             self._end()
             raise
-        self.address = LoaderAddress(names, tuple(p.pid for p in self._processes))
+        self.address = LoaderAddress(names, tuple(p.pid for p in self._processes), secret)
 
     def how_it_ended(self, loader: int) -> str:
         """Words for what became of a loader's process."""
@@ -127,12 +143,15 @@ class LoadedSource:
         source: SharedSource,
         address: LoaderAddress,
         how_it_ended: Callable[[int], str] = lambda loader: "has died",
+        who: str = "the run",
     ) -> None:
-        self._source, self._address = source, address
+        """``who`` waits for the loaders, in words."""
+        self._source, self._address, self._who = source, address, who
         self._how_it_ended = how_it_ended
         self.stop = Stop()
         """Ends a wait for data when the run stops; that of the run."""
-        self._channels = [_connect(name, k) for k, name in enumerate(address.names)]
+        self._channels = [_connect(address, k) for k in range(len(address.names))]
+        self._has_spoken = [False] * len(self._channels)
         self._left_out = [(0, 0)] * len(self._channels)
 
     @property
@@ -166,11 +185,11 @@ class LoadedSource:
             channel.close()
 
     def _take(self, loader: int, number: int | None) -> Batch | None:
-        channel, who = self._channels[loader], f"loader {loader} (pid {self._address.pids[loader]})"
+        who = self._name(loader)
         try:
-            message, descriptors = channel.receive(self.stop.check)
+            message, descriptors = self._next_of(loader, number)
             if message.kind is not MessageKind.FAILED:
-                channel.send(Message(MessageKind.TAKEN))
+                self._channels[loader].send(Message(MessageKind.TAKEN))
         except PeerGoneError:
             raise PeerError(f"{who} {self._how_it_ended(loader)}; its data is missing") from None
         said = unpack_json(message.body)
@@ -184,21 +203,62 @@ class LoadedSource:
         found = unpack_arrays(said, descriptors[0])
         return Batch(found["ids"], found.get("offsets"), found["dense"], found["labels"])
 
+    def _next_of(self, loader: int, number: int | None) -> tuple[Message, tuple[int, ...]]:
+        """What a loader gives next, however long it waits for another rank; while nothing comes, it
+        is asked for signs of life."""
+        channel, silence, asked_s = self._channels[loader], Silence(), 0.0
+        began_s = time.monotonic()
+
+        def look() -> None:
+            nonlocal asked_s
+            self.stop.check()
+            if time.monotonic() - asked_s > BEATS_EVERY_S:
+                asked_s = time.monotonic()
+                channel.send(Message(MessageKind.PING))
+            patience_s = STUCK_S if self._has_spoken[loader] else _START_WITHIN_S
+            if (silent_s := silence.look()) > patience_s:
+                stuck = f"has given no sign of life for {silent_s:.0f} s: it is stopped or stuck"
+                raise self._waited(loader, number, began_s, stuck)
+
+        while True:
+            message, descriptors = channel.receive(look)
+            silence.heard()
+            self._has_spoken[loader] = True
+            if message.kind is not MessageKind.PONG:
+                return message, descriptors
+            reads_s = unpack_json(message.body)["reads_s"]
+            if reads_s > READ_WITHIN_S:
+                reads = f"is alive and has been reading for {reads_s:.0f} s: do its files answer?"
+                raise self._waited(loader, number, began_s, reads)
+
+    def _waited(self, loader: int, number: int | None, began_s: float, why: str) -> PeerError:
+        waited_s = time.monotonic() - began_s
+        what = "the end of the data" if number is None else f"chunk {number}"
+        return PeerError(
+            f"{self._name(loader)} {why}; {self._who} has waited {waited_s:.0f} s for {what} of it,"
+            f" since {clock(waited_s)}"
+        )
+
+    def _name(self, loader: int) -> str:
+        return f"loader {loader} (pid {self._address.pids[loader]})"
+
     def _note(self, loader: int, skipped: int, outside: int, row: int | None) -> None:
         self._left_out[loader] = skipped, outside
         total = sum(s for s, _ in self._left_out)
         self._source.note_left_out("train", total, max(o for _, o in self._left_out), row)
 
 
-def _connect(name: str, loader: int) -> Channel:
+def _connect(address: LoaderAddress, loader: int) -> Channel:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     sock.settimeout(_CONNECT_WITHIN_S)
     try:
-        sock.connect(name)
+        sock.connect(address.names[loader])
     except OSError as error:
         sock.close()
         raise PeerError(f"loader {loader} cannot be reached: {error.strerror or error}") from None
-    return Channel(sock)
+    channel = Channel(sock)
+    channel.send(Message(MessageKind.HELLO, body=pack_json({"secret": address.secret})))
+    return channel
 
 
 def _end_all(processes: list[subprocess.Popen[bytes]], lives: list[socket.socket]) -> None:

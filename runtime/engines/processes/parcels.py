@@ -15,12 +15,12 @@ _KINDS = "uif"
 
 
 def pack_arrays(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], Segment]:
-    """The arrays in a fresh segment, and what must be known to find them in it."""
+    """The arrays in a fresh segment, which others can only read, and where they lie in it."""
     places = Places()
     index: dict[str, tuple[int, list[int], str]] = {}
     for name, array in arrays.items():
         index[name] = places.take(array.nbytes), list(array.shape), array.dtype.str
-    segment = Segment.make(max(1, places.size))
+    segment = Segment.make(max(1, places.size), shown=True)
     for name, array in arrays.items():
         at, shape, dtype = index[name]
         segment.array(at, tuple(shape), dtype)[...] = array

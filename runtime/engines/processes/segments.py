@@ -11,6 +11,7 @@ import fcntl
 import mmap
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,37 +23,45 @@ from runtime.stop import Stop, wait_for
 
 ALIGNED_BYTES = 64
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; not in Python's fcntl before 3.13
 _LEAST_BYTES = 1 << 16
 
 
 class Segment:
     """A piece of memory that two processes see."""
 
-    def __init__(self, descriptor: int, size: int, *, populate: bool = True) -> None:
-        flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if populate else 0)
+    def __init__(self, descriptor: int, size: int, *, written: bool = True) -> None:
+        access = mmap.PROT_READ | (mmap.PROT_WRITE if written else 0)
         try:
-            self._map = mmap.mmap(descriptor, size, flags)
+            self._map = mmap.mmap(descriptor, size, mmap.MAP_SHARED | mmap.MAP_POPULATE, access)
         except OSError as error:
             raise MemoryError(_no_room(size, str(error))) from None
         self.size, self.descriptor = size, descriptor
 
     @classmethod
-    def make(cls, size: int) -> Segment:
-        """A fresh one. Raises MemoryError, in a sentence, where there is no room."""
+    def make(cls, size: int, *, shown: bool = False) -> Segment:
+        """A fresh one; if it is only ``shown``, nobody else can write into it (from Linux 5.1 on).
+
+        Raises MemoryError, in a sentence, where there is no room.
+        """
         room = room_bytes()
         if size > room:
             raise MemoryError(_no_room(size, f"{room / 1e6:,.0f} MB are free"))
         descriptor = os.memfd_create("embedding-rows", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.posix_fallocate(descriptor, 0, size)
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-            return cls(descriptor, size)
+            made = cls(descriptor, size)
         except OSError as error:
             os.close(descriptor)
             raise MemoryError(_no_room(size, error.strerror or str(error))) from None
         except BaseException:
             os.close(descriptor)
             raise
+        if shown:
+            with suppress(OSError):  # an older kernel
+                fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEAL_FUTURE_WRITE)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        return made
 
     @classmethod
     def attach(cls, descriptor: int, size: int) -> Segment:
@@ -70,7 +79,7 @@ class Segment:
             found = os.fstat(descriptor).st_size
             if found < size:
                 raise BadMessageError(f"a segment has {found} bytes, said to have {size}")
-            return cls(descriptor, size)
+            return cls(descriptor, size, written=not seals & _SEAL_FUTURE_WRITE)
         except BaseException:
             os.close(descriptor)
             raise

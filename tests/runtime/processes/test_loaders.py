@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import re
 import signal
+import socket
+import subprocess
+import sys
+import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +22,15 @@ from runtime.config import DataConfig, SyncConfig, TrainConfig
 from runtime.data.errors import DataError
 from runtime.data.open import open_source
 from runtime.data.table import ROWS_PER_BATCH
-from runtime.engines.processes.loaders import LoadedSource, LoaderProcesses
+from runtime.engines.processes import loaders
+from runtime.engines.processes.channel import Channel
+from runtime.engines.processes.loader_process import AHEAD, Takers
+from runtime.engines.processes.loaders import LoadedSource, LoaderAddress, LoaderProcesses
+from runtime.engines.processes.messages import Message, MessageKind, pack, pack_json
+from runtime.engines.processes.parcels import pack_arrays
 from runtime.rank.feed import Feed, training_stream
 from runtime.stop import PeerError, Stop
+from tests.runtime.processes.test_faults import in_thread, lives, until
 
 SCHEMA = """name = "made"
 file = "data.parquet"
@@ -91,8 +104,8 @@ def test_the_batches_of_a_rank_and_step_do_not_depend_on_the_loaders(case, tmp_p
     )
     alone = opened(data)
     expected = batches(config, alone)
-    for loaders in (1, 3) if case == "file" else (2,):
-        processes = LoaderProcesses(data, loaders, takers=1)
+    for count in (1, 3) if case == "file" else (2,):
+        processes = LoaderProcesses(data, count, takers=1)
         source = LoadedSource(opened(data), processes.address, processes.how_it_ended)
         assert batches(config, source) == expected
         if "limited" not in case:  # else how far a reader has read ahead is its own matter
@@ -126,6 +139,165 @@ def test_a_loader_that_dies_is_named(tmp_path):
         for _ in range(20):
             next(stream)
     processes.close()
+
+
+PATIENCES_S = (0.6, 4.0, 25.0)
+"""Whoever is well is silent for longer than the first only where the machine is busy; then the next
+one shows whether that was all."""
+
+
+def test_a_stopped_loader_is_told_from_one_that_waits_for_another_rank(monkeypatch):
+    """Issue: nobody said anything, for ever."""
+    monkeypatch.setattr(loaders, "BEATS_EVERY_S", 0.05)
+    silent = r"has given no sign of life for \d+ s: it is stopped or stuck"
+    waited = r"rank 0 has waited \d+ s for chunk \d of it, since \d\d:\d\d:\d\d"
+    for patience_s in PATIENCES_S:
+        monkeypatch.setattr(loaders, "STUCK_S", patience_s)
+        early, told, pid = one_that_waits_and_is_stopped(patience_s, monkeypatch)
+        assert re.fullmatch(rf"loader 0 \(pid {pid}\) {silent}; {waited}", told)
+        if not early:
+            return
+    assert not early
+
+
+def one_that_waits_and_is_stopped(patience_s: float, monkeypatch) -> tuple[list, str, int]:
+    """What is said while the loader waits for the other taker, what when it is stopped; its pid."""
+    data = DataConfig(name="synthetic", rows=200_000)
+    processes = LoaderProcesses(data, 1, takers=2)
+    pid = processes.address.pids[0]
+    one, other = (LoadedSource(opened(data), processes.address, who=f"rank {k}") for k in (0, 1))
+    pongs = spied_pongs(one, monkeypatch)
+    stream, others = one.chunks("train"), other.chunks("train")
+    thread, early = in_thread(lambda: [next(stream) for _ in range(AHEAD + 2)])
+    until(lambda: early or (pongs and pongs[-1] - pongs[0] > 2 * patience_s))
+    for _ in range(2):
+        next(others)
+    thread.join(60)
+    os.kill(pid, signal.SIGSTOP)
+    thread, errors = in_thread(lambda: list(stream if not early else others))
+    thread.join(120)
+    for source in (one, other):
+        source.close()
+    processes.close()
+    assert not lives(pid)  # a stopped process goes, too
+    return early, str(errors[0] if not early else early[0]), pid
+
+
+def spied_pongs(source: LoadedSource, monkeypatch) -> list[float]:
+    """When it hears a sign of life."""
+    heard, receive = [], Channel.receive
+
+    def spied(self, goes_on):
+        found = receive(self, goes_on)
+        if found[0].kind is MessageKind.PONG:
+            heard.append(time.monotonic())
+        return found
+
+    monkeypatch.setattr(source._channels[0], "receive", partial(spied, source._channels[0]))
+    return heard
+
+
+@pytest.fixture
+def loader():
+    """A loader's door with one seat, in this process; who comes in finds nobody who reads."""
+    name = f"\0persia-testbed-test-{os.getpid()}-{time.monotonic_ns()}"
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    door.bind(name)
+    door.listen(8)
+    yield Takers(door, "the secret", 1), LoaderAddress((name,), (os.getpid(),), "the secret")
+    door.close()
+
+
+def test_a_loader_whose_files_do_not_answer_is_named(loader, monkeypatch):
+    monkeypatch.setattr(loaders, "BEATS_EVERY_S", 0.05)
+    monkeypatch.setattr(loaders, "READ_WITHIN_S", 0.3)
+    takers, address = loader
+    source = LoadedSource(opened(DataConfig(name="synthetic")), address, who="rank 3")
+    takers.wait_for_all()
+    with pytest.raises(PeerError, match=r"is alive and has been reading for .*; rank 3 has waited"):
+        next(source.chunks("train"))
+
+
+STRANGERS = {
+    "says nothing": b"",
+    "no message": b"hello",
+    "no JSON": pack(Message(MessageKind.HELLO, body=b"[" * 60_000)),
+    "no text": pack(Message(MessageKind.HELLO, body=b'{"secret": "\\ud800"}')),
+    "no secret": pack(Message(MessageKind.HELLO, body=b"{}")),
+    "asks for a chunk": pack(Message(MessageKind.TAKEN)),
+}
+
+
+def test_a_stranger_gets_nothing_and_takes_nobodys_place():
+    processes = LoaderProcesses(DataConfig(name="synthetic", rows=30_000), 1, takers=1)
+    strangers = []
+    for words in STRANGERS.values():
+        strangers.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        strangers[-1].connect(processes.address.names[0])
+        if words:
+            strangers[-1].send(words)
+    source = LoadedSource(opened(DataConfig(name="synthetic")), processes.address)
+    assert sum(batch.size for batch in source.chunks("train")) == 30_000
+    for name, stranger in zip(STRANGERS, strangers, strict=True):
+        if name != "says nothing":
+            stranger.settimeout(60)
+            assert stranger.recv(1 << 17) == b"", name
+    strangers.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+    strangers[-1].connect(processes.address.names[0])
+    late = Message(MessageKind.HELLO, body=pack_json({"secret": processes.address.secret}))
+    strangers[-1].send(pack(late))
+    strangers[-1].settimeout(60)
+    assert strangers[-1].recv(1 << 17) == b"", "the only seat is taken"
+    source.close()
+    processes.close()
+
+
+def test_another_user_is_not_let_in_even_with_the_secret(loader, monkeypatch):
+    takers, address = loader
+    monkeypatch.setattr(os, "getuid", lambda: 65534)
+    source = LoadedSource(opened(DataConfig(name="synthetic")), address)
+    with pytest.raises(PeerError, match=r"loader 0 .* has died; its data is missing"):
+        next(source.chunks("train"))
+    assert not takers.any_there()
+
+
+def test_nobody_writes_into_what_he_is_shown():
+    _, segment = pack_arrays({"ids": np.arange(1000)})
+    again = os.open(f"/proc/self/fd/{segment.descriptor}", os.O_RDWR)
+    for descriptor in (segment.descriptor, again):
+        with pytest.raises(PermissionError):
+            mmap.mmap(descriptor, segment.size)
+        with pytest.raises(PermissionError):
+            os.pwrite(descriptor, b"poison", 0)
+    os.close(again)
+
+
+LAUNCHER = """
+import time
+from runtime.config import DataConfig
+from runtime.engines.processes.loaders import LoaderProcesses
+processes = LoaderProcesses(DataConfig(name="synthetic"), 2, takers=1)
+print(*processes.address.pids, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_killed_launcher_leaves_no_loader_not_even_a_stopped_one():
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER], stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
+    )
+    pids = [int(word) for word in launcher.stdout.readline().split()]
+    until(lambda: all(has_begun(pid) for pid in pids))  # main has begun
+    os.kill(pids[0], signal.SIGSTOP)
+    launcher.kill()
+    launcher.wait()
+    until(lambda: not any(map(lives, pids)))
+
+
+def has_begun(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    ignored = int(status.split("SigIgn:")[1].split()[0], 16)
+    return bool(ignored >> (signal.SIGHUP - 1) & 1)
 
 
 def test_what_is_wrong_with_the_data_is_told_by_the_rank(tmp_path):
