@@ -26,9 +26,11 @@ from runtime.dense.rule import DenseRule
 from runtime.dense.rules import LossScale
 from runtime.dense.server import DenseServer
 from runtime.dense.threads import SharedWeights
+from runtime.engines.processes import dense_link
 from runtime.engines.processes.dense_host import AveragingHost, WeightsHost
 from runtime.engines.processes.dense_ranks import AveragedReplica, RemoteWeights
 from runtime.stop import PeerError, Stop
+from tests.runtime.processes.test_faults import in_thread, until
 from tests.runtime.spawned import Processes
 
 RANKS, STEPS = 3, 6
@@ -357,3 +359,45 @@ def test_averaging_over_processes_is_its_trace_by_hand(found):
         for key, weights in weights_of(mean_model(replicas[0], replicas)).items():
             assert arrays[key].tobytes() == weights.tobytes()
         assert sorted(arrays["told"][:, 1].tolist()) == sorted(steps * [10, 11, 12])
+
+
+def wide_model() -> nn.Module:
+    """16 MB of weights: no socket's buffer holds them."""
+    return nn.Linear(2048, 2048, bias=False)
+
+
+@pytest.fixture
+def nobody_reads():
+    """The name of a door behind which nobody takes anything out of a connection."""
+    door, name = dense_link.open_door()
+    yield name
+    door.close()
+
+
+def pushing(rule: RemoteWeights) -> tuple[threading.Thread, list[BaseException]]:
+    """A thread in the middle of a push that nobody takes, and what it ends with."""
+    gradients: list = [p.detach() for p in rule.model(1).parameters()]
+    thread, errors = in_thread(lambda: rule.end_step(1, 0, gradients, 0.0, 8))
+    until(rule._link._sending.locked)
+    return thread, errors
+
+
+def test_a_stop_ends_a_push_that_a_stopped_rank_does_not_take(nobody_reads, monkeypatch):
+    """The hook said goodbye first, which waits for the push, and kept all hooks behind it."""
+    monkeypatch.setattr(dense_link, "STUCK_S", math.inf)
+    stop = Stop()
+    rule = RemoteWeights(nobody_reads, 1, wide_model(), stop)
+    training, _ = pushing(rule)
+    stopping, _ = in_thread(lambda: stop.set(PeerError("rank 0 is stuck")))
+    for thread in (stopping, training):
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def test_a_push_that_nobody_takes_names_who_does_not(nobody_reads, monkeypatch):
+    monkeypatch.setattr(dense_link, "STUCK_S", 1.5)
+    rule = RemoteWeights(nobody_reads, 1, wide_model(), Stop())
+    training, errors = pushing(rule)
+    training.join(60)
+    expected = r"rank 0, .* has taken nothing of a message of 16,777,\d+ bytes for \d+ s: it is st"
+    assert re.match(expected, str(errors[0]))

@@ -19,11 +19,14 @@ import torch
 from torch import Tensor
 
 from runtime.dense.optimizer import DenseGradients
-from runtime.stop import PeerError
+from runtime.engines.processes.peers import STUCK_S
+from runtime.stop import PeerError, Silence
 
 MAGIC, VERSION = b"PtbD", 1
 _ALIGNED = 64
 _MOST_WORDS_BYTES = 1 << 22
+_LOOK_EVERY_S = 1
+"""How often a send looks whether anything was taken."""
 _HEADER = struct.Struct("<4sHHiqdqQ")  # magic, version, kind, rank, step, loss, samples, bytes
 
 
@@ -136,18 +139,33 @@ class Link:
         """``who``: the other end, in words."""
         self._socket, self._layout, self.who = sock, layout, who
         self._sending = threading.Lock()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _LOOK_EVERY_S, 0))
 
     def send(self, message: Message) -> None:
-        """All of it. Raises PeerError when the other end has gone."""
+        """All of it. Raises PeerError when the other end has gone, or takes nothing for long."""
         payload = message.payload
         header = _HEADER.pack(MAGIC, VERSION, *message[:5], len(payload))
         try:
             with self._sending:
-                self._socket.sendall(header)
-                if payload:
-                    self._socket.sendall(payload)
+                self._send_all(header)
+                self._send_all(payload)
+        except PeerError:  # an OSError, too
+            raise
         except OSError as error:
             raise PeerError(f"{self.who} has gone: {error.strerror}") from None
+
+    def _send_all(self, data: bytes | bytearray | memoryview) -> None:
+        left, silence = memoryview(data), Silence()
+        while left:
+            try:
+                left = left[self._socket.send(left) :]
+                silence.heard()
+            except BlockingIOError:
+                if (silent_s := silence.look()) > STUCK_S:
+                    raise PeerError(
+                        f"{self.who} has taken nothing of a message of {len(data):,} bytes for"
+                        f" {silent_s:.0f} s: it is stopped or stuck"
+                    ) from None
 
     def receive(self) -> Message:
         """The next message. Raises PeerError at the end, and for what is no message."""

@@ -30,7 +30,7 @@ class RemoteWeights:
         self._layout = Layout(self._parameters)
         self._link = Link(knock(name), self._layout, _HOST)
         self._link.send(Message(Kind.HELLO, rank, samples=self._layout.weight_bytes))
-        stop.on_stop(self.close)
+        stop.on_stop(self._link.close)  # at once, also under a send that nobody takes
 
     def model(self, rank: int) -> nn.Module:
         """The rank's copy of the weights."""
