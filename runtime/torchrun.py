@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
+import socket
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,6 +18,9 @@ if TYPE_CHECKING:  # every command comes by here, and most have no config
     from runtime.config import TrainConfig
 
 _NAMES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+_RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+_REMEDY = "start with torchrun --nproc-per-node N, or unset it to train in one process"
+_LOOK_UP_WITHIN_S = 3.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -37,25 +43,70 @@ class Launch:
 def launched(environment: Mapping[str, str] = os.environ) -> Launch | None:
     """The place that torchrun gave this process; None when it did not start it.
 
-    Raises ValueError for several hosts.
+    Raises ValueError for several hosts, for variables that torchrun would not give, and where
+    something else has started several processes, each of which would train alone.
     """
     if not all(name in environment for name in _NAMES):
+        _refuse_other_launchers(environment)
         return None
-    ranks, here = int(environment["WORLD_SIZE"]), int(environment["LOCAL_WORLD_SIZE"])
+    ranks, here = (_number(environment, name, 1) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     if ranks != here:
         raise ValueError(
             f"torchrun started {ranks} ranks, {here} of them on this host; rows travel through the"
             " memory of one host: use --nnodes 1"
         )
-    return Launch(
-        rank=int(environment["RANK"]),
-        local_rank=int(environment["LOCAL_RANK"]),
+    launch = Launch(
+        rank=_number(environment, "RANK", 0, ranks - 1),
+        local_rank=_number(environment, "LOCAL_RANK", 0, ranks - 1),
         ranks=ranks,
-        restarts=int(environment.get("TORCHELASTIC_RESTART_COUNT", "0")),
-        host=environment["MASTER_ADDR"],
-        port=int(environment["MASTER_PORT"]),
+        restarts=_number({_RESTARTS: "0", **environment}, _RESTARTS, 0),
+        host=environment.get("MASTER_ADDR", ""),
+        port=_number(environment, "MASTER_PORT", 1, 65535),
         agent_has_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
+    _refuse_unknown(launch.host)
+    return launch
+
+
+def _number(environment: Mapping[str, str], name: str, least: int, most: int = 2**31) -> int:
+    text = environment.get(name, "")
+    if not (text.isascii() and text.isdigit() and least <= int(text[:20]) <= most):
+        given = f"is {text!r}" if name in environment else "is not set"
+        limits = f"from {least}" + (f" to {most}" if most < 2**31 else " on")
+        raise ValueError(
+            f"{name} {given} in the environment; torchrun gives each process that it starts a whole"
+            f" number {limits}: {_REMEDY}"
+        )
+    return int(text)
+
+
+def _refuse_other_launchers(environment: Mapping[str, str]) -> None:
+    for name in ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
+        if environment.get(name, "1") != "1":
+            missing = ", ".join(key for key in _NAMES if key not in environment)
+            raise ValueError(
+                f"{name} is {environment[name]!r}, but {missing} of torchrun are not set, so each"
+                f" of several processes would train alone: {_REMEDY}"
+            )
+
+
+def _refuse_unknown(host: str) -> None:
+    """Raise ValueError for an address that nobody knows; torch would go on asking."""
+    found: list[object] = []
+
+    def look_up() -> None:
+        with contextlib.suppress(OSError, UnicodeError):
+            found.extend(socket.getaddrinfo(host, 0))
+
+    if host:
+        asking = threading.Thread(target=look_up, daemon=True)
+        asking.start()
+        asking.join(_LOOK_UP_WITHIN_S)
+    if not found:
+        raise ValueError(
+            f"MASTER_ADDR is {host!r} in the environment, and no host of that name was found;"
+            f" torchrun gives the one on which it runs: {_REMEDY}"
+        )
 
 
 def as_launched(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -28,9 +29,55 @@ LAUNCH = Launch(
 
 def test_the_environment_says_where_a_process_stands():
     assert launched(ENVIRONMENT) == LAUNCH
-    assert launched({k: v for k, v in ENVIRONMENT.items() if k != "GROUP_RANK"}) is None
+    assert launched({}) is None
+    assert launched({"WORLD_SIZE": "1", "RANK": "0", "SLURM_STEP_NUM_TASKS": "1"}) is None
     with pytest.raises(ValueError, match=r"4 ranks, 2 of them on this host; .* use --nnodes 1"):
         launched(ENVIRONMENT | {"WORLD_SIZE": "4"})
+
+
+NOT_TORCHRUNS = {
+    "RANK": ["5", "2", "-1", "x", "", "1.0", "9" * 5000],
+    "LOCAL_RANK": ["2", "-1", "x"],
+    "WORLD_SIZE": ["0", "-1", "x", ""],
+    "LOCAL_WORLD_SIZE": ["0", "x"],
+    "TORCHELASTIC_RESTART_COUNT": ["-1", "x"],
+    "MASTER_ADDR": ["", "no.such.host.invalid", "a..b", "x" * 300, None],
+    "MASTER_PORT": ["99999", "-1", "0", "x", "", None],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name in NOT_TORCHRUNS for value in NOT_TORCHRUNS[name]]
+)
+def test_a_variable_that_torchrun_would_not_give_is_named(name, value):
+    given = ENVIRONMENT | {name: value}
+    with pytest.raises(ValueError, match=f"^{name} is .* start with torchrun"):
+        launched({k: v for k, v in given.items() if v is not None})
+
+
+@pytest.mark.parametrize("missing", ["LOCAL_RANK", "GROUP_RANK", "RANK"])
+def test_several_processes_that_would_train_alone_are_refused(missing):
+    """As srun and mpirun start them, and scripts that set some of the variables."""
+    given = {k: v for k, v in ENVIRONMENT.items() if k != missing}
+    with pytest.raises(ValueError, match=f"WORLD_SIZE is '2', but {missing} of torchrun are not"):
+        launched(given)
+    for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
+        with pytest.raises(
+            ValueError, match=f"{name} is '4', but RANK, LOCAL_RANK, .* train alone"
+        ):
+            launched({name: "4"})
+
+
+@pytest.mark.parametrize("wrong", [{"RANK": "5"}, {"MASTER_ADDR": "no.such.host.invalid"}])
+def test_a_wrong_variable_ends_the_command_in_one_sentence(wrong):
+    """It waited for 300 s, in silence."""
+    found = subprocess.run(
+        [sys.executable, "-m", "runtime", "train", *SMALL], env=os.environ | ENVIRONMENT | wrong,
+        capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    (name,) = wrong
+    assert found.returncode == 2
+    assert re.fullmatch(rf"error: {name} is .* in one process\n", found.stderr)
 
 
 def test_torchrun_decides_ranks_executor_and_servers_unless_they_are_typed():
