@@ -57,7 +57,7 @@ class Stop:
         self._on_stop: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._lock = threading.Lock()
         self._working = self._elsewhere = 0
-        self._busy_until_s = time.monotonic()
+        self._busy_until_s = self._looked_s = time.monotonic()
 
     @property
     def patience_s(self) -> float:
@@ -133,7 +133,11 @@ class Stop:
     def only_waits(self) -> bool:
         """Whether all threads have waited for so long, for each other or for other processes."""
         with self._lock:
-            return not self._working and time.monotonic() - self._busy_until_s > self.patience_s
+            now_s = time.monotonic()
+            if now_s - self._looked_s > LONGEST_LOOK_S:  # suspended, as `Silence` has it
+                self._busy_until_s = max(self._busy_until_s, now_s)
+            self._looked_s = now_s
+            return not self._working and now_s - self._busy_until_s > self.patience_s
 
 
 def wait_for(

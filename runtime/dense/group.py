@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from runtime.stop import PeerError, Stop
+from runtime.stop import PeerError, Silence, Stop
 
 BEAT_S = 2.0
 """Seconds between two signs of life."""
@@ -31,6 +31,9 @@ _LOOK_S = 1.0
 _T = TypeVar("_T")
 _NEVER = timedelta(days=1)  # our own waits are shorter, and can say more than torch's
 
+
+_Seen = dict[int, tuple[str, Silence]]
+"""During one wait, the last sign of life of each rank."""
 
 ENDED = "it has ended"
 """How the status of a rank begins that trains no further step."""
@@ -98,7 +101,6 @@ class RankGroup:
         """What this rank does; part of its sign of life."""
         self._store, self._beat_s, self._silence_s = _Heard(store, rank), beat_s, silence_s
         self._stop = Stop()
-        self._seen: dict[int, tuple[str, float]] = {}
         self._closed = threading.Event()
         self._beating = threading.Thread(target=self._beat, name="beat", daemon=True)
         self._beating.start()
@@ -153,7 +155,7 @@ class RankGroup:
 
         Raises PeerError naming a rank that will not come, RunStopped when the run stops.
         """
-        began = time.monotonic()
+        began, seen = time.monotonic(), _Seen()
         while True:
             try:
                 if self.wire.type == "cuda":  # NCCL's own wait cannot be left again
@@ -163,7 +165,7 @@ class RankGroup:
             except RuntimeError as error:
                 if "Operation timed out" not in str(error):
                     raise self._lost(error) from None
-            self._look_around(what, began)
+            self._look_around(what, began, seen)
 
     def gather(
         self, name: str, text: str, stop: Stop | None = None, *, patience_s: float | None = None
@@ -173,8 +175,7 @@ class RankGroup:
         ``patience_s``: how long to wait for ranks that have given no sign of life at all.
         """
         self._store.set(f"{name}/{self.rank}", text)
-        began = time.monotonic()
-        self._seen.clear()
+        began, apart, seen = time.monotonic(), Silence(), _Seen()
         keys = [f"{name}/{rank}" for rank in range(self.ranks)]
         pause_s = 0.002
         while missing := [r for r, key in enumerate(keys) if not self._store.check([key])]:
@@ -184,8 +185,8 @@ class RankGroup:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.1)
             if patience_s is None:
-                self._refuse_silent(name, began, missing)
-            elif time.monotonic() - began > patience_s:
+                self._refuse_silent(name, began, missing, seen)
+            elif apart.look() > patience_s:
                 raise PeerError(self._sentence(missing, name, began, "they have not started"))
         return [self._store.get(key).decode() for key in keys]
 
@@ -230,13 +231,13 @@ class RankGroup:
                 raise RuntimeError("Operation timed out")
             time.sleep(0.0001)
 
-    def _look_around(self, what: str, began: float) -> None:
+    def _look_around(self, what: str, began: float, seen: _Seen) -> None:
         """While waiting for tensors: refuse to wait for a rank that will send none."""
         self._go_on()
         if time.monotonic() - began < 2 * self._beat_s:
             return
         others = [r for r in range(self.ranks) if r != self.rank]
-        self._refuse_silent(what, began, others)
+        self._refuse_silent(what, began, others, seen)
         for rank in others:
             status = self._status_of(rank)  # read once: the next beat may say something else
             if status.startswith(ENDED):
@@ -248,13 +249,12 @@ class RankGroup:
             raise self._stop.error
         self._stop.check()
 
-    def _refuse_silent(self, what: str, began: float, ranks: list[int]) -> None:
-        now = time.monotonic()
+    def _refuse_silent(self, what: str, began: float, ranks: list[int], seen: _Seen) -> None:
         for rank in ranks:
             sign = self._sign_of(rank)
-            if self._seen.get(rank, ("none", 0.0))[0] != sign:
-                self._seen[rank] = sign, now
-            if now - self._seen[rank][1] > self._silence_s:
+            if rank not in seen or seen[rank][0] != sign:
+                seen[rank] = sign, Silence()
+            if seen[rank][1].look() > self._silence_s:
                 last = self._status_of(rank) or "nothing"
                 why = f"silent for {self._silence_s:.0f} s; the last that it said was: {last}"
                 raise PeerError(self._sentence([rank], what, began, why))

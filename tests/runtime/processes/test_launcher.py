@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from runtime import stop as stop_module
 from runtime.dense.group import RankGroup
 from runtime.engines.processes.leg_watch import LegWatch
 from runtime.stop import PeerError, Stop
@@ -42,16 +44,53 @@ class NoFeed:
 
 
 @pytest.fixture
-def orphan(monkeypatch):
+def lonely(monkeypatch):
     """A rank alone in its group, the store, and what stops its run."""
     monkeypatch.setattr(dist, "PrefixStore", lambda name, store: dist.HashStore())
     store, stop = Mortal(), Stop()
     group = RankGroup(0, 1, store, torch.device("cpu"), beat_s=600.0)
     group.attach(stop)
     group._closed.set()  # no signs of life: the test asks for itself
-    store.dead = True
-    yield group, stop
+    yield group, store, stop
     dist.destroy_process_group()
+
+
+@pytest.fixture
+def orphan(lonely):
+    """The rank and what stops its run, without the store's holder."""
+    group, store, stop = lonely
+    store.dead = True
+    return group, stop
+
+
+def waits(lonely, monkeypatch, looks_s: list[float]) -> list[str]:
+    """What a wait for rank 1 gives, which is silent and speaks at last, when the seconds between
+    two looks are these."""
+    group, store, _ = lonely
+    group.ranks, now_s, left = 2, [0.0], iter(looks_s)
+    store.set("beat/1", "5 trains")
+
+    def look(keys: list[str]) -> bool:
+        if keys == ["cut/1"]:
+            passes_s = next(left, None)
+            if passes_s is None:
+                store.set("cut/1", "there")
+            now_s[0] += passes_s or 0.0
+        return Mortal.check(store, keys)
+
+    monkeypatch.setattr(store, "check", look)
+    monkeypatch.setattr(stop_module, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    return group.gather("cut", "here")
+
+
+def test_a_rank_that_slept_itself_forgives_the_silence_of_the_others(lonely, monkeypatch):
+    """Ctrl-Z and fg: all were suspended, whoever wakes up first finds old signs of life."""
+    assert waits(lonely, monkeypatch, [0.1] * 3 + [3600.0] + [0.1] * 3) == ["here", "there"]
+
+
+def test_a_rank_that_is_awake_does_not_forgive(lonely, monkeypatch):
+    with pytest.raises(PeerError, match=r"for the cut of rank 1: silent for 30 s; .*: trains"):
+        waits(lonely, monkeypatch, [1.0] * 40)
 
 
 @pytest.mark.parametrize(
@@ -72,3 +111,18 @@ def test_the_thread_that_ends_legs_ends_the_run_with_that_sentence_and_no_traceb
     watch._thread.join(60)
     assert loud == []
     assert "the launcher of rank 0 is gone" in str(stop.error)
+
+
+def test_threads_that_were_suspended_while_all_wait_are_no_deadlock(monkeypatch):
+    """Each looks once a second; what is on its way arrives when they are awake again."""
+    now_s = [0.0]
+    monkeypatch.setattr(stop_module, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    end, deadlocks = Stop(), []
+    for passes_s in [1.0] * 15 + [3600.0] + [1.0] * 15:
+        now_s[0] += passes_s
+        deadlocks.append(end.nobody_works())
+    assert not any(deadlocks)
+    for _ in range(10):
+        now_s[0] += 1.0
+        deadlocks.append(end.nobody_works())
+    assert any(deadlocks), "awake, nobody waits for longer than patience"
