@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+
 _OURS = Path(__file__).resolve().parents[1]
 _MODELS = Path(__file__).resolve().parent
-_LIBRARIES = tuple(
-    Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")
-)
+_LIBRARIES = Path(sysconfig.get_path("stdlib")).resolve(), Path(torch.__file__).resolve().parent
+_INSTALLED = {"site-packages", "dist-packages"}
+"""Folders of packages, of this environment or of another one that it builds upon."""
 
 
 class ModelError(ValueError):
@@ -69,4 +71,6 @@ def _is_users(frame: traceback.FrameSummary) -> bool:
     path = Path(frame.filename)
     if not path.is_file():  # "<frozen importlib>", "<string>"
         return False
-    return not any(path.resolve().is_relative_to(place) for place in (_OURS, *_LIBRARIES))
+    found = path.resolve()
+    known = any(found.is_relative_to(place) for place in (_OURS, *_LIBRARIES))
+    return not known and _INSTALLED.isdisjoint(found.parts)

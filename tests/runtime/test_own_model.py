@@ -99,6 +99,18 @@ def test_the_line_is_the_users_also_where_torch_raised(own):
     assert isinstance(found.value.__cause__, TypeError)
 
 
+def test_packages_of_another_environment_are_libraries_too(own, tmp_path, monkeypatch):
+    """As torch is where this project's environment builds upon one that has it."""
+    library = tmp_path / "other" / "site-packages"
+    library.mkdir(parents=True)
+    (library / "own_library.py").write_text("def wide(shape):\n    raise KeyError('wide')\n")
+    monkeypatch.syspath_prepend(library)
+    file = own("import own_library\nNet = lambda shape, hidden: own_library.wide(\n    shape)\n")
+    with pytest.raises(ValueError, match=r"cannot be made from .*KeyError: 'wide'") as found:
+        build_model("own_net:Net", SHAPE, (8,), seed=0)
+    assert f"({file}, line 2)" in str(found.value)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
