@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,9 +19,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from runtime.config import DataConfig, SyncConfig, TrainConfig
+from persia_sim.words.trace import Kind, Trace
+from runtime.config import CheckpointConfig, DataConfig, SyncConfig, TrainConfig
 from runtime.data.errors import DataError
 from runtime.data.open import open_source
+from runtime.data.synthetic import CHUNK_ROWS
 from runtime.data.table import ROWS_PER_BATCH
 from runtime.engines.processes import loaders
 from runtime.engines.processes.channel import Channel
@@ -29,7 +32,9 @@ from runtime.engines.processes.loaders import LoadedSource, LoaderAddress, Loade
 from runtime.engines.processes.messages import Message, MessageKind, pack, pack_json
 from runtime.engines.processes.parcels import pack_arrays
 from runtime.rank.feed import Feed, training_stream
+from runtime.run.record import run_into
 from runtime.stop import PeerError, Stop
+from tests.runtime import worlds
 from tests.runtime.processes.test_faults import in_thread, lives, until
 
 SCHEMA = """name = "made"
@@ -298,6 +303,37 @@ def has_begun(pid: int) -> bool:
     status = Path(f"/proc/{pid}/status").read_text()
     ignored = int(status.split("SigIgn:")[1].split()[0], 16)
     return bool(ignored >> (signal.SIGHUP - 1) & 1)
+
+
+def test_a_run_whose_loader_dies_goes_on_and_trains_each_batch_once(tmp_path, monkeypatch):
+    """Laws 11 and 13: nothing that was given before is lost, and nothing comes twice."""
+    chosen = replace(
+        worlds.config(mode="hybrid", tau=0, ranks=2, executor="concurrent", loaders=2, servers=1),
+        data=DataConfig(name="synthetic", rows=16 * CHUNK_ROWS),
+        batch=CHUNK_ROWS,
+        checkpoint=CheckpointConfig(checkpoint_every="4"),
+    )
+    undisturbed = run_into(tmp_path / "undisturbed", chosen)
+    took = LoadedSource._take
+
+    def dies_at_chunk_5(self, loader, number):
+        if number == 5:
+            os.kill(self._address.pids[loader], signal.SIGKILL)
+        return took(self, loader, number)
+
+    monkeypatch.setattr(LoadedSource, "_take", dies_at_chunk_5)
+    run = tmp_path / "killed"
+    with pytest.raises(PeerError, match=r"loader 1 .* was killed by SIGKILL; its data is missing"):
+        run_into(run, chosen)
+    monkeypatch.undo()
+    summary = run_into(run, chosen, resume=True)
+    (at,) = summary["resumed_at_samples"]
+    assert 0 < at < 16 * CHUNK_ROWS
+    assert summary["samples"] == undisturbed["samples"] == 16 * CHUNK_ROWS
+    pushes = Trace.load(run / "trace.npz").of_kind(Kind.PUSH)
+    assert len({tuple(row) for row in pushes[:, [2, 3, 4]].tolist()}) == len(pushes) == 16
+    found = [np.load(f / "predictions.npz")["predictions"] for f in (run, tmp_path / "undisturbed")]
+    assert np.array_equal(*found)
 
 
 def test_what_is_wrong_with_the_data_is_told_by_the_rank(tmp_path):

@@ -42,10 +42,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "hybrid, tau 0": {"mode": Mode.HYBRID, "tau": 0},
     "merged": {"mode": Mode.HYBRID, "tau": 3},
     "on arrival": {"mode": Mode.HYBRID, "tau": 3, "merge_pushes": False},
+    "losing": {"mode": Mode.HYBRID, "tau": 3, "merge_pushes": False},
     "permits": {"mode": Mode.RAW_HYBRID, "tau": None, "permits": 2, "merge_pushes": False},
     "async": {"mode": Mode.ASYNC, "tau": 2},
     "averaging": {"mode": Mode.ASYNC_AVERAGING, "tau": 2, "average_every_s": 0.01},
 }
+LOST = {(1, 4), (2, 4), (1, 17)}
+"""Rank and step of the pushes that are lost in `losing`, which trains in two legs."""
 EQUAL_TO_SYNC = ["sync", "lookahead", "hybrid, tau 0"]
 
 
@@ -66,8 +69,11 @@ def train_all(rank: int, ranks: int, store: dist.Store, folder: Path) -> None:
             settings = changed(settings_of(name), latency_s=latency_s)
             parts = assemble_for(settings, SOURCE, rank=here)
             parts.meter.start()
-            run = ConcurrentRun(parts)
-            run.run()
+            losing = LOST if name == "losing" else {}
+            run = ConcurrentRun(parts, lose_push=lambda *push, of=losing: push in of)
+            for end in [13, None] if losing else [None]:
+                parts.feed.begin_leg(end)
+                run.run()
             rounds = ""
             if here.leads:
                 world = World(
@@ -93,6 +99,7 @@ def write_down(folder: Path, world: World) -> None:
     world.trace.save(folder / "trace.npz")
     meter = world.meter
     told = {"losses": meter.losses, "samples": meter.samples, "updates": meter.updates}
+    told |= {"lost": meter.pushes_lost}
     (folder / "told.json").write_text(json.dumps(told))
 
 
@@ -167,6 +174,20 @@ def test_no_lookup_misses_more_than_tau_steps(name, found):
     order = Trace.load(found / name / "trace.npz")
     most = summarize(order).max_steps
     assert 0 < most <= SETTINGS[name]["tau"]
+
+
+def test_what_any_rank_loses_is_counted_once_and_all_else_is_applied(found):
+    """Law 13: at each server, sent = applied + lost, also of ranks that rank 0 only hears of."""
+    order = Trace.load(found / "losing" / "trace.npz")
+    for shard in range(SERVERS):
+        lost, applied = (
+            [(e.rank, e.step) for e in order if e.kind == kind and e.shard == shard]
+            for kind in (Kind.LOST_PUSH, Kind.PUSH)
+        )
+        assert sorted(lost) == sorted(LOST)
+        assert sorted(lost + applied) == [(r, s) for r in range(RANKS) for s in range(26)]
+    counted = {n: json.loads((found / n / "told.json").read_text())["lost"] for n in SETTINGS}
+    assert counted == dict.fromkeys(SETTINGS, 0) | {"losing": len(LOST)}
 
 
 STEPS, MORE_STEPS, EVERY = 60, 80, 20
