@@ -16,6 +16,7 @@ from persia_sim.words.trace import ALL, Kind, TraceRecorder
 from persia_sim.words.vocabulary import Mode
 from runtime import stop
 from runtime.data.batch import Batch, Field, Layout
+from runtime.embedding import server as embedding_server
 from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.embedding.features import Admission, Capacity
 from runtime.embedding.open import open_store
@@ -24,6 +25,7 @@ from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.sharded import ShardedStore
 from runtime.embedding.store import Handle
 from runtime.rank.parts import server_rules
+from tests.runtime.processes.test_faults import until
 from tests.runtime.worlds import ArraySource, assert_same_bytes, changed, config, run
 
 SOURCE = ArraySource(300)
@@ -51,7 +53,23 @@ def in_thread(work) -> threading.Thread:
     return thread
 
 
-def test_a_lookup_waits_for_all_ranks_pushes_and_only_as_far_back_as_tau():
+@pytest.fixture
+def looks(monkeypatch):
+    """Who has looked whether his wait is over, and what he saw, in turn."""
+    found: list[tuple[str, bool]] = []
+
+    def spied(changed, holds, end, who) -> None:
+        def look() -> bool:
+            found.append((who(), holds()))
+            return found[-1][1]
+
+        stop.wait_for(changed, look, end, who)
+
+    monkeypatch.setattr(embedding_server, "wait_for", spied)
+    return found
+
+
+def test_a_lookup_waits_for_all_ranks_pushes_and_only_as_far_back_as_tau(looks):
     store = store_of(ServerRules(ranks=2, tau=1, merges=True))
     server = store.servers[0]
     first = [batch_of(store, rank, 0, [7]) for rank in (0, 1)]
@@ -60,9 +78,11 @@ def test_a_lookup_waits_for_all_ranks_pushes_and_only_as_far_back_as_tau():
     server.look_up(batch_of(store, 0, 1, [7]))  # may miss step 0
     late = batch_of(store, 0, 2, [7])
     waiting = in_thread(lambda: server.look_up(late))
+    until(lambda: not looks[-1][1])
     server.give((first[0], ones(first[0])))
-    waiting.join(0.05)
-    assert waiting.is_alive()
+    before = len(looks)
+    until(lambda: len(looks) > before)
+    assert not looks[-1][1]
     server.give((first[1], ones(first[1])))
     waiting.join(60)
     assert not waiting.is_alive()
@@ -98,18 +118,20 @@ def test_long_work_elsewhere_is_no_deadlock(monkeypatch):
     handle = batch_of(store, 0, 0, [7])
     store.servers[0].look_up(handle)
 
-    at_work = threading.Event()
+    asked, at_work = [], threading.Event()
+    monkeypatch.setattr(end, "nobody_works", lambda: asked.append(end.only_waits()) or asked[-1])
 
     def work() -> None:
         with end.working():
             at_work.set()
-            time.sleep(2.0)  # who waits looks once a second
+            until(lambda: len(asked) >= 3)  # the last two come later than patience
             store.servers[0].give((handle, ones(handle)))
 
     worker = in_thread(work)
     at_work.wait()
     store.servers[0].look_up(batch_of(store, 0, 1, [7]))
     worker.join()
+    assert not any(asked)
 
 
 def test_what_travels_for_longer_than_patience_is_no_deadlock(monkeypatch):
@@ -125,7 +147,7 @@ def test_what_travels_for_longer_than_patience_is_no_deadlock(monkeypatch):
     assert time.monotonic() - began > 1.6 + 0.2
 
 
-def test_lookups_of_a_step_are_served_in_rank_order_where_the_order_decides():
+def test_lookups_of_a_step_are_served_in_rank_order_where_the_order_decides(looks):
     recorder = TraceRecorder()
     rules = ServerRules(ranks=3, tau=0, merges=True, in_rank_order=True)
     store = store_of(rules, recorder=recorder)
@@ -133,7 +155,8 @@ def test_lookups_of_a_step_are_served_in_rank_order_where_the_order_decides():
     for rank in (2, 1, 0):
         handle = batch_of(store, rank, 0, [rank])
         threads.append(in_thread(lambda h=handle: store.servers[0].look_up(h)))
-        time.sleep(0.02)
+        waits = f"rank {rank}, step 0 waits for"
+        until(lambda who=waits, last=rank == 0: last or any(who in said for said, _ in looks))
     for thread in threads:
         thread.join(60)
     assert [e.rank for e in recorder.finish()] == [0, 1, 2]

@@ -118,19 +118,25 @@ import os, threading, time
 import numpy as np
 from runtime.embedding.native.extension import native
 
-stop = time.monotonic() + 2.0
+gives_up_s = time.monotonic() + 100.0
 wrong, calls, sizes = [0], [0, 0], [0]
 no_offsets, no_inverse = np.empty(0, np.int64), np.empty(0, np.int32)
 
+def enough():
+    return min(calls) > 400_000 and sizes[0] > 8_000
+
+def goes_on():
+    return not enough() and time.monotonic() < gives_up_s
+
 def scatter(number):  # the shortest call that is shared: sums of no samples are zeros
     rows, pooled = np.empty((8192, 1), np.float32), np.empty((0, 1), np.float32)
-    while time.monotonic() < stop:
+    while goes_on():
         native.scatter([], 0, no_offsets, no_inverse, 1, pooled, rows)
         calls[number] += 1
     wrong[0] += int(rows.any())
 
 def change():
-    while time.monotonic() < stop:
+    while goes_on():
         for count in (4, 1):
             native.set_threads(count)
             sizes[0] += 1
@@ -140,9 +146,9 @@ workers.append(threading.Thread(target=change, daemon=True))
 for one in workers:
     one.start()
 for one in workers:
-    one.join(max(0.1, stop + 60 - time.monotonic()))
+    one.join(max(0.1, gives_up_s + 20 - time.monotonic()))
 alive = sum(one.is_alive() for one in workers)
-print(alive, wrong[0], min(calls) > 0, sizes[0] > 1, flush=True)
+print(alive, wrong[0], enough(), flush=True)
 os._exit(0)  # a caller that hangs would hold up the end
 """
 
@@ -181,7 +187,7 @@ def test_a_team_may_change_its_size_while_calls_enter() -> None:
     found = subprocess.run(
         [sys.executable, "-c", TEAM_THAT_CHANGES], capture_output=True, text=True, timeout=150
     )
-    assert found.stdout.split() == ["0", "0", "True", "True"], found.stderr
+    assert found.stdout.split() == ["0", "0", "True"], found.stderr
 
 
 @pytest.mark.multiproc
