@@ -32,16 +32,14 @@ def opened(config: TrainConfig, rank: ProcessRank | None = None) -> Iterator[Sou
         return
     from runtime.engines.processes.loaders import LoadedSource, LoaderAddress, LoaderProcesses
 
-    processes, told = None, ""
+    processes, place, who = None, "", "the run" if rank is None else f"rank {rank.group.rank}"
     if rank is None or rank.leads:
-        takers = 1 if rank is None else rank.group.ranks
-        processes = LoaderProcesses(data, loaders, takers)
-        told = processes.address.to_json()
+        processes = LoaderProcesses(data, loaders, 1 if rank is None else rank.group.ranks)
+        place = processes.leave_address()
     if rank is not None:
-        told = rank.group.gather("loaders", told)[0]
+        place = rank.group.gather("loaders", place)[0]
     how = processes.how_it_ended if processes else (lambda loader: "has died")
-    who = "the run" if rank is None else f"rank {rank.group.rank}"
-    loaded = LoadedSource(cast(SharedSource, source), LoaderAddress.from_json(told), how, who)
+    loaded = LoadedSource(cast(SharedSource, source), LoaderAddress.found_at(place), how, who)
     try:
         yield loaded
     finally:

@@ -18,16 +18,17 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from runtime.config import DataConfig
 from runtime.data.batch import Batch, Layout
 from runtime.data.errors import DataError
+from runtime.data.regular import regular_file
 from runtime.data.source import Part, Provenance, SharedSource
-from runtime.engines.processes.channel import Channel, PeerGoneError
+from runtime.engines.processes.channel import Channel, PeerGoneError, is_own_user
 from runtime.engines.processes.messages import (
     SECRET_BYTES,
     Message,
@@ -55,14 +56,11 @@ class LoaderAddress:
     pids: tuple[int, ...]
     secret: str
 
-    def to_json(self) -> str:
-        """For another process; whoever reads it may take the data."""
-        return json.dumps([self.names, self.pids, self.secret])
-
     @classmethod
-    def from_json(cls, text: str) -> LoaderAddress:
-        """What `to_json` wrote."""
-        names, pids, secret = json.loads(text)
+    def found_at(cls, place: str) -> LoaderAddress:
+        """What another process of this user has left."""
+        regular_file(Path(place))
+        names, pids, secret = json.loads(Path(place).read_text())
         return cls(tuple(names), tuple(pids), secret)
 
 
@@ -85,7 +83,7 @@ class LoaderProcesses:
         common = {"data": opened, "loaders": loaders, "takers": takers, "secret": secret}
         names = tuple(f"\0persia-testbed-{token}-loader-{k}" for k in range(loaders))
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._lives: list[socket.socket] = []
+        self._lives: list[socket.socket | IO[str]] = []
         self._end = weakref.finalize(self, _end_all, self._processes, self._lives)
         try:
             for k, name in enumerate(names):
@@ -94,6 +92,15 @@ class LoaderProcesses:
             self._end()
             raise
         self.address = LoaderAddress(names, tuple(p.pid for p in self._processes), secret)
+
+    def leave_address(self) -> str:
+        """The place of the address, which only this user's processes can read: the place may be
+        known. Whoever has the address may take the data."""
+        note = os.fdopen(os.memfd_create("loaders", os.MFD_CLOEXEC), "w")
+        json.dump(astuple(self.address), note)
+        note.flush()
+        self._lives.append(note)
+        return f"/proc/{os.getpid()}/fd/{note.fileno()}"
 
     def how_it_ended(self, loader: int) -> str:
         """Words for what became of a loader's process."""
@@ -256,12 +263,17 @@ def _connect(address: LoaderAddress, loader: int) -> Channel:
     except OSError as error:
         sock.close()
         raise PeerError(f"loader {loader} cannot be reached: {error.strerror or error}") from None
+    if not is_own_user(sock):
+        sock.close()
+        raise PeerError(f"loader {loader} is another user's; start the run again")
     channel = Channel(sock)
     channel.send(Message(MessageKind.HELLO, body=pack_json({"secret": address.secret})))
     return channel
 
 
-def _end_all(processes: list[subprocess.Popen[bytes]], lives: list[socket.socket]) -> None:
+def _end_all(
+    processes: list[subprocess.Popen[bytes]], lives: list[socket.socket | IO[str]]
+) -> None:
     for life in lives:
         life.close()
     for process in processes:

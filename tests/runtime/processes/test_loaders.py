@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import re
@@ -260,10 +261,26 @@ def test_a_stranger_gets_nothing_and_takes_nobodys_place():
 def test_another_user_is_not_let_in_even_with_the_secret(loader, monkeypatch):
     takers, address = loader
     monkeypatch.setattr(os, "getuid", lambda: 65534)
-    source = LoadedSource(opened(DataConfig(name="synthetic")), address)
-    with pytest.raises(PeerError, match=r"loader 0 .* has died; its data is missing"):
-        next(source.chunks("train"))
+    with pytest.raises(PeerError, match="loader 0 is another user's"):
+        LoadedSource(opened(DataConfig(name="synthetic")), address)
+    visitor = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    visitor.connect(address.names[0])
+    visitor.settimeout(60)
+    with contextlib.suppress(BrokenPipeError):  # it was turned away before a word
+        visitor.send(pack(Message(MessageKind.HELLO, body=pack_json({"secret": address.secret}))))
+    with contextlib.suppress(ConnectionResetError):
+        assert visitor.recv(1 << 17) == b""
     assert not takers.any_there()
+
+
+def test_the_loaders_address_is_a_place_of_this_user_and_says_nothing_of_the_secret():
+    processes = LoaderProcesses(DataConfig(name="synthetic"), 1, takers=1)
+    place = processes.leave_address()
+    assert LoaderAddress.found_at(place) == processes.address
+    assert processes.address.secret not in place
+    processes.close()
+    with pytest.raises(DataError, match="no file"):
+        LoaderAddress.found_at(place)
 
 
 def test_nobody_writes_into_what_he_is_shown():
