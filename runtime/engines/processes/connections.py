@@ -92,9 +92,17 @@ class Connections:
         """Times that a server has been brought back."""
         return self._lives[shard]
 
-    def at(self, shard: int) -> Seats:
-        """The connections to a server in its present life."""
-        return self._seats[shard]
+    def at(self, shard: int) -> tuple[int, Seats]:
+        """A server's present life, and the connections to it in that life."""
+        with self._changed:
+            return self._lives[shard], self._seats[shard]
+
+    def seats_of(self, shard: int, life: int) -> Seats:
+        """The connections of one life; raises ServerRevivedError when that is over."""
+        now, seats = self.at(shard)
+        if now != life:
+            raise ServerRevivedError
+        return seats
 
     def connect(self, shard: int, role: str, rank: int = -1) -> Channel:
         """One more connection; raises PeerError where the server is not there or refuses."""
@@ -188,9 +196,17 @@ class Connections:
                 self._deaths[shard] = f"{self.name(shard)} {how}{self.waits.told()}"
             return ServerGoneError(self._deaths[shard])
 
+    def give_up(self, shard: int, why: str) -> None:
+        """The run ends by a server that is alive and says nothing: nobody waits for it any more."""
+        with self._noticing:
+            self._deaths.setdefault(shard, why)
+        self.stop.set(ServerGoneError(why))
+        self.let_go(shard)
+        self.at(shard)[1].control.close()
+
     def let_go(self, shard: int) -> None:
         """Close the ranks' connections to a server that has died."""
-        for channel in self._seats[shard].of_rank.values():
+        for channel in self.at(shard)[1].of_rank.values():
             channel.close()
 
     def seats_again(self, shard: int, control: Channel) -> Seats:

@@ -87,25 +87,24 @@ class Links:
 
         Raises ServerRevivedError when the server has died and is back, PeerError when it is not.
         """
-        life = self._all.life_of(shard)
+        life, seats = self._all.at(shard)
         try:
-            self._all.at(shard).of_rank[role, message.rank].send(message, descriptors)
+            seats.of_rank[role, message.rank].send(message, descriptors)
         except PeerGoneError:
             raise self._all.after_death(shard, life) from None
         except TimeoutError:
             raise PeerError(f"{self._all.name(shard)} takes no message, so it is stuck") from None
 
     def answer(
-        self, role: str, shard: int, rank: int, step: int, what: str
+        self, role: str, shard: int, life: int, rank: int, step: int, what: str
     ) -> tuple[Message, tuple[int, ...]]:
-        """What the server answers about (rank, step), whenever it does.
+        """What the server, which was asked in this ``life``, answers about (rank, step).
 
         Raises what the server failed with, ServerRevivedError when it has died and is back,
         PeerError when it is not, RunStopped.
         """
         text = f"rank {rank} waits for {what} of step {step} from embedding server {shard}"
-        life = self._all.life_of(shard)
-        channel = self._all.at(shard).of_rank[role, rank]
+        channel = self._all.seats_of(shard, life).of_rank[role, rank]
         with self._all.waits.waiting(text), self._all.stop.waiting_elsewhere():
             while True:
                 message, descriptors = self._all.receive(channel, shard, life)
@@ -134,13 +133,15 @@ class Links:
         """
         with self._control_lock:
             while True:
+                life, seats = self._all.at(shard)
                 with suppress(ServerRevivedError):
-                    return self.call_on(self._all.at(shard).control, shard, verb, given, **asked)
+                    return self.call_on(seats.control, shard, life, verb, given, **asked)
 
     def call_on(
         self,
         channel: Channel,
         shard: int,
+        life: int,
         verb: str,
         given: Mapping[str, np.ndarray] | None = None,
         **asked: Any,
@@ -148,43 +149,51 @@ class Links:
         """The same over a connection of its own, once."""
         asked = {**asked, "verb": verb}
         if given is None:
-            self._tell(channel, shard, Message(MessageKind.CALL, body=pack_json(asked)))
+            self._tell(channel, shard, life, Message(MessageKind.CALL, body=pack_json(asked)))
         else:
             asked["parcel"], segment = pack_arrays(given)
             try:
                 call = Message(MessageKind.CALL, body=pack_json(asked))
-                self._tell(channel, shard, call, [segment.descriptor])
+                self._tell(channel, shard, life, call, [segment.descriptor])
             finally:
                 segment.close()
-        message, descriptors = self._hear(channel, shard, verb)
+        message, descriptors = self._hear(channel, shard, life, verb)
         if message.kind is MessageKind.PARCEL and len(descriptors) == 1:
             return unpack_arrays(unpack_json(message.body), descriptors[0])
         close_all(descriptors)
         return unpack_json(message.body)
 
-    def tell_control(self, shard: int, message: Message, descriptors: Sequence[int] = ()) -> None:
+    def tell_control(
+        self, shard: int, life: int, message: Message, descriptors: Sequence[int] = ()
+    ) -> None:
         """One message on the connection for rare requests; call it inside `alone`."""
-        self._tell(self._all.at(shard).control, shard, message, descriptors)
+        seats = self._all.seats_of(shard, life)
+        self._tell(seats.control, shard, life, message, descriptors)
 
-    def hear_control(self, shard: int, what: str) -> tuple[Message, tuple[int, ...]]:
-        """The answer to it. Both raise as `send` does."""
-        return self._hear(self._all.at(shard).control, shard, what)
+    def hear_control(self, shard: int, life: int, what: str) -> tuple[Message, tuple[int, ...]]:
+        """The answer of that life. Both raise as `send` does."""
+        return self._hear(self._all.seats_of(shard, life).control, shard, life, what)
 
     def close(self) -> None:
         """Say goodbye and close every connection."""
         self._listening.close()
 
     def _tell(
-        self, channel: Channel, shard: int, message: Message, descriptors: Sequence[int] = ()
+        self,
+        channel: Channel,
+        shard: int,
+        life: int,
+        message: Message,
+        descriptors: Sequence[int] = (),
     ) -> None:
-        life = self._all.life_of(shard)
         try:
             channel.send(message, descriptors)
         except PeerGoneError:
             raise self._all.after_death(shard, life) from None
 
-    def _hear(self, channel: Channel, shard: int, what: str) -> tuple[Message, tuple[int, ...]]:
-        life = self._all.life_of(shard)
+    def _hear(
+        self, channel: Channel, shard: int, life: int, what: str
+    ) -> tuple[Message, tuple[int, ...]]:
         text = f"{self._all.who} waits for {what} from embedding server {shard}"
         with self._all.waits.waiting(text):
             message, descriptors = self._all.receive(channel, shard, life, stops=False)

@@ -62,7 +62,8 @@ class Listening:
         """Signs of life to one server, and from it."""
         connections = self._all
         while not connections.closing.is_set():
-            channel, life = connections.at(shard).heart, connections.life_of(shard)
+            life, seats = connections.at(shard)
+            channel = seats.heart
             idle = pack_fate(connections.stop.only_waits())
             try:
                 channel.send(Message(MessageKind.PING, body=idle))
@@ -79,8 +80,7 @@ class Listening:
             except TimeoutError:
                 silent = f"has given no sign of life for {STUCK_S:.0f} s, since {clock(STUCK_S)}"
                 stuck = f"{connections.name(shard)} {silent}: it is stopped or stuck"
-                connections.stop.set(PeerError(f"{stuck}{connections.waits.told()}"))
-                return
+                return connections.give_up(shard, f"{stuck}{connections.waits.told()}")
             except (BadMessageError, PeerError) as error:
                 connections.stop.set(error)
             connections.closing.wait(BEATS_EVERY_S)
@@ -95,7 +95,7 @@ class Listening:
                     if self._all.closing.is_set():
                         return
                     shard, rank, channel = key.data
-                    if self._all.at(shard).of_rank["pushes", rank] is not channel:
+                    if self._all.at(shard)[1].of_rank["pushes", rank] is not channel:
                         continue  # of a life before
                     try:
                         try:
@@ -112,13 +112,13 @@ class Listening:
 
     def _listen_to(self, shard: int, selector: selectors.BaseSelector) -> None:
         for rank in self._all.ranks:
-            channel = self._all.at(shard).of_rank["pushes", rank]
+            channel = self._all.at(shard)[1].of_rank["pushes", rank]
             selector.register(channel, selectors.EVENT_READ, (shard, rank, channel))
 
     def _hear_the_rest(self, shard: int, selector: selectors.BaseSelector) -> None:
         """What a dead server has said counts: rows may be read and written that it let go."""
         for rank in self._all.ranks:
-            channel = self._all.at(shard).of_rank["pushes", rank]
+            channel = self._all.at(shard)[1].of_rank["pushes", rank]
             selector.unregister(channel)
             with suppress(PeerError, BadMessageError):
                 while True:
@@ -144,7 +144,7 @@ class Listening:
         if revival.restart is not None:
             revival.restart(shard)
         control = connections.connect(shard, "control")
-        call = partial(self._call_on, control, shard)
+        call = partial(self._call_on, control, shard, connections.life_of(shard))
         if revival.saved is not None:
             call("filling")  # from now on: rows may have to be read from a disk first
             fill(revival.saved(shard), call)

@@ -115,7 +115,10 @@ class RemoteStore(RemoteControl):
             self._links.send("prefetches", shard, Message(MessageKind.LEASE, *key, body))
         found: Lease = []
         for shard in range(self.shards):
-            message, descriptors = self._links.answer("prefetches", shard, *key, "the leased rows")
+            life = self._links.life_of(shard)
+            message, descriptors = self._links.answer(
+                "prefetches", shard, life, *key, "the leased rows"
+            )
             said = unpack_json(message.body)
             tables: dict[str, dict[str, Any]] = {
                 name: {"latest_step": step} for name, step in said["latest_step"].items()
@@ -192,16 +195,10 @@ class RemoteStore(RemoteControl):
         with self._links.alone():
             lent, values = self._place(plans, self._peeks)
             try:
-                for shard in range(self.shards):
-                    with suppress(ServerRevivedError):  # it is asked again below
-                        self._peek_at(shard, lent)
-                for shard in range(self.shards):
-                    while True:
-                        try:
-                            self._links.hear_control(shard, "rows to evaluate")
-                            break
-                        except ServerRevivedError:
-                            self._peek_at(shard, lent)
+                lives = [self._peek_at(shard, lent) for shard in range(self.shards)]
+                for shard, life in enumerate(lives):
+                    while not self._peeked(shard, life):
+                        life = self._peek_at(shard, lent)
                 copies = {name: array.copy() for name, array in values.items()}
             finally:
                 self._peeks.give_back(lent.number, lent.segment)
@@ -232,7 +229,7 @@ class RemoteStore(RemoteControl):
         body = pack_segment(lent.number, lent.segment.size)
         there = Message(MessageKind.SEGMENT, rank, ALL, body)
         if role == "control":
-            self._links.tell_control(shard, there, [lent.segment.descriptor])
+            self._links.tell_control(shard, key[1], there, [lent.segment.descriptor])
         else:
             self._links.send(role, shard, there, [lent.segment.descriptor])
         self._known[key] = lent.segment
@@ -263,11 +260,9 @@ class RemoteStore(RemoteControl):
         self, kind: MessageKind, handle: Handle, lent: Lent, shard: int, life: int
     ) -> bool:
         """Whether the server has answered in the life in which it was asked."""
-        if self._links.life_of(shard) != life:
-            return False
         rank, step = handle.rank, handle.step
         try:
-            found, _ = self._links.answer(_role_of(kind), shard, rank, step, "the rows")
+            found, _ = self._links.answer(_role_of(kind), shard, life, rank, step, "the rows")
         except ServerRevivedError:
             return False
         with self._changed:
@@ -285,10 +280,22 @@ class RemoteStore(RemoteControl):
             except ServerRevivedError:
                 continue
 
-    def _peek_at(self, shard: int, lent: Lent) -> None:
-        self._attach("control", shard, ALL, lent)
+    def _peek_at(self, shard: int, lent: Lent) -> int:
+        """Ask one server for rows to evaluate; in which of its lives."""
         asked = Message(MessageKind.LOOK_AHEAD, body=lent.placed[shard])
-        self._links.tell_control(shard, asked)
+        while True:
+            life = self._links.life_of(shard)
+            with suppress(ServerRevivedError):
+                self._attach("control", shard, ALL, lent)
+                self._links.tell_control(shard, life, asked)
+                return life
+
+    def _peeked(self, shard: int, life: int) -> bool:
+        """Whether the server has answered in the life in which it was asked."""
+        with suppress(ServerRevivedError):
+            self._links.hear_control(shard, life, "rows to evaluate")
+            return True
+        return False
 
     def _rejoin(self, fresh: Fresh) -> int:
         """Tell a server that has come back what of each rank is closed, and what is open: batches

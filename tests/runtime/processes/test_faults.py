@@ -133,6 +133,18 @@ def test_a_stopped_server_is_told_from_a_slow_one(monkeypatch):
     assert waits
 
 
+def test_an_evaluation_does_not_wait_for_a_stopped_server(monkeypatch):
+    monkeypatch.setattr(listening, "BEATS_EVERY_S", 0.05)
+    monkeypatch.setattr(listening, "STUCK_S", 1.0)
+    with served(ServerRules(tau=0), servers=2) as found:
+        pid = found.processes.pids[1]
+        os.kill(pid, signal.SIGSTOP)
+        thread, errors = in_thread(lambda: found.store.peek(batch_of(*range(20))))
+        thread.join(60)
+        assert not thread.is_alive()
+    assert f"embedding server 1 (pid {pid}) has given no sign of life" in str(errors[0])
+
+
 def test_a_rank_that_stops_is_told_to_the_ranks_that_wait_for_it(monkeypatch):
     """The other rank's process connects and then gives no sign of life, as one that is stopped."""
     for patience_s in PATIENCES_S:

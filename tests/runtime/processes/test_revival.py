@@ -22,6 +22,7 @@ from runtime.engines.processes.launch import ServerProcesses
 from runtime.engines.processes.revival import Revival, SavedServer
 from runtime.stop import PeerError, RunStopped
 from tests.runtime.processes.served import LAYOUT, SGD, Served, batch_of, ones, served
+from tests.runtime.processes.test_faults import until
 
 IDS = tuple(range(12))
 
@@ -191,6 +192,35 @@ def test_a_checkpoint_under_way_fails_with_the_server_and_the_next_one_is_whole(
         again = open_store(LAYOUT, [SGD], shards=1)
         load(again, tmp_path / "second")
         assert counts(again) == counts(found.store)
+
+
+@pytest.mark.parametrize("dies", ["before it is asked", "before it answers"])
+def test_an_evaluation_goes_on_over_the_death_of_a_server(dies):
+    rules = ServerRules(tau=4)
+    with served(rules, servers=2) as found:
+        may_come_back(found, rules)
+        one_step(found.store, 0, 0)
+        found.store.drain()
+        late = dies == "before it answers"
+        if late:
+            os.kill(found.processes.pids[1], signal.SIGSTOP)
+        else:
+            kill(found.processes, 1)
+        peeked: list = []
+        evaluates = threading.Thread(
+            target=lambda: peeked.append(found.store.peek(batch_of(*IDS))), daemon=True
+        )
+        evaluates.start()
+        if late:
+            until(lambda: "server 1" in found.links.who_waits())
+            kill(found.processes, 1)
+        evaluates.join(60)
+        assert peeked, "the evaluation hangs"
+        mine = _ids_by_server(found.store)
+        plan = peeked[0].plans["rows"]
+        rows = dict(zip(plan.ids.tolist(), peeked[0].values["rows"][:, 0].tolist(), strict=True))
+        assert {rows[i] for i in mine[0]} == {-1.0}
+        assert {rows[i] for i in mine[1]} == {0.0}  # it came back empty
 
 
 def test_a_server_that_is_not_to_come_back_ends_the_run_with_its_name():
