@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from runtime.models.inputs import Embeddings, InputShape
+
+EVALUATED = "PERSIA_DRILL_EVALUATED"
+"""Environment variable with a file's name: each batch that is evaluated adds a byte to it and takes
+`EVALUATION_S`, so that a drill can kill in between."""
+EVALUATION_S = 0.1
 
 
 class Counting(nn.Module):
@@ -19,6 +27,10 @@ class Counting(nn.Module):
 
     def forward(self, dense: Tensor, embeddings: Embeddings) -> Tensor:
         """[B, T]"""
+        if not self.training and EVALUATED in os.environ:
+            with Path(os.environ[EVALUATED]).open("ab") as file:
+                file.write(b".")
+            time.sleep(EVALUATION_S)
         logits: Tensor = self.weight + _UnitSlope.apply(embeddings.pooled)  # type: ignore[no-untyped-call]
         return logits
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.drilling.roles import alive, processes_of
+from experiments.drilling.world import EVALUATED_BATCHES
 
 LOOK_EVERY_S = 0.01
 MOST_RESUMES = 3
@@ -32,6 +33,8 @@ class Trial:
     after_s: float
     """Seconds after training has begun; inside a checkpoint: after the first that begins then."""
     in_checkpoint: bool
+    in_evaluation: int | None = None
+    """The number of the evaluation inside which to kill, from 0 on; None: anywhere else."""
     sign: int = signal.SIGKILL
 
 
@@ -43,6 +46,8 @@ class Ending:
     """False when the run was over before."""
     in_checkpoint: bool
     """Whether a checkpoint was being written at that instant."""
+    in_evaluation: bool
+    """Whether the run was between two batches of an evaluation."""
     hung: bool
     """Whether the run, or one that went on with it, did not end in time."""
     left_behind: int
@@ -82,9 +87,9 @@ def run_trial(
     ``undisturbed_s``: seconds of training of the same run when nobody is killed.
     """
     with log.open("wb") as output:
-        process = _launch(start, output)
+        process = _launch(start, output, evaluated=run_folder.with_suffix(".evaluated"))
         family: set[int] = set()
-        killed, inside, killed_at_s = False, False, 0.0
+        killed, inside, evaluates, killed_at_s = False, False, False, 0.0
         began_s = None
         ends_s = time.monotonic() + patience_s
         while process.poll() is None and time.monotonic() < ends_s:
@@ -97,7 +102,9 @@ def run_trial(
             if time.monotonic() < began_s + trial.after_s:
                 continue
             inside = _checkpoint_is_open(run_folder)
-            if trial.in_checkpoint and not inside:
+            evaluates = _evaluates(run_folder, trial.in_evaluation)
+            wanted = trial.in_evaluation is not None
+            if (trial.in_checkpoint and not inside) or (wanted and not evaluates):
                 continue
             roles = processes_of(process.pid)
             family |= {pid for pids in roles.values() for pid in pids}
@@ -124,7 +131,7 @@ def run_trial(
     rest_s = max(0.0, undisturbed_s - (killed_at_s - (began_s or killed_at_s)))
     extra_s = ended_s - killed_at_s - rest_s if killed else 0.0
     left = _outlived(family)
-    return Ending(killed, inside, hung, left, resumes, extra_s, said)
+    return Ending(killed, inside, evaluates, hung, left, resumes, extra_s, said)
 
 
 def _again(start: list[str], resume: list[str], run_folder: Path) -> list[str]:
@@ -137,10 +144,18 @@ def _again(start: list[str], resume: list[str], run_folder: Path) -> list[str]:
     return start
 
 
-def _launch(command: list[str], output: object) -> subprocess.Popen[bytes]:
+def _launch(
+    command: list[str], output: object, evaluated: Path | None = None
+) -> subprocess.Popen[bytes]:
+    from experiments.drilling.counting import EVALUATED  # late: loads torch
+
+    environment = dict(os.environ)
+    if evaluated is not None:
+        evaluated.unlink(missing_ok=True)
+        environment[EVALUATED] = str(evaluated.resolve())
     return subprocess.Popen(
         [sys.executable, *command], stdin=subprocess.DEVNULL, stdout=output, stderr=output,  # type: ignore[call-overload]
-        start_new_session=True,
+        start_new_session=True, env=environment,
     )  # fmt: skip
 
 
@@ -173,6 +188,15 @@ def _checkpoint_is_open(run_folder: Path) -> bool:
     except OSError:
         return False
     return any(not (folder / CHECKPOINT_IS_WHOLE).exists() for folder in folders)
+
+
+def _evaluates(run_folder: Path, number: int | None) -> bool:
+    """Whether this evaluation has read a batch, and not its last one."""
+    file = run_folder.with_suffix(".evaluated")
+    if number is None or not file.exists():
+        return False
+    batches = file.stat().st_size
+    return batches // EVALUATED_BATCHES == number and batches % EVALUATED_BATCHES > 0
 
 
 def _last_line(log: Path) -> str:

@@ -17,7 +17,9 @@ from persia_sim.words.files import atomic_write
 RATE = 2.0**-6
 IDS = 64
 """Rows, and samples of a rank's batch."""
-TEST_ROWS = 128
+EVALUATED_BATCHES = 3
+"""Of an evaluation, so that one can be killed between two of them."""
+TEST_ROWS = EVALUATED_BATCHES * 8192
 
 
 def write_world(folder: Path, batches: int, seed: int = 0) -> Path:

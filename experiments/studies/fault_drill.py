@@ -24,6 +24,8 @@ ROLES = {
     "loader": "reads ahead for the ranks",
 }
 TRIALS = "trials.jsonl"
+EVALUATIONS = 4
+"""Of a run on its way; one more comes at its end."""
 MODES = tuple(map(str, Mode))
 
 
@@ -39,6 +41,8 @@ class Options:
     """Trials; each kills one process with SIGKILL."""
     in_checkpoint: int = 20
     """So many of them while a checkpoint is being written."""
+    in_evaluation: int = 20
+    """So many others between two batches of an evaluation, on the way and after the last step."""
     learning: int = 20
     """So many of them in runs that learn planted clicks, to compare their AUC; the others count."""
     modes: tuple[str, ...] = MODES
@@ -69,6 +73,7 @@ class Options:
         each_known(ROLES, roles=self.roles)
         between(*COUNT, kills=self.kills, steps=self.steps)
         between(0, COUNT[1], in_checkpoint=self.in_checkpoint, learning=self.learning)
+        between(0, COUNT[1], in_evaluation=self.in_evaluation)
         between(0.0, 10.0, latency_s=self.latency_s)
         between(1.0, 86_400.0, patience_s=self.patience_s)
         between(0, 2**62, seed=self.seed)
@@ -122,11 +127,13 @@ def run(options: Options) -> None:
 
 def describe(options: Options) -> str:
     """What will be done, in a sentence."""
-    inside = min(options.kills, options.in_checkpoint)
+    trials = plan(options, None)
+    inside = sum(trial.in_checkpoint for trial in trials)
+    evaluated = sum(trial.in_evaluation is not None for trial in trials)
     return (
         f"{options.kills} runs of {options.steps} steps, {options.ranks} ranks and"
         f" {options.servers} servers; in each a process is killed, in {inside} of them inside a"
-        f" checkpoint; results in {options.out}"
+        f" checkpoint, in {evaluated} inside an evaluation; results in {options.out}"
     )
 
 
@@ -145,7 +152,10 @@ def plan(options: Options, seconds: dict[tuple[str, str, str], float] | None) ->
         part = draw.uniform(0.0, 0.5 if inside else 0.9)
         engine = engine_of(role)
         after_s = part * seconds[mode, engine, world] if seconds else part
-        trials.append(Trial(number, mode, role, engine, world, after_s, inside))
+        evaluation = None
+        if world == "counting" and 0 <= number - options.in_checkpoint < options.in_evaluation:
+            evaluation, after_s = draw.randrange(EVALUATIONS + 1), 0.0  # the last is the final one
+        trials.append(Trial(number, mode, role, engine, world, after_s, inside, evaluation))
     return trials
 
 
@@ -183,6 +193,7 @@ def command(options: Options, trial: Trial, schema: Path, folder: Path) -> list[
     words = ["train", "--out", str(folder), "--mode", trial.mode, "--executor", "concurrent"]
     words += ["--servers", str(options.servers), "--latency-s", str(options.latency_s)]
     words += ["--checkpoint-every", str(max(1, options.steps // 8)), "--keep", "2"]
+    words += ["--evaluate-every-steps", str(max(1, options.steps // EVALUATIONS))]
     words += ["--batch", str(IDS * ranks), "--steps", str(options.steps)]
     if trial.role == "loader":
         words += ["--loaders", "1"]
@@ -254,7 +265,8 @@ def _one(options: Options, trial: Trial, schema: Path, seconds: float, auc: floa
         broken = f"{ending.left_behind} processes left behind"
     if not broken:
         shutil.rmtree(folder, ignore_errors=True)
-        folder.with_suffix(".log").unlink(missing_ok=True)
+        for suffix in (".log", ".evaluated"):
+            folder.with_suffix(suffix).unlink(missing_ok=True)
     return Line(trial.number, trial.mode, trial.role, trial.world, ending, account, gap, broken)
 
 
@@ -268,7 +280,7 @@ def _record(line: Line) -> dict[str, object]:
 
 def table(lines: Sequence[Line]) -> str:
     """A row for each role and mode: what was killed, what came of it."""
-    header = ["role", "mode", "killed", "in a checkpoint", "by itself", "resumed", "hung",
+    header = ["role", "mode", "killed", "in a checkpoint", "in an evaluation", "by itself", "resumed", "hung",
               "lost (counted)", "silent", "seconds more", "AUC gap [1e-3]"]  # fmt: skip
     cells = []
     for role in ROLES:
@@ -286,6 +298,7 @@ def _cells(lines: Sequence[Line]) -> list[str]:
     return [
         str(len(lines)),
         str(sum(x.ending.in_checkpoint for x in lines)),
+        str(sum(x.ending.in_evaluation for x in lines)),
         str(sum(not x.ending.resumes and not x.broken for x in lines)),
         str(sum(x.ending.resumes > 0 and not x.broken for x in lines)),
         str(sum(x.ending.hung for x in lines)),
@@ -302,9 +315,10 @@ def verdict(lines: Sequence[Line]) -> str:
     broken = [f"  trial {x.number} ({x.role}, {x.mode}): {x.broken}" for x in killed if x.broken]
     silent = sum(x.account.silent for x in killed if x.account)
     inside = sum(x.ending.in_checkpoint for x in killed)
+    evaluated = sum(x.ending.in_evaluation for x in killed)
     head = (
         f"{len(killed)} of {len(lines)} runs were killed before they ended, {inside} inside a"
-        f" checkpoint: {sum(x.ending.hung for x in killed)} hang, {silent} silent losses,"
+        f" checkpoint, {evaluated} inside an evaluation: {sum(x.ending.hung for x in killed)} hang, {silent} silent losses,"
         f" {len(broken)} trials break a law"
     )
     return "\n".join([head, *broken])

@@ -190,6 +190,9 @@ def train(
     if recorded is not None:
         refuse_cut_short(recorded, meter.updates)
         meta["tau"] = recorded.meta.get("tau")
+    if saver is not None:
+        saver.wait()  # a server that dies while it is evaluated comes back with all of it
+        history.checkpoints_failed += saver.failed
     model = training.engine.snapshot()
     final = evaluate(parts.learner, model, parts.worker, held_out)
     early = [w for w in history.first_warnings if w.partition(": ")[2] not in final.warnings]
@@ -199,9 +202,6 @@ def train(
     if parts.learner.drew_unseeded:
         meta["not_replayable"] = unseeded_draws(config.model.name)
         warnings.append(f"this run cannot be repeated: {meta['not_replayable']}")
-    if saver is not None:
-        saver.wait()
-        history.checkpoints_failed += saver.failed
     facts = meta | {"updates": meter.updates}
     if training.comeback is not None and training.comeback.told:
         facts["not_replayable"] = "an embedding server has died and lost its part of the order"

@@ -14,9 +14,10 @@ import pytest
 from experiments.drilling.account import Account
 from experiments.drilling.roles import alive, processes_of
 from experiments.drilling.settle import settle
-from experiments.drilling.trial import Ending
+from experiments.drilling.trial import Ending, Trial, run_trial
 from experiments.drilling.world import IDS, RATE, samples_applied, write_world
 from experiments.studies.fault_drill import (
+    EVALUATIONS,
     Line,
     Options,
     _keep,
@@ -106,21 +107,25 @@ def test_roles_are_read_from_what_processes_run():
 
 
 def test_the_plan_covers_every_mode_and_role_and_is_the_same_again(tmp_path):
-    options = Options(kills=40, in_checkpoint=7, learning=5, out=tmp_path)
+    options = Options(kills=40, in_checkpoint=7, in_evaluation=12, learning=5, out=tmp_path)
     trials = plan(options, None)
     assert trials == plan(options, None)
     assert {(t.mode, t.role) for t in trials} == {
         (m, r) for m in options.modes for r in options.roles
     }
     assert [t.in_checkpoint for t in trials] == [True] * 7 + [False] * 33
+    evaluations = [t.in_evaluation for t in trials]
+    assert None not in evaluations[7:19]
+    assert set(evaluations[:7] + evaluations[19:]) == {None}
+    assert EVALUATIONS in evaluations
     assert [t.world for t in trials] == ["counting"] * 35 + ["clicks"] * 5
     words = command(options, trials[0], tmp_path / "s.toml", tmp_path / "run")
     assert {"--servers", "--checkpoint-every"} <= set(words)
 
 
 def test_a_hang_and_a_silent_loss_are_told_and_not_averaged_away():
-    ended = Ending(True, False, False, 0, 0, 1.0, "")
-    hung = Ending(True, True, True, 0, 1, 120.0, "")
+    ended = Ending(True, False, False, False, 0, 0, 1.0, "")
+    hung = Ending(True, True, True, True, 0, 1, 120.0, "")
     lines = [
         Line(0, "sync", "server", "counting", ended, None, None, ""),
         Line(1, "sync", "server", "counting", hung, None, None, "hangs"),
@@ -128,7 +133,8 @@ def test_a_hang_and_a_silent_loss_are_told_and_not_averaged_away():
     told = verdict(lines)
     assert "1 hang" in told
     assert "trial 1 (server, sync): hangs" in told
-    assert table(lines).splitlines()[-1].split()[:7] == ["server", "sync", "2", "1", "1", "0", "1"]
+    cells = table(lines).splitlines()[-1].split()
+    assert cells[:8] == ["server", "sync", "2", "1", "1", "1", "0", "1"]
 
 
 @pytest.mark.parametrize(
@@ -137,6 +143,7 @@ def test_a_hang_and_a_silent_loss_are_told_and_not_averaged_away():
         ({"modes": ("hybird",)}, "modes must be one of"),
         ({"roles": ("boss",)}, "roles must be one of"),
         ({"in_checkpoint": -1}, "in_checkpoint must be >= 0"),
+        ({"in_evaluation": -1}, "in_evaluation must be >= 0"),
         ({"servers": 0}, "servers must be >= 1"),
     ],
 )
@@ -147,8 +154,23 @@ def test_bad_options_are_refused(wrong, message):
 
 def test_finished_trials_are_kept_for_the_same_options_only(tmp_path):
     options = Options(kills=2, in_checkpoint=0, learning=0, out=tmp_path)
-    ended = Ending(True, False, False, 0, 1, 1.5, "told")
+    ended = Ending(True, False, False, False, 0, 1, 1.5, "told")
     kept = Line(1, "sync", "server", "counting", ended, Account(8, 7, 1, 0), None, "")
     _keep(options, kept)
     assert known(options) == {1: kept}
     assert known(replace(options, seed=1)) == {}
+
+
+@pytest.mark.parametrize("number", [1, EVALUATIONS], ids=["on the way", "final"])
+def test_a_server_that_dies_in_an_evaluation_does_not_hang_its_run(number, tmp_path):
+    options = Options(steps=16, out=tmp_path)
+    schema = write_world(tmp_path / "world", options.steps * options.ranks)
+    folder = tmp_path / "run"
+    trial = Trial(0, "hybrid", "server", "threads", "counting", 0.0, False, number)
+    ending = run_trial(
+        trial, command(options, trial, schema, folder), [], folder, tmp_path / "log",
+        undisturbed_s=0.0, patience_s=120.0,
+    )  # fmt: skip
+    assert (ending.killed, ending.in_evaluation) == (True, True)
+    assert (ending.hung, ending.left_behind, ending.resumes) == (False, 0, 0)
+    assert settle(folder, mode="hybrid", ranks=options.ranks, servers=options.servers).silent == 0

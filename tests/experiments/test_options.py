@@ -96,7 +96,8 @@ BAD = {
     },
     "simulator-speed": {"steps": COUNT, "most-ranks": COUNT | st.just("7"), "closed-forms": COUNT},
     "fault-drill": {
-        "kills": COUNT, "in-checkpoint": NEGATIVE | ABSURD, "learning": NEGATIVE | ABSURD,
+        "kills": COUNT, "in-checkpoint": NEGATIVE | ABSURD, "in-evaluation": NEGATIVE | ABSURD,
+        "learning": NEGATIVE | ABSURD,
         "modes": UNKNOWN | st.just(""), "roles": UNKNOWN | st.just(""), "steps": COUNT,
         "ranks": COUNT | st.just("9"), "servers": COUNT | st.just("9"), "latency-s": ODD_FLOAT,
         "patience-s": NOT_POSITIVE | st.just("1e300"), "seed": NEGATIVE,
