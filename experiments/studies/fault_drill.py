@@ -280,8 +280,8 @@ def _record(line: Line) -> dict[str, object]:
 
 def table(lines: Sequence[Line]) -> str:
     """A row for each role and mode: what was killed, what came of it."""
-    header = ["role", "mode", "killed", "in a checkpoint", "in an evaluation", "by itself", "resumed", "hung",
-              "lost (counted)", "silent", "seconds more", "AUC gap [1e-3]"]  # fmt: skip
+    header = ["role", "mode", "killed", "in a checkpoint", "in an evaluation", "by itself",
+              "resumed", "hung", "lost (counted)", "silent", "seconds more", "AUC gap [1e-3]"]  # fmt: skip
     cells = []
     for role in ROLES:
         for mode in MODES:
@@ -314,11 +314,12 @@ def verdict(lines: Sequence[Line]) -> str:
     killed = [x for x in lines if x.ending.killed]
     broken = [f"  trial {x.number} ({x.role}, {x.mode}): {x.broken}" for x in killed if x.broken]
     silent = sum(x.account.silent for x in killed if x.account)
+    hung = sum(x.ending.hung for x in killed)
     inside = sum(x.ending.in_checkpoint for x in killed)
     evaluated = sum(x.ending.in_evaluation for x in killed)
     head = (
         f"{len(killed)} of {len(lines)} runs were killed before they ended, {inside} inside a"
-        f" checkpoint, {evaluated} inside an evaluation: {sum(x.ending.hung for x in killed)} hang, {silent} silent losses,"
-        f" {len(broken)} trials break a law"
+        f" checkpoint, {evaluated} inside an evaluation: {hung} hang, {silent} silent"
+        f" losses, {len(broken)} trials break a law"
     )
     return "\n".join([head, *broken])

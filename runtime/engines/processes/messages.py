@@ -257,7 +257,7 @@ def unpack_json(body: bytes) -> dict[str, Any]:
     """A JSON object."""
     try:
         found = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadMessageError(f"a body of {len(body)} bytes is no JSON: {error}") from None
     if not isinstance(found, dict):
         raise BadMessageError(f"a body is JSON, but a {type(found).__name__} and no object")

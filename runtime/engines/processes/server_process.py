@@ -15,9 +15,10 @@ import signal
 import socket
 import sys
 import threading
+import time
 
 from runtime.embedding.native.extension import native
-from runtime.engines.processes.channel import Channel
+from runtime.engines.processes.channel import Channel, is_own_user
 from runtime.engines.processes.server_config import ServerConfig
 from runtime.engines.processes.service import Service
 
@@ -49,8 +50,12 @@ def main() -> None:
     while True:
         try:
             connection, _ = door.accept()
-        except OSError:
-            os._exit(1)
+        except OSError:  # no descriptor is free: whoever is connected is served all the same
+            time.sleep(0.1)
+            continue
+        if not is_own_user(connection):  # abstract names have no permissions: not even heard
+            connection.close()
+            continue
         thread = threading.Thread(target=service.serve, args=(Channel(connection),), daemon=True)
         thread.start()
 

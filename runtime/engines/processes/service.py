@@ -92,7 +92,7 @@ class Service:
         """One connection, from its first word to its end; never raises."""
         said: dict[str, Any] = {}
         try:
-            said = self._greet(channel)
+            said = self._greeted(channel)
             self._work(channel, said)
         except BadMessageError as error:
             self._refuse(channel, said, str(error))
@@ -110,6 +110,15 @@ class Service:
             channel.close()
 
     # The first word.
+
+    def _greeted(self, channel: Channel) -> dict[str, Any]:
+        """Whatever is wrong with a first message ends its connection, and nothing else."""
+        try:
+            return self._greet(channel)
+        except (BadMessageError, PeerGoneError):
+            raise
+        except Exception as error:
+            raise BadMessageError(f"the first message cannot be read: {error}") from None
 
     def _greet(self, channel: Channel) -> dict[str, Any]:
         left = [_FIRST_WORD_WITHIN_S]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -230,6 +231,43 @@ def goes_on(found, step: int) -> None:
 )
 def test_a_stranger_is_refused_in_a_sentence(one_of_two, changes, sentence):
     assert refusal(greeted(one_of_two.processes.address, **changes)) == sentence
+    goes_on(one_of_two, 0)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"[" * 60_000, b'{"secret": "\\ud800"}', b'{"secret": [[]]}', b"9" * 5000, b"\xff\xfe", b"{}"],
+    ids=["deep", "surrogate", "no text", "long number", "no UTF-8", "empty"],
+)
+def test_no_first_message_of_a_stranger_ends_the_run(one_of_two, body):
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.connect(one_of_two.processes.address.names[0])
+    channel = Channel(sock)
+    channel.send(Message(MessageKind.HELLO, 1, body=body))
+    told = refusal(channel)
+    assert re.search("the first message|is no JSON|is JSON, but", told), told
+    goes_on(one_of_two, 0)
+    heart = greeted(one_of_two.processes.address, role="heart", client="another")
+    assert heart.receive()[0].kind is MessageKind.WELCOME
+    heart.send(Message(MessageKind.PING, body=pack_fate(1)))
+    assert unpack_json(heart.receive()[0].body) == {"failed": None}
+    heart.send(Message(MessageKind.GOODBYE))
+
+
+def test_another_user_is_not_even_heard(one_of_two):
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    name = one_of_two.processes.address.names[0]
+    script = (
+        "import os, socket, sys; os.setuid(65534);"
+        " s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET);"
+        " s.connect(bytes.fromhex(sys.argv[1])); s.settimeout(60); print(s.recv(9))"
+    )
+    words = [sys.executable, "-c", script, name.encode().hex()]
+    found = subprocess.run(words, capture_output=True, text=True, cwd="/")
+    if "Permission" in found.stderr:
+        pytest.skip("another user may not start this Python")
+    assert (found.stdout.strip(), found.returncode) == ("b''", 0), found.stderr
     goes_on(one_of_two, 0)
 
 
