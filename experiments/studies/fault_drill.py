@@ -281,7 +281,8 @@ def _record(line: Line) -> dict[str, object]:
 def table(lines: Sequence[Line]) -> str:
     """A row for each role and mode: what was killed, what came of it."""
     header = ["role", "mode", "killed", "in a checkpoint", "in an evaluation", "by itself",
-              "resumed", "hung", "lost (counted)", "silent", "seconds more", "AUC gap [1e-3]"]  # fmt: skip
+              "resumed", "hung", "lost (counted)", "silent", "seconds more",
+              "AUC gap [1e-3]"]  # fmt: skip
     cells = []
     for role in ROLES:
         for mode in MODES:
