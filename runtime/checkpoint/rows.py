@@ -84,7 +84,8 @@ class Taken:
 
     _store: SavableStore
     _track: bool
-    _extends: Path | None
+    extends: Path | None
+    """The folder of the save whose rows these are changes of; None: all rows."""
     _parts: list[Part]
     pause_s: float
     """How long pushes and lookups were held back."""
@@ -107,8 +108,8 @@ class Taken:
         name, store = uuid.uuid4().hex[:12], self._store
         try:
             snapshots = store.collect_snapshots()
-            if self._extends is not None and self._extends != path:
-                _link_parts(self._extends, path, self._parts)
+            if self.extends is not None and self.extends != path:
+                _link_parts(self.extends, path, self._parts)
             part, file_bytes = _write_part(path, name, snapshots)
             tables = {t: asdict(config) for t, config in store.tables.items()}
             Manifest(seed=store.seed, tables=tables, parts=[*self._parts, part]).write(path)

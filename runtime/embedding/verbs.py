@@ -101,6 +101,9 @@ class EmbeddingStore(ABC):
         """A server that dies is started again with what ``saved`` gives for its shard, while the
         run goes on; ``told`` hears of it."""
 
+    def close(self) -> None:  # noqa: B027 - rows of this process go with their object
+        """The run is over: give back what was opened for the rows outside this process."""
+
     # What evaluation, summaries and checkpoints ask.
 
     @abstractmethod

@@ -45,6 +45,12 @@ class Parts:
         """The rows of the run, behind the embedding worker."""
         return self.worker.store
 
+    def close(self) -> None:
+        """Give back what the run has opened. Ranks that are processes part by themselves: the rows
+        are for all of them."""
+        if self.place is None:
+            self.store.close()
+
     def again(self, source: Source) -> Parts:
         """The same model and rows over the stream from its start, with fresh records."""
         stop, config = Stop(), self.config
@@ -95,11 +101,15 @@ def assemble(
     learner = Learner(config, source.layout, {name: t.dim for name, t in used.items()})
     recorder, stop = TraceRecorder(keep=config.engine.trace_order), Stop()
     store = open_rows(config, source.layout, list(used.values()), recorder, stop)
-    spans = SpanRecorder(enabled=config.engine.timeline)
-    fused = not why_one_by_one(config, learner.model, used.values())
-    feed = _feed(config, source, stop, samples, place, fused=fused)
-    worker = EmbeddingWorker(store, engine=config.engine.kernels)
-    return Parts(config, learner, worker, feed, recorder, Meter(), spans, stop, place, fused)
+    try:
+        spans = SpanRecorder(enabled=config.engine.timeline)
+        fused = not why_one_by_one(config, learner.model, used.values())
+        feed = _feed(config, source, stop, samples, place, fused=fused)
+        worker = EmbeddingWorker(store, engine=config.engine.kernels)
+        return Parts(config, learner, worker, feed, recorder, Meter(), spans, stop, place, fused)
+    except BaseException:
+        store.close()
+        raise
 
 
 def tables_of(

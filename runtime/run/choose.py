@@ -59,6 +59,9 @@ def _as_mode(config: TrainConfig, mode: Mode) -> TrainConfig:
 
 def _samples_per_s(config: TrainConfig, source: Source) -> float:
     parts = assemble_for(replace(config, steps=STEPS), source)
-    parts.meter.start()
-    ConcurrentRun(parts).run()
-    return parts.meter.samples_per_s()
+    try:
+        parts.meter.start()
+        ConcurrentRun(parts).run()
+        return parts.meter.samples_per_s()
+    finally:
+        parts.close()

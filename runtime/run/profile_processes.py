@@ -78,13 +78,12 @@ def _opened(config: TrainConfig, layout: Layout) -> Iterator[EmbeddingStore]:
 
         open_rows = rows_in_servers
     tables = list(tables_of(config, layout, {}).values())
-    store: Any = open_rows(config, layout, tables, TraceRecorder(keep=False), Stop())
+    store = open_rows(config, layout, tables, TraceRecorder(keep=False), Stop())
     try:
         store.begin_leg([0])
         yield store
     finally:
-        if config.engine.servers:
-            store.close()
+        store.close()
 
 
 def _both_calls(store: EmbeddingStore, batch: Batch, first: int, repeats: int) -> tuple[int, float]:

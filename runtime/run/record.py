@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from runtime.engines.processes.ranks import ProcessRank
 
 
+METRICS = "metrics.jsonl"
 MANY_SHARDS = 64
 """As many as there may be processes of them."""
 
@@ -101,7 +102,7 @@ def _fill(
     told: Told,
     rank: ProcessRank | None,
 ) -> dict[str, Any]:
-    metrics, start = folder / "metrics.jsonl", saving.start
+    metrics, start = folder / METRICS, saving.start
     on_samples, on_warning, on_start = told
     on_start(f"data: {source.provenance()}")
     if config.engine.shards > MANY_SHARDS:
@@ -141,6 +142,18 @@ def _fill(
     except Interrupted as interrupted:
         write_json(folder / INTERRUPTED, {"by": saving.ending.why, "told": str(interrupted)})
         raise
+    try:
+        return _write_down(folder, config, source, outcome, board)
+    finally:
+        if rank is None:  # else all ranks part together
+            outcome.store.close()
+
+
+def _write_down(
+    folder: Path, config: TrainConfig, source: Source, outcome: Outcome, board: TensorBoard | None
+) -> dict[str, Any]:
+    """What a run has come to, in its folder; returns the summary, which is written last."""
+    metrics = folder / METRICS
     updates, samples = outcome.figures["updates"], outcome.figures["samples"]
     _append(metrics, updates, samples, outcome.final, drained=True)
     if len(outcome.trace):

@@ -74,7 +74,7 @@ class Saver:
             return  # it is there already
         base = self._base if self._changed_bytes < self._whole_bytes else None
         cut = take(base, self._config.checkpoint_incremental)
-        work = threading.Thread(target=self._write, args=(cut, base is None), name="checkpoint")
+        work = threading.Thread(target=self._write, args=(cut,), name="checkpoint")
         self._thread = work
         work.start()
 
@@ -95,18 +95,18 @@ class Saver:
         self._on_warning(f"a checkpoint was not written: {error}; {stays}")
         return False
 
-    def _write(self, cut: Cut, whole: bool) -> None:
+    def _write(self, cut: Cut) -> None:
         try:
             self.last = cut.write(self._run)
-            self._note(cut, whole)
+            self._note(cut)
             keep_newest(self._run, self._config.keep)
         except BaseException as error:  # told by the thread that waits
             self._error, self._base = error, None
 
-    def _note(self, cut: Cut, whole: bool) -> None:
+    def _note(self, cut: Cut) -> None:
         """All rows are written anew when the changes since have grown to as much."""
         file_bytes = cut.saved.file_bytes if cut.saved else 0
-        if whole:
+        if cut.rows.extends is None:
             self._whole_bytes, self._changed_bytes = file_bytes, 0
         else:
             self._changed_bytes += file_bytes

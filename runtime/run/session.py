@@ -30,6 +30,7 @@ from runtime.order.replayable import (
     unseeded_draws,
 )
 from runtime.rank.fused import FUSED
+from runtime.rank.parts import Parts
 from runtime.run.ending import Ending, Interrupted
 from runtime.run.evaluate import Evaluation, HeldOut, evaluate
 from runtime.run.saver import Saver
@@ -129,7 +130,7 @@ def train(
     ``source`` replaces the data that the config names, ``tables`` the config of single tables;
     ``on_samples`` is told of every dense update's samples, ``on_snapshot`` of every evaluation on
     the way. ``saving`` says where checkpoints go and what is gone on from. ``rank``: this process
-    is rank 0 of several.
+    is rank 0 of several. Servers that are processes end with ``close`` of the outcome's store.
 
     Raises `Interrupted` when it was asked to end, after a checkpoint; ValueError for data that
     cannot be read (`DataError`) and for options that do not fit each other or the data; and
@@ -151,6 +152,23 @@ def train(
         refuse_other_data(start.state.facts, source.provenance())
     samples = start.state.samples if start else 0
     parts = assemble_for(config, source, tables, samples=samples, rank=rank)
+    try:
+        return _trained(parts, source, start, saving, on_samples, on_snapshot)
+    except BaseException:
+        parts.close()
+        raise
+
+
+def _trained(
+    parts: Parts,
+    source: Source,
+    start: Checkpoint | None,
+    saving: Saving | None,
+    on_samples: Callable[[int], None] | None,
+    on_snapshot: Callable[[CurvePoint], None] | None,
+) -> Outcome:
+    """Train what was assembled, evaluate it, and tell all about it."""
+    config, rank = parts.config, parts.place
     held_out = HeldOut(source, config.evaluation.test_rows, config.evaluation.part)
     held_out.refuse_empty()
     curve: list[CurvePoint] = []

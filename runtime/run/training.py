@@ -13,7 +13,7 @@ from typing import Any, cast
 from persia_sim.words.staleness import StalenessSummary
 from persia_sim.words.staleness_stream import StalenessCounter, summary_of
 from persia_sim.words.trace import Event, Trace
-from runtime.checkpoint.rows import load, take
+from runtime.checkpoint.rows import Taken, load, take
 from runtime.checkpoint.state import RunState
 from runtime.checkpoint.whole import Checkpoint
 from runtime.dense.state import load_generators, load_model
@@ -175,8 +175,7 @@ class Training:
         parts, told = self.parts, self.history
         told.checkpoints_written += 1
         recorder, meter, servers = parts.recorder, parts.meter, parts.config.engine.servers
-        store = cast(SavableStore, parts.store)
-        rows = take(store, extends=extends, track_changes=track_changes)
+        rows = self.take_rows(extends, track_changes)
         state = RunState(
             samples=meter.samples,
             updates=meter.updates,
@@ -202,6 +201,17 @@ class Training:
         facts = {**self.facts, "updates": meter.updates}
         own = functools.partial(recorder.so_far(), **facts)
         return Cut(state, dense, own, rows, parts.store.recorded())
+
+    def take_rows(self, extends: Path | None, track_changes: bool) -> Taken:
+        """What has changed since ``extends`` was saved; all rows where a server has died since."""
+        store = cast(SavableStore, self.parts.store)
+        base = None if store.last_saved is None else extends
+        try:
+            return take(store, extends=base, track_changes=track_changes)
+        except RuntimeError:
+            if base is None or store.last_saved is not None:
+                raise
+            return take(store, extends=None, track_changes=track_changes)  # it has died just now
 
     def _go_on(self, start: Checkpoint) -> None:
         """Take up everything but the dense weights and the meter."""

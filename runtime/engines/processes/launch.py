@@ -19,6 +19,7 @@ from pathlib import Path
 
 from runtime.engines.processes.messages import SECRET_BYTES
 from runtime.engines.processes.server_config import ServerConfig
+from runtime.stop import PeerError
 
 START_WITHIN_S = 60.0
 _ROOT = Path(__file__).parents[3]
@@ -66,7 +67,10 @@ class ServerProcesses:
         self._doors = [_listen(name) for name in names]
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * len(configs)
         self._pipes: list[socket.socket | None] = [None] * len(configs)
-        self._end = weakref.finalize(self, _end_all, self._doors, self._processes, self._pipes)
+        self._starting = threading.Lock()
+        self._end = weakref.finalize(
+            self, _end_all, self._starting, self._doors, self._processes, self._pipes
+        )
         try:
             for k in range(len(configs)):
                 self._spawn(k)
@@ -89,7 +93,10 @@ class ServerProcesses:
         # Whichever thread does this may end before the run: the pipe alone tells of our end.
         fresh = replace(self._configs[shard], awaits_rows=awaits_rows, dies_with_parent=False)
         self._configs[shard] = fresh
-        self._spawn(shard)
+        with self._starting:  # not while, or after, all are ended
+            if not self._end.alive:
+                raise PeerError(f"embedding server {shard} is not started again: the run is over")
+            self._spawn(shard)
         self._wait_until_ready(shard)
 
     def how_it_ended(self, shard: int, within_s: float = 5.0) -> str:
@@ -157,14 +164,16 @@ def _listen(name: str) -> socket.socket:
 
 
 def _end_all(
+    starting: threading.Lock,
     doors: list[socket.socket],
     processes: list[subprocess.Popen[bytes] | None],
     pipes: list[socket.socket | None],
 ) -> None:
     """Closing the pipe is how a server hears that it is over; a stuck one is killed."""
-    for closing in (*pipes, *doors):
-        if closing is not None:
-            closing.close()
+    with starting:
+        for closing in (*pipes, *doors):
+            if closing is not None:
+                closing.close()
     ends_s = time.monotonic() + 2.0
     for k, process in enumerate(processes):
         if process is None:

@@ -23,6 +23,8 @@ from runtime.engines.processes.peers import BEATS_EVERY_S, STUCK_S, clock
 from runtime.engines.processes.revival import MOST_REVIVALS, Call, fill
 from runtime.stop import PeerError
 
+CLOSED_WITHIN_S = 5.0
+
 
 class Fresh(NamedTuple):
     """A server that has come back, before anybody else uses it."""
@@ -50,13 +52,18 @@ class Listening:
             threading.Thread(target=self._beat, args=(shard,), daemon=True, name="heart")
             for shard in range(connections.servers)
         ]
-        for thread in [*hearts, closings]:
+        self._threads = [*hearts, closings]
+        for thread in self._threads:
             thread.start()
 
     def close(self) -> None:
-        """Close the connections; every thread here ends soon."""
+        """Close the connections; the threads here have ended then, but for one that starts a server
+        again: it ends as soon as it has."""
         self._all.close()
         self._end.close()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(CLOSED_WITHIN_S)
 
     def _beat(self, shard: int) -> None:
         """Signs of life to one server, and from it."""

@@ -40,7 +40,8 @@ class ProcessRank:
         self._leg = 0
         self._said = (0, 0)
         self._closing: list[Callable[[], None]] = []
-        self._host: WeightsHost | None = None
+        self._hosted: list[Callable[[], None]] = []
+        """What the other ranks use goes last."""
         self._watch: LegWatch | None = None
 
     @property
@@ -76,11 +77,13 @@ class ProcessRank:
             raise RuntimeError("rank 0 could not start the embedding servers")
         how = processes.how_it_ended if processes else (lambda shard: "has died")
         links = Links(Address.from_json(found), self.ranks, how)
-        return RemoteStore(
+        store = RemoteStore(
             layout, tables, links, seed=config.seed, segments=segments(config), stop=stop,
             close=processes.close if processes else lambda: None,
             restart=partial(processes.restart, awaits_rows=True) if processes else None,
         )  # fmt: skip
+        (self._hosted if processes else self._closing).append(store.close)
+        return store
 
     def open_rule(self, parts: Parts, told: Told) -> DenseRule:
         """The rule of the dense weights that the mode asks for."""
@@ -150,17 +153,18 @@ class ProcessRank:
         self.group.gather("all is done", "")  # until then rank 0 may ask for replicas
         for close in self._closing:
             close()
-        self.group.gather("closing", "")  # whoever hosts something goes last
-        if self._host is not None:
-            self._host.close()
+        self.group.gather("closing", "")
+        for close in self._hosted:
+            close()
         self.group.close()
 
     def _async_rule(self, parts: Parts, told: Told) -> DenseRule:
         config, model = parts.config, parts.learner.model
         if self.leads:
             server = DenseServer(config, model, parts.recorder, told)
-            self._host = WeightsHost(server, model, parts.stop)
-            self.group.gather("weights", self._host.name)
+            host = WeightsHost(server, model, parts.stop)
+            self._hosted.append(host.close)
+            self.group.gather("weights", host.name)
             return server
         name = self.group.gather("weights", "")[0]
         rule = RemoteWeights(name, self.group.rank, model, parts.stop)

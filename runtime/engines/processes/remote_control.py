@@ -32,9 +32,9 @@ class RemoteControl(EmbeddingStore):
         self.layout, self.seed, self.shards = layout, seed, links.servers
         self.tables = {t.name: t for t in tables}
         self.saving = threading.Lock()
-        self.last_saved: tuple[str, str] | None = None
         self._links = links
         self._frozen_in = [0] * links.servers
+        self._last_saved: tuple[tuple[str, str] | None, list[int]] = None, []
 
     def counters_of_servers(self) -> list[dict[str, Any]]:
         """What each server has counted, as plain JSON."""
@@ -137,7 +137,7 @@ class RemoteControl(EmbeddingStore):
 
     def freeze_snapshots(self, *, only_changed: bool, track: bool) -> None:
         """Remember all rows (or the changed ones) as they are; inside `consistent_cut`."""
-        self._frozen_in = [self._links.life_of(shard) for shard in range(self.shards)]
+        self._frozen_in = self._lives()
         for shard in range(self.shards):
             self._links.call(shard, "freeze_rows", only_changed=only_changed, track=track)
 
@@ -151,13 +151,21 @@ class RemoteControl(EmbeddingStore):
             for shard in range(self.shards)
         ]
 
+    @property
+    def last_saved(self) -> tuple[str, str] | None:
+        """As of any store; None, too, when a server has died since: it knows of no changes."""
+        saved, lives = self._last_saved
+        return saved if lives == self._lives() else None
+
+    @last_saved.setter
+    def last_saved(self, saved: tuple[str, str] | None) -> None:
+        self._last_saved = saved, self._frozen_in
+
     def settle_snapshots(self, *, kept: bool) -> None:
         """Whether the last snapshots are safe; if not, what they held counts as changed still."""
         for shard in range(self.shards):
             if self._links.life_of(shard) == self._frozen_in[shard]:
                 self._links.call(shard, "settle_rows", kept=kept)
-            else:
-                self.last_saved = None  # a server that came back knows of no changes
 
     def restore(
         self, table: str, shards: Sequence[Mapping[str, Any]], *, keep_present: bool = False
@@ -180,6 +188,9 @@ class RemoteControl(EmbeddingStore):
                 f"embedding server {shard} died before its rows of the checkpoint were copied"
             ) from None
         return found | {"latest_step": int(found["latest_step"][0])}
+
+    def _lives(self) -> list[int]:
+        return [self._links.life_of(shard) for shard in range(self.shards)]
 
     def _status(self) -> list[dict[str, Any]]:
         return [self._links.call(k, "status") for k in range(self.shards)]

@@ -81,7 +81,8 @@ class RemoteStore(RemoteControl):
         links.on_return(lambda fresh: _call(again, fresh) or 0)
         self._restart = restart
         self._peeks = SegmentPool(1, Stop(), "evaluation")
-        self.close = weakref.finalize(self, _close, links, close)
+        pools = [*self._pools.values(), self._peeks]
+        self._end = weakref.finalize(self, _close, links, close, pools, self._lent, self._known)
 
     # The verbs of a rank.
 
@@ -203,6 +204,11 @@ class RemoteStore(RemoteControl):
             finally:
                 self._peeks.give_back(lent.number, lent.segment)
         return Handle(ALL, ALL, batch, plans, copies, {}, {})
+
+    def close(self) -> None:
+        """End the connections, the threads that listen, the segments, and the servers, if they were
+        started here."""
+        self._end()
 
     def let_servers_come_back(
         self, saved: Callable[[int], SavedServer], told: Callable[[str], None]
@@ -356,6 +362,15 @@ def _role_of(kind: MessageKind) -> str:
     return "prefetches" if kind is MessageKind.LOOK_AHEAD else "lookups"
 
 
-def _close(links: Links, close: Callable[[], None]) -> None:
+def _close(
+    links: Links,
+    close: Callable[[], None],
+    pools: Sequence[SegmentPool],
+    *segments: dict[Any, Any],
+) -> None:
     links.close()
     close()
+    for pool in pools:
+        pool.close()
+    for found in segments:  # a segment goes with its last array
+        found.clear()

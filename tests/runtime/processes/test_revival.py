@@ -11,6 +11,8 @@ import signal
 import threading
 import time
 from functools import partial
+from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from runtime.embedding.open import open_store
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines.processes.launch import ServerProcesses
 from runtime.engines.processes.revival import Revival, SavedServer
+from runtime.run.training import Training
 from runtime.stop import PeerError, RunStopped
 from tests.runtime.processes.served import LAYOUT, SGD, Served, batch_of, ones, served
 from tests.runtime.processes.test_faults import until
@@ -191,6 +194,42 @@ def test_a_checkpoint_under_way_fails_with_the_server_and_the_next_one_is_whole(
         take(found.store, extends=None, track_changes=True).write(tmp_path / "second")
         again = open_store(LAYOUT, [SGD], shards=1)
         load(again, tmp_path / "second")
+        assert counts(again) == counts(found.store)
+
+
+@pytest.mark.parametrize("dies", ["before the next one", "as it is written"])
+def test_the_checkpoint_after_a_death_holds_all_rows_whatever_it_was_to_extend(
+    dies, tmp_path, monkeypatch
+):
+    """The new server knows of no changes; the others do, and are written whole all the same."""
+    rules = ServerRules(tau=4)
+    with served(rules, servers=2) as found:
+        may_come_back(found, rules)
+        training = SimpleNamespace(parts=SimpleNamespace(store=found.store))
+        one_step(found.store, 0, 0)
+        found.store.drain()
+        collect, folders = found.store.collect_snapshots, [tmp_path / str(k) for k in range(3)]
+
+        def collected():
+            arrays = collect()
+            if dies == "as it is written":
+                kill(found.processes, 0)
+                until(lambda: found.links.life_of(0) == 1)
+            return arrays
+
+        with monkeypatch.context() as patch:
+            patch.setattr(found.store, "collect_snapshots", collected)
+            Training.take_rows(training, None, True).write(folders[0])
+        if dies == "before the next one":
+            kill(found.processes, 0)
+        for step, (base, folder) in enumerate(pairwise(folders), 1):
+            one_step(found.store, 0, step)
+            found.store.drain()
+            taken = Training.take_rows(training, base, True)
+            assert (taken.extends is None) == (step == 1)
+            taken.write(folder)
+        again = open_store(LAYOUT, [SGD], shards=1)
+        load(again, folders[-1])
         assert counts(again) == counts(found.store)
 
 
