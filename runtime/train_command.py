@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +24,9 @@ if TYPE_CHECKING:
 
 RANK_0_TELLS_WITHIN_S = 5.0
 """By then torchrun has ended the ranks that make the same mistake."""
-MOST_ROLLBACKS = 8
-"""Times that a run of one process goes back to its last checkpoint by itself."""
+MOST_RESTARTS = 8
+"""Times that a run goes back to its last checkpoint by itself."""
+_RESTARTS = "PERSIA_TESTBED_RESTARTS"
 
 
 def train(arguments: list[str]) -> None:
@@ -57,8 +60,32 @@ def _train(arguments: list[str]) -> None:
         return
     from runtime.run.claim import claimed
 
-    with claimed(folder, resume=command.resume is not None):
-        work(command, folder, arguments)
+    try:
+        with claimed(folder, resume=command.resume is not None):
+            work(command, folder, arguments)
+    except PeerError as error:
+        _start_again(error, folder, arguments)
+        raise
+
+
+def _start_again(error: PeerError, folder: Path, arguments: list[str]) -> None:
+    """Go on from the last checkpoint in a process that knows nothing of this attempt.
+
+    As torchrun does, but with the same process id. Returns where that cannot be: without a
+    checkpoint, too often, or where this process was not started for this command alone.
+    """
+    from runtime.checkpoint.whole import complete_checkpoints
+
+    restarts = int(os.environ.get(_RESTARTS, "0")) + 1
+    own = sys.argv[1:] == ["train", *arguments]
+    if not own or restarts > MOST_RESTARTS or not complete_checkpoints(folder):
+        return
+    print(f"warning: {error}; the run goes back to its last checkpoint", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    python = sys.orig_argv[1 : len(sys.orig_argv) - len(arguments)]  # its options, us, "train"
+    os.environ[_RESTARTS] = str(restarts)
+    os.execv(sys.executable, [sys.executable, *python, "--resume", str(folder)])
 
 
 def _train_as_rank(command: Train, launch: Launch, folder: Path, arguments: list[str]) -> None:
@@ -83,41 +110,28 @@ def work(
     """Train in the folder that was claimed; ``rank``: as rank 0 of several processes."""
     from tqdm import tqdm
 
-    from runtime.checkpoint.whole import complete_checkpoints
-    from runtime.run.ending import Ending, Interrupted
+    from runtime.run.ending import Interrupted
     from runtime.run.record import run_into
 
     config = _choose(command.run) if command.auto else command.run
     total = None if config.steps is None else config.steps * config.batch
     mode = str(config.sync.mode)
-    resume, rollbacks, ending = command.resume is not None, 0, Ending()
     with tqdm(total=total, unit=" samples", unit_scale=True, desc=mode, disable=None) as bar:
-        while True:
-            try:
-                summary = run_into(
-                    folder,
-                    config,
-                    on_samples=bar.update,
-                    on_warning=lambda t: bar.write(f"warning: {t}"),
-                    on_start=bar.write,
-                    resume=resume,
-                    ending=ending,
-                    typed=() if rollbacks else arguments,
-                    rank=rank,
-                )
-                break
-            except Interrupted as told:
-                bar.close()
-                print(told)
-                return
-            except PeerError as error:
-                rollbacks += 1
-                alone = rank is None  # else torchrun starts all ranks again, and they go on
-                if not alone or rollbacks > MOST_ROLLBACKS or not complete_checkpoints(folder):
-                    raise
-                bar.write(f"warning: {error}; the run goes back to its last checkpoint")
-                bar.reset()
-                resume = True
+        try:
+            summary = run_into(
+                folder,
+                config,
+                on_samples=bar.update,
+                on_warning=lambda t: bar.write(f"warning: {t}"),
+                on_start=bar.write,
+                resume=command.resume is not None,
+                typed=arguments,
+                rank=rank,
+            )
+        except Interrupted as told:
+            bar.close()
+            print(told)
+            return
     print(describe(summary))
     if config.engine.executor == "replay":
         print("the trained model is not kept: a replay writes no checkpoints")

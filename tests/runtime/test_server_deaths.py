@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from experiments.drilling.roles import alive, processes_of
 from persia_sim.words.vocabulary import Mode
 from runtime import commands
 from runtime.engines.processes import open as opening
@@ -67,23 +71,62 @@ def killed(launched, monkeypatch, tmp_path) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("mode", ["hybrid", "async", "sync"])
-def test_a_run_survives_the_death_of_a_server(mode, tmp_path, launched, killed, capsys):
-    assert commands.main(options(tmp_path / "run", mode)) == 0
+@pytest.mark.parametrize("changes", [[], ["--checkpoint-incremental"]], ids=["whole", "changes"])
+@pytest.mark.parametrize("mode", ["hybrid", "async"])
+def test_a_run_survives_the_death_of_a_server(mode, changes, tmp_path, launched, killed, capsys):
+    assert commands.main([*options(tmp_path / "run", mode), *changes]) == 0
     assert killed
     told = capsys.readouterr()
     assert f"(pid {killed[0]}) was killed by SIGKILL" in told.out + told.err
     found = summary_of(tmp_path / "run")
     assert (found["updates"], found["samples"]) == (STEPS, 32 * STEPS)
-    if mode == "sync":
-        assert len(launched) == 2
-        assert found["pushes_lost_at"] == [0, 0]
-        assert commands.main(options(tmp_path / "calm", mode)) == 0
-        one, other = (np.load(tmp_path / name / "predictions.npz") for name in ("run", "calm"))
-        assert one["predictions"].tobytes() == other["predictions"].tobytes()
-    else:
-        assert len(launched) == 1
-        assert found["pushes_lost_at"][0] == 0
-        assert found["pushes_lost_at"][1] >= 0
-        assert "it is back" in " ".join(found["warnings"])
-        assert found["staleness"]["mean_steps"] is None
+    assert len(launched) == 1
+    assert found["pushes_lost_at"][0] == 0
+    assert found["pushes_lost_at"][1] >= 0
+    assert "it is back" in " ".join(found["warnings"])
+    assert found["staleness"]["mean_steps"] is None
+    assert found["checkpoints_failed"] == 0
+
+
+def test_an_exact_run_starts_again_and_nothing_of_the_dead_attempt_stays(tmp_path):
+    """Two servers are killed, one in each of two attempts; the third ends as if nothing was."""
+    words = [sys.executable, "-m", "runtime", *options(tmp_path / "run", "sync")]
+    folder, held = tmp_path / "run", []
+    with (tmp_path / "log").open("wb") as log:
+        run = subprocess.Popen([*words, "--checkpoint-every", "2"], stderr=log, stdout=log)
+        for attempt in range(3):
+            known = set(folder.glob("checkpoints/*/state.json"))
+            while set(folder.glob("checkpoints/*/state.json")) <= known and run.poll() is None:
+                time.sleep(0.005)
+            servers = processes_of(run.pid).get("server", [])
+            held.append((_sockets(run.pid), len(servers)))
+            if attempt < 2:
+                os.kill(servers[attempt], signal.SIGKILL)
+                while all(map(alive, servers)):
+                    time.sleep(0.005)
+                while not _is_fresh(run.pid, servers) and run.poll() is None:
+                    time.sleep(0.005)
+        assert run.wait() == 0, (tmp_path / "log").read_text()
+    told = (tmp_path / "log").read_text()
+    assert told.count("; the run goes back to its last checkpoint") == 2, told
+    assert held[0][1] == 2
+    assert held[1:] == [held[0]] * 2
+    assert summary_of(folder)["pushes_lost_at"] == [0, 0]
+    assert commands.main(options(tmp_path / "calm", "sync")) == 0
+    one, other = (np.load(tmp_path / name / "predictions.npz") for name in ("run", "calm"))
+    assert one["predictions"].tobytes() == other["predictions"].tobytes()
+
+
+def _sockets(pid: int) -> int:
+    """Open in a process; its memory files, and those of checkpoints, come and go."""
+    found = 0
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found += os.readlink(entry).startswith("socket:")
+    return found
+
+
+def _is_fresh(pid: int, dead: list[int]) -> bool:
+    """Whether the next attempt has its servers, and none of the last attempt is left."""
+    servers = processes_of(pid).get("server", [])
+    return len(servers) == 2 and not set(servers) & set(dead)
