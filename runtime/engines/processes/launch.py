@@ -8,6 +8,7 @@ import os
 import secrets
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO
 
 from runtime.engines.processes.messages import SECRET_BYTES
 from runtime.engines.processes.server_config import ServerConfig
@@ -34,14 +36,25 @@ class Address:
     """Of each server's socket: abstract ones, so that no file is left behind."""
     secret: str
 
-    def to_json(self) -> str:
-        """For another process; whoever reads it may use the servers."""
-        return json.dumps({"names": self.names, "secret": self.secret})
+    def leave(self) -> IO[str]:
+        """Write it where only processes of this user can read it, as long as the file is open."""
+        note = os.fdopen(os.memfd_create("embedding-servers", os.MFD_CLOEXEC), "w")
+        note.write(json.dumps({"names": self.names, "secret": self.secret}))
+        note.flush()
+        return note
 
     @classmethod
-    def from_json(cls, text: str) -> Address:
-        """What `to_json` wrote."""
-        found = json.loads(text)
+    def found_at(cls, place: str) -> Address:
+        """What another process of this user has left; raises PeerError for anybody else's."""
+        try:
+            descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            raise PeerError(f"the servers' address cannot be read: {error}") from None
+        with os.fdopen(descriptor) as note:
+            about = os.fstat(descriptor)
+            if about.st_uid != os.geteuid() or not stat.S_ISREG(about.st_mode):
+                raise PeerError(f"the servers' address at {place} is not of this user's run")
+            found = json.load(note)
         return cls(tuple(found["names"]), found["secret"])
 
 
@@ -67,9 +80,10 @@ class ServerProcesses:
         self._doors = [_listen(name) for name in names]
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * len(configs)
         self._pipes: list[socket.socket | None] = [None] * len(configs)
+        self._notes: list[IO[str]] = []
         self._starting = threading.Lock()
         self._end = weakref.finalize(
-            self, _end_all, self._starting, self._doors, self._processes, self._pipes
+            self, _end_all, self._starting, self._doors, self._processes, self._pipes, self._notes
         )
         try:
             for k in range(len(configs)):
@@ -84,6 +98,12 @@ class ServerProcesses:
     def pids(self) -> list[int]:
         """Of the servers, by shard."""
         return [process.pid for process in self._processes if process is not None]
+
+    def leave_address(self) -> str:
+        """The place of the address, for other processes of this user: the place may be known."""
+        note = self.address.leave()
+        self._notes.append(note)
+        return f"/proc/{os.getpid()}/fd/{note.fileno()}"
 
     def restart(self, shard: int, *, awaits_rows: bool = False) -> None:
         """Start a server anew, at the same address, when the old one has died.
@@ -168,10 +188,11 @@ def _end_all(
     doors: list[socket.socket],
     processes: list[subprocess.Popen[bytes] | None],
     pipes: list[socket.socket | None],
+    notes: list[IO[str]],
 ) -> None:
     """Closing the pipe is how a server hears that it is over; a stuck one is killed."""
     with starting:
-        for closing in (*pipes, *doors):
+        for closing in (*pipes, *doors, *notes):
             if closing is not None:
                 closing.close()
     ends_s = time.monotonic() + 2.0

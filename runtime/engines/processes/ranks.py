@@ -68,15 +68,15 @@ class ProcessRank:
         if self.leads:
             try:
                 processes = launch(config, tables)
-                told = processes.address.to_json()
-            finally:  # the others wait for the address, or hear that there will be none
+                told = processes.leave_address()  # the secret is not for the store of all ranks
+            finally:  # the others wait for its place, or hear that there will be none
                 found = self.group.gather("servers", told)[0]
         else:
             found = self.group.gather("servers", told)[0]
         if not found:
             raise RuntimeError("rank 0 could not start the embedding servers")
         how = processes.how_it_ended if processes else (lambda shard: "has died")
-        links = Links(Address.from_json(found), self.ranks, how)
+        links = Links(Address.found_at(found), self.ranks, how)
         store = RemoteStore(
             layout, tables, links, seed=config.seed, segments=segments(config), stop=stop,
             close=processes.close if processes else lambda: None,

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -34,9 +35,10 @@ from runtime.engines.processes.messages import (
     pack_json,
     unpack_json,
 )
+from runtime.engines.processes.ranks import ProcessRank
 from runtime.engines.processes.server_config import ServerConfig
 from tests.runtime.processes.served import LAYOUT, SGD, batch_of, ones, served
-from tests.runtime.worlds import ArraySource
+from tests.runtime.worlds import ArraySource, config
 
 TWO_TABLES = Layout(
     fields=(Field(name="user"), Field(name="item", table="items"), Field(name="tags")),
@@ -271,6 +273,39 @@ def test_another_user_is_not_even_heard(one_of_two):
     goes_on(one_of_two, 0)
 
 
+def test_the_secret_is_for_processes_of_this_user_and_for_no_store(one_of_two, tmp_path):
+    processes = one_of_two.processes
+    place = processes.leave_address()
+    assert Address.found_at(place) == processes.address
+    assert processes.address.secret not in place
+    os.mkfifo(tmp_path / "fifo")
+    for foreign in ("/no/such", str(tmp_path / "fifo")):
+        with pytest.raises(stop.PeerError, match="the servers' address"):
+            Address.found_at(foreign)
+    if os.geteuid() == 0:
+        script = "import os, sys; os.setuid(65534); open(sys.argv[1])"
+        words = [sys.executable, "-c", script, place]
+        found = subprocess.run(words, capture_output=True, text=True, cwd="/")
+        assert "PermissionError" in found.stderr
+
+
+def test_ranks_that_are_processes_never_say_the_secret_to_the_store():
+    said = []
+
+    def gather(name: str, told: str) -> list[str]:
+        said.append(told)
+        return [told]
+
+    rank = ProcessRank(SimpleNamespace(rank=0, ranks=1, gather=gather))
+    chosen = config(servers=1, executor="concurrent")
+    store = rank.open_rows(chosen, LAYOUT, [SGD], TraceRecorder(), stop.Stop())
+    try:
+        assert said
+        assert not [told for told in said if store._links._all._address.secret in told]
+    finally:
+        store.close()
+
+
 def test_whoever_does_not_greet_first_is_refused(one_of_two):
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     sock.connect(one_of_two.processes.address.names[0])
@@ -345,7 +380,7 @@ def test_a_server_loads_neither_torch_nor_pandas():
 
 def test_two_clients_share_the_servers_and_each_hears_of_its_own_pushes():
     with served(ServerRules(ranks=2, tau=0, merges=True), ranks=[0]) as found:
-        address = Address.from_json(found.processes.address.to_json())  # as another process gets it
+        address = Address.found_at(found.processes.leave_address())  # as another process gets it
         links = Links(address, [1])
         from runtime.engines.processes.remote_store import RemoteStore
 
