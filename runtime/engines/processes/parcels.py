@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from runtime.engines.processes.messages import BadMessageError
+from runtime.engines.processes.messages import BadMessageError, pack_json, unpack_json
 from runtime.engines.processes.segments import Places, Segment
 
 MOST_ARRAYS = 4096
+MOST_INDEX_BYTES = 1 << 22
 _KINDS = "uif"
 
 
@@ -20,23 +21,30 @@ def pack_arrays(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], Segme
     index: dict[str, tuple[int, list[int], str]] = {}
     for name, array in arrays.items():
         index[name] = places.take(array.nbytes), list(array.shape), array.dtype.str
-    segment = Segment.make(max(1, places.size), shown=True)
+    # With hundreds of tables the index is longer than a message: it lies behind the arrays.
+    text = np.frombuffer(pack_json(index), np.uint8)
+    index_at = places.take(len(text))
+    segment = Segment.make(places.size, shown=True)
+    segment.array(index_at, text.shape, np.uint8)[:] = text
     for name, array in arrays.items():
         at, shape, dtype = index[name]
         segment.array(at, tuple(shape), dtype)[...] = array
-    return {"bytes": segment.size, "arrays": index}, segment
+    return {"bytes": segment.size, "index": [index_at, len(text)]}, segment
 
 
 def unpack_arrays(document: Mapping[str, Any], descriptor: int) -> dict[str, np.ndarray]:
     """Copies of the arrays; takes the descriptor. Raises BadMessageError."""
     try:
-        size, index = int(document["bytes"]), dict(document["arrays"])
+        size, (index_at, length) = int(document["bytes"]), map(int, document["index"])
     except (KeyError, TypeError, ValueError):
         raise BadMessageError("a parcel does not say what is in it") from None
-    if size < 1 or len(index) > MOST_ARRAYS:
-        raise BadMessageError(f"a parcel of {len(index)} arrays in {size} bytes")
+    if size < 1 or not 0 <= length <= MOST_INDEX_BYTES:
+        raise BadMessageError(f"a parcel with an index of {length} bytes in {size} bytes")
     segment = Segment.attach(descriptor, size)
     try:
+        index = unpack_json(_array(segment, index_at, [length], "|u1").tobytes())
+        if len(index) > MOST_ARRAYS:
+            raise BadMessageError(f"a parcel of {len(index)} arrays")
         return {str(name): _array(segment, *entry).copy() for name, entry in index.items()}
     finally:
         segment.close()

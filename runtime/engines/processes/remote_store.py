@@ -120,13 +120,10 @@ class RemoteStore(RemoteControl):
             message, descriptors = self._links.answer(
                 "prefetches", shard, life, *key, "the leased rows"
             )
-            said = unpack_json(message.body)
-            tables: dict[str, dict[str, Any]] = {
-                name: {"latest_step": step} for name, step in said["latest_step"].items()
-            }
-            for name, array in unpack_arrays(said, descriptors[0]).items():
+            tables: dict[str, dict[str, Any]] = {name: {} for name in self.tables}
+            for name, array in unpack_arrays(unpack_json(message.body), descriptors[0]).items():
                 table, _, column = name.rpartition("/")
-                tables[table][column] = array
+                tables[table][column] = array if array.ndim else int(array)
             found.append(tables)
         return found
 

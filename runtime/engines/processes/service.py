@@ -229,14 +229,11 @@ class Service:
         ahead, placed = unpack_lease(message.body)
         handle = desk.batch(message._replace(body=placed))
         arrays: dict[str, np.ndarray] = {}
-        latest: dict[str, int] = {}
         for table, found in self.server.lease(handle, ahead).items():
-            latest[table] = found.pop("latest_step")
             arrays |= {f"{table}/{column}": np.asarray(array) for column, array in found.items()}
         document, segment = pack_arrays(arrays)
         try:
-            body = pack_json(document | {"latest_step": latest})
-            parcel = Message(MessageKind.PARCEL, desk.rank, message.step, body)
+            parcel = Message(MessageKind.PARCEL, desk.rank, message.step, pack_json(document))
             channel.send(parcel, [segment.descriptor])
         finally:
             segment.close()

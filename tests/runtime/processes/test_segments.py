@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 
@@ -10,7 +11,7 @@ import pytest
 
 from runtime import stop
 from runtime.engines.processes import segments
-from runtime.engines.processes.messages import BadMessageError
+from runtime.engines.processes.messages import BadMessageError, pack_json
 from runtime.engines.processes.parcels import pack_arrays, unpack_arrays
 from runtime.engines.processes.segments import Segment, SegmentPool, room_bytes
 from runtime.stop import RunStopped, Stop
@@ -129,6 +130,27 @@ def test_arrays_travel_in_a_parcel():
     "entry", [[8000, [100], "<f8"], [-8, [1], "<f8"], [0, [2**62, 8], "<f8"], [0, [1], "|O"]]
 )
 def test_an_array_outside_its_parcel_is_refused(entry):
-    segment = Segment.make(8192)
+    segment, index = Segment.make(8192), json.dumps({"a": entry}).encode()
+    segment.array(64, (len(index),), np.uint8)[:] = np.frombuffer(index, np.uint8)
+    document = {"bytes": 8192, "index": [64, len(index)]}
     with pytest.raises(BadMessageError, match="is not inside it"):
-        unpack_arrays({"bytes": 8192, "arrays": {"a": entry}}, os.dup(segment.descriptor))
+        unpack_arrays(document, os.dup(segment.descriptor))
+
+
+@pytest.mark.parametrize(
+    "index", [None, [], [0], ["x", 1], [-8, 16], [8190, 16], [0, 1 << 40], [0, 16], [0, -1]]
+)
+def test_an_index_that_is_none_is_refused(index):
+    """The last but one lies inside, and is no JSON."""
+    segment = Segment.make(8192)
+    with pytest.raises(BadMessageError, match=r"parcel|JSON"):
+        unpack_arrays({"bytes": 8192, "index": index}, os.dup(segment.descriptor))
+
+
+def test_a_parcel_of_more_arrays_than_a_message_can_list_travels():
+    arrays = {f"a table with a long name, number {k}": np.arange(k) for k in range(2000)}
+    document, segment = pack_arrays(arrays)
+    assert len(pack_json(document)) < 200
+    found = unpack_arrays(document, os.dup(segment.descriptor))
+    assert list(found) == list(arrays)
+    assert all((found[name] == array).all() for name, array in arrays.items())
