@@ -72,7 +72,9 @@ class Stop:
 
         Its object is not kept alive: rows go when their store goes, not when garbage is collected.
         """
-        self._on_stop.append(weakref.WeakMethod(wake))
+        with self._lock:
+            living = [method for method in self._on_stop if method() is not None]
+            self._on_stop = [*living, weakref.WeakMethod(wake)]
 
     def set(self, error: BaseException | None) -> None:
         """Stop the run; the first error is the one that is told."""

@@ -172,10 +172,17 @@ class Training:
 
     def take(self, extends: Path | None, track_changes: bool) -> Cut:
         """The whole run as it is between two legs."""
-        parts, told = self.parts, self.history
-        told.checkpoints_written += 1
-        recorder, meter, servers = parts.recorder, parts.meter, parts.config.engine.servers
+        self.history.checkpoints_written += 1
         rows = self.take_rows(extends, track_changes)
+        try:
+            return self._cut(rows)
+        except BaseException:
+            rows.drop()
+            raise
+
+    def _cut(self, rows: Taken) -> Cut:
+        parts, told, recorder = self.parts, self.history, self.parts.recorder
+        meter, servers = parts.meter, parts.config.engine.servers
         state = RunState(
             samples=meter.samples,
             updates=meter.updates,

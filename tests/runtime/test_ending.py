@@ -15,9 +15,12 @@ from persia_sim.words.vocabulary import Mode
 from runtime.checkpoint import whole
 from runtime.checkpoint.whole import complete_checkpoints, read_checkpoint
 from runtime.config import DataConfig
+from runtime.engines.parts import assemble_for
 from runtime.run.ending import Ending, Interrupted
 from runtime.run.record import run_into
 from runtime.run.session import Saving, train
+from runtime.run.training import Training
+from runtime.stop import Stop
 from tests.runtime.test_law_of_resume import state
 from tests.runtime.worlds import ArraySource, changed, config
 
@@ -229,3 +232,29 @@ def test_more_steps_go_on_with_a_finished_run(tmp_path):
     whole_run = run_into(tmp_path / "whole", changed(short, steps=20))
     assert longer["tasks"] == whole_run["tasks"]
     assert longer["samples"] == 480
+
+
+def test_who_listens_for_the_end_of_a_run_is_forgotten_when_it_goes():
+    stop, woken = Stop(), []
+
+    class Sleeper:
+        def wake(self) -> None:
+            woken.append(self)
+
+    stays = Sleeper()
+    stop.on_stop(stays.wake)
+    for _ in range(1000):
+        stop.on_stop(Sleeper().wake)
+    assert len(stop._on_stop) <= 2
+    stop.set(None)
+    assert woken == [stays]
+
+
+def test_a_checkpoint_that_cannot_be_taken_does_not_hold_the_rows(monkeypatch):
+    training = Training(assemble_for(config(), ArraySource(100)), {}, None)
+    with monkeypatch.context() as patch:
+        patch.setattr(training.engine, "dense_state", lambda: bytearray(1 << 60))
+        with pytest.raises(MemoryError):
+            training.take(None, False)
+    assert not training.parts.store.saving.locked()
+    training.take(None, False).rows.drop()

@@ -24,6 +24,8 @@ from runtime.engines.processes.server_config import ServerConfig
 from runtime.stop import PeerError
 
 START_WITHIN_S = 60.0
+NOT_FOR_SERVERS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+"""Sent to the whole group: the launcher ends the run in good order and then its servers."""
 _ROOT = Path(__file__).parents[3]
 _ERRORS = {"ValueError": ValueError, "MemoryError": MemoryError}
 
@@ -144,14 +146,19 @@ class ServerProcesses:
             os.lseek(text, 0, os.SEEK_SET)
             inherited = (self._doors[shard].fileno(), text, theirs.fileno())
             path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
-            self._processes[shard] = subprocess.Popen(
-                [sys.executable, "-P", "-m", "runtime.engines.processes.server_process",
-                 *map(str, inherited)],
-                pass_fds=inherited,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env=os.environ | {"PYTHONPATH": path},
-            )  # fmt: skip
+            # What is sent to the whole group is not for a server, also before it can say so.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, NOT_FOR_SERVERS)
+            try:
+                self._processes[shard] = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "runtime.engines.processes.server_process",
+                     *map(str, inherited)],
+                    pass_fds=inherited,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    env=os.environ | {"PYTHONPATH": path},
+                )  # fmt: skip
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             self._pipes[shard] = ours
         finally:
             theirs.close()
@@ -164,12 +171,14 @@ class ServerProcesses:
         try:
             said = pipe.recv(1 << 16)
         except TimeoutError:
-            raise RuntimeError(
-                f"embedding server {shard} was not ready within {START_WITHIN_S:.0f} s"
+            raise PeerError(
+                f"embedding server {shard} was not ready within {START_WITHIN_S:.0f} s: the machine"
+                " is too busy, or reads its Python too slowly; start again"
             ) from None
         if not said:
-            raise RuntimeError(
-                f"embedding server {shard} {self.how_it_ended(shard)} before it was ready"
+            raise PeerError(
+                f"embedding server {shard} {self.how_it_ended(shard)} before it was ready; start"
+                " again, with fewer --servers if memory was short"
             )
         error = json.loads(said)
         if error:

@@ -46,7 +46,13 @@ class Listening:
         self._end, self._ended = socket.socketpair()
         self.on_closed: Callable[[int, int, int], None] = lambda rank, step, shard: None
         self.rejoin: Callable[[Fresh], int] = lambda fresh: 0
-        closings = threading.Thread(target=self._hear_closings, daemon=True, name="closings")
+        selector = selectors.DefaultSelector()  # filled here: who closes at once finds it whole
+        selector.register(self._ended, selectors.EVENT_READ)
+        for shard in range(connections.servers):
+            self._listen_to(shard, selector)
+        closings = threading.Thread(
+            target=self._hear_closings, args=(selector,), daemon=True, name="closings"
+        )
         connections.reviver = closings
         hearts = [
             threading.Thread(target=self._beat, args=(shard,), daemon=True, name="heart")
@@ -92,11 +98,8 @@ class Listening:
                 connections.stop.set(error)
             connections.closing.wait(BEATS_EVERY_S)
 
-    def _hear_closings(self) -> None:
-        with self._ended, selectors.DefaultSelector() as selector:
-            selector.register(self._ended, selectors.EVENT_READ)
-            for shard in range(self._all.servers):
-                self._listen_to(shard, selector)
+    def _hear_closings(self, selector: selectors.BaseSelector) -> None:
+        with self._ended, selector:
             while True:
                 for key, _ in selector.select():
                     if self._all.closing.is_set():

@@ -19,19 +19,19 @@ import time
 
 from runtime.embedding.native.extension import native
 from runtime.engines.processes.channel import Channel, is_own_user
+from runtime.engines.processes.launch import NOT_FOR_SERVERS
 from runtime.engines.processes.server_config import ServerConfig
 from runtime.engines.processes.service import Service
 
 _PR_SET_PDEATHSIG = 1
-_NOT_OURS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-"""Sent to the whole group: the launcher ends the run in good order and then us."""
 
 
 def main() -> None:
     """Serve until the launcher has enough, or is gone."""
     listening, config_file, life = (int(text) for text in sys.argv[1:4])
-    for number in _NOT_OURS:
+    for number in NOT_FOR_SERVERS:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, NOT_FOR_SERVERS)  # blocked since before we began
     with os.fdopen(config_file) as file:
         text = file.read()
     pipe = socket.socket(fileno=life)

@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 
 from persia_sim.words.vocabulary import Mode
-from runtime import stop
+from runtime import commands, stop
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines.parts import assemble_for
 from runtime.engines.processes import listening
+from runtime.engines.processes.launch import ServerProcesses
 from runtime.engines.processes.links import Links
 from runtime.engines.processes.remote_store import RemoteStore
 from runtime.engines.threads import ConcurrentRun
@@ -254,6 +255,31 @@ def test_ctrl_c_at_the_terminal_reaches_the_launcher_and_not_its_servers():
         handle = found.store.begin(0, 0, batch_of(7))
         found.store.look_up(handle)
         assert handle.values["rows"].tolist() == [[0.0, 0.0]]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_server_that_is_hit_as_it_starts_ends_its_run_in_a_sentence_or_not(
+    number, monkeypatch, tmp_path, capsys
+):
+    """SIGTERM goes to the whole group; it is for the launcher, from the first instant on."""
+    spawn = ServerProcesses._spawn
+
+    def hit(processes: ServerProcesses, shard: int) -> None:
+        spawn(processes, shard)
+        if shard == 1:
+            os.kill(processes.pids[1], number)
+
+    monkeypatch.setattr(ServerProcesses, "_spawn", hit)
+    words = "--data.name synthetic --data.rows 600 --steps 2 --executor concurrent --servers 2"
+    code = commands.main(["train", *words.split(), "--out", str(tmp_path / "run")])
+    told = capsys.readouterr().err.splitlines()
+    if number == signal.SIGTERM:
+        assert code == 0, told
+        return
+    assert code == 2
+    assert told[-1].startswith(
+        "error: embedding server 1 was killed by SIGKILL before it was ready"
+    )
 
 
 def test_servers_go_when_their_store_goes():

@@ -17,7 +17,8 @@ import pytest
 from persia_sim.words.trace import Kind, TraceRecorder
 from runtime import stop
 from runtime.checkpoint.rows import load, save
-from runtime.data.batch import Field, Layout
+from runtime.data.batch import Batch, Field, Layout
+from runtime.data.ids import tag
 from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.embedding.features import Capacity
 from runtime.embedding.open import open_store
@@ -460,6 +461,22 @@ def test_a_cut_waits_until_no_push_is_applied_at_one_server_only():
         found.links.send("pushes", 1, push)
         thread.join(60)
         assert cuts == [[[[1]], [[1]]]]
+
+
+def test_rows_of_hundreds_of_tables_go_on_lease():
+    """The names of their columns alone are longer than a message."""
+    names = [f"table number {k}" for k in range(255)]
+    layout = Layout(fields=tuple(Field(name=name, table=name) for name in names))
+    ids = np.array([tag(k, np.array([7], np.uint64))[0] for k in range(255)])
+    batch = Batch(ids, None, np.zeros((1, 0), np.float32), np.zeros((1, 1), np.float32))
+    tables = [replace(SGD, name=name) for name in names]
+    with served(ServerRules(tau=None), tables, layout=layout) as found:
+        first, second = (found.store.begin(0, step, batch) for step in (0, 1))
+        found.store.look_up(first)
+        (lease,) = found.store.lease(second, 3)
+    assert list(lease) == names
+    assert {rows["latest_step"] for rows in lease.values()} == {0}
+    assert all(rows["ids"].tolist() == [i] for rows, i in zip(lease.values(), ids, strict=True))
 
 
 def test_gradients_are_scattered_where_the_servers_read_them():
