@@ -6,7 +6,6 @@ import os
 import secrets
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -22,7 +21,7 @@ from runtime.engines.processes.messages import (
 )
 from runtime.engines.processes.revival import Revival
 from runtime.engines.processes.waits import Waits
-from runtime.stop import PeerError, Stop
+from runtime.stop import PeerError, Silence, Stop
 
 
 class ServerGoneError(PeerError):
@@ -241,11 +240,11 @@ class Connections:
 
 
 def until(seconds: float, shard: int) -> Callable[[], None]:
-    """Raises TimeoutError when it is called later than that from now."""
-    ends_s = time.monotonic() + seconds
+    """Raises TimeoutError when it is called again and again for longer than that."""
+    silence = Silence()
 
     def goes_on() -> None:
-        if time.monotonic() > ends_s:
+        if silence.look() > seconds:
             raise TimeoutError(f"embedding server {shard} has not answered for {seconds:.0f} s")
 
     return goes_on

@@ -6,7 +6,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from runtime.stop import Stop
+from runtime.stop import Silence, Stop
 
 STUCK_S = 20.0
 """A process that has sent no sign of life for this long is stuck."""
@@ -20,7 +20,7 @@ class Peer:
     pid: int
     ranks: str
     """Which ranks live in it, in words."""
-    heard_s: float = field(default_factory=time.monotonic)
+    silence: Silence = field(default_factory=Silence)
     idle: bool = False
     """Whether it says that all its threads wait, and for others than a server of this run."""
 
@@ -64,7 +64,8 @@ class Peers:
         """A sign of life."""
         with self._lock:
             if client in self._found:
-                self._found[client].heard_s, self._found[client].idle = time.monotonic(), idle
+                self._found[client].silence.heard()
+                self._found[client].idle = idle
 
     def all_idle(self) -> bool:
         """Whether every one of them said that it only waits."""
@@ -73,10 +74,9 @@ class Peers:
 
     def stuck(self) -> str | None:
         """A sentence about a process that is alive for the kernel and for nobody else."""
-        now = time.monotonic()
         with self._lock:
             for peer in self._found.values():
-                silent_s = now - peer.heard_s
+                silent_s = peer.silence.look()
                 if silent_s > self.patience_s:
                     return (
                         f"{peer.ranks} (pid {peer.pid}) has given no sign of life for"

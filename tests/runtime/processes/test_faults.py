@@ -12,6 +12,7 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,6 +23,7 @@ from runtime.engines.parts import assemble_for
 from runtime.engines.processes import listening
 from runtime.engines.processes.launch import ServerProcesses
 from runtime.engines.processes.links import Links
+from runtime.engines.processes.peers import Peers
 from runtime.engines.processes.remote_store import RemoteStore
 from runtime.engines.threads import ConcurrentRun
 from runtime.stop import PeerError
@@ -144,6 +146,40 @@ def test_an_evaluation_does_not_wait_for_a_stopped_server(monkeypatch):
         thread.join(60)
         assert not thread.is_alive()
     assert f"embedding server 1 (pid {pid}) has given no sign of life" in str(errors[0])
+
+
+class Clock:
+    """Time as a test lets it pass, for whoever looks every 0.2 s."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.now_s = 1000.0
+        monkeypatch.setattr(stop, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+
+    def looks(self, look, seconds: float) -> list:
+        found = []
+        for _ in range(round(seconds / 0.2)):
+            self.now_s += 0.2
+            found.append(look())
+        return found
+
+
+def test_who_was_suspended_with_the_run_forgives_and_one_who_stays_silent_is_stuck(monkeypatch):
+    """Ctrl-Z and fg after 25 s, at the server and at the rank that waits for a sign of life."""
+    clock, peers = Clock(monkeypatch), Peers(patience_s=20.0)
+    peers.add("client", 17, "rank 1")
+    assert clock.looks(peers.stuck, 10.0) == [None] * 50
+    clock.now_s += 25.0
+    assert clock.looks(peers.stuck, 5.0) == [None] * 25
+    stuck = clock.looks(peers.stuck, 6.0)[-1]
+    assert stuck.startswith("rank 1 (pid 17) has given no sign of life for")
+    peers.heard("client", idle=False)
+    assert peers.stuck() is None
+    waits = listening.until(20.0, 0)
+    clock.looks(waits, 10.0)
+    clock.now_s += 25.0
+    clock.looks(waits, 5.0)
+    with pytest.raises(TimeoutError):
+        clock.looks(waits, 6.0)
 
 
 def test_a_rank_that_stops_is_told_to_the_ranks_that_wait_for_it(monkeypatch):
