@@ -181,10 +181,26 @@ class TraceRecorder:
                 listener(event)
 
     def go_on(self, events: np.ndarray) -> None:
-        """Begin with the events of an earlier part of the run; listeners are not told of them."""
+        """Append events of an earlier part of the run, or of another process; listeners are not
+        told of them."""
         with self._lock:
-            self._blocks, self._bytes = [events], events.nbytes
+            self._close_block()
+            self._blocks.append(events)
+            self._bytes += events.nbytes
             self._make_room()
+
+    def after(self, count: int, most: int) -> np.ndarray:
+        """int64 [n, 5]: up to ``most`` of the events behind the first ``count``."""
+        with self._lock:
+            self._close_block()
+            on_disk = [] if self._on_disk is None else [self._on_disk.table()]
+            blocks = [*on_disk, *self._blocks]
+        found = [np.zeros((0, len(Event._fields)), np.int64)]
+        for block in blocks:
+            found.append(block[count : count + most])
+            most -= len(found[-1])
+            count = max(0, count - len(block))
+        return np.concatenate(found, dtype=np.int64)
 
     def so_far(self) -> Callable[..., Trace]:
         """What `finish` would give of the events up to now, at little cost until it is called."""

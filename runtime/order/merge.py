@@ -23,8 +23,7 @@ _READS = (Kind.LOOKUP, Kind.REFRESH)
 _WRITES = (Kind.PUSH, Kind.LOST_PUSH)
 _TAUGHT = (Kind.DENSE_UPDATE, Kind.DENSE_PUSH)
 """A batch's gradient reaches the dense weights; it is known from here on."""
-_Place = tuple[int, int]
-"""Rank and step."""
+_BLOCK_EVENTS = 8192
 
 
 def merge_recordings(recordings: Sequence[np.ndarray], ranks: int) -> np.ndarray:
@@ -34,8 +33,7 @@ def merge_recordings(recordings: Sequence[np.ndarray], ranks: int) -> np.ndarray
     ranks that several have written down (a dense update) stands once. Raises ValueError when no
     order obeys them all.
     """
-    merging = _Merging(recordings, ranks)
-    return np.array(merging.run(), np.int64).reshape(-1, len(Event._fields))
+    return _Merging(recordings, ranks, numbers=False).run().finish().events
 
 
 def whole_trace(
@@ -55,10 +53,8 @@ def merged_trace(own: Trace, of_servers: Sequence[np.ndarray]) -> Trace:
     ranks = own.meta["ranks"]
     if own.meta["mode"] != Mode.ASYNC_AVERAGING:
         return replace(own, events=merge_recordings([own.events, *of_servers], ranks))
-    events = merge_recordings([*_by_rank(own.events, ranks), *of_servers], ranks)
-    pushed = events[:, 0] == Kind.DENSE_PUSH
-    events[pushed, 4] = np.arange(pushed.sum())
-    return replace(own, events=events)
+    merging = _Merging([*_by_rank(own.events, ranks), *of_servers], ranks, numbers=True)
+    return replace(own, events=merging.run().finish().events)
 
 
 def _by_rank(events: np.ndarray, ranks: int) -> list[np.ndarray]:
@@ -76,90 +72,133 @@ def _by_rank(events: np.ndarray, ranks: int) -> list[np.ndarray]:
 
 
 class _Merging:
-    """Heads of recordings are taken as soon as all that must come before them has been."""
+    """Heads of recordings are taken as soon as all that must come before them has been.
 
-    def __init__(self, recordings: Sequence[np.ndarray], ranks: int) -> None:
-        self._lists = [[Event(*row) for row in events.tolist()] for events in recordings]
-        self._next = [0] * len(recordings)
-        self._ranks = ranks
-        self._reads_left: Counter[_Place] = Counter()
-        self._untaught: Counter[_Place] = Counter()
-        self._unread: Counter[int] = Counter()  # per round of averaging: replicas not yet read
-        self._shared: dict[Event, int] = {}  # instants of all ranks: recordings that have them
-        for events in self._lists:
-            for event in events:
-                for place in self._places(event):
-                    if event.kind in _READS:
-                        self._reads_left[place] += 1
-                    elif event.kind in _TAUGHT:
-                        self._untaught[place] += 1
-                if event.kind == Kind.AVERAGE_READ:
-                    self._unread[event.version] += 1
-                if event.kind == Kind.DENSE_UPDATE:
-                    self._shared[event] = self._shared.get(event, 0) + 1
+    What is held in memory is a block of each recording, and two numbers for each rank and step.
+    """
+
+    def __init__(self, recordings: Sequence[np.ndarray], ranks: int, *, numbers: bool) -> None:
+        """``numbers``: dense pushes are numbered in the merged order."""
+        self._recordings, self._ranks, self._numbers = recordings, ranks, numbers
+        self._lists = [_Head(events) for events in recordings]
+        steps = 1 + max((int(e[:, 2].max()) for e in recordings if len(e)), default=0)
+        self._reads_left = self._counted(_READS, steps)
+        self._untaught = self._counted(_TAUGHT, steps)
+        reads = [e[e[:, 0] == Kind.AVERAGE_READ, 4] for e in recordings]
+        self._unread = Counter(np.concatenate([np.zeros(0, np.int64), *reads]).tolist())
+        """Per round of averaging: replicas not yet read."""
+        self._shared = self._in_several()
         for event, copies in self._shared.items():
-            for place in self._places(event):
-                self._untaught[place] -= copies - 1
+            for rank in self._ranks_of(event):
+                self._untaught[rank][event.step] -= copies - 1
+        self._pushes = 0
 
-    def run(self) -> list[Event]:
+    def run(self) -> TraceRecorder:
         """All events."""
-        taken: list[Event] = []
-        while any(self._next[k] < len(events) for k, events in enumerate(self._lists)):
-            before = sum(self._next)
-            for k in range(len(self._lists)):
-                self._take_from(k, taken)
-            if sum(self._next) == before and not self._take_shared(taken):
+        taken = TraceRecorder()
+        while any(head.event is not None for head in self._lists):
+            moved = [self._take_from(head, taken) for head in self._lists]
+            if not any(moved) and not self._take_shared(taken):
                 raise ValueError(self._contradiction())
         return taken
 
-    def _take_from(self, k: int, taken: list[Event]) -> None:
-        events = self._lists[k]
-        while self._next[k] < len(events):
-            event = events[self._next[k]]
-            if self._shared.get(event, 1) > 1 or not self._may_come(event):
-                return
-            self._take(event, taken)
-            self._next[k] += 1
+    def _counted(self, kinds: Sequence[Kind], steps: int) -> list[list[int]]:
+        """How often each step of each rank occurs; an event of all ranks counts for each."""
+        found = np.zeros((self._ranks, steps), np.int64)
+        for events in self._recordings:
+            for start in range(0, len(events), _BLOCK_EVENTS):
+                block = events[start : start + _BLOCK_EVENTS]
+                block = block[np.isin(block[:, 0], kinds)]
+                of_all = block[:, 1] == ALL
+                np.add.at(found, (block[~of_all, 1], block[~of_all, 2]), 1)
+                for counts in found:
+                    np.add.at(counts, block[of_all, 2], 1)
+        return [counts.tolist() for counts in found]
 
-    def _take_shared(self, taken: list[Event]) -> bool:
+    def _in_several(self) -> dict[Event, int]:
+        """Instants of all ranks that several recordings have: how many."""
+        updates = [e[e[:, 0] == Kind.DENSE_UPDATE] for e in self._recordings]
+        updates = [found for found in updates if len(found)]
+        if len(updates) < 2:
+            return {}
+        rows, copies = np.unique(np.concatenate(updates), axis=0, return_counts=True)
+        several = zip(rows[copies > 1].tolist(), copies[copies > 1].tolist(), strict=True)
+        return {Event(*row): count for row, count in several}
+
+    def _take_from(self, head: _Head, taken: TraceRecorder) -> bool:
+        """Whether any event was taken."""
+        moved = False
+        while (event := head.event) is not None:
+            if event in self._shared or not self._may_come(event):
+                break
+            self._take(event, taken)
+            head.move()
+            moved = True
+        return moved
+
+    def _take_shared(self, taken: TraceRecorder) -> bool:
         """An instant that stands at the head of every recording that has it."""
-        heads = [(k, e[self._next[k]]) for k, e in enumerate(self._lists) if self._next[k] < len(e)]
-        at_head = Counter(event for _, event in heads)
+        at_head = Counter(head.event for head in self._lists if head.event is not None)
         for event, copies in at_head.items():
-            if self._shared.get(event, 1) == copies > 1 and self._may_come(event):
+            if self._shared.get(event) == copies and self._may_come(event):
                 self._take(event, taken)
-                for k, head in heads:
-                    self._next[k] += head == event
+                for head in self._lists:
+                    if head.event == event:
+                        head.move()
                 return True
         return False
 
     def _may_come(self, event: Event) -> bool:
-        if event.kind in _WRITES:
-            return not any(self._untaught[place] for place in self._places(event))
         if event.kind == Kind.AVERAGE_WRITE:
             return not self._unread[event.version]
-        if event.kind in _TAUGHT:
-            return not any(self._reads_left[place] for place in self._places(event))
-        return True
+        if event.kind in _WRITES:
+            before = self._untaught
+        elif event.kind in _TAUGHT:
+            before = self._reads_left
+        else:
+            return True
+        return not any(before[rank][event.step] for rank in self._ranks_of(event))
 
-    def _take(self, event: Event, taken: list[Event]) -> None:
-        taken.append(event)
+    def _take(self, event: Event, taken: TraceRecorder) -> None:
         if event.kind == Kind.AVERAGE_READ:
             self._unread[event.version] -= 1
         if event.kind in _READS or event.kind in _TAUGHT:
             left = self._reads_left if event.kind in _READS else self._untaught
-            for place in self._places(event):
-                left[place] -= 1
+            for rank in self._ranks_of(event):
+                left[rank][event.step] -= 1
+        if self._numbers and event.kind == Kind.DENSE_PUSH:
+            event = event._replace(version=self._pushes)
+            self._pushes += 1
+        taken.record(Kind(event.kind), *event[1:])
 
-    def _places(self, event: Event) -> list[_Place]:
-        ranks = range(self._ranks) if event.rank == ALL else (event.rank,)
-        return [(rank, event.step) for rank in ranks]
+    def _ranks_of(self, event: Event) -> Sequence[int]:
+        return range(self._ranks) if event.rank == ALL else (event.rank,)
 
     def _contradiction(self) -> str:
         heads = [
-            f"recording {k} at row {n}: {Kind(events[n].kind).name.lower()} of rank"
-            f" {events[n].rank}, step {events[n].step}, shard {events[n].shard}"
-            for k, (n, events) in enumerate(zip(self._next, self._lists, strict=True))
-            if n < len(events)
+            f"recording {k} at row {head.row}: {Kind(event.kind).name.lower()} of rank"
+            f" {event.rank}, step {event.step}, shard {event.shard}"
+            for k, head in enumerate(self._lists)
+            if (event := head.event) is not None
         ]
         return f"no order obeys all recordings; they wait for each other at {'; '.join(heads)}"
+
+
+class _Head:
+    """The next event of a recording, of which a block is in memory."""
+
+    def __init__(self, events: np.ndarray) -> None:
+        self._events, self._block = events, iter(())
+        self.row = -1
+        self.event: Event | None = None
+        """None: there is no more."""
+        self.move()
+
+    def move(self) -> None:
+        """On to the next one."""
+        self.row += 1
+        found = next(self._block, None)
+        if found is None:
+            self._block = iter(self._events[self.row : self.row + _BLOCK_EVENTS].tolist())
+            found = next(self._block, None)
+        self.event = None if found is None else Event(*found)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import re
+import tracemalloc
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from persia_sim.words import trace
 from persia_sim.words.orders import constant_lag
 from persia_sim.words.trace import ALL, Event, Kind, Trace
 from persia_sim.words.vocabulary import Mode
@@ -117,3 +119,21 @@ def test_of_replicas_only_each_ranks_own_order_counts_and_the_rounds():
     assert [e.version for e in merged if e.kind == Kind.DENSE_PUSH] == [0, 1, 2]
     with pytest.raises(ValueError, match="no order obeys"):  # as one recording they contradict
         merged_trace(Trace.of(heard, **(facts | {"mode": "async"})), [table(*server)])
+
+
+def test_a_long_order_is_merged_block_by_block_and_not_held_in_memory(monkeypatch):
+    """An event of 40 bytes takes 300 as a tuple of numbers; what is counted takes 8 per step."""
+    monkeypatch.setattr(trace, "MOST_BYTES_IN_MEMORY", 1 << 18)
+    ranks, steps = 2, 12_000
+    step = np.repeat(np.arange(steps), 2 * ranks)
+    kind = np.tile([Kind.LOOKUP] * ranks + [Kind.PUSH] * ranks, steps)
+    rank = np.tile(np.arange(ranks), 2 * steps)
+    shards = [np.stack([kind, rank, step, step * 0 + k, step], 1) for k in (0, 1)]
+    dense = np.array([(Kind.DENSE_UPDATE, ALL, s, ALL, s) for s in range(steps)], np.int64)
+    tracemalloc.start()
+    found = merge_recordings([*shards, dense], ranks)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(found) == 9 * steps
+    assert peak_bytes < 60 * len(found)
+    assert (found[:, 0] == Kind.DENSE_UPDATE).sum() == steps

@@ -150,7 +150,8 @@ class RareVerbs:
         return {"ids": ids, "values": values, "state": state}
 
     def _trace(self, asked: dict[str, Any], given: dict[str, np.ndarray]) -> Answer:
-        return {"events": self._service.recorder.finish().events}
+        after, most = int(asked["after"]), int(asked["most"])
+        return {"events": self._service.recorder.after(after, most)}
 
     def _begin_run(self, asked: dict[str, Any], given: dict[str, np.ndarray]) -> None:
         self._service.begin_run(asked["rules"])

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from persia_sim.words.trace import TraceRecorder
 from runtime.data.batch import Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.cut import MOST_WAIT_S
@@ -21,6 +22,8 @@ from runtime.embedding.verbs import EmbeddingStore, TableArrays
 from runtime.engines.processes.links import Links
 
 _LOOK_AGAIN_S = 0.001
+_MOST_EVENTS = 1 << 20
+"""Of a server's order in one message: 40 MB."""
 
 
 class RemoteControl(EmbeddingStore):
@@ -33,6 +36,8 @@ class RemoteControl(EmbeddingStore):
         self.tables = {t.name: t for t in tables}
         self.saving = threading.Lock()
         self._links = links
+        self._recorded = [(0, TraceRecorder()) for _ in range(links.servers)]
+        """Of each server, how many of its events are here, and these."""
         self._frozen_in = [0] * links.servers
         self._last_saved: tuple[tuple[str, str] | None, list[int]] = None, []
 
@@ -75,8 +80,19 @@ class RemoteControl(EmbeddingStore):
         return found
 
     def recorded(self) -> list[np.ndarray]:
-        """Per server the events of its rows, int64 [n, 5], in their order there."""
-        return [self._links.call(k, "trace")["events"] for k in range(self.shards)]
+        """Per server the events of its rows, int64 [n, 5], in their order there.
+
+        Only those that have come since the last time travel; the order of a long run is on disk.
+        """
+        for shard, (known, recorder) in enumerate(self._recorded):
+            while True:
+                found = self._links.call(shard, "trace", after=known, most=_MOST_EVENTS)["events"]
+                recorder.go_on(found)
+                known += len(found)
+                if len(found) < _MOST_EVENTS:
+                    break
+            self._recorded[shard] = known, recorder
+        return [recorder.finish().events for _, recorder in self._recorded]
 
     def __len__(self) -> int:
         return int(sum(status["rows"] for status in self._status()))

@@ -25,6 +25,7 @@ from runtime.embedding.open import open_store
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.store import FieldVectors, VectorGradients
 from runtime.embedding.worker import EmbeddingWorker
+from runtime.engines.processes import remote_control
 from runtime.engines.processes.channel import Channel, PeerGoneError
 from runtime.engines.processes.launch import Address, ServerProcesses
 from runtime.engines.processes.links import Links
@@ -415,6 +416,29 @@ def test_the_servers_write_down_what_took_effect_as_those_in_the_process_do():
         events = recorder.finish().events
         for shard, recorded in enumerate(found.store.recorded()):
             assert recorded.tolist() == events[events[:, 3] == shard].tolist()
+
+
+def test_each_event_of_a_server_travels_once_and_in_bounded_messages(monkeypatch):
+    monkeypatch.setattr(remote_control, "_MOST_EVENTS", 4)
+    with served(ServerRules(tau=0)) as found:
+        call, sizes = found.links.call, []
+
+        def noted(*given, **asked):
+            told = call(*given, **asked)
+            sizes.extend([len(told["events"])] if "events" in told else [])
+            return told
+
+        monkeypatch.setattr(found.links, "call", noted)
+        for step in range(4):
+            handle = found.store.begin(0, step, batch_of(1))
+            found.store.look_up(handle)
+            found.store.give((handle, ones(handle)))
+            found.store.drain()
+            if step != 1:
+                (events,) = found.store.recorded()
+                assert events[:, 0].tolist() == [Kind.LOOKUP, Kind.PUSH] * (step + 1)
+                assert events[:, 2].tolist() == np.repeat(np.arange(step + 1), 2).tolist()
+        assert sizes == [2, 4, 0, 2]
 
 
 @pytest.mark.parametrize("into", ["processes", "another number of shards here"])
