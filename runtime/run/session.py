@@ -226,8 +226,6 @@ def _trained(
         warnings += training.comeback.told
     recorded_by_servers = parts.store.recorded() if training.is_whole else []
     trace = whole_trace(parts.recorder, recorded_by_servers, facts)
-    row_counts = training.row_counts()
-    dropped = sum(count for name, count in row_counts.items() if name.startswith("gradients_"))
     return Outcome(
         final=final,
         curve=curve,
@@ -238,31 +236,39 @@ def _trained(
         spans=parts.spans.spans,
         warnings=list(dict.fromkeys(warnings)),
         losses=meter.losses,
-        figures={
-            "samples": meter.samples,
-            "updates": meter.updates,
-            "wall_s": wall_s,
-            "updates_per_loss": meter.updates_per_loss,
-            "samples_per_s": meter.samples_per_s(),
-            "rows": len(parts.store),
-            "resident_bytes": parts.store.resident_bytes,
-            "rows_replaced": parts.store.rows_replaced,
-            "rows_evicted": row_counts["evicted"],
-            "rows_expired": row_counts["expired"],
-            "lookups_not_admitted": row_counts["not_admitted"],
-            "row_gradients_dropped": dropped,
-            "batches_skipped": meter.batches_skipped,
-            "pushes_lost": meter.pushes_lost,
-            "pushes_lost_at": [c["lost"] for c in parts.store.counters_of_servers()],
-            "loss_scale": parts.learner.scale.value,
-            "ranks_fused": parts.fused,
-            "checkpoints_written": history.checkpoints_written - history.checkpoints_failed,
-            "checkpoints_failed": history.checkpoints_failed,
-            "longest_pause_s": history.longest_pause_s,
-            "resumed_at_samples": history.resumed_at_samples,
-            "trace_since_samples": history.trace_since_samples,
-        },
+        figures=_figures(training, wall_s),
     )
+
+
+def _figures(training: Training, wall_s: float) -> dict[str, Any]:
+    """Samples, updates, samples/s, rows, bytes, and all that was skipped, lost or replaced."""
+    parts, meter, history = training.parts, training.parts.meter, training.history
+    row_counts = training.row_counts()
+    dropped = sum(count for name, count in row_counts.items() if name.startswith("gradients_"))
+    return {
+        "samples": meter.samples,
+        "updates": meter.updates,
+        "wall_s": wall_s,
+        "updates_per_loss": meter.updates_per_loss,
+        "samples_per_s": meter.samples_per_s(),
+        "rows": len(parts.store),
+        "resident_bytes": parts.store.resident_bytes,
+        "rows_replaced": parts.store.rows_replaced,
+        "rows_evicted": row_counts["evicted"],
+        "rows_expired": row_counts["expired"],
+        "lookups_not_admitted": row_counts["not_admitted"],
+        "row_gradients_dropped": dropped,
+        "batches_skipped": meter.batches_skipped,
+        "pushes_lost": meter.pushes_lost,
+        "pushes_lost_at": [c["lost"] for c in parts.store.counters_of_servers()],
+        "loss_scale": parts.learner.scale.value,
+        "ranks_fused": parts.fused,
+        "checkpoints_written": history.checkpoints_written - history.checkpoints_failed,
+        "checkpoints_failed": history.checkpoints_failed,
+        "longest_pause_s": history.longest_pause_s,
+        "resumed_at_samples": history.resumed_at_samples,
+        "trace_since_samples": history.trace_since_samples,
+    }
 
 
 _RING = (

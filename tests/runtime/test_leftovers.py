@@ -35,16 +35,15 @@ def held() -> dict[str, int]:
     }
 
 
-@pytest.mark.parametrize("mode", ["sync", "hybrid"])
 @pytest.mark.parametrize("engine", ["lag", "threads", "processes"])
-def test_ten_runs_leave_as_much_as_one(engine, mode, tmp_path):
+def test_ten_runs_leave_as_much_as_one(engine, tmp_path):
     options = on_engine(engine, 2)
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     gc.disable()  # what only the collector would give back is still here
     try:
         for number in range(11):
             out = ["--out", str(tmp_path / f"{number}")]
-            how = ["--mode", mode, *words, *OFTEN.split()]
+            how = ["--mode", "hybrid", *words, *OFTEN.split()]
             assert commands.main(["train", *WORDS.split(), *how, *out]) == 0
             if number == 0:
                 after_one = held()

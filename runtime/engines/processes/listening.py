@@ -24,6 +24,7 @@ from runtime.engines.processes.revival import MOST_REVIVALS, Call, fill
 from runtime.stop import PeerError
 
 CLOSED_WITHIN_S = 5.0
+"""For a thread to notice; one that starts a server again may take longer."""
 
 
 class Fresh(NamedTuple):
@@ -63,8 +64,7 @@ class Listening:
             thread.start()
 
     def close(self) -> None:
-        """Close the connections; the threads here have ended then, but for one that starts a server
-        again: it ends as soon as it has."""
+        """Close the connections; the threads here have ended then."""
         self._all.close()
         self._end.close()
         for thread in self._threads:

@@ -318,6 +318,14 @@ def test_a_server_that_is_hit_as_it_starts_ends_its_run_in_a_sentence_or_not(
     )
 
 
+def test_no_server_is_started_again_when_its_run_is_over():
+    with served() as found:
+        pass
+    with pytest.raises(PeerError, match="is not started again: the run is over"):
+        found.processes.restart(0)
+    assert found.processes.pids == []
+
+
 def test_servers_go_when_their_store_goes():
     processes = []
 
