@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from persia_sim.words.files import atomic_write
+from persia_sim.words.rules import printable
 
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns padded to their widest cell: the first to the left, the others to the right."""
-    cells = [list(header), *[list(row) for row in rows]]
+    cells = [list(map(printable, row)) for row in (header, *rows)]
     widths = [max(len(row[k]) for row in cells) for k in range(len(header))]
     lines = []
     for row in cells:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+from persia_sim.words.rules import printable
 from runtime.stop import PeerError
 from runtime.torchrun import tell_torchrun
 
@@ -50,13 +51,8 @@ def guarded(work: Callable[[], None]) -> int:
             file=sys.stderr,
         )
         return 130
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        tell_torchrun(f"error: {error}")
-        return 2
-    except MemoryError as error:
-        print(f"error: {error or 'out of memory'}", file=sys.stderr)
-        tell_torchrun(f"error: {error or 'out of memory'}")
+    except (ValueError, MemoryError) as error:
+        _tell(str(error) or "out of memory")
         return 2
     except BrokenPipeError:
         # The reader of our output has gone, as `| head` does; what is left is for nobody.
@@ -65,11 +61,16 @@ def guarded(work: Callable[[], None]) -> int:
     except OSError as error:
         hint = _REMEDIES.get(error.errno or 0, "")
         where = f"{error.filename}: " if error.filename else ""
-        sentence = f"error: {where}{error.strerror or error}{hint}"
-        print(sentence, file=sys.stderr)
-        tell_torchrun(sentence, comes_second=isinstance(error, PeerError))
+        comes_second = isinstance(error, PeerError)
+        _tell(f"{where}{error.strerror or error}{hint}", comes_second=comes_second)
         return 2
     except Exception as error:
         tell_torchrun(f"{type(error).__name__}: {error}")
         raise
     return 0
+
+
+def _tell(reason: str, *, comes_second: bool = False) -> None:
+    sentence = "error: " + printable(reason, keep="\n")  # it may quote a file
+    print(sentence, file=sys.stderr)
+    tell_torchrun(sentence, comes_second=comes_second)

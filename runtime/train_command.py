@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from persia_sim.words.rules import counted
+from persia_sim.words.rules import counted, printable
 from runtime.config import TrainConfig
 from runtime.config.options import as_typed
 from runtime.config.presets import told_of
@@ -117,13 +117,17 @@ def work(
     total = None if config.steps is None else config.steps * config.batch
     mode = str(config.sync.mode)
     with tqdm(total=total, unit=" samples", unit_scale=True, desc=mode, disable=None) as bar:
+
+        def say(text: str) -> None:
+            bar.write(printable(text, keep="\n"))  # it may quote a schema
+
         try:
             summary = run_into(
                 folder,
                 config,
                 on_samples=bar.update,
-                on_warning=lambda t: bar.write(f"warning: {t}"),
-                on_start=bar.write,
+                on_warning=lambda t: say(f"warning: {t}"),
+                on_start=say,
                 resume=command.resume is not None,
                 typed=arguments,
                 rank=rank,
@@ -132,7 +136,7 @@ def work(
             bar.close()
             print(told)
             return
-    print(describe(summary))
+    print(printable(describe(summary), keep="\n"))
     if config.engine.executor == "replay":
         print("the trained model is not kept: a replay writes no checkpoints")
     elif not config.checkpoint.at_end:

@@ -9,6 +9,8 @@ from typing import TypeVar
 
 import tyro
 
+from persia_sim.words.rules import printable
+
 USAGE = """usage: python -m experiments runs COMMAND [options]
 
   list [DIR]     the runs below a folder: mode, tau, ranks, data, seed, AUC, commit, state
@@ -64,14 +66,14 @@ def _parsed(kind: type[Options], name: str, arguments: list[str]) -> Options:
 def _list(arguments: list[str]) -> None:
     from experiments.registry.listing import listing
 
-    print(listing(_parsed(List, "list", arguments).folder))
+    print(printable(listing(_parsed(List, "list", arguments).folder), keep="\n"))
 
 
 def _compare(arguments: list[str]) -> None:
     options = _parsed(Compare, "compare", arguments)
     from experiments.registry.compare import comparison  # late: numpy
 
-    print(comparison(options.first, options.second))
+    print(printable(comparison(options.first, options.second), keep="\n"))
 
 
 def _report(arguments: list[str]) -> None:

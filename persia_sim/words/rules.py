@@ -16,6 +16,21 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{ending}"
 
 
+def printable(text: object, keep: str = "") -> str:
+    """Text from a file as a terminal may show it.
+
+    What would steer the terminal, reorder the line or cannot be written is told by its escape;
+    characters of ``keep`` stay.
+
+    >>> printable("Zürich"), printable("a\\x1b[2Jb\\u202e"), printable("two\\nlines", keep="\\n")
+    ('Zürich', 'a\\\\x1b[2Jb\\\\u202e', 'two\\nlines')
+    """
+    return "".join(
+        c if c.isprintable() or c in keep else c.encode("unicode_escape").decode()
+        for c in str(text)
+    )
+
+
 def require(holds: bool, name: str, value: object, rule: str, remedy: str = "") -> None:
     """Raise ValueError that names what is wrong, its value, the rule and what to do.
 

@@ -13,6 +13,7 @@ from typing import Any
 import tyro
 
 from persia_sim.words.fields import check_fields
+from persia_sim.words.rules import printable
 from runtime.config.bounds import within
 from runtime.config.what import MOST
 
@@ -67,7 +68,7 @@ def evaluate(arguments: Sequence[str]) -> None:
         from runtime.run.folder import write_json
 
         write_json(options.out, found)
-    print(describe(found))
+    print(printable(describe(found), keep="\n"))
     if options.out is not None:
         print(f"written: {options.out}")
 
@@ -85,9 +86,9 @@ def export(arguments: Sequence[str]) -> None:
     kind = "a torch.export program"
     if found.why_weights:
         kind = f"a state dict, because torch.export did not take it ({found.why_weights})"
-    print(f"dense network: {found.dense}, {kind}")
+    print(printable(f"dense network: {found.dense}, {kind}"))
     for table, rows in found.rows.items():
-        print(f"table {table}: {rows:,} rows")
+        print(f"table {printable(table)}: {rows:,} rows")
     print(f"exported {found.file_bytes:,} bytes: {found.folder}")
 
 
@@ -115,7 +116,7 @@ def describe(found: dict[str, Any]) -> str:
 
 
 def _warn(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr)
+    print(printable(f"warning: {text}", keep="\n"), file=sys.stderr)
 
 
 def _ensure_place(out: Path) -> None:

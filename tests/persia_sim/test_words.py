@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from persia_sim.words.files import atomic_write
 from persia_sim.words.orders import constant_lag, constant_lag_trace
+from persia_sim.words.rules import printable
 from persia_sim.words.staleness import staleness_in_pushes, staleness_in_steps, summarize
 from persia_sim.words.trace import ALL, Event, Kind, Trace
 from persia_sim.words.vocabulary import Mode
@@ -305,3 +306,11 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
     (tmp_path / "plain").touch()
     assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+@given(st.text())
+def test_what_is_printed_of_a_file_never_steers_a_terminal(text):
+    shown = printable(text)
+    assert shown.isprintable()
+    shown.encode()  # no lone surrogate
+    assert shown == text or not text.isprintable()

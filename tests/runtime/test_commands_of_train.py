@@ -352,3 +352,20 @@ def test_a_mistake_that_all_ranks_make_is_said_by_rank_0(rank, monkeypatch, caps
     assert main(["train", "--mode", "sync", "--tau", "3"]) == 2
     assert said_before == ([""] if rank else [])
     assert "tau is not used by mode sync" in capsys.readouterr().err
+
+
+def test_names_in_a_schema_never_steer_the_terminal(tmp_path, capsys):
+    rows = "".join(f"{k % 7},{k % 2}\n" for k in range(300))
+    (tmp_path / "rows.csv").write_text("user,label\n" + rows)
+    schema = tmp_path / "mine.toml"
+    schema.write_text(
+        'name = "a\\u001b[2Jb"\nfile = "rows.csv"\ntasks = ["t\\u001b[1mx"]\n'
+        '[split]\ntest_fraction = 0.3\n[[columns]]\nname = "user"\n'
+    )
+    words = ["--data.name", str(schema), "--steps", "2", "--out", str(tmp_path / "run")]
+    assert main(["train", *words]) == 0
+    told = capsys.readouterr()
+    assert "a\\x1b[2Jb: test" in told.err + told.out and "t\\x1b[1mx" in told.out
+    assert "\x1b" not in told.err + told.out
+    schema.write_text('name = "\\u001b[2J"\nfil = "rows.csv"\n')
+    assert "\x1b" not in refused(["--data.name", str(schema)], capsys)
