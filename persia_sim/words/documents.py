@@ -5,13 +5,16 @@ A `Node` asks for every value by shape and names a wrong one; `records` makes da
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import tomllib
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any, NoReturn
 
+from persia_sim.words.files import open_regular
 from persia_sim.words.rules import require
 
 MOST_BYTES = 64 * 2**20
@@ -92,23 +95,35 @@ def read_document(path: Path) -> Any:
     well-formed, or when it gives a key twice or a number that is not finite; OSError when it cannot
     be read.
     """
-    size = path.stat().st_size
-    if not path.is_file():  # a pipe would hold us for ever
-        raise ValueError(f"{path} is not a plain file; name a .json or .toml file")
-    if size > MOST_BYTES:
-        raise ValueError(f"{path} has {size:,} bytes: a document has at most {MOST_BYTES:,}")
     try:
-        text = path.read_bytes().decode("utf-8-sig")
-        if path.suffix == ".toml":
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > MOST_BYTES:
+                raise ValueError(
+                    f"{path} has {size:,} bytes: a document has at most {MOST_BYTES:,}"
+                )
+            content = file.read()
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        raise ValueError(f"{path} is not a plain file; name a .json or .toml file") from None
+    return parsed(content, path, toml=path.suffix == ".toml")
+
+
+def parsed(content: bytes, where: object, *, toml: bool = False) -> Any:
+    """What the bytes of a document say; raises ValueError naming ``where``, as `read_document`."""
+    try:
+        text = content.decode("utf-8-sig")
+        if toml:
             return tomllib.loads(text)
         return json.loads(text, object_pairs_hook=_once, parse_constant=_refuse)
     except UnicodeDecodeError:
-        raise ValueError(f"{path} is not text in UTF-8; save it as UTF-8") from None
+        raise ValueError(f"{where} is not text in UTF-8; save it as UTF-8") from None
     except RecursionError:
-        raise ValueError(f"{path} is nested too deeply to be a document of ours") from None
+        raise ValueError(f"{where} is nested too deeply to be a document of ours") from None
     except ValueError as error:
-        kind = "TOML" if path.suffix == ".toml" else "JSON"
-        raise ValueError(f"{path} is not well-formed {kind}: {error}") from None
+        kind = "TOML" if toml else "JSON"
+        raise ValueError(f"{where} is not well-formed {kind}: {error}") from None
 
 
 def read_node(path: Path, what: str, remedy: str = "") -> Node:

@@ -16,7 +16,7 @@ from enum import Enum
 from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 
 def check_fields(record: Any, prefix: str = "") -> None:
@@ -48,8 +48,26 @@ def check_fields(record: Any, prefix: str = "") -> None:
 @cache
 def field_types(record: Any) -> dict[str, Any]:
     """The annotations of a dataclass, resolved."""
-    hints = typing.get_type_hints(record)
-    return {name: hints[name] for name in record.__dataclass_fields__}
+    hints = typing.get_type_hints(record, include_extras=True)
+    names = getattr(record, "__dataclass_fields__", hints)
+    return {name: _without_notes(hints[name]) for name in names}
+
+
+def _without_notes(kind: Any) -> Any:
+    """The type alone, unless bounds stand beside it."""
+    noted = get_origin(kind) is Annotated and not any(isinstance(n, Within) for n in get_args(kind))
+    return get_args(kind)[0] if noted else kind
+
+
+class Within(NamedTuple):
+    """Bounds of a number, in its annotation: ``Annotated[float, Within(0, 1)]``."""
+
+    least: float
+    most: float
+
+
+Count = Annotated[int, Within(0, 2**53)]
+"""Of things that are counted one by one."""
 
 
 def fit(value: Any, kind: Any, name: str) -> Any:
@@ -59,8 +77,16 @@ def fit(value: Any, kind: Any, name: str) -> Any:
         return _fit_any_of(value, get_args(kind), name)
     if origin is Literal:
         return _choice(value, get_args(kind), name)
+    if origin is Annotated:
+        return _fit_annotated(value, get_args(kind), name)
     if origin is tuple:
         return _fit_tuple(value, get_args(kind), name)
+    if origin is list:
+        return list(_fit_tuple(value, (*get_args(kind), ...), name))
+    if origin is dict:
+        return _fit_dict(value, get_args(kind)[1], name)
+    if typing.is_typeddict(kind):
+        return _fit_typed_dict(value, kind, name)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(_choice(value, [member.value for member in kind], name))
     if kind in _FITS:
@@ -124,6 +150,33 @@ def _fit_tuple(value: Any, kinds: tuple[Any, ...], name: str) -> Any:
     )
     same = isinstance(value, tuple) and all(a is b for a, b in zip(value, fitted, strict=True))
     return value if same else fitted
+
+
+def _fit_annotated(value: Any, parts: tuple[Any, ...], name: str) -> Any:
+    fitted = fit(value, parts[0], name)
+    for bounds in (part for part in parts[1:] if isinstance(part, Within)):
+        if not bounds.least <= fitted <= bounds.most:
+            rule = f"from {bounds.least:,} to {bounds.most:,}"
+            raise ValueError(f"{name} must be {rule}, got {told(value)}")
+    return fitted
+
+
+def _fit_dict(value: Any, kind: Any, name: str) -> Any:
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} must be a table of names and values, got {told(value)}")
+    return {
+        _str(key, f"a name in {name}"): fit(v, kind, f"{name}.{key}") for key, v in value.items()
+    }
+
+
+def _fit_typed_dict(value: Any, kind: Any, name: str) -> Any:
+    types = field_types(kind)
+    found = _fit_dict(value, Any, name)
+    for key in found.keys() - types.keys():
+        raise ValueError(f"{name}.{key} is not known; {nearest(key, types)}")
+    for key in kind.__required_keys__ - found.keys():
+        raise ValueError(f"{name}.{key} is missing; add it")
+    return {key: fit(item, types[key], f"{name}.{key}") for key, item in found.items()}
 
 
 def _bool(value: Any, name: str) -> Any:

@@ -1,11 +1,14 @@
-"""Files that are there whole or not at all."""
+"""Files that are written whole or not at all, and read only where they are plain files."""
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
@@ -27,3 +30,48 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     except BaseException:
         fresh.unlink(missing_ok=True)
         raise
+
+
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def kind_of(mode: int) -> str:
+    """What a ``st_mode`` that is no regular file's stands for, in words."""
+    return next((words for test, words in _KINDS if test(mode)), "no file of a known kind")
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a regular file to read; a pipe is not waited for, nor a device read for ever.
+
+    Raises OSError, also where it is no regular file; then `strerror` says what it is.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise OSError(
+                errno.EINVAL, "it is not a regular file but a socket", str(path)
+            ) from None
+        raise
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        what = f"it is not a regular file but {kind_of(mode)}"
+        raise OSError(errno.EINVAL, what, str(path))
+    return os.fdopen(handle, "rb")
+
+
+def _not_regular(path: Path, mode: int) -> OSError:
+    return OSError(errno.EINVAL, f"it is not a regular file but {kind_of(mode)}", str(path))
+
+
+def read_regular(path: Path) -> bytes:
+    """The content of a regular file; raises as `open_regular`."""
+    with open_regular(path) as file:
+        return file.read()

@@ -10,12 +10,13 @@ import hashlib
 import json
 import math
 import os
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from persia_sim.words.files import open_regular
 
 _MAGIC = b"PERSIA-TESTBED-ROWS-1\n"
 _DIGEST_BYTES = 32
@@ -71,8 +72,8 @@ def check_arrays(path: Path, digest: str) -> None:
     """Read the file once, without making an array; raises `BrokenFileError` unless it is whole."""
     running = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     try:
-        left = path.stat().st_size - _DIGEST_BYTES
-        with path.open("rb") as file:
+        with open_regular(path) as file:
+            left = os.fstat(file.fileno()).st_size - _DIGEST_BYTES
             while left > 0 and (block := file.read(min(left, _BLOCK_BYTES))):
                 running.update(block)
                 left -= len(block)
@@ -83,11 +84,8 @@ def check_arrays(path: Path, digest: str) -> None:
 
 
 def _read(path: Path, expected_digest: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
-        raise BrokenFileError(f"{path} cannot be read: it is not a regular file")
-    size = found.st_size
-    with path.open("rb") as file:
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
         start = file.read(len(_MAGIC) + 8)
         if len(start) < len(_MAGIC) + 8 or not start.startswith(_MAGIC):
             raise BrokenFileError(f"{path} is not a file of embedding rows (wrong first bytes)")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from persia_sim.words.files import read_regular
 from runtime.checkpoint.array_file import BrokenFileError
 from runtime.dense.state import DenseState
 
@@ -29,7 +30,7 @@ def write_dense(file: Path, state: DenseState) -> str:
 def read_dense(file: Path, digest: str) -> DenseState:
     """What `write_dense` wrote, on the CPU; raises `BrokenFileError` for any other content."""
     try:
-        content = file.read_bytes()
+        content = read_regular(file)
     except OSError as error:
         raise BrokenFileError(f"{file} cannot be read: {error.strerror}") from None
     check_digest(file, content, digest)

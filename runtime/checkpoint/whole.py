@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from persia_sim.words.files import read_regular
 from persia_sim.words.trace import Trace
 from runtime.checkpoint.array_file import BrokenFileError, check_arrays
 from runtime.checkpoint.dense_file import check_digest, read_dense, write_dense
@@ -183,7 +184,7 @@ def _remove(folder: Path) -> None:
 
 def _check(file: Path, digest: str) -> None:
     try:
-        content = file.read_bytes()
+        content = read_regular(file)
     except OSError as error:
         raise BrokenFileError(f"{file} cannot be read: {error.strerror}") from None
     check_digest(file, content, digest)

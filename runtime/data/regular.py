@@ -9,15 +9,8 @@ import os
 import stat
 from pathlib import Path
 
+from persia_sim.words.files import kind_of
 from runtime.data.errors import DataError
-
-_KINDS = (
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a named pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
 
 
 def regular_file(path: Path) -> os.stat_result:
@@ -30,8 +23,9 @@ def regular_file(path: Path) -> os.stat_result:
         reason = getattr(error, "strerror", None) or str(error)
         raise DataError(f"cannot open {str(path)!r}: {reason}; correct the path") from error
     if not stat.S_ISREG(found.st_mode):
-        kind = next((words for test, words in _KINDS if test(found.st_mode)), "no regular file")
-        raise DataError(f"{path} is {kind}: data is read more than once; name a regular file")
+        raise DataError(
+            f"{path} is {kind_of(found.st_mode)}: data is read more than once; name a regular file"
+        )
     if not os.access(path, os.R_OK):
         raise DataError(f"{path} may not be read by this user; change its permissions")
     return found

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ import numpy as np
 
 from persia_sim.words.documents import read_document
 from persia_sim.words.files import atomic_write
+from persia_sim.words.records import parse
 
-SUMMARY = "summary.json"
+SUMMARY, COMMAND = "summary.json", "command.json"
 INTERRUPTED = "interrupted.json"
 """Says of a run that a signal ended it, after a checkpoint."""
 
@@ -32,13 +34,29 @@ def write_json(path: Path, content: Any) -> None:
         file.write(text.encode() + b"\n")
 
 
-def keep_command(folder: Path, arguments: Sequence[str], *, resume: bool) -> None:
-    """Write down what was typed: under train, and under resume each time that the run went on."""
-    file = folder / "command.json"
-    known = read_document(file) if resume and file.is_file() else None
-    kept = known if isinstance(known, dict) else {}
-    typed = {"resume": [*kept.get("resume", []), list(arguments)]} if resume else {}
-    write_json(file, kept | typed if resume else {"train": list(arguments)})
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """What was typed: at first, and each time that the run went on."""
+
+    train: tuple[str, ...] | None = None
+    resume: tuple[tuple[str, ...], ...] = ()
+
+
+def read_command(folder: Path) -> Command:
+    """The folder's command.json; an empty one where nothing was written down. Raises ValueError
+    naming the file for anything that no run writes there."""
+    try:
+        return parse(Command, read_document(folder / COMMAND), str(folder / COMMAND))
+    except FileNotFoundError:
+        return Command()
+
+
+def command_with(folder: Path, typed: Sequence[str], *, resume: bool) -> dict[str, Any]:
+    """What the folder's command.json is to say once this is typed, too; empty for nothing."""
+    if not resume:
+        return {"train": list(typed)} if typed else {}
+    known = read_command(folder)
+    return {"train": known.train, "resume": [*known.resume, list(typed)]} if typed else {}
 
 
 def plain(value: Any) -> Any:

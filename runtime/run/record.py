@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,21 +10,23 @@ import numpy as np
 
 from persia_sim.words.chrome import chrome_events, write_chrome_trace
 from persia_sim.words.files import atomic_write
+from runtime.checkpoint.whole import Checkpoint
 from runtime.config import TrainConfig, read_config
 from runtime.data.same_data import refuse_other_data
 from runtime.data.source import Source
 from runtime.engines.data import opened
 from runtime.run.ending import Ending, Interrupted
-from runtime.run.evaluate import Evaluation, best_reachable_auc
+from runtime.run.evaluate import best_reachable_auc
 from runtime.run.folder import (
+    COMMAND,
     INTERRUPTED,
     SUMMARY,
+    command_with,
     environment,
-    keep_command,
-    plain,
     write_json,
 )
-from runtime.run.resume import cut_metrics, forget_the_end, going_on
+from runtime.run.metrics import Line, append_metrics, best_auc, read_metrics, scores, write_metrics
+from runtime.run.resume import going_on
 from runtime.run.session import CurvePoint, Outcome, Saving, train
 from runtime.run.tensorboard import TensorBoard
 from runtime.run.unreached import unreached
@@ -68,22 +68,48 @@ def run_into(
     if resume:
         written = read_config(folder / "config.json")
         start = going_on(folder, config, written, on_warning)
+    beginning = Beginning(folder, config, start, typed)
     told = Told(on_samples or (lambda samples: None), on_warning, on_start)
     ending = Ending() if ending is None else ending  # one that nobody has asked counts as False
     saving = Saving(folder, start, ending, on_warning)
     with opened(config, rank) as source:
-        if start is not None:  # before anything of the folder is changed
+        if start is not None:
             refuse_other_data(start.state.facts, source.provenance())
-        write_json(folder / "config.json", config)
-        write_json(folder / "env.json", environment())
-        if typed:
-            keep_command(folder, typed, resume=resume)
         if rank is not None:
             from runtime.run.ranks import agree, lead  # loads torch.distributed
 
             agree(rank, asked, source)
             lead(rank, config, start)
-        return _fill(folder, config, source, saving, told, rank)
+        return _fill(folder, config, source, saving, told, rank, beginning)
+
+
+class Beginning:
+    """What a run writes into its folder when its first batch is about to be trained.
+
+    Whatever stops it before that leaves the folder as it was, a finished run's result with it; so
+    all that is read of the folder is read here, and refused here.
+    """
+
+    def __init__(
+        self, folder: Path, config: TrainConfig, start: Checkpoint | None, typed: Sequence[str]
+    ) -> None:
+        self._folder, self._config = folder, config
+        self._command = command_with(folder, typed, resume=start is not None)
+        self._kept: list[Line] = []
+        if start is not None:  # later evaluations will be made again, and the end, too
+            updates = start.state.updates
+            lines = read_metrics(folder)
+            self._kept = [line for line in lines if line.updates <= updates and not line.drained]
+
+    def write(self) -> None:
+        """Do it."""
+        write_json(self._folder / "config.json", self._config)
+        write_json(self._folder / "env.json", environment())
+        if self._command:
+            write_json(self._folder / COMMAND, self._command)
+        for name in (SUMMARY, INTERRUPTED):  # it is a run under way again
+            (self._folder / name).unlink(missing_ok=True)
+        write_metrics(self._folder, self._kept)
 
 
 class Told(NamedTuple):
@@ -101,8 +127,9 @@ def _fill(
     saving: Saving,
     told: Told,
     rank: ProcessRank | None,
+    beginning: Beginning,
 ) -> dict[str, Any]:
-    metrics, start = folder / METRICS, saving.start
+    start = saving.start
     on_samples, on_warning, on_start = told
     on_start(f"data: {source.provenance()}")
     if config.engine.shards > MANY_SHARDS:
@@ -110,25 +137,26 @@ def _fill(
             f"--shards {config.engine.shards:,}: each lookup and each push visits all of them in"
             f" turn, which takes longer the more there are; up to {MANY_SHARDS} hardly show"
         )
-    board = None
-    if config.engine.tensorboard:
-        board = TensorBoard(folder, config, None if start is None else start.state.samples)
-    forget_the_end(folder)
-    if start is None:
-        metrics.write_text("")
-    else:
+    if start is not None:
         at = f"{start.state.samples:,} samples, {start.state.updates:,} updates"
         on_start(f"goes on from {start.folder}: {at}")
-        cut_metrics(metrics, start.state.updates)
         on_samples(start.state.samples)
+    board: TensorBoard | None = None
+
+    def on_begin() -> None:
+        nonlocal board
+        if config.engine.tensorboard:
+            board = TensorBoard(folder, config, None if start is None else start.state.samples)
+        beginning.write()
 
     def on_snapshot(point: CurvePoint) -> None:
-        if metrics.stat().st_size == 0:  # the first evaluation: say at once what looks wrong
+        if not read_metrics(folder):  # the first evaluation: say at once what looks wrong
             for warning in point.evaluation.warnings:
                 on_warning(warning)
-        _append(metrics, point.updates, point.samples, point.evaluation, drained=False)
+        counts = {"updates": point.updates, "samples": point.samples}
+        append_metrics(folder, point.evaluation, drained=False, **counts)
         if board is not None:
-            board.scores(point.samples, _scores(point.evaluation), drained=False)
+            board.scores(point.samples, scores(point.evaluation), drained=False)
 
     try:
         outcome = train(
@@ -136,6 +164,7 @@ def _fill(
             source,
             on_samples=on_samples,
             on_snapshot=on_snapshot,
+            on_begin=on_begin,
             saving=None if config.engine.executor == "replay" else saving,
             rank=rank,
         )
@@ -153,9 +182,8 @@ def _write_down(
     folder: Path, config: TrainConfig, source: Source, outcome: Outcome, board: TensorBoard | None
 ) -> dict[str, Any]:
     """What a run has come to, in its folder; returns the summary, which is written last."""
-    metrics = folder / METRICS
-    updates, samples = outcome.figures["updates"], outcome.figures["samples"]
-    _append(metrics, updates, samples, outcome.final, drained=True)
+    counts = {name: outcome.figures[name] for name in ("updates", "samples")}
+    append_metrics(folder, outcome.final, drained=True, **counts)
     if len(outcome.trace):
         outcome.trace.save(folder / "trace.npz")
     if config.engine.timeline:
@@ -169,29 +197,20 @@ def _write_down(
         arrays["groups"] = final.groups
     with atomic_write(folder / "predictions.npz") as file:
         np.savez_compressed(file, **arrays)
-    summary = summarize_run(config, outcome, source.provenance(), metrics)
+    summary = summarize_run(config, outcome, source.provenance(), folder)
     judged = config.evaluation
     summary["best_reachable_auc"] = best_reachable_auc(source, judged.test_rows, judged.part)
     if board is not None:
-        board.scores(samples, _scores(outcome.final), drained=True)
+        board.scores(counts["samples"], scores(outcome.final), drained=True)
         board.end(summary)
     write_json(folder / SUMMARY, summary)
     return summary
 
 
-def _append(
-    metrics: Path, updates: int, samples: int, evaluation: Evaluation, *, drained: bool
-) -> None:
-    """Add a line; what a killed run had evaluated stays."""
-    line = {"updates": updates, "samples": samples, "drained": drained}
-    with metrics.open("a") as lines:
-        lines.write(json.dumps(plain({**line, "tasks": _scores(evaluation)})) + "\n")
-
-
 def summarize_run(
-    config: TrainConfig, outcome: Outcome, provenance: Any, metrics: Path
+    config: TrainConfig, outcome: Outcome, provenance: Any, folder: Path
 ) -> dict[str, Any]:
-    """The figures of one run, with what they are figures of; ``metrics`` has its evaluations."""
+    """The figures of one run, with what they are figures of; its folder has the evaluations."""
     figures = outcome.figures
     whole = not (figures["batches_skipped"] or figures["pushes_lost"])
     return {
@@ -202,8 +221,8 @@ def summarize_run(
         "seed": config.seed,
         "executor": config.engine.executor,
         "evaluated_on": f"{config.evaluation.part} part, after the last update, all pushes applied",
-        "tasks": _scores(outcome.final),
-        "best_auc_on_the_way": _best_auc(metrics),
+        "tasks": scores(outcome.final),
+        "best_auc_on_the_way": best_auc(folder),
         "staleness": outcome.staleness,
         "row_staleness_histogram": outcome.store.row_staleness.tolist(),
         "warnings": outcome.warnings,
@@ -211,17 +230,3 @@ def summarize_run(
         "data": provenance,
         **figures,
     }
-
-
-def _best_auc(metrics: Path) -> dict[str, float]:
-    """Per task, of all evaluations, also those before a resume."""
-    lines = [json.loads(line)["tasks"] for line in metrics.read_text().splitlines()]
-    best = {}
-    for task in lines[0]:
-        found = [line[task]["auc"] for line in lines if line[task]["auc"] is not None]
-        best[task] = max(found, default=math.nan)
-    return best
-
-
-def _scores(evaluation: Evaluation) -> dict[str, dict[str, Any]]:
-    return {name: score.figures() for name, score in evaluation.tasks.items()}

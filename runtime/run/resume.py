@@ -1,8 +1,7 @@
-"""Going on with a run that was interrupted or killed: what may change, where its files stand."""
+"""Going on with a run that was interrupted or killed: what may change, and from where."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from runtime.checkpoint.whole import Checkpoint, newest
 from runtime.config import CheckpointConfig, EngineConfig, EvaluationConfig, TrainConfig
 from runtime.config.options import option_values
 from runtime.models.imported import code_sha256, refuse_code_in
-from runtime.run.folder import INTERRUPTED, SUMMARY, read_summary
+from runtime.run.folder import SUMMARY, read_summary
 
 _FIXED_OF_ENGINE = {"precision", "loss_scale", "trace", "trace_order"}
 _MAY_CHANGE = {"ranks", "permits", "ahead", "lookahead", "steps", "data.dir", "data.keep"} | {
@@ -56,26 +55,6 @@ def going_on(
     if engine.trace_order and not same:
         on_warning("a trace is of one number of ranks and shards: trace.npz begins where this does")
     return start
-
-
-def cut_metrics(file: Path, updates: int) -> None:
-    """Drop the lines of evaluations after so many updates, and of an end: they will be made again,
-    also where the run was killed between its last line and its summary."""
-    kept = []
-    for line in file.read_text().splitlines() if file.exists() else []:
-        try:
-            found = json.loads(line)
-        except ValueError:  # the last line of a killed run may be half there
-            continue
-        if found["updates"] <= updates and not found["drained"]:
-            kept.append(line + "\n")
-    file.write_text("".join(kept))
-
-
-def forget_the_end(run: Path) -> None:
-    """The folder is that of a run under way again."""
-    for name in (SUMMARY, INTERRUPTED):
-        (run / name).unlink(missing_ok=True)
 
 
 def _refuse_other_options(

@@ -122,6 +122,7 @@ def train(
     tables: Mapping[str, TableConfig] | None = None,
     on_samples: Callable[[int], None] | None = None,
     on_snapshot: Callable[[CurvePoint], None] | None = None,
+    on_begin: Callable[[], None] = lambda: None,
     saving: Saving | None = None,
     rank: ProcessRank | None = None,
 ) -> Outcome:
@@ -129,8 +130,9 @@ def train(
 
     ``source`` replaces the data that the config names, ``tables`` the config of single tables;
     ``on_samples`` is told of every dense update's samples, ``on_snapshot`` of every evaluation on
-    the way. ``saving`` says where checkpoints go and what is gone on from. ``rank``: this process
-    is rank 0 of several. Servers that are processes end with ``close`` of the outcome's store.
+    the way, ``on_begin`` when all is made ready and the first batch is about to be trained.
+    ``saving`` says where checkpoints go and what is gone on from. ``rank``: this process is rank 0
+    of several. Servers that are processes end with ``close`` of the outcome's store.
 
     Raises `Interrupted` when it was asked to end, after a checkpoint; ValueError for data that
     cannot be read (`DataError`) and for options that do not fit each other or the data; and
@@ -153,7 +155,7 @@ def train(
     samples = start.state.samples if start else 0
     parts = assemble_for(config, source, tables, samples=samples, rank=rank)
     try:
-        return _trained(parts, source, start, saving, on_samples, on_snapshot)
+        return _trained(parts, source, start, saving, on_samples, on_snapshot, on_begin)
     except BaseException:
         parts.close()
         raise
@@ -166,6 +168,7 @@ def _trained(
     saving: Saving | None,
     on_samples: Callable[[int], None] | None,
     on_snapshot: Callable[[CurvePoint], None] | None,
+    on_begin: Callable[[], None],
 ) -> Outcome:
     """Train what was assembled, evaluate it, and tell all about it."""
     config, rank = parts.config, parts.place
@@ -189,6 +192,7 @@ def _trained(
         many = len(curve) >= MOST_WHOLE_SNAPSHOTS
         curve.append(replace(point, evaluation=found.without_predictions()) if many else point)
 
+    on_begin()
     training.begin(snapshot, on_samples)
     run, on_warning = (saving.run, saving.on_warning) if saving else (None, warnings_to_nobody)
     training.let_servers_come_back(run, on_warning)

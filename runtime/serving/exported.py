@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from persia_sim.words.files import open_regular
 from persia_sim.words.records import parse
 from runtime.checkpoint.array_file import BrokenFileError
 from runtime.checkpoint.sealed import flush_folder, read_sealed, write_sealed
@@ -204,7 +205,7 @@ def _flush(file: Path) -> None:
 def _digest(file: Path) -> str:
     digest = hashlib.blake2b(digest_size=32)
     try:
-        with file.open("rb") as content:
+        with open_regular(file) as content:
             while block := content.read(_BLOCK_BYTES):
                 digest.update(block)
     except OSError as error:

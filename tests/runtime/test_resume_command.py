@@ -18,8 +18,8 @@ from runtime.config import CheckpointConfig, DataConfig, TrainConfig, read_confi
 from runtime.data.synthetic import SyntheticSource
 from runtime.run import schedule
 from runtime.run.ending import Ending, Interrupted
-from runtime.run.record import run_into
-from runtime.run.resume import cut_metrics, going_on
+from runtime.run.record import Beginning, run_into
+from runtime.run.resume import going_on
 from runtime.run.session import Saving, train
 from runtime.train_options import read_train
 from tests.runtime.clicks_of_a_user import EDITS, NO_EDITS, edited, write_clicks
@@ -183,11 +183,14 @@ def test_a_run_with_shards_goes_on_with_servers_without_saying_so_twice(tmp_path
 
 
 def test_an_end_that_was_evaluated_and_not_summed_up_is_evaluated_once(tmp_path):
+    lines = [
+        {"updates": n, "samples": 24 * n, "drained": drained, "tasks": {"t": {"auc": None, "n": 3}}}
+        for n, drained in ((20, False), (40, False), (40, True), (60, False))
+    ]
     file = tmp_path / "metrics.jsonl"
-    lines = [{"updates": 20, "drained": False}, {"updates": 40, "drained": False},
-             {"updates": 40, "drained": True}, {"updates": 60, "drained": False}]  # fmt: skip
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    cut_metrics(file, 40)
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"updates": 60, "sam')
+    start = SimpleNamespace(state=SimpleNamespace(updates=40))
+    Beginning(tmp_path, TrainConfig(), start, []).write()
     assert [json.loads(line) for line in file.read_text().splitlines()] == lines[:2]
 
 
@@ -307,3 +310,68 @@ def test_code_inside_the_run_is_not_gone_on_with(unfinished, tmp_path, refused, 
         assert main(command) == 2
     assert "code is never taken from there" in refused("--resume", str(run))
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.fixture
+def finished(tmp_path):
+    """A run of two checkpoints that is done."""
+    folder = tmp_path / "done"
+    chosen = config(mode="hybrid", tau=2, ranks=2, checkpoint_every=4, test_rows=200, steps=8,
+                    evaluate_every_steps=2, data=DataConfig(name="synthetic"))  # fmt: skip
+    run_into(folder, chosen, typed=["--steps", "8"])
+    return folder
+
+
+def content_of(folder):
+    """Every file of a folder with its bytes."""
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize("fails", ["the device", "the tables", "the trainer", "the data"])
+def test_a_resume_that_fails_before_its_first_batch_changes_nothing(
+    finished, fails, monkeypatch, capsys
+):
+    before = content_of(finished)
+    words = ["--resume", str(finished), "--steps", "20"]
+    if fails == "the device":
+        words += ["--device", "cuda:77"]
+    else:
+        where = {"the tables": "session.assemble_for", "the trainer": "session.Training",
+                 "the data": "record.opened"}[fails]  # fmt: skip
+
+        def broken(*args, **options):
+            raise ValueError("broken on purpose")
+
+        monkeypatch.setattr(f"runtime.run.{where}", broken)
+    assert main(["train", *words]) == 2
+    assert capsys.readouterr().err
+    assert content_of(finished) == before | {finished / "lock": b""}
+    monkeypatch.undo()
+    assert main(["train", *words[:4]]) == 0  # and it can still go on
+    assert json.loads((finished / "summary.json").read_text())["updates"] == 20
+    told = json.loads((finished / "command.json").read_text())
+    assert told == {"train": ["--steps", "8"], "resume": [words[:4]]}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("metrics.jsonl", "[]", "line 2: the document must be a table of names"),
+        ("metrics.jsonl", '{"updates": "x"}', "line 2: updates must be a whole number, got 'x'"),
+        ("metrics.jsonl", "\udcff", "line 2 is not text in UTF-8"),
+        ("metrics.jsonl", "[" * 100_000, "line 2 is nested too deeply"),
+        ("command.json", '{"resume": 5}', "resume must be a list, got 5"),
+        ("command.json", '{"train": 5}', "train must be a list, got 5"),
+        ("command.json", "[5]", "the document must be a table of names"),
+        ("command.json", '{"train": ["a"', "is not well-formed JSON"),
+    ],
+)
+def test_what_no_run_writes_is_named_and_left_as_it_is(finished, name, text, said, capsys):
+    file = finished / name
+    first = file.read_text().splitlines()[0] + "\n" if name == "metrics.jsonl" else ""
+    file.write_bytes(f"{first}{text}\n".encode(errors="surrogateescape"))
+    before = content_of(finished)
+    assert main(["train", "--resume", str(finished), "--steps", "20"]) == 2
+    told = capsys.readouterr().err
+    assert name in told and said in told
+    assert content_of(finished) == before | {finished / "lock": b""}
