@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from persia_sim.words.rules import printable
+from runtime.run.ending import NotKept
 from runtime.stop import PeerError
 from runtime.torchrun import tell_torchrun
 
@@ -25,6 +26,8 @@ _REMEDIES = {
     errno.ENOTDIR: "; a file stands where a folder should: correct the path",
 }
 """What to do about what the system says."""
+NOT_KEPT = 3
+"""Exit code of a run that was trained, and whose checkpoint was asked for and is not there."""
 
 
 def leave(code: int) -> NoReturn:
@@ -54,6 +57,9 @@ def guarded(work: Callable[[], None]) -> int:
     except (ValueError, MemoryError) as error:
         _tell(str(error) or "out of memory")
         return 2
+    except NotKept as error:
+        _tell(str(error))
+        return NOT_KEPT
     except BrokenPipeError:
         # The reader of our output has gone, as `| head` does; what is left is for nobody.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -110,7 +110,9 @@ def work(
     """Train in the folder that was claimed; ``rank``: as rank 0 of several processes."""
     from tqdm import tqdm
 
-    from runtime.run.ending import Interrupted
+    from runtime.checkpoint.whole import complete_checkpoints as kept
+    from runtime.checkpoint.whole import folder_of
+    from runtime.run.ending import Interrupted, NotKept
     from runtime.run.record import run_into
 
     config = _choose(command.run) if command.auto else command.run
@@ -137,13 +139,20 @@ def work(
             print(told)
             return
     print(printable(describe(summary), keep="\n"))
-    if config.engine.executor == "replay":
+    asked, replays = config.checkpoint.at_end, config.engine.executor == "replay"
+    if replays:
         print("the trained model is not kept: a replay writes no checkpoints")
-    elif not config.checkpoint.at_end:
+    elif not asked:
         print(
             "the trained model is not kept; --checkpoint-every end keeps it, for evaluate, export"
         )
     print(f"run folder: {folder}")
+    if asked and not replays and folder_of(folder, summary["samples"]) not in kept(folder):
+        raise NotKept(
+            f"the trained model is not kept: --checkpoint-every"
+            f" {config.checkpoint.checkpoint_every} asked for it, and its checkpoint could not be"
+            " written (a warning above says why); free some space, and train again"
+        )
 
 
 def _choose(config: TrainConfig) -> TrainConfig:

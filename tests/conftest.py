@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,6 +25,25 @@ def _keep_nothing_at_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Makes file systems of so many KiB; skips where this user may not mount any."""
+    places: list[Path] = []
+
+    def mounted(kib: int) -> Path:
+        place = tmp_path / f"disk of {kib} KiB"
+        place.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", str(place)]
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip("only root can mount a small file system here")
+        places.append(place)
+        return place
+
+    yield mounted
+    for place in places:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 @pytest.fixture

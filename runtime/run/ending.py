@@ -57,5 +57,9 @@ class Ending:
             os.write(2, text.encode())
 
 
+class NotKept(Exception):
+    """A trained model that was to be kept and is lost: a checkpoint could not be written."""
+
+
 class Interrupted(Exception):
     """A run that was asked to end has written itself down; its text says how to go on."""

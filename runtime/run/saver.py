@@ -91,7 +91,9 @@ class Saver:
             raise error
         self.failed += 1
         last = self.last.state.samples if self.last else None
-        stays = "there is none" if last is None else f"that at {last:,} samples stays"
+        stays = "there is none"
+        if last is not None:
+            stays = f"that at {last:,} samples stays, and older ones do until a newer one is whole"
         self._on_warning(f"a checkpoint was not written: {error}; {stays}")
         return False
 

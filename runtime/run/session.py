@@ -31,7 +31,7 @@ from runtime.order.replayable import (
 )
 from runtime.rank.fused import FUSED
 from runtime.rank.parts import Parts
-from runtime.run.ending import Ending, Interrupted
+from runtime.run.ending import Ending, Interrupted, NotKept
 from runtime.run.evaluate import Evaluation, HeldOut, evaluate
 from runtime.run.saver import Saver
 from runtime.run.training import Training
@@ -85,7 +85,10 @@ class Saving:
                 " so there is nothing to go on from; start it anew"
             )
         if not written or saver.last is None:
-            raise ValueError("the run was asked to end, and its checkpoint could not be written")
+            raise NotKept(
+                f"the run was asked to end by {self.ending.why}, and its checkpoint could not be"
+                " written: what was trained since the last one is lost"
+            )
         raise Interrupted(
             f"interrupted by {self.ending.why} after {saver.last.state.samples:,} samples; go on"
             f" with: python -m runtime train --resume {self.run}"

@@ -9,12 +9,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from persia_sim.words.files import read_regular
 from runtime.checkpoint.array_file import BrokenFileError
 from runtime.data.batch import Layout
 from runtime.embedding.store import FieldVectors
@@ -74,24 +75,27 @@ def write_network(
     dtype = torch.float64 if precision == "float64" else torch.float32
     reason = ""
     for strict in (False, True):
+        content = io.BytesIO()  # torch's own writer aborts the process where the disk is full
         try:
             with _quiet():
                 program = _exported(scorer, shape, dtype, strict)
-                torch.export.save(program, folder / PROGRAM)
-                _compare(folder / PROGRAM, scorer, shape, dtype)
-            return PROGRAM, ""
+                torch.export.save(program, content)
+                _compare(content, scorer, shape, dtype)
         except Exception as error:  # whatever stops it, the weights can be had
             reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
-            (folder / PROGRAM).unlink(missing_ok=True)
-    torch.save(model.state_dict(), folder / WEIGHTS)
+        else:
+            (folder / PROGRAM).write_bytes(content.getbuffer())
+            return PROGRAM, ""
+    content = io.BytesIO()
+    torch.save(model.state_dict(), content)
+    (folder / WEIGHTS).write_bytes(content.getbuffer())
     return WEIGHTS, reason
 
 
 def read_program(file: Path) -> Callable[..., Tensor]:
     """The program that `write_network` wrote; `BrokenFileError` for any other content."""
     try:
-        with _quiet():
-            return torch.export.load(file).module()
+        return _program(io.BytesIO(read_regular(file)))
     except Exception as error:  # torch has a dozen kinds for a damaged file
         raise BrokenFileError(f"{file} is not a torch.export program: {error}") from None
 
@@ -99,7 +103,8 @@ def read_program(file: Path) -> Callable[..., Tensor]:
 def read_weights(file: Path, model: nn.Module) -> None:
     """Fill the network; `BrokenFileError` when they are of another one."""
     try:
-        model.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+        content = io.BytesIO(read_regular(file))
+        model.load_state_dict(torch.load(content, map_location="cpu", weights_only=True))
     except Exception as error:
         reason = " ".join(str(error).split())
         raise BrokenFileError(f"{file} does not hold the network's weights: {reason}") from None
@@ -115,8 +120,15 @@ def _exported(scorer: Scorer, shape: InputShape, dtype: torch.dtype, strict: boo
     return torch.export.export(scorer, example, dynamic_shapes=dynamic, strict=strict)
 
 
-def _compare(file: Path, scorer: Scorer, shape: InputShape, dtype: torch.dtype) -> None:
-    found = read_program(file)
+def _program(content: BinaryIO) -> Callable[..., Tensor]:
+    content.seek(0)
+    with _quiet():
+        program: Callable[..., Tensor] = torch.export.load(content).module()
+    return program
+
+
+def _compare(content: BinaryIO, scorer: Scorer, shape: InputShape, dtype: torch.dtype) -> None:
+    found = _program(content)
     for samples in (1, _EXAMPLE + 2):
         example = _example(shape, dtype, samples)
         with torch.inference_mode():

@@ -14,9 +14,10 @@ import pytest
 from persia_sim.words.vocabulary import Mode
 from runtime.checkpoint import whole
 from runtime.checkpoint.whole import complete_checkpoints, read_checkpoint
+from runtime.commands import main
 from runtime.config import DataConfig
 from runtime.engines.parts import assemble_for
-from runtime.run.ending import Ending, Interrupted
+from runtime.run.ending import Ending, Interrupted, NotKept
 from runtime.run.record import run_into
 from runtime.run.session import Saving, train
 from runtime.run.training import Training
@@ -143,9 +144,59 @@ def test_an_interrupted_run_that_cannot_be_written_is_an_error(tmp_path, monkeyp
     monkeypatch.setattr(whole, "write_dense", full)
     ending, told = Ending(), []
     saving = Saving(tmp_path, None, ending, told.append)
-    with pytest.raises(ValueError, match="its checkpoint could not be written"):
+    with pytest.raises(NotKept, match="its checkpoint could not be written"):
         train(config(), SOURCE, saving=saving, on_samples=after(48, lambda: ending.ask("a test")))
     assert "No space left" in told[0] and "there is none" in told[0]
+
+
+WORDS = ["train", "--data.name", "synthetic", "--data.rows", "400", "--steps", "6", "--batch", "32",
+         "--test-rows", "100", "--model.hidden", "8"]  # fmt: skip
+
+
+@pytest.mark.parametrize("every", ["2", "end"])
+@pytest.mark.parametrize("function", ["write_dense", "flush_folder", "_digest"])
+def test_a_model_that_was_to_be_kept_and_is_not_is_a_failure(
+    every, function, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(whole, function, full)
+    words = [*WORDS, "--checkpoint-every", every, "--out", str(tmp_path / "run")]
+    assert main(words) == 3
+    told = capsys.readouterr()
+    assert "a checkpoint was not written: [Errno 28] No space left on device; there is none" in (
+        told.err + told.out
+    )
+    assert told.err.splitlines()[-1].startswith("error: the trained model is not kept: --checkpoi")
+    assert (tmp_path / "run/summary.json").exists()  # the scores are
+    assert not complete_checkpoints(tmp_path / "run")
+
+
+def test_a_full_disk_ends_in_that_failure_and_leaves_no_part_of_a_checkpoint(small_disk, capsys):
+    """600 KiB: the folder without its rows fits, which take as much again for each checkpoint."""
+    folder = small_disk(600) / "run"
+    assert main([*WORDS, "--rows.dim", "64", "--checkpoint-every", "2", "--out", str(folder)]) == 3
+    told = capsys.readouterr()
+    assert "a checkpoint was not written: [Errno 28] No space left on device" in told.out + told.err
+    assert "the trained model is not kept" in told.err
+    for left in (folder / "checkpoints").iterdir():
+        assert (left / "state.json").exists()
+
+
+def test_an_older_checkpoint_stays_while_the_disk_has_no_room_for_a_newer_one(
+    tmp_path, monkeypatch, capsys
+):
+    write = whole.write_dense
+
+    def until_the_disk_is_full(file, dense):
+        return write(file, dense) if dense["version"] <= 4 else full()
+
+    monkeypatch.setattr(whole, "write_dense", until_the_disk_is_full)
+    words = [*WORDS, "--checkpoint-every", "2", "--keep", "1", "--out", str(tmp_path / "run")]
+    assert main(words) == 3
+    told = capsys.readouterr()
+    assert "that at 128 samples stays, and older ones do until a newer one is whole" in (
+        told.err + told.out
+    )
+    assert [int(f.name) for f in complete_checkpoints(tmp_path / "run")] == [128]
 
 
 @pytest.mark.parametrize("name", MODES)

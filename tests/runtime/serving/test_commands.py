@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -271,3 +272,22 @@ def test_rows_that_were_trained_on_are_counted_and_said(
     assert (found["rows_trained_on"], found["rows_evaluated"]) == (leaked, of)
     said = f"warning: {leaked} of the {of} rows were trained on, as the split was another then"
     assert (said in capsys.readouterr().out) == bool(leaked)
+
+
+def test_an_export_onto_a_full_disk_ends_in_a_sentence_and_leaves_nothing(
+    trained: tuple[World, Path],
+    small_disk: Callable[[int], Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """From no room at all to all but the last file: each write fails once."""
+    _, folder = trained
+    codes = []
+    for kib in (4, 12, 20, 28, 36, 44, 52, 1000):
+        place = small_disk(kib)
+        before = sorted(place.rglob("*"))
+        codes.append(main(["export", str(folder), "--out", str(place / "model")]))
+        told = capsys.readouterr().err
+        if codes[-1]:
+            assert sorted(place.rglob("*")) == before
+            assert re.search(r"error: .*(No space left on device|the disk is full)", told)
+    assert codes[:5] == [2] * 5 and codes[-1] == 0
