@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from persia_sim.words.files import lock_file
+
 _LOCK = ".lock"
 
 
@@ -33,7 +35,8 @@ def sole_writer(folder: Path, wait: bool = False) -> Iterator[None]:
     work is done.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / _LOCK).open("w") as lock:
+    lock = lock_file(folder / _LOCK)
+    try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
@@ -42,3 +45,5 @@ def sole_writer(folder: Path, wait: bool = False) -> Iterator[None]:
                 " name another folder"
             ) from None
         yield
+    finally:
+        os.close(lock)

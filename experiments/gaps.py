@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import numpy as np
 from experiments.points import Point
 from experiments.statistics import Interval, t_interval
 from runtime.run.folder import read_summary
+from runtime.run.metrics import read_metrics
 
 Setting = tuple[str, int | None]
 """Mode and bound tau."""
@@ -129,16 +129,15 @@ def curve_records(runs: Sequence[Run], root: Path) -> list[dict[str, Any]]:
     """All snapshots and final evaluations, one record per run, task and instant."""
     records = []
     for run in runs:
-        lines = (run.point.folder(root) / "metrics.jsonl").read_text().splitlines()
-        for line in map(json.loads, lines):
-            for task, scores in line["tasks"].items():
+        for line in read_metrics(run.point.folder(root)):
+            for task, scores in line.tasks.items():
                 records.append(
                     {
                         "mode": run.setting[0],
                         "tau": run.setting[1],
                         "seed": run.summary["seed"],
-                        "samples": line["samples"],
-                        "drained": line["drained"],
+                        "samples": line.samples,
+                        "drained": line.drained,
                         "task": task,
                         "auc": scores["auc"],
                         "log_loss": scores["log_loss"],

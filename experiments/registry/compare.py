@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +12,8 @@ from experiments.registry.options import differences, typed_options
 from experiments.registry.settings import pairs, settings_of
 from experiments.statistics import delong, t_interval
 from experiments.tables import aligned
+from runtime.run.folder import read_predictions
+from runtime.run.metrics import read_metrics
 
 SHOWN_SNAPSHOTS = 12
 
@@ -72,54 +72,41 @@ def _scores(first: Run, second: Run) -> str:
 
 def _significance(first: Run, second: Run) -> str:
     """DeLong's test per task, where both keep predictions on the same test rows."""
-    kept = [_predictions(run.folder) for run in (first, second)]
+    kept = [read_predictions(run.folder) for run in (first, second)]
     if kept[0] is None or kept[1] is None:
         return "no DeLong test: a run keeps no predictions"
     (labels, a), (others, b) = kept
     if labels.shape != others.shape or not np.array_equal(labels, others):
         return "no DeLong test: the two were not tested on the same rows"
-    lines = []
-    for number, task in enumerate(first.tasks):
-        column = labels[:, number]
-        if min(column.sum(), len(column) - column.sum()) < 2:
-            continue
-        test = delong(column, a[:, number], b[:, number])
-        difference = test.auc[1] - test.auc[0]
-        lines.append(
-            f"{task}, {len(column):,} test rows: B - A = {1e3 * difference:+.2f}e-3, standard error"
-            f" {1e3 * test.difference_standard_error:.2f}e-3 over test rows (DeLong), p ="
-            f" {test.p_value:.2g}; one pair of seeds says nothing of others"
-        )
-    return "\n".join(lines)
+    if list(first.tasks) != list(second.tasks) or labels.shape[1] != len(first.tasks):
+        return "no DeLong test: the two do not keep predictions of the same tasks"
+    pairs = zip(first.tasks, labels.T, a.T, b.T, strict=True)
+    return "\n".join(told for task in pairs if (told := _delong_of(*task)))
 
 
-def _predictions(folder: Path) -> tuple[np.ndarray, np.ndarray] | None:
-    try:
-        with np.load(folder / "predictions.npz") as arrays:
-            return arrays["labels"], arrays["predictions"]
-    except (OSError, ValueError, KeyError):
-        return None
-
-
-def snapshots(folder: Path) -> list[Mapping[str, object]]:
-    """The lines of a run's metrics; a line that was cut short ends them."""
-    found = []
-    try:
-        for line in (folder / "metrics.jsonl").read_text().splitlines():
-            found.append(json.loads(line))
-    except (OSError, ValueError):
-        pass
-    return found
+def _delong_of(task: str, labels: np.ndarray, a: np.ndarray, b: np.ndarray) -> str:
+    """The test of one task in words; nothing where too few rows have a label."""
+    for name, scores in (("A", a), ("B", b)):
+        odd = int((~np.isfinite(scores)).sum())
+        if odd:
+            return f"{task}: no DeLong test, {odd:,} of {name}'s predictions are not finite numbers"
+    if not np.isin(labels, (0, 1)).all():
+        return f"{task}: no DeLong test, its labels are not all 0 or 1"
+    if min(labels.sum(), len(labels) - labels.sum()) < 2:
+        return ""
+    test = delong(labels, a, b)
+    difference = test.auc[1] - test.auc[0]
+    return (
+        f"{task}, {len(labels):,} test rows: B - A = {1e3 * difference:+.2f}e-3, standard error"
+        f" {1e3 * test.difference_standard_error:.2f}e-3 over test rows (DeLong), p ="
+        f" {test.p_value:.2g}; one pair of seeds says nothing of others"
+    )
 
 
 def curve(folder: Path, task: str) -> dict[int, float]:
-    """Samples -> AUC along a run."""
-    points = {}
-    for line in snapshots(folder):
-        auc = line["tasks"].get(task, {}).get("auc")  # type: ignore[attr-defined]
-        if auc is not None:
-            points[int(line["samples"])] = float(auc)  # type: ignore[call-overload]
-    return points
+    """Samples -> AUC along a run. Raises ValueError naming a damaged file."""
+    found = {line.samples: line.tasks.get(task, {}).get("auc") for line in read_metrics(folder)}
+    return {samples: float(auc) for samples, auc in found.items() if auc is not None}
 
 
 def _curves(first: Run, second: Run) -> str:

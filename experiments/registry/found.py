@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from experiments.sweep import FAILED
 from persia_sim.words.documents import read_document
-from runtime.run.folder import INTERRUPTED, SUMMARY
+from persia_sim.words.files import read_regular
+from runtime.run.folder import INTERRUPTED, SUMMARY, checked_summary
 
 State = Literal["done", "interrupted", "failed", "unfinished", "damaged"]
 CONFIG, ENVIRONMENT = "config.json", "env.json"
@@ -103,13 +104,15 @@ def read_run(folder: Path) -> Run:
     wrong = []
     for name in (CONFIG, ENVIRONMENT, SUMMARY):
         try:
-            found = read_document(folder / name)
+            found = checked_summary(folder) if name == SUMMARY else read_document(folder / name)
             if not isinstance(found, dict):
                 raise ValueError(f"{folder / name} holds no object")
             read[name] = found
         except FileNotFoundError:
             continue
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            wrong.append(f"{folder / name} cannot be read: {error.strerror}")
+        except ValueError as error:
             wrong.append(str(error))
     state, why = _state(folder, read, wrong)
     config, environment, summary = (read.get(n, {}) for n in (CONFIG, ENVIRONMENT, SUMMARY))
@@ -124,7 +127,7 @@ def _state(folder: Path, read: Mapping[str, Any], wrong: list[str]) -> tuple[Sta
             return "done", ""
         return "damaged", f"{folder} has a summary but no {CONFIG}"
     if (folder / FAILED).is_file():
-        return "failed", (folder / FAILED).read_text(errors="replace").strip()
+        return "failed", read_regular(folder / FAILED).decode(errors="replace").strip()
     if (folder / INTERRUPTED).is_file():
         return "interrupted", ""
     return "unfinished", ""
@@ -137,12 +140,20 @@ def runs_below(root: Path) -> Iterator[Run]:
     """
     if not root.is_dir():
         raise ValueError(f"{root} is no folder; name one with runs, as in `runs list runs`")
-    if is_run(root):
-        yield read_run(root)
-        return
-    for folder in sorted(p for p in root.iterdir() if p.is_dir() and not p.is_symlink()):
-        if folder.name not in _INSIDE_A_RUN:
-            yield from runs_below(folder)
+    waiting = [root]
+    while waiting:  # no recursion: folders may be nested deeper than Python's own stack
+        folder = waiting.pop()
+        try:
+            if is_run(folder):
+                yield read_run(folder)
+                continue
+            inside = [p for p in folder.iterdir() if p.is_dir() and not p.is_symlink()]
+        except OSError as error:
+            why = f"{folder} cannot be looked into: {error.strerror}"
+            yield Run(folder, "damaged", why=why)
+            continue
+        kept = [path for path in inside if path.name not in _INSIDE_A_RUN]
+        waiting += sorted(kept, reverse=True)
 
 
 def the_run(folder: Path) -> Run:

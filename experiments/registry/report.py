@@ -20,8 +20,8 @@ from experiments.registry.options import typed_options
 from experiments.registry.settings import settings_of
 from experiments.registry.svg import line_chart
 from experiments.statistics import t_interval
-from persia_sim.words.documents import read_document
 from persia_sim.words.files import atomic_write
+from runtime.run.folder import read_command
 
 
 def write_page(folder: Path, path: Path) -> Path:
@@ -99,11 +99,10 @@ def _options(run: Run) -> str:
 
 
 def _command(run: Run) -> str:
-    try:
-        typed = read_document(run.folder / "command.json")["train"]
-    except (OSError, ValueError, KeyError, TypeError):
+    typed = read_command(run.folder).train
+    if typed is None:
         return ""
-    words = " ".join(["python -m runtime train", *map(str, typed)])
+    words = " ".join(["python -m runtime train", *typed])
     return html.tag("p", html.tag("code", html.text(words)))
 
 

@@ -34,6 +34,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
 
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
+    (stat.S_ISLNK, "a link"),
     (stat.S_ISFIFO, "a named pipe"),
     (stat.S_ISSOCK, "a socket"),
     (stat.S_ISCHR, "a device"),
@@ -51,27 +52,34 @@ def open_regular(path: Path) -> BufferedReader:
 
     Raises OSError, also where it is no regular file; then `strerror` says what it is.
     """
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno == errno.ENXIO:
-            raise OSError(
-                errno.EINVAL, "it is not a regular file but a socket", str(path)
-            ) from None
-        raise
-    mode = os.fstat(handle).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(handle)
-        what = f"it is not a regular file but {kind_of(mode)}"
-        raise OSError(errno.EINVAL, what, str(path))
+    handle = _opened(path, os.O_RDONLY)
     return os.fdopen(handle, "rb")
-
-
-def _not_regular(path: Path, mode: int) -> OSError:
-    return OSError(errno.EINVAL, f"it is not a regular file but {kind_of(mode)}", str(path))
 
 
 def read_regular(path: Path) -> bytes:
     """The content of a regular file; raises as `open_regular`."""
     with open_regular(path) as file:
         return file.read()
+
+
+def lock_file(path: Path) -> int:
+    """A descriptor of the file, made where there is none, to hold a lock on; nothing in it changes.
+
+    Raises OSError, also where a link or anything else but a regular file stands there.
+    """
+    return _opened(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+
+
+def _opened(path: Path, flags: int) -> int:
+    try:
+        handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.ENXIO, errno.EISDIR, errno.ELOOP):
+            raise
+        mode = os.lstat(path).st_mode
+    else:
+        mode = os.fstat(handle).st_mode
+        if stat.S_ISREG(mode):
+            return handle
+        os.close(handle)
+    raise OSError(errno.EINVAL, f"it is not a regular file but {kind_of(mode)}", str(path))

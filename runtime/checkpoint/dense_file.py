@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import pickle
 from pathlib import Path
 
 import torch
@@ -36,11 +35,23 @@ def read_dense(file: Path, digest: str) -> DenseState:
     check_digest(file, content, digest)
     try:
         found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
-        raise BrokenFileError(f"{file} holds more than weights: {error}") from None
+    except Exception as error:  # torch has a dozen kinds for bytes that it did not write
+        reason = str(error).partition(". ")[0].partition("\n")[0]  # then it advises to run code
+        raise BrokenFileError(f"{file} holds more than weights: {reason}") from None
     if not isinstance(found, dict) or not {"model", "optimizers"} <= set(found):
         raise BrokenFileError(f"{file} holds no dense network with its optimisers")
+    for name, kind in _KINDS.items():
+        if name in found and not isinstance(found[name], kind):
+            is_now = type(found[name]).__name__
+            raise BrokenFileError(f"{file}: {name} must be a {kind.__name__}, got a {is_now}")
     return found
+
+
+_KINDS = {
+    "model": dict, "optimizers": list, "replicas": list, "version": int, "rounds": int,
+    "pending": list, "generators": dict,
+}  # fmt: skip
+"""What a `DenseState` holds, and as what."""
 
 
 def check_digest(file: Path, content: bytes, digest: str) -> None:

@@ -8,7 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from persia_sim.words.files import atomic_write
+from persia_sim.words.documents import parsed
+from persia_sim.words.files import atomic_write, read_regular
 from runtime.checkpoint.array_file import BrokenFileError
 
 
@@ -26,18 +27,16 @@ def read_sealed(file: Path, kind: str, what: str) -> tuple[dict[str, Any], bool]
     ``kind`` must stand under the key format; ``what`` is the word for such a file. Raises
     `BrokenFileError` with its name.
     """
-    if file.exists() and not file.is_file():
-        raise BrokenFileError(f"{file} cannot be read: it is not a regular file")
     try:
-        found = json.loads(file.read_text())
+        found = parsed(read_regular(file), file)
     except FileNotFoundError:
         raise BrokenFileError(
             f"{file.parent} holds no checkpoint: there is no {file.name}"
         ) from None
     except OSError as error:
         raise BrokenFileError(f"{file} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise BrokenFileError(f"{file} is damaged: {error}") from None
+    except ValueError as error:
+        raise BrokenFileError(f"{error}; {file.name} is damaged") from None
     if not isinstance(found, dict) or found.get("format") != kind:
         raise BrokenFileError(f"{file} is not the {what} ({kind})")
     digest = found.pop("digest", None)

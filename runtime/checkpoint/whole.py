@@ -177,6 +177,9 @@ def keep_newest(run: Path, count: int) -> None:
 
 
 def _remove(folder: Path) -> None:
+    if folder.is_symlink():  # moved to another disk by somebody, whose copy it is now
+        folder.unlink()
+        return
     with suppress(OSError):
         (folder / NAME).unlink(missing_ok=True)  # first: half of a folder must not count
     shutil.rmtree(folder, ignore_errors=True)

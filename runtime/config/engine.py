@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -11,6 +12,7 @@ from runtime.config.bounds import above_zero, within
 
 MOST_LATENCY_S = 60
 MOST_SERVERS = 64
+_DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +73,8 @@ class EngineConfig:
         within(self, 1, 2**20, "queue_batches")
         within(self, 0, MOST_LATENCY_S, "latency_s")
         above_zero(self, 2.0**100, "loss_scale")
+        if not _DEVICE.fullmatch(self.device):
+            raise ValueError(f"device must be cpu, cuda, or cuda:1 and so on, got {self.device!r}")
         if self.executor == "replay" and self.trace is None:
             raise ValueError("replay needs the order to execute; add --trace FILE")
         if self.servers:

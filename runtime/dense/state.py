@@ -59,11 +59,13 @@ def load_optimizers(optimizers: Sequence[FunctionalOptimizer], state: DenseState
     ValueError when they are of another network or kind.
     """
     saved = state["optimizers"]
+    if not saved:
+        raise ValueError("the checkpoint holds no dense optimiser")
     try:
         for number, optimizer in enumerate(optimizers):
             # A copy each: an optimiser keeps and changes what it is given.
             optimizer.load_state_dict(copy.deepcopy(saved[number % len(saved)]))
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"the checkpoint holds another dense optimiser: {error}") from None
 
 
@@ -86,8 +88,11 @@ def load_replicas(replicas: Sequence[nn.Module], state: DenseState) -> None:
 
 def load_generators(state: DenseState) -> None:
     """Set torch's random generators; those of devices that are not here stay as they are."""
-    for device, where in state["generators"].items():
-        if device == "cpu":
-            torch.random.set_rng_state(where)
-        elif torch.cuda.is_available():
-            torch.cuda.set_rng_state(where, device)
+    try:
+        for device, where in state["generators"].items():
+            if device == "cpu":
+                torch.random.set_rng_state(where)
+            elif torch.cuda.is_available():
+                torch.cuda.set_rng_state(where, device)
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise ValueError(f"the checkpoint holds no state of torch's generators: {error}") from None

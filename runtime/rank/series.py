@@ -54,7 +54,9 @@ class BlockMeans:
 
     def go_on(self, state: Mapping[str, Any]) -> None:
         """Append to what `state` gave."""
-        self._sums, self._counts = list(state["sums"]), list(state["counts"])
+        # JSON has null for a sum that is no number.
+        self._sums = [math.nan if total is None else total for total in state["sums"]]
+        self._counts = list(state["counts"])
         self._filled, self.values_per_point = state["filled"], state["values_per_point"]
 
     def _make_room(self) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+
+from persia_sim.words.files import lock_file
 
 
 @contextmanager
@@ -23,32 +25,42 @@ def claimed(folder: Path, *, resume: bool = False) -> Iterator[None]:
             raise ValueError(f"--resume {folder}: there is no run, it holds no config.json")
     else:
         _refuse_taken(folder)
-    with _lock_of(folder) as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # let go when the process ends
-        except BlockingIOError:
-            raise ValueError(
-                f"another run is filling {folder}; wait for it or name another folder with --out"
-            ) from None
-        try:
-            yield
-        except OSError as error:
-            if error.errno in _OF_THE_DISK and error.filename is None:
-                error.filename = str(folder)  # whose disk it is
-            raise
+    lock = _lock_of(folder)
+    try:
+        _hold(lock, folder)
+        yield
+    except OSError as error:
+        if error.errno in _OF_THE_DISK and error.filename is None:
+            error.filename = str(folder)  # whose disk it is
+        raise
+    finally:
+        os.close(lock)
 
 
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
-def _lock_of(folder: Path) -> TextIO:
+def _hold(lock: int, folder: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # let go when the process ends
+    except BlockingIOError:
+        raise ValueError(
+            f"another run is filling {folder}; wait for it or name another folder with --out"
+        ) from None
+
+
+def _lock_of(folder: Path) -> int:
+    lock = folder / "lock"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return (folder / "lock").open("w")
+        return lock_file(lock)
     except OSError as error:
+        odd = error.errno == errno.EINVAL  # no lock of a run
         raise ValueError(
-            f"the run folder {folder} cannot be written: {error.strerror}; name another one with"
-            " --out"
+            f"{lock} cannot be locked: {error.strerror}; remove it"
+            if odd
+            else f"the run folder {folder} cannot be written: {error.strerror}; name another one"
+            " with --out"
         ) from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import math
 import os
@@ -19,10 +20,11 @@ from typing import Any
 import numpy as np
 
 from persia_sim.words.documents import read_document
-from persia_sim.words.files import atomic_write
+from persia_sim.words.fields import Count
+from persia_sim.words.files import atomic_write, read_regular
 from persia_sim.words.records import parse
 
-SUMMARY, COMMAND = "summary.json", "command.json"
+SUMMARY, COMMAND, PREDICTIONS = "summary.json", "command.json", "predictions.npz"
 INTERRUPTED = "interrupted.json"
 """Says of a run that a signal ended it, after a checkpoint."""
 
@@ -96,13 +98,66 @@ def environment() -> dict[str, Any]:
     }
 
 
+Scores = dict[str, int | float | None]
+"""Of one task, by name; None for a score that is no number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What is asked for by name of a summary, which says much beside it."""
+
+    tasks: dict[str, Scores]
+    mode: str | None = None
+    tau: int | None = None
+    seed: int | None = None
+    samples: Count | None = None
+    updates: Count | None = None
+    staleness: dict[str, Any] | None = None
+
+
+def checked_summary(folder: Path) -> dict[str, Any]:
+    """The summary of a finished run, all of it.
+
+    Raises FileNotFoundError when it has not finished, ValueError naming the file and what is wrong
+    when it is damaged, OSError when it cannot be read.
+    """
+    file = folder / SUMMARY
+    found: dict[str, Any] = read_document(file)
+    parse(Summary, found, str(file), others=True)
+    return found
+
+
 def read_summary(folder: Path) -> dict[str, Any] | None:
     """The summary of a finished run; None when it has not finished, or the file was damaged."""
     try:
-        found = read_document(folder / SUMMARY)
+        return checked_summary(folder)
     except (FileNotFoundError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+
+
+def read_predictions(folder: Path) -> tuple[np.ndarray, np.ndarray] | None:
+    """Labels, whole numbers [B, T], and predictions, floats [B, T]; None where the run has none.
+
+    Raises ValueError naming the file when it is damaged.
+    """
+    file = folder / PREDICTIONS
+    try:
+        content = io.BytesIO(read_regular(file))
+        with np.load(content, allow_pickle=False) as arrays:
+            labels, predictions = arrays["labels"], arrays["predictions"]
+    except FileNotFoundError:
+        return None
+    except Exception as error:  # numpy and zipfile have a dozen kinds for a damaged file
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise ValueError(f"{file} cannot be read: {reason}") from None
+    fits = labels.ndim == 2 and labels.shape == predictions.shape
+    if not fits or labels.dtype.kind not in "iub" or predictions.dtype.kind != "f":
+        raise ValueError(
+            f"{file} is damaged: labels and predictions must be whole numbers and floats of one"
+            f" shape [samples, tasks], got {labels.dtype} {labels.shape} and {predictions.dtype}"
+            f" {predictions.shape}"
+        )
+    return labels, predictions
 
 
 def _git(*words: str) -> str | None:

@@ -8,14 +8,16 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from persia_sim.words.documents import parsed
 from persia_sim.words.fields import Count
 from persia_sim.words.files import atomic_write, read_regular
 from persia_sim.words.records import parse
-from runtime.run.evaluate import Evaluation
-from runtime.run.folder import plain
+from runtime.run.folder import Scores, plain
+
+if TYPE_CHECKING:
+    from runtime.run.evaluate import Evaluation  # loads torch
 
 NAME = "metrics.jsonl"
 
@@ -28,8 +30,7 @@ class Line:
     samples: Count
     drained: bool
     """Whether it is that of the end, after all pushes."""
-    tasks: dict[str, dict[str, int | float | None]]
-    """Task -> score -> value; None for a score that is no number."""
+    tasks: dict[str, Scores]
 
 
 def read_metrics(run: Path) -> list[Line]:

@@ -20,6 +20,7 @@ from runtime.run.evaluate import best_reachable_auc
 from runtime.run.folder import (
     COMMAND,
     INTERRUPTED,
+    PREDICTIONS,
     SUMMARY,
     command_with,
     environment,
@@ -195,7 +196,7 @@ def _write_down(
     }
     if final.groups is not None:
         arrays["groups"] = final.groups
-    with atomic_write(folder / "predictions.npz") as file:
+    with atomic_write(folder / PREDICTIONS) as file:
         np.savez_compressed(file, **arrays)
     summary = summarize_run(config, outcome, source.provenance(), folder)
     judged = config.evaluation

@@ -5,17 +5,20 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
+from persia_sim.words.fields import Count
+from persia_sim.words.records import parse
 from persia_sim.words.staleness import StalenessSummary
 from persia_sim.words.staleness_stream import StalenessCounter, summary_of
 from persia_sim.words.trace import Event, Trace
 from runtime.checkpoint.rows import Taken, load, take
 from runtime.checkpoint.state import RunState
-from runtime.checkpoint.whole import Checkpoint
+from runtime.checkpoint.whole import DENSE, Checkpoint
 from runtime.dense.state import load_generators, load_model
 from runtime.embedding.savable import SavableStore
 from runtime.engines.threads import ConcurrentRun
@@ -41,12 +44,12 @@ class History:
     wall_s: float = 0.0
     first_warnings: list[str] = field(default_factory=list)
     """Of the first evaluation, with its updates in words."""
-    resumed_at_samples: list[int] = field(default_factory=list)
-    trace_since_samples: int = 0
+    resumed_at_samples: list[Count] = field(default_factory=list)
+    trace_since_samples: Count = 0
     """Where the order that is kept begins: a resume with other ranks or shards begins anew."""
-    checkpoints_written: int = 0
-    checkpoints_failed: int = 0
-    row_counts: dict[str, int] = field(default_factory=dict)
+    checkpoints_written: Count = 0
+    checkpoints_failed: Count = 0
+    row_counts: dict[str, Count] = field(default_factory=dict)
     """Counters of the rows' store, which begin anew where a run goes on."""
     longest_pause_s: float = 0.0
     """From the end of a leg, when nothing is in flight, to the start of the next."""
@@ -59,20 +62,24 @@ class Training:
         """``facts`` are those of `trace_meta`; ``start`` is gone on from."""
         config = parts.config
         self.parts, self.facts, self._start = parts, facts, start
-        self.history = History(**start.state.told) if start else History()
+        self.history = (
+            parse(History, start.state.told, f"{start.folder}: told") if start else History()
+        )
         self._rules = server_rules(config, parts.store.tables.values())
         self._counter = StalenessCounter(config.sync.mode, config.sync.ranks)
         if not parts.recorder.keeps:
             parts.recorder.listen(self._counter.note)
         dense = start.dense() if start else None
-        if dense is not None:
-            load_model(parts.learner.model, dense)
+        if start is not None and dense is not None:
+            with _naming(start.folder / DENSE):
+                load_model(parts.learner.model, dense)
         concurrent = config.engine.executor == "concurrent"
         self.engine = ConcurrentRun(parts) if concurrent else OrderedRun(parts)
         if start is not None and dense is not None:
             self._go_on(start)
-            self.engine.go_on(dense)
-            load_generators(dense)
+            with _naming(start.folder / DENSE):
+                self.engine.go_on(dense)
+                load_generators(dense)
         self.comeback: Comeback | None = None
         self._began_s = time.perf_counter()
 
@@ -191,14 +198,14 @@ class Training:
             layout=plain(parts.store.layout),
             facts=plain(self.facts),
             servers=plain(parts.store.counters_of_servers()),
-            clock={name: getattr(self._rules, name) for name in _CLOCK},
+            clock=cast(Any, {name: getattr(self._rules, name) for name in _CLOCK}),
             learner={
-                "scale": parts.learner.scale.state(),
+                "scale": cast(Any, parts.learner.scale.state()),
                 "drew_unseeded": parts.learner.drew_unseeded,
                 "rows": parts.worker.noticed(),
             },
             meter=plain(meter.state()),
-            staleness=None if recorder.keeps or servers else self._counter.totals(),
+            staleness=None if recorder.keeps or servers else cast(Any, self._counter.totals()),
             told=plain(asdict(told)) | {"wall_s": self.wall_s(), "row_counts": self.row_counts()},
             files={},
         )
@@ -242,7 +249,7 @@ class Training:
         first_steps = parts.feed.first_steps()
         if not parts.recorder.keeps:
             if start.state.staleness is not None:
-                self._counter.go_on(start.state.staleness, first_steps)
+                self._counter.go_on(cast(Any, start.state.staleness), first_steps)
             return
         other = other_facts(before, self.facts)
         trace = start.trace()
@@ -254,3 +261,12 @@ class Training:
             self.facts["first_step"] = min(first_steps) or None
         if other:
             self.facts["not_replayable"] = f"it was resumed with other settings; {other}"
+
+
+@contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    """The file stands before what is wrong with its content."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None

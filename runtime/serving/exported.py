@@ -14,8 +14,9 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from persia_sim.words.fields import Count
 from persia_sim.words.files import open_regular
 from persia_sim.words.records import parse
 from runtime.checkpoint.array_file import BrokenFileError
@@ -34,19 +35,33 @@ from runtime.serving.network import (
     read_weights,
     write_network,
 )
-from runtime.serving.trained import Trained, layout_from
+from runtime.serving.trained import Trained
 from runtime.serving.vectors import Vectors, read_vectors, write_vectors
 
 FORMAT = "persia-testbed-model-1"
 MANIFEST, README, ROWS = "manifest.json", "README.md", "rows"
 _BLOCK_BYTES = 1 << 24
-_KEYS = {
-    **dict.fromkeys(("layout", "tables", "files"), dict),
-    **dict.fromkeys(("model", "precision", "dense", "why_weights"), str),
-    **dict.fromkeys(("seed", "updates", "samples"), int),
-    "hidden": list,
-}
-"""What the manifest says beside its format, and as what."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What the manifest of an export says beside its digest."""
+
+    format: str
+    layout: Layout
+    tables: dict[str, dict[str, Any]]
+    seed: int
+    model: str
+    hidden: tuple[Count, ...]
+    precision: Literal["float32", "float64", "bfloat16", "float16"]
+    dense: Literal["dense.pt2", "dense.pt"]
+    """The file of the network: a program or weights."""
+    why_weights: str
+    """Why it is mere weights; empty when it is a program."""
+    updates: Count
+    samples: Count
+    files: dict[str, str]
+    """Digests, by the path in the folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,43 +169,35 @@ def read_export(folder: Path, on_warning: Callable[[str], None] = lambda text: N
     found, whole = read_sealed(file, FORMAT, "manifest of an exported model")
     if not whole:
         raise BrokenFileError(f"{file} is damaged: its digest does not match its content")
-    odd = ", ".join(sorted(set(found) - {"format"} ^ set(_KEYS)))
-    if odd:
-        raise BrokenFileError(f"{file} is not of this version: it lacks, or alone has, {odd}")
-    for key, kind in _KEYS.items():
-        if not isinstance(found[key], kind):
-            raise BrokenFileError(f"{file}: {key} is {str(found[key])[:80]}, no {kind.__name__}")
-    needed = {found["dense"], *(f"{ROWS}/{file_of(name)}" for name in found["tables"])}
-    if set(found["files"]) != needed or found["dense"] not in (PROGRAM, WEIGHTS):
-        raise BrokenFileError(f"{file}: files are {sorted(found['files'])}, not {sorted(needed)}")
-    for name, digest in found["files"].items():
+    told = parse(Manifest, found, str(file))
+    needed = {told.dense, *(f"{ROWS}/{file_of(name)}" for name in told.tables)}
+    if set(told.files) != needed:
+        raise BrokenFileError(f"{file}: files are {sorted(told.files)}, not {sorted(needed)}")
+    for name, digest in told.files.items():
         if _digest(folder / name) != digest:
             raise BrokenFileError(
                 f"{folder / name} is damaged: its digest is not that of {MANIFEST}"
             )
-    layout = layout_from(found["layout"], f"{file}: layout")
-    absent = sorted({field.table for field in layout.fields} - set(found["tables"]))
+    absent = sorted({field.table for field in told.layout.fields} - set(told.tables))
     if absent:
         raise BrokenFileError(f"{file}: its fields use tables that it does not have: {absent}")
     tables = {}
-    for name, document in found["tables"].items():
+    for name, document in told.tables.items():
         config = parse(TableConfig, document, f"{file}: tables.{name}")
         ids, values = read_vectors(folder / ROWS / file_of(name), config)
-        tables[name] = Vectors(config, found["seed"], ids, values)
-    if found["dense"] == WEIGHTS:
-        refuse_code_in(folder, found["model"], on_warning)
-    return Opened(layout, tables, _network(folder, found, layout, tables), found["precision"])
+        tables[name] = Vectors(config, told.seed, ids, values)
+    if told.dense == WEIGHTS:
+        refuse_code_in(folder, told.model, on_warning)
+    return Opened(told.layout, tables, _network(folder, told, tables), told.precision)
 
 
-def _network(
-    folder: Path, found: dict[str, Any], layout: Layout, tables: dict[str, Vectors]
-) -> Any:
-    if found["dense"] == PROGRAM:
+def _network(folder: Path, told: Manifest, tables: dict[str, Vectors]) -> Any:
+    if told.dense == PROGRAM:
         return read_program(folder / PROGRAM)
-    shape = _shape(layout, {name: vectors.config for name, vectors in tables.items()})
-    model = build_model(found["model"], shape, tuple(found["hidden"]), found["seed"])
+    shape = _shape(told.layout, {name: vectors.config for name, vectors in tables.items()})
+    model = build_model(told.model, shape, told.hidden, told.seed)
     read_weights(folder / WEIGHTS, model)
-    return Scorer(model, found["precision"]).eval()
+    return Scorer(model, told.precision).eval()
 
 
 def _shape(layout: Layout, tables: dict[str, TableConfig]) -> InputShape:

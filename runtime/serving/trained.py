@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from persia_sim.words.records import parse
 from runtime.checkpoint.array_file import BrokenFileError
@@ -20,7 +19,7 @@ from runtime.checkpoint.whole import (
     run_of,
 )
 from runtime.config import TrainConfig
-from runtime.data.batch import Field, Layout
+from runtime.data.batch import Layout
 from runtime.data.open import open_source
 from runtime.dense.late import drain_into
 from runtime.dense.state import load_model
@@ -119,19 +118,9 @@ def open_trained(
 def layout_of(checkpoint: Checkpoint, config: TrainConfig) -> Layout:
     """The fields, dense features and tasks that the model was trained on."""
     if checkpoint.state.layout is not None:
-        return layout_from(checkpoint.state.layout, f"{checkpoint.folder / STATE}: layout")
+        return parse(Layout, checkpoint.state.layout, f"{checkpoint.folder / STATE}: layout")
     data = config.data
     return open_source(data.name, data.dir, data.rows, skip_bad_rows=data.skip_bad_rows).layout
-
-
-def layout_from(document: Any, where: str) -> Layout:
-    """A layout out of JSON; raises ValueError naming ``where`` and what is wrong."""
-    try:
-        fields = tuple(Field(**field) for field in document["fields"])
-        dense, tasks = tuple(document["dense"]), tuple(document["tasks"])
-        return Layout(fields=fields, dense=dense, tasks=tasks, group=document.get("group"))
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{where} is not that of a model: {error!r}") from None
 
 
 def _device_here(config: TrainConfig) -> str:

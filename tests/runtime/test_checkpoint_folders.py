@@ -26,6 +26,8 @@ from runtime.checkpoint.whole import (
 from runtime.data.batch import Batch, Field, Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.open import open_store
+from runtime.rank.progress import Meter
+from runtime.run.folder import plain
 
 TRACE = Trace.of([Event(Kind.LOOKUP, 0, 0, 0, 0), Event(Kind.PUSH, 0, 0, 0, 0)],
                  mode="sync", ranks=1, tau=0)  # fmt: skip
@@ -52,10 +54,23 @@ class Store:
         return dict(zip(ids.tolist(), np.hstack([values, state]).tolist(), strict=True))
 
 
-def state(samples, **changes):
-    words = {"config": {}, "tables": {}, "facts": {}, "clock": {}, "learner": {}, "meter": {}}
-    rest = {"servers": [], "told": {}, "files": {}, "updates": samples // 10}
-    return RunState(samples=samples, **words, **rest | changes)
+def state(samples):
+    meter = Meter()
+    meter.samples, meter.updates = samples, samples // 10
+    scale = {"value": 1.0, "calm": 0, "step": 0, "found_finite": False, "found_overflow": False}
+    return RunState(
+        samples=samples,
+        updates=samples // 10,
+        config={},
+        tables={},
+        facts={"ranks": 1, "shards": 1, "data_sha256": ""},
+        servers=Store().rows.counters_of_servers(),
+        clock={"updates_per_step": 1, "base_update": 0, "base_step": 0},
+        learner={"scale": scale, "drew_unseeded": False, "rows": {}},
+        meter=plain(meter.state()),
+        told={},
+        files={},
+    )
 
 
 def dense(value):

@@ -324,10 +324,10 @@ def test_a_table_that_is_not_the_models_is_refused(tmp_path: Path, column: Any, 
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"seed": "0"}, "seed is 0, no int"),
+        ({"seed": "0"}, "seed must be a whole number, got '0'"),
         ({"files": {}}, r"files are \[\], not \['dense.pt2', 'rows/rows.parquet'\]"),
-        ({"extra": 1}, "is not of this version: it lacks, or alone has, extra"),
-        ({"layout": {"fields": []}}, "manifest.json: layout is not that of a model"),
+        ({"extra": 1}, r"manifest.json: extra is not known; known: format, layout"),
+        ({"layout": {"fields": []}}, "manifest.json: a data set needs at least one id field"),
         ({"tables": {}, "files": {"dense.pt2": ""}}, "dense.pt2 is damaged"),
         ({"tables": {"rows": {"dimm": 4}}}, "tables.rows: dimm is not known; did you mean dim"),
     ],

@@ -1,0 +1,221 @@
+"""A run folder that somebody damaged or wrote by hand: told in a sentence, and never waited for."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import io
+import json
+import os
+import shutil
+import socket
+import threading
+
+import pytest
+import torch
+
+from runtime.checkpoint.sealed import write_sealed
+from runtime.checkpoint.whole import complete_checkpoints
+from runtime.commands import main
+from runtime.config import DataConfig
+from runtime.run.claim import claimed
+from runtime.run.record import run_into
+from tests.runtime.worlds import config
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A finished run with one checkpoint."""
+    folder = tmp_path_factory.mktemp("runs") / "one"
+    run_into(folder, config(mode="hybrid", tau=2, checkpoint_every="end", test_rows=200, steps=6,
+                            data=DataConfig(name="synthetic")))  # fmt: skip
+    return folder
+
+
+@pytest.fixture
+def run(made, tmp_path):
+    """A copy to damage."""
+    return shutil.copytree(made, tmp_path / "run")
+
+
+def cut_of(run):
+    return complete_checkpoints(run)[-1]
+
+
+def told(words, capsys):
+    """What is said of a folder that is refused; within the test's time, without a traceback."""
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and "Traceback" not in err
+    return err
+
+
+COMMANDS = {
+    "resume": ["train", "--steps", "9", "--resume"],
+    "evaluate": ["evaluate"],
+    "export": [
+        "export",
+        "--out",
+        "never",
+    ],
+}
+FILES = ["dense.pt", "trace.npz", "rows/manifest.json", "rows/*.rows", "state.json"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("name", FILES)
+def test_a_pipe_in_place_of_a_file_of_a_checkpoint_is_refused(run, name, command, capsys):
+    (file,) = cut_of(run).glob(name)
+    file.unlink()
+    os.mkfifo(file)
+    said = told([*COMMANDS[command], str(run)], capsys)
+    assert file.name in said and "it is not a regular file but a named pipe" in said
+
+
+@pytest.mark.parametrize("name", ["lock", "metrics.jsonl", "command.json", "config.json"])
+@pytest.mark.parametrize("kind", ["a named pipe", "a socket", "a folder"])
+def test_what_is_no_file_is_refused_by_a_resume(run, name, kind, capsys, monkeypatch):
+    (run / name).unlink(missing_ok=True)
+    if kind == "a named pipe":
+        os.mkfifo(run / name)
+    elif kind == "a folder":
+        (run / name).mkdir()
+    else:
+        monkeypatch.chdir(run)  # the name of a socket is short
+        with socket.socket(socket.AF_UNIX) as door:
+            door.bind(name)
+    said = told([*COMMANDS["resume"], str(run)], capsys)
+    assert str(run) in said and (name in said)
+
+
+def test_a_lock_that_is_a_link_is_not_followed(run, tmp_path, capsys):
+    precious = tmp_path / "precious"
+    precious.write_text("kept")
+    (run / "lock").symlink_to(precious)
+    assert "lock cannot be locked: it is not a regular file but a link" in told(
+        [*COMMANDS["resume"], str(run)], capsys
+    )
+    (run / "lock").unlink()
+    (run / "lock").symlink_to(tmp_path / "none")
+    assert "but a link" in told([*COMMANDS["resume"], str(run)], capsys)
+    assert precious.read_text() == "kept" and not (tmp_path / "none").exists()
+
+
+def test_metrics_that_are_a_link_are_read_and_the_file_behind_it_stays(run, tmp_path):
+    precious = tmp_path / "precious"
+    before = (run / "metrics.jsonl").read_bytes()
+    (run / "metrics.jsonl").rename(precious)
+    (run / "metrics.jsonl").symlink_to(precious)
+    assert main([*COMMANDS["resume"], str(run)]) == 0
+    assert precious.read_bytes() == before
+    assert not (run / "metrics.jsonl").is_symlink()
+
+
+def test_a_checkpoint_folder_that_is_a_link_loses_the_link_alone(run, tmp_path):
+    """Somebody moved it to a larger disk."""
+    moved = tmp_path / "moved"
+    place = cut_of(run)
+    shutil.move(place, moved)
+    place.symlink_to(moved)
+    before = {f: f.read_bytes() for f in moved.rglob("*") if f.is_file()}
+    words = ["--keep", "1", "--checkpoint-every", "1"]
+    assert main([*COMMANDS["resume"], str(run), *words]) == 0
+    assert not place.is_symlink() and len(complete_checkpoints(run)) == 1
+    assert {f: f.read_bytes() for f in moved.rglob("*") if f.is_file()} == before
+
+
+def test_a_lock_is_held_by_one_run_alone(tmp_path):
+    with claimed(tmp_path / "run"):
+        refused = []
+
+        def another():
+            try:
+                with claimed(tmp_path / "run"):
+                    pass
+            except ValueError as error:
+                refused.append(str(error))
+
+        thread = threading.Thread(target=another)
+        thread.start()
+        thread.join()
+        assert "another run is filling" in refused[0]
+    with claimed(tmp_path / "run"):
+        pass
+
+
+def changed_state(run, where, value):
+    """Another value in state.json, sealed as a run seals it; None takes the key away."""
+    file = cut_of(run) / "state.json"
+    state = json.loads(file.read_text())
+    del state["digest"]
+    *path, last = where.split(".")
+    inside = state
+    for key in path:
+        inside = inside[int(key) if key.isdigit() else key]
+    if value is None:
+        del inside[last]
+    else:
+        inside[last] = value
+    write_sealed(file, state)
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        ("samples", "x"), ("samples", -5), ("samples", 10**18), ("samples", 10), ("samples", 1.5),
+        ("updates", "x"), ("updates", -1), ("updates", [1]), ("facts", {}), ("facts", []),
+        ("facts.ranks", "two"), ("facts.data_sha256", 5), ("servers", "x"), ("servers", []),
+        ("servers", [{}, {}, {}]), ("servers.0.version", "x"), ("servers.0.updates", -1),
+        ("servers.0.row_staleness", [1]), ("servers.0.row_staleness", "x"), ("clock", "x"),
+        ("clock", {}), ("clock.base_update", 1.5), ("clock.updates_per_step", 0), ("learner", {}),
+        ("learner", 5), ("learner.scale.value", "x"), ("learner.scale.value", -1.0),
+        ("learner.rows", {"a": 5}), ("meter", {}), ("meter", "x"), ("meter.losses.sums", ["x"]),
+        ("meter.instants.last", [1]), ("meter.instants.kept", [[1, 2, 3]]), ("told", {"x": 1}),
+        ("told", {"wall_s": "x"}), ("told.checkpoints_written", -1), ("files", {}),
+        ("files", {"dense.pt": 5}), ("config", 5), ("config", {"x": 1}), ("tables", []),
+        ("tables", {"rows": 5}), ("layout", 5), ("layout", {"fields": 5}), ("staleness", {}),
+        ("staleness", "x"), ("format", 5), ("samples", None), ("more", 1),
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("command", ["resume", "evaluate"])
+def test_a_sealed_state_of_other_types_is_told_in_a_sentence(run, where, value, command, capsys):
+    changed_state(run, where, value)
+    if command == "evaluate" and where.startswith("told"):
+        assert main(["evaluate", str(run)]) == 0  # what only a resume asks for
+        return
+    said = told([*COMMANDS[command], str(run)], capsys)
+    assert "state.json" in said or "told" in said
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["text", 5, [], {"model": {}}, {"model": 5, "optimizers": []}, {"optimizers": []},
+     {"model": {"x": "y"}, "optimizers": [], "generators": {}},
+     "no optimiser", "optimiser of text", "generators of text", "weights of text"],
+    ids=str,
+)  # fmt: skip
+def test_sealed_weights_of_other_types_are_told_in_a_sentence(run, content, capsys):
+    file = cut_of(run) / "dense.pt"
+    whole = copy.deepcopy(torch.load(file, weights_only=True))
+    if content == "no optimiser":
+        content = whole | {"optimizers": []}
+    elif content == "optimiser of text":
+        content = whole | {"optimizers": ["text"]}
+    elif content == "generators of text":
+        content = whole | {"generators": {"cpu": "text"}}
+    elif content == "weights of text":
+        content = whole | {"model": dict.fromkeys(whole["model"], "text")}
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    file.write_bytes(buffer.getvalue())
+    digest = hashlib.blake2b(buffer.getvalue(), digest_size=32).hexdigest()
+    state = json.loads((cut_of(run) / "state.json").read_text())
+    changed_state(run, "files", state["files"] | {"dense.pt": digest})
+    assert "dense.pt" in told([*COMMANDS["resume"], str(run)], capsys)
+
+
+@pytest.mark.parametrize("device", ["meta", "cuda:x", "", "cpu:0", "CUDA", "cuda:1234"])
+def test_a_device_that_is_none_is_told_in_a_sentence(device, tmp_path, capsys):
+    words = ["train", "--steps", "1", "--device", device, "--out", str(tmp_path / "x")]
+    assert "device must be cpu, cuda, or cuda:1 and so on" in told(words, capsys)
