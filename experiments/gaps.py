@@ -12,7 +12,7 @@ import numpy as np
 
 from experiments.points import Point
 from experiments.statistics import Interval, t_interval
-from runtime.run.folder import read_summary
+from runtime.run.folder import PREDICTIONS, Predictions, read_predictions, read_summary
 from runtime.run.metrics import read_metrics
 
 Setting = tuple[str, int | None]
@@ -39,6 +39,15 @@ class Run:
     def log_loss(self, task: str) -> float:
         """Final test log-loss; NaN when it does not exist."""
         return self._figure(task, "log_loss")
+
+    def predictions(self, root: Path) -> Predictions:
+        """Labels and predictions of its test part. Raises ValueError where the file is not there,
+        or damaged."""
+        folder = self.point.folder(root)
+        found = read_predictions(folder)
+        if found is None:
+            raise ValueError(f"{folder} has a summary and no {PREDICTIONS}; remove it to run anew")
+        return found
 
     def _figure(self, task: str, name: str) -> float:
         found = self.summary["tasks"][task][name]

@@ -133,7 +133,13 @@ def _piece(piece: Piece, report: Report, records: Mapping[Piece, Record]) -> str
 def _provenance(report: Report, records: Mapping[Piece, Record]) -> str:
     header = ["piece", "table", "sha256", "date", "commit"]
     rows = [
-        [html.text(piece.study), html.text(name), html.tag("code", sum_), record.day, record.commit]
+        [
+            html.text(piece.study),
+            html.text(name),
+            html.tag("code", html.text(sum_)),
+            html.text(record.day),
+            html.text(record.commit),
+        ]
         for piece, record in records.items()
         for name, sum_ in record.sha256.items()
     ]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from experiments.paper.pieces import Piece
 from persia_sim.words.documents import read_document
+from persia_sim.words.files import read_regular
+from persia_sim.words.records import parse
 from runtime.run.folder import environment, write_json
 
 FILE = "piece.json"
@@ -53,7 +55,7 @@ def checksums(piece: Piece, folder: Path) -> dict[str, str]:
 
 def sha256(path: Path) -> str:
     """Of a file, in hexadecimal."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(read_regular(path)).hexdigest()
 
 
 def machine(about: Mapping[str, object]) -> str:
@@ -90,9 +92,9 @@ def kept(piece: Piece, out: Path) -> Record | None:
     folder = folder_of(piece, out)
     try:
         found = read_document(folder / FILE)
-        record = Record(**{f.name: found[f.name] for f in fields(Record)})
+        record = parse(Record, found, str(folder / FILE), others=True)
         return record if record.sha256 == checksums(piece, folder) else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError):
         return None
 
 

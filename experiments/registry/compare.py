@@ -75,7 +75,7 @@ def _significance(first: Run, second: Run) -> str:
     kept = [read_predictions(run.folder) for run in (first, second)]
     if kept[0] is None or kept[1] is None:
         return "no DeLong test: a run keeps no predictions"
-    (labels, a), (others, b) = kept
+    (labels, a, _), (others, b, _) = kept
     if labels.shape != others.shape or not np.array_equal(labels, others):
         return "no DeLong test: the two were not tested on the same rows"
     if list(first.tasks) != list(second.tasks) or labels.shape[1] != len(first.tasks):

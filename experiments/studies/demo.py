@@ -6,8 +6,6 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from experiments.checks import JOBS, ROWS, SEEDS, between
 from experiments.gaps import Run, Setting, curve_records, finished, gap_table, record, table_cells
 from experiments.paired import expected_samples, setting_points
@@ -143,9 +141,9 @@ def _footnotes(runs: list[Run], task: str, options: Options) -> str:
     labels, scores = [], []
     number = list(first.summary["tasks"]).index(task)
     for one in (first, second):
-        with np.load(one.point.folder(options.out) / "predictions.npz") as arrays:
-            labels.append(arrays["labels"][:, number])
-            scores.append(arrays["predictions"][:, number])
+        found = one.predictions(options.out)
+        labels.append(found.labels[:, number])
+        scores.append(found.predictions[:, number])
     test = delong(labels[0], scores[0], scores[1])
     return (
         f"AUC, log-loss, staleness: constant-lag executor; (threads): the first {THREAD_STEPS}"

@@ -160,9 +160,9 @@ def _scores(
     """Labels of the first task, and every run's predictions of it."""
     labels, scores = np.array([]), {}
     for run in runs:
-        with np.load(run.point.folder(options.out) / "predictions.npz") as arrays:
-            labels = arrays["labels"][:, 0].astype(np.float32)
-            scores[run.setting, run.summary["seed"]] = arrays["predictions"][:, 0].astype(float)
+        found = run.predictions(options.out)
+        labels = found.labels[:, 0].astype(np.float32)
+        scores[run.setting, run.summary["seed"]] = found.predictions[:, 0].astype(float)
     return labels, scores
 
 

@@ -10,6 +10,7 @@ import lzma
 import os
 import tarfile
 import tempfile
+import time
 import urllib.error
 import urllib.request
 import zipfile
@@ -27,6 +28,10 @@ Report = Callable[[int, int | None], None]
 """Called with the bytes received so far and the bytes announced (None: not announced)."""
 TIMEOUT_S = 60.0
 """Longest silence of the publisher's server."""
+LONGEST_S = 6 * 3600.0
+"""Of a whole download; a server that sends a little now and then is never silent."""
+LARGEST_DOWNLOAD_BYTES = 4 << 30
+"""Of an archive; the largest real one has 0.9 GB. Stops a server that sends for ever."""
 BLOCK_BYTES = 1 << 20
 LARGEST_MEMBER_BYTES = 4 << 30
 """Of one unpacked file; the largest real one has 80 MB. Stops an archive that unpacks for ever."""
@@ -73,17 +78,22 @@ def get(name: str | Publication, folder: Path | None = None, report: Report | No
 
 
 def fetch(url: str, path: Path, report: Report | None = None) -> str:
-    """Write what the URL holds to ``path`` and return its sha256."""
+    """Write what the URL holds to ``path`` and return its sha256.
+
+    Raises DataError for what cannot be had, is larger than an archive may be, or takes too long.
+    """
     digest, received, announced = hashlib.sha256(), 0, None
+    began_s = time.monotonic()
     request = urllib.request.Request(url, headers={"User-Agent": "persia-testbed"})
     with path.open("wb") as out:
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
                 length = answer.headers.get("Content-Length")
                 announced = int(length) if length and length.isdecimal() else None
-                while block := answer.read(BLOCK_BYTES):
+                while block := answer.read1(BLOCK_BYTES):  # what has come, however little
                     digest.update(block)
                     received += len(block)
+                    _refuse_endless(url, max(received, announced or 0), received, began_s)
                     out.write(block)
                     if report is not None:
                         report(received, announced)
@@ -105,6 +115,20 @@ def fetch(url: str, path: Path, report: Report | None = None) -> str:
     if announced is not None and received != announced:
         raise DataError(f"{url} ended after {received} of {announced} bytes\n  try again")
     return digest.hexdigest()
+
+
+def _refuse_endless(url: str, size_bytes: int, received: int, began_s: float) -> None:
+    if size_bytes > LARGEST_DOWNLOAD_BYTES:
+        raise DataError(
+            f"{url} has {size_bytes:,} bytes or more, an archive has at most"
+            f" {LARGEST_DOWNLOAD_BYTES:,}\n  fetch it by hand from the data set's page"
+        )
+    took_s = time.monotonic() - began_s
+    if took_s > LONGEST_S:
+        raise DataError(
+            f"{url} sent {received:,} bytes in {took_s:,.0f} s, a download takes at most"
+            f" {LONGEST_S:,.0f} s\n  try again later, or fetch it by hand from the data set's page"
+        )
 
 
 def check_pin(pins_path: Path, wanted: Publication, sha256: str) -> None:

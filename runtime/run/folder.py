@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -135,29 +135,40 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
         return None
 
 
-def read_predictions(folder: Path) -> tuple[np.ndarray, np.ndarray] | None:
-    """Labels, whole numbers [B, T], and predictions, floats [B, T]; None where the run has none.
+class Predictions(NamedTuple):
+    """predictions.npz: what a finished run says of its test part."""
 
-    Raises ValueError naming the file when it is damaged.
-    """
+    labels: np.ndarray
+    """Whole numbers [B, T]."""
+    predictions: np.ndarray
+    """Floats [B, T]."""
+    groups: np.ndarray | None
+    """Ids [B] of the samples' groups, of data that has groups."""
+
+
+def read_predictions(folder: Path) -> Predictions | None:
+    """The folder's predictions; None where the run has none, ValueError naming a damaged file."""
     file = folder / PREDICTIONS
     try:
         content = io.BytesIO(read_regular(file))
         with np.load(content, allow_pickle=False) as arrays:
-            labels, predictions = arrays["labels"], arrays["predictions"]
+            groups = arrays.get("groups")
+            found = Predictions(arrays["labels"], arrays["predictions"], groups)
     except FileNotFoundError:
         return None
     except Exception as error:  # numpy and zipfile have a dozen kinds for a damaged file
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise ValueError(f"{file} cannot be read: {reason}") from None
+    labels, predictions = found.labels, found.predictions
     fits = labels.ndim == 2 and labels.shape == predictions.shape
+    fits = fits and (groups is None or groups.shape == labels.shape[:1])
     if not fits or labels.dtype.kind not in "iub" or predictions.dtype.kind != "f":
         raise ValueError(
             f"{file} is damaged: labels and predictions must be whole numbers and floats of one"
             f" shape [samples, tasks], got {labels.dtype} {labels.shape} and {predictions.dtype}"
             f" {predictions.shape}"
         )
-    return labels, predictions
+    return found
 
 
 def _git(*words: str) -> str | None:

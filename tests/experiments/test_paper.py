@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
+import json
 import re
 import shutil
 import signal
@@ -267,6 +268,43 @@ def test_every_claim_stands_on_the_page_with_both_verdicts(html, report):
         html.count(f'class="verdict {v}"') for v in ("supported", "contradicted", "undecided")
     ]
     assert sum(counts) == 2 * len(report.claims)
+
+
+EVIL = "<script>alert(1)</script>"
+
+
+@pytest.mark.parametrize("field", ["commit", "date", "machine", "arguments", "sha256"])
+def test_nothing_of_a_pieces_record_is_more_than_text_on_the_page(field, tmp_path):
+    table = tmp_path / GOOD.study / GOOD.csv[0]
+    table.parent.mkdir()
+    table.write_text(f"a,{EVIL}\n{EVIL},1\n")
+    sums = record.checksums(GOOD, table.parent)
+    content = {"arguments": ["--out", "x"], "commit": "c", "machine": "m", "date": "2026-01-01",
+               "seconds": 1.0, "sha256": sums}  # fmt: skip
+    content[field] = (
+        [EVIL] if field == "arguments" else sums | {EVIL: EVIL} if field == "sha256" else EVIL
+    )
+    (table.parent / record.FILE).write_text(json.dumps(content))
+    made = Report(size="quick", out=tmp_path, plan={GOOD: ()}, left_out={}, failed={}, claims=[])
+    assert "<script" not in page(made)
+    if field != "sha256":  # other sums than those of its tables: not its record
+        assert "&lt;script" in page(made)
+
+
+@pytest.mark.parametrize(
+    "change", [{"commit": 5}, {"sha256": []}, {"seconds": "x"}, {"date": None}]
+)
+def test_a_record_of_another_shape_is_no_record(change, tmp_path):
+    table = tmp_path / GOOD.study / GOOD.csv[0]
+    table.parent.mkdir()
+    table.write_text("a\n1\n")
+    content = {"arguments": [], "commit": "c", "machine": "m", "date": "2026-01-01", "seconds": 1.0,
+               "sha256": record.checksums(GOOD, table.parent)}  # fmt: skip
+    file = table.parent / record.FILE
+    file.write_text(json.dumps(content))
+    assert record.kept(GOOD, tmp_path) is not None
+    file.write_text(json.dumps(content | change))
+    assert record.kept(GOOD, tmp_path) is None
 
 
 # Keeping results.

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -340,6 +341,61 @@ def test_an_archive_that_unpacks_for_ever_is_stopped(
     (tmp_path / "x.zip").write_bytes(zipped({"adult.data": "0" * 2000}))
     with pytest.raises(DataError, match="more than 1000 bytes"):
         extract(tmp_path / "x.zip", ("adult.data",), tmp_path)
+
+
+@pytest.fixture
+def endless() -> Iterator[Callable[[float], str]]:
+    """A server that never ends its answer: a block each so many seconds; gives its address."""
+    door, over = socket.create_server(("127.0.0.1", 0)), threading.Event()
+    threads: list[threading.Thread] = []
+
+    def answer(every_s: float) -> None:
+        peer, _ = door.accept()
+        with peer, contextlib.suppress(OSError):
+            peer.recv(4096)
+            peer.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
+            while not over.wait(every_s):
+                peer.sendall(bytes(2 if every_s else 1 << 16))
+
+    def started(every_s: float) -> str:
+        threads.append(threading.Thread(target=answer, args=(every_s,)))
+        threads[-1].start()
+        return f"http://127.0.0.1:{door.getsockname()[1]}/x.tar"
+
+    yield started
+    over.set()
+    door.close()
+    for thread in threads:
+        thread.join(timeout=10)
+
+
+def test_a_download_that_never_ends_is_stopped_by_its_size(
+    endless: Callable[[float], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "LARGEST_DOWNLOAD_BYTES", 1 << 20)
+    wanted = replace(publication("kuairand-pure"), url=endless(0.0))
+    with pytest.raises(DataError, match=r"bytes or more, an archive has at most 1,048,576"):
+        get(wanted, tmp_path)
+    assert not list(tmp_path.rglob("*.tar"))
+
+
+def test_a_download_that_says_it_is_too_large_is_not_begun(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "LARGEST_DOWNLOAD_BYTES", 1000)
+    site.files["/x.tar"] = bytes(1001)
+    with pytest.raises(DataError, match="has 1,001 bytes or more"):
+        get(replace(publication("kuairand-pure"), url=f"{site.url}/x.tar"), tmp_path)
+
+
+def test_a_download_that_trickles_is_stopped_by_its_time(
+    endless: Callable[[float], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "LONGEST_S", 0.1)
+    wanted = replace(publication("kuairand-pure"), url=endless(0.05))
+    with pytest.raises(DataError, match=r"sent \d+ bytes in 0 s, a download takes at most 0 s"):
+        get(wanted, tmp_path)
+    assert not list(tmp_path.rglob("*.tar"))
 
 
 def test_changed_columns_of_the_publisher_are_an_error(site: Site, tmp_path: Path) -> None:
