@@ -196,6 +196,9 @@ def describe(summary: dict) -> str:  # type: ignore[type-arg]
         lines.append(
             f"  best reachable AUC of this synthetic stream {summary['best_reachable_auc']:.4f}"
         )
+    from runtime.run.evaluate import told_of_rows  # late: torch
+
+    lines += [f"  {line}" for line in told_of_rows(summary["ids_with_row"], part)]
     stale = summary["staleness"]
     late = f"{stale.mean_steps:.2f} steps on average, {stale.max_steps} at most"
     if math.isnan(stale.mean_steps):

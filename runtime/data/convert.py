@@ -56,6 +56,22 @@ def zero_or_one(array: ArrowArray, missing: Collection[str]) -> Values:
     return Values(numbers, None, bad, "a label must be 0 or 1")
 
 
+def absent_share(array: ArrowArray, missing: Collection[str]) -> float:
+    """The share of rows without a value; of lists, of those that are empty."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.types as kinds
+
+    array = plain(array)
+    absent = pc.is_null(array, nan_is_null=kinds.is_floating(array.type))
+    if is_text(array.type):
+        texts = pc.utf8_trim_whitespace(array)
+        absent = pc.or_(absent, pc.is_in(texts, value_set=pa.array(missing, array.type)))
+    elif is_list(array.type):
+        absent = pc.or_(absent, pc.equal(pc.fill_null(pc.list_value_length(array), 0), 0))
+    return float(to_numpy(absent).mean())
+
+
 def _numeric(column: Column, array: ArrowArray, missing: Collection[str]) -> Values:
     numbers, absent, bad = numbers_of(array, missing)
     rule = "a numeric column needs a finite number that float32 can hold"
@@ -113,7 +129,7 @@ def _bags(column: Column, array: ArrowArray, missing: Collection[str]) -> Values
     elif not is_list(array.type):
         return _bad_everywhere(array, "a multi or sequence column needs a list, or text")
     inner = array.flatten()
-    hashes = _hashes(pc.utf8_trim_whitespace(inner) if is_text(inner.type) else inner, missing)
+    hashes = _hashes(inner, missing)
     lengths = to_numpy(pc.fill_null(pc.list_value_length(array), 0)).astype(np.int64)
     # A row without ids holds the one id "missing": no bag is empty, every pooling is defined.
     starts = np.cumsum(lengths) - lengths
@@ -158,8 +174,9 @@ def _hashes(array: ArrowArray, missing: Collection[str]) -> np.ndarray:
     elif not is_text(array.type):
         array = array.cast(pa.string())
     texts, which = distinct(array)
-    table = np.append(hash_texts(texts), MISSING)
+    ids = [text.strip() for text in texts]  # blanks around an id are none of it
+    table = np.append(hash_texts(ids), MISSING)
     for place, text in enumerate(texts):
-        if text in missing:
+        if text in missing or ids[place] in missing:
             table[place] = MISSING
     return np.take(table, which)

@@ -13,7 +13,7 @@ import numpy as np
 
 from runtime.data.batch import Batch, Layout
 from runtime.data.census import Census, take_census
-from runtime.data.convert import Values, column_values, zero_or_one
+from runtime.data.convert import Values, absent_share, column_values, zero_or_one
 from runtime.data.errors import DataError
 from runtime.data.ids import tag
 from runtime.data.interleave import interleave
@@ -57,6 +57,7 @@ class FileSource:
     _read: dict[Part, _Read] = field(default_factory=dict)
     _totals: Totals | None = None
     _census: Census | None = None
+    _absent: dict[str, float] | None = None
 
     def __post_init__(self) -> None:
         if self.rows is not None and self.rows < 1:
@@ -142,7 +143,29 @@ class FileSource:
             test_rows=census.placed["test"],
             rows_skipped=sum(inside.values()) + outside,
             skipped_where=", ".join(where),
+            private=self.is_private,
+            absent=self._absent_values(),
         )
+
+    @property
+    def is_private(self) -> bool:
+        """Whether a file of it may be read by its owner alone."""
+        files = [*self.main_files(), *(self.folder / join.file for join in self.schema.joins)]
+        return any(not regular_file(path).st_mode & 0o044 for path in files)
+
+    def _absent_values(self) -> dict[str, float]:
+        """Shares of absent values in the first rows of the files, of columns that have any."""
+        if self._absent is None:
+            columns = [c.name for c in self.schema.columns]
+            columns += [c.with_column for c in self.schema.columns if c.with_column is not None]
+            table = open_table(self.schema, self.folder, skip_bad_rows=self.skip_bad_rows)
+            first = next(iter(table.stream(tuple(dict.fromkeys(columns)))))
+            missing = self.schema.missing
+            found = {
+                c: absent_share(first.table.column(c), missing) for c in first.table.schema.names
+            }
+            self._absent = {name: share for name, share in found.items() if share}
+        return self._absent
 
     def checksums(self) -> list[str]:
         """SHA-256 of the main file, or of each where there are several, then of each joined one."""

@@ -12,7 +12,8 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -70,10 +71,13 @@ class KeptSource:
         if found is None:
             found = self.parsed.provenance()
             write_facts(folder, found)
-        return found
+        return replace(found, private=self.parsed.is_private)  # a mode changes without the bytes
 
     def _folder_of_data(self) -> Path:
         if self._folder is None:
+            with suppress(OSError):  # a place that cannot be written keeps nothing
+                self.root.mkdir(parents=True, exist_ok=True)
+                self.root.chmod(0o700)  # ids and labels of files that may be the user's alone
             self._folder = self.root / self._key()
         return self._folder
 

@@ -36,6 +36,10 @@ class Provenance:
     """Bad rows that were counted and left out because the user asked for it, in what was read."""
     skipped_where: str = ""
     """How many of them lay where, and how far the file was read; empty when there were none."""
+    private: bool = False
+    """Whether a file of it may be read by its owner alone; what copies its labels is as private."""
+    absent: dict[str, float] = field(default_factory=dict)
+    """Column -> its share of absent values in the first rows; only of those that have any."""
 
     @property
     def digest(self) -> str:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from dataclasses import field as dataclass_field
 from typing import Any
 
 import numpy as np
 from torch import nn
 
-from runtime.data.batch import Batch
+from runtime.data.batch import Batch, Layout
 from runtime.data.source import Part, Source, rebatch
 from runtime.data.synthetic import SyntheticSource
+from runtime.embedding.store import ABSENT, Handle
 from runtime.embedding.worker import EmbeddingWorker
 from runtime.rank.learner import Learner
 from runtime.run.scores import auc, calibration, group_auc, log_loss
@@ -63,6 +65,8 @@ class Evaluation:
     """Why the figures may mean nothing, in plain words; empty when healthy."""
     groups: np.ndarray | None = None
     """uint64 [n]: whose samples they are (a user's); None where the data set names no group."""
+    ids_with_row: dict[str, float] = dataclass_field(default_factory=dict)
+    """Field -> the share of its ids that have a row; empty where server processes hold the rows."""
 
     def without_predictions(self) -> Evaluation:
         """The scores alone, for a curve of many points."""
@@ -118,18 +122,77 @@ def evaluate(
 
     Every module is evaluated in its eval mode, and afterwards is in the mode in which it was.
     """
+    layout, found = learner.layout, _RowsFound(learner.layout)
+    scored = []
     with _evaluating(model):
-        scored = [
-            (learner.predict(model, b, worker.peek(b)), b.labels, learner.layout.groups(b))
-            for b in held_out
-        ]
+        for batch in held_out:
+            ticket = worker.store.peek(batch)
+            found.note(ticket)
+            predicted = learner.predict(model, batch, worker.pool(ticket))
+            scored.append((predicted, batch.labels, layout.groups(batch)))
     predictions, labels, groups = _columns(scored)
     tasks = {
         name: score(labels[:, k], predictions[:, k], groups)
         for k, name in enumerate(learner.layout.tasks)
     }
     health = _health(worker, tasks, predictions)
-    return Evaluation(tasks, predictions, labels, health, groups)
+    return Evaluation(tasks, predictions, labels, health, groups, found.shares())
+
+
+class _RowsFound:
+    """How many of each field's ids have a row."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._fields = [field.name for field in layout.fields]
+        self._ids = self._found = np.zeros(len(self._fields), np.int64)
+        self._known = True
+
+    def note(self, ticket: Handle) -> None:
+        """The ids of one batch; rows in other processes do not say where they lie."""
+        batch, width = ticket.batch, len(self._fields)
+        self._known = self._known and ticket.slots.keys() >= ticket.plans.keys()
+        if not self._known:
+            return
+        has_row = np.zeros(len(batch.ids), bool)
+        for name, plan in ticket.plans.items():
+            has_row[plan.occurrences] = ticket.slots[name][plan.inverse] != ABSENT
+        field = np.tile(np.arange(width), batch.size)
+        if batch.offsets is not None:
+            bounds = batch.offsets[: batch.size * width + 1]
+            field = np.repeat(field, np.diff(bounds))
+            has_row = has_row[bounds[0] : bounds[-1]]
+        self._ids = self._ids + np.bincount(field, minlength=width)
+        self._found = self._found + np.bincount(field[has_row], minlength=width)
+
+    def shares(self) -> dict[str, float]:
+        """By field; of those that had an id."""
+        if not self._known:
+            return {}
+        counts = zip(self._fields, self._found, self._ids, strict=True)
+        return {name: float(found / ids) for name, found, ids in counts if ids}
+
+
+def told_of_rows(shares: Mapping[str, float], part: str) -> list[str]:
+    """Lines about the shares of ids that have a row, the smallest first, for a person."""
+    if not shares:
+        return []
+    rising = sorted(shares, key=shares.__getitem__)
+    said = ", ".join(f"{name} {100 * shares[name]:.0f} %" for name in rising[:_MOST_TOLD])
+    if len(rising) > _MOST_TOLD:
+        next_one = 100 * shares[rising[_MOST_TOLD]]
+        said += f", {len(rising) - _MOST_TOLD} more from {next_one:.0f} % on"
+    lines = [f"ids of the {part} part with a row: {said}"]
+    rare = [name for name in rising if shares[name] < _HALF]
+    if rare:
+        names = ", ".join(rare[:_MOST_TOLD]) + (", ..." if len(rare) > _MOST_TOLD else "")
+        lines.append(
+            f"warning: fewer than half of the ids of {names} have a row, the others are read as"
+            " fresh ones: are they written as those of the training part?"
+        )
+    return lines
+
+
+_MOST_TOLD, _HALF = 8, 0.5
 
 
 def _columns(

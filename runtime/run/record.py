@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,7 +14,7 @@ from persia_sim.words.files import atomic_write
 from runtime.checkpoint.whole import Checkpoint
 from runtime.config import TrainConfig, read_config
 from runtime.data.same_data import refuse_other_data
-from runtime.data.source import Source
+from runtime.data.source import Provenance, Source
 from runtime.engines.data import opened
 from runtime.run.ending import Ending, Interrupted
 from runtime.run.evaluate import best_reachable_auc
@@ -132,7 +133,7 @@ def _fill(
 ) -> dict[str, Any]:
     start = saving.start
     on_samples, on_warning, on_start = told
-    on_start(f"data: {source.provenance()}")
+    told_of_data(source.provenance(), told)
     if config.engine.shards > MANY_SHARDS:
         on_warning(
             f"--shards {config.engine.shards:,}: each lookup and each push visits all of them in"
@@ -197,6 +198,8 @@ def _write_down(
     if final.groups is not None:
         arrays["groups"] = final.groups
     with atomic_write(folder / PREDICTIONS) as file:
+        if source.provenance().private:
+            os.fchmod(file.fileno(), 0o600)
         np.savez_compressed(file, **arrays)
     summary = summarize_run(config, outcome, source.provenance(), folder)
     judged = config.evaluation
@@ -206,6 +209,21 @@ def _write_down(
         board.end(summary)
     write_json(folder / SUMMARY, summary)
     return summary
+
+
+def told_of_data(data: Provenance, told: Told) -> None:
+    """What is known of the data before anything is trained."""
+    told.on_start(f"data: {data}")
+    falling = sorted(data.absent, key=data.absent.__getitem__, reverse=True)
+    if falling:
+        shares = ", ".join(f"{name} {100 * data.absent[name]:.3g} %" for name in falling)
+        told.on_start(f"absent values in the first rows: {shares}")
+    for name in falling:
+        if data.absent[name] == 1.0:
+            told.on_warning(
+                f"column {name} has no value in any of the first rows: a feature that is always the"
+                " same; is its name right, or is the file?"
+            )
 
 
 def summarize_run(
@@ -223,6 +241,7 @@ def summarize_run(
         "executor": config.engine.executor,
         "evaluated_on": f"{config.evaluation.part} part, after the last update, all pushes applied",
         "tasks": scores(outcome.final),
+        "ids_with_row": outcome.final.ids_with_row,
         "best_auc_on_the_way": best_auc(folder),
         "staleness": outcome.staleness,
         "row_staleness_histogram": outcome.store.row_staleness.tolist(),

@@ -111,6 +111,9 @@ def describe(found: dict[str, Any]) -> str:
             f"                {score['trivial_log_loss']:.4f}"
             f"       {known['calibration']:6.3f}{f'  {gauc:.4f}' if grouped else ''}"
         )
+    from runtime.run.evaluate import told_of_rows
+
+    lines += told_of_rows(found["ids_with_row"], "test")
     lines += [f"warning: {text}" for text in found["warnings"]]
     return "\n".join(lines)
 

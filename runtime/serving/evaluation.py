@@ -67,6 +67,7 @@ def evaluate_run(
         "rows_evaluated": len(found.labels),
         "rows_trained_on": leaked,
         "tasks": {name: plain(score.figures()) for name, score in found.tasks.items()},
+        "ids_with_row": found.ids_with_row,
         "warnings": [*_leak(leaked, len(found.labels)), *found.warnings],
     }
 

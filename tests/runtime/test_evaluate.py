@@ -13,11 +13,12 @@ from persia_sim.words.trace import Kind
 from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.data.batch import Batch
+from runtime.embedding.store import Handle
 from runtime.order.executor import OrderedRun
 from runtime.order.lag import lag_order
 from runtime.rank.parts import assemble
 from runtime.run import evaluate as evaluate_module
-from runtime.run.evaluate import HeldOut, best_reachable_auc, evaluate, score
+from runtime.run.evaluate import HeldOut, best_reachable_auc, evaluate, score, told_of_rows
 from runtime.run.session import train
 from tests.runtime.worlds import ArraySource, changed, config, run
 
@@ -310,9 +311,17 @@ class Healthy:
     """A worker whose rows are alive and have had gradients."""
 
     row_gradient_seen = True
-    store = (1,)
+
+    def __init__(self):
+        self.store = self
+
+    def __len__(self):
+        return 1
 
     def peek(self, batch):
+        return Handle(0, 0, batch, {"rows": None}, {}, {}, {})  # as from server processes
+
+    def pool(self, ticket):
         return None
 
     def has_live_rows(self):
@@ -365,3 +374,30 @@ def test_a_warning_that_the_end_no_longer_has_says_when_it_was_true(monkeypatch)
     monkeypatch.setattr(evaluate_module, "_health", lambda *_: next(said))
     chosen = config(steps=4, evaluate_every_steps=2)
     assert train(chosen, ArraySource(96)).warnings == ["after 2 updates: loss is high", "chance"]
+
+
+def test_ids_of_the_evaluated_part_with_a_row_are_counted_by_field():
+    """By hand: the ids that training has seen against those that are evaluated, bag by bag."""
+    seen, other = ArraySource(96, ids_per_field=40), ArraySource(200, seed=1, ids_per_field=80)
+    world = run(config(steps=4), seen)
+    known = set(np.concatenate([b.ids for b in seen.chunks("train")]).tolist())
+    counts = np.zeros((3, 2), int)
+    for batch in other.chunks("test"):
+        for bag in range(3 * batch.size):
+            ids = batch.ids[batch.offsets[bag] : batch.offsets[bag + 1]].tolist()
+            counts[bag % 3] += sum(i in known for i in ids), len(ids)
+    found = evaluate(world.learner, world.model, world.worker, HeldOut(other)).ids_with_row
+    assert found == {n: a / b for n, (a, b) in zip(("user", "item", "tags"), counts, strict=True)}
+    assert min(found.values()) > 0.2 and max(found.values()) < 0.8
+    everything = evaluate(world.learner, world.model, world.worker, HeldOut(seen)).ids_with_row
+    assert everything == dict.fromkeys(("user", "item", "tags"), 1.0)
+
+
+def test_few_ids_with_a_row_are_warned_of():
+    lines = told_of_rows({"user": 0.001, "item": 0.97, "tags": 0.5}, "test")
+    assert lines[0] == "ids of the test part with a row: user 0 %, tags 50 %, item 97 %"
+    assert len(lines) == 2 and "fewer than half of the ids of user have a row" in lines[1]
+    assert len(told_of_rows({"user": 0.5}, "test")) == 1
+    assert told_of_rows({}, "test") == []
+    many = told_of_rows({f"f{n}": 0.6 + n / 100 for n in range(12)}, "validation")[0]
+    assert many.startswith("ids of the validation part") and many.endswith("4 more from 68 % on")

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from runtime.commands import main
@@ -137,3 +139,59 @@ def test_the_figures_of_a_run_are_of_the_test_part_alone(tmp_path: Path) -> None
     assert labels[:, 0].tolist() == [n % 2 for n in range(41, 53)]
     assert summary["tasks"]["label"]["label_rate"] == 0.5
     assert math.isfinite(summary["tasks"]["label"]["auc"])
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644, 0o640])
+def test_copies_of_private_data_are_private(mode, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    rows = "".join(f"{k % 7},{k % 2}\n" for k in range(300))
+    (tmp_path / "rows.csv").write_text("user,label\n" + rows)
+    (tmp_path / "rows.csv").chmod(mode)
+    schema = tmp_path / "mine.toml"
+    split = "[split]\ntest_fraction = 0.3\n"
+    schema.write_text(f'name = "a"\nfile = "rows.csv"\n{split}[[columns]]\nname = "user"\n')
+    words = ["--data.name", str(schema), "--steps", "2", "--batch", "8", "--out"]
+    assert main(["train", *words, str(tmp_path / "run")]) == 0
+    kept = tmp_path / "cache" / "persia-testbed" / "parsed"
+    assert kept.is_dir() and kept.stat().st_mode & 0o777 == 0o700
+    found = (tmp_path / "run" / "predictions.npz").stat().st_mode & 0o777
+    assert (found == 0o600) == (mode == 0o600)
+
+
+def test_what_is_absent_and_what_matches_no_row_is_said(tmp_path, capsys):
+    """A column without values, and then the same data with its ids written in two other ways."""
+    draw = np.random.default_rng(0)
+    user, label = draw.integers(0, 40, 600), draw.integers(0, 2, 600)
+    columns = {"user": [f"u{u}" for u in user], "device": [None] * 600, "label": label,
+               "age": [None if n % 4 == 0 else str(n % 3) for n in range(600)]}  # fmt: skip
+
+    def written(name, users):
+        table = columns | {"user": pa.array(users), "device": pa.nulls(600, pa.string())}
+        pq.write_table(pa.table(table), tmp_path / f"{name}.parquet")
+        names = "".join(f'[[columns]]\nname = "{c}"\n' for c in ("user", "device", "age"))
+        schema = tmp_path / f"{name}.toml"
+        split = "[split]\ntest_fraction = 0.3\n"
+        schema.write_text(f'name = "{name}"\nfile = "{name}.parquet"\n{split}{names}')
+        return str(schema)
+
+    words = ["--steps", "6", "--batch", "64", "--checkpoint-every", "end"]
+    trained = written("mine", columns["user"])
+    assert main(["train", "--data.name", trained, *words, "--out", str(tmp_path / "run")]) == 0
+    told = capsys.readouterr()
+    said = told.out + told.err
+    assert "absent values in the first rows: device 100 %, age 25 %" in said
+    assert "warning: column device has no value in any of the first rows" in said
+    assert "ids of the test part with a row: user 100 %, device 100 %, age 100 %" in said
+    scores = []
+    for name, users in (("blank", [f" {u} " for u in columns["user"]]),
+                        ("padded", [f"u{u:05d}" for u in user])):  # fmt: skip
+        data = written(name, users)
+        out = tmp_path / f"{name}.json"
+        words = ["evaluate", str(tmp_path / "run"), "--data", data, "--out", str(out)]
+        assert main(words) == 0
+        said = capsys.readouterr().out
+        assert ("ids of the test part with a row: user 0 %" in said) == (name == "padded")
+        assert ("fewer than half of the ids of user have a row" in said) == (name == "padded")
+        scores.append(json.loads(out.read_text())["tasks"]["label"]["auc"])
+    own = json.loads((tmp_path / "run" / "summary.json").read_text())["tasks"]["label"]["auc"]
+    assert scores[0] == own and scores[1] != own

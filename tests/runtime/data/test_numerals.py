@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.data.convert import MISSING, column_values
+from runtime.data.convert import MISSING, absent_share, column_values
 from runtime.data.ids import hash_integers
 from runtime.data.numerals import number_of, whole_number_of
 from runtime.data.schema import Column
@@ -165,3 +165,33 @@ def test_a_nul_byte_is_bad_in_a_joined_column_too() -> None:
     found = column_values(column, texts, pa.array(["c", "d\0"]), ())
     assert found.bad.tolist() == [False, True]
     assert "NUL" in found.rule
+
+
+@pytest.mark.parametrize("column", [Column(name="x"), Column(name="x", with_column="y")])
+def test_blanks_around_an_id_do_not_count(column: Column) -> None:
+    """Also where they stand around a text that means "no value"."""
+    other = pa.array(["k"] * 6) if column.with_column else None
+    padded = pa.array([" u25", "u25 ", "\tu25", " 7 ", "a b", " ? "])
+    plain = pa.array(["u25", "u25", "u25", "7", "a b", "?"])
+    found = column_values(column, padded, other, ("", "?")).data.tolist()
+    assert found == column_values(column, plain, other, ("", "?")).data.tolist()
+    assert len(set(found)) == 4
+    blank = column_values(Column(name="x"), pa.array([" ", "u"]), None, (" ",)).data.tolist()
+    assert blank[0] == column_values(Column(name="x"), pa.array(["?"]), None, ("?",)).data[0]
+
+
+@pytest.mark.parametrize(
+    ("array", "share"),
+    [
+        (pa.array(["a", "", " ? ", None]), 0.75),
+        (pa.array([None, None], pa.string()), 1.0),
+        (pa.nulls(3), 1.0),
+        (pa.array([1, None, 3, 4]), 0.25),
+        (pa.array([1.0, float("nan")]), 0.5),
+        (pa.array([[1], [], None, [2, 3]]), 0.5),
+        (pa.array(["a", None, "b", "a"]).dictionary_encode(), 0.25),
+        (pa.array([True, False]), 0.0),
+    ],
+)
+def test_the_share_of_absent_values_is_counted(array: pa.Array, share: float) -> None:
+    assert absent_share(array, ("", "?")) == share

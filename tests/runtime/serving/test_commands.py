@@ -191,7 +191,8 @@ def test_damage_is_named_and_an_older_checkpoint_serves_with_a_warning(
 def test_gauc_is_told_where_samples_have_groups_alone(groups: int) -> None:
     score = {"auc": 0.7, "log_loss": 0.5, "label_rate": 0.3, "trivial_log_loss": 0.6}
     score |= {"calibration": 1.0} | ({"gauc": 0.6, "gauc_groups": groups} if groups else {})
-    found = {"checkpoint": "c", "samples": 9, "data_says": "d", "rows_evaluated": 5, "warnings": []}
+    found = {"checkpoint": "c", "samples": 9, "data_says": "d", "rows_evaluated": 5, "warnings": [],
+             "ids_with_row": {}}  # fmt: skip
     said = describe({**found, "tasks": {"click": score}})
     assert ("GAUC" in said, "nan" in said) == (groups > 0, False)
     assert len({len(line) for line in said.splitlines()[2:]}) == 1, "aligned"
