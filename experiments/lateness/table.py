@@ -63,9 +63,8 @@ class Group:
 
     def _scores(self, run: Run, root: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         number = list(run.summary["tasks"]).index(self.task)
-        with np.load(run.point.folder(root) / "predictions.npz") as arrays:
-            users = arrays.get("groups")
-            return arrays["labels"][:, number], arrays["predictions"][:, number], users
+        found = run.predictions(root)
+        return found.labels[:, number], found.predictions[:, number], found.groups
 
     def delays(self, key: Key, root: Path) -> list[Delay]:
         """Behind sync at each snapshot, with pushes that are on their way not yet applied."""

@@ -52,7 +52,16 @@ class Rows:
 
     def take(self, which: np.ndarray) -> Rows:
         """Some of them."""
-        return replace(self, table=self.table.take(which), numbers=self.numbers[which])
+        import pyarrow as pa
+
+        try:
+            return replace(self, table=self.table.take(which), numbers=self.numbers[which])
+        except pa.ArrowException as error:
+            kinds = ", ".join(f"{field.name} {field.type}" for field in self.table.schema)
+            raise DataError(
+                f"{self.path}: rows cannot be taken from columns of these types ({kinds}): {error}"
+                "\n  write them as plain text, numbers, or lists of these"
+            ) from error
 
     def where(self, which: int) -> str:
         """File and row, as an error names them."""
@@ -145,7 +154,7 @@ class TableFile:
                 break
             if batch.num_rows:
                 numbers = np.arange(first, first + batch.num_rows)
-                yield Rows(table=batch, numbers=numbers, path=self.path)
+                yield Rows(table=_without_views(batch), numbers=numbers, path=self.path)
                 first += batch.num_rows
         if first == 1:
             raise no_rows(self.path)
@@ -278,6 +287,16 @@ def _told_once() -> Iterator[None]:
 def _next(reader: Any) -> RecordBatch | None:
     with _told_once():
         return next(reader, None)
+
+
+def _without_views(batch: RecordBatch) -> RecordBatch:
+    """Views of texts as texts: few of pyarrow's functions know them."""
+    import pyarrow as pa
+
+    for place, column in enumerate(batch.schema):
+        if str(column.type) == "string_view":
+            batch = batch.set_column(place, column.name, batch.column(place).cast(pa.string()))
+    return batch
 
 
 def is_parquet(name: str) -> bool:

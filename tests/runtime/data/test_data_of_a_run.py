@@ -158,6 +158,22 @@ def test_copies_of_private_data_are_private(mode, tmp_path, monkeypatch):
     assert (found == 0o600) == (mode == 0o600)
 
 
+@pytest.mark.parametrize("kind", ["categorical", "multi"])
+def test_views_of_texts_are_texts(kind, tmp_path):
+    """As some writers of parquet mark their columns."""
+    found = []
+    for dtype in (pa.string(), pa.string_view()):
+        user = pa.array([f"u{k % 7},{k % 3}" for k in range(300)], dtype)
+        pq.write_table(pa.table({"user": user, "label": [k % 2 for k in range(300)]}),
+                       tmp_path / "d.parquet")  # fmt: skip
+        schema = tmp_path / "mine.toml"
+        column = f'[[columns]]\nname = "user"\nkind = "{kind}"\n'
+        text = f'name = "a"\nfile = "d.parquet"\n[split]\ntest_fraction = 0.3\n{column}'
+        schema.write_text(text)
+        found.append([batch.ids.tolist() for batch in open_source(str(schema)).chunks("train")])
+    assert found[0] == found[1]
+
+
 def test_what_is_absent_and_what_matches_no_row_is_said(tmp_path, capsys):
     """A column without values, and then the same data with its ids written in two other ways."""
     draw = np.random.default_rng(0)
