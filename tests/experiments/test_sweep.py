@@ -129,7 +129,7 @@ def test_a_point_waits_until_a_killed_sweeps_process_has_left_its_folder(tmp_pat
 def test_the_plan_says_what_is_done_and_by_another_commit(tmp_path, capsys):
     done, missing = points(2)
     done.folder(tmp_path).mkdir()
-    (done.folder(tmp_path) / "summary.json").write_text("{}")
+    (done.folder(tmp_path) / "summary.json").write_text('{"tasks": {}}')
     (done.folder(tmp_path) / "env.json").write_text('{"commit": "another"}')
     print_plan([done, replace(missing, exclusive=True)], tmp_path, 3)
     told = capsys.readouterr().out
@@ -143,7 +143,7 @@ def test_a_done_point_whose_environment_was_damaged_counts_as_one_of_another_com
 ):
     [done] = points(1)
     done.folder(tmp_path).mkdir()
-    (done.folder(tmp_path) / "summary.json").write_text("{}")
+    (done.folder(tmp_path) / "summary.json").write_text('{"tasks": {}}')
     (done.folder(tmp_path) / "env.json").write_text(content, encoding="latin-1")
     print_plan([done], tmp_path, 1)
     assert "1 of the done points were made by another commit" in capsys.readouterr().out
