@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from matplotlib.axes import Axes
 from matplotlib.container import BarContainer, ErrorbarContainer
 
@@ -30,6 +31,38 @@ def error_bars(axes: Axes) -> list[tuple[str, list[float], list[float], list[tup
             label = str(container.get_label())
             found.append((label, list(line.get_xdata()), list(line.get_ydata()), ends))
     return found
+
+
+def intervals(axes: Axes) -> list[tuple[float, float, float]]:
+    """(low, middle, high) of every error bar along x or y, sorted."""
+    found = []
+    for container in (c for c in axes.containers if isinstance(c, ErrorbarContainer)):
+        along = 0 if container.has_xerr else 1
+        line, _, (lines,) = container.lines
+        middles = (line.get_xdata(), line.get_ydata())[along]
+        ends = [(s[0][along], s[1][along]) for s in lines.get_segments()]
+        found += [(low, float(at), high) for at, (low, high) in zip(middles, ends, strict=True)]
+    return sorted(found)
+
+
+def reference_lines(axes: Axes) -> dict[str, list[float]]:
+    """Values of the lines that cross the whole panel: those at a y, and those at an x; sorted."""
+    found: dict[str, list[float]] = {"y": [], "x": []}
+    for line in axes.lines:
+        in_data = line.get_transform().contains_branch_seperately(axes.transData)
+        if in_data == (False, True):
+            found["y"].append(line.get_ydata()[0])
+        elif in_data == (True, False):
+            found["x"].append(line.get_xdata()[0])
+    return {which: sorted(values) for which, values in found.items()}
+
+
+def intervals_of(
+    rows: Sequence[Mapping[str, str]], column: str, half: str, unit: float = 1.0
+) -> list[Any]:
+    """What `intervals` is to find of these rows of a table."""
+    told = [(unit * float(row[column]), unit * float(row[half])) for row in rows]
+    return [pytest.approx(one) for one in sorted((m - h, m, m + h) for m, h in told)]
 
 
 def bars(axes: Axes) -> tuple[list[float], list[tuple[float, float]]]:

@@ -1,0 +1,104 @@
+"""Every error bar and reference line of the figures of stored tables is what the table says."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import pytest
+from matplotlib import pyplot as plt
+
+from paper_figs.convergence import convergence_figure
+from paper_figs.convergence_bound import convergence_bound_figure
+from paper_figs.demo import demo_figure
+from paper_figs.row_frequency import row_frequency_figure
+from paper_figs.treatments import treatments_figure
+from tests.paper_figs.read_back import intervals, intervals_of, reference_lines
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+GAP = "gap_to_sync", "gap_to_sync_half_width_95", 1e3  # thousandths of AUC
+ZERO = {"y": [0.0], "x": []}
+
+
+@pytest.fixture(autouse=True)
+def free_figures():
+    yield
+    plt.close("all")
+
+
+def table(name: str, **values: str) -> list[dict[str, str]]:
+    """The rows of a stored table that have these values."""
+    with (RESULTS / f"{name}.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [row for row in rows if all(row[key] == value for key, value in values.items())]
+
+
+def paths(*names: str) -> list[Path]:
+    return [RESULTS / f"{name}.csv" for name in names]
+
+
+def test_demo_has_the_intervals_of_its_gaps_against_a_line_at_zero():
+    rows = table("demo")
+    rows = [row for row in rows if row["task"] == rows[0]["task"] and row["mode"] != "sync"]
+    left, right = demo_figure(*paths("demo", "demo_curves")).axes
+    assert intervals(left) == intervals_of(rows, *GAP)
+    assert reference_lines(left) == reference_lines(right) == ZERO
+
+
+def test_treatments_have_both_gaps_intervals():
+    left, right = treatments_figure(*paths("treatments")).axes
+    rows = [row for row in table("treatments") if row["base"] != "sync"]
+    rows = [row for row in rows if row["task"] == rows[0]["task"]]
+    assert intervals(left) == intervals_of(rows, *GAP)
+    treated = [row for row in rows if not math.isnan(float(row["gap_to_untreated"]))]
+    column = "gap_to_untreated"
+    assert intervals(right) == intervals_of(treated, column, f"{column}_half_width_95", 1e3)
+    assert reference_lines(left) == reference_lines(right) == {"y": [], "x": [0.0]}
+
+
+def test_row_frequency_has_the_bars_of_its_gaps_and_of_every_drift():
+    names = "row_frequency", "row_frequency_staleness", "row_frequency_drift"
+    gaps, _, drift = row_frequency_figure(*paths(*names)).axes
+    most = max((row["tau"] for row in table("row_frequency")), key=float)
+    rows = table("row_frequency", by="rarest", tau=most)
+    real = [row for row in rows if not row["data"].startswith("synthetic")]
+    assert intervals(gaps) == intervals_of(real, *GAP)
+    assert reference_lines(gaps) == ZERO
+    assert intervals(drift) == intervals_of(table("row_frequency_drift"), *GAP)
+    (diagonal,) = [line for line in drift.lines if hasattr(line, "get_slope")]
+    assert (diagonal.get_xy1(), diagonal.get_slope()) == ((0, 0), 1)
+
+
+def test_the_bounds_figure_has_syncs_lines_and_every_measured_interval():
+    figure = convergence_bound_figure(*paths("convergence_bound", "convergence_bound_alpha"))
+    *panels, shares = figure.axes
+    longest, largest = (
+        max((row[size] for row in table("convergence_bound")), key=float)
+        for size in ("updates", "batch")
+    )
+    assert len(panels) == 2
+    for axes in panels:
+        case = axes.get_title().split(":")[0]
+        rows = table("convergence_bound", case=case, updates=longest, batch=largest)
+        late = [row for row in rows if row["mode"] in ("hybrid", "async")]
+        assert intervals(axes) == intervals_of(late, "measured", "measured_half_width_95")
+        (sync,) = [row for row in rows if row["mode"] == "sync"]
+        told = sorted(float(sync[name]) for name in ("bound", "measured", "untrained"))
+        assert reference_lines(axes) == {"y": told, "x": []}
+        named = {line.get_label(): line.get_ydata()[0] for line in axes.lines}
+        assert named["bound, sync"] == float(sync["bound"])
+        assert named["measured, sync"] == float(sync["measured"])
+    batches = sorted(
+        1 / int(column.rsplit("_", 1)[1])
+        for column in table("convergence_bound_alpha")[0]
+        if column.startswith("of_lookups_in_batch_")
+    )
+    assert reference_lines(shares)["x"] == pytest.approx(batches)
+
+
+def test_convergences_gaps_stand_against_a_line_at_zero():
+    axes = convergence_figure(*paths("convergence", "convergence_published")).axes
+    count = len({row["data_set"] for row in table("convergence")})
+    assert [reference_lines(one) for one in axes[2 * count :]] == [ZERO] * count
+    assert all(reference_lines(one) == {"y": [], "x": []} for one in axes[: 2 * count])
