@@ -28,6 +28,8 @@ class Part:
     """12 hex digits, different in each part."""
     digests: list[str]
     """One for the file of each shard."""
+    whole: list[str] = field(default_factory=list)
+    """Tables of which it has all rows, so that nothing in the parts before it counts."""
 
     def file_of(self, shard: int) -> str:
         """The name of a shard's file, beside the manifest."""
@@ -91,7 +93,10 @@ def _checked(file: Path, found: dict[str, Any]) -> Manifest:
             need(_matches(_DIGEST, digest), f"{at}.digests", digest, "64 hex digits each")
         fresh = len(set(digests)) == len(digests)
         need(fresh, f"{at}.digests", digests, "different for each shard")
-        checked.append(Part(name=name, digests=digests))
+        all_of = part.get("whole", [])
+        need(isinstance(all_of, list), f"{at}.whole", all_of, "a list of tables")
+        need(all(t in tables for t in all_of), f"{at}.whole", all_of, "some of the tables")
+        checked.append(Part(name=name, digests=digests, whole=all_of))
     extra = sorted(set(found) - {"format", "seed", "tables", "parts"})
     need(not extra, "the list of keys", extra, "format, seed, tables, parts and digest")
     return Manifest(seed=found["seed"], tables=tables, parts=checked)

@@ -9,10 +9,16 @@ import numpy as np
 
 from runtime.embedding.reference.plan import shard_of
 
+NO_ID = np.uint64(2**64 - 1)
+"""In place of an id where a slot stands empty; no id of a batch is this one (runtime.data.ids)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrays:
-    """The rows of one table and shard, the next one to be evicted first; n rows."""
+    """The rows of one table and shard, the next one to be evicted first; n rows.
+
+    Of a table with a clock, slots that stand empty and rows that have expired are among them.
+    """
 
     ids: np.ndarray
     """uint64 [n]"""
@@ -46,9 +52,19 @@ def merge_shards(shards: Sequence[Arrays]) -> Arrays:
     )
 
 
-def ids_of(arrays: Arrays, shards: int) -> tuple[np.ndarray, np.ndarray]:
-    """The new shard of each row, and of each removed id."""
-    return shard_of(arrays.ids, shards), shard_of(arrays.removed, shards)
+def divide(saved: Sequence[Arrays], shards: int) -> list[Arrays]:
+    """All rows by their new shards."""
+    merged = merge_shards(saved)
+    owner, gone = shard_of(merged.ids, shards), shard_of(merged.removed, shards)
+    return [part_of(merged, owner == shard, gone == shard) for shard in range(shards)]
+
+
+def living(arrays: Arrays, expire_after_steps: int | None) -> Arrays:
+    """Without the slots that stand empty and the rows that had expired."""
+    kept = arrays.ids != NO_ID
+    if expire_after_steps is not None and len(arrays.stamps):
+        kept &= arrays.stamps.astype(np.int64) >= arrays.latest_step - expire_after_steps
+    return part_of(arrays, kept, np.ones(len(arrays.removed), bool))
 
 
 def part_of(arrays: Arrays, rows: np.ndarray, removed: np.ndarray) -> Arrays:

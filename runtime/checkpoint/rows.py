@@ -1,5 +1,8 @@
 """Save and load the rows of a store: sharded, atomic, checksummed, a consistent cut, incremental.
 
+An incremental save has the rows that were used, written or created since the one before; of a table
+that evicts by a clock it has all, because the hand changes rows that nobody uses.
+
 A checkpoint is a directory: one file per shard and save, and ``manifest.json``, which names the
 files that count. The manifest is replaced last and at once, so a save that dies leaves the
 previous one whole, and what it would have saved counts as changed still. Saving again to the same
@@ -21,7 +24,7 @@ import numpy as np
 from runtime.checkpoint.array_file import BrokenFileError, read_arrays, write_arrays
 from runtime.checkpoint.folder_lock import folder_lock
 from runtime.checkpoint.manifest import NAME, Manifest, Part, read_manifest
-from runtime.checkpoint.reshard import Arrays, ids_of, merge_shards, part_of
+from runtime.checkpoint.reshard import NO_ID, Arrays, divide, living
 from runtime.checkpoint.same_rows import check_same_rows
 from runtime.embedding.config import TableConfig
 from runtime.embedding.savable import SavableStore
@@ -34,7 +37,7 @@ class Saved:
     """What one save did."""
 
     rows: int
-    """Rows written."""
+    """Rows written; of a table with a clock also those that have expired and are still there."""
     file_bytes: int
     """Bytes written."""
     pause_s: float
@@ -111,15 +114,20 @@ class Taken:
             if self.extends is not None and self.extends != path:
                 _link_parts(self.extends, path, self._parts)
             part, file_bytes = _write_part(path, name, snapshots)
+            first = not self._parts
+            part.whole.extend(t for t, c in store.tables.items() if first or c.capacity.saved_whole)
+            parts = [part] if len(part.whole) == len(store.tables) else [*self._parts, part]
             tables = {t: asdict(config) for t, config in store.tables.items()}
-            Manifest(seed=store.seed, tables=tables, parts=[*self._parts, part]).write(path)
-            rows = sum(len(s["ids"]) for tables in snapshots for s in tables.values())
+            Manifest(seed=store.seed, tables=tables, parts=parts).write(path)
+            rows = sum(
+                int((s["ids"] != NO_ID).sum()) for tables in snapshots for s in tables.values()
+            )
         except BaseException:
             self._settle(kept=False)
             raise
         store.last_saved = (str(path.resolve()), name) if self._track else None
         self._settle(kept=True)
-        _remove_all_but(path, [*self._parts, part])
+        _remove_all_but(path, parts)
         return Saved(rows, file_bytes, self.pause_s)
 
     def _settle(self, *, kept: bool) -> None:
@@ -142,24 +150,24 @@ def rows_of_shard(
         check_same_rows(manifest, tables, seed, path)
         found: dict[str, list[dict[str, Any]]] = {table: [] for table in tables}
         for part in manifest.parts:
-            if len(part.digests) == shards:
-                for table, arrays in _read_shard(path, part, shard).items():
-                    found[table].append(asdict(arrays))
-                continue
-            every = [_read_shard(path, part, k) for k in range(len(part.digests))]
-            for table in tables:
-                merged = merge_shards([of_tables[table] for of_tables in every])
-                owner, gone = ids_of(merged, shards)
-                found[table].append(asdict(part_of(merged, owner == shard, gone == shard)))
+            alone = len(part.digests) == shards
+            files = [shard] if alone else range(len(part.digests))
+            every = [_read_shard(path, part, k) for k in files]
+            for name in _tables_of(manifest, part):
+                saved = [of_tables[name] for of_tables in every]
+                now = _shared_out(
+                    saved, manifest.tables[name], tables[name], 1 if alone else shards
+                )
+                found[name].append(asdict(now[0 if alone else shard]))
     return found
 
 
 def load(store: SavableStore, path: Path) -> None:
     """Fill an empty store, of any number of shards, with what was saved.
 
-    With the same number of shards and no incremental part the store goes on exactly as the saved
-    one, evictions included. Otherwise the order of recency is that of each old shard, interleaved,
-    and sightings of admission start anew. Raises ValueError, with what is in the checkpoint and
+    With the same number of shards the store goes on exactly as the saved one, evictions included.
+    Otherwise the order of recency is that of each old shard, interleaved, and sightings of
+    admission start anew. Raises ValueError, with what is in the checkpoint and
     what is in the store, when rows would mean something else, and `BrokenFileError` for damage.
     """
     if len(store):
@@ -172,14 +180,32 @@ def load(store: SavableStore, path: Path) -> None:
         manifest = read_manifest(path)
         check_same_rows(manifest, store.tables, store.seed, path)
         for part in manifest.parts:
-            found = [_read_shard(path, part, shard) for shard in range(len(part.digests))]
-            for table in store.tables:
-                shards = [tables[table] for tables in found]
-                if len(shards) != store.shards:
-                    merged = merge_shards(shards)
-                    owner, gone = ids_of(merged, store.shards)
-                    shards = [part_of(merged, owner == k, gone == k) for k in range(store.shards)]
-                store.restore(table, [asdict(s) for s in shards])
+            every = [_read_shard(path, part, shard) for shard in range(len(part.digests))]
+            for name in _tables_of(manifest, part):
+                saved = [of_tables[name] for of_tables in every]
+                shards = _shared_out(saved, manifest.tables[name], store.tables[name], store.shards)
+                store.restore(name, [asdict(s) for s in shards])
+
+
+def _tables_of(manifest: Manifest, part: Part) -> list[str]:
+    """The tables whose rows in this part no later part has all of."""
+    later = manifest.parts[manifest.parts.index(part) + 1 :]
+    return [name for name in manifest.tables if not any(name in other.whole for other in later)]
+
+
+def _shared_out(
+    every: list[Arrays], saved: dict[str, Any], now: TableConfig, shards: int
+) -> list[Arrays]:
+    """A table's rows in one part, by the shards that there are now.
+
+    Slots that stand empty, and rows that have expired, are left out where nothing depends on them.
+    """
+    if len(every) == shards and saved.get("capacity") == asdict(now.capacity):
+        return every
+    capacity = saved.get("capacity")
+    expiry = capacity.get("expire_after_steps") if isinstance(capacity, dict) else None
+    every = [living(one, expiry if isinstance(expiry, int) else None) for one in every]
+    return every if len(every) == shards else divide(every, shards)
 
 
 def _write_part(

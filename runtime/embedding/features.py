@@ -34,8 +34,9 @@ class Capacity:
     memory_bytes: int | None = None
     """Most bytes of rows, state, records and index; None: no limit. The smaller limit counts."""
     eviction: Eviction = "lru"
-    """lru: exactly the least recently used goes, 31 bytes a row beside values and state. clock: one
-    that was not used for a whole turn of the hand goes, 23 bytes a row and faster."""
+    """lru: exactly the least recently used goes, 35 bytes a row beside values and state. clock: one
+    that was not used for a whole turn of the hand goes, 27 bytes a row and faster; an incremental
+    checkpoint writes all rows of such a table."""
     expire_after_steps: int | None = None
     """A row not looked up in training for more than this many steps starts afresh; None: never."""
 
@@ -53,6 +54,11 @@ class Capacity:
             require_whole(
                 "capacity.expire_after_steps", self.expire_after_steps, 1, 2**32 - 1, rule
             )
+
+    @property
+    def saved_whole(self) -> bool:
+        """Whether every save has all rows: a clock's hand changes rows that nobody uses."""
+        return self.eviction == "clock"
 
     @property
     def limited(self) -> bool:

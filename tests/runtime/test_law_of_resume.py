@@ -169,6 +169,7 @@ def test_torchs_generator_goes_on_where_it_stood(tmp_path):
 FORGETFUL = {
     "lru": {"capacity": Capacity(rows=40)},
     "clock": {"capacity": Capacity(rows=40, eviction="clock")},
+    "clock and expiry": {"capacity": Capacity(rows=60, eviction="clock", expire_after_steps=3)},
     "expiry": {"capacity": Capacity(rows=60, expire_after_steps=3)},
     "frequency": {"admission": Admission(kind="frequency", sightings=2, counters=4096)},
     "probability": {"admission": Admission(kind="probability", probability=0.4)},
@@ -177,11 +178,12 @@ FORGETFUL = {
 
 @pytest.mark.parametrize("mode", [Mode.LOOKAHEAD, Mode.ASYNC])
 @pytest.mark.parametrize("name", FORGETFUL)
-def test_rows_that_are_evicted_expire_or_are_refused_do_so_alike(name, mode, tmp_path):
-    chosen = every(4, ranks=2, shards=2, mode=mode)
+@pytest.mark.parametrize("increments", [False, True])
+def test_rows_that_are_evicted_expire_or_are_refused_do_so_alike(name, mode, increments, tmp_path):
+    chosen = every(2, ranks=2, shards=2, mode=mode, checkpoint_incremental=increments)
     chosen = replace(chosen, rows=replace(chosen.rows, **FORGETFUL[name]))
     whole = run(chosen, tmp_path / "whole")
-    (_, cut, *_) = complete_checkpoints(tmp_path / "whole")
+    (_, _, cut, *_) = complete_checkpoints(tmp_path / "whole")
     assert_same_run(whole, run(chosen, tmp_path / "resumed", cut))
 
 

@@ -51,7 +51,7 @@ def open_table(
 
 def overhead_bytes_per_row(config: TableConfig) -> float:
     """Bytes that a row of a full table costs beside its values and state."""
-    record_bytes = 12 + 4 * (config.capacity.expire_after_steps is not None)
+    record_bytes = 16 + 4 * (config.capacity.expire_after_steps is not None)
     if config.capacity.limited and config.capacity.eviction == "lru":
         record_bytes += 8
     return record_bytes + _INDEX_BYTES_PER_ROW

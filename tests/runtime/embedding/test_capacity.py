@@ -127,7 +127,7 @@ def test_rows_expire_by_age_and_their_memory_is_used_again(one_table: Any) -> No
     assert table.store.counters["expired"] > 450
 
 
-@pytest.mark.parametrize(("eviction", "most_bytes"), [("lru", 32), ("clock", 24)])
+@pytest.mark.parametrize(("eviction", "most_bytes"), [("lru", 36), ("clock", 28)])
 def test_overhead_per_row_is_what_the_words_say(
     one_table: Any, eviction: Any, most_bytes: int
 ) -> None:

@@ -8,11 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from runtime.checkpoint.array_file import BrokenFileError
 from runtime.checkpoint.rows import load, save
 from runtime.embedding.config import RowOptimizer
 from runtime.embedding.features import Admission, Capacity
+from runtime.embedding.reference.plan import shard_of
+from tests.runtime.embedding.conftest import OneTable
 
 ADAM = RowOptimizer(kind="adam", eps=1e-8, bias_correction="row")
 TABLES: list[dict[str, Any]] = [
@@ -42,9 +46,62 @@ def test_a_loaded_store_goes_on_with_the_same_bytes(
     saved, loaded = one_table(shards=2, **config), one_table(shards=2, **config)
     train(saved, range(12))
     result = save(saved.store, tmp_path)
-    assert result.rows == len(saved.resident())
+    assert result.rows == len(saved.store)
     load(loaded.store, tmp_path)
     assert train(loaded, range(12, 30)) == train(saved, range(12, 30))
+
+
+CAPACITIES = st.builds(
+    Capacity,
+    rows=st.integers(4, 40),
+    eviction=st.sampled_from(["lru", "clock"]),
+    expire_after_steps=st.sampled_from([None, 1, 2, 4]),
+) | st.builds(Capacity, expire_after_steps=st.sampled_from([1, 3]))
+# Steps of training since the save before, and whether only changes are saved then.
+SAVES = st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=1, max_size=4)
+
+
+@given(
+    capacity=CAPACITIES,
+    admission=st.sampled_from([Admission(), Admission(kind="probability", probability=0.6)]),
+    shards=st.sampled_from([1, 2]),
+    saves=SAVES,
+    seed=st.integers(0, 2**32),
+)
+@settings(max_examples=150, deadline=None)
+def test_whatever_makes_rows_go_a_store_of_several_saves_goes_on_with_the_same_bytes(
+    tmp_path_factory: pytest.TempPathFactory,
+    capacity: Capacity,
+    admission: Admission,
+    shards: int,
+    saves: list[tuple[int, bool]],
+    seed: int,
+) -> None:
+    """Which row goes next is part of what is saved, also if only changes are: law 11."""
+    rng = np.random.default_rng(seed)
+    config = {"dim": 2, "capacity": capacity, "admission": admission}
+    saved, loaded = (OneTable(shards=shards, **config) for _ in range(2))
+
+    def step(number: int, tables: list[OneTable]) -> None:
+        ids = rng.choice(60, rng.integers(1, 12), replace=False)
+        pushed, gradient = rng.random() < 0.7, rng.standard_normal()  # some pushes are lost
+        handles = [table.look_up(ids, number) for table in tables]
+        for table, handle in zip(tables, handles, strict=True):
+            assert handle.values["rows"].tobytes() == handles[0].values["rows"].tobytes()
+            if pushed:
+                table.push(handle, gradient)
+
+    folder, done = tmp_path_factory.mktemp("rows"), 0
+    save(saved.store, folder, track_changes=True)
+    for steps, incremental in saves:
+        for number in range(done, done + steps):
+            step(number, [saved])
+        done += steps
+        save(saved.store, folder, incremental=incremental, track_changes=True)
+    load(loaded.store, folder)
+    for number in range(done, done + 12):
+        step(number, [saved, loaded])
+        equal_stores(loaded, saved)
 
 
 @pytest.mark.parametrize("shards", [1, 3, 5])
@@ -233,7 +290,8 @@ def test_what_a_failed_save_would_have_written_is_in_the_next_one(
     load(other.store, tmp_path)
     equal_stores(other, table)
     left = {file.name for file in tmp_path.iterdir()}
-    assert len(left) == 5  # two parts of two shards, and the manifest: no half-written file
+    parts = 1 if eviction == "clock" else 2  # every save of a table with a clock is whole
+    assert len(left) == 2 * parts + 1  # a file a shard, and the manifest: no half-written file
 
 
 def test_the_checkpoint_before_a_failed_save_still_loads(
@@ -301,6 +359,54 @@ def test_a_resharded_store_trains_on_as_the_one_that_was_not(
     equal_stores(loaded, saved)
     fresh = [t.store.counters["created"] for t in (saved, loaded)]
     assert fresh[0] - created[0] == fresh[1] - created[1] > 0
+
+
+def relative_ages(ids: list[int], shards: int) -> list[int]:
+    """Ids that were used in this order, as that many shards merge theirs: by place in their own."""
+    own = [[one for one in ids if shard_of(np.array([one]), shards)[0] == k] for k in range(shards)]
+    aged = [(place / len(of), k, one) for k, of in enumerate(own) for place, one in enumerate(of)]
+    return [one for _, _, one in sorted(aged)]
+
+
+@pytest.mark.parametrize(("old", "new"), [(2, 1), (1, 3), (2, 3), (3, 2)])
+def test_a_full_table_on_other_shards_goes_on_to_evict_its_oldest_rows(
+    one_table: Any, tmp_path: Path, old: int, new: int
+) -> None:
+    """Against a list a shard; new shards do not hold equally many rows, so loading evicts, too."""
+    saved, loaded = (one_table(shards=n, dim=2, capacity=Capacity(rows=24)) for n in (old, new))
+    used = [int(i) for i in np.random.default_rng(old).permutation(60)[:30]]
+    for number, one in enumerate([*used, *used[10:14]]):  # four of them are used again
+        saved.look_up([one], number)
+    save(saved.store, tmp_path)
+    load(loaded.store, tmp_path)
+    used = [one for one in used if one not in used[10:14]] + used[10:14]
+    full = relative_ages([one for one in used if one in saved.resident()], old)
+    kept: list[list[int]] = [[] for _ in range(new)]
+    for one in [*full, *range(100, 130)]:
+        if one >= 100:
+            loaded.look_up([one], one)
+        shard = kept[shard_of(np.array([one]), new)[0]]
+        shard.append(one)
+        del shard[: -(24 // new)]
+        if one >= 100 or one == full[-1]:
+            assert loaded.resident() == {i for of in kept for i in of}
+
+
+@pytest.mark.parametrize("capacity", [None, 90])
+@pytest.mark.parametrize(("old", "new"), [(2, 2), (2, 1), (1, 3), (3, 2)])
+def test_each_row_on_other_shards_expires_when_its_own_time_is_over(
+    one_table: Any, tmp_path: Path, old: int, new: int, capacity: int | None
+) -> None:
+    config = {"dim": 2, "capacity": Capacity(rows=capacity, expire_after_steps=30)}
+    saved, loaded = (one_table(shards=n, **config) for n in (old, new))
+    last = {int(i): step for step, i in enumerate(np.random.default_rng(new).permutation(60)[:25])}
+    for one, step in last.items():
+        saved.look_up([one], step)
+    save(saved.store, tmp_path)
+    load(loaded.store, tmp_path)
+    for step in range(26, 60):
+        loaded.look_up([1000], step)
+        assert loaded.resident() == {1000} | {i for i, used in last.items() if used >= step - 30}
 
 
 def test_a_lookup_without_a_push_keeps_a_row_from_expiring_after_a_load(

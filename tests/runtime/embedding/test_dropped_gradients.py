@@ -57,6 +57,35 @@ def test_a_row_that_was_evicted_and_created_again_takes_no_old_gradient(one_tabl
     np.testing.assert_array_equal(table.values([7]), again.values["rows"])
 
 
+@pytest.mark.parametrize("others", [1, 63, 127, 64 * 5 - 1, 62, 64])
+@pytest.mark.parametrize(
+    "capacity",
+    [Capacity(rows=1), Capacity(rows=1, eviction="clock"), Capacity(expire_after_steps=1)],
+)
+def test_whatever_number_of_rows_came_between_an_old_gradient_is_dropped(
+    one_table: Any, others: int, capacity: Capacity
+) -> None:
+    """So is a copy that was read ahead replaced: law 2, where a row goes and comes back."""
+    table = one_table(dim=2, optimizer=SGD, capacity=capacity)
+    far = 10 if capacity.expire_after_steps else 1  # each row has expired when the next one comes
+    first = table.look_up([7])
+    table.push(table.look_up([7]))
+    table.push(table.look_up([7], step=1, create=False))  # the count of writes of a row anew
+    ahead = table.look_up([7], step=1, create=False)
+    for step in range(1, others + 1):
+        table.look_up([1000 + step], step * far)
+    again = table.look_up([7], (others + 1) * far)
+    for _ in range(2):
+        table.push(table.look_up([7], (others + 1) * far), 10.0)
+    trained = table.values([7])
+    table.store.refresh(ahead, 0)
+    np.testing.assert_array_equal(ahead.values["rows"], trained)
+    table.push(first)
+    assert table.store.gradients_dropped["evicted"] == 1
+    np.testing.assert_array_equal(table.values([7]), trained)
+    assert not np.array_equal(trained, again.values["rows"])
+
+
 def test_merged_push_drops_only_the_missing_part(one_table: Any) -> None:
     table = one_table(dim=2, optimizer=SGD, capacity=Capacity(rows=2))
     old = table.look_up([1, 2])

@@ -56,6 +56,7 @@ bool Frozen::expired(uint32_t slot) const {
 }
 
 bool Frozen::chosen(uint32_t slot) const {
+  if (options_.eviction == Eviction::clock) return true;
   return records_.id(slot) != kNoId && !expired(slot) &&
          (!at_.only_changed || (records_.word(slot) & Records::kChanged));
 }
@@ -154,6 +155,7 @@ std::vector<uint32_t> Frozen::by_age() const {
 
 // The order is a permutation of the places: in place, one cycle after the other.
 Image Frozen::finish() {
+  for (uint32_t k = 0; k < at_.free.size(); ++k) words()[place(at_.free[k]) - kFirstPlace] = k;
   std::vector<uint32_t> order = by_age();
   image_.n = order.size();
   arrange(order, ids());

@@ -29,6 +29,7 @@ struct Instant {
   uint32_t latest_step = 0;
   bool only_changed = false;
   bool clear_marks = false;  // changes are counted anew from here
+  std::vector<uint32_t> free = {};  // clock: slots without a row, the next to be filled last
 };
 
 // The columns of a finished copy; n rows.

@@ -51,11 +51,12 @@ size_t Table::collect(const Part& given, size_t from, size_t to, Collected& touc
     }
     const auto slot = static_cast<uint32_t>(handle);
     const uint64_t id = part.ids[from];
-    if (slot >= used || records.id(slot) != id || handle_of(slot, records.word(slot)) != handle) {
+    const uint64_t counters = slot < used ? records.counters(slot) : 0;
+    if (slot >= used || records.id(slot) != id || handle_of(slot, counters) != handle) {
       ++missed.evicted;
       continue;
     }
-    const uint32_t writes = Records::writes_in(records.word(slot));
+    const uint32_t writes = Records::writes_in(counters);
     const int64_t others = Records::writes_between(part.writes[from], writes);
     ++missed.writes[std::min<int64_t>(others, 63)];
     ids[count] = id;

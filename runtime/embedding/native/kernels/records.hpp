@@ -13,10 +13,10 @@ namespace embedding {
 
 inline constexpr uint64_t kNoId = ~uint64_t{0};  // no id is 2**64 - 1, see runtime.data.ids
 
-// Word: generation (6 bits) | changed | recently used | optimiser steps taken (24 bits; after 2**24 - 1
-// it goes on from 2**23: counts near in time still differ, and Adam's correction is 1 by then).
-// 12 bytes a row, 8 more for an exact LRU list, 4 more for expiry. Without a limit 16 bytes, which
-// never lie in two cache lines; a limited table rather holds more rows. A row changes only after its
+// Word: changed | recently used | optimiser steps taken (24 bits; after 2**24 - 1 it goes on from 2**23:
+// counts near in time still differ, and Adam's correction is 1 by then). Generation: how many rows
+// the slot has had, in 32 bits, so that no handle outlives a turn of it. 16 bytes a row, which never
+// lie in two cache lines; 8 more for an exact LRU list, 4 more for expiry. A row changes only after its
 // record, so that a keeper who is asked before each change of a record sees both as they were.
 class Records {
  public:
@@ -28,6 +28,8 @@ class Records {
     const char* at(uint32_t slot) const { return first + slot * bytes; }
     uint64_t id(uint32_t slot) const { return load<uint64_t>(at(slot)); }
     uint32_t word(uint32_t slot) const { return load<uint32_t>(at(slot) + 8); }
+    uint32_t generation(uint32_t slot) const { return load<uint32_t>(at(slot) + 12); }
+    uint64_t counters(uint32_t slot) const { return load<uint64_t>(at(slot) + 8); }  // both at once
     uint32_t newer(uint32_t slot) const { return load<uint32_t>(at(slot) + links); }
     uint32_t older(uint32_t slot) const { return load<uint32_t>(at(slot) + links + 4); }
     void prefetch(uint32_t slot) const {
@@ -41,7 +43,6 @@ class Records {
   static constexpr uint32_t kMostWrites = (1u << 24) - 1;
   static constexpr uint32_t kUsed = 1u << 24;
   static constexpr uint32_t kChanged = 1u << 25;
-  static constexpr uint32_t kGenerationShift = 26;
 
   // The count after `from` of which `now` is a later one, in steps.
   static int64_t writes_between(int64_t from, int64_t now) {
@@ -49,10 +50,9 @@ class Records {
   }
 
   explicit Records(const Options& options)
-      : links_(options.eviction == Eviction::lru ? 12 : 0),
-        stamp_(options.expire_after_steps ? (links_ ? 20 : 12) : 0),
-        bytes_(options.eviction == Eviction::none ? 16
-                                                  : 12 + (links_ ? 8 : 0) + (stamp_ ? 4 : 0)) {}
+      : links_(options.eviction == Eviction::lru ? 16 : 0),
+        stamp_(options.expire_after_steps ? (links_ ? 24 : 16) : 0),
+        bytes_(16 + (links_ ? 8 : 0) + (stamp_ ? 4 : 0)) {}
 
   // Who is asked before each change; null: nobody.
   void set_keeper(Keeper* keeper) { keeper_ = keeper; }
@@ -76,8 +76,7 @@ class Records {
     store(at(slot) + 8, word);
   }
   uint32_t writes(uint32_t slot) const { return writes_in(word(slot)); }
-  static uint32_t writes_in(uint32_t word) { return word & kMostWrites; }
-  static uint32_t generation_in(uint32_t word) { return word >> kGenerationShift; }
+  static uint32_t writes_in(uint64_t counters) { return counters & kMostWrites; }
   void add(uint32_t slot, uint32_t flag) {
     keep(slot);
     if ((word(slot) & flag) == 0) set_word(slot, word(slot) | flag);
@@ -102,9 +101,9 @@ class Records {
   }
   // A fresh row in this slot: old handles of the slot become invalid.
   void renew(uint32_t slot, uint64_t id) {
-    const uint32_t generation = (word(slot) >> kGenerationShift) + 1;
     set_id(slot, id);
-    set_word(slot, generation << kGenerationShift | kUsed | kChanged);
+    set_word(slot, kUsed | kChanged);
+    store(at(slot) + 12, reader().generation(slot) + 1);
   }
 
   uint32_t newer(uint32_t slot) const { return reader().newer(slot); }

@@ -24,13 +24,16 @@ void Table::freeze(bool only_changed, bool track) {
   if (unsettled_.open || frozen_) {
     throw std::logic_error("the snapshot before this one must be settled first");
   }
+  const bool clock = options_.eviction == Eviction::clock;
   Instant at;
   at.slots = used_;
-  at.rows = live_;
+  at.rows = clock ? used_ : live_;
   at.first = options_.eviction == Eviction::lru ? lru_.oldest() : clock_.hand();
   at.latest_step = latest_step_;
-  at.only_changed = only_changed;
+  at.only_changed = only_changed && !clock;
   at.clear_marks = track;
+  if (clock) at.free = free_;
+  if (clock) sweep_.set_hand(clock_.hand());  // as in a table that is restored from this
   frozen_ = std::make_shared<Frozen>(options_, records_, slab_, gate_, at);
   records_.set_keeper(frozen_.get());
   gate_.set_keeper(frozen_.get());
@@ -136,18 +139,30 @@ void Table::restore(const Snapshot& from, bool keep_present) {
     if (slot != kNoSlot) remove(slot);
   }
   const Counters kept = counters_;
+  constexpr uint32_t own = Records::kMostWrites | Records::kUsed | Records::kChanged;
+  const bool anew = used_ == 0;
+  const auto empty = std::count(from.ids.begin(), from.ids.end(), kNoId);
+  std::vector<uint32_t> holes(static_cast<size_t>(empty));
   for (size_t i = 0; i < from.ids.size(); ++i) {
+    if (from.ids[i] == kNoId) {
+      if (!anew) continue;
+      const uint32_t slot = take_slot();
+      records_.set_id(slot, kNoId);
+      holes.at(from.words[i]) = slot;
+      continue;
+    }
     uint32_t slot = find(from.ids[i]);
     if (slot != kNoSlot && keep_present) continue;
-    if (slot == kNoSlot) slot = create(from.ids[i], latest_step_);
+    if (slot == kNoSlot) slot = create(from.ids[i], 0);  // at step 0 nothing is swept
     if (options_.eviction == Eviction::lru) lru_.touch(records_, slot);
-    constexpr uint32_t own = (1u << Records::kGenerationShift) - 1;
-    records_.set_word(slot, (records_.word(slot) & ~own) | (from.words[i] & own));
+    records_.set_word(slot, from.words[i] & own);
     std::memcpy(row(slot), &from.rows[i * row_bytes_], row_bytes_);
     if (records_.stamped()) {
       records_.set_stamp(slot, from.stamps.empty() ? latest_step_ : from.stamps[i]);
     }
   }
+  if (anew) free_.insert(free_.end(), holes.begin(), holes.end());
+  if (options_.eviction == Eviction::clock) sweep_.set_hand(clock_.hand());
   counters_ = kept;
   if (from.sightings.size() == gate_.counts().size()) gate_.set_counts(from.sightings);
   options_.track_changes = tracked;

@@ -127,10 +127,9 @@ bool Table::expired(uint32_t slot, uint32_t step) const {
 void Table::use(uint32_t slot, uint32_t step) {
   if (options_.eviction == Eviction::lru) lru_.touch(records_, slot);
   if (options_.eviction == Eviction::clock) records_.add(slot, Records::kUsed);
-  if (records_.stamped()) {
-    records_.set_stamp(slot, step);
-    records_.add(slot, Records::kChanged);  // or a save of changes would let it expire too early
-  }
+  if (records_.stamped()) records_.set_stamp(slot, step);
+  // Or a save of changes would let it go too early, where no gradient comes after the lookup.
+  if (options_.track_changes) records_.add(slot, Records::kChanged);
 }
 
 void Table::start_row(uint32_t slot, uint64_t id, uint32_t step) {
@@ -203,6 +202,15 @@ void Table::sweep_expired(uint32_t step) {
   sweep_.set_hand(hand);
 }
 
+uint32_t Table::take_slot() {
+  if (used_ >= most_rows_) {
+    throw std::length_error("a shard holds at most 4294967280 rows of a table; use more shards");
+  }
+  records_.reserve(used_ + 1, most_rows_);
+  slab_.grow((used_ + 1) * row_bytes_, most_rows_ * row_bytes_);
+  return used_++;
+}
+
 uint32_t Table::create(uint64_t id, uint32_t step) {
   if (records_.stamped()) sweep_expired(step);
   if (options_.eviction != Eviction::none && live_ >= most_rows_) evict_one();
@@ -212,13 +220,7 @@ uint32_t Table::create(uint64_t id, uint32_t step) {
     slot = free_.back();
     free_.pop_back();
   } else {
-    if (used_ >= most_rows_) {
-      throw std::length_error("a shard holds at most 4294967280 rows of a table; use more shards");
-    }
-    slot = used_;
-    records_.reserve(slot + 1, most_rows_);
-    slab_.grow((slot + 1) * row_bytes_, most_rows_ * row_bytes_);
-    ++used_;
+    slot = take_slot();
   }
   start_row(slot, id, step);
   index_.insert(Index::tag_of(mix64(id)), slot);
@@ -282,9 +284,9 @@ inline void Table::put(size_t i, uint64_t id, uint32_t slot, const Found& found,
     found.writes[i] = 0;
     copy_initial(id, out);
   } else {
-    const uint32_t word = here.records.word(slot);
-    found.handles[i] = handle_of(slot, word);
-    found.writes[i] = Records::writes_in(word);
+    const uint64_t counters = here.records.counters(slot);
+    found.handles[i] = handle_of(slot, counters);
+    found.writes[i] = Records::writes_in(counters);
     copy_values(here.row(slot), out);
   }
 }
@@ -331,9 +333,9 @@ size_t Table::refresh(const uint64_t* ids, size_t n, int64_t step, int64_t* hand
   size_t replaced = 0;
   walk(ids, n, [&](size_t i, uint32_t slot, View& here) {
     slot = obtain(ids[i], slot, at, here);
-    const uint32_t word = slot == kNoSlot ? 0 : here.records.word(slot);
-    const int64_t handle = slot == kNoSlot ? kAbsent : handle_of(slot, word);
-    const int64_t count = Records::writes_in(word);
+    const uint64_t counters = slot == kNoSlot ? 0 : here.records.counters(slot);
+    const int64_t handle = slot == kNoSlot ? kAbsent : handle_of(slot, counters);
+    const int64_t count = Records::writes_in(counters);
     if (handle == handles[i] && count == writes[i]) return;
     handles[i] = handle;
     writes[i] = count;

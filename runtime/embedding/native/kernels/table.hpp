@@ -50,7 +50,9 @@ struct Rows {
   std::vector<char> state;   // [n, state floats]
 };
 
-// Rows of a table on their way to another, or back: in the order in which they would be evicted.
+// Rows of a table on their way to another, or back: in the order in which they would be evicted. With
+// a clock also the slots that stand empty, with id kNoId and their place among those to be filled as
+// word, and rows that have expired: where new rows go in depends on them.
 struct Snapshot {
   std::vector<uint64_t> ids;
   std::vector<uint32_t> words;      // of the records: write counts and the clock's marks
@@ -78,8 +80,9 @@ class Table {
   // Adds to staleness [64] the number of writes that each gradient had missed.
   void push(const std::vector<Part>& parts, int64_t step, double lr, int64_t* staleness);
 
-  // A snapshot of this instant: everything, or only rows written or created since the last one. With
-  // `track`, rows that go from now on are remembered, so that the next snapshot may be one of changes.
+  // A snapshot of this instant: everything, or only rows used, written or created since the last one
+  // (with a clock everything again: its hand changes rows that nobody uses). With `track`, rows that
+  // go from now on are remembered, so that the next snapshot may be one of changes.
   // Copies nothing yet: `collect` does, and whoever changes a row before it comes there (frozen.hpp).
   void freeze(bool only_changed, bool track);
   // Some of that copying, ahead of `collect`: the next slots; whether nothing is left to copy.
@@ -172,6 +175,7 @@ class Table {
   uint32_t find(uint64_t id) const;
   uint32_t obtain(uint64_t id, uint32_t slot, uint32_t step, View& here);
   uint32_t obtain_anew(uint64_t id, uint32_t slot, uint32_t step);
+  uint32_t take_slot();  // one that no row has had yet
   uint32_t create(uint64_t id, uint32_t step);
   void start_row(uint32_t slot, uint64_t id, uint32_t step);
   void remove(uint32_t slot);
@@ -183,8 +187,8 @@ class Table {
   uint32_t now(int64_t step);
   void copy_values(const char* row, char* out) const;
   void copy_initial(uint64_t id, char* out) const;
-  static int64_t handle_of(uint32_t slot, uint32_t word) {
-    return int64_t{Records::generation_in(word)} << 32 | slot;
+  static int64_t handle_of(uint32_t slot, uint64_t counters) {
+    return static_cast<int64_t>(counters >> 32 << 32 | slot);
   }
   char* row(uint32_t slot) const { return slab_.data() + slot * row_bytes_; }
   void put(size_t i, uint64_t id, uint32_t slot, const Found& found, const View& here) const;
