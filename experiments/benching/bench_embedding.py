@@ -159,7 +159,7 @@ def _batch_kernels(options: Options, source: WideWorkload) -> dict[str, Callable
 
     from runtime.embedding.native.extension import native
     from runtime.embedding.open import open_pooling
-    from runtime.embedding.reference.pooling import FieldVectors
+    from runtime.embedding.store import FieldVectors
 
     store = _full(
         source.layout, TableConfig(dim=options.dim, optimizer=ADAGRAD), _wide_ids(options)

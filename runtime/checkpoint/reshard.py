@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runtime.embedding.reference.plan import shard_of
+from runtime.embedding.shard import shard_of
 
 NO_ID = np.uint64(2**64 - 1)
 """In place of an id where a slot stands empty; no id of a batch is this one (runtime.data.ids)."""

@@ -17,15 +17,13 @@ _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Who executes the order, with which kernels, on what."""
+    """Who executes the order, on what."""
 
     executor: Literal["lag", "concurrent", "replay"] = "lag"
     """lag: one thread, every lookup misses exactly tau steps, same bytes every time. concurrent:
     threads, measures speed. replay: the order of a recorded or simulated run."""
     trace: Path | None = None
     """Of replay: the order to execute."""
-    kernels: Literal["native", "reference"] = "native"
-    """The store's: C++, or numpy (the oracle; same bytes, slower)."""
     shards: int = 1
     """Embedding servers, 1 to 4096; each has its own lock and version."""
     servers: int = 0
@@ -90,8 +88,4 @@ class EngineConfig:
             raise ValueError(
                 f"shards {self.shards} is not used with servers {self.servers}, which are processes"
                 " of one shard each; remove one of the two"
-            )
-        if self.kernels != "native":
-            raise ValueError(
-                f"kernels {self.kernels} run in this process only; use --servers 0 or native"
             )

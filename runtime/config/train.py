@@ -78,8 +78,6 @@ class TrainConfig:
             raise ValueError(
                 "checkpoint_every is not of a replay, whose order has no cuts; remove it"
             )
-        if engine.kernels == "reference" and self.checkpoint.checkpoint_incremental:
-            raise ValueError("checkpoint_incremental needs --kernels native; remove one of them")
         if self.rows.name != "rows":
             raise ValueError("rows.name is given by the data's schema; remove it")
         if self.rows.dtype == "float64" and engine.precision != "float64":

@@ -18,7 +18,6 @@ import numpy as np
 
 from persia_sim.words.trace import TraceRecorder
 from runtime.embedding.native.store import NativeStore
-from runtime.embedding.reference.store import ReferenceStore
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.shard import RankPush
 from runtime.embedding.store import Handle
@@ -39,13 +38,10 @@ class LeasedRows:
     ) -> None:
         tables = list(store.tables.values())
         forgetful = sorted(t.name for t in tables if t.forgets_rows)
-        if forgetful or isinstance(store, ReferenceStore):
-            why = (
-                f"tables {forgetful} evict, expire or refuse rows" if forgetful else "of its engine"
-            )
+        if forgetful:
             raise ValueError(
-                "lookahead forwarded needs the native engine and tables that keep every row, but"
-                f" {why}; use --lookahead reread"
+                f"lookahead forwarded needs tables that keep every row, but tables {forgetful}"
+                " evict, expire or refuse rows; use --lookahead reread"
             )
         self._ranks, self._ahead = ranks, ahead
         self._rules = ServerRules(ranks=ranks, tau=0, merges=True)

@@ -1,40 +1,37 @@
-"""Which engine holds the rows: native kernels, or the reference in numpy."""
+"""Open a store of rows, the pooling that goes with it, and the kernels' threads."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING
 
 from persia_sim.words.rules import require
 from persia_sim.words.trace import TraceRecorder
 from runtime.data.batch import Field, Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.native.memory import allowed_bytes
-from runtime.embedding.reference.pooling import Pooling
-from runtime.embedding.reference.store import ReferenceStore
 from runtime.embedding.rules import require_whole
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.sharded import ShardedStore
 from runtime.stop import Stop
 
-MOST_THREADS = 1024
+if TYPE_CHECKING:
+    from runtime.embedding.native.pooling import Pooling
 
-Engine = Literal["native", "reference"]
-"""native: C++ kernels, every feature. reference: numpy, the oracle that native must equal."""
+MOST_THREADS = 1024
 
 
 def open_store(
     layout: Layout,
     tables: Sequence[TableConfig],
     *,
-    engine: Engine = "native",
     shards: int = 1,
     seed: int = 0,
     recorder: TraceRecorder | None = None,
     rules: ServerRules | None = None,
     stop: Stop | None = None,
 ) -> ShardedStore:
-    """An empty store of the given engine; both give the same bytes for the same operations.
+    """An empty store.
 
     Raises ValueError for a seed beyond 64 bits, a table named twice, and limits beyond the memory.
     """
@@ -43,12 +40,6 @@ def open_store(
     twice = sorted({name for name in names if names.count(name) > 1})
     require(not twice, "tables", names, f"{', '.join(twice)} may stand only once")
     _refuse_too_much(tables)
-    if engine == "reference":
-        for table in tables:
-            _refuse_features(table)
-        return ReferenceStore(
-            layout, tables, shards=shards, seed=seed, recorder=recorder, rules=rules, stop=stop
-        )
     from runtime.embedding.native.store import NativeStore  # loads the compiled kernels
 
     return NativeStore(
@@ -56,15 +47,11 @@ def open_store(
     )
 
 
-def open_pooling(
-    fields: Sequence[Field], dims: dict[str, int], *, engine: Engine = "native"
-) -> Pooling:
-    """The pooling that goes with a store of the same engine."""
-    if engine == "reference":
-        return Pooling(fields, dims)
-    from runtime.embedding.native.pooling import NativePooling  # loads the compiled kernels
+def open_pooling(fields: Sequence[Field], dims: dict[str, int]) -> Pooling:
+    """The pooling of these fields, whose tables have these widths."""
+    from runtime.embedding.native.pooling import Pooling  # loads the compiled kernels
 
-    return NativePooling(fields, dims)
+    return Pooling(fields, dims)
 
 
 def use_threads(count: int) -> None:
@@ -92,20 +79,3 @@ def _refuse_too_much(tables: Sequence[TableConfig]) -> None:
     )
     each = sorted(set(limits))
     require(sum(limits) <= allowed, "capacity.memory_bytes", each, rule, "lower them")
-
-
-def _refuse_features(table: TableConfig) -> None:
-    """The reference has the plain store only; it must not silently ignore what was asked for."""
-    plain = TableConfig(
-        name=table.name,
-        dim=table.dim,
-        optimizer=table.optimizer,
-        initial_scale=table.initial_scale,
-        dtype=table.dtype,
-    )
-    rule = table.optimizer
-    if table != plain or rule.kind in ("adam_row", "ftrl") or rule.momentum or rule.weight_decay:
-        raise ValueError(
-            f"table {table.name} asks for features that the reference engine does not have"
-            ' (it has sgd, adagrad, adam and uniform initial values); use engine="native"'
-        )

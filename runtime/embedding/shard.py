@@ -1,6 +1,6 @@
-"""A shard: what a server asks of the rows of one partition, and what a push to them consists of.
+"""A shard: which ids it owns, what a server asks of its rows, and what a push to them consists of.
 
-The engines (`reference`, `native`) implement it, the server calls it; neither imports the other.
+Who holds rows implements `ShardRows`, the server calls it; neither imports the other.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from runtime.data.ids import mix64
 from runtime.embedding.store import Handle, RowGradients
 
 RankPush = tuple[Handle, RowGradients | None]
@@ -20,6 +21,14 @@ WholePush = tuple[Handle, RowGradients]
 
 STALENESS_BINS = 64
 """Row staleness is counted up to this many missed updates; more go into the last bin."""
+
+
+def shard_of(ids: np.ndarray, shards: int) -> np.ndarray:
+    """The shard that owns each id: int64 in [0, shards).
+
+    A hash of it, whatever its field, so hot fields spread over all shards (paper, section 4.2.3).
+    """
+    return ((mix64(ids) >> np.uint64(32)) % np.uint64(shards)).astype(np.int64)
 
 
 class ShardRows(Protocol):

@@ -1,7 +1,7 @@
 """The embedding store in one process: tables partitioned over embedding servers.
 
 A server (shard) is the unit of locking: a read or a push of one batch takes effect at one shard in
-one instant, which the trace records under the shard's lock. `reference` and `native` say what rows
+one instant, which the trace records under the shard's lock. A subclass (`native`) says what rows
 are made of.
 """
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
 
 import numpy as np
 
@@ -29,12 +28,10 @@ _NOTICED = ("row_gradient_seen", "_live_row_seen", "_all_rows_looked_at")
 class EmbeddingWorker:
     """Between one process's ranks and the embedding servers; safe for threads."""
 
-    def __init__(
-        self, store: EmbeddingStore, *, engine: Literal["native", "reference"] = "native"
-    ) -> None:
+    def __init__(self, store: EmbeddingStore) -> None:
         self.store = store
         dims = {name: table.dim for name, table in store.tables.items()}
-        self._pooling = open_pooling(store.layout.fields, dims, engine=engine)
+        self._pooling = open_pooling(store.layout.fields, dims)
         self.row_gradient_seen = False
         """Whether any gradient other than zero has reached the rows so far."""
         self._live_row_seen = False

@@ -38,9 +38,8 @@ class ConcurrentRun:
 
         Raises what the first failing thread raised.
         """
-        if self._config.engine.kernels == "native":
-            alone = len(self._team.ranks) == 1 and self._config.sync.mode is Mode.SYNC
-            use_threads(self._config.engine.threads if alone else 1)
+        alone = len(self._team.ranks) == 1 and self._config.sync.mode is Mode.SYNC
+        use_threads(self._config.engine.threads if alone else 1)
         first = self._team.begin_leg()
         threads = [t for rank in self._team.ranks for t in self._threads_of(rank, first[rank])]
         try:

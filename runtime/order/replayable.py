@@ -27,7 +27,6 @@ DECIDES_NO_BYTE = {
     ),
     "lookahead": "how rows are brought up to date, to the same bytes",
     "executor": "who carries the order out",
-    "kernels": "C++ or numpy, to the same bytes",
     "servers": "where the shards are, whose number counts",
     "loaders": "who parses, to the same samples",
     "dense-sum": "of ranks that are processes; a ring marks its trace as not replayable",

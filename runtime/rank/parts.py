@@ -74,7 +74,6 @@ def rows_here(
     return open_store(
         layout,
         tables,
-        engine=config.engine.kernels,
         shards=config.engine.shards,
         seed=config.seed,
         # With rows on lease the worker's copies decide what is read; the servers only follow.
@@ -105,7 +104,7 @@ def assemble(
         spans = SpanRecorder(enabled=config.engine.timeline)
         fused = not why_one_by_one(config, learner.model, used.values())
         feed = _feed(config, source, stop, samples, place, fused=fused)
-        worker = EmbeddingWorker(store, engine=config.engine.kernels)
+        worker = EmbeddingWorker(store)
         return Parts(config, learner, worker, feed, recorder, Meter(), spans, stop, place, fused)
     except BaseException:
         store.close()

@@ -14,9 +14,9 @@ from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig
 from runtime.data.batch import Batch, Layout
 from runtime.data.open import open_source
 from runtime.data.source import Part, Provenance, Source, rebatch
-from runtime.embedding.reference.initial import table_key, uniform_rows
 from runtime.run.session import train
 from tests.experiments.clicks import clicks_file
+from tests.oracles.reference.initial import table_key, uniform_rows
 from tests.runtime.worlds import ArraySource
 
 HIDDEN = (16, 8)

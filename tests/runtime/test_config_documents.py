@@ -30,7 +30,6 @@ from runtime.run.folder import plain, read_summary
         ),
         (lambda: EngineConfig(precision="fp16"), ["precision", "'fp16'", "bfloat16"]),
         (lambda: EngineConfig(executor="threads"), ["executor", "'threads'", "lag, concurrent"]),
-        (lambda: EngineConfig(kernels="cuda"), ["kernels", "'cuda'", "native, reference"]),
         (lambda: SyncConfig(match="all"), ["match", "'all'", "update, global"]),
         (lambda: SyncConfig(row_gradients="max"), ["row_gradients", "'max'", "mean, sum"]),
         (lambda: TrainConfig(nonfinite="ignore"), ["nonfinite", "'ignore'", "stop, skip"]),

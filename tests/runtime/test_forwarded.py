@@ -118,11 +118,6 @@ def test_tables_that_forget_rows_are_refused_by_name(feature):
         run(base, SOURCE)
 
 
-def test_the_reference_engine_is_refused():
-    with pytest.raises(ValueError, match="needs the native engine"):
-        run(config(kernels="reference", **FORWARDED), SOURCE)
-
-
 def test_a_lost_push_is_lost_at_the_worker_and_at_the_servers():
     lost = {"lose_push": lambda rank, step: rank == 0 and step % 4 == 1}
     sync = run(config(ranks=2, executor="concurrent"), SOURCE, **lost)

@@ -8,10 +8,10 @@ import torch
 
 from runtime.data.batch import Batch
 from runtime.embedding.config import RowOptimizer
-from runtime.embedding.reference.optimizers import apply
 from runtime.models.inputs import Embeddings
 from runtime.rank.feed import training_stream
 from runtime.rank.parts import assemble
+from tests.oracles.reference.optimizers import apply
 from tests.runtime.worlds import ArraySource, config, run
 
 TORCH = {

@@ -167,11 +167,9 @@ def test_a_time_ends_a_leg_wherever_it_is(tmp_path, monkeypatch):
     assert found == [3 * 24, 6 * 24, 9 * 24, 12 * 24, 300]
 
 
-def test_incremental_rows_need_checkpoints_and_the_native_kernels():
+def test_incremental_rows_need_checkpoints():
     with pytest.raises(ValueError, match="checkpoint_incremental is used with checkpoint_every"):
         CheckpointConfig(checkpoint_incremental=True)
-    with pytest.raises(ValueError, match="checkpoint_incremental needs --kernels native"):
-        config(kernels="reference", checkpoint_incremental=True, checkpoint_every=3)
 
 
 def test_a_run_with_shards_goes_on_with_servers_without_saying_so_twice(tmp_path):

@@ -261,12 +261,11 @@ def test_one_of_every_rank_is_a_step_where_the_batch_is_shared_globally():
     assert run(settings, ArraySource(100)).meter.samples == 45
 
 
-@pytest.mark.parametrize("engine", ["native", "reference"])
-def test_rows_go_when_their_store_goes_without_a_garbage_collection(engine):
+def test_rows_go_when_their_store_goes_without_a_garbage_collection():
     gc.collect()
     gc.disable()
     try:
-        store = store_of(ServerRules(ranks=2, tau=1), engine=engine)
+        store = store_of(ServerRules(ranks=2, tau=1))
         gone = weakref.ref(store.servers[0])
         del store
         assert gone() is None

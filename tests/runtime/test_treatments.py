@@ -179,7 +179,6 @@ def test_a_model_read_from_a_checkpoint_has_taken_what_waited(tmp_path):
 # Delay compensation and the rate by staleness
 
 
-@pytest.mark.parametrize("kernels", ["native", "reference"])
 @pytest.mark.parametrize(
     "late",
     [
@@ -191,15 +190,15 @@ def test_a_model_read_from_a_checkpoint_has_taken_what_waited(tmp_path):
     ids=["one rank", "merged", "on arrival", "on arrival, tau 0"],
 )
 @pytest.mark.parametrize("by", [(1e6, False), (0.0, True), (1e6, True)])
-def test_rows_take_the_gradient_and_the_rate_of_the_rules(late, by, kernels):
+def test_rows_take_the_gradient_and_the_rate_of_the_rules(late, by):
     strength, by_staleness = by
     treated = {"delay_compensation": strength, "lr_by_staleness": by_staleness}
-    world = run(exactly(**late, **treated, kernels=kernels, shards=2), UNMARKED)
+    world = run(exactly(**late, **treated, shards=2), UNMARKED)
     lags = {"row_lag": late["tau"], "merged": late.get("merge_pushes", True)}
     expected = plain(late["ranks"], **lags, compensation=strength, by_staleness=by_staleness)
     assert_equal_to(expected, world)
     if late["tau"] or strength:
-        untreated = run(exactly(**late, kernels=kernels, shards=2), UNMARKED)
+        untreated = run(exactly(**late, shards=2), UNMARKED)
         assert difference(world, untreated)[1] > 1e-4, "the treatment shows"
 
 

@@ -12,8 +12,7 @@ try:
 except ImportError as error:
     raise MissingExtensionError(
         f"the native embedding engine is not built for this Python ({error}): run"
-        " `pip install -e .` in the repository (it needs a C++20 compiler such as g++ >= 11),"
-        ' or ask for engine="reference", which is in numpy and about 10 times slower'
+        " `pip install -e .` in the repository (it needs a C++20 compiler such as g++ >= 11)"
     ) from error
 
 __all__ = ["MissingExtensionError", "native"]

@@ -24,7 +24,7 @@ _NO_OFFSETS = np.empty(0, np.int64)
 def plan_natively(
     batch: Batch, fields: Sequence[Field], tables: Sequence[TableConfig], shards: int
 ) -> dict[str, TablePlan]:
-    """As `runtime.embedding.reference.plan.plan_tables`, with int32 inverses.
+    """Per table, duplicates merged and split by shard.
 
     The inverse of a table with a hash stack has one entry for each round of each occurrence.
     """

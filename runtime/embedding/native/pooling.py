@@ -1,4 +1,7 @@
-"""Pooling and its transpose by the native kernels, same bytes as the reference."""
+"""Rows -> one vector per field (forward), and its transpose (backward), by the native kernels.
+
+Sums run in the order of samples, whatever the number of threads (law 6).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ import numpy as np
 from runtime.data.batch import Batch, Field
 from runtime.embedding.native.buffers import empty
 from runtime.embedding.native.extension import native
-from runtime.embedding.reference.pooling import Pooling
 from runtime.embedding.store import FieldVectors, TablePlan
 
 _OTHER_TABLE = -1
@@ -18,15 +20,18 @@ _NO_OFFSETS = np.empty(0, np.int64)
 _NO_MASK = np.empty((0, 0), np.uint8)
 
 
-class NativePooling(Pooling):
+class Pooling:
     """Pools the rows of one batch by the layout's fields."""
 
     def __init__(self, fields: Sequence[Field], dims: dict[str, int]) -> None:
-        super().__init__(fields, dims)
+        self._fields = fields
+        self._dims = [dims[f.table] for f in fields]
+        self._tables = list(dict.fromkeys(f.table for f in fields))
         pooled = [0 if f.pooling == "sequence" else dims[f.table] for f in fields]
         self._columns = [sum(pooled[:n]) for n in range(len(fields))]
         self._width = sum(pooled)
         self._has_sequences = any(f.pooling == "sequence" for f in fields)
+        self._one_table = len(self._tables) == 1 and not self._has_sequences
         self._without_arrays = {table: self._kinds(table) for table in self._tables}
 
     def forward(

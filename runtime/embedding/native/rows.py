@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 
 from persia_sim.words.rules import require
 from runtime.embedding.config import TableConfig
 from runtime.embedding.native.extension import native
 from runtime.embedding.native.memory import allowed_bytes
-from runtime.embedding.reference.initial import table_key
 
 _STORAGE = {
     ("dtype", "float32"): native.Storage.f32,
@@ -18,6 +18,12 @@ _STORAGE = {
 }
 _INDEX_BYTES_PER_ROW = 8 / 0.75  # a bucket has 8 bytes, three of four are full (native/index.hpp)
 _SPARE_BYTES_PER_SHARD = 64 * 8  # buckets beyond those
+
+
+def table_key(seed: int, table: str) -> int:
+    """64 bits that stand for (seed, table)."""
+    digest = hashlib.blake2b(f"{seed}/{table}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
 
 
 def open_table(

@@ -1,4 +1,4 @@
-"""The native engine: rows in C++ tables, same bytes as the reference.
+"""Rows in C++ tables; same bytes as the store in numpy (tests/oracles/reference).
 
 Locks, versions and trace are those of the servers; the work on rows runs with the interpreter lock
 released.

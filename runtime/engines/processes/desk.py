@@ -15,7 +15,7 @@ import numpy as np
 from persia_sim.words.events import ALL
 from runtime.data.batch import Batch
 from runtime.embedding.config import TableConfig
-from runtime.embedding.reference.plan import shard_of
+from runtime.embedding.shard import shard_of
 from runtime.embedding.store import ABSENT, Handle, RowGradients, TablePlan
 from runtime.engines.processes.channel import Channel, close_all
 from runtime.engines.processes.messages import (

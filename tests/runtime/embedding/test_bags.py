@@ -11,6 +11,9 @@ from runtime.data.batch import Batch, Field
 from runtime.embedding.native.extension import native
 from runtime.embedding.open import open_pooling
 from runtime.embedding.store import FieldVectors, TablePlan
+from tests.oracles.reference.pooling import Pooling
+
+POOLINGS = [open_pooling, Pooling]
 
 LENGTHS = [0, 1, 2, 9, 10, 11, 16, 17, 31, 63, 64, 65, 66, 130, 257]
 WEIGHTS = {"sum": lambda n: 1.0, "mean": lambda n: 1.0 / n, "sqrtn": lambda n: n**-0.5}
@@ -44,15 +47,15 @@ def random_bags(
     return batch, plans, bags
 
 
-@pytest.mark.parametrize("engine", ["native", "reference"])
+@pytest.mark.parametrize("pooling_of", POOLINGS, ids=["native", "reference"])
 @pytest.mark.parametrize("dim", [1, 5, 8, 16, 32, 64, 128])
 @pytest.mark.parametrize("tables", [1, 2])
-def test_long_bags_pool_and_scatter_as_loops_do(engine: Any, dim: int, tables: int) -> None:
+def test_long_bags_pool_and_scatter_as_loops_do(pooling_of: Any, dim: int, tables: int) -> None:
     rng = np.random.default_rng(dim + tables)
     fields = [Field(name=p, pooling=p, table=f"t{n % tables}") for n, p in enumerate(WEIGHTS)]
     batch, plans, bags = random_bags(rng, fields, 40)
     rows = {t: rng.standard_normal((150, dim)).astype(np.float32) for t in plans}
-    pooling = open_pooling(fields, dict.fromkeys(plans, dim), engine=engine)
+    pooling = pooling_of(fields, dict.fromkeys(plans, dim))
     out = pooling.forward(batch, plans, rows).pooled
     gradient = rng.standard_normal(out.shape).astype(np.float32)
     found = pooling.backward(batch, plans, FieldVectors(gradient, {}, {}))
@@ -83,8 +86,8 @@ def test_long_bags_give_the_bytes_of_the_reference(dtype: str, tables: int, thre
     native.set_threads(threads)
     try:
         results = []
-        for engine in ("native", "reference"):
-            pooling = open_pooling(fields, dict.fromkeys(plans, 8), engine=engine)  # type: ignore[arg-type]
+        for pooling_of in POOLINGS:
+            pooling = pooling_of(fields, dict.fromkeys(plans, 8))
             out = pooling.forward(batch, plans, rows).pooled
             back = pooling.backward(batch, plans, FieldVectors(out, {}, {}))
             results.append([out.tobytes(), *(back[t].tobytes() for t in plans)])
@@ -99,8 +102,8 @@ def test_a_long_sequence_keeps_its_first_ids_and_no_gradient_reaches_the_others(
     plan = TablePlan(ids, np.array([0, 100]), np.arange(100, dtype=np.int32), slice(None))
     batch = Batch(ids, np.array([0, 100]), np.zeros((1, 0)), np.zeros((1, 1)))
     rows = np.arange(300, dtype=np.float32).reshape(100, 3)
-    for engine in ("native", "reference"):
-        pooling = open_pooling([field], {"rows": 3}, engine=engine)  # type: ignore[arg-type]
+    for pooling_of in POOLINGS:
+        pooling = pooling_of([field], {"rows": 3})
         out = pooling.forward(batch, {"rows": plan}, {"rows": rows})
         np.testing.assert_array_equal(out.sequences["s"][0], rows[:70])
         assert out.masks["s"].all()

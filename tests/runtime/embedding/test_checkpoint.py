@@ -15,7 +15,7 @@ from runtime.checkpoint.array_file import BrokenFileError
 from runtime.checkpoint.rows import load, save
 from runtime.embedding.config import RowOptimizer
 from runtime.embedding.features import Admission, Capacity
-from runtime.embedding.reference.plan import shard_of
+from runtime.embedding.shard import shard_of
 from tests.runtime.embedding.conftest import OneTable
 
 ADAM = RowOptimizer(kind="adam", eps=1e-8, bias_correction="row")

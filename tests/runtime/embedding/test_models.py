@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from runtime.embedding.config import RowOptimizer
 from runtime.embedding.features import Admission, Capacity
-from runtime.embedding.reference.initial import table_key
+from tests.oracles.reference.initial import table_key
 from tests.runtime.embedding.conftest import OneTable
 
 SGD = RowOptimizer(kind="sgd", lr=1.0)

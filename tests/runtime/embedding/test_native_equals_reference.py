@@ -16,6 +16,13 @@ from runtime.embedding.native.extension import native
 from runtime.embedding.open import open_pooling, open_store
 from runtime.embedding.schedule import Schedule
 from runtime.embedding.store import FieldVectors
+from tests.oracles.reference.pooling import Pooling
+from tests.oracles.reference.store import ReferenceStore
+
+ENGINES: dict[str, Any] = {
+    "native": (open_store, open_pooling),
+    "reference": (ReferenceStore, Pooling),
+}
 
 OPTIMIZERS = [
     RowOptimizer(kind="sgd"),
@@ -71,8 +78,9 @@ def train(engine: Any, layout: Layout, config: dict[str, Any], seed: int, one_id
     """Merged steps of two ranks, single pushes, a stale push, a prefetch and an evaluation."""
     rng = np.random.default_rng(seed)
     tables = [TableConfig(name=n, **config) for n in sorted({f.table for f in layout.fields})]
-    store = open_store(layout, tables, engine=engine, shards=3, seed=seed)
-    pooling = open_pooling(layout.fields, {t.name: t.dim for t in tables}, engine=engine)
+    open_rows, pooling_of = ENGINES[engine]
+    store = open_rows(layout, tables, shards=3, seed=seed)
+    pooling = pooling_of(layout.fields, {t.name: t.dim for t in tables})
     seen: list[np.ndarray] = []
 
     def look_up(rank: int, step: int, create: bool = True) -> Any:
@@ -161,7 +169,7 @@ def test_a_fresh_row_moves_by_the_rate_of_its_step(
             table = TableConfig(
                 dim=4, dtype="float64", optimizer=replace(optimizer, schedule=chosen)
             )
-            store = open_store(layout, [table], engine=engine)
+            store = ENGINES[engine][0](layout, [table])
             ids = np.array([1, 2], np.uint64)
             batch = Batch(ids, None, np.zeros((1, 0)), np.zeros((1, 1)))
             handle = store.begin(0, step, batch)

@@ -1,4 +1,4 @@
-"""Opening an engine: both answer alike, and what is missing or unsupported is said clearly."""
+"""Opening a store: it answers as the reference, and what is missing is said clearly."""
 
 from __future__ import annotations
 
@@ -15,15 +15,20 @@ from runtime.embedding.features import Capacity
 from runtime.embedding.open import open_store, use_threads
 from runtime.embedding.store import FieldVectors, VectorGradients
 from runtime.embedding.worker import EmbeddingWorker
+from tests.oracles.reference.pooling import Pooling
+from tests.oracles.reference.store import ReferenceStore
 
 LAYOUT = Layout(fields=(Field(name="a"), Field(name="b", pooling="mean")))
 
 
-def test_two_calls_make_a_step_on_either_engine() -> None:
+def test_two_calls_make_a_step_as_in_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
-    for engine in ("native", "reference"):
-        store = open_store(LAYOUT, [TableConfig(dim=4)], engine=engine, shards=2)  # type: ignore[arg-type]
-        worker = EmbeddingWorker(store, engine=engine)  # type: ignore[arg-type]
+    for store in (
+        open_store(LAYOUT, [TableConfig(dim=4)], shards=2),
+        ReferenceStore(LAYOUT, [TableConfig(dim=4)], shards=2),
+    ):
+        worker = EmbeddingWorker(store)
+        monkeypatch.setattr("runtime.embedding.worker.open_pooling", Pooling)  # of the second
         for step in range(3):
             ids = np.arange(step, step + 6, dtype=np.uint64)
             offsets = np.array([0, 1, 3, 3, 6])
@@ -49,8 +54,8 @@ def test_two_calls_make_a_step_on_either_engine() -> None:
     ],
 )
 def test_reference_refuses_what_it_would_ignore(config: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r'the reference engine does not have .* engine="native"'):
-        open_store(LAYOUT, [TableConfig(**config)], engine="reference")
+    with pytest.raises(ValueError, match="features that the reference does not have"):
+        ReferenceStore(LAYOUT, [TableConfig(**config)])
 
 
 def test_missing_extension_is_one_sentence_with_the_remedy(monkeypatch: Any) -> None:
@@ -67,10 +72,9 @@ def test_wrong_number_of_threads_is_refused() -> None:
             use_threads(count)
 
 
-@pytest.mark.parametrize("engine", ["native", "reference"])
-def test_seed_beyond_64_bits_and_tables_named_twice_are_refused(engine: Any) -> None:
+def test_seed_beyond_64_bits_and_tables_named_twice_are_refused() -> None:
     for seed in (-1, 2**64):
         with pytest.raises(ValueError, match=f"seed is {seed}: must be >= 0 and fit 64 bits"):
-            open_store(LAYOUT, [TableConfig()], engine=engine, seed=seed)
+            open_store(LAYOUT, [TableConfig()], seed=seed)
     with pytest.raises(ValueError, match=r"tables is .*: rows may stand only once"):
-        open_store(LAYOUT, [TableConfig(), TableConfig(dim=4)], engine=engine)
+        open_store(LAYOUT, [TableConfig(), TableConfig(dim=4)])

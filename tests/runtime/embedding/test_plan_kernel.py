@@ -12,7 +12,7 @@ from runtime.embedding.config import TableConfig
 from runtime.embedding.features import HashStack
 from runtime.embedding.native.extension import native
 from runtime.embedding.native.plan import plan_natively, stacked
-from runtime.embedding.reference.plan import shard_of
+from runtime.embedding.shard import shard_of
 from tests.runtime.embedding.test_index_model import unmix64
 
 

@@ -64,10 +64,6 @@ def test_the_run_folder_of_servers_replays_in_one_process(tmp_path, capsys):
             ["--servers", "2", "--shards", "2", "--executor", "concurrent"],
             "shards 2 is not used with servers 2, which are processes of one shard each",
         ),
-        (
-            ["--servers", "1", "--kernels", "reference", "--executor", "concurrent"],
-            "kernels reference run in this process only; use --servers 0 or native",
-        ),
     ],
 )
 def test_options_that_do_not_fit_servers_are_refused(options, sentence, capsys, tmp_path):

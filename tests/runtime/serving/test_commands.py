@@ -95,10 +95,9 @@ def test_evaluate_takes_other_data_with_the_same_schema(
     "options",
     [
         ["--mode", "hybrid", "--ranks", "2", "--shards", "3", "--executor", "concurrent"],
-        ["--kernels", "reference", "--rows.optimizer.kind", "adagrad"],
         ["--mode", "async_averaging", "--ranks", "2", "--checkpoint-every", "7"],
     ],
-    ids=["hybrid", "reference", "averaging"],
+    ids=["hybrid", "averaging"],
 )
 def test_a_finished_run_is_evaluated_to_its_own_figures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]

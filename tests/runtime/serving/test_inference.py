@@ -22,12 +22,12 @@ from runtime.data.batch import Batch
 from runtime.data.ids import mix64
 from runtime.embedding.config import TableConfig
 from runtime.embedding.features import Capacity, HashStack
-from runtime.embedding.reference.initial import table_key, uniform_rows
 from runtime.inference import Model, open_model
 from runtime.run.evaluate import evaluate
 from runtime.serving.exported import Exported, export
 from runtime.serving.trained import find_checkpoint, open_trained
 from runtime.serving.vectors import Vectors, read_vectors
+from tests.oracles.reference.initial import table_key, uniform_rows
 from tests.runtime.serving.trained_runs import checkpoint_of
 from tests.runtime.worlds import ArraySource, World, config, run
 

@@ -1,4 +1,4 @@
-// Hashing of ids: the same bits as runtime.data.ids.mix64 and runtime.embedding.reference.plan.shard_of.
+// Hashing of ids: the same bits as runtime.data.ids.mix64 and runtime.embedding.shard.shard_of.
 #pragma once
 
 #include <cstdint>

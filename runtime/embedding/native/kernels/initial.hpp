@@ -1,4 +1,4 @@
-// Initial values: a pure function of (seed, table, id, element), as runtime.embedding.reference.initial.
+// Initial values: a pure function of (seed, table, id, element), as tests/oracles/reference/initial.py.
 #pragma once
 
 #include <cmath>

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from runtime.embedding.config import TableConfig
-from runtime.embedding.reference import optimizers
-from runtime.embedding.reference.index import IdIndex
-from runtime.embedding.reference.initial import table_key, uniform_rows
 from runtime.embedding.savable import TableSnapshot
 from runtime.embedding.store import ABSENT
+from tests.oracles.reference import optimizers
+from tests.oracles.reference.index import IdIndex
+from tests.oracles.reference.initial import table_key, uniform_rows
 
 _MOST_WRITES = (1 << 24) - 1  # a saved word holds so many; the bits above are marks of native
 

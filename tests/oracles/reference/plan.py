@@ -7,18 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from runtime.data.batch import Batch, Field
-from runtime.data.ids import mix64
+from runtime.embedding.shard import shard_of
 from runtime.embedding.store import TablePlan
 
 
 def plan_tables(
     batch: Batch, fields: Sequence[Field], tables: Sequence[str], shards: int
 ) -> dict[str, TablePlan]:
-    """Merge duplicates and split by shard, for each table.
-
-    The shard of an id is a hash of it, whatever its field, so hot fields spread over all shards
-    (paper, section 4.2.3).
-    """
+    """Merge duplicates and split by shard, for each table."""
     if len(tables) == 1:
         return {tables[0]: _plan(batch.ids, slice(None), shards)}
     table_of_field = np.array([tables.index(f.table) for f in fields])
@@ -31,11 +27,6 @@ def plan_tables(
         where = np.flatnonzero(table_of_id == number)
         plans[name] = _plan(batch.ids[where], where, shards)
     return plans
-
-
-def shard_of(ids: np.ndarray, shards: int) -> np.ndarray:
-    """The shard that owns each id: int64 in [0, shards)."""
-    return ((mix64(ids) >> np.uint64(32)) % np.uint64(shards)).astype(np.int64)
 
 
 def _plan(ids: np.ndarray, occurrences: np.ndarray | slice, shards: int) -> TablePlan:

@@ -38,7 +38,7 @@ def apply(
         counts = np.array([step]) if one_count else row_steps
         adam(optimizer, values, state, gradients, lr, counts)
     else:
-        raise ValueError(f'{optimizer.kind} is not in the reference engine; use engine="native"')
+        raise ValueError(f"{optimizer.kind} is not in the reference")
 
 
 def sgd(values: np.ndarray, gradients: np.ndarray, lr: float) -> None:

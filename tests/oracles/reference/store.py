@@ -7,18 +7,23 @@ from typing import Any
 
 import numpy as np
 
-from runtime.data.batch import Batch
+from runtime.data.batch import Batch, Layout
 from runtime.embedding.config import TableConfig
-from runtime.embedding.reference.plan import plan_tables
-from runtime.embedding.reference.rows import Rows
 from runtime.embedding.savable import TableSnapshot
 from runtime.embedding.shard import STALENESS_BINS, WholePush
 from runtime.embedding.sharded import ShardedStore
 from runtime.embedding.store import ABSENT, Handle
+from tests.oracles.reference.plan import plan_tables
+from tests.oracles.reference.rows import Rows
 
 
 class ReferenceStore(ShardedStore):
-    """Rows in numpy arrays."""
+    """Rows in numpy arrays: plain tables with sgd, adagrad or adam and uniform initial values."""
+
+    def __init__(self, layout: Layout, tables: Sequence[TableConfig], **others: Any) -> None:
+        for table in tables:
+            _refuse_features(table)
+        super().__init__(layout, tables, **others)
 
     _frozen: Sequence[dict[str, TableSnapshot]] = ()
 
@@ -85,6 +90,20 @@ class ReferenceStore(ShardedStore):
 
     def _export_shard(self, shard: int, table: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return self._shards()[shard].tables[table].export()
+
+
+def _refuse_features(table: TableConfig) -> None:
+    """What was asked for must not be ignored in silence."""
+    plain = TableConfig(
+        name=table.name,
+        dim=table.dim,
+        optimizer=table.optimizer,
+        initial_scale=table.initial_scale,
+        dtype=table.dtype,
+    )
+    rule = table.optimizer
+    if table != plain or rule.kind in ("adam_row", "ftrl") or rule.momentum or rule.weight_decay:
+        raise ValueError(f"table {table.name} asks for features that the reference does not have")
 
 
 class ReferenceShard:
