@@ -107,8 +107,3 @@ class Column:
             raise ValueError(f"table of column {self.name} must have a name, got ''")
         if self.with_column == self.name:
             raise ValueError(f"with_column of column {self.name} is the column itself; remove it")
-
-
-def named(names: str) -> tuple[Column, ...]:
-    """Categorical columns by their names, which blanks separate."""
-    return tuple(Column(name=name) for name in names.split())

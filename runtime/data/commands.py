@@ -34,12 +34,12 @@ def listed(data_dir: Path | None) -> str:
     """One line a data set: its name, where it lies, what it is."""
     offered = {p.name for p in PUBLICATIONS}
     rows = []
-    for name, make in CATALOGUE.items():
+    for name, ready in CATALOGUE.items():
         try:
-            place = str(find_folder(make(), data_dir))
+            place = str(find_folder(ready(), data_dir))
         except DataError:
             place = "data get" if name in offered else "-"
-        rows.append((name, place, (make.__doc__ or "").partition("\n")[0]))
+        rows.append((name, place, ready.about))
     for name in PRESETS:
         ids = f"{recipe(name).distinct_ids:,} distinct ids"
         rows.append((f"synthetic:{name}", "made on the fly", ids))

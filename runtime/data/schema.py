@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runtime.data.batch import Field, Layout
-from runtime.data.column import Column, named
+from runtime.data.column import Column
 from runtime.data.ids import MAX_FIELDS
 from runtime.data.split import Split
 from runtime.data.table import is_parquet
 from runtime.data.typed import check_types
 
-__all__ = ["Column", "Join", "Schema", "Split", "named"]
+__all__ = ["Column", "Join", "Schema", "Split"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,12 +12,10 @@ split = { column = "day", test_from = 7 }  # or test_from = 2024-05-01, a date;
                                            #      validation_file = "valid.csv" }
 line_breaks = true                         # quoted values hold some; else leave it out
 
-[[columns]]
-name = "user"
-
-[[columns]]
-name = "tags"
-kind = "multi"
+columns = [
+    "user", "item",                        # categories: a name is enough
+    { name = "tags", kind = "multi" },     # or a table a column: [[columns]]
+]
 """
 
 from __future__ import annotations
@@ -49,7 +47,10 @@ def read_schema(path: Path) -> tuple[Schema, Path]:
         if key in table:
             if not isinstance(table[key], list):
                 raise DataError(f"{path}: {key} must be a list of tables ([[{key}]])")
-            parsed[key] = [_build(kind, item, f"{path}: {key}") for item in table[key]]
+            items = [
+                {"name": i} if kind is Column and isinstance(i, str) else i for i in table[key]
+            ]
+            parsed[key] = [_build(kind, item, f"{path}: {key}") for item in items]
     if "split" in table:
         parsed["split"] = _build(Split, table["split"], f"{path}: split")
     return _build(Schema, parsed, str(path)), path.parent

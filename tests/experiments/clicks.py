@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from runtime.data.catalogue import kuairand_pure_14d
+from runtime.data.catalogue import CATALOGUE
 
 
 def clicks_file(data_dir: Path, rows: int = 400) -> Path:
     """``rows`` clicks where the data set of the demo is looked for; the last quarter tests."""
     draw = np.random.default_rng(0)
-    schema = kuairand_pure_14d()
+    schema = CATALOGUE["kuairand-pure-14d"]()
     frame: dict[str, np.ndarray] = {c.name: draw.integers(0, 9, rows) for c in schema.columns}
     tags = np.array(["1,2", "3", None, "4,1,7"], object)
     frame |= {

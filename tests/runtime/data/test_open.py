@@ -9,11 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from runtime.data.catalogue import CATALOGUE
+from runtime.data.catalogue import CATALOGUE, FOLDER
 from runtime.data.commands import run
 from runtime.data.errors import DataError
 from runtime.data.open import open_source
 from runtime.data.synthetic import SyntheticSource
+from runtime.data.toml_schema import read_schema
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +33,21 @@ def write_flights(folder: Path, delayed: int) -> None:
 def label_of(data_dir: Path | None = None) -> float:
     chunk = next(iter(open_source("nycflights13", data_dir).chunks("train")))
     return float(chunk.labels[0, 0])
+
+
+def test_every_file_of_the_catalogue_has_an_entry_and_says_what_it_is() -> None:
+    files = {path.stem for path in FOLDER.glob("*.toml")}
+    assert files == {ready.file for ready in CATALOGUE.values()} and len(files) == 11
+    for ready in CATALOGUE.values():
+        assert ready.about.endswith(".") and not ready.about.startswith("#")
+
+
+def test_a_column_in_a_schema_file_may_be_a_name_alone(tmp_path: Path) -> None:
+    head = 'name = "s"\nsplit = { test_fraction = 0.2 }\n'
+    for number, columns in enumerate(['["a", { name = "b" }]', '[{ name = "a" }, "b"]']):
+        (tmp_path / f"{number}.toml").write_text(f"{head}columns = {columns}\n")
+    one, other = (read_schema(tmp_path / f"{number}.toml")[0] for number in range(2))
+    assert one == other and [c.name for c in one.columns] == ["a", "b"]
 
 
 def test_every_schema_of_the_catalogue_is_sound() -> None:

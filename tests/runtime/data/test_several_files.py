@@ -19,7 +19,7 @@ from runtime.data.errors import DataError
 from runtime.data.files import FileSource
 from runtime.data.kept import KeptSource
 from runtime.data.open import open_source
-from runtime.data.schema import Schema, Split, named
+from runtime.data.schema import Column, Schema, Split
 
 ROWS = 90
 CUTS = (0, 20, 50, ROWS)
@@ -63,7 +63,9 @@ def folder(tmp_path_factory) -> Path:
 
 
 def source(folder: Path, file: str, split: Split, **changes) -> FileSource:
-    schema = Schema(name="mine", columns=named("user item"), split=split, file=file)
+    schema = Schema(
+        name="mine", columns=(Column(name="user"), Column(name="item")), split=split, file=file
+    )
     return FileSource(schema=schema, folder=folder, **changes)
 
 
