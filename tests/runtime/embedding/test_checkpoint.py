@@ -409,6 +409,21 @@ def test_each_row_on_other_shards_expires_when_its_own_time_is_over(
         assert loaded.resident() == {1000} | {i for i, used in last.items() if used >= step - 30}
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+def test_rows_that_had_expired_do_not_come_back_where_rows_do_not_expire(
+    one_table: Any, tmp_path: Path, shards: int
+) -> None:
+    capacity = Capacity(rows=90, eviction="clock", expire_after_steps=5)
+    saved, loaded = one_table(shards=2, dim=2, capacity=capacity), one_table(shards=shards, dim=2)
+    saved.look_up(np.arange(30), 0)
+    saved.look_up([4], 5)
+    saved.look_up([30], 9)
+    assert len(saved.store) > 2, "some have not gone yet"
+    save(saved.store, tmp_path)
+    load(loaded.store, tmp_path)
+    assert loaded.resident() == {4, 30} and len(loaded.store) == 2
+
+
 def test_a_lookup_without_a_push_keeps_a_row_from_expiring_after_a_load(
     one_table: Any, tmp_path: Path
 ) -> None:
