@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from persia_sim.cli.build import pick, scenario_of
 from persia_sim.cli.options import Options
@@ -11,7 +12,10 @@ from persia_sim.cli.progress import progress
 from persia_sim.model.incidents import Crash
 from persia_sim.model.memory import FORMATS, capacity
 from persia_sim.model.scenario import Scenario
-from persia_sim.words.rules import require
+from persia_sim.words.rules import SECONDS, require
+
+if TYPE_CHECKING:
+    from persia_sim.oracle.closed_form import Answer
 
 
 def run(options: Options) -> str:
@@ -21,6 +25,7 @@ def run(options: Options) -> str:
     from persia_sim.insight.report import report, text
     from persia_sim.insight.timeline import write_timeline
     from persia_sim.model.demand import demand
+    from persia_sim.oracle.closed_form import answer
 
     scenario = scenario_of(options)
     kept = pick(options.rows, FORMATS, "--rows")
@@ -30,6 +35,7 @@ def run(options: Options) -> str:
     first, last = _check_before(options)
     with progress(pushes_of(scenario)) as on_push:
         need = demand(scenario, held.miss_rate)
+        _check_step(answer(scenario, need))
         done = simulate(scenario, trace=True, need=need, on_push=on_push)
     _check_incidents(scenario, done.makespan_s)
     lines = [text(report(done, held))]
@@ -70,6 +76,13 @@ def _check_before(options: Options) -> tuple[int, int]:
     rule = f"must be a range inside [0, {end}]"
     require(0 <= first <= last <= end, "timeline steps", (first, last), rule)
     return first, last
+
+
+def _check_step(bound: Answer) -> None:
+    """Numbers that are each possible may together describe nothing that ends."""
+    told, rule = f"{bound.step_s:.3g} s ({bound.binds})", f"must lie in (0, {SECONDS[1]:g}]"
+    ok = 0 < bound.step_s <= SECONDS[1]
+    require(ok, "a step", told, rule, "look at the rates and sizes behind it")
 
 
 def _require_writable(name: str, path: Path) -> None:

@@ -21,7 +21,7 @@ from persia_sim.sharded.system import Node, Precision, System
 from persia_sim.sharded.tables import Ranker
 from persia_sim.words.amounts import binary
 from persia_sim.words.fields import nearest
-from persia_sim.words.rules import require
+from persia_sim.words.rules import SECONDS, require
 
 MOST_GPUS = 16_384
 MOST_BATCH_PER_GPU = 10_000_000
@@ -140,6 +140,8 @@ def run_sharded(options: ShardedOptions) -> str:
         _refuse_too_large(job)
     parts, plan, system = stages(job), job.plan, job.system
     step = step_s(job)
+    told, rule = f"{step:.3g} s", f"must lie in (0, {SECONDS[1]:g}]"
+    require(0 < step <= SECONDS[1], "a step", told, rule, "look at the model's and rates' sizes")
     rate, device = job.batch / step, device_step_s(parts, job.software)
     low, high = rate * exp(-BAND_LN), rate * exp(BAND_LN)
     needed = float(plan.sharded.bytes.max()) / 1e9

@@ -170,7 +170,8 @@ def sent_bytes(run: Run) -> float:
 def _racks(run: Run) -> str:
     """How many racks, how fast their uplinks are, and what share of the bytes crosses them."""
     rates = [rack.uplink_bytes_per_s * 8 / 1e9 for rack in run.scenario.cluster.racks]
-    told = f"{min(rates):g}" if min(rates) == max(rates) else f"{min(rates):g} to {max(rates):g}"
+    low, high = (f"{rate:g}" if rate < 1e12 else "any" for rate in (min(rates), max(rates)))
+    told = low if low == high else f"{low} to {high}"
     between = sum(size for name, size in run.link_bytes.items() if name.startswith("uplink")) / 2
     share = between / sent_bytes(run) if between else 0.0
     return f"racks        {len(rates)}, uplinks {told} Gbit/s; {share:.1%} of the bytes cross them"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from math import ceil, log2
+from math import ceil, inf, log2
 
 import numpy as np
 
-from persia_sim.words.rules import require
+from persia_sim.words.rules import RATE, SECONDS, require_within
 
 
 def ring_s(ranks: int, size_bytes: float, bytes_per_s: float, latency_s: float) -> float:
@@ -61,10 +61,10 @@ class DenseSync:
     """Where these constants come from."""
 
     def __post_init__(self) -> None:
-        for field in ("intra_bytes_per_s", "inter_bytes_per_s", "bucket_bytes"):
-            require(getattr(self, field) > 0, field, getattr(self, field), "must be > 0")
-        for field in ("latency_s", "overhead_s"):
-            require(getattr(self, field) >= 0, field, getattr(self, field), "must be >= 0")
+        require_within(
+            self, " of the all-reduce", intra_bytes_per_s=RATE, inter_bytes_per_s=RATE,
+            latency_s=SECONDS, overhead_s=SECONDS, bucket_bytes=(1, inf),
+        )  # fmt: skip
 
     def seconds(
         self, size_bytes: float, ranks: int, ranks_per_host: int, hosts: int | None = None

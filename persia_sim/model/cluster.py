@@ -13,25 +13,12 @@ from typing import Self, TypeVar
 import numpy as np
 
 from persia_sim.model.racks import Rack, check_racks
-from persia_sim.words.rules import require
+from persia_sim.words.rules import COUNT, NUMBERS, RATE, USD, require, require_within
 
 T = TypeVar("T")
 
-MOST_PROCESSES = 100_000
-"""Of a role, and hosts of it: more need arrays that no host has the memory for."""
-MOST_LATENCY_S = 1e6
-LEAST_RATE = 1e-6
-"""Of any unit a second; far below what there is, far above where times are no numbers."""
-MOST_USD = 1e9
-
-
-def _check_rates(record: Host | Gpu | Link, what: str, *fields: str) -> None:
-    """Far below one of its unit a rate is a slip, and times come out that no float tells apart; inf
-    is a limit that is not there."""
-    for field in fields:
-        value = getattr(record, field)
-        rule = f"must be >= {LEAST_RATE:g} (inf: without limit)"
-        require(value >= LEAST_RATE, f"{field}{what}", value, rule)
+MOST_PROCESSES = int(COUNT[1])
+"""Of a role, and hosts of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,13 +43,10 @@ class Host:
     """Where these constants come from."""
 
     def __post_init__(self) -> None:
-        require(self.cores >= 1, f"cores of host {self.name}", self.cores, "must be >= 1")
-        of = f" of host {self.name}"
-        _check_rates(self, of, "ram_bytes", "nic_bytes_per_s", "memory_bytes_per_s")
-        ok = 1e-4 <= self.core_speed <= 1e4
-        require(ok, f"core_speed{of}", self.core_speed, "must lie in [1e-4, 1e4]")
-        ok = 0 <= self.usd_per_hour <= MOST_USD
-        require(ok, f"usd_per_hour{of}", self.usd_per_hour, f"must lie in [0, {MOST_USD:g}]")
+        require_within(
+            self, f" of host {self.name}", cores=NUMBERS, ram_bytes=RATE, nic_bytes_per_s=RATE,
+            memory_bytes_per_s=RATE, core_speed=(1e-4, 1e4), usd_per_hour=USD,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +65,7 @@ class Gpu:
     """Where these constants come from."""
 
     def __post_init__(self) -> None:
-        _check_rates(self, f" of GPU {self.name}", "peak_flops", "pcie_bytes_per_s")
+        require_within(self, f" of GPU {self.name}", peak_flops=RATE, pcie_bytes_per_s=RATE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,15 +94,11 @@ class Role:
 
     def __post_init__(self) -> None:
         name = self.host.name
-        for field in ("hosts", "processes_per_host", "cores_per_process"):
-            require(getattr(self, field) >= 1, f"{field} (of type {name})", getattr(self, field),
-                    "must be >= 1")  # fmt: skip
-        for field, count in (
-            ("hosts", self.hosts),
-            ("hosts x processes_per_host", self.hosts * self.processes_per_host),
-        ):
-            ok = count <= MOST_PROCESSES
-            require(ok, f"{field} (of type {name})", f"{count:,}", f"must be <= {MOST_PROCESSES:,}")
+        of = f" (of type {name})"
+        require_within(self, of, hosts=COUNT, processes_per_host=COUNT, cores_per_process=COUNT)
+        count = self.hosts * self.processes_per_host
+        rule = f"must be <= {MOST_PROCESSES:,}"
+        require(count <= MOST_PROCESSES, f"hosts x processes_per_host{of}", f"{count:,}", rule)
         asked = self.processes_per_host * self.cores_per_process
         require(
             asked <= self.host.cores,
@@ -218,11 +198,9 @@ class Link:
     """Where these constants come from."""
 
     def __post_init__(self) -> None:
-        ok = 0 <= self.latency_s <= MOST_LATENCY_S
-        require(ok, "latency_s of the link", self.latency_s, f"must lie in [0, {MOST_LATENCY_S:g}]")
-        ok = 0 < self.header_efficiency <= 1
-        require(ok, "header_efficiency", self.header_efficiency, "must lie in (0, 1]")
-        _check_rates(self, " of the link", "stream_bytes_per_s")
+        of = " of the link"
+        require_within(self, of, latency_s=(0, 1e6), stream_bytes_per_s=RATE)
+        require_within(self, of, header_efficiency=(1e-6, 1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -259,9 +237,7 @@ class Cluster:
             got = role.gpu and role.gpu.name
             rule = f"only a further kind of GPU host has one, not a {role.host.name} of this role"
             require(role.gpu is None, "gpu", got, rule, "give it as the cluster's gpu, or drop it")
-        require(self.ranks >= 1, "ranks", self.ranks, "must be >= 1")
-        ok = 1 <= self.loaders <= MOST_PROCESSES
-        require(ok, "loaders", self.loaders, f"must lie in [1, {MOST_PROCESSES:,}]")
+        require_within(self, ranks=COUNT, loaders=COUNT)
         last = self.nn.kinds[-1].processes_per_host
         gpus = " and ".join(
             f"{k.hosts} hosts of {k.processes_per_host} GPUs" for k in self.nn.kinds

@@ -12,8 +12,7 @@ from math import log
 import numpy as np
 
 from persia_sim.model.allreduce import DenseSync
-from persia_sim.model.incidents import MOST_S
-from persia_sim.words.rules import require
+from persia_sim.words.rules import RATE, SECONDS, require, require_within
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,9 +35,9 @@ class Law:
     """Where it comes from."""
 
     def __post_init__(self) -> None:
-        for field in ("fixed_s", "per_item_s", "per_byte_s", "spread"):
-            value = getattr(self, field)
-            require(0 <= value <= MOST_S, field, value, f"must lie in [0, {MOST_S:g}]")
+        require_within(
+            self, fixed_s=SECONDS, per_item_s=SECONDS, per_byte_s=SECONDS, spread=SECONDS
+        )
 
     def __call__(self, items: float, size_bytes: float = 0.0) -> float:
         """Seconds for so many items and bytes."""
@@ -97,10 +96,9 @@ class Costs:
             value = getattr(self.worker_rpc, part)
             remedy = "put it into worker_forward or worker_scatter"
             require(value == 0, f"worker_rpc.{part}", value, "a call has a fixed part only", remedy)
-        half = self.gpu_half_batch
-        require(half >= 0, "gpu_half_batch", half, "must be >= 0")
-        ok = 0 <= self.gpu_fixed_s <= MOST_S
-        require(ok, "gpu_fixed_s", self.gpu_fixed_s, f"must lie in [0, {MOST_S:g}]")
+        require_within(
+            self, gpu_half_batch=(0, 1e9), gpu_fixed_s=SECONDS, dense_server_bytes_per_s=RATE
+        )
         sizes = [size for size, _ in self.gpu_efficiency]
         require(
             bool(sizes) and sizes == sorted(set(sizes)),
@@ -108,10 +106,9 @@ class Costs:
             self.gpu_efficiency,
             "needs points in increasing order of batch_per_rank",
         )
-        ok = all(0 < share <= 1 for _, share in self.gpu_efficiency)
-        require(ok, "gpu_efficiency", self.gpu_efficiency, "shares must lie in (0, 1]")
-        rate = self.dense_server_bytes_per_s
-        require(rate > 0, "dense_server_bytes_per_s", rate, "must be > 0 (inf: without limit)")
+        ok = all(size >= 1 and 1e-9 <= share <= 1 for size, share in self.gpu_efficiency)
+        rule = "needs batches >= 1 and shares in [1e-9, 1]"
+        require(ok, "gpu_efficiency", self.gpu_efficiency, rule)
 
     def extrapolates_gpu(self, batch_per_rank: int) -> bool:
         """Whether a batch lies outside the points at which the GPU's efficiency is known."""

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 
-from persia_sim.words.rules import require
+from persia_sim.words.rules import SECONDS, require, require_within
 
-MOST_S = 1e7
-"""Longest time that a description may name, in seconds (four months): a float then still tells
-instants apart that lie a nanosecond from each other."""
+MOST_S = SECONDS[1]
 MOST_FACTOR = 1e4
 """Slowest that a straggler may be, in multiples of its service times."""
 
@@ -91,5 +89,4 @@ class Checkpoints:
     def __post_init__(self) -> None:
         ok = 0 < self.interval_s <= MOST_S
         require(ok, "checkpoints.interval_s", self.interval_s, f"must be > 0 and <= {MOST_S:g}")
-        ok = 0 <= self.write_s <= MOST_S
-        require(ok, "checkpoints.write_s", self.write_s, f"must lie in [0, {MOST_S:g}]")
+        require_within(self, prefix="checkpoints.", write_s=SECONDS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from persia_sim.words.rules import counted, require
+from persia_sim.words.rules import COUNT, RATE, counted, require, require_within
 
 _ROLES = {"gpu_hosts": "GPU host", "worker_hosts": "worker host", "server_hosts": "server host"}
 
@@ -32,11 +32,11 @@ class Rack:
     """Where these figures come from."""
 
     def __post_init__(self) -> None:
-        for field in _ROLES:
-            value = getattr(self, field)
-            require(value >= 0, f"{field} of rack {self.name}", value, "must be >= 0")
-        rate = self.uplink_bytes_per_s
-        require(rate > 0, f"uplink_bytes_per_s of rack {self.name}", rate, "must be > 0")
+        hosts = (0, COUNT[1])
+        require_within(
+            self, f" of rack {self.name}", gpu_hosts=hosts, worker_hosts=hosts, server_hosts=hosts,
+            uplink_bytes_per_s=RATE,
+        )  # fmt: skip
 
 
 def check_racks(racks: Sequence[Rack], gpu: int, worker: int, server: int) -> None:

@@ -12,7 +12,14 @@ from itertools import pairwise
 import numpy as np
 
 from persia_sim.model.popularity import busiest_extra, expected_distinct, server_shares
-from persia_sim.words.rules import require
+from persia_sim.words.rules import AMOUNT, COUNT, NUMBERS, Range, require, require_within
+
+IDS: Range = (1e-9, 1e6)
+"""Mean ids of a field in a sample."""
+ZIPF: Range = (0, 20)
+FEATURES: Range = (0, 1_000_000)
+"""Numbers of a sample that need no table."""
+MOST_LAYERS = 1000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,15 +69,15 @@ class Workload:
     """Where these constants come from, and which are assumed."""
 
     def __post_init__(self) -> None:
-        for field, least, most in (
-            ("fields", 1, 100_000), ("ids_per_field", 1e-9, 1e6), ("dim", 1, 1_000_000),
-            ("rows", self.fields, 1e18), ("zipf", 0, 20),
-        ):  # fmt: skip
-            value = getattr(self, field)
-            told = f"[{least:g}, {most:g}]" + (" (a row a field)" if field == "rows" else "")
-            require(least <= value <= most, field, value, f"must lie in {told}")
-        require(self.dense_features >= 0, "dense_features", self.dense_features, "must be >= 0")
-        require(len(self.mlp) >= 1, "mlp", self.mlp, "needs an output layer")
+        require_within(
+            self, fields=COUNT, ids_per_field=IDS, dim=NUMBERS, zipf=ZIPF, dense_features=FEATURES
+        )
+        rule = f"must lie in [{self.fields:g}, {AMOUNT[1]:g}] (a row a field)"
+        require(self.fields <= self.rows <= AMOUNT[1], "rows", self.rows, rule)
+        least, most = NUMBERS
+        ok = 1 <= len(self.mlp) <= MOST_LAYERS and all(least <= w <= most for w in self.mlp)
+        rule = f"needs 1 to {MOST_LAYERS} widths (the last is the output) in [{least}, {most:,}]"
+        require(ok, "mlp", self.mlp, rule)
         ok = 1 <= self.batch_per_rank <= 65535
         require(ok, "batch_per_rank", self.batch_per_rank, "must lie in [1, 65535]")
 

@@ -306,5 +306,5 @@ def answer(scenario: Scenario, need: Demand | None = None, drawn: Demand | None 
         seconds |= shared(scenario, need)
     binds = max(seconds, key=lambda name: seconds[name])
     step = seconds[binds]
-    samples = scenario.batch / step
+    samples = scenario.batch / step if step else inf
     return Answer(step, samples, binds, seconds)

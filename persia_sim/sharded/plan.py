@@ -22,6 +22,9 @@ _SENT = 12.0
 """What sending a number costs, in numbers read: links are slower than memory, rows are read and
 updated."""
 
+MOST_PARTS = 5_000_000
+"""Of tables that are dealt one by one."""
+
 
 class Strategy(StrEnum):
     """How tables are split."""
@@ -118,6 +121,10 @@ def make_plan(
     def cost_of(ids: float, elements: float, sent: float) -> float:
         return elements + id_elements * ids + _SENT * sent
 
+    ways_most = 1 if strategy is Strategy.TABLE else gpus
+    parts = ways_most * sum(table.count for table, _ in kept)
+    rule = f"{strategy} cuts each table into as many, and no more than {MOST_PARTS:,} are dealt"
+    require(parts <= MOST_PARTS, "tables x gpus", f"{parts:,}", rule, "use fewer of either")
     total = sum(t.count * s * cost_of(t.ids, t.ids * t.dim, t.pooled) for t, s in kept)
     state = 4.0 * ranker.update.values_per_value
     for table, share in kept:

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from persia_sim.sharded.plan import Strategy
 from persia_sim.sharded.system import Fabric, Node, Precision
-from persia_sim.words.rules import require
+from persia_sim.words.rules import AMOUNT, SECONDS, SHARE, require_within
 
 PEER_BYTES_PER_S = 32e9
 """Nominal rate of the bus above which GPUs without NVLink exchange no faster: host bridges bind
@@ -58,12 +58,11 @@ class Reach:
     """Where these constants come from, and which were fitted."""
 
     def __post_init__(self) -> None:
-        for field in self.__slots__:
-            value = getattr(self, field)
-            if field not in ("activation_passes", "source"):
-                require(0 < value <= 1, f"reach.{field}", value, "must lie in (0, 1]")
-        passes = self.activation_passes
-        require(passes >= 0, "reach.activation_passes", passes, "must be >= 0")
+        require_within(
+            self, prefix="reach.", fp32=SHARE, tf32=SHARE, fp16=SHARE, hbm=SHARE, switch=SHARE,
+            mesh=SHARE, pcie=SHARE, nic=SHARE, tcp=SHARE, host=SHARE, uvm=SHARE,
+            activation_passes=(0, 1e6),
+        )  # fmt: skip
 
     def gemm(self, precision: Precision) -> float:
         """Of the peak rate in this arithmetic."""
@@ -112,13 +111,9 @@ class Software:
     """Where these constants come from, and which were fitted."""
 
     def __post_init__(self) -> None:
-        for field in (
-            "host_s",
-            "host_reading_s",
-            "host_per_table_s",
-            "host_multi_s",
-            "gpu_s",
-            "id_bytes",
-        ):
-            require(getattr(self, field) >= 0, field, getattr(self, field), "must be >= 0")
-        require(0 <= self.exposed <= 1, "exposed", self.exposed, "must lie in [0, 1]")
+        rows = (0, AMOUNT[1])
+        require_within(
+            self, host_s=SECONDS, host_reading_s=SECONDS, host_per_table_s=SECONDS,
+            host_multi_s=SECONDS, gpu_s=SECONDS, id_bytes=(0, 1e9), exposed=(0, 1),
+            replicate_rows=rows, hot_rows=rows,
+        )  # fmt: skip

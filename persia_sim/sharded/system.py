@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil
 
-from persia_sim.words.rules import require
+from persia_sim.words.rules import AMOUNT, COUNT, USD, require, require_within
+
+_FLOPS = (1.0, 1e21)
 
 
 class Precision(StrEnum):
@@ -54,11 +56,10 @@ class Accelerator:
     """Where these constants come from."""
 
     def __post_init__(self) -> None:
-        for field in ("fp32_flops", "fp16_flops", "hbm_bytes_per_s", "hbm_bytes"):
-            value = getattr(self, field)
-            require(value > 0, f"{field} of {self.name}", value, "must be > 0")
-        tf32 = self.tf32_flops
-        require(tf32 is None or tf32 > 0, f"tf32_flops of {self.name}", tf32, "must be > 0")
+        require_within(
+            self, f" of {self.name}", fp32_flops=_FLOPS, tf32_flops=_FLOPS, fp16_flops=_FLOPS,
+            hbm_bytes_per_s=AMOUNT, hbm_bytes=AMOUNT,
+        )  # fmt: skip
 
     def arithmetic(self, asked: Precision) -> Precision:
         """What it computes in: a GPU without TF32 takes float32 instead."""
@@ -99,15 +100,13 @@ class Node:
     """Where these constants come from."""
 
     def __post_init__(self) -> None:
-        require(self.gpus >= 1, f"gpus of {self.name}", self.gpus, "must be >= 1")
-        for field in ("intra_bytes_per_s", "host_bytes_per_s"):
-            value = getattr(self, field)
-            require(value > 0, f"{field} of {self.name}", value, "must be > 0")
-        inter, domain = self.inter_bytes_per_s, self.nvlink_domain
-        require(inter is None or inter > 0, f"inter_bytes_per_s of {self.name}", inter, "> 0")
+        require_within(
+            self, f" of {self.name}", gpus=COUNT, intra_bytes_per_s=AMOUNT, usd_per_hour=USD,
+            inter_bytes_per_s=AMOUNT, host_bytes_per_s=AMOUNT, nvlink_domain=COUNT,
+        )  # fmt: skip
+        domain = self.nvlink_domain
         ok = domain is None or domain >= self.gpus
         require(ok, f"nvlink_domain of {self.name}", domain, f"must be >= its {self.gpus} GPUs")
-        require(self.usd_per_hour >= 0, f"usd_per_hour of {self.name}", self.usd_per_hour, ">= 0")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +119,7 @@ class System:
     """All of them, >= 1."""
 
     def __post_init__(self) -> None:
-        require(self.gpus >= 1, "gpus", self.gpus, "must be >= 1")
+        require_within(self, gpus=COUNT)
         require(
             self.nodes == 1 or self.node.inter_bytes_per_s is not None,
             "gpus",

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from persia_sim.model.popularity import expected_distinct
-from persia_sim.words.rules import require
+from persia_sim.model.workload import FEATURES, IDS, ZIPF
+from persia_sim.words.rules import AMOUNT, NUMBERS, SHARE, require, require_within
 
 
 class Storage(StrEnum):
@@ -65,15 +66,14 @@ class Table:
     """Share of the rows that the cache of `uvm_cache` holds, in (0, 1]."""
 
     def __post_init__(self) -> None:
-        require(self.rows >= 1, "rows of a table", self.rows, "must be >= 1")
-        require(self.dim > 0, "dim of a table", self.dim, "must be > 0")
-        require(self.count >= 1, "count of a table", self.count, "must be >= 1")
-        require(self.zipf >= 0, "zipf of a table", self.zipf, "must be >= 0")
-        ids = self.ids_per_sample
-        ok = len(ids) >= 1 and all(each > 0 for each in ids)
-        require(ok, "ids_per_sample of a table", ids, "needs numbers > 0, one for each feature")
-        share = self.cached_share
-        require(0 < share <= 1, "cached_share of a table", share, "must lie in (0, 1]")
+        require_within(
+            self, " of a table", rows=AMOUNT, dim=(1e-3, NUMBERS[1]), count=NUMBERS, zipf=ZIPF,
+            cached_share=SHARE,
+        )  # fmt: skip
+        (least, most), ids = IDS, self.ids_per_sample
+        ok = len(ids) >= 1 and all(least <= each <= most for each in ids)
+        rule = f"needs numbers in [{least:g}, {most:g}], one for each feature"
+        require(ok, "ids_per_sample of a table", ids, rule)
 
     @property
     def ids(self) -> float:
@@ -111,9 +111,10 @@ class Ranker:
 
     def __post_init__(self) -> None:
         require(len(self.tables) >= 1, "tables", len(self.tables), "there must be one")
-        for field in ("dense_macs", "dense_params"):
-            require(getattr(self, field) > 0, field, getattr(self, field), "must be > 0")
-        require(self.dense_features >= 0, "dense_features", self.dense_features, "must be >= 0")
+        count = sum(table.count for table in self.tables)
+        require(count <= NUMBERS[1], "tables", f"{count:,}", f"must be <= {NUMBERS[1]:,}")
+        weights = (1, 1e15)
+        require_within(self, dense_macs=weights, dense_params=weights, dense_features=FEATURES)
 
     @property
     def ids(self) -> float:

@@ -4,6 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from math import inf
+
+Range = tuple[float, float]
+"""Least and most that a value may be; inf is "without limit" where that is the most."""
+
+COUNT: Range = (1, 100_000)
+"""Of hosts, processes, GPUs, tables: more need arrays that no host has the memory for."""
+SECONDS: Range = (0, 1e7)
+"""Longest time that a description may name (four months): a float then still tells instants apart
+that lie a nanosecond from each other."""
+RATE: Range = (1e-6, inf)
+"""Of any unit a second; far below what there is, far above where times are no numbers."""
+AMOUNT: Range = (1, 1e18)
+"""Of rows, weights, bytes of a memory, or of a rate that is no limit if absent."""
+NUMBERS: Range = (1, 1_000_000)
+"""Width of a row or a layer."""
+SHARE: Range = (1e-9, 1)
+"""Of something that is not nothing."""
+USD: Range = (0, 1e9)
+"""Dollars an hour."""
 
 
 def counted(number: int, noun: str) -> str:
@@ -62,3 +82,23 @@ def refuse_doubled(words: Iterable[str]) -> None:
                 f"{flag} is typed {told}, and only one of them can count; give it once"
             )
         seen[option] = flag
+def require_within(record: object, of: str = "", *, prefix: str = "", **ranges: Range) -> None:
+    """Hold fields of a record against ranges; None is a value that is not given.
+
+    ``ranges``: a `Range` for each field. The sentence calls a field ``prefix`` + its name + ``of``.
+
+    >>> from types import SimpleNamespace
+    >>> require_within(SimpleNamespace(cores=0), " of host a", cores=COUNT)
+    Traceback (most recent call last):
+    ValueError: cores of host a is 0: must lie in [1, 100,000]
+    """
+    for field, (least, most) in ranges.items():
+        value = getattr(record, field)
+        rule = f"must lie in [{_bound(least)}, {_bound(most)}]"
+        if most == inf:
+            rule = f"must be >= {_bound(least)} (inf: without limit)"
+        require(value is None or least <= value <= most, f"{prefix}{field}{of}", value, rule)
+
+
+def _bound(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -84,14 +85,16 @@ def test_the_slowest_rank_decides_when_a_bucket_starts() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "rule"),
     [
-        ("intra_bytes_per_s", 0.0, "> 0"), ("inter_bytes_per_s", 0.0, "> 0"),
-        ("bucket_bytes", 0.0, "> 0"), ("latency_s", -1.0, ">= 0"), ("overhead_s", -1.0, ">= 0"),
+        ("intra_bytes_per_s", 0.0, "must be >= 1e-06"), ("latency_s", -1.0, "must lie in [0, "),
+        ("inter_bytes_per_s", 0.0, "must be >= 1e-06"), ("overhead_s", -1.0, "must lie in [0, "),
+        ("bucket_bytes", 0.0, "must be >= 1 "), ("bucket_bytes", 1e-300, "must be >= 1 "),
     ],
 )  # fmt: skip
 def test_a_wrong_constant_is_refused(field: str, value: float, rule: str) -> None:
-    with pytest.raises(ValueError, match=f"{field} is {value}: must be {rule}"):
+    said = re.escape(f"{field} of the all-reduce is {value}: {rule}")
+    with pytest.raises(ValueError, match=said):
         replace(sync(Algorithm.RING), **{field: value})
-    least = replace(sync(Algorithm.RING), latency_s=0.0, overhead_s=0.0, bucket_bytes=0.5)
+    least = replace(sync(Algorithm.RING), latency_s=0.0, overhead_s=0.0, bucket_bytes=1)
     assert least.seconds(64.0, 2, 2) == 64 / 8
 
 

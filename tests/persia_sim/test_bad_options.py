@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,12 @@ from hypothesis import strategies as st
 
 from persia_sim import __main__ as command
 from persia_sim.cli import Options, run
+from persia_sim.cli.example import table, two_racks
+from persia_sim.presets.accelerators import NODES
+from persia_sim.presets.catalogue import costs_of, workloads
+from persia_sim.presets.rankers import rankers
+from persia_sim.presets.software import SOFTWARE
+from tests.persia_sim.sim_configurations import small_cluster
 
 SMALL = {"cluster": "this-host", "workload": "taobao-ad", "rows": "f32-adagrad", "steps": 20}
 
@@ -81,9 +90,9 @@ def test_before_anything_runs(
 FAR = [
     (
         "[servers]\nhosts = 1000000000000",
-        "hosts (of type m2-ultramem-416) is 1,000,000,000,000",
+        "hosts (of type m2-ultramem-416) is 1000000000000: must lie in [1, 100,000]",
     ),
-    ("[nn]\nhosts = 0", "hosts (of type a2-highgpu-8g) is 0: must be >= 1"),
+    ("[nn]\nhosts = 0", "hosts (of type a2-highgpu-8g) is 0: must lie in [1, 100,000]"),
     ("[servers]\nhosts = 20000", "servers of mine is 20,000: must be <= 10,000"),
     ("loaders = 1000000000000", "loaders is 1000000000000: must lie in [1, 100,000]"),
     ("[link]\nlatency_s = inf", "latency_s of the link is inf: must lie in [0, 1e+06]"),
@@ -93,7 +102,7 @@ FAR = [
     ),
     (
         "[nn.host]\ncore_speed = inf",
-        "core_speed of host a2-highgpu-8g is inf: must lie in [1e-4, 1e4]",
+        "core_speed of host a2-highgpu-8g is inf: must lie in [0.0001, 10000]",
     ),
     ("[nn.host]\nusd_per_hour = inf", "usd_per_hour of host a2-highgpu-8g is inf: must lie in"),
     ("[costs.load]\nfixed_s = inf", "fixed_s is inf: must lie in [0, 1e+07]"),
@@ -102,6 +111,79 @@ FAR = [
 
 @pytest.mark.parametrize(("text", "said"), FAR)
 def test_a_cluster_that_cannot_be_is_a_sentence_and_no_traceback(
+    text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    path = tmp_path / "mine.toml"
+    path.write_text(f'base = "gcp-100t"\n{text}\n')
+    assert said in refused(monkeypatch, capsys, "--cluster", str(path))
+
+
+def example_files() -> dict[str, tuple[str, str]]:
+    """Every file that `init` writes, with all that may stand in it: its text, and the command."""
+    small = replace(small_cluster(4, 2, 2), name="mine")
+    cluster = table(replace(small, racks=tuple(two_racks(small))))
+    model = rankers()["dlrm"]
+    run_small = "--steps 3 --rows f32-adagrad --cluster"
+    return {
+        "cluster": (cluster + "\n" + table(costs_of("gcp-100t"), "costs"),
+                    "--workload taobao-ad --dense-on-nics " + run_small),
+        "workload": (table(workloads()["taobao-ad"]), run_small + " this-host --workload"),
+        "model": (table(replace(model, tables=model.tables[:2])), "sharded --model"),
+        "system": (table(NODES["dgx-h100"]), "sharded --gpus 16 --system"),
+        "software": (table(SOFTWARE["torchrec"]), "sharded --model dlrm --software"),
+    }  # fmt: skip
+
+
+ABSURD = ("nan", "inf", "1e300", "1e-300", "0", "-1", str(2**63 - 1))
+NUMBER = re.compile(r"(?<![\w\".])-?(?:inf|\d[\d_.]*(?:e[-+]?\d+)?)(?![\w.\"])")
+
+
+def with_absurd_numbers(text: str) -> Iterator[tuple[str, str]]:
+    """The text with one number changed, and what was changed: each number to each value."""
+    start = 0
+    for line in text.splitlines(keepends=True):
+        name, _, value = line.partition("=")
+        if value and not line.startswith("#") and '"' not in value:
+            for found in NUMBER.finditer(text, start + len(name), start + len(line)):
+                for absurd in ABSURD:
+                    yield f"{name}= {absurd}", text[: found.start()] + absurd + text[found.end() :]
+        start += len(line)
+
+
+@pytest.mark.parametrize(("kind", "numbers"), [("cluster", 90), ("workload", 14), ("model", 15),
+                                               ("system", 10), ("software", 9)])  # fmt: skip
+def test_each_number_of_each_file_is_refused_or_gives_sane_figures(
+    kind: str, numbers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    text, words = example_files()[kind]
+    path, tried = tmp_path / f"{kind}.toml", 0
+    for what, changed in with_absurd_numbers(text):
+        path.write_text(changed)
+        monkeypatch.setattr(sys, "argv", ["persia_sim", *words.split(), str(path)])
+        status, said, tried = command.main(), capsys.readouterr(), tried + 1
+        if status:
+            assert status == 2 and said.err.count("\n") == 1 and not said.out, what
+        else:
+            figures = re.findall(r"(?<![\w.])-?\d[\d,]*\.?\d*(?:e[-+]?\d+)?", said.out)
+            assert not re.search(r"\b(nan|inf)\b| 0 samples/s", said.out), what + said.out
+            assert all(abs(float(f.replace(",", ""))) < 1e15 for f in figures), what + said.out
+    assert tried >= numbers * len(ABSURD)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[costs.dense_sync]\noverhead_s = inf", "overhead_s of the all-reduce is inf: must lie"),
+        (
+            "[costs.dense_sync]\nintra_bytes_per_s = 1e-300",
+            "intra_bytes_per_s of the all-reduce is 1e-300: must be >= 1e-06",
+        ),
+        ("[costs.load]\nfixed_s = 1e7\nper_item_s = 1e7", " s (loaders): must lie in (0, 1e+07]"),
+    ],
+)
+def test_an_all_reduce_or_a_step_without_end_is_a_sentence(
     text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
