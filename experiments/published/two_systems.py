@@ -1,9 +1,10 @@
 """One workload on two systems: hybrid with CPU hosts, and GPUs that hold the tables themselves.
 
 Both have the same fields, rows, dims, dense network and global batch, the same seconds for the
-dense network, its launching and its all-reduce, and pay for loading nothing. Hybrid has 64 GPUs and
-as many CPU hosts as it gains from, chosen by the closed form; the sharded system has 64 GPUs, or as
-many more as its rows need memory.
+dense network, its launching and its all-reduce, and pay for loading nothing. On both sides the
+all-reduce has the NICs that rows and vectors have. Hybrid has 64 GPUs and as many CPU hosts as it
+gains from, chosen by the closed form; the sharded system has 64 GPUs, or as many more as its rows
+need memory.
 """
 
 from __future__ import annotations
@@ -169,6 +170,7 @@ def hybrid_of(gpu: str, software: str, nic: float, parameters: float, batch: int
             costs=costs,
             mode=Mode.HYBRID,
             tau=DEFAULT_TAU,
+            dense_on_nics=True,
             steps=1,
         )
         link = scenario.cluster.link
@@ -184,7 +186,8 @@ def hybrid_of(gpu: str, software: str, nic: float, parameters: float, batch: int
 def costs_of(gpu: str, software: str, nic: float, parameters: float, batch: int) -> Costs:
     """CPU stages as in the catalogue; the dense network as long as on the sharded side's GPUs.
 
-    Dense gradients have two bytes there, so an all-reduce of four is twice as fast here.
+    Dense gradients have two bytes there, so an all-reduce of four is twice as fast here; of a NIC
+    whose rows travel by TCP, they take the share that RDMA leaves them.
     """
     node = node_of(gpu, nic)
     ranker = ranker_of(workload_of(parameters, batch))
@@ -201,6 +204,7 @@ def costs_of(gpu: str, software: str, nic: float, parameters: float, batch: int)
             intra_bytes_per_s=2 * REACH.inside(node),
             inter_bytes_per_s=2 * nic_rate(system, REACH) * system.local,
             latency_s=0.0,
+            nic_share=REACH.tcp / 2,
             source="as the sharded side's",
         ),
         source="catalogue; dense network, launching and all-reduce as on the sharded side",

@@ -12,6 +12,7 @@ from persia_sim.engine.clock import Clock, Process
 from persia_sim.engine.links import Links
 from persia_sim.engine.server_racks import RackBanks
 from persia_sim.engine.servers import Bank, FifoServer, HostMemory, Unlimited
+from persia_sim.model.allreduce import Algorithm
 from persia_sim.model.demand import Demand
 from persia_sim.model.placement import placement, server_groups
 from persia_sim.model.scenario import DenseHome, Discipline, Scenario
@@ -46,6 +47,11 @@ class Platform:
         self.path = links.path
         self.names, self.capacities = links.names, links.capacities
         self._rank_nic = links.nics("GPU host", places.gpu_hosts.tolist(), rates(cluster.nn))
+        # Each GPU of a host has a ring of its own with its peers, or all GPUs are in one.
+        rings = scenario.costs.dense_sync.algorithm is Algorithm.HIERARCHICAL
+        self._ring_streams = cluster.nn.of_hosts(
+            lambda kind: float(min(kind.processes_per_host, cluster.ranks)) if rings else 1.0
+        )
         self._worker_nic = links.nics("worker host", places.worker_hosts.tolist(), rates(workers))
         self._nic_of_rank: list[int] = [
             self._rank_nic[host] for host in cluster.nn.host_of.tolist()
@@ -144,10 +150,11 @@ class Platform:
 
     def ring(self, nic_bytes: float, least_s: float) -> simpy.Event:
         """All GPU hosts pass so many bytes to the next; takes at least the closed form's time."""
-        hosts = len(self._rank_nic)
+        following = [*self._rank_nic[1:], self._rank_nic[0]]
+        hosts = zip(self._rank_nic, following, self._ring_streams, strict=True)
         passed = [
-            self.network.send(self.path(nic, self._rank_nic[(h + 1) % hosts]), nic_bytes)
-            for h, nic in enumerate(self._rank_nic)
+            self.network.send(self.path(nic, after), nic_bytes, streams)
+            for nic, after, streams in hosts
             if nic_bytes
         ]
         return simpy.AllOf(self.env, [self.env.timeout(least_s), *passed])

@@ -145,9 +145,8 @@ class Scenario:
     """Embedding workers and servers never queue (the closed forms assume it)."""
     dense_on_nics: bool = False
     """The all-reduce and the rounds of async_averaging also load the NICs of the GPU hosts. Else
-    they have a network of their own, as the closed forms assume and as the constants were fitted:
-    with the same constants and this on, the points at 6.25 to 100 T move from errors within 4.4 %
-    to -1.4 to -7.6 %. Not in async, whose dense copies are on NICs unless `dense_home` is apart."""
+    they have a network of their own, as the closed forms assume and as the constants were fitted. A
+    hierarchical all-reduce has as many streams a host as it has GPUs. Not in async, whose dense copies are on NICs unless `dense_home` is apart."""
     dense_home: DenseHome | None = None
     """Where the dense weights are. Async only; None means on the embedding servers there."""
     resolve_messages: bool = False

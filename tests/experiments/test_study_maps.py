@@ -17,9 +17,9 @@ from persia_sim.engine.simulate import simulate
 from persia_sim.insight.measure import throughput
 from persia_sim.model.demand import demand
 from persia_sim.model.memory import FORMATS
-from persia_sim.oracle.closed_form import answer
+from persia_sim.oracle.closed_form import answer, shared
 from persia_sim.presets.rankers import ranker_of
-from persia_sim.presets.software import SOFTWARE
+from persia_sim.presets.software import REACH, SOFTWARE
 from persia_sim.words.chrome import Span
 from persia_sim.words.vocabulary import Mode
 from tests.experiments.raw_runs import read_csv
@@ -236,6 +236,29 @@ def test_both_sides_of_the_map_train_the_same_dense_network_as_fast():
             together = math.hypot(parts.dense_s, parts.host_s)
             assert need.compute_s == pytest.approx(together + parts.gpu_s)
         assert need.all_reduce_s == pytest.approx(parts.allreduce_s)
+
+
+def test_the_all_reduce_takes_the_same_nics_for_as_long_on_both_sides():
+    """2-byte gradients round the eight hosts at the rate of RDMA, beside hybrid's rows, too."""
+    work = two_systems.workload_of(1e10, 55_296)
+    for nic in (10.0, 100.0):
+        scenario = two_systems.hybrid_of("a100", "torchrec", nic, 1e10, 55_296)
+        need, rate = demand(scenario), scenario.cluster.nic_payload_bytes_per_s[0]
+        on_nic_s = sum(bucket.nic_bytes for bucket in need.buckets) / rate
+        rdma = nic * 1e9 / 8 * REACH.nic
+        assert on_nic_s == pytest.approx(2 * 7 / 8 * 2 * work.dense_params / rdma)
+        assert on_nic_s <= need.all_reduce_s
+        rows_out = 8 * need.gradient_bytes / rate
+        assert shared(scenario, need)["GPU host NICs, out"] == pytest.approx(rows_out + on_nic_s)
+
+
+def test_slow_nics_hide_nothing_of_hybrids_all_reduce():
+    """With a network of its own the all-reduce let hybrid win by 1.7 where NICs are slow."""
+    ratios = [
+        sharded_map.cell_of("a100", "torchrec", nic, 1e10, 55_296, 12).throughput_ratio
+        for nic in (10.0, 100.0)
+    ]
+    assert ratios[0] < 1 < ratios[1] < 1.2
 
 
 def test_rows_that_do_not_fit_64_gpus_take_as_many_as_they_need():

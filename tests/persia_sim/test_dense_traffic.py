@@ -7,12 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from persia_sim.engine.clock import Clock
+from persia_sim.engine.hardware import Platform
 from persia_sim.engine.simulate import simulate
+from persia_sim.model.allreduce import Algorithm
 from persia_sim.model.cluster import Cluster
+from persia_sim.model.demand import demand
 from persia_sim.model.scenario import Averaging, Discipline, Noise, Scenario
 from persia_sim.model.stamps import Mark
 from persia_sim.presets.catalogue import costs_of
 from persia_sim.words.vocabulary import Mode
+from tests.persia_sim.hand_world import hand_scenario
 from tests.persia_sim.sim_configurations import small_cluster, small_scenario
 
 
@@ -58,6 +63,30 @@ def test_background_averaging_disturbs_the_rows_on_the_cards() -> None:
     apart, shared = (simulate(s) for s in both(base))
     late = shared.stamps[Mark.ROWS] - shared.stamps[Mark.LOOKUP]
     assert late.mean() > (apart.stamps[Mark.ROWS] - apart.stamps[Mark.LOOKUP]).mean()
+
+
+def test_each_gpu_of_a_host_has_a_ring_of_its_own_with_its_peers() -> None:
+    """Beside one flow of rows, the rings of two GPUs have two thirds of a NIC, and one ring half:
+    300 bytes at 10 a second and a flow of 400 take 45 or 60 s, and 70 s together."""
+
+    def times(algorithm: Algorithm) -> tuple[float, float]:
+        scenario = hand_scenario(Mode.SYNC, ranks=4, discipline=Discipline.FLUID)
+        nn = replace(scenario.cluster.nn, hosts=2, processes_per_host=2)
+        nn = replace(nn, host=replace(nn.host, nic_bytes_per_s=20.0))  # half of it is payload
+        cluster = replace(scenario.cluster, nn=nn)
+        dense_sync = replace(scenario.costs.dense_sync, algorithm=algorithm)
+        costs = replace(scenario.costs, dense_sync=dense_sync)
+        scenario = replace(scenario, cluster=cluster, costs=costs)
+        env = Clock()
+        platform = Platform(env, scenario, demand(scenario))
+        ring, rows = platform.ring(300.0, 0.0), platform.network.send((0,), 400.0)
+        env.run_until(ring)
+        ring_s = env.now
+        env.run_until(rows)
+        return ring_s, env.now
+
+    assert times(Algorithm.HIERARCHICAL) == (45.0, 70.0)
+    assert times(Algorithm.RING) == (60.0, 70.0)
 
 
 def test_one_host_has_no_dense_traffic() -> None:
