@@ -16,10 +16,9 @@ from persia_sim.presets.software import BAND_LN, REACH, SOFTWARE
 from persia_sim.sharded.pipeline import device_step_s, schedule, step_s
 from persia_sim.sharded.plan import Strategy
 from persia_sim.sharded.software import Pipeline, Software
-from persia_sim.sharded.stages import Job, fits, stages
+from persia_sim.sharded.stages import WORKSPACE_BYTES, Job, fits, stages
 from persia_sim.sharded.system import Node, Precision, System
 from persia_sim.sharded.tables import Ranker
-from persia_sim.words.amounts import binary
 from persia_sim.words.fields import nearest
 from persia_sim.words.rules import SECONDS, require
 
@@ -103,22 +102,30 @@ def _refuse_too_large(job: Job) -> None:
     """Raise ValueError with the number of GPUs that the rows would need."""
     if fits(job):
         return
-    node, gpus = job.system.node, job.system.gpus
-    room = node.accelerator.hbm_bytes
     enough = fitting_gpus(job)
     remedy = f"use --gpus {enough}" if enough else f"no number up to {MOST_GPUS:,} has room: use "
-    remedy += "" if enough else "another --system or a smaller --model"
-    require(False, "--gpus", gpus, f"the rows do not fit into {gpus} x {binary(room)} of "
-            f"{node.name}", f"{remedy}, or --anyway to answer as if they did")  # fmt: skip
+    remedy += "" if enough else "another --system or --strategy (row cuts every table)"
+    rule = f"{_needed(job)}; the plan ({job.software.strategy}) does not fit"
+    require(False, "--gpus", job.system.gpus, rule, f"{remedy}, or --anyway to answer as if it did")
+
+
+def _needed(job: Job) -> str:
+    rows, beside = job.plan.bytes, job.beside_rows_bytes
+    return (
+        f"{rows / 1e9:,.1f} GB of rows and {beside / 1e9:,.1f} GB beside them (dense network, "
+        f"activations, {WORKSPACE_BYTES / 1e9:g} GB of workspace) on the fullest of GPUs with "
+        f"{job.system.node.accelerator.hbm_bytes / 1e9:,.0f}"
+    )
 
 
 def fitting_gpus(job: Job) -> int | None:
-    """The fewest whole machines whose GPUs have room for the rows, as their GPUs; None: too few."""
+    """The fewest whole machines whose GPUs have room, each with the batch that it has now, as their
+    GPUs; None: no number of them."""
 
     def room(machines: int) -> bool:
         gpus = machines * job.system.node.gpus
         system = System(node=job.system.node, gpus=gpus)
-        return fits(replace(job, system=system, batch=max(job.batch, gpus)))
+        return fits(replace(job, system=system, batch=max(1, round(job.per_gpu)) * gpus))
 
     alone = job.system.node.inter_bytes_per_s is None
     most = 1 if alone else MOST_GPUS // job.system.node.gpus
@@ -144,15 +151,12 @@ def run_sharded(options: ShardedOptions) -> str:
     require(0 < step <= SECONDS[1], "a step", told, rule, "look at the model's and rates' sizes")
     rate, device = job.batch / step, device_step_s(parts, job.software)
     low, high = rate * exp(-BAND_LN), rate * exp(BAND_LN)
-    needed = float(plan.sharded.bytes.max()) / 1e9
-    room = system.node.accelerator.hbm_bytes / 1e9
     lines = [
         f"{job.ranker.name} on {system.gpus} GPUs of {system.node.name}, {job.software.name}, "
         f"{job.software.pipeline}, {job.precision}, {job.batch:,} samples a step",
         f"throughput    {rate:,.0f} samples/s, 90 % band {low:,.0f} to {high:,.0f}",
         f"step          {step * 1e3:.3f} ms; GPU {device * 1e3:.3f}, host {parts.host_s * 1e3:.3f}",
-        f"rows          {needed:,.1f} GB on the fullest of GPUs with {room:,.0f}"
-        + ("" if fits(job) else ": THEY DO NOT FIT, even spread evenly"),
+        f"memory        {_needed(job)}" + ("" if fits(job) else ": THEY DO NOT FIT"),
         f"plan          {job.software.strategy}: the busiest GPU reads {plan.imbalance:.2f} times "
         "the mean",
         "staleness     " + ("1 step" if job.software.pipeline is Pipeline.SEMI_SYNC else "none"),

@@ -146,7 +146,8 @@ class Scenario:
     dense_on_nics: bool = False
     """The all-reduce and the rounds of async_averaging also load the NICs of the GPU hosts. Else
     they have a network of their own, as the closed forms assume and as the constants were fitted. A
-    hierarchical all-reduce has as many streams a host as it has GPUs. Not in async, whose dense copies are on NICs unless `dense_home` is apart."""
+    hierarchical all-reduce has as many streams a host as it has GPUs. Not in async, whose dense
+    copies are on NICs unless `dense_home` is apart."""
     dense_home: DenseHome | None = None
     """Where the dense weights are. Async only; None means on the embedding servers there."""
     resolve_messages: bool = False

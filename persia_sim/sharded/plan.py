@@ -1,6 +1,7 @@
 """The sharding plan: which GPU holds which table or which part of it, and what each must do.
 
-Whole tables are dealt to the least loaded GPU, the costliest first. Where the strategy allows it,
+Whole tables are dealt to the least loaded GPU, the costliest first; where one would overflow, to
+the least loaded that has room. Where the strategy allows it,
 tables that cost more than a GPU's fair share are split by columns, small ones are replicated, and
 the most frequent rows of large ones, too.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 from enum import StrEnum
-from math import ceil
+from math import ceil, inf
 
 import numpy as np
 
@@ -22,6 +23,8 @@ _SENT = 12.0
 """What sending a number costs, in numbers read: links are slower than memory, rows are read and
 updated."""
 
+Piece = tuple[float, float, float, float, float]
+"""Of a table: cost, ids, elements, sent, bytes."""
 MOST_PARTS = 5_000_000
 """Of tables that are dealt one by one."""
 
@@ -68,8 +71,15 @@ class Plan:
     """Numbers read for them."""
     replicated_values: float
     """Numbers that every GPU keeps a copy of; their gradients are all-reduced if small."""
+    replicated_bytes: float
+    """The same with optimiser state."""
     partial_sums: bool
     """Row-wise: what is sent is a partial sum from every GPU (a reduce-scatter)."""
+
+    @property
+    def bytes(self) -> float:
+        """Memory of rows and state on the fullest GPU."""
+        return float(self.sharded.bytes.max()) + self.replicated_bytes
 
     @property
     def imbalance(self) -> float:
@@ -95,15 +105,16 @@ def make_plan(
     replicate_rows: float = 0.0,
     hot_rows: float = 0.0,
     id_elements: float = 0.0,
+    room_bytes: float = inf,
 ) -> Plan:
     """Place the tables.
 
     Tables of at most ``replicate_rows`` rows are copied to every GPU, as are the ``hot_rows`` most
-    frequent rows of the others; ``id_elements`` is what an id costs beside its row, in numbers.
+    frequent rows of the others; ``id_elements`` is what an id costs beside its row, in numbers, and
+    ``room_bytes`` what a GPU has for rows and their state: a plan may need more (`Plan.bytes`).
     """
     require(gpus >= 1, "gpus", gpus, "must be >= 1")
     local_ids = local_elements = replicated = 0.0
-    pieces: list[tuple[float, float, float, float, float]] = []  # cost, ids, elements, sent, bytes
     kept: list[tuple[Table, float]] = []
     for table in ranker.tables:
         all_local = strategy is Strategy.DATA_PARALLEL or table.rows <= replicate_rows
@@ -127,38 +138,73 @@ def make_plan(
     require(parts <= MOST_PARTS, "tables x gpus", f"{parts:,}", rule, "use fewer of either")
     total = sum(t.count * s * cost_of(t.ids, t.ids * t.dim, t.pooled) for t, s in kept)
     state = 4.0 * ranker.update.values_per_value
-    for table, share in kept:
-        ids, elements = share * table.ids, share * table.ids * table.dim
-        sent = share * table.pooled
-        in_hbm = {Storage.HBM: 1.0, Storage.UVM: 0.0}.get(table.storage, table.cached_share)
-        size = state * table.rows * table.dim * in_hbm
-        cost = cost_of(ids, elements, sent)
-        ways = 1
-        if strategy is Strategy.PLANNED and total:
-            ways = min(gpus, max(1, ceil(2.0 * cost * gpus / total - 1.0)))
-        if strategy in (Strategy.ROW, Strategy.COLUMN):
-            ways = gpus
-        # Columns: every part sees all ids. Rows: every part sees its share of the ids.
-        part_ids = ids / ways if strategy is Strategy.ROW else ids
-        part_sent = sent if strategy is Strategy.ROW else sent / ways
-        part = part_ids, elements / ways, part_sent
-        pieces += [(cost_of(*part), *part, size / ways)] * (ways * table.count)
+    held = {Storage.HBM: 1.0, Storage.UVM: 0.0}
+
+    def size_of(table: Table) -> float:
+        return state * table.rows * table.dim * held.get(table.storage, table.cached_share)
+
+    total_bytes = sum(table.count * size_of(table) for table, _ in kept)
+
+    def cut(by_memory: bool) -> list[Piece]:
+        pieces: list[Piece] = []
+        for table, share in kept:
+            ids, elements = share * table.ids, share * table.ids * table.dim
+            sent, size = share * table.pooled, size_of(table)
+            fair = cost_of(ids, elements, sent) * gpus / total if total else 0.0
+            if by_memory:
+                fair = max(fair, size * gpus / total_bytes)
+            ways = {Strategy.ROW: gpus, Strategy.COLUMN: gpus}.get(strategy, 1)
+            if strategy is Strategy.PLANNED:
+                ways = min(gpus, max(1, ceil(2.0 * fair - 1.0)))
+            # Columns: every part sees all ids. Rows: every part sees its share of the ids.
+            part_ids = ids / ways if strategy is Strategy.ROW else ids
+            part_sent = sent if strategy is Strategy.ROW else sent / ways
+            part = part_ids, elements / ways, part_sent
+            pieces += [(cost_of(*part), *part, size / ways)] * (ways * table.count)
+        return pieces
+
+    pieces, room_bytes = [cut(by_memory=False)], room_bytes - state * replicated
+    if strategy is Strategy.PLANNED and total_bytes:
+        pieces.append(cut(by_memory=True))
     return Plan(
         gpus=gpus,
-        sharded=_deal(pieces, gpus),
+        sharded=_deal(pieces, gpus, room_bytes),
         local_ids=local_ids,
         local_elements=local_elements,
         replicated_values=replicated,
+        replicated_bytes=state * replicated,
         partial_sums=strategy is Strategy.ROW and gpus > 1,
     )
 
 
-def _deal(pieces: list[tuple[float, float, float, float, float]], gpus: int) -> Load:
-    """The costliest piece first, each to the GPU with the least so far."""
+def _deal(ways: list[list[Piece]], gpus: int, room_bytes: float) -> Load:
+    """The costliest piece first, each to the GPU with the least so far. Where one overflows, the
+    best balanced of those that do not: with finer pieces, and each to a GPU that has room."""
+    by_cost = _dealt(sorted(ways[0], reverse=True), gpus, inf)
+    needed = float(by_cost.bytes.sum())
+    if float(by_cost.bytes.max()) <= room_bytes or needed > gpus * room_bytes:
+        return by_cost
+    found = []
+    for pieces in ways:
+        costliest_first = sorted(pieces, reverse=True)
+        largest_first = sorted(pieces, key=lambda piece: (piece[-1], piece), reverse=True)
+        found += [_dealt(order, gpus, room_bytes) for order in (costliest_first, largest_first)]
+    fitting = [load for load in found if float(load.bytes.max()) <= room_bytes]
+    return min(fitting, key=lambda load: float(load.elements.max()), default=by_cost)
+
+
+def _dealt(pieces: list[Piece], gpus: int, room_bytes: float) -> Load:
     totals = np.zeros((4, gpus))
     heap = [(0.0, g) for g in range(gpus)]
-    for cost, *work in sorted(pieces, reverse=True):
-        load, gpu = heapq.heappop(heap)
+    for cost, *work in pieces:
+        full = []
+        while heap and totals[3, heap[0][1]] + work[3] > room_bytes:
+            full.append(heapq.heappop(heap))
+        if heap:
+            load, gpu = heapq.heappop(heap)
+        else:  # nobody has room: the emptiest overflows least
+            load, gpu = full.pop(int(np.argmin([totals[3, g] for _, g in full])))
         totals[:, gpu] += work
-        heapq.heappush(heap, (load + cost, gpu))
+        for entry in (*full, (load + cost, gpu)):
+            heapq.heappush(heap, entry)
     return Load(*totals)

@@ -24,6 +24,10 @@ _DEPTH = 0.25
 """Kernels of a step go with the layers: about this power of the multiplications over DLRM's
 (layers with the square root of the multiplications, kernels with the square root of the layers)."""
 _ID_BYTES = 8
+_DENSE_STATE_BYTES = 16
+"""Of a weight of the dense network: float32 weight, gradient and Adam's two moments."""
+WORKSPACE_BYTES = 2e9
+"""CUDA's context, buffers of collectives and libraries, what the allocator cannot use. Assumed."""
 _PLAN_ID_ELEMENTS = 16.0
 """What a planner takes an id to cost beside its row, in numbers (a sector or two)."""
 
@@ -58,20 +62,40 @@ class Job:
     @property
     def plan(self) -> Plan:
         """Where the tables are."""
-        return plan_of(self.ranker, self.system.gpus, self.software)
+        soft = self.software
+        return _plan(
+            self.ranker, self.system.gpus, soft.strategy, soft.replicate_rows, soft.hot_rows,
+            self.system.node.accelerator.hbm_bytes - self.beside_rows_bytes,
+        )  # fmt: skip
+
+    @property
+    def widths(self) -> float:
+        """Numbers of a sample that the layers of the dense network hand on."""
+        return self.ranker.pooled + _WIDTHS * sqrt(self.ranker.dense_macs)
+
+    @property
+    def beside_rows_bytes(self) -> float:
+        """Memory of a GPU that holds no rows: the dense network with gradient and Adam's state,
+        activations (a gradient takes the place of what it was made from), pooled rows that are
+        exchanged and their gradients, and a workspace."""
+        value = self.precision.value_bytes
+        copy = value if self.precision is Precision.FP16 else 0  # beside the float32 weights
+        dense = (_DENSE_STATE_BYTES + copy) * self.ranker.dense_params
+        activations = self.per_gpu * self.widths * value
+        exchanged = 2.0 * self.per_gpu * self.ranker.pooled * (self.wire_bytes or value)
+        exchanged *= self.system.gpus > 1
+        return dense + activations + exchanged + WORKSPACE_BYTES
 
 
 @lru_cache(maxsize=4096)
-def _plan(ranker: Ranker, gpus: int, strategy: str, replicate_rows: float, hot_rows: float) -> Plan:
+def _plan(
+    ranker: Ranker, gpus: int, strategy: Strategy, replicate_rows: float, hot_rows: float,
+    room_bytes: float,
+) -> Plan:  # fmt: skip
     return make_plan(
-        ranker, gpus, Strategy(strategy), replicate_rows=replicate_rows, hot_rows=hot_rows,
-        id_elements=_PLAN_ID_ELEMENTS,
+        ranker, gpus, strategy, replicate_rows=replicate_rows, hot_rows=hot_rows,
+        id_elements=_PLAN_ID_ELEMENTS, room_bytes=room_bytes,
     )  # fmt: skip
-
-
-def plan_of(ranker: Ranker, gpus: int, software: Software) -> Plan:
-    """The plan that this software would make."""
-    return _plan(ranker, gpus, software.strategy, software.replicate_rows, software.hot_rows)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,8 +206,7 @@ def stages(job: Job) -> Stages:
     else:
         arrival += exchange_s(system, reach, keys * away)
 
-    widths = ranker.pooled + _WIDTHS * sqrt(ranker.dense_macs)
-    moved = b * widths * value * reach.activation_passes / hbm
+    moved = b * job.widths * value * reach.activation_passes / hbm
     flops = 6.0 * ranker.dense_macs * b
     arithmetic = gpu.arithmetic(job.precision)
     dense = flops / (gpu.peak_flops(arithmetic) * reach.gemm(arithmetic)) + moved
@@ -210,10 +233,9 @@ def stages(job: Job) -> Stages:
 
 
 def fits(job: Job) -> bool:
-    """Whether rows and their state have room in the memory of all GPUs together."""
-    system, state = job.system, 4.0 * job.ranker.update.values_per_value
-    needed = float(job.plan.sharded.bytes.sum()) + state * job.plan.replicated_values * system.gpus
-    return needed <= system.gpus * system.node.accelerator.hbm_bytes
+    """Whether the fullest GPU has room for its rows with their state and all that is beside."""
+    needed = job.plan.bytes + job.beside_rows_bytes
+    return needed <= job.system.node.accelerator.hbm_bytes
 
 
 def misses_s(job: Job) -> float:

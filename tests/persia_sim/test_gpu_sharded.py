@@ -246,10 +246,55 @@ def test_a_gpu_without_tf32_computes_in_float32():
     assert stages(asked).dense_s == pytest.approx(1000 * 6e6 / 10e12)
 
 
-def test_tables_that_have_no_room_are_told():
-    assert fits(job())
-    large = replace(FOUR, tables=(Table(rows=1.1e9, dim=10),))  # 44 GB on 40 GB
-    assert not fits(job(ranker=large))
+def test_the_fullest_gpu_decides_whether_the_rows_have_room():
+    """Beside rows: 2 GB of workspace, 18 bytes of each of 1e6 weights, 1,000 samples of 40 pooled
+    numbers and 4,000 of the layers, and the pooled ones and their gradients to send."""
+    beside = 2e9 + 18e6 + 1000 * 2 * (40 + 4000) + 1000 * 2 * 2 * 40
+    assert job().beside_rows_bytes == pytest.approx(beside)
+    room = 10e9 - beside
+    for update, state in ((RowUpdate.SGD, 1), (RowUpdate.ADAGRAD, 2), (RowUpdate.LAZY_ADAM, 3)):
+        for share, has_room in ((0.999, True), (1.001, False)):
+            rows = share * room / 40 / state
+            table = Table(rows=rows, dim=10)  # on one GPU of four: the sum has room
+            # The other tables give as many numbers as before, and lie elsewhere.
+            ranker = replace(FOUR, tables=(table, Table(rows=1000, dim=10, count=3)), update=update)
+            assert fits(job(ranker=ranker)) is has_room, (update, share)
+
+
+def test_optimiser_state_is_part_of_what_every_plan_holds():
+    for update, state in ((RowUpdate.SGD, 1), (RowUpdate.ADAGRAD, 2), (RowUpdate.DENSE_ADAM, 3)):
+        ranker = replace(FOUR, update=update)
+        for strategy in (Strategy.TABLE, Strategy.ROW, Strategy.COLUMN, Strategy.PLANNED):
+            plan = make_plan(ranker, 4, strategy)
+            assert plan.sharded.bytes.tolist() == [state * 4 * 1000 * 10] * 4, strategy
+        copies = make_plan(ranker, 4, Strategy.DATA_PARALLEL)
+        assert copies.bytes == copies.replicated_bytes == state * 4 * 4000 * 10
+
+
+def test_tables_are_dealt_by_memory_where_cost_would_overflow_a_gpu():
+    """Two hot tables of 1 GB cost most; by cost two of the four cold ones of 6 GB meet."""
+    hot = Table(rows=25e6, dim=10, ids_per_sample=(50.0,), count=2)
+    cold = Table(rows=150e6, dim=10, ids_per_sample=(1.0,), count=4)
+    ranker = replace(FOUR, tables=(hot, cold))
+    by_cost = make_plan(ranker, 4, Strategy.TABLE)
+    assert by_cost.sharded.bytes.max() == pytest.approx(12e9)
+    roomy = make_plan(ranker, 4, Strategy.TABLE, room_bytes=8e9)
+    assert sorted(roomy.sharded.bytes) == pytest.approx([6e9, 6e9, 7e9, 7e9])
+    assert roomy.sharded.ids.sum() == by_cost.sharded.ids.sum()
+    hopeless = make_plan(ranker, 4, Strategy.TABLE, room_bytes=5e9)  # as if they had room
+    assert hopeless.sharded.bytes.tolist() == by_cost.sharded.bytes.tolist()
+    assert fits(job(ranker=ranker)), "a job's own plan knows its room"
+
+
+@given(RANKERS, st.integers(1, 9), st.floats(0.1, 3.0))
+def test_a_plan_with_little_room_holds_the_same_rows_and_is_never_fuller(ranker, gpus, share):
+    free = make_plan(ranker, gpus, Strategy.TABLE)
+    room = share * ranker.table_bytes / gpus
+    tight = make_plan(ranker, gpus, Strategy.TABLE, room_bytes=room)
+    for field in ("ids", "elements", "sent", "bytes"):
+        own = getattr(tight.sharded, field)
+        assert own.sum() == pytest.approx(getattr(free.sharded, field).sum())
+    assert tight.bytes <= free.bytes
 
 
 def test_a_system_of_several_nodes_needs_nics():
@@ -267,13 +312,28 @@ def test_every_fitted_constant_is_where_its_owner_has_it():
 
 def test_rows_without_room_are_refused_with_the_fewest_machines_that_have_it():
     small = ShardedOptions(model="criteo-syn1", system="p5.48xlarge", gpus=8)
-    with pytest.raises(ValueError, match=r"--gpus is 8: the rows do not fit into 8 x 74.5 GiB"):
+    said = r"--gpus is 8: 3,\d+\.\d GB of rows and \d+\.\d GB beside them .* GPUs with 80; the plan"
+    with pytest.raises(ValueError, match=said):
         run_sharded(small)
     enough = fitting_gpus(job_of(small))
     assert enough is not None and f"use --gpus {enough}," in str(error_of(small))
     assert fits(job_of(replace(small, gpus=enough)))
     assert not fits(job_of(replace(small, gpus=enough - 8)))
     assert "THEY DO NOT FIT" in run_sharded(replace(small, anyway=True))
+
+
+def test_a_plan_of_which_only_the_sum_fits_is_refused_with_what_the_fullest_needs():
+    """A part of 15 GB too many on one of 128 GPUs of 80, while the sum has room."""
+    kwai = ShardedOptions(model="kwai-video", system="p5.48xlarge", gpus=128, batch_per_gpu=2048)
+    job = job_of(kwai)
+    together = float(job.plan.sharded.bytes.sum())
+    assert together + 128 * job.beside_rows_bytes <= 128 * 80e9
+    assert "--gpus is 128: 90.9 GB of rows and 2.8 GB beside them" in str(error_of(kwai))
+    lone = replace(job.ranker, tables=(Table(rows=6.2e8, dim=32), Table(rows=100, dim=32)))
+    for gpus in (8, 64):
+        alone = replace(job, ranker=lone, system=System(node=job.system.node, gpus=gpus),
+                        software=replace(job.software, strategy=Strategy.TABLE))  # fmt: skip
+        assert not fits(alone) and fitting_gpus(alone) is None
 
 
 def error_of(options: ShardedOptions) -> ValueError:
