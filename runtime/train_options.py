@@ -13,6 +13,7 @@ from typing import Annotated, cast
 import tyro
 
 from persia_sim.words.rules import refuse_doubled
+from persia_sim.words.vocabulary import with_unbounded
 from runtime.config import TrainConfig, read_config
 from runtime.config.options import option_kinds
 from runtime.config.presets import PRESETS, PresetName, with_preset
@@ -113,7 +114,7 @@ def _parsed(arguments: list[str], config: TrainConfig) -> Train:
         with redirect_stderr(told):
             return tyro.cli(
                 Train,
-                args=arguments,
+                args=with_unbounded(arguments),
                 default=Train(run=config),
                 prog="python -m runtime train",
                 config=(tyro.conf.EnumChoicesFromValues,),

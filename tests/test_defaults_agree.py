@@ -18,12 +18,14 @@ import pytest
 
 from experiments.studies.cluster_sweep import Options as SweepOptions
 from experiments.studies.time_to_auc import Options as TimeToAucOptions
+from persia_sim import __main__ as simulator
 from persia_sim.cli import Options, scenario_of
 from persia_sim.insight.sweep import Point
 from persia_sim.model.scenario import Averaging, Scenario
 from persia_sim.words import vocabulary
 from persia_sim.words.vocabulary import Mode
 from runtime.config import SyncConfig, TrainConfig
+from runtime.train_options import read_train
 
 CONTRACT = {"tau": 4, "ahead": 4, "average_every_s": 0.5, "merge_pushes": True}
 MODES = list(Mode)
@@ -59,9 +61,34 @@ def test_a_mode_without_a_window_has_none_in_either_half():
 
 @pytest.mark.parametrize("mode", [m for m in MODES if m.reads_late_rows])
 def test_an_unbounded_window_is_none_in_both_halves(mode):
-    unbounded = scenario_of(Options(mode=mode, tau="unbounded")).window
-    assert unbounded is None and SyncConfig(mode=mode, tau=None).window is None
-    assert default(Scenario, "tau") is None, "unless told, nothing bounds a scenario of Python"
+    assert scenario_of(Options(mode=mode, tau=None)).window is None
+    assert SyncConfig(mode=mode, tau=None).window is None
+
+
+@pytest.mark.parametrize("typed", ["none", "None", "unbounded"])
+def test_both_commands_read_the_same_word_for_no_bound(typed, monkeypatch, capsys):
+    words = ["--tau", typed, "--cluster", "this-host", "--workload", "taobao-ad", "--steps", "8"]
+    monkeypatch.setattr(sys, "argv", ["persia_sim", *words, "--rows", "f32-adagrad"])
+    assert simulator.main() == 0 and "hybrid, tau unbounded;" in capsys.readouterr().out
+    run = ["--mode", "hybrid", "--executor", "concurrent", "--data.name", "synthetic"]
+    for tau in (["--tau", typed], [f"--tau={typed}"]):
+        assert read_train([*run, *tau]).run.sync.tau is None
+    assert read_train(run).run.sync.tau == default(Options, "tau") == 4
+
+
+def test_a_bound_that_the_mode_does_not_read_is_refused_whatever_it_is(monkeypatch, capsys):
+    for typed in ("4", "none", "0"):
+        monkeypatch.setattr(sys, "argv", ["persia_sim", "--mode", "sync", "--tau", typed])
+        assert simulator.main() == 2
+        assert ": sync does not read it; drop it" in capsys.readouterr().err
+
+
+def test_an_option_of_the_simulator_that_is_typed_twice_is_refused(monkeypatch, capsys):
+    for words in (["--tau", "4", "--tau=8"], ["sharded", "--gpus", "8", "--gpus", "8"],
+                  ["--batch-per-rank", "8", "--batch_per_rank", "9"]):  # fmt: skip
+        monkeypatch.setattr(sys, "argv", ["persia_sim", *words])
+        assert simulator.main() == 2
+        assert "is given 2 times: an option is given once; drop one" in capsys.readouterr().err
 
 
 def test_lookahead_runs_ahead_equally_far():
@@ -99,7 +126,9 @@ def test_studies_of_a_simulated_cluster_start_from_the_same_window():
 
 def test_what_help_says_of_a_default_is_the_default():
     kinds = get_type_hints(Options, include_extras=True)
-    said = {name: kinds[name].__metadata__[0].help_behavior_hint for name in CONTRACT}
+    hints = {name: kinds[name].__metadata__[0] for name in CONTRACT if name != "tau"}
+    said = {name: hint.help_behavior_hint for name, hint in hints.items()}
+    assert default(Options, "tau") == CONTRACT["tau"], "which help shows as it is"
     assert said.pop("merge_pushes") == "(default: yes)"
     assert said == {name: f"(default: {CONTRACT[name]})" for name in said}
 

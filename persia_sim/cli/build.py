@@ -119,14 +119,9 @@ def _refuse_absurd(options: Options) -> None:
 
 
 def _window(options: Options) -> int | None:
-    """The bound in the scenario's words: None is unbounded."""
-    if options.tau is None:
-        return DEFAULT_TAU if options.mode.reads_late_rows else None
-    if options.tau == "unbounded":
-        late = options.mode.reads_late_rows
-        require(late, "tau", options.tau, f"{options.mode} does not read it", "drop it")
-        return None
-    return options.tau
+    """The bound where the mode reads one; the default is nobody's choice."""
+    read = options.mode.reads_late_rows or options.tau != DEFAULT_TAU
+    return options.tau if read else None
 
 
 def scenario_of(options: Options) -> Scenario:

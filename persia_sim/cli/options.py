@@ -33,8 +33,8 @@ class Options:
     """taobao-ad, avazu-ad, criteo-ad, kwai-video, criteo-syn1 to criteo-syn5, or a .toml file."""
     mode: Mode = Mode.HYBRID
     """How rows and dense weights are kept up to date."""
-    tau: Annotated[int | Literal["unbounded"] | None, unset(str(DEFAULT_TAU))] = None
-    """Window in steps, or unbounded (raw_hybrid, hybrid, async)."""
+    tau: int | None = DEFAULT_TAU
+    """Window in steps, or none: unbounded (raw_hybrid, hybrid, async)."""
     permits: Annotated[int | None, unset("unlimited")] = None
     """Batches of a rank in flight (raw_hybrid, hybrid, async)."""
     ahead: Annotated[int | None, unset(str(DEFAULT_AHEAD))] = None

@@ -1,5 +1,6 @@
 """The words that runtime, replay and simulator share (paper, section 3 and figure 3)."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 DEFAULT_TAU = 4
@@ -24,6 +25,27 @@ class Stage(StrEnum):
     DENSE_PULL = "dense_pull"
     DENSE_PUSH = "dense_push"
     AVERAGE = "average"
+
+
+_UNBOUNDED = {"none", "unbounded"}
+
+
+def with_unbounded(words: Sequence[str]) -> list[str]:
+    """Words of a command line in which no bound tau is written as the parsers know it.
+
+    >>> with_unbounded(["--tau", "none", "--steps", "9"]), with_unbounded(["--tau=unbounded"])
+    (['--tau', 'None', '--steps', '9'], ['--tau=None'])
+    """
+    found, before = [], ""
+    for word in words:
+        name, equals, value = word.partition("=")
+        if equals and name == "--tau" and value.lower() in _UNBOUNDED:
+            word = "--tau=None"
+        elif before == "--tau" and word.lower() in _UNBOUNDED:
+            word = "None"
+        found.append(word)
+        before = word
+    return found
 
 
 class Mode(StrEnum):

@@ -130,7 +130,7 @@ def test_this_host_is_a_cluster() -> None:
 def test_the_commands_defaults_are_those_of_the_words() -> None:
     hybrid, lookahead = scenario_of(Options()), scenario_of(Options(mode=Mode.LOOKAHEAD))
     assert (hybrid.window, hybrid.merges, lookahead.window) == (4, True, 4)
-    assert scenario_of(Options(tau="unbounded")).window is None
+    assert scenario_of(Options(tau=None)).window is None
     assert scenario_of(Options(mode=Mode.ASYNC_AVERAGING)).rounds.period_s == 0.5
     assert not scenario_of(Options(merge_pushes=False)).merges
     with pytest.raises(ValueError, match="merge_pushes is False: sync always merges; drop it"):
