@@ -40,6 +40,7 @@ class Clock(simpy.Environment):
         super().__init__()
         self._given = count()
         self._eid = self._given
+        self._asked = 0
         # What happens at this very instant; those that a heap would carry to its root and back.
         self._at_once: deque[tuple[float, int, int, simpy.Event]] = deque()
         # Bound once: SimPy makes a new method for every event otherwise.
@@ -52,7 +53,8 @@ class Clock(simpy.Environment):
     @property
     def events(self) -> int:
         """Events that were given to it until now."""
-        return int(self._given.__reduce__()[1][0])
+        self._asked += 1  # a number is taken to read the counter
+        return next(self._given) - self._asked + 1
 
     def peek(self) -> float:
         """When the next event happens; infinite if none is left."""

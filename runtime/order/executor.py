@@ -100,7 +100,14 @@ class OrderedRun:
         took_effect = self._took_effect
         for seq, event in enumerate(order):
             action = actions.get(event.kind)
-            if action is None or not ALL <= event.shard < self._store.shards:
+            if not ALL <= event.shard < self._store.shards:
+                whole = isinstance(order, Trace)
+                needed = int(order.events[:, 3].max()) + 1 if whole else event.shard + 1
+                raise ValueError(
+                    f"event {seq} of the order is not one of this run: it is of shard"
+                    f" {event.shard}, and the run has {self._store.shards}; give --shards {needed}"
+                )
+            if action is None:
                 raise ValueError(f"event {seq} of the order is not one of this run: {event}")
             took_effect.clear()
             action(event)

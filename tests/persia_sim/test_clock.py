@@ -56,6 +56,28 @@ def story(
     return simpy.AllOf(env, processes), told
 
 
+def test_events_are_counted_by_what_every_python_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`itertools.count` loses `__reduce__` in Python 3.14; asking counts for nothing."""
+
+    class Numbers:
+        def __init__(self) -> None:
+            self.given = -1
+
+        def __next__(self) -> int:
+            self.given += 1
+            return self.given
+
+        __reduce__ = __reduce_ex__ = None  # type: ignore[assignment]
+
+    monkeypatch.setattr("persia_sim.engine.clock.count", Numbers)
+    env = Clock()
+    for number in range(3):
+        assert env.events == env.events == number
+        env.timeout(float(number))
+    env.run_until(env.timeout(2.0))
+    assert (env.now, env.events) == (2.0, 4)
+
+
 @given(PLANS)
 def test_events_happen_in_simpys_order(plans: list[list[tuple[str, float]]]) -> None:
     plain = simpy.Environment()

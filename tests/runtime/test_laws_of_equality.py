@@ -275,6 +275,12 @@ def test_replay_refuses_events_of_another_world(event):
         run(config(shards=2), SOURCE, order=[event])
 
 
+def test_replay_of_an_order_by_servers_names_the_shards_to_give():
+    order = Trace.of([Event(Kind.LOOKUP, 0, 0, 1), Event(Kind.LOOKUP, 0, 0, 7)], order="simulated")
+    with pytest.raises(ValueError, match=r"of shard 7, and the run has 2; give --shards 8$"):
+        run(config(shards=2), SOURCE, order=Trace(order.events[1:], order.meta))
+
+
 def _meta(chosen, tables=None):
     return trace_meta(chosen, SOURCE, tables or tables_of(chosen, SOURCE.layout, {}))
 
