@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -346,6 +347,16 @@ def test_a_band_comes_from_the_other_configurations_and_their_runs():
     assert band is not None
     assert (band.low, band.high) == (pytest.approx(1.1), pytest.approx(1.1))
     assert band_of("a", {"a": [1.0], "b": [1.0], "c": [1.0]}) is None
+
+
+def test_a_band_ends_where_normal_errors_leave_one_in_twenty_on_each_side():
+    """At 1.645 standard deviations; a band of 80 % would end at 1.28."""
+    quantiles = [NormalDist(0.0, 0.2).inv_cdf((k + 0.5) / 2000) for k in range(2000)]
+    band = band_of("own", {str(k): [math.exp(q)] for k, q in enumerate(quantiles)})
+    assert band is not None
+    # 4,000 draws tell the 5 % point to 0.03 standard deviations; asked for are four of these.
+    ends = math.log(band.low), math.log(band.high)
+    assert ends == (pytest.approx(-1.645 * 0.2, abs=0.026), pytest.approx(1.645 * 0.2, abs=0.026))
 
 
 def test_bands_hold_about_nine_in_ten_of_normal_errors():

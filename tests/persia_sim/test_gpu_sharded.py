@@ -195,6 +195,16 @@ def test_without_a_pipeline_a_step_is_the_sum_of_its_stages():
     assert np.diff(starts(Pipeline.BASE)) == pytest.approx(whole)
 
 
+def test_the_backward_pass_hides_half_of_an_all_reduce_and_the_exchange_back_delays_the_rest():
+    """3 of it: of the 2 of backward half is hidden, so 2 remain. The link is free after the
+    exchange back (5), so the weights are there after 7, later than rows after 5 + 6 of update: no.
+    10 of it: 9 remain, after the exchange back: 14 instead of 11."""
+    rest = 2.0 + 4.0 + 3.0 + 5.0 + 1.0 + 0.5 + 2.0
+    for reduce_s, after_backward_s in ((3.0, 11.0), (10.0, 14.0)):
+        parts = replace(PARTS, allreduce_s=reduce_s)
+        assert np.diff(starts(Pipeline.BASE, parts)) == pytest.approx(rest + after_backward_s)
+
+
 def test_pipelines_hide_input_then_misses_then_the_exchange():
     assert np.diff(starts(Pipeline.SPARSE_DIST)) == pytest.approx(26.5)  # input is hidden
     assert np.diff(starts(Pipeline.PREFETCH)) == pytest.approx(22.5)  # and misses

@@ -21,6 +21,7 @@ from persia_sim.insight.sensitivity import sensitivity
 from persia_sim.model.cluster import Cluster
 from persia_sim.model.demand import demand
 from persia_sim.model.incidents import Crash, Target
+from persia_sim.model.placement import placement, server_groups
 from persia_sim.model.racks import Rack
 from persia_sim.model.scenario import DenseHome, Discipline, Scenario, WorkerChoice
 from persia_sim.model.stamps import Mark
@@ -316,3 +317,30 @@ def test_a_file_with_racks_for_other_hosts_is_refused_in_a_sentence(tmp_path: Pa
     )
     with pytest.raises(ValueError, match=r"cluster .*: server_hosts of all racks together is 29"):
         read_cluster(path)
+
+
+def test_a_server_of_a_rack_is_charged_with_its_share_of_the_memory_traffic() -> None:
+    """The same bytes as without racks, host by host, whatever the racks hold."""
+    base = small_scenario(Mode.HYBRID, cluster=small_cluster(server_hosts=3), steps=6)
+    host = replace(base.cluster.servers.host, memory_bytes_per_s=1e9)
+    cluster = replace(base.cluster, servers=replace(base.cluster.servers, host=host))
+    apart = racked(cluster, [(0.5, 0.3, 0.3)], [2 * GBIT, 2 * GBIT])
+    need = demand(replace(base, cluster=cluster))
+    batches = base.cluster.ranks * base.steps
+    touched = batches * (need.fetch.server_memory_bytes + need.update_memory_bytes)
+    busiest = np.bincount(cluster.servers.host_of, weights=need.server_shares).max()
+    for one in (cluster, apart):
+        run = simulate(replace(base, cluster=one))
+        assert run.busy_s["server memory"] == pytest.approx(touched * busiest / 1e9)
+
+
+def test_a_fan_out_to_a_rack_weighs_its_streams_of_which_the_hottest_holds_the_others_back() -> (
+    None
+):
+    """Shares of 1/2, 1/4 in one rack count as 1.5 streams, two of 1/8 in the other as 2."""
+    cluster = small_cluster(server_hosts=2)
+    cluster = replace(cluster, servers=replace(cluster.servers, processes_per_host=2))
+    cluster = racked(cluster, [(0.5, 0.5, 0.5)], [GBIT, GBIT])
+    shares = np.array([1 / 2, 1 / 4, 1 / 8, 1 / 8])
+    first, second = server_groups(cluster, placement(cluster), shares)
+    assert (first.share, first.streams, second.share, second.streams) == (0.75, 1.5, 0.25, 2.0)

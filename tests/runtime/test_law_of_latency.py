@@ -48,6 +48,33 @@ def test_a_window_of_tau_has_tau_and_one_batches_on_their_way(mode, engine, tau)
     assert np.median(settled) == tau
 
 
+@pytest.mark.parametrize(
+    ("exposed", "hidden", "chosen"),
+    [
+        (2, 0, {}), (2, 1, {"mode": Mode.LOOKAHEAD, "ahead": 4}),
+        (0, 2, {"mode": Mode.HYBRID, "tau": 0}), (0, 2, {"mode": Mode.RAW_HYBRID, "tau": 4}),
+        (0, 2, {"mode": Mode.ASYNC, "tau": 4}),
+    ],
+)  # fmt: skip
+def test_each_message_of_a_batch_has_its_latency_once(exposed, hidden, chosen, monkeypatch):
+    """What a rank waits for, and what travels while it goes on; a latency paid twice is seen."""
+    told: dict[str, list[float]] = {"exposed": [], "hidden": []}
+    sleep, put = Stop.sleep, Pipe.put
+
+    def slept(stop, seconds):
+        told["exposed"] += [seconds] if seconds >= 1e-3 else []  # less is a pipe's rest of a delay
+        sleep(stop, seconds)
+
+    def sent(pipe, item, delay_s=0.0):
+        told["hidden"] += [delay_s] if delay_s else []
+        put(pipe, item, delay_s)
+
+    monkeypatch.setattr(Stop, "sleep", slept)
+    monkeypatch.setattr(Pipe, "put", sent)
+    seconds(6, latency_s=1e-3, **chosen)
+    assert told == {"exposed": [1e-3] * 6 * exposed, "hidden": [1e-3] * 6 * hidden}
+
+
 def test_sync_and_lookahead_pay_both_messages_in_every_step():
     for chosen in ({}, {"mode": Mode.LOOKAHEAD, "ahead": 4}):
         assert seconds(8, **chosen) >= 8 * 2 * LATENCY_S
