@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 from persia_sim.cli import Options, run
-from persia_sim.words.rules import require
+from persia_sim.words.rules import printable, require
 from persia_sim.words.vocabulary import with_unbounded
 
 _INIT_USAGE = """usage: python -m persia_sim init [FOLDER]
@@ -25,18 +25,18 @@ FOLDER (default: the current one). A file that is there is left as it is, and th
 def main() -> int:
     """Parse, simulate, print; a user's mistake is one line on stderr."""
     try:
-        print(_answer(sys.argv[1:]), flush=True)
+        print(printable(_answer(sys.argv[1:]), keep="\n"), flush=True)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has gone, as `| head` does
         os._exit(0)  # and nothing is left to be flushed
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(error, keep=chr(10))}", file=sys.stderr)
         return 2
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = "free some space and run again" if full else "name another place"
         where = f"{error.filename}: " if error.filename else ""
-        print(f"error: {where}{error.strerror or error}; {remedy}", file=sys.stderr)
+        print(printable(f"error: {where}{error.strerror or error}; {remedy}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted: nothing was written", file=sys.stderr)

@@ -101,8 +101,9 @@ class OrderedRun:
         for seq, event in enumerate(order):
             action = actions.get(event.kind)
             if not ALL <= event.shard < self._store.shards:
-                whole = isinstance(order, Trace)
-                needed = int(order.events[:, 3].max()) + 1 if whole else event.shard + 1
+                needed = event.shard + 1
+                if isinstance(order, Trace):
+                    needed = int(order.events[:, 3].max()) + 1
                 raise ValueError(
                     f"event {seq} of the order is not one of this run: it is of shard"
                     f" {event.shard}, and the run has {self._store.shards}; give --shards {needed}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -247,3 +248,22 @@ def test_the_one_import_is_instant():
 def test_a_name_that_no_preset_has_lists_those_there_are(ask):
     with pytest.raises(ValueError, match=f"{ask} is 'nobody': must be one of"):
         getattr(persia_sim.presets, ask)("nobody")
+
+
+ESCAPES = "\x1b[2J\x1b]0;got\x07\u202e"
+
+
+@pytest.mark.parametrize("where", ["name", "key", "host", "file"])
+def test_a_name_from_a_file_never_steers_the_terminal(where, tmp_path, monkeypatch, capsys):
+    named = "small" + (ESCAPES if where == "name" else "")
+    path = tmp_path / ("mine" + ("\x1b[2J" if where == "file" else "") + ".toml")
+    text = f'base = "this-host"\nname = {json.dumps(named)}\n'
+    text += f"{json.dumps(ESCAPES)} = 1\n" if where == "key" else ""
+    if where == "host":
+        text += f"[servers]\nhosts = 0\n[servers.host]\nname = {json.dumps(ESCAPES)}\n"
+    path.write_text(text if where != "file" else "hosts = 1\n")
+    words = ["--workload", "taobao-ad", "--rows", "f32-adagrad", "--steps", "3", "--cluster"]
+    code, out, err = answer(monkeypatch, capsys, *words, str(path))
+    assert code == (0 if where == "name" else 2)
+    assert all(c.isprintable() or c == "\n" for c in out + err)
+    assert "\\x1b[2J" in out + err
