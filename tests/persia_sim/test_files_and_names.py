@@ -190,7 +190,7 @@ def test_the_sharded_screen_gives_rate_band_memory_and_price(monkeypatch, capsys
     rate = job.batch / step_s(job)
     assert f"throughput    {rate:,.0f} samples/s" in said
     assert f"{32.77 / rate / 3600 * 1e6:.4f} $ a million samples" in said
-    for word in ("90 % band", "lookup", "exchange", "update", "GB on the fullest"):
+    for word in ("90 % band", "lookup", "exchange", "update", "on the fullest of GPUs"):
         assert word in said
 
 
