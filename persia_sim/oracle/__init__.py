@@ -1,1 +1,1 @@
-"""Answers without simulation: a max-plus recursion and closed forms."""
+"""Answers without simulation: closed forms."""

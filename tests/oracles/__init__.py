@@ -1,0 +1,1 @@
+"""Second ways to the same answers, which only tests ask."""

@@ -14,8 +14,8 @@ from persia_sim.model.demand import Demand, demand
 from persia_sim.model.incidents import SlowDown, Target
 from persia_sim.model.scenario import Noise, Queues, Scenario
 from persia_sim.model.stamps import Mark
-from persia_sim.oracle.max_plus import instants
 from persia_sim.words.vocabulary import Mode
+from tests.oracles.max_plus import instants
 from tests.persia_sim.hand_world import hand_costs, hand_scenario, law
 from tests.persia_sim.sim_configurations import uncontended
 

@@ -14,9 +14,9 @@ from persia_sim.model.cluster import Cluster
 from persia_sim.model.scenario import Discipline, Queues, Scenario
 from persia_sim.model.stamps import Mark
 from persia_sim.oracle.closed_form import answer
-from persia_sim.oracle.max_plus import instants
 from persia_sim.words.staleness import staleness_in_steps
 from persia_sim.words.vocabulary import Mode
+from tests.oracles.max_plus import instants
 from tests.persia_sim.hand_world import hand_costs, hand_scenario, law
 
 

@@ -13,8 +13,8 @@ from persia_sim.model.demand import demand
 from persia_sim.model.scenario import Discipline, Noise, Scenario
 from persia_sim.model.stamps import Leg, Mark
 from persia_sim.oracle.closed_form import answer
-from persia_sim.oracle.max_plus import instants
 from persia_sim.words.vocabulary import Mode
+from tests.oracles.max_plus import instants
 from tests.persia_sim.sim_configurations import small_scenario, uncontended
 
 

@@ -26,10 +26,10 @@ from persia_sim.model.racks import Rack
 from persia_sim.model.scenario import DenseHome, Discipline, Scenario, WorkerChoice
 from persia_sim.model.stamps import Mark
 from persia_sim.oracle.closed_form import answer, cycles, shared
-from persia_sim.oracle.max_plus import instants
 from persia_sim.oracle.uplinks import uplink_bytes
 from persia_sim.presets.from_file import read_cluster
 from persia_sim.words.vocabulary import Mode
+from tests.oracles.max_plus import instants
 from tests.persia_sim.hand_world import hand_scenario
 from tests.persia_sim.sim_configurations import small_cluster, small_scenario, uncontended
 

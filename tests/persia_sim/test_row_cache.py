@@ -28,8 +28,8 @@ from persia_sim.model.scenario import Discipline, Noise, Queues, Scenario, Worke
 from persia_sim.model.stamps import Mark
 from persia_sim.model.workload import Wire, Workload
 from persia_sim.oracle.closed_form import answer, shared
-from persia_sim.oracle.max_plus import instants
 from persia_sim.words.vocabulary import Mode
+from tests.oracles.max_plus import instants
 from tests.persia_sim.hand_world import HAND, hand_scenario, hand_workload
 from tests.persia_sim.sim_configurations import small_scenario, uncontended
 

@@ -23,8 +23,8 @@ from persia_sim.model.scenario import (
     Scenario,
 )
 from persia_sim.model.stamps import Mark
-from persia_sim.oracle.max_plus import instants
 from persia_sim.words.vocabulary import Mode
+from tests.oracles.max_plus import instants
 from tests.persia_sim.hand_world import hand_cluster, hand_costs, hand_scenario, law
 
 M = Mark
