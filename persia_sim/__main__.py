@@ -9,11 +9,10 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections import Counter
 from pathlib import Path
 
 from persia_sim.cli import Options, run
-from persia_sim.words.rules import printable, require
+from persia_sim.words.rules import printable, refuse_doubled, require
 from persia_sim.words.vocabulary import with_unbounded
 
 _INIT_USAGE = """usage: python -m persia_sim init [FOLDER]
@@ -56,7 +55,7 @@ def _answer(words: list[str]) -> str:
         return f"wrote {', '.join(map(str, paths))}; edit and name them"
     import tyro  # only the command needs it
 
-    _refuse_twice(words)
+    refuse_doubled(words)
     config = (tyro.conf.EnumChoicesFromValues,)
     if words[:1] == ["sharded"]:
         from persia_sim.cli.sharded import ShardedOptions, run_sharded
@@ -69,13 +68,6 @@ def _answer(words: list[str]) -> str:
     late, rule = options.mode.reads_late_rows, f"{options.mode} does not read it"
     require(tau is None or late, "tau", options.tau, rule, "drop it")
     return run(options)
-
-
-def _refuse_twice(words: list[str]) -> None:
-    """Of an option that is typed twice the last one would count, without a word."""
-    typed = Counter(word.split("=")[0].replace("_", "-") for word in words if word[:2] == "--")
-    for option, times in typed.items():
-        require(times == 1, option, f"given {times} times", "an option is given once", "drop one")
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def test_an_option_of_the_simulator_that_is_typed_twice_is_refused(monkeypatch, 
                   ["--batch-per-rank", "8", "--batch_per_rank", "9"]):  # fmt: skip
         monkeypatch.setattr(sys, "argv", ["persia_sim", *words])
         assert simulator.main() == 2
-        assert "is given 2 times: an option is given once; drop one" in capsys.readouterr().err
+        assert "and only one of them can count; give it once" in capsys.readouterr().err
 
 
 def test_lookahead_runs_ahead_equally_far():

@@ -82,6 +82,8 @@ def refuse_doubled(words: Iterable[str]) -> None:
                 f"{flag} is typed {told}, and only one of them can count; give it once"
             )
         seen[option] = flag
+
+
 def require_within(record: object, of: str = "", *, prefix: str = "", **ranges: Range) -> None:
     """Hold fields of a record against ranges; None is a value that is not given.
 
