@@ -1,4 +1,4 @@
-"""From run summaries to the table of AUC gaps, with intervals over paired seeds."""
+"""From run summaries to the table of AUC gaps, with intervals over paired seeds and test rows."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from experiments.points import Point
-from experiments.statistics import Interval, t_interval
+from experiments.statistics import GapInterval, Interval, paired_gap, t_interval
+from persia_sim.words.window import UpdatesMissed, updates_missed
 from runtime.run.folder import PREDICTIONS, Predictions, read_predictions, read_summary
 from runtime.run.metrics import read_metrics
 
 Setting = tuple[str, int | None]
 """Mode and bound tau."""
-SYNC: Setting = ("sync", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,12 @@ class Run:
     def setting(self) -> Setting:
         """Mode and bound."""
         return self.summary["mode"], self.summary["tau"]
+
+    @property
+    def late(self) -> UpdatesMissed:
+        """Updates that its reads miss under the constant lag."""
+        sync = self.point.config.sync
+        return updates_missed(sync.mode, sync.window, ranks=sync.ranks, dense_lag=sync.dense_lag)
 
     def auc(self, task: str) -> float:
         """Final test AUC; NaN when it does not exist."""
@@ -60,78 +66,85 @@ def finished(points: Sequence[Point], root: Path) -> list[Run]:
     return [Run(p, s) for p, s in found if s is not None]
 
 
+def gap_over_seeds(
+    runs: Sequence[Run], reference: Sequence[Run], task: str, root: Path
+) -> GapInterval:
+    """Mean AUC of ``runs`` minus ``reference``, paired by seed, by the predictions in ``root``."""
+    others = {run.summary["seed"]: run for run in reference}
+    pairs = [(others[s], run) for run in runs if (s := run.summary["seed"]) in others]
+    gaps = [run.auc(task) - other.auc(task) for other, run in pairs]
+    folders = [(a.point.folder(root), b.point.folder(root)) for a, b in pairs]
+    return paired_interval(gaps, folders, list(runs[0].summary["tasks"]).index(task))
+
+
+def paired_interval(
+    gaps: Sequence[float], folders: Sequence[tuple[Path, Path]], task: int
+) -> GapInterval:
+    """Of gaps of AUC, a seed each: second minus first of the ``folders`` of the two runs.
+
+    Seeds that share their test rows: the interval is over seeds and over the rows, which come user
+    by user. Where every seed has its own (`rows_error` is 0 then), seeds stand for both. Where a
+    run kept no predictions it is over seeds alone (`rows_error` is NaN).
+    """
+    found = t_interval(gaps)
+    if found.n < 2 or math.isnan(found.mean):
+        return GapInterval(found.mean, math.nan, found.n, math.nan, math.nan)
+    error = float(np.std(gaps, ddof=1)) / math.sqrt(found.n)
+    read = [read_predictions(path) for pair in folders for path in pair]
+    kept = [one for one in read if one is not None]
+    if len(kept) < len(read):
+        return GapInterval(found.mean, found.half_width, found.n, error, math.nan)
+    if not all(np.array_equal(kept[0].labels, one.labels) for one in kept):
+        return GapInterval(found.mean, found.half_width, found.n, error, 0.0)
+    scores = [one.predictions[:, task] for one in kept]
+    both = paired_gap(kept[0].labels[:, task], scores[::2], scores[1::2], kept[0].groups)
+    # The mean of the summaries, whose scores were not rounded to float32 before they were ranked.
+    return GapInterval(found.mean, both.half_width, found.n, both.seeds_error, both.rows_error)
+
+
 @dataclass(frozen=True, slots=True)
 class GapRow:
     """One line of the table: a setting, over its seeds."""
 
     mode: str
     tau: int | None
+    late: UpdatesMissed
+    lr: float
+    """Of the dense weights."""
     ranks: int
     task: str
-    auc: Interval
-    gap_to_sync: Interval
-    """Paired by seed: this setting minus sync."""
-    gap_to_tau_0: Interval
-    """Paired by seed: this setting minus the same mode at tau = 0."""
+    test_auc: float
+    gap: GapInterval
+    """Paired by seed: this setting minus sync at the first rate."""
     log_loss: float
-    staleness_mean_steps: float
-    staleness_max_steps: int
-    thread_staleness: tuple[float, int] | None
-    """Mean and maximum steps missed in the concurrent executor; None where it was not run."""
 
 
-def gap_table(lag_runs: Sequence[Run], thread_runs: Sequence[Run], task: str) -> list[GapRow]:
-    """One row per setting, in the order in which the points were given.
+def gap_table(runs: Sequence[Run], task: str, root: Path) -> list[GapRow]:
+    """One row per mode, bound, dense lag and dense rate, in the order of the runs.
 
     There is no speed in it: the samples/s of single runs are no comparison (one run of each, on a
     machine whose speed moves, and in async a batch per rank that is W times that of sync). The
     benches measure speeds, in turn and with intervals.
     """
-    by_setting: dict[Setting, dict[int, Run]] = {}
-    for run in lag_runs:
-        by_setting.setdefault(run.setting, {})[run.summary["seed"]] = run
-    rows = []
-    for (mode, tau), runs in by_setting.items():
-        # tau = 0 of a merged hybrid without a dense lag is sync in its bytes (law 1); else it is a
-        # run of its own.
-        equals_sync = mode in ("hybrid", "raw_hybrid") and _merges(runs)
-        own_zero = by_setting.get(SYNC if equals_sync else (mode, 0), {})
-        threads = [r.summary for r in thread_runs if r.setting == (mode, tau)]
-        stale = [r.summary["staleness"] for r in runs.values()]
-        rows.append(
-            GapRow(
-                mode,
-                tau,
-                next(iter(runs.values())).summary["ranks"],
-                task,
-                t_interval([r.auc(task) for r in runs.values()]),
-                _paired(runs, by_setting.get(SYNC, {}), task),
-                _paired(runs, own_zero, task),
-                float(np.mean([r.log_loss(task) for r in runs.values()])),
-                float(np.mean([s["mean_steps"] for s in stale])),
-                max(int(s["max_steps"]) for s in stale),
-                _observed(threads),
-            )
+    groups: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        key = (*run.setting, run.late, run.point.config.model.lr)
+        groups.setdefault(key, []).append(run)
+    sync: Sequence[Run] = next((own for own in groups.values() if own[0].setting[0] == "sync"), ())
+    return [
+        GapRow(
+            mode,
+            tau,
+            late,
+            lr,
+            own[0].summary["ranks"],
+            task,
+            float(np.mean([run.auc(task) for run in own])),
+            gap_over_seeds(own, sync, task, root),
+            float(np.mean([run.log_loss(task) for run in own])),
         )
-    return rows
-
-
-def _observed(threads: Sequence[dict[str, Any]]) -> tuple[float, int] | None:
-    found = [summary["staleness"] for summary in threads]
-    if not found:
-        return None
-    mean = float(np.mean([s["mean_steps"] for s in found]))
-    return mean, max(int(s["max_steps"]) for s in found)
-
-
-def _merges(runs: dict[int, Run]) -> bool:
-    found = [run.point.config.sync for run in runs.values()]
-    return all(sync.merges and not sync.dense_lag for sync in found)
-
-
-def _paired(runs: dict[int, Run], reference: dict[int, Run], task: str) -> Interval:
-    shared = sorted(set(runs) & set(reference))
-    return t_interval([runs[s].auc(task) - reference[s].auc(task) for s in shared])
+        for (mode, tau, late, lr), own in groups.items()
+    ]
 
 
 def curve_records(runs: Sequence[Run], root: Path) -> list[dict[str, Any]]:
@@ -155,36 +168,33 @@ def curve_records(runs: Sequence[Run], root: Path) -> list[dict[str, Any]]:
     return records
 
 
+HEADER = [
+    "mode", "tau", "rows late", "dense late", "dense rate", "test AUC", "gap to sync [1e-3]",
+    "log-loss",
+]  # fmt: skip
+FOOTNOTE = """\
+late: updates that a batch misses. ± is 95 % over seeds and test rows together (a user's rows as
+one); where each seed has a stream and test rows of its own, over seeds."""
+
+
 def table_cells(rows: Sequence[GapRow]) -> tuple[list[str], list[list[str]]]:
     """Header and cells as a person reads them; gaps in thousandths of AUC."""
-    header = [
-        "mode", "tau", "test AUC", "gap to sync [1e-3]", "gap to own tau 0 [1e-3]", "log-loss",
-        "stale steps (lag)",
-    ]  # fmt: skip
-    ran_threads = any(row.thread_staleness for row in rows)
-    if ran_threads:
-        header.append("(threads)")
     cells = [
         [
             row.mode,
             "-" if row.mode in ("sync", "lookahead") else str(row.tau),
-            f"{row.auc.mean:.4f}",
-            "-" if row.mode == "sync" else thousandths(row.gap_to_sync),
-            "-" if row.mode == "sync" or row.tau == 0 else thousandths(row.gap_to_tau_0),
+            *("-" if missed is None else str(missed) for missed in row.late),
+            f"{row.lr:g}",
+            f"{row.test_auc:.4f}",
+            "-" if row.mode == "sync" else thousandths(row.gap),
             f"{row.log_loss:.4f}",
-            _stale((row.staleness_mean_steps, row.staleness_max_steps)),
-            *([_stale(row.thread_staleness)] if ran_threads else []),
         ]
         for row in rows
     ]
-    return header, cells
+    return HEADER, cells
 
 
-def _stale(mean_and_most: tuple[float, int] | None) -> str:
-    return "-" if mean_and_most is None else "{:.2f} / {}".format(*mean_and_most)
-
-
-def thousandths(gap: Interval) -> str:
+def thousandths(gap: Interval | GapInterval) -> str:
     """A gap in thousandths of AUC with its interval; "-" where no seed has both runs."""
     if gap.n == 0:
         return "-"
@@ -193,25 +203,29 @@ def thousandths(gap: Interval) -> str:
     return f"{1e3 * gap.mean:+.2f} ± {1e3 * gap.half_width:.2f}"
 
 
+def gap_columns(gap: GapInterval, name: str = "gap_to_sync") -> dict[str, float]:
+    """A gap in the columns of a CSV: its interval, and the two standard errors that make it."""
+    prefix = "" if name == "gap_to_sync" else f"{name}_"
+    return {
+        name: gap.mean,
+        f"{name}_half_width_95": gap.half_width,
+        f"{prefix}seeds_error": gap.seeds_error,
+        f"{prefix}rows_error": gap.rows_error,
+    }
+
+
 def record(row: GapRow) -> dict[str, Any]:
-    """One line of the CSV; what threads did stands in it where threads ran."""
-    line = {
+    """One line of the CSV."""
+    return {
         "mode": row.mode,
         "tau": row.tau,
+        "rows_late": row.late.rows,
+        "dense_late": row.late.dense,
+        "lr": row.lr,
         "ranks": row.ranks,
         "task": row.task,
-        "seeds": row.auc.n,
-        "test_auc": row.auc.mean,
-        "test_auc_half_width_95": row.auc.half_width,
-        "gap_to_sync": row.gap_to_sync.mean,
-        "gap_to_sync_half_width_95": row.gap_to_sync.half_width,
-        "gap_to_tau_0": row.gap_to_tau_0.mean,
-        "gap_to_tau_0_half_width_95": row.gap_to_tau_0.half_width,
+        "seeds": row.gap.n,
+        "test_auc": row.test_auc,
+        **gap_columns(row.gap),
         "log_loss": row.log_loss,
-        "staleness_mean_steps": row.staleness_mean_steps,
-        "staleness_max_steps": row.staleness_max_steps,
     }
-    if row.thread_staleness is not None:
-        mean, most = row.thread_staleness
-        line |= {"concurrent_staleness_mean_steps": mean, "concurrent_staleness_max_steps": most}
-    return line

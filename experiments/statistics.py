@@ -112,8 +112,6 @@ def paired_gap(
     ``labels`` [n] are 0 or 1; ``first`` and ``second`` hold the scores [n] of one seed each, paired
     by place; ``clusters`` [n]: rows of one value (a user's) come together.
     """
-    from scipy.stats import t  # late: a second to import
-
     differences = np.stack(
         [placements(labels, b) - placements(labels, a) for a, b in zip(first, second, strict=True)]
     )
@@ -124,12 +122,16 @@ def paired_gap(
     over_rows = covariance_over_rows(labels, differences, clusters)
     shared = (over_rows.sum() - np.trace(over_rows)) / (seeds * (seeds - 1))
     of_seeds, of_rows = float(gaps.var(ddof=1)) / seeds, max(0.0, float(shared))
-    if of_seeds == 0:
-        half_width = float(t.ppf(0.5 + confidence / 2, 1e9)) * math.sqrt(of_rows)
-    else:
-        freedom = (seeds - 1) * ((of_seeds + of_rows) / of_seeds) ** 2
-        half_width = float(t.ppf(0.5 + confidence / 2, freedom)) * math.sqrt(of_seeds + of_rows)
+    half_width = half_width_of(of_seeds, of_rows, seeds, confidence)
     return GapInterval(mean, half_width, seeds, math.sqrt(of_seeds), math.sqrt(of_rows))
+
+
+def half_width_of(of_seeds: float, of_rows: float, seeds: int, confidence: float = 0.95) -> float:
+    """Of the interval of a mean with these two variances, by ``seeds`` >= 2 seeds."""
+    from scipy.stats import t  # late: a second to import
+
+    freedom = 1e9 if of_seeds == 0 else (seeds - 1) * ((of_seeds + of_rows) / of_seeds) ** 2
+    return float(t.ppf(0.5 + confidence / 2, freedom)) * math.sqrt(of_seeds + of_rows)
 
 
 def placements(labels: np.ndarray, scores: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from paper_figs.style import GAP_LABEL, STYLE
+from paper_figs.style import GAP_LABEL, STYLE, TICKS
 
 NAMES = {
     "untreated": "untreated",
@@ -19,9 +19,6 @@ NAMES = {
     "delay_compensation": "delay compensation (λ = {delay_compensation:g})",
     "lr_by_staleness": "row rate / steps missed",
 }
-
-
-TICKS = (-100, -30, -10, -3, -1, -0.5, 0, 0.5, 1, 3, 10, 30, 100)
 
 
 def treatments_figure(table: Path) -> Figure:
@@ -49,7 +46,7 @@ def treatments_figure(table: Path) -> Figure:
         left.set_xlabel(GAP_LABEL)
         right.set_xlabel("AUC gap to untreated [$10^{-3}$]")
         figure.suptitle(
-            f"Test AUC ({task}, {data}): dots are means over {seeds} paired seeds, bars 95 % t"
+            f"Test AUC ({task}, {data}): dots are means over {seeds} paired seeds, bars 95 %"
             " intervals;\naxes linear within a thousandth of AUC, logarithmic beyond",
             fontsize=8,
         )

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.gaps import thousandths
+from experiments.gaps import paired_interval, thousandths
 from experiments.registry.found import Run, is_run, is_sweep, runs_below, the_run
 from experiments.registry.options import differences, typed_options
 from experiments.registry.settings import pairs, settings_of
-from experiments.statistics import delong, t_interval
+from experiments.statistics import delong
 from experiments.tables import aligned
 from runtime.run.folder import read_predictions
 from runtime.run.metrics import read_metrics
@@ -134,10 +134,12 @@ def _sweeps(first: Path, second: Path) -> str:
     for one, other in shared:
         seeds = sorted(set(one.aucs) & set(other.aucs))
         a, b = ([setting.aucs[seed] for seed in seeds] for setting in (one, other))
-        gap = t_interval(np.subtract(b, a).tolist())
+        folders = [(one.folders[seed], other.folders[seed]) for seed in seeds]
+        gap = paired_interval(np.subtract(b, a).tolist(), folders, 0)
         means = [f"{np.mean(x):.4f}" if seeds else "-" for x in (a, b)]
         rows.append([one.name, str(len(seeds)), *means, thousandths(gap)])
-    head = f"A  {first}\nB  {second}\nAUC of the first task, paired by seed; ± is a 95 % t interval"
+    head = f"A  {first}\nB  {second}\nAUC of the first task, paired by seed; ± is 95 % over"
+    head += " seeds, and over test rows where runs kept predictions"
     paired = [setting for pair in shared for setting in pair]
     alone = [s.name for s in [*left, *right] if not any(s is other for other in paired)]
     tail = [f"in one of them only: {', '.join(dict.fromkeys(alone))}"] if alone else []

@@ -12,7 +12,7 @@ import numpy as np
 
 from experiments.gaps import thousandths
 from experiments.paper import html
-from experiments.paper.licences import described
+from experiments.paper.figures import described
 from experiments.registry.compare import curve
 from experiments.registry.found import Run, is_sweep, runs_below, the_run
 from experiments.registry.listing import HEADER, cells, counts

@@ -7,8 +7,10 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from experiments.paired import SYNTHETIC, stream_of_seeds
 from experiments.registry.found import Run
 from persia_sim.words.rules import counted
 
@@ -27,6 +29,8 @@ class Setting:
     """Every option that decides a result, and the data."""
     aucs: dict[int, float] = field(default_factory=dict)
     """By seed, of the first task; of two runs with one seed, the one that was started last."""
+    folders: dict[int, Path] = field(default_factory=dict)
+    """Of those runs."""
     name: str = ""
     """The label, and what tells it from others of the same label."""
 
@@ -53,7 +57,7 @@ def settings_of(runs: Iterable[Run]) -> tuple[list[Setting], list[str]]:
         key = run.setting, json.dumps(options, sort_keys=True)
         own = found.setdefault(key, Setting(run.setting, run.setting_of_sync, options))
         twice[key] += run.seed in own.aucs
-        own.aucs[run.seed] = run.auc
+        own.aucs[run.seed], own.folders[run.seed] = run.auc, run.folder
     settings = sorted(found.values(), key=lambda setting: setting.label)
     notes = list(_tell_apart(settings))
     notes += [
@@ -99,12 +103,17 @@ def _short(value: str) -> str:
 
 
 def _options(run: Run) -> Iterator[tuple[str, str]]:
+    stream = stream_of_seeds(str(run.data), run.seed if isinstance(run.seed, int) else 0)
     for name, value in _flat(run.config):
+        if name == "data.name":
+            value = stream
         if name not in _DECIDES_NO_RESULT:
             yield name, value if isinstance(value, str) else json.dumps(value)
     data = run.summary.get("data")
+    # A seed draws a synthetic stream anew, so bytes and split are those of the seed.
+    told = ("schema",) if stream.startswith(SYNTHETIC) else ("sha256", "split", "schema")
     if isinstance(data, Mapping):
-        yield from ((f"data's {n}", json.dumps(data.get(n))) for n in ("sha256", "split", "schema"))
+        yield from ((f"data's {n}", json.dumps(data.get(n))) for n in told)
 
 
 def _flat(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

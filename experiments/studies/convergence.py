@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from experiments.checks import COUNT, JOBS, ROWS, SEEDS, TAU, between, each_known, not_empty
-from experiments.gaps import Run, curve_records, finished, thousandths
+from experiments.gaps import Run, curve_records, finished, gap_over_seeds, thousandths
 from experiments.paired import over_seeds
 from experiments.points import Point, data_sha256
 from experiments.published.auc_gaps import published_curves
@@ -21,7 +23,6 @@ from experiments.published.contenders import (
     published_lines,
     scenario,
 )
-from experiments.statistics import t_interval
 from experiments.studies.demo import find_data
 from experiments.sweep import default_jobs, print_plan, run_points
 from experiments.tables import aligned, write_csv
@@ -224,6 +225,7 @@ def _records(
     return [
         {
             "data_set": data_set,
+            "data": runs[0].point.config.data.name,
             "title": _title(data_set, runs),
             "cluster": chosen.cluster,
             "line": name,
@@ -252,7 +254,7 @@ def _table(
 ) -> str:
     """At the end of the run, all pushes applied."""
     task = next(iter(runs[data_set, "sync"][0].summary["tasks"]))
-    sync = {r.summary["seed"]: r.auc(task) for r in runs[data_set, "sync"]}
+    sync = runs[data_set, "sync"]
     last = {
         line["line"]: line["gap_to_sync"]
         for line in published_lines(published_curves())
@@ -260,15 +262,15 @@ def _table(
     }
     cells = []
     for name in options.lines:
-        own = {r.summary["seed"]: r.auc(task) for r in runs[data_set, _learns_as(name)]}
-        gap = t_interval([own[seed] - sync[seed] for seed in sync])
+        own = runs[data_set, _learns_as(name)]
+        gap = gap_over_seeds(own, sync, task, options.out)
         rate = rates[data_set, name]
         seconds = options.steps * scenario(name, data_set, tau=options.tau, steps=2).batch / rate
         told = last.get(name, "")
         cells.append(
             [
                 name,
-                f"{t_interval(list(own.values())).mean:.4f}",
+                f"{np.mean([run.auc(task) for run in own]):.4f}",
                 "-" if name == "sync" else thousandths(gap),
                 f"{1e3 * told:+.1f}" if told != "" and name != "sync" else "-",
                 f"{rate:,.0f}",

@@ -20,7 +20,15 @@ from experiments.checks import (
     each_between,
     not_empty,
 )
-from experiments.gaps import Setting, curve_records, finished, gap_table, record, table_cells
+from experiments.gaps import (
+    FOOTNOTE,
+    Setting,
+    curve_records,
+    finished,
+    gap_table,
+    record,
+    table_cells,
+)
 from experiments.paired import expected_samples, setting_points
 from experiments.points import Point
 from experiments.sweep import default_jobs, print_plan, run_points
@@ -85,8 +93,11 @@ class Options:
     rows: TableConfig = field(default_factory=TableConfig)
     evaluate_every_steps: int | None = None
     """For curves: evaluate a snapshot every so many updates."""
+    part: Literal["test", "validation"] = "test"
+    """Judge on this part; rates are chosen on `validation` (of --data.validation-fraction), so that
+    the test part is read once."""
     test_rows: int | None = None
-    """Evaluate on the first rows of the test part only."""
+    """Evaluate on the first rows of that part only."""
     out: Path = Path("runs/staleness-sweep")
     """Folder of the results; a second run with the same folder does only what is missing."""
     jobs: int = default_jobs()
@@ -150,7 +161,7 @@ def run(options: Options) -> None:
     for label, group in groups:
         runs = finished(group, options.out)
         for task in runs[0].summary["tasks"]:
-            rows = gap_table(runs, [], task)
+            rows = gap_table(runs, task, options.out)
             print(f"\n{task}, {label or options.data.name}, W = {options.ranks}")
             print(aligned(*table_cells(rows)))
             records += [{"factors": label, **record(row)} for row in rows]
@@ -158,7 +169,7 @@ def run(options: Options) -> None:
     table, lines = options.out / "staleness_sweep.csv", options.out / "staleness_sweep_curves.csv"
     write_csv(table, records)
     write_csv(lines, curves)
-    print(f"\ntable: {table}   curves: {lines}")
+    print(f"\n{FOOTNOTE}\ntable: {table}   curves: {lines}")
 
 
 def plan(options: Options) -> list[tuple[str, list[Point]]]:
@@ -198,7 +209,9 @@ def plan(options: Options) -> list[tuple[str, list[Point]]]:
             model=replace(options.model, lr=chosen["lr"], optimizer=chosen["optimizer"]),
             rows=replace(options.rows, optimizer=optimizer, initial_scale=chosen["initial_scale"]),
             evaluation=EvaluationConfig(
-                evaluate_every_steps=options.evaluate_every_steps, test_rows=options.test_rows
+                evaluate_every_steps=options.evaluate_every_steps,
+                part=options.part,
+                test_rows=options.test_rows,
             ),
         )
         settings: list[Setting] = []

@@ -20,10 +20,9 @@ from experiments.checks import (
     known,
     not_empty,
 )
-from experiments.gaps import Run, curve_records, finished, thousandths
+from experiments.gaps import Run, curve_records, finished, gap_over_seeds, thousandths
 from experiments.paired import over_seeds
 from experiments.points import Point, data_sha256
-from experiments.statistics import t_interval
 from experiments.sweep import default_jobs, print_plan, run_points
 from experiments.tables import aligned, write_csv
 from experiments.targets import (
@@ -193,7 +192,12 @@ def _with_time(
         share = record["samples"] / _samples_of(options, mode, len(times))
         update = min(len(times), max(1, round(share * len(times))))
         placed.append(
-            {"cluster": options.cluster, **record, "simulated_s": float(times[update - 1])}
+            {
+                "cluster": options.cluster,
+                "data": options.data.name,
+                **record,
+                "simulated_s": float(times[update - 1]),
+            }
         )
     return placed
 
@@ -207,11 +211,11 @@ def _samples_of(options: Options, mode: Mode, updates: int) -> int:
 def _table(runs: Sequence[Run], instants: dict[Mode, np.ndarray], options: Options) -> str:
     """At the end of the run, all pushes applied."""
     task = next(iter(runs[0].summary["tasks"]))
-    final = {(r.setting[0], r.summary["seed"]): r.auc(task) for r in runs}
+    by_mode = {mode: [r for r in runs if r.setting[0] == mode] for mode in instants}
     cells = []
-    for mode in instants:
-        aucs = [final[str(mode), seed] for seed in range(options.seeds)]
-        gap = t_interval([final[str(mode), s] - final["sync", s] for s in range(options.seeds)])
+    for mode, own in by_mode.items():
+        aucs = [run.auc(task) for run in own]
+        gap = gap_over_seeds(own, by_mode[Mode.SYNC], task, options.out)
         cells.append(
             [
                 str(mode),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -20,14 +19,15 @@ from experiments.checks import (
     not_empty,
     positive,
 )
-from experiments.gaps import Run, finished, thousandths
+from experiments.gaps import Run, finished, gap_columns, gap_over_seeds, thousandths
 from experiments.paired import expected_samples, over_seeds
 from experiments.points import Point, data_sha256
-from experiments.statistics import Interval, t_interval
+from experiments.statistics import GapInterval
 from experiments.studies.demo import LEAST_TEST_ROWS, REAL_DATA, SYNTHETIC_STEPS, find_data
 from experiments.sweep import default_jobs, print_plan, run_points
 from experiments.tables import aligned, write_csv
 from persia_sim.words.vocabulary import Mode
+from persia_sim.words.window import UpdatesMissed
 from runtime.config import DataConfig, EvaluationConfig, SyncConfig, TrainConfig
 from runtime.config.presets import PresetName, with_preset
 from runtime.config.sync import MOST_DENSE_LAG
@@ -126,13 +126,16 @@ def run(options: Options) -> None:
     run_points(every, options.out, options.jobs, expected_samples(every[0].config))
     runs = {setting: finished(group, options.out) for setting, group in points.items()}
     tasks = list(runs[chosen[0]][0].summary["tasks"])
-    lines = {task: [_line(setting, runs, task) for setting in chosen] for task in tasks}
+    lines = {
+        task: [_line(setting, runs, task, options.out) for setting in chosen] for task in tasks
+    }
     csv = options.out / "treatments.csv"
     write_csv(csv, [{"data": options.data.name, **row.record()} for t in tasks for row in lines[t]])
     figure = save(treatments_figure(csv), options.out / "treatments.png")
     print(
         f"\n{options.data.name}, {tasks[0]}, W = {options.ranks}, {options.batch} samples a dense"
-        f" update, {options.seeds} paired seeds; gaps in thousandths of AUC, 95 % t intervals"
+        f" update, {options.seeds} paired seeds; gaps in thousandths of AUC;\n"
+        "late: updates that rows / dense weights miss; ± 95 % over seeds and test rows"
     )
     print(aligned(HEADER, [row.cells() for row in lines[tasks[0]]]))
     print(f"\ntable:  {csv}   (all tasks: {', '.join(tasks)})\nfigure: {figure}")
@@ -180,7 +183,7 @@ def _points(options: Options, setting: Setting) -> list[Point]:
     return over_seeds(setting.slug, config, options.seeds, data_sha256(config))
 
 
-HEADER = ["base", "treatment", "test AUC", "gap to sync", "gap to untreated", "log-loss", "stale"]
+HEADER = ["base", "treatment", "late", "test AUC", "gap to sync", "gap to untreated", "log-loss"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,12 +192,11 @@ class Line:
 
     setting: Setting
     task: str
-    auc: Interval
-    gap_to_sync: Interval
-    gap_to_untreated: Interval
+    late: UpdatesMissed
+    test_auc: float
+    gap_to_sync: GapInterval
+    gap_to_untreated: GapInterval
     log_loss: float
-    stale_mean: float
-    stale_max: int
 
     def record(self) -> dict[str, Any]:
         """One line of the CSV."""
@@ -211,16 +213,13 @@ class Line:
             "lr_by_staleness": sync.lr_by_staleness,
             "ranks": sync.ranks,
             "task": self.task,
-            "seeds": self.auc.n,
-            "test_auc": self.auc.mean,
-            "test_auc_half_width_95": self.auc.half_width,
-            "gap_to_sync": self.gap_to_sync.mean,
-            "gap_to_sync_half_width_95": self.gap_to_sync.half_width,
-            "gap_to_untreated": self.gap_to_untreated.mean,
-            "gap_to_untreated_half_width_95": self.gap_to_untreated.half_width,
+            "rows_late": self.late.rows,
+            "dense_late": self.late.dense,
+            "seeds": self.gap_to_sync.n,
+            "test_auc": self.test_auc,
+            **gap_columns(self.gap_to_sync),
+            **gap_columns(self.gap_to_untreated, "gap_to_untreated"),
             "log_loss": self.log_loss,
-            "staleness_mean_steps": self.stale_mean,
-            "staleness_max_steps": self.stale_max,
         }
 
     def cells(self) -> list[str]:
@@ -229,33 +228,24 @@ class Line:
         return [
             self.setting.base,
             self.setting.treatment,
-            f"{self.auc.mean:.4f}",
+            "{} / {}".format(*self.late),
+            f"{self.test_auc:.4f}",
             "-" if is_sync else thousandths(self.gap_to_sync),
             thousandths(self.gap_to_untreated),
             f"{self.log_loss:.4f}",
-            f"{self.stale_mean:.2f} / {self.stale_max}",
         ]
 
 
-def _line(setting: Setting, runs: dict[Setting, list[Run]], task: str) -> Line:
+def _line(setting: Setting, runs: dict[Setting, list[Run]], task: str, root: Path) -> Line:
     own = runs[setting]
     twins = [s for s in runs if s.base == setting.base and s.treatment == UNTREATED]
     untreated = runs[twins[0]] if twins and twins[0] != setting else []
-    stale = [run.summary["staleness"] for run in own]
     return Line(
         setting,
         task,
-        t_interval([run.auc(task) for run in own]),
-        _paired(own, runs[next(iter(runs))], task),
-        _paired(own, untreated, task),
+        own[0].late,
+        math.fsum(run.auc(task) for run in own) / len(own),
+        gap_over_seeds(own, runs[next(iter(runs))], task, root),
+        gap_over_seeds(own, untreated, task, root),
         math.fsum(run.log_loss(task) for run in own) / len(own),
-        math.fsum(s["mean_steps"] for s in stale) / len(stale),
-        max(int(s["max_steps"]) for s in stale),
     )
-
-
-def _paired(runs: Sequence[Run], others: Sequence[Run], task: str) -> Interval:
-    """These minus those of the same seeds."""
-    known = {other.summary["seed"]: other.auc(task) for other in others}
-    shared = [run for run in runs if run.summary["seed"] in known]
-    return t_interval([run.auc(task) - known[run.summary["seed"]] for run in shared])

@@ -1,4 +1,4 @@
-"""The table of gaps from summaries with known numbers."""
+"""The table of gaps from summaries and predictions with known numbers."""
 
 from __future__ import annotations
 
@@ -10,118 +10,164 @@ import pytest
 from scipy import stats
 
 from experiments.gaps import Run, curve_records, gap_table, record, table_cells
+from experiments.paired import over_seeds, setting_point, with_seed
 from experiments.points import Point
-from experiments.studies import treatments
-from runtime.config import SyncConfig, TrainConfig
+from experiments.statistics import paired_gap
+from runtime.config import DataConfig, ModelConfig, SyncConfig, TrainConfig
 
-AUC = {
-    ("sync", 0): [0.70, 0.71, 0.72],
-    ("hybrid", 4): [0.69, 0.71, 0.70],
-    ("async", 0): [0.68, 0.69, 0.70],
-    ("async", 4): [0.65, 0.67, 0.69],
-}
+SYNC = SyncConfig(ranks=8)
+SETTINGS = (
+    (SYNC, 1e-3),
+    (SyncConfig(mode="hybrid", tau=4, ranks=8), 1e-3),
+    (SyncConfig(mode="hybrid", tau=0, ranks=8, dense_lag=7), 1e-3),
+    (SyncConfig(mode="async", tau=0, ranks=8), 1e-3),
+    (SyncConfig(mode="async", tau=0, ranks=8), 2.5e-4),
+)
+SEEDS, TEST_ROWS = 3, 400
 
 
-def runs(**merge: bool) -> list[Run]:
+def runs(root: Path, own_rows: bool = False, users: bool = True) -> list[Run]:
+    """Scores drawn at random; ``own_rows``: every seed has other test rows."""
     made = []
-    for (mode, tau), aucs in AUC.items():
-        bound = {} if mode == "sync" else {"tau": tau}
-        choice = merge if mode == "hybrid" else {}
-        sync = SyncConfig(mode=mode, **bound, **choice)
-        for seed, auc in enumerate(aucs):
-            point = Point(label="x", config=TrainConfig(sync=sync, seed=seed))
-            summary = {
-                "mode": mode, "tau": tau, "seed": seed, "ranks": 8,
-                "tasks": {"click": {"auc": auc, "log_loss": 0.6}},
-                "staleness": {"mean_steps": tau - 0.5 if tau else 0.0, "max_steps": tau},
-            }  # fmt: skip
-            made.append(Run(point, summary))
+    for number, (sync, lr) in enumerate(SETTINGS):
+        for seed in range(SEEDS):
+            draw = np.random.default_rng([seed if own_rows else 0, 9])
+            labels = (draw.random(TEST_ROWS) < 0.4).astype(np.int8)
+            noise = np.random.default_rng([number, seed]).normal(size=TEST_ROWS)
+            scores = (labels + (2 + 0.1 * number) * noise).astype(np.float32)
+            config = TrainConfig(sync=sync, seed=seed, model=ModelConfig(lr=lr))
+            point = Point(label=f"p{number}-{seed}", config=config)
+            folder = point.folder(root)
+            folder.mkdir(parents=True)
+            arrays = {"labels": labels[:, None], "predictions": scores[:, None]}
+            if users:
+                arrays["groups"] = np.arange(TEST_ROWS) // 4
+            np.savez(folder / "predictions.npz", **arrays)
+            made.append(Run(point, summary(sync, seed, auc(labels, scores))))
     return made
 
 
-def test_gaps_are_paired_by_seed_and_signed_setting_minus_sync():
-    rows = {(r.mode, r.tau): r for r in gap_table(runs(), [], "click")}
-    hybrid = rows["hybrid", 4]
-    assert hybrid.gap_to_sync.mean == pytest.approx((-0.01 + 0.0 - 0.02) / 3)
-    # Differences -0.01, 0, -0.02: standard deviation 0.01; t(2) is 4.303.
-    assert hybrid.gap_to_sync.half_width == pytest.approx(4.303 * 0.01 / math.sqrt(3), rel=1e-3)
-    assert hybrid.gap_to_sync.n == 3
+def summary(sync: SyncConfig, seed: int, value: float | None) -> dict:
+    return {
+        "mode": str(sync.mode), "tau": sync.window, "seed": seed, "ranks": sync.ranks,
+        "tasks": {"click": {"auc": value, "log_loss": value and 1 - value}},
+    }  # fmt: skip
 
 
-def test_gaps_pair_equal_seeds_in_whatever_order_and_number_runs_have_ended():
-    """Of each setting another seed is missing, and none comes in order: only seed 1 is in both."""
-    lost = {("sync", 0): 0, ("hybrid", 4): 2, ("async", 4): 0, ("async", 0): 1}
-    some = [run for run in reversed(runs()) if lost[run.setting] != run.summary["seed"]]
-    some[0], some[1] = some[1], some[0]
-    rows = {(r.mode, r.tau): r for r in gap_table(some, [], "click")}
-    assert rows["hybrid", 4].gap_to_sync.n == 1
-    assert rows["hybrid", 4].gap_to_sync.mean == pytest.approx(0.71 - 0.71)
-    assert rows["async", 4].gap_to_sync.n == 2
-    assert rows["async", 4].gap_to_sync.mean == pytest.approx((0.67 - 0.71 + 0.69 - 0.72) / 2)
-    assert rows["async", 4].gap_to_tau_0.mean == pytest.approx(0.69 - 0.70)
-    mine, others = ([r for r in some if r.setting == (mode, 4)] for mode in ("async", "hybrid"))
-    assert treatments._paired(mine, others, "click").mean == pytest.approx(0.67 - 0.71)
+def auc(labels: np.ndarray, scores: np.ndarray) -> float:
+    u, _ = stats.mannwhitneyu(scores[labels > 0], scores[labels == 0])
+    return float(u / (labels.sum() * (1 - labels).sum()))
 
 
-def test_the_own_tau_0_of_a_merged_hybrid_is_sync_and_of_async_is_a_run_of_its_own():
-    rows = {(r.mode, r.tau): r for r in gap_table(runs(), [], "click")}
-    assert rows["hybrid", 4].gap_to_tau_0 == rows["hybrid", 4].gap_to_sync
-    assert rows["async", 4].gap_to_tau_0.mean == pytest.approx(-0.02)
-    on_arrival = {(r.mode, r.tau): r for r in gap_table(runs(merge_pushes=False), [], "click")}
-    assert on_arrival["hybrid", 4].gap_to_tau_0.n == 0, "unmerged at tau 0 is not sync"
+def arrays(root: Path, own: list[Run], name: str) -> list[np.ndarray]:
+    return [np.load(r.point.folder(root) / "predictions.npz")[name] for r in own]
 
 
-def test_what_threads_do_comes_from_the_concurrent_runs_alone():
-    lag, threads = runs(), [r for r in runs() if r.setting == ("hybrid", 4)]
-    for number, run in enumerate(threads):
-        run.summary["staleness"] = {"mean_steps": 1.0 + number, "max_steps": 2 + number}
-    rows = {(r.mode, r.tau): r for r in gap_table(lag, threads, "click")}
-    assert rows["hybrid", 4].thread_staleness == (2.0, 4)
-    assert (rows["hybrid", 4].staleness_mean_steps, rows["hybrid", 4].staleness_max_steps) == (
-        3.5,
-        4,
+def test_settings_are_told_apart_by_what_they_miss_and_by_their_rate(tmp_path):
+    rows = gap_table(runs(tmp_path), "click", tmp_path)
+    assert [(r.mode, r.tau, *r.late, r.lr) for r in rows] == [
+        ("sync", 0, 0, 0, 1e-3), ("hybrid", 4, 4, 0, 1e-3), ("hybrid", 0, 0, 7, 1e-3),
+        ("async", 0, 7, 7, 1e-3), ("async", 0, 7, 7, 2.5e-4),
+    ]  # fmt: skip
+
+
+def test_gaps_pair_equal_seeds_in_whatever_order_and_number_runs_have_ended(tmp_path):
+    """Sync lacks seed 0 and hybrid seed 2, none comes in order: only seed 1 is in both."""
+    lost = {("sync", 0): 0, ("hybrid", 4): 2}
+    made = runs(tmp_path)
+    some = [r for r in reversed(made) if lost.get(r.setting) != r.summary["seed"]]
+    rows = {(r.mode, r.tau, r.lr): r for r in gap_table(some, "click", tmp_path)}
+    gaps = {n: made[3 * n + 1].auc("click") - made[1].auc("click") for n in (1, 3)}
+    late = rows["hybrid", 4, 1e-3].gap
+    assert (late.n, late.mean) == (1, pytest.approx(gaps[1]))
+    other = rows["async", 0, 1e-3].gap
+    also = made[3 * 3 + 2].auc("click") - made[2].auc("click")
+    assert (other.n, other.mean) == (2, pytest.approx((gaps[3] + also) / 2))
+
+
+@pytest.mark.parametrize("users", [True, False])
+def test_seeds_that_share_test_rows_have_an_interval_over_both_by_user(tmp_path, users):
+    made = runs(tmp_path, users=users)
+    late = gap_table(made, "click", tmp_path)[1].gap
+    labels = arrays(tmp_path, made, "labels")[0][:, 0]
+    sync, own = (
+        [a[:, 0] for a in arrays(tmp_path, part, "predictions")] for part in (made[:3], made[3:6])
     )
-    assert rows["sync", 0].thread_staleness is None
-    header, cells = table_cells(list(rows.values()))
+    whose = np.arange(TEST_ROWS) // 4 if users else None
+    want = paired_gap(labels, sync, own, whose)
+    assert late.mean == pytest.approx(want.mean, abs=1e-9)
+    assert (late.half_width, late.rows_error) == (want.half_width, want.rows_error)
+    assert late.rows_error > 0
+
+
+def test_seeds_with_test_rows_of_their_own_stand_for_both_sources(tmp_path):
+    made = runs(tmp_path, own_rows=True)
+    late = gap_table(made, "click", tmp_path)[1].gap
+    gaps = [b.auc("click") - a.auc("click") for a, b in zip(made[:3], made[3:6], strict=True)]
+    ends = stats.t.interval(0.95, df=2, loc=np.mean(gaps), scale=stats.sem(gaps))
+    assert (late.mean, late.half_width) == pytest.approx((np.mean(gaps), ends[1] - np.mean(gaps)))
+    assert late.rows_error == 0.0
+
+
+def test_without_predictions_the_interval_is_over_seeds_alone_and_says_so(tmp_path):
+    made = runs(tmp_path)
+    (made[3].point.folder(tmp_path) / "predictions.npz").unlink()
+    late = gap_table(made, "click", tmp_path)[1].gap
+    assert math.isnan(late.rows_error) and late.half_width > 0
+
+
+def test_a_person_reads_the_updates_missed_and_the_gap_in_thousandths(tmp_path):
+    rows = gap_table(runs(tmp_path), "click", tmp_path)
+    header, cells = table_cells(rows)
+    assert header[2:5] == ["rows late", "dense late", "dense rate"]
+    assert not any("tau 0" in name or "stale" in name for name in header)
     assert all(len(line) == len(header) for line in cells)
-    assert cells[1][3] == "-10.00 ± 24.84"
+    assert cells[0][6] == "-" and cells[4][:5] == ["async", "0", "7", "7", "0.00025"]
+    gap = rows[1].gap
+    assert cells[1][6] == f"{1e3 * gap.mean:+.2f} ± {1e3 * gap.half_width:.2f}"
 
 
-def test_a_task_of_one_class_has_no_auc_and_does_not_break_the_table():
-    broken = runs()
-    for run in broken:
-        run.summary["tasks"]["click"] = {"auc": None, "log_loss": None}
-    rows = gap_table(broken, [], "click")
-    assert all(math.isnan(row.auc.mean) and math.isnan(row.log_loss) for row in rows)
-    assert record(rows[0])["seeds"] == 3
+def test_a_line_of_the_csv_has_both_sources_of_error(tmp_path):
+    row = gap_table(runs(tmp_path), "click", tmp_path)[3]
+    line = record(row)
+    assert (line["rows_late"], line["dense_late"], line["seeds"]) == (7, 7, SEEDS)
+    assert line["gap_to_sync"] == row.gap.mean
+    assert line["gap_to_sync_half_width_95"] == row.gap.half_width
+    assert (line["seeds_error"], line["rows_error"]) == (row.gap.seeds_error, row.gap.rows_error)
+
+
+def test_a_task_of_one_class_has_no_auc_and_does_not_break_the_table(tmp_path):
+    made = runs(tmp_path)
+    broken = [Run(r.point, summary(r.point.config.sync, r.point.config.seed, None)) for r in made]
+    for row in gap_table(broken, "click", tmp_path):
+        assert math.isnan(row.test_auc) and math.isnan(row.gap.half_width)
 
 
 def test_curves_tell_snapshots_from_the_drained_end(tmp_path):
-    run = runs()[0]
-    folder = run.point.folder(tmp_path)
-    folder.mkdir()
+    run = runs(tmp_path)[0]
     scores = '"tasks": {"click": {"auc": 0.6, "log_loss": 0.7}}'
-    (folder / "metrics.jsonl").write_text(
+    (run.point.folder(tmp_path) / "metrics.jsonl").write_text(
         f'{{"updates": 1, "samples": 10, "drained": false, {scores}}}\n'
         f'{{"updates": 1, "samples": 10, "drained": true, {scores}}}\n'
     )
     assert [line["drained"] for line in curve_records([run], Path(tmp_path))] == [False, True]
 
 
-def test_a_line_of_the_csv_holds_each_interval_in_columns_of_its_own():
-    made = runs()
-    made[-1].summary["staleness"] = {"mean_steps": 3.5, "max_steps": 9}
-    lines = {(r.mode, r.tau): record(r) for r in gap_table(made, [], "click")}
-    late = lines["async", 4]
-    want = {
-        "test_auc": AUC["async", 4],
-        "gap_to_sync": [-0.05, -0.04, -0.03],
-        "gap_to_tau_0": [-0.03, -0.02, -0.01],
-    }
-    for name, values in want.items():
-        assert late[name] == pytest.approx(np.mean(values))
-        ends = stats.t.interval(0.95, df=2, loc=0.0, scale=stats.sem(values))
-        assert late[f"{name}_half_width_95"] == pytest.approx(ends[1])
-    assert (late["staleness_mean_steps"], late["staleness_max_steps"]) == (3.5, 9)
-    assert (late["ranks"], late["task"], late["log_loss"]) == (8, "click", pytest.approx(0.6))
-    assert not any(name.startswith("concurrent") for name in late), "no threads ran"
+@pytest.mark.parametrize(
+    ("name", "drawn"),
+    [
+        ("synthetic", "synthetic:default:1:3"),
+        ("synthetic:avazu-ad:0.01", "synthetic:avazu-ad:0.01:3"),
+        ("synthetic:avazu-ad:0.01:7", "synthetic:avazu-ad:0.01:7"),
+        ("kuairand-pure", "kuairand-pure"),
+    ],
+)
+def test_a_seed_draws_a_synthetic_stream_anew_unless_its_name_says_which(name, drawn):
+    config = TrainConfig(data=DataConfig(name=name))
+    assert with_seed(config, 0).data.name == name
+    for made in (
+        with_seed(config, 2),
+        over_seeds("x", config, 3, "")[2].config,
+        setting_point(config, ("hybrid", 4), 2, "").config,
+    ):
+        assert (made.data.name, made.seed) == (drawn, 2)

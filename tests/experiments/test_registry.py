@@ -18,9 +18,10 @@ from sklearn.metrics import roc_auc_score
 
 from experiments.commands import main
 from experiments.registry.compare import comparison
-from experiments.registry.found import read_run, runs_below
+from experiments.registry.found import Run, read_run, runs_below
 from experiments.registry.listing import listing
 from experiments.registry.report import write_page
+from experiments.registry.settings import settings_of
 from experiments.registry.svg import LEFT, RIGHT, WIDTH, line_chart
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.run.folder import write_json
@@ -222,6 +223,19 @@ def test_other_data_under_one_label_are_another_setting(tmp_path):
         write_json(run / "summary.json", summary | {"data": {"sha256": "0", "schema": schema}})
     text = write_page(root, tmp_path / "page.html").read_text()
     assert "3 different configs are called hybrid-tau4: they differ in data" in text
+
+
+def test_seeds_that_draw_a_synthetic_stream_anew_are_one_setting():
+    drawn = {0: "synthetic", 1: "synthetic:default:1:2", 2: "synthetic:default:1:3"}
+    runs = []
+    for seed, name in drawn.items():
+        config = {"seed": seed, "data": {"name": name}, "sync": {"mode": "sync"}}
+        summary = {"tasks": {"click": {"auc": 0.7}}, "seed": seed, "data": {"sha256": str(seed)}}
+        runs.append(Run(Path(f"sync-seed{seed}-0"), "done", config, {}, summary, ""))
+    settings, notes = settings_of(runs)
+    assert [sorted(setting.aucs) for setting in settings] == [[0, 1, 2]] and notes == []
+    pinned = replace(runs[1], config=runs[1].config | {"data": {"name": drawn[2]}})
+    assert len(settings_of([runs[0], pinned])[0]) == 2, "another draw than the seed's is other data"
 
 
 def test_of_two_runs_with_one_seed_the_later_counts_and_the_other_is_said(tmp_path):

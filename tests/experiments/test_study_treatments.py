@@ -76,14 +76,13 @@ def test_every_figure_follows_from_the_predictions_and_a_second_run_trains_nothi
             assert float(row[f"{name}_half_width_95"]) == pytest.approx(half, abs=1e-12)
 
 
-def test_staleness_says_what_the_treatments_did_to_the_order(ran):
+def test_each_row_says_the_updates_that_it_misses(ran):
     rows = {(r["base"], r["treatment"]): r for r in read_csv(ran[0] / "treatments.csv")}
-    late = [min(step, 3) for step in range(12)]
-    started = [0] * 5 + [min(step, 3) for step in range(7)]
-    for treatment, missed in {"untreated": late, "sync_steps": started}.items():
-        row = rows["hybrid tau 3", treatment]
-        assert float(row["staleness_mean_steps"]) == pytest.approx(np.mean(missed))
-    assert rows["as others run it", "persia-default"]["staleness_max_steps"] == "9"
+    late = {key: (row["rows_late"], row["dense_late"]) for key, row in rows.items()}
+    assert late["sync", "untreated"] == ("0", "0")
+    assert late["hybrid tau 3", "sync_steps"] == ("3", "0")
+    assert late["async tau 2", "untreated"] == ("5", "1"), "two ranks: (tau + 1) 2 - 1, and 2 - 1"
+    assert late["as others run it", "persia-default"] == ("9", "0")
 
 
 def test_the_figure_has_a_row_for_each_setting_and_a_dot_for_each_gap(ran):
