@@ -1,4 +1,4 @@
-"""The main job: how much test AUC hybrid and async lose against sync, on real clicks if any."""
+"""The main job: what late rows cost, and what late dense weights cost, on real clicks if any."""
 
 from __future__ import annotations
 
@@ -7,36 +7,64 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from experiments.checks import JOBS, ROWS, SEEDS, between
-from experiments.gaps import Run, Setting, curve_records, finished, gap_table, record, table_cells
-from experiments.paired import expected_samples, setting_points
-from experiments.points import Point
-from experiments.statistics import delong
+from experiments.gaps import FOOTNOTE, finished, gap_table, record, table_cells
+from experiments.paired import SYNTHETIC, expected_samples, with_seed
+from experiments.points import Point, data_sha256
 from experiments.sweep import default_jobs, print_plan, run_points
 from experiments.tables import aligned, write_csv
-from runtime.config import DataConfig, EngineConfig, EvaluationConfig, SyncConfig, TrainConfig
+from persia_sim.words.vocabulary import Mode
+from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
 
-SETTINGS: tuple[Setting, ...] = (
-    ("sync", 0),
-    ("hybrid", 1),
-    ("hybrid", 4),
-    ("hybrid", 16),
-    ("hybrid", 64),
-    ("async", 0),
-    ("async", 4),
+SYNC_RATE = ModelConfig().lr
+RATE_OF_ASYNC = {0: 2.5e-4, 4: 2.5e-4}
+"""By bound tau: the dense rate with the highest mean validation AUC of five from 1.25e-4 to 2e-3
+(source: TUNING)."""
+TUNING = (
+    "python -m experiments staleness-sweep --data.name kuairand-pure-14d"
+    " --data.validation-fraction 0.1 --part validation --modes sync async --taus 0 4"
+    " --lr 1.25e-4 2.5e-4 5e-4 1e-3 2e-3 --seeds 3"
+)
+"""The command that chose the rates, on 22 November 2026, on the last tenth of the training rows."""
+RANKS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A line of the table: a mode, how late it may be, and its dense rate."""
+
+    sync: SyncConfig
+    lr: float = SYNC_RATE
+
+    @property
+    def label(self) -> str:
+        """What its points are called."""
+        lag = f"-dense{self.sync.dense_lag}" if self.sync.dense_lag else ""
+        return f"{self.sync.mode}-tau{self.sync.window}{lag}-lr{self.lr:g}"
+
+
+def _late(mode: Mode, tau: int, dense_lag: int = 0) -> SyncConfig:
+    return SyncConfig(mode=mode, ranks=RANKS, tau=tau, dense_lag=dense_lag)
+
+
+ASYNC_MISSES = RANKS - 1
+"""Updates that async misses at tau 0, of rows as of dense weights: each alone is a line, too."""
+SETTINGS = (
+    Setting(SyncConfig(ranks=RANKS)),
+    *(Setting(_late(Mode.HYBRID, tau)) for tau in (4, ASYNC_MISSES, 16, 64)),
+    Setting(_late(Mode.HYBRID, 0, dense_lag=ASYNC_MISSES)),
+    Setting(_late(Mode.ASYNC, 0)),
+    *(Setting(_late(Mode.ASYNC, tau), lr) for tau, lr in RATE_OF_ASYNC.items()),
 )
 REAL_DATA = "kuairand-pure-14d"
 DOWNLOADED_DATA = "kuairand-pure"
-RANKS = 8
 BATCH = 128
 SYNTHETIC_STEPS = 1300  # as many as one pass over the real data has
-SNAPSHOTS = 5  # along the run, for the curves
-THREAD_STEPS = 160
 LEAST_TEST_ROWS = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Modes sync, hybrid and async with 8 ranks and paired seeds: a table and a figure."""
+    """Rows late alone, dense weights late alone, and both: 8 ranks, paired seeds, table, figure."""
 
     data_dir: Path | None = None
     """Folder with the real data; else PERSIA_DATA_DIR, else what `data get` downloaded."""
@@ -64,24 +92,21 @@ def run(options: Options) -> None:
     from paper_figs.style import save
 
     data = find_data(options.data_dir)
-    points, thread_points = plan(data, options)
-    print_plan(points + thread_points, options.out, options.jobs)
+    points = plan(data, options)
+    print_plan(points, options.out, options.jobs)
     if options.dry_run:
         return
-    samples = expected_samples(points[0].config)
-    run_points(points + thread_points, options.out, options.jobs, samples)
+    run_points(points, options.out, options.jobs, expected_samples(points[0].config))
     runs = finished(points, options.out)
-    threads = finished(thread_points, options.out)
     tasks = list(runs[0].summary["tasks"])
-    tables = {task: gap_table(runs, threads, task) for task in tasks}
+    tables = {task: gap_table(runs, task, options.out) for task in tasks}
     csv = options.out / "demo.csv"
     write_csv(csv, [{"data": data.name, **record(r)} for rows in tables.values() for r in rows])
-    curves = options.out / "demo_curves.csv"
-    write_csv(curves, curve_records(runs, options.out))
-    figure = save(demo_figure(csv, curves), options.out / "demo.png")
-    print(f"\n{data.name}, {tasks[0]}, W = {RANKS}, {BATCH} samples a dense update")
+    figure = save(demo_figure(csv), options.out / "demo.png")
+    print(f"\n{data.name}, {tasks[0]}, W = {RANKS}, {BATCH} samples a dense update,"
+          f" {options.seeds} paired seeds")  # fmt: skip
     print(aligned(*table_cells(tables[tasks[0]])))
-    print(_footnotes(runs, tasks[0], options))
+    print(FOOTNOTE)
     print(f"table:  {csv}   (all tasks: {', '.join(tasks)})\nfigure: {figure}")
 
 
@@ -103,58 +128,36 @@ def find_data(data_dir: Path | None) -> DataConfig:
         "no real data found: using the synthetic stream; for real clicks run"
         f" `python -m runtime data get {DOWNLOADED_DATA}` or set PERSIA_DATA_DIR"
     )
-    return DataConfig(name="synthetic")
+    return DataConfig(name=SYNTHETIC)
 
 
-def plan(data: DataConfig, options: Options) -> tuple[list[Point], list[Point]]:
-    """Points for AUC (constant lag, several at once), and short ones that see what threads do."""
+def plan(data: DataConfig, options: Options) -> list[Point]:
+    """The points, seed by seed, so that pairs are complete early."""
     steps = test_rows = None
-    if data.name == "synthetic":
+    if data.name == SYNTHETIC:
         steps = SYNTHETIC_STEPS
     if options.samples is not None:
         steps = max(1, options.samples // BATCH)
         test_rows = max(LEAST_TEST_ROWS, options.samples)
-    judged = EvaluationConfig(test_rows=test_rows)
-    sync = SyncConfig(ranks=RANKS)
-    base = TrainConfig(sync=sync, batch=BATCH, data=data, steps=steps, evaluation=judged)
-    every = max(1, (steps or SYNTHETIC_STEPS) // SNAPSHOTS)
-    curves = replace(base, evaluation=replace(judged, evaluate_every_steps=every))
-    points = setting_points(curves, SETTINGS, options.seeds)
-    short = min(steps or THREAD_STEPS, THREAD_STEPS)
-    quick = replace(
-        base,
-        engine=EngineConfig(executor="concurrent"),
-        steps=short,
-        evaluation=EvaluationConfig(test_rows=LEAST_TEST_ROWS),
+    base = TrainConfig(
+        batch=BATCH, data=data, steps=steps, evaluation=EvaluationConfig(test_rows=test_rows)
     )
-    threads = [
-        replace(p, label=f"threads-{p.label}", exclusive=True)
-        for p in setting_points(quick, SETTINGS, 1)
+    return [p for seed in range(options.seeds) for p in _points_of_a_seed(base, seed)]
+
+
+def _points_of_a_seed(base: TrainConfig, seed: int) -> list[Point]:
+    """Every setting with one seed."""
+    base = with_seed(base, seed)
+    checksum = data_sha256(base)
+    return [
+        Point(
+            label=f"{s.label}-seed{seed}",
+            config=replace(
+                base,
+                sync=s.sync,
+                model=replace(base.model, lr=s.lr),
+            ),
+            data_sha256=checksum,
+        )
+        for s in SETTINGS
     ]
-    return points, threads
-
-
-def _footnotes(runs: list[Run], task: str, options: Options) -> str:
-    """What the intervals do and do not cover, and DeLong for one pair of models."""
-    by_setting = {(r.setting, r.summary["seed"]): r for r in runs}
-    first, second = by_setting[("sync", 0), 0], by_setting[("hybrid", 64), 0]
-    labels, scores = [], []
-    number = list(first.summary["tasks"]).index(task)
-    for one in (first, second):
-        found = one.predictions(options.out)
-        labels.append(found.labels[:, number])
-        scores.append(found.predictions[:, number])
-    test = delong(labels[0], scores[0], scores[1])
-    return (
-        f"AUC, log-loss, staleness: constant-lag executor; (threads): the first {THREAD_STEPS}"
-        f" steps with {RANKS} ranks as threads.\n"
-        f"± is a 95 % t interval over {options.seeds} paired seeds on one split; another test set"
-        f" of {len(labels[0]):,} rows\nwould move an AUC by {test.standard_error[0]:.4f} (standard"
-        f" error, DeLong); sync against hybrid tau 64, seed 0:\n"
-        f"difference {1e3 * (test.auc[1] - test.auc[0]):+.2f}e-3 with standard error"
-        f" {1e3 * test.difference_standard_error:.2f}e-3 ({_p(test.p_value)})."
-    )
-
-
-def _p(value: float) -> str:
-    return "p < 0.01" if value < 0.01 else f"p = {value:.2f}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
@@ -20,8 +19,6 @@ from tests.paper_figs.read_back import (
     write_table,
 )
 
-T_975_OF_2 = 4.302653  # Student's t for 3 seeds, from a printed table
-
 
 @pytest.fixture(autouse=True)
 def free_figures():
@@ -29,79 +26,43 @@ def free_figures():
     plt.close("all")
 
 
-def end(mode: str, tau: int, gap: float, half: float, task: str = "click") -> dict[str, object]:
+def end(
+    mode: str, tau: int, gap: float, half: float, late: tuple[int, int], task: str = "click",
+    lr: float = 1e-3,
+) -> dict[str, object]:  # fmt: skip
     return {
-        "data": "clicks", "mode": mode, "tau": tau, "task": task,
+        "data": "clicks", "mode": mode, "tau": tau, "task": task, "seeds": 3, "lr": lr,
+        "rows_late": late[0], "dense_late": late[1],
         "gap_to_sync": gap, "gap_to_sync_half_width_95": half,
-        "gap_to_tau_0": 10 * gap, "gap_to_tau_0_half_width_95": 10 * half,
-        "test_auc": 0.7 + gap, "test_auc_half_width_95": 5 * half,
     }  # fmt: skip
-
-
-def line(mode: str, tau: int, seed: int, samples: int, auc: float, drained: bool = False):
-    return {
-        "mode": mode, "tau": tau, "seed": seed, "samples": samples, "drained": drained,
-        "task": "click", "auc": auc, "log_loss": 1 - auc,
-    }  # fmt: skip
-
-
-SYNC_AUC = {1000: (0.60, 0.61, 0.62), 2000: (0.70, 0.70, 0.71)}
-HYBRID_GAP = {1000: (-0.010, -0.020, -0.030), 2000: (0.001, 0.002, 0.003)}
-
-
-def snapshots() -> list[dict[str, object]]:
-    made = []
-    for samples, aucs in SYNC_AUC.items():
-        for seed, auc in enumerate(aucs):
-            made.append(line("sync", 0, seed, samples, auc))
-            made.append(line("hybrid", 4, seed, samples, auc + HYBRID_GAP[samples][seed]))
-            # the drained end must not be taken for a point of the curve
-            made.append(line("hybrid", 4, seed, samples, 0.1, drained=True))
-            made.append(line("sync", 0, seed, samples, 0.9, drained=True))
-    return made
-
-
-def check_along(axes, label: str, unit: float) -> None:
-    """Mean and t interval of the three paired differences at each snapshot, by hand."""
-    x, y = curves(axes)[label]
-    assert x == [1000 / unit, 2000 / unit]
-    assert y == pytest.approx([-20.0, 2.0])
-    half = [T_975_OF_2 * 10.0 / math.sqrt(3), T_975_OF_2 * 1.0 / math.sqrt(3)]
-    (band,) = bands(axes)
-    for at, mean, wide in zip(x, y, half, strict=True):
-        assert band[at] == pytest.approx((mean - wide, mean + wide), rel=1e-5)
 
 
 def demo(tmp_path: Path):
+    late = {"sync": (0, 0), "rows": (4, 0), "both": (7, 7), "own": (7, 7)}
     rows = [
-        end("sync", 0, 0.0, 0.0),
-        end("hybrid", 4, -0.0015, 0.0005),
-        end("async", 0, 0.002, 0.004),
-        end("hybrid", 4, 9.0, 9.0, task="like"),
+        end("sync", 0, 0.0, 0.0, late["sync"]),
+        end("hybrid", 4, -0.0015, 0.0005, late["rows"]),
+        end("async", 0, 0.002, 0.004, late["both"]),
+        end("async", 0, 0.003, 0.001, late["own"], lr=2.5e-4),
+        end("hybrid", 4, 9.0, 9.0, late["rows"], task="like"),
     ]
-    table = write_table(tmp_path / "demo.csv", rows)
-    return demo_figure(table, write_table(tmp_path / "demo_curves.csv", snapshots()))
+    return demo_figure(write_table(tmp_path / "demo.csv", rows))
 
 
-def test_demo_shows_each_settings_gap_to_sync_with_its_interval_in_thousandths(tmp_path):
-    left, _ = demo(tmp_path).axes
-    ((_, x, y, ends),) = error_bars(left)
-    assert x == [0, 1]
-    assert tick_labels(left) == ["hybrid\nτ=4", "async\nτ=0"]
-    assert y == pytest.approx([-1.5, 2.0])
-    assert ends[0] == pytest.approx((-2.0, -1.0))
-    assert ends[1] == pytest.approx((-2.0, 6.0))
-    assert left.get_ylabel() == "AUC gap to sync [$10^{-3}$]"
-    assert [*left.lines[0].get_ydata()] == [0, 0], "the line that stands for sync"
-
-
-def test_demo_shows_the_paired_gap_along_the_run(tmp_path):
+def test_demo_shows_each_settings_gap_under_what_is_late_in_it(tmp_path):
     figure = demo(tmp_path)
-    _, right = figure.axes
-    assert legend(right) == ["hybrid τ=4"]
-    check_along(right, "hybrid τ=4", 1e3)
-    assert right.get_xlabel() == "training samples [thousands]"
-    assert "not drained" in right.get_title()
+    (axes,) = figure.axes
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == [
+        "rows late alone", "4 / 0, rate 0.001",
+        "both late (async)", "7 / 7, rate 0.001", "7 / 7, rate 0.00025",
+    ]  # fmt: skip
+    dots = [container.lines[0] for container in axes.containers]
+    assert [dot.get_xdata()[0] for dot in dots] == pytest.approx([-1.5, 2.0, 3.0])
+    assert [dot.get_ydata()[0] for dot in dots] == [1, 3, 4]
+    assert [dot.get_markerfacecolor() for dot in dots] == ["black", "black", "white"]
+    ends = [[path.vertices[:, 0].tolist() for path in c.lines[2][0].get_paths()] for c in
+            axes.containers]  # fmt: skip
+    assert ends[0][0] == pytest.approx([-2.0, -1.0]) and ends[1][0] == pytest.approx([-2.0, 6.0])
     told = figure.get_suptitle()
     assert "click, clicks" in told and "minus that of sync" in told and "3 paired seeds" in told
 

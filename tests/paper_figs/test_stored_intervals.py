@@ -41,9 +41,9 @@ def paths(*names: str) -> list[Path]:
 def test_demo_has_the_intervals_of_its_gaps_against_a_line_at_zero():
     rows = table("demo")
     rows = [row for row in rows if row["task"] == rows[0]["task"] and row["mode"] != "sync"]
-    left, right = demo_figure(*paths("demo", "demo_curves")).axes
-    assert intervals(left) == intervals_of(rows, *GAP)
-    assert reference_lines(left) == reference_lines(right) == ZERO
+    (axes,) = demo_figure(*paths("demo")).axes
+    assert intervals(axes) == intervals_of(rows, *GAP)
+    assert reference_lines(axes) == {"y": [], "x": [0.0]}
 
 
 def test_treatments_have_both_gaps_intervals():
