@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from experiments.commands import STUDIES
-from experiments.paper.claims import Claim, claims
+from experiments.paper.claims import claims
 from experiments.paper.evidence import Table
-from experiments.paper.verdicts import Found
+from experiments.paper.verdicts import Claim, Found
 from tests.tree import ROOT
 
 ARTIFACT = ROOT / "ARTIFACT.md"
@@ -15,17 +15,17 @@ START, END = "<!-- claims -->", "<!-- end of claims -->"
 
 
 def table() -> str:
-    """A line a number: what the text says, the command, minutes, the number with its interval."""
+    """A line a claim: what the text says, command, minutes, both verdicts with their numbers."""
     lines = [
-        "| claim | command | minutes | expected here (interval) | own plots | verdict |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| claim | command | minutes | against its own plots | independent evidence here |",
+        "| --- | --- | --- | --- | --- |",
     ]
     for claim in claims(Path("no-run-at-all")):
         commands = "<br>".join(f"`{t.command}`" for t in claim.tables)
         minutes = ", ".join(_minutes(t) for t in claim.tables)
         lines.append(
             f"| {claim.says} Taken as: {claim.rule}. | {commands} | {minutes}"
-            f" | {_numbers(claim, 'found')} | {_numbers(claim, 'plots')} | {claim.verdict} |"
+            f" | {_judged(claim, 'plots')} | {_judged(claim, 'found')} |"
         )
     return "\n".join(lines)
 
@@ -36,18 +36,21 @@ def _minutes(found: Table) -> str:
     return f"below {whole}" if " --" in found.command else whole
 
 
-def _numbers(claim: Claim, kind: str) -> str:
-    found = []
+def _judged(claim: Claim, kind: str) -> str:
+    """The verdict, and the numbers behind it."""
+    verdict = claim.plots_verdict if kind == "plots" else claim.verdict
+    found = [f"**{verdict}**"]
     for part in claim.parts:
         for number in getattr(part, kind):
             label = part.label if len(claim.parts) > 1 else number.label
             found.append(_number(number, label, claim.scale))
-    return "<br>".join(found) or "-"
+    return "<br>".join(found)
 
 
 def _number(found: Found, label: str, scale: float) -> str:
     value, low, high = (f"{scale * x:.2f}" for x in (found.value, found.low, found.high))
-    return f"{label}: {value} ({low} to {high}){', fitted' if found.fitted else ''}"
+    seeds = f", n = {found.n}" if found.n is not None else ""
+    return f"{label}: {value} ({low} to {high}){seeds}"
 
 
 def written(text: str) -> str:

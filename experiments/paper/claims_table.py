@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from experiments.paper import html
-from experiments.paper.claims import Claim, Part
-from experiments.paper.verdicts import RULE, Found
+from experiments.paper.verdicts import RULE, Claim, Found, Part, Verdict
 
 MARKS = {"supported": "\N{CHECK MARK}", "contradicted": "\N{MULTIPLICATION X}", "undecided": "?"}
 """Before each number; the word stands above, for all numbers of a cell."""
 LEGEND = (
     "Each number: its value with its interval, behind the mark of its own verdict"
-    f" ({', '.join(f'{mark} {verdict}' for verdict, mark in MARKS.items())});"
-    " fitted to: constants of the simulator were fitted to these points."
+    f" ({', '.join(f'{mark} {verdict}' for verdict, mark in MARKS.items())})."
 )
-HEADER = ("The text", "Its own plots", "Found here", "By which command")
+HEADER = ("The text", "Its own plots", "Independent evidence here", "By which command")
 
 
 def claims_table(claims: Sequence[Claim]) -> str:
@@ -46,8 +44,10 @@ def _cells(claim: Claim) -> list[str]:
     ]
 
 
-def _verdict(verdict: str) -> str:
-    return html.tag("span", verdict, class_=f"verdict {verdict}")
+def _verdict(verdict: Verdict) -> str:
+    word, _, why = str(verdict).partition(": ")
+    told = html.tag("span", html.text(word), class_=f"verdict {verdict.kind}")
+    return told + (html.paragraph(why, class_="soft") if why else "")
 
 
 def _numbers(claim: Claim, kind: str) -> str:
@@ -58,17 +58,16 @@ def _numbers(claim: Claim, kind: str) -> str:
         for found in numbers:
             label = part.label if len(claim.parts) > 1 else found.label
             items.append(_number(claim, part, found, label))
-    return html.bullets(items or ["nothing to judge by"])
+    return html.bullets(items)
 
 
 def _number(claim: Claim, part: Part, found: Found, label: str) -> str:
     """One number with its interval, behind the mark of its verdict."""
     value, low, high = (_signed(claim.scale * x) for x in (found.value, found.low, found.high))
     seeds = f", n = {found.n}" if found.n is not None else ""
-    fitted = "; fitted to" if found.fitted else ""
     verdict = claim.verdict_of(part, found)
-    mark = html.tag("span", MARKS[verdict], class_=f"mark {verdict}", title=verdict)
-    return f"{mark} {html.text(f'{label}: {value} [{low}, {high}]{seeds}{fitted}')}"
+    mark = html.tag("span", MARKS[verdict.kind], class_=f"mark {verdict.kind}", title=str(verdict))
+    return f"{mark} {html.text(f'{label}: {value} [{low}, {high}]{seeds}')}"
 
 
 def _signed(value: float) -> str:

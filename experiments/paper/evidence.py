@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +33,10 @@ class Table:
     def command(self) -> str:
         """What makes it."""
         return self.made_by or f"python -m experiments {self.study}"
+
+
+Lookup = Callable[[str], Table | None]
+"""File name of a table -> the table."""
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from experiments.paper import html
 from experiments.paper.evidence import Row, read_rows
-from experiments.paper.licences import PUBLISHED, described
 from experiments.paper.pieces import Piece
 from experiments.paper.record import Record, command
 
 SHOWN_ROWS = 12
 """Of a table; the rest is in its file."""
+LICENCES = {
+    "kuairand-pure-14d": "KuaiRand-Pure, 25 April to 8 May 2022 (Gao et al., CIKM 2022),"
+    " CC BY-SA 4.0",
+    "kuairand-pure": "KuaiRand-Pure (Gao et al., CIKM 2022), CC BY-SA 4.0",
+    "kuairand-1k": "KuaiRand-1K (Gao et al., CIKM 2022), CC BY-SA 4.0",
+    "census-income-kdd": "Census-Income (KDD), UCI Machine Learning Repository, CC BY 4.0",
+    "adult": "Adult, UCI Machine Learning Repository, CC BY 4.0",
+    "nycflights13": "Flights from New York City in 2013 (US Bureau of Transportation Statistics;"
+    " nycflights13, H. Wickham), CC0",
+    "tennis": "Tennis matches (Jeff Sackmann, Tennis Abstract, github.com/JeffSackmann),"
+    " CC BY-NC-SA 4.0",
+    "criteo": "Criteo display advertising challenge, on its publisher's terms",
+    "avazu": "Avazu click-through rate prediction, on its publisher's terms",
+    "taobao": "Ad display/click data on Taobao, on its publisher's terms",
+}
+SYNTHETIC = "made by this project from a planted truth; no terms"
 
 
 def title(piece: Piece) -> str:
@@ -55,20 +70,34 @@ def _caption(piece: Piece, record: Record, tables: Mapping[str, Sequence[Row]]) 
         ("command", html.tag("code", html.text(command(piece.study, record.arguments)))),
         ("run", html.text(f"{record.date}, {record.seconds:.0f} s, commit {record.commit}")),
         ("machine", html.text(record.machine)),
-        ("data", "<br>".join(map(html.text, data)) or html.text(PUBLISHED)),
+        ("data", "<br>".join(map(html.text, data or [piece.source]))),
         ("sha256", sums),
     ]
     return html.tag("figcaption", html.paragraph(piece.caption), html.facts(about))
 
 
 def _data(tables: Mapping[str, Sequence[Row]]) -> list[str]:
-    """The data sets that tables name; a table of training runs that names none is synthetic."""
-    names: list[str] = []
-    for rows in tables.values():
-        columns = [name for name in ("data", "data_set", "dataset") if rows and name in rows[0]]
-        names += [row[column] for column in columns for row in rows]
-    trained = any(rows and {"auc", "test_auc"} & set(rows[0]) for rows in tables.values())
-    return list(dict.fromkeys(names)) or (["synthetic"] if trained else [])
+    """The data sets that the tables' column `data` names."""
+    named = (row["data"] for rows in tables.values() for row in rows if "data" in row)
+    return list(dict.fromkeys(named))
+
+
+def described(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Each name once, with whose data it is and on which terms.
+
+    A name may say more than the data set (a split, some days): the longest known beginning counts.
+
+    >>> described(["synthetic:avazu-ad:1:3", "tennis-random"])[1][1][:14]
+    'Tennis matches'
+    """
+    return [(name, _terms(name)) for name in dict.fromkeys(names)]
+
+
+def _terms(name: str) -> str:
+    if name.startswith(("synthetic", "planted")):
+        return SYNTHETIC
+    known = [key for key in LICENCES if name.startswith(key)]
+    return LICENCES[max(known, key=len)] if known else "a data set of the user's, on its terms"
 
 
 def _table(name: str, rows: Sequence[Row]) -> str:

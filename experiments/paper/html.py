@@ -28,9 +28,11 @@ def paragraph(content: object, **attributes: str) -> str:
 
 
 def picture(path: Path, alt: str) -> str:
-    """A PNG inside the page. Raises OSError when it cannot be read."""
+    """A PNG inside the page, a link to itself in full size. Raises OSError if it cannot be read."""
     data = base64.b64encode(path.read_bytes()).decode()
-    return f'<img src="data:image/png;base64,{data}" alt="{text(alt)}">'
+    image = f'<img src="data:image/png;base64,{data}" alt="{text(alt)}">'
+    name = f"full-size-{path.stem}"
+    return tag("a", image, class_="picture", id=name, href=f"#{name}")
 
 
 def bullets(items: Sequence[str]) -> str:

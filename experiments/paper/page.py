@@ -8,14 +8,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.paper import html
-from experiments.paper.claims import Claim
 from experiments.paper.claims_table import claims_table
 from experiments.paper.figures import absent, figure
 from experiments.paper.pieces import SECTIONS, Piece, Size
 from experiments.paper.record import Record, folder_of, kept
+from experiments.paper.verdicts import Claim, Verdict, Word
 from persia_sim.words.files import atomic_write
 
-VERDICTS = ("supported", "contradicted", "undecided")
+WORDS: dict[Word, str] = {
+    "supported": "supported",
+    "contradicted": "contradicted",
+    "more seeds": "need more seeds",
+    "none possible": "not decidable",
+}
+OF_PLOTS: dict[Word, str] = {
+    "supported": "supported", "contradicted": "contradicted", "not told": "not told by them",
+}  # fmt: skip
+"""What a summary counts, in these words."""
+CENTRAL = "kept"
+"""Key of the claim that the paper stands on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +70,7 @@ def page(report: Report) -> str:
         if own:
             parts.append(_section(section, *(_piece(piece, report, records) for piece in own)))
     parts.append(_provenance(report, records))
-    return html.page("PERSIA, reproduced", *parts)
+    return html.page("PERSIA's claims, tested", *parts)
 
 
 def _section(title: str, *inside: str) -> str:
@@ -71,10 +82,6 @@ def _anchor(title: str) -> str:
 
 
 def _head(report: Report, records: Mapping[Piece, Record]) -> str:
-    counts = Counter(claim.verdict for claim in report.claims)
-    told = ", ".join(f"{counts[v]} {v}" for v in VERDICTS if counts[v])
-    old = sum("stored" in claim.sources for claim in report.claims)
-    stored = f" ({old} of them by stored tables, not by this run)" if old else ""
     days = sorted({record.day for record in records.values()})
     when = (
         f" between {days[0]} and {days[-1]}" if len(days) > 1 else f" on {days[0]}" if days else ""
@@ -86,20 +93,41 @@ def _head(report: Report, records: Mapping[Piece, Record]) -> str:
     ]
     return html.tag(
         "header",
-        html.tag("h1", "PERSIA, reproduced: what late rows cost and what they gain"),
+        html.tag("h1", "PERSIA's claims, tested: what late rows cost and what they gain"),
+        *(html.paragraph(line, class_="lead") for line in summary(report.claims)),
         html.paragraph(
             "Hybrid training of recommender models: asynchronous embedding rows, synchronous dense"
-            " network (Lian et al., KDD 2022, arXiv 2111.05897). Every number below was computed"
-            " by the command beside it; the claims come first.",
-            class_="lead",
-        ),
-        html.paragraph(
-            f"{report.size.capitalize()} report: {len(records)} of {len(report.plan)} pieces run"
-            f"{when}. Of {len(report.claims)} claims: {told}{stored}.",
+            " network (Lian et al., KDD 2022, arXiv 2111.05897)."
+            f" {report.size.capitalize()} report: {len(records)} of {len(report.plan)} pieces run"
+            f"{when}. Numbers of a piece come from the command beside it, stored and published ones"
+            " say so.",
             class_="soft",
         ),
         html.tag("nav", html.bullets(links), aria_label="Sections"),
     )
+
+
+def summary(claims: Sequence[Claim]) -> list[str]:
+    """The three lines that a reader in a hurry takes away."""
+    old = sum("stored" in claim.sources for claim in claims)
+    central = next((str(c.verdict) for c in claims if c.key == CENTRAL), "not among them")
+    return [
+        f"{len(claims)} claims against the paper's own plots:"
+        f" {counted([claim.plots_verdict for claim in claims], OF_PLOTS)}.",
+        f"By independent evidence here: {counted([claim.verdict for claim in claims], WORDS)}"
+        f" ({old} of them by stored tables).",
+        f"The central claim, that hybrid keeps what async loses: {central}.",
+    ]
+
+
+def counted(verdicts: Sequence[Verdict], words: Mapping[Word, str]) -> str:
+    """How many of each word, none left out.
+
+    >>> counted([Verdict("supported"), Verdict("more seeds", seeds=3)], WORDS)
+    '1 supported, 0 contradicted, 1 need more seeds, 0 not decidable'
+    """
+    found = Counter(verdict.word for verdict in verdicts)
+    return ", ".join(f"{found[word]} {said}" for word, said in words.items())
 
 
 def _missing(report: Report, records: Mapping[Piece, Record]) -> str:

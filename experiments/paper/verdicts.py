@@ -3,25 +3,56 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
-from experiments.statistics import half_width_ratio
+from experiments.paper.evidence import Table
+from experiments.statistics import half_width_of, half_width_ratio
 
-Verdict = Literal["supported", "contradicted", "undecided"]
+Word = Literal["supported", "contradicted", "more seeds", "none possible", "not told"]
 
 RULE = (
-    "A claim is a range. Supported: the whole interval found lies inside it. Contradicted: the"
-    " whole interval lies outside. Undecided: they overlap, or the simulator's constants were"
-    " fitted to the very points, so that agreement would be no evidence. A claim of several parts"
-    " is contradicted when one of them is, and supported when all are. One of many intervals misses"
-    " its value by chance, so intervals over seeds contradict only where they still do when widened"
-    " for their number (Bonferroni). A claim of every data set needs three data sets for support."
+    "A claim is a range, and is judged twice: against the paper's own plots, and by independent"
+    " evidence here. Supported: the whole interval lies inside the range. Contradicted: the whole"
+    " interval lies outside. Needs n more seeds: they overlap, and with so many the interval would"
+    " lie on one side if its mean stayed. No independent evidence possible: it says why; what the"
+    " simulator's constants were fitted to neither supports nor contradicts. A claim of several"
+    " parts is contradicted when one of them is, and supported when all are. One of many intervals"
+    " misses its value by chance, so intervals over seeds contradict only where they still do when"
+    " widened for their number (Bonferroni). A claim of every data set needs three data sets for"
+    " support."
 )
 """For the reader of the report."""
 LEAST_DATA_SETS = 3
 """That support a claim of every data set; the paper's text has four, its plots three."""
+MOST_SEEDS = 10_000
+"""Beyond which nobody would run."""
+READING = "the error of reading the plot reaches over the edge of the range"
+TEST_ROWS = "no number of seeds decides it: the error of these test rows reaches over the edge"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A word, with the number or the reason that belongs to it; "not told" is of plots alone."""
+
+    word: Word
+    seeds: int = 0
+    """More seeds that it needs."""
+    why: str = ""
+    """Of the last two words."""
+
+    def __str__(self) -> str:
+        return {
+            "more seeds": f"needs {self.seeds} more seeds",
+            "none possible": f"no independent evidence possible: {self.why}",
+            "not told": f"not told by the plots: {self.why}",
+        }.get(self.word, self.word)
+
+    @property
+    def kind(self) -> str:
+        """One word, for marks and colours."""
+        return self.word if self.word in ("supported", "contradicted") else "undecided"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +70,10 @@ class Range:
         """Whether there is a number in both."""
         return self.low <= other.high and other.low <= self.high
 
+    def distance(self, value: float) -> float:
+        """From a value to the nearer end."""
+        return min(abs(value - self.low), abs(value - self.high))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
@@ -52,8 +87,12 @@ class Found:
     high: float
     n: int | None = None
     """Seeds; None where the interval is no matter of seeds."""
-    fitted: bool = False
-    """Constants were fitted to these very points."""
+    seeds_error: float = math.nan
+    """Standard error of the value that comes from seeds."""
+    rows_error: float = 0.0
+    """What test rows add to it, which no seed takes away."""
+    no_evidence: str = ""
+    """Why the number is none; "" where it is."""
     data: str = ""
     """Data set; empty where the number is of none."""
 
@@ -67,24 +106,133 @@ class Found:
             self.value + ratio * (self.high - self.value),
         )
 
+    def seeds_until(self, claimed: Range) -> Verdict:
+        """How many more seeds would bring the interval to one side, the mean and spread as now."""
+        if self.n is None:
+            return Verdict("none possible", why=READING)
+        if self.n < 2 or math.isnan(self.seeds_error):
+            return Verdict("more seeds", seeds=max(1, 2 - self.n))
+        distance = claimed.distance(self.value)
+        of_one = self.n * self.seeds_error**2
+        for seeds in range(self.n + 1, MOST_SEEDS):
+            if half_width_of(of_one / seeds, self.rows_error**2, seeds) <= distance:
+                return Verdict("more seeds", seeds=seeds - self.n)
+        return Verdict("none possible", why=TEST_ROWS)
+
 
 def judged(claimed: Range, found: Found, family: int = 1) -> Verdict:
     """The rule, for one number among ``family`` that are judged together.
 
-    >>> judged(Range(-0.001, math.inf), Found(label="", value=0.0, low=-2e-4, high=2e-4))
+    >>> str(judged(Range(-0.001, math.inf), Found(label="", value=0.0, low=-2e-4, high=2e-4)))
     'supported'
     """
+    if found.no_evidence:
+        return Verdict("none possible", why=found.no_evidence)
     if math.isnan(found.low) or math.isnan(found.high):
-        return "undecided"
+        return found.seeds_until(claimed)
     if not claimed.meets(found.widened(family)):
-        return "contradicted"
-    inside = claimed.holds(Range(found.low, found.high))
-    return "supported" if inside and not found.fitted else "undecided"
+        return Verdict("contradicted")
+    if claimed.holds(Range(found.low, found.high)):
+        return Verdict("supported")
+    return found.seeds_until(claimed)
 
 
-def together(verdicts: Iterable[Verdict]) -> Verdict:
-    """The rule, for the parts of a claim; undecided where there is none."""
+def together(verdicts: Iterable[Verdict], nothing: str = "no table yet") -> Verdict:
+    """The rule, for the parts of a claim; ``nothing``: why there may be none."""
     known = list(verdicts)
-    if "contradicted" in known:
-        return "contradicted"
-    return "supported" if known and set(known) == {"supported"} else "undecided"
+    of = {word: [v for v in known if v.word == word] for word in
+          ("contradicted", "none possible", "more seeds")}  # fmt: skip
+    if not known:
+        return Verdict("none possible", why=nothing)
+    if of["contradicted"]:
+        return Verdict("contradicted")
+    if of["none possible"]:
+        return _why(of["none possible"])
+    if of["more seeds"]:
+        return Verdict("more seeds", seeds=max(v.seeds for v in of["more seeds"]))
+    return Verdict("supported")
+
+
+def _why(verdicts: Sequence[Verdict]) -> Verdict:
+    return Verdict("none possible", why="; ".join(dict.fromkeys(v.why for v in verdicts)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One number of a claim: the range that the text claims, and what was found for it."""
+
+    label: str
+    claimed: Range
+    plots: tuple[Found, ...]
+    found: tuple[Found, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """One claim, judged."""
+
+    key: str
+    says: str
+    """The text."""
+    rule: str
+    """What range the text is taken to claim."""
+    parts: tuple[Part, ...]
+    unit: str = ""
+    scale: float = 1.0
+    """For the reader: 1e3 for thousandths of AUC."""
+    tables: tuple[Table, ...] = field(default=())
+    """That the findings were computed from."""
+    note: str = ""
+    of_every_data_set: bool = False
+    """One data set may contradict it, but not support it."""
+    none_possible: str = ""
+    """Why nothing here could be evidence, whatever was found."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """By independent evidence here."""
+        if self.none_possible:
+            return Verdict("none possible", why=self.none_possible)
+        return self._together([(part, found) for part in self.parts for found in part.found])
+
+    @property
+    def plots_verdict(self) -> Verdict:
+        """By the paper's own plots."""
+        numbers = [(part, found) for part in self.parts for found in part.plots]
+        verdict = self._together(numbers, "none shows it")
+        is_open = verdict.word == "none possible"
+        return Verdict("not told", why=verdict.why) if is_open else verdict
+
+    @property
+    def sources(self) -> str:
+        """Which tables the findings are of: "this run", or since when they are stored."""
+        return "; ".join(dict.fromkeys(t.source for t in self.tables)) or "no table yet"
+
+    def verdict_of(self, part: Part, found: Found) -> Verdict:
+        """One number of a part, judged as one of all that the claim has."""
+        everything = [found for part in self.parts for found in (*part.found, *part.plots)]
+        family = sum(found.n is not None for found in everything)
+        return judged(part.claimed, found, max(1, family))
+
+    def _together(
+        self, numbers: Sequence[tuple[Part, Found]], nothing: str = "no table yet"
+    ) -> Verdict:
+        verdict = together((self.verdict_of(part, found) for part, found in numbers), nothing)
+        data_sets = {found.data for _, found in numbers}
+        if self.of_every_data_set and verdict.word == "supported":
+            missing = LEAST_DATA_SETS - len(data_sets)
+            if missing > 0:
+                why = f"it is of every data set, and {missing} more would be needed for support"
+                return Verdict("none possible", why=why)
+        return verdict
+
+
+def part_of(label: str, claimed: Range, plots: tuple[Found, ...], found: tuple[Found, ...]) -> Part:
+    """A part by its four fields."""
+    return Part(label=label, claimed=claimed, plots=plots, found=found)
+
+
+def known_tables(tables: Sequence[Table | None]) -> tuple[Table, ...]:
+    """Those that are there, each once."""
+    found = [t for t in tables if t is not None]
+    return tuple({id(t): t for t in found}.values())

@@ -44,15 +44,15 @@ SETS = {
         cluster="v100-paper", workload="kwai-video", pass_samples=None, pass_steps=3600,
     ),
     "taobao-ad": PublishedSet(
-        title="synthetic, shape of Taobao-Ad",
+        title="synthetic; field counts of Taobao-Ad",
         cluster="v100-2021-09", workload="taobao-ad", pass_samples=20.5e6, pass_steps=5000,
     ),
     "avazu-ad": PublishedSet(
-        title="synthetic, shape of Avazu-Ad",
+        title="synthetic; field counts of Avazu-Ad",
         cluster="v100-2021-09", workload="avazu-ad", pass_samples=31.9e6, pass_steps=7800,
     ),
     "criteo-ad": PublishedSet(
-        title="synthetic, shape of Criteo-Ad",
+        title="synthetic; field counts of Criteo-Ad",
         cluster="v100-2021-09", workload="criteo-ad", pass_samples=44.2e6, pass_steps=10800,
     ),
 }  # fmt: skip

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp
+from math import exp, log
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from experiments.published.descriptions import number, read_csv
-from experiments.published.persia_fit import SHARED, SharedFit, cluster_of, fit_shared
+from experiments.published.persia_fit import SHARED, SharedFit, cluster_of, fit_shared, rate
 from experiments.published.persia_hypotheses import (
     divided_bars,
     moves,
     without_sync_fixed,
 )
 from experiments.published.persia_points import DATA, Point
-from experiments.published.rivals import RIVALS, refitted, told, within
+from experiments.published.rivals import RIVALS, refitted, samples_per_s, told, within
+from persia_sim.model.cluster import Cluster
+from persia_sim.model.workload import Workload
 from persia_sim.presets.catalogue import workloads
 
 
@@ -24,15 +27,58 @@ def rivals(data: Path = DATA) -> list[str]:
     """A line for each rival: its constants fitted again, and its errors."""
     lines = []
     for (system, mode), rival in RIVALS.items():
-        measured = [
-            (cluster_of(line["cluster"], int(line["gpus"])), workloads()[line["dataset"]],
-             number(line, "samples_per_s"))
-            for line in read_csv(data / "throughput_public.csv", "published")
-            if (line["system"], line["mode"]) == (system, mode)
-        ]  # fmt: skip
+        measured = [_bar(line) for line in _bars(system, mode, data)]
         again, errors = refitted(rival, measured)
         lines.append(f"  {rival.name:20} {told(again)}; {len(measured)} points: {within(errors)}")
     return lines
+
+
+def _bars(system: str, mode: str, data: Path) -> list[dict[str, str]]:
+    lines = read_csv(data / "throughput_public.csv", "published")
+    return [line for line in lines if (line["system"], line["mode"]) == (system, mode)]
+
+
+def _bar(line: dict[str, str]) -> tuple[Cluster, Workload, float]:
+    cluster = cluster_of(line["cluster"], int(line["gpus"]))
+    return cluster, workloads()[line["dataset"]], number(line, "samples_per_s")
+
+
+def left_out(
+    data_set: str, known: Sequence[Point], batches: dict[str, int], data: Path = DATA
+) -> list[dict[str, object]]:
+    """A line for each bar of a public data set, predicted by constants fitted without the set."""
+    values = fit_shared([p for p in known if p.workload != data_set], batches).values
+    found = [
+        ("Persia hybrid", p.gpus, p.samples_per_s, rate(p, values, batches)[0])
+        for p in known
+        if p.workload == data_set
+    ]
+    for (system, mode), rival in RIVALS.items():
+        lines = _bars(system, mode, data)
+        again, _ = refitted(rival, [_bar(x) for x in lines if x["dataset"] != data_set])
+        for line in (x for x in lines if x["dataset"] == data_set):
+            cluster, work, measured = _bar(line)
+            found.append((rival.name, cluster.ranks, measured, samples_per_s(again, cluster, work)))
+    return [
+        {"left_out": data_set, "system": system, "gpus": gpus, "published": published,
+         "predicted": predicted, "ln_rate_error": log(predicted / published)}
+        for system, gpus, published, predicted in found
+    ]  # fmt: skip
+
+
+def left_out_table(lines: Sequence[dict[str, Any]]) -> str:
+    """How far the predictions are off, and the speed-ups at 8 GPUs that they give."""
+    size = np.abs([float(line["ln_rate_error"]) for line in lines])
+    set_, at_8 = lines[0]["left_out"], {x["system"]: x for x in lines if x["gpus"] == 8}
+    told = [
+        f"{set_} left out of the fit: its {len(lines)} bars are predicted within"
+        f" {exp(float(np.median(size))) - 1:.0%} (median), {exp(float(size.max())) - 1:.0%} (most)"
+    ]
+    own = at_8.pop("Persia hybrid")
+    for system, line in at_8.items():
+        predicted, published = (own[c] / line[c] for c in ("predicted", "published"))
+        told.append(f"  over {system:20} {predicted:5.2f} predicted, {published:5.2f} published")
+    return "\n".join(told)
 
 
 def report(found: Sequence[SharedFit], known: Sequence[Point]) -> str:

@@ -29,7 +29,8 @@ class Options(MeasuredFiles):
     """Persia's published points; with CSVs as of `predict-published`, GPU-sharded training."""
 
     held_out: bool = True
-    """Also leave each series out in turn and predict it (a minute or two)."""
+    """Also predict what is left out: each series in turn, or of Persia's points Taobao-Ad's (a
+    minute or two)."""
     profiles: bool = False
     """Also refit along each constant for its 95 % interval (ten to thirty minutes)."""
     out: Path = Path("runs/fit")
@@ -43,7 +44,7 @@ class Options(MeasuredFiles):
 def run(options: Options) -> None:
     """Fit, print constants and errors, write persia.csv or constants.csv and errors.csv."""
     if not options.rows:
-        _persia(options.out)
+        _persia(options.out, options.held_out)
         return
     rows, left_out = options.load(options.rows)
     rows = [row for row in rows if row.samples_per_s]
@@ -80,11 +81,11 @@ def run(options: Options) -> None:
     print(f"{len(records)} constants in {options.out / 'constants.csv'}; errors.csv beside it")
 
 
-def _persia(out: Path) -> None:
+def _persia(out: Path, held_out: bool) -> None:
     # Late: they load the simulator.
     from experiments.published.persia_fit import best_batches
     from experiments.published.persia_points import points
-    from experiments.published.persia_report import report
+    from experiments.published.persia_report import left_out, left_out_table, report
 
     known = points()
     found = best_batches(known)
@@ -97,6 +98,10 @@ def _persia(out: Path) -> None:
     ]  # fmt: skip
     write_csv(out / "persia.csv", records)
     print(f"{len(records)} points in {out / 'persia.csv'}")
+    if held_out:
+        lines = left_out("taobao-ad", known, best.batches)
+        write_csv(out / "persia_left_out.csv", lines)
+        print(f"\n{left_out_table(lines)}")
 
 
 def constants(rows: Sequence[Measured], found: Fit, profiles: bool) -> list[dict[str, object]]:

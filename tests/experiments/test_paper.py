@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 
 import pytest
@@ -19,7 +20,8 @@ import pytest
 from experiments.commands import STUDIES, module_of
 from experiments.paper import record
 from experiments.paper.claims import claims
-from experiments.paper.page import Report, page, write_report
+from experiments.paper.figures import described
+from experiments.paper.page import OF_PLOTS, WORDS, Report, page, summary, write_report
 from experiments.paper.pieces import PIECES, SECTIONS, Piece, chosen, measured
 from experiments.paper.run import missing, run_pieces, share
 from experiments.paper.store import COLUMNS, store
@@ -305,6 +307,24 @@ def test_a_record_of_another_shape_is_no_record(change, tmp_path):
     assert record.kept(GOOD, tmp_path) is not None
     file.write_text(json.dumps(content | change))
     assert record.kept(GOOD, tmp_path) is None
+
+
+@pytest.mark.multiproc
+def test_three_lines_at_the_top_count_every_verdict_also_those_of_none(html, report):
+    lines = summary(report.claims)
+    assert len(lines) == 3 and all(line in unescape(html) for line in lines)
+    assert html.index(lines[2].split(":")[0]) < html.index('id="claims"')
+    for line, words in zip(lines, (OF_PLOTS, WORDS), strict=False):
+        numbers = [int(re.search(rf"(\d+) {said}", line)[1]) for said in words.values()]
+        assert sum(numbers) == len(report.claims)
+
+
+def test_a_data_set_is_named_with_its_own_terms():
+    told = dict(described(["tennis-random", "synthetic:avazu-ad:1:3", "my.toml", "avazu"]))
+    assert (
+        "CC BY-NC-SA" in told["tennis-random"] and "this project" in told["synthetic:avazu-ad:1:3"]
+    )
+    assert "user" in told["my.toml"] and "publisher" in told["avazu"]
 
 
 # Keeping results.
