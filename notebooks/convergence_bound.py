@@ -81,3 +81,17 @@ told = whole.share_of_lookups.unstack()[[0.1, 0.5, 0.9, 1.0]]
 told["mean met"] = whole.mean_met.groupby("data", sort=False).first()
 told["in a batch of 128 (median lookup)"] = whole.of_lookups_in_batch_128.unstack()[0.5]
 print(told.to_string(float_format="{:.2g}".format))
+
+# %% [markdown]
+# Is it sqrt(alpha) tau, as in our bound, or alpha tau, as the paper's rate is recalled? One id's
+# share is turned with smoothness fixed; the largest step that is stable is measured.
+
+# %%
+from experiments.statistics import t_interval
+from experiments.studies.convergence_bound import exponents_by_seed
+
+limits = pd.read_csv(root / "docs" / "results" / "convergence_bound_steps.csv").to_dict("records")
+for name in ("stable_step", "allowed_step"):
+    a, t = (t_interval(list(v)) for v in zip(*exponents_by_seed(limits, name), strict=True))
+    print(f"{name:12} ~ alpha^-({a.mean:.2f} ± {a.half_width:.2f})"
+          f" tau^-({t.mean:.2f} ± {t.half_width:.2f})")  # fmt: skip

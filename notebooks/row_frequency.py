@@ -74,3 +74,15 @@ errors = pd.DataFrame({
 print(errors.round(2).to_string(index=False))
 print("\nmean absolute error:")
 print(errors[["relative", "predictions", "mean", "no gap"]].abs().mean().round(2).to_string())
+
+# %% [markdown]
+# The *absolute* drift orders the losses, the one relative to the rows does not (Spearman's rank
+# correlation over all points, and over those that were not fitted to). One factor does not turn it
+# into thousandths.
+
+# %%
+from experiments.staleness.by_frequency import order_of_losses
+
+for name, own in (("all", drift), ("not fitted to", test)):
+    ranks = order_of_losses(own.to_dict("records"))
+    print(f"{name}, {len(own)} points:", {key: round(value, 2) for key, value in ranks.items()})

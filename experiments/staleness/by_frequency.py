@@ -7,16 +7,18 @@ recorded order; the model beside them is alpha of a batch times the missed steps
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from experiments.gaps import Setting
-from experiments.staleness.missed import RowReads
-from experiments.statistics import t_interval
+from experiments.statistics import Interval, paired_gap, t_interval
 from persia_sim.theory.alpha import of_batch
+from persia_sim.words.trace import ALL, Event, Kind
+from runtime.data.batch import Batch
 
 EDGES = (0, 1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 2**62)
 """Counts at which bins begin; 0: the id is in no training sample."""
@@ -30,6 +32,7 @@ Scores = Mapping[tuple[Setting, int], np.ndarray]
 def gap_lines(
     labels: np.ndarray,
     scores: Scores,
+    users: np.ndarray | None,
     taus: Sequence[int],
     seeds: int,
     by: str,
@@ -38,7 +41,8 @@ def gap_lines(
     """A line per bound and bin that has enough samples of both labels.
 
     ``labels``: [B]; ``counts``: [B], by which the samples are binned, or None for one bin of all,
-    and ``by`` is what a line calls them. Gaps are hybrid minus sync, paired by seed.
+    and ``by`` is what a line calls them. Gaps are hybrid minus sync, paired by seed, their
+    intervals over seeds and test rows (by ``users`` [B]), of log-losses over seeds alone.
     """
     from runtime.run.scores import auc, log_loss  # late: sklearn
 
@@ -49,14 +53,13 @@ def gap_lines(
         if min(own.sum(), len(own) - own.sum()) < LEAST_OF_EACH_LABEL:
             continue
         for tau in taus:
-            aucs, gaps, losses = [], [], []
-            for seed in range(seeds):
-                fresh = scores[("sync", 0), seed][here]
-                late = scores[("hybrid", tau), seed][here]
-                aucs.append(auc(own, fresh))
-                gaps.append(auc(own, late) - aucs[-1])
-                losses.append(log_loss(own, late) - log_loss(own, fresh))
-            gap, loss = t_interval(gaps), t_interval(losses)
+            pairs = [
+                (scores[("sync", 0), seed][here], scores[("hybrid", tau), seed][here])
+                for seed in range(seeds)
+            ]
+            whose = None if users is None else users[here]
+            gap = paired_gap(own, *zip(*pairs, strict=True), whose)
+            loss = t_interval([log_loss(own, late) - log_loss(own, sync) for sync, late in pairs])
             yield {
                 "tau": tau,
                 "by": by,
@@ -64,7 +67,7 @@ def gap_lines(
                 "test_samples": len(own),
                 "positives": int(own.sum()),
                 "seeds": seeds,
-                "auc_sync": float(np.mean(aucs)),
+                "auc_sync": float(np.mean([auc(own, sync) for sync, _ in pairs])),
                 "gap_to_sync": gap.mean,
                 "gap_to_sync_half_width_95": gap.half_width,
                 "log_loss_gap": loss.mean,
@@ -100,3 +103,95 @@ def missed_lines(
 
 def _bin(low: int, high: int) -> dict[str, Any]:
     return {"count_from": low, "count_below": high if high < EDGES[-1] else math.inf}
+
+
+@dataclass(frozen=True, slots=True)
+class RowReads:
+    """Per id of a run, over all batches that read it."""
+
+    ids: np.ndarray
+    """uint64 [U], sorted."""
+    occurrences: np.ndarray
+    """int64 [U]: samples' reads of the row, bags that hold it twice counted twice."""
+    reads: np.ndarray
+    """int64 [U]: batches that read the row."""
+    missed: np.ndarray
+    """int64 [U]: pushes of the row that these reads missed, added up."""
+    histogram: np.ndarray
+    """int64 [bins]: reads of any row by how many pushes of it were missed; more: the last bin."""
+
+
+def row_reads(order: Iterable[Event], batches: Sequence[Batch], bins: int) -> RowReads:
+    """Of a run of one rank in barrier mode on one shard; batch s is that of step s.
+
+    Raises ValueError for an order of other ranks.
+    """
+    ids, place = np.unique(np.concatenate([b.ids for b in batches]), return_inverse=True)
+    ends = np.cumsum([len(b.ids) for b in batches])
+    rows = [np.unique(part) for part in np.split(place, ends[:-1])]
+    pending = np.zeros(len(ids), np.int64)  # pushes of each row that are on their way
+    reads, missed = np.zeros_like(pending), np.zeros_like(pending)
+    histogram = np.zeros(bins, np.int64)
+    for event in order:
+        if event.rank not in (0, ALL):
+            raise ValueError(f"the order is of several ranks: it has rank {event.rank}")
+        if event.kind == Kind.LOOKUP:
+            touched = rows[event.step]
+            here = pending[touched]
+            reads[touched] += 1
+            missed[touched] += here
+            histogram += np.bincount(np.minimum(here, bins - 1), minlength=bins)
+            pending[touched] += 1
+        elif event.kind in (Kind.PUSH, Kind.LOST_PUSH):
+            pending[rows[event.step]] -= 1
+    occurrences = np.bincount(place, minlength=len(ids))
+    return RowReads(ids, occurrences, reads, missed, histogram)
+
+
+PREDICTORS = ("relative", "predictions")
+"""Fields of `drift.Drift` by which a gap is predicted."""
+
+
+def predicted(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each line with the gap that its drift tells, by one factor fitted on the synthetic sets.
+
+    gap = -c * drift, least squares through the origin: no drift, no gap. The naive predictors know
+    no drift: the mean gap of the synthetic sets at this bound, and no gap at all.
+    """
+    fit = [line for line in lines if line["part"] == "fit"]
+    done = []
+    for line in lines:
+        told = dict(line)
+        for name in PREDICTORS:
+            drift = np.array([f[name] for f in fit])
+            gap = np.array([f["gap_to_sync"] for f in fit])
+            factor = float(drift @ gap / (drift @ drift)) if drift.any() else math.nan
+            told[f"factor_{name}"] = factor
+            told[f"predicted_{name}"] = factor * line[name]
+        same = [f["gap_to_sync"] for f in fit if f["tau"] == line["tau"]]
+        told["predicted_mean"] = float(np.mean(same)) if same else math.nan
+        done.append(told)
+    return done
+
+
+def errors(lines: Sequence[dict[str, Any]]) -> dict[str, Interval]:
+    """Mean absolute error of each predictor over the data sets that were not fitted."""
+    test = [line for line in lines if line["part"] == "test"]
+    predictors = {**{n: f"predicted_{n}" for n in PREDICTORS}, "mean gap": "predicted_mean"}
+    found = {
+        name: t_interval([abs(line[key] - line["gap_to_sync"]) for line in test])
+        for name, key in predictors.items()
+    }
+    return found | {"no gap": t_interval([abs(line["gap_to_sync"]) for line in test])}
+
+
+def order_of_losses(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Spearman's rank correlation with the loss, of the absolute drift and of each predictor."""
+    from scipy.stats import spearmanr  # late: a second to import
+
+    losses = [-float(line["gap_to_sync"]) for line in lines]
+    names = ("drift", *PREDICTORS)
+    return {
+        name: float(spearmanr([float(line[name]) for line in lines], losses).statistic)
+        for name in names
+    }

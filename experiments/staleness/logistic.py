@@ -1,4 +1,4 @@
-"""Logistic regression on ids: smooth, convex, linear in its rows, so every constant is known.
+"""Logistic regression on ids, every constant known, by SGD whose rows or weights are late.
 
 A sample is one id of each field and a few dense features x with ||x|| <= 1; its logit is the sum of
 its ids' rows (one number each) and d.x. Its loss is that of logistic regression and
@@ -11,6 +11,8 @@ Shape letters: S seeds, N samples, B of them drawn, F fields, R rows of all fiel
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -127,18 +129,33 @@ def square_norm(weights: Weights) -> np.ndarray:
     return found
 
 
-def made(values: tuple[int, ...], exponent: float, samples: int, seed: int = 0) -> Logistic:
+def made(
+    values: tuple[int, ...],
+    exponent: float,
+    samples: int,
+    seed: int = 0,
+    popular: float | None = None,
+) -> Logistic:
     """A population: each field's ids are Zipf-distributed over so many values, a truth is planted.
 
     Exponent 0 is uniform: every row is rare. The larger it is, the hotter a field's first row.
+    ``popular``: instead, the first id of the last field stands in just this share of the samples,
+    all others are equally rare and nothing is dense, so that alpha alone is turned.
     """
     draw = np.random.default_rng([seed, samples, *values])
     ids = np.empty((samples, len(values)), np.int64)
     for field, count in enumerate(values):
-        weight = np.arange(1.0, count + 1) ** -exponent
-        ids[:, field] = draw.choice(count, samples, p=weight / weight.sum())
+        if popular is None:
+            weight = np.arange(1.0, count + 1) ** -exponent
+            ids[:, field] = draw.choice(count, samples, p=weight / weight.sum())
+        else:
+            ids[:, field] = draw.permutation(np.arange(samples) % count)
+    if popular is not None:
+        others = 1 + np.arange(samples) % (values[-1] - 1)
+        others[: round(popular * samples)] = 0
+        ids[:, -1] = draw.permutation(others)
     ids += np.concatenate([[0], np.cumsum(values)[:-1]])
-    x = draw.standard_normal((samples, DENSE))
+    x = draw.standard_normal((samples, DENSE)) * (popular is None)
     x /= np.maximum(1.0, np.linalg.norm(x, axis=1, keepdims=True))
     truth = draw.normal(0.0, 1.0, sum(values))
     logits = truth[ids].sum(axis=1) / np.sqrt(len(values)) * 1.5 + x @ draw.normal(0, 1, DENSE)
@@ -149,3 +166,110 @@ def made(values: tuple[int, ...], exponent: float, samples: int, seed: int = 0) 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
     y: np.ndarray = 1.0 / (1.0 + np.exp(-x))
     return y
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the theorem bounds, and what it assumes, per seed."""
+
+    square_norm: np.ndarray
+    """[S]: mean over the updates of ||grad f(w_t)||^2."""
+    variance: float
+    """The largest variance of a sample's gradient that a seed met where gradients were taken."""
+    loss: np.ndarray
+    """[S]: f at the end."""
+
+
+def looked_at(updates: int) -> np.ndarray:
+    """Updates at which the whole gradient is computed: all at the start, then ever fewer."""
+    early = np.geomspace(1, updates, min(updates, 24)).round() - 1
+    evenly = np.linspace(0, updates - 1, min(updates, 24)).round()
+    return np.unique(np.concatenate([early, evenly])).astype(np.int64)
+
+
+def train(
+    problem: Logistic,
+    *,
+    seeds: int,
+    updates: int,
+    batch: int,
+    step: float,
+    tau: int,
+    dense_late: bool,
+) -> Measured:
+    """Train S seeds side by side from zero. The same seed draws the same samples for every tau.
+
+    ``dense_late``: the dense weights miss the updates, too (async). The mean over updates is that
+    of the straight lines between the updates that `looked_at` names.
+    """
+    draws = [np.random.default_rng([seed, batch]) for seed in range(seeds)]
+    now, late = problem.start(seeds), problem.start(seeds)
+    flying: deque[Weights] = deque()
+    places, squares, variance = looked_at(updates), [], 0.0
+    wanted = set(places.tolist())
+    for t in range(updates):
+        read = Weights(late.rows, late.dense if dense_late else now.dense)
+        if t in wanted:
+            squares.append(square_norm(problem.gradient(now)))
+            variance = max(variance, float(problem.variance(read).max()))
+        drawn = np.stack([draw.integers(0, len(problem.labels), batch) for draw in draws])
+        found = problem.gradient(read, drawn)
+        flying.append(found)
+        now = _moved(now, found, step)
+        if len(flying) > tau:
+            late = _moved(late, flying.popleft(), step)
+    curve = np.array(squares)
+    mean = curve[0] if len(places) == 1 else np.trapezoid(curve, places, axis=0) / (updates - 1)
+    return Measured(mean, variance, problem.loss(now))
+
+
+def _moved(weights: Weights, gradient: Weights, step: float) -> Weights:
+    return Weights(weights.rows - step * gradient.rows, weights.dense - step * gradient.dense)
+
+
+HALVINGS = 6
+"""Of a bracket of a factor of 64 around the closed form of one row alone: 7 % are left."""
+DELAYS_A_RUN = 12
+LEAST_UPDATES = 300
+SWINGS = 0.1
+"""Of the largest gradient that a row ever had: with so much left at the end it has not settled."""
+
+
+def largest_stable_step(problem: Logistic, tau: int) -> float:
+    """The largest learning rate of whole gradients at which the most popular row settles, though
+    all rows are tau updates late; by bisection. ``problem`` has no dense features.
+
+    A row alone, with curvature h, is stable below (2 / h) sin(pi / (4 tau + 2)).
+    """
+    row = int(problem.shares.argmax())
+    alone = 8.0 / problem.shares[row] * math.sin(math.pi / (4 * tau + 2))
+    low, high = math.log(alone / 8), math.log(alone * 8)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if _swings(problem, math.exp(middle), tau, row):
+            high = middle
+        else:
+            low = middle
+    return math.exp((low + high) / 2)
+
+
+def _swings(problem: Logistic, step: float, tau: int, row: int) -> bool:
+    """Whether a row's gradient in the last quarter of a run still is large."""
+    ids, samples = problem.ids, len(problem.ids)
+    late, flying, seen = np.zeros(problem.rows), deque[np.ndarray](), []
+    for _ in range(max(LEAST_UPDATES, DELAYS_A_RUN * (tau + 1))):
+        error = _sigmoid(late[ids].sum(1)) - problem.labels
+        sums = np.bincount(ids.ravel(), np.repeat(error, ids.shape[1]), problem.rows)
+        found = sums / samples + RIDGE * problem.shares * late
+        seen.append(abs(float(found[row])))
+        flying.append(step * found)
+        if len(flying) > tau:
+            late -= flying.popleft()
+    return max(seen[-len(seen) // 4 :]) > SWINGS * max(seen)
+
+
+def exponents(log_step: np.ndarray, alphas: np.ndarray, taus: np.ndarray) -> tuple[float, float]:
+    """(a, t) of step ~ alpha^-a tau^-t, by least squares over points [n]."""
+    design = np.column_stack([np.ones_like(alphas), -np.log(alphas), -np.log(taus)])
+    _, a, t = np.linalg.lstsq(design, log_step, rcond=None)[0]
+    return float(a), float(t)

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from experiments.checks import COUNT, SEEDS, between, each_between, each_known, not_empty
 from experiments.data_sets import LARGEST, SYNTHETIC, present
 from experiments.folders import sole_writer
 from experiments.kept import Kept
-from experiments.staleness.alphas import BATCHES, alpha_lines
-from experiments.staleness.delayed import Measured, train
-from experiments.staleness.logistic import Logistic, made
+from experiments.staleness.frequency import BATCHES, alpha_lines
+from experiments.staleness.logistic import (
+    Logistic,
+    Measured,
+    exponents,
+    largest_stable_step,
+    made,
+    train,
+)
 from experiments.statistics import t_interval
 from experiments.tables import aligned, write_csv
 from persia_sim.theory.alpha import of_batch
-from persia_sim.theory.convergence import Bound, Problem, asynchronous, hybrid, sync
+from persia_sim.theory.convergence import (
+    Bound,
+    Problem,
+    allowed_step,
+    asynchronous,
+    hybrid,
+    sync,
+)
 
 CASES: dict[str, tuple[tuple[int, ...], float]] = {
     "cold ids": ((200, 200, 200, 200), 0.0),
@@ -26,6 +41,10 @@ CASES: dict[str, tuple[tuple[int, ...], float]] = {
 """Values of the fields, and Zipf's exponent: all ids equally rare, or a few in most samples."""
 POPULATION = 2048
 MOST_TAU = 4096
+TURNED = ((300, 300), 3000)
+"""Values of the fields and samples where alpha is turned: ids of a share of 0.0033 beside it, and
+ten samples an id, so that no weights fit them all."""
+ALPHA_TAUS = (4, 16, 64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +61,8 @@ class Options:
     """Factor B: samples of an update."""
     cases: tuple[str, ...] = tuple(CASES)
     """Factor: cold ids, hot ids."""
+    alphas: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1, 0.3, 0.9)
+    """Shares of one id, at which the largest stable step is looked for; two at least."""
     data: tuple[str, ...] = ()
     """Data sets whose alpha is measured; else all that are found, and five synthetic ones."""
     samples: int = 200_000
@@ -57,6 +78,9 @@ class Options:
         each_between(1, MOST_TAU, taus=self.taus)
         each_between(*COUNT, updates=self.updates, batch=self.batch)
         each_known(CASES, cases=self.cases)
+        each_between(0.003, 0.99, alphas=self.alphas)
+        if len(set(self.alphas)) < 2:
+            raise ValueError(f"alphas must be two or more for an exponent, got {self.alphas}")
         between(*COUNT, samples=self.samples)
 
 
@@ -84,20 +108,35 @@ def run(options: Options) -> None:
 
     settings = list(_settings(options))
     names = dict.fromkeys(options.data or (*present(), *SYNTHETIC, LARGEST))
-    trained, counted = (Kept(options.out / f"{what}.jsonl") for what in ("settings", "alpha"))
+    trained, counted, turned = (
+        Kept(options.out / f"{what}.jsonl") for what in ("settings", "alpha", "steps")
+    )
     labels = {setting: setting.label(options.seeds) for setting in settings}
     sets = {name: f"{name}, {options.samples} samples" for name in names}
-    done = sum(label in trained for label in labels.values())
-    done += sum(label in counted for label in sets.values())
+    steps = {
+        f"alpha {alpha}, tau {tau}, seed {seed} of {TURNED}": (alpha, tau, seed)
+        for seed in range(options.seeds)
+        for alpha in dict.fromkeys(options.alphas)
+        for tau in ALPHA_TAUS
+    }
+    work = ((labels.values(), trained), (sets.values(), counted), (steps, turned))
+    done = sum(label in kept for own, kept in work for label in own)
     print(
-        f"{len(settings)} settings of {options.seeds} seeds and {len(names)} data sets,"
-        f" {done} of them done; results in {options.out}"
+        f"{len(settings)} settings of {options.seeds} seeds, {len(names)} data sets and"
+        f" {len(steps)} largest steps, {done} of them done; results in {options.out}"
     )
     if options.dry_run:
         return
     problems = {case: _made(case) for case in options.cases}
-    with sole_writer(options.out), tqdm(total=len(settings) + len(names), initial=done,
-                                        desc="training", disable=None) as bar:  # fmt: skip
+    with (
+        sole_writer(options.out),
+        tqdm(
+            total=len(settings) + len(names) + len(steps),
+            initial=done,
+            desc="training",
+            disable=None,
+        ) as bar,
+    ):
         for setting, label in labels.items():
             if label not in trained:
                 trained.add(label, _measure(options, setting, *problems[setting.case]))
@@ -105,6 +144,10 @@ def run(options: Options) -> None:
         for name, label in sets.items():
             if label not in counted:
                 counted.add(label, alpha_lines(name, options.samples))
+                bar.update()
+        for label, (alpha, tau, seed) in steps.items():
+            if label not in turned:
+                turned.add(label, _stable(alpha, tau, seed))
                 bar.update()
     records = [
         _record(options, setting, trained[label], *problems[setting.case])
@@ -115,10 +158,14 @@ def run(options: Options) -> None:
     shares = [line for label in sets.values() for line in counted[label]]
     alphas = options.out / "convergence_bound_alpha.csv"
     write_csv(alphas, shares)
+    limits = [turned[label] for label in steps]
+    largest = options.out / "convergence_bound_steps.csv"
+    write_csv(largest, limits)
     figure = save(convergence_bound_figure(csv, alphas), options.out / "convergence_bound.png")
     print(_table(records))
     print(_alpha_table(shares))
-    print(f"table:  {csv}   {alphas}\nfigure: {figure}")
+    print(_exponents(limits))
+    print(f"table:  {csv}   {alphas}   {largest}\nfigure: {figure}")
 
 
 def _settings(options: Options) -> Iterator[Setting]:
@@ -204,6 +251,48 @@ def _record(
         "measured_at_sync_step": bold.mean,
         "measured_at_sync_step_half_width_95": bold.half_width,
     }
+
+
+def _stable(alpha: float, tau: int, seed: int) -> dict[str, Any]:
+    """The largest step that is stable, and that which the theorem allows, on a problem drawn anew.
+
+    Its smoothness does not depend on alpha; its variance and its loss to gain are told.
+    """
+    values, samples = TURNED
+    logistic = made(values, 0.0, samples, seed, popular=alpha)
+    problem, share = logistic.problem(), float(logistic.shares.max())
+    return {
+        "alpha": share,
+        "tau": tau,
+        "seed": seed,
+        "smoothness": problem.smoothness,
+        "variance": problem.variance,
+        "loss_gap": problem.gap,
+        "stable_step": largest_stable_step(logistic, tau),
+        "allowed_step": allowed_step(problem.smoothness, tau, share),
+    }
+
+
+def exponents_by_seed(limits: Sequence[dict[str, Any]], name: str) -> list[tuple[float, float]]:
+    """(a, t) of step ~ alpha^-a tau^-t, a seed each."""
+    found = []
+    for seed in sorted({line["seed"] for line in limits}):
+        own = [line for line in limits if line["seed"] == seed]
+        logs, alphas, taus = (
+            np.array([float(line[column]) for line in own]) for column in (name, "alpha", "tau")
+        )
+        found.append(exponents(np.log(logs), alphas, taus))
+    return found
+
+
+def _exponents(limits: Sequence[dict[str, Any]]) -> str:
+    lines = ["", "largest step ~ alpha^-a tau^-t (95 % t interval over seeds)"]
+    for name, said in (("stable_step", "measured"), ("allowed_step", "the theorem's")):
+        fitted = zip(*exponents_by_seed(limits, name), strict=True)
+        told = (t_interval(list(values)) for values in fitted)
+        a, t = (f"{one.mean:.2f} ± {one.half_width:.2f}" for one in told)
+        lines.append(f"  {said:14} a = {a}, t = {t}")
+    return "\n".join(lines)
 
 
 def _table(records: list[dict[str, Any]]) -> str:

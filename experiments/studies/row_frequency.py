@@ -14,10 +14,18 @@ from experiments.data_sets import SYNTHETIC, present
 from experiments.folders import sole_writer
 from experiments.gaps import Run, Setting, finished
 from experiments.kept import Kept
-from experiments.paired import setting_points
+from experiments.paired import one_draw, setting_points
 from experiments.points import Point
-from experiments.staleness.by_frequency import gap_lines, missed_lines
-from experiments.staleness.drift_gap import PREDICTORS, errors, predicted
+from experiments.staleness.by_frequency import (
+    PREDICTORS,
+    Scores,
+    errors,
+    gap_lines,
+    missed_lines,
+    order_of_losses,
+    predicted,
+    row_reads,
+)
 from experiments.sweep import default_jobs, print_plan, run_points, settle_in, surroundings
 from experiments.tables import aligned, write_csv
 from runtime.config import DataConfig, EvaluationConfig, TrainConfig
@@ -27,7 +35,10 @@ PROBED_SAMPLES = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Sync and hybrid with one rank under constant lag, paired seeds, on several data sets."""
+    """Sync and hybrid with one rank under constant lag, paired seeds, on several data sets.
+
+    Bins are by how often the ids of one stream occur, so that here a seed draws weights alone.
+    """
 
     data: tuple[str, ...] = ()
     """Data sets; else all that are found and the synthetic ones. The relation of drift and gap is
@@ -117,7 +128,7 @@ def _points(options: Options, name: str) -> list[Point]:
     base = TrainConfig(
         batch=options.batch,
         steps=options.samples // options.batch,
-        data=DataConfig(name=name),
+        data=DataConfig(name=one_draw(name)),
         evaluation=EvaluationConfig(test_rows=options.test_rows),
     )
     settings: list[Setting] = [("sync", 0), *(("hybrid", tau) for tau in options.taus)]
@@ -140,11 +151,11 @@ def _gaps_and_staleness(
     known = frequencies(Batch.concat(batches))
     tested = first_samples(source, "test", options.test_rows)
     counts = rarest_and_median(known, tested)
-    labels, scores = _scores(options, runs)
+    labels, scores, users = _scores(options, runs)
     gaps = [
         {"data": group.data, **line}
         for by, own in (("all", None), ("rarest", counts[:, 0]), ("median", counts[:, 1]))
-        for line in gap_lines(labels, scores, options.taus, options.seeds, by, own)
+        for line in gap_lines(labels, scores, users, options.taus, options.seeds, by, own)
     ]
     stale = [
         {"data": group.data, **line}
@@ -154,23 +165,18 @@ def _gaps_and_staleness(
     return gaps, stale
 
 
-def _scores(
-    options: Options, runs: Sequence[Run]
-) -> tuple[np.ndarray, dict[tuple[Setting, int], np.ndarray]]:
-    """Labels of the first task, and every run's predictions of it."""
-    labels, scores = np.array([]), {}
-    for run in runs:
-        found = run.predictions(options.out)
-        labels = found.labels[:, 0].astype(np.float32)
-        scores[run.setting, run.summary["seed"]] = found.predictions[:, 0].astype(float)
-    return labels, scores
+def _scores(options: Options, runs: Sequence[Run]) -> tuple[np.ndarray, Scores, np.ndarray | None]:
+    """Labels of the first task, every run's predictions of it, and whose rows they are."""
+    read = {(r.setting, r.summary["seed"]): r.predictions(options.out) for r in runs}
+    one = next(iter(read.values()))
+    scores = {key: found.predictions[:, 0].astype(float) for key, found in read.items()}
+    return one.labels[:, 0].astype(np.float32), scores, one.groups
 
 
 def _staleness(
     options: Options, runs: Sequence[Run], tau: int, batches: Sequence[Any]
 ) -> Iterator[dict[str, Any]]:
     """Missed pushes of a row under one bound; what is read off the order, the store had counted."""
-    from experiments.staleness.missed import row_reads
     from persia_sim.words.trace import Trace
     from runtime.embedding.shard import STALENESS_BINS
 
@@ -287,4 +293,5 @@ def _drift_table(lines: Sequence[dict[str, Any]]) -> str:
     if any(d["part"] == "test" for d in lines):
         told = (f"{n} {1e3 * e.mean:.2f}" for n, e in errors(lines).items())
         said += f"\nmean absolute error on the other sets [1e-3]: {', '.join(told)}"
-    return said
+    ranks = (f"{name} {rank:.2f}" for name, rank in order_of_losses(lines).items())
+    return f"{said}\nrank correlation with the loss, {len(lines)} points: {', '.join(ranks)}"

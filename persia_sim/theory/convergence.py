@@ -1,12 +1,19 @@
 """The convergence bound of SGD whose rows are read late: sync, hybrid and async by one formula.
 
-The paper (convergence theorem of the hybrid algorithm) states a rate of the order
+The paper's theorem is recalled, not verified: none of the texts at hand has it. As recalled, it is
+a rate of the order
 
     sigma / sqrt(T) + 1 / T + tau * alpha / T
 
-with constants left out. Here is a bound with every constant, by a proof of our own. Step t draws a
-batch independent of the past, computes g_t = grad F(late_t; batch), where late_t is w_t but for the
-rows, which miss at most the last tau updates, and sets w_{t+1} = w_t - gamma g_t. It assumes
+with constants left out. Here is a bound of our own with every constant, and it is not that rate:
+through the largest step that the proof allows (`allowed_step`), lateness costs L D tau
+sqrt(2 alpha) / T in the first term, and alpha tau stands in the last one only. Measured, the
+largest stable step falls as 1 / (alpha tau), as recalled (`experiments convergence-bound`), so that
+the proof is too strict by about 1 / sqrt(alpha).
+
+Step t draws a batch independent of the past, computes g_t = grad F(late_t; batch), where late_t is
+w_t but for the rows, which miss at most the last tau updates, and sets w_{t+1} = w_t - gamma g_t.
+It assumes
 
 1. every sample's loss has an L-Lipschitz gradient: ``Problem.smoothness``;
 2. a sample's gradient varies by E ||grad F - grad f||^2 <= sigma^2 around its mean, at every point

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from experiments.staleness.delayed import looked_at, train
+from experiments.staleness.by_frequency import row_reads
 from experiments.staleness.drift import measured
 from experiments.staleness.frequency import (
     first_samples,
@@ -15,8 +15,17 @@ from experiments.staleness.frequency import (
     rarest_and_median,
     sample_of_each_id,
 )
-from experiments.staleness.logistic import RIDGE, Logistic, Weights, made, square_norm
-from experiments.staleness.missed import row_reads
+from experiments.staleness.logistic import (
+    RIDGE,
+    Logistic,
+    Weights,
+    exponents,
+    largest_stable_step,
+    looked_at,
+    made,
+    square_norm,
+    train,
+)
 from persia_sim.words.orders import constant_lag_trace
 from persia_sim.words.trace import ALL, Event, Kind, Trace
 from persia_sim.words.vocabulary import Mode
@@ -263,3 +272,22 @@ def test_looking_on_changes_no_byte():
         assert len(measured(config, (4, 8), samples)) == 2
     looked = kept[0].store.export()["rows"]
     assert all(a.tobytes() == b.tobytes() for a, b in zip(plain, looked, strict=True))
+
+
+def test_the_largest_stable_step_is_near_that_of_a_row_alone():
+    """(2 / h) sin(pi / (4 tau + 2)) with the curvature h = alpha / 4 of an undecided sample."""
+    for tau in (0, 4):
+        problem = made((40, 40), 0.0, 400, popular=0.5)
+        alone = 16.0 * np.sin(np.pi / (4 * tau + 2))
+        assert 0.7 < largest_stable_step(problem, tau) / alone < 2.0
+
+
+def test_exponents_are_those_that_made_the_steps():
+    alphas, taus = (grid.ravel() for grid in np.meshgrid([0.01, 0.1, 0.9], [4.0, 16.0, 64.0]))
+    found = exponents(np.log(3.0 * alphas**-0.5 * taus**-1.25), alphas, taus)
+    assert found == pytest.approx((0.5, 1.25))
+
+
+def test_turning_one_share_leaves_all_others_rare():
+    shares = made((40, 40), 0.0, 400, popular=0.5).shares
+    assert shares[40] == 0.5 and np.delete(shares, 40).max() <= 0.03
