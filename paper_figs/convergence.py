@@ -10,7 +10,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from paper_figs.style import GAP_LABEL, MARKERS, STYLE
+from paper_figs.style import GAP_LABEL, MARKERS, STYLE, TICKS
 
 REFERENCE = "sync"
 SETTLED = 0.15
@@ -51,7 +51,8 @@ def convergence_figure(table: Path, published: Path) -> Figure:
         figure.suptitle(
             f"True gradients in simulated orders; bands: 95 % t intervals over"
             f" {rows.seed.nunique()} paired seeds\n(scaled by the means). Grey: published gaps to"
-            " sync, of other data and without seeds\n(solid: Persia's hybrid, dashed: async)",
+            " sync, of other data and without seeds\n(solid: Persia's hybrid, dashed: async). Time"
+            " is logarithmic; gaps are linear within a thousandth, logarithmic beyond",
             fontsize=8,
         )
     return figure
@@ -123,3 +124,9 @@ def _gaps(axes: Axes, own: pd.DataFrame, names: list[str], papers: pd.DataFrame)
         axes.fill_between(share, mean - half, mean + half, alpha=0.15, color=line.get_color())
         seen += mean[share >= SETTLED].tolist()
     _scale(axes, [0.0, *seen])
+    low, high = axes.get_ylim()
+    axes.set_yscale("symlog", linthresh=1)
+    axes.set_ylim(low, high)
+    ticks = [tick for tick in TICKS if low <= tick <= high]
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()

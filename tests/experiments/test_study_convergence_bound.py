@@ -42,7 +42,7 @@ def rows(out: Path) -> list[dict[str, str]]:
 
 
 def test_a_second_run_only_shows_again(ran):
-    assert "40 settings of 3 seeds and 1 data sets, 41 of them done" in ran[1]
+    assert "40 settings of 3 seeds, 1 data sets and 54 largest steps, 95 of them done" in ran[1]
 
 
 def test_measured_gradients_lie_below_the_bound_and_its_assumptions_hold(ran):
