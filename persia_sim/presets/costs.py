@@ -57,13 +57,14 @@ def calibrated(values: Mapping[str, float], cluster: str) -> Costs:
     flops = values["kwai_flops"] if cluster == "v100-paper" else 1.0
     load, path = values["load_s_per_column"] * _COLUMNS[cluster], values["path_s_per_byte"]
     path *= values["path_100t"] if cluster == "gcp-100t" else 1.0
+    share = min(1.0, max(1e-9, values["gpu_share"] / flops))  # a search may try any
     return replace(
         CATALOGUE,
         load=replace(CATALOGUE.load, fixed_s=0.0, per_item_s=load, source=_FITTED),
         worker_pool=replace(CATALOGUE.worker_pool, per_byte_s=path, source=_FITTED),
         worker_scatter=replace(CATALOGUE.worker_scatter, per_byte_s=path, source=_FITTED),
         gpu_fixed_s=values["gpu_fixed_s"],
-        gpu_efficiency=((512, min(1.0, values["gpu_share"] / flops)),),
+        gpu_efficiency=((512, share),),
         dense_sync=replace(
             CATALOGUE.dense_sync,
             intra_bytes_per_s=NVLINK_3 if cluster == "gcp-100t" else values["intra_bytes_per_s"],

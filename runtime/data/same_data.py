@@ -27,8 +27,9 @@ _READ = ("columns", "missing")
 def document(schema: Schema) -> Document:
     """Every key that decides what the files mean; a key that is added to a schema is one of them.
 
-    >>> from runtime.data.schema import Split, named
-    >>> found = document(Schema(name="mine", columns=named("a"), split=Split(test_fraction=0.5)))
+    >>> from runtime.data.schema import Column, Split
+    >>> columns = (Column(name="a"),)
+    >>> found = document(Schema(name="mine", columns=columns, split=Split(test_fraction=0.5)))
     >>> found["columns"], found["split"]["test_fraction"]
     ([{'name': 'a', 'kind': 'categorical', 'table': 'rows'}], 0.5)
     """
