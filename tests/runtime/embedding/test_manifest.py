@@ -86,7 +86,7 @@ def test_files_that_are_swapped_copied_or_missing_are_refused(one_table: Any, sa
         ("parts", ["a"], r"parts\[0\] is a: must be an object with name and digests"),
         ("seed", "0", "seed is 0: must be a whole number"),
         ("seed", None, "seed is None: must be a whole number"),
-        ("seed", float("inf"), "seed is inf: must be a whole number"),
+        ("seed", float("inf"), "Infinity is not a finite number"),
         ("tables", ["rows"], "tables is .*: must be an object, a key per table"),
         ("tables", {"rows": None}, "tables.rows is None: must be an object of options"),
         ("format", "persia-testbed-embedding-1", "is not the manifest of an embedding checkpoint"),
