@@ -29,8 +29,7 @@ from persia_sim.engine.run import Run
 from persia_sim.engine.simulate import simulate
 from persia_sim.insight.measure import throughput
 from persia_sim.insight.report import staleness
-from persia_sim.model.demand import Demand, demand
-from persia_sim.model.fetch import Fetch
+from persia_sim.model.demand import Demand, Fetch, demand
 from persia_sim.model.scenario import DenseHome, Discipline, Noise, Queues, Scenario
 from persia_sim.model.workload import Workload
 from persia_sim.presets.clusters import this_host

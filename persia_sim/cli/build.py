@@ -12,7 +12,6 @@ from typing import TypeVar
 from persia_sim.cli.options import Options
 from persia_sim.model.incidents import MOST_S, Checkpoints, Crash, SlowDown, Target
 from persia_sim.model.profile import read_profile
-from persia_sim.model.row_cache import RowCache
 from persia_sim.model.scenario import Averaging, Discipline, Noise, Scenario
 from persia_sim.presets import catalogue as presets
 from persia_sim.presets.from_file import read_cluster, read_workload
@@ -86,19 +85,6 @@ def checkpoints_of(options: Options) -> Checkpoints | None:
     return Checkpoints(interval_s=options.checkpoint_every_s, write_s=write_s)
 
 
-def row_cache_of(options: Options) -> RowCache | None:
-    """Read --row-cache, --row-cache-rows and --row-cache-stale."""
-    place, rows, stale = options.row_cache, options.row_cache_rows, options.row_cache_stale
-    if place is None:
-        for name, value in (("rows", rows), ("stale", stale)):
-            if value is not None:
-                raise ValueError(f"--row-cache-{name} is set but --row-cache is not")
-        return None
-    if rows is None:
-        raise ValueError(f"--row-cache is {place} but --row-cache-rows is not set: say how many")
-    return RowCache(place=place, rows=rows, stale_steps=stale or 0)
-
-
 MOST = {"ranks": 16_384, "workers": 10_000, "servers": 10_000, "loaders": 100_000,
         "steps": 1_000_000}  # fmt: skip
 """Beyond these a simulation takes days or more memory than a host has."""
@@ -167,7 +153,6 @@ def scenario_of(options: Options) -> Scenario:
         dense_on_nics=options.dense_on_nics,
         dense_home=options.dense_home,
         worker_choice=options.worker_choice,
-        row_cache=row_cache_of(options),
         noise=Noise(gpu_cv=options.gpu_cv, server_cv=options.server_cv),
         disturbances=disturbances_of(options),
         checkpoints=checkpoints_of(options),

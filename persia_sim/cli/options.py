@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from persia_sim.model.row_cache import Place
 from persia_sim.model.scenario import DenseHome, Discipline, WorkerChoice
 from persia_sim.words.vocabulary import (
     DEFAULT_AHEAD,
@@ -93,12 +92,6 @@ class Options:
     """Keep the most recently used rows when not all fit, instead of refusing."""
     after_samples: Annotated[float | None, unset("full, or as full as they will be")] = None
     """Samples since the servers were empty."""
-    row_cache: Annotated[Place | None, unset("nowhere")] = None
-    """Where rows that are read often are kept: worker or rank."""
-    row_cache_rows: Annotated[float | None, unset("needed with --row-cache")] = None
-    """Rows that each worker process or rank keeps: the most frequent ones."""
-    row_cache_stale: Annotated[int | None, unset("0, valid until a push has its row")] = None
-    """Steps that a copy serves after the one that fetched it (with --row-cache)."""
     profile: Path | None = None
     """Measured costs (JSON, written by `python -m runtime profile`) instead of the catalogue's."""
     sensitivity: bool = False

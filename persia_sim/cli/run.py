@@ -61,11 +61,6 @@ def _check_before(options: Options) -> tuple[int, int]:
     require(options.steps >= 2, "steps", options.steps, "a time between steps needs >= 2")
     if options.trace_shards and options.trace is None:
         raise ValueError("--trace-shards is set but --trace is not: name the file to write")
-    if options.row_cache_stale and options.trace is not None:
-        raise ValueError(
-            f"--row-cache-stale is {options.row_cache_stale} and --trace is set: reads of old "
-            "copies have no place in the order of what servers did; drop one"
-        )
     if options.timeline_steps is not None and options.timeline is None:
         raise ValueError("--timeline-steps is set but --timeline is not: name the file to write")
     for name, path in (("--timeline", options.timeline), ("--trace", options.trace)):

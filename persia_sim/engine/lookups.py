@@ -12,7 +12,7 @@ from persia_sim.engine.clock import Process
 from persia_sim.engine.fan_outs import fan_out
 from persia_sim.engine.rank import Waiter
 from persia_sim.engine.world import World
-from persia_sim.model.fetch import Fetch
+from persia_sim.model.demand import Fetch
 from persia_sim.model.noise import Purpose
 from persia_sim.model.stamps import Leg, Mark
 from persia_sim.words.trace import Kind

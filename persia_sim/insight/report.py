@@ -11,10 +11,8 @@ from persia_sim.engine.run import Run
 from persia_sim.insight.critical_path import blame_of_resources, critical_path
 from persia_sim.insight.measure import Estimate, steady_steps, step_time, throughput
 from persia_sim.insight.row_staleness import RowStaleness, row_staleness
-from persia_sim.model.fetch import ID_BYTES
 from persia_sim.model.incidents import Crash
 from persia_sim.model.memory import Capacity, fill_s
-from persia_sim.model.row_cache import RowCache
 from persia_sim.model.stamps import Mark
 from persia_sim.model.workload import Workload
 from persia_sim.oracle.closed_form import Answer, answer
@@ -209,25 +207,6 @@ def _faults(run: Run) -> str:
     )
 
 
-def _row_cache(run: Run, cache: RowCache) -> str:
-    """What a cache of rows found, spared and cost, on one line."""
-    need, work, ranks = run.need, run.scenario.workload, run.scenario.cluster.ranks
-    kept, fetch = need.kept, need.fetch
-    asked = fetch.request_bytes + fetch.rows_bytes + fetch.activation_bytes + need.input_bytes
-    whole = work.request_bytes + work.rows_bytes + work.activation_bytes + work.input_bytes
-    if cache.stale_steps:
-        how = f"{counted(cache.stale_steps, 'step')} stale"
-        cost = f"hits {kept.age_steps:.2f} steps old, beside the staleness above"
-    else:
-        how, told = "exact", ID_BYTES * kept.fetched * ranks
-        cost = f"invalidations {_si(told, 'B')} a step of that"
-    return (
-        f"row cache    {cache.rows:.3g} rows at each {cache.place}, {how}: has {kept.distinct:.1%} "
-        f"of distinct ids, {kept.occurrences:.1%} of all; lookups and inputs "
-        f"{_si(ranks * asked, 'B')} a step instead of {_si(ranks * whole, 'B')}; {cost}"
-    )
-
-
 def _memory(cap: Capacity, work: Workload, samples_per_s: float) -> str:
     """What the servers hold, on one line."""
     need, limit = binary(cap.bytes_per_server), binary(cap.limit_bytes_per_server)
@@ -288,8 +267,6 @@ def text(result: Report) -> str:
     ]
     if cluster.racks:
         lines.append(_racks(run))
-    if scenario.row_cache is not None:
-        lines.append(_row_cache(run, scenario.row_cache))
     if scenario.disturbances or scenario.checkpoints:
         lines.append(_faults(run))
     if result.capacity is not None:

@@ -8,13 +8,39 @@ import numpy as np
 
 from persia_sim.model.allreduce import Bucket, bucket_sizes
 from persia_sim.model.cluster import Role
-from persia_sim.model.fetch import Fetch, core_speed, part_of, past_cache
-from persia_sim.model.row_cache import NOTHING_KEPT, Kept, Place, kept
 from persia_sim.model.scenario import Scenario
 from persia_sim.words.rules import require
 from persia_sim.words.vocabulary import DEFAULT_AHEAD, Mode
 
 _FORWARD_SHARE = 1 / 3  # two of six operations a parameter
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """One pass through worker and servers that brings rows: bytes on wires, seconds on cores."""
+
+    worker_forward_s: float
+    request_bytes: float
+    server_s: np.ndarray
+    """float64 [servers]: the request of each server, on one core."""
+    join_s: float
+    """Seconds by which the busiest server of a batch is later than that of the mean batch."""
+    server_memory_bytes: float
+    """Bytes of server memory moved for it, all servers together."""
+    rows_bytes: float
+    worker_pool_s: float
+    activation_bytes: float
+    copy_in_s: float
+
+    @property
+    def forward_memory_bytes(self) -> float:
+        """Worker: ids are read and requests written."""
+        return 2 * self.request_bytes
+
+    @property
+    def pool_memory_bytes(self) -> float:
+        """Worker: rows are read and activations written."""
+        return self.rows_bytes + self.activation_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +95,7 @@ class Demand:
     """Names of measured laws used outside the range in which they were fitted."""
     input_bytes: float = 0.0
     """Dense features and labels: from the loader to the rank's host, and copied to its GPU with the
-    rows (`Fetch.copy_in_s` of the first look has them). With rows kept at the rank, ids, too."""
-    kept: Kept = NOTHING_KEPT
-    """What a cache of rows spares a batch."""
+    rows (`Fetch.copy_in_s` of the first look has them)."""
     of_kinds: tuple[Demand, ...] = ()
     """The same for the ranks of each kind of GPU host, where there are several; this one is then
     the first's. Seconds at embedding workers are those of their first kind everywhere."""
@@ -120,7 +144,7 @@ def _demand(scenario: Scenario, miss_rate: float, kind: Role) -> Demand:
     cluster, work, costs = scenario.cluster, scenario.workload, scenario.costs
     shares = work.server_shares(cluster.servers.processes)
     worker_speed = cluster.embedding_workers.host.core_speed
-    server_speed = np.array(cluster.servers.of_processes(core_speed))
+    server_speed = np.array(cluster.servers.of_processes(_core_speed))
     slowest = float(server_speed.min())
     rank_speed, gpu = kind.host.core_speed, kind.gpu or cluster.gpu
     ids, row = work.sent_ids, 4.0 * work.dim
@@ -162,7 +186,7 @@ def _demand(scenario: Scenario, miss_rate: float, kind: Role) -> Demand:
     refresh, forward = None, None
     if scenario.mode is Mode.LOOKAHEAD:
         others = cluster.ranks * (scenario.ahead or DEFAULT_AHEAD)
-        refresh = part_of(fetch, work.pending_fraction(others), scenario, rank_speed)
+        refresh = _part_of(fetch, work.pending_fraction(others), scenario, rank_speed)
         if scenario.lookahead == "forwarded":
             share = work.pending_fraction(others)
             elsewhere = cluster.embedding_workers.all_hosts > 1
@@ -177,9 +201,7 @@ def _demand(scenario: Scenario, miss_rate: float, kind: Role) -> Demand:
             refresh = None
             # A lease brings the state, too: one number a value, as Adagrad has.
             fetch = replace(fetch, rows_bytes=2 * fetch.rows_bytes)
-    found = cached(scenario)
-    fetch = past_cache(fetch, scenario, found)
-    inputs = work.input_bytes + _told_to_rank(scenario)
+    inputs = work.input_bytes
     # Dense features are copied once, rows that are read or brought up to date again twice.
     fetch = replace(fetch, copy_in_s=copied_in_s(fetch.activation_bytes + inputs))
     rate = costs.efficiency(work.batch_per_rank) * gpu.peak_flops
@@ -253,27 +275,39 @@ def _demand(scenario: Scenario, miss_rate: float, kind: Role) -> Demand:
         server_shares=shares,
         extrapolated=tuple(extrapolated),
         input_bytes=inputs,
-        kept=found,
     )
 
 
-def cached(scenario: Scenario) -> Kept:
-    """What the scenario's cache of rows does for a batch; nothing where there is none."""
-    cache, cluster = scenario.row_cache, scenario.cluster
-    if cache is None:
-        return NOTHING_KEPT
-    caches = cluster.ranks
-    if cache.place is Place.WORKER:
-        caches = cluster.embedding_workers.processes
-    return kept(cache, scenario.workload, cluster.ranks, caches, scenario.late_steps)
+def _core_speed(kind: Role) -> float:
+    return kind.host.core_speed
 
 
-def _told_to_rank(scenario: Scenario) -> float:
-    """Bytes of ids and their places that a rank with a cache of its own needs of the loader."""
-    cache, work = scenario.row_cache, scenario.workload
-    if cache is None or cache.place is not Place.RANK or not cache.rows:
-        return 0.0
-    return 8.0 * work.distinct_ids + 4.0 * work.ids_per_batch
+def _part_of(fetch: Fetch, share: float, scenario: Scenario, rank_speed: float) -> Fetch:
+    """A fetch of a share of the rows: fixed parts stay, the rest shrinks. ``rank_speed``: of a core
+    of the rank's host."""
+    costs, cluster = scenario.costs, scenario.cluster
+    servers = len(fetch.server_s)
+
+    def part(whole: float, fixed: float) -> float:
+        return fixed + (whole - fixed) * share
+
+    worker_speed = cluster.embedding_workers.host.core_speed
+    rpc_s = costs.worker_rpc.fixed_s * servers
+    server_fixed = costs.server_lookup.fixed_s / np.array(cluster.servers.of_processes(_core_speed))
+    return replace(
+        fetch,
+        worker_forward_s=part(
+            fetch.worker_forward_s, (costs.worker_forward.fixed_s + rpc_s) / worker_speed
+        ),
+        request_bytes=fetch.request_bytes * share,
+        server_s=server_fixed + (fetch.server_s - server_fixed) * share,
+        join_s=fetch.join_s * share,
+        server_memory_bytes=fetch.server_memory_bytes * share,
+        rows_bytes=fetch.rows_bytes * share,
+        worker_pool_s=part(fetch.worker_pool_s, costs.worker_pool.fixed_s / worker_speed),
+        activation_bytes=fetch.activation_bytes * share,
+        copy_in_s=part(fetch.copy_in_s, costs.copy_in.fixed_s / rank_speed),
+    )
 
 
 def loader_start_s(loader: int, scenario: Scenario, load_s: float) -> float:

@@ -9,7 +9,6 @@ from typing import Literal
 from persia_sim.model.cluster import Cluster
 from persia_sim.model.costs import Costs
 from persia_sim.model.incidents import MOST_S, Checkpoints, Crash, SlowDown, Target
-from persia_sim.model.row_cache import Place, RowCache
 from persia_sim.model.workload import Workload
 from persia_sim.words.rules import require
 from persia_sim.words.vocabulary import DEFAULT_AHEAD, DEFAULT_AVERAGE_EVERY_S, Mode
@@ -155,8 +154,6 @@ class Scenario:
     model, some hundred times slower, by which the aggregation is checked."""
     worker_choice: WorkerChoice = WorkerChoice.SPREAD
     """Which embedding worker serves a batch."""
-    row_cache: RowCache | None = None
-    """Rows that are read often, kept at the embedding workers or at the ranks; None: none are."""
     queues: Queues = Queues()
     """Buffers of a rank."""
     noise: Noise = Noise()
@@ -216,8 +213,6 @@ class Scenario:
             "uplink messages would wait for others that have not left their own NIC yet",
             "choose fluid, or describe the cluster without racks",
         )
-        if self.row_cache is not None:
-            self._check_row_cache(self.row_cache)
         counts = {
             Target.RANK: self.cluster.ranks,
             Target.WORKER: self.cluster.embedding_workers.processes,
@@ -227,35 +222,6 @@ class Scenario:
             count = counts[event.target]
             ok = 0 <= event.index < count
             require(ok, f"index of {event.target}", event.index, f"the cluster has {count}")
-
-    def _check_row_cache(self, cache: RowCache) -> None:
-        stale, where, work = cache.stale_steps, str(cache.place), self.workload
-        ok = self.mode.reads_late_rows or not stale
-        require(ok, "row_cache.stale_steps", stale, f"{self.mode} reads no late rows", "drop it")
-        rule, remedy = "forwarded lookahead keeps the rows of its window there", "drop one"
-        require(self.lookahead == "reread", "row_cache", where, rule, remedy)
-        spread = cache.place is Place.RANK or self.worker_choice is WorkerChoice.SPREAD
-        rule = f"which batches a worker serves is not in its model with {self.worker_choice}"
-        require(spread, "row_cache", where, rule, "choose the workers by spread")
-        apart = cache.place is Place.WORKER or not work.wire.pooled or work.ids_per_field <= 1
-        rule = f"workers sum the {work.ids_per_field:g} rows of a field, so ranks see no single row"
-        require(apart, "row_cache", where, rule, "keep rows at the workers, or do not pool")
-        size = cache.rows * work.dim * 4.0
-        most = self.cluster.embedding_workers.ram_bytes_per_process
-        ok = cache.place is Place.RANK or size <= most
-        rule = f"{size / 2**30:,.1f} GiB of rows at a worker that has {most / 2**30:,.1f}"
-        require(ok, "row_cache.rows", f"{cache.rows:g}", rule, "keep fewer")
-
-    @property
-    def late_steps(self) -> int:
-        """Steps whose pushes a lookup misses when lookups run as far ahead as they may: as window
-        and permits say, or as the buffers before training are full."""
-        queues = self.queues
-        # Looking up, waiting, being copied, copied, training.
-        most = queues.lookup_tasks + queues.forwarded + 1 + queues.on_gpu + 1
-        if self.permits is not None:
-            most = min(most, self.permits - 1)
-        return most if self.window is None else min(most, self.window)
 
     @property
     def batch(self) -> int:

@@ -14,8 +14,7 @@ from math import inf
 import numpy as np
 
 from persia_sim.model.allreduce import sync_delay
-from persia_sim.model.demand import Demand, demand
-from persia_sim.model.fetch import Fetch
+from persia_sim.model.demand import Demand, Fetch, demand
 from persia_sim.model.placement import placement
 from persia_sim.model.scenario import DenseHome, Scenario
 from persia_sim.oracle.transfers import Transfers

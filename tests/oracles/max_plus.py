@@ -13,8 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from persia_sim.model.allreduce import sync_delay
-from persia_sim.model.demand import Demand, demand, loader_start_s
-from persia_sim.model.fetch import Fetch
+from persia_sim.model.demand import Demand, Fetch, demand, loader_start_s
 from persia_sim.model.noise import Purpose, lognormal_factors, stream
 from persia_sim.model.placement import ServerGroup
 from persia_sim.model.scenario import Discipline, Scenario
