@@ -1,4 +1,4 @@
-"""Requests of a worker to all servers, joined: one flow, one for each rack, or each message."""
+"""Requests of a worker to all servers, joined: one flow to each group of servers."""
 
 from __future__ import annotations
 
@@ -32,118 +32,35 @@ def fan_out(
     is lost or slow at the servers is known only when it has arrived. The busiest server of a
     batch is later than that of the mean batch by ``join_s``. ``answer_bytes`` None: nobody
     waits for an answer; 0 is an answer without rows."""
-    nic = platform.worker_link(worker)
-    if platform.resolve:
-        yield from _resolved(
-            platform, nic, request_bytes, service_s, memory_bytes, answer_bytes, at_servers, join_s
-        )
-        return
-    if len(platform.groups) > 1:
-        yield from _to_racks(
-            platform, nic, request_bytes, service_s, memory_bytes, answer_bytes, at_servers, join_s
-        )
-        return
-    env, server, streams = platform.env, platform.server_nic[0], platform.groups[0].streams
-    yield platform.network.send(platform.path(nic, server), request_bytes, streams)
-    arrived_s, each = env.now, None
-    if platform.tells_each:
-        delays = platform.bank.visit(arrived_s, service_s, memory_bytes)
-        each = np.full(len(delays), arrived_s), arrived_s + delays
-        each[1][each[1].argmax()] += join_s
-        delay = float(delays.max()) + join_s
-    else:
-        delay = platform.bank.longest(arrived_s, service_s, memory_bytes) + join_s
-    if delay == inf:
-        yield env.event()  # a server that never comes back
-    yield delay
-    at_servers(arrived_s, each)
-    if answer_bytes is not None:
-        yield from _answer(platform, platform.path(server, nic), answer_bytes, streams)
-
-
-def _to_racks(
-    platform: Platform,
-    nic: int,
-    request_bytes: float,
-    service_s: np.ndarray,
-    memory_bytes: float,
-    answer_bytes: float | None,
-    at_servers: AtServers,
-    join_s: float,
-) -> Process:
-    """One flow to the servers of each rack, each of which answers for itself."""
-    env, served = platform.env, 0
-    arrived, done = np.zeros(len(service_s)), np.zeros(len(service_s))
+    env, nic, send = platform.env, platform.worker_link(worker), platform.network.send
+    groups = list(zip(platform.server_nic, platform.servers.of_group, strict=True))
+    arrived = np.zeros(len(service_s) if platform.tells_each else 0)
+    done, last_s, left = arrived.copy(), 0.0, len(groups)
 
     def ask(server: int, group: ServerGroup, bank: Bank) -> Process:
-        nonlocal served
+        nonlocal last_s, left
         part, share = group.processes, group.share
-        path = platform.path(nic, server)
-        yield platform.network.send(path, request_bytes * share, group.streams)
-        delays = bank.visit(env.now, service_s[part], memory_bytes * share)
-        arrived[part] = env.now
-        done[part] = env.now + delays
-        done[group.first + int(delays.argmax())] += join_s
-        delay = float(delays.max()) + join_s
+        yield send(platform.path(nic, server), request_bytes * share, group.streams)
+        last_s = now = env.now
+        if platform.tells_each:
+            delays = bank.visit(now, service_s[part], memory_bytes * share)
+            arrived[part], done[part] = now, now + delays
+            done[group.first + int(delays.argmax())] += join_s
+            delay = float(delays.max()) + join_s
+        else:
+            delay = bank.longest(now, service_s[part], memory_bytes * share) + join_s
         if delay == inf:
-            yield env.event()
+            yield env.event()  # a server that never comes back
         yield delay
-        served += 1
-        if served == len(platform.groups):
-            at_servers(float(arrived.max()), (arrived, done) if platform.tells_each else None)
+        left -= 1
+        if not left:
+            at_servers(last_s, (arrived, done) if platform.tells_each else None)
         if answer_bytes is not None:
-            back = platform.path(server, nic)
-            yield from _answer(platform, back, answer_bytes * share, group.streams)
+            if platform.latency_s:
+                yield platform.travel()
+            yield send(platform.path(server, nic), answer_bytes * share, group.streams)
 
-    yield simpy.AllOf(
-        env,
-        [
-            env.process(ask(server, *of_group))
-            for server, of_group in zip(platform.server_nic, platform.banks.of_group, strict=True)
-        ],
-    )
-
-
-def _answer(
-    platform: Platform, path: tuple[int, ...], size_bytes: float, streams: float = 1.0
-) -> Process:
-    if platform.latency_s:
-        yield platform.travel()
-    yield platform.network.send(path, size_bytes, streams)
-
-
-def _resolved(
-    platform: Platform,
-    nic: int,
-    request_bytes: float,
-    service_s: np.ndarray,
-    memory_bytes: float,
-    answer_bytes: float | None,
-    at_servers: AtServers,
-    join_s: float,
-) -> Process:
-    env, shares = platform.env, platform.need.server_shares
-    served = 0
-    arrived, instants = np.zeros(len(shares)), np.zeros(len(shares))
-
-    def ask(process: int) -> Process:
-        nonlocal served
-        server = platform.server_nic[platform.host_of_server[process]]
-        share = float(shares[process])
-        yield platform.network.send(platform.path(nic, server), request_bytes * share)
-        arrived[process] = env.now
-        service, memory = float(service_s[process]), memory_bytes * share
-        delay = platform.bank.visit_one(env.now, process, service, memory)
-        if delay == inf:
-            yield env.event()
-        yield delay
-        served += 1
-        if served == len(shares) and join_s:
-            yield join_s  # whose answer is the last
-        instants[process] = env.now
-        if served == len(shares):
-            at_servers(float(arrived.max()), (arrived, instants))
-        if answer_bytes is not None:
-            yield from _answer(platform, platform.path(server, nic), answer_bytes * share)
-
-    yield simpy.AllOf(env, [env.process(ask(p)) for p in range(len(shares))])
+    if len(groups) == 1:
+        yield from ask(groups[0][0], *groups[0][1])
+    else:
+        yield simpy.AllOf(env, [env.process(ask(server, *group)) for server, group in groups])

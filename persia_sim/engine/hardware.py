@@ -10,8 +10,7 @@ import simpy
 
 from persia_sim.engine.clock import Clock, Process
 from persia_sim.engine.links import Links
-from persia_sim.engine.server_racks import RackBanks
-from persia_sim.engine.servers import Bank, FifoServer, HostMemory, Unlimited
+from persia_sim.engine.servers import Bank, FifoServer, HostMemory, Servers, Unlimited
 from persia_sim.model.allreduce import Algorithm
 from persia_sim.model.demand import Demand
 from persia_sim.model.placement import placement, server_groups
@@ -35,7 +34,6 @@ class Platform:
         self.latency_s = cluster.link.latency_s
         self.need = need
         self._dense_part_s = need.dense_part_s
-        self.resolve = scenario.resolve_messages
         # Whether anybody asks when each single server has done its part; else the last one counts.
         self.tells_each = False
         workers, rates = cluster.embedding_workers, cluster.nic_rates
@@ -58,14 +56,11 @@ class Platform:
         ]
         self._host_of_worker: list[int] = workers.host_of.tolist()
         self._nic_of_worker: list[int] = [self._worker_nic[host] for host in self._host_of_worker]
-        if self.resolve:
-            self.server_nic = links.nics("server host", server_racks, rates(cluster.servers))
-        else:
-            self.server_nic = links.nics(
-                "server hosts",
-                [group.rack for group in self.groups],
-                [group.bytes_per_s for group in self.groups],
-            )
+        self.server_nic = links.nics(
+            "server hosts",
+            [group.rack for group in self.groups],
+            [group.bytes_per_s for group in self.groups],
+        )
         self._dense_nic = -1
         self._home = scenario.home
         if self._home is DenseHome.ONE:
@@ -87,12 +82,8 @@ class Platform:
             HostMemory(inf if unlimited else rate)
             for rate in workers.of_hosts(lambda kind: kind.host.memory_bytes_per_s)
         ]
-        self.servers: Bank | RackBanks
-        if self.resolve or len(self.groups) == 1:
-            self.servers = self.bank = self._bank_of(scenario, 0, len(shares))
-        else:
-            banks = [self._bank_of(scenario, group.first, group.end) for group in self.groups]
-            self.servers = self.banks = RackBanks(self.groups, banks)
+        banks = [self._bank_of(scenario, group.first, group.end) for group in self.groups]
+        self.servers = Servers(self.groups, banks)
         self.dense_server: FifoServer | Unlimited = Unlimited() if unlimited else FifoServer(1)
 
     def _bank_of(self, scenario: Scenario, first: int, end: int) -> Bank:
@@ -188,16 +179,10 @@ class Platform:
         size_bytes, network = self.need.dense_bytes, self.network
         if self._home is DenseHome.ONE:
             yield network.send(path_of(self._dense_nic), size_bytes)
-        elif self._home is DenseHome.SERVERS and not self.resolve:
+        elif self._home is DenseHome.SERVERS:
             groups = zip(self.server_nic, self.groups, strict=True)
             passed = [
                 network.send(path_of(nic), size_bytes * group.share, group.streams)
                 for nic, group in groups
             ]
             yield passed[0] if len(passed) == 1 else simpy.AllOf(self.env, passed)
-        elif self._home is DenseHome.SERVERS:
-            nics = [self.server_nic[host] for host in self.host_of_server]
-            parts = zip(nics, self.need.server_shares.tolist(), strict=True)
-            yield simpy.AllOf(
-                self.env, [network.send(path_of(nic), size_bytes * part) for nic, part in parts]
-            )

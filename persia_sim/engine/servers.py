@@ -12,6 +12,8 @@ from math import inf
 
 import numpy as np
 
+from persia_sim.model.placement import ServerGroup
+
 
 class FifoServer:
     """One process with some cores; a request takes one core."""
@@ -196,26 +198,37 @@ class Bank:
         self._memory_free = ends
         return ends
 
-    def visit_one(
-        self, now_s: float, process: int, service_s: float, memory_bytes: float = 0.0
-    ) -> float:
-        """Delay of a request to one server (messages resolved), whose memory is its host's."""
-        self.busy_s[process] += service_s
-        if self._cores is None:
-            return max(float(self._back[process]) - now_s, 0.0) + service_s
-        cores = self._written_out()[process]
-        core = int(cores.argmin())
-        delay = max(float(cores[core]) - now_s, 0.0) + service_s
-        cores[core] = now_s + delay
-        if self._memory_binds:
-            host = self._host_of[process]
-            took_s = memory_bytes / self._memory_rate[host]
-            self.memory_busy_s[host] += took_s
-            self._memory_free[host] = max(self._memory_free[host], now_s) + took_s
-            delay = max(delay, self._memory_free[host] - now_s)
-        return float(delay)
-
     def close_until(self, process: int, time_s: float) -> None:
         """No request of this server starts before this time (a crash)."""
         held = self._back if self._cores is None else self._written_out()
         held[process] = np.maximum(held[process], time_s)
+
+
+class Servers:
+    """All servers: a bank for each group, since a request reaches one group before another."""
+
+    def __init__(self, groups: Sequence[ServerGroup], banks: Sequence[Bank]) -> None:
+        self.of_group = list(zip(groups, banks, strict=True))
+
+    @property
+    def busy_s(self) -> np.ndarray:
+        """Of every server, float64 [servers]."""
+        return np.concatenate([bank.busy_s for _, bank in self.of_group])
+
+    @property
+    def memory_busy_s(self) -> np.ndarray:
+        """Of the memory of every server host, float64 [hosts]."""
+        return np.concatenate([bank.memory_busy_s for _, bank in self.of_group])
+
+    def longest(self, now_s: float, service_s: np.ndarray, memory_bytes: float) -> float:
+        """The longest delay, where requests reach all of them at once."""
+        return max(
+            bank.longest(now_s, service_s[group.processes], memory_bytes * group.share)
+            for group, bank in self.of_group
+        )
+
+    def close_until(self, process: int, time_s: float) -> None:
+        """No request of this server starts before this time (a crash)."""
+        for group, bank in self.of_group:
+            if group.first <= process < group.end:
+                bank.close_until(process - group.first, time_s)

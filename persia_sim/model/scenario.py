@@ -25,8 +25,8 @@ class Discipline(StrEnum):
     FIFO = "fifo"
     """One message at a time, in order of sending, cut through from sender to receiver. Cheap on
     large clusters; but a fan-out passes whole, which where the NIC of a worker or a server binds
-    was up to 10 % off the length of a run with single messages (`resolve_messages`) at 8 GPUs, and
-    more off its throughput, which counts fewer steps. Fluid: 5 %."""
+    was up to 10 % off the length of a run with single messages at 8 GPUs, and more off its
+    throughput, which counts fewer steps. Fluid: 5 %."""
     UNSHARED = "unshared"
     """Every message has the NICs to itself: no contention (what the closed forms assume)."""
 
@@ -149,9 +149,6 @@ class Scenario:
     copies are on NICs unless `dense_home` is apart."""
     dense_home: DenseHome | None = None
     """Where the dense weights are. Async only; None means on the embedding servers there."""
-    resolve_messages: bool = False
-    """Send one message to each server process instead of a coflow per fan-out: the un-aggregated
-    model, some hundred times slower, by which the aggregation is checked."""
     worker_choice: WorkerChoice = WorkerChoice.SPREAD
     """Which embedding worker serves a batch."""
     queues: Queues = Queues()
@@ -165,8 +162,7 @@ class Scenario:
     trace_shards: bool = False
     """A trace has one row for each server process, at the instant at which that server's own queue
     served it; otherwise all servers count as one that is as late as the last of them. (A fan-out is
-    sent as one coflow, so its requests reach all servers together; with `resolve_messages` each
-    arrives by itself.)"""
+    sent as one coflow, so its requests reach all servers of a rack together.)"""
     steps: int
     """Batches that each rank trains, >= 1."""
     seed: int = 0

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from unittest.mock import patch
 
+import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
 from persia_sim.model.cluster import Cluster
+from persia_sim.model.placement import Placement, ServerGroup
 from persia_sim.model.scenario import Discipline, Noise, Queues, Scenario
 from persia_sim.presets.catalogue import workloads
 from persia_sim.presets.clusters import gcp_100t
@@ -37,6 +42,27 @@ def small_scenario(mode: Mode = Mode.HYBRID, **changes: object) -> Scenario:
         steps=12,
     )
     return replace(base, **changes)  # type: ignore[arg-type]
+
+
+@contextmanager
+def message_to_each_host() -> Iterator[None]:
+    """Simulations send a message to every server host in place of a coflow to the servers of each
+    rack: the slow model by which the aggregation is checked."""
+
+    def each_host(
+        cluster: Cluster, places: Placement, shares: np.ndarray
+    ) -> tuple[ServerGroup, ...]:
+        host_of, rates = cluster.servers.host_of, cluster.nic_rates(cluster.servers)
+        found = []
+        for host, rack in enumerate(places.server_hosts.tolist()):
+            own = np.flatnonzero(host_of == host)
+            first, end = int(own[0]), int(own[-1]) + 1
+            share = float(shares[own].sum())
+            found.append(ServerGroup(rack, first, end, share, rates[host], float(len(own))))
+        return tuple(found)
+
+    with patch("persia_sim.engine.hardware.server_groups", each_host):
+        yield
 
 
 LOOKAHEADS = st.sampled_from(["reread", "forwarded"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -24,7 +25,7 @@ from persia_sim.words.staleness import staleness_in_steps
 from persia_sim.words.trace import Kind
 from persia_sim.words.vocabulary import Mode
 from tests.persia_sim.hand_world import hand_costs, hand_scenario
-from tests.persia_sim.sim_configurations import small_cluster, small_scenario
+from tests.persia_sim.sim_configurations import message_to_each_host, small_cluster, small_scenario
 from tests.persia_sim.test_laws import contended
 
 
@@ -99,7 +100,8 @@ def test_single_messages_use_the_memory_of_the_servers_too() -> None:
     scarce = replace(base, cluster=replace(base.cluster, servers=servers))
     bound = shared(scarce, simulate(scarce).need)["server memory"]
     for resolve in (False, True):
-        run = simulate(replace(scarce, resolve_messages=resolve))
+        with message_to_each_host() if resolve else nullcontext():
+            run = simulate(scarce)
         assert run.makespan_s >= 20 * bound  # 0.8 to 1 of it is memory
         assert run.busy_s["server memory"] == pytest.approx(20 * bound)
         assert run.makespan_s < 20 * bound * 1.5
@@ -184,10 +186,9 @@ def test_asynchronous_dense_weights_are_traffic_unless_asked_otherwise() -> None
 
 def test_dense_weights_in_single_messages_are_those_of_the_coflow() -> None:
     base = small_scenario(Mode.ASYNC, tau=None, steps=20)
-    coflows, messages = (
-        throughput(simulate(replace(base, resolve_messages=resolve))).mean
-        for resolve in (False, True)
-    )
+    coflows = throughput(simulate(base)).mean
+    with message_to_each_host():
+        messages = throughput(simulate(base)).mean
     assert coflows == pytest.approx(messages, rel=0.02)
 
 

@@ -21,7 +21,7 @@ from persia_sim.network.fluid import Fluid
 from persia_sim.network.max_min import alone, max_min
 from persia_sim.words.vocabulary import Mode
 from tests.persia_sim.oracles import violations
-from tests.persia_sim.sim_configurations import small_cluster, small_scenario
+from tests.persia_sim.sim_configurations import message_to_each_host, small_cluster, small_scenario
 
 Sent = tuple[float, tuple[int, ...], float]
 
@@ -217,7 +217,8 @@ def test_coflows_agree_with_single_messages_within_two_percent(binds: str) -> No
     )
     scenario = SLOW_CARDS[binds](base)
     coflows = throughput(simulate(scenario)).mean
-    messages = throughput(simulate(replace(scenario, resolve_messages=True))).mean
+    with message_to_each_host():
+        messages = throughput(simulate(scenario)).mean
     assert coflows == pytest.approx(messages, rel=0.02)
 
 
@@ -233,7 +234,8 @@ def test_fifo_fan_outs_that_pass_whole_are_within_an_eighth_of_their_messages(
         )
         slow = _slow_nic(base, role, factor)
         whole = simulate(slow).makespan_s
-        single = simulate(replace(slow, resolve_messages=True)).makespan_s
+        with message_to_each_host():
+            single = simulate(slow).makespan_s
         assert whole == pytest.approx(single, rel=0.125)
         assert whole > simulate(base).makespan_s * 1.2  # it does bind
 

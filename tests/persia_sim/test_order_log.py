@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 
@@ -17,7 +18,7 @@ from persia_sim.model.scenario import Noise, Scenario
 from persia_sim.words.staleness import staleness_in_pushes, staleness_in_steps
 from persia_sim.words.trace import ALL, Kind, Trace
 from persia_sim.words.vocabulary import Mode
-from tests.persia_sim.sim_configurations import small_scenario
+from tests.persia_sim.sim_configurations import message_to_each_host, small_scenario
 from tests.persia_sim.test_laws import contended, traced
 
 
@@ -58,10 +59,9 @@ def test_versions_count_the_batches_applied_at_the_shard(merge: bool) -> None:
 
 @pytest.mark.parametrize("resolve", [True, False])
 def test_servers_see_different_orders_of_the_same_batches(resolve: bool) -> None:
-    base = small_scenario(
-        Mode.HYBRID, tau=4, resolve_messages=resolve, noise=Noise(gpu_cv=0.3, server_cv=2.0)
-    )
-    trace = by_shard(base)
+    base = small_scenario(Mode.HYBRID, tau=4, noise=Noise(gpu_cv=0.3, server_cv=2.0))
+    with message_to_each_host() if resolve else nullcontext():
+        trace = by_shard(base)
     orders = {
         shard: [(e.kind, e.rank, e.step) for e in trace if e.shard == shard] for shard in range(8)
     }

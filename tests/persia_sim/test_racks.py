@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from math import inf
@@ -31,7 +32,12 @@ from persia_sim.presets.from_file import read_cluster
 from persia_sim.words.vocabulary import Mode
 from tests.oracles.max_plus import instants
 from tests.persia_sim.hand_world import hand_scenario
-from tests.persia_sim.sim_configurations import small_cluster, small_scenario, uncontended
+from tests.persia_sim.sim_configurations import (
+    message_to_each_host,
+    small_cluster,
+    small_scenario,
+    uncontended,
+)
 
 GBIT = 1e9 / 8
 
@@ -91,7 +97,7 @@ def in_racks(draw: st.DrawFn) -> Scenario:
     )
     if mode is Mode.LOOKAHEAD:
         scenario = replace(scenario, lookahead=draw(st.sampled_from(["reread", "forwarded"])))
-    return replace(scenario, resolve_messages=draw(st.integers(0, 9)) == 0)
+    return scenario
 
 
 def same(one: Run, other: Run) -> bool:
@@ -119,13 +125,11 @@ def test_an_uplink_that_cannot_bind_is_none_in_bytes(scenario: Scenario, rate: f
     racks = [replace(each, uplink_bytes_per_s=rate) for each in scenario.cluster.racks]
     one_rack = [replace(each, server_hosts=0) for each in racks]
     one_rack[-1] = replace(one_rack[-1], server_hosts=scenario.cluster.servers.hosts)
-    for each, resolved in ((one_rack, scenario.resolve_messages), (racks, True)):
-        wide = replace(
-            scenario, steps=3, resolve_messages=resolved,
-            cluster=replace(scenario.cluster, racks=tuple(each)),
-        )  # fmt: skip
+    for each, sent in ((one_rack, nullcontext), (racks, message_to_each_host)):
+        wide = replace(scenario, steps=3, cluster=replace(scenario.cluster, racks=tuple(each)))
         none = replace(wide, cluster=replace(scenario.cluster, racks=()))
-        assert same(simulate(none), simulate(wide))
+        with sent():
+            assert same(simulate(none), simulate(wide))
 
 
 @settings(max_examples=25)
@@ -196,7 +200,8 @@ def test_coflows_over_racks_agree_with_single_messages_within_three_percent(upli
     cluster = racked(small_cluster(4, 4, 3), [(0.5, 0.5, 0.25)], [uplink, 2 * uplink])
     base = small_scenario(Mode.HYBRID, cluster=cluster, tau=4, steps=15)
     coflows = throughput(simulate(base)).mean
-    messages = throughput(simulate(replace(base, resolve_messages=True))).mean
+    with message_to_each_host():
+        messages = throughput(simulate(base)).mean
     assert coflows == pytest.approx(messages, rel=0.03)
 
 
