@@ -31,14 +31,14 @@ class FreeRunning:
                 yield from self._pull(r, s)
             world.stamp(Mark.START, r, s)
             forward, backward = world.compute_s(r, s)
-            yield forward + backward
+            yield env.timeout(forward + backward)
             while rank.stall_s > 0:
                 stall, rank.stall_s = rank.stall_s, 0.0
-                yield stall
+                yield env.timeout(stall)
             stopped = world.recovery.real_end_s(r, env.now) - env.now
             if stopped:
                 rank.reasons[Waiter.TRAIN] = f"rank {r} to come back"
-                yield stopped if stopped < inf else env.event()
+                yield env.timeout(stopped) if stopped < inf else env.event()
             world.stamp(Mark.BACKWARD_END, r, s)
             if self._has_server:
                 env.process(self._push(r, s))
@@ -51,7 +51,7 @@ class FreeRunning:
         """Ask for the dense weights and get them."""
         platform = self._world.platform
         yield platform.travel()
-        yield platform.dense_served()
+        yield platform.env.timeout(platform.dense_served())
         self._world.legs[Leg.DENSE_SERVED, r, s] = self._world.env.now
         self._world.order.dense(Kind.DENSE_PULL, r, s, self._version)
         yield platform.travel()
@@ -61,7 +61,7 @@ class FreeRunning:
         """Send the dense gradient to where it is applied; the rank goes on meanwhile."""
         platform = self._world.platform
         yield from platform.dense_from_rank(r)
-        yield platform.dense_served()
+        yield platform.env.timeout(platform.dense_served())
         self._world.order.dense(Kind.DENSE_PUSH, r, s, self._version)
         self._version += 1
         self._world.ledger.returned()

@@ -15,7 +15,7 @@ def average(world: World) -> Process:
     env, rounds, duration = world.env, world.scenario.rounds, world.need.averaging_s
     number = 0
     while number == 0 or env.peek() < inf:  # else nobody will do anything any more
-        yield max(0.0, rounds.period_s - (duration if number else 0.0))
+        yield env.timeout(max(0.0, rounds.period_s - (duration if number else 0.0)))
         for kind, wait in ((Kind.AVERAGE_READ, duration), (Kind.AVERAGE_WRITE, 0.0)):
             for r, rank in enumerate(world.ranks):
                 world.order.dense(kind, r, max(0, rank.trained - 1), number)
@@ -24,5 +24,5 @@ def average(world: World) -> Process:
             if wait and world.scenario.dense_on_nics:
                 yield world.platform.ring(world.need.averaging_nic_bytes, wait)
             else:
-                yield wait
+                yield env.timeout(wait)
         number += 1

@@ -1,27 +1,23 @@
-"""SimPy's environment with its hot paths cut short: the same events in the same order, for less.
+"""SimPy's environment with a loop of its own: the same events in the same order, for less.
 
-A process may yield seconds instead of a timeout and sleeps for so long, without an event of its
-own. One that nobody waits for ends without an event, too, `run_until` handles events in one loop,
-and scheduling is written out where SimPy calls from function to function. Ties are broken as in
-SimPy, by priority and then by order of scheduling.
+SimPy's events and processes ask two things of their environment: `schedule`, and what time it is.
+Both are here, with the loop written out where SimPy calls a function for each event. Ties are
+broken as in SimPy, by priority and then by order of scheduling.
 """
 
 from __future__ import annotations
 
 import gc
-from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Generator
 from heapq import heappop, heappush
-from itertools import count
+from math import inf
 from typing import Any
 
 import simpy
-from simpy.events import NORMAL, Initialize
+from simpy.events import NORMAL
 
-Process = Generator[simpy.Event | float, Any, None]
-"""What happens one after the other: it yields events to wait for, or seconds to sleep."""
+Process = Generator[simpy.Event, Any, None]
+"""What happens one after the other: it yields events to wait for."""
 
 
 class NothingLeftError(RuntimeError):
@@ -33,141 +29,45 @@ class Clock(simpy.Environment):
 
     now: float = 0.0  # a plain attribute: SimPy's property is a call
     """Simulated seconds."""
-    process: Callable[[Process], simpy.Process]  # type: ignore[assignment]  # SimPy's take no naps
-    """Start a process."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._given = count()
-        self._eid = self._given
-        self._asked = 0
-        # What happens at this very instant; those that a heap would carry to its root and back.
-        self._at_once: deque[tuple[float, int, int, simpy.Event]] = deque()
-        # Bound once: SimPy makes a new method for every event otherwise.
-        vars(self).update(
-            timeout=partial(_Timeout, self),
-            event=partial(_Event, self),
-            process=partial(_Process, self),
-        )
-
-    @property
-    def events(self) -> int:
+        self.events = 0
         """Events that were given to it until now."""
-        self._asked += 1  # a number is taken to read the counter
-        return next(self._given) - self._asked + 1
+        self._due: list[tuple[float, int, int, simpy.Event]] = []
+
+    def schedule(self, event: simpy.Event, priority: int = NORMAL, delay: float = 0) -> None:
+        """Let an event happen after so many seconds."""
+        self.events = number = self.events + 1
+        heappush(self._due, (self.now + delay, priority, number, event))
 
     def peek(self) -> float:
         """When the next event happens; infinite if none is left."""
-        return self.now if self._at_once else super().peek()
+        return self._due[0][0] if self._due else inf
 
     def run_until(self, end: simpy.Event) -> None:
         """Let everything happen until this event has. Raises what a process has raised, or
-        `NothingLeftError`."""
-        with _without_collection():
+        `NothingLeftError`. Nothing searches for reference cycles meanwhile: a run makes none, and
+        its instants and buffers are many."""
+        collects = gc.isenabled()
+        gc.disable()
+        try:
             self._run_until(end)
+        finally:
+            if collects:
+                gc.enable()
 
     def _run_until(self, end: simpy.Event) -> None:
         over: list[simpy.Event] = []
         end.callbacks.append(over.append)
-        queue, at_once = self._queue, self._at_once
+        due = self._due
         while not over:
-            if at_once and not (queue and queue[0] < at_once[0]):
-                event = at_once.popleft()[3]
-            elif queue:
-                now, _, _, event = heappop(queue)
-                self._now = self.now = now
-            else:
+            if not due:
                 raise NothingLeftError("no scheduled events left")
+            self.now, _, _, event = heappop(due)
             callbacks = event.callbacks
             event.callbacks = None  # type: ignore[assignment]  # as SimPy marks what has happened
             for callback in callbacks:
                 callback(event)
-            if not event._ok and not event.defused:
-                raise event._value
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """No search for reference cycles: a run makes none, and its instants and buffers are many."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
-
-
-class _Event(simpy.Event):
-    def __init__(self, env: Clock) -> None:
-        self.env = env
-        self.callbacks = []
-
-    def succeed(self, value: Any = None) -> simpy.Event:
-        self._ok = True
-        self._value = value
-        env: Any = self.env
-        env._at_once.append((env.now, NORMAL, next(env._eid), self))
-        return self
-
-
-class _Timeout(simpy.Timeout):
-    def __init__(self, env: Clock, delay: float) -> None:
-        if delay < 0:
-            raise ValueError(f"Negative delay {delay}")
-        self.env = env
-        self.callbacks = []
-        self._value = None
-        self._delay = delay
-        self._ok = True
-        heappush(env._queue, (env.now + delay, NORMAL, next(env._eid), self))
-
-
-class _Nap:
-    """Stands in the queue for a process that sleeps, each time the same one."""
-
-    __slots__ = ("callbacks",)
-    _ok, _value = True, None
-    callbacks: list[Callable[[Any], None]] | None
-
-
-class _Process(simpy.Process):
-    def __init__(self, env: Clock, generator: Process) -> None:
-        self.env = env
-        self.callbacks = []
-        self._generator: Generator[Any, Any, None] = generator
-        self._nap = _Nap()
-        self._target = Initialize(env, self)
-
-    def _resume(self, event: simpy.Event) -> None:
-        """Go on with what was awaited, as long as that has happened."""
-        try:
-            while True:
-                if event._ok:
-                    event = self._generator.send(event._value)
-                else:
-                    event.defused = True
-                    event = self._generator.throw(event._value)
-                if isinstance(event, (float, int)):
-                    self._sleep(event)
-                    return
-                if event.callbacks is not None:
-                    event.callbacks.append(self._resume)
-                    return
-        except StopIteration as end:
-            self._ok, self._value = True, end.value
-            if self.callbacks:
-                self.env.schedule(self)
-            else:
-                self.callbacks = None  # type: ignore[assignment]  # has happened; nobody waits
-        except BaseException as error:
-            self._ok, self._value = False, error
-            self.env.schedule(self)
-
-    def _sleep(self, delay: float) -> None:
-        if delay < 0:
-            raise ValueError(f"Negative delay {delay}")
-        env: Any = self.env
-        nap = self._nap
-        nap.callbacks = [self._resume]
-        heappush(env._queue, (env.now + delay, NORMAL, next(env._eid), nap))
+            if not event.ok and not event.defused:
+                raise event.value  # type: ignore[misc]  # what a process has raised

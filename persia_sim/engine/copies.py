@@ -19,7 +19,7 @@ def copy_in(world: World, r: int) -> Process:
         rank.copied_in += 1
         hand_on(world, r)
         world.stamp(Mark.COPY_IN, r, s)
-        yield need.fetch.copy_in_s
+        yield world.env.timeout(need.fetch.copy_in_s)
         world.stamp(Mark.ON_GPU, r, s)
         while s >= rank.trained + room:
             yield rank.wait(Waiter.COPY_IN, f"room on the GPU for step {s}")
@@ -45,7 +45,7 @@ def copy_out(world: World, r: int) -> Process:
         rank.backward.popleft()
         rank.wake(Waiter.TRAIN)
         world.stamp(Mark.COPY_OUT, r, s)
-        yield world.needs[r].copy_out_s
+        yield world.env.timeout(world.needs[r].copy_out_s)
         world.stamp(Mark.COPIED_OUT, r, s)
         while len(rank.to_push) >= room:
             why = f"room among {room} copied gradients for step {s}"

@@ -43,5 +43,5 @@ class ReduceOnNics:
     def _reduce(self, ready_s: list[float]) -> Process:
         for bucket, ready in zip(self._buckets, ready_s, strict=True):
             if ready > self._env.now:
-                yield ready - self._env.now
+                yield self._env.timeout(ready - self._env.now)
             yield self._platform.ring(bucket.nic_bytes, bucket.seconds)

@@ -30,7 +30,7 @@ class Disturbed:
                     env.process(self._strike(event, platform))
 
     def _strike(self, crash: Crash, platform: Platform) -> Process:
-        yield crash.at_s
+        yield self._env.timeout(crash.at_s)
         if crash.target is Target.SERVER:
             platform.servers.close_until(crash.index, crash.back_s)
         else:
@@ -69,7 +69,7 @@ class Disturbed:
             if crash.index == worker and crash.at_s <= self._env.now < crash.back_s:
                 if crash.back_s == np.inf:
                     yield self._env.event()
-                yield crash.back_s - self._env.now
+                yield self._env.timeout(crash.back_s - self._env.now)
 
     def worker_lost(self, worker: int, since_s: float) -> bool:
         """Whether the worker crashed while it held a push since then."""

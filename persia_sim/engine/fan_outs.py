@@ -51,7 +51,7 @@ def fan_out(
             delay = bank.longest(now, service_s[part], memory_bytes * share) + join_s
         if delay == inf:
             yield env.event()  # a server that never comes back
-        yield delay
+        yield env.timeout(delay)
         left -= 1
         if not left:
             at_servers(last_s, (arrived, done) if platform.tells_each else None)

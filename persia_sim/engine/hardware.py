@@ -109,10 +109,10 @@ class Platform:
     def _rank_link(self, r: int) -> int:
         return self._nic_of_rank[r]
 
-    def travel(self, after_s: float = 0.0, messages: int = 1) -> float:
-        """Seconds until a message is there that leaves after so much service, or several of which
+    def travel(self, after_s: float = 0.0, messages: int = 1) -> simpy.Event:
+        """Happens when a message is there that leaves after so much service, or several of which
         each answers the one before. Nothing else in the engine charges a latency."""
-        return after_s + messages * self.latency_s
+        return self.env.timeout(after_s + messages * self.latency_s)
 
     def to_worker_from_loader(self, worker: int) -> simpy.Event:
         """Ids from a loader; loaders have no NIC of their own in the model, and their latency is

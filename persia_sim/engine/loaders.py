@@ -18,14 +18,14 @@ def load(world: World, loader: int) -> Process:
     ranks, steps, loaders = len(world.ranks), scenario.steps, scenario.cluster.loaders
     room = scenario.queues.dataset
     if loader:
-        yield loader_start_s(loader, scenario, need.load_s)
+        yield world.env.timeout(loader_start_s(loader, scenario, need.load_s))
     for batch in range(loader, ranks * steps, loaders):
         s, r = divmod(batch, ranks)
         rank = world.ranks[r]
         while s >= rank.looked_up + room:
             why = f"room for step {s} among {room} loaded batches"
             yield rank.wait(Waiter.LOADER, why, s)
-        yield world.needs[r].load_s
+        yield world.env.timeout(world.needs[r].load_s)
         yield world.platform.to_worker_from_loader(world.worker_of(r, s))
         if need.input_bytes:
             yield world.platform.to_rank_from_loader(r)

@@ -43,7 +43,7 @@ class Recovery:
             self._env.process(self._forget(crash))
 
     def _forget(self, crash: Crash) -> Process:
-        yield crash.at_s
+        yield self._env.timeout(crash.at_s)
         self._ledger.server_forgets()
 
     def losses(self, crashes: list[Crash]) -> Losses:

@@ -28,7 +28,7 @@ def take(world: World, r: int, s: int) -> Process:
             rank.reasons[Waiter.TRAIN] = f"all ranks' pushes of steps < {s}, to refresh step {s}"
             yield world.window.all_close(s)
         yield from fetch(world, r, s, refresh, Kind.REFRESH, Mark.REFRESHED)
-        yield refresh.copy_in_s
+        yield world.env.timeout(refresh.copy_in_s)
     world.stamp(Mark.REFRESHED, r, s)
 
 
@@ -45,4 +45,4 @@ def _bring_up_to_date(world: World, r: int, s: int, need: Forward) -> Process:
     legs[Leg.POOLED_AGAIN] = env.now
     yield platform.to_rank(worker, r, need.activation_bytes)
     legs[Leg.ROWS_AGAIN] = env.now
-    yield need.copy_in_s
+    yield world.env.timeout(need.copy_in_s)

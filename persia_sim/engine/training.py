@@ -42,7 +42,7 @@ class Barrier:
             forward_end = env.now + forward
             if self._reduce is not None and overlaps:
                 self._reduced = self._reduce.will_compute(forward_end, backward)
-            yield forward + backward
+            yield env.timeout(forward + backward)
             world.stamp(Mark.BACKWARD_END, r, s)
             rank.reasons[Waiter.TRAIN] = f"the other ranks' gradients of step {s}"
             yield self._meet(s, r, forward_end, backward)
@@ -82,7 +82,7 @@ class Barrier:
         world, env = self._world, self._world.env
         yield reduced
         end_s = world.recovery.real_end_s(0, env.now + world.need.sync_overhead_s)
-        yield end_s - env.now if end_s < inf else env.event()
+        yield env.timeout(end_s - env.now) if end_s < inf else env.event()
         self._update(s, met)
 
     def _update(self, s: int, met: simpy.Event) -> None:
