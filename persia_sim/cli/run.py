@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from persia_sim.cli.build import pick, scenario_of
 from persia_sim.cli.options import Options
-from persia_sim.cli.progress import progress
 from persia_sim.model.incidents import Crash
 from persia_sim.model.memory import FORMATS, capacity
 from persia_sim.model.scenario import Scenario
@@ -16,6 +18,21 @@ from persia_sim.words.rules import SECONDS, require
 
 if TYPE_CHECKING:
     from persia_sim.oracle.closed_form import Answer
+
+BAR_AFTER_S = 1.0
+"""Runs shorter than this show no progress."""
+
+
+@contextmanager
+def progress(total: int) -> Iterator[Callable[[], object]]:
+    """A bar on a terminal, after a second; nothing where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from tqdm import tqdm  # only a terminal needs it
+
+    with tqdm(total=total, unit=" pushes", delay=BAR_AFTER_S, leave=False) as bar:
+        yield bar.update
 
 
 def run(options: Options) -> str:

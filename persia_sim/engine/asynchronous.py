@@ -1,4 +1,5 @@
-"""Training without a barrier: a rank computes on weights of its own and waits for nobody."""
+"""Training without a barrier: a rank computes on weights of its own and waits for nobody; the
+replicas of async_averaging are averaged behind it."""
 
 from __future__ import annotations
 
@@ -65,3 +66,22 @@ class FreeRunning:
         self._world.order.dense(Kind.DENSE_PUSH, r, s, self._version)
         self._version += 1
         self._world.ledger.returned()
+
+
+def average(world: World) -> Process:
+    """Rounds at their period, or one after the other where a round takes longer: every replica
+    enters, and leaves one all-reduce later."""
+    env, rounds, duration = world.env, world.scenario.rounds, world.need.averaging_s
+    number = 0
+    while number == 0 or env.peek() < inf:  # else nobody will do anything any more
+        yield env.timeout(max(0.0, rounds.period_s - (duration if number else 0.0)))
+        for kind, wait in ((Kind.AVERAGE_READ, duration), (Kind.AVERAGE_WRITE, 0.0)):
+            for r, rank in enumerate(world.ranks):
+                world.order.dense(kind, r, max(0, rank.trained - 1), number)
+                if kind is Kind.AVERAGE_READ:
+                    rank.stall_s += rounds.stall_share * duration
+            if wait and world.scenario.dense_on_nics:
+                yield world.platform.ring(world.need.averaging_nic_bytes, wait)
+            else:
+                yield env.timeout(wait)
+        number += 1

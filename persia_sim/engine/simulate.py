@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from persia_sim.engine.asynchronous import FreeRunning
-from persia_sim.engine.averaging import average
+from persia_sim.engine.asynchronous import FreeRunning, average
 from persia_sim.engine.checks import check
 from persia_sim.engine.clock import Clock, NothingLeftError
 from persia_sim.engine.copies import copy_in, copy_out

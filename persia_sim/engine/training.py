@@ -1,4 +1,7 @@
-"""Training with a barrier: all ranks compute, then all of them have the step's dense update."""
+"""Training with a barrier: all ranks compute, then all of them have the step's dense update.
+
+The all-reduce has a network of its own, or is traffic on the GPU hosts' NICs beside rows.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,13 @@ from math import inf
 import numpy as np
 import simpy
 
-from persia_sim.engine.clock import Process
+from persia_sim.engine.clock import Clock, Process
 from persia_sim.engine.copies import hand_back
-from persia_sim.engine.dense_traffic import ReduceOnNics
+from persia_sim.engine.hardware import Platform
 from persia_sim.engine.rank import Waiter
 from persia_sim.engine.taking import take
 from persia_sim.engine.world import World
-from persia_sim.model.allreduce import sync_delay
+from persia_sim.model.allreduce import Bucket, sync_delay
 from persia_sim.model.stamps import Mark
 from persia_sim.words.trace import ALL, Kind
 
@@ -88,3 +91,40 @@ class Barrier:
     def _update(self, s: int, met: simpy.Event) -> None:
         self._world.order.dense(Kind.DENSE_UPDATE, ALL, s)
         met.succeed()
+
+
+class ReduceOnNics:
+    """Sums the buckets of one step after the other, each when every rank has it.
+
+    A bucket takes as long as its closed form, or until its bytes have passed every host's NIC,
+    whichever is later: so it slows down, and slows others down, where a NIC is shared.
+    """
+
+    def __init__(
+        self, env: Clock, platform: Platform, buckets: tuple[Bucket, ...], ranks: int
+    ) -> None:
+        self._env = env
+        self._platform = platform
+        self._buckets = buckets
+        self._ranks = ranks
+        self._ready: list[tuple[float, float]] = []
+
+    def will_compute(self, forward_end_s: float, backward_s: float) -> simpy.Event | None:
+        """A rank has begun its step; the last one gets the event that all buckets are summed."""
+        self._ready.append((forward_end_s, backward_s))
+        if len(self._ready) < self._ranks:
+            return None
+        ends, backwards = np.array(self._ready).T
+        self._ready = []
+        ready = [float((ends + b.ready_share * backwards).max()) for b in self._buckets]
+        return self._env.process(self._reduce(ready))
+
+    def reduce_now(self) -> simpy.Event:
+        """All ranks have the whole gradient: the event that all buckets are summed."""
+        return self._env.process(self._reduce([self._env.now] * len(self._buckets)))
+
+    def _reduce(self, ready_s: list[float]) -> Process:
+        for bucket, ready in zip(self._buckets, ready_s, strict=True):
+            if ready > self._env.now:
+                yield self._env.timeout(ready - self._env.now)
+            yield self._platform.ring(bucket.nic_bytes, bucket.seconds)

@@ -9,22 +9,60 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import tempfile
 import threading
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, BinaryIO, Self, cast
 from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, is_zipfile
 
 import numpy as np
 
 from persia_sim.words.events import ALL, Event, Kind
 from persia_sim.words.files import atomic_write
-from persia_sim.words.spill import EventFile
 from persia_sim.words.trace_rules import refuse_impossible
 
 __all__ = ["ALL", "Event", "Kind", "Trace", "TraceRecorder"]
+
+
+class EventFile:
+    """Rows of events in a file without a name: nobody else sees it, and nothing is left behind."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        """In ``folder``; else in TMPDIR or /var/tmp, which, unlike /tmp, is a disk everywhere."""
+        self._folder = folder or _folder_on_disk()
+        # Open for as long as the recorder lives.
+        self._file = cast(BinaryIO, tempfile.TemporaryFile(dir=self._folder))  # noqa: SIM115
+        self._rows = 0
+
+    def append(self, block: np.ndarray) -> None:
+        """More rows, int [n, 5]. Raises OSError with a remedy when they cannot be written."""
+        try:
+            self._file.write(np.ascontiguousarray(block, np.int64).data)
+            self._file.flush()
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"the order of events of this long run does not fit into {self._folder}"
+                f" ({error.strerror}); set TMPDIR to a larger disk, or leave the order out with"
+                " --no-trace-order",
+            ) from error
+        self._rows += len(block)
+
+    def table(self) -> np.ndarray:
+        """int64 [n, 5]: all rows so far, mapped; later rows do not change it."""
+        shape = self._rows, len(Event._fields)
+        return np.asarray(np.memmap(self._file, np.int64, "r", shape=shape)).view(np.ndarray)
+
+
+def _folder_on_disk() -> Path:
+    if named := os.environ.get("TMPDIR"):
+        return Path(named)
+    usual = Path("/var/tmp")
+    return usual if os.access(usual, os.W_OK) else Path(tempfile.gettempdir())
 
 
 @dataclass(frozen=True, slots=True)

@@ -285,6 +285,6 @@ def test_a_terminal_gets_one_bar_and_a_pipe_none(
     run(Options(**SMALL))  # type: ignore[arg-type]
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setattr("persia_sim.cli.progress.BAR_AFTER_S", 0.0)
+    monkeypatch.setattr(sys.modules["persia_sim.cli.run"], "BAR_AFTER_S", 0.0)
     run(Options(**SMALL))  # type: ignore[arg-type]
     assert " pushes" in capsys.readouterr().err
