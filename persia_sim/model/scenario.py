@@ -172,32 +172,24 @@ class Scenario:
         mode = self.mode
         require(self.steps >= 1, "steps", self.steps, "must be >= 1")
         require(0 <= self.seed < 2**63, "seed", self.seed, "must lie in [0, 2**63)")
-        if self.tau is not None:
-            require(self.tau >= 0, "tau", self.tau, "must be >= 0")
-            require(mode.reads_late_rows, "tau", self.tau, f"{mode} does not read it", "drop it")
-        if self.permits is not None:
-            require(self.permits >= 1, "permits", self.permits, "must be >= 1")
-            ok = mode.reads_late_rows
-            require(ok, "permits", self.permits, f"{mode} does not read it", "drop it")
-        if self.ahead is not None:
-            require(self.ahead >= 1, "ahead", self.ahead, "must be >= 1")
-            ok = mode is Mode.LOOKAHEAD
-            require(ok, "ahead", self.ahead, f"{mode} does not read it", "drop it")
-        if self.lookahead != "reread":
-            known = self.lookahead == "forwarded"
-            require(known, "lookahead", self.lookahead, "must be reread or forwarded")
-            ok = mode is Mode.LOOKAHEAD
-            require(ok, "lookahead", self.lookahead, f"{mode} does not read it", "drop it")
-        if self.dense_home is not None:
-            ok = mode is Mode.ASYNC
-            require(ok, "dense_home", self.dense_home, f"{mode} does not read it", "drop it")
+        for field, least in (("tau", 0), ("permits", 1), ("ahead", 1)):
+            value = getattr(self, field)
+            require(value is None or value >= least, field, value, f"must be >= {least}")
+        known = self.lookahead in ("reread", "forwarded")
+        require(known, "lookahead", self.lookahead, "must be reread or forwarded")
+        late, prefetches = mode.reads_late_rows, mode is Mode.LOOKAHEAD
+        read_by = {
+            "tau": late, "permits": late, "ahead": prefetches, "lookahead": prefetches,
+            "dense_home": mode is Mode.ASYNC, "averaging": mode is Mode.ASYNC_AVERAGING,
+        }  # fmt: skip
+        for field, read in read_by.items():
+            value = getattr(self, field)
+            unset = value is None or value == "reread"
+            require(read or unset, field, value, f"{mode} does not read it", "drop it")
         if self.dense_on_nics:
             ok = mode is not Mode.ASYNC
             remedy = "drop it, or choose a dense_home"
             require(ok, "dense_on_nics", True, "async has no all-reduce", remedy)
-        if self.averaging is not None:
-            ok = mode is Mode.ASYNC_AVERAGING
-            require(ok, "averaging", self.averaging, f"{mode} does not read it", "drop it")
         if self.merge_pushes is not None and not mode.may_merge:
             why = "always merges" if mode.has_barrier else "has no step to merge over"
             require(False, "merge_pushes", self.merge_pushes, f"{mode} {why}", "drop it")
