@@ -54,7 +54,7 @@ BENCHES = {
     "scaling": Study("threads against processes, ranks and servers, with latency", "30"),
     "bench-sweep": Study("core-seconds of a sweep's point against plain torch", "15"),
     "bench-snapshot": Study("the pause of a snapshot of the rows, and steps around it", "1"),
-    "bench-memory": Study("a million steps: memory beside the rows, and a store's budget", "60"),
+    "bench-memory": Study("a million steps: memory beside the rows", "60"),
     "validate": Study("runs of this host against their predictions, with bands", "15"),
     "bench-peers": Study("whole steps against FBGEMM, TorchRec and torch", "40"),
 }

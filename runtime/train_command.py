@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from persia_sim.words.rules import counted, printable
-from runtime.config import TrainConfig
 from runtime.config.options import as_typed
 from runtime.config.presets import told_of
 from runtime.data.errors import DataError
@@ -115,7 +114,7 @@ def work(
     from runtime.run.ending import Interrupted, NotKept
     from runtime.run.record import run_into
 
-    config = _choose(command.run) if command.auto else command.run
+    config = command.run
     total = None if config.steps is None else config.steps * config.batch
     mode = str(config.sync.mode)
     with tqdm(total=total, unit=" samples", unit_scale=True, desc=mode, disable=None) as bar:
@@ -153,19 +152,6 @@ def work(
             f" {config.checkpoint.checkpoint_every} asked for it, and its checkpoint could not be"
             " written (a warning above says why); free some space, and train again"
         )
-
-
-def _choose(config: TrainConfig) -> TrainConfig:
-    import torch
-
-    from runtime.data.open import open_source
-    from runtime.run.choose import fastest
-
-    torch.set_num_threads(config.engine.threads)
-    data = config.data
-    choice = fastest(config, open_source(data.name, data.dir, skip_bad_rows=data.skip_bad_rows))
-    print(choice.describe())
-    return choice.config
 
 
 def _tau_word(tau: int | None) -> str:

@@ -37,16 +37,9 @@ class Train:
     resume: Path | None = None
     """Folder of a run that was interrupted or killed: go on in it from its newest checkpoint, with
     its config.json. Ranks, shards, engine, device, steps and checkpoints may be given anew."""
-    auto: bool = False
-    """With --mode hybrid --executor concurrent: first time sync, lookahead and hybrid on a few
-    batches, say what hybrid would gain, and train in the fastest."""
 
     def __post_init__(self) -> None:
-        chosen = self.run.sync.mode, self.run.engine.executor
-        if self.auto and chosen != ("hybrid", "concurrent"):
-            raise ValueError("auto chooses for --mode hybrid --executor concurrent; add both")
-        own: dict[str, object] = {"--out": self.out, "--config": self.config}
-        own |= {"--preset": self.preset, "--auto": self.auto}
+        own = {"--out": self.out, "--config": self.config, "--preset": self.preset}
         for name in [name for name, value in own.items() if value and self.resume]:
             raise ValueError(f"--resume goes on in its folder with its config; remove {name}")
 
@@ -93,8 +86,6 @@ def read_train(arguments: list[str], launch: Launch | None = None) -> Train:
         ) from None
     if launch is not None:
         refuse_other(command.run, launch)
-        if command.auto:
-            raise ValueError("auto times threads of one process; start it without torchrun")
     unread = command.run.unread()
     if launch is None:
         unread["dense_sum"] = "ranks that torchrun has started as processes"

@@ -1,4 +1,4 @@
-"""The memory of a long run beside its rows, and of a store within its budget."""
+"""The memory of a long run beside its rows."""
 
 from __future__ import annotations
 
@@ -28,10 +28,6 @@ class Options:
     """Samples per dense update."""
     tau: int = 4
     """Bound of mode hybrid."""
-    data: str = "synthetic"
-    """A synthetic stream: with synthetic:criteo-ad ids never end, and a budget fills up."""
-    budget_gib: float | None = None
-    """GiB for the rows; they are evicted when it is full. None: no limit."""
     executor: Literal["lag", "concurrent"] = "lag"
     """Who carries the steps out: one thread, or a thread a rank."""
     out: Path = Path("runs/bench-memory")
@@ -42,7 +38,6 @@ class Options:
         between(*RANKS, ranks=self.ranks)
         between(1, 4096, shards=self.shards)
         between(*TAU, tau=self.tau)
-        between(0.001, 1e6, budget_gib=self.budget_gib)
 
 
 def run(options: Options) -> None:
@@ -52,22 +47,19 @@ def run(options: Options) -> None:
     from persia_sim.words.vocabulary import Mode
     from runtime.config import DataConfig, EngineConfig, ModelConfig, SyncConfig, TrainConfig
     from runtime.data.open import open_source
-    from runtime.embedding.config import Capacity, TableConfig
     from runtime.engines.parts import assemble_for
     from runtime.run.training import Training
 
-    budget = None if options.budget_gib is None else int(options.budget_gib * _GIB)
     samples = options.steps * options.batch
     config = TrainConfig(
         sync=SyncConfig(mode=Mode.HYBRID, tau=options.tau, ranks=options.ranks),
         batch=options.batch,
         steps=options.steps,
         engine=EngineConfig(executor=options.executor, shards=options.shards),
-        data=DataConfig(name=options.data, rows=samples),
+        data=DataConfig(name="synthetic", rows=samples),
         model=ModelConfig(hidden=(8,)),
-        rows=TableConfig(capacity=Capacity(memory_bytes=budget)),
     )
-    parts = assemble_for(config, open_source(options.data, rows=samples))
+    parts = assemble_for(config, open_source("synthetic", rows=samples))
     training = Training(parts, {}, None)
     readings: list[dict[str, float]] = []
     every = max(1, options.steps // READINGS)
@@ -95,10 +87,6 @@ def run(options: Options) -> None:
         f"{len(trace):,} events in the trace; at most {_gib(beside)} GiB beside the rows;"
         f" goal {_gib(GOAL_BYTES)}: {'met' if beside <= GOAL_BYTES else 'MISSED'}"
     )
-    if budget is not None:
-        most = max(r["rows_bytes"] for r in readings)
-        met = "met" if most <= budget else "MISSED"
-        print(f"rows: at most {_gib(most)} GiB; budget {_gib(budget)}: {met}")
     print(f"{options.out / 'bench_memory.csv'}")
 
 

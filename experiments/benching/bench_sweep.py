@@ -1,8 +1,7 @@
-"""Core-seconds of a sweep's point against the same loop in plain torch, and where they go."""
+"""Core-seconds of a sweep's point against the same loop in plain torch."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -45,7 +44,7 @@ class Options:
     most_foreign_cores: float = 0.15
     """A measurement during which other processes used more cores than this is made again once."""
     out: Path = Path("runs/bench-sweep")
-    """Folder of the CSVs."""
+    """Folder of the CSV."""
 
     def __post_init__(self) -> None:
         not_empty(ranks=self.ranks, batch=self.batch)
@@ -59,7 +58,7 @@ class Options:
 
 
 def run(options: Options) -> None:
-    """Measure, then print the two tables with the goals."""
+    """Measure, then print the table with the goals."""
     from tqdm import tqdm
 
     from runtime.data.catalogue import CATALOGUE
@@ -84,13 +83,7 @@ def run(options: Options) -> None:
     print(f"core-seconds a point: {DATA}, hybrid tau {options.tau}, {SNAPSHOTS} snapshots")
     print(_points_table(windows, settings))
     print(_goals(windows, settings))
-    parts = [
-        {"ranks": r, "batch": b, **part} for r, b in settings for part in _parts(options, r, b)
-    ]
-    write_csv(options.out / "bench_sweep_parts.csv", parts)
-    print("\nwhere they go (core-seconds in one process, beside what the machine needs at least)")
-    print(_parts_table(parts))
-    print(f"{options.out / 'bench_sweep.csv'}, {options.out / 'bench_sweep_parts.csv'}")
+    print(f"{options.out / 'bench_sweep.csv'}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,26 +193,3 @@ def _goals(windows: list[Window], settings: list[tuple[int, int]]) -> str:
                 f" goal {GOAL_SHARE:g}: {verdict(ratio, 1 / GOAL_SHARE)}"
             )
     return "\n".join(lines)
-
-
-def _parts(options: Options, ranks: int, batch: int) -> list[dict[str, object]]:
-    """The parts of one point, measured in a process of its own."""
-    import subprocess
-
-    words = ["experiments.benching.point_parts", DATA, str(options.data_dir or ""), str(ranks)]
-    command = [sys.executable, "-m", *words, str(batch), str(options.tau)]
-    command.append(str(_snapshot_every(batch)))
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    if found.returncode:
-        raise ValueError(f"{' '.join(command)} failed:\n{found.stderr[-2000:]}")
-    parts: list[dict[str, object]] = json.loads(found.stdout)
-    return parts
-
-
-def _parts_table(parts: list[dict[str, object]]) -> str:
-    cells = []
-    for p in parts:
-        bound = "" if p["bound_s"] is None else f"{p['bound_s']:.2f}"
-        where = [str(p["ranks"]), str(p["batch"]), str(p["part"])]
-        cells.append([*where, f"{p['core_s']:.2f}", bound, str(p["bound"])])
-    return aligned(["W", "batch", "part", "core-s", "bound", "the bound is"], cells)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import subprocess
 import sys
 
 import numpy as np
@@ -13,7 +11,6 @@ import pytest
 
 from experiments.benching import bench_memory, bench_sweep, windows
 from experiments.benching.core_seconds import core_seconds
-from experiments.benching.point_parts import PARTS, Clock
 from tests.experiments.clicks import clicks_file
 from tests.experiments.raw_runs import read_csv
 from tests.experiments.test_benching import Quiet, printed
@@ -38,41 +35,6 @@ def test_a_command_that_fails_tells_its_last_words():
         core_seconds([sys.executable, "-c", "raise SystemExit('out of luck')"], os.environ)
 
 
-def test_nested_parts_count_for_the_outermost(monkeypatch):
-    class Work:
-        def outer(self):
-            ticks.append(3.0)
-            self.inner()
-
-        def inner(self):
-            ticks.append(2.0)
-
-    ticks = [0.0]
-    monkeypatch.setattr("time.process_time", lambda: sum(ticks))
-    clock = Clock()
-    clock.watch("rows", Work, "outer")
-    clock.watch("ids", Work, "inner")
-    work = Work()
-    work.outer()
-    work.inner()
-    assert clock.spent == dict.fromkeys(PARTS, 0.0) | {"rows": 5.0, "ids": 2.0}
-
-
-def test_every_part_of_a_point_is_measured_beside_its_bound(tmp_path):
-    clicks_file(tmp_path)
-    words = ["kuairand-pure-14d", str(tmp_path), "4", "32", "2", "3"]
-    found = subprocess.run(
-        [sys.executable, "-m", "experiments.benching.point_parts", *words],
-        capture_output=True,
-        text=True,
-    )
-    assert found.returncode == 0, found.stderr
-    parts = {part["part"]: part for part in json.loads(found.stdout)}
-    assert list(parts) == list(PARTS)
-    for name in PARTS[:-1]:
-        assert parts[name]["core_s"] > 0 and parts[name]["bound_s"] > 0, name
-
-
 def test_bench_sweep_divides_by_points_and_judges_pairs(tmp_path, monkeypatch):
     clicks_file(tmp_path)
     monkeypatch.setattr(windows, "ForeignLoad", Quiet)
@@ -86,9 +48,7 @@ def test_bench_sweep_divides_by_points_and_judges_pairs(tmp_path, monkeypatch):
         points = int(seeds[0]) if command[2] == "experiments" else len(seeds)
         return (of_a_point + 0.01 * len(commands)) * points
 
-    part = {"part": "ids", "core_s": 0.5, "bound_s": 0.25, "bound": "hot"}
     monkeypatch.setattr(bench_sweep, "core_seconds", cost)
-    monkeypatch.setattr(bench_sweep, "_parts", lambda *_: [part])
     told = printed(monkeypatch)
     bench_sweep.run(
         bench_sweep.Options(
@@ -105,7 +65,6 @@ def test_bench_sweep_divides_by_points_and_judges_pairs(tmp_path, monkeypatch):
     assert re.search(r"in a sweep: 0\.\d\d \[.*goal 0.8: ", words)
     assert "one run: 1.49 [" in words and "MISSED" in words
     assert any(w[:2] == ["experiments", "staleness-sweep"] and "--ranks" in w for w in commands)
-    assert read_csv(tmp_path / "out" / "bench_sweep_parts.csv")[0]["bound_s"] == "0.25"
 
 
 def test_bench_memory_reads_rows_and_what_lies_beside_them(tmp_path, monkeypatch):
@@ -114,19 +73,18 @@ def test_bench_memory_reads_rows_and_what_lies_beside_them(tmp_path, monkeypatch
     told = printed(monkeypatch)
     bench_memory.run(
         bench_memory.Options(
-            steps=50, ranks=2, shards=2, batch=64, data="synthetic:criteo-ad", budget_gib=0.001,
-            out=tmp_path,
+            steps=50, ranks=2, shards=2, batch=64, out=tmp_path
         )
     )  # fmt: skip
     rows = read_csv(tmp_path / "bench_memory.csv")
     assert [int(r["steps"]) for r in rows] == list(range(1, 51))
     held = [float(r["rows_bytes"]) for r in rows]
-    assert 0.5 * 2**20 < max(held) <= 0.001 * 2**30
+    assert 0 < held[0] <= held[-1]
     words = "\n".join(told)
     beside = max(float(r["all_bytes"]) - float(r["rows_bytes"]) for r in rows) / 2**30
     assert 4.9 < beside <= 5
     assert f"{50 * 7} events in the trace; at most {beside:.3f} GiB beside the rows" in words
-    assert "MISSED" in words and "budget 0.001: met" in words
+    assert "MISSED" in words
 
 
 def test_the_memory_of_this_process_is_read():

@@ -138,7 +138,7 @@ BAD = {
     },
     "bench-memory": {
         "steps": COUNT, "ranks": COUNT, "shards": COUNT, "batch": COUNT, "tau": NEGATIVE | ABSURD,
-        "budget-gib": NOT_POSITIVE, "executor": UNKNOWN,
+        "executor": UNKNOWN,
     },
     "bench-sweep": {
         "ranks": COUNT | st.just(""), "batch": COUNT | st.just(""), "tau": NEGATIVE | ABSURD,

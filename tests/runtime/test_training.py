@@ -18,7 +18,6 @@ from runtime.order.executor import OrderedRun
 from runtime.order.lag import lag_order
 from runtime.rank.learner import NonFiniteError
 from runtime.rank.parts import assemble
-from runtime.run.choose import fastest
 from runtime.run.session import train
 from tests.runtime.worlds import ArraySource, config, run
 
@@ -152,14 +151,6 @@ def test_a_profile_law_is_the_line_through_its_points():
     assert law["per_item_s"] == pytest.approx(2e-8, rel=1e-6)
     assert law["spread"] == pytest.approx(0, abs=1e-9)
     assert law["fitted_items"] == [10, 1000]
-
-
-def test_auto_chooses_the_fastest_and_says_what_hybrid_would_gain():
-    chosen = config(mode=Mode.HYBRID, tau=2, executor="concurrent", ranks=2)
-    choice = fastest(chosen, ArraySource(800))
-    assert choice.config.sync.mode is max(choice.samples_per_s, key=choice.samples_per_s.get)
-    assert choice.config.sync.window == (2 if choice.config.sync.mode is Mode.HYBRID else 0)
-    assert "of the best exact schedule: training in" in choice.describe()
 
 
 def test_a_round_of_averaging_moves_every_replica_by_mean_minus_what_it_put_in():

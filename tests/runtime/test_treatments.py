@@ -19,7 +19,6 @@ from runtime.checkpoint.whole import complete_checkpoints, read_checkpoint
 from runtime.config import ModelConfig, SyncConfig
 from runtime.embedding.config import RowOptimizer
 from runtime.embedding.features import Admission, Capacity
-from runtime.run.choose import CANDIDATES, _as_mode
 from runtime.serving.trained import find_checkpoint, open_trained
 from tests.runtime import test_law_of_resume as resume
 from tests.runtime import test_nonfinite as nonfinite
@@ -134,11 +133,6 @@ def test_a_step_that_is_left_out_leaves_its_place_empty(executor):
     world = run(nonfinite.chosen(dense_lag=2, executor=executor), source)
     steps = {"size": nonfinite.BATCH, "ranks": nonfinite.RANKS, "left_out": nonfinite.LEFT_OUT}
     assert_equal_to(plain_training(nonfinite.chosen(), source, dense_lag=2, **steps), world)
-
-
-def test_auto_keeps_the_dense_lag_in_every_mode_that_it_times():
-    late = config(mode=Mode.HYBRID, dense_lag=2, sync_steps=3, executor="concurrent")
-    assert [_as_mode(late, mode).sync.dense_lag for mode in CANDIDATES] == [2, 2, 2]
 
 
 def test_gradients_wait_without_their_loss_scale():
