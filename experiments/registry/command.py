@@ -64,7 +64,7 @@ def _parsed(kind: type[Options], name: str, arguments: list[str]) -> Options:
 
 
 def _list(arguments: list[str]) -> None:
-    from experiments.registry.listing import listing
+    from experiments.registry.runs import listing
 
     print(printable(listing(_parsed(List, "list", arguments).folder), keep="\n"))
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from experiments.gaps import paired_interval, thousandths
-from experiments.registry.found import Run, is_run, is_sweep, runs_below, the_run
-from experiments.registry.options import differences, typed_options
+from experiments.registry.runs import Run, is_run, is_sweep, runs_below, the_run
 from experiments.registry.settings import pairs, settings_of
 from experiments.statistics import delong
 from experiments.tables import aligned
@@ -16,6 +17,7 @@ from runtime.run.folder import read_predictions
 from runtime.run.metrics import read_metrics
 
 SHOWN_SNAPSHOTS = 12
+ABSENT = "(not there)"
 
 
 def comparison(first: Path, second: Path) -> str:
@@ -36,7 +38,7 @@ def comparison(first: Path, second: Path) -> str:
 
 def _runs(first: Run, second: Run) -> str:
     parts = [f"A  {first.folder}   {first.state}", f"B  {second.folder}   {second.state}", ""]
-    unlike = differences(typed_options(first), typed_options(second))
+    unlike = differences(first.typed_options(), second.typed_options())
     parts.append(
         aligned(["option", "A", "B"], [list(line) for line in unlike])
         if unlike
@@ -47,6 +49,13 @@ def _runs(first: Run, second: Run) -> str:
         parts += ["", aligned(["environment", "A", "B"], [list(line) for line in where])]
     parts += ["", _scores(first, second), _significance(first, second)]
     return "\n".join(line for line in [*parts, _curves(first, second)] if line is not None)
+
+
+def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Name and both values wherever they differ, in the first one's order."""
+    names = dict.fromkeys([*first, *second])
+    pairs = ((name, first.get(name, ABSENT), second.get(name, ABSENT)) for name in names)
+    return [(name, str(a), str(b)) for name, a, b in pairs if a != b]
 
 
 def _where(run: Run) -> dict[str, str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.paired import SYNTHETIC, stream_of_seeds
-from experiments.registry.found import Run
+from experiments.registry.runs import Run
 from persia_sim.words.rules import counted
 
 _MOST_SHOWN = 32

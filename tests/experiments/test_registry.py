@@ -3,6 +3,7 @@ but for one tiny run."""
 
 from __future__ import annotations
 
+import html
 import io
 import json
 import os
@@ -18,11 +19,9 @@ from sklearn.metrics import roc_auc_score
 
 from experiments.commands import main
 from experiments.registry.compare import comparison
-from experiments.registry.found import Run, read_run, runs_below
-from experiments.registry.listing import listing
-from experiments.registry.report import write_page
+from experiments.registry.report import line_chart, write_page
+from experiments.registry.runs import Run, listing, read_run, runs_below
 from experiments.registry.settings import settings_of
-from experiments.registry.svg import LEFT, RIGHT, WIDTH, line_chart
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.run.folder import write_json
 from runtime.run.record import run_into
@@ -163,7 +162,7 @@ def test_a_page_of_a_run_has_its_options_scores_and_curve(real, tmp_path):
     summary = json.loads((real / "summary.json").read_text())
     assert f"{summary['tasks']['click']['auc']:.4f}" in text
     assert "<code>--tau</code>" in text and "python -m runtime train --mode hybrid" in text
-    assert text.count("<polyline") == 1 and "made by this project" in text
+    assert len(re.findall(r'id="line-\d"', text)) == 1 and "made by this project" in text
     assert not re.search(r'(?:src|href)="(?!data:|#)', text)
 
 
@@ -249,12 +248,53 @@ def test_of_two_runs_with_one_seed_the_later_counts_and_the_other_is_said(tmp_pa
     assert "hybrid-tau4: 1 run left out, of a seed that ran again later" in text
 
 
-def test_a_chart_puts_the_ends_of_a_line_at_the_ends_of_the_axis():
-    chart = line_chart({"a & b": [(0, 0.5), (50, 0.6), (100, 0.7)]}, "x", "y", "title")
-    points = re.search(r'points="([^"]+)"', chart)[1].split()
-    across = [float(point.split(",")[0]) for point in points]
-    assert across == [LEFT, LEFT + (WIDTH - LEFT - RIGHT) / 2, WIDTH - RIGHT]
-    assert "a &amp; b" in chart
+def drawn(chart: str, number: int) -> np.ndarray:
+    """The points of a line in a chart, float64 [points, 2], downwards."""
+    path = re.search(rf'<g id="line-{number}">\s*<path d="([^"]+)"', chart)[1]
+    return np.array(re.findall(r"[ML] ([-\d.]+) ([-\d.]+)", path), float)
+
+
+def test_a_chart_draws_each_line_to_scale():
+    lines = {"one": [(0, 0.5), (50, 0.6), (100, 0.7)], "other": [(0, 0.7), (100, 0.5)]}
+    chart = line_chart(lines, "samples", "test AUC")
+    one, other = (drawn(chart, number) for number in range(2))
+    assert one[1] == pytest.approx((one[0] + one[2]) / 2)
+    assert one[2, 0] > one[0, 0] and one[2, 1] < one[0, 1], "SVG counts downwards"
+    assert other == pytest.approx(np.array([[one[0, 0], one[2, 1]], [one[2, 0], one[0, 1]]]))
+    assert (
+        ">samples<" in chart
+        and ">test AUC<" in chart
+        and line_chart(lines, "samples", "test AUC") == chart
+    )
+
+
+@pytest.mark.parametrize("name", ["a & b", "_hidden", "$x^$"])
+def test_a_chart_names_its_lines_as_their_tasks_are_called(name):
+    chart = line_chart({name: [(0, 0.5), (50, 0.6)]}, "x", "y")
+    assert f">{html.escape(name)}<" in chart
+
+
+def test_a_page_shows_what_files_hold_as_text_and_never_as_markup(tmp_path):
+    """`<script>` in twelve places: task, score, note, data, options, words typed, environment..."""
+    evil = "<script>alert(1)</script>"
+    run = made(tmp_path / "run")
+    scores = {"auc": 0.7, evil: 0.5}
+    summary = json.loads((run / "summary.json").read_text()) | {
+        "mode": evil, "tasks": {evil: scores}, "evaluated_on": evil,
+        "staleness": {evil: 1.0, "kind": evil}, "data": {evil: evil, "name": evil},
+    }  # fmt: skip
+    write_json(run / "summary.json", summary)
+    about = json.loads((run / "env.json").read_text())
+    write_json(run / "env.json", about | {"commit": evil, evil: evil, "packages": {evil: evil}})
+    write_json(run / "command.json", {"train": [evil]})
+    evaluated = [
+        {"updates": n, "samples": n, "drained": n == 2, "tasks": {evil: {"auc": 0.5 + n / 100}}}
+        for n in (1, 2)
+    ]
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, evaluated)))
+    text = write_page(run, tmp_path / "page.html").read_text()
+    assert "<script" not in text.lower()
+    assert text.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 12
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,26 @@
-"""What lies in a folder of runs: finished, interrupted, failed and damaged ones, and sweeps."""
+"""What lies in a folder of runs: finished, interrupted, failed and damaged ones; the list of it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from experiments.sweep import FAILED
+from experiments.tables import aligned
 from persia_sim.words.documents import read_document
 from persia_sim.words.files import read_regular
+from persia_sim.words.rules import counted
+from runtime.config import read_config
+from runtime.config.options import option_values
 from runtime.run.folder import INTERRUPTED, SUMMARY, checked_summary
 
 State = Literal["done", "interrupted", "failed", "unfinished", "damaged"]
 CONFIG, ENVIRONMENT = "config.json", "env.json"
+HEADER = ("folder", "mode", "tau", "ranks", "data", "seed", "AUC", "when (UTC)", "commit", "state")
 _OF_A_POINT = re.compile(r"-[0-9a-f]{8}$")
 _SEED = re.compile(r"-?seed(\d+)")
 _INSIDE_A_RUN = {"checkpoints"}
@@ -91,6 +97,15 @@ class Run:
     def setting_of_sync(self) -> str:
         """The setting of the sync beside it in a sweep: the same label with the mode exchanged."""
         return self.setting.replace(f"{self.mode}-tau{self.tau}", "sync").replace(self.mode, "sync")
+
+    def typed_options(self) -> dict[str, str]:
+        """Every option by the name that is typed; what the config does not name has today's
+        default.
+
+        Raises ValueError where this version does not know an option of it.
+        """
+        config = read_config(self.folder / CONFIG)
+        return {f"--{name}": str(value) for name, value in option_values(config)}
 
 
 def is_run(folder: Path) -> bool:
@@ -180,6 +195,44 @@ def is_sweep(folder: Path) -> bool:
     if not folder.is_dir() or is_run(folder):
         return False
     return any(_OF_A_POINT.search(p.name) and is_run(p) for p in folder.iterdir() if p.is_dir())
+
+
+def listing(root: Path) -> str:
+    """The table, with one line of counts and one about each run that cannot be used."""
+    runs = list(runs_below(root))
+    if not runs:
+        return f"no runs in {root}"
+    lines = [aligned(HEADER, [cells(run, root) for run in runs]), counts(runs)]
+    lines += [f"{_name(run, root)}: {run.why.splitlines()[0]}" for run in runs if run.why]
+    return "\n".join(lines)
+
+
+def cells(run: Run, root: Path) -> list[str]:
+    """One line of the table."""
+    tau = "-" if run.mode in ("sync", "lookahead", "-") else str(run.tau)
+    return [
+        _name(run, root),
+        run.mode,
+        "unbounded" if tau == "None" else tau,
+        str(run.sync.get("ranks", "-")),
+        run.data,
+        "-" if run.seed is None else str(run.seed),
+        "-" if run.auc is None else f"{run.auc:.4f}",
+        run.started.replace("T", " ").removesuffix("Z"),
+        run.commit,
+        run.state,
+    ]
+
+
+def counts(runs: Sequence[Run]) -> str:
+    """How many, and in which states."""
+    states = Counter(run.state for run in runs)
+    told = ", ".join(f"{states[name]} {name}" for name in get_args(State) if states[name])
+    return f"{counted(len(runs), 'run')}: {told}"
+
+
+def _name(run: Run, root: Path) -> str:
+    return "." if run.folder == root else str(run.folder.relative_to(root))
 
 
 def _group(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
