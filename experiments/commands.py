@@ -47,11 +47,10 @@ STUDIES = {
 """Name -> study; its module in experiments/studies, its CSV and its figure have the same stem."""
 
 BENCHES = {
-    "bench-sync": Study("concurrent sync against the dense network alone", "3"),
-    "bench-latency": Study("injected latency in every mode against the law of its window", "4"),
-    "bench-transport": Study("rows in server processes against rows in the ranks' process", "4"),
+    "bench-engines": Study(
+        "sync against dense alone, latency against its law, transport, threads and processes", "11"
+    ),
     "bench-embedding": Study("the store's kernels against numpy, torch and a dict", "5"),
-    "scaling": Study("threads against processes, ranks and servers, with latency", "30"),
     "bench-sweep": Study("core-seconds of a sweep's point against plain torch", "15"),
     "bench-snapshot": Study("the pause of a snapshot of the rows, and steps around it", "1"),
     "bench-memory": Study("a million steps: memory beside the rows", "60"),

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.benching.machine_load import ForeignLoad
+from experiments.benching.windows import ForeignLoad
 from experiments.checks import COUNT, between
 from experiments.tables import aligned, write_csv
 from runtime.data.batch import Batch, Field, Layout

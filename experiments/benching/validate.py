@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.benching.machine_load import ForeignLoad
+from experiments.benching.windows import ForeignLoad
 from experiments.checks import between, each_between, each_known, not_empty
 from experiments.folders import sole_writer
 from experiments.tables import aligned, write_csv

@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 import pytest
 
-from experiments.benching import bench_embedding, bench_peers, bench_sync, windows
+from experiments.benching import bench_embedding, bench_peers, windows
 from experiments.benching.peer_steps import CEILING, OURS
 from experiments.benching.peers import row_numbers, torch_sparse
 from experiments.benching.wide import DENSE, FIELDS, wide_workload
@@ -34,31 +34,6 @@ def printed(monkeypatch) -> list[str]:
     told: list[str] = []
     monkeypatch.setattr("builtins.print", lambda *words, **_: told.append(" ".join(words)))
     return told
-
-
-def test_bench_sync_tells_medians_and_the_paired_ratio_of_its_windows(tmp_path, monkeypatch):
-    monkeypatch.setattr(windows, "ForeignLoad", Quiet)
-    told = printed(monkeypatch)
-    bench_sync.run(
-        bench_sync.Options(
-            rows=2_600, batch=64, dim=4, hidden=(8,), threads=1, pairs=3, window_steps=4,
-            out=tmp_path,
-        )
-    )  # fmt: skip
-    rows = read_csv(tmp_path / "bench_sync.csv")
-    assert [(r["round"], r["name"]) for r in rows] == [
-        (str(n), name) for n in range(3) for name in ("dense-only", "sync")
-    ]
-    rates = {
-        name: [float(r["value"]) for r in rows if r["name"] == name]
-        for name in ("dense-only", "sync")
-    }
-    for name, values in rates.items():
-        assert min(values) > 0
-        assert re.search(rf"^{name} +{median(values):,.0f} ", told[0], re.MULTILINE)
-    logs = np.log(rates["sync"]) - np.log(rates["dense-only"])
-    assert f"sync / dense-only: {np.exp(logs.mean()):.2f} [" in told[1]
-    assert "over 3 pairs; goal 0.70" in told[1]
 
 
 def test_the_bound_of_bench_embedding_fetches_other_lines_in_every_call():

@@ -127,7 +127,7 @@ def test_one_training_run_tells_its_result_and_replays(tmp_path):
         (["experiments", "staleness-sweep", "--jobs", "0"], "jobs must be >= 1, got 0"),
         (["experiments", "staleness-sweep", "--modes", "sync", "--taus", "3"], "taus is only used"),
         (["experiments", "staleness-sweep", "--match", "foo"], "update"),
-        (["experiments", "bench-sync", "--pairs", "0"], "pairs must be >= 1, got 0"),
+        (["experiments", "bench-engines", "--rounds", "0"], "rounds must be >= 1, got 0"),
         (["experiments", "demo", "--samples", "-5"], "samples must be >= 1, got -5"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",

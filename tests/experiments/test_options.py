@@ -107,27 +107,13 @@ BAD = {
     ),
     "fit": dict.fromkeys(("rows", "workloads", "systems", "tables"), NO_FILE),
     "paper": {"size": UNKNOWN, "only": UNKNOWN, "measurements": st.just("/no/such")},
-    "bench-sync": {
-        "rows": COUNT | st.just("25"), "batch": COUNT, "dim": COUNT, "hidden": COUNT | st.just(""),
-        "threads": COUNT, "pairs": COUNT, "window-steps": COUNT | st.just("2"),
-        "most-foreign-cores": ODD_FLOAT,
-    },
-    "bench-latency": {
-        "latency-s": ODD_FLOAT | st.just(""), "windows": COUNT | st.just(""), "ranks": COUNT,
-        "batch": COUNT, "window-steps": COUNT | st.just("2"), "rounds": COUNT,
-        "most-foreign-cores": ODD_FLOAT,
-    },
-    "scaling": {
-        "engines": UNKNOWN | st.just(""), "modes": UNKNOWN | st.just(""),
-        "ranks": COUNT | st.just(""), "servers": COUNT | st.just(""),
-        "latency-s": ODD_FLOAT | st.just(""), "batch": COUNT, "hidden": COUNT | st.just(""),
-        "dim": COUNT, "steps": COUNT | st.just("19"), "rounds": COUNT,
-        "most-foreign-cores": ODD_FLOAT,
-    },
-    "bench-transport": {
-        "servers": COUNT, "ranks": COUNT, "rows": COUNT | st.just("25"), "batch": COUNT,
-        "dim": COUNT, "threads": COUNT, "rounds": COUNT, "window-steps": COUNT | st.just("3"),
-        "clock": UNKNOWN, "most-foreign-cores": ODD_FLOAT,
+    "bench-engines": {
+        "what": UNKNOWN | st.just(""), "rounds": COUNT, "window-steps": COUNT | st.just("3"),
+        "batch": COUNT, "rows": COUNT | st.just("25"), "dim": COUNT,
+        "hidden": COUNT | st.just(""), "threads": COUNT, "ranks": COUNT | st.just(""),
+        "servers": COUNT | st.just(""), "latency-s": ODD_FLOAT | st.just(""),
+        "windows": COUNT | st.just(""), "modes": UNKNOWN | st.just(""),
+        "engines": UNKNOWN | st.just(""), "clock": UNKNOWN, "most-foreign-cores": ODD_FLOAT,
     },
     "bench-embedding": {
         "rows": COUNT, "dim": COUNT, "batch": COUNT, "rounds": COUNT,

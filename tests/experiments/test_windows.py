@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.benching import machine_load, windows
+from experiments.benching import windows
 from experiments.benching.windows import (
     Ratio,
     Window,
@@ -132,10 +135,10 @@ def test_a_loaded_window_is_measured_once_more_and_then_kept_as_loaded(monkeypat
 def foreign(monkeypatch, busy: tuple[float | None, float | None], own=(10.0, 11.0)) -> float:
     """The load over two seconds of wall time with these CPU seconds before and after."""
     for name, values in (("_busy_s", busy), ("own_cpu_s", own)):
-        monkeypatch.setattr(machine_load, name, iter(values).__next__)
-    monkeypatch.setattr(machine_load.time, "perf_counter", iter((100.0, 102.0)).__next__)
-    monkeypatch.setattr(machine_load.os, "getloadavg", lambda: (2.5, 9.0, 9.0))
-    with machine_load.ForeignLoad() as load:
+        monkeypatch.setattr(windows, name, iter(values).__next__)
+    monkeypatch.setattr(windows.time, "perf_counter", iter((100.0, 102.0)).__next__)
+    monkeypatch.setattr(windows.os, "getloadavg", lambda: (2.5, 9.0, 9.0))
+    with windows.ForeignLoad() as load:
         pass
     return load.cores
 
@@ -155,8 +158,21 @@ def test_without_the_systems_counters_the_load_average_stands_in(monkeypatch):
 def test_busy_seconds_leave_out_idling_and_waiting(monkeypatch, tmp_path):
     counters = tmp_path / "stat"
     counters.write_text("cpu  100 10 50 100000 7777 3 2 0 0 0\ncpu0 1 1 1 1 1 1 1 0 0 0\n")
-    monkeypatch.setattr(machine_load, "Path", lambda _: counters)
-    monkeypatch.setattr(machine_load, "_TICKS_PER_S", 100)
-    assert machine_load._busy_s() == pytest.approx(1.65)
+    monkeypatch.setattr(windows, "Path", lambda _: counters)
+    monkeypatch.setattr(windows, "_TICKS_PER_S", 100)
+    assert windows._busy_s() == pytest.approx(1.65)
     counters.unlink()
-    assert machine_load._busy_s() is None
+    assert windows._busy_s() is None
+
+
+def test_the_work_of_a_child_that_goes_on_is_our_own():
+    before = windows.own_cpu_s()
+    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        ends_s = time.monotonic() + 120
+        while windows.own_cpu_s() - before < 0.3:
+            assert time.monotonic() < ends_s
+            time.sleep(0.05)  # works nothing itself
+    finally:
+        child.kill()
+        child.wait()

@@ -1,0 +1,414 @@
+"""Engines beside each other and beside their bounds, in interleaved windows of all candidates.
+
+Four questions, each with candidates of its own:
+
+- sync: the concurrent executor beside the dense network alone, which no embedding work can beat;
+- latency: every mode with injected latency beside law 15;
+- transport: rows in server processes beside rows in the process of the ranks;
+- scaling: whole runs with ranks and servers as threads or as processes, each a start of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from experiments.benching.engine_options import Options
+from experiments.benching.wide import wide_workload
+from experiments.benching.windows import (
+    Ratio,
+    Window,
+    interleave,
+    own_cpu_s,
+    paired_ratio,
+    summarize,
+    verdict,
+)
+from experiments.tables import aligned, write_csv
+from persia_sim.words.vocabulary import Mode
+from runtime.config import DataConfig, EngineConfig, ModelConfig, SyncConfig, TrainConfig
+from runtime.embedding.config import RowOptimizer, TableConfig
+from runtime.run.folder import read_summary
+
+SYNC_GOAL = 0.70
+"""Share of the dense network's samples/s that sync reaches."""
+LATENCY_GOAL = 0.10
+"""Measured and predicted differ by at most this share (design of the testbed, law 15)."""
+TRANSPORT_GOALS = {"wide": 0.05, "small": 0.15}
+"""Share of a step of sync that transport may take, by MLP (design of the testbed)."""
+SCALING_GOAL = 0.9
+"""Processes reach at least this share of the samples/s of threads at equal cores."""
+TOWERS = {"wide": (1024, 512, 256), "small": (256, 128, 64)}
+"""Widths of the dense network's layers; rows and ids are the same."""
+TRANSPORT_MODES = (Mode.SYNC, Mode.HYBRID)
+SLOW_LR = 1e-6
+"""The batches repeat: learned by heart, they have gradients that underflow, and a processor is five
+times slower with those."""
+MOST_RUN_S = 300.0
+WARM_UP = {"sync": 2, "transport": 3}
+"""Steps of a window that are not timed; elsewhere a third of them, and a tenth of whole runs."""
+
+
+def run(options: Options) -> None:
+    """Measure all candidates of each question in turn, and print what came out."""
+    from tqdm import tqdm
+
+    for what in options.what:
+        own = options.of(what)
+        question = QUESTIONS[what](own)
+        total = len(question.candidates) * own.rounds
+        with tqdm(total=total, desc=what, disable=None) as bar:
+            windows = interleave(
+                question.candidates,
+                own.rounds,
+                own.most_foreign_cores,
+                lambda bar=bar: bar.update() and None,
+            )
+        path = own.out / f"bench_{what}.csv"
+        write_csv(path, [asdict(w) for w in windows])
+        loaded = sum(not w.quiet for w in windows)
+        print(question.report(windows))
+        print(f"{loaded} of {len(windows)} windows on a loaded machine; {os.cpu_count()} cores")
+        print(str(path))
+
+
+def config_of(options: Options, sync: SyncConfig | None = None, **engine: Any) -> TrainConfig:
+    """A run of one window in the concurrent executor."""
+    return TrainConfig(
+        sync=sync or SyncConfig(),
+        engine=EngineConfig(executor="concurrent", **engine),
+        data=DataConfig(name="synthetic"),
+        batch=options.batch,
+        steps=options.window_steps,
+        rows=TableConfig(dim=options.dim),
+        model=ModelConfig(hidden=options.hidden or TOWERS["small"]),
+    )
+
+
+def samples_per_s(parts: Any, source: Any, skip: int, clock: str = "wall") -> float:
+    """One window of the concurrent executor over rows that may be there already."""
+    from runtime.engines.threads import ConcurrentRun
+
+    again = parts.again(source)
+    began_s = own_cpu_s()
+    again.meter.start()
+    ConcurrentRun(again).run()
+    if clock == "cpu":
+        return float(again.meter.samples / (own_cpu_s() - began_s))
+    return float(again.meter.samples_per_s(skip=skip))
+
+
+class SyncBesideDense:
+    """One model, one store, two loops over the same batches."""
+
+    def __init__(self, options: Options) -> None:
+        import torch
+
+        from runtime.dense.optimizer import make_optimizer
+        from runtime.rank.parts import assemble
+
+        torch.set_num_threads(options.threads)
+        config = config_of(options, threads=options.threads)
+        self._config, self._source = config, wide_workload(options.batch, options.rows)
+        parts = assemble(config, self._source)
+        self._model = parts.learner.model
+        self._optimizer = make_optimizer(config.model, self._model)
+        width = len(self._source.layout.fields) * config.rows.dim
+        self._pooled = torch.zeros(config.batch, width)
+        sync = partial(samples_per_s, parts, self._source, WARM_UP["sync"])
+        sync()  # creates the rows; not counted
+        self.candidates = {"dense-only": self._dense_samples_per_s, "sync": sync}
+
+    def _dense_samples_per_s(self) -> float:
+        """The same MLP, loss and optimiser on ready-made vectors: no embedding work at all."""
+        import torch
+        from torch.nn.functional import binary_cross_entropy_with_logits
+
+        from runtime.models.inputs import Embeddings
+
+        steps, began = self._config.steps or 0, 0.0
+        for step in range(steps):
+            if step == WARM_UP["sync"]:
+                began = time.perf_counter()
+            batch = self._source.batches[step % len(self._source.batches)]
+            pooled = self._pooled.detach().requires_grad_()
+            logits = self._model(torch.from_numpy(batch.dense), Embeddings(pooled, {}, {}))
+            loss = binary_cross_entropy_with_logits(logits, torch.from_numpy(batch.labels))
+            self._optimizer.zero_grad()
+            loss.backward()
+            self._optimizer.step()
+        timed = (steps - WARM_UP["sync"]) * self._config.batch
+        return timed / (time.perf_counter() - began)
+
+    def report(self, windows: Sequence[Window]) -> str:
+        """Medians, and the paired ratio with its goal."""
+        cells = []
+        for name in self.candidates:
+            s = summarize(windows, name)
+            spread, quiet = f"{s.low:,.0f} to {s.high:,.0f}", f"{s.quiet}/{s.windows}"
+            cells.append([name, f"{s.median:,.0f}", spread, quiet, f"{s.foreign_cores:.2f}"])
+        ratio = paired_ratio(windows, "sync", "dense-only")
+        return (
+            aligned(["", "samples/s", "range", "quiet windows", "foreign cores"], cells)
+            + f"\nsync / dense-only: {ratio.mean:.2f} [{ratio.low:.2f}, {ratio.high:.2f}] over"
+            f" {ratio.pairs} pairs; goal {SYNC_GOAL:.2f}: {verdict(ratio, SYNC_GOAL)}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LateCase:
+    """One mode with its window and its latency."""
+
+    name: str
+    mode: Mode
+    window: int
+    lookahead: str
+    latency_s: float
+
+    @property
+    def key(self) -> str:
+        """The name of its windows."""
+        return f"{self.name}, L {self.latency_s:g}"
+
+    @property
+    def hides(self) -> bool:
+        """Whether messages of a window travel side by side."""
+        return self.mode.reads_late_rows or self.lookahead == "forwarded"
+
+    def predicted_s(self, compute_s: float) -> float:
+        """Law 15: the step when a lookup and a push take ``latency_s`` each."""
+        whole_s = 2 * self.latency_s + compute_s
+        return max(compute_s, whole_s / (self.window + 1)) if self.hides else whole_s
+
+
+def late_cases(latencies_s: Sequence[float], windows: Sequence[int]) -> list[LateCase]:
+    """Every mode at every window, with each latency and with none."""
+    found = []
+    for latency_s in (0.0, *latencies_s):
+        found.append(LateCase("sync", Mode.SYNC, 0, "reread", latency_s))
+        for window in windows:
+            for lookahead in ("reread", "forwarded"):
+                name = f"lookahead {lookahead}, ahead {window}"
+                found.append(LateCase(name, Mode.LOOKAHEAD, window, lookahead, latency_s))
+            for mode in (Mode.RAW_HYBRID, Mode.HYBRID):
+                found.append(LateCase(f"{mode}, tau {window}", mode, window, "reread", latency_s))
+    return found
+
+
+def late_table(cases: Sequence[LateCase], medians_s: Mapping[str, float]) -> list[list[str]]:
+    """A line for each case with latency: measured beside the law.
+
+    C of the law is the same mode's step without latency, measured in the same rounds.
+    """
+    lines = []
+    for case in cases:
+        if not case.latency_s:
+            continue
+        compute_s, measured_s = medians_s[replace(case, latency_s=0.0).key], medians_s[case.key]
+        law_s = case.predicted_s(compute_s)
+        numbers = [1e3 * x for x in (case.latency_s, compute_s, measured_s, law_s)]
+        lines.append([case.name, *(f"{x:.2f}" for x in numbers), f"{measured_s / law_s:.2f}"])
+    return lines
+
+
+class LatencyBesideLaw:
+    """Seconds a step of every mode with a lookup and a push of L each."""
+
+    def __init__(self, options: Options) -> None:
+        import torch
+
+        from runtime.data.open import open_source
+
+        torch.set_num_threads(1)
+        self._options, self._source = options, open_source("synthetic")
+        self._cases = late_cases(options.latency_s, options.windows)
+        self.candidates = {case.key: partial(self._step_s, case) for case in self._cases}
+
+    def _step_s(self, case: LateCase) -> float:
+        """Seconds a step of one short run, after its first third."""
+        from runtime.rank.parts import assemble
+
+        options = self._options
+        chosen: dict[str, Any] = {"mode": case.mode, "ranks": options.ranks[0]}
+        if case.mode.reads_late_rows:
+            chosen["tau"] = case.window
+        elif case.mode is Mode.LOOKAHEAD:
+            chosen |= {"ahead": case.window, "lookahead": case.lookahead}
+        steps = max(options.window_steps, 6 * (case.window + 1))
+        config = config_of(options, SyncConfig(**chosen), latency_s=case.latency_s)
+        config = replace(config, steps=steps)
+        rate = samples_per_s(assemble(config, self._source), self._source, skip=steps // 3)
+        return options.batch / rate if rate else float("nan")
+
+    def report(self, windows: Sequence[Window]) -> str:
+        """Every case beside the law, and how many agree."""
+        medians = {name: summarize(windows, name).median for name in self.candidates}
+        lines = late_table(self._cases, medians)
+        header = ["", "L [ms]", "C [ms]", "step [ms]", "law 15 [ms]", "measured / law"]
+        near = sum(abs(float(line[-1]) - 1) <= LATENCY_GOAL for line in lines)
+        said = f"{near} of {len(lines)} within {LATENCY_GOAL:.0%} of law 15"
+        return f"{aligned(header, lines)}\n{said}"
+
+
+def transport_config(options: Options, tower: str, mode: Mode, where: str) -> TrainConfig:
+    """A run of one window, with servers as ``processes`` or in the ``threads`` of the ranks."""
+    kind = "servers" if where == "processes" else "shards"
+    (ranks,), (servers,) = options.ranks, options.servers
+    engine = {"threads": options.threads, kind: servers}
+    config = config_of(options, SyncConfig(mode=mode, ranks=ranks), **engine)
+    return replace(
+        config,
+        rows=replace(config.rows, optimizer=RowOptimizer(lr=SLOW_LR)),
+        model=ModelConfig(hidden=TOWERS[tower], lr=SLOW_LR),
+    )
+
+
+def judged(ratio: Ratio, tower: str, mode: Mode) -> list[str]:
+    """The share of a step with its interval, its goal, and whether it is met.
+
+    ``ratio`` is threads over processes, in samples/s: with 1.25 a fifth of a step is transport.
+    """
+    share, low, high = (1 - 1 / r for r in (ratio.mean, ratio.low, ratio.high))
+    told = f"{share:.1%} [{low:.1%}, {high:.1%}]"
+    if mode is not Mode.SYNC:
+        return [told, "-", ""]
+    goal = TRANSPORT_GOALS[tower]
+    found = "met" if high <= goal else "MISSED" if low > goal else "not decided"
+    if not ratio.clean:
+        found = f"not decided, the machine was loaded (would be {found})"
+    return [told, f"{goal:.0%}", found]
+
+
+class Transport:
+    """Share of a step that server processes take beyond servers in the process of the ranks.
+
+    In sync nothing hides it; hybrid shows what is left of it.
+    """
+
+    def __init__(self, options: Options) -> None:
+        import torch
+
+        from runtime.engines.parts import assemble_for
+
+        torch.set_num_threads(options.threads)
+        self._batch = options.batch
+        self._cases = [(tower, mode) for tower in TOWERS for mode in TRANSPORT_MODES]
+        self.candidates: dict[str, Callable[[], float]] = {}
+        source = wide_workload(options.batch, options.rows)
+        for tower, mode in self._cases:
+            for where in ("threads", "processes"):
+                parts = assemble_for(transport_config(options, tower, mode, where), source)
+                skip, clock = WARM_UP["transport"], options.clock
+                measure = partial(samples_per_s, parts, source, skip, clock)
+                measure()  # creates the rows; not counted
+                self.candidates[f"{tower}, {mode}, {where}"] = measure
+
+    def report(self, windows: Sequence[Window]) -> str:
+        """A line for each MLP and mode: both steps, the share, the goal."""
+        lines = []
+        for tower, mode in self._cases:
+            both = [f"{tower}, {mode}, {where}" for where in ("threads", "processes")]
+            steps_ms = [1e3 * self._batch / summarize(windows, name).median for name in both]
+            judgement = judged(paired_ratio(windows, *both), tower, mode)
+            lines.append([f"{tower}, {mode}", *(f"{ms:.2f}" for ms in steps_ms), *judgement])
+        columns = ["", "threads [ms]", "processes [ms]", "share of a step", "goal", ""]
+        return aligned(columns, lines)
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingCase:
+    """One configuration in one engine."""
+
+    mode: str
+    ranks: int
+    servers: int
+    latency_s: float
+    engine: str
+    stale_steps: list[float] = field(default_factory=list, compare=False)
+    """Mean staleness of each of its runs."""
+
+    @property
+    def of(self) -> str:
+        """What is compared between engines."""
+        late = f", {1e3 * self.latency_s:g} ms" if self.latency_s else ""
+        return f"{self.mode}, {self.ranks} ranks, {self.servers} servers{late}"
+
+    @property
+    def name(self) -> str:
+        """Of this case alone."""
+        return f"{self.of}: {self.engine}"
+
+
+def scaling_command(options: Options, case: ScalingCase, folder: Path) -> list[str]:
+    """The words behind ``python`` of one run."""
+    words = ["-m", "runtime", "train", "--out", str(folder), "--mode", case.mode]
+    words += ["--executor", "concurrent", "--data.name", options.data]
+    words += ["--batch", str(options.batch), "--steps", str(options.window_steps)]
+    words += ["--rows.dim", str(options.dim), "--model.hidden", *map(str, options.hidden)]
+    words += ["--latency-s", str(case.latency_s), "--test-rows", "512"]
+    words += ["--shards" if case.engine == "threads" else "--servers", str(case.servers)]
+    if case.engine == "processes":
+        torchrun = ["-m", "torch.distributed.run", "--standalone"]
+        return [*torchrun, "--nproc-per-node", str(case.ranks), *words]
+    return [*words, "--ranks", str(case.ranks)]
+
+
+class Scaling:
+    """Whole runs in every engine, each a start of its own; samples/s without the start."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._cases = [
+            ScalingCase(mode, ranks, servers, latency_s, engine)
+            for mode in options.modes
+            for ranks in options.ranks
+            for servers in options.servers
+            for latency_s in options.latency_s
+            for engine in options.engines
+        ]
+        self.candidates = {case.name: partial(self._samples_per_s, case) for case in self._cases}
+
+    def _samples_per_s(self, case: ScalingCase) -> float:
+        folder = self._options.out / "run"
+        shutil.rmtree(folder, ignore_errors=True)
+        words = [sys.executable, *scaling_command(self._options, case, folder)]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=MOST_RUN_S)
+        summary = read_summary(folder)
+        if summary is None:
+            last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            raise ValueError(f"{case.name} did not finish: {last}")
+        case.stale_steps.append(summary["staleness"]["mean_steps"])
+        return float(summary["samples_per_s"])
+
+    def report(self, windows: Sequence[Window]) -> str:
+        """A row for each configuration and engine: samples/s, ratio to threads, staleness."""
+        goal, cells = f"goal {SCALING_GOAL}", []
+        header = ["", "engine", "samples/s", "of threads", "95 %", goal, "stale steps"]
+        paired = "threads" in self._options.engines and self._options.rounds > 1
+        for case in self._cases:
+            ratio, ends, says = "", "", ""
+            if case.engine != "threads" and paired:
+                found = paired_ratio(windows, case.name, replace(case, engine="threads").name)
+                ratio, ends = f"{found.mean:.2f}", f"{found.low:.2f}-{found.high:.2f}"
+                says = verdict(found, SCALING_GOAL)
+            rate = f"{summarize(windows, case.name).median:,.0f}"
+            stale = f"{sum(case.stale_steps) / len(case.stale_steps):.2f}"
+            cells.append([case.of, case.engine, rate, ratio, ends, says, stale])
+        return aligned(header, cells)
+
+
+QUESTIONS: dict[str, Callable[[Options], Any]] = {
+    "sync": SyncBesideDense,
+    "latency": LatencyBesideLaw,
+    "transport": Transport,
+    "scaling": Scaling,
+}
+"""Each has ``candidates``, name -> measure, and a ``report`` of their windows."""
