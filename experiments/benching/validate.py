@@ -21,6 +21,7 @@ from experiments.validating.cases import Case, chosen, held_by
 from experiments.validating.host_laws import MISSING, Costs, Point, costs_by_law
 from experiments.validating.profiling import (
     REPEATS,
+    Found,
     Profile,
     ProfileRun,
     additions,
@@ -29,11 +30,11 @@ from experiments.validating.profiling import (
     fit_profile,
     late,
     pulls,
+    run_case,
     served,
     sleeps,
     together,
 )
-from experiments.validating.running import Found, run_case
 from experiments.validating.schedule import Schedule, contended, cores_here, schedule
 from experiments.validating.stages import Stages
 from persia_sim.words.vocabulary import Mode

@@ -1,4 +1,10 @@
-"""One trial: a run is started, one of its processes is killed, and somebody tries to go on."""
+"""One trial: a run is started, one of its processes is killed, and somebody tries to go on.
+
+A run that counts: every rank's batch holds every id once (in async, whose batches are as large
+as those of all ranks, once for each rank), and the gradient of each row is 1 whatever the label. A
+row that starts at 0 and moves by `RATE` for each sample stands at ``-RATE * samples``, exactly,
+because the rate is a power of two: a row's value tells how many pushes were applied to it (law 13).
+"""
 
 from __future__ import annotations
 
@@ -9,11 +15,133 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.drilling.roles import alive, processes_of
-from experiments.drilling.world import EVALUATED_BATCHES
+import numpy as np
+
+from persia_sim.words.files import atomic_write
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Pushes of a finished run, over all its servers."""
+
+    sent: int
+    applied: int
+    lost: int
+    """Counted as lost by the run itself."""
+    silent: int
+    """Sum over the servers of what is neither applied nor counted, or applied twice."""
+
+
+RATE = 2.0**-6
+IDS = 64
+"""Rows, and samples of a rank's batch."""
+EVALUATED_BATCHES = 3
+"""Of an evaluation, so that one can be killed between two of them."""
+TEST_ROWS = EVALUATED_BATCHES * 8192
+
+
+def write_world(folder: Path, batches: int, seed: int = 0) -> Path:
+    """Write the clicks of so many batches of `IDS` samples, and their schema, whose path it is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draw = np.random.default_rng(seed)
+    ids = np.concatenate([draw.permutation(IDS) for _ in range(batches)])
+    lines = ["user,part,clicked"]
+    lines += [f"u{i},train,{c}" for i, c in zip(ids, draw.integers(0, 2, len(ids)), strict=True)]
+    lines += [f"u{k % IDS},test,{k % 2}" for k in range(TEST_ROWS)]
+    with atomic_write(folder / "clicks.csv") as file:
+        file.write("\n".join(lines).encode() + b"\n")
+    schema = folder / "clicks.toml"
+    with atomic_write(schema) as file:
+        file.write(
+            b'name = "counting"\nfile = "clicks.csv"\nlabels = ["clicked"]\n'
+            b'split = { column = "part", test_equals = "test" }\n\n[[columns]]\nname = "user"\n'
+        )
+    return schema
+
+
+def samples_applied(values: np.ndarray) -> np.ndarray:
+    """int64 [U]: how many samples' gradients each row has had, from its value [U, d].
+
+    Raises ValueError when the elements of a row differ, or are no whole number of samples: then a
+    push was applied in part.
+    """
+    counts = -np.asarray(values, np.float64) / RATE
+    whole = np.rint(counts)
+    if (whole != counts).any() or (whole != whole[:, :1]).any():
+        row = int(np.flatnonzero((whole != counts).any(1) | (whole != whole[:, :1]).any(1))[0])
+        raise ValueError(f"row {row} stands at {values[row]}: a push was applied in part")
+    return whole[:, 0].astype(np.int64)
+
+
+ROLES = {
+    "server": "runtime.engines.processes.server_process",
+    "loader": "runtime.engines.processes.loader_process",
+}
+"""Role -> the module that its process runs; the rest are the launcher and its ranks."""
+
+
+def processes_of(launcher: int) -> dict[str, list[int]]:
+    """Role -> process ids, of a run whose first process is ``launcher``.
+
+    A rank is a child of torchrun that trains; without torchrun the launcher trains itself.
+    """
+    found: dict[str, list[int]] = {"launcher": [launcher]}
+    for pid in _descendants(launcher):
+        words = _words(pid)
+        for role, module in ROLES.items():
+            if module in words:
+                found.setdefault(role, []).append(pid)
+                break
+        else:
+            if "train" in words and "RANK" in _environment(pid):
+                found.setdefault("rank", []).append(pid)
+    return {role: sorted(pids) for role, pids in found.items()}
+
+
+def alive(pid: int) -> bool:
+    """Whether the process is there and no zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state != "Z"
+
+
+def _descendants(root: int) -> Iterator[int]:
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                text = Path(f"/proc/{entry}/stat").read_text()
+            except OSError:
+                continue  # it has gone meanwhile
+            parent = int(text.rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(entry))
+    waiting = list(children.get(root, []))
+    while waiting:
+        pid = waiting.pop()
+        yield pid
+        waiting += children.get(pid, [])
+
+
+def _words(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return []
+
+
+def _environment(pid: int) -> set[str]:
+    try:
+        text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+    except OSError:
+        return set()
+    return {line.partition("=")[0] for line in text.split("\0")}
+
 
 LOOK_EVERY_S = 0.01
 MOST_RESUMES = 3

@@ -15,8 +15,7 @@ from math import inf, log
 
 import numpy as np
 
-from experiments.published.compare import GPU_CV, WIDE_TAU
-from experiments.published.persia_points import Point
+from experiments.published.compare import GPU_CV, WIDE_TAU, Point
 from persia_sim.model.cluster import Cluster
 from persia_sim.model.costs import Costs
 from persia_sim.model.demand import demand

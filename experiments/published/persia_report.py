@@ -3,24 +3,117 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp, log
+from dataclasses import replace
+from math import exp, hypot, log, pi, sqrt
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from experiments.published.compare import DATA, Point
 from experiments.published.descriptions import number, read_csv
-from experiments.published.persia_fit import SHARED, SharedFit, cluster_of, fit_shared, rate
-from experiments.published.persia_hypotheses import (
-    divided_bars,
-    moves,
-    without_sync_fixed,
-)
-from experiments.published.persia_points import DATA, Point
+from experiments.published.persia_fit import SHARED, Edit, SharedFit, cluster_of, fit_shared, rate
 from experiments.published.rivals import RIVALS, refitted, samples_per_s, told, within
 from persia_sim.model.cluster import Cluster
+from persia_sim.model.costs import Costs
 from persia_sim.model.workload import Workload
 from persia_sim.presets.catalogue import workloads
+
+
+def without_sync_fixed(cluster: str, costs: Costs) -> Costs:
+    """The fixed cost of an all-reduce only where peer-to-peer was off (the 2021 machines)."""
+    if cluster == "v100-2021-09":
+        return costs
+    return replace(costs, dense_sync=replace(costs.dense_sync, overhead_s=0.0))
+
+
+def moves(known: Sequence[Point], found: SharedFit) -> dict[str, list[Point]]:
+    """Part made 10 % faster -> points whose predicted rate gains 1 % or more by it."""
+
+    def faster(*laws: str) -> Edit:
+        parts = ("fixed_s", "per_item_s", "per_byte_s")
+
+        def edit(_: str, costs: Costs) -> Costs:
+            old = {law: getattr(costs, law) for law in laws}
+            return replace(costs, **{
+                law: replace(own, **{part: getattr(own, part) / 1.1 for part in parts})
+                for law, own in old.items()
+            })  # fmt: skip
+
+        return edit
+
+    def gpu(_: str, costs: Costs) -> Costs:
+        ((batch, share),) = costs.gpu_efficiency
+        return replace(costs, gpu_efficiency=((batch, min(1.0, 1.1 * share)),),
+                       gpu_fixed_s=costs.gpu_fixed_s / 1.1)  # fmt: skip
+
+    def dense_sync(_: str, costs: Costs) -> Costs:
+        sync = costs.dense_sync
+        quicker = replace(
+            sync, intra_bytes_per_s=1.1 * sync.intra_bytes_per_s,
+            inter_bytes_per_s=1.1 * sync.inter_bytes_per_s, overhead_s=sync.overhead_s / 1.1,
+        )  # fmt: skip
+        return replace(costs, dense_sync=quicker)
+
+    edits = {
+        "GPUs": gpu, "all-reduce": dense_sync, "loaders": faster("load"),
+        "embedding workers": faster("worker_forward", "worker_rpc", "worker_pool",
+                                    "worker_scatter"),
+        "servers": faster("server_lookup", "server_update"),
+    }  # fmt: skip
+
+    def rates(edit: Edit | None) -> list[float]:
+        return [rate(point, found.values, found.batches, edit)[0] for point in known]
+
+    before = rates(None)
+    return {
+        part: [
+            point
+            for point, old, new in zip(known, before, rates(edit), strict=True)
+            if old and new / old >= 1.01
+        ]
+        for part, edit in edits.items()
+    }
+
+
+def divided_bar(bar: float, other: float, divisor: int, reading: float, model: float) -> float:
+    """Log likelihood ratio: a bar is another one divided, against both were measured.
+
+    ``reading`` is the relative error of reading a bar off the plot, ``model`` how well the ratio of
+    two measurements could have been predicted (relative standard deviation), by which the chance
+    that it comes out as the divisor is spread.
+
+    >>> divided_bar(50.0, 100.0, 2, 0.01, 0.2) > 2, divided_bar(45.0, 100.0, 2, 0.01, 0.2) < -10
+    (True, True)
+    """
+    away = log(bar * divisor / other)
+
+    def density(spread: float) -> float:
+        return -0.5 * (away / spread) ** 2 - log(spread * sqrt(2 * pi))
+
+    return density(reading * sqrt(2.0)) - density(hypot(model, reading * sqrt(2.0)))
+
+
+def divided_bars(data: Path = DATA) -> dict[str, float]:
+    """Log likelihood ratio of each bar that may be another one divided."""
+    found = {}
+    public: dict[str, dict[int, float]] = {}
+    for line in read_csv(data / "throughput_public.csv", "published"):
+        if line["system"] == "Persia" and "dashed" not in line["note"]:
+            public.setdefault(line["dataset"], {})[int(line["gpus"])] = number(
+                line, "samples_per_s"
+            )
+    for name, rates in public.items():
+        ratio = divided_bar(rates[1], rates[2], 2, 150 / rates[2], 0.3)
+        found[f"{name} hybrid: 1 GPU = 2 GPUs / 2"] = ratio
+    kwai: dict[str, dict[int, float]] = {}
+    for line in read_csv(data / "throughput_kwai.csv", "published"):
+        kwai.setdefault(line["mode"], {})[int(line["gpus"])] = number(line, "samples_per_s")
+    for mode, rates in kwai.items():
+        for gpus in (1, 4):
+            ratio = divided_bar(rates[gpus], rates[8], 8 // gpus, 4000 / rates[gpus], 0.3)
+            found[f"kwai-video {mode}: {gpus} GPUs = 8 GPUs / {8 // gpus}"] = ratio
+    return found
 
 
 def rivals(data: Path = DATA) -> list[str]:
@@ -123,7 +216,7 @@ def report(found: Sequence[SharedFit], known: Sequence[Point]) -> str:
     lines += ["", "points whose rate gains 1 % or more where a part is 10 % faster"]
     for part, gained in moves(known, best).items():
         by_mode: dict[str, int] = {}
-        for point, _ in gained:
+        for point in gained:
             by_mode[point.mode] = by_mode.get(point.mode, 0) + 1
         told = ", ".join(f"{count} {mode}" for mode, count in by_mode.items())
         lines.append(

@@ -10,9 +10,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from experiments.checks import COUNT, between, each_known, not_empty
-from experiments.drilling.account import Account
-from experiments.drilling.trial import Ending, Trial, run_trial, run_undisturbed
-from experiments.drilling.world import IDS, RATE, write_world
+from experiments.drilling.trial import (
+    IDS,
+    RATE,
+    Account,
+    Ending,
+    Trial,
+    run_trial,
+    run_undisturbed,
+    write_world,
+)
 from experiments.tables import aligned, write_csv
 from persia_sim.words.vocabulary import Mode
 from runtime.run.folder import read_summary
@@ -252,7 +259,7 @@ def _one(options: Options, trial: Trial, schema: Path, seconds: float, auc: floa
         broken = "hangs" if ending.hung else f"not finished: {ending.said}"
     elif trial.world == "counting":
         try:
-            from experiments.drilling.settle import settle  # late: loads torch
+            from experiments.drilling.counting import settle  # late: loads torch
 
             account = settle(folder, mode=trial.mode, ranks=options.ranks, servers=options.servers)
         except ValueError as error:

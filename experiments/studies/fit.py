@@ -17,8 +17,7 @@ from experiments.published.calibration import (
     log_errors,
     without_each_series,
 )
-from experiments.published.gpu_rows import Measured
-from experiments.published.measured_files import MeasuredFiles
+from experiments.published.gpu_rows import Measured, MeasuredFiles
 from experiments.published.scores import HEADER, classes, naive_rates, score
 from experiments.tables import aligned, write_csv
 from persia_sim.presets.software import FITTED
@@ -83,8 +82,8 @@ def run(options: Options) -> None:
 
 def _persia(out: Path, held_out: bool) -> None:
     # Late: they load the simulator.
+    from experiments.published.compare import points
     from experiments.published.persia_fit import best_batches
-    from experiments.published.persia_points import points
     from experiments.published.persia_report import left_out, left_out_table, report
 
     known = points()

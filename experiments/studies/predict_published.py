@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.published.gpu_rows import Measured
-from experiments.published.measured_files import MeasuredFiles
+from experiments.published.gpu_rows import Measured, MeasuredFiles
 from experiments.published.scores import (
     HEADER,
     Score,

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from experiments.crossings import Crossing, first_crossing, paired_ratio, told
-from experiments.targets import Journey, targets
+from experiments.targets import Crossing, Journey, first_crossing, paired_ratio, targets, told
 
 AUCS = st.lists(st.floats(0.4, 0.9), min_size=1, max_size=6)
 

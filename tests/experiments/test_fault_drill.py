@@ -11,11 +11,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.drilling.account import Account
-from experiments.drilling.roles import alive, processes_of
-from experiments.drilling.settle import settle
-from experiments.drilling.trial import Ending, Trial, run_trial
-from experiments.drilling.world import IDS, RATE, samples_applied, write_world
+from experiments.drilling.counting import settle
+from experiments.drilling.trial import (
+    IDS,
+    RATE,
+    Account,
+    Ending,
+    Trial,
+    alive,
+    processes_of,
+    run_trial,
+    samples_applied,
+    write_world,
+)
 from experiments.studies.fault_drill import (
     EVALUATIONS,
     Line,

@@ -8,9 +8,9 @@ from math import log
 import numpy as np
 import pytest
 
+from experiments.published.compare import RUN_NOISE, points
 from experiments.published.persia_fit import SHARED, SharedFit, fit_shared, rate
-from experiments.published.persia_hypotheses import divided_bar, divided_bars, moves
-from experiments.published.persia_points import RUN_NOISE, points
+from experiments.published.persia_report import divided_bar, divided_bars, moves
 from persia_sim.presets.fits import EVERY, FITS
 from persia_sim.words.vocabulary import Mode
 
@@ -62,7 +62,7 @@ def test_no_published_point_tests_the_servers_and_only_sync_tests_the_workers():
     fitted = SharedFit(FOUND, BATCHES, 0.0, {}, np.zeros(len(known)))
     gained = moves(known, fitted)
     assert gained["servers"] == []
-    assert {p.mode for p, _ in gained["embedding workers"]} == {Mode.SYNC}
+    assert {p.mode for p in gained["embedding workers"]} == {Mode.SYNC}
     assert len(gained["GPUs"]) == len(known)
 
 

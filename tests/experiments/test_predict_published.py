@@ -14,8 +14,7 @@ import pytest
 from experiments.commands import main
 from experiments.published.calibration import Constants, fit, log_errors, without_each_series
 from experiments.published.descriptions import nodes_of, rankers_of
-from experiments.published.gpu_rows import Measured, family_of, measured_of, node_for
-from experiments.published.measured_files import MeasuredFiles
+from experiments.published.gpu_rows import Measured, MeasuredFiles, family_of, measured_of, node_for
 from experiments.published.scores import naive_rates, nearest, scaling_ratios, score
 from persia_sim.presets.software import BAND_LN, FITTED
 from persia_sim.sharded.pipeline import step_s

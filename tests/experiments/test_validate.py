@@ -35,11 +35,17 @@ from experiments.validating.host_laws import (
     fit_law,
     quantities,
 )
-from experiments.validating.profiling import ProfileRun, fit_profile
-from experiments.validating.running import Found, run_case
+from experiments.validating.profiling import Found, ProfileRun, fit_profile, run_case
 from experiments.validating.schedule import Schedule, contended, schedule
-from experiments.validating.spans import RowWork, TimedSpan, Work
-from experiments.validating.stages import Measured, Stages, measured_stages, spread_of
+from experiments.validating.stages import (
+    Measured,
+    RowWork,
+    Stages,
+    TimedSpan,
+    Work,
+    measured_stages,
+    spread_of,
+)
 from persia_sim.words.vocabulary import Mode
 
 MS = 1e-3

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.drilling.roles import alive, processes_of
+from experiments.drilling.trial import alive, processes_of
 from persia_sim.words.vocabulary import Mode
 from runtime import commands
 from runtime.engines.processes import open as opening
