@@ -89,9 +89,7 @@ def run(options: Options) -> None:
     for group, kernels in groups.items():
         total = options.rounds * len(kernels)
         with tqdm(total=total, desc=group, disable=None) as bar:
-            windows = interleave(
-                kernels, options.rounds, options.most_foreign_cores, lambda: bar.update() and None
-            )
+            windows = interleave(kernels, options.rounds, options.most_foreign_cores, bar.update)
         records += [{"workload": group, **asdict(w)} for w in windows]
         medians |= {name: summarize(windows, name).median for name in kernels}
         print(_table(group, windows, list(kernels)) + "\n")

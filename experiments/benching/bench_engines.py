@@ -1,6 +1,4 @@
-"""Engines beside each other and beside their bounds, in interleaved windows of all candidates.
-
-Four questions, each with candidates of its own:
+"""Engines beside each other and beside their bounds, in interleaved windows of all candidates:
 
 - sync: the concurrent executor beside the dense network alone, which no embedding work can beat;
 - latency: every mode with injected latency beside law 15;
@@ -64,14 +62,9 @@ def run(options: Options) -> None:
     for what in options.what:
         own = options.of(what)
         question = QUESTIONS[what](own)
-        total = len(question.candidates) * own.rounds
-        with tqdm(total=total, desc=what, disable=None) as bar:
-            windows = interleave(
-                question.candidates,
-                own.rounds,
-                own.most_foreign_cores,
-                lambda bar=bar: bar.update() and None,
-            )
+        with tqdm(total=len(question.candidates) * own.rounds, desc=what, disable=None) as bar:
+            most = own.most_foreign_cores
+            windows = interleave(question.candidates, own.rounds, most, tick=bar.update)
         path = own.out / f"bench_{what}.csv"
         write_csv(path, [asdict(w) for w in windows])
         loaded = sum(not w.quiet for w in windows)
@@ -178,15 +171,11 @@ class LateCase:
         """The name of its windows."""
         return f"{self.name}, L {self.latency_s:g}"
 
-    @property
-    def hides(self) -> bool:
-        """Whether messages of a window travel side by side."""
-        return self.mode.reads_late_rows or self.lookahead == "forwarded"
-
     def predicted_s(self, compute_s: float) -> float:
         """Law 15: the step when a lookup and a push take ``latency_s`` each."""
         whole_s = 2 * self.latency_s + compute_s
-        return max(compute_s, whole_s / (self.window + 1)) if self.hides else whole_s
+        side_by_side = self.mode.reads_late_rows or self.lookahead == "forwarded"
+        return max(compute_s, whole_s / (self.window + 1)) if side_by_side else whole_s
 
 
 def late_cases(latencies_s: Sequence[float], windows: Sequence[int]) -> list[LateCase]:
@@ -281,10 +270,8 @@ def judged(ratio: Ratio, tower: str, mode: Mode) -> list[str]:
     if mode is not Mode.SYNC:
         return [told, "-", ""]
     goal = TRANSPORT_GOALS[tower]
-    found = "met" if high <= goal else "MISSED" if low > goal else "not decided"
-    if not ratio.clean:
-        found = f"not decided, the machine was loaded (would be {found})"
-    return [told, f"{goal:.0%}", found]
+    rest = Ratio(1 - share, 1 - high, 1 - low, ratio.pairs, ratio.clean)
+    return [told, f"{goal:.0%}", verdict(rest, 1 - goal)]
 
 
 class Transport:
@@ -306,8 +293,7 @@ class Transport:
         for tower, mode in self._cases:
             for where in ("threads", "processes"):
                 parts = assemble_for(transport_config(options, tower, mode, where), source)
-                skip, clock = WARM_UP["transport"], options.clock
-                measure = partial(samples_per_s, parts, source, skip, clock)
+                measure = partial(samples_per_s, parts, source, WARM_UP["transport"], options.clock)
                 measure()  # creates the rows; not counted
                 self.candidates[f"{tower}, {mode}, {where}"] = measure
 

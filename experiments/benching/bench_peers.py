@@ -133,9 +133,7 @@ def run(options: Options) -> None:
             samples = options.window_steps * options.batch
             systems = {one: _by_cpu(measure, samples) for one, measure in systems.items()}
         with tqdm(total=options.rounds * len(systems), desc=name, disable=None) as bar:
-            windows = interleave(
-                systems, options.rounds, options.most_foreign_cores, lambda: bar.update() and None
-            )
+            windows = interleave(systems, options.rounds, options.most_foreign_cores, bar.update)
         all_windows += [
             {"workload": name, "unit": UNITS[options.clock], **asdict(w)} for w in windows
         ]

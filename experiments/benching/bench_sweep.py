@@ -76,7 +76,7 @@ def run(options: Options) -> None:
                 asked.candidates(),
                 options.rounds,
                 options.most_foreign_cores,
-                lambda: bar.update() and None,
+                bar.update,
             )
     shutil.rmtree(scratch, ignore_errors=True)
     write_csv(options.out / "bench_sweep.csv", [asdict(w) for w in windows])

@@ -39,7 +39,7 @@ def interleave(
     candidates: Mapping[str, Callable[[], float]],
     rounds: int,
     most_foreign_cores: float,
-    tick: Callable[[], None] = lambda: None,
+    tick: Callable[[], object] = lambda: None,
 ) -> list[Window]:
     """Measure all candidates once a round; a loaded window is repeated once, then kept as such."""
     windows = []
