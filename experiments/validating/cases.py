@@ -13,7 +13,7 @@ from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig, EngineConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.data.presets import recipe
 from runtime.data.source import rebatch
-from runtime.data.truth import Recipe
+from runtime.data.synthetic import Recipe
 from runtime.embedding.config import TableConfig
 
 if TYPE_CHECKING:

@@ -11,12 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from runtime.data.batch import Batch, Layout
+from runtime.data.batch import Batch, Layout, interleave
 from runtime.data.census import Census, take_census
 from runtime.data.convert import Values, absent_share, column_values, zero_or_one
 from runtime.data.errors import DataError
 from runtime.data.ids import tag
-from runtime.data.interleave import interleave
 from runtime.data.joined import main_files, open_table
 from runtime.data.parts import CODES, UNPLACED, Placer, Totals
 from runtime.data.regular import regular_file

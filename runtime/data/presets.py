@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from runtime.data.truth import Pair, Recipe, SyntheticField
+from runtime.data.synthetic import Pair, Recipe, SyntheticField
 
 SMALLEST_FIELD = 4
 """Distinct ids of a shape's smallest field (assumed)."""

@@ -5,8 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.data.ids import MAX_FIELDS, VALUE_BITS, hash_integers, hash_text, hash_texts, tag
-from runtime.data.zipf import scatter56, zipf_ranks
+from runtime.data.ids import (
+    MAX_FIELDS,
+    VALUE_BITS,
+    hash_integers,
+    hash_text,
+    hash_texts,
+    scatter56,
+    tag,
+    zipf_ranks,
+)
 
 
 @given(st.integers(-(2**63), 2**63 - 1))

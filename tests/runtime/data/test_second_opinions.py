@@ -14,14 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
+from runtime.data.batch import interleave
 from runtime.data.files import FileSource
-from runtime.data.ids import hash_integers, hash_text, join_hashes, mix64, tag
-from runtime.data.interleave import interleave
+from runtime.data.ids import hash_integers, hash_text, join_hashes, mix64, scatter56, tag
 from runtime.data.schema import Column, Join, Schema, Split
 from runtime.data.source import share
-from runtime.data.synthetic import SyntheticSource
-from runtime.data.truth import Pair, Recipe, SyntheticField, raw_score
-from runtime.data.zipf import scatter56
+from runtime.data.synthetic import Pair, Recipe, SyntheticField, SyntheticSource, raw_score
 
 MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15

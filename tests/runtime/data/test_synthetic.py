@@ -9,13 +9,18 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from runtime.data.batch import Batch
-from runtime.data.ids import mix64
+from runtime.data.ids import mix64, scatter56, zipf_ranks
 from runtime.data.open import open_source
 from runtime.data.presets import PRESETS, default, recipe
 from runtime.data.source import rebatch
-from runtime.data.synthetic import CHUNK_ROWS, SyntheticSource
-from runtime.data.truth import Pair, Recipe, SyntheticField, raw_score
-from runtime.data.zipf import scatter56, zipf_ranks
+from runtime.data.synthetic import (
+    CHUNK_ROWS,
+    Pair,
+    Recipe,
+    SyntheticField,
+    SyntheticSource,
+    raw_score,
+)
 
 LAST_PARAMETERS = 100e12  # of criteo-syn5, the paper's largest workload
 DIM = 16
