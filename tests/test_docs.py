@@ -19,7 +19,7 @@ import tyro
 
 from experiments.commands import BENCHES, STUDIES, module_of
 from runtime.config import TrainConfig, read_config
-from runtime.data.toml_schema import read_schema
+from runtime.data.schema import read_schema
 from tests.tree import PACKAGES, ROOT, sentence, sources
 
 README = ROOT / "README.md"

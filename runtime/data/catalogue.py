@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from runtime.data.schema import Schema, Split
-from runtime.data.toml_schema import read_schema
+from runtime.data.schema import Schema, read_schema
+from runtime.data.split import Split
 
 FOLDER = Path(__file__).parent / "catalogue"
 

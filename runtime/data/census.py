@@ -9,9 +9,9 @@ import numpy as np
 from runtime.data.convert import zero_or_one
 from runtime.data.errors import DataError
 from runtime.data.joined import Table
-from runtime.data.parts import CODES, UNPLACED, Placer
 from runtime.data.schema import Schema
 from runtime.data.source import Part
+from runtime.data.split import CODES, UNPLACED, Placer
 
 
 @dataclass(slots=True)

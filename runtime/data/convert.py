@@ -10,10 +10,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runtime.data.arrow_arrays import ArrowArray, distinct, is_list, is_text, plain, to_numpy
-from runtime.data.column import LARGEST_FEATURE, Column
 from runtime.data.ids import hash_integers, hash_text, hash_texts, join_hashes
-from runtime.data.numerals import numbers_of, whole_numbers_of
+from runtime.data.rows import (
+    ArrowArray,
+    distinct,
+    is_list,
+    is_text,
+    numbers_of,
+    plain,
+    to_numpy,
+    whole_numbers_of,
+)
+from runtime.data.schema import LARGEST_FEATURE, Column
 
 MISSING = np.uint64(hash_text(""))
 """The value hash of "no value": that of the empty text."""

@@ -14,15 +14,14 @@ import numpy as np
 from runtime.data.batch import Batch, Layout, interleave
 from runtime.data.census import Census, take_census
 from runtime.data.convert import Values, absent_share, column_values, zero_or_one
-from runtime.data.errors import DataError
+from runtime.data.errors import DataError, regular_file
 from runtime.data.ids import tag
 from runtime.data.joined import main_files, open_table
-from runtime.data.parts import CODES, UNPLACED, Placer, Totals
-from runtime.data.regular import regular_file
+from runtime.data.rows import Rows
 from runtime.data.same_data import document
 from runtime.data.schema import Schema
 from runtime.data.source import Part, Provenance
-from runtime.data.table import Rows
+from runtime.data.split import CODES, UNPLACED, Placer, Totals
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +206,7 @@ class FileSource:
             self._read[part] = _Read(skipped, outside, row)
 
     def placed(self) -> np.ndarray:
-        """int8, the code of the part of each row of all files, in their order (`parts.CODES`)."""
+        """int8, the code of the part of each row of all files, in their order (`split.CODES`)."""
         return np.concatenate([np.empty(0, np.int8), *self._codes(self._count())])
 
     def _codes(self, totals: Totals) -> Iterator[np.ndarray]:

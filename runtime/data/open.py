@@ -9,12 +9,12 @@ from runtime.data.catalogue import CATALOGUE
 from runtime.data.errors import DataError, nearest
 from runtime.data.files import FileSource
 from runtime.data.kept import keeping
-from runtime.data.numerals import number_of
 from runtime.data.places import downloads, find_folder
 from runtime.data.presets import PRESETS, recipe
+from runtime.data.rows import number_of
+from runtime.data.schema import read_schema
 from runtime.data.source import Source
 from runtime.data.synthetic import SyntheticSource
-from runtime.data.toml_schema import read_schema
 
 DEFAULT_TRAIN_ROWS = 12_000 * 256
 """Of the synthetic stream: long enough for a trained model to come near the best reachable AUC."""

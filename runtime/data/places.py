@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 from runtime.data.errors import DataError
+from runtime.data.joined import is_pattern
 from runtime.data.publishers import PUBLICATIONS
 from runtime.data.schema import Schema
-from runtime.data.sequence import is_pattern
 
 DATA_DIR_VARIABLE = "PERSIA_DATA_DIR"
 CACHE = "XDG_CACHE_HOME"

@@ -27,7 +27,8 @@ _READ = ("columns", "missing")
 def document(schema: Schema) -> Document:
     """Every key that decides what the files mean; a key that is added to a schema is one of them.
 
-    >>> from runtime.data.schema import Column, Split
+    >>> from runtime.data.schema import Column
+    >>> from runtime.data.split import Split
     >>> columns = (Column(name="a"),)
     >>> found = document(Schema(name="mine", columns=columns, split=Split(test_fraction=0.5)))
     >>> found["columns"], found["split"]["test_fraction"]

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import codecs
+import csv
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from runtime.data.errors import DataError, nearest
-from runtime.data.header import HEADER_BYTES, header_names
-from runtime.data.open_quotes import OpenQuotes
-from runtime.data.regular import broken_file, check_not_empty, no_rows
-from runtime.data.source import Part
+from runtime.data.errors import DataError, broken_file, check_not_empty, nearest, no_rows
+from runtime.data.rows import RecordBatch, Rows
 
 ROWS_PER_BATCH = 65_536
 """Rows of one parquet record batch: some 10 MB of ids for 40 columns."""
@@ -24,48 +23,6 @@ CSV_BLOCK_BYTES = 4 << 20
 """Bytes of one CSV block; no line may be longer."""
 _COLUMN = re.compile(r"CSV column #(\d+)")
 _WRONG_COLUMNS = re.compile(r"Row #(\d+): (Expected .*)")
-
-# pyarrow has no type hints and takes 0.1 s to import: it is imported where a file is opened, and
-# its objects are Any here.
-RecordBatch = Any
-"""A pyarrow.RecordBatch."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """Some rows of a file and their numbers in it."""
-
-    table: RecordBatch
-    numbers: np.ndarray
-    """int64 [B], counted from 1 in their file, the header line not counted."""
-    path: Path
-    """The file."""
-    rows_before: int = 0
-    """Of the files before it, where several make one table."""
-    part: Part | None = None
-    """The part that the whole file is of, where files decide."""
-
-    @property
-    def places(self) -> np.ndarray:
-        """int64 [B], counted from 1 over all files."""
-        return self.rows_before + self.numbers
-
-    def take(self, which: np.ndarray) -> Rows:
-        """Some of them."""
-        import pyarrow as pa
-
-        try:
-            return replace(self, table=self.table.take(which), numbers=self.numbers[which])
-        except pa.ArrowException as error:
-            kinds = ", ".join(f"{field.name} {field.type}" for field in self.table.schema)
-            raise DataError(
-                f"{self.path}: rows cannot be taken from columns of these types ({kinds}): {error}"
-                "\n  write them as plain text, numbers, or lists of these"
-            ) from error
-
-    def where(self, which: int) -> str:
-        """File and row, as an error names them."""
-        return f"{self.path}, row {self.numbers[which]}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -302,3 +259,132 @@ def _without_views(batch: RecordBatch) -> RecordBatch:
 def is_parquet(name: str) -> bool:
     """Whether a file's name says parquet; else it is delimited text."""
     return name.endswith((".parquet", ".pq"))
+
+
+HEADER_BYTES = 1 << 20
+"""The header line must end in these."""
+_SNIFFED_BYTES = 4096
+
+
+def header_names(head: bytes, delimiter: str, path: Path) -> tuple[str, ...]:
+    """The names in the first line of a text file, of which ``head`` is the beginning."""
+    if (
+        head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        or b"\0" in head[:_SNIFFED_BYTES]
+    ):
+        raise DataError(
+            f"{path} is no UTF-8 text: it begins as UTF-16 or a binary file does;"
+            " save it as UTF-8, or name a parquet file .parquet"
+        )
+    line, end, _ = head.partition(b"\n")
+    line = line.removesuffix(b"\r")
+    if b"\r" in line:
+        raise DataError(
+            f"{path} ends its lines with a carriage return alone; end them with a line feed"
+            " (tr '\\r' '\\n' < FILE does it)"
+        )
+    if not end and len(head) >= HEADER_BYTES:
+        raise DataError(
+            f"{path}: the first line is longer than {HEADER_BYTES:,} bytes, and should hold"
+            " the columns' names"
+        )
+    try:
+        found = next(csv.reader([line.decode("utf-8-sig")], delimiter=delimiter, strict=True), [])
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is no UTF-8 text: {error.reason} at byte {error.start} of the header line;"
+            " save it as UTF-8"
+        ) from error
+    except csv.Error as error:
+        raise DataError(f"{path}: the header line cannot be read: {error}; correct it") from error
+    if not found:
+        raise DataError(
+            f"{path}: the first line is empty, and should hold the columns' names; write them"
+            " there, or name them in the schema (header)"
+        )
+    return tuple(found)
+
+
+_QUOTE, _LINE_END = ord('"'), ord("\n")
+
+
+class OpenQuotes:
+    """Looks at a file's bytes on their way to the parser; for files without line breaks in values.
+
+    A quote opens a value at its beginning only, and a double quote inside is a quote. A parser
+    takes a line whose last value is left open to go on in the next one, down to the next quote
+    anywhere: rows vanish, and nobody is told.
+    """
+
+    def __init__(
+        self, path: Path, delimiter: str, columns: int, *, header: bool, skip: bool
+    ) -> None:
+        """``skip``: turn such a line into one of too many columns, which the parser counts; else
+        it is a DataError with the number of its row."""
+        own = re.escape(delimiter.encode())
+        value = rb'(?:"[^"]*+(?:""[^"]*+)*+"|(?!"))[^%b]*+' % own
+        self._closed = re.compile(b"%b(?:%b%b)*+" % (value, own, value))
+        self._path, self._delimiter, self._skip = path, ord(delimiter), skip
+        self._broken = delimiter.encode() * columns
+        self._rows = -1 if header else 0
+        self._rest = b""
+
+    def __call__(self, block: bytes, most_bytes: int) -> bytes:
+        """The next bytes as the parser may have them; those of a line not yet whole are kept, up
+        to ``most_bytes``. An empty block is the end of the file."""
+        block = self._rest + bytes(block)
+        at_end = len(block) == len(self._rest)
+        whole = len(block) if at_end or len(block) > 2 * most_bytes else block.rfind(b"\n") + 1
+        block, self._rest = block[:whole], block[whole:]
+        if _QUOTE in block:
+            block = self._without(block, self._suspects(block))
+        self._rows += _rows_in(block)
+        return block
+
+    def _suspects(self, block: bytes) -> list[tuple[int, int]]:
+        """Start and end of the lines in which quotes do not simply open and close values."""
+        text = np.frombuffer(block, np.uint8)
+        quotes = np.flatnonzero(text == _QUOTE)
+        ends = np.append(np.flatnonzero(text == _LINE_END), len(text))
+        line = np.searchsorted(ends, quotes)
+        first = np.searchsorted(line, line)  # the first quote of each one's line
+        opens = (np.arange(len(quotes)) - first) % 2 == 0
+        before = np.where(quotes > 0, text[quotes - 1], _LINE_END)
+        fits = np.isin(before, (_QUOTE, self._delimiter, _LINE_END))
+        last = np.append(line[1:] != line[:-1], True)
+        odd = (opens & ~fits) | (opens & last)
+        starts = np.append(0, ends + 1)
+        return [(int(starts[n]), int(ends[n])) for n in np.unique(line[odd])]
+
+    def _without(self, block: bytes, suspects: list[tuple[int, int]]) -> bytes:
+        pieces, done = [], 0
+        for start, end in suspects:
+            if self._closed.fullmatch(block, start, end):
+                continue
+            if not self._skip:
+                raise self._error(block, start, end)
+            pieces += [block[done:start], self._broken]
+            done = end
+        return b"".join([*pieces, block[done:]])
+
+    def _error(self, block: bytes, start: int, end: int) -> DataError:
+        row = self._rows + _rows_in(block[:start]) + 1
+        text = block[start:end].decode(errors="replace").rstrip("\r")
+        shown = text if len(text) <= 60 else f"{text[:57]}..."
+        return DataError(
+            f"{self._path}, row {row}: {shown!r}; a quote is left open at the end of its line\n"
+            "  close it, write a quote inside a value twice, or ask to skip bad rows"
+            " (--data.skip-bad-rows; they are counted); if values of this file do hold line"
+            " breaks, add line_breaks = true to the schema"
+        )
+
+
+def _rows_in(block: bytes) -> int:
+    """Lines that are not empty, which no parser counts."""
+    lines = block.count(b"\n") + (not block.endswith(b"\n") and bool(block))
+    if block.startswith((b"\n", b"\r\n")) or b"\n\n" in block or b"\n\r\n" in block:
+        lines -= len(_EMPTY.findall(block))
+    return lines
+
+
+_EMPTY = re.compile(rb"^\r?\n", re.MULTILINE)

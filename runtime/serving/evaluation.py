@@ -13,10 +13,9 @@ import torch
 from runtime.data.batch import Layout
 from runtime.data.files import FileSource
 from runtime.data.open import open_source
-from runtime.data.parts import CODES
 from runtime.data.same_data import refuse_other_columns
-from runtime.data.schema import Split
 from runtime.data.source import Source
+from runtime.data.split import CODES, Split
 from runtime.run.evaluate import HeldOut, evaluate
 from runtime.run.folder import plain
 from runtime.serving.trained import Trained, find_checkpoint, open_trained

@@ -16,8 +16,9 @@ from runtime.config import DataConfig, EvaluationConfig, TrainConfig
 from runtime.data.batch import Batch, Field, Layout
 from runtime.data.errors import DataError
 from runtime.data.open import open_source
-from runtime.data.schema import Column, Schema, Split
+from runtime.data.schema import Column, Schema
 from runtime.data.source import Part
+from runtime.data.split import Split
 from runtime.run.record import run_into
 from runtime.run.session import train
 from tests.runtime.worlds import ArraySource, config

@@ -25,8 +25,7 @@ from typing import IO, Any
 
 from runtime.config import DataConfig
 from runtime.data.batch import Batch, Layout
-from runtime.data.errors import DataError
-from runtime.data.regular import regular_file
+from runtime.data.errors import DataError, regular_file
 from runtime.data.source import Part, Provenance, SharedSource
 from runtime.engines.processes.channel import Channel, PeerGoneError, is_own_user
 from runtime.engines.processes.messages import (

@@ -17,7 +17,8 @@ from runtime.data.convert import MISSING
 from runtime.data.errors import DataError
 from runtime.data.files import FileSource
 from runtime.data.ids import hash_integers, hash_text, join_hashes, tag
-from runtime.data.schema import Column, Schema, Split
+from runtime.data.schema import Column, Schema
+from runtime.data.split import Split
 
 COLUMNS = (
     Column(name="user"),

@@ -18,8 +18,9 @@ from runtime.data.errors import DataError
 from runtime.data.files import FileSource
 from runtime.data.kept import KeptSource, keeping, make_room
 from runtime.data.open import open_source
-from runtime.data.schema import Column, Schema, Split
+from runtime.data.schema import Column, Schema
 from runtime.data.source import rebatch
+from runtime.data.split import Split
 from runtime.run.session import train
 
 SCHEMA = Schema(

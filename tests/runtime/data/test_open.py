@@ -13,8 +13,8 @@ from runtime.data.catalogue import CATALOGUE, FOLDER
 from runtime.data.commands import run
 from runtime.data.errors import DataError
 from runtime.data.open import open_source
+from runtime.data.schema import read_schema
 from runtime.data.synthetic import SyntheticSource
-from runtime.data.toml_schema import read_schema
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.data.errors import DataError
-from runtime.data.open_quotes import OpenQuotes
+from runtime.data.table import OpenQuotes
 
 LINES = st.lists(st.text('",a;', max_size=8), max_size=12)
 

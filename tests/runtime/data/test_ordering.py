@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from runtime.data.errors import DataError
 from runtime.data.open import open_source
-from runtime.data.ordering import at_least, threshold_of
-from runtime.data.schema import Split
+from runtime.data.split import Split, at_least, threshold_of
 
 
 def reached(array: pa.Array, threshold: Any, missing: tuple[str, ...] = ("",)) -> list[Any]:
@@ -160,8 +159,8 @@ def test_the_split_says_in_words_how_it_compares() -> None:
 
 
 def test_a_text_names_the_test_rows_of_any_type_of_column() -> None:
-    from runtime.data.parts import Placer, Totals
-    from runtime.data.table import Rows
+    from runtime.data.rows import Rows
+    from runtime.data.split import Placer, Totals
 
     split = Split(column="part", test_equals="7")
     for array in (pa.array([7, 8, None]), pa.array(["7", "8", "?"]).dictionary_encode()):

@@ -8,8 +8,9 @@ from datetime import date
 import pytest
 
 from runtime.data.same_data import DECIDES_NOTHING, differences, document, refuse_other_data
-from runtime.data.schema import Column, Join, Schema, Split
+from runtime.data.schema import Column, Join, Schema
 from runtime.data.source import Provenance
+from runtime.data.split import Split
 
 COLUMNS = (
     Column(name="user"),

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.data.column import LARGEST_FEATURE
-from runtime.data.schema import Column, Join, Schema, Split
+from runtime.data.schema import LARGEST_FEATURE, Column, Join, Schema
+from runtime.data.split import Split
 
 HALF = Split(test_fraction=0.5)
 

@@ -17,8 +17,9 @@ from sklearn.metrics import roc_auc_score
 from runtime.data.batch import interleave
 from runtime.data.files import FileSource
 from runtime.data.ids import hash_integers, hash_text, join_hashes, mix64, scatter56, tag
-from runtime.data.schema import Column, Join, Schema, Split
+from runtime.data.schema import Column, Join, Schema
 from runtime.data.source import share
+from runtime.data.split import Split
 from runtime.data.synthetic import Pair, Recipe, SyntheticField, SyntheticSource, raw_score
 
 MASK = 2**64 - 1

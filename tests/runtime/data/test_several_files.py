@@ -19,7 +19,8 @@ from runtime.data.errors import DataError
 from runtime.data.files import FileSource
 from runtime.data.kept import KeptSource
 from runtime.data.open import open_source
-from runtime.data.schema import Column, Schema, Split
+from runtime.data.schema import Column, Schema
+from runtime.data.split import Split
 
 ROWS = 90
 CUTS = (0, 20, 50, ROWS)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from runtime.data.errors import DataError
 from runtime.data.files import FileSource
-from runtime.data.schema import Column, Schema, Split
+from runtime.data.schema import Column, Schema
+from runtime.data.split import Split
 
 PARTS: tuple[Any, ...] = ("train", "validation", "test")
 

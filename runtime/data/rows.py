@@ -1,18 +1,103 @@
-"""Columns as numbers: float64 for features and labels, exact whole numbers for ids.
+"""Rows of a file as they are read: pyarrow's columns, and these as numbers.
 
-A text is a number when it is written in ASCII digits, with a point and an exponent where needed;
-blanks around it do not count. ``1_000`` and digits of other scripts, which Python would take, are
-not. Shape letter: B rows.
+pyarrow has no type hints and takes 0.1 s to import: it is imported inside the functions, and its
+objects are Any. Numbers are float64 for features and labels, exact whole numbers for ids. A text is
+a number when it is written in ASCII digits, with a point and an exponent where needed; blanks
+around it do not count. ``1_000`` and digits of other scripts, which Python would take, are not.
+Shape letter: B rows.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from runtime.data.arrow_arrays import ArrowArray, distinct, is_text, plain, to_numpy
+from runtime.data.errors import DataError
+from runtime.data.source import Part
+
+RecordBatch = Any
+"""A pyarrow.RecordBatch."""
+ArrowArray = Any
+"""A pyarrow.Array."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Some rows of a file and their numbers in it."""
+
+    table: RecordBatch
+    numbers: np.ndarray
+    """int64 [B], counted from 1 in their file, the header line not counted."""
+    path: Path
+    """The file."""
+    rows_before: int = 0
+    """Of the files before it, where several make one table."""
+    part: Part | None = None
+    """The part that the whole file is of, where files decide."""
+
+    @property
+    def places(self) -> np.ndarray:
+        """int64 [B], counted from 1 over all files."""
+        return self.rows_before + self.numbers
+
+    def take(self, which: np.ndarray) -> Rows:
+        """Some of them."""
+        import pyarrow as pa
+
+        try:
+            return replace(self, table=self.table.take(which), numbers=self.numbers[which])
+        except pa.ArrowException as error:
+            kinds = ", ".join(f"{field.name} {field.type}" for field in self.table.schema)
+            raise DataError(
+                f"{self.path}: rows cannot be taken from columns of these types ({kinds}): {error}"
+                "\n  write them as plain text, numbers, or lists of these"
+            ) from error
+
+    def where(self, which: int) -> str:
+        """File and row, as an error names them."""
+        return f"{self.path}, row {self.numbers[which]}"
+
+
+def plain(array: ArrowArray) -> ArrowArray:
+    """The array without dictionary coding."""
+    import pyarrow.types as kinds
+
+    return array.dictionary_decode() if kinds.is_dictionary(array.type) else array
+
+
+def distinct(array: ArrowArray) -> tuple[list[Any], np.ndarray]:
+    """The distinct values and, for every row, which one it has (one past the last: none)."""
+    import pyarrow.compute as pc
+
+    coded = array.dictionary_encode()
+    values = coded.dictionary.to_pylist()
+    return values, to_numpy(pc.fill_null(coded.indices, len(values)))
+
+
+def is_text(kind: Any) -> bool:
+    """Whether a pyarrow type holds texts."""
+    import pyarrow.types as kinds
+
+    return bool(kinds.is_string(kind) or kinds.is_large_string(kind))
+
+
+def is_list(kind: Any) -> bool:
+    """Whether a pyarrow type holds lists."""
+    import pyarrow.types as kinds
+
+    return bool(kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind))
+
+
+def to_numpy(array: ArrowArray) -> np.ndarray:
+    """The values; an array without nulls of a plain type is not copied."""
+    values: np.ndarray = array.to_numpy(zero_copy_only=False)
+    return values
+
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,40}(\.0*)?")
 _ODD = re.compile(r"[^0-9eE+.\- \t]")
