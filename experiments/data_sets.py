@@ -15,9 +15,8 @@ LARGEST = "synthetic:kwai-video"
 
 def present() -> list[str]:
     """Names of the ready data sets whose file is there, one for each file; nothing is read."""
-    from runtime.data.catalogue import CATALOGUE
+    from runtime.data.catalogue import CATALOGUE, find_folder
     from runtime.data.errors import DataError
-    from runtime.data.places import find_folder
 
     files: dict[Path, str] = {}
     for name, make in CATALOGUE.items():

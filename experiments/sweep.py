@@ -17,7 +17,7 @@ from typing import Any
 from experiments.folders import sole_writer
 from experiments.points import Point
 from persia_sim.words.documents import read_document
-from runtime.data.places import CACHE, DATA_DIR_VARIABLE
+from runtime.data.catalogue import CACHE, DATA_DIR_VARIABLE
 from runtime.run.folder import environment
 
 FAILED = "failed.txt"

@@ -77,7 +77,7 @@ def _profile(arguments: list[str]) -> None:
 
 
 def _data(arguments: list[str]) -> None:
-    from runtime.data.commands import run
+    from runtime.data.download import run
 
     run(arguments)
 

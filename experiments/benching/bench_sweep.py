@@ -61,8 +61,7 @@ def run(options: Options) -> None:
     """Measure, then print the table with the goals."""
     from tqdm import tqdm
 
-    from runtime.data.catalogue import CATALOGUE
-    from runtime.data.places import find_folder
+    from runtime.data.catalogue import CATALOGUE, find_folder
 
     schema = CATALOGUE[DATA]()
     file = find_folder(schema, options.data_dir) / schema.file

@@ -112,9 +112,9 @@ def run(options: Options) -> None:
 
 def find_data(data_dir: Path | None) -> DataConfig:
     """The real clicks where they are found, else the synthetic stream, with a line that says so."""
+    from runtime.data.catalogue import DATA_DIR_VARIABLE
     from runtime.data.errors import DataError
     from runtime.data.open import open_source
-    from runtime.data.places import DATA_DIR_VARIABLE
 
     for name in (REAL_DATA, DOWNLOADED_DATA):
         try:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from runtime.data.catalogue import CATALOGUE
+from runtime.data.catalogue import CATALOGUE, downloads, find_folder
 from runtime.data.errors import DataError, nearest
 from runtime.data.files import FileSource
 from runtime.data.kept import keeping
-from runtime.data.places import downloads, find_folder
 from runtime.data.presets import PRESETS, recipe
 from runtime.data.rows import number_of
 from runtime.data.schema import read_schema

@@ -20,7 +20,7 @@ from experiments.paired import setting_points
 from experiments.points import Point
 from experiments.sweep import print_plan
 from runtime.config import DataConfig, ModelConfig, TrainConfig
-from runtime.data.places import CACHE
+from runtime.data.catalogue import CACHE
 from tests.runtime.clicks_of_a_user import EDITS, NO_EDITS, write_clicks
 from tests.runtime.worlds import OPTIONS, with_another
 

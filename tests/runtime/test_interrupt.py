@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from runtime.commands import main
-from runtime.data.commands import listed
+from runtime.data.download import listed
 
 LATE = ["--executor", "concurrent", "--mode", "hybrid", "--ranks", "2", "--latency-s", "60"]
 

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, TrainConfig
-from runtime.data import kept, kept_part
+from runtime.data import kept
 from runtime.data.errors import DataError
 from runtime.data.files import FileSource
 from runtime.data.kept import KeptSource, keeping, make_room
@@ -185,7 +185,7 @@ def test_what_was_used_longest_ago_goes_first(data, tmp_path):
         folders.append(new)
         os.utime(new, (rows, rows))
     content(KeptSource(parsed(data, rows=5), root))  # used again: now the youngest
-    one = kept_part.folder_bytes(folders[0])
+    one = kept.folder_bytes(folders[0])
     make_room(root, 2 * one + 200, folders[0])
     assert set(root.iterdir()) == {folders[0], folders[2]}
     mapped = list(KeptSource(parsed(data, rows=5), root).chunks("train"))

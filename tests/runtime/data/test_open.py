@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from runtime.data.catalogue import CATALOGUE, FOLDER
-from runtime.data.commands import run
+from runtime.data.download import run
 from runtime.data.errors import DataError
 from runtime.data.open import open_source
 from runtime.data.schema import read_schema
@@ -228,7 +228,7 @@ def test_getting_says_where_the_data_lies(
 
 def test_choosing_data_loads_no_heavy_package() -> None:
     code = (
-        "import sys, runtime.data.open, runtime.data.commands; "
+        "import sys, runtime.data.open, runtime.data.download; "
         "print(sorted({'torch', 'pandas', 'pyarrow', 'sklearn'} & set(sys.modules)))"
     )
     root = Path(__file__).parents[3]
