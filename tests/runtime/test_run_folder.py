@@ -54,6 +54,35 @@ def test_scores_are_those_of_the_predictions_beside_them(folder):
     assert task["trivial_log_loss"] == pytest.approx(always, abs=1e-6)
 
 
+def test_each_of_two_tasks_has_the_figures_of_its_own_labels_and_predictions(tmp_path):
+    """Half of the items are clicked and a quarter bought, and those bought say nothing of clicks:
+    where labels, predictions or names of tasks change places, rates and AUC are others."""
+    items = np.random.default_rng(1).integers(0, 8, 3000)
+    truth = {"click": items < 4, "buy": items % 4 == 0}
+    rows = zip(items, *(labels.astype(int) for labels in truth.values()), strict=True)
+    lines = ["item,is_click,is_buy", *(",".join(map(str, row)) for row in rows)]
+    (tmp_path / "shop.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "shop.toml").write_text(
+        'name = "shop"\nfile = "shop.csv"\ncolumns = ["item"]\n'
+        'labels = ["is_click", "is_buy"]\ntasks = ["click", "buy"]\n'
+        "split = { test_fraction = 0.2 }\n"
+    )
+    data = DataConfig(name=str(tmp_path / "shop.toml"), keep=False)
+    model = ModelConfig(hidden=(16,), lr=0.02)
+    run_into(tmp_path / "run", config(data=data, model=model, batch=20, seed=1, test_rows=600))
+    tasks = read(tmp_path / "run", "summary.json")["tasks"]
+    arrays = np.load(tmp_path / "run" / "predictions.npz")
+    assert list(tasks) == list(truth)
+    for column, (task, labels) in enumerate(truth.items()):
+        predicted, held_out = arrays["predictions"][:, column], labels[-600:]
+        assert np.array_equal(arrays["labels"][:, column], held_out)
+        assert predicted[held_out].min() > predicted[~held_out].max()
+        assert tasks[task]["auc"] == 1
+        assert tasks[task]["label_rate"] == pytest.approx(held_out.mean(), abs=1e-6)
+        loss = log_loss_by_torch(held_out.astype(np.float32), predicted.astype(np.float64))
+        assert tasks[task]["log_loss"] == pytest.approx(loss, abs=1e-6)
+
+
 def first_rows(source, rows):
     for batch in source.chunks("test"):
         yield batch
