@@ -3,11 +3,8 @@
 Free of torch, so that `--help` answers at once.
 """
 
-from runtime.config.checkpoint import CheckpointConfig
-from runtime.config.engine import EngineConfig
-from runtime.config.read import read_config
 from runtime.config.sync import SyncConfig
-from runtime.config.train import TrainConfig
+from runtime.config.train import CheckpointConfig, EngineConfig, TrainConfig, read_config
 from runtime.config.what import DataConfig, DenseOptimizer, EvaluationConfig, ModelConfig
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The options of a run as they are typed: their names, their types, and a config's values."""
+"""The options of a run as they are typed: names, types, a config's values, limits of numbers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,27 @@ from functools import cache
 from typing import Any
 
 from persia_sim.words.fields import field_types
+
+
+def within(record: Any, least: float, most: float, *names: str, prefix: str = "") -> None:
+    """Raise ValueError for the first of these fields outside [least, most]; None is not given."""
+    for name in names:
+        value = getattr(record, name)
+        if value is None:
+            continue
+        if value < least:
+            raise ValueError(f"{prefix}{name} must be >= {least:,}, got {value}")
+        if value > most:
+            raise ValueError(f"{prefix}{name} must be <= {most:,}, got {value}")
+
+
+def above_zero(record: Any, most: float, *names: str, prefix: str = "") -> None:
+    """Raise ValueError for the first of these fields outside (0, most]."""
+    for name in names:
+        value = getattr(record, name)
+        if not 0 < value <= most:
+            raise ValueError(f"{prefix}{name} must be > 0 and <= {most:,}, got {value}")
+
 
 _FLAT = ("sync", "engine", "evaluation", "checkpoint")
 """Groups whose options stand without a prefix."""

@@ -12,7 +12,7 @@ from persia_sim.words.vocabulary import (
     DEFAULT_TAU,
     Mode,
 )
-from runtime.config.bounds import above_zero, within
+from runtime.config.options import above_zero, within
 
 MOST_RANKS = 4096
 MOST_STEPS = 2**31

@@ -1,20 +1,163 @@
-"""One training run: the groups together, and what only makes sense across them."""
+"""One training run: its checkpoints, its engine, and what makes sense across groups only."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
+from persia_sim.words.documents import read_document
 from persia_sim.words.fields import check_fields
+from persia_sim.words.records import parse
 from persia_sim.words.vocabulary import Mode
-from runtime.config.bounds import within
-from runtime.config.checkpoint import CheckpointConfig
-from runtime.config.engine import EngineConfig
+from runtime.config.options import above_zero, within
 from runtime.config.sync import SyncConfig
 from runtime.config.what import MOST, DataConfig, EvaluationConfig, ModelConfig
 from runtime.embedding.config import TableConfig
+
+_UNITS_S = {"s": 1, "min": 60, "h": 3600}
+_TIME = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|h)")
+_MOST_S = 365 * 86_400
+END = "end"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointConfig:
+    """Checkpoints of the whole run, in its folder; `train --resume RUN` goes on from the newest."""
+
+    checkpoint_every: int | str | None = None
+    """Steps (times ``batch`` samples) from one to the next, or a time: 30s, 10min, 2h; end: only
+    when training ends. None: only when a signal ends the run."""
+    keep: int = 2
+    """Checkpoints that stay, the newest ones, >= 1."""
+    checkpoint_incremental: bool = False
+    """Write only rows that changed since the checkpoint before (native kernels); each still holds
+    all rows, by links to files that it shares with others."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        within(self, 1, 1_000_000, "keep")
+        every = self.checkpoint_every
+        if isinstance(every, str) and every.isdecimal():
+            object.__setattr__(self, "checkpoint_every", int(every))
+            every = int(every)
+        if isinstance(every, str) and every != END:
+            found = _TIME.fullmatch(every)
+            if found is None or not 0 < self._seconds(found) <= _MOST_S:
+                raise ValueError(
+                    f"checkpoint_every must be steps (500), a time (30s, 10min, 2h; above 0, a year"
+                    f" at most) or end, got {every!r}"
+                )
+        if isinstance(every, int) and not 1 <= every <= 2**62:
+            raise ValueError(f"checkpoint_every must be >= 1 step, got {every}")
+        if self.checkpoint_incremental and every is None:
+            raise ValueError("checkpoint_incremental is used with checkpoint_every; add it")
+
+    @property
+    def every_steps(self) -> int | None:
+        """Steps between two checkpoints; None where they do not go by steps."""
+        return self.checkpoint_every if isinstance(self.checkpoint_every, int) else None
+
+    @property
+    def every_s(self) -> float | None:
+        """Seconds between two checkpoints; None where they do not go by time."""
+        every = self.checkpoint_every
+        found = _TIME.fullmatch(every) if isinstance(every, str) else None
+        return None if found is None else self._seconds(found)
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the state at the end of training is a checkpoint."""
+        return self.checkpoint_every is not None
+
+    @staticmethod
+    def _seconds(found: re.Match[str]) -> float:
+        return float(found[1]) * _UNITS_S[found[2]]
+
+
+MOST_LATENCY_S = 60
+MOST_SERVERS = 64
+_DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Who executes the order, on what."""
+
+    executor: Literal["lag", "concurrent", "replay"] = "lag"
+    """lag: one thread, every lookup misses exactly tau steps, same bytes every time. concurrent:
+    threads, measures speed. replay: the order of a recorded or simulated run."""
+    trace: Path | None = None
+    """Of replay: the order to execute."""
+    shards: int = 1
+    """Embedding servers, 1 to 4096; each has its own lock and version."""
+    servers: int = 0
+    """Of concurrent: embedding servers as processes of this host, 0 to 64, which hold the rows in
+    place of ``shards`` in this process; 0: none. Linux."""
+    loaders: int = 0
+    """Of concurrent: processes that parse and hash the training data ahead of the ranks, 0 to 64;
+    0: the ranks do it. Linux."""
+    threads: int = 1
+    """Threads of one dense operation, 1 to 1024."""
+    device: str = "cpu"
+    """Of the dense network: cpu, or cuda, cuda:1, ..."""
+    precision: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
+    """Of the dense network's arithmetic; the two short ones by autocast."""
+    dense_sum: Literal["ring", "gather"] = "ring"
+    """Of ranks that are processes, in modes with a common step: how their dense gradients are added
+    up. ring: the fastest way; gather: in rank order, which gives the bytes of ranks that are
+    threads."""
+    loss_scale: float = 65536.0
+    """First factor on the loss of float16, > 0; halved on overflow (source: torch's GradScaler)."""
+    queue_batches: int | None = None
+    """Of concurrent: capacity of each queue of a rank, >= 1. None: what window or permits let in,
+    at least 10 (source: the original)."""
+    latency_s: float = 0.0
+    """Of concurrent: seconds added to every lookup and every push, as a network would; at most
+    60."""
+    trace_order: bool = True
+    """Keep the order of events, 20 bytes each, for trace.npz and a replay; else staleness alone is
+    counted, in memory that does not grow with the run (with ``servers`` not even that)."""
+    fuse_ranks: bool = True
+    """Of lag: compute the ranks of a step as one batch where they read the same rows and nothing
+    but the order of float sums changes; order and trace stay those of the ranks. Else, and in
+    every other case, one by one."""
+    timeline: bool = False
+    """Of concurrent: keep how long each stage took, as timeline.json for Perfetto."""
+    tensorboard: bool = False
+    """Tell TensorBoard the scores as they come, in the run folder; `pip install tensorboard`."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        within(self, 1, 4096, "shards")
+        within(self, 0, MOST_SERVERS, "servers")
+        within(self, 0, MOST_SERVERS, "loaders")
+        within(self, 1, 1024, "threads")
+        within(self, 1, 2**20, "queue_batches")
+        within(self, 0, MOST_LATENCY_S, "latency_s")
+        above_zero(self, 2.0**100, "loss_scale")
+        if not _DEVICE.fullmatch(self.device):
+            raise ValueError(f"device must be cpu, cuda, or cuda:1 and so on, got {self.device!r}")
+        if self.executor == "replay" and self.trace is None:
+            raise ValueError("replay needs the order to execute; add --trace FILE")
+        if self.servers:
+            self._check_servers()
+
+    @property
+    def server_count(self) -> int:
+        """Embedding servers, wherever they are."""
+        return self.servers or self.shards
+
+    def _check_servers(self) -> None:
+        if self.shards != 1:
+            raise ValueError(
+                f"shards {self.shards} is not used with servers {self.servers}, which are processes"
+                " of one shard each; remove one of the two"
+            )
+
 
 _FLAT = tyro.conf.arg(name="")  # its options stand on the command line without a prefix
 
@@ -203,3 +346,11 @@ class TrainConfig:
 def _choices(*groups: Any) -> dict[str, tuple[Any, Any]]:
     """Every option of these groups: its value and its default."""
     return {f.name: (getattr(g, f.name), f.default) for g in groups for f in fields(g)}
+
+
+def read_config(path: Path) -> TrainConfig:
+    """The config in a .json or .toml file; groups and options that it leaves out have defaults.
+
+    Raises ValueError naming the file, the option, its value and what it may be.
+    """
+    return parse(TrainConfig, read_document(path), str(path))

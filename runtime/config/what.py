@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from persia_sim.words.fields import check_fields
-from runtime.config.bounds import above_zero, within
+from runtime.config.options import above_zero, within
 
 DenseOptimizer = Literal["adam", "sgd", "adagrad"]
 MOST = 2**62

@@ -13,7 +13,7 @@ import tyro
 from persia_sim.words.documents import read_document
 from persia_sim.words.fields import check_fields
 from runtime.config import ModelConfig
-from runtime.config.bounds import within
+from runtime.config.options import within
 from runtime.embedding.config import MOST_DIM
 
 

@@ -14,7 +14,7 @@ import tyro
 
 from persia_sim.words.fields import check_fields
 from persia_sim.words.rules import printable
-from runtime.config.bounds import within
+from runtime.config.options import within
 from runtime.config.what import MOST
 
 
