@@ -165,12 +165,14 @@ class Feed:
 
     def has_batch(self, number: int) -> bool:
         """Whether the leg has a batch of this number (a dense update): then it will be trained."""
+        asks = True  # once for a batch, however often it is read on for
         with self._changed:
             while number >= self._promised:
                 wait_for(self._changed, lambda: not self._agreeing, self._stop, self._who_agrees)
                 open_ended = self._end is None or self._promised < self._end
-                if open_ended and self._ends_now():
+                if asks and open_ended and self._ends_now():
                     self._end = self._promised
+                asks = False
                 last = number if self._end is None else min(number, self._end - 1)
                 # Behind the cut, too, if another process does: it waits until all have read so far.
                 through = last if last == number else max(last, self._asked)

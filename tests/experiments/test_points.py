@@ -12,7 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from experiments import points
@@ -59,7 +59,7 @@ def plan(home: Path, config: TrainConfig) -> str:
         print_plan(asked, home / "runs", 1)
     for point in asked:
         point.folder(home / "runs").mkdir(parents=True, exist_ok=True)
-        (point.folder(home / "runs") / "summary.json").write_text("{}")
+        (point.folder(home / "runs") / "summary.json").write_text('{"tasks": {}}')
     return told.getvalue()
 
 
@@ -97,6 +97,7 @@ def edit(folder: Path, change) -> bool:
     same=st.lists(st.sampled_from(sorted(NO_FILES)), max_size=2, unique=True),
 )
 def test_the_plan_runs_what_an_edit_of_data_schema_or_model_changes_and_only_that(changes, same):
+    assume(not {"schema: kind", "schema: log"} <= {*changes})  # a column of ids has no logarithm
     with home() as (folder, config):
         changed = [edit(folder, FILES[name]) for name in changes]
         for name in same:

@@ -91,7 +91,8 @@ def test_a_profile_goes_into_a_new_folder_and_over_an_earlier_one(tmp_path, monk
     assert float(fixed) == pytest.approx(1e6 * law.fixed_s, abs=0.051)
     assert float(per_item) == pytest.approx(1e9 * law.per_item_s, abs=0.051)
     assert "copies: none" in printed
-    assert main(["profile", *TINY, "--dim", "8", "--no-processes", "--out", str(out)]) == 0
+    wider = ["--dim", "8", *TINY[2:], "--no-processes", "--out", str(out)]
+    assert main(["profile", *wider]) == 0
     second = read_profile(out)
     assert second.dim == 8 and second.all_reduce is None and "worker_rpc" not in second.laws
     assert [file.name for file in out.parent.iterdir()] == ["p.json"]
