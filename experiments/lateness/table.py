@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 
 from experiments.gaps import Run
-from experiments.lateness.delay import Delay, delays, doubling_slope
-from experiments.lateness.streams import RANKS, SYNC, Cell, Rates, Stream
+from experiments.lateness.delay import Delay, Growth, delays
+from experiments.lateness.streams import RANKS, SYNC, Cell, Rates, Stream, stream_of
 from experiments.statistics import GapInterval, Interval, paired_gap, t_interval
 
 RatesOf = Literal["of sync", "own"]
@@ -66,8 +66,8 @@ class Group:
         found = run.predictions(root)
         return found.labels[:, number], found.predictions[:, number], found.groups
 
-    def delays(self, key: Key, root: Path) -> list[Delay]:
-        """Behind sync at each snapshot, with pushes that are on their way not yet applied."""
+    def delays(self, key: Key, root: Path) -> tuple[list[Delay], Growth]:
+        """Behind sync at each snapshot, and the growth; pushes on their way are not applied yet."""
         seeds = self.seeds(key)
         curves = [
             [_curve(runs[s], self.task, root) for s in seeds]
@@ -107,7 +107,7 @@ def gap_lines(group: Group, root: Path) -> list[dict[str, Any]]:
                 "batch": config.batch,
                 "updates": next(iter(runs.values())).summary["updates"],
                 "seeds": gap.n,
-                "seeds_planned": group.stream.seeds,
+                "seeds_planned": stream_of(group.stream.name).seeds,
                 "redrawn": group.stream.is_drawn,
                 "test_auc": float(np.mean([run.auc(group.task) for run in runs.values()])),
                 "gap_to_sync": gap.mean,
@@ -134,7 +134,7 @@ def delay_lines(group: Group, root: Path) -> list[dict[str, Any]]:
         }
         for (cell, kind) in group.runs
         if cell.rows_late and not cell.dense_late and kind == "of sync"
-        for one in group.delays((cell, kind), root)
+        for one in group.delays((cell, kind), root)[0]
     ]
 
 
@@ -142,57 +142,65 @@ def hypothesis_lines(group: Group, root: Path) -> list[dict[str, Any]]:
     """H1 to H4 and H6 of the plan on this stream: what was asked, what came out, whether it holds.
 
     A hypothesis holds where its whole 95 % interval does, fails where none of it does, else it is
-    open. What has no interval (H1 to H3's rate) is told as it is.
+    open. Chosen rates have no interval.
     """
     lines: list[dict[str, Any]] = []
 
-    def add(name: str, what: str, found: Interval, low: float, high: float) -> None:
-        ends = found.mean - found.half_width, found.mean + found.half_width
-        inside, outside = low <= ends[0] and ends[1] <= high, ends[1] < low or ends[0] > high
+    def add(
+        name: str, what: str, value: float, ends: tuple[float, float], asked: tuple[float, float],
+        seeds: int,
+    ) -> None:  # fmt: skip
+        (from_, to), (low, high) = ends, asked
+        inside, outside = low <= from_ and to <= high, to < low or from_ > high
         lines.append(
             {
                 "data": group.stream.name,
                 "optimizer_start": group.start,
                 "hypothesis": name,
                 "what": what,
-                "value": found.mean,
-                "half_width_95": found.half_width,
+                "value": value,
+                "low_95": from_,
+                "high_95": to,
                 "asked_low": low,
                 "asked_high": high,
                 "outcome": "holds" if inside else "fails" if outside else "open",
-                "seeds": found.n,
+                "seeds": seeds,
             }
         )
 
-    def exactly(value: float, n: int) -> Interval:
-        return Interval(value, 0.0 if math.isfinite(value) else math.nan, n)
+    def around(found: Interval | GapInterval) -> tuple[float, float]:
+        return found.mean - found.half_width, found.mean + found.half_width
 
     def own(rows: int, dense: int, kind: RatesOf = "own") -> Key:
         return Cell(rows_late=rows, dense_late=dense), kind
 
     for rows in (7, 16, 64):
         key = own(rows, 0, "of sync")
-        along, n = group.delays(key, root), len(group.seeds(key))
-        add("H1", f"growth of the delay a doubling, rows {rows} late",
-            exactly(doubling_slope(along[1:]), n), -0.1, 0.1)  # fmt: skip
-        add("H2", f"delay over lateness at the end, rows {rows} late",
-            exactly(along[-1].behind / rows, n), 0.5, 2.0)  # fmt: skip
+        (along, growth), n = group.delays(key, root), len(group.seeds(key))
+        end = along[-1]
+        add("H1", f"growth of the delay a doubling, rows {rows} late", growth.a_doubling,
+            (growth.low, growth.high), (-0.1, 0.1), n)  # fmt: skip
+        add("H2", f"delay over lateness at the end, rows {rows} late", end.behind / rows,
+            (end.low / rows, end.high / rows), (0.5, 2.0), n)  # fmt: skip
     dense = own(0, 7)
-    for key, low, high in ((dense, -0.5e-3, math.inf), (own(0, 7, "of sync"), -math.inf, -2e-3)):
+    costs = ((dense, (-0.5e-3, math.inf)), (own(0, 7, "of sync"), (-math.inf, -2e-3)))
+    for key, asked in costs:
         gap = group.gap(key, root)
-        add("H3", f"gap of dense weights 7 late at the rates {key[1]}",
-            Interval(gap.mean, gap.half_width, gap.n), low, high)  # fmt: skip
+        add("H3", f"gap of dense weights 7 late, rates {key[1]}", gap.mean, around(gap), asked,
+            gap.n)  # fmt: skip
     doublings = group.rates[dense[0]].dense - group.rates[SYNC].dense
-    add("H3", "best dense rate with 7 late, in doublings of sync's",
-        exactly(doublings, len(group.seeds(dense))), -math.inf, -1)  # fmt: skip
+    add("H3", "best dense rate with 7 late, in doublings of sync's", doublings,
+        (doublings, doublings), (-math.inf, -1), len(group.seeds(dense)))  # fmt: skip
     for rows in (7, 16, 64):
         keys = own(rows, 7), own(rows, 0), own(0, 7)
         seeds = group.seeds(*keys)
         both, alone, weights = (group.gaps(key, seeds) for key in keys)
-        add("H4", f"rows {rows} and dense 7 late, beyond the sum of both alone",
-            t_interval(list(both - alone - weights)), -0.5e-3, 0.5e-3)  # fmt: skip
+        beyond = t_interval(list(both - alone - weights))
+        add("H4", f"rows {rows} and dense 7 late, beyond the sum of both alone", beyond.mean,
+            around(beyond), (-0.5e-3, 0.5e-3), beyond.n)  # fmt: skip
     ruler: Key = (Cell(batch_factor=2), "own")
     seeds = group.seeds(own(16, 0), ruler)
-    ahead = group.gaps(own(16, 0), seeds) - group.gaps(ruler, seeds)
-    add("H6", "rows 16 late minus a doubling of the batch", t_interval(list(ahead)), 0.0, math.inf)
+    ahead = t_interval(list(group.gaps(own(16, 0), seeds) - group.gaps(ruler, seeds)))
+    add("H6", "rows 16 late minus a doubling of the batch", ahead.mean, around(ahead),
+        (0.0, math.inf), ahead.n)  # fmt: skip
     return lines

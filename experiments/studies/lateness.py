@@ -261,11 +261,11 @@ def cells_of(lines: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[s
 
 def hypothesis_cells(lines: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """The hypotheses as a person reads them."""
-    header = ["stream", "start", "hypothesis", "what", "found", "±", "asked", "outcome"]
+    header = ["stream", "start", "hypothesis", "what", "found", "95 %", "asked", "outcome"]
     return header, [
         [
             line["data"], f"{line['optimizer_start']:g}", line["hypothesis"], line["what"],
-            f"{line['value']:.3g}", f"{line['half_width_95']:.2g}",
+            f"{line['value']:.3g}", f"{line['low_95']:.2g} to {line['high_95']:.2g}",
             f"{line['asked_low']:g} to {line['asked_high']:g}", line["outcome"],
         ]
         for line in lines

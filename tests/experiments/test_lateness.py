@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.lateness import climb, streams
-from experiments.lateness.delay import behind, delays, doubling_slope
+from experiments.lateness.delay import behind, delays
 from experiments.lateness.streams import STREAMS, Cell, Rates, config_of
 from experiments.studies import lateness
 from paper_figs.lateness import lateness_figure
@@ -65,19 +65,25 @@ def test_a_curve_that_is_shifted_is_as_late_as_its_shift(shift, seeds):
     """Linear in the updates, so that reading between snapshots is exact."""
     sync = np.array([[0.6 + 1e-4 * t + 1e-3 * s for t in UPDATES] for s in range(seeds)])
     late = sync - 1e-4 * shift
-    found = delays(UPDATES, sync, late)
+    found, growth = delays(UPDATES, sync, late)
     assert [d.behind for d in found[1:]] == pytest.approx([shift] * 3)
     assert [d.gap for d in found] == pytest.approx([-1e-4 * shift] * 4)
-    if shift:
-        assert doubling_slope(found[1:]) == pytest.approx(0, abs=1e-9)
+    if shift:  # every seed has the same
+        assert (growth.a_doubling, growth.low, growth.high) == pytest.approx((0, 0, 0), abs=1e-9)
 
 
 def test_a_delay_that_is_a_share_of_the_run_doubles_with_it():
-    found = delays(
-        UPDATES, *(np.array([[0.5 + 1e-4 * f * t for t in UPDATES]] * 2) for f in (1, 0.9))
-    )
+    sync, late = (np.array([[0.5 + 1e-4 * f * t for t in UPDATES]] * 2) for f in (1, 0.9))
+    found, growth = delays(UPDATES, sync, late)
     assert [d.behind for d in found] == pytest.approx([10, 20, 40, 80])
-    assert doubling_slope(found) == pytest.approx(1)
+    assert growth.a_doubling == pytest.approx(1)
+
+
+def test_seeds_that_differ_widen_the_interval_of_the_delay():
+    sync = np.array([[0.6 + 1e-4 * t for t in UPDATES]] * 3)
+    late = sync - 1e-4 * np.array([[10], [20], [60]])
+    end = delays(UPDATES, sync, late)[0][-1]
+    assert (end.behind, end.low, end.high) == pytest.approx((30, 10, 60))
 
 
 def test_a_run_above_all_of_syncs_curve_has_no_delay():
@@ -184,7 +190,7 @@ def test_every_hypothesis_of_the_plan_but_that_of_drift_has_an_outcome(tiny):
     assert set(lines.hypothesis) == {"H1", "H2", "H3", "H4", "H6"}
     assert set(lines.outcome) <= {"holds", "fails", "open"}
     for line in lines.itertuples():
-        low, high = line.value - line.half_width_95, line.value + line.half_width_95
+        low, high = line.low_95, line.high_95
         if line.outcome == "holds":
             assert line.asked_low <= low and high <= line.asked_high
         if line.outcome == "fails":
