@@ -25,9 +25,9 @@ DIES_AT = 30
 """A step behind the first checkpoint, and before the second."""
 
 
-def options(folder: Path, mode: str) -> list[str]:
+def options(folder: Path, mode: str, every: int = 20) -> list[str]:
     words = f"--mode {mode} --executor concurrent --ranks 2 --servers 2 --latency-s 0.003"
-    words += f" --batch 32 --steps {STEPS} --checkpoint-every 20 --model.hidden 8 --rows.dim 4"
+    words += f" --batch 32 --steps {STEPS} --checkpoint-every {every} --model.hidden 8 --rows.dim 4"
     words += " --data.name synthetic --test-rows 500"
     return ["train", "--out", str(folder), *words.split()]
 
@@ -90,10 +90,10 @@ def test_a_run_survives_the_death_of_a_server(mode, changes, tmp_path, launched,
 
 def test_an_exact_run_starts_again_and_nothing_of_the_dead_attempt_stays(tmp_path):
     """Two servers are killed, one in each of two attempts; the third ends as if nothing was."""
-    words = [sys.executable, "-m", "runtime", *options(tmp_path / "run", "sync")]
+    words = [sys.executable, "-m", "runtime", *options(tmp_path / "run", "sync", every=2)]
     folder, held = tmp_path / "run", []
     with (tmp_path / "log").open("wb") as log:
-        run = subprocess.Popen([*words, "--checkpoint-every", "2"], stderr=log, stdout=log)
+        run = subprocess.Popen(words, stderr=log, stdout=log)
         for attempt in range(3):
             known = set(folder.glob("checkpoints/*/state.json"))
             while set(folder.glob("checkpoints/*/state.json")) <= known and run.poll() is None:
