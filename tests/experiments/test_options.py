@@ -31,7 +31,7 @@ BAD = {
         "initial-scale": ODD_FLOAT, "evaluate-every-steps": COUNT, "test-rows": COUNT,
         "jobs": COUNT, "modes": UNKNOWN | st.just(""), "match": UNKNOWN,
         "sync-steps": NEGATIVE | ABSURD, "dense-lag": NEGATIVE | ABSURD | st.just("1001"),
-        "delay-compensation": ODD_FLOAT, "lr-by-staleness": UNKNOWN,
+        "delay-compensation": ODD_FLOAT, "lr-by-staleness": UNKNOWN, "part": UNKNOWN,
     },
     "treatments": {
         "taus": COUNT | st.just(""), "async-tau": NEGATIVE | ABSURD, "treatments": UNKNOWN,
@@ -58,6 +58,7 @@ BAD = {
     "convergence-bound": {
         "seeds": COUNT | st.just("1"), "taus": COUNT | st.just(""), "updates": COUNT | st.just(""),
         "batch": COUNT | st.just(""), "cases": UNKNOWN | st.just(""), "samples": COUNT,
+        "alphas": NOT_POSITIVE | st.sampled_from(["", "0.1", "1"]),
     },
     "row-frequency": {
         "seeds": COUNT | st.just("1"), "taus": COUNT | st.just(""), "samples": COUNT,
