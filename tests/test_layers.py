@@ -106,3 +106,27 @@ def test_importing_loads_nothing_of_these(statement, absent):
     probe = f"import sys; {statement}; print(sorted(set({absent.split()!r}) & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
     assert found.stdout.strip() == "[]", found.stdout + found.stderr
+
+
+MOST_LINES = {"persia_sim": 11_800, "runtime": 27_300, "experiments": 17_400, "paper_figs": 1_400}
+"""Of Python and C++. It falls where something is deleted or merged; who raises it says why."""
+MOST_WITH_ONE_IMPORTER = 110
+"""Modules of the packages: what only one file imports is better part of that file."""
+
+
+@pytest.mark.parametrize("package", MOST_LINES)
+def test_a_package_stays_within_its_lines(package):
+    files = [p for p in (ROOT / package).rglob("*") if p.suffix in (".py", ".cpp", ".hpp")]
+    found = sum(len(file.read_text().splitlines()) for file in files)
+    assert found <= MOST_LINES[package], f"{package} has {found:,} lines"
+
+
+def test_few_modules_have_one_importer_only():
+    files = {file for package in FORBIDDEN for file in (ROOT / package).rglob("*.py")}
+    names = {".".join(f.relative_to(ROOT).with_suffix("").parts): f for f in files}
+    importers: dict[str, set[Path]] = {name: set() for name in names}
+    for file in files:
+        for name in set(imported_modules(file)) & importers.keys():
+            importers[name].add(file)
+    alone = [name for name, by in importers.items() if len(by) == 1]
+    assert len(alone) <= MOST_WITH_ONE_IMPORTER, f"{len(alone)}: {sorted(alone)}"
