@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo paper test install lint types mutants mutants-kernels lock clean
+.PHONY: demo paper test test-runtime test-rest install lint types mutants mutants-kernels lock clean
 
 demo: install
 	@$(RUN) -m experiments demo
@@ -13,8 +13,15 @@ SIZE ?= quick
 paper: install
 	@$(RUN) -m experiments paper --size $(SIZE)
 
+# Two halves side by side, a core each: their lines come mixed, each ends with its own count.
 test: install lint types
-	@$(RUN) -m pytest
+	@$(MAKE) --no-print-directory -j2 test-runtime test-rest
+
+test-runtime:
+	@$(RUN) -m pytest tests/runtime $(wildcard tests/test_*.py) --durations=15
+
+test-rest:
+	@$(RUN) -m pytest tests/experiments tests/paper_figs tests/persia_sim --durations=15
 	@$(RUN) -m pytest --nbmake --nbmake-timeout=300 notebooks
 
 install: $(VENV)/.installed
