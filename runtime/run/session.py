@@ -35,6 +35,7 @@ from runtime.run.ending import Ending, Interrupted, NotKept
 from runtime.run.evaluate import Evaluation, HeldOut, evaluate
 from runtime.run.saver import Saver
 from runtime.run.training import Training
+from runtime.stop import RunStopped
 
 if TYPE_CHECKING:
     from runtime.engines.processes.ranks import ProcessRank  # loads torch.distributed
@@ -159,6 +160,11 @@ def train(
     parts = assemble_for(config, source, tables, samples=samples, rank=rank)
     try:
         return _trained(parts, source, start, saving, on_samples, on_snapshot, on_begin)
+    except RunStopped:  # met on the way, between legs or in an evaluation: why is what is told
+        parts.close()
+        if parts.stop.error is None:
+            raise
+        raise parts.stop.error from None
     except BaseException:
         parts.close()
         raise

@@ -261,6 +261,7 @@ def test_slow_nics_hide_nothing_of_hybrids_all_reduce():
     assert ratios[0] < 1 < ratios[1] < 1.2
 
 
+@pytest.mark.long  # two minutes: fluid shares of many hosts
 def test_rows_that_do_not_fit_64_gpus_take_as_many_as_they_need():
     side = two_systems.sharded_of("a100", "torchrec", 100.0, 1e14, 55_296)
     assert side.gpus_for_memory == 6250  # 400 TB in 64 GB each

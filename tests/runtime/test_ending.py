@@ -17,11 +17,12 @@ from runtime.checkpoint.whole import complete_checkpoints, read_checkpoint
 from runtime.commands import main
 from runtime.config import DataConfig
 from runtime.engines.parts import assemble_for
+from runtime.rank.team import Team
 from runtime.run.ending import Ending, Interrupted, NotKept
 from runtime.run.record import run_into
 from runtime.run.session import Saving, train
 from runtime.run.training import Training
-from runtime.stop import Stop
+from runtime.stop import PeerError, Stop
 from tests.runtime.test_law_of_resume import state
 from tests.runtime.worlds import ArraySource, changed, config
 
@@ -309,3 +310,13 @@ def test_a_checkpoint_that_cannot_be_taken_does_not_hold_the_rows(monkeypatch):
             training.take(None, False)
     assert not training.parts.store.saving.locked()
     training.take(None, False).rows.drop()
+
+
+def test_what_stops_a_run_between_its_legs_is_what_is_told(monkeypatch):
+    def end_leg(team):
+        team.parts.stop.set(PeerError("embedding server 0 has died"))
+        team.parts.stop.check()  # where the leg's last pushes are waited for
+
+    monkeypatch.setattr(Team, "end_leg", end_leg)
+    with pytest.raises(PeerError, match="embedding server 0 has died"):
+        train(config(executor="concurrent"), ArraySource(100))

@@ -21,13 +21,15 @@ from runtime.engines.processes import open as opening
 from runtime.rank.stages import Computed, RankStages
 
 STEPS = 60
+LONG = 300
+"""So many that a run is not over before it was looked at."""
 DIES_AT = 30
 """A step behind the first checkpoint, and before the second."""
 
 
-def options(folder: Path, mode: str, every: int = 20) -> list[str]:
+def options(folder: Path, mode: str, every: int = 20, steps: int = STEPS) -> list[str]:
     words = f"--mode {mode} --executor concurrent --ranks 2 --servers 2 --latency-s 0.003"
-    words += f" --batch 32 --steps {STEPS} --checkpoint-every {every} --model.hidden 8 --rows.dim 4"
+    words += f" --batch 32 --steps {steps} --checkpoint-every {every} --model.hidden 8 --rows.dim 4"
     words += " --data.name synthetic --test-rows 500"
     return ["train", "--out", str(folder), *words.split()]
 
@@ -90,7 +92,7 @@ def test_a_run_survives_the_death_of_a_server(mode, changes, tmp_path, launched,
 
 def test_an_exact_run_starts_again_and_nothing_of_the_dead_attempt_stays(tmp_path):
     """Two servers are killed, one in each of two attempts; the third ends as if nothing was."""
-    words = [sys.executable, "-m", "runtime", *options(tmp_path / "run", "sync", every=2)]
+    words = [sys.executable, "-m", "runtime", *options(tmp_path / "run", "sync", 2, LONG)]
     folder, held = tmp_path / "run", []
     with (tmp_path / "log").open("wb") as log:
         run = subprocess.Popen(words, stderr=log, stdout=log)
@@ -112,7 +114,7 @@ def test_an_exact_run_starts_again_and_nothing_of_the_dead_attempt_stays(tmp_pat
     assert held[0][1] == 2
     assert held[1:] == [held[0]] * 2
     assert summary_of(folder)["pushes_lost_at"] == [0, 0]
-    assert commands.main(options(tmp_path / "calm", "sync")) == 0
+    assert commands.main(options(tmp_path / "calm", "sync", steps=LONG)) == 0
     one, other = (np.load(tmp_path / name / "predictions.npz") for name in ("run", "calm"))
     assert one["predictions"].tobytes() == other["predictions"].tobytes()
 

@@ -52,7 +52,7 @@ def lives(pid: int) -> bool:
     """Whether a process does anything still: it exists and is no zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # gone before, or while it is read
         return False
     return state != "Z"
 
