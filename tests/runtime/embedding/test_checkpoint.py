@@ -379,6 +379,8 @@ def test_a_full_table_on_other_shards_goes_on_to_evict_its_oldest_rows(
         saved.look_up([one], number)
     save(saved.store, tmp_path)
     load(loaded.store, tmp_path)
+    gone = len(saved.resident()) - len(loaded.resident())
+    assert loaded.store.counters["evicted"] == gone  # nothing is lost without being counted
     used = [one for one in used if one not in used[10:14]] + used[10:14]
     full = relative_ages([one for one in used if one in saved.resident()], old)
     kept: list[list[int]] = [[] for _ in range(new)]

@@ -163,7 +163,9 @@ void Table::restore(const Snapshot& from, bool keep_present) {
   }
   if (anew) free_.insert(free_.end(), holes.begin(), holes.end());
   if (options_.eviction == Eviction::clock) sweep_.set_hand(clock_.hand());
+  const uint64_t evicted = counters_.evicted;  // a smaller table has let rows go: they are lost
   counters_ = kept;
+  counters_.evicted = evicted;
   if (from.sightings.size() == gate_.counts().size()) gate_.set_counts(from.sightings);
   options_.track_changes = tracked;
 }
