@@ -47,7 +47,7 @@ def systems_of(steps: Steps) -> dict[str, Callable[[], float]]:
     import torch
 
     from experiments.benching.peers import fbgemm_tbe, row_numbers, torch_sparse, torchrec_fused
-    from runtime.dense.rules import open_device
+    from runtime.rank.learner import open_device
 
     open_device(steps.device)
     torch.set_num_threads(steps.threads)

@@ -19,8 +19,7 @@ from runtime.config import TrainConfig
 from runtime.data.batch import Batch
 from runtime.data.open import open_source
 from runtime.embedding.store import Handle
-from runtime.order.executor import OrderedRun
-from runtime.order.lag import lag_order
+from runtime.order.executor import OrderedRun, lag_order
 from runtime.rank.parts import Parts, assemble
 
 

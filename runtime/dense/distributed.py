@@ -12,36 +12,26 @@ order, which gives the bytes of ranks that are threads, for W times the memory a
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from persia_sim.words.trace import ALL, Kind, TraceRecorder
+from persia_sim.words.trace import TraceRecorder
 from runtime.config import ModelConfig
 from runtime.dense.group import RankGroup
-from runtime.dense.late import LateGradients
-from runtime.dense.optimizer import (
-    DenseGradients,
-    apply_gradients,
-    bucket_plan,
-    make_optimizer,
-    sum_in_rank_order,
-)
-from runtime.dense.rule import Told
-from runtime.dense.rules import LossScale
-from runtime.dense.state import DenseState, capture, load_optimizers, pending_of
+from runtime.dense.loss_scale import LossScale
+from runtime.dense.optimizer import Buckets, DenseGradients, sum_in_rank_order
+from runtime.dense.rules import BarrierRule, OnUpdate
 from runtime.stop import Stop
 
 _LEFT_OUT, _SPOILT, _LOSS, _SAMPLES, _FINITE, _OVERFLOW, _STEP, _PRESENT = range(8)
 """Columns of the vector; from the last one on, a column per parameter."""
 
 
-class DistributedWeights:
-    """The rule of the barrier modes where each rank is a process with weights of its own."""
+class DistributedWeights(BarrierRule):
+    """Every rank has weights of its own, and takes the same step as all others."""
 
     def __init__(
         self,
@@ -53,30 +43,20 @@ class DistributedWeights:
         gathers: bool,
         scale: LossScale,
         recorder: TraceRecorder,
-        told: Told,
+        on_update: OnUpdate,
         stop: Stop,
         dense_lag: int = 0,
     ) -> None:
         """``recorder``: the updates are recorded at rank 0 alone."""
-        self._model, self._group, self._scale = model, group, scale
-        self._recorder, self._told, self._stop = recorder, told, stop
-        optimizer = make_optimizer(config, model)
-        self._optimizer = optimizer
-        self._late = LateGradients(dense_lag, lambda g: apply_gradients(optimizer, g))
+        recorder = recorder if group.rank == 0 else TraceRecorder(keep=False)
+        super().__init__(config, model, recorder, on_update, dense_lag=dense_lag)
+        self._group, self._scale, self._stop = group, scale, stop
         self._parameters = list(model.parameters())
         for parameter in self._parameters:
             group.broadcast(parameter)
         self._reduce = ProcessAllReduce(model, group, gathers=gathers)
         if overlapped and group.ranks > 1:
             self._reduce.overlap()
-        self._updates = 0
-
-    def model(self, rank: int) -> nn.Module:
-        """The model of this process."""
-        return self._model
-
-    def begin_step(self, rank: int, step: int) -> None:
-        """Nothing: the weights are never late."""
 
     def end_step(
         self, rank: int, step: int, gradients: DenseGradients | None, loss: float, samples: int
@@ -86,34 +66,8 @@ class DistributedWeights:
         with self._stop.working():  # the others may still compute: nobody is stuck
             sums, said = self._reduce.join(gradients, self._vector(gradients, loss, samples, step))
         self._scale.take_in(bool(said[:, _FINITE].any()), bool(said[:, _OVERFLOW].any()))
-        if self._group.rank == 0:
-            self._recorder.record(Kind.DENSE_UPDATE, ALL, self._updates, ALL, self._updates)
-        self._late.take(sums if any(g is not None for g in sums) else None)
-        self._updates += 1
         losses = said[said[:, _LEFT_OUT] == 0, _LOSS].tolist()
-        self._told(math.fsum(losses) if losses else math.nan, int(said[:, _SAMPLES].sum()))
-
-    def snapshot(self) -> nn.Module:
-        """The weights themselves: the other ranks cannot go on without this one."""
-        return self._model
-
-    def drain(self) -> None:
-        """Apply the gradients that wait."""
-        self._late.drain()
-
-    def end_leg(self) -> None:
-        """Nothing: all ranks stand at the same step."""
-
-    def state(self) -> DenseState:
-        """A copy of the weights and their optimiser, the same in every process."""
-        pending, version = self._late.pending(), self._updates
-        return capture(self._model, [self._optimizer], version=version, pending=pending)
-
-    def go_on(self, state: DenseState) -> None:
-        """Take the optimiser, the gradients that wait and the count of updates."""
-        load_optimizers([self._optimizer], state)
-        self._late.go_on(pending_of(state, self._model))
-        self._updates = state["version"]
+        self.update(self._version, sums, losses, int(said[:, _SAMPLES].sum()))
 
     def _vector(
         self, gradients: DenseGradients | None, loss: float, samples: int, step: int
@@ -138,30 +92,15 @@ class ProcessAllReduce:
 
     def __init__(self, model: nn.Module, group: RankGroup, *, gathers: bool) -> None:
         self._group, self._gathers = group, gathers
-        self._plan = bucket_plan(model)
-        self._parameters = list(model.parameters())
+        self._own = Buckets(model)
+        self._plan, self._parameters = self._own.plan, self._own.parameters
         self._buffers = [self._buffer(bucket) for bucket in self._plan]
         self._sent: list[_Sent] = []
-        self._missing = [len(bucket) for bucket in self._plan]
-        self._found: DenseGradients = [None] * len(self._parameters)
         self._failed: Exception | None = None
 
     def overlap(self) -> None:
         """Hook the parameters, so that a full bucket sets out during backward."""
-        bucket_of = {number: b for b, bucket in enumerate(self._plan) for number in bucket}
-
-        def hook_for(number: int) -> Callable[[Tensor], None]:
-            def ready(parameter: Tensor) -> None:
-                self._found[number] = parameter.grad
-                self._missing[bucket_of[number]] -= 1
-                self._send_full()
-
-            return ready
-
-        for number in bucket_of:
-            self._parameters[number].register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                hook_for(number)
-            )
+        self._own.hook(self._send_full)
 
     def join(
         self, gradients: DenseGradients | None, vector: list[float]
@@ -173,7 +112,7 @@ class ProcessAllReduce:
         if self._failed is not None:
             raise self._failed
         sent_before = len(self._sent)
-        self._found = list(gradients) if gradients is not None else [None] * len(self._parameters)
+        self._own.end_step(gradients)
         while len(self._sent) < len(self._plan):
             self._send(len(self._sent))
         vector[_SPOILT] = float(gradients is None and sent_before > 0)
@@ -190,8 +129,7 @@ class ProcessAllReduce:
             self._wait()
         sums = self._sums(said)
         self._sent.clear()
-        self._missing = [len(bucket) for bucket in self._plan]
-        self._found = [None] * len(self._parameters)
+        self._own.end_step(None)
         return sums, said
 
     def _wait(self) -> None:
@@ -218,10 +156,10 @@ class ProcessAllReduce:
                     sums[number] = total.view_as(parameter).to(parameter.device)
         return sums
 
-    def _send_full(self) -> None:
+    def _send_full(self, bucket: int) -> None:
         """Send the buckets that are full, in the order that all ranks keep."""
         try:
-            while len(self._sent) < len(self._plan) and not self._missing[len(self._sent)]:
+            while len(self._sent) < len(self._plan) and not self._own.missing[len(self._sent)]:
                 self._send(len(self._sent))
         except Exception as error:  # told by join: here it would look like the user's model's
             self._failed = error
@@ -229,7 +167,7 @@ class ProcessAllReduce:
     def _send(self, bucket: int) -> None:
         buffer, start = self._buffers[bucket], 0
         for number in self._plan[bucket]:
-            parameter, gradient = self._parameters[number], self._found[number]
+            parameter, gradient = self._parameters[number], self._own.gradients[number]
             part = buffer.narrow(0, start, parameter.numel())
             start += parameter.numel()
             if gradient is None:

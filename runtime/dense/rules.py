@@ -1,162 +1,385 @@
-"""What a dense network must obey in any mode: its device, statistics, draws and loss scale."""
+"""The rules of the dense weights, each written once: whoever carries one out imports it from here.
+
+Gradients come from threads (`threads`), from processes (`distributed`, and the engine of processes)
+or in a given order, one instant after the other (`runtime.order.executor`).
+"""
 
 from __future__ import annotations
 
+import copy
+import math
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+import time
+from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 
-from runtime.config import TrainConfig
+from persia_sim.words.trace import ALL, Kind, TraceRecorder
+from runtime.config import ModelConfig, TrainConfig
+from runtime.dense.optimizer import (
+    DenseGradients,
+    LateGradients,
+    copy_weights,
+    make_optimizer,
+    replica,
+    sum_in_rank_order,
+)
+from runtime.dense.state import (
+    DenseState,
+    capture,
+    load_optimizers,
+    load_replicas,
+    pending_of,
+)
 
-_DRAWING = threading.Lock()  # torch's global generator is one for all threads
-_GROWTH_UPDATES = 2000  # source: the growth interval of torch.amp.GradScaler
-
-
-def open_device(name: str) -> torch.device:
-    """The device of the dense network, or ValueError when there is none such here."""
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"device {name!r} cannot be used: {reason}; try --device cpu") from None
-    return device
-
-
-def refuse_running_statistics(model: nn.Module, config: TrainConfig) -> None:
-    """Ranks do not share buffers, so statistics kept in them (batch norm) would differ by mode."""
-    names = [n for n, b in model.named_buffers() if b.is_floating_point()]
-    if names and (config.sync.ranks > 1 or not config.sync.mode.has_barrier):
-        raise ValueError(
-            f"model {config.model.name} keeps running statistics ({', '.join(names[:3])}), which"
-            " ranks do not share: train it with one rank in a barrier mode, or use layer norm"
-        )
+OnUpdate = Callable[[float, int], None]
+"""Called after each dense update with its mean loss (NaN: all of it was left out) and samples."""
 
 
-def draws_random_numbers(model: nn.Module) -> bool:
-    """Whether training it draws from torch's generator, as dropout does.
+class DenseRule:
+    """What keeps the dense weights up to date; one for all ranks of a process.
 
-    Found by its modules; a model that draws by functions says so with an attribute
-    ``draws_random_numbers = True``.
-    """
-    if getattr(model, "draws_random_numbers", False):
-        return True
-    return any(isinstance(m, _DropoutNd) and m.p > 0 for m in model.modules())
-
-
-@contextmanager
-def seeded_draws(seed: int, rank: int, step: int) -> Iterator[None]:
-    """Make what the body draws a function of (seed, rank, step), whichever thread it runs in."""
-    words = np.random.SeedSequence([seed, rank, step]).generate_state(2)
-    with _DRAWING, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(words[0]) << 32 | int(words[1]))
-        yield
-
-
-def generator_states(device: torch.device) -> list[Tensor]:
-    """Where torch's generators stand from which a model on this device may draw."""
-    states: list[Tensor] = [torch.random.get_rng_state()]
-    if device.type == "cuda":
-        states.append(torch.cuda.get_rng_state(device))
-    return states
-
-
-def have_moved(before: list[Tensor], device: torch.device) -> bool:
-    """Whether anybody has drawn since ``before`` was taken."""
-    now = generator_states(device)
-    return any(not torch.equal(one, other) for one, other in zip(before, now, strict=True))
-
-
-_SCALE_STATE = ("value", "calm", "step", "found_finite", "found_overflow")
-
-
-class LossScale:
-    """The factor that keeps float16 gradients above zero: halved on overflow, doubled later.
-
-    One decision per dense update, however many ranks share it: in barrier modes all ranks of a
-    step have the factor that stood after the step before, and one overflow or many halve it once.
-    In async every batch is an update.
+    A rank calls `begin_step` and `end_step` from its training thread.
     """
 
-    def __init__(self, config: TrainConfig) -> None:
-        self._adapts = config.engine.precision == "float16"
-        self._shared = config.sync.mode.has_barrier
-        self._most = self._value = config.engine.loss_scale if self._adapts else 1.0
-        self._calm = 0
-        self._step = 0
-        self._found_finite = self._found_overflow = False
+    def model(self, rank: int) -> nn.Module:
+        """The rank's model, with weights of its own or shared ones."""
+        raise NotImplementedError
+
+    def begin_step(self, rank: int, step: int) -> None:
+        """Before forward: async pulls the weights, averaging may enter or leave a round."""
+
+    def end_step(
+        self, rank: int, step: int, gradients: DenseGradients | None, loss: float, samples: int
+    ) -> None:
+        """After backward: hand in the gradients; in barrier modes wait for the update.
+
+        ``gradients`` None leaves this rank out of the step (not finite). ``loss`` is the rank's
+        share of the step's mean loss.
+        """
+        raise NotImplementedError
+
+    def snapshot(self) -> nn.Module:
+        """The model to evaluate, whole at one version."""
+        raise NotImplementedError
+
+    def drain(self) -> None:
+        """No step follows: gradients that wait (a dense lag) are applied."""
+
+    def end_leg(self) -> None:
+        """No rank is in a step, and none will be before this state may be written down."""
+
+    def state(self) -> DenseState:
+        """A copy of weights and optimisers, between two legs."""
+        raise NotImplementedError
+
+    def go_on(self, state: DenseState) -> None:
+        """Take the optimisers, replicas and counters of a checkpoint; the ranks' number may differ.
+
+        The weights are in the model already.
+        """
+        raise NotImplementedError
+
+
+class _OneModel(DenseRule):
+    """One set of weights with one optimiser, whose updates are counted and recorded."""
+
+    def __init__(
+        self, config: ModelConfig, model: nn.Module, recorder: TraceRecorder, lag: int = 0
+    ) -> None:
+        self._model, self._recorder = model, recorder
+        self._optimizer = make_optimizer(config, model)
+        self._late = LateGradients(lag, self._optimizer)
+        self._version = 0
+
+    def model(self, rank: int) -> nn.Module:
+        """The one of all ranks."""
+        return self._model
+
+    def snapshot(self) -> nn.Module:
+        """The weights themselves: no rank computes while a snapshot is asked for."""
+        return self._model
+
+    def drain(self) -> None:
+        """Apply the gradients that wait."""
+        self._late.drain()
+
+    def state(self) -> DenseState:
+        """A copy of the weights, their optimiser, and the gradients that wait."""
+        pending = self._late.pending()
+        return capture(self._model, [self._optimizer], version=self._version, pending=pending)
+
+    def go_on(self, state: DenseState) -> None:
+        """Take the optimiser, the gradients that wait and the count of updates."""
+        load_optimizers([self._optimizer], state)
+        self._late.go_on(pending_of(state, self._model))
+        self._version = state["version"]
+
+    def _take(self, kind: Kind, rank: int, step: int, gradients: DenseGradients | None) -> None:
+        """One update; None for its gradients counts it without them."""
+        self._recorder.record(kind, rank, step, ALL, self._version)
+        self._late.take(gradients)
+        self._version += 1
+
+
+class BarrierRule(_OneModel):
+    """sync, lookahead, raw_hybrid, hybrid: a step is one update from all ranks' gradients."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        model: nn.Module,
+        recorder: TraceRecorder,
+        on_update: OnUpdate,
+        *,
+        dense_lag: int = 0,
+    ) -> None:
+        super().__init__(config, model, recorder, dense_lag)
+        self._on_update = on_update
+
+    def update(
+        self, step: int, sums: DenseGradients, losses: Sequence[float], samples: int
+    ) -> None:
+        """``sums`` and ``losses`` of the ranks that are not left out; NaN is the loss of one that
+        is."""
+        some = any(gradient is not None for gradient in sums)
+        self._take(Kind.DENSE_UPDATE, ALL, step, sums if some else None)
+        found = [loss for loss in losses if not math.isnan(loss)]
+        self._on_update(math.fsum(found) if found else math.nan, samples)
+
+
+def summed(ranks: Sequence[DenseGradients]) -> DenseGradients:
+    """The gradients of several ranks as one, each parameter's summed in rank order."""
+    return [sum_in_rank_order(gradients) for gradients in zip(*ranks, strict=True)]
+
+
+class AsyncRule(_OneModel):
+    """async: a rank pulls all weights at one version, and pushes gradients into the newest ones."""
+
+    def __init__(
+        self, config: TrainConfig, model: nn.Module, recorder: TraceRecorder, on_update: OnUpdate
+    ) -> None:
+        super().__init__(config.model, model, recorder)
+        self._on_update = on_update
+        self._pulled = [replica(model, shared=False) for _ in range(config.sync.ranks)]
         self._lock = threading.Lock()
 
+    def model(self, rank: int) -> nn.Module:
+        """The rank's copy of the weights."""
+        return self._pulled[rank]
+
+    def begin_step(self, rank: int, step: int) -> None:
+        """Copy the weights to the rank's replica, whole at one version."""
+        with self._lock:
+            self._recorder.record(Kind.DENSE_PULL, rank, step, ALL, self._version)
+            copy_weights(self._model, self._pulled[rank])
+
+    def end_step(
+        self, rank: int, step: int, gradients: DenseGradients | None, loss: float, samples: int
+    ) -> None:
+        """One optimiser step with the rank's gradients (None: they are left out)."""
+        with self._lock:
+            self._take(Kind.DENSE_PUSH, rank, step, gradients)
+        self._on_update(loss, samples)
+
+    def snapshot(self) -> nn.Module:
+        """A copy of the weights, whole at one version: others may push meanwhile."""
+        with self._lock:
+            return copy.deepcopy(self._model)
+
+
+class AveragedReplicas(DenseRule):
+    """async_averaging: each rank trains its own replica; rounds move them towards their mean.
+
+    A round is a snapshot of every rank, each taken between two of its steps, and then a move of
+    every replica by (mean - its own snapshot): nobody waits for anybody (Bagua's model averaging,
+    which the original uses in its "async" runs).
+    """
+
+    def __init__(
+        self, config: TrainConfig, model: nn.Module, recorder: TraceRecorder, on_update: OnUpdate
+    ) -> None:
+        self._model, self._recorder, self._on_update = model, recorder, on_update
+        self._replicas = [replica(model, shared=False) for _ in range(config.sync.ranks)]
+        self._optimizers = [make_optimizer(config.model, one) for one in self._replicas]
+        self._rounds: dict[int, AveragingRound] = {}
+        """By number, those that are not over."""
+        self._version = self._begun = 0
+        self._lock = threading.Lock()
+
+    def model(self, rank: int) -> nn.Module:
+        """The rank's own replica."""
+        return self._replicas[rank]
+
+    def end_step(
+        self, rank: int, step: int, gradients: DenseGradients | None, loss: float, samples: int
+    ) -> None:
+        """One step of the rank's own optimiser; nobody else is touched."""
+        with self._lock:  # so that a snapshot never sees half a step
+            if gradients is not None:
+                self._optimizers[rank].step(gradients)
+            self._recorder.record(Kind.DENSE_PUSH, rank, step, ALL, self._version)
+            self._version += 1
+        self._on_update(loss, samples)
+
+    def enter_round(self, rank: int, step: int, number: int) -> None:
+        """The rank's snapshot for a round, taken after ``step``."""
+        self._recorder.record(Kind.AVERAGE_READ, rank, step, ALL, number)
+        self._begun = max(self._begun, number + 1)
+        round_ = self._rounds.setdefault(number, AveragingRound(len(self._replicas)))
+        round_.read(rank, self._replicas[rank])
+
+    def leave_round(self, rank: int, step: int, number: int) -> None:
+        """The rank takes the mean of a round in, after ``step``."""
+        self._recorder.record(Kind.AVERAGE_WRITE, rank, step, ALL, number)
+        round_ = self._rounds[number]
+        round_.write(rank, self._replicas[rank])
+        if round_.is_over:
+            del self._rounds[number]
+
+    def snapshot(self) -> nn.Module:
+        """A model with the mean of the replicas."""
+        with self._lock:
+            return mean_model(self._model, [list(one.parameters()) for one in self._replicas])
+
+    def state(self) -> DenseState:
+        """The mean of the replicas, and copies of them and of their optimisers."""
+        return capture(
+            self.snapshot(), self._optimizers, replicas=self._replicas,
+            version=self._version, rounds=self._begun,
+        )  # fmt: skip
+
+    def go_on(self, state: DenseState) -> None:
+        """Take replicas and optimisers of the ranks, and the counters."""
+        load_replicas(self._replicas, state)
+        load_optimizers(self._optimizers, state)
+        self._version, self._begun = state["version"], state["rounds"]
+
+
+class TimedAveraging(AveragedReplicas):
+    """Averaging among threads: a round begins every period.
+
+    Ranks enter and leave a round between two of their steps, so it needs no thread of its own.
+    """
+
+    def __init__(
+        self, config: TrainConfig, model: nn.Module, recorder: TraceRecorder, on_update: OnUpdate
+    ) -> None:
+        super().__init__(config, model, recorder, on_update)
+        self._period_s = config.sync.average_every_s
+        self._due_s = time.perf_counter() + self._period_s
+        self._last_step = [0] * config.sync.ranks
+
+    def begin_step(self, rank: int, step: int) -> None:
+        """Between two steps: enter an open round, or leave it with the mean once it is known."""
+        with self._lock:
+            number, round_ = self._under_way()
+            due = step > 0 and time.perf_counter() >= self._due_s
+            if due and not round_.has_read(rank):
+                self.enter_round(rank, step - 1, number)
+            if round_.is_complete and not round_.has_written(rank):
+                self._leave(rank, step - 1, number)
+
+    def end_step(
+        self, rank: int, step: int, gradients: DenseGradients | None, loss: float, samples: int
+    ) -> None:
+        """One step of the rank's own optimiser; nobody else is touched."""
+        self._last_step[rank] = step
+        super().end_step(rank, step, gradients, loss, samples)
+
+    def end_leg(self) -> None:
+        """Ranks that know the mean move to it; a round that some have not entered is given up."""
+        ranks = range(len(self._replicas))
+        with self._lock:
+            number, round_ = self._under_way()
+            if round_.is_complete:
+                for rank in [rank for rank in ranks if not round_.has_written(rank)]:
+                    self._leave(rank, self._last_step[rank], number)
+            elif any(map(round_.has_read, ranks)):
+                self._rounds.clear()
+                self._due_s = time.perf_counter() + self._period_s
+
+    def _under_way(self) -> tuple[int, AveragingRound]:
+        """The round that is not over, or the next one, and its number."""
+        number = next(iter(self._rounds), self._begun)
+        return number, self._rounds.setdefault(number, AveragingRound(len(self._replicas)))
+
+    def _leave(self, rank: int, step: int, number: int) -> None:
+        self.leave_round(rank, step, number)
+        if number not in self._rounds:
+            self._due_s = time.perf_counter() + self._period_s
+
+
+class AveragingRound:
+    """One round of averaging among ``ranks`` replicas."""
+
+    def __init__(self, ranks: int) -> None:
+        self._snapshots: list[list[Tensor] | None] = [None] * ranks
+        self._written: set[int] = set()
+        self._mean: list[Tensor] | None = None
+
+    def has_read(self, rank: int) -> bool:
+        """Whether the rank's snapshot is in."""
+        return self._snapshots[rank] is not None
+
+    def has_written(self, rank: int) -> bool:
+        """Whether the rank's replica has moved."""
+        return rank in self._written
+
     @property
-    def value(self) -> float:
-        """The factor of the next update."""
-        with self._lock:
-            return self._decided()[0]
-
-    def of(self, step: int) -> float:
-        """The factor of a step's loss; all ranks have reported the steps before."""
-        with self._lock:
-            if step > self._step:
-                self._step = step
-                self._settle()
-            return self._value
-
-    def note_overflow(self, step: int) -> bool:
-        """Scaled gradients of the step overflowed; False when that cannot be the scale's fault."""
-        with self._lock:
-            if not self._adapts or self._value <= 1.0:
-                return False
-            self._found_overflow = True
-            if not self._shared:
-                self._settle()
-            return True
-
-    def note_finite(self, step: int) -> None:
-        """Gradients of the step were finite."""
-        if self._adapts:
-            with self._lock:
-                self._found_finite = True
-                if not self._shared:
-                    self._settle()
+    def is_complete(self) -> bool:
+        """Whether every rank's snapshot is in, so that the mean is known."""
+        return self._mean is not None
 
     @property
-    def reports(self) -> tuple[bool, bool]:
-        """Whether ranks of this process saw finite gradients, and an overflow, in the open update:
-        what ranks that are processes tell each other."""
-        with self._lock:
-            return self._found_finite, self._found_overflow
+    def is_over(self) -> bool:
+        """Whether every replica has moved."""
+        return len(self._written) == len(self._snapshots)
 
-    def take_in(self, finite: bool, overflow: bool) -> None:
-        """What all ranks saw in the open update, so that all processes decide the same."""
-        with self._lock:
-            self._found_finite, self._found_overflow = finite, overflow
+    def read(self, rank: int, model: nn.Module) -> None:
+        """Put the rank's weights in; the last one in computes the mean, in rank order."""
+        self._snapshots[rank] = snapshot_of(model)
+        known = [snapshot for snapshot in self._snapshots if snapshot is not None]
+        if len(known) == len(self._snapshots):
+            self._mean = mean_weights(known)
 
-    def state(self) -> dict[str, Any]:
-        """What `go_on` takes; plain JSON."""
-        with self._lock:
-            return {name: getattr(self, f"_{name}") for name in _SCALE_STATE}
+    def write(self, rank: int, model: nn.Module) -> None:
+        """Move the rank's weights by (mean - snapshot): what it learned meanwhile stays."""
+        snapshot = self._snapshots[rank]
+        if self._mean is None or snapshot is None:
+            raise RuntimeError(f"rank {rank} cannot leave a round that is not complete")
+        move(model, self._mean, snapshot)
+        self._written.add(rank)
 
-    def go_on(self, state: Mapping[str, Any]) -> None:
-        """Decide on from what `state` gave."""
-        with self._lock:
-            for name in _SCALE_STATE:
-                setattr(self, f"_{name}", state[name])
 
-    def _settle(self) -> None:
-        self._value, self._calm = self._decided()
-        self._found_finite = self._found_overflow = False
+def snapshot_of(model: nn.Module) -> list[Tensor]:
+    """A copy of the weights."""
+    return [parameter.detach().clone() for parameter in model.parameters()]
 
-    def _decided(self) -> tuple[float, int]:
-        """The factor and the calm updates before it, given what the open update reported."""
-        if self._found_overflow:
-            return self._value / 2, 0
-        calm = self._calm + self._found_finite
-        if calm >= _GROWTH_UPDATES and self._value < self._most:
-            return self._value * 2, 0
-        return self._value, calm
+
+def move(model: nn.Module, mean: Sequence[Tensor], snapshot: Sequence[Tensor]) -> None:
+    """Add (mean - snapshot) to a model's weights."""
+    with torch.no_grad():
+        for weight, new, old in zip(model.parameters(), mean, snapshot, strict=True):
+            weight.add_(new.to(weight.device) - old)
+
+
+def mean_weights(replicas: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """Elementwise mean over replicas, summed in rank order."""
+    means = []
+    for parameters in zip(*replicas, strict=True):
+        total = parameters[0].detach()
+        for other in parameters[1:]:
+            total = total + other
+        means.append(total / len(parameters))
+    return means
+
+
+def mean_model(like: nn.Module, replicas: Sequence[Sequence[Tensor]]) -> nn.Module:
+    """A copy of ``like`` with the mean of the replicas' weights."""
+    model = copy.deepcopy(like)
+    with torch.no_grad():
+        for parameter, value in zip(model.parameters(), mean_weights(replicas), strict=True):
+            parameter.copy_(value)
+    return model

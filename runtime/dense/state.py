@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from runtime.dense.functional import FunctionalOptimizer
-from runtime.dense.optimizer import DenseGradients
+from runtime.config import ModelConfig
+from runtime.dense.optimizer import DenseGradients, FunctionalOptimizer, make_optimizer
 
 DenseState = dict[str, Any]
 """``model``: the state dict to evaluate. ``optimizers``: a state dict each, one for all ranks or
@@ -76,6 +76,15 @@ def pending_of(state: DenseState, model: nn.Module) -> list[DenseGradients | Non
         None if step is None else [None if g is None else g.to(device) for g in step]
         for step in state.get("pending", [])
     ]
+
+
+def drain_into(model: nn.Module, config: ModelConfig, state: DenseState) -> None:
+    """Apply what waits in a checkpoint to a model that holds its weights and is trained no more."""
+    optimizer = make_optimizer(config, model)
+    load_optimizers([optimizer], state)
+    for gradients in pending_of(state, model):
+        if gradients is not None:
+            optimizer.step(gradients)
 
 
 def load_replicas(replicas: Sequence[nn.Module], state: DenseState) -> None:

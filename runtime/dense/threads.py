@@ -8,30 +8,20 @@ them all, while every rank stands at the rendezvous.
 
 from __future__ import annotations
 
-import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from torch import Tensor, nn
+from torch import nn
 
-from persia_sim.words.trace import ALL, Kind, TraceRecorder
+from persia_sim.words.trace import TraceRecorder
 from runtime.config import ModelConfig
-from runtime.dense.late import LateGradients
-from runtime.dense.optimizer import (
-    DenseGradients,
-    apply_gradients,
-    bucket_plan,
-    make_optimizer,
-    replica,
-    sum_in_rank_order,
-)
-from runtime.dense.rule import Told
-from runtime.dense.state import DenseState, capture, load_optimizers, pending_of
+from runtime.dense.optimizer import Buckets, DenseGradients, replica, sum_in_rank_order
+from runtime.dense.rules import BarrierRule, OnUpdate
 from runtime.stop import Stop, wait_for
 
 
-class SharedWeights:
-    """The rule of the barrier modes: one set of weights, one optimiser step from all ranks."""
+class SharedWeights(BarrierRule):
+    """One set of weights in one memory; every rank brings its gradients to a rendezvous."""
 
     def __init__(
         self,
@@ -41,141 +31,63 @@ class SharedWeights:
         *,
         overlapped: bool,
         recorder: TraceRecorder,
-        told: Told,
+        on_update: OnUpdate,
         stop: Stop,
         dense_lag: int = 0,
     ) -> None:
-        self._shared, self._recorder, self._told = model, recorder, told
+        super().__init__(config, model, recorder, on_update, dense_lag=dense_lag)
         self._models = [model if ranks == 1 else replica(model, shared=True) for _ in range(ranks)]
-        optimizer = make_optimizer(config, model)
-        self._optimizer = optimizer
-        self._late = LateGradients(dense_lag, lambda g: apply_gradients(optimizer, g))
-        self._allreduce = ThreadAllReduce(self._models, self._update, stop)
-        if overlapped and ranks > 1:
-            for rank, twin in enumerate(self._models):
-                self._allreduce.overlap(rank, twin)
+        self._buckets = [Buckets(one) for one in self._models]
+        self._plan = self._buckets[0].plan
+        self._rendezvous = Rendezvous(ranks, self._sum_and_update, stop)
         self._lock = threading.Lock()
-        self._losses: list[float] = []
-        self._samples = self._updates = 0
+        self._begin_sums()
+        if overlapped and ranks > 1:
+            for buckets in self._buckets:
+                buckets.hook(self._contribute)
 
     def model(self, rank: int) -> nn.Module:
         """The rank's model; the weights are those of all ranks."""
         return self._models[rank]
 
-    def begin_step(self, rank: int, step: int) -> None:
-        """Nothing: the weights are never late."""
-
     def end_step(
         self, rank: int, step: int, gradients: DenseGradients | None, loss: float, samples: int
     ) -> None:
         """Sum what is not yet summed, and wait until the weights are updated."""
+        self._buckets[rank].end_step(gradients)
         with self._lock:
             self._losses.append(loss)
             self._samples += samples
-        self._allreduce.join(rank, gradients)
-
-    def snapshot(self) -> nn.Module:
-        """The weights themselves: no rank computes while a snapshot is asked for."""
-        return self._shared
-
-    def drain(self) -> None:
-        """Apply the gradients that wait."""
-        self._late.drain()
-
-    def end_leg(self) -> None:
-        """Nothing: all ranks stand at the same step."""
-
-    def state(self) -> DenseState:
-        """A copy of the weights and their optimiser."""
-        pending, version = self._late.pending(), self._updates
-        return capture(self._shared, [self._optimizer], version=version, pending=pending)
-
-    def go_on(self, state: DenseState) -> None:
-        """Take the optimiser, the gradients that wait and the count of updates."""
-        load_optimizers([self._optimizer], state)
-        self._late.go_on(pending_of(state, self._shared))
-        self._updates = state["version"]
-
-    def _update(self, sums: DenseGradients) -> None:
-        """Runs while all ranks stand at the rendezvous."""
-        self._recorder.record(Kind.DENSE_UPDATE, ALL, self._updates, ALL, self._updates)
-        self._late.take(sums if any(g is not None for g in sums) else None)
-        self._updates += 1
-        losses = [loss for loss in self._losses if not math.isnan(loss)]
-        samples, self._losses, self._samples = self._samples, [], 0
-        self._told(math.fsum(losses) if losses else math.nan, samples)
-
-
-class ThreadAllReduce:
-    """Sums the gradients of W ranks; ``update`` then takes the sums, once per step."""
-
-    def __init__(
-        self, models: Sequence[nn.Module], update: Callable[[DenseGradients], None], stop: Stop
-    ) -> None:
-        self._plan = bucket_plan(models[0])
-        self._ranks = len(models)
-        self._update = update
-        self._lock = threading.Lock()
-        self._arrived = [0] * len(self._plan)
-        parameters = sum(1 for _ in models[0].parameters())
-        self._sums: DenseGradients = [None] * parameters
-        self._found: list[DenseGradients] = [[None] * parameters for _ in models]
-        self._missing = [[len(bucket) for bucket in self._plan] for _ in models]
-        self._any_left_out = False
-        self._rendezvous = Rendezvous(self._ranks, self._sum_and_update, stop)
-
-    def overlap(self, rank: int, model: nn.Module) -> None:
-        """Hook the rank's parameters, so that a full bucket is contributed during backward."""
-        bucket_of = {number: b for b, bucket in enumerate(self._plan) for number in bucket}
-        missing = self._missing[rank]
-
-        def hook_for(number: int) -> Callable[[Tensor], None]:
-            def ready(parameter: Tensor) -> None:
-                bucket = bucket_of[number]
-                self._found[rank][number] = parameter.grad
-                missing[bucket] -= 1
-                if missing[bucket] == 0:
-                    self._contribute(bucket)
-
-            return ready
-
-        for number, parameter in enumerate(model.parameters()):
-            if number not in bucket_of:
-                continue  # frozen by the user
-            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                hook_for(number)
-            )
-
-    def join(self, rank: int, gradients: DenseGradients | None) -> None:
-        """Exposed part: give what is not yet summed, then wait until the weights are updated.
-
-        ``None`` leaves this rank's gradients out of the step (non-finite, or no samples).
-        """
-        if gradients is None:
-            self._any_left_out = True
-        self._found[rank] = [None] * len(self._sums) if gradients is None else list(gradients)
-        self._missing[rank][:] = [len(bucket) for bucket in self._plan]
+            self._any_left_out |= gradients is None
         self._rendezvous.meet(rank)
 
     def _contribute(self, bucket: int) -> None:
         with self._lock:
             self._arrived[bucket] += 1
-            last = self._arrived[bucket] == self._ranks
+            last = self._arrived[bucket] == len(self._models)
         if last:
             self._sum(bucket)
 
     def _sum(self, bucket: int) -> None:
         for number in self._plan[bucket]:
-            self._sums[number] = sum_in_rank_order([found[number] for found in self._found])
+            of_ranks = [buckets.gradients[number] for buckets in self._buckets]
+            self._sums[number] = sum_in_rank_order(of_ranks)
 
     def _sum_and_update(self) -> None:
+        """Runs while all ranks stand at the rendezvous."""
         for bucket, arrived in enumerate(self._arrived):
-            if arrived < self._ranks or self._any_left_out:
+            if arrived < len(self._models) or self._any_left_out:
                 self._sum(bucket)
-        self._any_left_out = False
+        sums, losses, samples = self._sums, self._losses, self._samples
+        self._begin_sums()
+        self.update(self._version, sums, losses, samples)
+
+    def _begin_sums(self) -> None:
+        self._sums: DenseGradients = [None] * len(self._buckets[0].parameters)
         self._arrived = [0] * len(self._plan)
-        self._update(self._sums)
-        self._sums = [None] * len(self._sums)
+        self._any_left_out = False
+        self._losses: list[float] = []
+        self._samples = 0
 
 
 class Rendezvous:

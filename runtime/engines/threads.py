@@ -13,25 +13,49 @@ import threading
 from collections.abc import Callable
 
 import torch
-from torch import nn
 
 from persia_sim.words.vocabulary import Mode
-from runtime.dense.state import DenseState
+from runtime.dense.rules import AsyncRule, DenseRule, OnUpdate, TimedAveraging
+from runtime.dense.threads import SharedWeights
 from runtime.embedding.open import use_threads
 from runtime.rank.forwarded import ForwardedStages
 from runtime.rank.loop import ForwardedLoop, RankLoop
 from runtime.rank.parts import Parts
 from runtime.rank.stages import RankStages
-from runtime.rank.team import LosePush, Team
+from runtime.rank.team import LosePush, Team, lose_nothing
 from runtime.stop import RunStopped
+
+
+def open_rule(parts: Parts, on_update: OnUpdate) -> DenseRule:
+    """The rule of the mode among ranks that are threads of this process."""
+    config, learner = parts.config, parts.learner
+    if config.sync.mode is Mode.ASYNC:
+        return AsyncRule(config, learner.model, parts.recorder, on_update)
+    if config.sync.mode is Mode.ASYNC_AVERAGING:
+        return TimedAveraging(config, learner.model, parts.recorder, on_update)
+    # Hooks see gradients before a loss scale is taken out of them, so a scale is exposed.
+    overlapped = config.sync.mode.overlaps_dense_sync and learner.scale.value == 1.0
+    return SharedWeights(
+        config.model,
+        learner.model,
+        config.sync.ranks,
+        overlapped=overlapped,
+        dense_lag=config.sync.dense_lag,
+        recorder=parts.recorder,
+        on_update=on_update,
+        stop=parts.stop,
+    )
 
 
 class ConcurrentRun:
     """Trains with all ranks at once and measures what that does."""
 
-    def __init__(self, parts: Parts, *, lose_push: LosePush = lambda rank, step: False) -> None:
+    def __init__(self, parts: Parts, *, lose_push: LosePush = lose_nothing) -> None:
         self._config, self._stop = parts.config, parts.stop
-        self._team = Team(parts, lose_push)
+        place = parts.place
+        self._team = Team(parts, place.open_rule if place else open_rule, lose_push)
+        self.rule = self._team.rule
+        """The dense weights."""
 
     def run(self) -> None:
         """Train the feed's leg, which without cuts is all data; nothing is in flight when it ends.
@@ -59,22 +83,6 @@ class ConcurrentRun:
         if self._stop.error is not None:
             raise self._stop.error
         self._team.end_leg()
-
-    def snapshot(self) -> nn.Module:
-        """The model to evaluate."""
-        return self._team.rule.snapshot()
-
-    def drain(self) -> None:
-        """The run is over: apply what a dense lag holds back."""
-        self._team.rule.drain()
-
-    def dense_state(self) -> DenseState:
-        """A copy of the dense weights and their optimisers, between two legs."""
-        return self._team.rule.state()
-
-    def go_on(self, state: DenseState) -> None:
-        """Take up what `dense_state` gave; the weights are in the learner's model already."""
-        self._team.rule.go_on(state)
 
     def _threads_of(self, rank: int, first: int) -> list[threading.Thread]:
         copies = self._team.copies

@@ -15,9 +15,9 @@ import numpy as np
 from torch import nn
 
 from runtime.config import TrainConfig
-from runtime.dense.rules import draws_random_numbers
 from runtime.embedding.config import TableConfig
 from runtime.models.build import BUILT_IN
+from runtime.rank.learner import draws_random_numbers
 
 FUSED = "ranks_fused"
 """What a trace says of itself when its run was computed so: its replay is, too."""

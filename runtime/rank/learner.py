@@ -6,6 +6,7 @@ Both executors call them, so what differs between modes is only the order of rea
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -15,20 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.modules.dropout import _DropoutNd
 
 from persia_sim.words.vocabulary import Stage
 from runtime.config import TrainConfig
 from runtime.data.batch import Batch, Layout
+from runtime.dense.loss_scale import LossScale
 from runtime.dense.optimizer import DenseGradients
-from runtime.dense.rules import (
-    LossScale,
-    draws_random_numbers,
-    generator_states,
-    have_moved,
-    open_device,
-    refuse_running_statistics,
-    seeded_draws,
-)
 from runtime.embedding.store import FieldVectors, VectorGradients
 from runtime.models.blame import ModelError, blamed_on
 from runtime.models.build import BUILT_IN, build_model
@@ -214,3 +208,61 @@ def _all_finite(loss: float, dense: DenseGradients, vectors: FieldVectors) -> bo
         and all(bool(torch.isfinite(g).all()) for g in dense if g is not None)
         and all(bool(np.isfinite(g).all()) for g in arrays)
     )
+
+
+_DRAWING = threading.Lock()  # torch's global generator is one for all threads
+
+
+def open_device(name: str) -> torch.device:
+    """The device of the dense network, or ValueError when there is none such here."""
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device {name!r} cannot be used: {reason}; try --device cpu") from None
+    return device
+
+
+def refuse_running_statistics(model: nn.Module, config: TrainConfig) -> None:
+    """Ranks do not share buffers, so statistics kept in them (batch norm) would differ by mode."""
+    names = [n for n, b in model.named_buffers() if b.is_floating_point()]
+    if names and (config.sync.ranks > 1 or not config.sync.mode.has_barrier):
+        raise ValueError(
+            f"model {config.model.name} keeps running statistics ({', '.join(names[:3])}), which"
+            " ranks do not share: train it with one rank in a barrier mode, or use layer norm"
+        )
+
+
+def draws_random_numbers(model: nn.Module) -> bool:
+    """Whether training it draws from torch's generator, as dropout does.
+
+    Found by its modules; a model that draws by functions says so with an attribute
+    ``draws_random_numbers = True``.
+    """
+    if getattr(model, "draws_random_numbers", False):
+        return True
+    return any(isinstance(m, _DropoutNd) and m.p > 0 for m in model.modules())
+
+
+@contextmanager
+def seeded_draws(seed: int, rank: int, step: int) -> Iterator[None]:
+    """Make what the body draws a function of (seed, rank, step), whichever thread it runs in."""
+    words = np.random.SeedSequence([seed, rank, step]).generate_state(2)
+    with _DRAWING, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(words[0]) << 32 | int(words[1]))
+        yield
+
+
+def generator_states(device: torch.device) -> list[Tensor]:
+    """Where torch's generators stand from which a model on this device may draw."""
+    states: list[Tensor] = [torch.random.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return states
+
+
+def have_moved(before: list[Tensor], device: torch.device) -> bool:
+    """Whether anybody has drawn since ``before`` was taken."""
+    now = generator_states(device)
+    return any(not torch.equal(one, other) for one, other in zip(before, now, strict=True))

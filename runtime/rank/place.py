@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from runtime.dense.rule import DenseRule, Told
+from runtime.dense.rules import DenseRule, OnUpdate
 
 if TYPE_CHECKING:
     from runtime.rank.feed import Feed
@@ -25,8 +25,9 @@ class Place(Protocol):
         """Whether this process evaluates, counts the updates of all, and writes everything down."""
         ...
 
-    def open_rule(self, parts: Parts, told: Told) -> DenseRule:
-        """The rule of the dense weights that the mode asks for; ``told`` matters where it leads."""
+    def open_rule(self, parts: Parts, on_update: OnUpdate) -> DenseRule:
+        """The rule of the dense weights that the mode asks for; ``on_update`` matters where
+        it leads."""
         ...
 
     def begin_leg(self, prepare: Callable[[], None]) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from persia_sim.words.vocabulary import Mode, Stage
 from runtime.embedding.store import Handle, VectorGradients
-from runtime.rank.learner import StageSpan
+from runtime.rank.learner import Gradients, StageSpan, no_span
 from runtime.rank.staging import Staged
 from runtime.rank.team import Team
 
@@ -34,7 +34,10 @@ class Computed(NamedTuple):
 
 
 class RankStages:
-    """What one rank does with a batch. Latency is the engine's: nothing here travels."""
+    """What one rank does with a batch. Latency is the engine's: nothing here travels.
+
+    `load`, `stage` and `compute` are those of every executor; the others wait as threads do.
+    """
 
     def __init__(self, rank: int, team: Team) -> None:
         parts = team.parts
@@ -42,6 +45,26 @@ class RankStages:
         self._mode, self._learner = parts.config.sync.mode, parts.learner
         self._worker, self._store = parts.worker, parts.store
         self._feed, self._spans, self._stop = parts.feed, parts.spans, parts.stop
+
+    def load(self, step: int) -> Fetched | None:
+        """The batch's turn at the embedding worker; no row is read. None past the end."""
+        work = self._feed.take(self._rank, step)
+        if work is None:
+            return None
+        return Fetched(self._worker.begin(self._rank, step, work.batch), work.step_samples, None)
+
+    def stage(self, fetched: Fetched) -> Fetched:
+        """Pool the rows, which are final now, and start them on their way to the device."""
+        vectors = self._worker.pool(fetched.handle)
+        return fetched._replace(staged=self._learner.stage(fetched.handle.batch, vectors))
+
+    def compute(self, fetched: Fetched, span: StageSpan = no_span) -> Gradients:
+        """forward and backward on the weights that the rule gives this rank."""
+        model, samples = self._rule.model(self._rank), fetched.step_samples
+        found = self._learner.gradients(model, fetched.handle, fetched.staged, samples, span)
+        if not found.finite:
+            self._team.skip_batch()
+        return found
 
     def finish(self, steps: int) -> None:
         """The rank has ``steps`` steps and no more."""
@@ -78,10 +101,7 @@ class RankStages:
             pulls = Stage.AVERAGE if self._mode is Mode.ASYNC_AVERAGING else Stage.DENSE_PULL
             with span(pulls):
                 self._rule.begin_step(rank, handle.step)
-        samples, staged = fetched.step_samples, fetched.staged
-        found = self._learner.gradients(self._rule.model(rank), handle, staged, samples, span)
-        if not found.finite:
-            self._team.skip_batch()
+        found = self.compute(fetched, span)
         dense = found.dense if found.finite else None
         loss = found.loss if found.finite else math.nan
         ends = Stage.DENSE_SYNC if self._mode.has_barrier else Stage.DENSE_PUSH
@@ -105,19 +125,12 @@ class RankStages:
         return False
 
     def _staged(self, fetched: Fetched) -> Fetched:
-        """Pool the rows, which are final now, and start them on their way to the device."""
-        handle = fetched.handle
-        with self._span("lookup", handle.step)(Stage.LOOKUP):
-            vectors = self._worker.pool(handle)
-            return fetched._replace(staged=self._learner.stage(handle.batch, vectors))
+        with self._span("lookup", fetched.handle.step)(Stage.LOOKUP):
+            return self.stage(fetched)
 
     def _load(self, step: int) -> Fetched | None:
         with self._span("load", step)(Stage.LOAD):
-            work = self._feed.take(self._rank, step)
-            if work is None:
-                return None
-            handle = self._worker.begin(self._rank, step, work.batch)
-        return Fetched(handle, work.step_samples, None)
+            return self.load(step)
 
     def _span(self, track: str, step: int) -> StageSpan:
         """Times a stage that works (does not wait), so that nobody takes it for a deadlock."""

@@ -8,10 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from persia_sim.words.vocabulary import Mode
-from runtime.dense.rule import DenseRule, Told
-from runtime.dense.server import DenseServer, ModelAverager
-from runtime.dense.threads import SharedWeights
+from runtime.dense.rules import DenseRule, OnUpdate
 from runtime.rank.parts import Parts
 from runtime.stop import Stop, wait_for
 
@@ -22,10 +19,21 @@ LosePush = Callable[[int, int], bool]
 """Fault injection: whether the push of (rank, step) is lost on its way."""
 
 
+OpenRule = Callable[[Parts, OnUpdate], DenseRule]
+"""Opens the rule of the dense weights that the mode asks for, for who carries it out."""
+
+
+def lose_nothing(rank: int, step: int) -> bool:
+    """No push is lost."""
+    return False
+
+
 class Team:
     """Shared by the ranks of one process."""
 
-    def __init__(self, parts: Parts, lose_push: LosePush) -> None:
+    def __init__(
+        self, parts: Parts, open_rule: OpenRule, lose_push: LosePush = lose_nothing
+    ) -> None:
         config = parts.config
         self.parts, self.lose_push = parts, lose_push
         place = parts.place
@@ -33,7 +41,7 @@ class Team:
         """Those of this process."""
         self._counting, self._telling = threading.Lock(), threading.Lock()
         self._updates = 0
-        self.rule = (place.open_rule if place else open_rule)(parts, self._told)
+        self.rule = open_rule(parts, self._note_update)
         sync, shards = config.sync, parts.store.shards
         self.permits = Permits(sync.ranks, sync.permits, shards, parts.stop)
         parts.store.on_closed(self.permits.give_back)
@@ -83,7 +91,7 @@ class Team:
         with self._counting:
             self.parts.meter.lose()
 
-    def _told(self, loss: float, samples: int) -> None:
+    def _note_update(self, loss: float, samples: int) -> None:
         """A snapshot may be evaluated here: rows are held, and the dense weights stand still."""
         meter, store = self.parts.meter, self.parts.store
         with self._telling, self.parts.stop.working():
@@ -93,27 +101,6 @@ class Team:
                 store.wait_until_closed(self._updates - 1)
             with store.frozen() if held else nullcontext():
                 meter.update(self._updates, samples, loss, self.rule.snapshot)
-
-
-def open_rule(parts: Parts, told: Told) -> DenseRule:
-    """The rule of the dense weights that the mode asks for."""
-    config, learner = parts.config, parts.learner
-    if config.sync.mode is Mode.ASYNC:
-        return DenseServer(config, learner.model, parts.recorder, told)
-    if config.sync.mode is Mode.ASYNC_AVERAGING:
-        return ModelAverager(config, learner.model, parts.recorder, told)
-    # Hooks see gradients before a loss scale is taken out of them, so a scale is exposed.
-    overlapped = config.sync.mode.overlaps_dense_sync and learner.scale.value == 1.0
-    return SharedWeights(
-        config.model,
-        learner.model,
-        config.sync.ranks,
-        overlapped=overlapped,
-        dense_lag=config.sync.dense_lag,
-        recorder=parts.recorder,
-        told=told,
-        stop=parts.stop,
-    )
 
 
 class Permits:

@@ -20,7 +20,7 @@ from runtime.config import ModelConfig, TrainConfig
 from runtime.data.batch import Batch
 from runtime.data.open import open_source
 from runtime.data.source import Source, rebatch
-from runtime.dense.optimizer import apply_gradients, make_optimizer
+from runtime.dense.optimizer import make_optimizer
 from runtime.embedding.config import TableConfig
 from runtime.embedding.open import open_pooling, open_store
 from runtime.embedding.store import FieldVectors
@@ -173,7 +173,7 @@ def _measure(
     def dense_step() -> None:
         staged = learner.stage(batch, vectors)
         gradients = learner.gradients(learner.model, handle, staged, batch.size)
-        apply_gradients(optimizer, gradients.dense)
+        optimizer.step(gradients.dense)
 
     dense_s = timed(dense_step)
     # A worker merges, sums and scatters every occurrence of an id; distinct ones go to a server.

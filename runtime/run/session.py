@@ -212,7 +212,7 @@ def _trained(
         training.train_leg()
     else:
         saver = saving.train(training)
-    training.engine.drain()
+    training.engine.rule.drain()
     wall_s, meter = training.wall_s(), parts.meter
     if not meter.samples:
         raise ValueError(
@@ -224,7 +224,7 @@ def _trained(
     if saver is not None:
         saver.wait()  # a server that dies while it is evaluated comes back with all of it
         history.checkpoints_failed += saver.failed
-    model = training.engine.snapshot()
+    model = training.engine.rule.snapshot()
     final = evaluate(parts.learner, model, parts.worker, held_out)
     early = [w for w in history.first_warnings if w.partition(": ")[2] not in final.warnings]
     warnings = early + final.warnings

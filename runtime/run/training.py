@@ -23,7 +23,6 @@ from runtime.dense.state import load_generators, load_model
 from runtime.embedding.savable import SavableStore
 from runtime.engines.threads import ConcurrentRun
 from runtime.order.executor import OrderedRun
-from runtime.order.lag import lag_order
 from runtime.order.merge import merged_trace
 from runtime.order.replayable import other_facts
 from runtime.rank.parts import Parts, server_rules
@@ -78,7 +77,7 @@ class Training:
         if start is not None and dense is not None:
             self._go_on(start)
             with _naming(start.folder / DENSE):
-                self.engine.go_on(dense)
+                self.engine.rule.go_on(dense)
                 load_generators(dense)
         self.comeback: Comeback | None = None
         self._began_s = time.perf_counter()
@@ -116,10 +115,7 @@ class Training:
 
     def train_leg(self) -> None:
         """Train what the feed gives until its leg ends; then nothing is in flight."""
-        if isinstance(self.engine, ConcurrentRun):
-            self.engine.run()
-        else:
-            self.engine.run(lag_order(self.parts.config, self.parts.feed))
+        self.engine.run()
 
     def replay(self, order: Iterable[Event]) -> None:
         """Carry out a given order, in one leg."""
@@ -209,7 +205,7 @@ class Training:
             told=plain(asdict(told)) | {"wall_s": self.wall_s(), "row_counts": self.row_counts()},
             files={},
         )
-        dense = self.engine.dense_state()
+        dense = self.engine.rule.state()
         if not (recorder.keeps and self.is_whole):
             return Cut(state, dense, None, rows)
         facts = {**self.facts, "updates": meter.updates}

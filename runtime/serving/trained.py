@@ -21,8 +21,7 @@ from runtime.checkpoint.whole import (
 from runtime.config import TrainConfig
 from runtime.data.batch import Layout
 from runtime.data.open import open_source
-from runtime.dense.late import drain_into
-from runtime.dense.state import load_model
+from runtime.dense.state import drain_into, load_model
 from runtime.embedding.config import TableConfig
 from runtime.embedding.features import Admission, Capacity
 from runtime.embedding.native.store import NativeStore

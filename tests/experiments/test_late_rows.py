@@ -33,8 +33,7 @@ from runtime.config import DataConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.data.batch import Batch
 from runtime.data.open import open_source
 from runtime.embedding.shard import STALENESS_BINS
-from runtime.order.executor import OrderedRun
-from runtime.order.lag import lag_order
+from runtime.order.executor import OrderedRun, lag_order
 from runtime.rank.feed import training_stream
 from runtime.rank.parts import assemble
 from runtime.run.session import train as train_run

@@ -12,8 +12,8 @@ import torch
 from persia_sim.words.vocabulary import Mode
 from runtime.config import ModelConfig
 from runtime.dense import threads as dense_threads
-from runtime.dense.averaging import mean_model, mean_weights
 from runtime.dense.optimizer import bucket_plan, sum_in_rank_order
+from runtime.dense.rules import mean_model, mean_weights
 from runtime.embedding.config import RowOptimizer
 from runtime.rank.learner import Learner
 from runtime.rank.parts import assemble
@@ -125,7 +125,7 @@ def test_means_of_weights_are_elementwise():
     models = [torch.nn.Linear(2, 1) for _ in range(3)]
     weights = [m.weight.detach().clone() for m in models]
     like = torch.nn.Linear(2, 1)
-    mean = mean_model(like, models)
+    mean = mean_model(like, [list(m.parameters()) for m in models])
     assert torch.allclose(mean.weight, sum(weights) / 3)
     assert not torch.equal(like.weight, mean.weight)
     assert all(torch.equal(m.weight, w) for m, w in zip(models, weights, strict=True))

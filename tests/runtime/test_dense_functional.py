@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from runtime.dense.functional import FunctionalOptimizer
+from runtime.dense.optimizer import FunctionalOptimizer
 
 TORCHS = {
     "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.03, fused=True),

@@ -18,13 +18,11 @@ from torch import Tensor, nn
 
 from persia_sim.words.trace import Event, Kind, TraceRecorder
 from runtime.config import EngineConfig, ModelConfig, SyncConfig, TrainConfig
-from runtime.dense.averaging import AveragingRound, mean_model
 from runtime.dense.distributed import DistributedWeights
 from runtime.dense.group import ENDED, RankGroup
-from runtime.dense.optimizer import apply_gradients, make_optimizer
-from runtime.dense.rule import DenseRule
-from runtime.dense.rules import LossScale
-from runtime.dense.server import DenseServer
+from runtime.dense.loss_scale import LossScale
+from runtime.dense.optimizer import make_optimizer
+from runtime.dense.rules import AsyncRule, AveragingRound, DenseRule, mean_model
 from runtime.dense.threads import SharedWeights
 from runtime.engines.processes import dense_link
 from runtime.engines.processes.dense_host import AveragingHost, WeightsHost
@@ -88,7 +86,8 @@ def over_threads(dense_lag: int) -> tuple[dict[str, np.ndarray], Told]:
     model, told, stop = fresh_model(), Told(), Stop()
     rule = SharedWeights(
         CONFIG, model, RANKS, overlapped=True, recorder=TraceRecorder(),
-        told=lambda loss, samples: told.append((loss, samples)), stop=stop, dense_lag=dense_lag,
+        on_update=lambda loss, samples: told.append((loss, samples)), stop=stop,
+        dense_lag=dense_lag,
     )  # fmt: skip
     ranks = [threading.Thread(target=train, args=(rule, rank)) for rank in range(RANKS)]
     for thread in ranks:
@@ -122,7 +121,7 @@ def over_processes(rank: int, ranks: int, store: dist.Store, folder: Path) -> No
                 parameter.data.zero_()
         rule = DistributedWeights(
             CONFIG, model, group, overlapped=overlapped, gathers=gathers, scale=scale,
-            recorder=recorder, told=lambda loss, samples: told.append((loss, samples)),  # noqa: B023
+            recorder=recorder, on_update=lambda loss, samples: told.append((loss, samples)),  # noqa: B023
             stop=Stop(), dense_lag=dense_lag,
         )  # fmt: skip
         train(rule, rank)
@@ -193,7 +192,7 @@ def async_over_processes(rank: int, ranks: int, store: dist.Store, folder: Path)
     config = TrainConfig(sync=SyncConfig(mode="async", ranks=ranks), model=CONFIG)
     host, rule = None, None
     if rank == 0:
-        rule = DenseServer(config, model, recorder, lambda *news: told.append(news))
+        rule = AsyncRule(config, model, recorder, lambda *news: told.append(news))
         host = WeightsHost(rule, model, stop)
     name = group.gather("host", host.name if host else "")[0]
     if rule is None:
@@ -313,7 +312,7 @@ def test_async_over_processes_pulls_and_pushes_as_threads_do(found):
     """The same pulls and pushes at one server without processes: same bytes, events and figures."""
     model, told, recorder = fresh_model(), Told(), TraceRecorder()
     config = TrainConfig(sync=SyncConfig(mode="async", ranks=RANKS), model=CONFIG)
-    server = DenseServer(config, model, recorder, lambda *news: told.append(news))
+    server = AsyncRule(config, model, recorder, lambda *news: told.append(news))
     for step in range(ASYNC_STEPS):
         for rank in range(RANKS):
             server.begin_step(rank, step)
@@ -342,7 +341,7 @@ def test_averaging_over_processes_is_its_trace_by_hand(found):
         if event.kind == Kind.DENSE_PUSH:
             assert event.version == pushes
             gradients = gradients_for(replica, event.rank, event.step)
-            apply_gradients(optimizers[event.rank], gradients)
+            optimizers[event.rank].step(gradients)
             pushes += 1
         elif event.kind == Kind.AVERAGE_READ:
             rounds.setdefault(event.version, AveragingRound(RANKS)).read(event.rank, replica)
@@ -355,8 +354,9 @@ def test_averaging_over_processes_is_its_trace_by_hand(found):
         with np.load(found / f"replica-{rank}.npz") as arrays:
             for key, weights in weights_of(replica).items():
                 assert arrays[key].tobytes() == weights.tobytes()
+    given = [list(replica.parameters()) for replica in replicas]
     with np.load(found / "mean.npz") as arrays:
-        for key, weights in weights_of(mean_model(replicas[0], replicas)).items():
+        for key, weights in weights_of(mean_model(replicas[0], given)).items():
             assert arrays[key].tobytes() == weights.tobytes()
         assert sorted(arrays["told"][:, 1].tolist()) == sorted(steps * [10, 11, 12])
 

@@ -14,8 +14,7 @@ from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.data.batch import Batch
 from runtime.embedding.store import Handle
-from runtime.order.executor import OrderedRun
-from runtime.order.lag import lag_order
+from runtime.order.executor import OrderedRun, lag_order
 from runtime.rank.parts import assemble
 from runtime.run import evaluate as evaluate_module
 from runtime.run.evaluate import HeldOut, best_reachable_auc, evaluate, score, told_of_rows

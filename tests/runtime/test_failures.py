@@ -8,6 +8,7 @@ import time
 import pytest
 
 from persia_sim.words.vocabulary import Mode
+from runtime.dense.optimizer import FunctionalOptimizer
 from runtime.engines.threads import ConcurrentRun
 from runtime.rank.parts import assemble
 from tests.runtime.worlds import ArraySource, config
@@ -50,12 +51,10 @@ def test_an_error_while_a_snapshot_is_evaluated_ends_the_run(mode, ranks):
 @pytest.mark.parametrize("mode", [m for m in Mode if m.has_barrier])
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_an_error_of_the_dense_optimiser_ends_the_run(mode, ranks, monkeypatch):
-    from runtime.dense import threads
-
     def out_of_memory(optimizer, gradients):
         raise MemoryError("dense step")
 
-    monkeypatch.setattr(threads, "apply_gradients", out_of_memory)
+    monkeypatch.setattr(FunctionalOptimizer, "step", out_of_memory)
     parts = assemble(config(mode=mode, ranks=ranks, executor="concurrent"), SOURCE)
     assert isinstance(bounded(ConcurrentRun(parts).run), MemoryError)
 

@@ -248,14 +248,14 @@ def test_a_rank_without_samples_in_the_last_step_is_replayed(samples):
 
 
 def test_overlapped_buckets_of_one_parameter_each_change_no_byte(monkeypatch):
-    from runtime.dense import threads as allreduce
+    from runtime.dense import optimizer
 
     def one_each(model):
         return [[k] for k in reversed(range(len(list(model.parameters()))))]
 
     chosen = {"mode": Mode.HYBRID, "tau": 2, "ranks": 4}
     plain = run(config(**chosen), SOURCE)
-    monkeypatch.setattr(allreduce, "bucket_plan", one_each)
+    monkeypatch.setattr(optimizer, "bucket_plan", one_each)
     recorded = run(config(executor="concurrent", **chosen), SOURCE)
     replayed = run(config(**chosen), SOURCE, order=recorded.trace)
     assert_same_bytes(recorded, replayed)

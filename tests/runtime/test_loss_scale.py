@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from persia_sim.words.vocabulary import Mode
-from runtime.dense import rules
-from runtime.dense.rules import LossScale
+from runtime.dense import loss_scale
+from runtime.dense.loss_scale import LossScale
 from runtime.rank import learner
 from tests.runtime.worlds import ArraySource, assert_same_bytes, config, run
 
@@ -77,7 +77,7 @@ def test_in_async_every_batch_is_an_update_of_the_loss_scale():
 
 
 def test_a_calm_loss_scale_is_doubled_up_to_where_it_began(monkeypatch):
-    monkeypatch.setattr(rules, "_GROWTH_UPDATES", 3)
+    monkeypatch.setattr(loss_scale, "_GROWTH_UPDATES", 3)
     scale = LossScale(config(precision="float16", loss_scale=64.0, ranks=2))
     seen = []
     for step in range(12):

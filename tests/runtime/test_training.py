@@ -11,11 +11,10 @@ import torch
 
 from persia_sim.words.vocabulary import Mode
 from runtime.config import ModelConfig
-from runtime.dense.averaging import AveragingRound
+from runtime.dense.rules import AveragingRound
 from runtime.embedding.config import RowOptimizer
 from runtime.engines.threads import ConcurrentRun
 from runtime.order.executor import OrderedRun
-from runtime.order.lag import lag_order
 from runtime.rank.learner import NonFiniteError
 from runtime.rank.parts import assemble
 from runtime.run.session import train
@@ -201,7 +200,7 @@ def test_snapshots_of_threads_in_sync_are_those_of_the_lag_executor():
         if executor == "concurrent":
             ConcurrentRun(parts).run()
         else:
-            OrderedRun(parts).run(lag_order(parts.config, parts.feed))
+            OrderedRun(parts).run()
         scores.append(seen)
     assert scores[0] == scores[1]
     assert len(scores[0]) == 3

@@ -10,7 +10,7 @@ import torch
 
 from persia_sim.words.vocabulary import Mode
 from runtime.config import ModelConfig
-from runtime.dense import rules
+from runtime.rank.learner import seeded_draws
 from tests.runtime.worlds import ArraySource, assert_same_bytes, changed, config, run
 
 SOURCE = ArraySource(300)
@@ -57,7 +57,7 @@ def test_dropout_is_a_function_of_seed_rank_and_step():
 
 def test_every_seed_rank_and_step_has_draws_of_its_own():
     def draw(seed, rank, step):
-        with rules.seeded_draws(seed, rank, step):
+        with seeded_draws(seed, rank, step):
             return tuple(torch.rand(4).tolist())
 
     torch.manual_seed(9)

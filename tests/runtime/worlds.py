@@ -27,7 +27,6 @@ from runtime.embedding.worker import EmbeddingWorker
 from runtime.engines.parts import assemble_for
 from runtime.engines.threads import ConcurrentRun
 from runtime.order.executor import OrderedRun
-from runtime.order.lag import lag_order
 from runtime.order.merge import whole_trace
 from runtime.rank.learner import Learner
 from runtime.rank.progress import Meter
@@ -188,17 +187,16 @@ def run(
     if settings.engine.executor == "concurrent":
         threads = ConcurrentRun(parts, **concurrent)
         threads.run()
-        threads.drain()
-        model = threads.snapshot()
+        rule = threads.rule
     else:
         alone = OrderedRun(parts)
-        alone.run(order if order is not None else lag_order(settings, parts.feed))
-        alone.drain()
-        model = alone.snapshot()
+        alone.run(order)
+        rule = alone.rule
+    rule.drain()
     sync = settings.sync
     meta = {"mode": str(sync.mode), "ranks": sync.ranks, "tau": sync.window}
     trace = whole_trace(parts.recorder, parts.store.recorded(), meta)
-    return World(parts.worker, parts.learner, trace, parts.meter, model)
+    return World(parts.worker, parts.learner, trace, parts.meter, rule.snapshot())
 
 
 def assert_same_bytes(one: World, other: World) -> None:

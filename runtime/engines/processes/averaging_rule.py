@@ -8,14 +8,14 @@ from persia_sim.words.trace import TraceRecorder
 from runtime.config import TrainConfig
 from runtime.dense.group import RankGroup
 from runtime.dense.optimizer import DenseGradients
-from runtime.dense.rule import Told
+from runtime.dense.rules import DenseRule, OnUpdate
 from runtime.dense.state import DenseState
 from runtime.engines.processes.dense_host import AveragingHost
 from runtime.engines.processes.dense_ranks import AveragedReplica
 from runtime.stop import Stop
 
 
-class AveragingRule:
+class AveragingRule(DenseRule):
     """Between two legs all ranks meet, so that a round is either over or given up."""
 
     def __init__(
@@ -24,7 +24,7 @@ class AveragingRule:
         model: nn.Module,
         group: RankGroup,
         recorder: TraceRecorder,
-        told: Told,
+        told: OnUpdate,
         stop: Stop,
     ) -> None:
         self._group, self._meetings = group, 0
@@ -55,9 +55,6 @@ class AveragingRule:
     def snapshot(self) -> nn.Module:
         """At rank 0 a model with the mean of the replicas, elsewhere the own one."""
         return self._host.snapshot() if self._host else self._replica.snapshot()
-
-    def drain(self) -> None:
-        """Nothing waits."""
 
     def end_leg(self) -> None:
         """A mean that is known reaches all replicas; a round that some have not entered is given

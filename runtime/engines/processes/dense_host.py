@@ -1,7 +1,7 @@
 """The dense weights of async and async_averaging for ranks that are processes: kept at rank 0.
 
 A thread serves each rank's connection, so nobody waits for anybody: in async it pulls and pushes
-at the same `DenseServer` that serves threads; in async_averaging it collects snapshots and hands
+at the same `AsyncRule` that serves threads; in async_averaging it collects snapshots and hands
 out their mean, while the ranks train.
 """
 
@@ -12,7 +12,7 @@ import io
 import queue
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,9 +20,7 @@ from torch import Tensor, nn
 
 from persia_sim.words.trace import ALL, TraceRecorder
 from persia_sim.words.trace import Kind as EventKind
-from runtime.dense.averaging import mean_model, mean_weights
-from runtime.dense.rule import Told
-from runtime.dense.server import DenseServer
+from runtime.dense.rules import AsyncRule, OnUpdate, mean_model, mean_weights
 from runtime.dense.state import DenseState, capture
 from runtime.engines.processes.channel import is_own_user
 from runtime.engines.processes.dense_link import Kind, Layout, Link, Message, open_door
@@ -93,9 +91,9 @@ class Door:
 
 
 class WeightsHost:
-    """async: serves the weights of a `DenseServer` to the ranks of other processes."""
+    """async: serves the weights of a `AsyncRule` to the ranks of other processes."""
 
-    def __init__(self, server: DenseServer, model: nn.Module, stop: Stop) -> None:
+    def __init__(self, server: AsyncRule, model: nn.Module, stop: Stop) -> None:
         self._server = server
         self._layout = Layout(list(model.parameters()))
         self._door = Door(self._layout, self._handle, stop)
@@ -127,7 +125,7 @@ class AveragingHost:
     """
 
     def __init__(
-        self, model: nn.Module, ranks: int, recorder: TraceRecorder, told: Told, stop: Stop
+        self, model: nn.Module, ranks: int, recorder: TraceRecorder, told: OnUpdate, stop: Stop
     ) -> None:
         self._model, self._ranks, self._recorder, self._stop = model, ranks, recorder, stop
         self._layout = Layout(list(model.parameters()))
@@ -159,7 +157,7 @@ class AveragingHost:
                 self._stop,
                 lambda: f"an evaluation waits for the replicas of ranks {self._missing()}",
             )
-            model = mean_model(self._model, [_Weights(self._given[r]) for r in sorted(self._given)])
+            model = mean_model(self._model, [self._given[r] for r in sorted(self._given)])
         return model
 
     def give_round_up(self) -> None:
@@ -289,11 +287,3 @@ class AveragingHost:
     def _wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
-
-
-class _Weights(nn.Module):
-    """Tensors as a model's parameters, in their order."""
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        super().__init__()
-        self.all = nn.ParameterList(nn.Parameter(t, requires_grad=False) for t in tensors)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from runtime.config import TrainConfig
-from runtime.dense.optimizer import DenseGradients, apply_gradients, make_optimizer
+from runtime.dense.optimizer import DenseGradients, make_optimizer
+from runtime.dense.rules import DenseRule, move, snapshot_of
 from runtime.dense.state import DenseState, load_model, load_optimizers
 from runtime.engines.processes.dense_link import Kind, Layout, Link, Message, knock
 from runtime.stop import PeerError, RunStopped, Stop, wait_for
@@ -21,7 +22,7 @@ from runtime.stop import PeerError, RunStopped, Stop, wait_for
 _HOST = "rank 0, where the dense weights are,"
 
 
-class RemoteWeights:
+class RemoteWeights(DenseRule):
     """async: weights are pulled from rank 0 before each step, gradients are pushed there."""
 
     def __init__(self, name: str, rank: int, model: nn.Module, stop: Stop) -> None:
@@ -57,12 +58,6 @@ class RemoteWeights:
     def snapshot(self) -> nn.Module:
         """The weights as they were pulled last; those of the run are at rank 0."""
         return self._model
-
-    def drain(self) -> None:
-        """Nothing waits."""
-
-    def end_leg(self) -> None:
-        """Nothing: a rank pulls the weights before each step."""
 
     def state(self) -> DenseState:
         """That of the run is at rank 0."""
@@ -123,11 +118,11 @@ class AveragedReplica:
 
     def begin_step(self, rank: int, step: int) -> None:
         """Between two steps: give a snapshot to the round that is due, or take its mean in."""
-        with self._changed, torch.no_grad():
+        with self._changed:
             due = self._due_s is not None and time.perf_counter() >= self._due_s
             if due and step > 0:
                 self._due_s = None
-                self._snapshot = [p.detach().clone() for p in self._parameters]
+                self._snapshot = snapshot_of(self._model)
                 payload = self._layout.pack(self._snapshot)
                 self._outbox.put(Message(Kind.SNAPSHOT, rank, step - 1, payload=payload))
             self._take_mean_in(step - 1)
@@ -138,13 +133,13 @@ class AveragedReplica:
         """One step of the rank's own optimiser."""
         with self._changed:
             if gradients is not None:
-                apply_gradients(self._optimizer, gradients)
+                self._optimizer.step(gradients)
             self._outbox.put(Message(Kind.TRAINED, rank, step, loss, samples))
             self._last_step = step
 
     def take_mean_in(self) -> None:
         """Between two legs: move to a mean that has come."""
-        with self._changed, torch.no_grad():
+        with self._changed:
             self._take_mean_in(self._last_step)
 
     def go_on(self, state: DenseState) -> None:
@@ -185,8 +180,7 @@ class AveragedReplica:
     def _take_mean_in(self, step: int) -> None:
         if self._mean is None or self._snapshot is None:
             return
-        for weight, mean, old in zip(self._parameters, self._mean, self._snapshot, strict=True):
-            weight.add_(mean.to(weight.device) - old)
+        move(self._model, self._mean, self._snapshot)
         self._mean = self._snapshot = None
         self._outbox.put(Message(Kind.WRITTEN, self._rank, step))
 

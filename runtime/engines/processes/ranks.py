@@ -12,8 +12,7 @@ from runtime.config import TrainConfig
 from runtime.data.batch import Layout
 from runtime.dense.distributed import DistributedWeights
 from runtime.dense.group import ENDED, RankGroup
-from runtime.dense.rule import DenseRule, Told
-from runtime.dense.server import DenseServer
+from runtime.dense.rules import AsyncRule, DenseRule, OnUpdate
 from runtime.embedding.config import TableConfig
 from runtime.embedding.verbs import EmbeddingStore
 from runtime.engines.processes.averaging_rule import AveragingRule
@@ -85,14 +84,16 @@ class ProcessRank:
         (self._hosted if processes else self._closing).append(store.close)
         return store
 
-    def open_rule(self, parts: Parts, told: Told) -> DenseRule:
+    def open_rule(self, parts: Parts, on_update: OnUpdate) -> DenseRule:
         """The rule of the dense weights that the mode asks for."""
         config, learner, group = parts.config, parts.learner, self.group
         group.attach(parts.stop)
         if config.sync.mode is Mode.ASYNC:
-            return self._async_rule(parts, told)
+            return self._async_rule(parts, on_update)
         if config.sync.mode is Mode.ASYNC_AVERAGING:
-            averaged = AveragingRule(config, learner.model, group, parts.recorder, told, parts.stop)
+            averaged = AveragingRule(
+                config, learner.model, group, parts.recorder, on_update, parts.stop
+            )
             self._closing.append(averaged.close)
             return averaged
         return DistributedWeights(
@@ -105,7 +106,7 @@ class ProcessRank:
             dense_lag=config.sync.dense_lag,
             scale=learner.scale,
             recorder=parts.recorder,
-            told=told,
+            on_update=on_update,
             stop=parts.stop,
         )
 
@@ -158,10 +159,10 @@ class ProcessRank:
             close()
         self.group.close()
 
-    def _async_rule(self, parts: Parts, told: Told) -> DenseRule:
+    def _async_rule(self, parts: Parts, on_update: OnUpdate) -> DenseRule:
         config, model = parts.config, parts.learner.model
         if self.leads:
-            server = DenseServer(config, model, parts.recorder, told)
+            server = AsyncRule(config, model, parts.recorder, on_update)
             host = WeightsHost(server, model, parts.stop)
             self._hosted.append(host.close)
             self.group.gather("weights", host.name)

@@ -77,7 +77,7 @@ def train_all(rank: int, ranks: int, store: dist.Store, folder: Path) -> None:
             rounds = ""
             if here.leads:
                 world = World(
-                    parts.worker, parts.learner, trace_of(parts), parts.meter, run.snapshot()
+                    parts.worker, parts.learner, trace_of(parts), parts.meter, run.rule.snapshot()
                 )
                 write_down(folder / name, world)
                 rounds = str(len(world.trace.of_kind(Kind.AVERAGE_WRITE)) // ranks)
