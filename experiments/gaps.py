@@ -13,8 +13,7 @@ import numpy as np
 from experiments.points import Point
 from experiments.statistics import GapInterval, Interval, paired_gap, t_interval
 from persia_sim.words.window import UpdatesMissed, updates_missed
-from runtime.run.folder import PREDICTIONS, Predictions, read_predictions, read_summary
-from runtime.run.metrics import read_metrics
+from runtime.run.folder import Predictions, read_metrics, read_predictions, read_summary
 
 Setting = tuple[str, int | None]
 """Mode and bound tau."""
@@ -52,7 +51,9 @@ class Run:
         folder = self.point.folder(root)
         found = read_predictions(folder)
         if found is None:
-            raise ValueError(f"{folder} has a summary and no {PREDICTIONS}; remove it to run anew")
+            raise ValueError(
+                f"{folder} has a summary and no predictions.npz; remove it to run anew"
+            )
         return found
 
     def _figure(self, task: str, name: str) -> float:

@@ -60,7 +60,7 @@ sync = train(base)
 for task, score in sync.final.tasks.items():
     print(f"{task:10} AUC {score.auc:.4f}  log-loss {score.log_loss:.4f}"
           f"  (trivial {score.trivial_log_loss:.4f})")  # fmt: skip
-print(f"{sync.figures['rows']:,} rows were created, {len(sync.trace):,} events recorded")
+print(f"{sync.figures.rows:,} rows were created, {len(sync.trace):,} events recorded")
 
 # %% [markdown]
 # ## What an order is

@@ -57,7 +57,7 @@ def _train(arguments: list[str]) -> None:
     if launch is not None:
         _train_as_rank(command, launch, folder, arguments)
         return
-    from runtime.run.claim import claimed
+    from runtime.run.folder import claimed
 
     try:
         with claimed(folder, resume=command.resume is not None):
@@ -90,7 +90,7 @@ def _start_again(error: PeerError, folder: Path, arguments: list[str]) -> None:
 def _train_as_rank(command: Train, launch: Launch, folder: Path, arguments: list[str]) -> None:
     """Rank 0 trains as a single process does, and the others follow it."""
     from runtime.checkpoint.whole import complete_checkpoints
-    from runtime.run.claim import claimed
+    from runtime.run.folder import claimed
     from runtime.run.ranks import follow, joined
 
     if launch.restarts and complete_checkpoints(folder):

@@ -283,7 +283,7 @@ class Transport:
     def __init__(self, options: Options) -> None:
         import torch
 
-        from runtime.engines.parts import assemble_for
+        from runtime.engines.open import assemble_for
 
         torch.set_num_threads(options.threads)
         self._batch = options.batch

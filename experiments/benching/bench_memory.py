@@ -47,7 +47,7 @@ def run(options: Options) -> None:
     from persia_sim.words.vocabulary import Mode
     from runtime.config import DataConfig, EngineConfig, ModelConfig, SyncConfig, TrainConfig
     from runtime.data.open import open_source
-    from runtime.engines.parts import assemble_for
+    from runtime.engines.open import assemble_for
     from runtime.run.training import Training
 
     samples = options.steps * options.batch
@@ -60,7 +60,7 @@ def run(options: Options) -> None:
         model=ModelConfig(hidden=(8,)),
     )
     parts = assemble_for(config, open_source("synthetic", rows=samples))
-    training = Training(parts, {}, None)
+    training = Training(parts, {})
     readings: list[dict[str, float]] = []
     every = max(1, options.steps // READINGS)
     with tqdm(total=options.steps, unit=" steps", disable=None) as bar:
@@ -73,7 +73,7 @@ def run(options: Options) -> None:
                 readings.append({"steps": done, "rows_bytes": rows, "all_bytes": own_bytes()})
 
         training.begin(lambda *_: None, note)
-        training.train_leg()
+        training.engine.run()
     trace = parts.recorder.finish()
     write_csv(options.out / "bench_memory.csv", readings)
     shown = [readings[0], readings[len(readings) // 2], readings[-1]]

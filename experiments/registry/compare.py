@@ -13,8 +13,7 @@ from experiments.registry.runs import Run, is_run, is_sweep, runs_below, the_run
 from experiments.registry.settings import pairs, settings_of
 from experiments.statistics import delong
 from experiments.tables import aligned
-from runtime.run.folder import read_predictions
-from runtime.run.metrics import read_metrics
+from runtime.run.folder import read_metrics, read_predictions
 
 SHOWN_SNAPSHOTS = 12
 ABSENT = "(not there)"

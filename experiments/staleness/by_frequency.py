@@ -44,7 +44,7 @@ def gap_lines(
     and ``by`` is what a line calls them. Gaps are hybrid minus sync, paired by seed, their
     intervals over seeds and test rows (by ``users`` [B]), of log-losses over seeds alone.
     """
-    from runtime.run.scores import auc, log_loss  # late: sklearn
+    from runtime.run.evaluate import auc, log_loss  # late: sklearn
 
     edges = EDGES if counts is not None else (EDGES[0], EDGES[-1])
     for low, high in pairwise(edges):

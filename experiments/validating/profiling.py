@@ -84,7 +84,7 @@ def run_case(case: Case, steps: int) -> Found:
     """Train so many steps in this process and measure them."""
     import torch
 
-    from runtime.engines.parts import assemble_for
+    from runtime.engines.open import assemble_for
     from runtime.engines.threads import ConcurrentRun
     from runtime.order.merge import whole_trace
 

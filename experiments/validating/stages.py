@@ -12,7 +12,7 @@ from math import inf, pi, sqrt
 from typing import Any, NamedTuple
 
 from persia_sim.words.vocabulary import Stage
-from runtime.rank.spans import SpanRecorder
+from runtime.rank.progress import SpanRecorder
 
 
 class TimedSpan(NamedTuple):

@@ -180,19 +180,21 @@ class LateGradients:
 
         A copy is kept: the tensors may lie in buffers that are used again.
         """
-        if not self._lag:
-            self._apply(sums)
-            return
+        if self._lag:
+            kept = None if sums is None else [None if g is None else g.clone() for g in sums]
+            self._waiting.append(kept)
+            if len(self._waiting) <= self._lag:
+                return
+            sums = self._waiting.popleft()
         if sums is not None:
-            sums = [None if g is None else g.clone() for g in sums]
-        self._waiting.append(sums)
-        if len(self._waiting) > self._lag:
-            self._apply(self._waiting.popleft())
+            self._optimizer.step(sums)
 
     def drain(self) -> None:
         """Apply all that wait, in their order: no step will follow."""
         while self._waiting:
-            self._apply(self._waiting.popleft())
+            sums = self._waiting.popleft()
+            if sums is not None:
+                self._optimizer.step(sums)
 
     def pending(self) -> list[DenseGradients | None]:
         """What waits, oldest first; the tensors are not changed any more."""
@@ -201,10 +203,6 @@ class LateGradients:
     def go_on(self, pending: Sequence[DenseGradients | None]) -> None:
         """Take up what `pending` gave."""
         self._waiting = deque(pending)
-
-    def _apply(self, sums: DenseGradients | None) -> None:
-        if sums is not None:
-            self._optimizer.step(sums)
 
 
 def replica(model: nn.Module, *, shared: bool) -> nn.Module:

@@ -18,10 +18,9 @@ from persia_sim.words.vocabulary import Mode
 from runtime.dense.rules import AsyncRule, DenseRule, OnUpdate, TimedAveraging
 from runtime.dense.threads import SharedWeights
 from runtime.embedding.open import use_threads
-from runtime.rank.forwarded import ForwardedStages
-from runtime.rank.loop import ForwardedLoop, RankLoop
+from runtime.rank.loop import RankLoop
 from runtime.rank.parts import Parts
-from runtime.rank.stages import RankStages
+from runtime.rank.stages import ForwardedStages, RankStages
 from runtime.rank.team import LosePush, Team, lose_nothing
 from runtime.stop import RunStopped
 
@@ -52,8 +51,8 @@ class ConcurrentRun:
 
     def __init__(self, parts: Parts, *, lose_push: LosePush = lose_nothing) -> None:
         self._config, self._stop = parts.config, parts.stop
-        place = parts.place
-        self._team = Team(parts, place.open_rule if place else open_rule, lose_push)
+        process = parts.process
+        self._team = Team(parts, process.open_rule if process else open_rule, lose_push)
         self.rule = self._team.rule
         """The dense weights."""
 
@@ -85,14 +84,10 @@ class ConcurrentRun:
         self._team.end_leg()
 
     def _threads_of(self, rank: int, first: int) -> list[threading.Thread]:
-        copies = self._team.copies
-        loop: RankLoop | ForwardedLoop
-        if copies is None:
-            loop = RankLoop(rank, RankStages(rank, self._team), self._config, self._stop, first)
-        else:
-            ahead = self._config.sync.ahead
-            stages = ForwardedStages(rank, self._team, copies, ahead)
-            loop = ForwardedLoop(rank, stages, self._config, self._stop, first)
+        copies, stages = self._team.copies, RankStages(rank, self._team)
+        if copies is not None:
+            stages = ForwardedStages(rank, self._team, copies, self._config.sync.ahead)
+        loop = RankLoop(rank, stages, self._config, self._stop, first)
         return [
             threading.Thread(target=self._guard, args=(body,), name=f"{name}-{rank}")
             for name, body in loop.bodies().items()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 from persia_sim.words.orders import constant_lag
 from persia_sim.words.trace import ALL, Event, Kind, Trace
@@ -33,6 +33,9 @@ from runtime.rank.learner import Gradients
 from runtime.rank.parts import Parts
 from runtime.rank.stages import Fetched, RankStages
 from runtime.rank.team import Team
+
+Actions = dict[int, Callable[[Event], None]]
+"""By kind, what an event does."""
 
 
 def lag_order(config: TrainConfig, feed: Feed) -> Iterator[Event]:
@@ -67,17 +70,13 @@ class _InFlight:
     """One (rank, step) between its first read and its last write."""
 
     fetched: Fetched
+    handle: Handle
     unread_shards: set[int]
     unpushed_shards: set[int]
     gradients: Gradients | None = None
     rows: RowGradients | None = None
     """None before they are computed, and when they are not finite."""
     dense_done: bool = False
-
-    @property
-    def handle(self) -> Handle:
-        """The batch at the embedding worker."""
-        return self.fetched.handle
 
 
 class OrderedRun:
@@ -98,24 +97,27 @@ class OrderedRun:
         self._flying: dict[tuple[int, int], _InFlight] = {}
         self._took_effect: list[Event] = []
         parts.recorder.listen(self._took_effect.append)
-        rule: Any = self.rule  # that of the mode, and events of another mode are refused
-        self._actions: dict[int, Callable[[Event], None]] = {
+        self._actions = self._row_actions() | self._dense_actions(self.rule)
+
+    def _row_actions(self) -> Actions:
+        return {
             Kind.LOOKUP: self._lookup,
             Kind.REFRESH: self._refresh,
             Kind.PUSH: self._push,
             Kind.LOST_PUSH: self._lose,
         }
+
+    def _dense_actions(self, rule: DenseRule) -> Actions:
+        """Those of the mode: events of another one are refused."""
         if isinstance(rule, BarrierRule):
-            self._actions[Kind.DENSE_UPDATE] = lambda event: self._dense_update(event, rule)
-        else:
-            self._actions[Kind.DENSE_PUSH] = self._dense_push
-        if isinstance(rule, AsyncRule):
-            self._actions[Kind.DENSE_PULL] = lambda event: rule.begin_step(event.rank, event.step)
+            return {Kind.DENSE_UPDATE: partial(self._dense_update, rule)}
+        found: Actions = {Kind.DENSE_PUSH: self._dense_push}
         if isinstance(rule, AveragedReplicas):
-            self._actions[Kind.AVERAGE_READ] = lambda e: rule.enter_round(e.rank, e.step, e.version)
-            self._actions[Kind.AVERAGE_WRITE] = lambda e: rule.leave_round(
-                e.rank, e.step, e.version
-            )
+            found[Kind.AVERAGE_READ] = lambda e: rule.enter_round(e.rank, e.step, e.version)
+            found[Kind.AVERAGE_WRITE] = lambda e: rule.leave_round(e.rank, e.step, e.version)
+        else:
+            found[Kind.DENSE_PULL] = lambda e: rule.begin_step(e.rank, e.step)
+        return found
 
     def run(self, order: Iterable[Event] | None = None) -> None:
         """Execute every event; None: those of the constant lag, to the end of the feed's leg.
@@ -164,7 +166,9 @@ class OrderedRun:
                     " replay needs the data and the batch size of the recorded run"
                 )
             every = range(self._store.shards)
-            flying = self._flying[rank, step] = _InFlight(fetched, set(every), set(every))
+            flying = self._flying[rank, step] = _InFlight(
+                fetched, fetched.handle, set(every), set(every)
+            )
         return flying
 
     def _lookup(self, event: Event) -> None:
@@ -234,7 +238,7 @@ class OrderedRun:
         flying.unpushed_shards -= lost
         self._forget_if_done(flying)
 
-    def _dense_update(self, event: Event, rule: BarrierRule) -> None:
+    def _dense_update(self, rule: BarrierRule, event: Event) -> None:
         # A rank without samples (of a short last step) has read nothing and starts here.
         flying = [self._batch(rank, event.step) for rank in self._ranks]
         found = [self._compute(one) for one in flying]

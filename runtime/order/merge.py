@@ -29,9 +29,8 @@ _BLOCK_EVENTS = 8192
 def merge_recordings(recordings: Sequence[np.ndarray], ranks: int) -> np.ndarray:
     """One linear extension of the recordings, int64 [n, 5].
 
-    Each recording is int64 [n, 5], the columns of `Event`, in its own order. An instant of all
-    ranks that several have written down (a dense update) stands once. Raises ValueError when no
-    order obeys them all.
+    Each recording is int64 [n, 5], the columns of `Event`, in its own order. Raises ValueError when
+    no order obeys them all.
     """
     return _Merging(recordings, ranks, numbers=False).run().finish().events
 
@@ -87,10 +86,6 @@ class _Merging:
         reads = [e[e[:, 0] == Kind.AVERAGE_READ, 4] for e in recordings]
         self._unread = Counter(np.concatenate([np.zeros(0, np.int64), *reads]).tolist())
         """Per round of averaging: replicas not yet read."""
-        self._shared = self._in_several()
-        for event, copies in self._shared.items():
-            for rank in self._ranks_of(event):
-                self._untaught[rank][event.step] -= copies - 1
         self._pushes = 0
 
     def run(self) -> TraceRecorder:
@@ -98,7 +93,7 @@ class _Merging:
         taken = TraceRecorder()
         while any(head.event is not None for head in self._lists):
             moved = [self._take_from(head, taken) for head in self._lists]
-            if not any(moved) and not self._take_shared(taken):
+            if not any(moved):
                 raise ValueError(self._contradiction())
         return taken
 
@@ -115,38 +110,16 @@ class _Merging:
                     np.add.at(counts, block[of_all, 2], 1)
         return [counts.tolist() for counts in found]
 
-    def _in_several(self) -> dict[Event, int]:
-        """Instants of all ranks that several recordings have: how many."""
-        updates = [e[e[:, 0] == Kind.DENSE_UPDATE] for e in self._recordings]
-        updates = [found for found in updates if len(found)]
-        if len(updates) < 2:
-            return {}
-        rows, copies = np.unique(np.concatenate(updates), axis=0, return_counts=True)
-        several = zip(rows[copies > 1].tolist(), copies[copies > 1].tolist(), strict=True)
-        return {Event(*row): count for row, count in several}
-
     def _take_from(self, head: _Head, taken: TraceRecorder) -> bool:
         """Whether any event was taken."""
         moved = False
         while (event := head.event) is not None:
-            if event in self._shared or not self._may_come(event):
+            if not self._may_come(event):
                 break
             self._take(event, taken)
             head.move()
             moved = True
         return moved
-
-    def _take_shared(self, taken: TraceRecorder) -> bool:
-        """An instant that stands at the head of every recording that has it."""
-        at_head = Counter(head.event for head in self._lists if head.event is not None)
-        for event, copies in at_head.items():
-            if self._shared.get(event) == copies and self._may_come(event):
-                self._take(event, taken)
-                for head in self._lists:
-                    if head.event == event:
-                        head.move()
-                return True
-        return False
 
     def _may_come(self, event: Event) -> bool:
         if event.kind == Kind.AVERAGE_WRITE:

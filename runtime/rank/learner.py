@@ -24,8 +24,7 @@ from runtime.data.batch import Batch, Layout
 from runtime.dense.loss_scale import LossScale
 from runtime.dense.optimizer import DenseGradients
 from runtime.embedding.store import FieldVectors, VectorGradients
-from runtime.models.blame import ModelError, blamed_on
-from runtime.models.build import BUILT_IN, build_model
+from runtime.models.build import BUILT_IN, ModelError, blamed_on, build_model
 from runtime.models.inputs import InputShape
 from runtime.rank.staging import Staged, open_staging
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections import deque
 from collections.abc import Callable
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 from persia_sim.words.vocabulary import Mode
 from runtime.config import TrainConfig
-from runtime.rank.forwarded import ForwardedStages, Prefetched, Written
-from runtime.rank.pipe import Pipe
-from runtime.rank.stages import Computed, Fetched, RankStages
-from runtime.stop import Stop
+from runtime.rank.stages import Fetched, ForwardedStages, RankStages
+from runtime.stop import Stop, wait_for
+
+T = TypeVar("T")
 
 
 class RankLoop:
@@ -25,21 +30,37 @@ class RankLoop:
         self._latency_s = config.engine.latency_s
         ahead = config.sync.mode is Mode.LOOKAHEAD
         room = config.sync.ahead if ahead else config.queue_capacity
-        self._fetched: Pipe[Fetched | None] = Pipe(f"training of rank {rank}", room, stop)
-        self._computed: Pipe[Computed | None] = Pipe(f"pushing of rank {rank}", room, stop)
+        self._fetched: Pipe[Any] = Pipe(f"training of rank {rank}", room, stop)
+        self._computed: Pipe[Any] = Pipe(f"pushing of rank {rank}", room + ahead, stop)
 
     def bodies(self) -> dict[str, Callable[[], None]]:
         """By name, what each thread of the rank runs."""
+        stages = self._stages
+        if isinstance(stages, ForwardedStages):
+            # Nothing but the other ranks is waited for between two steps.
+            return {
+                "fetch": partial(self._fetch, stages.prefetch_lease),
+                "train": partial(self._train, stages.train_on_lease),
+                "push": partial(self._push, stages.write_back),
+            }
         if self._config.sync.mode.reads_late_rows:
-            return {"fetch": self._fetch, "train": self._train, "push": self._push}
+            return {
+                "fetch": partial(self._fetch, stages.fetch),
+                "train": partial(self._train, stages.train),
+                "push": partial(self._push, stages.push),
+            }
         if self._config.sync.mode is Mode.LOOKAHEAD:
-            return {"fetch": self._prefetch, "rank": self._train_ahead}
-        return {"rank": self._in_turn}
+            # The prefetch is hidden, the re-read of stale rows and the push are not.
+            return {
+                "fetch": partial(self._fetch, stages.prefetch, finishes=False),
+                "rank": partial(self._in_turn, self._refreshed),
+            }
+        return {"rank": partial(self._in_turn, stages.fetch)}
 
-    def _in_turn(self) -> None:
-        """sync: everything is exposed."""
+    def _in_turn(self, fetch: Callable[[int], Fetched | None]) -> None:
+        """Whatever is done here is exposed."""
         step = self._first
-        while (fetched := self._stages.fetch(step)) is not None:
+        while (fetched := fetch(step)) is not None:
             self._stop.sleep(self._latency_s)
             computed = self._stages.train(fetched)
             self._stop.sleep(self._latency_s)
@@ -47,81 +68,82 @@ class RankLoop:
             step += 1
         self._stages.finish(step)
 
-    def _prefetch(self) -> None:
-        """lookahead: at most ``ahead`` steps wait for the training thread."""
-        step = self._first
-        self._fetched.wait_for_room()
-        while (fetched := self._stages.prefetch(step)) is not None:
-            self._fetched.put(fetched, self._latency_s)
-            self._fetched.wait_for_room()
-            step += 1
-        self._fetched.put(None)
+    def _refreshed(self, step: int) -> Fetched | None:
+        fetched: Fetched | None = self._fetched.get()
+        return None if fetched is None else self._stages.refresh(fetched)
 
-    def _train_ahead(self) -> None:
-        """lookahead: the prefetch is hidden, the re-read of stale rows and the push are not."""
-        step = self._first
-        while (fetched := self._fetched.get()) is not None:
-            final = self._stages.refresh(fetched)
-            self._stop.sleep(self._latency_s)
-            computed = self._stages.train(final)
-            self._stop.sleep(self._latency_s)
-            self._stages.push(computed)
-            step += 1
-        self._stages.finish(step)
-
-    def _fetch(self) -> None:
+    def _fetch(self, fetch: Callable[[int], T | None], *, finishes: bool = True) -> None:
         """As many lookups are on their way as window, permits and the pipe let in."""
         step = self._first
         self._fetched.wait_for_room()  # before the rows are read: waiting would make them stale
-        while (fetched := self._stages.fetch(step)) is not None:
+        while (fetched := fetch(step)) is not None:
             self._fetched.put(fetched, self._latency_s)
             self._fetched.wait_for_room()
             step += 1
-        self._stages.finish(step)
+        if finishes:
+            self._stages.finish(step)
         self._fetched.put(None)
 
-    def _train(self) -> None:
+    def _train(self, train: Callable[[Any], object]) -> None:
         while (fetched := self._fetched.get()) is not None:
-            self._computed.put(self._stages.train(fetched), self._latency_s)
+            self._computed.put(train(fetched), self._latency_s)
         self._computed.put(None)
 
-    def _push(self) -> None:
+    def _push(self, push: Callable[[Any], None]) -> None:
         while (computed := self._computed.get()) is not None:
-            self._stages.push(computed)
+            push(computed)
 
 
-class ForwardedLoop:
-    """lookahead `forwarded`: nothing but the other ranks is waited for between two steps."""
+class Pipe(Generic[T]):
+    """First in, first out; an item can be taken ``delay_s`` after it was put.
 
-    def __init__(
-        self, rank: int, stages: ForwardedStages, config: TrainConfig, stop: Stop, first: int = 0
-    ) -> None:
-        self._stages, self._latency_s, self._first = stages, config.engine.latency_s, first
-        ahead = config.sync.ahead
-        self._coming: Pipe[Prefetched | None] = Pipe(f"training of rank {rank}", ahead, stop)
-        self._going: Pipe[Written | None] = Pipe(f"pushing of rank {rank}", ahead + 1, stop)
+    Delays run side by side, as messages on a network do: that is what lets a window of tau steps
+    hide latency (law 15). Every wait ends when the run stops.
+    """
 
-    def bodies(self) -> dict[str, Callable[[], None]]:
-        """By name, what each thread of the rank runs."""
-        return {"fetch": self._prefetch, "train": self._train, "push": self._write_back}
+    def __init__(self, name: str, capacity: int, stop: Stop) -> None:
+        self._name, self._capacity, self._stop = name, capacity, stop
+        self._items: deque[tuple[float, T]] = deque()
+        self._changed = threading.Condition()
+        stop.on_stop(self._wake)
 
-    def _prefetch(self) -> None:
-        step = self._first
-        self._coming.wait_for_room()
-        while (prefetched := self._stages.prefetch_lease(step)) is not None:
-            self._coming.put(prefetched, self._latency_s)
-            self._coming.wait_for_room()
-            step += 1
-        self._stages.finish(step)
-        self._coming.put(None)
+    def wait_for_room(self) -> None:
+        """Return when an item can be put without waiting (by the only thread that puts)."""
+        with self._changed:
+            wait_for(
+                self._changed,
+                lambda: len(self._items) < self._capacity,
+                self._stop,
+                lambda: f"{self._name} waits for room among {self._capacity} batches",
+            )
 
-    def _train(self) -> None:
-        while (prefetched := self._coming.get()) is not None:
-            computed = self._stages.train(self._stages.take_in(prefetched))
-            written = self._stages.write(prefetched.at_servers, computed)
-            self._going.put(written, self._latency_s)
-        self._going.put(None)
+    def put(self, item: T, delay_s: float = 0.0) -> None:
+        """Add an item, once there is room; it arrives ``delay_s`` later."""
+        self.wait_for_room()
+        arrives_s = time.monotonic() + delay_s
+        self._stop.busy_until(arrives_s)
+        with self._changed:
+            self._items.append((arrives_s, item))
+            self._changed.notify_all()
 
-    def _write_back(self) -> None:
-        while (written := self._going.get()) is not None:
-            self._stages.write_back(written)
+    def get(self) -> T:
+        """Take the oldest item, once it has arrived."""
+        with self._changed:
+            wait_for(
+                self._changed,
+                lambda: bool(self._items),
+                self._stop,
+                lambda: f"{self._name} waits for a batch to come",
+            )
+            arrives_s = self._items[0][0]
+        left_s = arrives_s - time.monotonic()
+        if left_s > 0:
+            self._stop.sleep(left_s)
+        with self._changed:
+            _, item = self._items.popleft()
+            self._changed.notify_all()
+        return item
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()

@@ -2,25 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from torch import nn
 
 from persia_sim.words.trace import TraceRecorder
 from runtime.config import TrainConfig
 from runtime.data.batch import Layout
 from runtime.data.source import Source
+from runtime.dense.rules import DenseRule, OnUpdate
 from runtime.embedding.config import TableConfig
 from runtime.embedding.open import open_store
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.verbs import EmbeddingStore
 from runtime.embedding.worker import EmbeddingWorker
+from runtime.models.build import BUILT_IN
 from runtime.rank.feed import Feed, stream_from
-from runtime.rank.fused import why_one_by_one
-from runtime.rank.learner import Learner
-from runtime.rank.place import Place
-from runtime.rank.progress import Meter
-from runtime.rank.spans import SpanRecorder
+from runtime.rank.learner import Learner, draws_random_numbers
+from runtime.rank.progress import Meter, SpanRecorder
 from runtime.stop import Stop
+
+
+class RankProcess(Protocol):
+    """This process among those of the run; a run of one process needs none."""
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """The ranks that live here."""
+        ...
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process evaluates, counts the updates of all, and writes everything down."""
+        ...
+
+    def open_rule(self, parts: Parts, on_update: OnUpdate) -> DenseRule:
+        """The rule of the dense weights that the mode asks for; ``on_update`` matters where
+        it leads."""
+        ...
+
+    def begin_leg(self, prepare: Callable[[], None]) -> None:
+        """Return when all processes are ready and the leading one has prepared the servers."""
+        ...
+
+    def watch(self, feed: Feed, ends_now: Callable[[], bool]) -> None:
+        """Until the leg is over: as soon as ``ends_now`` at any process, all end it at one cut."""
+        ...
+
+    def ended_by(self, why: str | None) -> str | None:
+        """Why any process was asked to end the run; None: nobody was."""
+        ...
+
+    def end_leg(self, parts: Parts) -> None:
+        """Return when all processes have ended the leg; what they have left out is counted where it
+        leads."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +76,8 @@ class Parts:
     meter: Meter
     spans: SpanRecorder = field(default_factory=lambda: SpanRecorder(enabled=False))
     stop: Stop = field(default_factory=Stop)
-    place: Place | None = None
-    """Where this process stands when ranks are processes; None: all ranks are threads here."""
+    process: RankProcess | None = None
+    """This one among those of the run, when ranks are processes; None: all are threads here."""
     fused: bool = False
     """Whether the ranks of a step are computed as one batch."""
 
@@ -48,7 +89,7 @@ class Parts:
     def close(self) -> None:
         """Give back what the run has opened. Ranks that are processes part by themselves: the rows
         are for all of them."""
-        if self.place is None:
+        if self.process is None:
             self.store.close()
 
     def again(self, source: Source) -> Parts:
@@ -90,7 +131,7 @@ def assemble(
     *,
     samples: int = 0,
     open_rows: OpenRows = rows_here,
-    place: Place | None = None,
+    process: RankProcess | None = None,
 ) -> Parts:
     """Build model, store and feed from a config; ``tables`` overrides ``config.rows`` by name.
 
@@ -103,9 +144,9 @@ def assemble(
     try:
         spans = SpanRecorder(enabled=config.engine.timeline)
         fused = not why_one_by_one(config, learner.model, used.values())
-        feed = _feed(config, source, stop, samples, place, fused=fused)
+        feed = _feed(config, source, stop, samples, process, fused=fused)
         worker = EmbeddingWorker(store)
-        return Parts(config, learner, worker, feed, recorder, Meter(), spans, stop, place, fused)
+        return Parts(config, learner, worker, feed, recorder, Meter(), spans, stop, process, fused)
     except BaseException:
         store.close()
         raise
@@ -153,11 +194,49 @@ def _feed(
     source: Source,
     stop: Stop,
     samples: int = 0,
-    place: Place | None = None,
+    process: RankProcess | None = None,
     *,
     fused: bool = False,
 ) -> Feed:
     first, stream = stream_from(config, source, samples)
     barrier = config.sync.mode.has_barrier
-    own = None if place is None else place.ranks
+    own = None if process is None else process.ranks
     return Feed(stream, config.sync.ranks, barrier, stop, first, own=own, fused=fused)
+
+
+FUSED = "ranks_fused"
+"""What a trace says of itself when its run was computed so: its replay is, too."""
+
+
+def why_one_by_one(config: TrainConfig, model: nn.Module, tables: Iterable[TableConfig]) -> str:
+    """Why the ranks of this run are computed one by one; "" when they are one batch."""
+    sync, engine = config.sync, config.engine
+    if engine.executor == "replay" and engine.trace is not None:
+        return "" if _was_fused(engine.trace) else "the recorded run did so"
+    name = config.model.name
+    independent = name in BUILT_IN or getattr(model, "samples_are_independent", False)
+    reasons = {
+        "it was asked for": not engine.fuse_ranks,
+        "there is one rank": sync.ranks == 1,
+        "only executor lag reads the same rows for all": engine.executor != "lag",
+        f"mode {sync.mode} has no common step": not sync.mode.has_barrier,
+        "pushes are applied on arrival": not sync.merges,
+        "nonfinite skip leaves out single ranks": config.nonfinite == "skip",
+        f"precision {engine.precision} rounds more than sums": engine.precision
+        not in ("float32", "float64"),
+        "the model draws random numbers for each rank": draws_random_numbers(model),
+        f"model {name} does not say samples_are_independent = True": not independent,
+        "what a table holds depends on the order of its lookups": any(
+            table.depends_on_lookup_order for table in tables
+        ),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def _was_fused(trace: Path) -> bool:
+    """What the trace says; of a file that is none, whoever reads it whole says what is wrong."""
+    try:
+        with np.load(trace, allow_pickle=False) as arrays:
+            return bool(json.loads(str(arrays["meta"])).get(FUSED))
+    except Exception:
+        return False

@@ -1,15 +1,16 @@
-"""What a run tells while it trains: samples, losses, snapshots, and what was left out."""
+"""What a run tells while it trains: samples, losses, snapshots, spans, and what was left out."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
-from runtime.rank.series import BlockMeans, Thinned
+from persia_sim.words.chrome import Span
 
 Snapshot = Callable[[], nn.Module]
 Evaluate = Callable[[int, int, nn.Module], None]
@@ -107,3 +108,133 @@ class Meter:
     def _start_clock(self) -> None:
         self._instants = Thinned()
         self._instants.append(0, time.perf_counter())
+
+
+MOST_POINTS = 16_384
+"""Points kept, twice as many at most; a curve of more has nothing to show for them."""
+
+
+class BlockMeans:
+    """Values in their order; once there are too many, neighbours are merged into their mean.
+
+    A block's mean is over its values that are not NaN, and NaN where all are.
+
+    >>> means = BlockMeans(most_points=2)
+    >>> for value in (1.0, 3.0, 5.0, 7.0, 9.0):
+    ...     means.append(value)
+    >>> means.points, means.values_per_point
+    ([2.0, 6.0, 9.0], 2)
+    """
+
+    def __init__(self, most_points: int = MOST_POINTS) -> None:
+        self._most = 2 * most_points
+        self._sums: list[float] = []
+        self._counts: list[int] = []
+        self._filled = 0  # values in the last block
+        self.values_per_point = 1
+
+    def append(self, value: float) -> None:
+        """The next value."""
+        if self._filled in (0, self.values_per_point):
+            self._make_room()
+            self._sums.append(0.0)
+            self._counts.append(0)
+            self._filled = 0
+        self._filled += 1
+        if not math.isnan(value):
+            self._sums[-1] += value
+            self._counts[-1] += 1
+
+    @property
+    def points(self) -> list[float]:
+        """One mean for every ``values_per_point`` values; the last block may be shorter."""
+        pairs = zip(self._sums, self._counts, strict=True)
+        return [total / count if count else math.nan for total, count in pairs]
+
+    def state(self) -> dict[str, Any]:
+        """What `go_on` takes; plain JSON."""
+        kept = {"sums": list(self._sums), "counts": list(self._counts), "filled": self._filled}
+        return kept | {"values_per_point": self.values_per_point}
+
+    def go_on(self, state: Mapping[str, Any]) -> None:
+        """Append to what `state` gave."""
+        # JSON has null for a sum that is no number.
+        self._sums = [math.nan if total is None else total for total in state["sums"]]
+        self._counts = list(state["counts"])
+        self._filled, self.values_per_point = state["filled"], state["values_per_point"]
+
+    def _make_room(self) -> None:
+        if len(self._sums) < self._most:
+            return
+        self._sums = [sum(self._sums[k : k + 2]) for k in range(0, self._most, 2)]
+        self._counts = [sum(self._counts[k : k + 2]) for k in range(0, self._most, 2)]
+        self.values_per_point *= 2
+
+
+class Thinned:
+    """Every n-th of a row of points, with n doubled whenever there are too many; the last is kept.
+
+    >>> kept = Thinned(most_points=2)
+    >>> for point in range(10):
+    ...     kept.append(point, float(point))
+    >>> kept.at(0), kept.at(7), kept.last
+    ((0, 0.0), (4, 4.0), (9, 9.0))
+    """
+
+    def __init__(self, most_points: int = MOST_POINTS) -> None:
+        self._most = 2 * most_points
+        self._kept: list[tuple[int, float]] = []
+        self._stride = 1
+        self._length = 0
+        self.last: tuple[int, float] = (0, 0.0)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def append(self, total: int, at_s: float) -> None:
+        """A running total and the instant at which it was reached."""
+        self.last = total, at_s
+        if self._length % self._stride == 0:
+            if len(self._kept) == self._most:
+                self._kept = self._kept[::2]
+                self._stride *= 2
+            if self._length % self._stride == 0:
+                self._kept.append(self.last)
+        self._length += 1
+
+    def state(self) -> dict[str, Any]:
+        """What `go_on` takes; plain JSON."""
+        kept = {"kept": [list(point) for point in self._kept], "last": list(self.last)}
+        return kept | {"stride": self._stride, "length": self._length}
+
+    def go_on(self, state: Mapping[str, Any], later_s: float) -> None:
+        """Append to what `state` gave, its instants moved by ``later_s`` seconds."""
+        self._kept = [(total, at_s + later_s) for total, at_s in state["kept"]]
+        self._stride, self._length = state["stride"], state["length"]
+        self.last = state["last"][0], state["last"][1] + later_s
+
+    def at(self, number: int) -> tuple[int, float]:
+        """The point of this number, or the nearest one before it that was kept."""
+        return self._kept[number // self._stride]
+
+
+class SpanRecorder:
+    """Collects spans from any number of threads; costs next to nothing when not enabled."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        self._enabled = enabled
+        self._zero_s = time.perf_counter()
+        self.spans: list[Span] = []
+
+    @contextmanager
+    def span(self, track: str, stage: str, rank: int, step: int) -> Iterator[None]:
+        """Time the body as one stage on one track of the rank."""
+        if not self._enabled:
+            yield
+            return
+        start_s = time.perf_counter() - self._zero_s
+        try:
+            yield
+        finally:
+            end_s = time.perf_counter() - self._zero_s
+            self.spans.append(Span(rank, track, stage, step, start_s, end_s))

@@ -36,8 +36,8 @@ class Team:
     ) -> None:
         config = parts.config
         self.parts, self.lose_push = parts, lose_push
-        place = parts.place
-        self.ranks: Sequence[int] = range(config.sync.ranks) if place is None else place.ranks
+        process = parts.process
+        self.ranks: Sequence[int] = range(config.sync.ranks) if process is None else process.ranks
         """Those of this process."""
         self._counting, self._telling = threading.Lock(), threading.Lock()
         self._updates = 0
@@ -55,10 +55,10 @@ class Team:
         parts = self.parts
         self._updates = parts.meter.updates
         first = parts.feed.first_steps()
-        if parts.place is None:
+        if parts.process is None:
             parts.store.begin_leg(first)
         else:
-            parts.place.begin_leg(lambda: parts.store.begin_leg(first))
+            parts.process.begin_leg(lambda: parts.store.begin_leg(first))
         self.copies = self._open_copies()
         if self.copies is not None:
             self.copies.begin_leg(first, parts.store.counters_of_servers())
@@ -68,8 +68,8 @@ class Team:
         """Return when nothing of any rank is in flight."""
         self.parts.store.drain()
         self.rule.end_leg()
-        if self.parts.place is not None:
-            self.parts.place.end_leg(self.parts)
+        if self.parts.process is not None:
+            self.parts.process.end_leg(self.parts)
 
     def _open_copies(self) -> LeasedRows | None:
         config, parts = self.parts.config, self.parts

@@ -1,8 +1,10 @@
-"""A run's folder: config, environment, metrics as they come, and a summary written last, whole."""
+"""A run's folder: who may write there, and the files that it holds."""
 
 from __future__ import annotations
 
 import dataclasses
+import errno
+import fcntl
 import io
 import json
 import math
@@ -11,20 +13,96 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from persia_sim.words.documents import read_document
+from persia_sim.words.documents import parsed, read_document
 from persia_sim.words.fields import Count
-from persia_sim.words.files import atomic_write, read_regular
+from persia_sim.words.files import atomic_write, lock_file, read_regular
 from persia_sim.words.records import parse
 
+if TYPE_CHECKING:
+    from runtime.run.evaluate import Evaluation  # loads torch
+
+
+@contextmanager
+def claimed(folder: Path, *, resume: bool = False) -> Iterator[None]:
+    """Make the folder and hold it for one run; ``resume``: hold the folder of one to go on with.
+
+    Raises ValueError when it holds a finished run, checkpoints of an unfinished one, a config.json
+    that no run left there, or when another process is filling it; to go on with, when it holds no
+    run, and when it cannot be written.
+    """
+    if resume:
+        if not (folder / "config.json").is_file():
+            raise ValueError(f"--resume {folder}: there is no run, it holds no config.json")
+    else:
+        _refuse_taken(folder)
+    lock = _lock_of(folder)
+    try:
+        _hold(lock, folder)
+        yield
+    except OSError as error:
+        if error.errno in _OF_THE_DISK and error.filename is None:
+            error.filename = str(folder)  # whose disk it is
+        raise
+    finally:
+        os.close(lock)
+
+
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+
+
+def _hold(lock: int, folder: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # let go when the process ends
+    except BlockingIOError:
+        raise ValueError(
+            f"another run is filling {folder}; wait for it or name another folder with --out"
+        ) from None
+
+
+def _lock_of(folder: Path) -> int:
+    lock = folder / "lock"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return lock_file(lock)
+    except OSError as error:
+        odd = error.errno == errno.EINVAL  # no lock of a run
+        raise ValueError(
+            f"{lock} cannot be locked: {error.strerror}; remove it"
+            if odd
+            else f"the run folder {folder} cannot be written: {error.strerror}; name another one"
+            " with --out"
+        ) from error
+
+
+def _refuse_taken(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--out {folder} is a file; name a folder")
+    if (folder / "summary.json").exists():
+        raise ValueError(f"{folder} holds a finished run; name another folder with --out")
+    if (folder / "config.json").exists() and not (folder / "env.json").exists():
+        raise ValueError(
+            f"{folder / 'config.json'} is not of a run here, and a run would overwrite it;"
+            " name another folder with --out"
+        )
+    if any((folder / "checkpoints").glob("[0-9]*/state.json")):
+        raise ValueError(
+            f"{folder} holds an unfinished run with checkpoints; go on with --resume {folder}, or"
+            " name another folder with --out"
+        )
+
+
 SUMMARY, COMMAND, PREDICTIONS = "summary.json", "command.json", "predictions.npz"
+METRICS = "metrics.jsonl"
+"""A line for each evaluation, the last one after draining."""
 INTERRUPTED = "interrupted.json"
 """Says of a run that a signal ended it, after a checkpoint."""
 
@@ -78,6 +156,15 @@ def plain(value: Any) -> Any:
     if isinstance(value, bool | int | float | type(None)):
         return value
     raise TypeError(f"{type(value).__name__} {value!r} has no plain JSON form")
+
+
+def flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of nested groups by group.option."""
+    found: dict[str, Any] = {}
+    for name, value in document.items():
+        inner = isinstance(value, Mapping)
+        found |= flat(value, f"{prefix}{name}.") if inner else {prefix + name: value}
+    return found
 
 
 def environment() -> dict[str, Any]:
@@ -187,3 +274,66 @@ def _cpu_name() -> str:
         return platform.processor()
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One evaluation."""
+
+    updates: Count
+    samples: Count
+    drained: bool
+    """Whether it is that of the end, after all pushes."""
+    tasks: dict[str, Scores]
+
+
+def read_metrics(run: Path) -> list[Line]:
+    """The evaluations of a run folder, none where there is no file.
+
+    The last line of a killed run may be half there, and is left out. Raises ValueError naming the
+    file and the line for anything else that no run writes, OSError when it cannot be read.
+    """
+    file = run / METRICS
+    try:
+        lines = read_regular(file).split(b"\n")
+    except FileNotFoundError:
+        return []
+    found = []
+    for number, line in enumerate(lines[:-1], 1):  # behind the last line end: nothing, or half
+        where = f"{file}, line {number}"
+        found.append(parse(Line, parsed(line, where), where))
+    return found
+
+
+def write_metrics(run: Path, lines: Sequence[Line]) -> None:
+    """Begin the file anew with these; a link in its place is replaced, not followed."""
+    with atomic_write(run / METRICS) as file:
+        file.write("".join(_text(plain(line)) for line in lines).encode())
+
+
+def append_metrics(run: Path, evaluation: Evaluation, *, drained: bool, **counts: int) -> None:
+    """Add a line for this evaluation after so many updates and samples; what a killed run had
+    evaluated stays."""
+    line = {**counts, "drained": drained, "tasks": scores(evaluation)}
+    handle = os.open(run / METRICS, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
+    with os.fdopen(handle, "a") as lines:
+        lines.write(_text(plain(line)))
+
+
+def scores(evaluation: Evaluation) -> dict[str, dict[str, Any]]:
+    """Task -> its figures."""
+    return {name: score.figures() for name, score in evaluation.tasks.items()}
+
+
+def best_auc(run: Path) -> dict[str, float]:
+    """Per task, of all evaluations, also those before a resume."""
+    lines = [line.tasks for line in read_metrics(run)]
+    return {
+        task: max((auc for line in lines if (auc := line[task]["auc"]) is not None),
+                  default=math.nan)
+        for task in lines[0]
+    }  # fmt: skip
+
+
+def _text(line: Any) -> str:
+    return json.dumps(line, allow_nan=False) + "\n"

@@ -20,12 +20,11 @@ from runtime.checkpoint.whole import Checkpoint, read_checkpoint
 from runtime.config import TrainConfig
 from runtime.data.source import Source
 from runtime.dense.group import JOIN_S, RankGroup
-from runtime.engines.data import opened
-from runtime.engines.parts import assemble_for
+from runtime.engines.open import assemble_for, opened
 from runtime.engines.processes.ranks import ProcessRank
 from runtime.order.replayable import trace_meta
-from runtime.run.ending import Ending
-from runtime.run.folder import plain
+from runtime.run.folder import flat, plain
+from runtime.run.saver import Saving
 from runtime.run.training import Training
 from runtime.stop import PeerError
 from runtime.torchrun import Launch, device_of, die_with_parent
@@ -52,7 +51,7 @@ def joined(config: TrainConfig, launch: Launch) -> Iterator[ProcessRank]:
 def agree(rank: ProcessRank, config: TrainConfig, source: Source) -> None:
     """Raise ValueError, at every rank, when ranks were not started for the same run."""
     found = source.provenance()
-    facts: dict[str, Any] = dict(_flat(plain(config)))
+    facts: dict[str, Any] = flat(plain(config))
     facts |= {"the data": found.name, "the data's sha256": found.sha256, "the split": found.split}
     facts |= {"the schema": json.dumps(found.schema)}
     facts |= {"Python": platform.python_version(), "torch": torch.__version__}
@@ -79,12 +78,11 @@ def follow(config: TrainConfig, rank: ProcessRank) -> None:
         config = replace(config, engine=replace(config.engine, trace_order=told["trace_order"]))
         samples = start.state.samples if start else 0
         parts = assemble_for(config, source, samples=samples, rank=rank)
-        training = Training(parts, trace_meta(config, source, parts.store.tables), start)
+        saving = Saving(start=start)
+        training = Training(parts, trace_meta(config, source, parts.store.tables), saving)
         training.begin(None, None)
-        training.let_servers_come_back(None, lambda text: None)
-        ending = Ending()
-        with ending.listening():
-            training.train_legs(None, ending)
+        with saving.ending.listening():
+            training.train()
 
 
 _START = "where the run goes on"
@@ -105,11 +103,3 @@ def _store(launch: Launch) -> Any:
             f"rank {launch.rank} cannot reach the store of all ranks at {launch.host}:"
             f"{launch.port}: {reason}"
         ) from None
-
-
-def _flat(document: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in document.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

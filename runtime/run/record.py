@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,11 +12,12 @@ import numpy as np
 
 from persia_sim.words.chrome import chrome_events, write_chrome_trace
 from persia_sim.words.files import atomic_write
+from persia_sim.words.vocabulary import Mode
 from runtime.checkpoint.whole import Checkpoint
 from runtime.config import TrainConfig, read_config
 from runtime.data.same_data import refuse_other_data
 from runtime.data.source import Provenance, Source
-from runtime.engines.data import opened
+from runtime.engines.open import opened
 from runtime.run.ending import Ending, Interrupted
 from runtime.run.evaluate import best_reachable_auc
 from runtime.run.folder import (
@@ -23,21 +25,26 @@ from runtime.run.folder import (
     INTERRUPTED,
     PREDICTIONS,
     SUMMARY,
+    Line,
+    append_metrics,
+    best_auc,
     command_with,
     environment,
+    flat,
+    plain,
+    read_metrics,
+    scores,
     write_json,
+    write_metrics,
 )
-from runtime.run.metrics import Line, append_metrics, best_auc, read_metrics, scores, write_metrics
 from runtime.run.resume import going_on
-from runtime.run.session import CurvePoint, Outcome, Saving, train
-from runtime.run.tensorboard import TensorBoard
-from runtime.run.unreached import unreached
+from runtime.run.saver import Saving
+from runtime.run.session import CurvePoint, Outcome, train
 
 if TYPE_CHECKING:
     from runtime.engines.processes.ranks import ProcessRank
 
 
-METRICS = "metrics.jsonl"
 MANY_SHARDS = 64
 """As many as there may be processes of them."""
 
@@ -71,7 +78,7 @@ def run_into(
         written = read_config(folder / "config.json")
         start = going_on(folder, config, written, on_warning)
     beginning = Beginning(folder, config, start, typed)
-    told = Told(on_samples or (lambda samples: None), on_warning, on_start)
+    listeners = Listeners(on_samples or (lambda samples: None), on_warning, on_start)
     ending = Ending() if ending is None else ending  # one that nobody has asked counts as False
     saving = Saving(folder, start, ending, on_warning)
     with opened(config, rank) as source:
@@ -82,7 +89,7 @@ def run_into(
 
             agree(rank, asked, source)
             lead(rank, config, start)
-        return _fill(folder, config, source, saving, told, rank, beginning)
+        return _fill(folder, config, source, saving, listeners, rank, beginning)
 
 
 class Beginning:
@@ -114,7 +121,7 @@ class Beginning:
         write_metrics(self._folder, self._kept)
 
 
-class Told(NamedTuple):
+class Listeners(NamedTuple):
     """Who is told of what, as in `run_into`."""
 
     on_samples: Callable[[int], None]
@@ -127,13 +134,13 @@ def _fill(
     config: TrainConfig,
     source: Source,
     saving: Saving,
-    told: Told,
+    listeners: Listeners,
     rank: ProcessRank | None,
     beginning: Beginning,
 ) -> dict[str, Any]:
     start = saving.start
-    on_samples, on_warning, on_start = told
-    told_of_data(source.provenance(), told)
+    on_samples, on_warning, on_start = listeners
+    announce(source.provenance(), listeners)
     if config.engine.shards > MANY_SHARDS:
         on_warning(
             f"--shards {config.engine.shards:,}: each lookup and each push visits all of them in"
@@ -184,7 +191,7 @@ def _write_down(
     folder: Path, config: TrainConfig, source: Source, outcome: Outcome, board: TensorBoard | None
 ) -> dict[str, Any]:
     """What a run has come to, in its folder; returns the summary, which is written last."""
-    counts = {name: outcome.figures[name] for name in ("updates", "samples")}
+    counts = {"updates": outcome.figures.updates, "samples": outcome.figures.samples}
     append_metrics(folder, outcome.final, drained=True, **counts)
     if len(outcome.trace):
         outcome.trace.save(folder / "trace.npz")
@@ -211,16 +218,16 @@ def _write_down(
     return summary
 
 
-def told_of_data(data: Provenance, told: Told) -> None:
+def announce(data: Provenance, listeners: Listeners) -> None:
     """What is known of the data before anything is trained."""
-    told.on_start(f"data: {data}")
+    listeners.on_start(f"data: {data}")
     falling = sorted(data.absent, key=data.absent.__getitem__, reverse=True)
     if falling:
         shares = ", ".join(f"{name} {100 * data.absent[name]:.3g} %" for name in falling)
-        told.on_start(f"absent values in the first rows: {shares}")
+        listeners.on_start(f"absent values in the first rows: {shares}")
     for name in falling:
         if data.absent[name] == 1.0:
-            told.on_warning(
+            listeners.on_warning(
                 f"column {name} has no value in any of the first rows: a feature that is always the"
                 " same; is its name right, or is the file?"
             )
@@ -231,7 +238,7 @@ def summarize_run(
 ) -> dict[str, Any]:
     """The figures of one run, with what they are figures of; its folder has the evaluations."""
     figures = outcome.figures
-    whole = not (figures["batches_skipped"] or figures["pushes_lost"])
+    whole = not (figures.batches_skipped or figures.pushes_lost)
     return {
         "mode": str(config.sync.mode),
         "tau": outcome.trace.meta["tau"],
@@ -246,7 +253,100 @@ def summarize_run(
         "staleness": outcome.staleness,
         "row_staleness_histogram": outcome.store.row_staleness.tolist(),
         "warnings": outcome.warnings,
-        "notes": unreached(config, figures["updates"], figures["samples"], whole=whole),
+        "notes": unreached(config, figures.updates, figures.samples, whole=whole),
         "data": provenance,
-        **figures,
+        **asdict(figures),
     }
+
+
+def unreached(config: TrainConfig, updates: int, samples: int, *, whole: bool = True) -> list[str]:
+    """What a run of so many dense updates and samples never came to.
+
+    ``whole``: nothing was skipped or lost, so that the updates are all that the data gave. A replay
+    has the order and the length of its trace: nothing is said of it.
+    """
+    sync = config.sync
+    if config.engine.executor == "replay":
+        return []
+    steps = -(-updates // config.dense_updates_per_step)
+    of_a_rank = updates if sync.mode.has_barrier else -(-updates // sync.ranks)
+    told = []
+    if config.steps is not None and steps < config.steps and whole:
+        told.append(
+            f"--steps {config.steps:,} asked for, the data gave {steps:,};"
+            " more come with --data.passes, or a smaller --batch"
+        )
+    if samples < config.batch and steps == 1:
+        told.append(
+            f"--batch {config.batch:,} is more than all {samples:,} samples: the run was one step;"
+            " give a smaller one"
+        )
+    starts = sync.sync_steps if sync.mode.may_merge else 0
+    if starts >= of_a_rank:
+        told.append(f"--sync-steps {starts:,} outlasted the run of {steps:,} steps: all were sync")
+    elif sync.mode.reads_late_rows and sync.window is not None and sync.window >= of_a_rank:
+        whose = "the run" if sync.mode.has_barrier else "each rank"
+        told.append(f"tau {sync.window:,} was never reached: {whose} has {of_a_rank:,} updates")
+    if sync.mode.has_barrier and sync.dense_lag >= updates:
+        told.append(f"--dense-lag {sync.dense_lag:,} was never reached: {updates:,} dense updates")
+    averages = sync.mode is Mode.ASYNC_AVERAGING and config.engine.executor == "lag"
+    if averages and sync.average_every_steps > of_a_rank:
+        told.append(
+            f"--average-every-steps {sync.average_every_steps:,} was never reached:"
+            f" each rank has {of_a_rank:,} updates"
+        )
+    every = config.evaluation.evaluate_every_steps
+    if every is not None and every > steps:
+        told.append(
+            f"--evaluate-every-steps {every:,} was never reached: the run has {steps:,} steps, and"
+            " was evaluated at its end alone"
+        )
+    return told
+
+
+TENSORBOARD = "tensorboard"
+"""In the run folder: `tensorboard --logdir runs` then shows every run by its folder's name."""
+
+
+class TensorBoard:
+    """Events in the run folder."""
+
+    def __init__(self, folder: Path, config: TrainConfig, goes_on_at: int | None = None) -> None:
+        """``goes_on_at``: samples of the checkpoint that a resumed run goes on from; what a killed
+        run told after it is hidden. Raises ValueError where tensorboard is not installed."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ValueError(
+                "tensorboard is asked for and not installed; run `pip install tensorboard`, or"
+                " leave --tensorboard out"
+            ) from error
+        self._writer: Any = SummaryWriter(str(folder / TENSORBOARD), purge_step=goes_on_at)
+        self._config = config
+
+    def scores(self, samples: int, tasks: dict[str, dict[str, Any]], *, drained: bool) -> None:
+        """A scalar for each figure of each task; those after draining under names of their own."""
+        moment = "final" if drained else "snapshot"
+        for task, figures in tasks.items():
+            for name, value in figures.items():
+                if isinstance(value, int | float) and not isinstance(value, bool):
+                    self._writer.add_scalar(f"{task}/{name} ({moment})", value, samples)
+        self._writer.flush()
+
+    def end(self, summary: dict[str, Any]) -> None:
+        """The histogram of missed steps, and the options beside the final AUCs."""
+        samples = summary["samples"]
+        staleness = plain(summary["staleness"])
+        for name in ("mean_steps", "max_steps"):
+            if staleness[name] is not None:
+                self._writer.add_scalar(f"staleness/{name}", staleness[name], samples)
+        options = {
+            name: value if isinstance(value, int | float | str) else str(value)
+            for name, value in flat(plain(self._config)).items()
+        }
+        finals = {
+            f"final/{task}": scores["auc"] for task, scores in plain(summary["tasks"]).items()
+        }
+        known = {name: auc for name, auc in finals.items() if auc is not None}
+        self._writer.add_hparams(options, known, run_name=".", global_step=samples)
+        self._writer.close()

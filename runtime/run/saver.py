@@ -1,20 +1,86 @@
-"""Writes checkpoints behind training: taken between two legs, written while the next one runs."""
+"""Checkpoints behind training: when they are due, taken between two legs, written while the next
+leg runs; and what a server that died gets back of them."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
 from persia_sim.words.trace import Trace
-from runtime.checkpoint.rows import Saved, Taken
+from runtime.checkpoint.array_file import BrokenFileError
+from runtime.checkpoint.rows import Saved, Taken, rows_of_shard, take
 from runtime.checkpoint.state import RunState
-from runtime.checkpoint.whole import Checkpoint, keep_newest, write_checkpoint
-from runtime.config import CheckpointConfig
+from runtime.checkpoint.whole import Checkpoint, keep_newest, newest, write_checkpoint
+from runtime.config import CheckpointConfig, TrainConfig
 from runtime.dense.state import DenseState
+from runtime.embedding.savable import SavableStore
+from runtime.embedding.server_rules import ServerRules
+from runtime.embedding.sharded import divided
+from runtime.embedding.verbs import EmbeddingStore
+from runtime.engines.processes.revival import SavedServer
+from runtime.run.ending import Ending
+
+
+def warn_nobody(text: str) -> None:
+    """Where nobody listens; the outcome says it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """Where a run writes itself down."""
+
+    run: Path | None = None
+    """Its folder; None: nowhere."""
+    start: Checkpoint | None = None
+    """What it goes on from."""
+    ending: Ending = field(default_factory=Ending)
+    """Who may ask it to end."""
+    on_warning: Callable[[str], None] = warn_nobody
+    """Told of checkpoints that were not written."""
+
+    def listening(self) -> AbstractContextManager[None]:
+        """While signals ask the run to end: of a run that can write itself down."""
+        return nullcontext() if self.run is None else self.ending.listening()
+
+
+class Schedule:
+    """Says of each leg where it ends; cuts by steps are the same in every run of a config."""
+
+    def __init__(self, config: TrainConfig, ending: Ending) -> None:
+        every = config.checkpoint.every_steps
+        self._batches = None if every is None else every * config.dense_updates_per_step
+        self._every_s, self._ending = config.checkpoint.every_s, ending
+        self._due_s = float("inf")
+
+    def begin_leg(self, number: int) -> int | None:
+        """A leg begins with this batch; gives the one before which it ends, if that is known."""
+        if self._every_s is not None:
+            self._due_s = time.monotonic() + self._every_s
+        return None if self._batches is None else (number // self._batches + 1) * self._batches
+
+    def ends_now(self) -> bool:
+        """Whether the leg ends as soon as it can."""
+        return bool(self._ending) or time.monotonic() >= self._due_s
+
+
+def take_rows(store: EmbeddingStore, extends: Path | None, track_changes: bool) -> Taken:
+    """What has changed since ``extends`` was saved; all rows where a server has died since."""
+    savable = cast(SavableStore, store)
+    base = None if savable.last_saved is None else extends
+    try:
+        return take(savable, extends=base, track_changes=track_changes)
+    except RuntimeError:
+        if base is None or savable.last_saved is not None:
+            raise
+        return take(savable, extends=None, track_changes=track_changes)  # it has died just now
+
 
 Take = Callable[[Path | None, bool], "Cut"]
 """Given the folder of rows that the new ones extend (None: all rows), and whether changes are
@@ -52,14 +118,19 @@ class Saver:
     """One checkpoint at a time; the newest ones stay."""
 
     def __init__(
-        self, run: Path, config: CheckpointConfig, on_warning: Callable[[str], None]
+        self,
+        run: Path,
+        config: CheckpointConfig,
+        on_warning: Callable[[str], None],
+        start: Checkpoint | None = None,
     ) -> None:
+        """``start``: the checkpoint of this run that is on the disk already."""
         self._run, self._config, self._on_warning = run, config, on_warning
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._base: Path | None = None
         self._whole_bytes = self._changed_bytes = 0
-        self.last: Checkpoint | None = None
+        self.last = start
         """The newest one that is whole on the disk."""
         self.failed = 0
 
@@ -114,3 +185,44 @@ class Saver:
             self._changed_bytes += file_bytes
         tracks = self._config.checkpoint_incremental and self.last is not None
         self._base = self.last.rows if tracks and self.last is not None else None
+
+
+class Comeback:
+    """What the servers of one run had at its cuts, and which of them have died."""
+
+    def __init__(self, store: EmbeddingStore, rules: ServerRules, run: Path | None) -> None:
+        """``run``: the folder with the checkpoints; None: a server comes back empty."""
+        self._store, self._rules, self._run = store, rules, run
+        self._first_steps: dict[int, list[int]] = {}
+        self.told: list[str] = []
+        """A sentence for each server that came back."""
+
+    def note_cut(self, samples: int, first_steps: list[int]) -> None:
+        """From this cursor on the ranks go on with these steps."""
+        self._first_steps[samples] = first_steps
+
+    def allow(self, on_warning: Callable[[str], None]) -> None:
+        """From now on the death of a server is no longer that of the run."""
+
+        def told(text: str) -> None:
+            self.told.append(text)
+            on_warning(text)
+
+        self._store.let_servers_come_back(self.saved, told)
+
+    def saved(self, shard: int) -> SavedServer:
+        """The rows and counters of a server in the newest checkpoint; empty when there is none."""
+        store, rules = self._store, self._rules
+        try:
+            if self._run is None:
+                raise BrokenFileError("no run folder")
+            found = newest(self._run)
+        except BrokenFileError:
+            return SavedServer(rules, self._first_steps[min(self._first_steps)])
+        shards = store.shards
+        return SavedServer(
+            rules,
+            self._first_steps[found.state.samples],
+            divided(found.state.servers, shards)[shard],
+            rows_of_shard(found.rows, store.tables, store.seed, shard, shards),
+        )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,14 +13,14 @@ from persia_sim.words.chrome import Span
 from persia_sim.words.staleness import StalenessSummary
 from persia_sim.words.trace import Trace
 from persia_sim.words.vocabulary import DEFAULT_TAU
-from runtime.checkpoint.whole import Checkpoint
 from runtime.config import TrainConfig
 from runtime.data.open import open_source
 from runtime.data.same_data import refuse_other_data
 from runtime.data.source import Source
 from runtime.embedding.config import TableConfig
 from runtime.embedding.verbs import EmbeddingStore
-from runtime.engines.parts import assemble_for
+from runtime.engines.open import assemble_for
+from runtime.order.executor import OrderedRun
 from runtime.order.merge import whole_trace
 from runtime.order.replayable import (
     refuse_cut_short,
@@ -29,11 +28,10 @@ from runtime.order.replayable import (
     trace_meta,
     unseeded_draws,
 )
-from runtime.rank.fused import FUSED
-from runtime.rank.parts import Parts
-from runtime.run.ending import Ending, Interrupted, NotKept
+from runtime.rank.parts import FUSED, Parts
+from runtime.run.ending import Interrupted, NotKept
 from runtime.run.evaluate import Evaluation, HeldOut, evaluate
-from runtime.run.saver import Saver
+from runtime.run.saver import Saving
 from runtime.run.training import Training
 from runtime.stop import RunStopped
 
@@ -55,45 +53,42 @@ class CurvePoint:
     evaluation: Evaluation
 
 
-@dataclass(frozen=True, slots=True)
-class Saving:
-    """Where a run writes itself down."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What a run has counted, over any number of resumes; the summary has all of it by name."""
 
-    run: Path
-    """Its folder."""
-    start: Checkpoint | None = None
-    """What it goes on from."""
-    ending: Ending = field(default_factory=Ending)
-    """Who may ask it to end."""
-    on_warning: Callable[[str], None] = lambda text: None
-    """Told of checkpoints that were not written."""
-
-    def train(self, training: Training) -> Saver:
-        """Train to the end of the data; raises `Interrupted` when asked to end before."""
-        saver = Saver(self.run, training.parts.config.checkpoint, self.on_warning)
-        saver.last = self.start
-        try:
-            with self.ending.listening():
-                if training.train_legs(saver, self.ending):
-                    return saver
-                written = saver.wait()
-        except BaseException:
-            saver.wait()  # a checkpoint of before is worth waiting for
-            raise
-        if not training.parts.meter.samples:
-            raise Interrupted(
-                f"interrupted by {self.ending.why} before its first step: nothing was trained yet,"
-                " so there is nothing to go on from; start it anew"
-            )
-        if not written or saver.last is None:
-            raise NotKept(
-                f"the run was asked to end by {self.ending.why}, and its checkpoint could not be"
-                " written: what was trained since the last one is lost"
-            )
-        raise Interrupted(
-            f"interrupted by {self.ending.why} after {saver.last.state.samples:,} samples; go on"
-            f" with: python -m runtime train --resume {self.run}"
-        )
+    samples: int
+    updates: int
+    """Dense updates."""
+    wall_s: float
+    """Seconds of training and of evaluations on the way."""
+    updates_per_loss: int
+    samples_per_s: float
+    """Without warm-up and evaluations."""
+    rows: int
+    resident_bytes: int
+    """That the rows take."""
+    rows_replaced: int
+    """Of lookahead: written between prefetch and use."""
+    rows_evicted: int
+    rows_expired: int
+    lookups_not_admitted: int
+    row_gradients_dropped: int
+    """Their row was not there any more."""
+    batches_skipped: int
+    """Loss or gradient was not finite."""
+    pushes_lost: int
+    pushes_lost_at: list[int]
+    """Of each server, with those that were left out."""
+    loss_scale: float
+    """Of the last update."""
+    ranks_fused: bool
+    checkpoints_written: int
+    checkpoints_failed: int
+    longest_pause_s: float
+    """Between two legs."""
+    resumed_at_samples: list[int]
+    trace_since_samples: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +109,8 @@ class Outcome:
     """Why the figures may mean nothing, from the first evaluation and the last."""
     losses: list[float]
     """Mean loss of each dense update, in their order; of a long run, of each
-    ``figures["updates_per_loss"]`` updates."""
-    figures: dict[str, Any] = field(default_factory=dict)
+    ``figures.updates_per_loss`` updates."""
+    figures: Figures
     """Samples, updates, samples/s, rows, bytes, and all that was skipped, lost or replaced."""
 
 
@@ -142,7 +137,8 @@ def train(
     cannot be read (`DataError`) and for options that do not fit each other or the data; and
     `NonFiniteError` where the config says that a loss which is no number ends the run.
     """
-    if saving is None and config.checkpoint.at_end:
+    saving = saving or Saving()
+    if saving.run is None and config.checkpoint.at_end:
         raise ValueError("checkpoint_every needs a run folder: pass saving, or use run_into")
     torch.set_num_threads(config.engine.threads)
     if source is None:
@@ -153,13 +149,12 @@ def train(
             data.name, data.dir, data.rows, data.skip_bad_rows,
             keep=data.keep, validation_fraction=data.validation_fraction,
         )  # fmt: skip
-    start = saving.start if saving else None
-    if start is not None:
-        refuse_other_data(start.state.facts, source.provenance())
-    samples = start.state.samples if start else 0
+    if saving.start is not None:
+        refuse_other_data(saving.start.state.facts, source.provenance())
+    samples = saving.start.state.samples if saving.start else 0
     parts = assemble_for(config, source, tables, samples=samples, rank=rank)
     try:
-        return _trained(parts, source, start, saving, on_samples, on_snapshot, on_begin)
+        return _trained(parts, source, saving, on_samples, on_snapshot, on_begin)
     except RunStopped:  # met on the way, between legs or in an evaluation: why is what is told
         parts.close()
         if parts.stop.error is None:
@@ -173,14 +168,13 @@ def train(
 def _trained(
     parts: Parts,
     source: Source,
-    start: Checkpoint | None,
-    saving: Saving | None,
+    saving: Saving,
     on_samples: Callable[[int], None] | None,
     on_snapshot: Callable[[CurvePoint], None] | None,
     on_begin: Callable[[], None],
 ) -> Outcome:
     """Train what was assembled, evaluate it, and tell all about it."""
-    config, rank = parts.config, parts.place
+    config, meter = parts.config, parts.meter
     held_out = HeldOut(source, config.evaluation.test_rows, config.evaluation.part)
     held_out.refuse_empty()
     curve: list[CurvePoint] = []
@@ -188,8 +182,8 @@ def _trained(
     if parts.fused:
         meta[FUSED] = True
     recorded = _recorded_order(config, meta)
-    training = Training(parts, meta, start)
-    history = training.history
+    training = Training(parts, meta, saving)
+    history, rule = training.history, training.engine.rule
 
     def snapshot(updates: int, samples: int, model: nn.Module) -> None:
         found = evaluate(parts.learner, model, parts.worker, held_out)
@@ -203,17 +197,14 @@ def _trained(
 
     on_begin()
     training.begin(snapshot, on_samples)
-    run, on_warning = (saving.run, saving.on_warning) if saving else (None, warnings_to_nobody)
-    training.let_servers_come_back(run, on_warning)
-    saver = None
-    if recorded is not None:
-        training.replay(recorded)
-    elif saving is None:
-        training.train_leg()
+    if isinstance(training.engine, OrderedRun) and recorded is not None:
+        training.engine.run(recorded)
     else:
-        saver = saving.train(training)
-    training.engine.rule.drain()
-    wall_s, meter = training.wall_s(), parts.meter
+        with saving.listening():
+            if not training.train():
+                raise _interrupted(training, saving)
+    rule.drain()
+    wall_s = training.wall_s()
     if not meter.samples:
         raise ValueError(
             f"data set {config.data.name} gave no training sample; is its split right?"
@@ -221,22 +212,15 @@ def _trained(
     if recorded is not None:
         refuse_cut_short(recorded, meter.updates)
         meta["tau"] = recorded.meta.get("tau")
-    if saver is not None:
-        saver.wait()  # a server that dies while it is evaluated comes back with all of it
-        history.checkpoints_failed += saver.failed
-    model = training.engine.rule.snapshot()
+    if training.saver is not None:
+        training.saver.wait()  # a server that dies while it is evaluated comes back with all of it
+        history.checkpoints_failed += training.saver.failed
+    model = rule.snapshot()
     final = evaluate(parts.learner, model, parts.worker, held_out)
-    early = [w for w in history.first_warnings if w.partition(": ")[2] not in final.warnings]
-    warnings = early + final.warnings
-    if config.engine.dense_sum == "ring" and rank is not None and config.sync.mode.has_barrier:
-        meta.setdefault("not_replayable", _RING)
-    if parts.learner.drew_unseeded:
-        meta["not_replayable"] = unseeded_draws(config.model.name)
-        warnings.append(f"this run cannot be repeated: {meta['not_replayable']}")
-    facts = meta | {"updates": meter.updates}
-    if training.comeback is not None and training.comeback.told:
+    warnings = _warnings(training, final)
+    facts = training.facts | {"updates": meter.updates}
+    if not training.is_whole:
         facts["not_replayable"] = "an embedding server has died and lost its part of the order"
-        warnings += training.comeback.told
     recorded_by_servers = parts.store.recorded() if training.is_whole else []
     trace = whole_trace(parts.recorder, recorded_by_servers, facts)
     return Outcome(
@@ -247,51 +231,82 @@ def _trained(
         store=parts.store,
         model=model,
         spans=parts.spans.spans,
-        warnings=list(dict.fromkeys(warnings)),
+        warnings=warnings,
         losses=meter.losses,
         figures=_figures(training, wall_s),
     )
 
 
-def _figures(training: Training, wall_s: float) -> dict[str, Any]:
-    """Samples, updates, samples/s, rows, bytes, and all that was skipped, lost or replaced."""
+def _interrupted(training: Training, saving: Saving) -> Exception:
+    """Why a run that was asked to end has no outcome, once its checkpoint is on the disk."""
+    saver, why = training.saver, saving.ending.why
+    written = saver is not None and saver.wait()
+    if not training.parts.meter.samples:
+        return Interrupted(
+            f"interrupted by {why} before its first step: nothing was trained yet,"
+            " so there is nothing to go on from; start it anew"
+        )
+    if saver is None or not written or saver.last is None:
+        return NotKept(
+            f"the run was asked to end by {why}, and its checkpoint could not be"
+            " written: what was trained since the last one is lost"
+        )
+    return Interrupted(
+        f"interrupted by {why} after {saver.last.state.samples:,} samples; go on"
+        f" with: python -m runtime train --resume {saving.run}"
+    )
+
+
+def _warnings(training: Training, final: Evaluation) -> list[str]:
+    """Why the figures may mean nothing; what makes the order one that cannot be replayed is
+    written into the run's facts, too."""
+    parts, facts = training.parts, training.facts
+    config, rank = parts.config, parts.process
+    early = training.history.first_warnings
+    found = [w for w in early if w.partition(": ")[2] not in final.warnings] + final.warnings
+    if config.engine.dense_sum == "ring" and rank is not None and config.sync.mode.has_barrier:
+        facts.setdefault("not_replayable", _RING)
+    if parts.learner.drew_unseeded:
+        facts["not_replayable"] = unseeded_draws(config.model.name)
+        found.append(f"this run cannot be repeated: {facts['not_replayable']}")
+    if training.comeback is not None:
+        found += training.comeback.told
+    return list(dict.fromkeys(found))
+
+
+def _figures(training: Training, wall_s: float) -> Figures:
     parts, meter, history = training.parts, training.parts.meter, training.history
-    row_counts = training.row_counts()
-    dropped = sum(count for name, count in row_counts.items() if name.startswith("gradients_"))
-    return {
-        "samples": meter.samples,
-        "updates": meter.updates,
-        "wall_s": wall_s,
-        "updates_per_loss": meter.updates_per_loss,
-        "samples_per_s": meter.samples_per_s(),
-        "rows": len(parts.store),
-        "resident_bytes": parts.store.resident_bytes,
-        "rows_replaced": parts.store.rows_replaced,
-        "rows_evicted": row_counts["evicted"],
-        "rows_expired": row_counts["expired"],
-        "lookups_not_admitted": row_counts["not_admitted"],
-        "row_gradients_dropped": dropped,
-        "batches_skipped": meter.batches_skipped,
-        "pushes_lost": meter.pushes_lost,
-        "pushes_lost_at": [c["lost"] for c in parts.store.counters_of_servers()],
-        "loss_scale": parts.learner.scale.value,
-        "ranks_fused": parts.fused,
-        "checkpoints_written": history.checkpoints_written - history.checkpoints_failed,
-        "checkpoints_failed": history.checkpoints_failed,
-        "longest_pause_s": history.longest_pause_s,
-        "resumed_at_samples": history.resumed_at_samples,
-        "trace_since_samples": history.trace_since_samples,
-    }
+    counts = training.row_counts()
+    return Figures(
+        samples=meter.samples,
+        updates=meter.updates,
+        wall_s=wall_s,
+        updates_per_loss=meter.updates_per_loss,
+        samples_per_s=meter.samples_per_s(),
+        rows=len(parts.store),
+        resident_bytes=parts.store.resident_bytes,
+        rows_replaced=parts.store.rows_replaced,
+        rows_evicted=counts["evicted"],
+        rows_expired=counts["expired"],
+        lookups_not_admitted=counts["not_admitted"],
+        row_gradients_dropped=sum(n for name, n in counts.items() if name.startswith("gradients_")),
+        batches_skipped=meter.batches_skipped,
+        pushes_lost=meter.pushes_lost,
+        pushes_lost_at=[server["lost"] for server in parts.store.counters_of_servers()],
+        loss_scale=parts.learner.scale.value,
+        ranks_fused=parts.fused,
+        checkpoints_written=history.checkpoints_written - history.checkpoints_failed,
+        checkpoints_failed=history.checkpoints_failed,
+        longest_pause_s=history.longest_pause_s,
+        resumed_at_samples=history.resumed_at_samples,
+        trace_since_samples=history.trace_since_samples,
+    )
 
 
 _RING = (
     "its ranks were processes that added up their dense gradients in a ring, in torch's order;"
     " record it with --dense-sum gather"
 )
-
-
-def warnings_to_nobody(text: str) -> None:
-    """Where nobody listens; the outcome says it again."""
 
 
 def _recorded_order(config: TrainConfig, meta: dict[str, Any]) -> Trace | None:

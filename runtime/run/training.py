@@ -1,11 +1,11 @@
-"""A run under way: its parts, who executes it, and what is written down between two legs."""
+"""A run under way: its parts, who executes it, its legs, and what is written down between two."""
 
 from __future__ import annotations
 
 import functools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -15,8 +15,8 @@ from persia_sim.words.fields import Count
 from persia_sim.words.records import parse
 from persia_sim.words.staleness import StalenessSummary
 from persia_sim.words.staleness_stream import StalenessCounter, summary_of
-from persia_sim.words.trace import Event, Trace
-from runtime.checkpoint.rows import Taken, load, take
+from persia_sim.words.trace import Trace
+from runtime.checkpoint.rows import Taken, load
 from runtime.checkpoint.state import RunState
 from runtime.checkpoint.whole import DENSE, Checkpoint
 from runtime.dense.state import load_generators, load_model
@@ -27,11 +27,8 @@ from runtime.order.merge import merged_trace
 from runtime.order.replayable import other_facts
 from runtime.rank.parts import Parts, server_rules
 from runtime.rank.progress import Evaluate
-from runtime.run.comeback import Comeback
-from runtime.run.ending import Ending
 from runtime.run.folder import plain
-from runtime.run.saver import Cut, Saver
-from runtime.run.schedule import Schedule
+from runtime.run.saver import Comeback, Cut, Saver, Saving, Schedule, take_rows
 
 _CLOCK = ("updates_per_step", "base_update", "base_step")
 
@@ -57,10 +54,13 @@ class History:
 class Training:
     """From assembled parts, fresh or as a checkpoint has them, to the end of the data."""
 
-    def __init__(self, parts: Parts, facts: dict[str, Any], start: Checkpoint | None) -> None:
-        """``facts`` are those of `trace_meta`; ``start`` is gone on from."""
-        config = parts.config
-        self.parts, self.facts, self._start = parts, facts, start
+    def __init__(self, parts: Parts, facts: dict[str, Any], saving: Saving | None = None) -> None:
+        """``facts`` are those of `trace_meta`; ``saving`` says what is gone on from."""
+        config, saving = parts.config, saving or Saving()
+        start = self._start = saving.start
+        self.parts, self.facts, self._saving = parts, facts, saving
+        self.leads = parts.process is None or parts.process.leads
+        """Whether this process evaluates and saves, for all."""
         self.history = (
             parse(History, start.state.told, f"{start.folder}: told") if start else History()
         )
@@ -79,79 +79,77 @@ class Training:
             with _naming(start.folder / DENSE):
                 self.engine.rule.go_on(dense)
                 load_generators(dense)
+        self.saver: Saver | None = None
+        if saving.run is not None:
+            self.saver = Saver(saving.run, config.checkpoint, saving.on_warning, start)
         self.comeback: Comeback | None = None
         self._began_s = time.perf_counter()
 
-    def let_servers_come_back(self, run: Path | None, on_warning: Callable[[str], None]) -> None:
-        """Where rows may be late, a server that dies is started again with its last checkpoint;
-        what was applied after that is lost, and counted."""
-        if not self.parts.config.sync.mode.reads_late_rows:
-            return
-        self.comeback = Comeback(self.parts.store, self._rules, run)
-        feed = self.parts.feed
-        self.comeback.note_cut(self.parts.meter.samples, feed.first_steps(feed.next_number))
-        self.comeback.allow(on_warning)
+    def begin(self, evaluate: Evaluate | None, on_samples: Callable[[int], None] | None) -> None:
+        """The first sample is about to be read."""
+        parts, self._began_s = self.parts, time.perf_counter()
+        every = parts.config.evaluate_every_updates if self.leads else None
+        parts.meter.start(every=every, evaluate=evaluate, on_samples=on_samples)
+        if self._start is not None:
+            parts.meter.go_on(self._start.state.meter)
+            if not self.leads:  # these are counted already, where they are told
+                parts.meter.batches_skipped = parts.meter.pushes_lost = 0
+        if parts.config.sync.mode.reads_late_rows:
+            self.comeback = Comeback(parts.store, self._rules, self._saving.run)
+            self._note_cut()
+            self.comeback.allow(self._saving.on_warning)
+
+    def train(self) -> bool:
+        """Train leg by leg, and save the run between two of them; whether all data is trained.
+
+        If not, somebody has asked the run to end. When this returns nothing is in flight, and the
+        last checkpoint may still be on its way to the disk.
+        """
+        parts, ending = self.parts, self._saving.ending
+        schedule = Schedule(parts.config, ending)
+        try:
+            while True:
+                self._begin_leg(schedule)
+                self.engine.run()
+                drained_s = time.perf_counter()
+                at_end = parts.feed.is_at_the_end()
+                self._note_cut()
+                # Read once: who is asked behind this ends the next leg, with all the other ranks.
+                asked = parts.process.ended_by(ending.why) if parts.process else ending.why
+                if asked:
+                    ending.ask(asked)
+                due = asked or parts.config.checkpoint.at_end
+                if self.saver is not None and parts.meter.samples and due:
+                    self.saver.save(parts.meter.samples, self.take)
+                if at_end or asked:
+                    return at_end
+                pause_s = time.perf_counter() - drained_s
+                self.history.longest_pause_s = max(self.history.longest_pause_s, pause_s)
+        except BaseException:
+            if self.saver is not None:
+                self.saver.wait()  # a checkpoint of before is worth waiting for
+            raise
+
+    def _begin_leg(self, schedule: Schedule) -> None:
+        feed, process = self.parts.feed, self.parts.process
+        end = schedule.begin_leg(feed.next_number)
+        if process is None:
+            feed.begin_leg(end, schedule.ends_now)
+        else:
+            feed.begin_leg(end)
+            process.watch(feed, schedule.ends_now)
+
+    def _note_cut(self) -> None:
+        """Here a server that dies may go on."""
+        if self.comeback is not None:
+            feed = self.parts.feed
+            steps = feed.first_steps(feed.next_number)
+            self.comeback.note_cut(self.parts.meter.samples, steps)
 
     @property
     def is_whole(self) -> bool:
         """Whether the order of every server is known: none has died and come back."""
         return self.comeback is None or not self.comeback.told
-
-    @property
-    def _leads(self) -> bool:
-        """Whether this process evaluates and saves, for all."""
-        return self.parts.place is None or self.parts.place.leads
-
-    def begin(self, evaluate: Evaluate | None, on_samples: Callable[[int], None] | None) -> None:
-        """The first sample is about to be read."""
-        self._began_s = time.perf_counter()
-        meter = self.parts.meter
-        every = self.parts.config.evaluate_every_updates if self._leads else None
-        meter.start(every=every, evaluate=evaluate, on_samples=on_samples)
-        if self._start is not None:
-            meter.go_on(self._start.state.meter)
-            if not self._leads:  # these are counted already, where they are told
-                meter.batches_skipped = meter.pushes_lost = 0
-
-    def train_leg(self) -> None:
-        """Train what the feed gives until its leg ends; then nothing is in flight."""
-        self.engine.run()
-
-    def replay(self, order: Iterable[Event]) -> None:
-        """Carry out a given order, in one leg."""
-        assert isinstance(self.engine, OrderedRun)
-        self.engine.run(order)
-
-    def train_legs(self, saver: Saver | None, ending: Ending) -> bool:
-        """Train to the end of the data, or to where ``ending`` asks; whether it got to the end.
-
-        At every cut the run is saved; without a ``saver`` the leading process does that.
-        """
-        feed, config, place = self.parts.feed, self.parts.config, self.parts.place
-        schedule = Schedule(config, ending)
-        while True:
-            number = schedule.begin_leg(feed.next_number)
-            if place is None:
-                feed.begin_leg(number, schedule.ends_now)
-            else:
-                feed.begin_leg(number)
-                place.watch(feed, schedule.ends_now)
-            self.train_leg()
-            drained_s = time.perf_counter()
-            at_end = feed.is_at_the_end()
-            if self.comeback is not None:
-                steps = feed.first_steps(feed.next_number)
-                self.comeback.note_cut(self.parts.meter.samples, steps)
-            # Read once: who is asked behind this ends the next leg, with all the other ranks.
-            asked = ending.why if place is None else place.ended_by(ending.why)
-            if asked:
-                ending.ask(asked)
-            if saver and self.parts.meter.samples and (asked or config.checkpoint.at_end):
-                saver.save(self.parts.meter.samples, self.take)
-            if at_end or asked:
-                return at_end
-            pause_s = time.perf_counter() - drained_s
-            self.history.longest_pause_s = max(self.history.longest_pause_s, pause_s)
 
     def row_counts(self) -> dict[str, int]:
         """Counters of the rows' store, over any number of resumes."""
@@ -176,7 +174,7 @@ class Training:
     def take(self, extends: Path | None, track_changes: bool) -> Cut:
         """The whole run as it is between two legs."""
         self.history.checkpoints_written += 1
-        rows = self.take_rows(extends, track_changes)
+        rows = take_rows(self.parts.store, extends, track_changes)
         try:
             return self._cut(rows)
         except BaseException:
@@ -212,27 +210,16 @@ class Training:
         own = functools.partial(recorder.so_far(), **facts)
         return Cut(state, dense, own, rows, parts.store.recorded())
 
-    def take_rows(self, extends: Path | None, track_changes: bool) -> Taken:
-        """What has changed since ``extends`` was saved; all rows where a server has died since."""
-        store = cast(SavableStore, self.parts.store)
-        base = None if store.last_saved is None else extends
-        try:
-            return take(store, extends=base, track_changes=track_changes)
-        except RuntimeError:
-            if base is None or store.last_saved is not None:
-                raise
-            return take(store, extends=None, track_changes=track_changes)  # it has died just now
-
     def _go_on(self, start: Checkpoint) -> None:
         """Take up everything but the dense weights and the meter."""
         parts, state = self.parts, start.state
         self.history.resumed_at_samples.append(state.samples)
-        if self._leads:
+        if self.leads:
             load(cast(SavableStore, parts.store), start.rows)
         before = replace(self._rules, **cast(Any, state.clock))
         updates = max(server["updates"] for server in state.servers)
         self._rules = self._rules.going_on(before, updates)
-        if self._leads:
+        if self.leads:
             parts.store.go_on(self._rules, state.servers)
         parts.learner.scale.go_on(state.learner["scale"])
         parts.learner.drew_unseeded = state.learner["drew_unseeded"]

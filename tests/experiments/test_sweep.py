@@ -29,7 +29,7 @@ from runtime.config import (
     SyncConfig,
     TrainConfig,
 )
-from runtime.models.mlp import FeedForward
+from runtime.models.networks import FeedForward
 from runtime.run.ending import Ending, Interrupted
 from runtime.run.folder import read_summary
 from runtime.run.record import run_into

@@ -22,8 +22,7 @@ from runtime.commands import main
 from runtime.config import SyncConfig, TrainConfig
 from runtime.config.options import option_kinds
 from runtime.order.replayable import config_facts
-from runtime.run.claim import claimed
-from runtime.run.folder import plain
+from runtime.run.folder import claimed, plain
 from runtime.torchrun import launched
 from runtime.train_options import read_train
 

@@ -18,7 +18,7 @@ from runtime.checkpoint.sealed import write_sealed
 from runtime.checkpoint.whole import complete_checkpoints
 from runtime.commands import main
 from runtime.config import DataConfig
-from runtime.run.claim import claimed
+from runtime.run.folder import claimed
 from runtime.run.record import run_into
 from tests.runtime.worlds import config
 

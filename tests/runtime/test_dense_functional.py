@@ -98,7 +98,7 @@ def test_a_run_imports_neither_torchs_compiler_nor_sklearn():
         "from runtime.run.session import train\n"
         "data = DataConfig(name='synthetic', rows=256)\n"
         "found = train(TrainConfig(data=data, evaluation=EvaluationConfig(test_rows=512)))\n"
-        "assert found.figures['updates'] == 2\n"
+        "assert found.figures.updates == 2\n"
         "print(sorted({'torch._dynamo', 'sympy', 'sklearn', 'pandas'} & set(sys.modules)))\n"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -16,11 +16,12 @@ from runtime.checkpoint import whole
 from runtime.checkpoint.whole import complete_checkpoints, read_checkpoint
 from runtime.commands import main
 from runtime.config import DataConfig
-from runtime.engines.parts import assemble_for
+from runtime.engines.open import assemble_for
 from runtime.rank.team import Team
 from runtime.run.ending import Ending, Interrupted, NotKept
 from runtime.run.record import run_into
-from runtime.run.session import Saving, train
+from runtime.run.saver import Saving
+from runtime.run.session import train
 from runtime.run.training import Training
 from runtime.stop import PeerError, Stop
 from tests.runtime.test_law_of_resume import state
@@ -99,14 +100,14 @@ def test_a_signal_that_was_ignored_stays_so(tmp_path):
         outcome = train(config(), SOURCE, saving=Saving(tmp_path), on_samples=hit)
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert outcome.figures["samples"] == 300
+    assert outcome.figures.samples == 300
 
 
 def test_a_run_that_was_at_its_end_ends_as_if_nobody_had_asked(tmp_path):
     ending = Ending()
     asked = Saving(tmp_path, None, ending)
     outcome = train(config(), SOURCE, saving=asked, on_samples=after(300, lambda: ending.ask("x")))
-    assert outcome.figures["samples"] == 300
+    assert outcome.figures.samples == 300
     assert [int(cut.name) for cut in complete_checkpoints(tmp_path)] == [300]
 
 
@@ -132,7 +133,7 @@ def test_a_full_disk_is_told_and_counted_and_training_goes_on(tmp_path, monkeypa
     (warning,) = told
     assert "No space left on device" in warning and "that at 96 samples stays" in warning
     figures = outcome.figures
-    assert (figures["checkpoints_written"], figures["checkpoints_failed"]) == (3, 1)
+    assert (figures.checkpoints_written, figures.checkpoints_failed) == (3, 1)
     monkeypatch.undo()
     undisturbed = train(chosen, SOURCE, saving=Saving(tmp_path / "other"))
     assert state(outcome) == state(undisturbed)
@@ -303,7 +304,7 @@ def test_who_listens_for_the_end_of_a_run_is_forgotten_when_it_goes():
 
 
 def test_a_checkpoint_that_cannot_be_taken_does_not_hold_the_rows(monkeypatch):
-    training = Training(assemble_for(config(), ArraySource(100)), {}, None)
+    training = Training(assemble_for(config(), ArraySource(100)), {})
     with monkeypatch.context() as patch:
         patch.setattr(training.engine.rule, "state", lambda: bytearray(1 << 60))
         with pytest.raises(MemoryError):

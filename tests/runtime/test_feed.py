@@ -57,7 +57,7 @@ EXECUTORS = pytest.mark.parametrize("executor", ["lag", "concurrent"])
 def test_a_pass_takes_every_sample_once_in_the_sources_order(trained, mode, executor):
     seen, outcome = trained(mode=mode, executor=executor, ranks=3)
     assert in_order(seen) == list(range(SAMPLES))
-    assert outcome.figures["samples"] == SAMPLES
+    assert outcome.figures.samples == SAMPLES
     # 24 a step over 3 ranks; the last step has 4 samples, of which every rank's loss is a share
     sizes = {key: (len(numbers), of) for key, (numbers, of) in seen.items()}
     assert sizes == {(r, s): (8, 24) for r in range(3) for s in range(4)} | {
@@ -73,8 +73,8 @@ def test_passes_repeat_the_part_and_rows_limit_it(trained, executor):
     assert [len(numbers) for (rank, _), (numbers, _) in sorted(seen.items()) if rank == 0] == [
         12, 3, 12, 3, 12, 3
     ]  # fmt: skip
-    assert outcome.figures["samples"] == 90
-    assert outcome.figures["updates"] == 6
+    assert outcome.figures.samples == 90
+    assert outcome.figures.updates == 6
 
 
 @pytest.mark.parametrize("rows", [1, 24, 36, 37, 38, 99, 100, 500])
@@ -104,7 +104,7 @@ def test_shuffled_rows_are_the_first_rows_in_another_order(trained):
     seen, outcome = trained(data=DataConfig(shuffle=True, rows=50))
     assert sorted(in_order(seen)) == list(range(50))
     assert in_order(seen) != list(range(50))
-    assert outcome.figures["samples"] == 50
+    assert outcome.figures.samples == 50
 
 
 @EXECUTORS
@@ -119,7 +119,7 @@ def test_steps_end_the_run_in_the_middle_of_a_pass(trained, executor):
     seen, outcome = trained(steps=6, data=DataConfig(passes=5), executor=executor)
     # A pass is four whole batches and a short one.
     assert in_order(seen) == [*range(100), *range(24)]
-    assert outcome.figures["updates"] == 6
+    assert outcome.figures.updates == 6
 
 
 @EXECUTORS
@@ -130,7 +130,7 @@ def test_async_batches_go_round_the_ranks_and_are_steps_of_their_own(trained, ex
         (0, 0): 24, (1, 0): 24, (2, 0): 24, (0, 1): 24, (1, 1): 4
     }  # fmt: skip
     assert all(len(numbers) == of for numbers, of in seen.values())
-    assert outcome.figures["updates"] == 5
+    assert outcome.figures.updates == 5
 
 
 @EXECUTORS
@@ -139,9 +139,9 @@ def test_global_batches_train_on_every_sample_that_the_other_modes_do(trained, e
     """100 samples a step and 8 ranks: 12 or 13 each, not 8 times 12."""
     settings = {"batch": 100, "ranks": 8, "steps": 3, "test_rows": 64}
     seen, outcome = trained(samples=330, mode=mode, match="global", executor=executor, **settings)
-    assert outcome.figures["samples"] == 300
+    assert outcome.figures.samples == 300
     assert Counter(n for numbers, _ in seen.values() for n in numbers) == Counter(range(300))
-    assert outcome.figures["updates"] == 24
+    assert outcome.figures.updates == 24
     for step in range(3):
         sizes = [len(seen[rank, step][0]) for rank in range(8)]
         assert sum(sizes) == 100
@@ -152,8 +152,8 @@ def test_global_batches_train_on_every_sample_that_the_other_modes_do(trained, e
 def test_a_short_last_step_of_global_batches_loses_no_sample(trained):
     seen, outcome = trained(mode=Mode.ASYNC, match="global", batch=48, ranks=8)
     assert sorted(n for numbers, _ in seen.values() for n in numbers) == list(range(SAMPLES))
-    assert outcome.figures["samples"] == SAMPLES
-    assert outcome.figures["updates"] == 8 + 8 + 4
+    assert outcome.figures.samples == SAMPLES
+    assert outcome.figures.updates == 8 + 8 + 4
 
 
 def test_a_rank_far_ahead_waits_for_the_others_batches_to_be_taken(monkeypatch):

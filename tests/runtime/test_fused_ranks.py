@@ -12,9 +12,8 @@ from persia_sim.words.trace import Trace
 from persia_sim.words.vocabulary import Mode
 from runtime.config import DenseOptimizer, ModelConfig, TrainConfig
 from runtime.embedding.config import Admission, Capacity, RowOptimizer, TableConfig
-from runtime.models.mlp import FeedForward
-from runtime.rank.fused import why_one_by_one
-from runtime.rank.parts import assemble
+from runtime.models.networks import FeedForward
+from runtime.rank.parts import assemble, why_one_by_one
 from runtime.run.session import train
 from tests.runtime.worlds import ArraySource, assert_same_bytes, changed, config, difference, run
 
@@ -90,11 +89,11 @@ def test_a_fused_run_replays_to_its_bytes(tmp_path):
     source = ArraySource(480)
     chosen = config(ranks=4, fuse_ranks=True, **MODES["hybrid"])
     first = train(chosen, source)
-    assert first.figures["ranks_fused"] is True
+    assert first.figures.ranks_fused is True
     first.trace.save(tmp_path / "trace.npz")
     assert Trace.load(tmp_path / "trace.npz").meta["ranks_fused"] is True
     again = train(changed(chosen, executor="replay", trace=tmp_path / "trace.npz"), source)
-    assert again.figures["ranks_fused"] is True
+    assert again.figures.ranks_fused is True
     for name, tensor in first.model.state_dict().items():
         assert torch.equal(tensor, again.model.state_dict()[name])
     for mine, theirs in zip(
@@ -110,7 +109,7 @@ def test_a_replay_of_ranks_one_by_one_computes_them_one_by_one(tmp_path):
     first.trace.save(tmp_path / "trace.npz")
     replaying = changed(chosen, executor="replay", trace=tmp_path / "trace.npz", fuse_ranks=True)
     again = train(replaying, source)
-    assert again.figures["ranks_fused"] is False
+    assert again.figures.ranks_fused is False
     for name, tensor in first.model.state_dict().items():
         assert torch.equal(tensor, again.model.state_dict()[name])
 

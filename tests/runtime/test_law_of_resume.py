@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from runtime.embedding.features import Admission, Capacity
 from runtime.embedding.schedule import Schedule
 from runtime.rank.learner import Learner
 from runtime.run.ending import Ending, Interrupted
-from runtime.run.session import Outcome, Saving, train
+from runtime.run.saver import Saving
+from runtime.run.session import Outcome, train
 from tests.runtime.worlds import ArraySource, changed, config
 
 SOURCE = ArraySource(300)  # 12 steps of 24 samples and one of 12
@@ -60,7 +61,7 @@ def assert_same_run(one: Outcome, other: Outcome) -> None:
     assert one.staleness == other.staleness
     assert (one.store.row_staleness == other.store.row_staleness).all()
     clocks = ("wall_s", "samples_per_s", "longest_pause_s", "resumed_at_samples", "resident_bytes")
-    kept = [{k: v for k, v in o.figures.items() if k not in clocks} for o in (one, other)]
+    kept = [{k: v for k, v in asdict(o.figures).items() if k not in clocks} for o in (one, other)]
     assert kept[0] == kept[1]
 
 
@@ -90,7 +91,7 @@ def test_resumed_from_any_checkpoint_a_run_ends_with_the_same_bytes(name, tmp_pa
         resumed = run(chosen, tmp_path / cut.name, cut)
         assert_same_run(whole, resumed)
         assert (whole.trace.events == resumed.trace.events).all()
-        assert resumed.figures["resumed_at_samples"] == [int(cut.name)]
+        assert resumed.figures.resumed_at_samples == [int(cut.name)]
 
 
 CONCURRENT = {
@@ -136,8 +137,8 @@ def test_half_precision_keeps_its_loss_scale_over_a_resume(tmp_path):
     whole = run(chosen, tmp_path / "whole")
     (first, *_) = complete_checkpoints(tmp_path / "whole")
     before = read_checkpoint(first).state.learner["scale"]["value"]
-    assert 2.0**30 > before > whole.figures["loss_scale"]
-    assert whole.figures["batches_skipped"] > read_checkpoint(first).state.meter["batches_skipped"]
+    assert 2.0**30 > before > whole.figures.loss_scale
+    assert whole.figures.batches_skipped > read_checkpoint(first).state.meter["batches_skipped"]
     assert_same_run(whole, run(chosen, tmp_path / "resumed", first))
 
 
@@ -225,9 +226,9 @@ def test_on_other_shards_and_executors_it_ends_with_the_same_bytes(name, mode, t
     back = run(chosen, tmp_path / "back", complete_checkpoints(tmp_path / "resumed")[0])
     assert state(back) == state(whole)
     if other.engine.shards == 2:
-        assert resumed.figures["trace_since_samples"] == 0
+        assert resumed.figures.trace_since_samples == 0
     else:
-        assert resumed.figures["trace_since_samples"] == int(cut.name)
+        assert resumed.figures.trace_since_samples == int(cut.name)
         assert resumed.trace.events[:, 2].min() == 4  # steps
         assert "shards: before 2, now" in resumed.trace.meta["not_replayable"]
         assert "not_replayable" in back.trace.meta
@@ -260,7 +261,7 @@ def test_on_other_ranks_sync_ends_as_law_3_says(ranks, tmp_path):
     for name, weights in whole.model.state_dict().items():
         worst = max(worst, float((weights - resumed.model.state_dict()[name]).abs().max()))
     assert 0 < worst < 1e-10
-    assert resumed.figures["updates"] == whole.figures["updates"] == 20
+    assert resumed.figures.updates == whole.figures.updates == 20
 
 
 SHARING = [
@@ -304,7 +305,7 @@ def test_each_sample_is_trained_once_whatever_number_of_ranks_goes_on(
     assert sorted(seen) == list(range(int(cut.name)))
     resumed = run(changed(chosen, ranks=2), tmp_path / "on", cut, source)
     assert sorted(seen) == list(range(300))
-    assert resumed.figures["samples"] == 300
+    assert resumed.figures.samples == 300
 
 
 def test_rows_in_increments_go_on_as_whole_ones_do(tmp_path):
@@ -323,7 +324,7 @@ def test_ranks_computed_as_one_batch_go_on_to_the_same_bytes(mode, tmp_path):
     whole = run(chosen, tmp_path / "whole")
     (cut, *_) = complete_checkpoints(tmp_path / "whole")
     resumed = run(chosen, tmp_path / "resumed", cut)
-    assert whole.figures["ranks_fused"]
+    assert whole.figures.ranks_fused
     assert_same_run(whole, resumed)
     assert "not_replayable" not in resumed.trace.meta
     apart = run(changed(chosen, fuse_ranks=False), tmp_path / "apart", cut)

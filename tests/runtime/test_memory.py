@@ -19,9 +19,8 @@ from persia_sim.words.staleness import StalenessSummary, summarize
 from persia_sim.words.staleness_stream import SLACK_STEPS, StalenessCounter
 from persia_sim.words.trace import ALL, Event, Kind, Trace, TraceRecorder
 from persia_sim.words.vocabulary import Mode
-from runtime.rank import series
-from runtime.rank.progress import Meter
-from runtime.rank.series import BlockMeans, Thinned
+from runtime.rank import progress
+from runtime.rank.progress import BlockMeans, Meter, Thinned
 from runtime.run.session import train
 from tests.runtime.worlds import ArraySource, changed, config, run
 
@@ -183,7 +182,7 @@ def test_a_run_without_its_trace_has_the_same_figures_and_no_replay(executor, tm
     bare = train(changed(chosen, trace_order=False), source)
     assert len(bare.trace) == 0
     assert bare.staleness.oldest_steps <= 2
-    assert bare.figures["samples"] == 300
+    assert bare.figures.samples == 300
     if executor == "lag":
         kept = train(chosen, source)
         assert bare.losses == kept.losses
@@ -276,7 +275,7 @@ def test_the_figures_of_a_long_trace_are_counted_event_by_event(monkeypatch):
 def bytes_of_a_step_more() -> float:
     """Of a run of 8 ranks on 4 shards, in a process where nothing else allocates."""
     trace_module.MOST_BYTES_IN_MEMORY, trace_module._BLOCK_EVENTS = 1, 64
-    for kept in (series.BlockMeans, series.Thinned):
+    for kept in (progress.BlockMeans, progress.Thinned):
         kept.__init__.__defaults__ = (16,)
     chosen = config(ranks=8, shards=4, batch=8, mode=Mode.HYBRID, tau=2, fuse_ranks=True)
     at: dict[int, int] = {}

@@ -72,13 +72,6 @@ def test_the_merged_order_obeys_every_recording_and_every_ranks_program(
                 assert (here < there) == (kind in READS)
 
 
-def test_an_update_that_every_rank_has_written_down_stands_once():
-    update = (Kind.DENSE_UPDATE, ALL, 0, ALL, 0)
-    server = table((Kind.LOOKUP, 0, 0, 0, 0), (Kind.LOOKUP, 1, 0, 0, 0), (Kind.PUSH, ALL, 0, 0, 0))
-    found = merge_recordings([server, table(update), table(update)], 2)
-    assert found.tolist() == [list(map(int, e)) for e in (*server[:2], update, server[2])]
-
-
 def test_recordings_that_contradict_each_other_are_told_by_their_heads():
     server = table((Kind.PUSH, 0, 0, 0, 0), (Kind.LOOKUP, 0, 0, 0, 1))
     dense = table((Kind.DENSE_PUSH, 0, 0, ALL, 0))

@@ -10,7 +10,7 @@ import torch
 from runtime.data.batch import Field, Layout
 from runtime.models.build import BUILT_IN, build_model
 from runtime.models.inputs import Embeddings, InputShape, flatten
-from runtime.models.mlp import PAPER_MLP
+from runtime.models.networks import PAPER_MLP
 
 LAYOUT = Layout(
     fields=(Field(name="a"), Field(name="b"), Field(name="s", pooling="sequence", max_length=3)),
@@ -220,8 +220,7 @@ def test_zeros_behind_the_input_change_nothing(name, monkeypatch):
     """The tower's input is filled up for the sake of BLAS; outputs and gradients stay the same."""
     found = []
     for columns in (1, 16, 64):
-        monkeypatch.setattr("runtime.models.mlp.COLUMNS", columns)
-        monkeypatch.setattr("runtime.models.interactions.COLUMNS", columns)
+        monkeypatch.setattr("runtime.models.networks.COLUMNS", columns)
         model = build_model(name, SHAPE, (8, 4), seed=0).double()
         dense, embeddings = inputs()
         pooled = embeddings.pooled.double().requires_grad_()

@@ -9,7 +9,7 @@ import pytest
 from persia_sim.model.profile import read_profile
 from runtime.commands import main
 from runtime.run import profile as measuring
-from runtime.run.profile_processes import SUMMED_BYTES
+from runtime.run.profile import SUMMED_BYTES
 from tests.runtime.test_commands_of_train import plainly
 
 TINY = ["--dim", "4", "--hidden", "8", "--data", "synthetic:criteo-ad:0.0001"]

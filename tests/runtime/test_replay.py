@@ -170,9 +170,9 @@ def test_a_run_of_the_barrier_modes_is_replayed_from_its_file(change, tmp_path):
     recorded.trace.save(tmp_path / "t.npz")
     again = train(replay_of(chosen, tmp_path / "t.npz"), SOURCE)
     assert again.final.predictions.tobytes() == recorded.final.predictions.tobytes()
-    assert again.figures["loss_scale"] == recorded.figures["loss_scale"]
+    assert again.figures.loss_scale == recorded.figures.loss_scale
     if change:
-        assert recorded.figures["batches_skipped"] > 0
+        assert recorded.figures.batches_skipped > 0
 
 
 def test_float16_in_async_is_not_replayed():
@@ -192,7 +192,7 @@ def test_replay_refuses_a_trace_whose_last_steps_are_missing(tmp_path):
         train(replay_of(chosen, tmp_path / "t.npz"), SOURCE)
     bare = {k: v for k, v in whole.meta.items() if k != "updates"}
     Trace(kept, bare).save(tmp_path / "t.npz")
-    assert train(replay_of(chosen, tmp_path / "t.npz"), SOURCE).figures["updates"] == 10
+    assert train(replay_of(chosen, tmp_path / "t.npz"), SOURCE).figures.updates == 10
 
 
 def test_a_replay_takes_tau_from_its_trace_and_refuses_another(tmp_path):
@@ -218,8 +218,8 @@ def test_lost_pushes_of_an_order_are_counted_and_are_no_skipped_batches(tmp_path
         events[pushes & (events[:, 1] == rank) & (events[:, 2] == step), 0] = Kind.LOST_PUSH
     Trace(events, trace.meta).save(tmp_path / "t.npz")
     again = train(replay_of(chosen, tmp_path / "t.npz"), SOURCE)
-    assert again.figures["pushes_lost"] == 3
-    assert again.figures["batches_skipped"] == 0
-    assert again.figures["samples"] == 300
+    assert again.figures.pushes_lost == 3
+    assert again.figures.batches_skipped == 0
+    assert again.figures.samples == 300
     assert again.losses[:4] == train(chosen, SOURCE).losses[:4]
     assert again.losses[5:] != train(chosen, SOURCE).losses[5:]

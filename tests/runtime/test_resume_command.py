@@ -16,11 +16,12 @@ from runtime.checkpoint.whole import complete_checkpoints
 from runtime.commands import main
 from runtime.config import CheckpointConfig, DataConfig, TrainConfig, read_config
 from runtime.data.synthetic import SyntheticSource
-from runtime.run import schedule
+from runtime.run import saver
 from runtime.run.ending import Ending, Interrupted
 from runtime.run.record import Beginning, run_into
 from runtime.run.resume import going_on
-from runtime.run.session import Saving, train
+from runtime.run.saver import Saving
+from runtime.run.session import train
 from runtime.train_options import read_train
 from tests.runtime.clicks_of_a_user import EDITS, NO_EDITS, edited, write_clicks
 from tests.runtime.test_ending import after
@@ -160,7 +161,7 @@ def test_other_words_for_it_are_refused(text, capsys, monkeypatch):
 def test_a_time_ends_a_leg_wherever_it_is(tmp_path, monkeypatch):
     """A clock that goes a second a look: a checkpoint comes every so many batches."""
     looks = count()
-    monkeypatch.setattr(schedule, "time", SimpleNamespace(monotonic=lambda: next(looks)))
+    monkeypatch.setattr(saver, "time", SimpleNamespace(monotonic=lambda: next(looks)))
     train(config(checkpoint_every="4s", keep=99), ArraySource(300), saving=Saving(tmp_path))
     # A leg begins at second k and is due at k + 4: three batches, and the fourth look ends it.
     found = [int(cut.name) for cut in complete_checkpoints(tmp_path)]

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics
 
-from runtime.run.evaluate import score
-from runtime.run.scores import auc, calibration, group_auc, log_loss
+from runtime.run.evaluate import auc, calibration, group_auc, log_loss, score
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 6)), min_size=2, max_size=40))

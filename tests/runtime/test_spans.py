@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from persia_sim.words.chrome import Span
-from runtime.rank.spans import SpanRecorder
+from runtime.rank.progress import SpanRecorder
 
 
 @pytest.fixture
 def clock(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("runtime.rank.spans.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("runtime.rank.progress.time.perf_counter", lambda: now[0])
     return now
 
 

@@ -23,8 +23,7 @@ from runtime.data.batch import Batch, Field, Layout
 from runtime.embedding.store import FieldVectors
 from runtime.models.inputs import Embeddings
 from runtime.rank import learner as learner_module
-from runtime.rank.copy_streams import StreamName
-from runtime.rank.staging import HostStaging, StreamStaging, open_staging
+from runtime.rank.staging import HostStaging, StreamName, StreamStaging, open_staging
 from tests.runtime.worlds import ArraySource, assert_same_bytes, config, difference, run
 
 

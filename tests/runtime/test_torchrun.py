@@ -168,7 +168,7 @@ def test_one_command_trains_two_ranks_and_writes_one_folder(tmp_path):
 
 THREADY = """
 import torch
-from runtime.models.mlp import FeedForward
+from runtime.models.networks import FeedForward
 
 class Net(FeedForward):
     def forward(self, dense, embeddings):
@@ -198,7 +198,7 @@ def test_a_mistake_is_one_sentence_in_torchruns_report_too(tmp_path):
 SPLIT = """
 import os
 import signal
-from runtime.models.mlp import FeedForward
+from runtime.models.networks import FeedForward
 
 class Net(FeedForward):
     def forward(self, dense, embeddings):
@@ -211,7 +211,7 @@ class Net(FeedForward):
 MORTAL = """
 import os, signal, time
 from pathlib import Path
-from runtime.models.mlp import FeedForward
+from runtime.models.networks import FeedForward
 
 class Net(FeedForward):
     batches = 0

@@ -131,7 +131,7 @@ def test_a_mode_may_be_given_by_its_name():
 
 def test_a_timeline_has_every_stage_of_every_step():
     from persia_sim.words.chrome import chrome_events
-    from runtime.rank.spans import SpanRecorder
+    from runtime.rank.progress import SpanRecorder
 
     spans = SpanRecorder(enabled=True)
     run(config(mode=Mode.HYBRID, tau=1, ranks=2, executor="concurrent"), SOURCE, spans=spans)

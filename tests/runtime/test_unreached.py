@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runtime.config import EvaluationConfig, SyncConfig, TrainConfig
-from runtime.run.unreached import unreached
+from runtime.run.record import unreached
 
 
 def told(updates: int = 32, samples: int = 4096, whole: bool = True, **sync: Any) -> list[str]:

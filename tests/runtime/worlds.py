@@ -24,13 +24,12 @@ from runtime.data.source import Part, Provenance
 from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.embedding.verbs import EmbeddingStore
 from runtime.embedding.worker import EmbeddingWorker
-from runtime.engines.parts import assemble_for
+from runtime.engines.open import assemble_for
 from runtime.engines.threads import ConcurrentRun
 from runtime.order.executor import OrderedRun
 from runtime.order.merge import whole_trace
 from runtime.rank.learner import Learner
-from runtime.rank.progress import Meter
-from runtime.rank.spans import SpanRecorder
+from runtime.rank.progress import Meter, SpanRecorder
 
 
 class ArraySource:

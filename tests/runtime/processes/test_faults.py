@@ -19,7 +19,7 @@ import pytest
 from persia_sim.words.vocabulary import Mode
 from runtime import commands, stop
 from runtime.embedding.server_rules import ServerRules
-from runtime.engines.parts import assemble_for
+from runtime.engines.open import assemble_for
 from runtime.engines.processes import listening
 from runtime.engines.processes.launch import ServerProcesses
 from runtime.engines.processes.links import Links

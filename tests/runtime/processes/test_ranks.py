@@ -22,7 +22,7 @@ from persia_sim.words.trace import Kind, Trace
 from persia_sim.words.vocabulary import Mode
 from runtime.config import CheckpointConfig, DataConfig, TrainConfig
 from runtime.dense.group import RankGroup
-from runtime.engines.parts import assemble_for
+from runtime.engines.open import assemble_for
 from runtime.engines.processes.ranks import ProcessRank
 from runtime.engines.threads import ConcurrentRun
 from runtime.order.merge import whole_trace

@@ -12,7 +12,6 @@ import threading
 import time
 from functools import partial
 from itertools import pairwise
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ from runtime.embedding.open import open_store
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines.processes.launch import ServerProcesses
 from runtime.engines.processes.revival import Revival, SavedServer
-from runtime.run.training import Training
+from runtime.run.saver import take_rows
 from runtime.stop import PeerError, RunStopped
 from tests.runtime.processes.served import LAYOUT, SGD, Served, batch_of, ones, served
 from tests.runtime.processes.test_faults import until
@@ -205,7 +204,6 @@ def test_the_checkpoint_after_a_death_holds_all_rows_whatever_it_was_to_extend(
     rules = ServerRules(tau=4)
     with served(rules, servers=2) as found:
         may_come_back(found, rules)
-        training = SimpleNamespace(parts=SimpleNamespace(store=found.store))
         one_step(found.store, 0, 0)
         found.store.drain()
         collect, folders = found.store.collect_snapshots, [tmp_path / str(k) for k in range(3)]
@@ -219,13 +217,13 @@ def test_the_checkpoint_after_a_death_holds_all_rows_whatever_it_was_to_extend(
 
         with monkeypatch.context() as patch:
             patch.setattr(found.store, "collect_snapshots", collected)
-            Training.take_rows(training, None, True).write(folders[0])
+            take_rows(found.store, None, True).write(folders[0])
         if dies == "before the next one":
             kill(found.processes, 0)
         for step, (base, folder) in enumerate(pairwise(folders), 1):
             one_step(found.store, 0, step)
             found.store.drain()
-            taken = Training.take_rows(training, base, True)
+            taken = take_rows(found.store, base, True)
             assert (taken.extends is None) == (step == 1)
             taken.write(folder)
         again = open_store(LAYOUT, [SGD], shards=1)
