@@ -14,6 +14,7 @@ USAGE = """usage: python -m runtime COMMAND [options]
   train      train one model and write its run folder     (train --help lists every option)
   evaluate   judge a trained model again, on its test part or on other data
   export     write a trained model as files: rows as parquet, the network by torch.export
+  serve      start embedding servers on this host for runs of other hosts
   profile    measure what each stage costs here, for the simulator
   data list  the data sets, and where each was found
   data get   download a data set from its publisher
@@ -76,6 +77,12 @@ def _profile(arguments: list[str]) -> None:
     run(arguments)
 
 
+def _serve(arguments: list[str]) -> None:
+    from runtime.engines.processes.hosts import run
+
+    run(arguments)
+
+
 def _data(arguments: list[str]) -> None:
     from runtime.data.download import run
 
@@ -86,6 +93,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": _train,
     "evaluate": _evaluate,
     "export": _export,
+    "serve": _serve,
     "profile": _profile,
     "data": _data,
 }

@@ -80,6 +80,7 @@ class CheckpointConfig:
 
 MOST_LATENCY_S = 60
 MOST_SERVERS = 64
+HOST_PORT = re.compile(r"[\w.-]+:\d{1,5}", re.ASCII)
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 
 
@@ -97,6 +98,11 @@ class EngineConfig:
     servers: int = 0
     """Of concurrent: embedding servers as processes of this host, 0 to 64, which hold the rows in
     place of ``shards`` in this process; 0: none. Linux."""
+    servers_at: tuple[str, ...] = ()
+    """Hosts on which the ``servers`` start in turn, as HOST:PORT of `python -m runtime serve`
+    there; none: this host."""
+    servers_secret: Path | None = None
+    """Of ``servers_at``: the file with the secret that `serve` was given, too."""
     loaders: int = 0
     """Of concurrent: processes that parse and hash the training data ahead of the ranks, 0 to 64;
     0: the ranks do it. Linux."""
@@ -143,6 +149,8 @@ class EngineConfig:
             raise ValueError(f"device must be cpu, cuda, or cuda:1 and so on, got {self.device!r}")
         if self.executor == "replay" and self.trace is None:
             raise ValueError("replay needs the order to execute; add --trace FILE")
+        if self.servers_at and not self.servers:
+            raise ValueError("servers_at is read with servers alone; say --servers, how many")
         if self.servers:
             self._check_servers()
 
@@ -152,6 +160,11 @@ class EngineConfig:
         return self.servers or self.shards
 
     def _check_servers(self) -> None:
+        for at in self.servers_at:
+            if not HOST_PORT.fullmatch(at):
+                raise ValueError(f"servers_at must be HOST:PORT, got {at!r}")
+        if bool(self.servers_at) != (self.servers_secret is not None):
+            raise ValueError("servers_at and servers_secret go together; give both, or none")
         if self.shards != 1:
             raise ValueError(
                 f"shards {self.shards} is not used with servers {self.servers}, which are processes"

@@ -27,7 +27,9 @@ DECIDES_NO_BYTE = {
     ),
     "lookahead": "how rows are brought up to date, to the same bytes",
     "executor": "who carries the order out",
-    "servers": "where the shards are, whose number counts",
+    **dict.fromkeys(
+        ("servers", "servers-at", "servers-secret"), "where the shards are, whose number counts"
+    ),
     "loaders": "who parses, to the same samples",
     "dense-sum": "of ranks that are processes; a ring marks its trace as not replayable",
     "fuse-ranks": "a trace says by itself whether ranks were computed as one batch",

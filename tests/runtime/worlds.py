@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
 import functools
+import tempfile
+import threading
 import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -25,6 +28,7 @@ from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.embedding.verbs import EmbeddingStore
 from runtime.embedding.worker import EmbeddingWorker
 from runtime.engines.open import assemble_for
+from runtime.engines.processes.hosts import Host, read_secret
 from runtime.engines.threads import ConcurrentRun
 from runtime.order.executor import OrderedRun
 from runtime.order.merge import whole_trace
@@ -131,15 +135,33 @@ def with_another(settings: TrainConfig, option: str) -> TrainConfig:
 
 
 def on_engine(name: str, servers: int = 1) -> dict[str, Any]:
-    """Options of an engine: lag (one thread), threads, or processes (servers of their own)."""
+    """Options of an engine: lag (one thread), threads, processes (servers of their own), or network
+    (the same, over TCP)."""
     if name == "lag":
         return {"executor": "lag", "shards": servers}
-    found = {"executor": "concurrent", "shards": servers}
-    return found if name == "threads" else found | {"shards": 1, "servers": servers}
+    if name == "threads":
+        return {"executor": "concurrent", "shards": servers}
+    found: dict[str, Any] = {"executor": "concurrent", "shards": 1, "servers": servers}
+    if name == "network":
+        found["servers_at"], found["servers_secret"] = host_of_servers()
+    return found
 
 
-ENGINES = ["threads", "processes"]
+ENGINES = ["threads", "processes", "network"]
 """Those that run many ranks at once."""
+
+
+@functools.cache
+def host_of_servers() -> tuple[tuple[str, ...], Path]:
+    """Where servers start that are reached over TCP, for all tests of this process; its secret."""
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    file = Path(folder.name) / "secret"
+    file.touch(0o600)
+    file.write_text("a secret for tests alone")
+    host = Host("127.0.0.1:0", read_secret(file))
+    threading.Thread(target=host.serve, daemon=True, name="host of servers").start()
+    return (host.name,), file
 
 
 @dataclass

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from runtime.engines.processes.channel import Channel, PeerGoneError, close_all
+from runtime.engines.processes.channel import Channel, PeerGoneError, Place, connect
 from runtime.engines.processes.launch import Address
 from runtime.engines.processes.messages import (
     BadMessageError,
@@ -20,6 +19,7 @@ from runtime.engines.processes.messages import (
     unpack_json,
 )
 from runtime.engines.processes.revival import Revival
+from runtime.engines.processes.segments import Segment
 from runtime.engines.processes.waits import Waits
 from runtime.stop import PeerError, Silence, Stop
 
@@ -105,19 +105,16 @@ class Connections:
 
     def connect(self, shard: int, role: str, rank: int = -1) -> Channel:
         """One more connection; raises PeerError where the server is not there or refuses."""
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            sock.settimeout(_CONNECT_WITHIN_S)
-            sock.connect(self._address.names[shard])
+            channel = connect(self._address.names[shard], _CONNECT_WITHIN_S)
         except OSError as error:
-            sock.close()
             raise PeerError(
                 f"{self.who} cannot reach embedding server {shard}: {error.strerror or error}"
             ) from None
-        channel = Channel(sock)
+        channel.takes_arrays = True
         self._open.append(channel)
         hello = {
-            "secret": self._address.secret,
+            "secret": self._address.secrets[shard],
             "role": role,
             "client": self._client,
             "ranks": self.who,
@@ -126,8 +123,7 @@ class Connections:
         try:
             channel.send(Message(MessageKind.HELLO, rank, body=pack_json(hello)))
             while True:
-                message, descriptors = channel.receive(until(_CONNECT_WITHIN_S, shard))
-                close_all(descriptors)
+                message, _ = channel.receive(until(_CONNECT_WITHIN_S, shard))
                 if message.kind is not MessageKind.FILLING:
                     break
         except PeerGoneError:
@@ -141,16 +137,25 @@ class Connections:
         return channel
 
     def receive(
-        self, channel: Channel, shard: int, life: int, *, stops: bool = True
-    ) -> tuple[Message, tuple[int, ...]]:
-        """The next message; raises as `Links.send` does, and RunStopped where the run ``stops``."""
+        self,
+        channel: Channel,
+        shard: int,
+        life: int,
+        *,
+        stops: bool = True,
+        place: Place = lambda message: None,
+    ) -> tuple[Message, Segment | None]:
+        """The next message, as `Channel.receive`.
+
+        Raises as `Links.send` does, and RunStopped where the run ``stops``.
+        """
 
         def goes_on() -> None:
             if stops:
                 self.stop.check()
 
         try:
-            return channel.receive(goes_on)
+            return channel.receive(goes_on, place)
         except PeerGoneError:
             if stops:
                 self.stop.check()

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
+from runtime.engines.processes.channel import listen
 from runtime.engines.processes.messages import SECRET_BYTES
 from runtime.engines.processes.server_config import ServerConfig
 from runtime.stop import PeerError
@@ -35,13 +36,14 @@ class Address:
     """How a process of this host reaches the servers."""
 
     names: tuple[str, ...]
-    """Of each server's socket: abstract ones, so that no file is left behind."""
-    secret: str
+    """Of each server's socket, as `channel.connect` takes it."""
+    secrets: tuple[str, ...]
+    """What a client must know, of each server."""
 
     def leave(self) -> IO[str]:
         """Write it where only processes of this user can read it, as long as the file is open."""
         note = os.fdopen(os.memfd_create("embedding-servers", os.MFD_CLOEXEC), "w")
-        note.write(json.dumps({"names": self.names, "secret": self.secret}))
+        note.write(json.dumps({"names": self.names, "secrets": self.secrets}))
         note.flush()
         return note
 
@@ -57,14 +59,15 @@ class Address:
             if about.st_uid != os.geteuid() or not stat.S_ISREG(about.st_mode):
                 raise PeerError(f"the servers' address at {place} is not of this user's run")
             found = json.load(note)
-        return cls(tuple(found["names"]), found["secret"])
+        return cls(tuple(found["names"]), tuple(found["secrets"]))
 
 
 class ServerProcesses:
-    """The embedding servers of one host. They end with this process, however it ends."""
+    """Embedding servers on this host. They end with this process, however it ends."""
 
-    def __init__(self, configs: Sequence[ServerConfig]) -> None:
-        """Start all of them and wait until they listen.
+    def __init__(self, configs: Sequence[ServerConfig], host: str = "") -> None:
+        """Start all of them and wait until they listen: for this host's processes, or over TCP at
+        the address ``host``.
 
         Raises what a server cannot start for: ValueError, MemoryError, RuntimeError.
         """
@@ -77,9 +80,10 @@ class ServerProcesses:
         of_main = threading.current_thread() is threading.main_thread()
         self._configs = [replace(c, secret=secret, dies_with_parent=of_main) for c in configs]
         token = secrets.token_hex(16)
-        names = tuple(f"\0persia-testbed-{token}-{c.shard}" for c in configs)
-        self.address = Address(names, secret)
-        self._doors = [_listen(name) for name in names]
+        unix = f"\0persia-testbed-{token}-"
+        doors = [listen(f"{host}:0" if host else f"{unix}{c.shard}") for c in configs]
+        self.address = Address(tuple(name for _, name in doors), (secret,) * len(configs))
+        self._doors = [door for door, _ in doors]
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * len(configs)
         self._pipes: list[socket.socket | None] = [None] * len(configs)
         self._notes: list[IO[str]] = []
@@ -183,13 +187,6 @@ class ServerProcesses:
         error = json.loads(said)
         if error:
             raise _ERRORS.get(error["kind"], RuntimeError)(error["sentence"])
-
-
-def _listen(name: str) -> socket.socket:
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    door.bind(name)
-    door.listen(128)
-    return door
 
 
 def _end_all(

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from runtime.engines.processes.channel import Channel, PeerGoneError, close_all
+from runtime.engines.processes.channel import Channel, PeerGoneError, Place
 from runtime.engines.processes.connections import Connections, ServerRevivedError
 from runtime.engines.processes.launch import Address
 from runtime.engines.processes.listening import Fresh, Listening
 from runtime.engines.processes.messages import Message, MessageKind, pack_json, unpack_json
-from runtime.engines.processes.parcels import pack_arrays, unpack_arrays
 from runtime.engines.processes.revival import Revival
+from runtime.engines.processes.segments import Segment, pack_arrays, unpack_arrays
 from runtime.stop import PeerError, Stop
 
 
@@ -81,23 +81,35 @@ class Links:
     # Requests of a rank.
 
     def send(
-        self, role: str, shard: int, message: Message, descriptors: Sequence[int] = ()
+        self,
+        role: str,
+        shard: int,
+        message: Message,
+        arrays: Sequence[Any] = (),
+        segment: Segment | None = None,
     ) -> None:
-        """Send for the message's rank.
+        """Send for the message's rank, as `Channel.send`.
 
         Raises ServerRevivedError when the server has died and is back, PeerError when it is not.
         """
         life, seats = self._all.at(shard)
         try:
-            seats.of_rank[role, message.rank].send(message, descriptors)
+            seats.of_rank[role, message.rank].send(message, arrays, segment=segment)
         except PeerGoneError:
             raise self._all.after_death(shard, life) from None
         except TimeoutError:
             raise PeerError(f"{self._all.name(shard)} takes no message, so it is stuck") from None
 
     def answer(
-        self, role: str, shard: int, life: int, rank: int, step: int, what: str
-    ) -> tuple[Message, tuple[int, ...]]:
+        self,
+        role: str,
+        shard: int,
+        life: int,
+        rank: int,
+        step: int,
+        what: str,
+        place: Place = lambda message: None,
+    ) -> tuple[Message, Segment | None]:
         """What the server, which was asked in this ``life``, answers about (rank, step).
 
         Raises what the server failed with, ServerRevivedError when it has died and is back,
@@ -107,13 +119,17 @@ class Links:
         channel = self._all.seats_of(shard, life).of_rank[role, rank]
         with self._all.waits.waiting(text), self._all.stop.waiting_elsewhere():
             while True:
-                message, descriptors = self._all.receive(channel, shard, life)
+                message, segment = self._all.receive(
+                    channel,
+                    shard,
+                    life,
+                    place=lambda m: place(m) if (m.rank, m.step) == (rank, step) else None,
+                )
                 if message.kind is MessageKind.FAILED:
-                    close_all(descriptors)
                     raise self._all.failure(message)
                 if (message.rank, message.step) == (rank, step):
-                    return message, descriptors
-                close_all(descriptors)  # an answer from before a stop
+                    return message, segment
+                # an answer from before a stop
 
     # Rare requests.
 
@@ -151,28 +167,31 @@ class Links:
         if given is None:
             self._tell(channel, shard, life, Message(MessageKind.CALL, body=pack_json(asked)))
         else:
-            asked["parcel"], segment = pack_arrays(given)
+            asked["arrays"], segment = pack_arrays(given)
             try:
                 call = Message(MessageKind.CALL, body=pack_json(asked))
-                self._tell(channel, shard, life, call, [segment.descriptor])
+                self._tell(channel, shard, life, call, segment=segment)
             finally:
                 segment.close()
-        message, descriptors = self._hear(channel, shard, life, verb)
-        if message.kind is MessageKind.PARCEL and len(descriptors) == 1:
-            return unpack_arrays(unpack_json(message.body), descriptors[0])
-        close_all(descriptors)
-        return unpack_json(message.body)
+        message, found = self._hear(channel, shard, life, verb)
+        about = unpack_json(message.body)
+        return about if found is None else unpack_arrays(about, found)
 
     def tell_control(
-        self, shard: int, life: int, message: Message, descriptors: Sequence[int] = ()
+        self,
+        shard: int,
+        life: int,
+        message: Message,
+        arrays: Sequence[Any] = (),
+        segment: Segment | None = None,
     ) -> None:
         """One message on the connection for rare requests; call it inside `alone`."""
         seats = self._all.seats_of(shard, life)
-        self._tell(seats.control, shard, life, message, descriptors)
+        self._tell(seats.control, shard, life, message, arrays, segment)
 
-    def hear_control(self, shard: int, life: int, what: str) -> tuple[Message, tuple[int, ...]]:
+    def hear_control(self, shard: int, life: int, what: str, place: Place) -> None:
         """The answer of that life. Both raise as `send` does."""
-        return self._hear(self._all.seats_of(shard, life).control, shard, life, what)
+        self._hear(self._all.seats_of(shard, life).control, shard, life, what, place)
 
     def close(self) -> None:
         """Say goodbye and close every connection."""
@@ -184,20 +203,25 @@ class Links:
         shard: int,
         life: int,
         message: Message,
-        descriptors: Sequence[int] = (),
+        arrays: Sequence[Any] = (),
+        segment: Segment | None = None,
     ) -> None:
         try:
-            channel.send(message, descriptors)
+            channel.send(message, arrays, segment=segment)
         except PeerGoneError:
             raise self._all.after_death(shard, life) from None
 
     def _hear(
-        self, channel: Channel, shard: int, life: int, what: str
-    ) -> tuple[Message, tuple[int, ...]]:
+        self,
+        channel: Channel,
+        shard: int,
+        life: int,
+        what: str,
+        place: Place = lambda message: None,
+    ) -> tuple[Message, Segment | None]:
         text = f"{self._all.who} waits for {what} from embedding server {shard}"
         with self._all.waits.waiting(text):
-            message, descriptors = self._all.receive(channel, shard, life, stops=False)
-        if message.kind is MessageKind.FAILED:
-            close_all(descriptors)
-            raise self._all.failure(message)
-        return message, descriptors
+            found = self._all.receive(channel, shard, life, stops=False, place=place)
+        if found[0].kind is MessageKind.FAILED:
+            raise self._all.failure(found[0])
+        return found

@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
-from runtime.engines.processes.channel import Channel, PeerGoneError, close_all
+from runtime.engines.processes.channel import Channel, PeerGoneError
 from runtime.engines.processes.connections import Connections, ServerGoneError, until
 from runtime.engines.processes.messages import (
     BadMessageError,
@@ -136,8 +136,7 @@ class Listening:
 
     def _hear_closing(self, shard: int, channel: Channel) -> None:
         life = self._all.life_of(shard)
-        message, descriptors = self._all.receive(channel, shard, life, stops=False)
-        close_all(descriptors)
+        message, _ = self._all.receive(channel, shard, life, stops=False)
         if message.kind is MessageKind.FAILED:
             raise self._all.failure(message)
         self.on_closed(message.rank, message.step, shard)

@@ -8,7 +8,6 @@ other end lives as long as the launcher.
 
 from __future__ import annotations
 
-import hmac
 import json
 import os
 import signal
@@ -21,15 +20,14 @@ from typing import Any, cast
 from runtime.data.batch import Batch
 from runtime.data.open import open_source
 from runtime.data.source import SharedSource
-from runtime.engines.processes.channel import Channel, PeerGoneError, close_all, is_own_user
+from runtime.engines.processes.channel import Channel, PeerGoneError, greeting
 from runtime.engines.processes.messages import (
     BadMessageError,
     Message,
     MessageKind,
     pack_json,
-    unpack_json,
 )
-from runtime.engines.processes.parcels import pack_arrays
+from runtime.engines.processes.segments import Segment, pack_arrays
 from runtime.torchrun import die_with_parent
 
 AHEAD = 4
@@ -70,7 +68,7 @@ class Takers:
 
     def __init__(self, door: socket.socket, secret: str, seats: int) -> None:
         """``seats``: processes of this user that know the secret; nobody else is let in."""
-        self._door, self._secret, self._seats = door, secret.encode(), seats
+        self._door, self._secret, self._seats = door, secret, seats
         self._taken: list[Taker] = []
         self._changed = threading.Condition()
         self._reads_since_s: float | None = None
@@ -86,14 +84,14 @@ class Takers:
             self._changed.wait_for(lambda: len(self._taken) == self._seats)
             self._reads_since_s = time.monotonic()
 
-    def give(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
+    def give(self, message: Message, segment: Segment | None = None) -> None:
         """Send it to each, as soon as that one is less than `AHEAD` chunks behind."""
         self._reads_since_s = None
         for taker in self._taken:
             with self._changed:
                 self._changed.wait_for(lambda t=taker: t.behind < AHEAD or not t.is_there)  # type: ignore[misc]
                 taker.behind += 1
-            self._send_to(taker, message, descriptors)
+            self._send_to(taker, message, segment)
         self._reads_since_s = time.monotonic()
 
     def send(self, message: Message) -> None:
@@ -101,20 +99,20 @@ class Takers:
         for taker in self._taken:
             self._send_to(taker, message)
 
-    def _send_to(self, taker: Taker, message: Message, descriptors: tuple[int, ...] = ()) -> None:
+    def _send_to(self, taker: Taker, message: Message, segment: Segment | None = None) -> None:
         try:
             if taker.is_there:
-                taker.channel.send(message, descriptors)
+                taker.channel.send(message, segment=segment)
         except PeerGoneError:
             taker.is_there = False
 
     def _let_in(self) -> None:
         while True:
-            visitor, _ = self._door.accept()
-            if is_own_user(visitor):
-                threading.Thread(target=self._serve, args=(Channel(visitor),), daemon=True).start()
+            channel = Channel(self._door.accept()[0])
+            if channel.is_own_user():
+                threading.Thread(target=self._serve, args=(channel,), daemon=True).start()
             else:
-                visitor.close()
+                channel.close()
 
     def _serve(self, channel: Channel) -> None:
         """One visitor, from the first word on: whatever is wrong with it is its own end only."""
@@ -131,11 +129,7 @@ class Takers:
                 self._changed.notify_all()
 
     def _greet(self, taker: Taker) -> None:
-        message, descriptors = taker.channel.receive()
-        close_all(descriptors)
-        secret = str(unpack_json(message.body).get("secret", "")).encode()
-        if message.kind is not MessageKind.HELLO or not hmac.compare_digest(secret, self._secret):
-            raise BadMessageError("the first message does not know the secret of this run")
+        greeting(taker.channel, self._secret)
         with self._changed:
             if len(self._taken) == self._seats:
                 raise BadMessageError(f"all {self._seats} takers of this loader are there already")
@@ -143,8 +137,7 @@ class Takers:
             self._changed.notify_all()
 
     def _hear(self, taker: Taker) -> None:
-        message, descriptors = taker.channel.receive()
-        close_all(descriptors)
+        message, _ = taker.channel.receive()
         if message.kind is MessageKind.PING:
             since_s = self._reads_since_s
             reads_s = 0.0 if since_s is None else time.monotonic() - since_s
@@ -166,7 +159,7 @@ def give_out(asked: dict[str, Any], takers: Takers) -> None:
         for batch in source.turns("train", own, of):
             document, segment = pack_arrays(arrays_of(batch))
             body = pack_json(document | {"left_out": source.left_out("train")})
-            takers.give(Message(MessageKind.CHUNK, -1, number, body), (segment.descriptor,))
+            takers.give(Message(MessageKind.CHUNK, -1, number, body), segment)
             segment.close()
             number += of
             if not takers.any_there():

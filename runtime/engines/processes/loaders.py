@@ -27,7 +27,7 @@ from runtime.config import DataConfig
 from runtime.data.batch import Batch, Layout
 from runtime.data.errors import DataError, regular_file
 from runtime.data.source import Part, Provenance, SharedSource
-from runtime.engines.processes.channel import Channel, PeerGoneError, is_own_user
+from runtime.engines.processes.channel import Channel, PeerGoneError, connect, listen
 from runtime.engines.processes.messages import (
     SECRET_BYTES,
     Message,
@@ -35,8 +35,8 @@ from runtime.engines.processes.messages import (
     pack_json,
     unpack_json,
 )
-from runtime.engines.processes.parcels import unpack_arrays
 from runtime.engines.processes.peers import BEATS_EVERY_S, STUCK_S, clock
+from runtime.engines.processes.segments import Segment, unpack_arrays
 from runtime.stop import PeerError, Silence, Stop
 
 _ROOT = Path(__file__).parents[3]
@@ -114,12 +114,10 @@ class LoaderProcesses:
         self._end()
 
     def _spawn(self, name: str, asked: dict[str, Any]) -> None:
-        door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        door, _ = listen(name)
         ours, theirs = socket.socketpair()
         document = os.memfd_create("loader-config", os.MFD_CLOEXEC)
         try:
-            door.bind(name)
-            door.listen(128)
             os.write(document, json.dumps(asked).encode())
             os.lseek(document, 0, os.SEEK_SET)
             inherited = (door.fileno(), document, theirs.fileno())
@@ -193,7 +191,7 @@ class LoadedSource:
     def _take(self, loader: int, number: int | None) -> Batch | None:
         who = self._name(loader)
         try:
-            message, descriptors = self._next_of(loader, number)
+            message, segment = self._next_of(loader, number)
             if message.kind is not MessageKind.FAILED:
                 self._channels[loader].send(Message(MessageKind.TAKEN))
         except PeerGoneError:
@@ -204,12 +202,12 @@ class LoadedSource:
         self._note(loader, *said["left_out"])
         if message.kind is MessageKind.PASS_ENDED:
             return None
-        if message.step != number or len(descriptors) != 1:
+        if message.step != number or segment is None:
             raise PeerError(f"{who} sent chunk {message.step}, not {number}")
-        found = unpack_arrays(said, descriptors[0])
+        found = unpack_arrays(said, segment)
         return Batch(found["ids"], found.get("offsets"), found["dense"], found["labels"])
 
-    def _next_of(self, loader: int, number: int | None) -> tuple[Message, tuple[int, ...]]:
+    def _next_of(self, loader: int, number: int | None) -> tuple[Message, Segment | None]:
         """What a loader gives next, however long it waits for another rank; while nothing comes, it
         is asked for signs of life."""
         channel, silence, asked_s = self._channels[loader], Silence(), 0.0
@@ -227,11 +225,11 @@ class LoadedSource:
                 raise self._waited(loader, number, began_s, stuck)
 
         while True:
-            message, descriptors = channel.receive(look)
+            message, segment = channel.receive(look)
             silence.heard()
             self._has_spoken[loader] = True
             if message.kind is not MessageKind.PONG:
-                return message, descriptors
+                return message, segment
             reads_s = unpack_json(message.body)["reads_s"]
             if reads_s > READ_WITHIN_S:
                 reads = f"is alive and has been reading for {reads_s:.0f} s: do its files answer?"
@@ -255,17 +253,14 @@ class LoadedSource:
 
 
 def _connect(address: LoaderAddress, loader: int) -> Channel:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sock.settimeout(_CONNECT_WITHIN_S)
     try:
-        sock.connect(address.names[loader])
+        channel = connect(address.names[loader], _CONNECT_WITHIN_S)
     except OSError as error:
-        sock.close()
         raise PeerError(f"loader {loader} cannot be reached: {error.strerror or error}") from None
-    if not is_own_user(sock):
-        sock.close()
+    if not channel.is_own_user():
+        channel.close()
         raise PeerError(f"loader {loader} is another user's; start the run again")
-    channel = Channel(sock)
+    channel.takes_arrays = True
     channel.send(Message(MessageKind.HELLO, body=pack_json({"secret": address.secret})))
     return channel
 

@@ -1,9 +1,9 @@
 """The protocol between rank processes and embedding servers, in one place.
 
-A message is a header and a body. Arrays do not travel: a batch's lie in a *segment* of shared
-memory, which both sides have mapped, and a message says where; what is asked for rarely (a table,
-a trace) comes in a *parcel*, a memory file of its own that is handed over with the answer. Over a
-transport without shared memory the same header would be followed by the arrays.
+A message is a header, a body, and perhaps arrays. A batch's arrays lie in a *segment*, memory of
+one number and size on both sides, and a message says where. On one host both have mapped the same
+pages; between hosts ids, rows and gradients follow the message that names them. What is asked for
+rarely (a table, a trace) comes in a segment of its own, with the message or behind it.
 
 All numbers are little-endian. The receiver checks everything before it uses anything: a message
 that breaks a rule closes its connection, and nothing else.
@@ -18,14 +18,15 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 MAGIC = b"PtbR"
-VERSION = 1
+VERSION = 2
 MOST_BODY_BYTES = 1 << 16
 MOST_SEGMENTS = 1 << 16
 """Of one rank: far beyond any window that fits a memory."""
 MOST_SEGMENT_BYTES = 1 << 40
 SECRET_BYTES = 32
 
-_HEADER = struct.Struct("<4sHHIiq")  # magic, version, kind, bytes of the body, rank, step
+_HEADER = struct.Struct("<4sHHIiqQ")  # magic, version, kind, body bytes, rank, step, array bytes
+HEADER_BYTES = _HEADER.size
 _SEGMENT = struct.Struct("<IQ")  # number, bytes
 _BATCH = struct.Struct("<IH")  # segment, tables
 _PART = struct.Struct("<QQQQ")  # rows of this server; where ids, values and gradients start
@@ -43,7 +44,7 @@ class MessageKind(IntEnum):
     FILLING = 3
     """To who waits for WELCOME: the server is getting its rows; it may take minutes."""
     SEGMENT = 10
-    """A segment's number and size, its descriptor with it; not answered."""
+    """A segment's number and size, on one host its descriptor with it; not answered."""
     LOOK_UP = 11
     """Where a batch lies: read its rows when window and order allow it. ROWS."""
     LOOK_AHEAD = 12
@@ -122,20 +123,25 @@ class Placed(NamedTuple):
     parts: list[Part]
 
 
-def pack(message: Message) -> bytes:
-    """The bytes of a message."""
+WITH_ARRAYS = frozenset({MessageKind.CALL, MessageKind.PARCEL, MessageKind.CHUNK})
+"""Kinds whose arrays come in a segment of their own, not in that of a batch."""
+
+
+def pack(message: Message, array_bytes: int = 0) -> bytes:
+    """Header and body; ``array_bytes`` will follow."""
     size = len(message.body)
     if size > MOST_BODY_BYTES:
         raise BadMessageError(_too_large(size))
     kind, rank, step, body = message
-    return _HEADER.pack(MAGIC, VERSION, kind, size, rank, step) + body
+    return _HEADER.pack(MAGIC, VERSION, kind, size, rank, step, array_bytes) + body
 
 
-def unpack(data: bytes) -> Message:
-    """The message in these bytes. Raises BadMessageError."""
-    if len(data) < _HEADER.size:
-        raise BadMessageError(f"a message of {len(data)} bytes is shorter than its header")
-    magic, version, kind, size, rank, step = _HEADER.unpack_from(data)
+def unpack_header(data: bytes | bytearray) -> tuple[Message, int, int]:
+    """The message without its body, the bytes of that, and of the arrays that follow.
+
+    Raises BadMessageError.
+    """
+    magic, version, kind, size, rank, step, array_bytes = _HEADER.unpack(data)
     if magic != MAGIC:
         raise BadMessageError(f"a message starts with {magic!r}, not with {MAGIC!r}")
     if version != VERSION:
@@ -145,21 +151,16 @@ def unpack(data: bytes) -> Message:
         )
     if size > MOST_BODY_BYTES:
         raise BadMessageError(_too_large(size))
-    if size != len(data) - _HEADER.size:
-        raise BadMessageError(
-            f"a message says that its body has {size} bytes, but {len(data) - _HEADER.size} came"
-        )
+    if array_bytes > MOST_SEGMENT_BYTES:
+        raise BadMessageError(f"a message has {array_bytes} bytes of arrays")
     try:
-        return Message(MessageKind(kind), rank, step, data[_HEADER.size :])
+        return Message(MessageKind(kind), rank, step), size, array_bytes
     except ValueError:
         raise BadMessageError(f"a message is of kind {kind}, which is not known") from None
 
 
 def _too_large(size: int) -> str:
     return f"a message has a body of {size} bytes, more than the {MOST_BODY_BYTES} allowed"
-
-
-MOST_MESSAGE_BYTES = _HEADER.size + MOST_BODY_BYTES
 
 
 def pack_segment(number: int, size: int) -> bytes:

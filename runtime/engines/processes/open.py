@@ -10,6 +10,7 @@ from runtime.config import TrainConfig
 from runtime.data.batch import Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.verbs import EmbeddingStore
+from runtime.engines.processes.hosts import HostedServers, read_secret
 from runtime.engines.processes.launch import ServerProcesses
 from runtime.engines.processes.links import Links
 from runtime.engines.processes.remote_store import RemoteStore
@@ -41,24 +42,26 @@ def rows_in_servers(
     )  # fmt: skip
 
 
-def launch(config: TrainConfig, tables: list[TableConfig]) -> ServerProcesses:
+def launch(config: TrainConfig, tables: list[TableConfig]) -> ServerProcesses | HostedServers:
     """The servers of a run, ready to be connected to."""
     alone = config.sync.ranks == 1 and config.sync.mode is Mode.SYNC
-    count = config.engine.servers
-    return ServerProcesses(
-        [
-            ServerConfig(
-                shard=shard,
-                shards=count,
-                seed=config.seed,
-                tables=tuple(tables),
-                rules=server_rules(config, tables),
-                threads=config.engine.threads if alone else 1,
-                records=config.engine.trace_order and config.sync.lookahead != "forwarded",
-            )
-            for shard in range(count)
-        ]
-    )
+    engine = config.engine
+    configs = [
+        ServerConfig(
+            shard=shard,
+            shards=engine.servers,
+            seed=config.seed,
+            tables=tuple(tables),
+            rules=server_rules(config, tables),
+            threads=engine.threads if alone else 1,
+            records=engine.trace_order and config.sync.lookahead != "forwarded",
+        )
+        for shard in range(engine.servers)
+    ]
+    if engine.servers_at:
+        assert engine.servers_secret is not None  # as the config checks
+        return HostedServers(configs, engine.servers_at, read_secret(engine.servers_secret))
+    return ServerProcesses(configs)
 
 
 def segments(config: TrainConfig) -> int:

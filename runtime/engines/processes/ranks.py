@@ -18,6 +18,7 @@ from runtime.embedding.verbs import EmbeddingStore
 from runtime.engines.processes.averaging_rule import AveragingRule
 from runtime.engines.processes.dense_host import WeightsHost
 from runtime.engines.processes.dense_ranks import RemoteWeights
+from runtime.engines.processes.hosts import HostedServers
 from runtime.engines.processes.launch import Address, ServerProcesses
 from runtime.engines.processes.leg_watch import LegWatch
 from runtime.engines.processes.links import Links
@@ -62,7 +63,7 @@ class ProcessRank:
                 "--lookahead forwarded needs all ranks' gradients in one process; use --lookahead"
                 " reread, or start it without torchrun"
             )
-        processes: ServerProcesses | None = None
+        processes: ServerProcesses | HostedServers | None = None
         told = ""
         if self.leads:
             try:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from persia_sim.words.events import ALL
-from runtime.engines.processes.channel import Channel, PeerGoneError, close_all
-from runtime.engines.processes.desk import Desk
+from runtime.engines.processes.batches import RankBatches
+from runtime.engines.processes.channel import Channel, PeerGoneError
 from runtime.engines.processes.messages import (
     BadMessageError,
     Message,
@@ -19,7 +19,7 @@ from runtime.engines.processes.messages import (
     pack_version,
     unpack_json,
 )
-from runtime.engines.processes.parcels import pack_arrays, unpack_arrays
+from runtime.engines.processes.segments import Segment, pack_arrays, unpack_arrays
 from runtime.engines.processes.server_config import rules_from
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class RareVerbs:
         self._service, self._channel, self._tell = service, channel, tell
         server = service.server
         self._server, self._tables = server, service.rows.tables
-        self._desk = Desk(ALL, server.shard, service.shards, service.tables)
+        self._batches = RankBatches(ALL, server.shard, service.shards, service.tables)
         self._frozen = 0
         self._verbs: dict[str, Callable[[dict[str, Any], dict[str, np.ndarray]], Any]] = {
             "status": self._status,
@@ -73,19 +73,16 @@ class RareVerbs:
         """Answer until the connection ends; what it holds is let go."""
         try:
             while True:
-                message, descriptors = self._channel.receive()
+                message, segment = self._channel.receive(place=self._batches.place)
                 if message.kind is MessageKind.GOODBYE:
-                    close_all(descriptors)
                     return
                 if message.kind is MessageKind.SEGMENT:
-                    self._desk.attach(message, descriptors)
+                    self._batches.attach(message, segment)
                 elif message.kind is MessageKind.LOOK_AHEAD:
-                    close_all(descriptors)
                     self._peek(message)
                 elif message.kind is MessageKind.CALL:
-                    self._call(unpack_json(message.body), descriptors)
+                    self._call(unpack_json(message.body), segment)
                 else:
-                    close_all(descriptors)
                     raise BadMessageError(f"a {message.kind.name} is no rare request")
         finally:
             self._service.filling.end(self._channel)
@@ -93,17 +90,16 @@ class RareVerbs:
                 self._thaw({}, {})
 
     def _peek(self, message: Message) -> None:
-        handle = self._desk.unpushed(message)
+        handle = self._batches.unpushed(message)
         self._server.peek(handle)
         version = pack_version(handle.version[self._server.shard])
-        self._channel.send(Message(MessageKind.ROWS, body=version))
+        self._channel.send(Message(MessageKind.ROWS, body=version), self._batches.values(handle))
 
-    def _call(self, asked: dict[str, Any], descriptors: tuple[int, ...]) -> None:
+    def _call(self, asked: dict[str, Any], segment: Segment | None) -> None:
         verb = self._verbs.get(str(asked.pop("verb", None)))
         if verb is None:
-            close_all(descriptors)
             raise BadMessageError(f"a rare request is one of {', '.join(self._verbs)}")
-        given = unpack_arrays(asked.pop("parcel", {}), descriptors[0]) if descriptors else {}
+        given = unpack_arrays(asked.pop("arrays", {}), segment) if segment else {}
         try:
             found = verb(asked, given)
         except (PeerGoneError, BadMessageError):
@@ -114,7 +110,7 @@ class RareVerbs:
             document, segment = pack_arrays(found)
             try:
                 parcel = Message(MessageKind.PARCEL, body=pack_json(document))
-                self._channel.send(parcel, [segment.descriptor])
+                self._channel.send(parcel, segment=segment)
             finally:
                 segment.close()
         else:

@@ -1,9 +1,9 @@
 """The embedding store of a rank process: its rows live in server processes.
 
-A batch lies in one segment of shared memory from its lookup until every server has closed its
-push. All servers see it: each reads its own distinct ids there, its kernels write the rows in place
-for the pooling to read, and read the gradients in place. Requests go to all servers first, answers
-are collected after.
+A batch lies in one segment from its lookup until every server has closed its push. Servers of this
+host see it: each reads its own distinct ids there, its kernels write the rows in place for the
+pooling to read, and read the gradients in place. To and from servers of other hosts these arrays
+travel. Requests go to all servers first, answers are collected after.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.shard import RankPush
 from runtime.embedding.store import Handle, Plans, RowGradients
 from runtime.embedding.verbs import Lease
+from runtime.engines.processes.batches import SentBatch, Which, arrays_of, bytes_needed, lay_out
 from runtime.engines.processes.connections import ServerRevivedError
-from runtime.engines.processes.lent import Lent, bytes_needed, lay_out
 from runtime.engines.processes.links import Links
 from runtime.engines.processes.listening import Fresh
 from runtime.engines.processes.messages import (
@@ -35,13 +35,13 @@ from runtime.engines.processes.messages import (
     pack_fate,
     pack_lease,
     pack_segment,
+    unpack_fate,
     unpack_json,
     unpack_version,
 )
-from runtime.engines.processes.parcels import unpack_arrays
 from runtime.engines.processes.remote_control import RemoteControl
 from runtime.engines.processes.revival import Revival, SavedServer
-from runtime.engines.processes.segments import Segment, SegmentPool
+from runtime.engines.processes.segments import Segment, SegmentPool, unpack_arrays
 from runtime.stop import PeerError, Stop, wait_for
 
 
@@ -67,7 +67,7 @@ class RemoteStore(RemoteControl):
         self._pools = {
             rank: SegmentPool(segments, self._stop, f"rank {rank}") for rank in links.ranks
         }
-        self._lent: dict[tuple[int, int], Lent] = {}
+        self._sent: dict[tuple[int, int], SentBatch] = {}
         self._begun: dict[int, int] = {}  # per rank: steps that have begun, or were before
         self._finished: dict[int, int] = {}
         self._heard_last = [0] * links.servers  # lives that have ended, of each server
@@ -82,16 +82,16 @@ class RemoteStore(RemoteControl):
         self._restart = restart
         self._peeks = SegmentPool(1, Stop(), "evaluation")
         pools = [*self._pools.values(), self._peeks]
-        self._end = weakref.finalize(self, _close, links, close, pools, self._lent, self._known)
+        self._end = weakref.finalize(self, _close, links, close, pools, self._sent, self._known)
 
     # The verbs of a rank.
 
     def begin(self, rank: int, step: int, batch: Batch) -> Handle:
         """Merge duplicates and plan the shards; waits for a segment of shared memory."""
         plans = self._plan(batch)
-        lent, values = self._place(plans, self._pools[rank])
+        sent, values = self._place(plans, self._pools[rank])
         with self._changed:
-            self._lent[rank, step] = lent
+            self._sent[rank, step] = sent
             self._begun[rank] = step + 1
         return Handle(rank, step, batch, plans, values, {}, {})
 
@@ -109,19 +109,19 @@ class RemoteStore(RemoteControl):
 
     def lease(self, handle: Handle, ahead: int) -> Lease:
         """lookahead `forwarded`: the batch's rows with their state, at most ``ahead`` steps old."""
-        lent, key = self._lent[handle.rank, handle.step], (handle.rank, handle.step)
+        sent, key = self._sent[handle.rank, handle.step], (handle.rank, handle.step)
         for shard in range(self.shards):
-            self._attach("prefetches", shard, handle.rank, lent)
-            body = pack_lease(ahead, lent.placed[shard])
-            self._links.send("prefetches", shard, Message(MessageKind.LEASE, *key, body))
+            self._attach("prefetches", shard, handle.rank, sent)
+            lease = Message(MessageKind.LEASE, *key, pack_lease(ahead, sent.placed(shard)))
+            self._links.send("prefetches", shard, lease, self._arrays("ids", sent, shard))
         found: Lease = []
         for shard in range(self.shards):
             life = self._links.life_of(shard)
-            message, descriptors = self._links.answer(
-                "prefetches", shard, life, *key, "the leased rows"
-            )
+            message, rows = self._links.answer("prefetches", shard, life, *key, "the leased rows")
+            if rows is None:
+                raise PeerError(f"embedding server {shard} leases no rows: {message.kind.name}")
             tables: dict[str, dict[str, Any]] = {name: {} for name in self.tables}
-            for name, array in unpack_arrays(unpack_json(message.body), descriptors[0]).items():
+            for name, array in unpack_arrays(unpack_json(message.body), rows).items():
                 table, _, column = name.rpartition("/")
                 tables[table][column] = array if array.ndim else int(array)
             found.append(tables)
@@ -129,20 +129,21 @@ class RemoteStore(RemoteControl):
 
     def gradient_arrays(self, handle: Handle) -> RowGradients | None:
         """In the batch's segment: what is written there need not be copied."""
-        return self._lent[handle.rank, handle.step].gradients
+        return self._sent[handle.rank, handle.step].gradients
 
     def give(self, push: RankPush) -> None:
         """Hand over a rank's gradients; the servers say later that they have closed the push."""
         handle, rows = push
-        lent = self._lent[handle.rank, handle.step]
+        sent = self._sent[handle.rank, handle.step]
         for name, gradients in (rows or {}).items():
-            if gradients is not lent.gradients[name]:
-                np.copyto(lent.gradients[name], gradients)
+            if gradients is not sent.gradients[name]:
+                np.copyto(sent.gradients[name], gradients)
         push_it = Message(MessageKind.PUSH, handle.rank, handle.step, pack_fate(rows is None))
         with self._changed:
-            lent.push = push_it  # from now on a server that comes back is sent it, too
+            sent.push = push_it  # from now on a server that comes back is sent it, too
         for shard in range(self.shards):
-            self._send_again("pushes", shard, push_it)
+            given = [] if rows is None else self._arrays("gradients", sent, shard)
+            self._send_again("pushes", shard, push_it, given)
 
     def finish(self, rank: int, steps: int) -> None:
         """The rank has ``steps`` steps and no more: it holds nobody up."""
@@ -156,9 +157,9 @@ class RemoteStore(RemoteControl):
         with self._changed, self._stop.waiting_elsewhere():
             wait_for(
                 self._changed,
-                lambda: not self._lent,
+                lambda: not self._sent,
                 self._stop,
-                lambda: f"batches {sorted(self._lent)} wait for their pushes to be closed",
+                lambda: f"batches {sorted(self._sent)} wait for their pushes to be closed",
             )
 
     def on_closed(self, told: Callable[[int, int], None]) -> None:
@@ -172,9 +173,9 @@ class RemoteStore(RemoteControl):
         with self._changed:
             self._begun.clear()
             self._finished.clear()
-            for (rank, _), lent in self._lent.items():
-                self._pools[rank].give_back(lent.number, lent.segment)
-            self._lent.clear()
+            for (rank, _), sent in self._sent.items():
+                self._pools[rank].give_back(sent.number, sent.segment)
+            self._sent.clear()
         self._stop = stop
         self._links.use_stop(stop)
         for pool in self._pools.values():
@@ -191,15 +192,15 @@ class RemoteStore(RemoteControl):
         """The batch's rows as they are now, for evaluation: creates and records nothing."""
         plans = self._plan(batch)
         with self._links.alone():
-            lent, values = self._place(plans, self._peeks)
+            sent, values = self._place(plans, self._peeks)
             try:
-                lives = [self._peek_at(shard, lent) for shard in range(self.shards)]
+                lives = [self._peek_at(shard, sent) for shard in range(self.shards)]
                 for shard, life in enumerate(lives):
-                    while not self._peeked(shard, life):
-                        life = self._peek_at(shard, lent)
+                    while not self._peeked(shard, life, sent):
+                        life = self._peek_at(shard, sent)
                 copies = {name: array.copy() for name, array in values.items()}
             finally:
-                self._peeks.give_back(lent.number, lent.segment)
+                self._peeks.give_back(sent.number, sent.segment)
         return Handle(ALL, ALL, batch, plans, copies, {}, {})
 
     def close(self) -> None:
@@ -220,83 +221,96 @@ class RemoteStore(RemoteControl):
         tables = list(self.tables.values())
         return plan_natively(batch, self.layout.fields, tables, self.shards)
 
-    def _place(self, plans: Plans, pool: SegmentPool) -> tuple[Lent, dict[str, np.ndarray]]:
+    def _arrays(self, which: Which, batch: SentBatch, shard: int) -> list[memoryview]:
+        """Of a server's part."""
+        return arrays_of(which, batch.segment, batch.parts[shard], list(self.tables.values()))
+
+    def _place(self, plans: Plans, pool: SegmentPool) -> tuple[SentBatch, dict[str, np.ndarray]]:
         """Waits for a segment that is free."""
         number, segment = pool.take(bytes_needed(plans, self.tables))
         return lay_out(plans, self.tables, self.shards, number, segment)
 
-    def _attach(self, role: str, shard: int, rank: int, lent: Lent) -> None:
-        key = shard, self._links.life_of(shard), rank, lent.number
-        if self._known.get(key) is lent.segment:
+    def _attach(self, role: str, shard: int, rank: int, sent: SentBatch) -> None:
+        key = shard, self._links.life_of(shard), rank, sent.number
+        if self._known.get(key) is sent.segment:
             return
-        body = pack_segment(lent.number, lent.segment.size)
+        body = pack_segment(sent.number, sent.segment.size)
         there = Message(MessageKind.SEGMENT, rank, ALL, body)
         if role == "control":
-            self._links.tell_control(shard, key[1], there, [lent.segment.descriptor])
+            self._links.tell_control(shard, key[1], there, segment=sent.segment)
         else:
-            self._links.send(role, shard, there, [lent.segment.descriptor])
-        self._known[key] = lent.segment
+            self._links.send(role, shard, there, segment=sent.segment)
+        self._known[key] = sent.segment
 
     def _ask(self, kind: MessageKind, handle: Handle) -> None:
         """Ask all servers, then wait for all answers.
 
         Prefetches have connections of their own: while one waits, the step before it is refreshed.
         """
-        lent = self._lent[handle.rank, handle.step]
-        lives = [self._ask_one(kind, handle, lent, shard) for shard in range(self.shards)]
+        sent = self._sent[handle.rank, handle.step]
+        lives = [self._ask_one(kind, handle, sent, shard) for shard in range(self.shards)]
         for shard in range(self.shards):
-            while not self._answered(kind, handle, lent, shard, lives[shard]):
-                lives[shard] = self._ask_one(kind, handle, lent, shard)
+            while not self._answered(kind, handle, sent, shard, lives[shard]):
+                lives[shard] = self._ask_one(kind, handle, sent, shard)
 
-    def _ask_one(self, kind: MessageKind, handle: Handle, lent: Lent, shard: int) -> int:
+    def _ask_one(self, kind: MessageKind, handle: Handle, sent: SentBatch, shard: int) -> int:
         """Ask one server; in which of its lives."""
-        body = lent.placed[shard] if kind is not MessageKind.BRING_UP_TO_DATE else b""
-        role = _role_of(kind)
+        known = kind is MessageKind.BRING_UP_TO_DATE
+        body = b"" if known else sent.placed(shard)
+        ids = [] if known else self._arrays("ids", sent, shard)
+        role, asked = _role_of(kind), Message(kind, handle.rank, handle.step, body)
         while True:
             life = self._links.life_of(shard)
             with suppress(ServerRevivedError):
-                self._attach(role, shard, handle.rank, lent)
-                self._links.send(role, shard, Message(kind, handle.rank, handle.step, body))
+                self._attach(role, shard, handle.rank, sent)
+                self._links.send(role, shard, asked, ids)
                 return life
 
     def _answered(
-        self, kind: MessageKind, handle: Handle, lent: Lent, shard: int, life: int
+        self, kind: MessageKind, handle: Handle, sent: SentBatch, shard: int, life: int
     ) -> bool:
         """Whether the server has answered in the life in which it was asked."""
         rank, step = handle.rank, handle.step
         try:
-            found, _ = self._links.answer(_role_of(kind), shard, life, rank, step, "the rows")
+            found, _ = self._links.answer(
+                _role_of(kind), shard, life, rank, step, "the rows",
+                lambda message: self._arrays("values", sent, shard),
+            )  # fmt: skip
         except ServerRevivedError:
             return False
         with self._changed:
             if self._heard_last[shard] > life:
                 return False  # it had died when this was read, and does not know of it
-            lent.read_at.add(shard)
+            sent.read_at.add(shard)
         handle.version[shard] = unpack_version(found.body)
         return True
 
-    def _send_again(self, role: str, shard: int, message: Message) -> None:
+    def _send_again(
+        self, role: str, shard: int, message: Message, arrays: Sequence[memoryview] = ()
+    ) -> None:
         """What may reach a server twice: it tells repeated pushes apart."""
         while True:
             try:
-                return self._links.send(role, shard, message)
+                return self._links.send(role, shard, message, arrays)
             except ServerRevivedError:
                 continue
 
-    def _peek_at(self, shard: int, lent: Lent) -> int:
+    def _peek_at(self, shard: int, sent: SentBatch) -> int:
         """Ask one server for rows to evaluate; in which of its lives."""
-        asked = Message(MessageKind.LOOK_AHEAD, body=lent.placed[shard])
+        asked = Message(MessageKind.LOOK_AHEAD, body=sent.placed(shard))
         while True:
             life = self._links.life_of(shard)
             with suppress(ServerRevivedError):
-                self._attach("control", shard, ALL, lent)
-                self._links.tell_control(shard, life, asked)
+                self._attach("control", shard, ALL, sent)
+                self._links.tell_control(shard, life, asked, self._arrays("ids", sent, shard))
                 return life
 
-    def _peeked(self, shard: int, life: int) -> bool:
+    def _peeked(self, shard: int, life: int, sent: SentBatch) -> bool:
         """Whether the server has answered in the life in which it was asked."""
         with suppress(ServerRevivedError):
-            self._links.hear_control(shard, life, "rows to evaluate")
+            self._links.hear_control(
+                shard, life, "rows to evaluate", lambda m: self._arrays("values", sent, shard)
+            )
             return True
         return False
 
@@ -307,7 +321,7 @@ class RemoteStore(RemoteControl):
         shard, lost = fresh.shard, 0
         with self._changed:
             self._heard_last[shard] += 1
-            batches = {k: b for k, b in sorted(self._lent.items()) if shard in b.open_at}
+            batches = {k: b for k, b in sorted(self._sent.items()) if shard in b.open_at}
             begun, finished = dict(self._begun), dict(self._finished)
             for key in [k for k in self._known if k[0] == shard]:
                 del self._known[key]
@@ -316,19 +330,22 @@ class RemoteStore(RemoteControl):
             still_open = [step for r, step in batches if r == rank]
             said = fresh.call("rejoin", rank=rank, begun=begun.get(rank, 0), open=still_open)
             lost += int(said["lost"])
-        for (rank, step), lent in batches.items():
-            if shard not in lent.read_at:
+        for (rank, step), sent in batches.items():
+            if shard not in sent.read_at:
                 continue  # whoever waits for its rows asks again
             seat = fresh.seats["lookups", rank]
-            body = pack_segment(lent.number, lent.segment.size)
-            seat.send(Message(MessageKind.SEGMENT, rank, ALL, body), [lent.segment.descriptor])
-            self._known[shard, life, rank, lent.number] = lent.segment
-            seat.send(Message(MessageKind.REOPEN, rank, step, lent.placed[shard]))
+            body = pack_segment(sent.number, sent.segment.size)
+            seat.send(Message(MessageKind.SEGMENT, rank, ALL, body), segment=sent.segment)
+            self._known[shard, life, rank, sent.number] = sent.segment
+            reopen = Message(MessageKind.REOPEN, rank, step, sent.placed(shard))
+            seat.send(reopen, self._arrays("ids", sent, shard))
             answer, _ = seat.receive()
             if answer.kind is not MessageKind.ROWS:
                 raise PeerError(f"embedding server {shard} does not open a batch again: {answer}")
-            if lent.push is not None:
-                fresh.seats["pushes", rank].send(lent.push)
+            if sent.push is not None:
+                lost_push = bool(unpack_fate(sent.push.body))
+                given = [] if lost_push else self._arrays("gradients", sent, shard)
+                fresh.seats["pushes", rank].send(sent.push, given)
         for rank, steps in finished.items():
             fresh.seats["lookups", rank].send(Message(MessageKind.FINISH, rank, steps))
         return lost
@@ -336,16 +353,16 @@ class RemoteStore(RemoteControl):
     def _closed(self, rank: int, step: int, shard: int) -> None:
         """A server has closed a push; what it says of a repeated one is no news."""
         with self._changed:
-            lent = self._lent.get((rank, step))
-            if lent is None or shard not in lent.open_at:
+            sent = self._sent.get((rank, step))
+            if sent is None or shard not in sent.open_at:
                 return
-            lent.open_at.remove(shard)
-            done = not lent.open_at
+            sent.open_at.remove(shard)
+            done = not sent.open_at
         self._on_closed(rank, step)
         if done:
-            self._pools[rank].give_back(lent.number, lent.segment)
+            self._pools[rank].give_back(sent.number, sent.segment)
             with self._changed:
-                del self._lent[rank, step]
+                del self._sent[rank, step]
                 self._changed.notify_all()
 
 

@@ -1,8 +1,10 @@
-"""Shared memory of one host: files without a name, so that nothing is left behind.
+"""Memory in which arrays lie: shared by the processes of one host, or a side's own.
 
-A segment is a memfd whose pages are there before anybody writes (a write to a page that cannot be
-had would kill the process with SIGBUS) and whose size is sealed (so that nobody can take the pages
-away under the other side's hands). Its descriptor is handed over a socket; /dev/shm is not used.
+Shared segments are files without a name, so that nothing is left behind. Each is a memfd whose
+pages are there before anybody writes (a write to a page that cannot be had would kill the process
+with SIGBUS) and whose size is sealed (so that nobody can take the pages away under the other side's
+hands). Its descriptor is handed over a socket; /dev/shm is not used. Of a peer on another host each
+side has a segment of its own, of the same number and size.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import fcntl
 import mmap
 import os
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,22 +21,26 @@ from typing import Any
 import numpy as np
 
 from runtime.embedding.native.memory import allowed_bytes
-from runtime.engines.processes.messages import BadMessageError
+from runtime.engines.processes.messages import BadMessageError, pack_json, unpack_json
 from runtime.stop import Stop, wait_for
 
 ALIGNED_BYTES = 64
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; not in Python's fcntl before 3.13
 _LEAST_BYTES = 1 << 16
+MOST_ARRAYS = 4096
+MOST_INDEX_BYTES = 1 << 22
+_KINDS = "uif"
 
 
 class Segment:
-    """A piece of memory that two processes see."""
+    """A piece of memory that two processes see, or (descriptor -1) this one alone."""
 
     def __init__(self, descriptor: int, size: int, *, written: bool = True) -> None:
         access = mmap.PROT_READ | (mmap.PROT_WRITE if written else 0)
+        flags = mmap.MAP_PRIVATE if descriptor < 0 else mmap.MAP_SHARED | mmap.MAP_POPULATE
         try:
-            self._map = mmap.mmap(descriptor, size, mmap.MAP_SHARED | mmap.MAP_POPULATE, access)
+            self._map = mmap.mmap(descriptor, size, flags, access)
         except OSError as error:
             raise MemoryError(_no_room(size, str(error))) from None
         self.size, self.descriptor = size, descriptor
@@ -44,9 +51,7 @@ class Segment:
 
         Raises MemoryError, in a sentence, where there is no room.
         """
-        room = room_bytes()
-        if size > room:
-            raise MemoryError(_no_room(size, f"{room / 1e6:,.0f} MB are free"))
+        _check_room(size)
         descriptor = os.memfd_create("embedding-rows", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.posix_fallocate(descriptor, 0, size)
@@ -64,10 +69,10 @@ class Segment:
         return made
 
     @classmethod
-    def attach(cls, descriptor: int, size: int) -> Segment:
+    def attach(cls, descriptor: int) -> Segment:
         """One that the other side has made; takes the descriptor, and closes it if it is wrong.
 
-        Raises BadMessageError when it is smaller than said, or could become so.
+        Raises BadMessageError when somebody could make it smaller.
         """
         try:
             try:
@@ -76,13 +81,21 @@ class Segment:
                 raise BadMessageError("a segment's descriptor is no memory file") from None
             if seals & _SEALS != _SEALS:
                 raise BadMessageError("a segment is not sealed: its pages could be taken away")
-            found = os.fstat(descriptor).st_size
-            if found < size:
-                raise BadMessageError(f"a segment has {found} bytes, said to have {size}")
+            size = os.fstat(descriptor).st_size
             return cls(descriptor, size, written=not seals & _SEAL_FUTURE_WRITE)
         except BaseException:
             os.close(descriptor)
             raise
+
+    @classmethod
+    def private(cls, size: int) -> Segment:
+        """This side's own, as large as one of a peer on another host. Raises MemoryError."""
+        _check_room(size)
+        return cls(-1, size)
+
+    def view(self, at: int = 0, size: int | None = None) -> memoryview:
+        """Its bytes from ``at`` on."""
+        return memoryview(self._map)[at : self.size if size is None else at + size]
 
     def array(self, at: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """The memory from byte ``at`` on as an array; it keeps the mapping alive."""
@@ -111,6 +124,53 @@ class Places:
         at = self.size
         self.size += -(-size // ALIGNED_BYTES) * ALIGNED_BYTES
         return at
+
+
+def pack_arrays(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], Segment]:
+    """The arrays in a fresh segment, which others can only read, and where they lie in it: for what
+    is asked for rarely."""
+    places = Places()
+    index: dict[str, tuple[int, list[int], str]] = {}
+    for name, array in arrays.items():
+        index[name] = places.take(array.nbytes), list(array.shape), array.dtype.str
+    # With hundreds of tables the index is longer than a message: it lies behind the arrays.
+    text = np.frombuffer(pack_json(index), np.uint8)
+    index_at = places.take(len(text))
+    segment = Segment.make(places.size, shown=True)
+    segment.array(index_at, text.shape, np.uint8)[:] = text
+    for name, array in arrays.items():
+        at, shape, dtype = index[name]
+        segment.array(at, tuple(shape), dtype)[...] = array
+    return {"index": [index_at, len(text)]}, segment
+
+
+def unpack_arrays(document: Mapping[str, Any], segment: Segment) -> dict[str, np.ndarray]:
+    """Copies of the arrays in a segment, which is let go. Raises BadMessageError."""
+    try:
+        index_at, length = map(int, document["index"])
+    except (KeyError, TypeError, ValueError):
+        raise BadMessageError("arrays come without a word about them") from None
+    try:
+        if not 0 <= length <= MOST_INDEX_BYTES:
+            raise BadMessageError(f"arrays with an index of {length} bytes")
+        index = unpack_json(_array(segment, index_at, [length], "|u1").tobytes())
+        if len(index) > MOST_ARRAYS:
+            raise BadMessageError(f"{len(index)} arrays, more than the {MOST_ARRAYS} allowed")
+        return {str(name): _array(segment, *entry).copy() for name, entry in index.items()}
+    finally:
+        segment.close()
+
+
+def _array(segment: Segment, at: int, shape: list[int], dtype: str) -> np.ndarray:
+    found = np.dtype(dtype)
+    sizes = [int(n) for n in shape]
+    count = 1
+    for n in sizes:
+        count *= n
+    ends = at + count * found.itemsize
+    if found.kind not in _KINDS or min([at, *sizes]) < 0 or ends > segment.size:
+        raise BadMessageError(f"an array {shape} of {dtype} at {at} is not inside its segment")
+    return segment.array(at, tuple(sizes), found)
 
 
 class SegmentPool:
@@ -183,6 +243,11 @@ def room_bytes(root: Path = Path("/")) -> int:
 def _own_bytes(root: Path) -> int:
     pages = int((root / "proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _check_room(size: int) -> None:
+    if size > (room := room_bytes()):
+        raise MemoryError(_no_room(size, f"{room / 1e6:,.0f} MB are free"))
 
 
 def _no_room(size: int, why: str) -> str:

@@ -18,7 +18,7 @@ import threading
 import time
 
 from runtime.embedding.native.extension import native
-from runtime.engines.processes.channel import Channel, is_own_user
+from runtime.engines.processes.channel import Channel
 from runtime.engines.processes.launch import NOT_FOR_SERVERS
 from runtime.engines.processes.server_config import ServerConfig
 from runtime.engines.processes.service import Service
@@ -53,11 +53,11 @@ def main() -> None:
         except OSError:  # no descriptor is free: whoever is connected is served all the same
             time.sleep(0.1)
             continue
-        if not is_own_user(connection):  # abstract names have no permissions: not even heard
-            connection.close()
+        channel = Channel(connection)
+        if not channel.is_own_user():  # not even heard
+            channel.close()
             continue
-        thread = threading.Thread(target=service.serve, args=(Channel(connection),), daemon=True)
-        thread.start()
+        threading.Thread(target=service.serve, args=(channel,), daemon=True).start()
 
 
 def _end_with(pipe: socket.socket) -> None:

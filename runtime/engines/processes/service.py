@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import os
 import sys
 import threading
@@ -18,8 +17,8 @@ from runtime.embedding.cut import PushGate
 from runtime.embedding.native.store import NativeShard
 from runtime.embedding.server import EmbeddingServer
 from runtime.embedding.store import Handle
-from runtime.engines.processes.channel import Channel, PeerGoneError, close_all
-from runtime.engines.processes.desk import Desk
+from runtime.engines.processes.batches import RankBatches
+from runtime.engines.processes.channel import Channel, PeerGoneError, greeting
 from runtime.engines.processes.filling import Filling
 from runtime.engines.processes.messages import (
     BadMessageError,
@@ -30,16 +29,14 @@ from runtime.engines.processes.messages import (
     pack_json,
     pack_version,
     unpack_fate,
-    unpack_json,
     unpack_lease,
 )
-from runtime.engines.processes.parcels import pack_arrays
 from runtime.engines.processes.peers import Peers, ServerStop
 from runtime.engines.processes.rare_verbs import RareVerbs
+from runtime.engines.processes.segments import pack_arrays
 from runtime.engines.processes.server_config import ServerConfig, rules_from
 from runtime.stop import PeerError, RunStopped
 
-_FIRST_WORD_WITHIN_S = 10.0
 ROLES = ("lookups", "pushes", "prefetches", "control", "heart")
 
 
@@ -74,7 +71,7 @@ class Service:
         self.server.on_closed = self._closed
         self.repeated_pushes = 0
         self.filling = Filling(awaited=config.awaits_rows, patience_s=config.patience_s)
-        self._desks: dict[int, Desk] = {}
+        self._batches: dict[int, RankBatches] = {}
         self._users: dict[tuple[int, str], int] = {}  # rank and role: process
         self._lock = threading.Lock()
 
@@ -92,7 +89,7 @@ class Service:
         """One connection, from its first word to its end; never raises."""
         said: dict[str, Any] = {}
         try:
-            said = self._greeted(channel)
+            said = self._greet(channel)
             self._work(channel, said)
         except BadMessageError as error:
             self._refuse(channel, said, str(error))
@@ -111,31 +108,9 @@ class Service:
 
     # The first word.
 
-    def _greeted(self, channel: Channel) -> dict[str, Any]:
-        """Whatever is wrong with a first message ends its connection, and nothing else."""
-        try:
-            return self._greet(channel)
-        except (BadMessageError, PeerGoneError):
-            raise
-        except Exception as error:
-            raise BadMessageError(f"the first message cannot be read: {error}") from None
-
     def _greet(self, channel: Channel) -> dict[str, Any]:
-        left = [_FIRST_WORD_WITHIN_S]
-
-        def in_time() -> None:
-            left[0] -= 0.2
-            if left[0] < 0:
-                raise BadMessageError(f"no first word within {_FIRST_WORD_WITHIN_S:.0f} s")
-
-        message, descriptors = channel.receive(in_time)
-        close_all(descriptors)
-        if message.kind is not MessageKind.HELLO:
-            raise BadMessageError(f"the first message is {message.kind.name}, not HELLO")
-        said = unpack_json(message.body)
-        secret = str(said.get("secret", "")).encode()
-        if not hmac.compare_digest(secret, self._config.secret.encode()):
-            raise BadMessageError("the first message does not know the secret of this run")
+        """Whatever is wrong with a first message ends its connection, and nothing else."""
+        message, said = greeting(channel, self._config.secret)
         fits = (
             said.get("role") in ROLES
             and isinstance(said.get("client"), str)
@@ -165,9 +140,9 @@ class Service:
                 pid = self._users[rank, role]
                 raise BadMessageError(f"{role} of rank {rank} are connected already, by pid {pid}")
             self._users[rank, role] = said["pid"]
-            if rank not in self._desks:
+            if rank not in self._batches:
                 own = self._config
-                self._desks[rank] = Desk(rank, own.shard, own.shards, own.tables)
+                self._batches[rank] = RankBatches(rank, own.shard, own.shards, own.tables)
 
     # The words after it.
 
@@ -177,13 +152,12 @@ class Service:
             return self._beat(channel, said)
         if role == "control":
             return RareVerbs(self, channel, self._tell).work()
-        desk = self._desks[said["rank"]]
+        batches = self._batches[said["rank"]]
         while True:
-            message, descriptors = channel.receive()
+            message, segment = channel.receive(place=batches.place)
             if message.kind is MessageKind.SEGMENT:
-                desk.attach(message, descriptors)
+                batches.attach(message, segment)
                 continue
-            close_all(descriptors)
             if message.kind is MessageKind.GOODBYE:
                 return None
             if message.kind is not MessageKind.FINISH and not 0 <= message.step < 2**62:
@@ -191,7 +165,7 @@ class Service:
                     f"step {message.step} of a {message.kind.name} does not exist"
                 )
             try:
-                self._answer(channel, desk, message)
+                self._answer(channel, batches, message)
             except (BadMessageError, PeerGoneError):
                 raise
             except RunStopped:
@@ -200,50 +174,51 @@ class Service:
                 self._tell(channel, error)
                 self._stop.set(error)
 
-    def _answer(self, channel: Channel, desk: Desk, message: Message) -> None:
+    def _answer(self, channel: Channel, batches: RankBatches, message: Message) -> None:
         kind, step, server = message.kind, message.step, self.server
         if kind is MessageKind.LOOK_UP:
-            server.look_up(handle := desk.batch(message))
+            server.look_up(handle := batches.batch(message))
         elif kind is MessageKind.LOOK_AHEAD:
-            server.look_up_ahead(handle := desk.batch(message))
+            server.look_up_ahead(handle := batches.batch(message))
         elif kind is MessageKind.REOPEN:
-            server.read(handle := desk.reopen(message))
+            server.read(handle := batches.reopen(message))
         elif kind is MessageKind.BRING_UP_TO_DATE:
-            known = desk.known(step)
+            known = batches.known(step)
             if known is None:
-                raise BadMessageError(f"step {step} of rank {desk.rank} was never prefetched")
+                raise BadMessageError(f"step {step} of rank {batches.rank} was never prefetched")
             server.bring_up_to_date(handle := known.handle)
         elif kind is MessageKind.LEASE:
-            return self._lease(channel, desk, message)
+            return self._lease(channel, batches, message)
         elif kind is MessageKind.PUSH:
-            return self._push(channel, desk, message)
+            return self._push(channel, batches, message)
         elif kind is MessageKind.FINISH:
-            return server.finish(desk.rank, step)
+            return server.finish(batches.rank, step)
         else:
             raise BadMessageError(f"a {kind.name} is no request about a batch")
         version = pack_version(handle.version[self._config.shard])
-        channel.send(Message(MessageKind.ROWS, desk.rank, step, version))
+        rows = [] if kind is MessageKind.REOPEN else batches.values(handle)
+        channel.send(Message(MessageKind.ROWS, batches.rank, step, version), rows)
 
-    def _lease(self, channel: Channel, desk: Desk, message: Message) -> None:
+    def _lease(self, channel: Channel, batches: RankBatches, message: Message) -> None:
         """Rows with their state, per table and column an array."""
         ahead, placed = unpack_lease(message.body)
-        handle = desk.batch(message._replace(body=placed))
+        handle = batches.batch(message._replace(body=placed))
         arrays: dict[str, np.ndarray] = {}
         for table, found in self.server.lease(handle, ahead).items():
             arrays |= {f"{table}/{column}": np.asarray(array) for column, array in found.items()}
         document, segment = pack_arrays(arrays)
         try:
-            parcel = Message(MessageKind.PARCEL, desk.rank, message.step, pack_json(document))
-            channel.send(parcel, [segment.descriptor])
+            parcel = Message(MessageKind.PARCEL, batches.rank, message.step, pack_json(document))
+            channel.send(parcel, segment=segment)
         finally:
             segment.close()
 
-    def _push(self, channel: Channel, desk: Desk, message: Message) -> None:
+    def _push(self, channel: Channel, batches: RankBatches, message: Message) -> None:
         """At most once: what is closed is acknowledged again, what waits is not taken twice."""
         step, lost = message.step, bool(unpack_fate(message.body))
         with self.server.lock:  # a push is closed under it
-            batch = desk.known(step)
-            repeated = self.server.has_closed(desk.rank, step)
+            batch = batches.known(step)
+            repeated = self.server.has_closed(batches.rank, step)
             waiting = batch is not None and batch.answers_to is not None
             self.repeated_pushes += repeated or waiting
             if batch is not None and not waiting:
@@ -252,17 +227,17 @@ class Service:
             return
         if repeated:
             told = pack_fate(Fate.REPEATED)
-            channel.send(Message(MessageKind.CLOSED, desk.rank, step, told))
+            channel.send(Message(MessageKind.CLOSED, batches.rank, step, told))
             return
         if batch is None:
             raise BadMessageError(
-                f"the push of rank {desk.rank}, step {step} has had no lookup here"
+                f"the push of rank {batches.rank}, step {step} has had no lookup here"
             )
         self.server.give((batch.handle, None if lost else batch.gradients))
 
     def _closed(self, rank: int, step: int) -> None:
         """Under the server's lock: a push is applied or lost."""
-        channel = self._desks[rank].close(step)
+        channel = self._batches[rank].close(step)
         if channel is not None:
             told = pack_fate(Fate.APPLIED)
             try:
@@ -289,8 +264,8 @@ class Service:
         self.server.go_on(self._rules, counters)
 
     def _forget_batches(self) -> None:
-        for desk in list(self._desks.values()):
-            desk.forget_all()
+        for batches in list(self._batches.values()):
+            batches.forget_all()
 
     def end(self) -> None:
         """The owner has asked for the end of this process."""
@@ -303,8 +278,7 @@ class Service:
                 self._stop.set(PeerError(stuck))
 
         while True:
-            message, descriptors = channel.receive(others)
-            close_all(descriptors)
+            message, _ = channel.receive(others)
             if message.kind is MessageKind.GOODBYE:
                 return
             if message.kind is not MessageKind.PING:
@@ -324,7 +298,7 @@ class Service:
                                  f" {self._config.shard} ended without a goodbye"))  # fmt: skip
 
     def _refuse(self, channel: Channel, said: dict[str, Any], sentence: str) -> None:
-        who = f"{said['ranks']} (pid {said['pid']})" if said else f"pid {channel.peer_pid()}"
+        who = f"{said['ranks']} (pid {said['pid']})" if said else channel.who()
         print(
             f"embedding server {self._config.shard}: closed a connection of {who}: {sentence}",
             file=sys.stderr,

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from runtime.engines.processes import connections, filling, service
+from runtime.engines.processes import channel, connections, filling
 from runtime.engines.processes.channel import Channel, PeerGoneError
 from runtime.engines.processes.connections import Connections
 from runtime.engines.processes.launch import Address
@@ -24,7 +24,7 @@ BEAT_S = 0.05
 def empty(monkeypatch):
     """A server that awaits its rows, with little patience; each call is one more connection."""
     monkeypatch.setattr(filling, "BEATS_EVERY_S", BEAT_S)
-    monkeypatch.setattr(service, "_FIRST_WORD_WITHIN_S", 2 * BEAT_S)
+    monkeypatch.setattr(channel, "FIRST_WORD_WITHIN_S", 2 * BEAT_S)
     server = Service(
         ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,), awaits_rows=True, patience_s=0.2),
         lambda: None,
@@ -32,7 +32,7 @@ def empty(monkeypatch):
     opened = []
 
     def connected(role: str) -> Channel:
-        ours, theirs = map(Channel, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        ours, theirs = map(Channel, socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
         threading.Thread(target=server.serve, args=(theirs,), daemon=True).start()
         opened.append(ours)
         hello = {"secret": "", "role": role, "client": "c", "ranks": "rank 0", "pid": 1}
@@ -40,10 +40,10 @@ def empty(monkeypatch):
         return ours
 
     yield connected
-    for channel in opened:
+    for one in opened:
         with suppress(PeerGoneError):
-            channel.send(Message(MessageKind.GOODBYE))
-        channel.close()
+            one.send(Message(MessageKind.GOODBYE))
+        one.close()
 
 
 def call(control: Channel, verb: str, **asked) -> MessageKind:
@@ -102,7 +102,7 @@ def test_a_client_waits_as_long_as_it_is_told_that_a_server_is_filled(monkeypatc
     """A server of the test's own tells it for longer than a connection may otherwise take."""
     monkeypatch.setattr(connections, "_CONNECT_WITHIN_S", 1.0)
     name = f"\0test-filling-{id(monkeypatch)}"
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     door.bind(name)
     door.listen(8)
     quiet = threading.Event()
@@ -119,7 +119,7 @@ def test_a_client_waits_as_long_as_it_is_told_that_a_server_is_filled(monkeypatc
 
     server = threading.Thread(target=answers, daemon=True)
     server.start()
-    found = Connections(Address((name,), ""), [0], lambda shard: "has died")
+    found = Connections(Address((name,), ("",)), [0], lambda shard: "has died")
     server.join(20)
     assert found.pids == [7] and not server.is_alive()
     found.close()

@@ -11,15 +11,28 @@ import pytest
 
 from runtime import stop
 from runtime.engines.processes import segments
-from runtime.engines.processes.messages import BadMessageError, pack_json
-from runtime.engines.processes.parcels import pack_arrays, unpack_arrays
-from runtime.engines.processes.segments import Segment, SegmentPool, room_bytes
+from runtime.engines.processes.batches import RankBatches
+from runtime.engines.processes.messages import (
+    BadMessageError,
+    Message,
+    MessageKind,
+    pack_json,
+    pack_segment,
+)
+from runtime.engines.processes.segments import (
+    Segment,
+    SegmentPool,
+    pack_arrays,
+    room_bytes,
+    unpack_arrays,
+)
 from runtime.stop import RunStopped, Stop
+from tests.runtime.processes.served import SGD
 
 
 def test_what_one_side_writes_the_other_reads():
     mine = Segment.make(8192)
-    theirs = Segment.attach(os.dup(mine.descriptor), 8192)
+    theirs = Segment.attach(os.dup(mine.descriptor))
     mine.array(64, (3,), np.float32)[:] = [1, 2, 3]
     assert theirs.array(64, (3,), np.float32).tolist() == [1, 2, 3]
 
@@ -38,15 +51,17 @@ def test_memory_that_could_be_taken_away_or_is_too_small_is_refused(tmp_path):
     os.ftruncate(loose, 4096)
     whole = Segment.make(4096)
     plain = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
-    for descriptor, size, sentence in (
-        (loose, 4096, "not sealed"),
-        (os.dup(whole.descriptor), 8192, "has 4096 bytes, said to have 8192"),
-        (plain, 4096, "no memory file"),
-    ):
+    for descriptor, sentence in (loose, "not sealed"), (plain, "no memory file"):
         with pytest.raises(BadMessageError, match=sentence):
-            Segment.attach(descriptor, size)
+            Segment.attach(descriptor)
         with pytest.raises(OSError):  # it has been closed
             os.fstat(descriptor)
+    said = Message(MessageKind.SEGMENT, body=pack_segment(0, 8192))
+    batches = RankBatches(0, 0, 1, [SGD])
+    with pytest.raises(BadMessageError, match="a segment has 4096 bytes, said to have 8192"):
+        batches.attach(said, Segment.attach(os.dup(whole.descriptor)))
+    with pytest.raises(BadMessageError, match="comes with its descriptor"):
+        batches.attach(said, None)
 
 
 def test_without_room_it_is_a_sentence_with_a_remedy(monkeypatch):
@@ -113,14 +128,14 @@ def test_a_pool_that_never_gets_back_says_who_waits(monkeypatch):
         pool.take(100)
 
 
-def test_arrays_travel_in_a_parcel():
+def test_arrays_travel_in_a_segment_of_their_own():
     arrays = {
         "ids": np.arange(5, dtype=np.uint64),
         "rows": np.arange(6.0).reshape(3, 2),
         "none": np.zeros((0, 4), np.float32),
     }
     document, segment = pack_arrays(arrays)
-    found = unpack_arrays(document, os.dup(segment.descriptor))
+    found = unpack_arrays(document, segment)
     for name, array in arrays.items():
         assert found[name].dtype == array.dtype
         assert found[name].tolist() == array.tolist()
@@ -129,12 +144,12 @@ def test_arrays_travel_in_a_parcel():
 @pytest.mark.parametrize(
     "entry", [[8000, [100], "<f8"], [-8, [1], "<f8"], [0, [2**62, 8], "<f8"], [0, [1], "|O"]]
 )
-def test_an_array_outside_its_parcel_is_refused(entry):
+def test_an_array_outside_its_segment_is_refused(entry):
     segment, index = Segment.make(8192), json.dumps({"a": entry}).encode()
     segment.array(64, (len(index),), np.uint8)[:] = np.frombuffer(index, np.uint8)
-    document = {"bytes": 8192, "index": [64, len(index)]}
+    document = {"index": [64, len(index)]}
     with pytest.raises(BadMessageError, match="is not inside it"):
-        unpack_arrays(document, os.dup(segment.descriptor))
+        unpack_arrays(document, segment)
 
 
 @pytest.mark.parametrize(
@@ -143,14 +158,14 @@ def test_an_array_outside_its_parcel_is_refused(entry):
 def test_an_index_that_is_none_is_refused(index):
     """The last but one lies inside, and is no JSON."""
     segment = Segment.make(8192)
-    with pytest.raises(BadMessageError, match=r"parcel|JSON"):
-        unpack_arrays({"bytes": 8192, "index": index}, os.dup(segment.descriptor))
+    with pytest.raises(BadMessageError, match=r"arrays|an array|JSON"):
+        unpack_arrays({"index": index}, segment)
 
 
-def test_a_parcel_of_more_arrays_than_a_message_can_list_travels():
+def test_a_segment_of_more_arrays_than_a_message_can_list_travels():
     arrays = {f"a table with a long name, number {k}": np.arange(k) for k in range(2000)}
     document, segment = pack_arrays(arrays)
     assert len(pack_json(document)) < 200
-    found = unpack_arrays(document, os.dup(segment.descriptor))
+    found = unpack_arrays(document, segment)
     assert list(found) == list(arrays)
     assert all((found[name] == array).all() for name, array in arrays.items())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import threading
@@ -26,7 +25,7 @@ from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.store import FieldVectors, VectorGradients
 from runtime.embedding.worker import EmbeddingWorker
 from runtime.engines.processes import remote_control
-from runtime.engines.processes.channel import Channel, PeerGoneError
+from runtime.engines.processes.channel import Channel, PeerGoneError, connect
 from runtime.engines.processes.launch import Address, ServerProcesses
 from runtime.engines.processes.links import Links
 from runtime.engines.processes.messages import (
@@ -187,11 +186,10 @@ def test_no_thread_is_left_after_close(monkeypatch):
 
 
 def greeted(address: Address, **changes) -> Channel:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sock.connect(address.names[0])
-    channel = Channel(sock)
+    channel = connect(address.names[0], 20)
+    channel.takes_arrays = True
     hello = {
-        "secret": address.secret, "role": "lookups", "client": "c", "ranks": "rank 1", "pid": 1,
+        "secret": address.secrets[0], "role": "lookups", "client": "c", "ranks": "rank 1", "pid": 1,
     } | changes  # fmt: skip
     rank = hello.pop("rank", 1)
     channel.send(Message(MessageKind.HELLO, rank, body=pack_json(hello)))
@@ -244,9 +242,7 @@ def test_a_stranger_is_refused_in_a_sentence(one_of_two, changes, sentence):
     ids=["deep", "surrogate", "no text", "long number", "no UTF-8", "empty"],
 )
 def test_no_first_message_of_a_stranger_ends_the_run(one_of_two, body):
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sock.connect(one_of_two.processes.address.names[0])
-    channel = Channel(sock)
+    channel = connect(one_of_two.processes.address.names[0], 20)
     channel.send(Message(MessageKind.HELLO, 1, body=body))
     told = refusal(channel)
     assert re.search("the first message|is no JSON|is JSON, but", told), told
@@ -264,7 +260,7 @@ def test_another_user_is_not_even_heard(one_of_two):
     name = one_of_two.processes.address.names[0]
     script = (
         "import os, socket, sys; os.setuid(65534);"
-        " s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET);"
+        " s = socket.socket(socket.AF_UNIX);"
         " s.connect(bytes.fromhex(sys.argv[1])); s.settimeout(60); print(s.recv(9))"
     )
     words = [sys.executable, "-c", script, name.encode().hex()]
@@ -279,7 +275,7 @@ def test_the_secret_is_for_processes_of_this_user_and_for_no_store(one_of_two, t
     processes = one_of_two.processes
     place = processes.leave_address()
     assert Address.found_at(place) == processes.address
-    assert processes.address.secret not in place
+    assert processes.address.secrets[0] not in place
     os.mkfifo(tmp_path / "fifo")
     for foreign in ("/no/such", str(tmp_path / "fifo")):
         with pytest.raises(stop.PeerError, match="the servers' address"):
@@ -303,20 +299,18 @@ def test_ranks_that_are_processes_never_say_the_secret_to_the_store():
     store = rank.open_rows(chosen, LAYOUT, [SGD], TraceRecorder(), stop.Stop())
     try:
         assert said
-        assert not [told for told in said if store._links._all._address.secret in told]
+        assert not [told for told in said if store._links._all._address.secrets[0] in told]
     finally:
         store.close()
 
 
 def test_whoever_does_not_greet_first_is_refused(one_of_two):
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sock.connect(one_of_two.processes.address.names[0])
-    channel = Channel(sock)
+    channel = connect(one_of_two.processes.address.names[0], 20)
     channel.send(Message(MessageKind.PING))
     assert refusal(channel) == "the first message is PING, not HELLO"
 
 
-GOOD = bytes.fromhex("50746252" + "0100" + "0b00" + "00000000" + "01000000" + "00" * 8)
+GOOD = bytes.fromhex("50746252" + "0200" + "0b00" + "00000000" + "01000000" + "00" * 16)
 """A LOOK_UP of rank 1, step 0, that says nothing about where the batch lies."""
 
 
@@ -324,12 +318,14 @@ GOOD = bytes.fromhex("50746252" + "0100" + "0b00" + "00000000" + "01000000" + "0
     ("data", "sentence"),
     [
         (GOOD, "the place of a batch takes more than 0 bytes"),
-        (GOOD[:4] + b"\x02\0" + GOOD[6:], "version 2 of the protocol, this side speaks 1"),
-        (b"x" * 100_000, "a message is longer than 65560 bytes"),
+        (GOOD[:4] + b"\x09\0" + GOOD[6:], "version 9 of the protocol, this side speaks 2"),
+        (b"x" * 100_000, "a message starts with b'xxxx', not with b'PtbR'"),
+        (GOOD[:24] + b"\x08" + GOOD[25:], "the place of a batch takes more than 0 bytes"),
+        (GOOD[:31] + b"\x01", "a message has 72057594037927936 bytes of arrays"),
         (GOOD[:6] + b"\x0a\0" + GOOD[8:], "a segment comes with its descriptor"),
         (GOOD[:6] + b"\x1e\0" + GOOD[8:], "a body has 0 bytes, its kind takes 1"),
         (GOOD[:6] + b"\x0d\0" + GOOD[8:], "step 0 of rank 1 was never prefetched"),
-        (GOOD[:-1] + b"\xff", "of a LOOK_UP does not exist"),
+        (GOOD[:23] + b"\xff" + GOOD[24:], "of a LOOK_UP does not exist"),
     ],
 )
 def test_what_breaks_the_protocol_ends_its_connection_and_nothing_else(one_of_two, data, sentence):
@@ -344,11 +340,11 @@ def test_the_server_says_too_whose_connection_it_has_closed_and_why(capfd):
     with served(ServerRules(ranks=2), ranks=[0]) as found:
         channel = greeted(found.processes.address)
         channel.receive()
-        channel._socket.send(GOOD[:4] + b"\x02\0" + GOOD[6:])
+        channel._socket.send(GOOD[:4] + b"\x09\0" + GOOD[6:])
         refusal(channel)
     assert capfd.readouterr().err == (
-        "embedding server 0: closed a connection of rank 1 (pid 1): a message has version 2 of the"
-        " protocol, this side speaks 1; run the same release on both sides\n"
+        "embedding server 0: closed a connection of rank 1 (pid 1): a message has version 9 of the"
+        " protocol, this side speaks 2; run the same release on both sides\n"
     )
 
 
@@ -357,8 +353,8 @@ def test_an_id_of_another_servers_shard_is_refused():
     with served(servers=2, tables=[table]) as found:
         store = found.store
         handle = store.begin(0, 0, batch_of(*range(50)))
-        lent = store._lent[0, 0]
-        lent.placed.reverse()
+        sent = store._sent[0, 0]
+        sent.parts.reverse()
         with pytest.raises(BadMessageError, match=r"id \d+ of table rows belongs to server"):
             store.look_up(handle)
 

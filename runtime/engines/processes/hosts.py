@@ -1,0 +1,243 @@
+"""Embedding servers on other hosts: `python -m runtime serve` there starts them when a run asks.
+
+For each server a run keeps one connection to the host's `Host`. It carries what `ServerProcesses`
+does there: start, start again, how it ended. The server ends with that connection. Rows travel over
+other ones, from ranks to servers.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import tyro
+
+from persia_sim.words.fields import check_fields
+from runtime.config.train import HOST_PORT
+from runtime.data.errors import DataError, regular_file
+from runtime.engines.processes.channel import Channel, PeerGoneError, connect, greeting, listen
+from runtime.engines.processes.launch import START_WITHIN_S, Address, ServerProcesses
+from runtime.engines.processes.messages import (
+    BadMessageError,
+    Message,
+    MessageKind,
+    pack_json,
+    unpack_json,
+)
+from runtime.engines.processes.segments import pack_arrays, unpack_arrays
+from runtime.engines.processes.server_config import ServerConfig
+from runtime.stop import PeerError, Silence
+
+LEAST_SECRET = 16
+_CONNECT_WITHIN_S = 20.0
+_ALIVE = ((socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))
+"""A host that is gone without a word is noticed after 40 s."""
+_ERRORS = {"ValueError": ValueError, "MemoryError": MemoryError, "PeerError": PeerError}
+
+
+def read_secret(file: Path) -> str:
+    """The word that a run and the hosts of its servers share. Raises DataError."""
+    regular_file(file)
+    about = file.stat()
+    if about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) & 0o077:
+        raise DataError(f"{file} is readable by others; make it yours alone: chmod 600 {file}")
+    secret = file.read_text().strip()
+    if len(secret) < LEAST_SECRET:
+        raise DataError(
+            f"{file} has {len(secret)} characters, a secret {LEAST_SECRET} at least;"
+            f" make one: openssl rand -hex 32 > {file}"
+        )
+    return secret
+
+
+class Host:
+    """Starts servers on this host for whoever knows the secret, until it is closed."""
+
+    def __init__(self, at: str, secret: str) -> None:
+        """Listen at HOST:PORT. Raises OSError."""
+        self._door, self.name = listen(at)
+        self._secret, self._host = secret, at.rpartition(":")[0]
+
+    def serve(self) -> None:
+        """Return when the host is closed."""
+        with suppress(OSError):
+            while True:
+                channel = Channel(self._door.accept()[0])
+                threading.Thread(target=self._work, args=(channel,), daemon=True).start()
+
+    def close(self) -> None:
+        """No new servers; those that run go on."""
+        with suppress(OSError):
+            self._door.shutdown(socket.SHUT_RDWR)
+        self._door.close()
+
+    def _work(self, channel: Channel) -> None:
+        """One server of one run, until the run ends its connection."""
+        servers: ServerProcesses | None = None
+        try:
+            greeting(channel, self._secret)
+            channel.keep_alive(_ALIVE)
+            while True:
+                message, given = channel.receive()
+                asked = unpack_json(message.body)
+                try:
+                    if asked.get("verb") == "start" and given is not None and servers is None:
+                        text = unpack_arrays(asked["arrays"], given)["config"].tobytes().decode()
+                        servers = ServerProcesses([ServerConfig.from_json(text)], self._host)
+                        found: dict[str, Any] = {
+                            "name": servers.address.names[0], "secret": servers.address.secrets[0],
+                        }  # fmt: skip
+                    elif asked.get("verb") == "restart" and servers is not None:
+                        servers.restart(0, awaits_rows=bool(asked["awaits_rows"]))
+                        found = {}
+                    elif asked.get("verb") == "how_it_ended" and servers is not None:
+                        found = {"how": servers.how_it_ended(0)}
+                    else:
+                        raise BadMessageError("a host starts a server, and says how it ended")
+                except BadMessageError:
+                    raise
+                except Exception as error:
+                    said = {"kind": type(error).__name__, "sentence": str(error)[:4000]}
+                    channel.send(Message(MessageKind.FAILED, body=pack_json(said)))
+                    continue
+                channel.send(Message(MessageKind.RESULT, body=pack_json(found)))
+        except (BadMessageError, PeerGoneError, TimeoutError):
+            pass  # a stranger, or the end of the run
+        finally:
+            if servers is not None:
+                servers.close()
+            channel.close()
+
+
+class HostedServers:
+    """As `ServerProcesses`: the embedding servers of a run, on the hosts at these addresses."""
+
+    def __init__(self, configs: Sequence[ServerConfig], at: Sequence[str], secret: str) -> None:
+        """Start all of them, in turn on each host, and wait until they listen."""
+        self._at = [at[k % len(at)] for k in range(len(configs))]
+        self._asking, self._notes = threading.Lock(), list[IO[str]]()
+        self._channels: list[Channel] = []
+        try:
+            for k, config in enumerate(configs):
+                self._channels.append(self._greeted(k, secret))
+                text = np.frombuffer(config.to_json().encode(), np.uint8)
+                document, segment = pack_arrays({"config": text})
+                start = Message(
+                    MessageKind.CALL, body=pack_json({"verb": "start", "arrays": document})
+                )
+                self._channels[k].send(start, segment=segment)
+            found = [self._answer(k) for k in range(len(configs))]
+        except BaseException:
+            self.close()
+            raise
+        self.address = Address(
+            tuple(one["name"] for one in found), tuple(one["secret"] for one in found)
+        )
+
+    def leave_address(self) -> str:
+        """As `ServerProcesses.leave_address`."""
+        note = self.address.leave()
+        self._notes.append(note)
+        return f"/proc/{os.getpid()}/fd/{note.fileno()}"
+
+    def restart(self, shard: int, *, awaits_rows: bool = False) -> None:
+        """Start a server that has died anew, on its host, at the same address."""
+        self._ask(shard, {"verb": "restart", "awaits_rows": awaits_rows})
+
+    def how_it_ended(self, shard: int) -> str:
+        """Words for what became of a server."""
+        try:
+            return str(self._ask(shard, {"verb": "how_it_ended"})["how"])
+        except PeerError:
+            return f"has gone with its host {self._at[shard]}"
+
+    def close(self) -> None:
+        """End them all."""
+        for channel in self._channels:
+            channel.close()
+        for note in self._notes:
+            note.close()
+
+    def _greeted(self, shard: int, secret: str) -> Channel:
+        try:
+            channel = connect(self._at[shard], _CONNECT_WITHIN_S)
+        except OSError as error:
+            raise PeerError(
+                f"no host for embedding server {shard} at {self._at[shard]}:"
+                f" {error.strerror or error}; start `python -m runtime serve` there first"
+            ) from None
+        channel.takes_arrays = True
+        channel.keep_alive(_ALIVE)
+        channel.send(Message(MessageKind.HELLO, body=pack_json({"secret": secret})))
+        return channel
+
+    def _ask(self, shard: int, asked: dict[str, Any]) -> dict[str, Any]:
+        with self._asking:
+            try:
+                self._channels[shard].send(Message(MessageKind.CALL, body=pack_json(asked)))
+            except (PeerGoneError, TimeoutError):
+                raise self._gone(shard) from None
+            return self._answer(shard)
+
+    def _answer(self, shard: int) -> dict[str, Any]:
+        silence = Silence()
+
+        def in_time() -> None:
+            if silence.look() > 2 * START_WITHIN_S:
+                raise PeerError(f"the host at {self._at[shard]} does not answer")
+
+        try:
+            message, _ = self._channels[shard].receive(in_time)
+        except PeerGoneError:
+            raise self._gone(shard) from None
+        said = unpack_json(message.body)
+        if message.kind is MessageKind.FAILED:
+            raise _ERRORS.get(said["kind"], RuntimeError)(f"{said['sentence']} ({self._at[shard]})")
+        return said
+
+    def _gone(self, shard: int) -> PeerError:
+        return PeerError(
+            f"the host at {self._at[shard]} has closed the connection of embedding server {shard}:"
+            " it has ended, or was given another secret"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serve:
+    """Start embedding servers on this host for runs of other hosts, until Ctrl-C.
+
+    A run says where: `train --executor concurrent --servers 2 --servers-at HOST:PORT ...
+    --servers-secret FILE`. What travels is not encrypted: only on a network that you trust.
+    """
+
+    secret: Path
+    """File with a secret of 16 characters at least, readable by you alone; the run has the same."""
+    listen: str = "127.0.0.1:7800"
+    """HOST:PORT; the address of the network that the ranks come from, and any free port if it is 0.
+    Servers listen at the same address, on ports of their own."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not HOST_PORT.fullmatch(self.listen):
+            raise ValueError(f"listen must be HOST:PORT, got {self.listen!r}")
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Serve until Ctrl-C or SIGTERM; what runs on servers of this host then ends."""
+    options = tyro.cli(Serve, args=list(arguments), prog="python -m runtime serve")
+    host = Host(options.listen, read_secret(options.secret))
+    signal.signal(signal.SIGTERM, lambda number, frame: host.close())
+    print(f"ready for embedding servers at {host.name}; Ctrl-C ends it, and them", flush=True)
+    try:
+        host.serve()
+    except KeyboardInterrupt:
+        host.close()
