@@ -68,7 +68,7 @@ SHAPES: dict[WorkloadName, Shape] = {
     ),
     "paper": Shape(
         dim=16,
-        hidden=(4096, 2048, 1024, 512, 256),  # as runtime.models.mlp.PAPER_MLP
+        hidden=(4096, 2048, 1024, 512, 256),  # as runtime.models.networks.PAPER_MLP
         ids_per_field=1,
         rows=10_000_000,
         goals=(),

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from persia_sim.words.trace import TraceRecorder
-from runtime.config import ModelConfig
+from runtime.config import TrainConfig
 from runtime.dense.group import RankGroup
 from runtime.dense.loss_scale import LossScale
 from runtime.dense.optimizer import Buckets, DenseGradients, sum_in_rank_order
@@ -35,26 +35,24 @@ class DistributedWeights(BarrierRule):
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: TrainConfig,
         model: nn.Module,
-        group: RankGroup,
-        *,
-        overlapped: bool,
-        gathers: bool,
-        scale: LossScale,
         recorder: TraceRecorder,
         on_update: OnUpdate,
+        *,
+        group: RankGroup,
+        overlapped: bool,
+        scale: LossScale,
         stop: Stop,
-        dense_lag: int = 0,
     ) -> None:
         """``recorder``: the updates are recorded at rank 0 alone."""
         recorder = recorder if group.rank == 0 else TraceRecorder(keep=False)
-        super().__init__(config, model, recorder, on_update, dense_lag=dense_lag)
+        super().__init__(config, model, recorder, on_update)
         self._group, self._scale, self._stop = group, scale, stop
         self._parameters = list(model.parameters())
         for parameter in self._parameters:
             group.broadcast(parameter)
-        self._reduce = ProcessAllReduce(model, group, gathers=gathers)
+        self._reduce = ProcessAllReduce(model, group, gathers=config.engine.dense_sum == "gather")
         if overlapped and group.ranks > 1:
             self._reduce.overlap()
 

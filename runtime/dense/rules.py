@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from persia_sim.words.trace import ALL, Kind, TraceRecorder
-from runtime.config import ModelConfig, TrainConfig
+from runtime.config import TrainConfig
 from runtime.dense.optimizer import (
     DenseGradients,
     LateGradients,
@@ -86,11 +86,11 @@ class _OneModel(DenseRule):
     """One set of weights with one optimiser, whose updates are counted and recorded."""
 
     def __init__(
-        self, config: ModelConfig, model: nn.Module, recorder: TraceRecorder, lag: int = 0
+        self, config: TrainConfig, model: nn.Module, recorder: TraceRecorder, on_update: OnUpdate
     ) -> None:
-        self._model, self._recorder = model, recorder
-        self._optimizer = make_optimizer(config, model)
-        self._late = LateGradients(lag, self._optimizer)
+        self._model, self._recorder, self._on_update = model, recorder, on_update
+        self._optimizer = make_optimizer(config.model, model)
+        self._late = LateGradients(config.sync.dense_lag, self._optimizer)
         self._version = 0
 
     def model(self, rank: int) -> nn.Module:
@@ -126,18 +126,6 @@ class _OneModel(DenseRule):
 class BarrierRule(_OneModel):
     """sync, lookahead, raw_hybrid, hybrid: a step is one update from all ranks' gradients."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        model: nn.Module,
-        recorder: TraceRecorder,
-        on_update: OnUpdate,
-        *,
-        dense_lag: int = 0,
-    ) -> None:
-        super().__init__(config, model, recorder, dense_lag)
-        self._on_update = on_update
-
     def update(
         self, step: int, sums: DenseGradients, losses: Sequence[float], samples: int
     ) -> None:
@@ -160,8 +148,7 @@ class AsyncRule(_OneModel):
     def __init__(
         self, config: TrainConfig, model: nn.Module, recorder: TraceRecorder, on_update: OnUpdate
     ) -> None:
-        super().__init__(config.model, model, recorder)
-        self._on_update = on_update
+        super().__init__(config, model, recorder, on_update)
         self._pulled = [replica(model, shared=False) for _ in range(config.sync.ranks)]
         self._lock = threading.Lock()
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from torch import nn
 
 from persia_sim.words.trace import TraceRecorder
-from runtime.config import ModelConfig
+from runtime.config import TrainConfig
 from runtime.dense.optimizer import Buckets, DenseGradients, replica, sum_in_rank_order
 from runtime.dense.rules import BarrierRule, OnUpdate
 from runtime.stop import Stop, wait_for
@@ -25,17 +25,16 @@ class SharedWeights(BarrierRule):
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: TrainConfig,
         model: nn.Module,
-        ranks: int,
-        *,
-        overlapped: bool,
         recorder: TraceRecorder,
         on_update: OnUpdate,
+        *,
+        overlapped: bool,
         stop: Stop,
-        dense_lag: int = 0,
     ) -> None:
-        super().__init__(config, model, recorder, on_update, dense_lag=dense_lag)
+        super().__init__(config, model, recorder, on_update)
+        ranks = config.sync.ranks
         self._models = [model if ranks == 1 else replica(model, shared=True) for _ in range(ranks)]
         self._buckets = [Buckets(one) for one in self._models]
         self._plan = self._buckets[0].plan

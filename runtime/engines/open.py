@@ -17,6 +17,16 @@ if TYPE_CHECKING:
     from runtime.engines.processes.ranks import ProcessRank  # loads torch.distributed
 
 
+def source_of(config: TrainConfig) -> Source:
+    """The data that the config names, read here."""
+    data = config.data
+    keep = data.keep and not config.engine.loaders  # what is kept needs nobody to parse it
+    return open_source(
+        data.name, data.dir, data.rows, data.skip_bad_rows,
+        keep=keep, validation_fraction=data.validation_fraction,
+    )  # fmt: skip
+
+
 @contextmanager
 def opened(config: TrainConfig, rank: ProcessRank | None = None) -> Iterator[Source]:
     """The data that the config names, its training part read here or by loaders.
@@ -24,12 +34,7 @@ def opened(config: TrainConfig, rank: ProcessRank | None = None) -> Iterator[Sou
     ``rank``: the rank that this process is; rank 0 starts the loaders of all. They end with the
     context.
     """
-    data, loaders = config.data, config.engine.loaders
-    keep = data.keep and not loaders  # what is kept needs no parsing, so nobody to do it
-    source = open_source(
-        data.name, data.dir, data.rows, data.skip_bad_rows,
-        keep=keep, validation_fraction=data.validation_fraction,
-    )  # fmt: skip
+    source, loaders = source_of(config), config.engine.loaders
     if not loaders:
         yield source
         return
@@ -37,7 +42,7 @@ def opened(config: TrainConfig, rank: ProcessRank | None = None) -> Iterator[Sou
 
     processes, place, who = None, "", "the run" if rank is None else f"rank {rank.group.rank}"
     if rank is None or rank.leads:
-        processes = LoaderProcesses(data, loaders, 1 if rank is None else rank.group.ranks)
+        processes = LoaderProcesses(config.data, loaders, 1 if rank is None else rank.group.ranks)
         place = processes.leave_address()
     if rank is not None:
         place = rank.group.gather("loaders", place)[0]

@@ -10,40 +10,33 @@ message that is waited for is exposed (law 15).
 from __future__ import annotations
 
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from persia_sim.words.vocabulary import Mode
+from runtime.config import TrainConfig
 from runtime.dense.rules import AsyncRule, DenseRule, OnUpdate, TimedAveraging
 from runtime.dense.threads import SharedWeights
 from runtime.embedding.open import use_threads
-from runtime.rank.loop import RankLoop
 from runtime.rank.parts import Parts
-from runtime.rank.stages import ForwardedStages, RankStages
+from runtime.rank.stages import Fetched, ForwardedStages, RankStages
 from runtime.rank.team import LosePush, Team, lose_nothing
-from runtime.stop import RunStopped
+from runtime.stop import RunStopped, Stop, wait_for
 
 
 def open_rule(parts: Parts, on_update: OnUpdate) -> DenseRule:
     """The rule of the mode among ranks that are threads of this process."""
-    config, learner = parts.config, parts.learner
-    if config.sync.mode is Mode.ASYNC:
-        return AsyncRule(config, learner.model, parts.recorder, on_update)
-    if config.sync.mode is Mode.ASYNC_AVERAGING:
-        return TimedAveraging(config, learner.model, parts.recorder, on_update)
-    # Hooks see gradients before a loss scale is taken out of them, so a scale is exposed.
-    overlapped = config.sync.mode.overlaps_dense_sync and learner.scale.value == 1.0
-    return SharedWeights(
-        config.model,
-        learner.model,
-        config.sync.ranks,
-        overlapped=overlapped,
-        dense_lag=config.sync.dense_lag,
-        recorder=parts.recorder,
-        on_update=on_update,
-        stop=parts.stop,
-    )
+    given = parts.config, parts.learner.model, parts.recorder, on_update
+    if parts.config.sync.mode is Mode.ASYNC:
+        return AsyncRule(*given)
+    if parts.config.sync.mode is Mode.ASYNC_AVERAGING:
+        return TimedAveraging(*given)
+    return SharedWeights(*given, overlapped=parts.overlaps_dense_sync, stop=parts.stop)
 
 
 class ConcurrentRun:
@@ -101,3 +94,138 @@ class ConcurrentRun:
             pass
         except BaseException as error:  # told by run(), after all threads have gone home
             self._stop.set(error)
+
+
+T = TypeVar("T")
+
+
+class RankLoop:
+    """A rank's threads of one leg as functions; ``bodies`` says which of them the mode needs.
+
+    The leg begins with the rank's step ``first``.
+    """
+
+    def __init__(
+        self, rank: int, stages: RankStages, config: TrainConfig, stop: Stop, first: int = 0
+    ) -> None:
+        self._stages, self._config, self._stop, self._first = stages, config, stop, first
+        self._latency_s = config.engine.latency_s
+        ahead = config.sync.mode is Mode.LOOKAHEAD
+        room = config.sync.ahead if ahead else config.queue_capacity
+        self._fetched: Pipe[Any] = Pipe(f"training of rank {rank}", room, stop)
+        self._computed: Pipe[Any] = Pipe(f"pushing of rank {rank}", room + ahead, stop)
+
+    def bodies(self) -> dict[str, Callable[[], None]]:
+        """By name, what each thread of the rank runs."""
+        stages = self._stages
+        if isinstance(stages, ForwardedStages):
+            # Nothing but the other ranks is waited for between two steps.
+            return {
+                "fetch": partial(self._fetch, stages.prefetch_lease),
+                "train": partial(self._train, stages.train_on_lease),
+                "push": partial(self._push, stages.write_back),
+            }
+        if self._config.sync.mode.reads_late_rows:
+            return {
+                "fetch": partial(self._fetch, stages.fetch),
+                "train": partial(self._train, stages.train),
+                "push": partial(self._push, stages.push),
+            }
+        if self._config.sync.mode is Mode.LOOKAHEAD:
+            # The prefetch is hidden, the re-read of stale rows and the push are not.
+            return {
+                "fetch": partial(self._fetch, stages.prefetch, finishes=False),
+                "rank": partial(self._in_turn, self._refreshed),
+            }
+        return {"rank": partial(self._in_turn, stages.fetch)}
+
+    def _in_turn(self, fetch: Callable[[int], Fetched | None]) -> None:
+        """Whatever is done here is exposed."""
+        step = self._first
+        while (fetched := fetch(step)) is not None:
+            self._stop.sleep(self._latency_s)
+            computed = self._stages.train(fetched)
+            self._stop.sleep(self._latency_s)
+            self._stages.push(computed)
+            step += 1
+        self._stages.finish(step)
+
+    def _refreshed(self, step: int) -> Fetched | None:
+        fetched: Fetched | None = self._fetched.get()
+        return None if fetched is None else self._stages.refresh(fetched)
+
+    def _fetch(self, fetch: Callable[[int], T | None], *, finishes: bool = True) -> None:
+        """As many lookups are on their way as window, permits and the pipe let in."""
+        step = self._first
+        self._fetched.wait_for_room()  # before the rows are read: waiting would make them stale
+        while (fetched := fetch(step)) is not None:
+            self._fetched.put(fetched, self._latency_s)
+            self._fetched.wait_for_room()
+            step += 1
+        if finishes:
+            self._stages.finish(step)
+        self._fetched.put(None)
+
+    def _train(self, train: Callable[[Any], object]) -> None:
+        while (fetched := self._fetched.get()) is not None:
+            self._computed.put(train(fetched), self._latency_s)
+        self._computed.put(None)
+
+    def _push(self, push: Callable[[Any], None]) -> None:
+        while (computed := self._computed.get()) is not None:
+            push(computed)
+
+
+class Pipe(Generic[T]):
+    """First in, first out; an item can be taken ``delay_s`` after it was put.
+
+    Delays run side by side, as messages on a network do: that is what lets a window of tau steps
+    hide latency (law 15). Every wait ends when the run stops.
+    """
+
+    def __init__(self, name: str, capacity: int, stop: Stop) -> None:
+        self._name, self._capacity, self._stop = name, capacity, stop
+        self._items: deque[tuple[float, T]] = deque()
+        self._changed = threading.Condition()
+        stop.on_stop(self._wake)
+
+    def wait_for_room(self) -> None:
+        """Return when an item can be put without waiting (by the only thread that puts)."""
+        with self._changed:
+            wait_for(
+                self._changed,
+                lambda: len(self._items) < self._capacity,
+                self._stop,
+                lambda: f"{self._name} waits for room among {self._capacity} batches",
+            )
+
+    def put(self, item: T, delay_s: float = 0.0) -> None:
+        """Add an item, once there is room; it arrives ``delay_s`` later."""
+        self.wait_for_room()
+        arrives_s = time.monotonic() + delay_s
+        self._stop.busy_until(arrives_s)
+        with self._changed:
+            self._items.append((arrives_s, item))
+            self._changed.notify_all()
+
+    def get(self) -> T:
+        """Take the oldest item, once it has arrived."""
+        with self._changed:
+            wait_for(
+                self._changed,
+                lambda: bool(self._items),
+                self._stop,
+                lambda: f"{self._name} waits for a batch to come",
+            )
+            arrives_s = self._items[0][0]
+        left_s = arrives_s - time.monotonic()
+        if left_s > 0:
+            self._stop.sleep(left_s)
+        with self._changed:
+            _, item = self._items.popleft()
+            self._changed.notify_all()
+        return item
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()

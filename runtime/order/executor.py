@@ -56,13 +56,9 @@ def lag_order(config: TrainConfig, feed: Feed) -> Iterator[Event]:
 
 def open_rule(parts: Parts, on_update: OnUpdate) -> DenseRule:
     """The rule of the mode, to be carried out as an order says."""
-    config, model, recorder = parts.config, parts.learner.model, parts.recorder
-    if config.sync.mode is Mode.ASYNC:
-        return AsyncRule(config, model, recorder, on_update)
-    if config.sync.mode is Mode.ASYNC_AVERAGING:
-        return AveragedReplicas(config, model, recorder, on_update)
-    lag = config.sync.dense_lag
-    return BarrierRule(config.model, model, recorder, on_update, dense_lag=lag)
+    rules = {Mode.ASYNC: AsyncRule, Mode.ASYNC_AVERAGING: AveragedReplicas}
+    rule = rules.get(parts.config.sync.mode, BarrierRule)
+    return rule(parts.config, parts.learner.model, parts.recorder, on_update)
 
 
 @dataclass(slots=True)
@@ -86,7 +82,7 @@ class OrderedRun:
         self._config, self._feed = parts.config, parts.feed
         if not isinstance(parts.store, ShardedStore):
             raise ValueError("an order is carried out on rows of this process; use --servers 0")
-        self._worker, self._store = parts.worker, parts.store
+        self._worker, self._store, self._meter = parts.worker, parts.store, parts.meter
         self._fused = parts.fused
         # Fused, the batch of rank 0 is that of all ranks; what the others do is only written down.
         self._ranks = range(1 if parts.fused else parts.config.sync.ranks)
@@ -232,7 +228,7 @@ class OrderedRun:
             return
         found = self._compute(flying)
         if found.finite and len(flying.unpushed_shards) == self._store.shards:
-            self._team.count_lost_push()
+            self._meter.lose()
         lost = flying.unpushed_shards & set(self._shards(event))
         self._store.lose(flying.handle, sorted(lost))
         flying.unpushed_shards -= lost

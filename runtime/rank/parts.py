@@ -86,6 +86,12 @@ class Parts:
         """The rows of the run, behind the embedding worker."""
         return self.worker.store
 
+    @property
+    def overlaps_dense_sync(self) -> bool:
+        """Whether dense gradients are summed inside the backward passes, by hooks: these see them
+        before a loss scale is taken out, so with a scale it is done after them."""
+        return self.config.sync.mode.overlaps_dense_sync and self.learner.scale.value == 1.0
+
     def close(self) -> None:
         """Give back what the run has opened. Ranks that are processes part by themselves: the rows
         are for all of them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ class Meter:
         self._on_samples: Callable[[int], None] | None = None
         self.updates = self.samples = 0
         self.batches_skipped = self.pushes_lost = 0
+        self._counting = threading.Lock()
         self._losses = BlockMeans()
         self._paused_s = 0.0
         self._start_clock()
@@ -72,11 +74,13 @@ class Meter:
 
     def skip(self) -> None:
         """A batch was left out because its loss or a gradient was not finite."""
-        self.batches_skipped += 1
+        with self._counting:
+            self.batches_skipped += 1
 
     def lose(self) -> None:
-        """A push was lost; its step was closed."""
-        self.pushes_lost += 1
+        """A push was lost; its step was closed all the same."""
+        with self._counting:
+            self.pushes_lost += 1
 
     def state(self) -> dict[str, Any]:
         """What `go_on` takes; plain JSON."""

@@ -45,7 +45,7 @@ class RankStages:
         parts = team.parts
         self._rank, self._team, self._rule = rank, team, team.rule
         self._mode, self._learner = parts.config.sync.mode, parts.learner
-        self._worker, self._store = parts.worker, parts.store
+        self._worker, self._store, self._meter = parts.worker, parts.store, parts.meter
         self._feed, self._spans, self._stop = parts.feed, parts.spans, parts.stop
 
     def load(self, step: int) -> Fetched | None:
@@ -65,7 +65,7 @@ class RankStages:
         model, samples = self._rule.model(self._rank), fetched.step_samples
         found = self._learner.gradients(model, fetched.handle, fetched.staged, samples, span)
         if not found.finite:
-            self._team.skip_batch()
+            self._meter.skip()
         return found
 
     def finish(self, steps: int) -> None:
@@ -123,7 +123,7 @@ class RankStages:
         """Whether the rows are to be written: not left out, and not lost on the way."""
         if not computed.kept or not self._team.lose_push(self._rank, computed.handle.step):
             return computed.kept
-        self._team.count_lost_push()
+        self._meter.lose()
         return False
 
     def _staged(self, fetched: Fetched) -> Fetched:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -33,25 +33,7 @@ class Staged(NamedTuple):
     """The event after which it is there; None: it is."""
 
 
-class Staging(Protocol):
-    """The way between host and device; safe for any number of threads."""
-
-    def send(self, batch: Batch, vectors: FieldVectors) -> Staged:
-        """Start a batch on its way."""
-
-    def arrive(self, staged: Staged) -> None:
-        """Before the batch is computed with: the computation waits until it is there."""
-
-    @contextmanager
-    def receive(self, embeddings: Embeddings) -> Iterator[FieldVectors]:
-        """After the backward pass: the leaves' gradients, valid inside the context."""
-
-
-def open_staging(device: torch.device, dtype: torch.dtype) -> Staging:
-    """The staging for a device and the dense network's dtype."""
-    if device.type == "cuda":
-        return StreamStaging(dtype, CudaStreams(device))
-    return HostStaging(device, dtype)
+StreamName = Literal["compute", "upload", "download"]
 
 
 class HostStaging:
@@ -61,7 +43,7 @@ class HostStaging:
         self._device, self._dtype = device, dtype
 
     def send(self, batch: Batch, vectors: FieldVectors) -> Staged:
-        """Views, converted only where the dtype differs."""
+        """Start a batch on its way: views, converted only where the dtype differs."""
         sequences = {n: self._to(a).requires_grad_() for n, a in vectors.sequences.items()}
         masks = {n: torch.from_numpy(m).to(self._device) for n, m in vectors.masks.items()}
         pooled = self._to(vectors.pooled).requires_grad_()
@@ -69,11 +51,11 @@ class HostStaging:
         return Staged(self._to(batch.dense), self._to(batch.labels), embeddings)
 
     def arrive(self, staged: Staged) -> None:
-        """It is there."""
+        """Before the batch is computed with: it is there."""
 
     @contextmanager
     def receive(self, embeddings: Embeddings) -> Iterator[FieldVectors]:
-        """The gradients where they are."""
+        """After the backward pass: the leaves' gradients, where they are."""
         sequences = {n: _gradient(t).cpu().numpy() for n, t in embeddings.sequences.items()}
         yield FieldVectors(_gradient(embeddings.pooled).cpu().numpy(), sequences, {})
 
@@ -84,7 +66,7 @@ class HostStaging:
 class StreamStaging:
     """Copies through pinned memory on streams of their own."""
 
-    def __init__(self, dtype: torch.dtype, streams: CopyStreams) -> None:
+    def __init__(self, dtype: torch.dtype, streams: CudaStreams) -> None:
         self._dtype, self._streams = dtype, streams
         self._pinned = _PinnedPool(streams)
 
@@ -150,7 +132,7 @@ class StreamStaging:
 class _PinnedPool:
     """Pinned buffers to use again: to make one is a slow call that stops the device."""
 
-    def __init__(self, streams: CopyStreams) -> None:
+    def __init__(self, streams: CudaStreams) -> None:
         self._streams = streams
         self._free: dict[tuple[torch.Size, torch.dtype], list[tuple[Tensor, Any]]] = {}
         self._lock = threading.Lock()
@@ -176,40 +158,12 @@ def _gradient(leaf: Tensor) -> Tensor:
     return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
 
-StreamName = Literal["compute", "upload", "download"]
-
-
-class CopyStreams(Protocol):
-    """What staging needs of a device; work on one stream runs in order, streams run side by side.
+class CudaStreams:
+    """What staging needs of a device: work on one stream runs in order, streams run side by side.
 
     Nothing here waits for the whole device: one stream waits for an event of another, and the
-    host for one event.
+    host for one event. ``compute`` is the calling thread's current stream.
     """
-
-    def pinned(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """Host memory that the device copies from and to without a detour."""
-
-    def empty(self, stream: StreamName, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """Device memory that is first used on ``stream``."""
-
-    def copy(self, stream: StreamName, target: Tensor, source: Tensor) -> None:
-        """Copy when the stream gets there; returns at once."""
-
-    def share(self, stream: StreamName, tensor: Tensor) -> None:
-        """``stream`` uses the tensor, too: its memory is not reused before that is over."""
-
-    def record(self, stream: StreamName) -> Any:
-        """An event that happens when the stream has done all its work up to now."""
-
-    def wait(self, stream: StreamName, event: Any) -> None:
-        """Later work of the stream starts after the event."""
-
-    def synchronize(self, event: Any) -> None:
-        """Block the host until the event has happened."""
-
-
-class CudaStreams:
-    """`CopyStreams` of one CUDA device; ``compute`` is the calling thread's current stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -217,35 +171,35 @@ class CudaStreams:
         self._download = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def pinned(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """Page-locked host memory."""
+        """Page-locked host memory: the device copies from and to it without a detour."""
         return torch.empty(shape, dtype=dtype, pin_memory=True)
 
     def empty(self, stream: StreamName, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """Memory of the stream's own pool in torch's allocator."""
+        """Device memory that is first used on ``stream``, of its own pool in torch's allocator."""
         with torch.cuda.stream(self._named(stream)):
             return torch.empty(shape, dtype=dtype, device=self._device)
 
     def copy(self, stream: StreamName, target: Tensor, source: Tensor) -> None:
-        """An asynchronous copy."""
+        """Copy when the stream gets there; returns at once."""
         with torch.cuda.stream(self._named(stream)):
             target.copy_(source, non_blocking=True)
 
     def share(self, stream: StreamName, tensor: Tensor) -> None:
-        """Tell torch's allocator."""
+        """``stream`` uses the tensor, too: its memory is not reused before that is over."""
         tensor.record_stream(self._named(stream))
 
     def record(self, stream: StreamName) -> torch.cuda.Event:
-        """A CUDA event."""
+        """An event that happens when the stream has done all its work up to now."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._named(stream))
         return event
 
     def wait(self, stream: StreamName, event: torch.cuda.Event) -> None:
-        """The stream waits, the host does not."""
+        """Later work of the stream starts after the event; the host does not wait."""
         self._named(stream).wait_event(event)
 
     def synchronize(self, event: torch.cuda.Event) -> None:
-        """The host waits for this event only."""
+        """Block the host until the event has happened."""
         event.synchronize()
 
     def _named(self, stream: StreamName) -> torch.cuda.Stream:
@@ -254,3 +208,14 @@ class CudaStreams:
         if stream == "download":
             return self._download
         return torch.cuda.current_stream(self._device)
+
+
+Staging = HostStaging | StreamStaging
+"""The way between host and device; safe for any number of threads."""
+
+
+def open_staging(device: torch.device, dtype: torch.dtype) -> Staging:
+    """The staging for a device and the dense network's dtype."""
+    if device.type == "cuda":
+        return StreamStaging(dtype, CudaStreams(device))
+    return HostStaging(device, dtype)

@@ -39,7 +39,7 @@ class Team:
         process = parts.process
         self.ranks: Sequence[int] = range(config.sync.ranks) if process is None else process.ranks
         """Those of this process."""
-        self._counting, self._telling = threading.Lock(), threading.Lock()
+        self._telling = threading.Lock()
         self._updates = 0
         self.rule = open_rule(parts, self._note_update)
         sync, shards = config.sync, parts.store.shards
@@ -80,16 +80,6 @@ class Team:
         return LeasedRows(
             parts.store, config.sync.ranks, config.sync.ahead, parts.recorder, parts.stop
         )
-
-    def skip_batch(self) -> None:
-        """A batch was left out because it is not finite."""
-        with self._counting:
-            self.parts.meter.skip()
-
-    def count_lost_push(self) -> None:
-        """A push was lost; its step is closed all the same."""
-        with self._counting:
-            self.parts.meter.lose()
 
     def _note_update(self, loss: float, samples: int) -> None:
         """A snapshot may be evaluated here: rows are held, and the dense weights stand still."""

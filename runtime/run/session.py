@@ -14,12 +14,11 @@ from persia_sim.words.staleness import StalenessSummary
 from persia_sim.words.trace import Trace
 from persia_sim.words.vocabulary import DEFAULT_TAU
 from runtime.config import TrainConfig
-from runtime.data.open import open_source
 from runtime.data.same_data import refuse_other_data
 from runtime.data.source import Source
 from runtime.embedding.config import TableConfig
 from runtime.embedding.verbs import EmbeddingStore
-from runtime.engines.open import assemble_for
+from runtime.engines.open import assemble_for, source_of
 from runtime.order.executor import OrderedRun
 from runtime.order.merge import whole_trace
 from runtime.order.replayable import (
@@ -144,11 +143,7 @@ def train(
     if source is None:
         if config.engine.loaders:
             raise ValueError("loaders need a run folder: use run_into, or pass a LoadedSource")
-        data = config.data
-        source = open_source(
-            data.name, data.dir, data.rows, data.skip_bad_rows,
-            keep=data.keep, validation_fraction=data.validation_fraction,
-        )  # fmt: skip
+        source = source_of(config)
     if saving.start is not None:
         refuse_other_data(saving.start.state.facts, source.provenance())
     samples = saving.start.state.samples if saving.start else 0

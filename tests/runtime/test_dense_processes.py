@@ -82,12 +82,19 @@ def weights_of(model: nn.Module) -> dict[str, np.ndarray]:
 Told = list[tuple[float, int]]
 
 
+def settings(dense_lag: int, *, gathers: bool = False) -> TrainConfig:
+    dense_sum = "gather" if gathers else "ring"
+    engine = EngineConfig(executor="concurrent", dense_sum=dense_sum)
+    return TrainConfig(
+        sync=SyncConfig(ranks=RANKS, dense_lag=dense_lag), model=CONFIG, engine=engine
+    )
+
+
 def over_threads(dense_lag: int) -> tuple[dict[str, np.ndarray], Told]:
     model, told, stop = fresh_model(), Told(), Stop()
     rule = SharedWeights(
-        CONFIG, model, RANKS, overlapped=True, recorder=TraceRecorder(),
-        on_update=lambda loss, samples: told.append((loss, samples)), stop=stop,
-        dense_lag=dense_lag,
+        settings(dense_lag), model, TraceRecorder(), lambda *news: told.append(news),
+        overlapped=True, stop=stop,
     )  # fmt: skip
     ranks = [threading.Thread(target=train, args=(rule, rank)) for rank in range(RANKS)]
     for thread in ranks:
@@ -120,9 +127,9 @@ def over_processes(rank: int, ranks: int, store: dist.Store, folder: Path) -> No
             for parameter in model.parameters():
                 parameter.data.zero_()
         rule = DistributedWeights(
-            CONFIG, model, group, overlapped=overlapped, gathers=gathers, scale=scale,
-            recorder=recorder, on_update=lambda loss, samples: told.append((loss, samples)),  # noqa: B023
-            stop=Stop(), dense_lag=dense_lag,
+            settings(dense_lag, gathers=gathers), model, recorder,
+            lambda *news: told.append(news),  # noqa: B023
+            group=group, overlapped=overlapped, scale=scale, stop=Stop(),
         )  # fmt: skip
         train(rule, rank)
         rule.drain()

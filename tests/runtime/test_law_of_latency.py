@@ -12,7 +12,7 @@ import pytest
 
 from persia_sim.words.staleness import staleness_in_steps
 from persia_sim.words.vocabulary import Mode
-from runtime.rank.loop import Pipe
+from runtime.engines.threads import Pipe
 from runtime.stop import Stop
 from tests.runtime.worlds import ArraySource, config, on_engine, run
 

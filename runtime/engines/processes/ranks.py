@@ -98,18 +98,9 @@ class ProcessRank:
             self._closing.append(averaged.close)
             return averaged
         return DistributedWeights(
-            config.model,
-            learner.model,
-            group,
-            # Hooks see gradients before a loss scale is taken out of them, so a scale is exposed.
-            overlapped=config.sync.mode.overlaps_dense_sync and learner.scale.value == 1.0,
-            gathers=config.engine.dense_sum == "gather",
-            dense_lag=config.sync.dense_lag,
-            scale=learner.scale,
-            recorder=parts.recorder,
-            on_update=on_update,
-            stop=parts.stop,
-        )
+            config, learner.model, parts.recorder, on_update, group=group, scale=learner.scale,
+            overlapped=parts.overlaps_dense_sync, stop=parts.stop,
+        )  # fmt: skip
 
     def begin_leg(self, prepare: Callable[[], None]) -> None:
         """Rank 0 prepares the servers; then all begin."""
