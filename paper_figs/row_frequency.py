@@ -1,4 +1,4 @@
-"""The gap by how often a sample's ids occur, missed pushes of a row, and drift as a predictor."""
+"""The gap by how often a sample's ids occur, missed pushes of a row, and the gap by drift."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def row_frequency_figure(table: Path, staleness: Path, drift: Path) -> Figure:
         _staleness(axes[1], stale[stale.data == data])
         _drift(axes[2], drifts)
         figure.suptitle(
-            f"Hybrid against sync, bars: 95 % t interval over {int(gaps.seeds.iloc[0])} paired"
-            f" seeds; middle: {data}",
+            f"Hybrid against sync, bars: 95 % over {int(gaps.seeds.iloc[0])} paired seeds and test"
+            f" rows; middle: {data}",
             fontsize=8,
         )
     return figure
@@ -77,19 +77,21 @@ def _staleness(axes: Axes, rows: pd.DataFrame) -> None:
 
 
 def _drift(axes: Axes, rows: pd.DataFrame) -> None:
-    for number, (part, own) in enumerate(rows.groupby("part")):
+    """Points of one data set have one colour; what one of them is called stands beside it."""
+    for number, (data, own) in enumerate(rows.groupby("data", sort=False)):
         axes.errorbar(
-            1e3 * own.predicted_relative,
+            own.drift,
             1e3 * own.gap_to_sync,
             yerr=1e3 * own.gap_to_sync_half_width_95,
-            marker=MARKERS[number],
+            marker=MARKERS[number % len(MARKERS)],
+            markersize=4,
             linestyle="none",
             capsize=2,
-            label={"fit": "synthetic (fit)", "test": "others (test)"}[str(part)],
+            label=data.replace("synthetic:", "as "),
         )
-    axes.axline((0, 0), slope=1, color="black", linewidth=0.8)
-    axes.set_xlim(right=0)
-    axes.set_xlabel("gap predicted from drift [$10^{-3}$]")
-    axes.set_ylabel("measured " + GAP_LABEL)
-    axes.set_title("drift as a predictor")
-    axes.legend(fontsize=6, loc="lower right", handlelength=1.0)
+    axes.axhline(0, color="black", linewidth=0.8)
+    axes.set_xscale("log")
+    axes.set_xlabel("drift of rows, $\\sum p\\,\\Vert d\\Vert^2$")
+    axes.set_ylabel(GAP_LABEL)
+    axes.set_title("drift orders the losses")
+    axes.legend(fontsize=5.5, handlelength=1.0)

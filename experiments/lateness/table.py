@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,10 +12,11 @@ from typing import Any, Literal
 import numpy as np
 
 from experiments.gaps import Run
-from experiments.lateness.delay import Delay, Growth, delays
+from experiments.lateness.delay import RESAMPLES, Delay, Growth, delays
 from experiments.lateness.streams import RANKS, SYNC, Cell, Rates, Stream, stream_of
 from experiments.statistics import GapInterval, Interval, paired_gap, t_interval
 
+Ends = tuple[float, float]
 RatesOf = Literal["of sync", "own"]
 Key = tuple[Cell, RatesOf]
 
@@ -30,6 +31,8 @@ class Group:
     """Each cell's own; sync's are those of the others' "of sync"."""
     runs: Mapping[Key, Mapping[int, Run]]
     """Cell and kind of rates -> seed -> run."""
+    drifts: Mapping[int, float]
+    """How far rows of a sync run move, by how many updates: sum p ||d||^2."""
 
     @property
     def task(self) -> str:
@@ -114,6 +117,9 @@ def gap_lines(group: Group, root: Path) -> list[dict[str, Any]]:
                 "gap_to_sync_half_width_95": gap.half_width,
                 "seeds_error": gap.seeds_error,
                 "rows_error": gap.rows_error,
+                "drift_of_sync": group.drifts.get(cell.rows_late, math.nan)
+                if key == (Cell(rows_late=cell.rows_late), "of sync")
+                else math.nan,
             }
         )
     return lines
@@ -138,37 +144,63 @@ def delay_lines(group: Group, root: Path) -> list[dict[str, Any]]:
     ]
 
 
-def hypothesis_lines(group: Group, root: Path) -> list[dict[str, Any]]:
-    """H1 to H4 and H6 of the plan on this stream: what was asked, what came out, whether it holds.
+def _outcome(name: str, what: str, value: float, ends: Ends, asked: Ends) -> dict[str, Any]:
+    """What was asked, what came out, and whether it holds: where the whole 95 % interval does; it
+    fails where none of it does, else it is open."""
+    (from_, to), (low, high) = ends, asked
+    inside, outside = low <= from_ and to <= high, to < low or from_ > high
+    return {
+        "hypothesis": name,
+        "what": what,
+        "value": value,
+        "low_95": from_,
+        "high_95": to,
+        "asked_low": low,
+        "asked_high": high,
+        "outcome": "holds" if inside else "fails" if outside else "open",
+    }
 
-    A hypothesis holds where its whole 95 % interval does, fails where none of it does, else it is
-    open. Chosen rates have no interval.
+
+def drift_hypothesis_lines(gaps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """H5 of the plan, from the lines of all streams: whether the drift of sync orders the losses.
+
+    A line per lateness of rows. The streams are those of the plan; the interval is what other seeds
+    and test rows would change of the order. Of fewer than four streams nothing can be told.
     """
-    lines: list[dict[str, Any]] = []
+    from scipy.stats import spearmanr  # late: a second to import
 
-    def add(
-        name: str, what: str, value: float, ends: tuple[float, float], asked: tuple[float, float],
-        seeds: int,
-    ) -> None:  # fmt: skip
-        (from_, to), (low, high) = ends, asked
-        inside, outside = low <= from_ and to <= high, to < low or from_ > high
+    table: dict[int, list[Mapping[str, Any]]] = {}
+    for line in gaps:
+        if math.isfinite(line["drift_of_sync"]):
+            table.setdefault(line["rows_late"], []).append(line)
+    lines, draw = [], np.random.default_rng(0)
+    for rows, own in sorted(table.items()):
+        if len(own) < 2:
+            continue
+        drifts = [line["drift_of_sync"] for line in own]
+        losses = np.array([-line["gap_to_sync"] for line in own])
+        errors = [np.nansum([line["seeds_error"] ** 2, line["rows_error"] ** 2]) for line in own]
+        drawn = losses + draw.normal(size=(RESAMPLES, len(own))) * np.sqrt(errors)
+        ranks = [round(float(spearmanr(drifts, one)[0]), 9) for one in (losses, *drawn)]
+        low, high = np.quantile(ranks[1:], [0.025, 0.975]) if len(own) >= 4 else (-1.0, 1.0)
+        what = f"rank correlation of sync's drift and the loss, rows {rows} late"
+        told = _outcome("H5", what, ranks[0], (float(low), float(high)), (0.8, 1.0))
+        seeds = min(line["seeds"] for line in own)
         lines.append(
-            {
-                "data": group.stream.name,
-                "optimizer_start": group.start,
-                "hypothesis": name,
-                "what": what,
-                "value": value,
-                "low_95": from_,
-                "high_95": to,
-                "asked_low": low,
-                "asked_high": high,
-                "outcome": "holds" if inside else "fails" if outside else "open",
-                "seeds": seeds,
-            }
+            {"data": f"{len(own)} streams", "optimizer_start": math.nan} | told | {"seeds": seeds}
         )
+    return lines
 
-    def around(found: Interval | GapInterval) -> tuple[float, float]:
+
+def hypothesis_lines(group: Group, root: Path) -> list[dict[str, Any]]:
+    """H1 to H4 and H6 of the plan on this stream; chosen rates have no interval."""
+    lines: list[dict[str, Any]] = []
+    stream = {"data": group.stream.name, "optimizer_start": group.start}
+
+    def add(name: str, what: str, value: float, ends: Ends, asked: Ends, seeds: int) -> None:
+        lines.append(stream | _outcome(name, what, value, ends, asked) | {"seeds": seeds})
+
+    def around(found: Interval | GapInterval) -> Ends:
         return found.mean - found.half_width, found.mean + found.half_width
 
     def own(rows: int, dense: int, kind: RatesOf = "own") -> Key:

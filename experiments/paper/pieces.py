@@ -287,7 +287,7 @@ PIECES = (
         title="Who pays for late rows: rare ids or popular ones?",
         caption="Gap of hybrid to sync by how often a test sample's rarest id occurs in training,"
         " 95 % over paired seeds; pushes of a row that a read missed, beside the model; and the gap"
-        " against what drift predicts, fitted on synthetic sets only.",
+        " against the drift of the rows.",
         section="Theory",
         csv=("row_frequency.csv", "row_frequency_staleness.csv", "row_frequency_drift.csv"),
         png="row_frequency.png",

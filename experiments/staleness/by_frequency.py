@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from experiments.gaps import Setting
-from experiments.statistics import Interval, paired_gap, t_interval
+from experiments.statistics import paired_gap, t_interval
 from persia_sim.theory.alpha import of_batch
 from persia_sim.words.trace import ALL, Event, Kind
 from runtime.data.batch import Batch
@@ -148,50 +148,16 @@ def row_reads(order: Iterable[Event], batches: Sequence[Batch], bins: int) -> Ro
     return RowReads(ids, occurrences, reads, missed, histogram)
 
 
-PREDICTORS = ("relative", "predictions")
-"""Fields of `drift.Drift` by which a gap is predicted."""
-
-
-def predicted(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each line with the gap that its drift tells, by one factor fitted on the synthetic sets.
-
-    gap = -c * drift, least squares through the origin: no drift, no gap. The naive predictors know
-    no drift: the mean gap of the synthetic sets at this bound, and no gap at all.
-    """
-    fit = [line for line in lines if line["part"] == "fit"]
-    done = []
-    for line in lines:
-        told = dict(line)
-        for name in PREDICTORS:
-            drift = np.array([f[name] for f in fit])
-            gap = np.array([f["gap_to_sync"] for f in fit])
-            factor = float(drift @ gap / (drift @ drift)) if drift.any() else math.nan
-            told[f"factor_{name}"] = factor
-            told[f"predicted_{name}"] = factor * line[name]
-        same = [f["gap_to_sync"] for f in fit if f["tau"] == line["tau"]]
-        told["predicted_mean"] = float(np.mean(same)) if same else math.nan
-        done.append(told)
-    return done
-
-
-def errors(lines: Sequence[dict[str, Any]]) -> dict[str, Interval]:
-    """Mean absolute error of each predictor over the data sets that were not fitted."""
-    test = [line for line in lines if line["part"] == "test"]
-    predictors = {**{n: f"predicted_{n}" for n in PREDICTORS}, "mean gap": "predicted_mean"}
-    found = {
-        name: t_interval([abs(line[key] - line["gap_to_sync"]) for line in test])
-        for name, key in predictors.items()
-    }
-    return found | {"no gap": t_interval([abs(line["gap_to_sync"]) for line in test])}
+MEASURES = ("drift", "relative", "predictions")
+"""Fields of `drift.Drift` by which losses may be ordered."""
 
 
 def order_of_losses(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Spearman's rank correlation with the loss, of the absolute drift and of each predictor."""
+    """Spearman's rank correlation of each measure with the loss."""
     from scipy.stats import spearmanr  # late: a second to import
 
     losses = [-float(line["gap_to_sync"]) for line in lines]
-    names = ("drift", *PREDICTORS)
     return {
         name: float(spearmanr([float(line[name]) for line in lines], losses).statistic)
-        for name in names
+        for name in MEASURES
     }

@@ -1,26 +1,40 @@
-"""What lookups of a run under constant lag miss of their rows, weighed by how often ids are read.
+"""How far rows move while a run under constant lag goes on, weighed by how often ids are read.
 
 The run is the very one of the executor `lag`: at a few steps the rows of some test samples are
 peeked at twice, which changes nothing: when step s looks its rows up, and when the last push that
-it missed has been applied. The difference is what the lookup missed.
+it missed has been applied, or so many more. The difference is what the lookup missed, or, in a run
+that misses nothing, what one would miss that came so many updates late.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
+from experiments.folders import sole_writer
+from experiments.kept import Kept
+from experiments.staleness.frequency import first_samples
+from experiments.sweep import PRELOADED, settle_in, surroundings
 from persia_sim.theory.drift import drift, relative_drift
 from persia_sim.words.trace import Event, Kind
 from runtime.config import TrainConfig
 from runtime.data.batch import Batch
 from runtime.data.open import open_source
+from runtime.data.source import Source
 from runtime.embedding.store import Handle
 from runtime.order.executor import OrderedRun, lag_order
 from runtime.rank.parts import Parts, assemble
+
+PROBED_SAMPLES = 4096
+"""First samples of the test part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +42,8 @@ class Drift:
     """At one step of a run."""
 
     step: int
+    updates: int
+    """Later than what the lookup missed."""
     drift: float
     """sum_id p_id ||d_id||^2, over the rows of a sample."""
     relative: float
@@ -36,19 +52,67 @@ class Drift:
     """Mean square of what the missed updates change in the predicted probabilities."""
 
 
-def measured(config: TrainConfig, steps: Sequence[int], samples: Batch) -> list[Drift]:
-    """Train as ``config`` says, and measure the drift of the rows of ``samples`` at these steps.
+def measured(
+    config: TrainConfig, steps: Sequence[int], samples: Batch, updates: Sequence[int] = (0,)
+) -> list[Drift]:
+    """Train as ``config`` says, and measure the drift of the rows of ``samples`` from the lookups
+    of these steps until so many ``updates`` after the last push that they missed.
 
-    Steps from 1 on that the run reaches; a step that misses nothing has drift 0.
+    A step that the run does not reach, or not so long before its end, is left out.
     """
-    data = config.data
-    source = open_source(data.name, data.dir, data.rows, data.skip_bad_rows, keep=data.keep)
+    source = _source(config)
     torch.set_num_threads(config.engine.threads)
     parts = assemble(config, source)
     found: list[Drift] = []
     probe = _Probe(parts, samples, found)
-    OrderedRun(parts).run(probe.watch(lag_order(config, parts.feed), frozenset(steps)))
+    order = probe.watch(lag_order(config, parts.feed), frozenset(steps), updates)
+    OrderedRun(parts).run(order)
     return found
+
+
+def _source(config: TrainConfig) -> Source:
+    data = config.data
+    return open_source(data.name, data.dir, data.rows, data.skip_bad_rows, keep=data.keep)
+
+
+def drifts(
+    wanted: Mapping[str, tuple[TrainConfig, int]],
+    probes: int,
+    root: Path,
+    jobs: int,
+    updates: Sequence[int] = (0,),
+) -> Kept:
+    """The drift at so many steps of each run, by label; what ``root`` does not hold is measured.
+
+    ``wanted``: label -> config and dense updates of a run; ``updates`` as `measured` takes them.
+    """
+    with sole_writer(root):
+        kept = Kept(root / "drift.jsonl")
+        todo = {label: one for label, one in wanted.items() if label not in kept}
+        if not todo:
+            return kept
+        context = get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
+        with ProcessPoolExecutor(
+            min(jobs, len(todo)), context, initializer=settle_in, initargs=(surroundings(),)
+        ) as pool:
+            running = {
+                pool.submit(_drifts_of, *one, probes, updates): label for label, one in todo.items()
+            }
+            for job in tqdm(as_completed(running), total=len(todo), desc="drift", disable=None):
+                kept.add(running[job], job.result())
+    return kept
+
+
+def _drifts_of(
+    config: TrainConfig, length: int, probes: int, updates: Sequence[int]
+) -> list[dict[str, Any]]:
+    """In a process of its own: at steps from where lookups are as late as they get."""
+    held_out = first_samples(_source(config), "test", PROBED_SAMPLES)
+    last = max(1, length - 1)
+    ends = min(config.sync.window or 0, last), max(0, last - max(updates))
+    steps = np.linspace(*ends, probes).round().astype(int)
+    return [asdict(d) for d in measured(config, sorted(set(steps.tolist())), held_out, updates)]
 
 
 class _Probe:
@@ -56,20 +120,23 @@ class _Probe:
         self._parts, self._samples, self._found = parts, samples, found
         self._last_rank = parts.config.sync.ranks - 1
 
-    def watch(self, order: Iterable[Event], steps: frozenset[int]) -> Iterator[Event]:
+    def watch(
+        self, order: Iterable[Event], steps: frozenset[int], updates: Sequence[int]
+    ) -> Iterator[Event]:
         """The order as it is; behind a ``yield`` its event has been carried out."""
-        as_read: dict[int, Handle] = {}
+        as_read: dict[tuple[int, int], Handle] = {}
         pushed = -1
         for event in order:
             yield event
             if event.kind == Kind.LOOKUP and event.rank == self._last_rank and event.step in steps:
-                as_read[event.step] = self._parts.store.peek(self._samples)
+                read = self._parts.store.peek(self._samples)
+                as_read |= {(event.step, more): read for more in updates}
             elif event.kind == Kind.PUSH:
                 pushed = event.step
-            for step in [s for s in as_read if s <= pushed + 1]:
-                self._found.append(self._compare(step, as_read.pop(step)))
+            for step, more in [key for key in as_read if sum(key) <= pushed + 1]:
+                self._found.append(self._compare(step, more, as_read.pop((step, more))))
 
-    def _compare(self, step: int, late: Handle) -> Drift:
+    def _compare(self, step: int, updates: int, late: Handle) -> Drift:
         fresh = self._parts.store.peek(self._samples)
         shares, missed, rows = [], [], []
         for name, plan in fresh.plans.items():
@@ -80,6 +147,7 @@ class _Probe:
         change = self._predict(fresh) - self._predict(late)
         return Drift(
             step=step,
+            updates=updates,
             drift=drift(share, miss[:, None]),
             relative=relative_drift(share, miss[:, None], row[:, None]),
             predictions=float(np.square(change).mean()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,14 @@ from experiments.lateness.streams import (
     config_of,
     stream_of,
 )
-from experiments.lateness.table import Group, Key, delay_lines, gap_lines, hypothesis_lines
+from experiments.lateness.table import (
+    Group,
+    Key,
+    delay_lines,
+    drift_hypothesis_lines,
+    gap_lines,
+    hypothesis_lines,
+)
 from experiments.points import Point, data_sha256
 from experiments.statistics import Interval
 from experiments.sweep import default_jobs, run_points
@@ -37,6 +45,8 @@ if TYPE_CHECKING:
 
 CELLS = (*GRID, *RULER)
 TUNING_SEEDS = 2
+DRIFT_PROBES = 8
+"""Steps of the sync run at which the drift of its rows begins to be measured."""
 CORE_S_PER_SAMPLE = 1 / 40_000
 """For the plan's estimate (source: runs of 320,000 samples, one core, 7 to 10 s, 2026-11-22)."""
 
@@ -125,40 +135,43 @@ def run(options: Options) -> None:
     _print_costs(jobs, options)
     if options.dry_run:
         return
-    groups: list[Group] = []
+    tables: dict[str, list[dict[str, Any]]] = {}
     for number, job in enumerate(jobs, start=1):
         print(f"{job.name} ({number} of {len(jobs)})")
         tune(job, [SYNC])
         tune(job, [cell for cell in CELLS if cell != SYNC])
-        groups.append(train(job))
-        tell(groups[-1], options.out)
-        figure = save(
-            write_tables(jobs[:number], groups, options.out), options.out / "lateness.png"
-        )
+        group = train(job)
+        for end, lines in lines_of(job, group, options.out).items():
+            tables.setdefault(end, []).extend(lines)
+            if end in _CELLS_OF:
+                print(f"\n{group.stream.name}, Adagrad from {group.start:g}, {group.task}")
+                print(aligned(*_CELLS_OF[end](lines)))
+        together = drift_hypothesis_lines(tables[""])
+        figure = save(write_tables(tables, together, options.out), options.out / "lateness.png")
+    print(f"\nall streams together\n{aligned(*hypothesis_cells(together))}")
     print(f"\ntables: {options.out}/lateness*.csv\nfigure: {figure}")
 
 
-def write_tables(jobs: Sequence[Job], groups: Sequence[Group], root: Path) -> Figure:
-    """The CSVs of the streams that are done, and their figure."""
+def lines_of(job: Job, group: Group, root: Path) -> dict[str, list[dict[str, Any]]]:
+    """The lines of a stream, by the end of their table's name."""
+    return {
+        "": gap_lines(group, root),
+        "_rates": rate_lines(job),
+        "_delays": delay_lines(group, root),
+        "_hypotheses": hypothesis_lines(group, root),
+    }
+
+
+def write_tables(
+    tables: Mapping[str, list[dict[str, Any]]], together: list[dict[str, Any]], root: Path
+) -> Figure:
+    """The CSVs of the streams that are done, with what is told of all ``together``; the figure."""
     from paper_figs.lateness import lateness_figure  # late: pyplot takes over a second
 
-    tables = {
-        "lateness": [line for g in groups for line in gap_lines(g, root)],
-        "lateness_rates": [line for job in jobs for line in rate_lines(job)],
-        "lateness_delays": [line for g in groups for line in delay_lines(g, root)],
-        "lateness_hypotheses": [line for g in groups for line in hypothesis_lines(g, root)],
-    }
-    for stem, lines in tables.items():
-        write_csv(root / f"{stem}.csv", lines)
+    for end, lines in tables.items():
+        more = together if end == "_hypotheses" else []
+        write_csv(root / f"lateness{end}.csv", [*lines, *more])
     return lateness_figure(root)
-
-
-def tell(group: Group, root: Path) -> None:
-    """Print a stream's gaps, and what came out of the plan's hypotheses."""
-    print(f"\n{group.stream.name}, Adagrad from {group.start:g}, {group.task}")
-    print(aligned(*cells_of(gap_lines(group, root))))
-    print("\nthe plan's hypotheses")
-    print(aligned(*hypothesis_cells(hypothesis_lines(group, root))))
 
 
 def find(options: Options) -> tuple[list[Job], list[str]]:
@@ -216,7 +229,19 @@ def train(job: Job) -> Group:
         for one in finished([point], options.out):
             runs.setdefault(key, {})[seed] = one
     rates = {cell: best_of(tried) for cell, tried in job.tried.items()}
-    return Group(stream=job.stream, start=job.start, rates=rates, runs=runs)
+    found = drift_of(runs[SYNC, "own"][0], options)
+    return Group(stream=job.stream, start=job.start, rates=rates, runs=runs, drifts=found)
+
+
+def drift_of(sync: Run, options: Options) -> dict[int, float]:
+    """How far the rows of a sync run move, by updates: the mean over steps along it."""
+    from experiments.staleness.drift import drifts  # late: torch
+
+    updates = sorted({c.rows_late for c in CELLS if c.rows_late and not c.dense_late})
+    label = f"{sync.point.folder(Path()).name}/{DRIFT_PROBES} probes, {updates} updates"
+    wanted = {label: (sync.point.config, sync.summary["updates"])}
+    found = drifts(wanted, DRIFT_PROBES, options.out, 1, updates)[label]
+    return {n: float(np.mean([d["drift"] for d in found if d["updates"] == n])) for n in updates}
 
 
 def rate_lines(job: Job) -> list[dict[str, Any]]:
@@ -264,12 +289,17 @@ def hypothesis_cells(lines: Sequence[Mapping[str, Any]]) -> tuple[list[str], lis
     header = ["stream", "start", "hypothesis", "what", "found", "95 %", "asked", "outcome"]
     return header, [
         [
-            line["data"], f"{line['optimizer_start']:g}", line["hypothesis"], line["what"],
+            line["data"], "-" if isnan(line["optimizer_start"]) else f"{line['optimizer_start']:g}",
+            line["hypothesis"], line["what"],
             f"{line['value']:.3g}", f"{line['low_95']:.2g} to {line['high_95']:.2g}",
             f"{line['asked_low']:g} to {line['asked_high']:g}", line["outcome"],
         ]
         for line in lines
     ]  # fmt: skip
+
+
+_CELLS_OF = {"": cells_of, "_hypotheses": hypothesis_cells}
+"""How the tables look that are printed."""
 
 
 def _print_costs(jobs: Sequence[Job], options: Options) -> None:

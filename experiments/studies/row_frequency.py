@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,26 +11,21 @@ import numpy as np
 
 from experiments.checks import COUNT, JOBS, ROWS, SEEDS, between, each_between, not_empty
 from experiments.data_sets import SYNTHETIC, present
-from experiments.folders import sole_writer
 from experiments.gaps import Run, Setting, finished
 from experiments.kept import Kept
 from experiments.paired import one_draw, setting_points
 from experiments.points import Point
 from experiments.staleness.by_frequency import (
-    PREDICTORS,
+    MEASURES,
     Scores,
-    errors,
     gap_lines,
     missed_lines,
     order_of_losses,
-    predicted,
     row_reads,
 )
-from experiments.sweep import default_jobs, print_plan, run_points, settle_in, surroundings
+from experiments.sweep import default_jobs, print_plan, run_points
 from experiments.tables import aligned, write_csv
 from runtime.config import DataConfig, EvaluationConfig, TrainConfig
-
-PROBED_SAMPLES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +36,7 @@ class Options:
     """
 
     data: tuple[str, ...] = ()
-    """Data sets; else all that are found and the synthetic ones. The relation of drift and gap is
-    fitted on the synthetic ones and tested on the others."""
+    """Data sets; else all that are found and the synthetic ones."""
     taus: tuple[int, ...] = (16, 64)
     """Bounds of hybrid."""
     seeds: int = 5
@@ -87,7 +81,7 @@ class Group(NamedTuple):
 
     def drift_label(self, tau: int, probes: int) -> str:
         """Under which its drift is kept."""
-        return f"{self.late(tau).folder(Path()).name}/{probes} probes of {PROBED_SAMPLES}"
+        return f"{self.late(tau).folder(Path()).name}/{probes} probes of 4096"
 
 
 def run(options: Options) -> None:
@@ -103,15 +97,14 @@ def run(options: Options) -> None:
     if options.dry_run:
         return
     run_points(points, options.out, options.jobs, options.samples)
-    with sole_writer(options.out):
-        kept = _drifts(options, groups)
+    kept = _drifts(options, groups)
     gaps: list[dict[str, Any]] = []
     stale: list[dict[str, Any]] = []
     for group in groups:
         one, other = _gaps_and_staleness(options, group)
         gaps += one
         stale += other
-    drifts = predicted([*_drift_lines(options, groups, gaps, kept)])
+    drifts = [*_drift_lines(options, groups, gaps, kept)]
     table = options.out / "row_frequency.csv"
     write_csv(table, gaps)
     rows = options.out / "row_frequency_staleness.csv"
@@ -195,43 +188,18 @@ def _staleness(
 
 
 def _drifts(options: Options, groups: Sequence[Group]) -> Kept:
-    """The drift of every group and bound; what is missing is measured, several at a time."""
-    from concurrent.futures import ProcessPoolExecutor, as_completed
-    from multiprocessing import get_context
+    """What the lookups of every group miss under each bound."""
+    from experiments.staleness.drift import drifts  # late: torch
 
-    from tqdm import tqdm
-
-    kept = Kept(options.out / "drift.jsonl")
-    wanted = {g.drift_label(t, options.probes): g.late(t) for g in groups for t in options.taus}
-    todo = {label: point for label, point in wanted.items() if label not in kept}
-    if not todo:
-        return kept
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["runtime.run.record"])
-    with ProcessPoolExecutor(
-        min(options.jobs, len(todo)), context, initializer=settle_in, initargs=(surroundings(),)
-    ) as pool:
-        jobs = {
-            pool.submit(_drift_of, point.config, options.probes): label
-            for label, point in todo.items()
-        }
-        for job in tqdm(as_completed(jobs), total=len(jobs), desc="drift", disable=None):
-            kept.add(jobs[job], job.result())
-    return kept
-
-
-def _drift_of(config: TrainConfig, probes: int) -> list[dict[str, float]]:
-    """In a process of its own."""
-    from experiments.staleness.drift import measured
-    from experiments.staleness.frequency import first_samples
-    from runtime.data.open import open_source
-
-    source = open_source(config.data.name, keep=config.data.keep)
-    held_out = first_samples(source, "test", PROBED_SAMPLES)
-    assert config.steps is not None and config.sync.window is not None
-    last = max(1, config.steps - 1)
-    steps = np.linspace(min(config.sync.window, last), last, probes).round().astype(int)
-    return [asdict(d) for d in measured(config, sorted(set(steps.tolist())), held_out)]
+    wanted = {
+        group.drift_label(tau, options.probes): (
+            group.late(tau).config,
+            options.samples // options.batch,
+        )
+        for group in groups
+        for tau in options.taus
+    }
+    return drifts(wanted, options.probes, options.out, options.jobs)
 
 
 def _drift_lines(
@@ -248,9 +216,8 @@ def _drift_lines(
             yield {
                 "data": group.data,
                 "tau": tau,
-                "part": "fit" if group.data.startswith("synthetic") else "test",
                 "probes": len(drifts),
-                **{n: float(np.mean([d[n] for d in drifts])) for n in ("drift", *PREDICTORS)},
+                **{n: float(np.mean([d[n] for d in drifts])) for n in MEASURES},
                 "gap_to_sync": gap["gap_to_sync"],
                 "gap_to_sync_half_width_95": gap["gap_to_sync_half_width_95"],
             }
@@ -278,20 +245,16 @@ def _gap_table(gaps: Sequence[dict[str, Any]]) -> str:
 
 
 def _drift_table(lines: Sequence[dict[str, Any]]) -> str:
-    header = ["data", "tau", "part", "relative drift", "gap [1e-3]", "by drift", "by predictions",
-              "by mean gap"]  # fmt: skip
+    header = ["data", "tau", "absolute drift", "relative", "of predictions", "gap [1e-3]"]
     cells = [
         [
-            d["data"], str(d["tau"]), d["part"], f"{d['relative']:.2e}",
+            d["data"], str(d["tau"]), *(f"{d[name]:.2e}" for name in MEASURES),
             _thousandths(d["gap_to_sync"], d["gap_to_sync_half_width_95"]),
-            *(f"{1e3 * d[f'predicted_{n}']:+.2f}" for n in (*PREDICTORS, "mean")),
         ]
         for d in lines
     ]  # fmt: skip
-    said = "\ngap predicted from drift, one factor fitted on the synthetic sets\n"
-    said += aligned(header, cells)
-    if any(d["part"] == "test" for d in lines):
-        told = (f"{n} {1e3 * e.mean:.2f}" for n, e in errors(lines).items())
-        said += f"\nmean absolute error on the other sets [1e-3]: {', '.join(told)}"
     ranks = (f"{name} {rank:.2f}" for name, rank in order_of_losses(lines).items())
-    return f"{said}\nrank correlation with the loss, {len(lines)} points: {', '.join(ranks)}"
+    return (
+        f"\nwhat lookups miss\n{aligned(header, cells)}\n"
+        f"rank correlation with the loss, {len(lines)} points: {', '.join(ranks)}"
+    )

@@ -228,8 +228,9 @@ def test_the_order_says_of_rows_what_the_store_has_counted():
 # Drift.
 
 
-@pytest.mark.parametrize("tau", [0, 3])
-def test_drift_is_the_way_of_the_rows_between_two_pushes(tau):
+@pytest.mark.parametrize(("tau", "updates"), [(0, 0), (3, 0), (0, 3), (2, 5)])
+def test_drift_is_the_way_of_the_rows_between_two_pushes(tau, updates):
+    """What a lookup missed; in a run that misses nothing, what so many more updates change."""
     config = small(tau)
     source = open_source(config.data.name)
     samples = first_samples(source, "test", 50)
@@ -244,8 +245,8 @@ def test_drift_is_the_way_of_the_rows_between_two_pushes(tau):
                 after_push.append(parts.store.peek(samples))
 
     OrderedRun(parts).run(watched())
-    for found in measured(config, (2, 10, 29), samples):
-        fresh, late = after_push[found.step], after_push[max(0, found.step - tau)]
+    for found in measured(config, (2, 10, 24), samples, (updates,)):
+        fresh, late = after_push[found.step + updates], after_push[max(0, found.step - tau)]
         total = size = 0.0
         for occurrence in fresh.plans["rows"].inverse:
             new, old = fresh.values["rows"][occurrence], late.values["rows"][occurrence]
@@ -253,9 +254,18 @@ def test_drift_is_the_way_of_the_rows_between_two_pushes(tau):
             size += float(np.square(new, dtype=float).sum()) / 50
         assert found.drift == pytest.approx(total, rel=1e-5)
         assert found.relative == pytest.approx(total / size, rel=1e-5)
-        assert (found.drift > 0) is (found.predictions > 0) is (tau > 0)
+        assert (found.drift > 0) is (found.predictions > 0) is (tau + updates > 0)
         chances.append(found.step)
-    assert chances == [2, 10, 29]
+    assert chances == [2, 10, 24]
+
+
+def test_several_latenesses_are_measured_on_one_run():
+    config = small(0)
+    samples = first_samples(open_source(config.data.name), "test", 50)
+    together = measured(config, (4, 20, 28), samples, (1, 6))
+    alone = [d for n in (1, 6) for d in measured(config, (4, 20, 28), samples, (n,))]
+    assert sorted(together, key=lambda d: (d.updates, d.step)) == alone
+    assert [d.step for d in alone] == [4, 20, 28, 4, 20], "from 28 on there are no 6 updates more"
 
 
 def test_looking_on_changes_no_byte():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,16 @@ from hypothesis import strategies as st
 from experiments.lateness import climb, streams
 from experiments.lateness.delay import behind, delays
 from experiments.lateness.streams import STREAMS, Cell, Rates, config_of
+from experiments.lateness.table import drift_hypothesis_lines
+from experiments.staleness.drift import PROBED_SAMPLES
+from experiments.staleness.frequency import first_samples
 from experiments.studies import lateness
 from paper_figs.lateness import lateness_figure
+from runtime.config import EvaluationConfig
+from runtime.data.open import open_source
+from runtime.order.executor import OrderedRun
+from runtime.order.lag import lag_order
+from runtime.rank.parts import assemble
 from tests.paper_figs.read_back import curves
 
 PLACE = st.integers(-6, 6)
@@ -113,6 +122,38 @@ def test_no_final_run_has_a_seed_or_a_draw_that_rates_were_chosen_on(name):
         assert len(draws) == stream.seeds and not draws & {c.data.name for c in tuned}
 
 
+def gap_line(drift: float, loss: float, error: float, rows: int = 16) -> dict[str, float]:
+    """Of the gaps' table, with what the order of losses is told from."""
+    return {"rows_late": rows, "drift_of_sync": drift, "gap_to_sync": -loss, "seeds_error": error,
+            "rows_error": math.nan, "seeds": 12}  # fmt: skip
+
+
+def test_the_drift_of_sync_orders_the_losses_of_each_lateness():
+    """By hand: of four streams two neighbours are exchanged, 1 - 6 * 2 / (4 * 15) = 0.8."""
+    other_cell = gap_line(math.nan, 9e-3, 0.0)
+    exchanged = [gap_line(d, loss, 0.0) for d, loss in ((1, 1e-3), (2, 3e-3), (3, 2e-3), (9, 4e-3))]
+    ordered = [gap_line(d, d * 1e-3, 0.0, rows=64) for d in (1, 2, 3, 4)]
+    lines = drift_hypothesis_lines([other_cell, *ordered, *exchanged])
+    told = [(line["what"][-12:], line["value"], line["low_95"], line["outcome"]) for line in lines]
+    assert told == [
+        ("rows 16 late", pytest.approx(0.8), pytest.approx(0.8), "holds"),
+        ("rows 64 late", pytest.approx(1.0), pytest.approx(1.0), "holds"),
+    ]
+    assert lines[0]["data"] == "4 streams" and {line["hypothesis"] for line in lines} == {"H5"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "outcome"),
+    [
+        ([gap_line(d, -d * 1e-3, 1e-6) for d in (1, 2, 3, 4)], "fails"),
+        ([gap_line(d, d * 1e-3, 9e-3) for d in (1, 2, 3, 4)], "open"),
+        ([gap_line(d, d * 1e-3, 0.0) for d in (1, 2, 3)], "open"),
+    ],
+)
+def test_an_order_that_other_seeds_may_turn_is_open_and_so_is_that_of_three_streams(lines, outcome):
+    assert [line["outcome"] for line in drift_hypothesis_lines(lines)] == [outcome]
+
+
 def test_async_lies_on_the_grid():
     assert streams.cell_of_async(0) == Cell(rows_late=7, dense_late=7)
     assert streams.cell_of_async(4) == Cell(rows_late=39, dense_late=7)
@@ -164,6 +205,31 @@ def test_every_gap_of_the_table_is_paired_by_draw(tiny):
 
 @pytest.mark.multiproc
 @pytest.mark.slow
+def test_the_drift_is_that_of_the_rows_of_sync_from_step_0_on(tiny):
+    """64 updates: rows may be 64 updates late from the first step on, and from no other."""
+    config = config_of(
+        streams.stream_of("synthetic:zipf-1.4"), Cell(), Rates(), start=0.0, seed=0, train_rows=0
+    )
+    config = replace(config, batch=32, steps=64, evaluation=EvaluationConfig())
+    source = open_source(config.data.name, rows=config.data.rows and 64 * 32)
+    samples = first_samples(source, "test", PROBED_SAMPLES)
+    parts = assemble(config, source)
+    fresh = parts.store.peek(samples)
+    OrderedRun(parts).run(lag_order(config, parts.feed))
+    moved = parts.store.peek(samples)
+    way = sum(
+        float(np.square(moved.values[name] - fresh.values[name], dtype=float)[plan.inverse].sum())
+        for name, plan in moved.plans.items()
+    )
+    lines = pd.read_csv(tiny[0] / "lateness.csv")
+    (line,) = lines[(lines.rows_late == 64) & lines.drift_of_sync.notna()].itertuples()
+    assert (line.dense_late, line.rates) == (0, "of sync")
+    assert line.drift_of_sync == pytest.approx(way / samples.size, rel=1e-5)
+    assert lines.drift_of_sync.notna().sum() == 4 and lines.drift_of_sync.min() > 0
+
+
+@pytest.mark.multiproc
+@pytest.mark.slow
 def test_the_delays_gaps_are_those_of_the_snapshots(tiny):
     lines = pd.read_csv(tiny[0] / "lateness_delays.csv")
     assert set(lines.rows_late) == {4, 7, 16, 64}
@@ -187,7 +253,7 @@ def test_the_delays_gaps_are_those_of_the_snapshots(tiny):
 @pytest.mark.slow
 def test_every_hypothesis_of_the_plan_but_that_of_drift_has_an_outcome(tiny):
     lines = pd.read_csv(tiny[0] / "lateness_hypotheses.csv")
-    assert set(lines.hypothesis) == {"H1", "H2", "H3", "H4", "H6"}
+    assert set(lines.hypothesis) == {"H1", "H2", "H3", "H4", "H6"}, "H5 is of several streams"
     assert set(lines.outcome) <= {"holds", "fails", "open"}
     for line in lines.itertuples():
         low, high = line.low_95, line.high_95

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ from matplotlib import pyplot as plt
 from sklearn.metrics import roc_auc_score
 
 from experiments.staleness import by_frequency
-from experiments.staleness.by_frequency import PREDICTORS, errors, predicted
 from experiments.statistics import paired_gap
 from experiments.studies import row_frequency as study
 from runtime.data.open import open_source
@@ -38,7 +36,7 @@ def ran(tmp_path_factory) -> Path:
             test_rows=400, probes=2, out=out, jobs=2,
         )  # fmt: skip
         study.run(options)
-        patch.setattr(study, "_drift_of", None)
+        patch.setattr("experiments.staleness.drift.ProcessPoolExecutor", None)
         study.run(options)
     return out
 
@@ -93,42 +91,15 @@ def test_no_row_misses_more_pushes_than_the_lookup_missed_steps(ran):
     assert float(own[0]["missed_pushes"]) < float(own[-1]["missed_pushes"])
 
 
-def test_the_relation_is_fitted_on_the_synthetic_sets_alone(ran):
-    rows = read_csv(ran / "row_frequency_drift.csv")
-    assert [(r["data"], r["part"]) for r in rows] == [
-        (SYNTHETIC, "fit"), (SYNTHETIC, "fit"), (OTHER, "test"), (OTHER, "test"),
-    ]  # fmt: skip
-    for name in PREDICTORS:
-        x = [float(r[name]) for r in rows if r["part"] == "fit"]
-        y = [float(r["gap_to_sync"]) for r in rows if r["part"] == "fit"]
-        ((slope,), *_) = np.linalg.lstsq(np.array(x)[:, None], np.array(y), rcond=None)
-        for row in rows:
-            close(row[f"factor_{name}"], slope)
-            close(row[f"predicted_{name}"], slope * float(row[name]))
-    for row in rows:
-        close(row["predicted_mean"], next(
-            float(r["gap_to_sync"]) for r in rows
-            if r["part"] == "fit" and r["tau"] == row["tau"]
-        ))  # fmt: skip
-
-
-def test_errors_are_over_the_sets_that_were_not_fitted():
+def test_losses_are_ordered_by_the_ranks_of_a_measure():
+    drifts, losses = (1.0, 10.0, 1000.0, 100.0), (1e-3, 2e-3, 3e-3, 4e-3)
     lines = [
-        {"part": "fit", "gap_to_sync": 9.0, "predicted_relative": 0.0, "predicted_predictions": 0.0,
-         "predicted_mean": 0.0},
-        {"part": "test", "gap_to_sync": -1.0, "predicted_relative": -3.0,
-         "predicted_predictions": -1.0, "predicted_mean": 1.0},
-        {"part": "test", "gap_to_sync": -2.0, "predicted_relative": -2.0,
-         "predicted_predictions": -3.0, "predicted_mean": 1.0},
-    ]  # fmt: skip
-    found = {name: error.mean for name, error in errors(lines).items()}
-    assert found == {"relative": 1.0, "predictions": 0.5, "mean gap": 2.5, "no gap": 1.5}
-
-
-def test_without_a_fitted_set_nothing_is_predicted():
-    line = {"part": "test", "tau": 1, "gap_to_sync": 1.0, "relative": 1.0, "predictions": 1.0}
-    (told,) = predicted([line])
-    assert all(math.isnan(told[f"predicted_{n}"]) for n in (*PREDICTORS, "mean"))
+        {"drift": d, "relative": -d, "predictions": loss, "gap_to_sync": -loss}
+        for d, loss in zip(drifts, losses, strict=True)
+    ]
+    # one pair of neighbours is exchanged: 1 - 6 * 2 / (4 * 15)
+    told = by_frequency.order_of_losses(lines)
+    assert told == pytest.approx({"drift": 0.8, "relative": -0.8, "predictions": 1.0})
 
 
 def test_the_figure_shows_the_real_sets_gap_and_every_drift(ran):
@@ -145,7 +116,10 @@ def test_the_figure_shows_the_real_sets_gap_and_every_drift(ran):
     assert curves(stale)["model, τ = 6"][1] == pytest.approx(
         [float(r["missed_pushes_model"]) for r in missed]
     )
-    assert [len(x) for _, x, *_ in error_bars(drift)] == [2, 2]
+    shown = [(x, y) for _, x, y, _ in error_bars(drift)]
+    told = [r for r in read_csv(paths[2])]
+    assert [x for xs, _ in shown for x in xs] == pytest.approx([float(r["drift"]) for r in told])
+    assert [len(x) for x, _ in shown] == [2, 2]
     plt.close(figure)
 
 
