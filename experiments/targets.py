@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -101,8 +101,7 @@ def told(crossings: Sequence[Crossing], unit: str = "s") -> str:
     return f"{found.mean:.1f}{spread}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Journey:
+class Journey(NamedTuple):
     """One seed's curve, by seconds and by samples."""
 
     seconds: Sequence[float]
@@ -153,23 +152,36 @@ class Target:
         return 1e6 * self.usd(usd_per_hour).mean / self.reference_samples
 
 
+def journeys(
+    snapshots: Iterable[tuple[str, int, float, float, float]],
+) -> dict[str, dict[int, Journey]]:
+    """Mode -> seed -> way, of snapshots in order: mode, seed, second, samples, AUC."""
+    found: dict[str, dict[int, list[tuple[float, ...]]]] = {}
+    for mode, seed, *point in snapshots:
+        found.setdefault(mode, {}).setdefault(seed, []).append(tuple(point))
+    return {
+        mode: {seed: Journey(*zip(*points, strict=True)) for seed, points in seeds.items()}
+        for mode, seeds in found.items()
+    }
+
+
 def targets(
-    journeys: Mapping[str, Mapping[int, Journey]], reference: str, shares: Sequence[float]
+    ways_of: Mapping[str, Mapping[int, Journey]], reference: str, shares: Sequence[float]
 ) -> list[Target]:
-    """Every mode's way to every share of the reference's climb; ``journeys``: mode -> seed -> way.
+    """Every mode's way to every share of the reference's climb; ``ways_of``: mode -> seed -> way.
 
     A way's last AUC is that of the end of its run.
     """
-    last = [way.auc[-1] for way in journeys[reference].values()]
+    last = [way.auc[-1] for way in ways_of[reference].values()]
     climb = float(np.mean(last)) - NO_SKILL
     found = []
     for share in shares:
         auc = NO_SKILL + share * climb
-        by_s = {m: _ways(ways, "seconds", auc) for m, ways in journeys.items()}
-        by_samples = {m: mean_of(_ways(ways, "samples", auc)).mean for m, ways in journeys.items()}
+        by_s = {m: _ways(ways, "seconds", auc) for m, ways in ways_of.items()}
+        by_samples = {m: mean_of(_ways(ways, "samples", auc)).mean for m, ways in ways_of.items()}
         for mode, own in by_s.items():
             both = own + by_s[reference]
-            paired = journeys[mode].keys() == journeys[reference].keys()
+            paired = ways_of[mode].keys() == ways_of[reference].keys()
             ratio = Ratio(math.nan, math.nan, math.nan, 0)
             if paired and all(crossing.reached for crossing in both):
                 ratio = paired_ratio([c.at for c in own], [c.at for c in by_s[reference]])

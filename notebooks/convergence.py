@@ -31,7 +31,7 @@ from paper_figs.convergence import convergence_figure
 root = Path.cwd() if Path("paper_figs").is_dir() else Path.cwd().parent
 stored = root / "docs" / "results"
 rows = pd.read_csv(stored / "convergence.csv")
-convergence_figure(stored / "convergence.csv", stored / "convergence_published.csv")
+convergence_figure(*(stored / f"convergence{end}.csv" for end in ("", "_published", "_targets")))
 
 # %% [markdown]
 # ## At the end of the run, all pushes applied

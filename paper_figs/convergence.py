@@ -1,4 +1,4 @@
-"""AUC by samples and by simulated seconds per data set, and gaps to sync beside published ones."""
+"""AUC by samples, the time to it, and gaps to sync, per data set and beside what was published."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ _LOWEST = -60.0  # thousandths; a published gap below is left out of the scale
 _PUBLISHED = {"hybrid": "-", "xdl_async": "--", "async_averaging": "--"}
 
 
-def convergence_figure(table: Path, published: Path) -> Figure:
-    """A column a data set. Rows: AUC by samples, by simulated seconds, and gaps along the run.
+def convergence_figure(table: Path, published: Path, targets: Path) -> Figure:
+    """A column a data set. Rows: AUC by samples, simulated time to a share of sync's climb over
+    that of XDL's sync (else sync), and gaps along the run.
 
-    Of the first task of each set. Bands are 95 % t intervals over seeds, of the mean in the first
-    two rows and of the paired gap in the third; grey lines are published, of other data.
+    Of the first task of each set. Bands and bars are 95 % t intervals over seeds, of the mean in
+    the first row, of the paired ratio in the second and of the paired gap in the third; what is
+    grey is published, of other data.
     """
-    rows, papers = pd.read_csv(table), pd.read_csv(published)
+    rows, papers, times = (pd.read_csv(path) for path in (table, published, targets))
     rows = rows[~rows.drained]  # the ends, all pushes applied, are no points of the curves
     sets = list(dict.fromkeys(rows.data_set))
     names = list(dict.fromkeys(rows.line))
@@ -37,22 +39,26 @@ def convergence_figure(table: Path, published: Path) -> Figure:
         for column, data_set in zip(grid.T, sets, strict=True):
             own = rows[rows.data_set == data_set]
             own = own[own.task == own.task.iloc[0]]
-            _aucs(column[0], own, names, "samples", 1e3)
-            _aucs(column[1], own, names, "simulated_s", 1.0)
+            _aucs(column[0], own, names)
+            _times(column[1], times[times.data_set == data_set], names)
             _gaps(column[2], own, names, papers[papers.data_set == data_set])
             column[0].set_title(own.title.iloc[0].replace("; ", "\n"))
             column[0].set_xlabel("training samples [thousands]")
-            column[1].set_xlabel("simulated time, 8 V100 [s]")
+            column[1].set_xlabel(f"time to {times.target_share.iloc[0]:.0%} of sync's climb,\n"
+                                 f"over {_reference(names)}'s")  # fmt: skip
             column[2].set_xlabel("share of the run (grey: pass)")
-        for row, label in enumerate(("test AUC", "test AUC", GAP_LABEL)):
+        for row, label in ((0, "test AUC"), (2, GAP_LABEL)):
             grid[row, 0].set_ylabel(label)
+        for axes in grid[1, 1:]:
+            axes.set_yticklabels([])
         handles, labels = grid[0, 0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
         figure.suptitle(
             f"True gradients in simulated orders; bands: 95 % t intervals over"
-            f" {rows.seed.nunique()} paired seeds\n(scaled by the means). Grey: published gaps to"
-            " sync, of other data and without seeds\n(solid: Persia's hybrid, dashed: async). Time"
-            " is logarithmic; gaps are linear within a thousandth, logarithmic beyond",
+            f" {rows.seed.nunique()} paired seeds\n(scaled by the means). Grey: published, of other"
+            " data and without seeds (times: crosses; gaps to sync: solid Persia's hybrid,\ndashed"
+            " async). Times are logarithmic; gaps are linear within a thousandth, logarithmic"
+            " beyond",
             fontsize=8,
         )
     return figure
@@ -85,18 +91,45 @@ def _scale(axes: Axes, values: list[float]) -> None:
         axes.set_ylim(min(told) - room, max(told) + room)
 
 
-def _aucs(axes: Axes, own: pd.DataFrame, names: list[str], column: str, unit: float) -> None:
+def _reference(names: list[str]) -> str:
+    return "xdl_sync" if "xdl_sync" in names else REFERENCE
+
+
+def _times(axes: Axes, own: pd.DataFrame, names: list[str]) -> None:
+    """A line each, from top to bottom; one that not every seed reaches has no point."""
+    places = dict(zip(names, range(len(names), 0, -1), strict=True))
+    axes.axvline(1, color="black", linewidth=0.8)
+    for line in own[own.ratio_to_sync.notna()].itertuples():
+        low = line.ratio_to_sync - line.ratio_to_sync_low_95
+        high = line.ratio_to_sync_high_95 - line.ratio_to_sync
+        axes.errorbar(
+            line.ratio_to_sync, places[line.mode], xerr=[[low], [high]], capsize=2,
+            **_look(names, line.mode) | {"linestyle": "none"},
+        )  # fmt: skip
+    told = own[own.published_ratio_to_sync.notna()]
+    axes.plot(
+        told.published_ratio_to_sync, told["mode"].map(places), "x", color="0.3", zorder=4,
+        label="published",
+    )  # fmt: skip
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    ticks = [tick for tick in (0.01, 0.03, 0.1, 0.3, 1, 3, 10) if low <= tick <= high]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_yticks(list(places.values()), names, fontsize=6)
+    axes.set_ylim(0.4, len(names) + 0.6)
+
+
+def _aucs(axes: Axes, own: pd.DataFrame, names: list[str]) -> None:
     means: list[float] = []
     for name in names:
         lines = own[own.line == name]
-        mean, half = _spread(lines.pivot(index="seed", columns=column, values="auc"))
-        x = mean.index.to_numpy() / unit
+        mean, half = _spread(lines.pivot(index="seed", columns="samples", values="auc"))
+        x = mean.index.to_numpy() / 1e3
         (line,) = axes.plot(x, mean, label=name, **_look(names, name))
         axes.fill_between(x, mean - half, mean + half, alpha=0.15, color=line.get_color())
         means += mean.tolist()
     _scale(axes, means)
-    if column == "simulated_s":
-        axes.set_xscale("log")
 
 
 def _gaps(axes: Axes, own: pd.DataFrame, names: list[str], papers: pd.DataFrame) -> None:

@@ -113,7 +113,7 @@ PIECES = (
         " the run with 95 % bands over paired seeds; grey: published gaps, of other data and one"
         " run each.",
         section="Accuracy",
-        csv=("convergence.csv", "convergence_published.csv"),
+        csv=("convergence.csv", "convergence_published.csv", "convergence_targets.csv"),
         png="convergence.png",
         quick=(
             "--seeds",

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import product
+from math import nan
+from pathlib import Path
 from typing import Any
 
 from experiments.published.auc_gaps import SYNC_OF, Curve, Key
+from experiments.published.descriptions import number, read_csv
 from experiments.published.rivals import RIVALS, scenario_of
+from experiments.targets import NO_SKILL, first_crossing
 from persia_sim.model.scenario import Noise, Scenario
 from persia_sim.presets.catalogue import CLUSTERS, costs_of, workloads
 from persia_sim.words.vocabulary import Mode
@@ -138,3 +143,26 @@ def published_lines(curves: Mapping[Key, Curve]) -> list[dict[str, Any]]:
                     }
                 )
     return lines
+
+
+def published_seconds(curves: Mapping[Key, Curve], share: float) -> dict[tuple[str, str], float]:
+    """Set and line -> when its published curve had made this share of sync's climb, at the
+    published rate of 8 GPUs; NaN where it never did. Of lines whose curve and rate are published.
+    """
+    lines = read_csv(Path(__file__).with_name("throughput_public.csv"), "published")
+    rates = {
+        (line["dataset"], line["system"], line["mode"]): number(line, "samples_per_s")
+        for line in lines
+        if int(line["gpus"]) == RANKS
+    }
+    found = {}
+    for (data_set, chosen), (name, contender) in product(SETS.items(), CONTENDERS.items()):
+        rate = rates.get((chosen.workload, *(contender.rival or ("Persia", name))))
+        if rate is None:
+            continue
+        sync = curves[(chosen.workload, *SYNC_OF[chosen.workload])]
+        goal = NO_SKILL + share * (sync.auc[-1] - NO_SKILL)
+        own = curves[(chosen.workload, *contender.published[0])]
+        crossing = first_crossing(own.samples.tolist(), own.auc.tolist(), goal)
+        found[data_set, name] = crossing.at / rate if crossing.reached else nan
+    return found

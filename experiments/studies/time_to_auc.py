@@ -27,8 +27,8 @@ from experiments.sweep import default_jobs, print_plan, run_points
 from experiments.tables import aligned, write_csv
 from experiments.targets import (
     FOOTNOTE,
-    Journey,
     Target,
+    journeys,
     target_record,
     target_table,
     targets,
@@ -229,25 +229,13 @@ def _table(runs: Sequence[Run], instants: dict[Mode, np.ndarray], options: Optio
 
 def _targets(records: Sequence[dict[str, Any]], options: Options) -> list[Target]:
     """Each mode's way to each target, by the cluster's seconds and by the cluster's samples."""
-    first = records[0]["task"]
-    lines: dict[str, dict[int, list[tuple[float, float, float]]]] = {}
-    for r in records:
-        if r["task"] == first:
-            stands_for = _stands_for(options, Mode(r["mode"]))
-            point = r["simulated_s"], r["samples"] * stands_for, r["auc"]
-            lines.setdefault(r["mode"], {}).setdefault(r["seed"], []).append(point)
-    journeys = {
-        mode: {
-            seed: Journey(
-                seconds=[p[0] for p in points],
-                samples=[p[1] for p in points],
-                auc=[p[2] for p in points],
-            )
-            for seed, points in seeds.items()
-        }
-        for mode, seeds in lines.items()
-    }
-    return targets(journeys, "sync", options.targets)
+    ways = journeys(
+        (r["mode"], r["seed"], r["simulated_s"],
+         r["samples"] * _stands_for(options, Mode(r["mode"])), r["auc"])
+        for r in records
+        if r["task"] == records[0]["task"]
+    )  # fmt: skip
+    return targets(ways, "sync", options.targets)
 
 
 def _stands_for(options: Options, mode: Mode) -> float:

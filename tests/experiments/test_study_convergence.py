@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.published.contenders import CONTENDERS, SETS, scenario
+from experiments.published.auc_gaps import published_curves
+from experiments.published.contenders import CONTENDERS, SETS, published_seconds, scenario
 from experiments.published.rivals import RIVALS, samples_per_s
 from experiments.studies import convergence
 from persia_sim.engine.simulate import simulate
@@ -109,7 +110,7 @@ def test_ids_come_as_often_as_in_the_published_pass():
 def test_the_printed_gap_is_paired_by_seed_at_the_end(ran):
     ends = {n: [float(own(ran, n, s)[-1]["auc"]) for s in range(SEEDS)] for n in LINES}
     for name in LINES[1:]:
-        (line,) = re.findall(rf"^{name}  .*$", ran[1], re.MULTILINE)
+        line, _ = re.findall(rf"^{name}  .*$", ran[1], re.MULTILINE)
         _, auc, gap, *_ = re.split(r" {2,}", line)
         assert auc == f"{np.mean(ends[name]):.4f}"
         if ends[name] == ends["sync"]:
@@ -126,6 +127,42 @@ def test_published_gaps_are_those_of_the_curves_at_their_share_of_the_pass(ran):
     close(last["gap_to_sync"], 0.7790 - 0.7804, rel=1e-6)
     assert 0.95 < float(last["share_of_pass"]) <= 1
     assert {r["data_set"] for r in rows} == set(SETS)
+
+
+def test_the_time_to_syncs_auc_is_recomputed_from_the_curves(ran):
+    """Sync's climb is that of its ends; between snapshots curves are straight, from (0, 0.5) on."""
+    ends = [float(own(ran, "sync", s)[-1]["auc"]) for s in range(SEEDS)]
+    goal = 0.5 + 0.95 * (np.mean(ends) - 0.5)
+
+    def reached(name: str) -> list[float]:
+        found = []
+        for seed in range(SEEDS):
+            at = {0.0: 0.5} | {
+                float(r["simulated_s"]): float(r["auc"]) for r in own(ran, name, seed)
+            }
+            seconds, aucs = np.array(list(at)), np.array(list(at.values()))
+            above = np.flatnonzero(aucs >= goal)
+            if len(above):
+                part = slice(above[0] - 1, above[0] + 1)
+                found.append(float(np.interp(goal, aucs[part], seconds[part])))
+        return found
+
+    rows = {r["mode"]: r for r in read_csv(ran[0] / "convergence_targets.csv")}
+    assert list(rows) == list(LINES)
+    for name, row in rows.items():
+        times, sync = reached(name), reached("xdl_sync")
+        assert int(row["reached"]) == len(times)
+        if len(times) == len(sync) == SEEDS:
+            close(row["ratio_to_sync"], np.exp(np.mean(np.log(np.divide(times, sync)))))
+    close(rows["xdl_sync"]["published_ratio_to_sync"], 1.0)
+
+
+def test_published_times_are_those_of_curve_and_bar():
+    """Taobao: 95 % of 0.5 to 0.6594 is 0.65143, between 0.6501 and 0.6519 of Persia's curve."""
+    found = published_seconds(published_curves(), 0.95)
+    samples = 0.8192e6 * (17 + (0.65143 - 0.6501) / (0.6519 - 0.6501))
+    assert found["taobao-ad", "hybrid"] == pytest.approx(samples / 178_864, rel=1e-6)
+    assert np.isnan(found["avazu-ad", "paddle"]) and ("criteo-ad", "hybrid") not in found
 
 
 def test_a_second_run_simulates_and_trains_nothing(ran, monkeypatch):

@@ -9,7 +9,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from paper_figs.convergence import convergence_figure
-from tests.paper_figs.read_back import bands, curves, write_table
+from tests.paper_figs.read_back import bands, curves, error_bars, intervals, write_table
 
 T_975_OF_1 = 12.7062  # Student's t for 2 seeds, from a printed table
 SYNC = {0.5: (0.60, 0.62), 1.0: (0.70, 0.71)}
@@ -17,10 +17,10 @@ GAP = {0.5: (-0.010, -0.020), 1.0: (0.001, 0.003)}
 SECONDS = {"sync": 40.0, "hybrid": 10.0, "xdl_sync": 400.0}
 
 
-def made_up(tmp_path: Path) -> tuple[Path, Path]:
+def made_up(tmp_path: Path) -> tuple[Path, Path, Path]:
     rows = []
     for data_set in ("taobao-ad", "avazu-ad"):
-        for name, end_s in SECONDS.items():
+        for name in SECONDS:
             for share, aucs in SYNC.items():
                 for seed, auc in enumerate(aucs):
                     value = auc + (GAP[share][seed] if name == "hybrid" else 0.0)
@@ -28,7 +28,6 @@ def made_up(tmp_path: Path) -> tuple[Path, Path]:
                         "data_set": data_set, "title": f"shape of {data_set}; moon", "line": name,
                         "seed": seed, "samples": int(2000 * share), "drained": False,
                         "task": "click", "auc": value, "share_of_run": share,
-                        "simulated_s": end_s * share,
                     }  # fmt: skip
                     other = {"task": "like", "auc": 0.9}
                     end = {"drained": True, "auc": 0.1}  # is no point of the curve
@@ -43,9 +42,18 @@ def made_up(tmp_path: Path) -> tuple[Path, Path]:
         )
         for share, gap in zip((0.5, 0.9), gaps, strict=True)
     ]  # fmt: skip
+    times = [
+        {"data_set": data_set, "mode": name, "target_share": 0.95,
+         "ratio_to_sync": "nan" if (data_set, name) == ("avazu-ad", "hybrid") else end_s / 400,
+         "ratio_to_sync_low_95": 0.9 * end_s / 400, "ratio_to_sync_high_95": 1.2 * end_s / 400,
+         "published_ratio_to_sync": 0.125 if name == "hybrid" else "nan"}
+        for data_set in ("taobao-ad", "avazu-ad")
+        for name, end_s in SECONDS.items()
+    ]  # fmt: skip
     return (
         write_table(tmp_path / "convergence.csv", rows),
         write_table(tmp_path / "convergence_published.csv", papers),
+        write_table(tmp_path / "convergence_targets.csv", times),
     )
 
 
@@ -55,18 +63,31 @@ def figure(tmp_path: Path):
     plt.close("all")
 
 
-def test_each_data_set_has_its_aucs_on_samples_and_on_its_own_seconds(figure: Figure):
+def test_each_data_set_has_its_aucs_on_samples(figure: Figure):
     assert len(figure.axes) == 6
     for first in (figure.axes[0], figure.axes[1]):
         assert curves(first)["sync"] == ([1.0, 2.0], pytest.approx([0.61, 0.705]))
         assert curves(first)["hybrid"] == ([1.0, 2.0], pytest.approx([0.595, 0.707]))
         assert first.get_xlabel() == "training samples [thousands]"
     assert figure.axes[1].get_title() == "shape of avazu-ad\nmoon"
-    for second in (figure.axes[2], figure.axes[3]):
-        assert curves(second)["xdl_sync"] == ([200.0, 400.0], pytest.approx([0.61, 0.705]))
-        assert second.get_xlabel().endswith("[s]") and second.get_xscale() == "log"
     half = T_975_OF_1 * 0.01  # two values 0.02 apart: standard error 0.01
     assert bands(figure.axes[0])[0][1.0] == pytest.approx((0.61 - half, 0.61 + half), abs=1e-5)
+
+
+def test_the_time_to_sync_s_auc_is_told_over_that_of_xdl_sync_beside_the_published(figure: Figure):
+    taobao, avazu = figure.axes[2:4]
+    right = [(0.9 * s / 400, s / 400, 1.2 * s / 400) for s in sorted(SECONDS.values())]
+    assert intervals(taobao) == [pytest.approx(one) for one in right]
+    assert [(x, y) for _, x, y, _ in error_bars(taobao)] == [
+        ([0.1], [3]),
+        ([0.025], [2]),
+        ([1], [1]),
+    ]
+    assert [tick.get_text() for tick in taobao.get_yticklabels()] == list(SECONDS)
+    assert [y for _, _, y, _ in error_bars(avazu)] == [[3], [1]], "hybrid did not reach it"
+    assert curves(taobao)["published"] == ([0.125], [2])
+    assert taobao.get_xscale() == "log" and "95% of sync's climb" in taobao.get_xlabel()
+    assert taobao.get_xlabel().endswith("over xdl_sync's")
 
 
 def test_gaps_are_paired_and_those_of_one_order_are_left_out(figure: Figure):
