@@ -72,17 +72,11 @@ def frequencies(batch: Batch) -> Frequencies:
     return Frequencies(ids, np.bincount(place, minlength=len(ids)), batch.size)
 
 
-def rarest_and_median(known: Frequencies, batch: Batch) -> np.ndarray:
-    """int64 [B, 2]: per sample, how often its rarest and its (lower) median id occur in ``known``.
-
-    A sample without any id has counts of 0.
-    """
-    counts, sample = known.of(batch.ids), sample_of_each_id(batch)
-    sizes = np.bincount(sample, minlength=batch.size)
-    ordered = np.append(counts[np.lexsort((counts, sample))], 0)
-    first = np.cumsum(sizes) - sizes
-    middle = first + np.maximum(sizes - 1, 0) // 2
-    return np.where(sizes[:, None] > 0, ordered[np.column_stack([first, middle])], 0)
+def rarest(known: Frequencies, batch: Batch) -> np.ndarray:
+    """int64 [B]: how often each sample's rarest id occurs in ``known``; 0 where it has no id."""
+    least = np.full(batch.size, np.iinfo(np.int64).max)
+    np.minimum.at(least, sample_of_each_id(batch), known.of(batch.ids))
+    return np.where(least == np.iinfo(np.int64).max, 0, least)
 
 
 def alpha_lines(name: str, samples: int) -> list[dict[str, Any]]:

@@ -25,6 +25,7 @@ from experiments.checks import (
     each_known,
 )
 from experiments.folders import sole_writer
+from experiments.gaps import finished, gap_over_seeds
 from experiments.kept import Kept
 from experiments.paired import over_seeds
 from experiments.points import Point, data_sha256
@@ -38,7 +39,6 @@ from persia_sim.model.scenario import Noise, Scenario
 from persia_sim.presets.catalogue import CLUSTERS, costs_of, workloads
 from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
 from runtime.config import DataConfig, EvaluationConfig, SyncConfig, TrainConfig
-from runtime.run.folder import read_summary
 
 ALL_ON = "all on"
 WINDOW, MERGING, HALF_ROWS = "no window (tau 0)", "pushes not merged", "rows in 2 bytes (added)"
@@ -259,18 +259,12 @@ def learning_points(options: Options) -> dict[str, list[Point]]:
 
 def learned(options: Options, points: dict[str, list[Point]]) -> list[dict[str, Any]]:
     """Lines of the first task's test AUC: each variant minus the one with everything on."""
-    found: dict[str, dict[int, float]] = {}
-    for name, group in points.items():
-        summaries = [
-            (point.config.seed, read_summary(point.folder(options.out / "runs"))) for point in group
-        ]
-        tasks = {seed: summary["tasks"] for seed, summary in summaries if summary}
-        found[name] = {seed: next(iter(one.values()))["auc"] for seed, one in tasks.items()}
-    records = []
-    for name, aucs in found.items():
-        value = t_interval(list(aucs.values()))
-        on = found[ALL_ON]
-        gap = t_interval([aucs[seed] - on[seed] for seed in sorted({*aucs} & {*on})])
+    root, records = options.out / "runs", []
+    runs = {name: finished(group, root) for name, group in points.items()}
+    task = next(iter(runs[ALL_ON][0].summary["tasks"]))
+    for name, own in runs.items():
+        value = t_interval([run.auc(task) for run in own])
+        gap = gap_over_seeds(own, runs[ALL_ON], task, root)
         records.append(
             {
                 "kind": "auc",

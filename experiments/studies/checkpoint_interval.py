@@ -35,7 +35,6 @@ from persia_sim.engine.simulate import simulate
 from persia_sim.model.checkpointing import (
     Recovery,
     best_interval_s,
-    cpr_illustration,
     overhead,
     random_crashes,
     young_interval_s,
@@ -154,11 +153,6 @@ def run(options: Options) -> None:
             f" {young_interval_s(policy.checkpoint_s, policy.mtbf_s):.3f} s, best by Daly's form"
             f" {best_s:.3f} s ({overhead(policy, best_s):.1%}); an interval ends with a step"
         )
-    cpr = cpr_illustration()
-    print(
-        f"illustration of CPR's figures: full recovery {cpr['full']:.1%}, partial "
-        f"{cpr['partial']:.1%} (a crash every 28 h, 5 min a checkpoint, 2 min to be back: assumed)"
-    )
     figure = save(checkpoint_interval_figure(path), options.out / "checkpoint_interval.png")
     print(f"{path}; {figure}")
 

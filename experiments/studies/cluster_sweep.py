@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import multiprocessing
 import os
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -28,13 +26,13 @@ from experiments.checks import (
     positive,
 )
 from experiments.folders import sole_writer
+from experiments.kept import Kept
 from experiments.sweep import die_with_the_parent
 from experiments.tables import aligned, write_csv
 from persia_sim.insight.sweep import Point, evaluate, grid, latin_hypercube, pareto, scenario_of
 from persia_sim.model.memory import FORMATS, Capacity, capacity
 from persia_sim.presets.catalogue import CLUSTERS, workloads
 from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
-from runtime.run.folder import environment
 
 SIZES = tuple(f"criteo-syn{n}" for n in range(1, 6))
 MOST_POINTS = 100_000
@@ -131,9 +129,8 @@ def run(options: Options) -> None:
     points = points_of(options)
     memory = {p.label: _memory(p, options.rows) for p in points}
     simulated = [p for p in points if options.evict or memory[p.label].fits]
-    kept = options.out / "points.jsonl"
-    done = _read(kept, options)
-    missing = [p for p in simulated if p.label not in done]
+    kept = Kept(options.out / "points.jsonl")
+    missing = [p for p in simulated if _label(p, options) not in kept]
     print(
         f"{len(points)} points ({len(simulated) - len(missing)} done, {len(missing)} to run,"
         f" {len(points) - len(simulated)} without room for their rows), {options.jobs} at a time"
@@ -143,8 +140,9 @@ def run(options: Options) -> None:
             print(f"  {'to run' if point in missing else '-':<7} {point.label}")
         return
     with sole_writer(options.out):
-        _simulate(missing, options, memory, done)
-        rows = [_row(p, done.get(p.label), memory[p.label]) for p in points]
+        _simulate(missing, options, memory, kept)
+        found = {p.label: kept[_label(p, options)] for p in simulated}
+        rows = [_row(p, found.get(p.label), memory[p.label]) for p in points]
         _mark_fronts(rows)
         write_csv(options.out / "cluster_sweep.csv", rows)
     print(_table(rows))
@@ -157,34 +155,24 @@ def run(options: Options) -> None:
 
 
 def _simulate(
-    missing: Sequence[Point],
-    options: Options,
-    memory: dict[str, Capacity],
-    done: dict[str, dict[str, Any]],
+    missing: Sequence[Point], options: Options, memory: dict[str, Capacity], kept: Kept
 ) -> None:
-    """Add the row of every missing point to ``done``, and to the file as it comes."""
+    """Keep the row of every missing point as it comes."""
     if not missing:
         return
     from tqdm import tqdm
 
     work = partial(evaluate, half_width=options.half_width)
     context = multiprocessing.get_context("spawn")
-    about = _about(options) | {"commit": environment()["commit"]}
-    with (
-        ProcessPoolExecutor(
-            options.jobs, mp_context=context, initializer=die_with_the_parent
-        ) as pool,
-        (options.out / "points.jsonl").open("a") as file,
-    ):
+    with ProcessPoolExecutor(
+        options.jobs, mp_context=context, initializer=die_with_the_parent
+    ) as pool:
         futures = {
             pool.submit(work, point, miss_rate=memory[point.label].miss_rate): point
             for point in missing
         }
         for future in tqdm(as_completed(futures), total=len(missing), disable=None):
-            label = futures[future].label
-            done[label] = future.result()
-            file.write(json.dumps(about | {"label": label, "row": done[label]}) + "\n")
-            file.flush()
+            kept.add(_label(futures[future], options), future.result())
 
 
 def _memory(point: Point, rows: str) -> Capacity:
@@ -192,38 +180,9 @@ def _memory(point: Point, rows: str) -> Capacity:
     return capacity(scenario.cluster, scenario.workload, FORMATS[rows])
 
 
-def _about(options: Options) -> dict[str, Any]:
-    """What decides a point's row beside the point itself."""
-    return {"half_width": options.half_width, "rows": options.rows}
-
-
-def _read(path: Path, options: Options) -> dict[str, dict[str, Any]]:
-    """Rows of earlier runs of the same row format and at least this precision.
-
-    Lines that are not of this study, or cut short by a crash, are left out and counted aloud.
-    """
-    found: dict[str, dict[str, Any]] = {}
-    if not path.is_file():
-        return found
-    foreign, older, commit = 0, 0, environment()["commit"]
-    for line in path.read_text(errors="replace").splitlines():
-        try:
-            record = json.loads(line)
-            label, row, same = record["label"], record["row"], record["rows"] == options.rows
-            precise = float(record["half_width"]) <= options.half_width
-            usable = set(ROW_KEYS) <= set(row)
-        except (json.JSONDecodeError, KeyError, TypeError, ValueError):
-            usable = False
-        if not usable:
-            foreign += 1
-        elif same and precise:
-            found[label] = row
-            older += record.get("commit") != commit
-    if foreign:
-        print(f"  {foreign} lines of {path} are not of this study: left out", file=sys.stderr)
-    if older:
-        print(f"  {older} of the done points were made by another commit of this project")
-    return found
+def _label(point: Point, options: Options) -> str:
+    """Under which a point's row is kept: with what decides it beside the point itself."""
+    return f"{point.label}, {options.rows}, half width {options.half_width:g}"
 
 
 ROW_KEYS = (

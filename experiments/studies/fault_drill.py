@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from experiments.checks import COUNT, between, each_known, not_empty
 from experiments.drilling.trial import (
@@ -20,6 +20,7 @@ from experiments.drilling.trial import (
     run_undisturbed,
     write_world,
 )
+from experiments.kept import Kept
 from experiments.tables import aligned, write_csv
 from persia_sim.words.vocabulary import Mode
 from runtime.run.folder import read_summary
@@ -30,7 +31,6 @@ ROLES = {
     "launcher": "the process that was started first",
     "loader": "reads ahead for the ranks",
 }
-TRIALS = "trials.jsonl"
 EVALUATIONS = 4
 """Of a run on its way; one more comes at its end."""
 MODES = tuple(map(str, Mode))
@@ -118,14 +118,14 @@ def run(options: Options) -> None:
         for kind in kinds:
             calm[kind] = _undisturbed(options, kind, schema)
             bar.update()
-        found = known(options)
+        kept, lines = Kept(options.out / "trials.jsonl"), []
         for trial in plan(options, {kind: seconds for kind, (seconds, _) in calm.items()}):
-            if trial.number not in found:
+            label = f"trial {trial.number} of {_what(options)}"
+            if label not in kept:
                 seconds, auc = calm[trial.mode, trial.engine, trial.world]
-                found[trial.number] = _one(options, trial, schema, seconds, auc)
-                _keep(options, found[trial.number])
+                kept.add(label, asdict(_one(options, trial, schema, seconds, auc)))
+            lines.append(line_of(kept[label]))
             bar.update()
-    lines = [found[number] for number in sorted(found)]
     write_csv(options.out / "fault_drill.csv", [_record(line) for line in lines])
     print(table(lines))
     print(verdict(lines))
@@ -166,22 +166,10 @@ def plan(options: Options, seconds: dict[tuple[str, str, str], float] | None) ->
     return trials
 
 
-def known(options: Options) -> dict[int, Line]:
-    """The trials that a run with these options has finished, by number."""
-    file, found = options.out / TRIALS, {}
-    for text in file.read_text().splitlines() if file.exists() else []:
-        said = json.loads(text)
-        if said["of"] == _what(options):
-            ending = Ending(**said["line"].pop("ending"))
-            account = said["line"].pop("account")
-            line = Line(**said["line"], ending=ending, account=account and Account(**account))
-            found[line.number] = line
-    return found
-
-
-def _keep(options: Options, line: Line) -> None:
-    with (options.out / TRIALS).open("a") as lines:
-        lines.write(json.dumps({"of": _what(options), "line": asdict(line)}) + "\n")
+def line_of(kept: dict[str, Any]) -> Line:
+    """A trial as it was kept."""
+    account = kept["account"] and Account(**kept["account"])
+    return Line(**kept | {"ending": Ending(**kept["ending"]), "account": account})
 
 
 def _what(options: Options) -> str:

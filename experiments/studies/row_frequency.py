@@ -133,7 +133,7 @@ def _points(options: Options, name: str) -> list[Point]:
 def _gaps_and_staleness(
     options: Options, group: Group
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    from experiments.staleness.frequency import first_samples, frequencies, rarest_and_median
+    from experiments.staleness.frequency import first_samples, frequencies, rarest
     from runtime.data.batch import Batch
     from runtime.data.open import open_source
     from runtime.rank.feed import training_stream
@@ -143,11 +143,11 @@ def _gaps_and_staleness(
     batches = list(training_stream(group.points[0].config, source))
     known = frequencies(Batch.concat(batches))
     tested = first_samples(source, "test", options.test_rows)
-    counts = rarest_and_median(known, tested)
+    counts = rarest(known, tested)
     labels, scores, users = _scores(options, runs)
     gaps = [
         {"data": group.data, **line}
-        for by, own in (("all", None), ("rarest", counts[:, 0]), ("median", counts[:, 1]))
+        for by, own in (("all", None), ("rarest", counts))
         for line in gap_lines(labels, scores, users, options.taus, options.seeds, by, own)
     ]
     stale = [
@@ -239,7 +239,6 @@ def _gap_table(gaps: Sequence[dict[str, Any]]) -> str:
             _thousandths(g["log_loss_gap"], g["log_loss_gap_half_width_95"]),
         ]
         for g in gaps
-        if g["by"] != "median"
     ]  # fmt: skip
     return "\n" + aligned(header, cells)
 

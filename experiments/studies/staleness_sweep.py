@@ -31,6 +31,7 @@ from experiments.gaps import (
 )
 from experiments.paired import expected_samples, setting_points
 from experiments.points import Point
+from experiments.statistics import t_interval
 from experiments.sweep import default_jobs, print_plan, run_points
 from experiments.tables import aligned, write_csv
 from persia_sim.words.vocabulary import Mode
@@ -96,6 +97,9 @@ class Options:
     part: Literal["test", "validation"] = "test"
     """Judge on this part; rates are chosen on `validation` (of --data.validation-fraction), so that
     the test part is read once."""
+    windows: int | None = None
+    """Rolling origins: judge on this many windows in turn, each after training on all rows before
+    it; together they are the second half of the training part. Else on ``part``."""
     test_rows: int | None = None
     """Evaluate on the first rows of that part only."""
     out: Path = Path("runs/staleness-sweep")
@@ -114,6 +118,9 @@ class Options:
         between(*JOBS, jobs=self.jobs)
         between(*COUNT, evaluate_every_steps=self.evaluate_every_steps)
         between(*ROWS, test_rows=self.test_rows)
+        between(2, 100, windows=self.windows)
+        if self.windows is not None:
+            self._has_rows_in_order()
         not_empty(modes=self.modes, batch=self.batch)
         each_between(*COUNT, batch=self.batch, steps=self.steps)
         each_between(*TAU, taus=self.taus)
@@ -140,6 +147,17 @@ class Options:
         for name, (is_used, where) in used.items():
             if getattr(self, name) and not is_used:
                 raise ValueError(f"{name} is only used by {where}; add one or remove it")
+
+    def _has_rows_in_order(self) -> None:
+        if self.data.name.startswith("synthetic"):
+            raise ValueError(
+                "windows are of rows in an order, and each seed draws the rows of a synthetic"
+                " stream anew; name another data set or remove windows"
+            )
+        if self.part == "validation" or self.data.validation_fraction is not None:
+            raise ValueError(
+                "windows say what is judged on; remove --part and --data.validation-fraction"
+            )
 
 
 def run(options: Options) -> None:
@@ -169,6 +187,10 @@ def run(options: Options) -> None:
     table, lines = options.out / "staleness_sweep.csv", options.out / "staleness_sweep_curves.csv"
     write_csv(table, records)
     write_csv(lines, curves)
+    if options.windows is not None:
+        write_csv(options.out / "staleness_sweep_windows.csv", found := over_windows(records))
+        print(f"\nmean over {options.windows} windows, ± 95 % over windows (t)")
+        print(aligned(*_window_cells(found)))
     print(f"\n{FOOTNOTE}\ntable: {table}   curves: {lines}")
 
 
@@ -190,8 +212,10 @@ def plan(options: Options) -> list[tuple[str, list[Point]]]:
         "dense_lag": options.dense_lag or (0,),
         "delay_compensation": options.delay_compensation or (0.0,),
         "lr_by_staleness": options.lr_by_staleness or (False,),
+        "window": (None,) if options.windows is None else range(1, options.windows + 1),
     }
     groups = []
+    rows = None if options.windows is None else _train_rows(options.data)
     for values in itertools.product(*factors.values()):
         chosen = dict(zip(factors, values, strict=True))
         label = " ".join(f"{k}={v}" for k, v in chosen.items() if len(factors[k]) > 1)
@@ -205,12 +229,12 @@ def plan(options: Options) -> list[tuple[str, list[Point]]]:
             sync=SyncConfig(ranks=options.ranks),
             batch=chosen["batch"],
             steps=chosen["steps"],
-            data=options.data,
+            data=_before(options, chosen["window"], rows),
             model=replace(options.model, lr=chosen["lr"], optimizer=chosen["optimizer"]),
             rows=replace(options.rows, optimizer=optimizer, initial_scale=chosen["initial_scale"]),
             evaluation=EvaluationConfig(
                 evaluate_every_steps=options.evaluate_every_steps,
-                part=options.part,
+                part=options.part if options.windows is None else "validation",
                 test_rows=options.test_rows,
             ),
         )
@@ -235,3 +259,53 @@ def _with_choices(point: Point, chosen: dict[str, Any]) -> Point:
     if not sync.mode.has_barrier:
         sync = replace(sync, match=chosen["match"])
     return replace(point, config=replace(point.config, sync=sync))
+
+
+def _train_rows(data: DataConfig) -> int:
+    from runtime.data.open import open_source  # late: a second to import
+
+    found = open_source(data.name, data.dir, data.rows, data.skip_bad_rows, keep=data.keep)
+    return found.provenance().train_rows or 0
+
+
+def _before(options: Options, window: int | None, rows: int | None) -> DataConfig:
+    """The data up to the end of a window (from 1 on), which its last rows are."""
+    if window is None or rows is None or options.windows is None:
+        return options.data
+    size = rows // (2 * options.windows)
+    end = rows - (options.windows - window) * size
+    return replace(options.data, rows=end, validation_fraction=size / end)
+
+
+def over_windows(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A line a setting and task: the gap to sync in each window, and their mean with its interval,
+    over windows as the drawn things; both sources of doubt are in it, seeds and rows."""
+    names = ("mode", "tau", "rows_late", "dense_late", "lr", "ranks", "task", "seeds")
+    gaps: dict[tuple[Any, ...], list[float]] = {}
+    for line in records:
+        factors, _, _ = line["factors"].partition("window=")
+        key = factors.strip(), *(line[name] for name in names)
+        gaps.setdefault(key, []).append(line["gap_to_sync"])
+    lines = []
+    for key, own in gaps.items():
+        mean = t_interval(own)
+        lines.append(
+            dict(zip(("factors", *names), key, strict=True))
+            | {f"gap_{number}": gap for number, gap in enumerate(own, start=1)}
+            | {"gap_to_sync": mean.mean, "gap_to_sync_half_width_95": mean.half_width}
+        )
+    return lines
+
+
+def _window_cells(lines: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    header = ["task", "factors", "mode", "rows late", "dense late", "gaps [1e-3]", "mean [1e-3]"]
+    return header, [
+        [
+            line["task"], line["factors"], line["mode"], str(line["rows_late"]),
+            str(line["dense_late"]),
+            " ".join(f"{1e3 * gap:+.1f}" for name, gap in line.items() if name[4:].isdigit()),
+            f"{1e3 * line['gap_to_sync']:+.2f} ± {1e3 * line['gap_to_sync_half_width_95']:.2f}",
+        ]
+        for line in lines
+        if line["mode"] != "sync"
+    ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -22,12 +23,11 @@ from experiments.checks import (
 from experiments.gaps import Run, finished, gap_columns, gap_over_seeds, thousandths
 from experiments.paired import expected_samples, over_seeds
 from experiments.points import Point, data_sha256
-from experiments.statistics import GapInterval
+from experiments.statistics import Interval
 from experiments.studies.demo import LEAST_TEST_ROWS, REAL_DATA, SYNTHETIC_STEPS, find_data
 from experiments.sweep import default_jobs, print_plan, run_points
 from experiments.tables import aligned, write_csv
 from persia_sim.words.vocabulary import Mode
-from persia_sim.words.window import UpdatesMissed
 from runtime.config import DataConfig, EvaluationConfig, SyncConfig, TrainConfig
 from runtime.config.presets import PresetName, with_preset
 from runtime.config.sync import MOST_DENSE_LAG
@@ -130,14 +130,14 @@ def run(options: Options) -> None:
         task: [_line(setting, runs, task, options.out) for setting in chosen] for task in tasks
     }
     csv = options.out / "treatments.csv"
-    write_csv(csv, [{"data": options.data.name, **row.record()} for t in tasks for row in lines[t]])
+    write_csv(csv, [{"data": options.data.name, **line} for t in tasks for line in lines[t]])
     figure = save(treatments_figure(csv), options.out / "treatments.png")
     print(
         f"\n{options.data.name}, {tasks[0]}, W = {options.ranks}, {options.batch} samples a dense"
         f" update, {options.seeds} paired seeds; gaps in thousandths of AUC;\n"
         "late: updates that rows / dense weights miss; ± 95 % over seeds and test rows"
     )
-    print(aligned(HEADER, [row.cells() for row in lines[tasks[0]]]))
+    print(_table(lines[tasks[0]]))
     print(f"\ntable:  {csv}   (all tasks: {', '.join(tasks)})\nfigure: {figure}")
 
 
@@ -183,69 +183,51 @@ def _points(options: Options, setting: Setting) -> list[Point]:
     return over_seeds(setting.slug, config, options.seeds, data_sha256(config))
 
 
-HEADER = ["base", "treatment", "late", "test AUC", "gap to sync", "gap to untreated", "log-loss"]
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A setting over its seeds."""
-
-    setting: Setting
-    task: str
-    late: UpdatesMissed
-    test_auc: float
-    gap_to_sync: GapInterval
-    gap_to_untreated: GapInterval
-    log_loss: float
-
-    def record(self) -> dict[str, Any]:
-        """One line of the CSV."""
-        sync = self.setting.sync
-        return {
-            "base": self.setting.base,
-            "treatment": self.setting.treatment,
-            "mode": str(sync.mode),
-            "tau": sync.window,
-            "merge_pushes": sync.merges,
-            "sync_steps": sync.sync_steps,
-            "dense_lag": sync.dense_lag,
-            "delay_compensation": sync.delay_compensation,
-            "lr_by_staleness": sync.lr_by_staleness,
-            "ranks": sync.ranks,
-            "task": self.task,
-            "rows_late": self.late.rows,
-            "dense_late": self.late.dense,
-            "seeds": self.gap_to_sync.n,
-            "test_auc": self.test_auc,
-            **gap_columns(self.gap_to_sync),
-            **gap_columns(self.gap_to_untreated, "gap_to_untreated"),
-            "log_loss": self.log_loss,
-        }
-
-    def cells(self) -> list[str]:
-        """The same as a person reads it."""
-        is_sync = self.setting.base == "sync"
-        return [
-            self.setting.base,
-            self.setting.treatment,
-            "{} / {}".format(*self.late),
-            f"{self.test_auc:.4f}",
-            "-" if is_sync else thousandths(self.gap_to_sync),
-            thousandths(self.gap_to_untreated),
-            f"{self.log_loss:.4f}",
-        ]
-
-
-def _line(setting: Setting, runs: dict[Setting, list[Run]], task: str, root: Path) -> Line:
-    own = runs[setting]
+def _line(
+    setting: Setting, runs: dict[Setting, list[Run]], task: str, root: Path
+) -> dict[str, Any]:
+    """One line of the CSV: a setting over its seeds."""
+    own, sync = runs[setting], setting.sync
     twins = [s for s in runs if s.base == setting.base and s.treatment == UNTREATED]
     untreated = runs[twins[0]] if twins and twins[0] != setting else []
-    return Line(
-        setting,
-        task,
-        own[0].late,
-        math.fsum(run.auc(task) for run in own) / len(own),
-        gap_over_seeds(own, runs[next(iter(runs))], task, root),
-        gap_over_seeds(own, untreated, task, root),
-        math.fsum(run.log_loss(task) for run in own) / len(own),
-    )
+    gap = gap_over_seeds(own, runs[next(iter(runs))], task, root)
+    return {
+        "base": setting.base,
+        "treatment": setting.treatment,
+        "mode": str(sync.mode),
+        "tau": sync.window,
+        "merge_pushes": sync.merges,
+        "sync_steps": sync.sync_steps,
+        "dense_lag": sync.dense_lag,
+        "delay_compensation": sync.delay_compensation,
+        "lr_by_staleness": sync.lr_by_staleness,
+        "ranks": sync.ranks,
+        "task": task,
+        "rows_late": own[0].late.rows,
+        "dense_late": own[0].late.dense,
+        "seeds": gap.n,
+        "test_auc": math.fsum(run.auc(task) for run in own) / len(own),
+        **gap_columns(gap),
+        **gap_columns(gap_over_seeds(own, untreated, task, root), "gap_to_untreated"),
+        "log_loss": math.fsum(run.log_loss(task) for run in own) / len(own),
+    }
+
+
+def _table(lines: Sequence[dict[str, Any]]) -> str:
+    """The same as a person reads it."""
+    header = ["base", "treatment", "late", "test AUC", "gap to sync", "gap to untreated",
+              "log-loss"]  # fmt: skip
+    cells = [
+        [
+            line["base"], line["treatment"], f"{line['rows_late']} / {line['dense_late']}",
+            f"{line['test_auc']:.4f}", "-" if line["base"] == "sync" else _gap(line, "sync"),
+            _gap(line, "untreated"), f"{line['log_loss']:.4f}",
+        ]
+        for line in lines
+    ]  # fmt: skip
+    return aligned(header, cells)
+
+
+def _gap(line: dict[str, Any], other: str) -> str:
+    mean, half = line[f"gap_to_{other}"], line[f"gap_to_{other}_half_width_95"]
+    return thousandths(Interval(mean, half, 0 if math.isnan(mean) else line["seeds"]))

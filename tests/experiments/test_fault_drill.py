@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -28,9 +28,9 @@ from experiments.studies.fault_drill import (
     EVALUATIONS,
     Line,
     Options,
-    _keep,
+    _what,
     command,
-    known,
+    line_of,
     plan,
     table,
     verdict,
@@ -160,13 +160,14 @@ def test_bad_options_are_refused(wrong, message):
         Options(**wrong)
 
 
-def test_finished_trials_are_kept_for_the_same_options_only(tmp_path):
-    options = Options(kills=2, in_checkpoint=0, learning=0, out=tmp_path)
+@pytest.mark.parametrize("account", [Account(8, 7, 1, 0), None])
+def test_finished_trials_are_kept_whole_and_for_the_same_options_only(account, tmp_path):
     ended = Ending(True, False, False, False, 0, 1, 1.5, "told")
-    kept = Line(1, "sync", "server", "counting", ended, Account(8, 7, 1, 0), None, "")
-    _keep(options, kept)
-    assert known(options) == {1: kept}
-    assert known(replace(options, seed=1)) == {}
+    line = Line(1, "sync", "server", "counting", ended, account, None, "")
+    assert line_of(json.loads(json.dumps(asdict(line)))) == line
+    options = Options(kills=2, in_checkpoint=0, learning=0, out=tmp_path)
+    assert _what(options) == _what(replace(options, out=tmp_path / "other"))
+    assert _what(options) != _what(replace(options, seed=1))
 
 
 @pytest.mark.parametrize("number", [1, EVALUATIONS], ids=["on the way", "final"])

@@ -32,6 +32,7 @@ BAD = {
         "jobs": COUNT, "modes": UNKNOWN | st.just(""), "match": UNKNOWN,
         "sync-steps": NEGATIVE | ABSURD, "dense-lag": NEGATIVE | ABSURD | st.just("1001"),
         "delay-compensation": ODD_FLOAT, "lr-by-staleness": UNKNOWN, "part": UNKNOWN,
+        "windows": COUNT | st.just("1"),
     },
     "treatments": {
         "taus": COUNT | st.just(""), "async-tau": NEGATIVE | ABSURD, "treatments": UNKNOWN,
@@ -53,7 +54,7 @@ BAD = {
         "data-sets": UNKNOWN | st.just(""), "modes": UNKNOWN | st.sampled_from(["", "hybrid"]),
         "tau": NEGATIVE | ABSURD, "match": UNKNOWN, "samples": COUNT | st.just("1023"),
         "seeds": COUNT | st.just("1"), "snapshots": COUNT | st.just("1281"), "test-rows": COUNT,
-        "jobs": COUNT,
+        "jobs": COUNT, "target": NOT_POSITIVE | st.just("1.5"),
     },
     "convergence-bound": {
         "seeds": COUNT | st.just("1"), "taus": COUNT | st.just(""), "updates": COUNT | st.just(""),

@@ -150,17 +150,6 @@ def test_a_second_sweep_computes_only_what_is_missing(swept, monkeypatch, capsys
     assert len(computed) == 6, "kept points are of another row format"
 
 
-def test_lines_that_are_not_of_this_study_are_left_out_aloud(tmp_path, capsys):
-    options = sweep_options(tmp_path)
-    row = dict.fromkeys(cluster_sweep.ROW_KEYS, 1.0)
-    good = {"label": "a", "rows": "fp16-lean", "half_width": 0.5, "row": row}
-    foreign = ["[]", "3", '{"label": "b"}', '{"cut', json.dumps(good | {"row": {"x": 1}}),
-               json.dumps(good | {"half_width": None})]  # fmt: skip
-    (tmp_path / "points.jsonl").write_text("\n".join([*foreign, json.dumps(good)]) + "\n")
-    assert cluster_sweep._read(tmp_path / "points.jsonl", options) == {"a": row}
-    assert "6 lines of" in capsys.readouterr().err
-
-
 def test_evicting_points_pay_for_their_misses(monkeypatch, tmp_path):
     rates: dict[str, float] = {}
 

@@ -202,9 +202,10 @@ def test_auc_differences_are_paired_by_seed(monkeypatch):
 
     def summary(folder):
         name, seed, _ = folder.name.split("-")
-        return {"tasks": {"click": {"auc": aucs[name][int(seed.removeprefix("seed"))]}}}
+        number = int(seed.removeprefix("seed"))
+        return {"seed": number, "tasks": {"click": {"auc": aucs[name][number]}}}
 
-    monkeypatch.setattr(ablation, "read_summary", summary)
+    monkeypatch.setattr("experiments.gaps.read_summary", summary)
     rows = {row["variant"]: row for row in ablation.learned(options, points)}
     assert rows[WINDOW]["difference"] == pytest.approx(0.002)  # 1, 3 and 2 thousandths
     t_975_of_2 = 4.30265
@@ -215,8 +216,7 @@ def test_auc_differences_are_paired_by_seed(monkeypatch):
     assert rows[HALF_ROWS]["value"] == pytest.approx((0.69 + 0.72 + 0.73) / 3)
     lost = {("on", "seed1"), ("tau0", "seed0")}  # as many each, and others
     monkeypatch.setattr(
-        ablation,
-        "read_summary",
+        "experiments.gaps.read_summary",
         lambda folder: None if tuple(folder.name.split("-")[:2]) in lost else summary(folder),
     )
     rows = {row["variant"]: row for row in ablation.learned(options, points)}

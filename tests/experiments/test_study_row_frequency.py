@@ -47,13 +47,12 @@ def test_the_gap_of_every_bin_follows_from_predictions_and_counts(ran):
     counts = dict(zip(*np.unique(trained, return_counts=True), strict=True))
     tested = next(iter(source.chunks("test"))).ids[: 400 * 22].reshape(400, 22)
     rarest = np.array([min(counts.get(i, 0) for i in sample) for sample in tested])
-    median = np.array([sorted(counts.get(i, 0) for i in sample)[10] for sample in tested])
     runs = raw_runs(ran, prefix="synthetic")
     rows = [r for r in read_csv(ran / "row_frequency.csv") if r["data"] == SYNTHETIC]
-    assert {r["by"] for r in rows} == {"all", "rarest", "median"}
+    assert {r["by"] for r in rows} == {"all", "rarest"}
     binned = 0
     for row in rows:
-        of = {"all": np.zeros(400), "rarest": rarest, "median": median}[row["by"]]
+        of = {"all": np.zeros(400), "rarest": rarest}[row["by"]]
         here = (of >= int(row["count_from"])) & (of < float(row["count_below"]))
         assert int(row["test_samples"]) == here.sum()
         binned += row["by"] != "all"
@@ -76,7 +75,7 @@ def test_the_gap_of_every_bin_follows_from_predictions_and_counts(ran):
         both = paired_gap(first.labels[here, 0], *scores)
         close(row["gap_to_sync_half_width_95"], both.half_width, abs=1e-12)
         assert both.rows_error > 0 or both.half_width == pytest.approx(seeds_alone)
-    assert binned >= 4
+    assert binned >= 2
 
 
 def test_no_row_misses_more_pushes_than_the_lookup_missed_steps(ran):

@@ -9,6 +9,7 @@ import pytest
 from experiments.studies import staleness_sweep
 from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig, ModelConfig, SyncConfig
+from runtime.data.batch import Batch
 from tests.experiments.raw_runs import check_gap_table, close, raw_runs, read_csv
 
 pytestmark = pytest.mark.multiproc
@@ -132,3 +133,59 @@ def test_crossed_factors_reach_the_configs_of_the_modes_that_have_them():
             assert (config.model.optimizer, config.model.lr) == ("sgd", 0.5)
         assert [c.sync.merges for c in (sync, hybrid, late)] == [True, False, False]
         assert late.batch_per_push == batch // 8 and hybrid.batch_per_push == batch
+
+
+def test_each_window_is_judged_after_training_on_all_rows_before_it(tmp_path, monkeypatch):
+    """Of 1,500 training rows in time order the second half are three windows of 250."""
+    from runtime.data.open import open_source
+    from tests.experiments.clicks import clicks_file
+
+    clicks_file(tmp_path, 2000)
+    monkeypatch.setenv("PERSIA_DATA_DIR", str(tmp_path))
+    given = {
+        "modes": (Mode.SYNC, Mode.HYBRID), "taus": (2,), "seeds": 1, "windows": 3, "steps": (2,),
+        "data": DataConfig(name="kuairand-pure-14d"), "model": ModelConfig(hidden=(4,)),
+        "batch": (16,), "out": tmp_path / "out", "jobs": 2,
+    }  # fmt: skip
+    groups = staleness_sweep.plan(staleness_sweep.Options(**given))
+    assert [label for label, _ in groups] == ["window=1", "window=2", "window=3"]
+    whole = open_source("kuairand-pure-14d", keep=True)
+    trained = Batch.concat(list(whole.chunks("train")))
+    assert trained.size == 1500
+    for number, (_, points) in enumerate(groups):
+        data = points[0].config.data
+        assert {p.config.data for p in points} == {data}
+        assert {p.config.evaluation.part for p in points} == {"validation"}
+        source = open_source(
+            data.name, rows=data.rows, validation_fraction=data.validation_fraction, keep=True
+        )
+        before, window = (
+            Batch.concat(list(source.chunks(part))).ids.tolist() for part in ("train", "validation")
+        )
+        first = 750 + 250 * number
+        assert before == trained.rows(0, first).ids.tolist()
+        assert window == trained.rows(first, first + 250).ids.tolist()
+    staleness_sweep.run(staleness_sweep.Options(**given))
+    rows = read_csv(tmp_path / "out" / "staleness_sweep.csv")
+    (_, line, *_) = read_csv(tmp_path / "out" / "staleness_sweep_windows.csv")
+    gaps = [
+        float(r["gap_to_sync"]) for r in rows if (r["mode"], r["task"]) == ("hybrid", line["task"])
+    ]
+    assert [float(line[f"gap_{n}"]) for n in (1, 2, 3)] == gaps
+    close(line["gap_to_sync"], sum(gaps) / 3)
+    spread = (sum((gap - sum(gaps) / 3) ** 2 for gap in gaps) / 2) ** 0.5
+    close(line["gap_to_sync_half_width_95"], 4.30265 * spread / 3**0.5, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"data": DataConfig(name="synthetic")}, "windows are of rows in an order"),
+        ({"part": "validation"}, "remove --part"),
+        ({"windows": 1}, "windows must be"),
+    ],
+)
+def test_windows_that_cannot_be_are_refused(more, said):
+    given = {"data": DataConfig(name="adult"), "windows": 5, **more}
+    with pytest.raises(ValueError, match=said):
+        staleness_sweep.Options(**given)
