@@ -10,7 +10,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from paper_figs.style import GAP_LABEL, MARKERS, STYLE
+from paper_figs.style import GAP_LABEL, MARKERS, STYLE, TICKS
 
 RULER = (
     # Rows late, dense late, rates, name; a batch of twice the samples has a name of its own.
@@ -60,11 +60,24 @@ def _along(axes: Axes, delays: pd.DataFrame) -> None:
             label=data.removeprefix("synthetic:") + (f", start {start:g}" if start else ""),
         )  # fmt: skip
     axes.set_xscale("log")
+    low, high = axes.get_ylim()[0], max(1.0, 1.2e3 * delays.gap.max())
     axes.set_yscale("symlog", linthresh=1)
-    axes.set_xlabel("rows late / updates so far")
-    axes.set_ylabel(GAP_LABEL + " (linear within 1)")
+    axes.set_ylim(low, high)
+    shown = [tick for tick in TICKS if low <= tick <= high]
+    axes.set_yticks(shown, [f"{tick:g}" for tick in shown])
+    _plain_ticks(axes)
+    axes.minorticks_off()
+    axes.set_xlabel("rows late / updates so far (logarithmic)")
+    axes.set_ylabel(GAP_LABEL + ", linear within 1")
     axes.set_title("rows late: gap along the run", fontsize=8)
     axes.legend(fontsize=6)
+
+
+def _plain_ticks(axes: Axes) -> None:
+    """1, 3 and 10 of each decade of a logarithmic x axis, in plain numbers."""
+    low, high = axes.get_xlim()
+    ticks = [m * 10.0**n for n in range(-7, 3) for m in (1, 3) if low <= m * 10.0**n <= high]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
 
 
 def _dense_rates(axes: Axes, rates: pd.DataFrame, data: str) -> None:
@@ -77,7 +90,9 @@ def _dense_rates(axes: Axes, rates: pd.DataFrame, data: str) -> None:
             label=f"dense {late} late",
         )  # fmt: skip
     axes.set_xscale("log")
-    axes.set_xlabel("dense learning rate (Adam)")
+    _plain_ticks(axes)
+    axes.minorticks_off()
+    axes.set_xlabel("dense learning rate (Adam, logarithmic)")
     axes.set_ylabel("validation AUC")
     axes.set_title(f"{data}: where the best rate lies", fontsize=8)
     axes.legend(fontsize=7)
