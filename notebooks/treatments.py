@@ -17,8 +17,8 @@
 # # What is done about late rows, and what it gives back
 #
 # Four treatments of late rows beside the same setting untreated, and what other systems run. The
-# table is stored, made by `python -m experiments treatments` (its command line stands in
-# `docs/results/README.md`); every gap is paired by seed, its interval a 95 % t interval.
+# table is stored, made by `python -m experiments treatments` (command: `docs/results/README.md`);
+# every gap is paired by seed, its 95 % interval over seeds and test users.
 
 # %%
 from pathlib import Path
@@ -57,8 +57,8 @@ print(told.round(2).rename(columns=lambda name: f"{name} [1e-3]").to_string())
 # %% [markdown]
 # ## How late it was
 #
-# A synchronous start is part of the run, so its mean is lower; the others move no read or write.
+# Updates that a batch misses, of rows and of dense weights.
 
 # %%
-late = rows[["base", "treatment", "staleness_mean_steps", "staleness_max_steps", "log_loss"]]
+late = rows[["base", "treatment", "rows_late", "dense_late", "log_loss"]]
 print(late.round(4).to_string(index=False))
