@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
@@ -31,13 +30,18 @@ ROWS = {
 }  # fmt: skip
 """Stage -> the line of the rank on which it is drawn."""
 RESOURCES = ("lookup", "compute", "dense", "push")
+LEAST_SHOWN = 0.01
+"""Of a panel's width: a stage whose widest bar is less cannot be seen, and is in no legend."""
+NUMBERS_ACROSS = 32
+"""So many numbers fit side by side into a panel."""
 
 
 def modes_timeline_figure(table: Path) -> Figure:
     """A row of panels a mode, a column a system; bars are stages, their numbers are steps.
 
     Panels of a column share their axis of time, so that the same steps end earlier in a faster
-    mode. Batches of a rank that are in flight together lie above each other.
+    mode. Batches of a rank that are in flight together lie above each other. A bar that is too
+    narrow for its number has none.
     """
     rows = pd.read_csv(table)
     rows = rows[rows.stage.isin(ROWS)]
@@ -56,7 +60,7 @@ def modes_timeline_figure(table: Path) -> Figure:
                     (rows["mode"] == mode) & (rows.source == source) & (rows.system == system)
                 ]
                 ax = axes[line, place]
-                _panel(ax, own)
+                _panel(ax, own, _span_ms(rows, source, system) / NUMBERS_ACROSS)
                 step_ms = 1e3 * own.mean_step_s.iloc[0]
                 head = f"{source}, {system}\n" if line == 0 else ""
                 ax.set_title(f"{head}{mode}: {step_ms:.3g} ms a step")
@@ -65,7 +69,11 @@ def modes_timeline_figure(table: Path) -> Figure:
         for ax in axes[-1]:
             ax.set_xlabel("time [ms]")
             ax.xaxis.set_major_locator(MaxNLocator(4, prune="upper"))  # a label there is cut off
-        shown = [stage for stage in LOOKS if stage in set(rows.stage)]
+        shares = (rows.end_s - rows.start_s) / rows.groupby(["source", "system"]).end_s.transform(
+            "max"
+        )
+        widest = shares.groupby(rows.stage).max()
+        shown = [stage for stage in LOOKS if widest.get(stage, 0.0) > LEAST_SHOWN]
         marks = [
             Patch(facecolor=LOOKS[s][0], hatch=LOOKS[s][1], edgecolor="black", linewidth=0.4)
             for s in shown
@@ -75,13 +83,18 @@ def modes_timeline_figure(table: Path) -> Figure:
     return figure
 
 
-def _panel(ax: Axes, rows: pd.DataFrame) -> None:
+def _span_ms(rows: pd.DataFrame, source: str, system: str) -> float:
+    own = rows[(rows.source == source) & (rows.system == system)]
+    return 1e3 * float(own.end_s.max())
+
+
+def _panel(ax: Axes, rows: pd.DataFrame, least_ms: float) -> None:
     ranks = sorted(rows["rank"].unique())
     for number, rank in enumerate(ranks):
         for place, resource in enumerate(RESOURCES):
             y = number * (len(RESOURCES) + 0.5) + place
             own = rows[(rows["rank"] == rank) & (rows.stage.map(ROWS) == resource)]
-            _bars(ax, own.sort_values("start_s"), y)
+            _bars(ax, own.sort_values("start_s"), y, least_ms)
     ax.set_yticks(
         [n * (len(RESOURCES) + 0.5) + p for n in range(len(ranks)) for p in range(len(RESOURCES))],
         [f"{resource} {rank}" for rank in ranks for resource in RESOURCES],
@@ -91,8 +104,9 @@ def _panel(ax: Axes, rows: pd.DataFrame) -> None:
     ax.grid(axis="y", visible=False)
 
 
-def _bars(ax: Axes, rows: pd.DataFrame, y: float) -> None:
-    """Bars of one resource of one rank; those that overlap share its height."""
+def _bars(ax: Axes, rows: pd.DataFrame, y: float, least_ms: float) -> None:
+    """Bars of one resource of one rank; those that overlap share its height. Bars from ``least_ms``
+    on have their number."""
     lanes: list[float] = []
     placed = []
     for bar in rows.itertuples():
@@ -108,7 +122,7 @@ def _bars(ax: Axes, rows: pd.DataFrame, y: float) -> None:
             middle, width, height, left=start, color=fill, hatch=hatch, edgecolor="black",
             linewidth=0.3,
         )  # fmt: skip
-        if bar.stage in ("lookup", "push", "forward") and np.isfinite(width):
+        if bar.stage in ("lookup", "push", "forward") and width >= least_ms:
             ax.text(
                 start + width / 2, middle, str(bar.step), fontsize=4, ha="center", va="center",
                 clip_on=True,
