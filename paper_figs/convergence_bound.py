@@ -38,7 +38,7 @@ def convergence_bound_figure(table: Path, alphas: Path) -> Figure:
         updates, batch, seeds = (int(rows[c].iloc[0]) for c in ("updates", "batch", "seeds"))
         figure.suptitle(
             f"Left: logistic regression, {updates:,} updates of {batch} samples, {seeds} seeds;"
-            " bars (within the markers): 95 % t interval.\n"
+            " bars: 95 % t interval; axes logarithmic.\n"
             "Right: lookups at rows that at most a share p of the samples read; vertical: p = 1/B.",
             fontsize=8,
         )

@@ -42,7 +42,7 @@ def scale_workers_figure(table: Path) -> Figure:
         axes[3].legend(loc="lower right")
         figure.suptitle(
             "lines: simulator (full: constants fitted to the series, dashed: prediction);"
-            " open markers: published",
+            " open markers: published; axes logarithmic",
             fontsize=8,
         )
     return figure
