@@ -23,8 +23,7 @@ from experiments.studies import lateness
 from paper_figs.lateness import lateness_figure
 from runtime.config import EvaluationConfig
 from runtime.data.open import open_source
-from runtime.order.executor import OrderedRun
-from runtime.order.lag import lag_order
+from runtime.order.executor import OrderedRun, lag_order
 from runtime.rank.parts import assemble
 from tests.paper_figs.read_back import curves
 
