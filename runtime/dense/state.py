@@ -80,9 +80,12 @@ def pending_of(state: DenseState, model: nn.Module) -> list[DenseGradients | Non
 
 def drain_into(model: nn.Module, config: ModelConfig, state: DenseState) -> None:
     """Apply what waits in a checkpoint to a model that holds its weights and is trained no more."""
+    pending = pending_of(state, model)
+    if not pending:  # then no optimiser is needed, and a checkpoint may hold none
+        return
     optimizer = make_optimizer(config, model)
     load_optimizers([optimizer], state)
-    for gradients in pending_of(state, model):
+    for gradients in pending:
         if gradients is not None:
             optimizer.step(gradients)
 
