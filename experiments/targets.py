@@ -115,8 +115,9 @@ class Target:
 
     mode: str
     share: float
-    """Of the climb of the reference, from 0.5 to its mean AUC at the end."""
+    """Of the climb of the reference's run of the same seed, from 0.5 to its AUC at the end."""
     auc: float
+    """Mean over the reference's seeds: each has its own, since each may have streams of its own."""
     crossings: tuple[Crossing, ...]
     """In seconds, a seed each."""
     seconds: Interval
@@ -172,13 +173,17 @@ def targets(
 
     A way's last AUC is that of the end of its run.
     """
-    last = [way.auc[-1] for way in ways_of[reference].values()]
-    climb = float(np.mean(last)) - NO_SKILL
     found = []
     for share in shares:
-        auc = NO_SKILL + share * climb
-        by_s = {m: _ways(ways, "seconds", auc) for m, ways in ways_of.items()}
-        by_samples = {m: mean_of(_ways(ways, "samples", auc)).mean for m, ways in ways_of.items()}
+        goals = {
+            seed: NO_SKILL + share * (way.auc[-1] - NO_SKILL)
+            for seed, way in ways_of[reference].items()
+        }
+        auc = float(np.mean(list(goals.values())))
+        by_s = {m: _ways(ways, "seconds", goals, auc) for m, ways in ways_of.items()}
+        by_samples = {
+            m: mean_of(_ways(ways, "samples", goals, auc)).mean for m, ways in ways_of.items()
+        }
         for mode, own in by_s.items():
             both = own + by_s[reference]
             paired = ways_of[mode].keys() == ways_of[reference].keys()
@@ -200,10 +205,13 @@ def targets(
     return found
 
 
-def _ways(ways: Mapping[int, Journey], axis: str, auc: float) -> tuple[Crossing, ...]:
-    """The crossings of all seeds, in order of seed."""
+def _ways(
+    ways: Mapping[int, Journey], axis: str, goals: Mapping[int, float], mean: float
+) -> tuple[Crossing, ...]:
+    """The crossings of all seeds, in order of seed; one that has no goal takes their mean."""
     return tuple(
-        first_crossing(getattr(ways[seed], axis), ways[seed].auc, auc) for seed in sorted(ways)
+        first_crossing(getattr(ways[seed], axis), ways[seed].auc, goals.get(seed, mean))
+        for seed in sorted(ways)
     )
 
 
@@ -232,10 +240,10 @@ def target_record(target: Target, cluster: str, usd_per_hour: float) -> dict[str
 
 
 FOOTNOTE = """\
-A target is a share of sync's climb from 0.5 to its mean AUC at the end. A crossing is linear
-between two snapshots (a run begins at 0 s with 0.5); ± and [] are 95 % t intervals over paired
-seeds, the ratio's of its logarithm. $/M: dollars until the target for a million of the samples that
-sync needs."""
+A target is a share of the climb of sync's run of the same seed, from 0.5 to its AUC at the end; its
+mean is told. A crossing is linear between two snapshots (a run begins at 0 s with 0.5). ± and []
+are 95 % t intervals over paired seeds, the ratio's of its logarithm. $/M: dollars until the target
+for a million of the samples that sync needs."""
 
 
 def target_table(found: Sequence[Target], usd_per_hour: float) -> str:

@@ -109,9 +109,9 @@ PIECES = (
     Piece(
         study="convergence",
         title="What each mode learns from a sample, and in a second",
-        caption="Test AUC by samples and by simulated seconds on 8 V100s, and the gap to sync along"
-        " the run with 95 % bands over paired seeds; grey: published gaps, of other data and one"
-        " run each.",
+        caption="Test AUC by samples, the simulated time to sync's AUC on 8 V100s, and the gap to"
+        " sync along the run with 95 % bands over paired seeds; grey: published, of other data and"
+        " one run each.",
         section="Accuracy",
         csv=("convergence.csv", "convergence_published.csv", "convergence_targets.csv"),
         png="convergence.png",

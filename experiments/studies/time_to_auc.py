@@ -60,7 +60,7 @@ class Options:
     snapshots: int = 10
     """Evaluations along a run."""
     targets: tuple[float, ...] = (0.9, 0.95, 0.99)
-    """Targets, in shares of sync's climb from an AUC of 0.5 to its mean at the end, above 0."""
+    """Targets, in shares of sync's climb from an AUC of 0.5 to its end, seed by seed; above 0."""
     seeds: int = 5
     """Paired seeds of the training; the order is the same."""
     test_rows: int = 20_000

@@ -64,7 +64,7 @@ def way(*aucs: float, speed: float = 1.0) -> Journey:
 
 
 def test_time_cost_and_censoring_of_a_target_by_hand():
-    """The climb of sync ends at 0.7 in the mean; half of it is 0.6."""
+    """The climb of sync ends at 0.7; half of it is 0.6."""
     journeys = {
         "sync": {0: way(0.6, 0.7), 1: way(0.6, 0.7)},
         "fast": {0: way(0.6, 0.7, speed=4), 1: way(0.55, 0.65, speed=4)},
@@ -81,6 +81,19 @@ def test_time_cost_and_censoring_of_a_target_by_hand():
     assert (never.reached, never.not_before) == (1, 0.5)
     assert math.isnan(never.seconds.mean) and math.isnan(never.ratio.mean)
     assert math.isnan(never.usd_per_million(7200))
+
+
+def test_each_seed_has_the_target_of_syncs_run_of_that_seed():
+    """Half a climb is 0.6 and 0.55, which sync reaches at once in each stream; the mean's half,
+    0.575, would be late in seed 1."""
+    journeys = {
+        "sync": {0: way(0.6, 0.7), 1: way(0.55, 0.6)},
+        "x": {0: way(0.6, 0.7), 1: way(0.55)},
+    }
+    sync, other = targets(journeys, "sync", (0.5,))
+    assert sync.auc == pytest.approx(0.575)
+    assert [c.at for c in sync.crossings] == pytest.approx([1.0, 1.0])
+    assert other.reached == 2 and other.ratio.mean == pytest.approx(1.0)
 
 
 def test_seconds_to_a_target_are_held_against_those_of_the_same_seeds():
