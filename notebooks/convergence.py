@@ -65,6 +65,17 @@ print(rates.round(-2).to_string(), "\n")
 print(rates.div(rates.sync, axis=0).round(2).to_string())
 
 # %% [markdown]
+# ## Time to sync's AUC
+#
+# To 95 % of sync's climb from 0.5, over the time of XDL's sync; published: samples of the curves
+# over the rate of the bars.
+
+# %%
+times = pd.read_csv(stored / "convergence_targets.csv")
+times = times[["data_set", "mode", "ratio_to_sync", "published_ratio_to_sync"]]
+print(times.round(3).to_string(index=False))
+
+# %% [markdown]
 # ## What the published curves say of themselves
 #
 # Gaps to the published sync (XDL's on the public sets), in hundredths of AUC as the paper speaks.
