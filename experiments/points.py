@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runtime.command_line import option_values
 from runtime.config import TrainConfig
-from runtime.config.options import option_values
 from runtime.models.imported import code_sha256
 from runtime.run.folder import plain, read_summary
 

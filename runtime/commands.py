@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from persia_sim.words.rules import refuse_doubled
 from runtime.data.errors import nearest
 from runtime.guarded import guarded
 
@@ -36,12 +35,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: no command {name!r}; {nearest(name, COMMANDS)}", file=sys.stderr)
         return 2
 
-    def command() -> None:
-        if name != "train":  # of which torchrun's rank 0 alone tells a mistake
-            refuse_doubled(rest)
-        COMMANDS[name](rest)
-
-    return guarded(command)
+    return guarded(lambda: COMMANDS[name](rest))
 
 
 def _version() -> str:

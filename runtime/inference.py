@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from persia_sim.words.fields import told
+from persia_sim.words.schema import shown
 from runtime.data.batch import Batch, Layout
 from runtime.embedding.native.plan import plan_natively
 from runtime.embedding.open import open_pooling
@@ -64,7 +64,7 @@ class Model:
     def _check(self, batch: Batch) -> None:
         if not isinstance(batch, Batch):
             raise ValueError(
-                f"batch must be a runtime.data.batch.Batch, got {told(batch)}; a source's chunks"
+                f"batch must be a runtime.data.batch.Batch, got {shown(batch)}; a source's chunks"
                 " are such batches, and open_source opens one"
             )
         samples, fields = batch.size, len(self.layout.fields)

@@ -10,13 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from persia_sim.words.rules import counted, printable
-from runtime.config.options import as_typed
+from persia_sim.words.rules import Refused, counted, printable
 from runtime.config.presets import told_of
-from runtime.data.errors import DataError
 from runtime.stop import PeerError
 from runtime.torchrun import Launch, launched, started_s
-from runtime.train_options import Train, read_train, value_of
+from runtime.train_options import Train, read_train, told_as_typed
 
 if TYPE_CHECKING:
     from runtime.engines.processes.ranks import ProcessRank
@@ -32,13 +30,8 @@ def train(arguments: list[str]) -> None:
     """The command, from its words on the command line."""
     try:
         _train(arguments)
-    except DataError:  # names what stands in a schema, or an option as it is typed
-        raise
-    except ValueError as error:
-        file = value_of("--config", arguments)
-        if file and file in str(error):  # names what stands in that file
-            raise
-        raise ValueError(as_typed(str(error))) from error
+    except Refused as error:
+        raise ValueError(told_as_typed(error)) from error
 
 
 def _train(arguments: list[str]) -> None:

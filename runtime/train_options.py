@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import io
-import re
-import sys
-from contextlib import redirect_stderr
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any
 
-import tyro
-
-from persia_sim.words.rules import refuse_doubled
+from persia_sim.words.rules import Refused
+from persia_sim.words.schema import Unread
 from persia_sim.words.vocabulary import with_unbounded
+from runtime.command_line import FLAT, as_typed, read_words, with_changes
 from runtime.config import TrainConfig, read_config
-from runtime.config.options import option_kinds
-from runtime.config.presets import PRESETS, PresetName, with_preset
-from runtime.config.train import UnreadOptionError
+from runtime.config.presets import PresetName, with_preset
 from runtime.torchrun import Launch, as_launched, refuse_executor, refuse_other
 
 
@@ -25,7 +20,7 @@ from runtime.torchrun import Launch, as_launched, refuse_executor, refuse_other
 class Train:
     """Train one model in one mode, evaluate it on the test part, and keep the run's folder."""
 
-    run: Annotated[TrainConfig, tyro.conf.arg(name="")]
+    run: Annotated[TrainConfig, FLAT]
     config: Path | None = None
     """Options from a file: the config.json of a run, or TOML with the same groups (sync, engine,
     evaluation, data, model, rows). Options on the command line come after it and win."""
@@ -49,86 +44,58 @@ def read_train(arguments: list[str], launch: Launch | None = None) -> Train:
 
     ``launch``: as which of torchrun's processes; None: as the only one.
     """
-    refuse_doubled(arguments)
-    typed = {word.split("=")[0] for word in arguments if word.startswith("--")}
-    for option in ("--out", "--config", "--resume", "--trace", "--data.dir", "--data.name"):
-        if value_of(option, arguments) == "":
-            raise ValueError(f"{option} is empty; give a path or leave it out")
-    flags = {f"--{name}" for name, kind in option_kinds(TrainConfig) if kind is bool}
-    for word in arguments:
-        flag, equals, value = word.partition("=")
-        if equals and re.sub(r"(--|\.)no-", r"\1", flag.replace("_", "-")) in flags:
-            raise ValueError(f"{flag} takes no value, got {value!r}; write the option alone")
-    file, run = (value_of(option, arguments) for option in ("--config", "--resume"))
-    if run is not None:
-        file = str(Path(run) / "config.json")
-        if not Path(file).is_file():
-            raise ValueError(f"--resume {run}: there is no run, it holds no config.json")
-    config = read_config(Path(file)) if file else TrainConfig()
-    if launch is not None:
-        refuse_executor(value_of("--executor", arguments))
-        config = as_launched(config, launch, f"sync.ranks in {file}", resumes=run is not None)
-    if run is not None and int(value_of("--servers", arguments) or 0):
-        config = replace(config, engine=replace(config.engine, shards=1))  # servers replace them
-    preset = value_of("--preset", arguments)
-    if preset in PRESETS and run is None:
-        config = with_preset(config, cast(PresetName, preset), value_of("--executor", arguments))
+    typed = read_words(Train, with_unbounded(arguments), "python -m runtime train")
+    options = {path.removeprefix("run."): v for path, v in typed.items() if path.startswith("run.")}
+    own = {path: value for path, value in typed.items() if not path.startswith("run.")}
+    command = Train(run=TrainConfig(), **own)
+    config = _begun(command, options, launch)
     try:
-        command = _parsed(arguments, config)
-    except UnreadOptionError as error:
-        given = {f"--{error.option}", f"--{error.option.replace('_', '-')}"}
-        if given & typed or not (preset or file):
+        run = with_changes(config, options)
+    except Unread as error:
+        set_by = f"--preset {command.preset}" if command.preset else f"--config {command.config}"
+        if error.field in options or set_by == "--config None":
             raise
-        setter = f"--preset {preset}" if preset else f"--config {file}"
-        raise ValueError(
-            f"{str(error).removesuffix('; remove it')}; {setter} sets it, for another mode or"
-            " executor: leave that out, or --mode and --executor"
+        rule = error.rule.removesuffix("; remove it")
+        raise Unread(
+            error.field,
+            f"{rule}; {set_by} sets it, for another mode or executor: leave that out, or --mode and"
+            " --executor",
         ) from None
     if launch is not None:
-        refuse_other(command.run, launch)
-    unread = command.run.unread()
+        refuse_other(run, launch)
+    unread = run.unread()
     if launch is None:
-        unread["dense_sum"] = "ranks that torchrun has started as processes"
-    for name, where in unread.items():
-        flag = name.replace("_", "-")
-        if typed & {f"--{flag}", f"--no-{flag}", f"--{name}", f"--no-{name}"}:
-            raise ValueError(command.run.not_used(name, where))
-    if command.run.engine.trace is not None:
-        _refuse_other_trace(command.run.engine.trace, command.run, typed)
-    return command
+        unread["engine.dense_sum"] = "ranks that torchrun has started as processes"
+    for path in options.keys() & unread.keys():
+        raise Unread(path, run.why_unread(unread[path]))
+    if run.engine.trace is not None:
+        _refuse_other_trace(run.engine.trace, run, options)
+    return replace(command, run=run)
 
 
-def _parsed(arguments: list[str], config: TrainConfig) -> Train:
-    """What tyro makes of the words; a ValueError of ours is raised, which tyro would frame."""
-    told = io.StringIO()
-    try:
-        with redirect_stderr(told):
-            return tyro.cli(
-                Train,
-                args=with_unbounded(arguments),
-                default=Train(run=config),
-                prog="python -m runtime train",
-                config=(tyro.conf.EnumChoicesFromValues,),
-            )
-    except SystemExit as left:
-        if (own := _own_error(left)) is not None:
-            raise own from None
-        sys.stderr.write(told.getvalue())
-        raise
+def _begun(command: Train, typed: Mapping[str, Any], launch: Launch | None) -> TrainConfig:
+    """The config that the typed options change: that of a file, and over it a preset's."""
+    file, resumed = command.config, command.resume
+    if resumed is not None:
+        file = resumed / "config.json"
+        if not file.is_file():
+            raise ValueError(f"--resume {resumed}: there is no run, it holds no config.json")
+    config = read_config(file) if file else TrainConfig()
+    executor = typed.get("engine.executor")
+    if launch is not None:
+        refuse_executor(executor)
+        config = as_launched(config, launch, f"sync.ranks in {file}", resumes=resumed is not None)
+    if resumed is not None and typed.get("engine.servers"):
+        config = replace(config, engine=replace(config.engine, shards=1))  # servers replace them
+    return config if command.preset is None else with_preset(config, command.preset, executor)
 
 
-def _own_error(left: SystemExit) -> ValueError | None:
-    """What made tyro leave, if it was raised by code that is not tyro's."""
-    found = left.__context__ and left.__context__.__context__
-    frame = found.__traceback__ if isinstance(found, ValueError) else None
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    if frame is None or frame.tb_frame.f_globals["__name__"].startswith("tyro."):
-        return None
-    return cast(ValueError, found)
+def told_as_typed(error: Refused) -> str:
+    """The sentence of a refused option, which is called as it is typed behind its dashes."""
+    return as_typed(error, TrainConfig)
 
 
-def _refuse_other_trace(file: Path, config: TrainConfig, typed: set[str]) -> None:
+def _refuse_other_trace(file: Path, config: TrainConfig, typed: Mapping[str, Any]) -> None:
     """Before any data is read: whether the file is a trace, and of such a run. A replay takes tau
     from it; who types another one is mistaken about the trace."""
     from persia_sim.words.trace import Trace
@@ -136,19 +103,9 @@ def _refuse_other_trace(file: Path, config: TrainConfig, typed: set[str]) -> Non
 
     trace = Trace.load(file)
     recorded = trace.meta.get("tau")
-    if "--tau" in typed and recorded != config.sync.tau:
+    if "sync.tau" in typed and recorded != config.sync.tau:
         raise ValueError(
             f"--tau is {config.sync.tau}, but trace {file} was made with tau {recorded} and a"
             " replay takes it from there; remove --tau"
         )
     refuse_other_run(trace, config_facts(config), str(file))
-
-
-def value_of(option: str, arguments: list[str]) -> str | None:
-    """The word after ``option``, or after its equals sign."""
-    for number, word in enumerate(arguments):
-        if word == option and number + 1 < len(arguments):
-            return arguments[number + 1]
-        if word.startswith(f"{option}="):
-            return word.removeprefix(f"{option}=")
-    return None

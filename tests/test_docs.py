@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import csv
 import importlib
@@ -18,8 +17,12 @@ import pytest
 import tyro
 
 from experiments.commands import BENCHES, STUDIES, module_of
+from runtime import train_options
 from runtime.config import TrainConfig, read_config
+from runtime.data import download
 from runtime.data.schema import read_schema
+from runtime.run import profile_command
+from runtime.serving import commands as serving_commands
 from tests.tree import PACKAGES, ROOT, sentence, sources
 
 README = ROOT / "README.md"
@@ -188,11 +191,10 @@ def test_every_command_line_is_one_that_the_parser_takes(command, monkeypatch, t
         (run / "config.json").write_text('{"steps": 9}')
     if "--rows" in words:
         shutil.copytree(ROOT / "tests/experiments/examples", tmp_path, dirs_exist_ok=True)
-    if words[:1] == ["data"]:
-        parser = argparse.ArgumentParser
-        monkeypatch.setattr(parser, "parse_args", stop(parser.parse_args))
-    else:
-        monkeypatch.setattr(tyro, "cli", stop(tyro.cli))
+    monkeypatch.setattr(tyro, "cli", stop(tyro.cli))
+    monkeypatch.setattr(train_options, "with_changes", stop(train_options.with_changes))
+    for reader in (serving_commands, profile_command, download):
+        monkeypatch.setattr(reader, "read_options", stop(reader.read_options))
     main = main_of(module)
     if words == ["list"]:
         assert main(words) == 0

@@ -24,8 +24,8 @@ ROOMS = {
         "cli", "__main__",
     ],
     "runtime": [
-        "openmp", "stop", "data", "embedding", "config", "torchrun", "models", "dense", "rank",
-        "checkpoint", "order", "engines", "run", "serving", "inference", "guarded",
+        "openmp", "stop", "command_line", "data", "embedding", "config", "torchrun", "models",
+        "dense", "rank", "checkpoint", "order", "engines", "run", "serving", "inference", "guarded",
         "train_options", "train_command", "commands", "__main__",
     ],
     "experiments": [

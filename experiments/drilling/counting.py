@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.drilling.trial import Account, samples_applied
-from persia_sim.words.records import parse
+from persia_sim.words.schema import parse
 from persia_sim.words.vocabulary import Mode
 from runtime.checkpoint.rows import load
 from runtime.checkpoint.whole import Checkpoint, newest

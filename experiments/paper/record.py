@@ -10,7 +10,7 @@ from pathlib import Path
 from experiments.paper.pieces import Piece
 from persia_sim.words.documents import read_document
 from persia_sim.words.files import read_regular
-from persia_sim.words.records import parse
+from persia_sim.words.schema import parse
 from runtime.run.folder import environment, write_json
 
 FILE = "piece.json"

@@ -14,8 +14,8 @@ from experiments.tables import aligned
 from persia_sim.words.documents import read_document
 from persia_sim.words.files import read_regular
 from persia_sim.words.rules import counted
+from runtime.command_line import option_values
 from runtime.config import read_config
-from runtime.config.options import option_values
 from runtime.run.folder import INTERRUPTED, SUMMARY, checked_summary
 
 State = Literal["done", "interrupted", "failed", "unfinished", "damaged"]

@@ -19,8 +19,8 @@ from persia_sim.sharded.software import Pipeline, Software
 from persia_sim.sharded.stages import WORKSPACE_BYTES, Job, fits, stages
 from persia_sim.sharded.system import Node, Precision, System
 from persia_sim.sharded.tables import Ranker
-from persia_sim.words.fields import nearest
 from persia_sim.words.rules import SECONDS, require
+from persia_sim.words.schema import nearest
 
 MOST_GPUS = 16_384
 MOST_BATCH_PER_GPU = 10_000_000

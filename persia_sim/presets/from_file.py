@@ -24,7 +24,7 @@ from persia_sim.sharded.software import Software
 from persia_sim.sharded.system import Accelerator, Node
 from persia_sim.sharded.tables import Ranker
 from persia_sim.words.documents import read_document
-from persia_sim.words.fields import field_types, fit, nearest, told
+from persia_sim.words.schema import field_types, fit, nearest, shown
 
 Record = TypeVar("Record")
 
@@ -60,7 +60,7 @@ def record_of(kind: type[Record], given: Any, where: str, base: Record | None = 
         found: Record = known[given]
         return found
     if not isinstance(given, dict):
-        raise ValueError(f"{where} must be a table, got {told(given)}")
+        raise ValueError(f"{where} must be a table, got {shown(given)}")
     whole: Any = kind
     types, owner = field_types(whole), f"{where}." if where else ""
     unknown = sorted(set(given) - set(types))
@@ -93,7 +93,7 @@ def _value(kind: Any, given: Any, place: str, base: Any) -> Any:
         return record_of(parts[0], given, place, base)  # type: ignore[arg-type]
     if get_origin(kind) is tuple and arguments and dataclasses.is_dataclass(arguments[0]):
         if not isinstance(given, list) or not given:
-            raise ValueError(f"{place} must be a list of tables, got {told(given)}")
+            raise ValueError(f"{place} must be a list of tables, got {shown(given)}")
         return tuple(
             record_of(arguments[0], entry, f"{place}[{k}]")  # type: ignore[arg-type]
             for k, entry in enumerate(given)

@@ -51,15 +51,26 @@ def printable(text: object, keep: str = "") -> str:
     )
 
 
+class Refused(ValueError):
+    """A value that breaks a rule: the name of what has it, and the rule with value and remedy."""
+
+    def __init__(self, field: str, rule: str) -> None:
+        super().__init__(f"{field} {rule}")
+        self.field, self.rule = field, rule
+
+    def __reduce__(self) -> tuple[type[Refused], tuple[str, str]]:
+        return type(self), (self.field, self.rule)
+
+
 def require(holds: bool, name: str, value: object, rule: str, remedy: str = "") -> None:
-    """Raise ValueError that names what is wrong, its value, the rule and what to do.
+    """Raise `Refused`, a ValueError that names what is wrong, its value, the rule and what to do.
 
     >>> require(False, "tau", -1, "must be >= 0", "use 0 for sync")
     Traceback (most recent call last):
-    ValueError: tau is -1: must be >= 0; use 0 for sync
+    persia_sim.words.rules.Refused: tau is -1: must be >= 0; use 0 for sync
     """
     if not holds:
-        raise ValueError(f"{name} is {value}: {rule}" + (f"; {remedy}" if remedy else ""))
+        raise Refused(name, f"is {value}: {rule}" + (f"; {remedy}" if remedy else ""))
 
 
 def refuse_doubled(words: Iterable[str]) -> None:
@@ -92,7 +103,7 @@ def require_within(record: object, of: str = "", *, prefix: str = "", **ranges: 
     >>> from types import SimpleNamespace
     >>> require_within(SimpleNamespace(cores=0), " of host a", cores=COUNT)
     Traceback (most recent call last):
-    ValueError: cores of host a is 0: must lie in [1, 100,000]
+    persia_sim.words.rules.Refused: cores of host a is 0: must lie in [1, 100,000]
     """
     for field, (least, most) in ranges.items():
         value = getattr(record, field)

@@ -6,9 +6,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
-from persia_sim.words.fields import Count, Within, fit
-from persia_sim.words.records import parse
 from persia_sim.words.rules import require
+from persia_sim.words.schema import Count, Within, fit, parse
 from runtime.checkpoint.array_file import BrokenFileError
 from runtime.checkpoint.sealed import read_sealed, write_sealed
 from runtime.config import TrainConfig

@@ -4,8 +4,16 @@ Free of torch, so that `--help` answers at once.
 """
 
 from runtime.config.sync import SyncConfig
-from runtime.config.train import CheckpointConfig, EngineConfig, TrainConfig, read_config
-from runtime.config.what import DataConfig, DenseOptimizer, EvaluationConfig, ModelConfig
+from runtime.config.train import (
+    CheckpointConfig,
+    DataConfig,
+    DenseOptimizer,
+    EngineConfig,
+    EvaluationConfig,
+    ModelConfig,
+    TrainConfig,
+    read_config,
+)
 
 __all__ = [
     "CheckpointConfig",

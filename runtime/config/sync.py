@@ -2,22 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from persia_sim.words.fields import check_fields
+from persia_sim.words.schema import ReadBy, Within, check_fields
 from persia_sim.words.vocabulary import (
     DEFAULT_AHEAD,
     DEFAULT_AVERAGE_EVERY_S,
     DEFAULT_TAU,
     Mode,
 )
-from runtime.config.options import above_zero, within
 
-MOST_RANKS = 4096
 MOST_STEPS = 2**31
 MOST_DENSE_LAG = 1_000
 """Each step of lag keeps a copy of all dense gradients."""
+
+
+def of_executor(name: str) -> ReadBy:
+    """Read by one executor."""
+    return ReadBy(lambda run: run.engine.executor == name, f"the {name} executor")
+
+
+def _in_modes(modes: Callable[[Mode], bool], where: str, executor: str = "") -> ReadBy:
+    """Read in some modes, and there by every executor or by one."""
+    where += f" with the {executor} executor" if executor else ""
+    return ReadBy(lambda run: modes(run.sync.mode) and executor in ("", run.engine.executor), where)
+
+
+def _late(mode: Mode) -> bool:
+    return mode.reads_late_rows
+
+
+def _shared(mode: Mode) -> bool:
+    return mode.has_barrier
+
+
+_LATE_MODES = "modes that read late rows (hybrid, async, ...)"
+LATE = _in_modes(_late, _LATE_MODES)
+LATE_CONCURRENT = _in_modes(_late, f"{_LATE_MODES},", "concurrent")
+CONCURRENT = of_executor("concurrent")
+SHARED_CONCURRENT = _in_modes(_shared, "modes with a common step, under torchrun,", "concurrent")
+_SUMS = _in_modes(_shared, "modes with a common step, whose ranks' gradients add up")
+_DELAYS = _in_modes(
+    _shared, "modes with a common step; in async dense weights are late by themselves"
+)
+_ASYNC = _in_modes(lambda mode: not mode.has_barrier, "modes async and async_averaging")
+_MERGES = _in_modes(
+    lambda mode: mode.may_merge, "modes raw_hybrid and hybrid; sync always merges, async never"
+)
+_STARTS = ReadBy(
+    lambda run: run.sync.mode.may_merge and run.engine.executor != "replay",
+    "modes raw_hybrid and hybrid, where tau 0 is synchronous; a replay has its order",
+)
+_AHEAD = _in_modes(lambda mode: mode is Mode.LOOKAHEAD, "mode lookahead")
+_AHEAD_CONCURRENT = _in_modes(lambda mode: mode is Mode.LOOKAHEAD, "mode lookahead", "concurrent")
+_AVERAGES = {
+    executor: _in_modes(lambda mode: mode is Mode.ASYNC_AVERAGING, "mode async_averaging", executor)
+    for executor in ("lag", "concurrent")
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,54 +69,49 @@ class SyncConfig:
 
     mode: Mode = Mode.SYNC
     """How rows and dense weights are kept up to date; see the README's table."""
-    ranks: int = 1
+    ranks: Annotated[int, Within(1, 4096)] = 1
     """NN workers W, 1 to 4096."""
-    tau: int | None = DEFAULT_TAU
+    tau: Annotated[int | None, Within(0, MOST_STEPS), LATE] = DEFAULT_TAU
     """Bound: a lookup may miss the pushes of at most tau steps. 0 is synchronous, None unbounded.
     Only of modes that read late rows."""
-    permits: int | None = None
+    permits: Annotated[int | None, Within(1, MOST_STEPS), LATE_CONCURRENT] = None
     """Another bound, the original's: batches in flight per rank, from lookup to applied push. Of
     the concurrent executor; None is unlimited."""
-    ahead: int = DEFAULT_AHEAD
+    ahead: Annotated[int, Within(1, MOST_STEPS), _AHEAD] = DEFAULT_AHEAD
     """Of lookahead: steps that are prefetched, >= 1."""
-    lookahead: Literal["reread", "forwarded"] = "reread"
+    lookahead: Annotated[Literal["reread", "forwarded"], _AHEAD_CONCURRENT] = "reread"
     """Of lookahead with the concurrent executor: stale rows are read again before they are used
     (reread), or the worker has the rows of its window on lease and applies every step's gradients
     to them itself (forwarded). Both give the bytes of sync."""
-    merge_pushes: bool = True
+    merge_pushes: Annotated[bool, _MERGES] = True
     """One optimiser step per row and step from all ranks' gradients; else one per rank, on arrival.
     Only a choice for raw_hybrid and hybrid."""
-    match: Literal["update", "global"] = "update"
+    match: Annotated[Literal["update", "global"], _ASYNC] = "update"
     """Of async: a batch holds as many samples as a dense update of the other modes (update), or a
     rank's share of it (global)."""
-    row_gradients: Literal["mean", "sum"] = "mean"
+    row_gradients: Annotated[Literal["mean", "sum"], _SUMS] = "mean"
     """Of the global mean loss, or W times that (the original's)."""
-    sync_steps: int = 0
+    sync_steps: Annotated[int, Within(0, MOST_STEPS), _STARTS] = 0
     """Of raw_hybrid and hybrid: the first steps run with tau 0, a synchronous start."""
-    dense_lag: int = 0
+    dense_lag: Annotated[int, Within(0, MOST_DENSE_LAG), _DELAYS] = 0
     """Of modes with a common step: the dense update of a step is applied so many steps late, up to
     1,000."""
-    delay_compensation: float = 0.0
+    delay_compensation: Annotated[float, Within(0, 1e9), LATE] = 0.0
     """Of modes that read late rows: strength lambda, >= 0, of g + lambda g^2 (row now - row read)
     on every row's gradient g. It goes by the gradient of a mean: about ``batch`` times what it
     would be for single samples. 0 is off."""
-    lr_by_staleness: bool = False
+    lr_by_staleness: Annotated[bool, LATE] = False
     """Of modes that read late rows: a push whose lookup missed k steps is applied with the rows'
     learning rate divided by max(1, k)."""
-    average_every_steps: int = 32
+    average_every_steps: Annotated[int, Within(1, MOST_STEPS), _AVERAGES["lag"]] = 32
     """Of async_averaging with the lag executor: steps of a rank between averagings."""
-    average_every_s: float = DEFAULT_AVERAGE_EVERY_S
+    average_every_s: Annotated[
+        float, Within(0, 86_400, without="least"), _AVERAGES["concurrent"]
+    ] = DEFAULT_AVERAGE_EVERY_S
     """Of async_averaging with the concurrent executor (source: the original's 500 ms)."""
 
     def __post_init__(self) -> None:
         check_fields(self)
-        within(self, 1, MOST_RANKS, "ranks")
-        within(self, 0, MOST_STEPS, "tau")
-        within(self, 1, MOST_STEPS, "permits", "ahead", "average_every_steps")
-        above_zero(self, 86_400, "average_every_s")
-        within(self, 0, MOST_STEPS, "sync_steps")
-        within(self, 0, MOST_DENSE_LAG, "dense_lag")
-        within(self, 0, 1e9, "delay_compensation")
 
     @property
     def window(self) -> int | None:

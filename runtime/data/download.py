@@ -5,7 +5,6 @@ What is fetched is checked, converted, and whole or not at all.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import hashlib
 import http.client
@@ -21,9 +20,11 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Annotated
 
+from runtime.command_line import POSITIONAL, read_options
 from runtime.data.catalogue import CATALOGUE, downloads, find_folder
 from runtime.data.errors import DataError
 from runtime.data.presets import PRESETS, recipe
@@ -234,20 +235,37 @@ def _renamed_when_whole(target: Path) -> Iterator[Path]:
         unfinished.unlink(missing_ok=True)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class List:
+    """The data sets, and where each was found."""
+
+    data_dir: Path | None = None
+    """Look here first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Get:
+    """Download a data set from its publisher."""
+
+    name: Annotated[str, POSITIONAL]
+    """kuairand-pure, kuairand-1k or adult-uci."""
+    to: Path | None = None
+    """Folder; else the user's folder of data, or PERSIA_DATA_DIR."""
+
+
 def run(arguments: Sequence[str]) -> None:
     """Carry out ``list`` or ``get NAME``."""
-    parser = argparse.ArgumentParser(prog="python -m runtime data")
-    verbs = parser.add_subparsers(dest="verb", required=True)
-    listing = verbs.add_parser("list", help="the data sets, and where each was found")
-    listing.add_argument("--data-dir", type=Path, help="look here first")
-    fetching = verbs.add_parser("get", help="download a data set from its publisher")
-    fetching.add_argument("name", help=", ".join(p.name for p in PUBLICATIONS))
-    fetching.add_argument("--to", type=Path, default=None, help=f"folder; else {downloads()}")
-    options = parser.parse_args(arguments)
-    if options.verb == "list":
-        print(listed(options.data_dir))
-    else:
+    verb, *words = arguments or [""]
+    command = f"python -m runtime data {verb}"
+    if verb == "list":
+        print(listed(read_options(List, words, command).data_dir))
+    elif verb == "get":
+        options = read_options(Get, words, command)
         _fetch(options.name, options.to)
+    elif verb in ("-h", "--help"):
+        print(f"usage: {command} list | get NAME   (--help behind either says more)")
+    else:
+        raise ValueError(f"data {verb} is no command; use data list, or data get NAME")
 
 
 def listed(data_dir: Path | None) -> str:

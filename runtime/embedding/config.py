@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from math import inf
+from typing import Annotated, Literal
 
 import numpy as np
 
 from persia_sim.words.rules import require
+from persia_sim.words.schema import ReadBy, Within, check_fields, refuse_unread
 from runtime.embedding.features import Admission, Capacity, HashStack
-from runtime.embedding.rules import (
-    require_finite,
-    require_one_of,
-    require_used,
-    require_whole,
-)
 from runtime.embedding.schedule import Schedule
 
 RowOptimizerKind = Literal["sgd", "adagrad", "adagrad_row", "adam", "adam_row", "ftrl"]
@@ -31,6 +27,19 @@ _MOST_STORED = {"float16": 65504.0, "bfloat16": (2 - 2**-7) * 2.0**127}
 """Largest finite numbers of the two (source: IEEE 754; bfloat16 has float32's exponent)."""
 
 
+def _of_kinds(*kinds: RowOptimizerKind) -> ReadBy:
+    return ReadBy(lambda optimizer: optimizer.kind in kinds, f"kind {', '.join(kinds)}")
+
+
+_ADAM: tuple[RowOptimizerKind, ...] = ("adam", "adam_row")
+_ADAGRAD: tuple[RowOptimizerKind, ...] = ("adagrad", "adagrad_row")
+_OF_ADAM, _OF_ADAGRAD = _of_kinds(*_ADAM), _of_kinds(*_ADAGRAD)
+_OF_BOTH, _OF_SGD, _OF_FTRL = _of_kinds(*_ADAGRAD, *_ADAM), _of_kinds("sgd"), _of_kinds("ftrl")
+_RATE = Within(0, 1e6, without="least")
+_SHARE = Within(0, 1, without="most")
+_AT_LEAST_0 = Within(0, inf)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowOptimizer:
     """The optimiser that the servers apply to rows (torch's formulas, see `optimizers`)."""
@@ -38,54 +47,36 @@ class RowOptimizer:
     kind: RowOptimizerKind = "adagrad_row"
     """sgd; adagrad with one accumulator per element, or one per row (mean square); adam, with one
     mean square per element, or one per row; FTRL-proximal (McMahan et al. 2013)."""
-    lr: float = 0.05
+    lr: Annotated[float, _RATE] = 0.05
     """Learning rate, > 0."""
-    initial_accumulator: float = 0.0
+    initial_accumulator: Annotated[float, _AT_LEAST_0, _OF_ADAGRAD] = 0.0
     """Adagrad's accumulator of a fresh row, >= 0. 0 moves fresh rows fast; the original's 0.01
     starts slowly, which is where staleness hurts most."""
-    eps: float | None = None
+    eps: Annotated[float | None, _RATE, _OF_BOTH] = None
     """adagrad, adam: added to the square root of the accumulator, > 0. None: torch's own, 1e-10
     for adagrad and 1e-8 for adam."""
-    beta1: float = 0.9
+    beta1: Annotated[float, _SHARE, _OF_ADAM] = 0.9
     """Adam's decay of the mean, in [0, 1)."""
-    beta2: float = 0.999
+    beta2: Annotated[float, _SHARE, _OF_ADAM] = 0.999
     """Adam's decay of the mean square, in [0, 1)."""
-    bias_correction: BiasCorrection = "global"
+    bias_correction: Annotated[BiasCorrection, _OF_ADAM] = "global"
     """Adam's step count: of the run (equal to torch's SparseAdam), or of each row's own updates."""
-    weight_decay: float = 0.0
+    weight_decay: Annotated[float, _AT_LEAST_0, _OF_SGD] = 0.0
     """sgd: pull towards 0, >= 0; lazily, only at the steps that touch the row."""
-    momentum: float = 0.0
+    momentum: Annotated[float, _SHARE, _OF_SGD] = 0.0
     """sgd: share of the last step kept, in [0, 1); lazily too. Costs one float per element."""
-    l1: float = 0.0
+    l1: Annotated[float, _AT_LEAST_0, _OF_FTRL] = 0.0
     """ftrl: weight of the absolute values, >= 0; rows with little signal become exactly 0."""
-    l2: float = 0.0
+    l2: Annotated[float, _AT_LEAST_0, _OF_FTRL] = 0.0
     """ftrl: weight of the squares, >= 0."""
-    ftrl_beta: float = 1.0
+    ftrl_beta: Annotated[float, _AT_LEAST_0, _OF_FTRL] = 1.0
     """ftrl: smooths the first steps, >= 0."""
     schedule: Schedule = field(default_factory=Schedule)
     """The learning rate as a function of the step."""
 
     def __post_init__(self) -> None:
-        require_one_of("row optimizer kind", self.kind, get_args(RowOptimizerKind))
-        require_one_of("bias_correction", self.bias_correction, get_args(BiasCorrection))
-        for name in ("lr", "eps"):
-            value = getattr(self, name)
-            if value is not None:
-                require_finite(f"row optimizer {name}", value)
-                require(0 < value <= 1e6, f"row optimizer {name}", value, "must be > 0 and <= 1e6")
-        for name in ("initial_accumulator", "l1", "l2", "ftrl_beta", "weight_decay"):
-            value = getattr(self, name)
-            require_finite(name, value)
-            require(value >= 0, name, value, "must be >= 0")
-        for name in ("beta1", "beta2", "momentum"):
-            value = getattr(self, name)
-            require_finite(name, value)
-            require(0 <= value < 1, name, value, "must be in [0, 1)")
-        for name, (default, kinds) in _USED_BY.items():
-            value = getattr(self, name)
-            used = self.kind in kinds or value == default
-            rule = f"not used by {self.kind}, only by {', '.join(kinds)}"
-            require(used, name, value, rule, "remove it or choose another kind")
+        check_fields(self)
+        refuse_unread(self)
 
     @property
     def epsilon(self) -> float:
@@ -111,21 +102,9 @@ class RowOptimizer:
         return per_kind[self.kind]
 
 
-_ADAM = ("adam", "adam_row")
-_ADAGRAD = ("adagrad", "adagrad_row")
-_USED_BY: dict[str, tuple[object, tuple[str, ...]]] = {
-    "initial_accumulator": (0.0, _ADAGRAD),
-    "eps": (None, _ADAGRAD + _ADAM),
-    "beta1": (0.9, _ADAM),
-    "beta2": (0.999, _ADAM),
-    "bias_correction": ("global", _ADAM),
-    "weight_decay": (0.0, ("sgd",)),
-    "momentum": (0.0, ("sgd",)),
-    "l1": (0.0, ("ftrl",)),
-    "l2": (0.0, ("ftrl",)),
-    "ftrl_beta": (1.0, ("ftrl",)),
-}
-"""Per option its default, and the kinds that read it."""
+_SCALED = ReadBy(lambda t: t.initial != "inverse_sqrt", "an initial other than inverse_sqrt")
+_OF_NORMAL = ReadBy(lambda table: table.initial == "normal", "initial normal")
+_OF_GAMMA = ReadBy(lambda table: table.initial == "gamma", "initial gamma")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,24 +112,24 @@ class TableConfig:
     """One table; rows are created when first looked up in training."""
 
     name: str = "rows"
-    dim: int = 8
+    dim: Annotated[int, Within(1, MOST_DIM)] = 8
     """Floats in a row, 1 to 65536."""
     optimizer: RowOptimizer = RowOptimizer()
-    initial_scale: float = _DEFAULT_SCALE
+    initial_scale: Annotated[float, _SCALED] = _DEFAULT_SCALE
     """Fresh rows are uniform in [-initial_scale, initial_scale); >= 0 (the original's 0.01)."""
     initial: InitialKind = "uniform"
     """normal: standard deviation initial_scale; gamma: scale initial_scale; poisson: rate
     initial_scale; inverse_sqrt: uniform within 1 / sqrt(dim); constant: initial_scale."""
-    initial_mean: float = 0.0
+    initial_mean: Annotated[float, _OF_NORMAL] = 0.0
     """normal: the mean."""
-    initial_shape: float = 1.0
+    initial_shape: Annotated[float, Within(0, inf, without="least"), _OF_GAMMA] = 1.0
     """gamma: the shape, > 0."""
     dtype: Dtype = "float32"
     """Of values and state; float64 is for checking laws."""
     storage: Storage = "dtype"
     """16 bits halve the values' memory: rounded stochastically at every write, so that steps below
     the resolution still add up; computed in float32, state stays float32."""
-    weight_bound: float = 0.0
+    weight_bound: Annotated[float, _AT_LEAST_0] = 0.0
     """Every element is clamped to [-weight_bound, weight_bound] after a step; 0: no bound."""
     capacity: Capacity = field(default_factory=Capacity)
     """How many rows are kept."""
@@ -162,27 +141,16 @@ class TableConfig:
     """A feature group: equal values of different fields of this table are one row."""
 
     def __post_init__(self) -> None:
-        require_one_of("initial", self.initial, get_args(InitialKind))
-        require_one_of("dtype", self.dtype, get_args(Dtype))
-        require_one_of("storage", self.storage, get_args(Storage))
+        check_fields(self)
+        refuse_unread(self)
         require(
             self.storage == "dtype" or self.dtype == "float32",
             "storage",
             self.storage,
             f"needs dtype float32, not {self.dtype}",
         )
-        self._check_dim()
         self._check_initial()
         self._check_fits("weight_bound", self.weight_bound)
-        require(self.weight_bound >= 0, "weight_bound", self.weight_bound, "must be >= 0")
-
-    def _check_dim(self) -> None:
-        require_whole("dim", self.dim, -(2**63), 2**63 - 1, "must fit 64 bits")
-        gb = self.dim * np.dtype(self.dtype).itemsize / 1e9
-        rule = f"must be 1 to {MOST_DIM}"
-        if self.dim > MOST_DIM:
-            rule += f" (a row of this many would take {gb:,.3g} GB)"
-        require(1 <= self.dim <= MOST_DIM, "dim", self.dim, rule)
 
     def _check_initial(self) -> None:
         scale = self.initial_scale
@@ -194,20 +162,12 @@ class TableConfig:
                 rule = f"must be at most {most:.5g} in size, which storage {self.storage} holds"
                 require(abs(value) <= most, name, value, rule, "lower it, or leave storage out")
         require(scale >= 0 or self.initial == "constant", "initial_scale", scale, "must be >= 0")
-        require(self.initial_shape > 0, "initial_shape", self.initial_shape, "must be > 0")
         if self.initial == "poisson":
             rule = f"must be a rate of at most {MOST_POISSON_RATE:g} with initial poisson"
             require(scale <= MOST_POISSON_RATE, "initial_scale", scale, rule)
-        read = self.initial != "inverse_sqrt"
-        others = "an initial other than inverse_sqrt"
-        require_used("initial_scale", scale, _DEFAULT_SCALE, read, others)
-        normal, gamma = self.initial == "normal", self.initial == "gamma"
-        require_used("initial_mean", self.initial_mean, 0.0, normal, "initial normal")
-        require_used("initial_shape", self.initial_shape, 1.0, gamma, "initial gamma")
 
     def _check_fits(self, name: str, value: float) -> None:
-        """Finite, and neither infinite nor zero once it is rounded to ``dtype``."""
-        require_finite(name, value)
+        """Neither infinite nor zero once it is rounded to ``dtype``."""
         limits = np.finfo(self.dtype)
         size = abs(value)
         least, most = float(limits.smallest_subnormal), float(limits.max)

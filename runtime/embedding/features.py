@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 from persia_sim.words.rules import require
+from persia_sim.words.schema import Positive, ReadBy, Within, check_fields, refuse_unread
 from runtime.data.ids import VALUE_BITS
-from runtime.embedding.rules import (
-    MOST_INT64,
-    require_finite,
-    require_one_of,
-    require_used,
-    require_whole,
-)
 
 Eviction = Literal["lru", "clock"]
 AdmissionKind = Literal["all", "probability", "frequency"]
 MOST_ROUNDS = 64
-_DEFAULT_SIGHTINGS, _DEFAULT_COUNTERS, _DEFAULT_ROWS_PER_ROUND = 2, 1 << 20, 1 << 16
+_LIMITED = ReadBy(lambda capacity: capacity.limited, "rows or memory_bytes of the capacity")
+_DRAWS = ReadBy(lambda admission: admission.kind == "probability", "kind probability")
+_COUNTS = ReadBy(lambda admission: admission.kind == "frequency", "kind frequency")
+_STACKS = ReadBy(lambda stack: stack.rounds > 0, "rounds >= 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,31 +26,20 @@ class Capacity:
     value (law 10). Gradients that were on their way to it are dropped and counted.
     """
 
-    rows: int | None = None
+    rows: Positive | None = None
     """Most rows, >= 1; None: no limit."""
-    memory_bytes: int | None = None
+    memory_bytes: Positive | None = None
     """Most bytes of rows, state, records and index; None: no limit. The smaller limit counts."""
-    eviction: Eviction = "lru"
+    eviction: Annotated[Eviction, _LIMITED] = "lru"
     """lru: exactly the least recently used goes, 35 bytes a row beside values and state. clock: one
     that was not used for a whole turn of the hand goes, 27 bytes a row and faster; an incremental
     checkpoint writes all rows of such a table."""
-    expire_after_steps: int | None = None
+    expire_after_steps: Annotated[int | None, Within(1, 2**32 - 1)] = None
     """A row not looked up in training for more than this many steps starts afresh; None: never."""
 
     def __post_init__(self) -> None:
-        for name in ("rows", "memory_bytes"):
-            value = getattr(self, name)
-            if value is not None:
-                rule = "must be >= 1 and fit 64 bits"
-                require_whole(f"capacity.{name}", value, 1, MOST_INT64, rule)
-        require_one_of("capacity.eviction", self.eviction, get_args(Eviction))
-        where = "a capacity.rows or capacity.memory_bytes"
-        require_used("capacity.eviction", self.eviction, "lru", self.limited, where)
-        if self.expire_after_steps is not None:
-            rule = "must be >= 1 and below 2**32"
-            require_whole(
-                "capacity.expire_after_steps", self.expire_after_steps, 1, 2**32 - 1, rule
-            )
+        check_fields(self)
+        refuse_unread(self)
 
     @property
     def saved_whole(self) -> bool:
@@ -73,34 +59,17 @@ class Admission:
     kind: AdmissionKind = "all"
     """probability: by a draw that is a function of (seed, table, id, step); an id seen k times is
     in with probability 1 - (1 - p)**k, as in the original. frequency: after some sightings."""
-    probability: float = 1.0
+    probability: Annotated[float, Within(0, 1, without="least"), _DRAWS] = 1.0
     """p of one sighting, in (0, 1]."""
-    sightings: int = _DEFAULT_SIGHTINGS
+    sightings: Annotated[int, Within(1, 255), _COUNTS] = 2
     """frequency: batches that an id must have been seen in, 1 to 255, this one counted."""
-    counters: int = _DEFAULT_COUNTERS
+    counters: Annotated[Positive, _COUNTS] = 1 << 20
     """frequency: width of the count-min sketch (two rows of one byte each), over all shards. A few
     times the number of rare ids; when too narrow, ids get in early, never late."""
 
     def __post_init__(self) -> None:
-        require_one_of("admission.kind", self.kind, get_args(AdmissionKind))
-        require_finite("admission.probability", self.probability)
-        require(
-            0 < self.probability <= 1,
-            "admission.probability",
-            self.probability,
-            "must be in (0, 1]",
-        )
-        require_whole("admission.sightings", self.sightings, 1, 255)
-        rule = "must be >= 1 and fit 64 bits"
-        require_whole("admission.counters", self.counters, 1, MOST_INT64, rule)
-        draws, counts = self.kind == "probability", self.kind == "frequency"
-        used_by = {
-            "probability": (1.0, draws, "admission.kind probability"),
-            "sightings": (_DEFAULT_SIGHTINGS, counts, "admission.kind frequency"),
-            "counters": (_DEFAULT_COUNTERS, counts, "admission.kind frequency"),
-        }
-        for name, (default, used, where) in used_by.items():
-            require_used(f"admission.{name}", getattr(self, name), default, used, where)
+        check_fields(self)
+        refuse_unread(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,17 +79,14 @@ class HashStack:
     Round r of a field uses its rows r * rows_per_round + hash_r(id) mod rows_per_round.
     """
 
-    rounds: int = 0
+    rounds: Annotated[int, Within(0, MOST_ROUNDS)] = 0
     """Rows an id is made of, at most 64; 0: no hash stack, an id is a row of its own."""
-    rows_per_round: int = _DEFAULT_ROWS_PER_ROUND
+    rows_per_round: Annotated[int, Within(1, 2**VALUE_BITS), _STACKS] = 1 << 16
     """Rows of one round of one field, >= 1."""
 
     def __post_init__(self) -> None:
-        require_whole("hash_stack.rounds", self.rounds, 0, MOST_ROUNDS)
-        most = 2**VALUE_BITS // max(self.rounds, 1)
-        rule = f"must be >= 1, and rounds * rows_per_round at most 2**{VALUE_BITS}"
-        require_whole("hash_stack.rows_per_round", self.rows_per_round, 1, most, rule)
-        default, where = _DEFAULT_ROWS_PER_ROUND, "hash_stack.rounds >= 1"
-        require_used(
-            "hash_stack.rows_per_round", self.rows_per_round, default, self.rounds > 0, where
-        )
+        check_fields(self)
+        refuse_unread(self)
+        rule = f"must be so that rounds * rows_per_round is at most 2**{VALUE_BITS}"
+        fits = self.rounds * self.rows_per_round <= 2**VALUE_BITS
+        require(fits, "rows_per_round", self.rows_per_round, rule)

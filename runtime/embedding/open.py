@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from persia_sim.words.rules import require
+from persia_sim.words.schema import Within, fit
 from persia_sim.words.trace import TraceRecorder
 from runtime.data.batch import Field, Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.native.memory import allowed_bytes
-from runtime.embedding.rules import require_whole
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.sharded import ShardedStore
 from runtime.stop import Stop
@@ -35,7 +35,8 @@ def open_store(
 
     Raises ValueError for a seed beyond 64 bits, a table named twice, and limits beyond the memory.
     """
-    require_whole("seed", seed, 0, 2**64 - 1, "must be >= 0 and fit 64 bits")
+    fits = type(seed) is int and 0 <= seed < 2**64
+    require(fits, "seed", seed, "must be a whole number >= 0 that fits 64 bits")
     names = [table.name for table in tables]
     twice = sorted({name for name in names if names.count(name) > 1})
     require(not twice, "tables", names, f"{', '.join(twice)} may stand only once")
@@ -62,8 +63,7 @@ def use_threads(count: int) -> None:
     """
     from runtime.embedding.native.extension import native  # loads the compiled kernels
 
-    rule = f"must be 1 to {MOST_THREADS}"
-    require_whole("threads of the embedding engine", count, 1, MOST_THREADS, rule)
+    fit(count, Annotated[int, Within(1, MOST_THREADS)], "threads of the embedding engine")
     native.set_threads(count)
 
 

@@ -4,46 +4,32 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
-from persia_sim.words.rules import require
-from runtime.embedding.rules import (
-    MOST_INT64,
-    require_finite,
-    require_one_of,
-    require_used,
-    require_whole,
-)
+from persia_sim.words.schema import Positive, ReadBy, Within, check_fields, refuse_unread
 
 Decay = Literal["none", "linear", "cosine", "inverse_sqrt"]
-_DEFAULT_DECAY_STEPS = 10_000
+_DECAYS = ReadBy(lambda schedule: schedule.decay != "none", "a decay")
+_ENDS = ReadBy(lambda schedule: schedule.decay in ("linear", "cosine"), "decay linear or cosine")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
     """A factor of the learning rate: a linear warm-up, then a decay."""
 
-    warmup_steps: int = 0
+    warmup_steps: Annotated[int, Within(0, 2**63 - 1)] = 0
     """Steps of the rise from 0 to 1, >= 0."""
     decay: Decay = "none"
     """Down to ``floor`` over ``decay_steps`` after the warm-up; inverse_sqrt: as
     sqrt(decay_steps / (decay_steps + steps after the warm-up)), for ever."""
-    decay_steps: int = _DEFAULT_DECAY_STEPS
+    decay_steps: Annotated[Positive, _DECAYS] = 10_000
     """Length of the decay in steps, >= 1."""
-    floor: float = 0.0
+    floor: Annotated[float, Within(0, 1), _ENDS] = 0.0
     """The factor at the end of a linear or cosine decay, in [0, 1]."""
 
     def __post_init__(self) -> None:
-        at_least_0, at_least_1 = "must be >= 0 and fit 64 bits", "must be >= 1 and fit 64 bits"
-        require_whole("schedule.warmup_steps", self.warmup_steps, 0, MOST_INT64, at_least_0)
-        require_one_of("schedule.decay", self.decay, get_args(Decay))
-        require_whole("schedule.decay_steps", self.decay_steps, 1, MOST_INT64, at_least_1)
-        require_finite("schedule.floor", self.floor)
-        require(0 <= self.floor <= 1, "schedule.floor", self.floor, "must be in [0, 1]")
-        decays, ends = self.decay != "none", self.decay in ("linear", "cosine")
-        default = _DEFAULT_DECAY_STEPS
-        require_used("schedule.decay_steps", self.decay_steps, default, decays, "a schedule.decay")
-        require_used("schedule.floor", self.floor, 0.0, ends, "schedule.decay linear or cosine")
+        check_fields(self)
+        refuse_unread(self)
 
     def factor(self, step: int) -> float:
         """The factor at a step, counted from 1.

@@ -9,8 +9,8 @@ import torch
 
 from persia_sim.words.trace import ALL, Event, Kind, Trace
 from persia_sim.words.vocabulary import Mode
+from runtime.command_line import option_values
 from runtime.config import TrainConfig
-from runtime.config.options import option_values
 from runtime.data.same_data import differences
 from runtime.data.source import Source
 from runtime.embedding.config import TableConfig

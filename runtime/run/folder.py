@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from persia_sim.words.documents import parsed, read_document
-from persia_sim.words.fields import Count
 from persia_sim.words.files import atomic_write, lock_file, read_regular
-from persia_sim.words.records import parse
+from persia_sim.words.schema import Count, parse
 
 if TYPE_CHECKING:
     from runtime.run.evaluate import Evaluation  # loads torch

@@ -6,14 +6,12 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import tyro
+from typing import Annotated, Any
 
 from persia_sim.words.documents import read_document
-from persia_sim.words.fields import check_fields
+from persia_sim.words.schema import Within, check_fields
+from runtime.command_line import read_options
 from runtime.config import ModelConfig
-from runtime.config.options import within
 from runtime.embedding.config import MOST_DIM
 
 
@@ -25,7 +23,7 @@ class Profile:
     on a processor there are none, and the file says so.
     """
 
-    dim: int = 16
+    dim: Annotated[int, Within(1, MOST_DIM)] = 16
     """Floats in a row, 1 to 65536."""
     hidden: tuple[int, ...] = (1024, 512, 256)
     """Widths of the MLP."""
@@ -38,18 +36,12 @@ class Profile:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        within(self, 1, MOST_DIM, "dim")
-        if not self.data:
-            raise ValueError("data is empty; name a data set or leave it out")
-        try:
-            ModelConfig(hidden=self.hidden)
-        except ValueError as error:
-            raise ValueError(str(error).removeprefix("model.")) from None
+        ModelConfig(hidden=self.hidden)
 
 
 def run(arguments: Sequence[str]) -> None:
     """Measure, write the file, and print a line for each law."""
-    options = tyro.cli(Profile, args=list(arguments), prog="python -m runtime profile")
+    options = read_options(Profile, arguments, "python -m runtime profile")
     ensure_place(options.out)
     from tqdm import tqdm
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from persia_sim.words.fields import field_types
-from persia_sim.words.records import parse
+from persia_sim.words.schema import field_types, parse
 from runtime.checkpoint.state import NAME as STATE
 from runtime.checkpoint.whole import Checkpoint, newest
+from runtime.command_line import option_values
 from runtime.config import CheckpointConfig, EngineConfig, EvaluationConfig, TrainConfig
-from runtime.config.options import option_values
 from runtime.models.imported import code_sha256, refuse_code_in
 from runtime.run.folder import SUMMARY, read_summary
 

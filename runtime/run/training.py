@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from persia_sim.words.fields import Count
-from persia_sim.words.records import parse
+from persia_sim.words.schema import Count, parse
 from persia_sim.words.staleness import StalenessSummary
 from persia_sim.words.staleness_stream import StalenessCounter, summary_of
 from persia_sim.words.trace import Trace

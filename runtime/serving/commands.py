@@ -8,43 +8,37 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import tyro
-
-from persia_sim.words.fields import check_fields
 from persia_sim.words.rules import printable
-from runtime.config.options import within
-from runtime.config.what import MOST
+from persia_sim.words.schema import Within, check_fields
+from runtime.command_line import POSITIONAL, read_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluate:
     """Evaluate a trained model on a test part: AUC and log-loss of each task."""
 
-    run: tyro.conf.Positional[Path]
+    run: Annotated[Path, POSITIONAL]
     """Folder of a run, whose newest checkpoint is taken, or of one checkpoint."""
     data: str | None = None
     """Another data set with the same fields, dense features and tasks; else the run's own."""
     data_dir: Path | None = None
     """Folder with the real data sets, as in training."""
-    test_rows: int | None = None
+    test_rows: Annotated[int | None, Within(2, 2**62)] = None
     """Only the first rows of the test part, >= 2; of the run's own data as in training."""
     out: Path | None = None
     """JSON file to write; an earlier evaluation in its place is replaced."""
 
     def __post_init__(self) -> None:
         check_fields(self)
-        within(self, 2, MOST, "test_rows")
-        if self.data == "":
-            raise ValueError("data is empty; name a data set or leave it out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
     """Write a trained model as files for others: rows as parquet, the network by torch.export."""
 
-    run: tyro.conf.Positional[Path]
+    run: Annotated[Path, POSITIONAL]
     """Folder of a run, whose newest checkpoint is taken, or of one checkpoint."""
     out: Path
     """Folder to make; nothing is overwritten."""
@@ -52,7 +46,7 @@ class Export:
 
 def evaluate(arguments: Sequence[str]) -> None:
     """Print a line a task, and write the JSON file that was asked for."""
-    options = tyro.cli(Evaluate, args=list(arguments), prog="python -m runtime evaluate")
+    options = read_options(Evaluate, arguments, "python -m runtime evaluate")
     if options.out is not None:
         _ensure_place(options.out)
     from runtime.serving.evaluation import evaluate_run
@@ -75,7 +69,7 @@ def evaluate(arguments: Sequence[str]) -> None:
 
 def export(arguments: Sequence[str]) -> None:
     """Write the folder and say what lies in it."""
-    options = tyro.cli(Export, args=list(arguments), prog="python -m runtime export")
+    options = read_options(Export, arguments, "python -m runtime export")
     from runtime.serving.exported import export as write
     from runtime.serving.exported import refuse_place
     from runtime.serving.trained import find_checkpoint, open_trained

@@ -16,9 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from persia_sim.words.fields import Count
 from persia_sim.words.files import open_regular
-from persia_sim.words.records import parse
+from persia_sim.words.schema import Count, parse
 from runtime.checkpoint.array_file import BrokenFileError
 from runtime.checkpoint.sealed import flush_folder, read_sealed, write_sealed
 from runtime.data.batch import Layout

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from persia_sim.words.records import parse
+from persia_sim.words.schema import parse
 from runtime.checkpoint.array_file import BrokenFileError
 from runtime.checkpoint.rows import load
 from runtime.checkpoint.state import NAME as STATE

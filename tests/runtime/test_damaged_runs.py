@@ -215,7 +215,7 @@ def test_sealed_weights_of_other_types_are_told_in_a_sentence(run, content, caps
     assert "dense.pt" in told([*COMMANDS["resume"], str(run)], capsys)
 
 
-@pytest.mark.parametrize("device", ["meta", "cuda:x", "", "cpu:0", "CUDA", "cuda:1234"])
+@pytest.mark.parametrize("device", ["meta", "cuda:x", "cpu:0", "CUDA", "cuda:1234"])
 def test_a_device_that_is_none_is_told_in_a_sentence(device, tmp_path, capsys):
     words = ["train", "--steps", "1", "--device", device, "--out", str(tmp_path / "x")]
     assert "device must be cpu, cuda, or cuda:1 and so on" in told(words, capsys)

@@ -169,7 +169,7 @@ def test_a_time_ends_a_leg_wherever_it_is(tmp_path, monkeypatch):
 
 
 def test_incremental_rows_need_checkpoints():
-    with pytest.raises(ValueError, match="checkpoint_incremental is used with checkpoint_every"):
+    with pytest.raises(ValueError, match="checkpoint_incremental is used with --checkpoint-every"):
         CheckpointConfig(checkpoint_incremental=True)
 
 

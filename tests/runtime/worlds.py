@@ -12,15 +12,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import numpy as np
 import torch
 from torch import nn
 
 from persia_sim.words.trace import Event, Trace
+from runtime.command_line import option_values, options_of
 from runtime.config import ModelConfig, TrainConfig
-from runtime.config.options import option_kinds, option_values
 from runtime.data.batch import Batch, Field, Layout
 from runtime.data.ids import hash_integers, tag
 from runtime.data.source import Part, Provenance
@@ -101,13 +101,15 @@ def changed(settings: TrainConfig, **changes: Any) -> TrainConfig:
     )
 
 
-OPTIONS = dict(option_kinds(TrainConfig))
+OPTIONS = {option.name: option.kind for option in options_of(TrainConfig)}
 """Every option of a run, and its annotation."""
 
 
 def _another(value: Any, kind: Any) -> Any:
     """A value of the annotated kind that is not this one; no check of a config is asked."""
-    if isinstance(kind, types.UnionType):
+    if get_origin(kind) is Annotated:
+        return _another(value, get_args(kind)[0])
+    if get_origin(kind) in (Union, types.UnionType):
         (kind,) = [k for k in get_args(kind) if k is not types.NoneType][:1]
         return _another(None, kind)
     if get_origin(kind) is tuple:

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import tyro
 
-from persia_sim.words.fields import check_fields
+from persia_sim.words.rules import Refused
+from persia_sim.words.schema import check_fields
+from runtime.command_line import read_options
 from runtime.config.train import HOST_PORT
 from runtime.data.errors import DataError, regular_file
 from runtime.engines.processes.channel import Channel, PeerGoneError, connect, greeting, listen
@@ -228,12 +229,12 @@ class Serve:
     def __post_init__(self) -> None:
         check_fields(self)
         if not HOST_PORT.fullmatch(self.listen):
-            raise ValueError(f"listen must be HOST:PORT, got {self.listen!r}")
+            raise Refused("listen", f"must be HOST:PORT, got {self.listen!r}")
 
 
 def run(arguments: Sequence[str]) -> None:
     """Serve until Ctrl-C or SIGTERM; what runs on servers of this host then ends."""
-    options = tyro.cli(Serve, args=list(arguments), prog="python -m runtime serve")
+    options = read_options(Serve, arguments, "python -m runtime serve")
     host = Host(options.listen, read_secret(options.secret))
     signal.signal(signal.SIGTERM, lambda number, frame: host.close())
     print(f"ready for embedding servers at {host.name}; Ctrl-C ends it, and them", flush=True)

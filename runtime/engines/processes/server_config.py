@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from persia_sim.words.records import parse
+from persia_sim.words.schema import parse
 from runtime.embedding.config import TableConfig
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines.processes.peers import STUCK_S

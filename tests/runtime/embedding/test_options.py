@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 import pytest
@@ -15,24 +14,24 @@ from runtime.embedding.features import Admission, Capacity, HashStack
 from runtime.embedding.schedule import Schedule
 
 UNREAD: list[tuple[Any, dict[str, Any], str]] = [
-    (Admission, {"probability": 0.5}, "only used with admission.kind probability; remove it"),
-    (Admission, {"kind": "frequency", "probability": 0.5}, "only used with admission.kind prob"),
-    (Admission, {"sightings": 3}, "only used with admission.kind frequency; remove it"),
-    (Admission, {"kind": "probability", "counters": 9}, "only used with admission.kind frequency"),
-    (Capacity, {"eviction": "clock"}, "only used with a capacity.rows or capacity.memory_bytes"),
-    (HashStack, {"rows_per_round": 9}, "only used with hash_stack.rounds >= 1"),
-    (Schedule, {"floor": 0.1}, "only used with schedule.decay linear or cosine"),
-    (Schedule, {"decay": "inverse_sqrt", "floor": 0.1}, "only used with schedule.decay linear"),
-    (Schedule, {"decay_steps": 9}, "only used with a schedule.decay"),
+    (Admission, {"probability": 0.5}, "only used with kind probability; remove it"),
+    (Admission, {"kind": "frequency", "probability": 0.5}, "only used with kind prob"),
+    (Admission, {"sightings": 3}, "only used with kind frequency; remove it"),
+    (Admission, {"kind": "probability", "counters": 9}, "only used with kind frequency"),
+    (Capacity, {"eviction": "clock"}, "only used with rows or memory_bytes"),
+    (HashStack, {"rows_per_round": 9}, "only used with rounds >= 1"),
+    (Schedule, {"floor": 0.1}, "only used with decay linear or cosine"),
+    (Schedule, {"decay": "inverse_sqrt", "floor": 0.1}, "only used with decay linear"),
+    (Schedule, {"decay_steps": 9}, "only used with a decay"),
     (TableConfig, {"initial_mean": 0.1}, "only used with initial normal"),
     (TableConfig, {"initial_shape": 2.0}, "only used with initial gamma"),
     (TableConfig, {"initial": "inverse_sqrt", "initial_scale": 0.1}, "only used with an initial"),
-    (RowOptimizer, {"kind": "sgd", "eps": 1e-8}, "not used by sgd, only by adagrad"),
-    (RowOptimizer, {"kind": "ftrl", "eps": 1e-8}, "not used by ftrl, only by adagrad"),
-    (RowOptimizer, {"ftrl_beta": 0.5}, "not used by adagrad_row, only by ftrl"),
-    (RowOptimizer, {"beta1": 0.5}, "not used by adagrad_row, only by adam, adam_row; remove it or"),
-    (RowOptimizer, {"kind": "adam", "weight_decay": 0.1}, "not used by adam, only by sgd"),
-    (RowOptimizer, {"kind": "adam", "initial_accumulator": 0.1}, "not used by adam, only by adag"),
+    (RowOptimizer, {"kind": "sgd", "eps": 1e-8}, "only used with kind adagrad"),
+    (RowOptimizer, {"kind": "ftrl", "eps": 1e-8}, "only used with kind adagrad"),
+    (RowOptimizer, {"ftrl_beta": 0.5}, "only used with kind ftrl"),
+    (RowOptimizer, {"beta1": 0.5}, "only used with kind adam, adam_row; remove it"),
+    (RowOptimizer, {"kind": "adam", "weight_decay": 0.1}, "only used with kind sgd"),
+    (RowOptimizer, {"kind": "adam", "initial_accumulator": 0.1}, "only used with kind adag"),
 ]
 FINITE = "must be a finite number"
 WRONG: list[tuple[Any, dict[str, Any], str]] = [
@@ -43,22 +42,26 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (TableConfig, {"initial": "constant", "initial_scale": math.inf}, FINITE),
     (TableConfig, {"initial": "constant", "initial_scale": -1e39}, "must .* which float32 holds"),
     (TableConfig, {"initial": "poisson", "initial_scale": 1e4}, "must be a rate of at most 700"),
-    (TableConfig, {"dim": 500_000_000_000}, r"must be 1 to 65536 \(a row .* take 2e.03 GB\)"),
-    (TableConfig, {"dim": 0}, "must be 1 to 65536"),
-    (TableConfig, {"dim": 2.5}, r"must be a whole number \(an int\)"),
+    (TableConfig, {"dim": 500_000_000_000}, "must be <= 65,536"),
+    (TableConfig, {"dim": 0}, "must be >= 1"),
+    (TableConfig, {"dim": 2.5}, "must be a whole number"),
     (TableConfig, {"dtype": "float16"}, "must be one of float32, float64"),
     (TableConfig, {"initial": "uniforme"}, "must be one of uniform, normal"),
     (TableConfig, {"dtype": "float64", "storage": "float16"}, "needs dtype float32, not float64"),
-    (Capacity, {"rows": 2**64}, "must be >= 1 and fit 64 bits"),
-    (Capacity, {"memory_bytes": 0}, "must be >= 1 and fit 64 bits"),
+    (Capacity, {"rows": 2**64}, "must fit into 64 bits"),
+    (Capacity, {"memory_bytes": 0}, "must be >= 1"),
     (Capacity, {"rows": 5, "eviction": "fifo"}, "must be one of lru, clock"),
-    (Capacity, {"expire_after_steps": 2**32}, r"must be >= 1 and below 2\*\*32"),
-    (HashStack, {"rounds": 2, "rows_per_round": 2**60}, r"must .* rows_per_round at most 2\*\*56"),
-    (HashStack, {"rounds": 10**9}, "must be 0 to 64"),
+    (Capacity, {"expire_after_steps": 2**32}, "must be <= 4,294,967,295"),
+    (
+        HashStack,
+        {"rounds": 2, "rows_per_round": 2**56},
+        r"must .* is at most 2\*\*56",
+    ),
+    (HashStack, {"rounds": 10**9}, "must be <= 64"),
     (Admission, {"kind": "often"}, "must be one of all, probability, frequency"),
     (Admission, {"kind": "probability", "probability": math.nan}, FINITE),
-    (Admission, {"kind": "frequency", "counters": 2**63}, "must be >= 1 and fit 64 bits"),
-    (Schedule, {"warmup_steps": 2**63}, "must be >= 0 and fit 64 bits"),
+    (Admission, {"kind": "frequency", "counters": 2**63}, "must fit into 64 bits"),
+    (Schedule, {"warmup_steps": 2**63}, "must fit into 64 bits"),
     (Schedule, {"decay": "exponential"}, "must be one of none, linear"),
     (RowOptimizer, {"kind": "Adam"}, "must be one of sgd, adagrad"),
     (RowOptimizer, {"lr": math.nan}, FINITE),
@@ -74,9 +77,9 @@ def test_what_nothing_reads_or_cannot_be_is_refused_with_name_value_and_rule(
     kind: Any, options: dict[str, Any], rule: str
 ) -> None:
     name, value = list(options.items())[-1]
-    said = re.escape(str(value))
-    with pytest.raises(ValueError, match=rf"{name} is '?{said}'?: {rule}"):
+    with pytest.raises(ValueError, match=rf"^{name} .*{rule}") as told:
         kind(**options)
+    assert str(value) in str(told.value)
 
 
 NUMBERS = st.one_of(st.integers(), st.floats(), st.none(), st.text(max_size=3), st.booleans())
@@ -90,7 +93,8 @@ def test_any_value_is_taken_or_refused_in_one_sentence(field: str, value: Any) -
         table = TableConfig(**{field: value})
     except ValueError as refused:
         assert field in str(refused)
-        assert str(value) in str(refused) or repr(value) in str(refused)
+        forms = {str(value), repr(value)} | ({str(float(value))} if type(value) is int else set())
+        assert any(form in str(refused) for form in forms)
         assert len(str(refused).splitlines()) == 1
     else:
         assert math.isfinite(getattr(table, field))

@@ -1,0 +1,267 @@
+"""The words of a command as values of a dataclass's fields, and its `--help`.
+
+An option is a field: ``--tau 4``, ``--rows.dim=8`` of a group, ``--shuffle`` or ``--no-shuffle`` of
+a truth value. Groups noted `FLAT` stand without a prefix, fields noted `POSITIONAL` without a name.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import textwrap
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import MISSING, is_dataclass, replace
+from enum import Enum
+from functools import cache, reduce
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin
+
+from persia_sim.words.rules import Refused, refuse_doubled
+from persia_sim.words.schema import field_types, fit, in_group, nearest
+
+T = TypeVar("T")
+FLAT = "flat"
+"""In the annotation of a group: its options stand without a prefix."""
+POSITIONAL = "positional"
+"""In the annotation of a field: its value stands without a name."""
+_WIDTH = 100
+
+
+class Option(NamedTuple):
+    """One option of a command."""
+
+    name: str
+    """As it is typed behind its dashes: ``rows.initial-mean``."""
+    path: str
+    """Of its field: ``rows.initial_mean``."""
+    kind: Any
+    positional: bool
+    text: str
+    """What stands below the field."""
+    default: Any
+
+
+def options_of(record: Any, prefix: str = "", path: str = "") -> tuple[Option, ...]:
+    """Every option of a dataclass and of the groups in it."""
+    return _options_of(record, prefix, path)
+
+
+@cache
+def _options_of(record: Any, prefix: str, path: str) -> tuple[Option, ...]:
+    return tuple(_each_option(record, prefix, path))
+
+
+def _each_option(record: Any, prefix: str, path: str) -> Iterator[Option]:
+    hints, texts = typing.get_type_hints(record, include_extras=True), _texts(record)
+    for name, kind in field_types(record).items():
+        notes = getattr(hints[name], "__metadata__", ())
+        if is_dataclass(kind):
+            inner = prefix if FLAT in notes else f"{prefix}{name}."
+            yield from options_of(kind, inner, f"{path}{name}.")
+            continue
+        field = record.__dataclass_fields__[name]
+        typed = f"{prefix}{name}".replace("_", "-")
+        text, positional = texts.get(name, ""), POSITIONAL in notes
+        yield Option(typed, f"{path}{name}", kind, positional, text, field.default)
+
+
+def option_values(record: Any) -> Iterator[tuple[str, Any]]:
+    """Every option as it is typed behind its dashes, and its value."""
+    for option in options_of(type(record)):
+        yield option.name, reduce(getattr, option.path.split("."), record)
+
+
+def as_typed(error: Refused, record: Any) -> str:
+    """The sentence of a refused value, which is called as it is typed where that is an option."""
+    field, bracket, rest = error.field.partition("[")
+    names = {option.path: option.name for option in options_of(record)}
+    return f"--{names[field]}{bracket}{rest} {error.rule}" if field in names else str(error)
+
+
+def with_changes(record: T, changes: Mapping[str, Any]) -> T:
+    """The dataclass with other values, each by its path: ``sync.tau``.
+
+    Raises `Refused` naming the path of the field that breaks a rule.
+    """
+    own = {path: value for path, value in changes.items() if "." not in path}
+    groups: dict[str, dict[str, Any]] = {}
+    for path, value in changes.items():
+        group, dot, rest = path.partition(".")
+        if dot:
+            groups.setdefault(group, {})[rest] = value
+    for group, inner in groups.items():
+        with in_group(group):
+            own[group] = with_changes(getattr(record, group), inner)
+    return cast(T, replace(cast(Any, record), **own))
+
+
+def read_options(record: type[T], words: Sequence[str], command: str) -> T:
+    """The dataclass that the words of a command make; raises ValueError naming what is wrong."""
+    values = read_words(record, words, command)
+    for option in options_of(record):
+        if option.default is MISSING and option.path not in values:
+            name = option.name.upper() if option.positional else f"--{option.name}"
+            raise ValueError(f"{name} is missing; {command} --help says what it is")
+    try:
+        return record(**values)
+    except Refused as error:
+        raise ValueError(as_typed(error, record)) from None
+
+
+def read_words(
+    record: type, words: Sequence[str], command: str, defaults: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The values that are typed, by the paths of their fields.
+
+    Prints what there is and leaves with 0 at ``--help``. Raises ValueError for an option that is
+    not known, typed twice or given something that it does not take.
+    """
+    if {"-h", "--help"} & set(words):
+        print(help_of(record, command))
+        sys.exit(0)
+    refuse_doubled(words)
+    options = {option.name: option for option in options_of(record)}
+    free = [option for option in options.values() if option.positional]
+    given: dict[str, list[str]] = {}
+    last, found = "", {}
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word[2:].replace("_", "-").partition("=")
+            value = word.partition("=")[2]
+            option, truth = _named(name, options)
+            last = option.name
+            if option.kind is bool:
+                if equals:
+                    raise ValueError(f"--{name} takes no value, got {value!r}; write it alone")
+                found[option.path] = truth
+            else:
+                given[last] = [value] if equals else []
+        elif last and (not given.get(last) or _takes_many(options[last].kind)) and last in given:
+            given[last].append(word)
+        elif free:
+            given[free.pop(0).name] = [word]
+        else:
+            behind = f" behind --{last}" if last else ""
+            raise ValueError(
+                f"{word!r}{behind} is no option; {nearest('--' + word, _all(options))}"
+            )
+    return found | {options[n].path: _value(options[n], texts) for n, texts in given.items()}
+
+
+def _named(name: str, options: Mapping[str, Option]) -> tuple[Option, bool]:
+    """The option, and whether it is meant: ``no-shuffle`` is not."""
+    if name in options and not options[name].positional:
+        return options[name], True
+    group, dot, leaf = name.rpartition(".")
+    meant = f"{group}{dot}{leaf.removeprefix('no-')}"
+    if leaf.startswith("no-") and meant in options and options[meant].kind is bool:
+        return options[meant], False
+    raise ValueError(f"--{name} is no option; {nearest('--' + name, _all(options))}")
+
+
+def _all(options: Mapping[str, Option]) -> list[str]:
+    return [f"--{name}" for name, option in options.items() if not option.positional]
+
+
+def _value(option: Option, texts: list[str]) -> Any:
+    """The value of the words behind an option."""
+    name = option.name.upper() if option.positional else f"--{option.name}"
+    if _takes_many(option.kind):
+        inner = get_args(option.kind)[0]
+        return fit(tuple(_from_text(text, inner) for text in texts), option.kind, name)
+    if not texts:
+        raise ValueError(f"{name} has no value; give {_words(option.kind)}")
+    if texts[0] == "":
+        raise ValueError(f"{name} is empty; give {_words(option.kind)} or leave it out")
+    return fit(_from_text(texts[0], option.kind), option.kind, name)
+
+
+def _takes_many(kind: Any) -> bool:
+    return get_origin(kind) is tuple
+
+
+def _from_text(text: str, kind: Any) -> Any:
+    """What the text says as one of these kinds; the text itself where it says nothing."""
+    kinds = _alternatives(kind)
+    if type(None) in kinds and text.lower() == "none":
+        return None
+    for number in (int, float):
+        if number in kinds:
+            with suppress(ValueError):
+                return number(text)
+    return text
+
+
+def _alternatives(kind: Any) -> tuple[Any, ...]:
+    if get_origin(kind) is Annotated:
+        return _alternatives(get_args(kind)[0])
+    if get_origin(kind) in (Union, types.UnionType):
+        return tuple(part for inner in get_args(kind) for part in _alternatives(inner))
+    return (kind,)
+
+
+def help_of(record: type, command: str) -> str:
+    """What a command is for, and each of its options with values, default and meaning."""
+    options = options_of(record)
+    free = "".join(f" {option.name.upper()}" for option in options if option.positional)
+    lines = [f"usage: {command}{free} [options]", "", inspect.cleandoc(record.__doc__ or ""), ""]
+    for option in options:
+        lines.append(f"  {_usage(option)}")
+        lines += textwrap.wrap(
+            " ".join(option.text.split()), _WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6
+        )
+    return "\n".join([*lines, "  -h, --help"])
+
+
+def _usage(option: Option) -> str:
+    if option.positional:
+        return option.name.upper()
+    group, dot, leaf = option.name.rpartition(".")
+    default = "" if option.default is MISSING else f"  (default: {_said(option.default)})"
+    if option.kind is bool:
+        return f"--{option.name}, --{group}{dot}no-{leaf}{default}"
+    return f"--{option.name} {_words(option.kind)}{default}"
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, tuple):
+        return " ".join(map(str, value)) or "none"
+    return str(value)
+
+
+def _words(kind: Any) -> str:
+    """What may stand behind an option."""
+    if _takes_many(kind):
+        return f"{_words(get_args(kind)[0])} ..."
+    parts = []
+    for part in _alternatives(kind):
+        if get_origin(part) is Literal:
+            parts.append("|".join(map(str, get_args(part))))
+        elif isinstance(part, type) and issubclass(part, Enum):
+            parts.append("|".join(str(member.value) for member in part))
+        else:
+            parts.append(_KINDS.get(part, getattr(part, "__name__", str(part))))
+    return "|".join(parts)
+
+
+_KINDS = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH", type(None): "None"}
+
+
+def _texts(record: type) -> dict[str, str]:
+    """The text below each field of a dataclass, read from its source."""
+    (described,) = ast.parse(textwrap.dedent(inspect.getsource(record))).body
+    assert isinstance(described, ast.ClassDef)
+    return {
+        field.target.id: below.value.value
+        for field, below in pairwise(described.body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(below, ast.Expr)
+        and isinstance(below.value, ast.Constant)
+        and isinstance(below.value.value, str)
+    }
