@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: which files count, of which tables, sealed by a digest of itself.
+"""The manifest of the rows of a checkpoint: which files count, and of which tables.
 
 The names of the files follow from the manifest (see `file_of`), so none can be swapped in it, and
 each file's own digest stands there, so none can be swapped on the disk.
@@ -7,17 +7,17 @@ each file's own digest stands there, so none can be swapped on the disk.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runtime.checkpoint.array_file import BrokenFileError
-from runtime.checkpoint.sealed import read_sealed, write_sealed
+from persia_sim.words.rules import require
+from runtime.checkpoint.files import BrokenFileError, read_sealed, write_sealed
+from runtime.embedding.config import TableConfig
 
-FORMAT = "persia-testbed-embedding-2"
+FORMAT = "persia-testbed-embedding-3"
 NAME = "manifest.json"
-_PART_NAME = re.compile(r"[0-9a-f]{12}")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,54 +53,73 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Replace the folder's manifest at once; the new name is on the disk when this returns."""
-        write_sealed(folder / NAME, asdict(self))
+        write_sealed(folder / NAME, self)
 
 
 def read_manifest(folder: Path) -> Manifest:
     """The folder's manifest; raises `BrokenFileError` with its name, the key, value and rule."""
     file = folder / NAME
-    found, whole = read_sealed(file, FORMAT, "manifest of an embedding checkpoint")
-    manifest = _checked(file, found)
-    if not whole:
-        raise BrokenFileError(f"{file} is damaged: its digest does not match its content")
-    return manifest
+    found = read_sealed(Manifest, file, FORMAT, "manifest of an embedding checkpoint")
+    try:
+        _check(found)
+    except ValueError as error:
+        raise BrokenFileError(f"{file}: {error}") from None
+    return found
 
 
-def _checked(file: Path, found: dict[str, Any]) -> Manifest:
-    def need(holds: bool, key: str, value: object, rule: str) -> None:
-        if not holds:
-            raise BrokenFileError(f"{file}: {key} is {str(value)[:80]}: must be {rule}")
-
-    need(type(found.get("seed")) is int, "seed", found.get("seed"), "a whole number")
-    tables, parts = found.get("tables"), found.get("parts")
-    need(isinstance(tables, dict) and bool(tables), "tables", tables, "an object, a key per table")
-    assert isinstance(tables, dict)
-    for name, config in tables.items():
-        need(isinstance(config, dict), f"tables.{name}", config, "an object of options")
-    need(isinstance(parts, list) and bool(parts), "parts", parts, "a list of one or more saves")
-    assert isinstance(parts, list)
-    checked: list[Part] = []
-    for number, part in enumerate(parts):
-        at = f"parts[{number}]"
-        need(isinstance(part, dict), at, part, "an object with name and digests")
-        name, digests = part.get("name"), part.get("digests")
-        need(_matches(_PART_NAME, name), f"{at}.name", name, "12 hex digits")
-        fresh = all(name != other.name for other in checked)
-        need(fresh, f"{at}.name", name, "different from those of the parts before")
-        several = isinstance(digests, list) and bool(digests)
-        need(several, f"{at}.digests", digests, "a list with one digest a shard")
-        for digest in digests:
-            need(_matches(_DIGEST, digest), f"{at}.digests", digest, "64 hex digits each")
-        fresh = len(set(digests)) == len(digests)
-        need(fresh, f"{at}.digests", digests, "different for each shard")
-        all_of = part.get("whole", [])
-        need(isinstance(all_of, list), f"{at}.whole", all_of, "a list of tables")
-        need(all(t in tables for t in all_of), f"{at}.whole", all_of, "some of the tables")
-        checked.append(Part(name=name, digests=digests, whole=all_of))
-    extra = sorted(set(found) - {"format", "seed", "tables", "parts"})
-    need(not extra, "the list of keys", extra, "format, seed, tables, parts and digest")
-    return Manifest(seed=found["seed"], tables=tables, parts=checked)
+def _check(manifest: Manifest) -> None:
+    """What holds between the fields, and makes the names of files safe."""
+    require(bool(manifest.tables), "tables", "empty", "must have a key per table")
+    require(bool(manifest.parts), "parts", "empty", "must be a list of one or more saves")
+    names = [part.name for part in manifest.parts]
+    for number, part in enumerate(manifest.parts):
+        at, digests = f"parts[{number}]", part.digests
+        safe = re.fullmatch(r"[0-9a-f]{12}", part.name) is not None
+        require(safe, f"{at}.name", part.name[:80], "must be 12 hex digits")
+        fresh = part.name not in names[:number]
+        require(fresh, f"{at}.name", part.name, "must be different from those of the parts before")
+        several = bool(digests) and len(set(digests)) == len(digests)
+        require(several, f"{at}.digests", digests, "must be one for each shard, all different")
+        known = set(part.whole) <= set(manifest.tables)
+        require(known, f"{at}.whole", part.whole, "must be some of the tables")
 
 
-def _matches(pattern: re.Pattern[str], value: object) -> bool:
-    return isinstance(value, str) and pattern.fullmatch(value) is not None
+_SHAPE = ("dim", "dtype", "storage", "share_rows", "hash_stack")
+_INITIAL = ("initial", "initial_scale", "initial_mean", "initial_shape")
+
+
+def check_same_rows(
+    manifest: Manifest, tables: Mapping[str, TableConfig], seed: int, path: Path
+) -> None:
+    """Raise ValueError with what is in the checkpoint and what is in the store.
+
+    Capacity, admission, rates and the like may change from one to the other.
+    """
+    if manifest.seed != seed:
+        raise ValueError(
+            f"{path} was saved with seed {manifest.seed}, the store has {seed}: initial values of"
+            " new rows would differ; open the store with the saved seed"
+        )
+    if set(manifest.tables) != set(tables):
+        raise ValueError(
+            f"{path} holds the tables {', '.join(sorted(manifest.tables))}, the store has"
+            f" {', '.join(sorted(tables))}; open the store with the saved tables"
+        )
+    for table, config in tables.items():
+        saved, now = manifest.tables[table], asdict(config)
+        for key in _SHAPE + _INITIAL:
+            _same(path, table, key, saved.get(key), now[key])
+        rule, state = saved.get("optimizer"), now["optimizer"]
+        saved_rule: dict[str, Any] = rule if isinstance(rule, dict) else {}
+        for key in ("kind", "initial_accumulator"):
+            _same(path, table, f"optimizer.{key}", saved_rule.get(key), state[key])
+        has, needs = bool(saved_rule.get("momentum")), bool(state["momentum"])
+        _same(path, table, "optimizer.momentum > 0", has, needs)
+
+
+def _same(path: Path, table: str, key: str, saved: object, now: object) -> None:
+    if saved != now:
+        raise ValueError(
+            f"{path}: table {table} was saved with {key}={saved}, the store has {key}={now};"
+            " configure it as saved"
+        )

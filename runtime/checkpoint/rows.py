@@ -21,11 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from runtime.checkpoint.array_file import BrokenFileError, read_arrays, write_arrays
-from runtime.checkpoint.folder_lock import folder_lock
-from runtime.checkpoint.manifest import NAME, Manifest, Part, read_manifest
+from runtime.checkpoint.files import BrokenFileError, folder_lock, read_arrays, write_arrays
+from runtime.checkpoint.manifest import NAME, Manifest, Part, check_same_rows, read_manifest
 from runtime.checkpoint.reshard import NO_ID, Arrays, divide, living
-from runtime.checkpoint.same_rows import check_same_rows
 from runtime.embedding.config import TableConfig
 from runtime.embedding.savable import SavableStore
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 from persia_sim.words.rules import require
 from persia_sim.words.schema import Count, Within, fit, parse
-from runtime.checkpoint.array_file import BrokenFileError
-from runtime.checkpoint.sealed import read_sealed, write_sealed
+from runtime.checkpoint.files import BrokenFileError, read_sealed, write_sealed
 from runtime.config import TrainConfig
 from runtime.data.batch import Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.shard import STALENESS_BINS
 
-FORMAT = "persia-testbed-run-1"
+FORMAT = "persia-testbed-run-2"
 NAME = "state.json"
 
 
@@ -132,21 +131,14 @@ class RunState:
 
     def write(self, folder: Path) -> None:
         """Make the folder's checkpoint complete."""
-        write_sealed(folder / NAME, asdict(self))
+        write_sealed(folder / NAME, self)
 
 
 def read_state(folder: Path) -> RunState:
     """The folder's state; raises `BrokenFileError` with the file's name and what is wrong."""
     file = folder / NAME
-    found, whole = read_sealed(file, FORMAT, "state of a run")
-    if not whole:
-        raise BrokenFileError(f"{file} is damaged: its digest does not match its content")
-    known = {f.name for f in fields(RunState)}
-    if set(found) != known:
-        odd = ", ".join(sorted(set(found) ^ known))
-        raise BrokenFileError(f"{file} is not of this version: it lacks, or alone has, {odd}")
+    state = read_sealed(RunState, file, FORMAT, "state of a run")
     try:
-        state = parse(RunState, found, "its content")
         _check(state)
     except ValueError as error:
         raise BrokenFileError(f"{file} is not what a run writes: {error}") from None

@@ -8,8 +8,6 @@ files by their digests.
 
 from __future__ import annotations
 
-import hashlib
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,19 +16,24 @@ from pathlib import Path
 
 import numpy as np
 
-from persia_sim.words.files import read_regular
 from persia_sim.words.trace import Trace
-from runtime.checkpoint.array_file import BrokenFileError, check_arrays
-from runtime.checkpoint.dense_file import check_digest, read_dense, write_dense
+from runtime.checkpoint.files import (
+    BrokenFileError,
+    check_file,
+    digest_of,
+    flush_folder,
+    read_arrays,
+    read_dense,
+    write_arrays,
+    write_dense,
+)
 from runtime.checkpoint.manifest import NAME as MANIFEST
 from runtime.checkpoint.manifest import read_manifest
-from runtime.checkpoint.sealed import flush_folder
 from runtime.checkpoint.state import NAME, RunState, read_state
 from runtime.dense.state import DenseState
 
 CHECKPOINTS = "checkpoints"
-ROWS, DENSE, TRACE = "rows", "dense.pt", "trace.npz"
-_RECORDING = "server-{}.npy"
+ROWS, DENSE, TRACE, RECORDINGS = "rows", "dense.pt", "trace.npz", "servers.arrays"
 _DIGITS = 15
 
 
@@ -55,16 +58,14 @@ class Checkpoint:
         if TRACE not in self.state.files:
             return None
         file = self.folder / TRACE
-        _check(file, self.state.files[TRACE])
+        check_file(file, self.state.files[TRACE])
         return Trace.load(file)
 
     def recordings(self) -> list[np.ndarray]:
         """What each server process has written down, int64 [n, 5], in its order."""
-        found: list[np.ndarray] = []
-        while (name := _RECORDING.format(len(found))) in self.state.files:
-            _check(self.folder / name, self.state.files[name])
-            found.append(np.load(self.folder / name, allow_pickle=False))
-        return found
+        if RECORDINGS not in self.state.files:
+            return []
+        return list(read_arrays(self.folder / RECORDINGS, self.state.files[RECORDINGS])[1].values())
 
 
 def folder_of(run: Path, samples: int) -> Path:
@@ -98,18 +99,14 @@ def write_checkpoint(
     try:
         folder.mkdir(parents=True)
         write_rows(folder / ROWS)
-        files = {f"{ROWS}/{MANIFEST}": _digest(folder / ROWS / MANIFEST)}
+        files = {f"{ROWS}/{MANIFEST}": digest_of(folder / ROWS / MANIFEST)}
         files[DENSE] = write_dense(folder / DENSE, dense)
         if trace is not None:
             trace.save(folder / TRACE, compress=False)  # there is little time after a signal
-            files[TRACE] = _digest(folder / TRACE)
-        for number, events in enumerate(recordings):
-            name = _RECORDING.format(number)
-            with (folder / name).open("wb") as file:
-                np.save(file, events)
-                file.flush()
-                os.fsync(file.fileno())
-            files[name] = _digest(folder / name)
+            files[TRACE] = digest_of(folder / TRACE)
+        if recordings:
+            arrays = {str(server): events for server, events in enumerate(recordings)}
+            files[RECORDINGS] = write_arrays(folder / RECORDINGS, {}, arrays).digest
         whole = replace(state, files=files)
         whole.write(folder)
         flush_folder(folder.parent)
@@ -134,7 +131,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     for name in (manifest, DENSE):
         if name not in state.files:
             raise BrokenFileError(f"{folder / NAME} names no {name}")
-    _check(folder / manifest, state.files[manifest])
+    check_file(folder / manifest, state.files[manifest])
     return Checkpoint(folder, state)
 
 
@@ -161,10 +158,10 @@ def newest(run: Path, on_warning: Callable[[str], None] = lambda text: None) -> 
 def check_files(checkpoint: Checkpoint) -> None:
     """Read every file once and compare its digest; raises `BrokenFileError`."""
     for name, digest in checkpoint.state.files.items():
-        _check(checkpoint.folder / name, digest)
+        check_file(checkpoint.folder / name, digest)
     for part in read_manifest(checkpoint.rows).parts:
         for shard, digest in enumerate(part.digests):
-            check_arrays(checkpoint.rows / part.file_of(shard), digest)
+            check_file(checkpoint.rows / part.file_of(shard), digest)
 
 
 def keep_newest(run: Path, count: int) -> None:
@@ -183,15 +180,3 @@ def _remove(folder: Path) -> None:
     with suppress(OSError):
         (folder / NAME).unlink(missing_ok=True)  # first: half of a folder must not count
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _check(file: Path, digest: str) -> None:
-    try:
-        content = read_regular(file)
-    except OSError as error:
-        raise BrokenFileError(f"{file} cannot be read: {error.strerror}") from None
-    check_digest(file, content, digest)
-
-
-def _digest(file: Path) -> str:
-    return hashlib.blake2b(file.read_bytes(), digest_size=32).hexdigest()

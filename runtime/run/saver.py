@@ -14,7 +14,7 @@ from typing import cast
 import numpy as np
 
 from persia_sim.words.trace import Trace
-from runtime.checkpoint.array_file import BrokenFileError
+from runtime.checkpoint.files import BrokenFileError
 from runtime.checkpoint.rows import Saved, Taken, rows_of_shard, take
 from runtime.checkpoint.state import RunState
 from runtime.checkpoint.whole import Checkpoint, keep_newest, newest, write_checkpoint

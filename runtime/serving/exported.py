@@ -6,7 +6,6 @@ manifest names each file with its digest.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import secrets
@@ -16,10 +15,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from persia_sim.words.files import open_regular
 from persia_sim.words.schema import Count, parse
-from runtime.checkpoint.array_file import BrokenFileError
-from runtime.checkpoint.sealed import flush_folder, read_sealed, write_sealed
+from runtime.checkpoint.files import (
+    BrokenFileError,
+    check_file,
+    digest_of,
+    flush_folder,
+    read_sealed,
+    write_sealed,
+)
 from runtime.data.batch import Layout
 from runtime.embedding.config import TableConfig
 from runtime.models.build import build_model
@@ -39,7 +43,6 @@ from runtime.serving.vectors import Vectors, read_vectors, write_vectors
 
 FORMAT = "persia-testbed-model-1"
 MANIFEST, README, ROWS = "manifest.json", "README.md", "rows"
-_BLOCK_BYTES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +124,7 @@ def export(trained: Trained, folder: Path) -> Exported:
         file_bytes = sum(file.stat().st_size for file in files.values())
         for file in files.values():
             _flush(file)
-        digests = {name: _digest(file) for name, file in files.items() if name != README}
+        digests = {name: digest_of(file) for name, file in files.items() if name != README}
         write_sealed(fresh / MANIFEST, content | {"files": digests})
         flush_folder(fresh / ROWS)
         refuse_place(folder)
@@ -165,18 +168,12 @@ def read_export(folder: Path, on_warning: Callable[[str], None] = lambda text: N
     ``on_warning`` is told whose code is run, where the network is mere weights.
     """
     file = folder / MANIFEST
-    found, whole = read_sealed(file, FORMAT, "manifest of an exported model")
-    if not whole:
-        raise BrokenFileError(f"{file} is damaged: its digest does not match its content")
-    told = parse(Manifest, found, str(file))
+    told = read_sealed(Manifest, file, FORMAT, "manifest of an exported model")
     needed = {told.dense, *(f"{ROWS}/{file_of(name)}" for name in told.tables)}
     if set(told.files) != needed:
         raise BrokenFileError(f"{file}: files are {sorted(told.files)}, not {sorted(needed)}")
     for name, digest in told.files.items():
-        if _digest(folder / name) != digest:
-            raise BrokenFileError(
-                f"{folder / name} is damaged: its digest is not that of {MANIFEST}"
-            )
+        check_file(folder / name, digest)
     absent = sorted({field.table for field in told.layout.fields} - set(told.tables))
     if absent:
         raise BrokenFileError(f"{file}: its fields use tables that it does not have: {absent}")
@@ -206,17 +203,6 @@ def _shape(layout: Layout, tables: dict[str, TableConfig]) -> InputShape:
 def _flush(file: Path) -> None:
     with file.open("rb+") as written:
         os.fsync(written.fileno())
-
-
-def _digest(file: Path) -> str:
-    digest = hashlib.blake2b(digest_size=32)
-    try:
-        with open_regular(file) as content:
-            while block := content.read(_BLOCK_BYTES):
-                digest.update(block)
-    except OSError as error:
-        raise BrokenFileError(f"{file} cannot be read: {error.strerror}") from None
-    return digest.hexdigest()
 
 
 def _readme(content: dict[str, Any], rows: dict[str, int]) -> str:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from persia_sim.words.files import read_regular
-from runtime.checkpoint.array_file import BrokenFileError
+from runtime.checkpoint.files import BrokenFileError
 from runtime.data.batch import Layout
 from runtime.embedding.store import FieldVectors
 from runtime.models.inputs import Embeddings, InputShape

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from persia_sim.words.schema import parse
-from runtime.checkpoint.array_file import BrokenFileError
+from runtime.checkpoint.files import BrokenFileError
 from runtime.checkpoint.rows import load
 from runtime.checkpoint.state import NAME as STATE
 from runtime.checkpoint.whole import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.checkpoint.array_file import BrokenFileError
+from runtime.checkpoint.files import BrokenFileError
 from runtime.data.ids import MAX_FIELDS, VALUE_BITS
 from runtime.embedding.config import TableConfig
 from runtime.embedding.features import Admission, Capacity

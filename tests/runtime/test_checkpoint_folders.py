@@ -13,7 +13,7 @@ import torch
 
 from persia_sim.words.trace import Event, Kind, Trace
 from runtime.checkpoint import whole
-from runtime.checkpoint.array_file import BrokenFileError
+from runtime.checkpoint.files import BrokenFileError
 from runtime.checkpoint.rows import load, take
 from runtime.checkpoint.state import RunState
 from runtime.checkpoint.whole import (
@@ -155,7 +155,7 @@ def test_code_in_the_file_of_weights_is_not_run(tmp_path):
         newest(tmp_path).dense()
 
 
-@pytest.mark.parametrize("function", ["write_dense", "flush_folder", "_digest"])
+@pytest.mark.parametrize("function", ["write_dense", "flush_folder", "digest_of"])
 def test_a_write_that_fails_leaves_nothing_and_the_one_before(tmp_path, function, monkeypatch):
     store = Store()
     store.train(1)

@@ -14,7 +14,7 @@ import threading
 import pytest
 import torch
 
-from runtime.checkpoint.sealed import write_sealed
+from runtime.checkpoint.files import write_sealed
 from runtime.checkpoint.whole import complete_checkpoints
 from runtime.commands import main
 from runtime.config import DataConfig

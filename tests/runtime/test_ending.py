@@ -156,7 +156,7 @@ WORDS = ["train", "--data.name", "synthetic", "--data.rows", "400", "--steps", "
 
 
 @pytest.mark.parametrize("every", ["2", "end"])
-@pytest.mark.parametrize("function", ["write_dense", "flush_folder", "_digest"])
+@pytest.mark.parametrize("function", ["write_dense", "flush_folder", "digest_of"])
 def test_a_model_that_was_to_be_kept_and_is_not_is_a_failure(
     every, function, tmp_path, monkeypatch, capsys
 ):

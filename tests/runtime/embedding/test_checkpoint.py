@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.checkpoint.array_file import BrokenFileError
+from runtime.checkpoint.files import BrokenFileError
 from runtime.checkpoint.rows import load, save
 from runtime.embedding.config import RowOptimizer
 from runtime.embedding.features import Admission, Capacity
@@ -203,10 +203,10 @@ def test_broken_and_foreign_files_are_refused_with_name_and_reason(
     whole = rows.read_bytes()
     for damage, reason in [
         (whole[:-5], "is truncated or overlong"),
-        (whole[:10], "is not a file of embedding rows"),
+        (whole[:10], "is not a file of arrays"),
         (whole + b"x", "is truncated or overlong"),
-        (whole[:-60] + bytes([whole[-60] ^ 1]) + whole[-59:], "checksum does not match"),
-        (b"PK\x03\x04" + whole, "is not a file of embedding rows"),
+        (whole[:-60] + bytes([whole[-60] ^ 1]) + whole[-59:], "is damaged"),
+        (b"PK\x03\x04" + whole, "is not a file of arrays"),
     ]:
         rows.write_bytes(damage)
         with pytest.raises(BrokenFileError, match=f"{rows.name} .*{reason}"):
@@ -255,7 +255,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
         if where == "manifest" or calls[0] == 2:
             raise OSError(28, "No space left on device")
 
-    target = "persia_sim.words.files" if where == "manifest" else "runtime.checkpoint.array_file"
+    target = "persia_sim.words.files" if where == "manifest" else "runtime.checkpoint.files"
     monkeypatch.setattr(f"{target}.os.fsync", fsync)
 
 

@@ -15,8 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from runtime.checkpoint.array_file import BrokenFileError
-from runtime.checkpoint.sealed import write_sealed
+from runtime.checkpoint.files import BrokenFileError, write_sealed
 from runtime.config import ModelConfig
 from runtime.data.batch import Batch
 from runtime.data.ids import mix64

@@ -1,0 +1,252 @@
+"""The files of a checkpoint: arrays, dense weights, and the documents that name them by digest.
+
+A file is what its digest says (blake2b of all its bytes), which stands in a document; a document
+holds the digest of what it says itself. Nothing that is read is code, nor asks for more memory than
+the file has bytes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import json
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from persia_sim.words.documents import parsed
+from persia_sim.words.files import atomic_write, open_regular, read_regular
+from persia_sim.words.schema import parse
+
+if TYPE_CHECKING:
+    from runtime.dense.state import DenseState
+
+T = TypeVar("T")
+_MAGIC = b"PERSIA-TESTBED-ARRAYS-2\n"
+_BLOCK_BYTES = 1 << 24
+_DTYPES = ("<u8", "<u4", "|u1", "<i8")
+_MOST_HEADER_BYTES = 1 << 24
+
+
+class BrokenFileError(ValueError):
+    """A file that cannot be trusted: its name and the reason."""
+
+
+def digest_of(file: Path) -> str:
+    """The digest of a file's bytes, in hex; raises `BrokenFileError` where it cannot be read."""
+    found = _blake2b()
+    with _opened(file) as content:
+        while block := content.read(_BLOCK_BYTES):
+            found.update(block)
+    return found.hexdigest()
+
+
+def check_file(file: Path, digest: str) -> None:
+    """Read the file once; raises `BrokenFileError` unless it is the one with this digest."""
+    _check(file, digest_of(file), digest)
+
+
+def _check(file: Path, found: str, named: str) -> None:
+    if found != named:
+        raise BrokenFileError(
+            f"{file} is damaged, or not the file that the checkpoint names: its digest begins with"
+            f" {found[:12]}, that of the checkpoint with {named[:12]}"
+        )
+
+
+def _blake2b(content: bytes = b"") -> hashlib.blake2b:
+    return hashlib.blake2b(content, digest_size=32)
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[io.BufferedReader]:
+    try:
+        with open_regular(file) as content:
+            yield content
+    except OSError as error:
+        raise BrokenFileError(f"{file} cannot be read: {error.strerror}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What stands on the disk after a write."""
+
+    file_bytes: int
+    digest: str
+
+
+def write_arrays(path: Path, facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> Written:
+    """Write and flush: magic, length of the header, the header (JSON: facts, and dtype and shape of
+    each array), the arrays' bytes."""
+    shapes = {name: [array.dtype.str, list(array.shape)] for name, array in arrays.items()}
+    header = json.dumps({"facts": facts, "arrays": shapes}).encode()
+    head = _MAGIC + len(header).to_bytes(8, "little") + header
+    return _write(path, head, *(_bytes_of(np.ascontiguousarray(a)) for a in arrays.values()))
+
+
+def _write(path: Path, *pieces: bytes | memoryview) -> Written:
+    digest = _blake2b()
+    with path.open("wb") as file:
+        for piece in pieces:
+            digest.update(piece)
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
+        return Written(file.tell(), digest.hexdigest())
+
+
+def _bytes_of(array: np.ndarray) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
+
+
+def read_arrays(path: Path, digest: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Facts and arrays of the file with this digest; raises `BrokenFileError` for any other."""
+    with _opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        start = file.read(len(_MAGIC) + 8)
+        if len(start) < len(_MAGIC) + 8 or not start.startswith(_MAGIC):
+            raise BrokenFileError(f"{path} is not a file of arrays (wrong first bytes)")
+        header_bytes = int.from_bytes(start[len(_MAGIC) :], "little")
+        if header_bytes > _MOST_HEADER_BYTES:
+            raise BrokenFileError(f"{path} has a damaged header: it claims {header_bytes} bytes")
+        raw = file.read(header_bytes)
+        running = _blake2b(start + raw)
+        facts, layout = _header(path, raw)
+        item_bytes = (np.dtype(d).itemsize * math.prod(shape) for d, shape in layout.values())
+        expected = len(start) + header_bytes + sum(item_bytes)
+        if size != expected:  # before any array is made: a damaged shape asks for any memory
+            raise BrokenFileError(f"{path} is truncated or overlong: {size} of {expected} bytes")
+        arrays = {name: np.empty(shape, dtype) for name, (dtype, shape) in layout.items()}
+        for array in arrays.values():
+            view = _bytes_of(array)
+            for at in range(0, len(view), _BLOCK_BYTES):
+                file.readinto(view[at : at + _BLOCK_BYTES])
+            running.update(view)
+    _check(path, running.hexdigest(), digest)
+    return facts, arrays
+
+
+def _header(path: Path, raw: bytes) -> tuple[dict[str, Any], dict[str, tuple[str, list[int]]]]:
+    """Facts, and per array its dtype and shape, all of the types that they must have."""
+    try:
+        header = json.loads(raw)
+        facts, layout = header["facts"], dict(header["arrays"])
+        for name, (dtype, shape) in layout.items():
+            if dtype not in _DTYPES:
+                raise ValueError(f"array {name} has dtype {dtype}")
+            if not all(type(n) is int and 0 <= n < 2**62 for n in shape):
+                raise ValueError(f"array {name} has shape {shape}")
+        if not isinstance(facts, dict):
+            raise ValueError("its facts are no object")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise BrokenFileError(f"{path} has a damaged header: {error}") from None
+    return facts, layout
+
+
+def write_dense(file: Path, state: DenseState) -> str:
+    """Write and flush the dense network: tensors, numbers and words; gives the file's digest."""
+    import torch  # who reads rows alone does without
+
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return _write(file, buffer.getbuffer()).digest
+
+
+_KINDS = {
+    "model": dict, "optimizers": list, "replicas": list, "version": int, "rounds": int,
+    "pending": list, "generators": dict,
+}  # fmt: skip
+"""What a `DenseState` holds, and as what."""
+
+
+def read_dense(file: Path, digest: str) -> DenseState:
+    """What `write_dense` wrote, on the CPU; raises `BrokenFileError` for any other content."""
+    import torch
+
+    with _opened(file) as opened:
+        content = opened.read()
+    _check(file, _blake2b(content).hexdigest(), digest)
+    try:
+        found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:  # torch has a dozen kinds for bytes that it did not write
+        reason = str(error).partition(". ")[0].partition("\n")[0]  # then it advises to run code
+        raise BrokenFileError(f"{file} holds more than weights: {reason}") from None
+    if not isinstance(found, dict) or not {"model", "optimizers"} <= set(found):
+        raise BrokenFileError(f"{file} holds no dense network with its optimisers")
+    for name, kind in _KINDS.items():
+        if name in found and not isinstance(found[name], kind):
+            is_now = type(found[name]).__name__
+            raise BrokenFileError(f"{file}: {name} must be a {kind.__name__}, got a {is_now}")
+    return found
+
+
+def write_sealed(file: Path, content: Any) -> None:
+    """Replace the document at once by what a dataclass or an object says; its new content is on
+    the disk when this returns."""
+    document: dict[str, Any] = content if isinstance(content, dict) else asdict(content)
+    sealed = document | {"digest": _digest_of(document)}
+    with atomic_write(file) as out:
+        out.write(json.dumps(sealed, indent=1, allow_nan=False).encode())
+    flush_folder(file.parent)
+
+
+def read_sealed(kind: type[T], file: Path, format: str, what: str) -> T:
+    """The dataclass that the document says; raises `BrokenFileError` naming what is wrong.
+
+    ``format`` must stand under the key of that name; ``what`` is the word for such a file.
+    """
+    try:
+        found = parsed(read_regular(file), file)
+        if not isinstance(found, dict) or found.get("format") != format:
+            raise BrokenFileError(f"{file} is not the {what} ({format}); this version reads that")
+        if found.pop("digest", None) != _digest_of(found):
+            raise BrokenFileError(f"{file} is damaged: its digest does not match its content")
+        return parse(kind, found, str(file))
+    except FileNotFoundError:
+        raise BrokenFileError(
+            f"{file.parent} holds no checkpoint: there is no {file.name}"
+        ) from None
+    except OSError as error:
+        raise BrokenFileError(f"{file} cannot be read: {error.strerror}") from None
+    except BrokenFileError:
+        raise
+    except ValueError as error:
+        raise BrokenFileError(f"{error}; {file.name} is damaged, or of another version") from None
+
+
+def flush_folder(folder: Path) -> None:
+    """Names that were made, replaced or removed in the folder are on the disk when this returns."""
+    directory = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+@contextmanager
+def folder_lock(folder: Path, *, shared: bool = False) -> Iterator[None]:
+    """Wait for others in this folder, threads or processes, then hold it; ``shared``: a reader, who
+    waits for savers.
+
+    Where the file system knows no locks (some network ones), nobody waits.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)  # the lock goes with it
+
+
+def _digest_of(content: dict[str, Any]) -> str:
+    """Of what the JSON means, whatever its spaces and order of keys."""
+    plain = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return _blake2b(plain.encode()).hexdigest()
