@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from runtime.data.errors import nearest
+from persia_sim.words.schema import nearest
 from runtime.guarded import guarded
 
 USAGE = """usage: python -m runtime COMMAND [options]

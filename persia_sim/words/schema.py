@@ -1,12 +1,7 @@
 """What a dataclass says of its fields, held against values: types, choices, bounds, readers.
 
 The annotations are the one place where this is written down; a command line, a file and a caller
-from Python are all held to them::
-
-    class SyncConfig:
-        tau: Annotated[int | None, Within(0, 10), LATE] = 4
-
-    LATE = ReadBy(lambda run: run.sync.mode.reads_late_rows, "modes that read late rows")
+from Python are all held to them: ``tau: Annotated[int | None, Within(0, 10), LATE] = 4``.
 """
 
 from __future__ import annotations
@@ -18,6 +13,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, is_dataclass
+from datetime import date
 from enum import Enum
 from functools import cache
 from numbers import Integral, Real
@@ -35,8 +31,8 @@ class Within:
 
     least: float
     most: float
-    without: Literal["none", "least", "most"] = "none"
-    """The bound that is not itself allowed."""
+    without: Literal["none", "least", "most", "both"] = "none"
+    """The bounds that are not themselves allowed."""
 
     def rule(self, value: float) -> str:
         """What the number breaks; nothing where it lies within.
@@ -44,10 +40,11 @@ class Within:
         >>> Within(0, 1).rule(1.5), Within(0, 9, without="least").rule(0), Within(0, 1).rule(1)
         ('must be <= 1', 'must be > 0', '')
         """
-        if not (value > self.least if self.without == "least" else value >= self.least):
-            return f"must be {'>' if self.without == 'least' else '>='} {self.least:,}"
-        if not (value < self.most if self.without == "most" else value <= self.most):
-            return f"must be {'<' if self.without == 'most' else '<='} {self.most:,}"
+        above, below = self.without in ("least", "both"), self.without in ("most", "both")
+        if not (value > self.least if above else value >= self.least):
+            return f"must be {'>' if above else '>='} {self.least:,}"
+        if not (value < self.most if below else value <= self.most):
+            return f"must be {'<' if below else '<='} {self.most:,}"
         return ""
 
 
@@ -98,7 +95,7 @@ def unread(record: Any, whole: Any = None) -> dict[str, str]:
     readers look at, if not the record itself."""
     described: Any = type(record)
     seen_from = record if whole is None else whole
-    readers = _readers(described).items()
+    readers = notes_of(described, ReadBy).items()
     return {name: note.where for name, note in readers if not note.reads(seen_from)}
 
 
@@ -173,10 +170,11 @@ def field_types(record: Any) -> dict[str, Any]:
 
 
 @cache
-def _readers(record: Any) -> dict[str, ReadBy]:
+def notes_of(record: Any, kind: Any) -> dict[str, Any]:
+    """What stands beside the types of a dataclass's fields, of one kind of notes."""
     hints = typing.get_type_hints(record, include_extras=True)
     notes = ((name, note) for name in hints for note in getattr(hints[name], "__metadata__", ()))
-    return {name: note for name, note in notes if isinstance(note, ReadBy)}
+    return {name: note for name, note in notes if isinstance(note, kind)}
 
 
 def _without_notes(kind: Any) -> Any:
@@ -238,7 +236,7 @@ def _fit_any_of(value: Any, kinds: tuple[Any, ...], name: str) -> Any:
         except ValueError:
             if len(real) == 1:
                 raise
-    names = " or ".join(getattr(kind, "__name__", str(kind)) for kind in real)
+    names = " or ".join(_WORDS.get(kind, getattr(kind, "__name__", str(kind))) for kind in real)
     raise Refused(name, f"must be {names}, got {shown(value)}")
 
 
@@ -278,9 +276,8 @@ def _fit_annotated(value: Any, parts: tuple[Any, ...], name: str) -> Any:
 def _fit_dict(value: Any, kind: Any, name: str) -> Any:
     if not isinstance(value, dict):
         raise Refused(name, f"must be a table of names and values, got {shown(value)}")
-    return {
-        _str(key, f"a name in {name}"): fit(v, kind, f"{name}.{key}") for key, v in value.items()
-    }
+    names = (fit(key, str, f"a name in {name}") for key in value)
+    return {key: fit(value[key], kind, f"{name}.{key}") for key in names}
 
 
 def _fit_typed_dict(value: Any, kind: Any, name: str) -> Any:
@@ -291,12 +288,6 @@ def _fit_typed_dict(value: Any, kind: Any, name: str) -> Any:
     for key in kind.__required_keys__ - found.keys():
         raise Refused(f"{name}.{key}", "is missing; add it")
     return {key: fit(item, types[key], f"{name}.{key}") for key, item in found.items()}
-
-
-def _bool(value: Any, name: str) -> Any:
-    if not isinstance(value, bool):
-        raise Refused(name, f"must be true or false, got {shown(value)}")
-    return value
 
 
 def _int(value: Any, name: str) -> Any:
@@ -320,18 +311,26 @@ def _float(value: Any, name: str) -> Any:
     return number
 
 
-def _str(value: Any, name: str) -> Any:
-    if not isinstance(value, str):
-        raise Refused(name, f"must be text, got {shown(value)}")
-    return value
+def _only(kind: type) -> Callable[[Any, str], Any]:
+    def fitted(value: Any, name: str) -> Any:
+        if not isinstance(value, kind):
+            raise Refused(name, f"must be {_WORDS[kind]}, got {shown(value)}")
+        return value
+
+    return fitted
+
+
+_WORDS: dict[Any, str] = {
+    bool: "true or false", int: "a whole number", float: "a number", str: "text", date: "a date",
+}  # fmt: skip
 
 
 def _path(value: Any, name: str) -> Any:
-    if isinstance(value, Path):
-        return value
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, Path | str) or value == "":
         raise Refused(name, f"must be a path, got {shown(value)}")
-    return Path(value)
+    return Path(value) if isinstance(value, str) else value
 
 
-_FITS: dict[Any, Any] = {bool: _bool, int: _int, float: _float, str: _str, Path: _path}
+_FITS: dict[Any, Any] = {
+    bool: _only(bool), int: _int, float: _float, str: _only(str), Path: _path, date: _only(date),
+}  # fmt: skip

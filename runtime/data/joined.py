@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from runtime.data.errors import DataError, nearest
+from persia_sim.words.schema import nearest
+from runtime.data.errors import DataError
 from runtime.data.rows import Rows
 from runtime.data.schema import Join, Schema
 from runtime.data.source import Part

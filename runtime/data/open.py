@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from persia_sim.words.schema import nearest
 from runtime.data.catalogue import CATALOGUE, downloads, find_folder
-from runtime.data.errors import DataError, nearest
+from runtime.data.errors import DataError
 from runtime.data.files import FileSource
 from runtime.data.kept import keeping
 from runtime.data.presets import PRESETS, recipe

@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from runtime.data.errors import DataError, nearest
+from persia_sim.words.schema import nearest
+from runtime.data.errors import DataError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,40 +21,31 @@ columns = [
 from __future__ import annotations
 
 import math
-import tomllib
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple
 
+from persia_sim.words.documents import parsed
+from persia_sim.words.schema import Within, check_fields, notes_of, parse
 from runtime.data.batch import Field, Layout, Pooling
-from runtime.data.errors import DataError, check_types, nearest, regular_file
+from runtime.data.errors import DataError, regular_file
 from runtime.data.ids import MAX_FIELDS
 from runtime.data.split import Split
 from runtime.data.table import is_parquet
 
 Kind = Literal["categorical", "bucket", "multi", "sequence", "numeric"]
 
+
+class _Of(NamedTuple):
+    """Of an option of a column: the kinds that read it, and its default there."""
+
+    kinds: tuple[Kind, ...]
+    default: Any = None
+
+
+_LIST, _ONE_ID = ("multi", "sequence"), ("categorical",)
 _IDS: tuple[Kind, ...] = ("categorical", "bucket", "multi", "sequence")
-_READ_BY: dict[str, tuple[tuple[Kind, ...], Any]] = {
-    "separator": (("multi", "sequence"), ","),
-    "pooling": (("multi",), "sum"),
-    "max_length": (("sequence",), 10),
-    "buckets_per_e": (("bucket",), 3.0),
-    "log": (("numeric",), True),
-    "fill": (("numeric",), None),
-    "max_id": (("categorical",), None),
-    "modulo": (("categorical",), None),
-    "with_column": (("categorical",), None),
-    "table": (_IDS, "rows"),
-    "group": (_IDS, None),
-}
-"""Each option: the kinds of column that read it, and its default there."""
-_RANGES: dict[str, tuple[float, float, str]] = {
-    "max_length": (1, 10_000, "1 to 10,000"),
-    "buckets_per_e": (0.01, 1e6, "0.01 to 1e6"),
-    "max_id": (1, 2**63 - 1, "1 to 2**63 - 1"),
-    "modulo": (1, 2**63 - 1, "1 to 2**63 - 1"),
-}
+_POSITIVE = Within(1, 2**63 - 1)
 LARGEST_FEATURE = (2 - 2**-23) * 2.0**127
 """Of float32, as dense features are."""
 
@@ -71,52 +62,48 @@ class Column:
     kind: Kind = "categorical"
     """categorical: one id. bucket: a number, one id per step of a logarithmic scale. multi: a list
     of ids, pooled. sequence: a list of ids, kept in order. numeric: a dense feature."""
-    separator: str | None = None
+    separator: Annotated[str | None, _Of(_LIST, ",")] = None
     """Of a multi or sequence column: between the ids where they are stored as text. Default ","."""
-    pooling: Pooling | None = None
+    pooling: Annotated[Pooling | None, _Of(("multi",), "sum")] = None
     """Of a multi column: sum (default), mean or sqrtn."""
-    max_length: int | None = None
+    max_length: Annotated[int | None, Within(1, 10_000), _Of(("sequence",), 10)] = None
     """Of a sequence column: ids kept, the last ones of the list (the newest, where a history is
     written in the order of time). 1 to 10,000, default 10."""
-    buckets_per_e: float | None = None
+    buckets_per_e: Annotated[float | None, Within(0.01, 1e6), _Of(("bucket",), 3.0)] = None
     """Of a bucket column: the id is sign(x) * floor(buckets_per_e * ln(1 + |x|)). Default 3."""
-    log: bool | None = None
+    log: Annotated[bool | None, _Of(("numeric",), True)] = None
     """Of a numeric column: the feature is sign(x) * ln(1 + |x|) (default), else x."""
-    fill: float | None = None
+    fill: Annotated[float | None, _Of(("numeric",))] = None
     """Of a numeric column: the value of an absent entry (before ``log``); None makes an absent
     entry a bad row."""
-    max_id: int | None = None
+    max_id: Annotated[int | None, _POSITIVE, _Of(_ONE_ID)] = None
     """Of a categorical column: values must be whole numbers from 0 to this; None: any value."""
-    modulo: int | None = None
+    modulo: Annotated[int | None, _POSITIVE, _Of(_ONE_ID)] = None
     """Of a categorical column of whole numbers: keep the remainder (yymmddhh -> hour with 100)."""
-    table: str | None = None
+    table: Annotated[str | None, _Of(_IDS, "rows")] = None
     """Of a column of ids: the table that holds the rows; columns may share one (and then share
     ids, see `group`). Default "rows"."""
-    group: str | None = None
+    group: Annotated[str | None, _Of(_IDS)] = None
     """Columns of one group share ids and rows (sender and receiver, player A and player B)."""
-    with_column: str | None = None
+    with_column: Annotated[str | None, _Of(_ONE_ID)] = None
     """Of a categorical column: a second column whose value is joined to this one's."""
 
     def __post_init__(self) -> None:
         if self.pooling == "sequence":
             raise ValueError(f"column {self.name}: write kind='sequence', not pooling='sequence'")
         try:
-            check_types(self)
+            check_fields(self)
         except ValueError as error:
             raise ValueError(f"column {self.name!r}: {error}") from error
-        for option, (kinds, default) in _READ_BY.items():
-            if self.kind in kinds:
-                if getattr(self, option) is None:
-                    object.__setattr__(self, option, default)
-            elif getattr(self, option) is not None:
+        for option, (kinds, default) in notes_of(Column, _Of).items():
+            value = getattr(self, option)
+            if self.kind in kinds and value is None:
+                object.__setattr__(self, option, default)
+            elif self.kind not in kinds and value is not None:
                 raise ValueError(
                     f"{option} is for columns of kind {' or '.join(kinds)}, column {self.name} is"
-                    f" {self.kind}: remove {option} = {getattr(self, option)!r}, or change the kind"
+                    f" {self.kind}: remove {option} = {value!r}, or change the kind"
                 )
-        for option, (least, most, words) in _RANGES.items():
-            value = getattr(self, option)
-            if value is not None and not least <= value <= most:
-                raise ValueError(f"{option} of column {self.name} must be {words}, got {value}")
         if self.fill is not None:
             filled = math.log1p(abs(self.fill)) if self.log else abs(self.fill)
             if not filled <= LARGEST_FEATURE:
@@ -143,7 +130,7 @@ class Join:
     """Key column of the small table, one row a key. A row without a match gets "no value"."""
 
     def __post_init__(self) -> None:
-        check_types(self)
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +166,7 @@ class Schema:
     refused, being another split. None: any will do."""
 
     def __post_init__(self) -> None:
-        check_types(self)
+        check_fields(self)
         for key in ("name", "file"):
             if not getattr(self, key):
                 raise ValueError(f"{key} is empty; give it a text")
@@ -323,32 +310,9 @@ class Schema:
 LARGEST_SCHEMA_BYTES = 1 << 20
 """A thousand columns take a tenth of it; whatever is larger is no schema."""
 
-T = TypeVar("T")
-
 
 def read_schema(path: Path) -> tuple[Schema, Path]:
     """The schema, and the folder its data files are relative to."""
-    table = _toml(path)
-    if "folder" in table:
-        raise DataError(
-            f"{path}: folder is not read in a schema file: file is relative to the schema's place"
-        )
-    parsed = dict(table)
-    for key, kind in (("columns", Column), ("joins", Join)):
-        if key in table:
-            if not isinstance(table[key], list):
-                raise DataError(f"{path}: {key} must be a list of tables ([[{key}]])")
-            items = [
-                {"name": i} if kind is Column and isinstance(i, str) else i for i in table[key]
-            ]
-            parsed[key] = [_build(kind, item, f"{path}: {key}") for item in items]
-    if "split" in table:
-        parsed["split"] = _build(Split, table["split"], f"{path}: split")
-    return _build(Schema, parsed, str(path)), path.parent
-
-
-def _toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file."""
     try:
         size_bytes = regular_file(path).st_size
     except DataError as error:
@@ -359,31 +323,13 @@ def _toml(path: Path) -> dict[str, Any]:
             " is it the data itself? Name the schema that describes it"
         )
     try:
-        return tomllib.loads(path.read_bytes().decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path} is not TOML: it is no UTF-8 text ({error.reason} at byte {error.start});"
-            " save it as UTF-8"
-        ) from error
-    except RecursionError as error:
-        raise DataError(f"{path} is not TOML that can be read: nested too deeply") from error
-    except ValueError as error:  # also a whole number of thousands of digits
-        raise DataError(f"{path} is not TOML: {error}") from error
-
-
-def _build(kind: type[T], table: Any, where: str) -> T:
-    """One dataclass from one table; every key must be known, and what it requires."""
-    if not isinstance(table, dict):
-        raise DataError(f"{where}: expected a table of keys and values, got {table!r}")
-    known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
-    for key in table:
-        if key not in known:
-            raise DataError(f"{where}: unknown key {key!r}; {nearest(key, known)}")
-    for name, f in known.items():
-        if name not in table and f.default is MISSING and f.default_factory is MISSING:
-            raise DataError(f"{where}: the key {name!r} is missing")
-    arguments = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
-    try:
-        return kind(**arguments)
+        table = parsed(path.read_bytes(), path, toml=True)
+        if "folder" in table:
+            raise ValueError(
+                f"{path}: folder is not read in a schema file: file is relative to its place"
+            )
+        if isinstance(columns := table.get("columns"), list):  # a name is enough
+            table["columns"] = [{"name": c} if isinstance(c, str) else c for c in columns]
+        return parse(Schema, table, str(path)), path.parent
     except ValueError as error:
-        raise DataError(f"{where}: {error}") from error
+        raise DataError(str(error)) from error

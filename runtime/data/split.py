@@ -12,11 +12,11 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from runtime.data.errors import check_types
+from persia_sim.words.schema import Within, check_fields
 from runtime.data.rows import (
     ArrowArray,
     Rows,
@@ -164,20 +164,20 @@ class Split:
     quoting changes nothing."""
     test_equals: str | None = None
     """The rows whose ``column`` holds this text test, all others train."""
-    test_fraction: float | None = None
+    test_fraction: Annotated[float | None, Within(0, 1, without="both")] = None
     """Share of the rows that test, > 0 and < 1, when no column decides."""
-    random_seed: int | None = None
+    random_seed: Annotated[int | None, Within(0, 2**63 - 1)] = None
     """With ``test_fraction``: draw rows at random (numpy default_rng(seed).random() < fraction);
     None takes the last rows of the file. 0 to 2**63 - 1."""
     test_file: str | None = None
     """A file, or a pattern, whose rows test; all rows of the schema's ``file`` train."""
     validation_file: str | None = None
     """With ``test_file``: a file, or a pattern, whose rows validate."""
-    validation_fraction: float = 0.0
+    validation_fraction: Annotated[float, Within(0, 1, without="most")] = 0.0
     """Share of the training rows, the last of them, kept for validation; 0 to below 1."""
 
     def __post_init__(self) -> None:
-        check_types(self)
+        check_fields(self)
         ways = [
             name
             for name in ("test_from", "test_equals", "test_fraction", "test_file")
@@ -190,11 +190,6 @@ class Split:
                 "a split needs either column and test_from, or column and test_equals, or"
                 f" test_fraction, or test_file, got {' and '.join(given) or 'none of them'}"
             )
-        if self.test_fraction is not None and not 0 < self.test_fraction < 1:
-            raise ValueError(
-                f"test_fraction must be > 0 and < 1, got {self.test_fraction}:"
-                " both parts need rows, a run is scored on the test part"
-            )
         for name in ("test_file", "validation_file"):
             if getattr(self, name) == "":
                 raise ValueError(f"{name} is empty; give it a file's name, or leave it out")
@@ -205,16 +200,9 @@ class Split:
                 raise ValueError(
                     "validation_file and validation_fraction both say what validates; remove one"
                 )
-        if not 0 <= self.validation_fraction < 1:
-            raise ValueError(
-                f"validation_fraction must be >= 0 and < 1, got {self.validation_fraction}"
-            )
-        if self.random_seed is not None:
-            if self.test_fraction is None:
-                decides = "a column" if by_column else "a file"
-                raise ValueError(f"random_seed is for test_fraction, {decides} decides; remove it")
-            if not 0 <= self.random_seed < 2**63:
-                raise ValueError(f"random_seed must be 0 to 2**63 - 1, got {self.random_seed}")
+        if self.random_seed is not None and self.test_fraction is None:
+            decides = "a column" if by_column else "a file"
+            raise ValueError(f"random_seed is for test_fraction, {decides} decides; remove it")
         if self.test_from is not None:
             threshold_of(self.test_from)
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from runtime.data.errors import DataError, broken_file, check_not_empty, nearest, no_rows
+from persia_sim.words.schema import nearest
+from runtime.data.errors import DataError, broken_file, check_not_empty, no_rows
 from runtime.data.rows import RecordBatch, Rows
 
 ROWS_PER_BATCH = 65_536

@@ -134,5 +134,5 @@ def test_a_split_needs_one_way_of_deciding() -> None:
         Split()
     with pytest.raises(ValueError, match="got column and test_from and test_fraction"):
         Split(column="day", test_from=1, test_fraction=0.1)
-    with pytest.raises(ValueError, match=r"must be > 0 and < 1, got 1.5"):
+    with pytest.raises(ValueError, match=r"must be < 1, got 1.5"):
         Split(test_fraction=1.5)
