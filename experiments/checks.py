@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
+from persia_sim.words.rules import Refused
+from persia_sim.words.schema import Within
+
 COUNT = (1, 10_000_000)
 """Of steps, samples of a batch, windows: more is a slip of the finger, not a study."""
 TAU = (0, COUNT[1])
@@ -17,19 +20,15 @@ SIMULATED_STEPS = (8, 100_000)
 
 
 def between(least: float, most: float, **values: float | None) -> None:
-    """Raise ValueError naming the first option outside the closed range; None is not given.
+    """Raise `Refused` naming the first option outside the closed range; None is not given.
 
     >>> between(1, 3, seeds=0)
     Traceback (most recent call last):
-    ValueError: seeds must be >= 1, got 0
+    persia_sim.words.rules.Refused: seeds must be >= 1, got 0
     """
     for name, value in values.items():
-        if value is None:
-            continue
-        if not value >= least:  # so that NaN is outside
-            raise ValueError(f"{name} must be >= {least:,}, got {value}")
-        if value > most:
-            raise ValueError(f"{name} must be <= {most:,}, got {value}")
+        if value is not None and (rule := Within(least, most).rule(value)):
+            raise Refused(name, f"{rule}, got {value}")
 
 
 def positive(**values: float | None) -> None:

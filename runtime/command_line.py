@@ -113,9 +113,7 @@ def read_options(record: type[T], words: Sequence[str], command: str) -> T:
         raise ValueError(as_typed(error, record)) from None
 
 
-def read_words(
-    record: type, words: Sequence[str], command: str, defaults: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+def read_words(record: type, words: Sequence[str], command: str) -> dict[str, Any]:
     """The values that are typed, by the paths of their fields.
 
     Prints what there is and leaves with 0 at ``--help``. Raises ValueError for an option that is
@@ -131,25 +129,22 @@ def read_words(
     last, found = "", {}
     for word in words:
         if word.startswith("--"):
-            name, equals, value = word[2:].replace("_", "-").partition("=")
-            value = word.partition("=")[2]
-            option, truth = _named(name, options)
+            flag, equals, value = word.partition("=")
+            option, truth = _named(flag[2:].replace("_", "-"), options)
             last = option.name
-            if option.kind is bool:
-                if equals:
-                    raise ValueError(f"--{name} takes no value, got {value!r}; write it alone")
-                found[option.path] = truth
-            else:
+            if option.kind is not bool:
                 given[last] = [value] if equals else []
-        elif last and (not given.get(last) or _takes_many(options[last].kind)) and last in given:
+            elif equals:
+                raise ValueError(f"{flag} takes no value, got {value!r}; write the option alone")
+            else:
+                found[option.path] = truth
+        elif last in given and (not given[last] or _takes_many(options[last].kind)):
             given[last].append(word)
         elif free:
             given[free.pop(0).name] = [word]
         else:
             behind = f" behind --{last}" if last else ""
-            raise ValueError(
-                f"{word!r}{behind} is no option; {nearest('--' + word, _all(options))}"
-            )
+            raise ValueError(f"{word!r}{behind} is no option and no value; see {command} --help")
     return found | {options[n].path: _value(options[n], texts) for n, texts in given.items()}
 
 

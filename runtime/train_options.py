@@ -66,7 +66,7 @@ def read_train(arguments: list[str], launch: Launch | None = None) -> Train:
     unread = run.unread()
     if launch is None:
         unread["engine.dense_sum"] = "ranks that torchrun has started as processes"
-    for path in options.keys() & unread.keys():
+    for path in (path for path in options if path in unread):
         raise Unread(path, run.why_unread(unread[path]))
     if run.engine.trace is not None:
         _refuse_other_trace(run.engine.trace, run, options)

@@ -95,6 +95,12 @@ def test_any_options_are_accepted_or_refused_naming_one_of_them(tmp_path_factory
         (["--rows.storage=float16", "--rows.initial-scale=1e30"], "storage float16 holds"),
         (["--rows.storage=bfloat16", "--rows.initial-scale=3.4e38"], "storage bfloat16 holds"),
         (["--timeline"], "timeline is not used by mode sync with executor lag"),
+        (["--tua", "3"], "--tua is no option; did you mean --tau?"),
+        (["--mode", "hybrid", "--tau", "3", "4"], "'4' behind --tau is no option and no value"),
+        (["--mode"], "--mode has no value; give sync|lookahead"),
+        (["--mode", "hybird"], "--mode must be one of sync, lookahead"),
+        (["--model.hidden", "8", "x"], "--model.hidden[1] must be a whole number, got 'x'"),
+        (["--rows.optimizer.lr=-1"], "--rows.optimizer.lr must be > 0, got -1"),
     ],
 )
 def test_an_option_that_nothing_would_read_is_refused_even_at_its_default(words, said, capsys):
