@@ -180,10 +180,8 @@ def targets(
             for seed, way in ways_of[reference].items()
         }
         auc = float(np.mean(list(goals.values())))
-        by_s = {m: _ways(ways, "seconds", goals, auc) for m, ways in ways_of.items()}
-        by_samples = {
-            m: mean_of(_ways(ways, "samples", goals, auc)).mean for m, ways in ways_of.items()
-        }
+        by_s = {m: _ways(ways, "seconds", goals) for m, ways in ways_of.items()}
+        by_samples = {m: mean_of(_ways(ways, "samples", goals)).mean for m, ways in ways_of.items()}
         for mode, own in by_s.items():
             both = own + by_s[reference]
             paired = ways_of[mode].keys() == ways_of[reference].keys()
@@ -195,7 +193,7 @@ def targets(
                     mode=mode,
                     share=share,
                     auc=auc,
-                    crossings=own,
+                    crossings=tuple(own),
                     seconds=mean_of(own),
                     ratio=ratio,
                     samples=by_samples[mode],
@@ -205,14 +203,12 @@ def targets(
     return found
 
 
-def _ways(
-    ways: Mapping[int, Journey], axis: str, goals: Mapping[int, float], mean: float
-) -> tuple[Crossing, ...]:
-    """The crossings of all seeds, in order of seed; one that has no goal takes their mean."""
-    return tuple(
-        first_crossing(getattr(ways[seed], axis), ways[seed].auc, goals.get(seed, mean))
-        for seed in sorted(ways)
-    )
+def _ways(ways: Mapping[int, Journey], axis: str, goals: Mapping[int, float]) -> list[Crossing]:
+    """The crossings of all seeds, in order of seed; one without a goal never reaches it."""
+    return [
+        first_crossing(getattr(way, axis), way.auc, goals.get(seed, math.nan))
+        for seed, way in sorted(ways.items())
+    ]
 
 
 def target_record(target: Target, cluster: str, usd_per_hour: float) -> dict[str, Any]:
