@@ -21,6 +21,7 @@ from runtime import train_options
 from runtime.config import TrainConfig, read_config
 from runtime.data import download
 from runtime.data.schema import read_schema
+from runtime.engines.processes import hosts
 from runtime.run import profile_command
 from runtime.serving import commands as serving_commands
 from tests.tree import PACKAGES, ROOT, sentence, sources
@@ -193,7 +194,7 @@ def test_every_command_line_is_one_that_the_parser_takes(command, monkeypatch, t
         shutil.copytree(ROOT / "tests/experiments/examples", tmp_path, dirs_exist_ok=True)
     monkeypatch.setattr(tyro, "cli", stop(tyro.cli))
     monkeypatch.setattr(train_options, "with_changes", stop(train_options.with_changes))
-    for reader in (serving_commands, profile_command, download):
+    for reader in (serving_commands, profile_command, download, hosts):
         monkeypatch.setattr(reader, "read_options", stop(reader.read_options))
     main = main_of(module)
     if words == ["list"]:
