@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from experiments.commands import STUDIES
+from experiments.catalogue import STUDIES
 from experiments.paper.claims import claims
-from experiments.paper.evidence import Table
+from experiments.paper.record import Table
 from experiments.paper.verdicts import Claim, Found
 from tests.tree import ROOT
 
@@ -33,7 +33,7 @@ def table() -> str:
 def _minutes(found: Table) -> str:
     """Of the study without options; one with options is a part of it."""
     whole = STUDIES[found.study].minutes
-    return f"below {whole}" if " --" in found.command else whole
+    return f"below {whole:g}" if " --" in found.command else f"{whole:g}"
 
 
 def _judged(claim: Claim, kind: str) -> str:

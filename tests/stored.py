@@ -9,10 +9,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from experiments.paper.evidence import INDEX, STORED, read_rows
-from experiments.paper.pieces import PIECES
-from experiments.paper.record import sha256
-from experiments.paper.store import COLUMNS
+from experiments.catalogue import PIECES
+from experiments.paper.record import COLUMNS, INDEX, STORED, read_rows, sha256
 from experiments.tables import write_csv
 from tests.tree import ROOT
 
@@ -38,7 +36,7 @@ def index() -> list[dict[str, str]]:
 def _command(name: str) -> str:
     from experiments.commands import STUDIES
 
-    owners = [piece.study for piece in PIECES if name in piece.csv]
+    owners = [piece.name for piece in PIECES if name in piece.csv]
     stems = [s for s in STUDIES if name.startswith(s.replace("-", "_"))]
     study = owners[0] if owners else max(stems, key=len)
     return f"python -m experiments {study}"

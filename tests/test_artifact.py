@@ -9,7 +9,7 @@ import tomllib
 import pytest
 import yaml
 
-from experiments.paper.evidence import INDEX, STORED, read_rows
+from experiments.paper.record import INDEX, STORED, read_rows
 from tests.artifact import ARTIFACT, written
 from tests.tree import ROOT
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.paper.evidence import Row, Table
+from experiments.paper.record import Row, Table
 from experiments.paper.verdicts import Found
 from experiments.statistics import half_width_of
 

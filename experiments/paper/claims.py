@@ -16,8 +16,8 @@ from experiments.paper.auc_evidence import (
     plotted_auc_gaps,
     plotted_kept_by_hybrid,
 )
-from experiments.paper.evidence import Lookup, Row, table
 from experiments.paper.rate_evidence import speed_claims
+from experiments.paper.record import Lookup, Row, table
 from experiments.paper.verdicts import (
     Claim,
     Found,

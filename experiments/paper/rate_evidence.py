@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from experiments.paper.evidence import Lookup, Row, Table
+from experiments.paper.record import Lookup, Row, Table
 from experiments.paper.verdicts import Claim, Found, Part, Range, known_tables, part_of
 
 PUBLISHED = Path(__file__).resolve().parents[1] / "published"

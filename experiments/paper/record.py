@@ -1,24 +1,36 @@
-"""What a finished piece leaves beside its tables: what was run, where, when, and the checksums."""
+"""What a piece of the report leaves: its tables, where claims find them, what is stored."""
 
 from __future__ import annotations
 
+import csv
 import hashlib
-from collections.abc import Mapping, Sequence
+import shlex
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from experiments.paper.pieces import Piece
+from experiments.catalogue import PIECES, Study
+from experiments.tables import write_csv
 from persia_sim.words.documents import read_document
 from persia_sim.words.files import read_regular
 from persia_sim.words.schema import parse
 from runtime.run.folder import environment, write_json
 
 FILE = "piece.json"
+STORED = Path(__file__).resolve().parents[2] / "docs" / "results"
+"""Of a checkout."""
+PICTURES = STORED.parents[1] / "paper_figs" / "out"
+INDEX = "index.csv"
+"""Beside the stored tables: what made each of them."""
+COLUMNS = ("file", "command", "date", "machine", "commit", "sha256")
+
+Row = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One run of a piece."""
+    """One run of a piece, written beside its tables."""
 
     arguments: list[str]
     """But for `--out`."""
@@ -38,17 +50,15 @@ class Record:
 
 def command(study: str, arguments: Sequence[str]) -> str:
     """What a person types."""
-    import shlex
-
     return shlex.join(["python", "-m", "experiments", study, *arguments])
 
 
-def folder_of(piece: Piece, out: Path) -> Path:
+def folder_of(piece: Study, out: Path) -> Path:
     """Where a piece lies in the folder of a report."""
-    return out / piece.study
+    return out / piece.name
 
 
-def checksums(piece: Piece, folder: Path) -> dict[str, str]:
+def checksums(piece: Study, folder: Path) -> dict[str, str]:
     """SHA-256 of its tables. Raises OSError naming one that is not there."""
     return {name: sha256(folder / name) for name in piece.csv}
 
@@ -58,27 +68,16 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(read_regular(path)).hexdigest()
 
 
-def machine(about: Mapping[str, object]) -> str:
-    """A run's machine in a few words, from its environment."""
-    memory = about.get("memory_bytes")
-    gib = f", {memory / 2**30:.0f} GiB" if isinstance(memory, int) else ""
-    return f"{about.get('cpu')}, {about.get('cores')} cores{gib}"
-
-
-def commit(about: Mapping[str, object]) -> str:
-    """The commit of an environment, shortened, and whether files were changed since."""
-    found = about.get("commit")
-    changed = " and changed files" if about.get("modified") else ""
-    return f"{str(found)[:10]}{changed}" if found else "unknown"
-
-
-def keep(piece: Piece, folder: Path, arguments: Sequence[str], seconds: float) -> Record:
+def keep(piece: Study, folder: Path, arguments: Sequence[str], seconds: float) -> Record:
     """Write down that a piece has been run."""
     about = environment()
+    memory = about.get("memory_bytes")
+    gib = f", {memory / 2**30:.0f} GiB" if isinstance(memory, int) else ""
+    changed = " and changed files" if about.get("modified") else ""
     record = Record(
         arguments=list(arguments),
-        commit=commit(about),
-        machine=machine(about),
+        commit=f"{str(about['commit'])[:10]}{changed}" if about.get("commit") else "unknown",
+        machine=f"{about.get('cpu')}, {about.get('cores')} cores{gib}",
         date=str(about["started"]),
         seconds=seconds,
         sha256=checksums(piece, folder),
@@ -87,7 +86,7 @@ def keep(piece: Piece, folder: Path, arguments: Sequence[str], seconds: float) -
     return record
 
 
-def kept(piece: Piece, out: Path) -> Record | None:
+def kept(piece: Study, out: Path) -> Record | None:
     """The record of a piece; None where there is none, or where its tables are others by now."""
     folder = folder_of(piece, out)
     try:
@@ -98,7 +97,86 @@ def kept(piece: Piece, out: Path) -> Record | None:
         return None
 
 
-def is_done(piece: Piece, out: Path, arguments: Sequence[str]) -> bool:
+def is_done(piece: Study, out: Path, arguments: Sequence[str]) -> bool:
     """Whether a piece has been run with these arguments, and its tables are still the same."""
     found = kept(piece, out)
     return found is not None and found.arguments == list(arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The lines of a CSV that claims are judged by, and where it lies."""
+
+    rows: list[Row]
+    source: str
+    """For a reader: "this run", or since when it is stored."""
+    study: str
+    made_by: str = ""
+    """The command with its options, where that was recorded."""
+
+    @property
+    def command(self) -> str:
+        """What makes it."""
+        return self.made_by or f"python -m experiments {self.study}"
+
+
+Lookup = Callable[[str], Table | None]
+"""File name of a table -> the table."""
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The lines of a CSV with a header. Raises OSError where it cannot be read."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def table(
+    name: str, out: Path, stored: Path = STORED, pieces: Sequence[Study] = PIECES
+) -> Table | None:
+    """A table by its file name: of the report in ``out`` where its piece has run, else the stored
+    one; None where there is neither."""
+    owners = [piece for piece in pieces if name in piece.csv]
+    for piece in owners:
+        if kept(piece, out) is not None:
+            rows = read_rows(folder_of(piece, out) / name)
+            return Table(rows, "this run", piece.name) if rows else None
+    if not (stored / name).is_file():
+        return None
+    study = owners[0].name if owners else Path(name).stem.replace("_", "-")
+    rows, own = read_rows(stored / name), _index(stored / INDEX).get(name)
+    when = f"stored: {own['date']}, commit {own['commit']}" if own else "stored"
+    return Table(rows, when, study, own.get("command", "") if own else "") if rows else None
+
+
+def store(
+    pieces: Sequence[Study], out: Path, tables: Path = STORED, pictures: Path = PICTURES
+) -> list[str]:
+    """Copy what the pieces have left into the repository, with what made it; returns the names of
+    the tables.
+
+    Raises ValueError where there is no checkout to store into, or nothing to store.
+    """
+    if not tables.is_dir() or not pictures.is_dir():
+        raise ValueError(f"store writes into {tables} and {pictures}: run it from a checkout")
+    index = _index(tables / INDEX)
+    stored = []
+    for piece in pieces:
+        record = kept(piece, out)
+        if record is None:
+            continue
+        for name in piece.csv:
+            shutil.copyfile(folder_of(piece, out) / name, tables / name)
+            about = (command(piece.name, record.arguments), record.day, record.machine,
+                     record.commit, record.sha256[name])  # fmt: skip
+            index[name] = dict(zip(COLUMNS, (name, *about), strict=True))
+            stored.append(name)
+        if piece.png:
+            shutil.copyfile(folder_of(piece, out) / piece.png, pictures / piece.png)
+    if not stored:
+        raise ValueError(f"store found no finished piece in {out}: run it without --store first")
+    write_csv(tables / INDEX, [index[name] for name in sorted(index)])
+    return stored
+
+
+def _index(path: Path) -> dict[str, Mapping[str, str]]:
+    return {row["file"]: row for row in read_rows(path)} if path.is_file() else {}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from experiments.paper.pieces import Piece
+from experiments.catalogue import Size, Study
 from experiments.paper.record import FILE, folder_of, is_done, keep
 from experiments.sweep import default_jobs, die_with_the_parent
 
@@ -24,16 +24,16 @@ PATIENCE_S = 20.0
 ALMOST = 0.97
 """A bar of a piece that takes longer than was written down waits here."""
 
-Plan = Mapping[Piece, Sequence[str]]
+Plan = Mapping[Study, Sequence[str]]
 """Piece -> its arguments."""
 
 
-def missing(plan: Plan, out: Path) -> dict[Piece, Sequence[str]]:
+def missing(plan: Plan, out: Path) -> dict[Study, Sequence[str]]:
     """What a run has to do."""
     return {piece: own for piece, own in plan.items() if not is_done(piece, out, own)}
 
 
-def run_pieces(plan: Plan, minutes: Mapping[Piece, float], out: Path) -> dict[Piece, str]:
+def run_pieces(plan: Plan, size: Size, out: Path) -> dict[Study, str]:
     """Run what is missing; returns the pieces that failed, with the last lines of each.
 
     Raises KeyboardInterrupt on Ctrl-C after the running pieces have ended; what they had finished
@@ -42,24 +42,19 @@ def run_pieces(plan: Plan, minutes: Mapping[Piece, float], out: Path) -> dict[Pi
     from tqdm import tqdm
 
     waiting = missing(plan, out)
-    total = sum(share(piece, minutes[piece]) for piece in plan)
-    done = total - sum(share(piece, minutes[piece]) for piece in waiting)
+    total = sum(piece.share_of_time(size) for piece in plan)
+    done = total - sum(piece.share_of_time(size) for piece in waiting)
     form = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
     with tqdm(
         total=total, initial=done, desc="paper", bar_format=form, smoothing=0, disable=None
     ) as bar:
-        return _Runner(waiting, minutes, out, bar, done).run()
-
-
-def share(piece: Piece, minutes: float) -> float:
-    """What a piece adds to the time of a report on 2 cores, where two small ones run at once."""
-    return minutes if piece.fills_cores else minutes / 2
+        return _Runner(waiting, size, out, bar, done).run()
 
 
 @dataclass(slots=True)
 class _Running:
     process: subprocess.Popen[bytes]
-    piece: Piece
+    piece: Study
     arguments: Sequence[str]
     started: float = field(default_factory=time.monotonic)
 
@@ -70,16 +65,14 @@ class _Running:
 class _Runner:
     """Starts and reaps; as many pieces at a time as there are cores, or one that fills them."""
 
-    def __init__(
-        self, waiting: Plan, minutes: Mapping[Piece, float], out: Path, bar: Any, done: float
-    ) -> None:
-        self._waiting, self._minutes, self._out = dict(waiting), minutes, out
+    def __init__(self, waiting: Plan, size: Size, out: Path, bar: Any, done: float) -> None:
+        self._waiting, self._size, self._out = dict(waiting), size, out
         self._bar, self._done = bar, done
         self._running: list[_Running] = []
-        self._failed: dict[Piece, str] = {}
+        self._failed: dict[Study, str] = {}
         self._cores = default_jobs()
 
-    def run(self) -> dict[Piece, str]:
+    def run(self) -> dict[Study, str]:
         """Until all have ended."""
         try:
             while self._waiting or self._running:
@@ -92,7 +85,7 @@ class _Runner:
             _end([one.process for one in self._running])
         return self._failed
 
-    def _next(self) -> Piece | None:
+    def _next(self) -> Study | None:
         """The first piece for which there is room."""
         if any(one.piece.fills_cores for one in self._running):
             return None
@@ -100,12 +93,12 @@ class _Runner:
         fits = (p for p in self._waiting if not (p.fills_cores and self._running))
         return next(fits, None) if room > 0 else None
 
-    def _start(self, piece: Piece) -> None:
+    def _start(self, piece: Study) -> None:
         arguments = self._waiting.pop(piece)
         folder = folder_of(piece, self._out)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / FILE).unlink(missing_ok=True)
-        words = [sys.executable, "-u", "-m", "experiments", piece.study, *arguments]
+        words = [sys.executable, "-u", "-m", "experiments", piece.name, *arguments]
         with (folder / LOG).open("wb") as log:
             process = subprocess.Popen(
                 [*words, "--out", str(folder)],
@@ -116,26 +109,26 @@ class _Runner:
                 preexec_fn=die_with_the_parent,
             )
         self._running.append(_Running(process, piece, arguments))
-        self._tell(f"{piece.study}: started, some {self._minutes[piece]:g} min")
+        self._tell(f"{piece.name}: started, some {piece.minutes_of(self._size):g} min")
 
     def _reap(self) -> None:
         for one in [r for r in self._running if r.process.poll() is not None]:
             self._running.remove(one)
-            self._done += share(one.piece, self._minutes[one.piece])
+            self._done += one.piece.share_of_time(self._size)
             why = _why(one, self._out)
             if why:
                 self._failed[one.piece] = why
-                self._tell(f"{one.piece.study}: FAILED; {folder_of(one.piece, self._out) / LOG}")
+                self._tell(f"{one.piece.name}: FAILED; {folder_of(one.piece, self._out) / LOG}")
             else:
-                self._tell(f"{one.piece.study}: done in {one.seconds():.0f} s")
+                self._tell(f"{one.piece.name}: done in {one.seconds():.0f} s")
 
     def _show(self) -> None:
         parts = (
-            share(one.piece, self._minutes[one.piece])
-            * min(ALMOST, one.seconds() / 60 / self._minutes[one.piece])
+            one.piece.share_of_time(self._size)
+            * min(ALMOST, one.seconds() / 60 / one.piece.minutes_of(self._size))
             for one in self._running
         )
-        names = ", ".join(one.piece.study for one in self._running)
+        names = ", ".join(one.piece.name for one in self._running)
         self._bar.set_description_str(names or "paper", refresh=False)
         self._bar.n = self._done + sum(parts)
         self._bar.refresh()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from experiments.paper.evidence import Table
+from experiments.paper.record import Table
 from experiments.statistics import half_width_of, half_width_ratio
 
 Word = Literal["supported", "contradicted", "more seeds", "none possible", "not told"]

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from experiments.gaps import thousandths
-from experiments.paper.figures import described
+from experiments.paper.page import described, rendered
 from experiments.registry.compare import curve
 from experiments.registry.runs import HEADER, Run, cells, counts, is_sweep, runs_below, the_run
 from experiments.registry.settings import settings_of
@@ -23,7 +22,6 @@ from experiments.statistics import t_interval
 from persia_sim.words.files import atomic_write
 from runtime.run.folder import read_command
 
-STYLE = Path(__file__).parents[1] / "paper" / "page.css"
 COLOURS = ("#000000", "#0072b2", "#e69f00", "#009e73", "#cc79a7")
 DASHES = ("-", "--", ":", "-.", (0, (8, 3, 2, 3)))
 """Lines differ in grey, too."""
@@ -49,15 +47,8 @@ class Part:
 def write_page(folder: Path, path: Path) -> Path:
     """Write the page of a run or a sweep. Raises ValueError where the folder is neither."""
     title, lead, parts = _sweep(folder) if is_sweep(folder) else _run(the_run(folder))
-    templates = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-    )
-    content = templates.get_template("page.html").render(
-        title=title, lead=lead, parts=parts, style=Markup(STYLE.read_text())
-    )
+    template = Path(__file__).with_name("page.html")
+    content = rendered(template, title=title, lead=lead, parts=parts)
     with atomic_write(path) as file:
         file.write(content.encode())
     return path

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.paper.pieces import PIECES, Piece, Size, chosen
+from experiments.catalogue import PIECES, Size, Study, chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +38,8 @@ def run(options: Options) -> None:
     from experiments.folders import sole_writer
     from experiments.paper.claims import claim_records, claims
     from experiments.paper.page import Report, write_report
+    from experiments.paper.record import store
     from experiments.paper.run import run_pieces
-    from experiments.paper.store import store
     from experiments.tables import write_csv
 
     plan, left_out = planned(options)
@@ -51,9 +51,8 @@ def run(options: Options) -> None:
             names = store(list(plan), options.out)
             print(f"stored {len(names)} tables: {', '.join(names)}")
             return
-        minutes = {piece: piece.minutes(options.size) for piece in plan}
         asked = {piece: plan[piece] for piece in chosen(options.only) if piece in plan}
-        failed = run_pieces(asked, minutes, options.out)
+        failed = run_pieces(asked, options.size, options.out)
         found = claims(options.out)
         write_csv(options.out / "claims.csv", claim_records(found))
         report = Report(
@@ -72,39 +71,37 @@ def run(options: Options) -> None:
         )
     print(f"claims: {options.out / 'claims.csv'}\nreport: {path}")
     if failed:
-        names = ", ".join(piece.study for piece in failed)
+        names = ", ".join(piece.name for piece in failed)
         raise ValueError(
             f"{len(failed)} of {len(asked)} pieces failed ({names}); the report shows their last"
             " lines, and a second run does only these"
         )
 
 
-def planned(options: Options) -> tuple[dict[Piece, tuple[str, ...]], dict[Piece, str]]:
+def planned(options: Options) -> tuple[dict[Study, tuple[str, ...]], dict[Study, str]]:
     """The pieces of a report with their arguments, and the others with the reason."""
     plan, left_out = {}, {}
     for piece in PIECES:
         own = piece.arguments(options.size, options.measurements)
         if own is not None:
             plan[piece] = own
-        elif piece.measurements:
-            left_out[piece] = "it predicts measurements; name their folder with --measurements"
         else:
-            left_out[piece] = "it has no quick form; it is part of the full report"
+            left_out[piece] = "it predicts measurements; name their folder with --measurements"
     return plan, left_out
 
 
-def _plan(plan: dict[Piece, tuple[str, ...]], left_out: dict[Piece, str], options: Options) -> str:
+def _plan(plan: dict[Study, tuple[str, ...]], left_out: dict[Study, str], options: Options) -> str:
     from experiments.paper.record import command
-    from experiments.paper.run import missing, share
+    from experiments.paper.run import missing
 
     asked = {piece: plan[piece] for piece in chosen(options.only) if piece in plan}
     waiting = missing(asked, options.out)
     lines = [
         f"  {'to run' if piece in waiting else 'done':<7}"
-        f" {piece.minutes(options.size):5.1f} min  {command(piece.study, own)}"
+        f" {piece.minutes_of(options.size):5.1f} min  {command(piece.name, own)}"
         for piece, own in asked.items()
     ]
-    lines += [f"  left out: {piece.study}: {why}" for piece, why in left_out.items()]
-    total = sum(share(piece, piece.minutes(options.size)) for piece in waiting)
+    lines += [f"  left out: {piece.name}: {why}" for piece, why in left_out.items()]
+    total = sum(piece.share_of_time(options.size) for piece in waiting)
     head = f"{len(asked)} pieces, {len(waiting)} to run, some {total:.0f} minutes on 2 cores"
     return "\n".join([f"{head}; results in {options.out}", *lines])

@@ -17,28 +17,27 @@ from html.parser import HTMLParser
 
 import pytest
 
-from experiments.commands import STUDIES, module_of
+from experiments.catalogue import PIECES, SECTIONS, STUDIES, Study, chosen, measured
+from experiments.commands import module_of
 from experiments.paper import record
 from experiments.paper.claims import claims
-from experiments.paper.figures import described
-from experiments.paper.page import OF_PLOTS, WORDS, Report, page, summary, write_report
-from experiments.paper.pieces import PIECES, SECTIONS, Piece, chosen, measured
-from experiments.paper.run import missing, run_pieces, share
-from experiments.paper.store import COLUMNS, store
+from experiments.paper.page import OF_PLOTS, WORDS, Report, described, page, summary, write_report
+from experiments.paper.record import COLUMNS, store
+from experiments.paper.run import missing, run_pieces
 from tests.experiments import browser
 
-GOOD = Piece(
-    study="simulator-speed",
+GOOD = Study(
+    name="simulator-speed",
+    says="-",
+    minutes=1,
+    section="Throughput",
     title="Speed & <size>",
     caption="What is read.",
-    section="Throughput",
-    csv=("simulator_speed.csv",),
-    png="picture.png",
 )
 QUICK = ("--most-ranks", "8", "--steps", "8", "--closed-forms", "1")
-BAD = Piece(study="scale-workers", title="Bad", caption="-", section="Throughput",
-            csv=("scale_workers.csv",))  # fmt: skip
-NEVER = replace(BAD, study="demo", title="Never")
+BAD = Study(name="scale-workers", says="-", minutes=1, section="Throughput", title="Bad",
+            caption="-", draws=False)  # fmt: skip
+NEVER = replace(BAD, name="demo", title="Never")
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 )
@@ -47,14 +46,14 @@ PNG = base64.b64decode(
 # The list.
 
 
-@pytest.mark.parametrize("piece", PIECES, ids=lambda piece: piece.study)
+@pytest.mark.parametrize("piece", PIECES, ids=lambda piece: piece.name)
 def test_a_piece_is_a_study_whose_options_are_accepted(piece, tmp_path):
     import importlib
 
     import tyro
 
-    options = importlib.import_module(module_of(piece.study)).Options
-    assert piece.study in STUDIES and piece.section in SECTIONS and piece.csv
+    options = importlib.import_module(module_of(piece.name)).Options
+    assert piece.name in STUDIES and piece.section in SECTIONS and piece.csv
     for name in ("rows_a.csv", "workloads.csv", "systems.csv"):
         (tmp_path / name).write_text("a\n")
     for size in ("quick", "full"):
@@ -65,18 +64,18 @@ def test_a_piece_is_a_study_whose_options_are_accepted(piece, tmp_path):
 
 
 def test_pieces_and_their_tables_have_names_of_their_own():
-    assert len({piece.study for piece in PIECES}) == len(PIECES)
+    assert len({piece.name for piece in PIECES}) == len(PIECES)
     tables = [name for piece in PIECES for name in piece.csv]
     assert len(set(tables)) == len(tables)
 
 
 def test_the_quick_report_is_planned_for_under_20_minutes():
-    assert sum(share(p, p.quick_minutes) for p in PIECES if p.quick is not None) < 20
+    assert sum(piece.share_of_time("quick") for piece in PIECES) < 20
 
 
 def test_pieces_are_chosen_in_the_order_of_the_report():
-    first, last = PIECES[0].study, PIECES[-1].study
-    assert [piece.study for piece in chosen([last, first])] == [first, last]
+    first, last = PIECES[0].name, PIECES[-1].name
+    assert [piece.name for piece in chosen([last, first])] == [first, last]
     assert chosen([]) == list(PIECES)
     with pytest.raises(ValueError, match=r"only must name pieces \(.*demo.*\), got 'dmeo'"):
         chosen(["dmeo"])
@@ -96,8 +95,8 @@ def ran(tmp_path_factory):
     """One piece that ends well, and one whose options are refused."""
     out = tmp_path_factory.mktemp("paper")
     plan = {GOOD: QUICK, BAD: ("--steps", "7")}
-    failed = run_pieces(plan, {GOOD: 1.0, BAD: 1.0}, out)
-    (out / GOOD.study / "picture.png").write_bytes(PNG)
+    failed = run_pieces(plan, "quick", out)
+    (out / GOOD.name / GOOD.png).write_bytes(PNG)
     return out, plan, failed
 
 
@@ -121,7 +120,7 @@ def test_a_table_that_was_changed_is_made_anew(ran, tmp_path):
     out, plan, _ = ran
     shutil.copytree(out, tmp_path, dirs_exist_ok=True)
     assert GOOD not in missing(plan, tmp_path)
-    table = tmp_path / GOOD.study / GOOD.csv[0]
+    table = tmp_path / GOOD.name / GOOD.csv[0]
     table.write_text(table.read_text().replace("hybrid", "hybrit"))
     assert GOOD in missing(plan, tmp_path)
     table.unlink()
@@ -132,13 +131,13 @@ def test_a_table_that_was_changed_is_made_anew(ran, tmp_path):
 def test_a_finished_piece_says_what_made_it(ran):
     out, _, _ = ran
     found = record.kept(GOOD, out)
-    table = out / GOOD.study / GOOD.csv[0]
+    table = out / GOOD.name / GOOD.csv[0]
     assert found.sha256 == {table.name: hashlib.sha256(table.read_bytes()).hexdigest()}
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", found.date)
-    assert record.command(GOOD.study, found.arguments) == (
+    assert record.command(GOOD.name, found.arguments) == (
         "python -m experiments simulator-speed --most-ranks 8 --steps 8 --closed-forms 1"
     )
-    assert str(out) not in (out / GOOD.study / record.FILE).read_text()
+    assert str(out) not in (out / GOOD.name / record.FILE).read_text()
 
 
 @pytest.mark.multiproc
@@ -208,7 +207,7 @@ def report(ran):
         size="quick",
         out=out,
         plan={**plan, NEVER: ()},
-        left_out={replace(BAD, study="fit", title="Left"): "no reason"},
+        left_out={replace(BAD, name="fit", title="Left"): "no reason"},
         failed=failed,
         claims=claims(out),
     )
@@ -246,7 +245,7 @@ def test_a_figure_says_command_machine_date_commit_checksum_and_data(html, ran):
     told = "".join(Reader(html).words["figcaption"])
     found = record.kept(GOOD, ran[0])
     for word in (
-        "What is read.", record.command(GOOD.study, QUICK), found.machine, found.date,
+        "What is read.", record.command(GOOD.name, QUICK), found.machine, found.date,
         found.commit, *found.sha256.values(), "no data set",
     ):  # fmt: skip
         assert word in told, word
@@ -277,7 +276,7 @@ EVIL = "<script>alert(1)</script>"
 
 @pytest.mark.parametrize("field", ["commit", "date", "machine", "arguments", "sha256"])
 def test_nothing_of_a_pieces_record_is_more_than_text_on_the_page(field, tmp_path):
-    table = tmp_path / GOOD.study / GOOD.csv[0]
+    table = tmp_path / GOOD.name / GOOD.csv[0]
     table.parent.mkdir()
     table.write_text(f"a,{EVIL}\n{EVIL},1\n")
     sums = record.checksums(GOOD, table.parent)
@@ -297,7 +296,7 @@ def test_nothing_of_a_pieces_record_is_more_than_text_on_the_page(field, tmp_pat
     "change", [{"commit": 5}, {"sha256": []}, {"seconds": "x"}, {"date": None}]
 )
 def test_a_record_of_another_shape_is_no_record(change, tmp_path):
-    table = tmp_path / GOOD.study / GOOD.csv[0]
+    table = tmp_path / GOOD.name / GOOD.csv[0]
     table.parent.mkdir()
     table.write_text("a\n1\n")
     content = {"arguments": [], "commit": "c", "machine": "m", "date": "2026-01-01", "seconds": 1.0,
@@ -342,10 +341,10 @@ def test_stored_tables_come_with_what_made_them(ran, tmp_path):
         other, own = csv.DictReader(file)
     assert other["file"] == "other.csv" and other["sha256"] == "e"
     stored = (tables / GOOD.csv[0]).read_bytes()
-    assert stored == (out / GOOD.study / GOOD.csv[0]).read_bytes()
+    assert stored == (out / GOOD.name / GOOD.csv[0]).read_bytes()
     assert own["sha256"] == hashlib.sha256(stored).hexdigest()
     assert own["command"].startswith("python -m experiments simulator-speed --most-ranks 8")
-    assert (pictures / "picture.png").read_bytes() == PNG
+    assert (pictures / GOOD.png).read_bytes() == PNG
     with pytest.raises(ValueError, match="no finished piece"):
         store([NEVER], out, tables, pictures)
 

@@ -8,7 +8,6 @@ import pytest
 
 from experiments.paper.auc_evidence import async_gaps, at_own_rates, hybrid_gaps, kept_by_hybrid
 from experiments.paper.claims import claim_records, judged_claims
-from experiments.paper.evidence import Table, table
 from experiments.paper.rate_evidence import (
     FITTED,
     PREDICTED,
@@ -19,6 +18,7 @@ from experiments.paper.rate_evidence import (
     plotted_ratio,
     simulated_ratio,
 )
+from experiments.paper.record import Table, table
 from experiments.paper.verdicts import Found, Range, Verdict, judged, together
 
 

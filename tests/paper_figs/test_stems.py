@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.commands import BENCHES, STUDIES, module_of
-from experiments.paper.pieces import PIECES
+from experiments.catalogue import BENCHES, PIECES, STUDIES
+from experiments.commands import module_of
 
 ROOT = Path(__file__).parents[2]
 TABLES = ROOT / "docs" / "results"

@@ -1,4 +1,4 @@
-"""The pieces of the report: each a study, with the options of its quick and of its full run."""
+"""Every study and bench by name: what the list says of it, and how it stands in the report."""
 
 from __future__ import annotations
 
@@ -15,26 +15,32 @@ SECTIONS = ("Accuracy", "Throughput", "Theory", "Faults", "The simulator itself"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """One study as a part of the report."""
+class Study:
+    """One study or bench; its module has `Options`, a dataclass, and `run(options)`.
 
-    study: str
-    """Name of the command."""
-    title: str
-    caption: str
+    One with a section is a piece of the report, and its defaults are those of the full report.
+    """
+
+    name: str
+    """Of the command; module, figure and table have it, too."""
+    says: str
+    """A line for the list."""
+    minutes: float | None
+    """Of the defaults, on 2 cores; None: any."""
+    section: str = ""
+    title: str = ""
+    caption: str = ""
     """What is read from the figure, in one or two sentences; no outcome."""
-    section: str
-    csv: tuple[str, ...]
-    """Tables that it writes into its folder."""
-    png: str = ""
-    """Its figure; "": the first table is shown instead."""
-    quick: tuple[str, ...] | None = ()
-    """Arguments of the quick run; None: in the full report only."""
-    full: tuple[str, ...] = ()
-    """Arguments of the full run; a study's defaults are the full ones."""
+    tables: tuple[str, ...] = ("",)
+    """Ends of the tables' names behind ``stem``."""
+    table_stem: str = ""
+    """Where the tables are not called as the study."""
+    draws: bool = True
+    """Whether there is a figure; else the first table is shown instead."""
+    quick: str = ""
+    """Arguments of the quick report."""
     quick_minutes: float = 1.0
-    """On 2 cores, for the plan and the bar."""
-    full_minutes: float = 1.0
+    """On 2 cores."""
     fills_cores: bool = False
     """Runs as many processes as there are cores; else two pieces may run side by side."""
     source: str = "simulated; no data set"
@@ -42,297 +48,323 @@ class Piece:
     measurements: bool = False
     """Reads CSVs of measurements that the user must name."""
 
+    @property
+    def stem(self) -> str:
+        """Of its module, its tables and its figure."""
+        return self.table_stem or self.name.replace("-", "_")
+
+    @property
+    def csv(self) -> tuple[str, ...]:
+        """Tables that it writes into its folder."""
+        return tuple(f"{self.stem}{end}.csv" for end in self.tables)
+
+    @property
+    def png(self) -> str:
+        """Its figure; "": none."""
+        return f"{self.stem}.png" if self.draws else ""
+
     def arguments(self, size: Size, measurements: Path | None = None) -> tuple[str, ...] | None:
-        """Its arguments but for `--out`; None where it has no part in this report."""
-        own = self.quick if size == "quick" else self.full
-        if own is None or not self.measurements:
+        """Of the report, but for `--out`; None where it has no part in this report."""
+        own = tuple(self.quick.split()) if size == "quick" else ()
+        if not self.measurements:
             return own
         return None if measurements is None else (*own, *measured(measurements))
 
-    def minutes(self, size: Size) -> float:
+    def minutes_of(self, size: Size) -> float:
         """As written down above."""
-        return self.quick_minutes if size == "quick" else self.full_minutes
+        return self.quick_minutes if size == "quick" else self.minutes or 0.0
+
+    def share_of_time(self, size: Size) -> float:
+        """What it adds to the minutes of a report on 2 cores, where two small ones run at once."""
+        return self.minutes_of(size) / (1 if self.fills_cores else 2)
 
 
-PIECES = (
-    Piece(
-        study="demo",
+def _by_name(*studies: Study) -> dict[str, Study]:
+    return {study.name: study for study in studies}
+
+
+STUDIES = _by_name(
+    Study(
+        name="paper",
+        says="every piece below, the paper's claims judged, one page: report.html",
+        minutes=20,
+    ),
+    Study(
+        name="demo",
+        says="AUC lost by hybrid and async against sync, with intervals",
+        minutes=4,
+        section="Accuracy",
         title="AUC lost by late rows and late dense weights",
         caption="Test AUC minus that of sync, paired by seed, with 95 % intervals over seeds and"
         " test rows, by the updates that rows / dense weights miss; open: at a dense rate of its"
         " own. Left of zero a mode has lost accuracy.",
-        section="Accuracy",
-        csv=("demo.csv",),
-        png="demo.png",
         quick_minutes=4,
-        full_minutes=4,
         fills_cores=True,
     ),
-    Piece(
-        study="lateness",
+    Study(
+        name="staleness-sweep",
+        says="the same over any modes, bounds, seeds and factors",
+        minutes=None,
+    ),
+    Study(
+        name="lateness",
+        says="what late rows and late dense weights cost, rates of their own",
+        minutes=500,
+        section="Accuracy",
         title="What late rows and late dense weights cost",
         caption="Left: gap of runs whose rows alone are late, against lateness over the updates"
         " made so far. Middle: where the best dense learning rate lies when dense weights are 0, 1"
         " and 7 updates late. Right: what each lateness costs, beside a batch of twice the samples;"
         " bars are 95 % over seeds and test rows.",
-        section="Accuracy",
-        csv=(
-            "lateness.csv",
-            "lateness_rates.csv",
-            "lateness_delays.csv",
-            "lateness_hypotheses.csv",
-        ),
-        png="lateness.png",
-        quick=("--streams", "synthetic:zipf-1.4", "--share", "50", "--seeds", "2"),
+        tables=("", "_rates", "_delays", "_hypotheses"),
+        quick="--streams synthetic:zipf-1.4 --share 50 --seeds 2",
         quick_minutes=5,
-        full_minutes=500,
         fills_cores=True,
     ),
-    Piece(
-        study="treatments",
+    Study(
+        name="treatments",
+        says="what is done about late rows, and what others run: gaps",
+        minutes=11,
+        section="Accuracy",
         title="What is done about late rows, and what it gives back",
         caption="Dots are means over paired seeds, bars 95 % over seeds and test rows: test AUC"
         " minus that of sync (left), and minus the same mode and bound untreated (right). Right of"
         " zero a treatment gives accuracy back; a bar that holds zero has shown nothing. The axes"
         " are linear within a thousandth, logarithmic beyond.",
-        section="Accuracy",
-        csv=("treatments.csv",),
-        png="treatments.png",
-        quick=(
-            *("--seeds", "3", "--taus", "64"),
-            *("--presets", "torchrec-semisync", "tfra-half-sync", "persia-default"),
-        ),
+        quick="--seeds 3 --taus 64 --presets torchrec-semisync tfra-half-sync persia-default",
         quick_minutes=3,
-        full_minutes=8,
         fills_cores=True,
     ),
-    Piece(
-        study="convergence",
+    Study(
+        name="convergence",
+        says="AUC by samples and by simulated seconds, with rivals, 4 data sets",
+        minutes=15,
+        section="Accuracy",
         title="What each mode learns from a sample, and in a second",
         caption="Test AUC by samples, the simulated time to sync's AUC on 8 V100s, and the gap to"
         " sync along the run with 95 % bands over paired seeds; grey: published, of other data and"
         " one run each.",
-        section="Accuracy",
-        csv=("convergence.csv", "convergence_published.csv", "convergence_targets.csv"),
-        png="convergence.png",
-        quick=(
-            "--seeds",
-            "5",
-            "--samples",
-            "25600",
-            "--snapshots",
-            "5",
-            "--test-rows",
-            "5000",
-            "--modes",
-            "sync",
-            "hybrid",
-            "async",
-            "xdl_sync",
-            "xdl_async",
-        ),
+        tables=("", "_published", "_targets"),
+        quick="--seeds 5 --samples 25600 --snapshots 5 --test-rows 5000"
+        " --modes sync hybrid async xdl_sync xdl_async",
         quick_minutes=1.5,
-        full_minutes=15,
         fills_cores=True,
     ),
-    Piece(
-        study="time-to-auc",
+    Study(
+        name="time-to-auc",
+        says="AUC against the wall clock of a simulated cluster",
+        minutes=4,
+        section="Accuracy",
         title="AUC against the clock of a cluster that you do not own",
         caption="True gradients in the simulated order of reads and writes of the paper's"
         " 100 T cluster: AUC against simulated seconds (left) and samples (middle), and the wait"
         " for 90, 95 and 99 % of sync's climb with 95 % intervals over paired seeds (right).",
-        section="Accuracy",
-        csv=("time_to_auc_targets.csv", "time_to_auc.csv"),
-        png="time_to_auc.png",
-        quick=("--seeds", "3", "--steps", "160", "--test-rows", "5000"),
-        quick_minutes=1,
-        full_minutes=4,
+        tables=("_targets", ""),
+        quick="--seeds 3 --steps 160 --test-rows 5000",
         fills_cores=True,
     ),
-    Piece(
-        study="scale-workers",
+    Study(
+        name="scale-workers",
+        says="simulated throughput against GPUs beside published",
+        minutes=1,
+        section="Throughput",
         title="Throughput against the number of workers",
         caption="Published bars and lines (open markers) beside the simulator's lines, in samples"
         " per second; the table says which points a constant was fitted to.",
-        section="Throughput",
-        csv=("scale_workers.csv",),
-        png="scale_workers.png",
         quick_minutes=0.3,
         source=PUBLISHED,
     ),
-    Piece(
-        study="scale-model-size",
+    Study(
+        name="scale-model-size",
+        says="the same against 6.25 to 100 T parameters; suspects",
+        minutes=2,
+        section="Throughput",
         title="Throughput from 6.25 to 100 trillion parameters",
         caption="Published points and the simulator's on 64 A100; one level was fitted to the five"
         " sizes, so its flatness is put in, not found.",
-        section="Throughput",
-        csv=("scale_model_size.csv",),
-        png="scale_model_size.png",
-        quick=("--no-suspects",),
+        quick="--no-suspects",
         quick_minutes=0.4,
-        full_minutes=2,
         source=PUBLISHED,
     ),
-    Piece(
-        study="modes-timeline",
+    Study(
+        name="modes-timeline",
+        says="stages of a few steps in every mode, simulated and recorded",
+        minutes=1,
+        section="Throughput",
         title="What overlaps in each mode",
         caption="The stages of four steps of two ranks: a simulated cluster, this host simulated"
         " from the stages of its sync run, and this host as it ran, with a latency added to each"
         " lookup and push. Numbers are steps; bars above each other are in flight together.",
-        section="Throughput",
-        csv=("modes_timeline.csv",),
-        png="modes_timeline.png",
-        quick=("--rounds", "2"),
+        quick="--rounds 2",
         quick_minutes=0.5,
         source="recorded on the machine of the run, and simulated; no data set",
     ),
-    Piece(
-        study="ablation",
+    Study(
+        name="ablation",
+        says="each optimisation off in turn: throughput, and AUC where it may change",
+        minutes=8,
+        section="Throughput",
         title="What each optimisation is worth",
         caption="Throughput of hybrid on simulated clusters with one thing changed at a time, as a"
         " share of that with everything on, and what then binds; right, the AUC of real runs minus"
         " that with everything on, with 95 % intervals over paired seeds.",
-        section="Throughput",
-        csv=("ablation.csv",),
-        png="ablation.png",
-        quick=(
-            "--steps",
-            "24",
-            "--ranks",
-            "16",
-            "--seeds",
-            "3",
-            "--samples",
-            "40000",
-            "--test-rows",
-            "10000",
-        ),
+        quick="--steps 24 --ranks 16 --seeds 3 --samples 40000 --test-rows 10000",
         quick_minutes=0.5,
-        full_minutes=8,
         fills_cores=True,
         source="throughput simulated; AUC: the data set that the lines of the table name",
     ),
-    Piece(
-        study="sharded-map",
+    Study(
+        name="sharded-map",
+        says="hybrid against tables on the GPUs: who wins where, in rate and $",
+        minutes=8,
+        section="Throughput",
         title="Hybrid, or tables on the GPUs",
         caption="Samples per second and dollars a sample of hybrid over synchronous training with"
         " the tables spread over GPUs, for the same workload, by model size, network and GPU:"
         " above 1 (dark) hybrid wins. A star: the other side needs more GPUs for its rows.",
-        section="Throughput",
-        csv=("sharded_map.csv",),
-        png="sharded_map.png",
-        quick=(
-            "--gpus",
-            "a100",
-            "--software",
-            "torchrec",
-            "--steps",
-            "16",
-            "--nic-gbit-per-s",
-            "10",
-            "100",
-            "400",
-            "--parameters",
-            "1e10",
-            "1e12",
-            "6.25e12",
-            "1e14",
-        ),
+        quick="--gpus a100 --software torchrec --steps 16 --nic-gbit-per-s 10 100 400"
+        " --parameters 1e10 1e12 6.25e12 1e14",
         quick_minutes=0.5,
-        full_minutes=8,
     ),
-    Piece(
-        study="predict-published",
+    Study(
+        name="predict-published",
+        says="published GPU-sharded training, predicted from CSVs",
+        minutes=1,
+        section="Throughput",
         title="Published GPU-sharded training, predicted",
         caption="Predicted against measured steps with the 90 % band and what one machine differs"
         " by from itself (left), and the error of each point by framework (right).",
-        section="Throughput",
-        csv=("predict_published.csv",),
-        png="predict_published.png",
         measurements=True,
         quick_minutes=0.2,
         source="measurements that others published; no data set",
     ),
-    Piece(
-        study="fit",
+    Study(
+        name="fit",
+        says="the constants of GPU-sharded training, fitted; errors held out",
+        minutes=3,
+        section="Throughput",
         title="The constants fitted to the published points",
         caption="Signed logarithmic error of the simulator at every point of the paper's figures"
         " that its constants were fitted to or held against.",
-        section="Throughput",
-        csv=("persia.csv", "persia_left_out.csv"),
+        tables=("", "_left_out"),
+        table_stem="persia",
+        draws=False,
         quick_minutes=0.5,
-        full_minutes=3,
         source=PUBLISHED,
     ),
-    Piece(
-        study="convergence-bound",
+    Study(
+        name="cluster-sweep",
+        says="simulated clusters: grid or Latin hypercube, Pareto front",
+        minutes=None,
+    ),
+    Study(
+        name="convergence-bound",
+        says="the bound of late rows against measured gradients; alpha",
+        minutes=8,
+        section="Theory",
         title="What is proved of late rows, and what is measured",
         caption="Logistic regression with known constants: the bound on the mean squared gradient"
         " (lines) and the measured mean with its 95 % interval (markers) against the lateness tau,"
         " for rare and for popular ids, axes logarithmic. Right: how often the rows of each data"
         " set are read.",
-        section="Theory",
-        csv=(
-            "convergence_bound.csv",
-            "convergence_bound_alpha.csv",
-            "convergence_bound_steps.csv",
-        ),
-        png="convergence_bound.png",
-        quick=("--seeds", "3", "--updates", "64", "1024", "--samples", "50000"),
+        tables=("", "_alpha", "_steps"),
+        quick="--seeds 3 --updates 64 1024 --samples 50000",
         quick_minutes=1.2,
-        full_minutes=8,
     ),
-    Piece(
-        study="row-frequency",
+    Study(
+        name="row-frequency",
+        says="the gap, missed pushes and drift by how often ids occur",
+        minutes=10,
+        section="Theory",
         title="Who pays for late rows: rare ids or popular ones?",
         caption="Gap of hybrid to sync by how often a test sample's rarest id occurs in training,"
         " 95 % over paired seeds; pushes of a row that a read missed, beside the model; and the gap"
         " against the drift of the rows.",
-        section="Theory",
-        csv=("row_frequency.csv", "row_frequency_staleness.csv", "row_frequency_drift.csv"),
-        png="row_frequency.png",
-        quick=("--seeds", "3", "--samples", "20000", "--test-rows", "10000", "--probes", "4"),
+        tables=("", "_staleness", "_drift"),
+        quick="--seeds 3 --samples 20000 --test-rows 10000 --probes 4",
         quick_minutes=1.5,
-        full_minutes=10,
         fills_cores=True,
     ),
-    Piece(
-        study="checkpoint-interval",
+    Study(
+        name="checkpoint-interval",
+        says="throughput lost to crashes and checkpoints, in three modes",
+        minutes=6,
+        section="Faults",
         title="Throughput lost to crashes and checkpoints",
         caption="Share of the throughput of simulated runs that random crashes of ranks and"
         " checkpoints cost, against the time between checkpoints in units of Young's, by mode and"
         " rate of crashes, with 95 % intervals over seeds; Daly's closed form beside.",
-        section="Faults",
-        csv=("checkpoint_interval.csv",),
-        png="checkpoint_interval.png",
-        quick=("--seeds", "3", "--steps", "160", "--factors", "0.25", "1", "4"),
+        quick="--seeds 3 --steps 160 --factors 0.25 1 4",
         quick_minutes=0.3,
-        full_minutes=6,
     ),
-    Piece(
-        study="simulator-speed",
+    Study(
+        name="fault-drill",
+        says="processes killed at random: what goes on, what is lost",
+        minutes=30,
+    ),
+    Study(
+        name="simulator-speed",
+        says="events and CPU time against the size of the cluster",
+        minutes=1,
+        section="The simulator itself",
         title="Events and CPU time of the simulator",
         caption="CPU seconds of one simulated run, and events a second, against the size of the"
         " cluster; wall-clock load of the machine beside it.",
-        section="The simulator itself",
-        csv=("simulator_speed.csv",),
-        quick=("--most-ranks", "256", "--closed-forms", "500"),
+        draws=False,
+        quick="--most-ranks 256 --closed-forms 500",
         quick_minutes=0.8,
     ),
 )
-"""In the order of the report; the studies' own packages stay unimported until one runs."""
+"""Name -> study, in the order of the report; its module lies in experiments/studies."""
+PIECES = tuple(study for study in STUDIES.values() if study.section)
+"""Of the report."""
+
+BENCHES = _by_name(
+    Study(
+        name="bench-engines",
+        says="sync against dense alone, latency against its law, transport, threads and processes",
+        minutes=11,
+    ),
+    Study(
+        name="bench-embedding",
+        says="the store's kernels against numpy, torch and a dict",
+        minutes=5,
+    ),
+    Study(
+        name="bench-sweep",
+        says="core-seconds of a sweep's point against plain torch",
+        minutes=15,
+    ),
+    Study(
+        name="bench-snapshot",
+        says="the pause of a snapshot of the rows, and steps around it",
+        minutes=1,
+    ),
+    Study(name="bench-memory", says="a million steps: memory beside the rows", minutes=60),
+    Study(
+        name="validate",
+        says="runs of this host against their predictions, with bands",
+        minutes=15,
+    ),
+    Study(
+        name="bench-peers",
+        says="whole steps against FBGEMM, TorchRec and torch",
+        minutes=40,
+    ),
+)
+"""The same for speeds, in experiments/benching."""
 
 
-def chosen(only: Sequence[str], pieces: Sequence[Piece] = PIECES) -> list[Piece]:
-    """The pieces of these studies, in the report's order; all where none is named.
+def chosen(only: Sequence[str], pieces: Sequence[Study] = PIECES) -> list[Study]:
+    """The pieces of these names, in the report's order; all where none is named.
 
     Raises ValueError naming a study that is no piece.
     """
-    known = [piece.study for piece in pieces]
+    known = [piece.name for piece in pieces]
     for name in only:
         if name not in known:
             raise ValueError(f"only must name pieces ({', '.join(known)}), got {name!r}")
-    return [piece for piece in pieces if not only or piece.study in only]
+    return [piece for piece in pieces if not only or piece.name in only]
 
 
 def measured(folder: Path) -> tuple[str, ...]:
