@@ -1,10 +1,11 @@
-"""Tables that align on a terminal, and the same as CSV."""
+"""What a study leaves: tables on a terminal and as CSV, and the figure of one."""
 
 from __future__ import annotations
 
 import csv
+import importlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,39 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
+Column = str | Callable[[Any], str]
+"""How a cell shows its row: a format of the row's fields, or a function of it."""
+
+
+def table(rows: Sequence[Any], columns: Mapping[str, Column]) -> str:
+    """Rows (mappings or objects) as a person reads them; ``columns``: header -> cell.
+
+    >>> print(table([{"mode": "sync", "auc": 0.71234}], {"mode": "{mode}", "AUC": "{auc:.3f}"}))
+    mode    AUC
+    ----  -----
+    sync  0.712
+    """
+    cells = [
+        [
+            show(row) if callable(show) else show.format_map(_Fields(row))
+            for show in columns.values()
+        ]
+        for row in rows
+    ]
+    return aligned(list(columns), cells)
+
+
+class _Fields(dict[str, Any]):
+    """The fields of a mapping, or of an object."""
+
+    def __init__(self, row: Any) -> None:
+        super().__init__(row if isinstance(row, Mapping) else {})
+        self._row = row
+
+    def __missing__(self, name: str) -> Any:
+        return getattr(self._row, name)
+
+
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """One line per mapping, the first one's keys as header; whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -35,3 +69,10 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     writer.writerows(rows)
     with atomic_write(path) as file:
         file.write(lines.getvalue().encode())
+
+
+def drawn(path: Path, *others: Any) -> Path:
+    """Draw the figure of a table beside it; a module of `paper_figs` has the table's stem."""
+    style, own = (importlib.import_module(f"paper_figs.{name}") for name in ("style", path.stem))
+    figure = getattr(own, f"{path.stem}_figure")(path, *others)
+    return Path(style.save(figure, path.with_suffix(".png")))

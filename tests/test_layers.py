@@ -29,10 +29,10 @@ ROOMS = {
         "train_options", "train_command", "commands", "__main__",
     ],
     "experiments": [
-        "catalogue", "statistics", "tables", "checks", "targets", "folders", "kept", "data_sets",
-        "points", "gaps", "paired", "sweep", "stage_bars", "published", "drilling", "staleness",
-        "lateness", "validating", "paper", "registry", "studies", "benching", "commands",
-        "__main__",
+        "catalogue", "options", "statistics", "tables", "checks", "targets", "folders", "kept",
+        "data_sets", "points", "gaps", "paired", "sweep", "stage_bars", "published", "drilling",
+        "staleness", "lateness", "validating", "paper", "registry", "studies", "benching",
+        "commands", "__main__",
     ],
 }  # fmt: skip
 """Bottom first: a room imports from rooms before it, never from one after it."""

@@ -10,15 +10,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from experiments.benching.wide import FIELDS, WideWorkload, wide_workload
-from experiments.benching.windows import Window, interleave, summarize
-from experiments.checks import COUNT, between
-from experiments.tables import aligned, write_csv
+from experiments.benching.windows import Bench, ForeignCores, interleave, summarize
+from experiments.options import Count, within
+from experiments.tables import drawn, table, write_csv
 from runtime.data.batch import Batch, Field, Layout
 from runtime.data.ids import hash_integers, mix64, tag
 from runtime.embedding.config import RowOptimizer, TableConfig
@@ -45,35 +44,33 @@ LINES = {
 lines; for an LRU list two neighbours more), and the goal as a share of the rate of such lines."""
 
 
+COLUMNS = {
+    "median": "{median:.2f}", "min": "{low:.2f}", "max": "{high:.2f}",
+    "quiet": "{quiet}/{windows}", "foreign cores": "{foreign_cores:.2f}",
+}  # fmt: skip
+Dim = Annotated[int, within(1, 4096)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(Bench):
     """M ids/s of each kernel on one core, candidates in turn."""
 
-    rows: int = 10_000_000
+    rows: Annotated[int, within(FIELDS, 10**9)] = 10_000_000
     """Rows of each table."""
-    dim: int = 16
+    dim: Dim = 16
     """Floats in a row."""
-    batch: int = 4096
+    batch: Count = 4096
     """Samples of a batch of workload `wide`, of 26 ids each."""
-    rounds: int = 15
+    rounds: Count = 15
     """Interleaved rounds."""
-    most_foreign_cores: float = 1.1
+    most_foreign_cores: ForeignCores = 1.1
     """A window in which other processes used more cores than this counts as loaded; they have the
     other core to themselves."""
-    out: Path = Path("runs/bench-embedding")
-    """Folder of the CSV and the figure."""
-
-    def __post_init__(self) -> None:
-        between(FIELDS, 10**9, rows=self.rows)
-        between(*COUNT, batch=self.batch, rounds=self.rounds)
-        between(1, 4096, dim=self.dim)
-        between(0, 1024, most_foreign_cores=self.most_foreign_cores)
 
 
 def run(options: Options) -> None:
     """Measure, print the table and the goals, write CSV and figure."""
     import torch
-    from tqdm import tqdm
 
     from runtime.embedding.native.extension import native
 
@@ -87,12 +84,11 @@ def run(options: Options) -> None:
     records: list[dict[str, Any]] = []
     medians: dict[str, float] = {}
     for group, kernels in groups.items():
-        total = options.rounds * len(kernels)
-        with tqdm(total=total, desc=group, disable=None) as bar:
-            windows = interleave(kernels, options.rounds, options.most_foreign_cores, bar.update)
+        windows = interleave(kernels, options.rounds, options.most_foreign_cores, group)
         records += [{"workload": group, **asdict(w)} for w in windows]
-        medians |= {name: summarize(windows, name).median for name in kernels}
-        print(_table(group, windows, list(kernels)) + "\n")
+        summaries = [summarize(windows, name) for name in kernels]
+        medians |= {own.name: own.median for own in summaries}
+        print(table(summaries, {f"{group}: M ids/s": "{name}", **COLUMNS}) + "\n")
     for name, (goal, words) in GOALS.items():
         verdict = "met" if medians[name] >= goal else "MISSED"
         print(f"goal: {name} >= {words}: {medians[name]:.1f} M ids/s: {verdict}")
@@ -109,28 +105,9 @@ def run(options: Options) -> None:
     print(f"rows are fetched into {native.prefetch_level()} ({tested}; 0: PERSIA_PREFETCH says so)")
     if options.rows != 10_000_000 or options.dim != 16:
         print("(the goals are for 10 M rows and dim 16)")
-    table = options.out / "bench_embedding.csv"
-    write_csv(table, records)
-    from paper_figs.bench_embedding import bench_embedding_figure  # late: pyplot takes seconds
-    from paper_figs.style import save
-
-    figure = save(bench_embedding_figure(table), options.out / "bench_embedding.png")
-    print(f"{table}  {figure}")
-
-
-def _table(group: str, windows: list[Window], names: list[str]) -> str:
-    rows = []
-    for name in names:
-        s = summarize(windows, name)
-        rows.append(
-            [
-                name,
-                *(f"{v:.2f}" for v in (s.median, s.low, s.high)),
-                f"{s.quiet}/{s.windows}",
-                f"{s.foreign_cores:.2f}",
-            ]
-        )
-    return aligned([f"{group}: M ids/s", "median", "min", "max", "quiet", "foreign cores"], rows)
+    path = options.out / "bench_embedding.csv"
+    write_csv(path, records)
+    print(f"{path}  {drawn(path)}")
 
 
 def _rate(work: Callable[[], float | None], count: int = 0) -> Callable[[], float]:

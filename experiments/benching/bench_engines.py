@@ -30,7 +30,7 @@ from experiments.benching.windows import (
     summarize,
     verdict,
 )
-from experiments.tables import aligned, write_csv
+from experiments.tables import aligned, table, write_csv
 from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig, EngineConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.embedding.config import RowOptimizer, TableConfig
@@ -57,14 +57,10 @@ WARM_UP = {"sync": 2, "transport": 3}
 
 def run(options: Options) -> None:
     """Measure all candidates of each question in turn, and print what came out."""
-    from tqdm import tqdm
-
     for what in options.what:
         own = options.of(what)
         question = QUESTIONS[what](own)
-        with tqdm(total=len(question.candidates) * own.rounds, desc=what, disable=None) as bar:
-            most = own.most_foreign_cores
-            windows = interleave(question.candidates, own.rounds, most, tick=bar.update)
+        windows = interleave(question.candidates, own.rounds, own.most_foreign_cores, what)
         path = own.out / f"bench_{what}.csv"
         write_csv(path, [asdict(w) for w in windows])
         loaded = sum(not w.quiet for w in windows)
@@ -143,14 +139,13 @@ class SyncBesideDense:
 
     def report(self, windows: Sequence[Window]) -> str:
         """Medians, and the paired ratio with its goal."""
-        cells = []
-        for name in self.candidates:
-            s = summarize(windows, name)
-            spread, quiet = f"{s.low:,.0f} to {s.high:,.0f}", f"{s.quiet}/{s.windows}"
-            cells.append([name, f"{s.median:,.0f}", spread, quiet, f"{s.foreign_cores:.2f}"])
+        columns = {
+            "": "{name}", "samples/s": "{median:,.0f}", "range": "{low:,.0f} to {high:,.0f}",
+            "quiet windows": "{quiet}/{windows}", "foreign cores": "{foreign_cores:.2f}",
+        }  # fmt: skip
         ratio = paired_ratio(windows, "sync", "dense-only")
         return (
-            aligned(["", "samples/s", "range", "quiet windows", "foreign cores"], cells)
+            table([summarize(windows, name) for name in self.candidates], columns)
             + f"\nsync / dense-only: {ratio.mean:.2f} [{ratio.low:.2f}, {ratio.high:.2f}] over"
             f" {ratio.pairs} pairs; goal {SYNC_GOAL:.2f}: {verdict(ratio, SYNC_GOAL)}"
         )

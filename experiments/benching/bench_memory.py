@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from experiments.checks import COUNT, RANKS, TAU, between
+from experiments.options import Count, Ranks, StudyOptions, Tau, within
 from experiments.tables import aligned, write_csv
 
 GOAL_BYTES = 1 << 30
@@ -15,29 +15,21 @@ _GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(StudyOptions):
     """One run of many small steps; its memory is read a hundred times on the way."""
 
-    steps: int = 1_000_000
+    steps: Count = 1_000_000
     """Steps of all ranks."""
-    ranks: int = 8
+    ranks: Ranks = 8
     """NN workers W."""
-    shards: int = 4
+    shards: Annotated[int, within(1, 4096)] = 4
     """Embedding servers."""
-    batch: int = 16
+    batch: Count = 16
     """Samples per dense update."""
-    tau: int = 4
+    tau: Tau = 4
     """Bound of mode hybrid."""
     executor: Literal["lag", "concurrent"] = "lag"
     """Who carries the steps out: one thread, or a thread a rank."""
-    out: Path = Path("runs/bench-memory")
-    """Folder of the CSV."""
-
-    def __post_init__(self) -> None:
-        between(*COUNT, steps=self.steps, batch=self.batch)
-        between(*RANKS, ranks=self.ranks)
-        between(1, 4096, shards=self.shards)
-        between(*TAU, tau=self.tau)
 
 
 def run(options: Options) -> None:

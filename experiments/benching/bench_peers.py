@@ -4,75 +4,46 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Literal
 
 from experiments.benching.peer_steps import (
     CEILING,
+    OF_OPTIONS,
     ONE_STEP_LATE,
     OURS,
     PEERS,
     WARM_UP_STEPS,
+    Shape,
     Steps,
     systems_of,
 )
 from experiments.benching.wide import FIELDS
-from experiments.benching.windows import Window, interleave, paired_ratio, summarize, verdict
-from experiments.checks import COUNT, between, not_empty
-from experiments.tables import aligned, write_csv
+from experiments.benching.windows import (
+    Bench,
+    Summary,
+    Window,
+    interleave,
+    paired_ratio,
+    summarize,
+    verdict,
+)
+from experiments.options import MOST, Count, Some, within
+from experiments.tables import Column, drawn, table, write_csv
 
 WorkloadName = Literal["wide", "wide-dim128", "small", "small-8ids", "paper"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """One workload, and the ratios to reach, set before the engine was built."""
-
-    dim: int
-    hidden: tuple[int, ...]
-    ids_per_field: int
-    rows: int
-    goals: tuple[tuple[str, float], ...]
-    """(base, ratio of our best mode to it)."""
-
-
 SHAPES: dict[WorkloadName, Shape] = {
-    "wide": Shape(
-        dim=16,
-        hidden=(1024, 512, 256),
-        ids_per_field=1,
-        rows=10_000_000,
-        goals=((CEILING, 0.95),),
-    ),
-    "wide-dim128": Shape(
-        dim=128,
-        hidden=(1024, 512, 256),
-        ids_per_field=1,
-        rows=1_000_000,
-        goals=((CEILING, 0.85), ("fbgemm tbe", 1.2)),
-    ),
-    "small": Shape(
-        dim=16,
-        hidden=(256, 128, 64),
-        ids_per_field=1,
-        rows=10_000_000,
-        goals=(("fbgemm tbe", 1.5),),
-    ),
+    "wide": Shape(goals=((CEILING, 0.95),)),
+    "wide-dim128": Shape(dim=128, rows=1_000_000, goals=((CEILING, 0.85), ("fbgemm tbe", 1.2))),
+    "small": Shape(hidden=(256, 128, 64), goals=(("fbgemm tbe", 1.5),)),
     "small-8ids": Shape(
-        dim=16,
         hidden=(256, 128, 64),
         ids_per_field=8,
-        rows=10_000_000,
         goals=(("fbgemm tbe", 1.8), ("torchrec fused", 1.8)),
     ),
-    "paper": Shape(
-        dim=16,
-        hidden=(4096, 2048, 1024, 512, 256),  # as runtime.models.networks.PAPER_MLP
-        ids_per_field=1,
-        rows=10_000_000,
-        goals=(),
-    ),
+    "paper": Shape(hidden=(4096, 2048, 1024, 512, 256)),  # as runtime.models.networks.PAPER_MLP
 }
 UNITS = {"wall": "samples/s", "cpu": "samples per CPU second"}
 LATENCY_GOAL = 1.4
@@ -83,94 +54,66 @@ was not set up as it can be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(Bench):
     """Samples/s of whole training steps, every system in turn, ratios with intervals."""
 
-    workloads: tuple[WorkloadName, ...] = ("wide", "wide-dim128", "small", "small-8ids")
+    workloads: Some[WorkloadName] = ("wide", "wide-dim128", "small", "small-8ids")
     """wide: 26 fields, 10 M rows, MLP 1024-512-256; small: 256-128-64; dim 128 has 1 M rows; paper:
     wide with the paper's MLP, which asks for a GPU."""
     device: str = "cpu"
     """Of the dense network, the rows stay in host memory; with cuda the peers are left out."""
-    rows: int | None = None
+    rows: Annotated[int, within(FIELDS, 10**9)] | None = None
     """Distinct ids instead of the workload's own number (for a quick look)."""
-    batch: int = 4096
+    batch: Count = 4096
     """Samples a step."""
-    threads: int = 2
+    threads: Annotated[int, within(1, 1024)] = 2
     """Threads of one dense operation, and of the embedding kernels of sync and lookahead."""
     clock: Literal["wall", "cpu"] = "wall"
     """wall: what the goals mean. cpu: samples per second of CPU time over all threads, first steps
     included: what a machine shared with others can still tell; use it with --threads 1."""
-    latency_s: float = 0.0
+    latency_s: Annotated[float, within(0, 60)] = 0.0
     """Seconds added to every lookup and every push of ours, as a network would; then the peers are
     left out and hybrid is compared with sync."""
-    rounds: int = 30
+    rounds: Count = 30
     """Interleaved rounds of windows."""
-    window_steps: int = 8
+    window_steps: Annotated[int, within(WARM_UP_STEPS + 1, MOST)] = 8
     """Steps in a window, >= 3; the first two are not timed."""
-    most_foreign_cores: float = 0.15
-    """Windows with more foreign load are measured again once, then left out if others suffice."""
-    out: Path = Path("runs/bench-peers")
-    """Folder of the CSV and the figure."""
-
-    def __post_init__(self) -> None:
-        not_empty(workloads=self.workloads)
-        between(FIELDS, 10**9, rows=self.rows)
-        between(*COUNT, batch=self.batch, rounds=self.rounds)
-        between(1, 1024, threads=self.threads)
-        between(WARM_UP_STEPS + 1, COUNT[1], window_steps=self.window_steps)
-        between(0, 60, latency_s=self.latency_s)
-        between(0, 1024, most_foreign_cores=self.most_foreign_cores)
 
 
 def run(options: Options) -> None:
     """Measure, print table and goals, write CSV and figure."""
-    from tqdm import tqdm
-
     all_windows: list[dict[str, object]] = []
     for name in options.workloads:
         systems = systems_of(_steps(options, SHAPES[name]))
         if options.clock == "cpu":
             samples = options.window_steps * options.batch
             systems = {one: _by_cpu(measure, samples) for one, measure in systems.items()}
-        with tqdm(total=options.rounds * len(systems), desc=name, disable=None) as bar:
-            windows = interleave(systems, options.rounds, options.most_foreign_cores, bar.update)
+        windows = interleave(systems, options.rounds, options.most_foreign_cores, name)
         all_windows += [
             {"workload": name, "unit": UNITS[options.clock], **asdict(w)} for w in windows
         ]
         print(_report(name, windows, list(systems), options))
-    table = options.out / "bench_peers.csv"
-    write_csv(table, all_windows)
-    from paper_figs.bench_peers import bench_peers_figure  # late: pyplot takes seconds
-    from paper_figs.style import save
-
-    figure = save(bench_peers_figure(table, CEILING), options.out / "bench_peers.png")
-    print(f"{table}  {figure}")
+    path = options.out / "bench_peers.csv"
+    write_csv(path, all_windows)
+    print(f"{path}  {drawn(path, CEILING)}")
 
 
 def _report(name: WorkloadName, windows: list[Window], systems: list[str], options: Options) -> str:
-    rows = []
-    for system in systems:
-        found = summarize(windows, system)
-        share = paired_ratio(windows, system, CEILING)
-        rows.append(
-            [
-                system,
-                *(f"{v / 1e3:.1f}" for v in (found.median, found.low, found.high)),
-                f"{share.mean:.2f} [{share.low:.2f}, {share.high:.2f}]",
-                f"{found.quiet}/{found.windows}",
-                f"{found.foreign_cores:.2f}",
-            ]
-        )
-    header = [
-        f"{name}: k {UNITS[options.clock]}",
-        "median",
-        "min",
-        "max",
-        "of dense-only",
-        "quiet",
-        "foreign",
-    ]
-    lines = [aligned(header, rows)]
+
+    def share(of: Summary) -> str:
+        found = paired_ratio(windows, of.name, CEILING)
+        return f"{found.mean:.2f} [{found.low:.2f}, {found.high:.2f}]"
+
+    columns: dict[str, Column] = {
+        f"{name}: k {UNITS[options.clock]}": "{name}",
+        "median": lambda s: f"{s.median / 1e3:.1f}",
+        "min": lambda s: f"{s.low / 1e3:.1f}",
+        "max": lambda s: f"{s.high / 1e3:.1f}",
+        "of dense-only": share,
+        "quiet": "{quiet}/{windows}",
+        "foreign": "{foreign_cores:.2f}",
+    }
+    lines = [table([summarize(windows, system) for system in systems], columns)]
     best = max(OURS, key=lambda one: summarize(windows, one).median)
     goals = [(best, base, goal) for base, goal in SHAPES[name].goals if base in systems]
     if options.latency_s:
@@ -205,14 +148,5 @@ def _by_cpu(measure: Callable[[], float], samples: int) -> Callable[[], float]:
 
 
 def _steps(options: Options, shape: Shape) -> Steps:
-    return Steps(
-        dim=shape.dim,
-        hidden=shape.hidden,
-        ids_per_field=shape.ids_per_field,
-        rows=options.rows or shape.rows,
-        batch=options.batch,
-        window_steps=options.window_steps,
-        threads=options.threads,
-        device=options.device,
-        latency_s=options.latency_s,
-    )
+    known = {name: getattr(options, name) for name in OF_OPTIONS}
+    return Steps(**asdict(replace(shape, rows=options.rows or shape.rows)), **known)

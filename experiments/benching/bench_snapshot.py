@@ -10,12 +10,12 @@ import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from experiments.benching.windows import ForeignLoad
-from experiments.checks import COUNT, between
+from experiments.options import Count, StudyOptions, within
 from experiments.tables import aligned, write_csv
 from runtime.data.batch import Batch, Field, Layout
 from runtime.data.ids import mix64
@@ -29,27 +29,19 @@ WAYS = ("inside the cut", "behind training")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(StudyOptions):
     """The pause of a snapshot of one Adagrad table in milliseconds, and the steps around it."""
 
-    rows: int = 1_000_000
+    rows: Annotated[int, within(1, 10**9)] = 1_000_000
     """Rows of the table."""
-    dim: int = 16
+    dim: Annotated[int, within(1, 4096)] = 16
     """Floats in a row."""
-    batch: int = 16_384
+    batch: Count = 16_384
     """Ids of a step, drawn uniformly."""
-    rounds: int = 10
+    rounds: Count = 10
     """Snapshots of each way, in turn."""
-    around_s: float = 0.3
+    around_s: Annotated[float, within(0.001, 3600)] = 0.3
     """Seconds of training before each snapshot."""
-    out: Path = Path("runs/bench-snapshot")
-    """Folder of the CSV."""
-
-    def __post_init__(self) -> None:
-        between(1, 10**9, rows=self.rows)
-        between(1, 4096, dim=self.dim)
-        between(*COUNT, batch=self.batch, rounds=self.rounds)
-        between(0.001, 3600, around_s=self.around_s)
 
 
 @dataclass(frozen=True, slots=True)

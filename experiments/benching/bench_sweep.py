@@ -6,14 +6,20 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
 from experiments.benching.core_seconds import core_seconds
-from experiments.benching.windows import Window, interleave, paired_ratio, summarize, verdict
-from experiments.checks import COUNT, RANKS, SEEDS, TAU, between, each_between, not_empty
-from experiments.sweep import default_jobs
+from experiments.benching.windows import (
+    Bench,
+    Window,
+    interleave,
+    paired_ratio,
+    summarize,
+    verdict,
+)
+from experiments.options import Count, Jobs, Ranks, Seeds, Some, Tau, default_jobs
 from experiments.tables import aligned, write_csv
 
 DATA = "kuairand-pure-14d"
@@ -24,43 +30,27 @@ TRAIN_SAMPLES = 166_932
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(Bench):
     """Core-seconds (user and system, of all processes) a point, beside a plain loop's, in turn."""
 
     data_dir: Path | None = None
     """Folder with the demo's clicks; else PERSIA_DATA_DIR."""
-    ranks: tuple[int, ...] = (1, 8)
+    ranks: Some[Ranks] = (1, 8)
     """NN workers W."""
-    batch: tuple[int, ...] = (128, 1024)
+    batch: Some[Count] = (128, 1024)
     """Samples per dense update."""
-    tau: int = 4
+    tau: Tau = 4
     """Bound of the points."""
-    seeds: int = 5
+    seeds: Seeds = 5
     """Points of a sweep, which start up and read the data together; a run alone has one."""
-    rounds: int = 3
+    rounds: Count = 3
     """Each command is measured so often, in turn with the others."""
-    jobs: int = default_jobs()
+    jobs: Jobs = field(default_factory=default_jobs)
     """Points of a sweep at a time."""
-    most_foreign_cores: float = 0.15
-    """A measurement during which other processes used more cores than this is made again once."""
-    out: Path = Path("runs/bench-sweep")
-    """Folder of the CSV."""
-
-    def __post_init__(self) -> None:
-        not_empty(ranks=self.ranks, batch=self.batch)
-        each_between(*RANKS, ranks=self.ranks)
-        each_between(*COUNT, batch=self.batch)
-        between(*TAU, tau=self.tau)
-        between(*SEEDS, seeds=self.seeds)
-        between(*COUNT, rounds=self.rounds)
-        between(*COUNT, jobs=self.jobs)
-        between(0, 1024, most_foreign_cores=self.most_foreign_cores)
 
 
 def run(options: Options) -> None:
     """Measure, then print the table with the goals."""
-    from tqdm import tqdm
-
     from runtime.data.catalogue import CATALOGUE, find_folder
 
     schema = CATALOGUE[DATA]()
@@ -68,15 +58,9 @@ def run(options: Options) -> None:
     windows: list[Window] = []
     settings = [(ranks, batch) for batch in options.batch for ranks in options.ranks]
     scratch = options.out / "points"
-    with tqdm(total=4 * options.rounds * len(settings), desc="windows", disable=None) as bar:
-        for ranks, batch in settings:
-            asked = _Asked(options, file, scratch, ranks, batch)
-            windows += interleave(
-                asked.candidates(),
-                options.rounds,
-                options.most_foreign_cores,
-                bar.update,
-            )
+    for ranks, batch in settings:
+        asked = _Asked(options, file, scratch, ranks, batch).candidates()
+        windows += interleave(asked, options.rounds, options.most_foreign_cores)
     shutil.rmtree(scratch, ignore_errors=True)
     write_csv(options.out / "bench_sweep.csv", [asdict(w) for w in windows])
     print(f"core-seconds a point: {DATA}, hybrid tau {options.tau}, {SNAPSHOTS} snapshots")

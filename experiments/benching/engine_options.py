@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from experiments.benching.wide import FIELDS
-from experiments.checks import COUNT, between, each_between, each_known, not_empty
+from experiments.benching.windows import Bench
+from experiments.options import MOST, Count, Some, one_of, within
 from persia_sim.words.vocabulary import Mode
 
 ENGINES = {
@@ -40,71 +40,58 @@ LEAST_STEPS = {"sync": 3, "latency": 9, "transport": 4, "scaling": 20}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(Bench):
     """Candidates in turn, round after round; what is not given is each question's own."""
 
-    what: tuple[str, ...] = ("sync", "latency", "transport")
+    what: Some[Annotated[str, one_of(DEFAULTS)]] = ("sync", "latency", "transport")
     """sync, latency, transport, scaling (half an hour)."""
-    rounds: int | None = None
+    rounds: Count | None = None
     """Interleaved rounds of all candidates."""
-    window_steps: int | None = None
+    window_steps: Annotated[int, within(3, MOST)] | None = None
     """Steps of a measurement; the first are not timed."""
-    batch: int | None = None
+    batch: Count | None = None
     """Samples of one dense update."""
-    rows: int | None = None
+    rows: Annotated[int, within(FIELDS, 10**9)] | None = None
     """Distinct ids of the workload."""
-    dim: int | None = None
+    dim: Annotated[int, within(1, 4096)] | None = None
     """Floats in a row."""
-    hidden: tuple[int, ...] | None = None
+    hidden: Some[Annotated[int, within(1, 2**20)]] | None = None
     """Widths of the MLP's layers."""
-    threads: int | None = None
+    threads: Annotated[int, within(1, 1024)] | None = None
     """Threads of one dense operation."""
-    ranks: tuple[int, ...] | None = None
+    ranks: Some[Annotated[int, within(1, 64)]] | None = None
     """NN workers; several for scaling."""
-    servers: tuple[int, ...] | None = None
+    servers: Some[Annotated[int, within(1, 64)]] | None = None
     """Embedding servers (shards, where they are in the ranks' process); several for scaling."""
-    latency_s: tuple[float, ...] | None = None
+    latency_s: Some[Annotated[float, within(0.0, 10.0)]] | None = None
     """Seconds that each lookup and each push takes longer, as in a network."""
-    windows: tuple[int, ...] | None = None
+    windows: Some[Annotated[int, within(1, 1024)]] | None = None
     """Of latency: bounds tau of hybrid and raw_hybrid, and steps ahead of lookahead."""
-    modes: tuple[str, ...] | None = None
+    modes: Some[Annotated[str, one_of(map(str, Mode))]] | None = None
     """Modes of scaling."""
-    engines: tuple[str, ...] | None = None
+    engines: Some[Annotated[str, one_of(ENGINES)]] | None = None
     """threads, servers, processes: of scaling."""
     data: str | None = None
     """Data set of scaling."""
     clock: Literal["wall", "cpu"] | None = None
     """Of transport. wall: a step's seconds. cpu: the CPU seconds of ranks and servers together, for
     a busy machine; what a message waits is not in them."""
-    most_foreign_cores: float = 0.15
-    """A window in which other processes used more cores than this is measured once more."""
-    out: Path = Path("runs/bench-engines")
-    """Folder of a CSV for each question."""
 
-    def __post_init__(self) -> None:
-        lists = {"ranks": self.ranks, "servers": self.servers, "latency_s": self.latency_s,
-                 "windows": self.windows, "hidden": self.hidden, "modes": self.modes,
-                 "engines": self.engines}  # fmt: skip
-        not_empty(what=self.what, **{n: v for n, v in lists.items() if v is not None})
-        each_known(DEFAULTS, what=self.what)
-        each_known(ENGINES, engines=self.engines or ())
-        each_known(dict.fromkeys(map(str, Mode)), modes=self.modes or ())
-        each_between(1, 64, ranks=self.ranks or (), servers=self.servers or ())
-        each_between(0.0, 10.0, latency_s=self.latency_s or ())
-        each_between(1, 1024, windows=self.windows or ())
-        each_between(1, 2**20, hidden=self.hidden or ())
-        between(*COUNT, rounds=self.rounds, batch=self.batch)
-        between(FIELDS, 10**9, rows=self.rows)
-        between(1, 4096, dim=self.dim)
-        between(1, 1024, threads=self.threads)
-        between(0, 1024, most_foreign_cores=self.most_foreign_cores)
+    def check(self) -> None:
+        """What a question reads, and how it reads it."""
         for name in self.what:
-            between(LEAST_STEPS[name], COUNT[1], window_steps=self.window_steps)
+            within(LEAST_STEPS[name], MOST).hold("window_steps", self.window_steps or MOST)
             if name != "scaling":
                 self._check_single(name)
         if "latency" in self.what:
-            each_between(1e-4, 10.0, latency_s=self.latency_s or ())
-        self._check_read()
+            for latency_s in self.latency_s or ():
+                within(1e-4, 10.0).hold("latency_s", latency_s)
+        for name in OWN:
+            readers = [what for what, own in DEFAULTS.items() if name in own]
+            if getattr(self, name) is not None and not {*readers} & {*self.what}:
+                raise ValueError(
+                    f"{name} is only used by --what {', '.join(readers)}; remove it or name one"
+                )
 
     def of(self, what: str) -> Options:
         """What a question takes: what was typed of its own, its defaults for the rest."""
@@ -122,12 +109,3 @@ class Options:
         batch, ranks = self.batch or DEFAULTS[what]["batch"], max(self.ranks or (1,))
         if batch < ranks:
             raise ValueError(f"batch {batch} gives {ranks} ranks less than a sample each")
-
-    def _check_read(self) -> None:
-        """Raise ValueError for an option that none of the questions reads."""
-        for name in OWN:
-            readers = [what for what, own in DEFAULTS.items() if name in own]
-            if getattr(self, name) is not None and not {*readers} & {*self.what}:
-                raise ValueError(
-                    f"{name} is only used by --what {', '.join(readers)}; remove it or name one"
-                )

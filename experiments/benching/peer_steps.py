@@ -27,14 +27,25 @@ CEILING = "dense-only"
 WARM_UP_STEPS = 2  # of a window, not timed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Steps:
-    """What a window trains."""
+OF_OPTIONS = ("batch", "window_steps", "threads", "device", "latency_s")
 
-    dim: int
-    hidden: tuple[int, ...]
-    ids_per_field: int
-    rows: int
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """One workload, and the ratios to reach, set before the engine was built."""
+
+    dim: int = 16
+    hidden: tuple[int, ...] = (1024, 512, 256)
+    ids_per_field: int = 1
+    rows: int = 10_000_000
+    goals: tuple[tuple[str, float], ...] = ()
+    """(base, ratio of our best mode to it)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps(Shape):
+    """What a window trains, with the options of the bench."""
+
     batch: int
     window_steps: int
     threads: int

@@ -8,13 +8,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from experiments.benching.windows import ForeignLoad
-from experiments.checks import between, each_between, each_known, not_empty
+from experiments.benching.windows import ForeignCores, ForeignLoad
 from experiments.folders import sole_writer
+from experiments.options import Planned, Some, one_of, within
 from experiments.tables import aligned, write_csv
 from experiments.validating.bands import Band, band_of, error, verdicts
 from experiments.validating.cases import Case, chosen, held_by
@@ -49,7 +49,7 @@ _FORMAT = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(Planned):
     """Profile two configurations in short runs of this host, predict others, run and compare.
 
     Each case departs from a reference (hybrid, one rank, tau 4, batch 512, 26 fields, rows of 16,
@@ -58,28 +58,16 @@ class Options:
     simulator with the measured stages.
     """
 
-    modes: tuple[str, ...] = MODES
+    modes: Some[Annotated[str, one_of(MODES)]] = MODES
     """Keep the cases of these modes."""
-    ranks: tuple[int, ...] = (1, 2)
+    ranks: Some[Annotated[int, within(1, 2)]] = (1, 2)
     """Keep the cases with these numbers of ranks."""
-    rounds: int = 3
+    rounds: Annotated[int, within(1, 1_000)] = 3
     """Interleaved rounds of all cases; with 1, four cases only (five minutes)."""
-    steps: int = 240
+    steps: Annotated[int, within(30, 100_000)] = 240
     """Steps of each rank in a run; the first third is warm-up."""
-    most_foreign_cores: float = 0.15
+    most_foreign_cores: ForeignCores = 0.15
     """A run beside which other processes used more cores than this is repeated once."""
-    out: Path = Path("runs/validate")
-    """Folder of the profile, the runs and the CSV; a run that is there is not repeated."""
-    dry_run: bool = False
-    """Print the plan and stop."""
-
-    def __post_init__(self) -> None:
-        not_empty(modes=self.modes, ranks=self.ranks)
-        each_known(dict.fromkeys(MODES), modes=self.modes)
-        each_between(1, 2, ranks=self.ranks)
-        between(1, 1_000, rounds=self.rounds)
-        between(30, 100_000, steps=self.steps)
-        between(0, 1024, most_foreign_cores=self.most_foreign_cores)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,26 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Annotated
 
 import numpy as np
 
+from experiments.options import StudyOptions, within
 from experiments.statistics import t_interval
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+ForeignCores = Annotated[float, within(0, 1024)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench(StudyOptions):
+    """Of a bench whose candidates take turns."""
+
+    most_foreign_cores: ForeignCores = 0.15
+    """A window in which other processes used more cores than this is measured once more; then it is
+    left out where others suffice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +53,26 @@ def interleave(
     candidates: Mapping[str, Callable[[], float]],
     rounds: int,
     most_foreign_cores: float,
-    tick: Callable[[], object] = lambda: None,
+    said: str = "windows",
 ) -> list[Window]:
-    """Measure all candidates once a round; a loaded window is repeated once, then kept as such."""
+    """Measure all candidates once a round; a loaded window is repeated once, then kept as such.
+
+    ``said``: what the progress bar is of.
+    """
+    from tqdm import tqdm
+
     windows = []
-    for number in range(rounds):
-        for name, measure in candidates.items():
-            for _ in range(2):
-                with ForeignLoad() as load:
-                    value = measure()
-                quiet = load.cores <= most_foreign_cores
-                if quiet:
-                    break
-            windows.append(Window(number, name, value, load.cores, quiet))
-            tick()
+    with tqdm(total=rounds * len(candidates), desc=said, disable=None) as bar:
+        for number in range(rounds):
+            for name, measure in candidates.items():
+                for _ in range(2):
+                    with ForeignLoad() as load:
+                        value = measure()
+                    quiet = load.cores <= most_foreign_cores
+                    if quiet:
+                        break
+                windows.append(Window(number, name, value, load.cores, quiet))
+                bar.update()
     return windows
 
 
@@ -60,6 +80,7 @@ def interleave(
 class Summary:
     """Of one candidate; over quiet windows where there are at least three, else over all."""
 
+    name: str
     median: float
     low: float
     high: float
@@ -81,9 +102,8 @@ def summarize(windows: Sequence[Window], name: str) -> Summary:
     used = quiet if len(quiet) >= 3 else own
     values = [w.value for w in used]
     foreign = float(np.median([w.foreign_cores for w in used]))
-    return Summary(
-        float(np.median(values)), min(values), max(values), len(quiet), len(own), foreign
-    )
+    ends = min(values), max(values)
+    return Summary(name, float(np.median(values)), *ends, len(quiet), len(own), foreign)
 
 
 @dataclass(frozen=True, slots=True)
