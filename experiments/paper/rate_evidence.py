@@ -8,10 +8,10 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from experiments.paper.record import Lookup, Row, Table
-from experiments.paper.verdicts import Claim, Found, Part, Range, known_tables, part_of
+from experiments.paper.verdicts import Claim, Found, Part, Range, known_tables
 
 PUBLISHED = Path(__file__).resolve().parents[1] / "published"
 SCALING = (
@@ -27,31 +27,22 @@ PREDICTED = (
     "a prediction from the same authors' other bars tests the simulator, not the measurement"
 )
 SIZES = "100T cluster hybrid"
+Kind = Literal["plots", "found"]
+"""Of a number: read off the paper's plots, or simulated."""
 
 
-def plotted_ratio(rows: Sequence[Row], above: str, below: str, gpus: int) -> tuple[Found, ...]:
-    """One published rate over another."""
-    top, bottom = _published(rows, above, gpus), _published(rows, below, gpus)
+def ratio(kind: Kind, rows: Sequence[Row], above: str, below: str, gpus: int) -> tuple[Found, ...]:
+    """One rate over another at so many GPUs."""
+    top, bottom = _point(kind, rows, above, gpus), _point(kind, rows, below, gpus)
     if top is None or bottom is None:
         return ()
-    errors = [reading_error(series) for series in (above, below)]
-    return (_read_off(f"{gpus} GPUs", top, bottom, *errors),)
-
-
-def simulated_ratio(rows: Sequence[Row], above: str, below: str, gpus: int) -> tuple[Found, ...]:
-    """The simulator's, within its largest errors on points of the same kind of both series."""
-    top, bottom = _point(rows, above, gpus), _point(rows, below, gpus)
-    if top is None or bottom is None:
-        return ()
-    ratio = float(top["model"]) / float(bottom["model"])
-    band = sum(_largest_error(rows, row) for row in (top, bottom))
-    return (_simulated(f"{gpus} GPUs", ratio, band, [top, bottom]),)
+    return (_over(kind, rows, f"{gpus} GPUs", top, bottom),)
 
 
 def plotted_speed_up_over(rows: Sequence[Row], rival: str, gpus: int) -> tuple[Found, ...]:
     """Persia's speed-up over a rival on Avazu-Ad, over that on Taobao-Ad, as published."""
     ratios = [
-        plotted_ratio(rows, f"{data} Persia hybrid", f"{data} {rival}", gpus)
+        ratio("plots", rows, f"{data} Persia hybrid", f"{data} {rival}", gpus)
         for data in ("avazu-ad", "taobao-ad")
     ]
     if not all(ratios):
@@ -67,28 +58,14 @@ def plotted_speed_up_over(rows: Sequence[Row], rival: str, gpus: int) -> tuple[F
     )
 
 
-def plotted_efficiencies(rows: Sequence[Row]) -> tuple[Found, ...]:
-    """Speed-up over the ratio of GPUs, as published."""
+def efficiencies(kind: Kind, rows: Sequence[Row]) -> tuple[Found, ...]:
+    """Speed-up over the ratio of GPUs."""
     found = []
     for series, few, many in SCALING:
-        top, bottom = _published(rows, series, many), _published(rows, series, few)
+        top, bottom = _point(kind, rows, series, many), _point(kind, rows, series, few)
         if top is not None and bottom is not None:
-            error = reading_error(series)
             label = f"{series}, {few} to {many} GPUs"
-            found.append(_read_off(label, top, bottom, error, error, many / few))
-    return tuple(found)
-
-
-def efficiencies(rows: Sequence[Row]) -> tuple[Found, ...]:
-    """The same of the simulator."""
-    found = []
-    for series, few, many in SCALING:
-        top, bottom = _point(rows, series, many), _point(rows, series, few)
-        if top is not None and bottom is not None:
-            share = float(top["model"]) / float(bottom["model"]) * few / many
-            label = f"{series}, {few} to {many} GPUs"
-            band = _largest_error(rows, top) + _largest_error(rows, bottom)
-            found.append(_simulated(label, share, band, [top, bottom]))
+            found.append(_over(kind, rows, label, top, bottom, few, many))
     return tuple(found)
 
 
@@ -143,14 +120,23 @@ def reading_error(series: str) -> float:
     return max(found)
 
 
-def _read_off(
-    label: str, top: float, bottom: float, above: float, below: float, over: float = 1.0
+def _over(
+    kind: Kind, rows: Sequence[Row], label: str, top: Row, bottom: Row, few: int = 1, many: int = 1
 ) -> Found:
+    """A rate over another, over the ratio of GPUs: published within the error of reading, simulated
+    within the largest errors on points of the same kind of both series."""
+    if kind == "found":
+        value = float(top["model"]) / float(bottom["model"]) * few / many
+        band = _largest_error(rows, top) + _largest_error(rows, bottom)
+        return _simulated(label, value, band, [top, bottom])
+    high, low = float(top["published"]), float(bottom["published"])
+    above, below = reading_error(top["series"]), reading_error(bottom["series"])
+    over = many / few
     return Found(
         label=label,
-        value=top / bottom / over,
-        low=(top - above) / (bottom + below) / over,
-        high=(top + above) / (bottom - below) / over if bottom > below else math.inf,
+        value=high / low / over,
+        low=(high - above) / (low + below) / over,
+        high=(high + above) / (low - below) / over if low > below else math.inf,
     )
 
 
@@ -164,16 +150,12 @@ def _simulated(label: str, value: float, band: float, points: Sequence[Row]) -> 
     )
 
 
-def _point(rows: Sequence[Row], series: str, gpus: int) -> Row | None:
+def _point(kind: Kind, rows: Sequence[Row], series: str, gpus: int) -> Row | None:
     """The row of a series at a size; of several, the measured one, and of the largest model."""
     found = [row for row in rows if row["series"] == series and int(row["gpus"]) == gpus]
     measured = [row for row in found if "plotted as half" not in row["note"]]
-    return measured[-1] if measured else None
-
-
-def _published(rows: Sequence[Row], series: str, gpus: int) -> float | None:
-    row = _point(rows, series, gpus)
-    return float(row["published"]) if row is not None and row["published"] else None
+    row = measured[-1] if measured else None
+    return None if row is not None and kind == "plots" and not row["published"] else row
 
 
 def _largest_error(rows: Sequence[Row], point: Row) -> float:
@@ -210,33 +192,51 @@ SPEED_UPS = (
 def speed_claims(lookup: Lookup) -> list[Claim]:
     """What is said of throughput and of memory."""
     workers, sizes = lookup("scale_workers.csv"), lookup("scale_model_size.csv")
-    found = [
-        _speed_up(key, says, [(*part, workers) for part in parts])
-        for key, says, parts in SPEED_UPS
-    ]  # fmt: skip
-    found += [_same_level(workers), _beside_async(workers, sizes)]
-    largest = ("at 100 T", 2.6, "100T cluster hybrid", "100T cluster sync", 64, sizes)
-    found.append(
-        _speed_up("100t", "2.6 times synchronous training at 100 trillion parameters.", [largest])
-    )
-    linear = Part(
-        label="share of the ideal speed-up",
-        claimed=NEARLY_LINEAR,
-        plots=plotted_efficiencies(workers.rows) if workers else (),
-        found=efficiencies(workers.rows) if workers else (),
-    )
-    stable = Part(
-        label="over the mean of the sizes",
-        claimed=STABLE,
-        plots=plotted_deviations(sizes.rows) if sizes else (),
-        found=deviations(sizes.rows) if sizes else (),
-    )
-    found += [
+    bars, points = (found.rows if found else [] for found in (workers, sizes))
+    largest = ("at 100 T", 2.6, "100T cluster hybrid", "100T cluster sync", 64)
+    return [
+        *(_speed_up(key, says, parts, workers) for key, says, parts in SPEED_UPS),
+        Claim(
+            key="other-sets",
+            says="The speed-ups on Avazu-Ad and Criteo-Ad are on the same level as on Taobao-Ad.",
+            rule=f"a speed-up between {SAME_LEVEL.low:g} and {SAME_LEVEL.high:g} times that on"
+            " Taobao-Ad, over each rival (Avazu-Ad: no bars of Criteo-Ad were read off)",
+            parts=tuple(
+                Part(f"over {rival}", SAME_LEVEL, plotted_speed_up_over(bars, rival, 8), ())
+                for rival in ("XDL sync", "XDL async", "PaddlePaddle heter")
+            ),
+            tables=known_tables([workers]),
+            none_possible=_NO_CLUSTER,
+        ),
+        Claim(
+            key="beside-async",
+            says="Hybrid has a hardware efficiency comparable to fully asynchronous training.",
+            rule=f"at least {COMPARABLE.low:.0%} of async's throughput",
+            parts=tuple(
+                Part(
+                    label,
+                    COMPARABLE,
+                    ratio("plots", rows, f"{of} hybrid", f"{of} async", 64),
+                    ratio("found", rows, f"{of} hybrid", f"{of} async", 64),
+                )
+                for label, of, rows in (
+                    ("on Kwai-Video, 64 GPUs", "kwai-video", bars),
+                    ("at 100 T", "100T cluster", points),
+                )
+            ),
+            tables=known_tables([workers, sizes]),
+        ),
+        _speed_up(
+            "100t", "2.6 times synchronous training at 100 trillion parameters.", [largest], sizes
+        ),
         Claim(
             key="linear",
             says="Throughput grows nearly linearly with the number of GPUs.",
             rule=f"at least {NEARLY_LINEAR.low:.0%} of the ideal speed-up",
-            parts=(linear,),
+            parts=(
+                Part("share of the ideal speed-up", NEARLY_LINEAR, efficiencies("plots", bars),
+                        efficiencies("found", bars)),
+            ),
             tables=known_tables([workers]),
             note="Scaling from 1 GPU: its bar without all-reduce, the only one that was measured.",
         ),
@@ -244,56 +244,17 @@ def speed_claims(lookup: Lookup) -> list[Claim]:
             key="stable",
             says="Throughput stays stable from 6.25 to 100 trillion parameters.",
             rule=f"each size within {STABLE.high - 1:.0%} of the mean of the five",
-            parts=(stable,),
+            parts=(
+                Part("over the mean of the sizes", STABLE, plotted_deviations(points),
+                        deviations(points)),
+            ),
             tables=known_tables([sizes]),
         ),
         _capacity(),
-    ]
-    return found
-
-
-def _same_level(workers: Table | None) -> Claim:
-    """No bars of Criteo-Ad were read off; the simulator's would be predictions."""
-    rows = workers.rows if workers else []
-    return Claim(
-        key="other-sets",
-        says="The speed-ups on Avazu-Ad and Criteo-Ad are on the same level as on Taobao-Ad.",
-        rule=f"a speed-up between {SAME_LEVEL.low:g} and {SAME_LEVEL.high:g} times that on"
-        " Taobao-Ad, over each rival (Avazu-Ad: no bars of Criteo-Ad were read off)",
-        parts=tuple(
-            part_of(f"over {rival}", SAME_LEVEL, plotted_speed_up_over(rows, rival, 8), ())
-            for rival in ("XDL sync", "XDL async", "PaddlePaddle heter")
-        ),
-        tables=known_tables([workers]),
-        none_possible=_NO_CLUSTER,
-    )
+    ]  # fmt: skip
 
 
 _NO_CLUSTER = "it takes the paper's cluster and the rivals' systems; the simulator is fitted to it"
-
-
-def _beside_async(workers: Table | None, sizes: Table | None) -> Claim:
-    parts = [
-        ("on Kwai-Video, 64 GPUs", "kwai-video hybrid", "kwai-video async", workers),
-        ("at 100 T", "100T cluster hybrid", "100T cluster async", sizes),
-    ]
-    return Claim(
-        key="beside-async",
-        says="Hybrid has a hardware efficiency comparable to fully asynchronous training.",
-        rule=f"at least {COMPARABLE.low:.0%} of async's throughput",
-        parts=tuple(
-            part_of(
-                label,
-                COMPARABLE,
-                plotted_ratio(rows.rows if rows else [], above, below, 64),
-                simulated_ratio(rows.rows if rows else [], above, below, 64),
-            )
-            for label, above, below, rows in parts
-        ),
-        tables=known_tables([workers, sizes]),
-    )
-
-
 PARAMETERS = 100e12
 MEMORY_BYTES = 30 * 12e12
 """Of 30 hosts (source: the paper's cluster)."""
@@ -316,8 +277,8 @@ def _capacity() -> Claim:
         says="100 trillion parameters fit into 30 hosts of 12 TB.",
         rule="a share of the memory below 1, in float16",
         parts=(
-            part_of("of 360 TB, values alone", Range(0.0, 1.0), (), (values,)),
-            part_of("of the processes' 322 TB, rows of 128", Range(0.0, 1.0), (), (rows,)),
+            Part("of 360 TB, values alone", Range(0.0, 1.0), (), (values,)),
+            Part("of the processes' 322 TB, rows of 128", Range(0.0, 1.0), (), (rows,)),
         ),
         note="Capacity by arithmetic: in float32 the values alone take 400 TB and do not fit; in"
         " float16 rows of 64 take 330 to 361 TB with their overhead and miss the processes' 322;"
@@ -325,25 +286,25 @@ def _capacity() -> Claim:
     )
 
 
-def _speed_up(key: str, says: str, parts: Sequence[tuple[Any, ...]]) -> Claim:
-    built, tables = [], []
-    for label, stated, above, below, gpus, rows in parts:
-        tables.append(rows)
-        lines = rows.rows if rows else []
-        built.append(
-            Part(
-                label=f"{stated:g} {label}",
-                claimed=Range(stated * (1 - SAME), stated * (1 + SAME)),
-                plots=plotted_ratio(lines, above, below, gpus),
-                found=simulated_ratio(lines, above, below, gpus),
-            )
-        )
+def _speed_up(
+    key: str, says: str, parts: Sequence[tuple[str, float, str, str, int]], found: Table | None
+) -> Claim:
+    """Label, stated speed-up, series and GPUs of each part."""
+    rows = found.rows if found else []
     return Claim(
         key=key,
         says=says,
         rule=f"a ratio within {SAME:.0%} of the stated one",
-        parts=tuple(built),
-        tables=known_tables(tables),
+        parts=tuple(
+            Part(
+                f"{stated:g} {label}",
+                Range(stated * (1 - SAME), stated * (1 + SAME)),
+                ratio("plots", rows, above, below, gpus),
+                ratio("found", rows, above, below, gpus),
+            )
+            for label, stated, above, below, gpus in parts
+        ),
+        tables=known_tables([found]),
         note="Speeds found here are the simulator's; their intervals are its largest errors on the"
         " two series, fitted and predicted points apart. Intervals of the plots are the error of"
         " reading them.",

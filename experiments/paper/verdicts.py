@@ -157,7 +157,7 @@ def _why(verdicts: Sequence[Verdict]) -> Verdict:
     return Verdict("none possible", why="; ".join(dict.fromkeys(v.why for v in verdicts)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Part:
     """One number of a claim: the range that the text claims, and what was found for it."""
 
@@ -225,11 +225,6 @@ class Claim:
                 why = f"it is of every data set, and {missing} more would be needed for support"
                 return Verdict("none possible", why=why)
         return verdict
-
-
-def part_of(label: str, claimed: Range, plots: tuple[Found, ...], found: tuple[Found, ...]) -> Part:
-    """A part by its four fields."""
-    return Part(label=label, claimed=claimed, plots=plots, found=found)
 
 
 def known_tables(tables: Sequence[Table | None]) -> tuple[Table, ...]:

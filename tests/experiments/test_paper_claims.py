@@ -6,17 +6,21 @@ import math
 
 import pytest
 
-from experiments.paper.auc_evidence import async_gaps, at_own_rates, hybrid_gaps, kept_by_hybrid
-from experiments.paper.claims import claim_records, judged_claims
+from experiments.paper.claims import (
+    async_gaps,
+    at_own_rates,
+    claim_records,
+    hybrid_gaps,
+    judged_claims,
+    kept_by_hybrid,
+)
 from experiments.paper.rate_evidence import (
     FITTED,
     PREDICTED,
     deviations,
     efficiencies,
     plotted_deviations,
-    plotted_efficiencies,
-    plotted_ratio,
-    simulated_ratio,
+    ratio,
 )
 from experiments.paper.record import Table, table
 from experiments.paper.verdicts import Found, Range, Verdict, judged, together
@@ -278,14 +282,14 @@ def test_beside_async_hybrid_has_the_published_ratio():
 
 
 def test_a_published_ratio_has_the_error_of_reading_both_bars():
-    (told,) = plotted_ratio(RATES, "taobao-ad Persia hybrid", "taobao-ad XDL async", 8)
+    (told,) = ratio("plots", RATES, "taobao-ad Persia hybrid", "taobao-ad XDL async", 8)
     # The bars of the public sets were read to +-150 samples/s.
     assert told.value == pytest.approx(7.2)
     assert (told.low, told.high) == pytest.approx((71850 / 10150, 72150 / 9850))
 
 
 def test_a_simulated_ratio_has_the_largest_errors_of_both_series():
-    (told,) = simulated_ratio(RATES, "taobao-ad Persia hybrid", "taobao-ad XDL sync", 8)
+    (told,) = ratio("found", RATES, "taobao-ad Persia hybrid", "taobao-ad XDL sync", 8)
     # Each series is off by 10/9 at most, so the ratio of 8 may be off by (10/9)^2 either way.
     assert told.value == pytest.approx(8.0)
     assert (told.low, told.high) == pytest.approx((8 * 0.81, 8 / 0.81))
@@ -295,18 +299,18 @@ def test_a_simulated_ratio_has_the_largest_errors_of_both_series():
 def test_fitted_and_predicted_points_have_errors_of_their_own():
     fitted = rate("taobao-ad XDL sync", 4, 1000, 9000, kind="fit")
     args = ("taobao-ad Persia hybrid", "taobao-ad XDL sync", 8)
-    assert simulated_ratio([*RATES, fitted], *args) == simulated_ratio(RATES, *args)
+    assert ratio("found", [*RATES, fitted], *args) == ratio("found", RATES, *args)
 
 
 def test_only_points_that_were_all_fitted_to_count_as_fitted():
     sizes = [row | {"kind": "fit"} for row in SIZES]
     args = ("100T cluster hybrid", "100T cluster sync", 64)
-    assert simulated_ratio(sizes, *args)[0].no_evidence == FITTED
-    assert simulated_ratio(SIZES, *args)[0].no_evidence == PREDICTED
+    assert ratio("found", sizes, *args)[0].no_evidence == FITTED
+    assert ratio("found", SIZES, *args)[0].no_evidence == PREDICTED
 
 
 def test_the_ratio_at_100_t_is_of_the_largest_size():
-    told = plotted_ratio(SIZES, "100T cluster hybrid", "100T cluster sync", 64)
+    told = ratio("plots", SIZES, "100T cluster hybrid", "100T cluster sync", 64)
     assert told[0].value == pytest.approx(3.0)
 
 
@@ -320,8 +324,8 @@ def test_swapped_speed_ups_are_contradicted_by_the_bars():
 
 
 def test_efficiency_is_speed_up_over_gpus_and_the_halved_bar_is_not_used():
-    plotted = {f.label: f.value for f in plotted_efficiencies(RATES)}
-    simulated = {f.label: f.value for f in efficiencies(RATES)}
+    plotted = {f.label: f.value for f in efficiencies("plots", RATES)}
+    simulated = {f.label: f.value for f in efficiencies("found", RATES)}
     series = "taobao-ad Persia hybrid"
     assert plotted == pytest.approx(
         {f"{series}, 1 to 8 GPUs": 72 / 30 / 8, f"{series}, 2 to 8 GPUs": 72 / 20 / 4}
