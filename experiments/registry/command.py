@@ -26,11 +26,15 @@ def main(arguments: list[str]) -> None:
     name, *rest = arguments
     if name not in COMMANDS:
         raise ValueError(f"runs has no command {name!r}; choose one of {', '.join(COMMANDS)}")
-    told = tyro.cli(COMMANDS[name], args=rest, prog=f"python -m experiments runs {name}")
-    print(printable(told, keep="\n"))
+    work = tyro.cli(COMMANDS[name], args=rest, prog=f"python -m experiments runs {name}")
+    print(printable(work(), keep="\n"))
 
 
-def _list(folder: Positional[Path] = Path("runs")) -> str:
+Work = Callable[[], object]
+"""What remains once the words are understood; what it returns is printed."""
+
+
+def _list(folder: Positional[Path] = Path("runs")) -> Work:
     """The runs below a folder, as a table.
 
     Args:
@@ -38,10 +42,10 @@ def _list(folder: Positional[Path] = Path("runs")) -> str:
     """
     from experiments.registry.runs import listing
 
-    return listing(folder)
+    return lambda: listing(folder)
 
 
-def _compare(first: Positional[Path], second: Positional[Path]) -> str:
+def _compare(first: Positional[Path], second: Positional[Path]) -> Work:
     """Two runs beside each other, or two sweeps paired by seed.
 
     Args:
@@ -50,10 +54,10 @@ def _compare(first: Positional[Path], second: Positional[Path]) -> str:
     """
     from experiments.registry.compare import comparison  # late: numpy
 
-    return comparison(first, second)
+    return lambda: comparison(first, second)
 
 
-def _report(folder: Positional[Path], out: Path | None = None) -> str:
+def _report(folder: Positional[Path], out: Path | None = None) -> Work:
     """One run or sweep as a page in one file.
 
     Args:
@@ -62,7 +66,7 @@ def _report(folder: Positional[Path], out: Path | None = None) -> str:
     """
     from experiments.registry.report import write_page  # late: numpy
 
-    return str(write_page(folder, out or folder / "report.html"))
+    return lambda: write_page(folder, out or folder / "report.html")
 
 
-COMMANDS: dict[str, Callable[..., str]] = {"list": _list, "compare": _compare, "report": _report}
+COMMANDS: dict[str, Callable[..., Work]] = {"list": _list, "compare": _compare, "report": _report}
