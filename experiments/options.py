@@ -36,13 +36,13 @@ def within(least: float, most: float) -> Rule:
     return Rule(hold)
 
 
-def one_of(names: Iterable[str]) -> Rule:
-    """A word of a list."""
+def one_of(names: Iterable[str], or_else: str = "") -> Rule:
+    """A word of a list; ``or_else``: what may be given instead, for the sentence."""
     words = tuple(names)
 
     def hold(name: str, value: str) -> None:
         if value not in words:
-            raise ValueError(f"{name} must be one of {', '.join(words)}, got {value!r}")
+            raise ValueError(f"{name} must be one of {', '.join(words)}{or_else}, got {value!r}")
 
     return Rule(hold)
 

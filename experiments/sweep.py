@@ -239,8 +239,3 @@ def die_with_the_parent() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
         threading.Thread(target=watch, name="sweep", daemon=True).start()
-
-
-def default_jobs() -> int:
-    """One process per core that this one may use."""
-    return len(os.sched_getaffinity(0))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from experiments.options import StudyOptions
 from experiments.published.descriptions import (
     has_columns,
     nodes_of,
@@ -242,7 +243,7 @@ def _samples_per_s(line: dict[str, str], batch: float) -> float | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredFiles:
+class MeasuredFiles(StudyOptions):
     """The options of every study over such CSVs."""
 
     rows: tuple[Path, ...] = ()
@@ -255,7 +256,7 @@ class MeasuredFiles:
     tables: Path | None = None
     """Tables of each workload; default: workload_tables.csv beside the workloads, if there."""
 
-    def check(self, needed: bool, **others: Path | tuple[Path, ...]) -> None:
+    def check_files(self, needed: bool, **others: Path | tuple[Path, ...]) -> None:
         """Raise ValueError naming the first option whose file is not there, or that is needed and
         not given."""
         given = {"rows": self.rows, "workloads": self.workloads, "systems": self.systems}

@@ -10,27 +10,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import hypot, isfinite
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from experiments.checks import (
-    COUNT,
-    JOBS,
-    RANKS,
-    ROWS,
-    SEEDS,
-    SIMULATED_STEPS,
-    TAU,
-    between,
-    each_known,
-)
 from experiments.folders import sole_writer
 from experiments.gaps import finished, gap_over_seeds
 from experiments.kept import Kept
+from experiments.options import (
+    Count,
+    Parallel,
+    SimulatedSteps,
+    TestRows,
+    one_of,
+    within,
+)
 from experiments.paired import over_seeds
 from experiments.points import Point, data_sha256
 from experiments.statistics import t_interval
-from experiments.sweep import default_jobs, print_plan, run_points
+from experiments.sweep import print_plan, run_points
 from experiments.tables import aligned, write_csv
 from persia_sim.engine.simulate import simulate
 from persia_sim.insight.critical_path import blame_of_resources
@@ -99,46 +95,33 @@ PLACES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(Parallel):
     """Hybrid with everything on, then each optimisation off; finished points are kept."""
 
-    places: tuple[str, ...] = tuple(PLACES)
+    places: tuple[Annotated[str, one_of(PLACES)], ...] = tuple(PLACES)
     """Kwai, 100T, Kwai-10Gbit, 100T-10Gbit; none: no simulation."""
-    ranks: int = 64
+    ranks: Annotated[int, within(2, 100_000)] = 64
     """GPUs."""
-    steps: int = 80
+    steps: SimulatedSteps = 80
     """Simulated steps of a point."""
-    tau: int = DEFAULT_TAU
+    tau: Count = DEFAULT_TAU
     """The window, and the steps ahead of lookahead."""
     data: DataConfig = field(default_factory=lambda: DataConfig(name="synthetic"))
     samples: int = 160_000
     """Training samples of a run for the AUC."""
-    test_rows: int = 50_000
+    test_rows: TestRows = 50_000
     """Rows that the AUC is of."""
-    batch: int = 128
+    batch: Count = 128
     """Samples of a dense update in those runs."""
     train_ranks: int = 8
     """Ranks in those runs."""
-    seeds: int = 5
+    seeds: Annotated[int, within(0, 1_000)] = 5
     """Paired seeds of those runs; 0: no AUC."""
-    jobs: int = default_jobs()
-    """Training runs at a time."""
-    out: Path = Path("runs/ablation")
-    """Folder of the results; a second run does only what is missing."""
-    dry_run: bool = False
-    """Print the plan and stop."""
 
-    def __post_init__(self) -> None:
-        each_known(PLACES, places=self.places)
-        between(2, RANKS[1], ranks=self.ranks)
-        between(*SIMULATED_STEPS, steps=self.steps)
-        between(1, TAU[1], tau=self.tau)
-        between(*COUNT, batch=self.batch)
-        between(self.batch, ROWS[1], samples=self.samples)
-        between(*ROWS, test_rows=self.test_rows)
-        between(1, self.batch, train_ranks=self.train_ranks)
-        between(0, SEEDS[1], seeds=self.seeds)
-        between(*JOBS, jobs=self.jobs)
+    def check(self) -> None:
+        """What goes with what."""
+        within(self.batch, 10**12).hold("samples", self.samples)
+        within(1, self.batch).hold("train_ranks", self.train_ranks)
         if not self.places and not self.seeds:
             raise ValueError("places must name one, or seeds be >= 1, got neither")
 

@@ -12,22 +12,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from math import sqrt
-from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Annotated, Any
 
-from experiments.checks import (
-    RANKS,
-    SEEDS,
-    SIMULATED_STEPS,
-    all_positive,
-    between,
-    known,
-    not_empty,
-    positive,
-)
 from experiments.folders import sole_writer
 from experiments.kept import Kept
+from experiments.options import (
+    Positive,
+    Ranks,
+    Seeds,
+    SimulatedSteps,
+    Some,
+    StudyOptions,
+    one_of,
+    within,
+)
 from experiments.tables import aligned, write_csv
 from persia_sim.cli import Options as Simulation
 from persia_sim.cli import scenario_of
@@ -49,43 +48,32 @@ MOST_SEGMENT = 4.0  # mean times between crashes; e^4 = 55 attempts at each inte
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(StudyOptions):
     """A run of hours in small: only the ratios of the four times matter."""
 
-    cluster: str = "v100-paper"
+    cluster: Annotated[str, one_of(CLUSTERS)] = "v100-paper"
     """A preset of the simulator."""
-    workload: str = "kwai-video"
+    workload: Annotated[str, one_of(workloads())] = "kwai-video"
     """A preset of the simulator."""
-    ranks: int = 8
+    ranks: Ranks = 8
     """GPUs."""
-    steps: int = 400
+    steps: SimulatedSteps = 400
     """Steps of a run."""
-    modes: tuple[Mode, ...] = (Mode.SYNC, Mode.HYBRID, Mode.ASYNC_AVERAGING)
+    modes: Some[Mode] = (Mode.SYNC, Mode.HYBRID, Mode.ASYNC_AVERAGING)
     """Modes to compare."""
-    crashes: tuple[float, ...] = (3.0, 12.0)
+    crashes: Some[Positive] = (3.0, 12.0)
     """Expected crashes of a rank in a run that redoes nothing: a rate of crashes each."""
-    checkpoint_share: float = 5e-4
+    checkpoint_share: Annotated[Positive, within(0, 1)] = 5e-4
     """Time of one checkpoint over the time of the run without crashes."""
-    back_share: float = 3e-3
+    back_share: Annotated[float, within(0, 1)] = 3e-3
     """Detection, restart and load over the same."""
-    factors: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0)
+    factors: Some[Positive] = (0.25, 0.5, 1.0, 2.0, 4.0)
     """Intervals, in units of Young's."""
-    seeds: int = 12
+    seeds: Seeds = 12
     """Runs of an interval, each with crashes of its own."""
-    out: Path = Path("runs/checkpoint-interval")
-    """Folder of the table and the figure; a second run does only what is missing."""
 
-    def __post_init__(self) -> None:
-        known(CLUSTERS, cluster=self.cluster)
-        known(workloads(), workload=self.workload)
-        between(*RANKS, ranks=self.ranks)
-        between(*SIMULATED_STEPS, steps=self.steps)
-        positive(checkpoint_share=self.checkpoint_share)
-        between(0, 1, back_share=self.back_share)
-        between(0, 1, checkpoint_share=self.checkpoint_share)
-        between(*SEEDS, seeds=self.seeds)
-        not_empty(modes=self.modes, crashes=self.crashes, factors=self.factors)
-        all_positive(crashes=self.crashes, factors=self.factors)
+    def check(self) -> None:
+        """That a run would end."""
         for crashes in self.crashes:
             self._makes_progress(crashes)
 

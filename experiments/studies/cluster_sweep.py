@@ -10,23 +10,11 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from experiments.checks import (
-    COUNT,
-    JOBS,
-    RANKS,
-    TAU,
-    between,
-    each_between,
-    each_known,
-    known,
-    not_empty,
-    positive,
-)
 from experiments.folders import sole_writer
 from experiments.kept import Kept
+from experiments.options import Count, Parallel, Positive, Ranks, Some, Tau, one_of, within
 from experiments.sweep import die_with_the_parent
 from experiments.tables import aligned, write_csv
 from persia_sim.insight.sweep import Point, evaluate, grid, latin_hypercube, pareto, scenario_of
@@ -39,62 +27,46 @@ MOST_POINTS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(Parallel):
     """Every combination of the lists, or a Latin hypercube over them; finished points are kept."""
 
-    cluster: str = "gcp-100t"
+    cluster: Annotated[str, one_of(CLUSTERS)] = "gcp-100t"
     """A preset of the simulator."""
-    workloads: tuple[str, ...] = SIZES
+    workloads: Some[Annotated[str, one_of(workloads())]] = SIZES
     """Workload presets."""
-    modes: tuple[Mode, ...] = (Mode.SYNC, Mode.HYBRID, Mode.ASYNC_AVERAGING)
+    modes: Some[Mode] = (Mode.SYNC, Mode.HYBRID, Mode.ASYNC_AVERAGING)
     """Modes to compare."""
-    ranks: tuple[int, ...] = (64,)
+    ranks: Some[Ranks] = (64,)
     """GPUs."""
-    workers: tuple[int, ...] = (100,)
+    workers: Some[Ranks] = (100,)
     """Embedding worker hosts."""
-    servers: tuple[int, ...] = (30,)
+    servers: Some[Ranks] = (30,)
     """Server hosts."""
-    batch_per_rank: tuple[int, ...] = (Point().batch_per_rank,)
+    batch_per_rank: Some[Count] = (Point().batch_per_rank,)
     """Samples of a rank in a step."""
-    taus: tuple[int, ...] = (DEFAULT_TAU,)
+    taus: Some[Tau] = (DEFAULT_TAU,)
     """Windows; modes without one count once."""
-    rows: str = "fp16-lean"
+    rows: Annotated[str, one_of(FORMATS)] = "fp16-lean"
     """How servers keep rows: fp16-lean, f32-adagrad or f32-sgd."""
     evict: bool = False
     """Simulate points whose rows do not all fit, too; else they only say what they would need."""
-    latin: int | None = None
+    latin: Annotated[int, within(1, MOST_POINTS)] | None = None
     """Points of a Latin hypercube instead of the grid."""
-    half_width: float = 0.005
+    half_width: Positive = 0.005
     """Relative 95 % half width at which a point is done, in (0, 1)."""
-    jobs: int = 2
-    """Points at a time."""
-    seed: int = 0
+    seed: Annotated[int, within(0, 2**63 - 1)] = 0
     """Root of all draws."""
-    out: Path = Path("runs/cluster-sweep")
-    """Folder of the table."""
-    dry_run: bool = False
-    """Print the points and stop."""
 
-    def __post_init__(self) -> None:
-        known(CLUSTERS, cluster=self.cluster)
-        known(FORMATS, rows=self.rows)
-        lists = ("workloads", "modes", "ranks", "workers", "servers", "batch_per_rank", "taus")
-        not_empty(**{name: getattr(self, name) for name in lists})
-        each_known(workloads(), workloads=self.workloads)
-        each_between(*RANKS, ranks=self.ranks, workers=self.workers, servers=self.servers)
-        each_between(*COUNT, batch_per_rank=self.batch_per_rank)
-        each_between(*TAU, taus=self.taus)
+    def check(self) -> None:
+        """How many points there are, and what they read."""
         if len(self.taus) > 1 and not any(mode.reads_late_rows for mode in self.modes):
             raise ValueError("taus is only used by a mode that reads late rows; add one")
-        between(1, MOST_POINTS, latin=self.latin)
         if self.latin is None:
+            lists = ("workloads", "modes", "ranks", "workers", "servers", "batch_per_rank", "taus")
             points = math.prod(len(getattr(self, name)) for name in lists)
-            between(1, MOST_POINTS, **{"the number of points": points})
-        positive(half_width=self.half_width)
+            within(1, MOST_POINTS).hold("the number of points", points)
         if self.half_width >= 1:
             raise ValueError(f"half_width must be < 1, a share of the mean, got {self.half_width}")
-        between(*JOBS, jobs=self.jobs)
-        between(0, 2**63 - 1, seed=self.seed)
 
 
 def points_of(options: Options) -> list[Point]:

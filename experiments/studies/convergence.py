@@ -7,12 +7,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from experiments.checks import COUNT, JOBS, ROWS, SEEDS, TAU, between, each_known, not_empty
 from experiments.gaps import Run, curve_records, finished, gap_over_seeds, thousandths
+from experiments.options import MOST, PairedSeeds, Parallel, Some, Tau, TestRows, one_of, within
 from experiments.paired import over_seeds
 from experiments.points import Point, data_sha256
 from experiments.published.auc_gaps import published_curves
@@ -26,7 +26,7 @@ from experiments.published.contenders import (
     scenario,
 )
 from experiments.studies.demo import find_data
-from experiments.sweep import default_jobs, print_plan, run_points
+from experiments.sweep import print_plan, run_points
 from experiments.tables import aligned, write_csv
 from experiments.targets import FOOTNOTE, Target, journeys, target_record, target_table, targets
 from persia_sim.model.scenario import Scenario
@@ -42,53 +42,39 @@ CLOCK_STEPS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(Parallel):
     """Train in each contender's simulated order on 8 ranks, and time it by its simulated rate."""
 
-    data_sets: tuple[str, ...] = tuple(SETS)
+    data_sets: Some[Annotated[str, one_of(SETS)]] = tuple(SETS)
     """Panels: kuairand (without it the default synthetic stream), taobao-ad, avazu-ad, criteo-ad
     (synthetic, with as many samples an id as the published pass)."""
-    modes: tuple[str, ...] = tuple(CONTENDERS)
+    modes: Some[Annotated[str, one_of(CONTENDERS)]] = tuple(CONTENDERS)
     """Lines: modes with Persia's costs, and rivals; sync is the reference of the gaps."""
-    tau: int = DEFAULT_TAU
+    tau: Tau = DEFAULT_TAU
     """Bound of the modes that read late rows (XDL async 0, PaddlePaddle 4)."""
     match: Literal["update", "global"] = "update"
     """Of async and xdl_async: a push is a dense update of as many samples as one of sync (update:
     as if a rank summed 8 of its batches), or of an eighth of that (global: 8 times as many updates,
     which alone changes what is learned). async_averaging is always global: each of its replicas,
     which are averaged, makes as many updates as sync."""
-    samples: int = 163_840
+    samples: Annotated[int, within(BATCH * RANKS, MOST)] = 163_840
     """Training samples of a run; less than one pass over KuaiRand's training part."""
-    seeds: int = 5
+    seeds: PairedSeeds = 5
     """Paired seeds, >= 2; the order is the same."""
     snapshots: int = 10
     """Evaluations along a run."""
     target: float = 0.95
     """Share of sync's climb from an AUC of 0.5 whose time is told, above 0."""
-    test_rows: int = 20_000
+    test_rows: TestRows = 20_000
     """Rows that are evaluated."""
-    out: Path = Path("runs/convergence")
-    """Folder of the results; a second run does only what is missing."""
-    jobs: int = default_jobs()
-    """Points at a time."""
-    dry_run: bool = False
-    """Print the plan and stop."""
 
-    def __post_init__(self) -> None:
-        not_empty(data_sets=self.data_sets, modes=self.modes)
-        each_known(SETS, data_sets=self.data_sets)
-        each_known(CONTENDERS, modes=self.modes)
+    def check(self) -> None:
+        """What goes with what."""
         if "sync" not in self.modes:
             raise ValueError(
                 f"modes must hold sync, the reference of the gaps, got {', '.join(self.modes)}"
             )
-        between(*TAU, tau=self.tau)
-        between(BATCH * RANKS, COUNT[1], samples=self.samples)
-        between(2, SEEDS[1], seeds=self.seeds)
-        between(1, self.steps, snapshots=self.snapshots)
-        between(0.01, 1, target=self.target)
-        between(*ROWS, test_rows=self.test_rows)
-        between(*JOBS, jobs=self.jobs)
+        within(1, self.steps).hold("snapshots", self.snapshots)
 
     @property
     def steps(self) -> int:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from experiments.checks import COUNT, SEEDS, between, each_between, each_known, not_empty
 from experiments.data_sets import LARGEST, SYNTHETIC, present
 from experiments.folders import sole_writer
 from experiments.kept import Kept
+from experiments.options import Count, PairedSeeds, Planned, Some, one_of, within
 from experiments.staleness.frequency import BATCHES, alpha_lines
 from experiments.staleness.logistic import (
     Logistic,
@@ -48,40 +47,30 @@ ALPHA_TAUS = (4, 16, 64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(Planned):
     """Regularised logistic regression with rows tau updates late, and how often ids occur."""
 
-    seeds: int = 10
+    seeds: PairedSeeds = 10
     """Paired seeds: the same samples in every mode."""
-    taus: tuple[int, ...] = (1, 4, 16, 64)
+    taus: Some[Annotated[int, within(1, MOST_TAU)]] = (1, 4, 16, 64)
     """Updates that rows (hybrid) or all weights (async) miss."""
-    updates: tuple[int, ...] = (64, 512, 4096)
+    updates: Some[Count] = (64, 512, 4096)
     """Factor T: updates of a run; the learning rate is tuned for each."""
-    batch: tuple[int, ...] = (8, 256)
+    batch: Some[Count] = (8, 256)
     """Factor B: samples of an update."""
-    cases: tuple[str, ...] = tuple(CASES)
+    cases: Some[Annotated[str, one_of(CASES)]] = tuple(CASES)
     """Factor: cold ids, hot ids."""
-    alphas: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1, 0.3, 0.9)
+    alphas: tuple[Annotated[float, within(0.003, 0.99)], ...] = (0.003, 0.01, 0.03, 0.1, 0.3, 0.9)
     """Shares of one id, at which the largest stable step is looked for; two at least."""
     data: tuple[str, ...] = ()
     """Data sets whose alpha is measured; else all that are found, and five synthetic ones."""
-    samples: int = 200_000
+    samples: Count = 200_000
     """First samples of a data set's training part that are counted."""
-    out: Path = Path("runs/convergence-bound")
-    """Folder of the results; a second run does only what is missing."""
-    dry_run: bool = False
-    """Print the plan and stop."""
 
-    def __post_init__(self) -> None:
-        between(2, SEEDS[1], seeds=self.seeds)
-        not_empty(taus=self.taus, updates=self.updates, batch=self.batch, cases=self.cases)
-        each_between(1, MOST_TAU, taus=self.taus)
-        each_between(*COUNT, updates=self.updates, batch=self.batch)
-        each_known(CASES, cases=self.cases)
-        each_between(0.003, 0.99, alphas=self.alphas)
+    def check(self) -> None:
+        """That an exponent can be told."""
         if len(set(self.alphas)) < 2:
             raise ValueError(f"alphas must be two or more for an exponent, got {self.alphas}")
-        between(*COUNT, samples=self.samples)
 
 
 class Setting(NamedTuple):

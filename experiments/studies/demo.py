@@ -6,11 +6,11 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from experiments.checks import JOBS, ROWS, SEEDS, between
 from experiments.gaps import FOOTNOTE, finished, gap_table, record, table_cells
+from experiments.options import PairedSeeds, Parallel, Samples
 from experiments.paired import SYNTHETIC, expected_samples, with_seed
 from experiments.points import Point, data_sha256
-from experiments.sweep import default_jobs, print_plan, run_points
+from experiments.sweep import print_plan, run_points
 from experiments.tables import aligned, write_csv
 from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
@@ -63,27 +63,16 @@ LEAST_TEST_ROWS = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(Parallel):
     """Rows late alone, dense weights late alone, and both: 8 ranks, paired seeds, table, figure."""
 
     data_dir: Path | None = None
     """Folder with the real data; else PERSIA_DATA_DIR, else what `data get` downloaded."""
-    seeds: int = 5
+    seeds: PairedSeeds = 5
     """Paired seeds, >= 2."""
-    samples: int | None = None
+    samples: Samples | None = None
     """Train on the first samples only and test on as many (2,000 at least), for a quick look; else
     one pass, and the whole test part."""
-    out: Path = Path("runs/demo")
-    """Folder of the results; a second run only shows them again."""
-    jobs: int = default_jobs()
-    """Points at a time."""
-    dry_run: bool = False
-    """Print the plan and stop."""
-
-    def __post_init__(self) -> None:
-        between(2, SEEDS[1], seeds=self.seeds)  # an interval needs two
-        between(*JOBS, jobs=self.jobs)
-        between(1, ROWS[1], samples=self.samples)
 
 
 def run(options: Options) -> None:

@@ -7,9 +7,8 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from experiments.checks import COUNT, between, each_known, not_empty
 from experiments.drilling.trial import (
     IDS,
     RATE,
@@ -21,6 +20,7 @@ from experiments.drilling.trial import (
     write_world,
 )
 from experiments.kept import Kept
+from experiments.options import Count, Planned, Some, Tau, one_of, within
 from experiments.tables import aligned, write_csv
 from persia_sim.words.vocabulary import Mode
 from runtime.run.folder import read_summary
@@ -37,54 +37,37 @@ MODES = tuple(map(str, Mode))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(Planned):
     """Kill processes of small runs at random instants and count what every row went through.
 
     In the world of the drill a row's value is the number of pushes that it has had, so an update
     that is lost without a word, or applied twice, shows.
     """
 
-    kills: int = 100
+    kills: Count = 100
     """Trials; each kills one process with SIGKILL."""
-    in_checkpoint: int = 20
+    in_checkpoint: Tau = 20
     """So many of them while a checkpoint is being written."""
-    in_evaluation: int = 20
+    in_evaluation: Tau = 20
     """So many others between two batches of an evaluation, on the way and after the last step."""
-    learning: int = 20
+    learning: Tau = 20
     """So many of them in runs that learn planted clicks, to compare their AUC; the others count."""
-    modes: tuple[str, ...] = MODES
+    modes: Some[Annotated[str, one_of(MODES)]] = MODES
     """Modes to draw from."""
-    roles: tuple[str, ...] = ("server", "rank", "launcher", "loader")
+    roles: Some[Annotated[str, one_of(ROLES)]] = ("server", "rank", "launcher", "loader")
     """Whom to kill."""
-    steps: int = 400
+    steps: Count = 400
     """Dense updates of a run."""
-    ranks: int = 2
+    ranks: Annotated[int, within(1, 8)] = 2
     """NN workers."""
-    servers: int = 2
+    servers: Annotated[int, within(1, 8)] = 2
     """Embedding servers."""
-    latency_s: float = 0.004
+    latency_s: Annotated[float, within(0.0, 10.0)] = 0.004
     """Seconds of each message, so that a run lasts long enough to be killed."""
-    patience_s: float = 120.0
+    patience_s: Annotated[float, within(1.0, 86_400.0)] = 120.0
     """Seconds after a kill from which on a run counts as hanging."""
-    seed: int = 0
+    seed: Annotated[int, within(0, 2**62)] = 0
     """Of the draw of modes, roles and instants."""
-    out: Path = Path("runs/fault-drill")
-    """Folder of the runs and of the table; a second run with the same options does the trials
-    that the first has not finished."""
-    dry_run: bool = False
-    """Print the plan and stop."""
-
-    def __post_init__(self) -> None:
-        not_empty(modes=self.modes, roles=self.roles)
-        each_known(dict.fromkeys(MODES), modes=self.modes)
-        each_known(ROLES, roles=self.roles)
-        between(*COUNT, kills=self.kills, steps=self.steps)
-        between(0, COUNT[1], in_checkpoint=self.in_checkpoint, learning=self.learning)
-        between(0, COUNT[1], in_evaluation=self.in_evaluation)
-        between(0.0, 10.0, latency_s=self.latency_s)
-        between(1.0, 86_400.0, patience_s=self.patience_s)
-        between(0, 2**62, seed=self.seed)
-        between(1, 8, ranks=self.ranks, servers=self.servers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,12 +32,11 @@ class Options(MeasuredFiles):
     minute or two)."""
     profiles: bool = False
     """Also refit along each constant for its 95 % interval (ten to thirty minutes)."""
-    out: Path = Path("runs/fit")
-    """Folder of the tables."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """That the files are there."""
         given = self.rows or self.workloads != Path() or self.systems != Path()
-        self.check(needed=bool(given))
+        self.check_files(needed=bool(given))
 
 
 def run(options: Options) -> None:

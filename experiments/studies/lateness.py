@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
-from experiments.checks import JOBS, SEEDS, between, not_empty
 from experiments.data_sets import readable
 from experiments.gaps import Run, finished, thousandths
 from experiments.lateness.climb import best_of, is_inside, to_try
@@ -34,9 +33,10 @@ from experiments.lateness.table import (
     gap_lines,
     hypothesis_lines,
 )
+from experiments.options import PairedSeeds, Parallel, Some, within
 from experiments.points import Point, data_sha256
 from experiments.statistics import Interval
-from experiments.sweep import default_jobs, run_points
+from experiments.sweep import run_points
 from experiments.tables import aligned, write_csv
 from runtime.config import DataConfig
 
@@ -52,33 +52,24 @@ CORE_S_PER_SAMPLE = 1 / 40_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(Parallel):
     """Rows 0 to 64 and dense weights 0 to 7 updates late: gap, delay, and rates of their own."""
 
-    streams: tuple[str, ...] = tuple(STREAMS)
+    streams: Some[str] = tuple(STREAMS)
     """Which ones, or the path of your own schema (.toml); real data that is not on this machine is
     left out, with a line."""
-    seeds: int | None = None
+    seeds: PairedSeeds | None = None
     """Of each final cell, >= 2; else as planned, 20 of real streams and 12 of drawn ones. More
     seeds later add to what is there."""
-    share: int = 1
+    share: Annotated[int, within(1, 1000)] = 1
     """Train on one in so many of a stream's samples, the first; for a quick look."""
     data_dir: Path | None = None
     """Folder with the real data; else PERSIA_DATA_DIR, else what `data get` downloaded."""
-    out: Path = Path("runs/lateness")
-    """Folder of the results; a second run does only what is missing."""
-    jobs: int = default_jobs()
-    """Points at a time."""
-    dry_run: bool = False
-    """Print the plan and stop."""
 
-    def __post_init__(self) -> None:
-        not_empty(streams=self.streams)
+    def check(self) -> None:
+        """That the streams are known."""
         for name in self.streams:
             stream_of(name)  # raises for unknown ones
-        between(2, SEEDS[1], seeds=self.seeds)
-        between(1, 1000, share=self.share)
-        between(*JOBS, jobs=self.jobs)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from experiments.checks import COUNT, RANKS, between, each_known, known, not_empty
 from experiments.folders import sole_writer
 from experiments.kept import Kept
+from experiments.options import MOST, Some, StudyOptions, one_of, within
 from experiments.stage_bars import (
     READ,
     REFRESH,
@@ -47,44 +46,33 @@ SHOWN_RANKS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(StudyOptions):
     """A few steps of two ranks in every mode: a cluster simulated, this host simulated and run."""
 
-    modes: tuple[str, ...] = tuple(map(str, MODES))
+    modes: Some[Annotated[str, one_of(map(str, MODES))]] = tuple(map(str, MODES))
     """Modes; sync is always run, since its stages are what this host is simulated with."""
-    window: int = 2
+    window: Annotated[int, within(1, 64)] = 2
     """tau of modes that read late rows; steps ahead of lookahead."""
-    latency_s: float = 0.02
+    latency_s: Annotated[float, within(1e-3, 10.0)] = 0.02
     """Seconds added to each lookup and each push on this host, in [0.001, 10]."""
-    batch: int = 256
+    batch: Annotated[int, within(8, MOST)] = 256
     """Samples of a dense update on this host, over its two ranks."""
-    rounds: int = 3
+    rounds: Annotated[int, within(1, 100)] = 3
     """Recordings of each mode; the quickest is shown, being the least disturbed by others."""
     steps: int = 36
     """Steps of a recorded or simulated run; a few from its middle are shown."""
-    shown: int = 4
+    shown: Annotated[int, within(1, 64)] = 4
     """Steps that are shown."""
-    cluster: str = "v100-paper"
+    cluster: Annotated[str, one_of(CLUSTERS)] = "v100-paper"
     """The simulated cluster."""
-    workload: str = "kwai-video"
+    workload: Annotated[str, one_of(workloads())] = "kwai-video"
     """What it trains."""
-    cluster_ranks: int = 16
+    cluster_ranks: Annotated[int, within(SHOWN_RANKS, 100_000)] = 16
     """Its GPUs; two of them are shown."""
-    out: Path = Path("runs/modes-timeline")
-    """Folder of the table and the figure; a second run does only what is missing."""
 
-    def __post_init__(self) -> None:
-        not_empty(modes=self.modes)
-        each_known(dict.fromkeys(map(str, MODES)), modes=self.modes)
-        between(1, 64, window=self.window)
-        between(1e-3, 10.0, latency_s=self.latency_s)
-        between(8, COUNT[1], batch=self.batch)
-        between(1, 100, rounds=self.rounds)
-        between(1, 64, shown=self.shown)
-        between(3 * self.shown + self.window, 100_000, steps=self.steps)
-        known(CLUSTERS, cluster=self.cluster)
-        known(workloads(), workload=self.workload)
-        between(SHOWN_RANKS, RANKS[1], cluster_ranks=self.cluster_ranks)
+    def check(self) -> None:
+        """That the shown steps lie inside."""
+        within(3 * self.shown + self.window, 100_000).hold("steps", self.steps)
 
 
 def run(options: Options) -> None:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.catalogue import PIECES, Size, Study, chosen
+from experiments.options import Planned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(Planned):
     """Run what is missing, then write report.html and claims.csv; a failed piece stops no other."""
 
     size: Size = "quick"
@@ -19,14 +20,11 @@ class Options:
     measurements: Path | None = None
     """Folder with rows*.csv, workloads.csv and systems.csv as of `predict-published`; without it
     that piece is left out."""
-    out: Path = Path("runs/paper")
-    """Folder of the report; a folder a piece below it. A second run does only what is missing."""
-    dry_run: bool = False
-    """Print the plan with its minutes and stop."""
     store: bool = False
     """Run nothing: copy the finished tables to docs/results and the pictures to paper_figs/out."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """That the pieces are known, with what they read."""
         for piece in chosen(self.only):
             piece.arguments(self.size, self.measurements)  # names what the folder lacks
         if self.store and self.dry_run:

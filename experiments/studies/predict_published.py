@@ -33,11 +33,10 @@ class Options(MeasuredFiles):
 
     known: tuple[Path, ...] = ()
     """Measured lines for the naive baseline; else the rows themselves."""
-    out: Path = Path("runs/predict-published")
-    """Folder of the table."""
 
-    def __post_init__(self) -> None:
-        self.check(needed=True, known=self.known)
+    def check(self) -> None:
+        """That the files are there."""
+        self.check_files(needed=True, known=self.known)
 
 
 def run(options: Options) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from experiments.checks import COUNT, JOBS, ROWS, SEEDS, between, each_between, not_empty
 from experiments.data_sets import SYNTHETIC, present
 from experiments.gaps import Run, Setting, finished
 from experiments.kept import Kept
+from experiments.options import Count, PairedSeeds, Parallel, Some, within
 from experiments.paired import one_draw, setting_points
 from experiments.points import Point
 from experiments.staleness.by_frequency import (
@@ -23,13 +23,13 @@ from experiments.staleness.by_frequency import (
     order_of_losses,
     row_reads,
 )
-from experiments.sweep import default_jobs, print_plan, run_points
+from experiments.sweep import print_plan, run_points
 from experiments.tables import aligned, write_csv
 from runtime.config import DataConfig, EvaluationConfig, TrainConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(Parallel):
     """Sync and hybrid with one rank under constant lag, paired seeds, on several data sets.
 
     Bins are by how often the ids of one stream occur, so that here a seed draws weights alone.
@@ -37,32 +37,21 @@ class Options:
 
     data: tuple[str, ...] = ()
     """Data sets; else all that are found and the synthetic ones."""
-    taus: tuple[int, ...] = (16, 64)
+    taus: Some[Count] = (16, 64)
     """Bounds of hybrid."""
-    seeds: int = 5
+    seeds: PairedSeeds = 5
     """Paired seeds, >= 2."""
-    samples: int = 40_000
+    samples: Count = 40_000
     """First samples of the training part that are trained on."""
-    batch: int = 128
+    batch: Count = 128
     """Samples per dense update."""
-    test_rows: int = 20_000
+    test_rows: Annotated[int, within(2, 10**9)] = 20_000
     """First samples of the test part that are judged."""
-    probes: int = 8
+    probes: Count = 8
     """Steps of a run at which drift is measured."""
-    out: Path = Path("runs/row-frequency")
-    """Folder of the results; a second run does only what is missing."""
-    jobs: int = default_jobs()
-    """Points at a time."""
-    dry_run: bool = False
-    """Print the plan and stop."""
 
-    def __post_init__(self) -> None:
-        between(2, SEEDS[1], seeds=self.seeds)
-        not_empty(taus=self.taus)
-        each_between(*COUNT, taus=self.taus)
-        between(*COUNT, samples=self.samples, batch=self.batch, probes=self.probes)
-        between(ROWS[0], 10**9, test_rows=self.test_rows)
-        between(*JOBS, jobs=self.jobs)
+    def check(self) -> None:
+        """That there is a step."""
         if self.samples < self.batch:
             raise ValueError(
                 f"samples must be >= batch, a step at least, got {self.samples} and {self.batch}"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
-from experiments.checks import SIMULATED_STEPS, between
+from experiments.options import SimulatedSteps, StudyOptions
 from experiments.published.compare import candidates, model_size, table
 from experiments.studies.scale_workers import records, summary
 from experiments.tables import aligned, write_csv
@@ -15,18 +14,13 @@ SUSPECT_STEPS = 60  # a run of each suspect, batch and mode; enough for a rate w
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(StudyOptions):
     """Five sizes in hybrid, three modes at 100T, and suspects for what binds there."""
 
-    steps: int = 160
+    steps: SimulatedSteps = 160
     """Simulated steps of a point."""
     suspects: bool = True
     """Also slow one resource at a time until it explains the published async rate."""
-    out: Path = Path("runs/scale-model-size")
-    """Folder of the tables and the figure."""
-
-    def __post_init__(self) -> None:
-        between(*SIMULATED_STEPS, steps=self.steps)
 
 
 def run(options: Options) -> None:

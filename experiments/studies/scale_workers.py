@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
-from experiments.checks import SIMULATED_STEPS, between
+from experiments.options import SimulatedSteps, StudyOptions
 from experiments.published.compare import Row, kwai, public, table
 from experiments.tables import write_csv
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(StudyOptions):
     """Taobao, Avazu, Criteo and Kwai, every system and mode that was published."""
 
-    steps: int = 80
+    steps: SimulatedSteps = 80
     """Simulated steps of a point."""
-    out: Path = Path("runs/scale-workers")
-    """Folder of the table and the figure."""
-
-    def __post_init__(self) -> None:
-        between(*SIMULATED_STEPS, steps=self.steps)
 
 
 def run(options: Options) -> None:

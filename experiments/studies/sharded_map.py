@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
-from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
-from experiments.checks import SIMULATED_STEPS, all_positive, between, each_known, not_empty
 from experiments.folders import sole_writer
 from experiments.kept import Kept
+from experiments.options import Planned, SimulatedSteps, Some, one_of, within
 from experiments.published.two_systems import (
     GPUS_OF_HYBRID,
     MACHINES,
@@ -34,40 +33,40 @@ from persia_sim.oracle.closed_form import answer
 from persia_sim.presets.rankers import ranker_of
 from persia_sim.presets.software import SOFTWARE
 
+Rate = Annotated[float, within(0.1, 1e4)]
+Size = Annotated[float, within(1e7, 1e15)]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(Planned):
     """Every GPU at every NIC and model size: samples/s and dollars of hybrid over sharded."""
 
-    gpus: tuple[str, ...] = tuple(MACHINES)
+    gpus: Some[Annotated[str, one_of(MACHINES)]] = tuple(MACHINES)
     """v100, a100, h100, in machines of eight."""
-    software: tuple[str, ...] = ("torchrec", "hugectr")
+    software: Some[Annotated[str, one_of(SOFTWARE)]] = ("torchrec", "hugectr")
     """What the sharded side runs; hybrid launches its dense network as quickly."""
-    nic_gbit_per_s: tuple[float, ...] = (10.0, 25.0, 50.0, 100.0, 200.0, 400.0)
+    nic_gbit_per_s: Some[Rate] = (
+        10.0,
+        25.0,
+        50.0,
+        100.0,
+        200.0,
+        400.0,
+    )
     """NICs of every host, of both systems."""
-    parameters: tuple[float, ...] = (1e10, 1e11, 1e12, 6.25e12, 2.5e13, 1e14)
+    parameters: Some[Size] = (
+        1e10,
+        1e11,
+        1e12,
+        6.25e12,
+        2.5e13,
+        1e14,
+    )
     """Numbers in all tables."""
-    batch: int = 55_296
+    batch: Annotated[int, within(GPUS_OF_HYBRID, 65_535 * GPUS_OF_HYBRID)] = 55_296
     """Samples of a dense update, both systems."""
-    steps: int = 24
+    steps: SimulatedSteps = 24
     """Steps of hybrid's simulations."""
-    out: Path = Path("runs/sharded-map")
-    """Folder of the table and the figure; a second run does only what is missing."""
-    dry_run: bool = False
-    """Print how many cells are missing and stop."""
-
-    def __post_init__(self) -> None:
-        lists = ("gpus", "software", "nic_gbit_per_s", "parameters")
-        not_empty(**{name: getattr(self, name) for name in lists})
-        each_known(MACHINES, gpus=self.gpus)
-        each_known(SOFTWARE, software=self.software)
-        all_positive(nic_gbit_per_s=self.nic_gbit_per_s, parameters=self.parameters)
-        for rate in self.nic_gbit_per_s:
-            between(0.1, 1e4, nic_gbit_per_s=rate)
-        for size in self.parameters:
-            between(1e7, 1e15, parameters=size)
-        between(GPUS_OF_HYBRID, 65_535 * GPUS_OF_HYBRID, batch=self.batch)
-        between(*SIMULATED_STEPS, steps=self.steps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import Annotated
 
-from experiments.checks import COUNT, RANKS, SIMULATED_STEPS, between
+from experiments.options import Count, SimulatedSteps, StudyOptions, within
 from experiments.tables import aligned, write_csv
 from persia_sim.engine.simulate import simulate
 from persia_sim.insight.sweep import Point, analytic, scenario_of
@@ -19,22 +19,15 @@ BOTH_MODES_RANKS = 64  # beyond, hybrid alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(StudyOptions):
     """CPU time of this process, so that other work on the machine counts as little as it can."""
 
-    steps: int = 100
+    steps: SimulatedSteps = 100
     """Steps of a run."""
-    most_ranks: int = 1024
+    most_ranks: Annotated[int, within(SIZES[0][0], 100_000)] = 1024
     """Leave out larger clusters."""
-    closed_forms: int = 10_000
+    closed_forms: Count = 10_000
     """Points of the closed form that are timed together."""
-    out: Path = Path("runs/simulator-speed")
-    """Folder of the table."""
-
-    def __post_init__(self) -> None:
-        between(*SIMULATED_STEPS, steps=self.steps)
-        between(SIZES[0][0], RANKS[1], most_ranks=self.most_ranks)
-        between(*COUNT, closed_forms=self.closed_forms)
 
 
 def run(options: Options) -> None:

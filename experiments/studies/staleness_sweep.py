@@ -5,21 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from experiments.checks import (
-    COUNT,
-    JOBS,
-    RANKS,
-    ROWS,
-    SEEDS,
-    TAU,
-    all_positive,
-    between,
-    each_between,
-    not_empty,
-)
 from experiments.gaps import (
     FOOTNOTE,
     Setting,
@@ -29,10 +16,11 @@ from experiments.gaps import (
     record,
     table_cells,
 )
+from experiments.options import Count, Parallel, Positive, Ranks, Seeds, Some, Tau, TestRows, within
 from experiments.paired import expected_samples, setting_points
 from experiments.points import Point
 from experiments.statistics import t_interval
-from experiments.sweep import default_jobs, print_plan, run_points
+from experiments.sweep import print_plan, run_points
 from experiments.tables import aligned, write_csv
 from persia_sim.words.vocabulary import Mode
 from runtime.config import (
@@ -47,86 +35,67 @@ from runtime.config.sync import MOST_DENSE_LAG
 from runtime.embedding.config import RowOptimizerKind, TableConfig
 
 DEFAULT_TAUS = (0, 4, 16)
+NotNegative = Annotated[float, within(0, 1e6)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(Parallel):
     """Sweep modes and bounds with the deterministic executor; every factor list is crossed."""
 
-    modes: tuple[Mode, ...] = (Mode.SYNC, Mode.HYBRID, Mode.ASYNC)
+    modes: Some[Mode] = (Mode.SYNC, Mode.HYBRID, Mode.ASYNC)
     """Modes to compare; sync is the reference of the gaps."""
-    taus: tuple[int, ...] = ()
+    taus: tuple[Tau, ...] = ()
     """Bounds for the modes that have one; else 0, 4 and 16."""
-    seeds: int = 5
+    seeds: Seeds = 5
     """Paired seeds 0, 1, ..., >= 1; an interval needs two."""
-    ranks: int = 8
+    ranks: Ranks = 8
     """NN workers W."""
-    batch: tuple[int, ...] = (128,)
+    batch: Some[Count] = (128,)
     """Factor: samples per dense update."""
-    steps: tuple[int, ...] = ()
+    steps: tuple[Count, ...] = ()
     """Factor: dense updates; else one pass over the data."""
     row_optimizer: tuple[RowOptimizerKind, ...] = ()
     """Factor: optimiser of the rows; else that of --rows."""
-    row_lr: tuple[float, ...] = ()
+    row_lr: tuple[Positive, ...] = ()
     """Factor: learning rate of the rows; else that of --rows."""
-    initial_accumulator: tuple[float, ...] = ()
+    initial_accumulator: tuple[NotNegative, ...] = ()
     """Factor: Adagrad's start; 0 moves fresh rows fast, 0.01 (the original's) slowly."""
-    initial_scale: tuple[float, ...] = ()
+    initial_scale: tuple[NotNegative, ...] = ()
     """Factor: fresh rows are uniform in +- this."""
     optimizer: tuple[DenseOptimizer, ...] = ()
     """Factor: optimiser of the dense network; else that of --model."""
-    lr: tuple[float, ...] = ()
+    lr: tuple[Positive, ...] = ()
     """Factor: learning rate of the dense network; else that of --model."""
     merge_pushes: tuple[bool, ...] = ()
     """Factor, of the hybrid modes: merged (the default) or on arrival."""
     match: tuple[Literal["update", "global"], ...] = ()
     """Factor, of async: batches of a dense update (the default), or of a rank's share of it."""
-    sync_steps: tuple[int, ...] = ()
+    sync_steps: tuple[Tau, ...] = ()
     """Factor, of the hybrid modes: so many first steps with tau 0; else none."""
-    dense_lag: tuple[int, ...] = ()
+    dense_lag: tuple[Annotated[int, within(0, MOST_DENSE_LAG)], ...] = ()
     """Factor, of the hybrid modes: the dense update so many steps late; else not."""
-    delay_compensation: tuple[float, ...] = ()
+    delay_compensation: tuple[Annotated[float, within(0, 1e9)], ...] = ()
     """Factor, of modes that read late rows: strength lambda; else 0, off."""
     lr_by_staleness: tuple[bool, ...] = ()
     """Factor, of modes that read late rows: their rows' rate divided by max(1, steps missed)."""
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     rows: TableConfig = field(default_factory=TableConfig)
-    evaluate_every_steps: int | None = None
+    evaluate_every_steps: Count | None = None
     """For curves: evaluate a snapshot every so many updates."""
     part: Literal["test", "validation"] = "test"
     """Judge on this part; rates are chosen on `validation` (of --data.validation-fraction), so that
     the test part is read once."""
-    windows: int | None = None
+    windows: Annotated[int, within(2, 100)] | None = None
     """Rolling origins: judge on this many windows in turn, each after training on all rows before
     it; together they are the second half of the training part. Else on ``part``."""
-    test_rows: int | None = None
+    test_rows: TestRows | None = None
     """Evaluate on the first rows of that part only."""
-    out: Path = Path("runs/staleness-sweep")
-    """Folder of the results; a second run with the same folder does only what is missing."""
-    jobs: int = default_jobs()
-    """Points at a time."""
-    dry_run: bool = False
-    """Print the plan, point by point, and stop."""
 
-    def __post_init__(self) -> None:
-        between(*SEEDS, seeds=self.seeds)
-        between(*RANKS, ranks=self.ranks)
-        each_between(*TAU, sync_steps=self.sync_steps)
-        each_between(0, MOST_DENSE_LAG, dense_lag=self.dense_lag)
-        each_between(0, 1e9, delay_compensation=self.delay_compensation)
-        between(*JOBS, jobs=self.jobs)
-        between(*COUNT, evaluate_every_steps=self.evaluate_every_steps)
-        between(*ROWS, test_rows=self.test_rows)
-        between(2, 100, windows=self.windows)
+    def check(self) -> None:
+        """That something reads each factor."""
         if self.windows is not None:
             self._has_rows_in_order()
-        not_empty(modes=self.modes, batch=self.batch)
-        each_between(*COUNT, batch=self.batch, steps=self.steps)
-        each_between(*TAU, taus=self.taus)
-        all_positive(row_lr=self.row_lr, lr=self.lr)
-        each_between(0, 1e6, initial_accumulator=self.initial_accumulator)
-        each_between(0, 1e6, initial_scale=self.initial_scale)
         kinds = self.row_optimizer or (self.rows.optimizer.kind,)
         used = {
             "initial_accumulator": (

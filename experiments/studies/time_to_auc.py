@@ -5,25 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from experiments.checks import (
-    COUNT,
-    JOBS,
-    ROWS,
-    SEEDS,
-    TAU,
-    between,
-    each_between,
-    known,
-    not_empty,
-)
 from experiments.gaps import Run, curve_records, finished, gap_over_seeds, thousandths
+from experiments.options import Count, Parallel, Seeds, Some, Tau, TestRows, one_of, within
 from experiments.paired import over_seeds
 from experiments.points import Point, data_sha256
-from experiments.sweep import default_jobs, print_plan, run_points
+from experiments.sweep import print_plan, run_points
 from experiments.tables import aligned, write_csv
 from experiments.targets import (
     FOOTNOTE,
@@ -40,55 +30,40 @@ from runtime.config import DataConfig, EngineConfig, EvaluationConfig, SyncConfi
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(Parallel):
     """Simulate a cluster in three modes, then train in the very order of its reads and writes."""
 
-    cluster: str = "gcp-100t"
+    cluster: Annotated[str, one_of(CLUSTERS)] = "gcp-100t"
     """A preset of the simulator; the default is the paper's: 64 GPUs, 120 server processes."""
-    workload: str = "criteo-syn5"
+    workload: Annotated[str, one_of(workloads())] = "criteo-syn5"
     """A preset of the simulator."""
     modes: tuple[Mode, ...] = (Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID)
     """Modes to compare; sync is the reference. In async every rank's small batch is a dense update
     of its own, as many times more updates as there are ranks: that alone changes what is learned,
     so it is a comparison of two things at once."""
-    tau: int = DEFAULT_TAU
+    tau: Tau = DEFAULT_TAU
     """Bound of the modes that read late rows, and steps that lookahead fetches ahead."""
-    steps: int = 400
+    steps: Count = 400
     """Steps of the simulated run."""
-    batch_per_rank: int = 8
+    batch_per_rank: Count = 8
     """Samples that stand for a rank's (far larger) simulated batch in the training."""
     snapshots: int = 10
     """Evaluations along a run."""
-    targets: tuple[float, ...] = (0.9, 0.95, 0.99)
+    targets: Some[Annotated[float, within(0.01, 1)]] = (0.9, 0.95, 0.99)
     """Targets, in shares of sync's climb from an AUC of 0.5 to its end, seed by seed; above 0."""
-    seeds: int = 5
+    seeds: Seeds = 5
     """Paired seeds of the training; the order is the same."""
-    test_rows: int = 20_000
+    test_rows: TestRows = 20_000
     """Rows that are evaluated."""
     data: DataConfig = field(default_factory=lambda: DataConfig(name="synthetic"))
-    out: Path = Path("runs/time-to-auc")
-    """Folder of the results; a second run does only what is missing."""
-    jobs: int = default_jobs()
-    """Points at a time."""
-    dry_run: bool = False
-    """Print the plan and stop."""
 
-    def __post_init__(self) -> None:
-        known(CLUSTERS, cluster=self.cluster)
-        known(workloads(), workload=self.workload)
-        between(*TAU, tau=self.tau)
+    def check(self) -> None:
+        """What goes with what."""
         if Mode.SYNC not in self.modes:
             raise ValueError(
                 f"modes must hold sync, the reference of the gaps, got {', '.join(self.modes)}"
             )
-        between(*COUNT, steps=self.steps)
-        between(1, self.steps, snapshots=self.snapshots)
-        not_empty(targets=self.targets)
-        each_between(0.01, 1, targets=self.targets)
-        between(*SEEDS, seeds=self.seeds)
-        between(*JOBS, jobs=self.jobs)
-        between(*COUNT, batch_per_rank=self.batch_per_rank)
-        between(*ROWS, test_rows=self.test_rows)
+        within(1, self.steps).hold("snapshots", self.snapshots)
 
 
 def run(options: Options) -> None:

@@ -6,26 +6,25 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from experiments.checks import (
-    COUNT,
-    JOBS,
-    RANKS,
-    ROWS,
-    SEEDS,
-    TAU,
-    between,
-    each_between,
-    not_empty,
-    positive,
-)
 from experiments.gaps import Run, finished, gap_columns, gap_over_seeds, thousandths
+from experiments.options import (
+    Count,
+    PairedSeeds,
+    Parallel,
+    Positive,
+    Ranks,
+    Samples,
+    Some,
+    Tau,
+    within,
+)
 from experiments.paired import expected_samples, over_seeds
 from experiments.points import Point, data_sha256
 from experiments.statistics import Interval
 from experiments.studies.demo import LEAST_TEST_ROWS, REAL_DATA, SYNTHETIC_STEPS, find_data
-from experiments.sweep import default_jobs, print_plan, run_points
+from experiments.sweep import print_plan, run_points
 from experiments.tables import aligned, write_csv
 from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig, EvaluationConfig, SyncConfig, TrainConfig
@@ -40,52 +39,33 @@ PRESETS = "as others run it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(Parallel):
     """hybrid and async with and without each treatment, and the presets; gaps over paired seeds."""
 
-    taus: tuple[int, ...] = (16, 64)
+    taus: Some[Count] = (16, 64)
     """Bounds of hybrid."""
-    async_tau: int | None = 4
+    async_tau: Tau | None = 4
     """Bound of async; none leaves async out."""
     treatments: tuple[Treatment, ...] = EVERY
     """Which treatments; async has no common step and takes the last two only."""
     presets: tuple[PresetName, ...] = get_args(PresetName)
     """What others run: as `python -m runtime train --preset`, with the lag executor."""
-    sync_steps: int = 300
+    sync_steps: Count = 300
     """Of the treatment of that name: steps of the synchronous start."""
-    dense_lag: int = 1
+    dense_lag: Annotated[int, within(1, MOST_DENSE_LAG)] = 1
     """Of the treatment of that name: steps by which the dense update is late, too."""
-    delay_compensation: float = 128.0
+    delay_compensation: Annotated[Positive, within(0, 1e9)] = 128.0
     """Of the treatment of that name: strength lambda."""
-    seeds: int = 5
+    seeds: PairedSeeds = 5
     """Paired seeds, >= 2."""
-    ranks: int = 8
+    ranks: Ranks = 8
     """NN workers W."""
-    batch: int = 128
+    batch: Count = 128
     """Samples per dense update."""
-    samples: int | None = None
+    samples: Samples | None = None
     """Train on the first samples only and test on as many (2,000 at least), for a quick look; else
     one pass, and the whole test part."""
     data: DataConfig = field(default_factory=DataConfig)
-    out: Path = Path("runs/treatments")
-    """Folder of the results; a second run with the same folder does only what is missing."""
-    jobs: int = default_jobs()
-    """Points at a time."""
-    dry_run: bool = False
-    """Print the plan, point by point, and stop."""
-
-    def __post_init__(self) -> None:
-        not_empty(taus=self.taus)
-        each_between(1, TAU[1], taus=self.taus)
-        between(*TAU, async_tau=self.async_tau)
-        between(*COUNT, sync_steps=self.sync_steps, batch=self.batch)
-        between(1, MOST_DENSE_LAG, dense_lag=self.dense_lag)
-        positive(delay_compensation=self.delay_compensation)
-        between(0, 1e9, delay_compensation=self.delay_compensation)
-        between(2, SEEDS[1], seeds=self.seeds)  # an interval needs two
-        between(*RANKS, ranks=self.ranks)
-        between(1, ROWS[1], samples=self.samples)
-        between(*JOBS, jobs=self.jobs)
 
 
 @dataclass(frozen=True, slots=True)

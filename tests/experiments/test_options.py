@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,8 +15,9 @@ from hypothesis import strategies as st
 
 from experiments import commands
 from experiments.catalogue import BENCHES, STUDIES
-from experiments.checks import between, each_between, known, not_empty, positive
 from experiments.commands import main
+from experiments.options import Parallel, Positive, Some, one_of, within
+from experiments.studies.scale_workers import Options as ScaleWorkers
 
 ZERO_OR_LESS = st.integers(-(10**20), 0).map(str)
 ABSURD = st.integers(10**13, 10**20).map(str)
@@ -201,27 +205,49 @@ def test_no_option_of_a_number_is_forgotten(name):
     assert own <= drawn, own - drawn
 
 
+@dataclass(frozen=True, kw_only=True)
+class Cup(Parallel):
+    """Of a study that is none."""
+
+    seeds: Annotated[int, within(1, 5)] = 1
+    share: Annotated[float, within(1, 5)] | None = 2.0
+    size: Positive = 1.0
+    taus: tuple[Annotated[int, within(0, 9)], ...] = ()
+    modes: Some[Annotated[str, one_of("ab")]] = ("a",)
+
+    def check(self) -> None:
+        if self.seeds == 2 and self.jobs == 3:
+            raise ValueError("seeds 2 and jobs 3 contradict each other")
+
+
 @pytest.mark.parametrize(
-    ("check", "said"),
+    ("given", "said"),
     [
-        (lambda: between(1, 5, seeds=0), "seeds must be >= 1, got 0"),
-        (lambda: between(1, 5, seeds=6), "seeds must be <= 5, got 6"),
-        (lambda: between(1, 5, share=float("nan")), "share must be >= 1, got nan"),
-        (lambda: positive(share=float("inf")), "share must be > 0 and finite, got inf"),
-        (lambda: each_between(0, 9, taus=(3, 10)), "taus must be <= 9, got 10"),
-        (lambda: not_empty(modes=()), "modes must hold one value or more, got none"),
-        (lambda: known({"a": 1, "b": 2}, rows="c"), "rows must be one of a, b, got 'c'"),
+        ({"seeds": 0}, "seeds must be >= 1, got 0"),
+        ({"seeds": 6}, "seeds must be <= 5, got 6"),
+        ({"share": float("nan")}, "share must be >= 1, got nan"),
+        ({"size": float("inf")}, "size must be > 0 and finite, got inf"),
+        ({"taus": (3, 10)}, "taus must be <= 9, got 10"),
+        ({"modes": ()}, "modes must hold one value or more, got none"),
+        ({"modes": ("a", "c")}, "modes must be one of a, b, got 'c'"),
+        ({"jobs": 0}, "jobs must be >= 1, got 0"),
+        ({"jobs": 3, "seeds": 2}, "seeds 2 and jobs 3 contradict each other"),
     ],
 )
-def test_a_check_says_name_rule_and_value(check, said):
+def test_an_option_that_breaks_its_rule_is_told_with_name_rule_and_value(given, said):
     with pytest.raises(ValueError) as caught:
-        check()
+        Cup(**given)
     assert str(caught.value) == said
 
 
 def test_ends_of_a_range_and_options_that_are_not_given_pass():
-    between(1, 5, low=1, high=5, absent=None)
-    positive(tiny=1e-300, absent=None)
+    for seeds, taus in ((1, (0,)), (5, (9,))):
+        Cup(seeds=seeds, taus=taus, share=None, size=1e-300)
+
+
+def test_a_study_writes_into_a_folder_of_its_name_unless_told(tmp_path):
+    assert ScaleWorkers().out == Path("runs/scale-workers")
+    assert ScaleWorkers(out=tmp_path).out == tmp_path
 
 
 @pytest.mark.parametrize(
