@@ -60,8 +60,8 @@ class _Fields(dict[str, Any]):
         return getattr(self._row, name)
 
 
-def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """One line per mapping, the first one's keys as header; whole or not at all."""
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """A line per mapping, the first one's keys as header, whole or not at all; returns ``path``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = io.StringIO(newline="")
     writer = csv.DictWriter(lines, fieldnames=list(rows[0]))
@@ -69,6 +69,7 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     writer.writerows(rows)
     with atomic_write(path) as file:
         file.write(lines.getvalue().encode())
+    return path
 
 
 def drawn(path: Path, *others: Any) -> Path:

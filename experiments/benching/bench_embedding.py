@@ -105,8 +105,7 @@ def run(options: Options) -> None:
     print(f"rows are fetched into {native.prefetch_level()} ({tested}; 0: PERSIA_PREFETCH says so)")
     if options.rows != 10_000_000 or options.dim != 16:
         print("(the goals are for 10 M rows and dim 16)")
-    path = options.out / "bench_embedding.csv"
-    write_csv(path, records)
+    path = write_csv(options.out / "bench_embedding.csv", records)
     print(f"{path}  {drawn(path)}")
 
 

@@ -93,8 +93,7 @@ def run(options: Options) -> None:
             {"workload": name, "unit": UNITS[options.clock], **asdict(w)} for w in windows
         ]
         print(_report(name, windows, list(systems), options))
-    path = options.out / "bench_peers.csv"
-    write_csv(path, all_windows)
+    path = write_csv(options.out / "bench_peers.csv", all_windows)
     print(f"{path}  {drawn(path, CEILING)}")
 
 

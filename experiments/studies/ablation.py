@@ -27,7 +27,7 @@ from experiments.paired import over_seeds
 from experiments.points import Point, data_sha256
 from experiments.statistics import t_interval
 from experiments.sweep import print_plan, run_points
-from experiments.tables import aligned, write_csv
+from experiments.tables import aligned, drawn, write_csv
 from persia_sim.engine.simulate import simulate
 from persia_sim.insight.critical_path import blame_of_resources
 from persia_sim.insight.measure import throughput
@@ -128,9 +128,6 @@ class Options(Parallel):
 
 def run(options: Options) -> None:
     """Simulate and train what is missing, write the table and the figure, print the table."""
-    from paper_figs.ablation import ablation_figure  # late: pyplot
-    from paper_figs.style import save
-
     points = learning_points(options) if options.seeds else {}
     every = [point for group in points.values() for point in group]
     print(f"{len(options.places)} clusters, {len(VARIANTS)} simulations each")
@@ -142,11 +139,9 @@ def run(options: Options) -> None:
         if every:
             run_points(every, options.out / "runs", options.jobs, options.samples)
             records += learned(options, points)
-        path = options.out / "ablation.csv"
-        write_csv(path, records)
+        path = write_csv(options.out / "ablation.csv", records)
     print(table(records))
-    figure = save(ablation_figure(path), options.out / "ablation.png")
-    print(f"{path}; {figure}")
+    print(f"{path}; {drawn(path)}")
 
 
 def scenario_of(place: Place, options: Options) -> Scenario:

@@ -27,7 +27,7 @@ from experiments.options import (
     one_of,
     within,
 )
-from experiments.tables import aligned, write_csv
+from experiments.tables import aligned, drawn, write_csv
 from persia_sim.cli import Options as Simulation
 from persia_sim.cli import scenario_of
 from persia_sim.engine.simulate import simulate
@@ -101,9 +101,6 @@ def run(options: Options) -> None:
     """Simulate every interval with every seed, write the table, print it beside the formulas."""
     from tqdm import tqdm
 
-    from paper_figs.checkpoint_interval import checkpoint_interval_figure  # late: pyplot
-    from paper_figs.style import save
-
     records: list[dict[str, Any]] = []
     cells = list(product(options.crashes, options.factors, range(options.seeds)))
     with (
@@ -129,8 +126,7 @@ def run(options: Options) -> None:
                 compute = partial(interrupted, options, scenario, useful_s, *cell)
                 records.append(kept.row(label, compute))
                 bar.update()
-    path = options.out / "checkpoint_interval.csv"
-    write_csv(path, records)
+    path = write_csv(options.out / "checkpoint_interval.csv", records)
     print(table(options, records))
     for crashes in options.crashes:
         useful_s = next(r["useful_s"] for r in records if r["crashes_expected"] == crashes)
@@ -141,8 +137,7 @@ def run(options: Options) -> None:
             f" {young_interval_s(policy.checkpoint_s, policy.mtbf_s):.3f} s, best by Daly's form"
             f" {best_s:.3f} s ({overhead(policy, best_s):.1%}); an interval ends with a step"
         )
-    figure = save(checkpoint_interval_figure(path), options.out / "checkpoint_interval.png")
-    print(f"{path}; {figure}")
+    print(f"{path}; {drawn(path)}")
 
 
 def policy_of(options: Options, useful_s: float, crashes: float) -> Recovery:

@@ -27,7 +27,7 @@ from experiments.published.contenders import (
 )
 from experiments.studies.demo import find_data
 from experiments.sweep import print_plan, run_points
-from experiments.tables import aligned, write_csv
+from experiments.tables import aligned, drawn, write_csv
 from experiments.targets import FOOTNOTE, Target, journeys, target_record, target_table, targets
 from persia_sim.model.scenario import Scenario
 from persia_sim.presets.catalogue import CLUSTERS
@@ -89,9 +89,6 @@ class Options(Parallel):
 
 def run(options: Options) -> None:
     """Simulate orders and rates, train, and draw both clocks and the gaps."""
-    from paper_figs.convergence import convergence_figure  # late: pyplot
-    from paper_figs.style import save
-
     print(_plan(options))
     if options.dry_run:
         return
@@ -112,7 +109,7 @@ def run(options: Options) -> None:
     write_csv(published, published_lines(published_curves()))
     times, found = options.out / "convergence_targets.csv", _targets(records, data, options)
     write_csv(times, [line for s in data for line in _target_lines(s, found[s], options)])
-    figure = save(convergence_figure(table, published, times), options.out / "convergence.png")
+    figure = drawn(table, published, times)
     for s in data:
         title = _title(s, runs[s, "sync"])
         print(f"\n{title} ({data[s].name}), W = {RANKS}, {BATCH} samples a dense update")

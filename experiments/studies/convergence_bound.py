@@ -22,7 +22,7 @@ from experiments.staleness.logistic import (
     train,
 )
 from experiments.statistics import t_interval
-from experiments.tables import aligned, write_csv
+from experiments.tables import aligned, drawn, write_csv
 from persia_sim.theory.alpha import of_batch
 from persia_sim.theory.convergence import (
     Bound,
@@ -92,9 +92,6 @@ def run(options: Options) -> None:
     """Train, count, print both tables and draw the figure."""
     from tqdm import tqdm
 
-    from paper_figs.convergence_bound import convergence_bound_figure  # late: pyplot
-    from paper_figs.style import save
-
     settings = list(_settings(options))
     names = dict.fromkeys(options.data or (*present(), *SYNTHETIC, LARGEST))
     trained, counted, turned = (
@@ -142,15 +139,12 @@ def run(options: Options) -> None:
         _record(options, setting, trained[label], *problems[setting.case])
         for setting, label in labels.items()
     ]
-    csv = options.out / "convergence_bound.csv"
-    write_csv(csv, records)
+    csv = write_csv(options.out / "convergence_bound.csv", records)
     shares = [line for label in sets.values() for line in counted[label]]
-    alphas = options.out / "convergence_bound_alpha.csv"
-    write_csv(alphas, shares)
+    alphas = write_csv(options.out / "convergence_bound_alpha.csv", shares)
     limits = [turned[label] for label in steps]
-    largest = options.out / "convergence_bound_steps.csv"
-    write_csv(largest, limits)
-    figure = save(convergence_bound_figure(csv, alphas), options.out / "convergence_bound.png")
+    largest = write_csv(options.out / "convergence_bound_steps.csv", limits)
+    figure = drawn(csv, alphas)
     print(_table(records))
     print(_alpha_table(shares))
     print(_exponents(limits))

@@ -11,7 +11,7 @@ from experiments.options import PairedSeeds, Parallel, Samples
 from experiments.paired import SYNTHETIC, expected_samples, with_seed
 from experiments.points import Point, data_sha256
 from experiments.sweep import print_plan, run_points
-from experiments.tables import aligned, write_csv
+from experiments.tables import aligned, drawn, write_csv
 from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
 
@@ -77,9 +77,6 @@ class Options(Parallel):
 
 def run(options: Options) -> None:
     """Train all points, then print the table and where the figure lies."""
-    from paper_figs.demo import demo_figure  # late: pyplot takes over a second
-    from paper_figs.style import save
-
     data = find_data(options.data_dir)
     points = plan(data, options)
     print_plan(points, options.out, options.jobs)
@@ -89,9 +86,11 @@ def run(options: Options) -> None:
     runs = finished(points, options.out)
     tasks = list(runs[0].summary["tasks"])
     tables = {task: gap_table(runs, task, options.out) for task in tasks}
-    csv = options.out / "demo.csv"
-    write_csv(csv, [{"data": data.name, **record(r)} for rows in tables.values() for r in rows])
-    figure = save(demo_figure(csv), options.out / "demo.png")
+    csv = write_csv(
+        options.out / "demo.csv",
+        [{"data": data.name, **record(r)} for rows in tables.values() for r in rows],
+    )
+    figure = drawn(csv)
     print(f"\n{data.name}, {tasks[0]}, W = {RANKS}, {BATCH} samples a dense update,"
           f" {options.seeds} paired seeds")  # fmt: skip
     print(aligned(*table_cells(tables[tasks[0]])))

@@ -26,7 +26,7 @@ from experiments.stage_bars import (
     recorded_bars,
     simulated_bars,
 )
-from experiments.tables import aligned, write_csv
+from experiments.tables import aligned, drawn, write_csv
 from experiments.validating.cases import Case
 from experiments.validating.schedule import need_of, scenario_of
 from experiments.validating.stages import Stages
@@ -79,9 +79,6 @@ def run(options: Options) -> None:
     """Record, simulate, write the table and the figure, print the time of a step of each."""
     from tqdm import tqdm
 
-    from paper_figs.modes_timeline import modes_timeline_figure  # late: pyplot
-    from paper_figs.style import save
-
     asked = [mode for mode in MODES if str(mode) in options.modes]
     found: dict[tuple[str, str, Mode], Timeline] = {}
     with (
@@ -102,11 +99,9 @@ def run(options: Options) -> None:
                 row = kept.row(label, partial(simulated, options, mode, by))
                 found["simulated", system, mode] = Timeline.of_lists(*row)
                 bar.update()
-    path = options.out / "modes_timeline.csv"
-    write_csv(path, records(found))
+    path = write_csv(options.out / "modes_timeline.csv", records(found))
     print(table(found, asked, options.cluster))
-    figure = save(modes_timeline_figure(path), options.out / "modes_timeline.png")
-    print(f"{path}; {figure}")
+    print(f"{path}; {drawn(path)}")
 
 
 def records(found: dict[tuple[str, str, Mode], Timeline]) -> list[dict[str, object]]:

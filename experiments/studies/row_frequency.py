@@ -24,7 +24,7 @@ from experiments.staleness.by_frequency import (
     row_reads,
 )
 from experiments.sweep import print_plan, run_points
-from experiments.tables import aligned, write_csv
+from experiments.tables import aligned, drawn, write_csv
 from runtime.config import DataConfig, EvaluationConfig, TrainConfig
 
 
@@ -75,9 +75,6 @@ class Group(NamedTuple):
 
 def run(options: Options) -> None:
     """Train, read the orders, probe the drift; three tables and a figure."""
-    from paper_figs.row_frequency import row_frequency_figure  # late: pyplot
-    from paper_figs.style import save
-
     names = list(dict.fromkeys(options.data or (*present(), *SYNTHETIC)))
     groups = [Group(name, _points(options, name)) for name in names]
     points = [p for group in groups for p in group.points]
@@ -94,13 +91,10 @@ def run(options: Options) -> None:
         gaps += one
         stale += other
     drifts = [*_drift_lines(options, groups, gaps, kept)]
-    table = options.out / "row_frequency.csv"
-    write_csv(table, gaps)
-    rows = options.out / "row_frequency_staleness.csv"
-    write_csv(rows, stale)
-    relation = options.out / "row_frequency_drift.csv"
-    write_csv(relation, drifts)
-    figure = save(row_frequency_figure(table, rows, relation), options.out / "row_frequency.png")
+    table = write_csv(options.out / "row_frequency.csv", gaps)
+    rows = write_csv(options.out / "row_frequency_staleness.csv", stale)
+    relation = write_csv(options.out / "row_frequency_drift.csv", drifts)
+    figure = drawn(table, rows, relation)
     print(_gap_table(gaps))
     print(_drift_table(drifts))
     print(f"table:  {table}   {rows}   {relation}\nfigure: {figure}")

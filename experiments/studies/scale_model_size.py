@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from experiments.options import SimulatedSteps, StudyOptions
 from experiments.published.compare import candidates, model_size, table
 from experiments.studies.scale_workers import records, summary
-from experiments.tables import aligned, write_csv
+from experiments.tables import aligned, drawn, write_csv
 from persia_sim.presets.fits import EVERY, FITS
 
 SUSPECT_STEPS = 60  # a run of each suspect, batch and mode; enough for a rate within a per cent
@@ -25,12 +25,8 @@ class Options(StudyOptions):
 
 def run(options: Options) -> None:
     """Simulate, write the tables and the figure, print the signed errors."""
-    from paper_figs.scale_model_size import scale_model_size_figure  # late: pyplot
-    from paper_figs.style import save
-
     rows = list(model_size(steps=options.steps))
-    path = options.out / "scale_model_size.csv"
-    write_csv(path, records(rows))
+    path = write_csv(options.out / "scale_model_size.csv", records(rows))
     print(table(rows))
     print(summary(rows))
     sizes = [row for row in rows if row.series.endswith("hybrid")]
@@ -71,5 +67,4 @@ def run(options: Options) -> None:
                 ],
             )
         )
-    figure = save(scale_model_size_figure(path), options.out / "scale_model_size.png")
-    print(f"{len(rows)} points in {path}; {figure}")
+    print(f"{len(rows)} points in {path}; {drawn(path)}")

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from experiments.options import SimulatedSteps, StudyOptions
 from experiments.published.compare import Row, kwai, public, table
-from experiments.tables import write_csv
+from experiments.tables import drawn, write_csv
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,16 +19,11 @@ class Options(StudyOptions):
 
 def run(options: Options) -> None:
     """Simulate every point, write the table and the figure, print the signed errors."""
-    from paper_figs.scale_workers import scale_workers_figure  # late: pyplot
-    from paper_figs.style import save
-
     rows = [*public(steps=options.steps), *kwai(steps=options.steps)]
-    path = options.out / "scale_workers.csv"
-    write_csv(path, records(rows))
+    path = write_csv(options.out / "scale_workers.csv", records(rows))
     print(table(rows))
     print(summary(rows))
-    figure = save(scale_workers_figure(path), options.out / "scale_workers.png")
-    print(f"{len(rows)} points in {path}; {figure}")
+    print(f"{len(rows)} points in {path}; {drawn(path)}")
 
 
 def records(rows: list[Row]) -> list[dict[str, object]]:

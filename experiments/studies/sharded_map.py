@@ -25,7 +25,7 @@ from experiments.published.two_systems import (
     workload_of,
 )
 from experiments.studies.predict_published import seconds_by_part
-from experiments.tables import aligned, write_csv
+from experiments.tables import aligned, drawn, write_csv
 from persia_sim.engine.simulate import simulate
 from persia_sim.insight.critical_path import blame_of_resources
 from persia_sim.insight.measure import throughput
@@ -106,9 +106,6 @@ def run(options: Options) -> None:
     """Fill the map, write the table and the figure, print where hybrid wins."""
     from tqdm import tqdm
 
-    from paper_figs.sharded_map import sharded_map_figure  # late: pyplot
-    from paper_figs.style import save
-
     places = [*product(options.gpus, options.software, options.nic_gbit_per_s, options.parameters)]
     kept = Kept(options.out / "cells.jsonl")
     tail = f"{options.batch}/{options.steps}"
@@ -122,12 +119,10 @@ def run(options: Options) -> None:
         for label, place in zip(labels, tqdm(places, desc="cells", disable=None), strict=True):
             compute = partial(_fields_of, *place, options.batch, options.steps)
             cells.append(Cell(**kept.row(label, compute)))
-    path = options.out / "sharded_map.csv"
-    write_csv(path, [asdict(cell) for cell in cells])
+    path = write_csv(options.out / "sharded_map.csv", [asdict(cell) for cell in cells])
     print(table(cells))
     print(summary(cells))
-    figure = save(sharded_map_figure(path), options.out / "sharded_map.png")
-    print(f"{len(cells)} cells in {path}; {figure}")
+    print(f"{len(cells)} cells in {path}; {drawn(path)}")
 
 
 def _fields_of(

@@ -14,7 +14,7 @@ from experiments.options import Count, Parallel, Seeds, Some, Tau, TestRows, one
 from experiments.paired import over_seeds
 from experiments.points import Point, data_sha256
 from experiments.sweep import print_plan, run_points
-from experiments.tables import aligned, write_csv
+from experiments.tables import aligned, drawn, write_csv
 from experiments.targets import (
     FOOTNOTE,
     Target,
@@ -68,9 +68,6 @@ class Options(Parallel):
 
 def run(options: Options) -> None:
     """Simulate, replay, and put both on one time axis."""
-    from paper_figs.style import save  # late: pyplot
-    from paper_figs.time_to_auc import time_to_auc_figure
-
     if options.dry_run:
         print(_plan(options))
         return
@@ -85,7 +82,7 @@ def run(options: Options) -> None:
     write_csv(csv, records)
     found, per_hour = _targets(records, options), CLUSTERS[options.cluster]().usd_per_hour
     write_csv(csv_of_targets, [target_record(t, options.cluster, per_hour) for t in found])
-    figure = save(time_to_auc_figure(csv, csv_of_targets), options.out / "time_to_auc.png")
+    figure = drawn(csv, csv_of_targets)
     print(f"\n{options.cluster}, {options.workload}, tau {options.tau}; learning on"
           f" {options.data.name}, {points[0].config.batch} samples a step")  # fmt: skip
     print(_table(runs, instants, options))

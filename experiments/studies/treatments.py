@@ -25,7 +25,7 @@ from experiments.points import Point, data_sha256
 from experiments.statistics import Interval
 from experiments.studies.demo import LEAST_TEST_ROWS, REAL_DATA, SYNTHETIC_STEPS, find_data
 from experiments.sweep import print_plan, run_points
-from experiments.tables import aligned, write_csv
+from experiments.tables import aligned, drawn, write_csv
 from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig, EvaluationConfig, SyncConfig, TrainConfig
 from runtime.config.presets import PresetName, with_preset
@@ -85,9 +85,6 @@ class Setting:
 
 def run(options: Options) -> None:
     """Plan, train what is missing, print the table, draw the figure."""
-    from paper_figs.style import save  # late: pyplot
-    from paper_figs.treatments import treatments_figure
-
     if options.data.name == REAL_DATA:  # or what was downloaded, or else the synthetic stream
         found = find_data(options.data.dir)
         options = replace(options, data=replace(options.data, name=found.name))
@@ -109,9 +106,11 @@ def run(options: Options) -> None:
     lines = {
         task: [_line(setting, runs, task, options.out) for setting in chosen] for task in tasks
     }
-    csv = options.out / "treatments.csv"
-    write_csv(csv, [{"data": options.data.name, **line} for t in tasks for line in lines[t]])
-    figure = save(treatments_figure(csv), options.out / "treatments.png")
+    csv = write_csv(
+        options.out / "treatments.csv",
+        [{"data": options.data.name, **line} for t in tasks for line in lines[t]],
+    )
+    figure = drawn(csv)
     print(
         f"\n{options.data.name}, {tasks[0]}, W = {options.ranks}, {options.batch} samples a dense"
         f" update, {options.seeds} paired seeds; gaps in thousandths of AUC;\n"
