@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from experiments.catalogue import BENCHES, STUDIES
-from experiments.folders import ensure_writable
+from experiments.kept import ensure_writable
 from persia_sim.words.rules import refuse_doubled
 from runtime.guarded import guarded
 

@@ -1,11 +1,18 @@
-"""Finished points of a study as JSON lines, so that a second run computes only what is missing."""
+"""The folder of a study: one writer at a time, and finished points that no second run repeats."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from experiments.processes import computed
+from persia_sim.words.files import lock_file
 
 
 class Kept:
@@ -13,7 +20,7 @@ class Kept:
 
     A label must name everything that decides its result. A line that a crash cut short is left out,
     so that its point is computed again; so is one that somebody else wrote. One writer at a time:
-    see `folders.sole_writer`.
+    see `sole_writer`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,3 +57,62 @@ class Kept:
         if label not in self._rows:
             self.add(label, compute())
         return self._rows[label]
+
+    def fill(
+        self,
+        work: Mapping[str, Callable[[], Any]],
+        said: str,
+        jobs: int = 1,
+        preloaded: Sequence[str] = (),
+    ) -> list[Any]:
+        """What is kept under these labels; what is missing is computed now, and kept as it comes.
+
+        ``said``: what the progress bar is of; the rest as `computed` takes it.
+        """
+        from tqdm import tqdm
+
+        missing = {label: compute for label, compute in work.items() if label not in self}
+        done = len(work) - len(missing)
+        with tqdm(total=len(work), initial=done, desc=said, disable=None) as bar:
+            for label, row in computed(missing, jobs, preloaded):
+                self.add(label, row)
+                bar.update()
+        return [self[label] for label in work]
+
+
+_LOCK = ".lock"
+
+
+def ensure_writable(folder: Path) -> None:
+    """Make the folder of a study's results, so that one that cannot be written shows at once.
+
+    Raises OSError naming it, ValueError for the current folder, which `--out ""` would fill.
+    """
+    if folder == Path():
+        raise ValueError("out must name a folder of its own, got the current one")
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+
+
+@contextmanager
+def sole_writer(folder: Path, wait: bool = False) -> Iterator[None]:
+    """Make the folder and hold it, so that no other process writes into it meanwhile.
+
+    The system lets go of it when the process ends, however it ends. Raises ValueError when another
+    process holds it (``wait``: waits instead), OSError when it cannot be written: both before any
+    work is done.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = lock_file(folder / _LOCK)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise ValueError(
+                f"out {folder} is being written by another process; wait until it has ended or"
+                " name another folder"
+            ) from None
+        yield
+    finally:
+        os.close(lock)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
-import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from experiments.folders import sole_writer
+from experiments.kept import sole_writer
 from experiments.points import Point
+from experiments.processes import settle_in, surroundings
 from persia_sim.words.documents import read_document
-from runtime.data.catalogue import CACHE, DATA_DIR_VARIABLE
 from runtime.run.folder import environment
 
 FAILED = "failed.txt"
@@ -177,21 +174,6 @@ class _Runner:
         return sum(min(1.0, done / whole) for done in self._samples)
 
 
-def surroundings() -> dict[str, str | None]:
-    """What a point's process must be told of the environment: the server that it is forked from
-    keeps that of its own start."""
-    return {name: os.environ.get(name) for name in (DATA_DIR_VARIABLE, CACHE)}
-
-
-def settle_in(environment: Mapping[str, str | None]) -> None:
-    """Take over the `surroundings` of whoever started this process."""
-    for name, value in environment.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-
-
 def _work(
     point: Point, folder: Path, samples: Any, number: int, environment: Mapping[str, str | None]
 ) -> None:
@@ -200,7 +182,6 @@ def _work(
     from runtime.run.record import run_into
 
     settle_in(environment)
-    die_with_the_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends us
 
     def count(more: int) -> None:
@@ -224,18 +205,3 @@ def _work(
 
             (folder / "traceback.txt").write_text(traceback.format_exc())
         sys.exit(1)
-
-
-def die_with_the_parent() -> None:
-    """A killed sweep must leave no process behind whose work a second run would start again."""
-    if sys.platform == "linux":
-        parent_death_signal = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
-        ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL)
-    sweep = multiprocessing.parent_process()
-    if sweep is not None:  # then the kernel's parent is a server that forks, and outlives the sweep
-
-        def watch() -> None:
-            sweep.join()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        threading.Thread(target=watch, name="sweep", daemon=True).start()

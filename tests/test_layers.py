@@ -29,7 +29,7 @@ ROOMS = {
         "train_options", "train_command", "commands", "__main__",
     ],
     "experiments": [
-        "catalogue", "options", "statistics", "tables", "targets", "folders", "kept",
+        "catalogue", "options", "statistics", "tables", "targets", "processes", "kept",
         "data_sets", "points", "gaps", "paired", "sweep", "stage_bars", "published", "drilling",
         "staleness", "lateness", "validating", "paper", "registry", "studies", "benching",
         "commands", "__main__",

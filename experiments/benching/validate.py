@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from experiments.benching.windows import ForeignCores, ForeignLoad
-from experiments.folders import sole_writer
+from experiments.kept import sole_writer
 from experiments.options import Planned, Some, one_of, within
 from experiments.tables import aligned, write_csv
 from experiments.validating.bands import Band, band_of, error, verdicts

@@ -15,7 +15,7 @@ from typing import Any
 from experiments.catalogue import Size, Study
 from experiments.options import default_jobs
 from experiments.paper.record import FILE, folder_of, is_done, keep
-from experiments.sweep import die_with_the_parent
+from experiments.processes import die_with_the_parent
 
 LOG = "piece.log"
 SHOWN_LINES = 12

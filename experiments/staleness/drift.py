@@ -9,20 +9,17 @@ that misses nothing, what one would miss that came so many updates late.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
-from experiments.folders import sole_writer
-from experiments.kept import Kept
+from experiments.kept import Kept, sole_writer
 from experiments.staleness.frequency import first_samples
-from experiments.sweep import PRELOADED, settle_in, surroundings
+from experiments.sweep import PRELOADED
 from persia_sim.theory.drift import drift, relative_drift
 from persia_sim.words.trace import Event, Kind
 from runtime.config import TrainConfig
@@ -88,19 +85,8 @@ def drifts(
     """
     with sole_writer(root):
         kept = Kept(root / "drift.jsonl")
-        todo = {label: one for label, one in wanted.items() if label not in kept}
-        if not todo:
-            return kept
-        context = get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
-        with ProcessPoolExecutor(
-            min(jobs, len(todo)), context, initializer=settle_in, initargs=(surroundings(),)
-        ) as pool:
-            running = {
-                pool.submit(_drifts_of, *one, probes, updates): label for label, one in todo.items()
-            }
-            for job in tqdm(as_completed(running), total=len(todo), desc="drift", disable=None):
-                kept.add(running[job], job.result())
+        work = {k: partial(_drifts_of, *one, probes, updates) for k, one in wanted.items()}
+        kept.fill(work, "drift", jobs, PRELOADED)
     return kept
 
 

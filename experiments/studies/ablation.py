@@ -12,9 +12,8 @@ from functools import partial
 from math import hypot, isfinite
 from typing import Annotated, Any
 
-from experiments.folders import sole_writer
 from experiments.gaps import finished, gap_over_seeds
-from experiments.kept import Kept
+from experiments.kept import Kept, sole_writer
 from experiments.options import (
     Count,
     Parallel,
@@ -169,16 +168,18 @@ def scenario_of(place: Place, options: Options) -> Scenario:
 
 def simulated(options: Options) -> list[dict[str, Any]]:
     """Lines of throughput: each variant beside the one with everything on."""
-    from tqdm import tqdm
-
-    kept = Kept(options.out / "points.jsonl")
     records: list[dict[str, Any]] = []
     plan = [(name, variant) for name in options.places for variant in VARIANTS]
+    tail = f"{options.ranks}/{options.steps}/{options.tau}"
+    work = {
+        f"{name}/{variant}/{tail}": partial(
+            _rate, VARIANTS[variant](scenario_of(PLACES[name], options))
+        )
+        for name, variant in plan
+    }
+    rows = Kept(options.out / "points.jsonl").fill(work, "simulations")
     base: dict[str, Any] = {}
-    for name, variant in tqdm(plan, desc="simulations", disable=None):
-        scenario = VARIANTS[variant](scenario_of(PLACES[name], options))
-        label = f"{name}/{variant}/{options.ranks}/{options.steps}/{options.tau}"
-        row = kept.row(label, partial(_rate, scenario))
+    for (name, variant), row in zip(plan, rows, strict=True):
         base = row if variant == ALL_ON else base
         share = row["samples_per_s"] / base["samples_per_s"]
         wide = 0.0 if variant == ALL_ON else hypot(row["relative"], base["relative"])

@@ -15,8 +15,7 @@ from math import sqrt
 from statistics import fmean, stdev
 from typing import Annotated, Any
 
-from experiments.folders import sole_writer
-from experiments.kept import Kept
+from experiments.kept import Kept, sole_writer
 from experiments.options import (
     Positive,
     Ranks,
@@ -99,38 +98,39 @@ class Options(StudyOptions):
 
 def run(options: Options) -> None:
     """Simulate every interval with every seed, write the table, print it beside the formulas."""
-    from tqdm import tqdm
-
-    records: list[dict[str, Any]] = []
     cells = list(product(options.crashes, options.factors, range(options.seeds)))
-    with (
-        sole_writer(options.out),
-        tqdm(total=len(options.modes) * len(cells), desc="simulations", disable=None) as bar,
-    ):
-        kept = Kept(options.out / "runs.jsonl")
-        for mode in options.modes:
-            scenario = scenario_of(
-                Simulation(
-                    cluster=options.cluster,
-                    workload=options.workload,
-                    ranks=options.ranks,
-                    mode=mode,
-                    steps=options.steps,
-                )
+    scenarios = {
+        mode: scenario_of(
+            Simulation(
+                cluster=options.cluster,
+                workload=options.workload,
+                ranks=options.ranks,
+                mode=mode,
+                steps=options.steps,
             )
-            undisturbed = label_of(options, mode, "undisturbed")
-            useful_s = kept.row(undisturbed, partial(makespan_s, scenario))
-            for cell in cells:
-                shares = (options.checkpoint_share, options.back_share)
-                label = label_of(options, mode, *shares, *cell)
-                compute = partial(interrupted, options, scenario, useful_s, *cell)
-                records.append(kept.row(label, compute))
-                bar.update()
+        )
+        for mode in options.modes
+    }
+    shares = (options.checkpoint_share, options.back_share)
+    with sole_writer(options.out):
+        kept = Kept(options.out / "runs.jsonl")
+        calm = {
+            label_of(options, mode, "undisturbed"): partial(makespan_s, scenario)
+            for mode, scenario in scenarios.items()
+        }
+        useful_s = dict(zip(scenarios, kept.fill(calm, "undisturbed"), strict=True))
+        work = {
+            label_of(options, mode, *shares, *cell): partial(
+                interrupted, options, scenario, useful_s[mode], *cell
+            )
+            for mode, scenario in scenarios.items()
+            for cell in cells
+        }
+        records: list[dict[str, Any]] = kept.fill(work, "simulations")
     path = write_csv(options.out / "checkpoint_interval.csv", records)
     print(table(options, records))
     for crashes in options.crashes:
-        useful_s = next(r["useful_s"] for r in records if r["crashes_expected"] == crashes)
-        policy = policy_of(options, useful_s, crashes)
+        policy = policy_of(options, useful_s[options.modes[0]], crashes)
         best_s = best_interval_s(policy)
         print(
             f"{options.modes[0]}, {crashes:g} crashes: Young"

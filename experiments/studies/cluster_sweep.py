@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 import os
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
-from experiments.folders import sole_writer
-from experiments.kept import Kept
+from experiments.kept import Kept, sole_writer
 from experiments.options import Count, Parallel, Positive, Ranks, Some, Tau, one_of, within
-from experiments.sweep import die_with_the_parent
 from experiments.tables import aligned, write_csv
 from persia_sim.insight.sweep import Point, evaluate, grid, latin_hypercube, pareto, scenario_of
 from persia_sim.model.memory import FORMATS, Capacity, capacity
@@ -111,9 +107,15 @@ def run(options: Options) -> None:
         for point in points:
             print(f"  {'to run' if point in missing else '-':<7} {point.label}")
         return
+    work = {
+        _label(p, options): partial(
+            evaluate, p, half_width=options.half_width, miss_rate=memory[p.label].miss_rate
+        )
+        for p in simulated
+    }
     with sole_writer(options.out):
-        _simulate(missing, options, memory, kept)
-        found = {p.label: kept[_label(p, options)] for p in simulated}
+        rows_found = kept.fill(work, "simulations", options.jobs)
+        found = dict(zip((p.label for p in simulated), rows_found, strict=True))
         rows = [_row(p, found.get(p.label), memory[p.label]) for p in points]
         _mark_fronts(rows)
         write_csv(options.out / "cluster_sweep.csv", rows)
@@ -124,27 +126,6 @@ def run(options: Options) -> None:
         f"{len(missing)} points in {time.perf_counter() - started:.1f} s (load {load:.1f}); "
         f"{options.out / 'cluster_sweep.csv'}"
     )
-
-
-def _simulate(
-    missing: Sequence[Point], options: Options, memory: dict[str, Capacity], kept: Kept
-) -> None:
-    """Keep the row of every missing point as it comes."""
-    if not missing:
-        return
-    from tqdm import tqdm
-
-    work = partial(evaluate, half_width=options.half_width)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
-        options.jobs, mp_context=context, initializer=die_with_the_parent
-    ) as pool:
-        futures = {
-            pool.submit(work, point, miss_rate=memory[point.label].miss_rate): point
-            for point in missing
-        }
-        for future in tqdm(as_completed(futures), total=len(missing), disable=None):
-            kept.add(_label(futures[future], options), future.result())
 
 
 def _memory(point: Point, rows: str) -> Capacity:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
 from experiments.data_sets import LARGEST, SYNTHETIC, present
-from experiments.folders import sole_writer
-from experiments.kept import Kept
+from experiments.kept import Kept, sole_writer
 from experiments.options import Count, PairedSeeds, Planned, Some, one_of, within
 from experiments.staleness.frequency import BATCHES, alpha_lines
 from experiments.staleness.logistic import (
@@ -90,8 +90,6 @@ class Setting(NamedTuple):
 
 def run(options: Options) -> None:
     """Train, count, print both tables and draw the figure."""
-    from tqdm import tqdm
-
     settings = list(_settings(options))
     names = dict.fromkeys(options.data or (*present(), *SYNTHETIC, LARGEST))
     trained, counted, turned = (
@@ -114,39 +112,28 @@ def run(options: Options) -> None:
     if options.dry_run:
         return
     problems = {case: _made(case) for case in options.cases}
-    with (
-        sole_writer(options.out),
-        tqdm(
-            total=len(settings) + len(names) + len(steps),
-            initial=done,
-            desc="training",
-            disable=None,
-        ) as bar,
-    ):
-        for setting, label in labels.items():
-            if label not in trained:
-                trained.add(label, _measure(options, setting, *problems[setting.case]))
-                bar.update()
-        for name, label in sets.items():
-            if label not in counted:
-                counted.add(label, alpha_lines(name, options.samples))
-                bar.update()
-        for label, (alpha, tau, seed) in steps.items():
-            if label not in turned:
-                turned.add(label, _stable(alpha, tau, seed))
-                bar.update()
-    records = [
-        _record(options, setting, trained[label], *problems[setting.case])
+    training = {
+        label: partial(_measure, options, setting, *problems[setting.case])
         for setting, label in labels.items()
+    }
+    with sole_writer(options.out):
+        ran = trained.fill(training, "settings")
+        shares = counted.fill(
+            {label: partial(alpha_lines, name, options.samples) for name, label in sets.items()},
+            "data sets",
+        )
+        limits = turned.fill({k: partial(_stable, *one) for k, one in steps.items()}, "steps")
+    records = [
+        _record(options, setting, one, *problems[setting.case])
+        for setting, one in zip(labels, ran, strict=True)
     ]
+    lines = [line for own in shares for line in own]
     csv = write_csv(options.out / "convergence_bound.csv", records)
-    shares = [line for label in sets.values() for line in counted[label]]
-    alphas = write_csv(options.out / "convergence_bound_alpha.csv", shares)
-    limits = [turned[label] for label in steps]
+    alphas = write_csv(options.out / "convergence_bound_alpha.csv", lines)
     largest = write_csv(options.out / "convergence_bound_steps.csv", limits)
     figure = drawn(csv, alphas)
     print(_table(records))
-    print(_alpha_table(shares))
+    print(_alpha_table(lines))
     print(_exponents(limits))
     print(f"table:  {csv}   {alphas}   {largest}\nfigure: {figure}")
 

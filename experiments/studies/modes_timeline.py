@@ -14,8 +14,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from experiments.folders import sole_writer
-from experiments.kept import Kept
+from experiments.kept import Kept, sole_writer
 from experiments.options import MOST, Some, StudyOptions, one_of, within
 from experiments.stage_bars import (
     READ,

@@ -33,7 +33,7 @@ class Options(Planned):
 
 def run(options: Options) -> None:
     """Run the missing pieces, judge the claims, write the page. Raises ValueError on failures."""
-    from experiments.folders import sole_writer
+    from experiments.kept import sole_writer
     from experiments.paper.claims import claim_records, claims
     from experiments.paper.page import Report, write_report
     from experiments.paper.record import store

@@ -13,8 +13,7 @@ from itertools import product
 from statistics import median
 from typing import Annotated, Any
 
-from experiments.folders import sole_writer
-from experiments.kept import Kept
+from experiments.kept import Kept, sole_writer
 from experiments.options import Planned, SimulatedSteps, Some, one_of, within
 from experiments.published.two_systems import (
     GPUS_OF_HYBRID,
@@ -104,8 +103,6 @@ class Cell:
 
 def run(options: Options) -> None:
     """Fill the map, write the table and the figure, print where hybrid wins."""
-    from tqdm import tqdm
-
     places = [*product(options.gpus, options.software, options.nic_gbit_per_s, options.parameters)]
     kept = Kept(options.out / "cells.jsonl")
     tail = f"{options.batch}/{options.steps}"
@@ -114,11 +111,12 @@ def run(options: Options) -> None:
     print(f"{len(places)} cells ({missing} to run)")
     if options.dry_run:
         return
-    cells = []
     with sole_writer(options.out):
-        for label, place in zip(labels, tqdm(places, desc="cells", disable=None), strict=True):
-            compute = partial(_fields_of, *place, options.batch, options.steps)
-            cells.append(Cell(**kept.row(label, compute)))
+        work = {
+            label: partial(_fields_of, *place, options.batch, options.steps)
+            for label, place in zip(labels, places, strict=True)
+        }
+        cells = [Cell(**row) for row in kept.fill(work, "cells")]
     path = write_csv(options.out / "sharded_map.csv", [asdict(cell) for cell in cells])
     print(table(cells))
     print(summary(cells))

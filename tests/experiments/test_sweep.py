@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.folders import sole_writer
+from experiments.kept import sole_writer
 from experiments.points import Point, data_sha256
 from experiments.sweep import print_plan, run_points
 from persia_sim.words.vocabulary import Mode
