@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 
 from experiments.points import Point
 from experiments.statistics import GapInterval, Interval, paired_gap, t_interval
+from experiments.tables import Column
 from persia_sim.words.window import UpdatesMissed, updates_missed
 from runtime.run.folder import Predictions, read_metrics, read_predictions, read_summary
 
@@ -103,25 +104,8 @@ def paired_interval(
     return GapInterval(found.mean, both.half_width, found.n, both.seeds_error, both.rows_error)
 
 
-@dataclass(frozen=True, slots=True)
-class GapRow:
-    """One line of the table: a setting, over its seeds."""
-
-    mode: str
-    tau: int | None
-    late: UpdatesMissed
-    lr: float
-    """Of the dense weights."""
-    ranks: int
-    task: str
-    test_auc: float
-    gap: GapInterval
-    """Paired by seed: this setting minus sync at the first rate."""
-    log_loss: float
-
-
-def gap_table(runs: Sequence[Run], task: str, root: Path) -> list[GapRow]:
-    """One row per mode, bound, dense lag and dense rate, in the order of the runs.
+def gap_table(runs: Sequence[Run], task: str, root: Path) -> list[dict[str, Any]]:
+    """A line of the CSV per mode, bound, dense lag and dense rate, in the order of the runs.
 
     There is no speed in it: the samples/s of single runs are no comparison (one run of each, on a
     machine whose speed moves, and in async a batch per rank that is W times that of sync). The
@@ -132,20 +116,25 @@ def gap_table(runs: Sequence[Run], task: str, root: Path) -> list[GapRow]:
         key = (*run.setting, run.late, run.point.config.model.lr)
         groups.setdefault(key, []).append(run)
     sync: Sequence[Run] = next((own for own in groups.values() if own[0].setting[0] == "sync"), ())
-    return [
-        GapRow(
-            mode,
-            tau,
-            late,
-            lr,
-            own[0].summary["ranks"],
-            task,
-            float(np.mean([run.auc(task) for run in own])),
-            gap_over_seeds(own, sync, task, root),
-            float(np.mean([run.log_loss(task) for run in own])),
+    lines = []
+    for (mode, tau, late, lr), own in groups.items():
+        gap = gap_over_seeds(own, sync, task, root)
+        lines.append(
+            {
+                "mode": mode,
+                "tau": tau,
+                "rows_late": late.rows,
+                "dense_late": late.dense,
+                "lr": lr,
+                "ranks": own[0].summary["ranks"],
+                "task": task,
+                "seeds": gap.n,
+                "test_auc": float(np.mean([run.auc(task) for run in own])),
+                **gap_columns(gap),
+                "log_loss": float(np.mean([run.log_loss(task) for run in own])),
+            }
         )
-        for (mode, tau, late, lr), own in groups.items()
-    ]
+    return lines
 
 
 def curve_records(runs: Sequence[Run], root: Path) -> list[dict[str, Any]]:
@@ -169,30 +158,32 @@ def curve_records(runs: Sequence[Run], root: Path) -> list[dict[str, Any]]:
     return records
 
 
-HEADER = [
-    "mode", "tau", "rows late", "dense late", "dense rate", "test AUC", "gap to sync [1e-3]",
-    "log-loss",
-]  # fmt: skip
 FOOTNOTE = """\
 late: updates that a batch misses. ± is 95 % over seeds and test rows together (a user's rows as
 one); where each seed has a stream and test rows of its own, over seeds."""
 
 
-def table_cells(rows: Sequence[GapRow]) -> tuple[list[str], list[list[str]]]:
-    """Header and cells as a person reads them; gaps in thousandths of AUC."""
-    cells = [
-        [
-            row.mode,
-            "-" if row.mode in ("sync", "lookahead") else str(row.tau),
-            *("-" if missed is None else str(missed) for missed in row.late),
-            f"{row.lr:g}",
-            f"{row.test_auc:.4f}",
-            "-" if row.mode == "sync" else thousandths(row.gap),
-            f"{row.log_loss:.4f}",
-        ]
-        for row in rows
-    ]
-    return HEADER, cells
+def of_sync(line: Mapping[str, Any]) -> str:
+    """The gap of a line of a CSV in thousandths of AUC."""
+    half_width = line["gap_to_sync_half_width_95"]
+    return thousandths(Interval(line["gap_to_sync"], half_width, line["seeds"]))
+
+
+def _or_dash(value: object) -> str:
+    return "-" if value is None else str(value)
+
+
+COLUMNS: dict[str, Column] = {
+    "mode": "{mode}",
+    "tau": lambda line: "-" if line["mode"] in ("sync", "lookahead") else str(line["tau"]),
+    "rows late": lambda line: _or_dash(line["rows_late"]),
+    "dense late": lambda line: _or_dash(line["dense_late"]),
+    "dense rate": "{lr:g}",
+    "test AUC": "{test_auc:.4f}",
+    "gap to sync [1e-3]": lambda line: "-" if line["mode"] == "sync" else of_sync(line),
+    "log-loss": "{log_loss:.4f}",
+}
+"""Of `gap_table` as a person reads it."""
 
 
 def thousandths(gap: Interval | GapInterval) -> str:
@@ -212,21 +203,4 @@ def gap_columns(gap: GapInterval, name: str = "gap_to_sync") -> dict[str, float]
         f"{name}_half_width_95": gap.half_width,
         f"{prefix}seeds_error": gap.seeds_error,
         f"{prefix}rows_error": gap.rows_error,
-    }
-
-
-def record(row: GapRow) -> dict[str, Any]:
-    """One line of the CSV."""
-    return {
-        "mode": row.mode,
-        "tau": row.tau,
-        "rows_late": row.late.rows,
-        "dense_late": row.late.dense,
-        "lr": row.lr,
-        "ranks": row.ranks,
-        "task": row.task,
-        "seeds": row.gap.n,
-        "test_auc": row.test_auc,
-        **gap_columns(row.gap),
-        "log_loss": row.log_loss,
     }

@@ -6,12 +6,12 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from experiments.gaps import FOOTNOTE, finished, gap_table, record, table_cells
+from experiments.gaps import COLUMNS, FOOTNOTE, finished, gap_table
 from experiments.options import PairedSeeds, Parallel, Samples
 from experiments.paired import SYNTHETIC, expected_samples, with_seed
 from experiments.points import Point, data_sha256
 from experiments.sweep import print_plan, run_points
-from experiments.tables import aligned, drawn, write_csv
+from experiments.tables import drawn, table, write_csv
 from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
 
@@ -88,12 +88,12 @@ def run(options: Options) -> None:
     tables = {task: gap_table(runs, task, options.out) for task in tasks}
     csv = write_csv(
         options.out / "demo.csv",
-        [{"data": data.name, **record(r)} for rows in tables.values() for r in rows],
+        [{"data": data.name, **line} for rows in tables.values() for line in rows],
     )
     figure = drawn(csv)
     print(f"\n{data.name}, {tasks[0]}, W = {RANKS}, {BATCH} samples a dense update,"
           f" {options.seeds} paired seeds")  # fmt: skip
-    print(aligned(*table_cells(tables[tasks[0]])))
+    print(table(tables[tasks[0]], COLUMNS))
     print(FOOTNOTE)
     print(f"table:  {csv}   (all tasks: {', '.join(tasks)})\nfigure: {figure}")
 

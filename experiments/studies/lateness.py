@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 
 from experiments.data_sets import readable
-from experiments.gaps import Run, finished, thousandths
+from experiments.gaps import Run, finished, of_sync
 from experiments.lateness.climb import best_of, is_inside, to_try
 from experiments.lateness.streams import (
     GRID,
@@ -35,9 +35,8 @@ from experiments.lateness.table import (
 )
 from experiments.options import PairedSeeds, Parallel, Some, within
 from experiments.points import Point, data_sha256
-from experiments.statistics import Interval
 from experiments.sweep import run_points
-from experiments.tables import aligned, write_csv
+from experiments.tables import Column, table, write_csv
 from runtime.config import DataConfig
 
 if TYPE_CHECKING:
@@ -134,12 +133,12 @@ def run(options: Options) -> None:
         group = train(job)
         for end, lines in lines_of(job, group, options.out).items():
             tables.setdefault(end, []).extend(lines)
-            if end in _CELLS_OF:
+            if end in _COLUMNS_OF:
                 print(f"\n{group.stream.name}, Adagrad from {group.start:g}, {group.task}")
-                print(aligned(*_CELLS_OF[end](lines)))
+                print(table(lines, _COLUMNS_OF[end]))
         together = drift_hypothesis_lines(tables[""])
         figure = save(write_tables(tables, together, options.out), options.out / "lateness.png")
-    print(f"\nall streams together\n{aligned(*hypothesis_cells(together))}")
+    print(f"\nall streams together\n{table(together, HYPOTHESES)}")
     print(f"\ntables: {options.out}/lateness*.csv\nfigure: {figure}")
 
 
@@ -256,40 +255,33 @@ def rate_lines(job: Job) -> list[dict[str, Any]]:
     ]
 
 
-def cells_of(lines: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """What a person reads of one stream; gaps in thousandths of AUC."""
-    header = ["rows late", "dense late", "batch", "rates", "row rate", "dense rate", "test AUC",
-              "gap to sync [1e-3]", "error of seeds", "of test rows", "seeds"]  # fmt: skip
-    return header, [
-        [
-            str(line["rows_late"]), str(line["dense_late"]), str(line["batch"]), line["rates"],
-            f"{line['row_lr']:.3g}", f"{line['lr']:.3g}", f"{line['test_auc']:.4f}",
-            "-" if not line["gap_to_sync"] else thousandths(
-                Interval(line["gap_to_sync"], line["gap_to_sync_half_width_95"], line["seeds"])
-            ),
-            f"{1e3 * line['seeds_error']:.2f}",
-            "in seeds" if line["redrawn"] else f"{1e3 * line['rows_error']:.2f}",
-            f"{line['seeds']} of {line['seeds_planned']}",
-        ]
-        for line in lines
-    ]  # fmt: skip
-
-
-def hypothesis_cells(lines: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """The hypotheses as a person reads them."""
-    header = ["stream", "start", "hypothesis", "what", "found", "95 %", "asked", "outcome"]
-    return header, [
-        [
-            line["data"], "-" if isnan(line["optimizer_start"]) else f"{line['optimizer_start']:g}",
-            line["hypothesis"], line["what"],
-            f"{line['value']:.3g}", f"{line['low_95']:.2g} to {line['high_95']:.2g}",
-            f"{line['asked_low']:g} to {line['asked_high']:g}", line["outcome"],
-        ]
-        for line in lines
-    ]  # fmt: skip
-
-
-_CELLS_OF = {"": cells_of, "_hypotheses": hypothesis_cells}
+COLUMNS: dict[str, Column] = {
+    "rows late": "{rows_late}",
+    "dense late": "{dense_late}",
+    "batch": "{batch}",
+    "rates": "{rates}",
+    "row rate": "{row_lr:.3g}",
+    "dense rate": "{lr:.3g}",
+    "test AUC": "{test_auc:.4f}",
+    "gap to sync [1e-3]": lambda line: of_sync(line) if line["gap_to_sync"] else "-",
+    "error of seeds": lambda line: f"{1e3 * line['seeds_error']:.2f}",
+    "of test rows": lambda line: (
+        "in seeds" if line["redrawn"] else f"{1e3 * line['rows_error']:.2f}"
+    ),
+    "seeds": "{seeds} of {seeds_planned}",
+}
+"""Of the gaps of one stream, as a person reads them."""
+HYPOTHESES: dict[str, Column] = {
+    "stream": "{data}",
+    "start": lambda line: "-" if isnan(start := line["optimizer_start"]) else f"{start:g}",
+    "hypothesis": "{hypothesis}",
+    "what": "{what}",
+    "found": "{value:.3g}",
+    "95 %": "{low_95:.2g} to {high_95:.2g}",
+    "asked": "{asked_low:g} to {asked_high:g}",
+    "outcome": "{outcome}",
+}
+_COLUMNS_OF = {"": COLUMNS, "_hypotheses": HYPOTHESES}
 """How the tables look that are printed."""
 
 

@@ -24,7 +24,7 @@ from experiments.staleness.by_frequency import (
     row_reads,
 )
 from experiments.sweep import print_plan, run_points
-from experiments.tables import aligned, drawn, write_csv
+from experiments.tables import Column, drawn, table, write_csv
 from runtime.config import DataConfig, EvaluationConfig, TrainConfig
 
 
@@ -91,13 +91,13 @@ def run(options: Options) -> None:
         gaps += one
         stale += other
     drifts = [*_drift_lines(options, groups, gaps, kept)]
-    table = write_csv(options.out / "row_frequency.csv", gaps)
+    path = write_csv(options.out / "row_frequency.csv", gaps)
     rows = write_csv(options.out / "row_frequency_staleness.csv", stale)
     relation = write_csv(options.out / "row_frequency_drift.csv", drifts)
-    figure = drawn(table, rows, relation)
-    print(_gap_table(gaps))
+    figure = drawn(path, rows, relation)
+    print(f"\n{table(gaps, GAP_COLUMNS)}")
     print(_drift_table(drifts))
-    print(f"table:  {table}   {rows}   {relation}\nfigure: {figure}")
+    print(f"table:  {path}   {rows}   {relation}\nfigure: {figure}")
 
 
 def _points(options: Options, name: str) -> list[Point]:
@@ -206,37 +206,33 @@ def _drift_lines(
             }
 
 
-def _thousandths(mean: float, half: float) -> str:
-    return f"{1e3 * mean:+.2f} ± {1e3 * half:.2f}"
+def _thousandths(name: str) -> Column:
+    return lambda line: f"{1e3 * line[name]:+.2f} ± {1e3 * line[f'{name}_half_width_95']:.2f}"
 
 
-def _gap_table(gaps: Sequence[dict[str, Any]]) -> str:
-    header = ["data", "tau", "by", "occurs", "samples", "AUC sync", "gap [1e-3]",
-              "log-loss gap [1e-3]"]  # fmt: skip
-    cells = [
-        [
-            g["data"], str(g["tau"]), g["by"],
-            "any" if g["by"] == "all" else f"{g['count_from']:,}+",
-            f"{g['test_samples']:,}", f"{g['auc_sync']:.4f}",
-            _thousandths(g["gap_to_sync"], g["gap_to_sync_half_width_95"]),
-            _thousandths(g["log_loss_gap"], g["log_loss_gap_half_width_95"]),
-        ]
-        for g in gaps
-    ]  # fmt: skip
-    return "\n" + aligned(header, cells)
+GAP_COLUMNS: dict[str, Column] = {
+    "data": "{data}",
+    "tau": "{tau}",
+    "by": "{by}",
+    "occurs": lambda line: "any" if line["by"] == "all" else f"{line['count_from']:,}+",
+    "samples": "{test_samples:,}",
+    "AUC sync": "{auc_sync:.4f}",
+    "gap [1e-3]": _thousandths("gap_to_sync"),
+    "log-loss gap [1e-3]": _thousandths("log_loss_gap"),
+}
+DRIFT_COLUMNS: dict[str, Column] = {
+    "data": "{data}",
+    "tau": "{tau}",
+    "absolute drift": "{drift:.2e}",
+    "relative": "{relative:.2e}",
+    "of predictions": "{predictions:.2e}",
+    "gap [1e-3]": _thousandths("gap_to_sync"),
+}
 
 
 def _drift_table(lines: Sequence[dict[str, Any]]) -> str:
-    header = ["data", "tau", "absolute drift", "relative", "of predictions", "gap [1e-3]"]
-    cells = [
-        [
-            d["data"], str(d["tau"]), *(f"{d[name]:.2e}" for name in MEASURES),
-            _thousandths(d["gap_to_sync"], d["gap_to_sync_half_width_95"]),
-        ]
-        for d in lines
-    ]  # fmt: skip
     ranks = (f"{name} {rank:.2f}" for name, rank in order_of_losses(lines).items())
     return (
-        f"\nwhat lookups miss\n{aligned(header, cells)}\n"
+        f"\nwhat lookups miss\n{table(lines, DRIFT_COLUMNS)}\n"
         f"rank correlation with the loss, {len(lines)} points: {', '.join(ranks)}"
     )

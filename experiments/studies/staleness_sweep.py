@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from experiments.gaps import (
+    COLUMNS,
     FOOTNOTE,
     Setting,
     curve_records,
     finished,
     gap_table,
-    record,
-    table_cells,
+    of_sync,
 )
 from experiments.options import Count, Parallel, Positive, Ranks, Seeds, Some, Tau, TestRows, within
 from experiments.paired import expected_samples, setting_points
 from experiments.points import Point
 from experiments.statistics import t_interval
 from experiments.sweep import print_plan, run_points
-from experiments.tables import aligned, write_csv
+from experiments.tables import Column, table, write_csv
 from persia_sim.words.vocabulary import Mode
 from runtime.config import (
     DataConfig,
@@ -150,17 +150,16 @@ def run(options: Options) -> None:
         for task in runs[0].summary["tasks"]:
             rows = gap_table(runs, task, options.out)
             print(f"\n{task}, {label or options.data.name}, W = {options.ranks}")
-            print(aligned(*table_cells(rows)))
-            records += [{"factors": label, **record(row)} for row in rows]
+            print(table(rows, COLUMNS))
+            records += [{"factors": label, **line} for line in rows]
         curves += [{"factors": label, **line} for line in curve_records(runs, options.out)]
-    table, lines = options.out / "staleness_sweep.csv", options.out / "staleness_sweep_curves.csv"
-    write_csv(table, records)
-    write_csv(lines, curves)
+    path = write_csv(options.out / "staleness_sweep.csv", records)
+    lines = write_csv(options.out / "staleness_sweep_curves.csv", curves)
     if options.windows is not None:
         write_csv(options.out / "staleness_sweep_windows.csv", found := over_windows(records))
         print(f"\nmean over {options.windows} windows, ± 95 % over windows (t)")
-        print(aligned(*_window_cells(found)))
-    print(f"\n{FOOTNOTE}\ntable: {table}   curves: {lines}")
+        print(table([line for line in found if line["mode"] != "sync"], WINDOW_COLUMNS))
+    print(f"\n{FOOTNOTE}\ntable: {path}   curves: {lines}")
 
 
 def plan(options: Options) -> list[tuple[str, list[Point]]]:
@@ -266,15 +265,16 @@ def over_windows(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return lines
 
 
-def _window_cells(lines: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    header = ["task", "factors", "mode", "rows late", "dense late", "gaps [1e-3]", "mean [1e-3]"]
-    return header, [
-        [
-            line["task"], line["factors"], line["mode"], str(line["rows_late"]),
-            str(line["dense_late"]),
-            " ".join(f"{1e3 * gap:+.1f}" for name, gap in line.items() if name[4:].isdigit()),
-            f"{1e3 * line['gap_to_sync']:+.2f} ± {1e3 * line['gap_to_sync_half_width_95']:.2f}",
-        ]
-        for line in lines
-        if line["mode"] != "sync"
-    ]  # fmt: skip
+def _gaps_of_windows(line: Mapping[str, Any]) -> str:
+    return " ".join(f"{1e3 * gap:+.1f}" for name, gap in line.items() if name[4:].isdigit())
+
+
+WINDOW_COLUMNS: dict[str, Column] = {
+    "task": "{task}",
+    "factors": "{factors}",
+    "mode": "{mode}",
+    "rows late": "{rows_late}",
+    "dense late": "{dense_late}",
+    "gaps [1e-3]": _gaps_of_windows,
+    "mean [1e-3]": of_sync,
+}

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.gaps import Run, curve_records, gap_table, record, table_cells
+from experiments.gaps import COLUMNS, Run, curve_records, gap_over_seeds, gap_table
 from experiments.paired import over_seeds, setting_point, with_seed
 from experiments.points import Point
 from experiments.statistics import paired_gap
+from experiments.tables import table
 from runtime.config import DataConfig, ModelConfig, SyncConfig, TrainConfig
 
 SYNC = SyncConfig(ranks=8)
@@ -65,7 +67,7 @@ def arrays(root: Path, own: list[Run], name: str) -> list[np.ndarray]:
 
 def test_settings_are_told_apart_by_what_they_miss_and_by_their_rate(tmp_path):
     rows = gap_table(runs(tmp_path), "click", tmp_path)
-    assert [(r.mode, r.tau, *r.late, r.lr) for r in rows] == [
+    assert [(r["mode"], r["tau"], r["rows_late"], r["dense_late"], r["lr"]) for r in rows] == [
         ("sync", 0, 0, 0, 1e-3), ("hybrid", 4, 4, 0, 1e-3), ("hybrid", 0, 0, 7, 1e-3),
         ("async", 0, 7, 7, 1e-3), ("async", 0, 7, 7, 2.5e-4),
     ]  # fmt: skip
@@ -76,71 +78,78 @@ def test_gaps_pair_equal_seeds_in_whatever_order_and_number_runs_have_ended(tmp_
     lost = {("sync", 0): 0, ("hybrid", 4): 2}
     made = runs(tmp_path)
     some = [r for r in reversed(made) if lost.get(r.setting) != r.summary["seed"]]
-    rows = {(r.mode, r.tau, r.lr): r for r in gap_table(some, "click", tmp_path)}
+    rows = {(r["mode"], r["tau"], r["lr"]): r for r in gap_table(some, "click", tmp_path)}
     gaps = {n: made[3 * n + 1].auc("click") - made[1].auc("click") for n in (1, 3)}
-    late = rows["hybrid", 4, 1e-3].gap
-    assert (late.n, late.mean) == (1, pytest.approx(gaps[1]))
-    other = rows["async", 0, 1e-3].gap
+    late = rows["hybrid", 4, 1e-3]
+    assert (late["seeds"], late["gap_to_sync"]) == (1, pytest.approx(gaps[1]))
+    other = rows["async", 0, 1e-3]
     also = made[3 * 3 + 2].auc("click") - made[2].auc("click")
-    assert (other.n, other.mean) == (2, pytest.approx((gaps[3] + also) / 2))
+    assert (other["seeds"], other["gap_to_sync"]) == (2, pytest.approx((gaps[3] + also) / 2))
 
 
 @pytest.mark.parametrize("users", [True, False])
 def test_seeds_that_share_test_rows_have_an_interval_over_both_by_user(tmp_path, users):
     made = runs(tmp_path, users=users)
-    late = gap_table(made, "click", tmp_path)[1].gap
+    late = gap_table(made, "click", tmp_path)[1]
     labels = arrays(tmp_path, made, "labels")[0][:, 0]
     sync, own = (
         [a[:, 0] for a in arrays(tmp_path, part, "predictions")] for part in (made[:3], made[3:6])
     )
     whose = np.arange(TEST_ROWS) // 4 if users else None
     want = paired_gap(labels, sync, own, whose)
-    assert late.mean == pytest.approx(want.mean, abs=1e-9)
-    assert (late.half_width, late.rows_error) == (want.half_width, want.rows_error)
-    assert late.rows_error > 0
+    assert late["gap_to_sync"] == pytest.approx(want.mean, abs=1e-9)
+    assert (late["gap_to_sync_half_width_95"], late["rows_error"]) == (
+        want.half_width,
+        want.rows_error,
+    )
+    assert late["rows_error"] > 0
 
 
 def test_seeds_with_test_rows_of_their_own_stand_for_both_sources(tmp_path):
     made = runs(tmp_path, own_rows=True)
-    late = gap_table(made, "click", tmp_path)[1].gap
+    late = gap_table(made, "click", tmp_path)[1]
     gaps = [b.auc("click") - a.auc("click") for a, b in zip(made[:3], made[3:6], strict=True)]
     ends = stats.t.interval(0.95, df=2, loc=np.mean(gaps), scale=stats.sem(gaps))
-    assert (late.mean, late.half_width) == pytest.approx((np.mean(gaps), ends[1] - np.mean(gaps)))
-    assert late.rows_error == 0.0
+    assert (late["gap_to_sync"], late["gap_to_sync_half_width_95"]) == pytest.approx(
+        (np.mean(gaps), ends[1] - np.mean(gaps))
+    )
+    assert late["rows_error"] == 0.0
 
 
 def test_without_predictions_the_interval_is_over_seeds_alone_and_says_so(tmp_path):
     made = runs(tmp_path)
     (made[3].point.folder(tmp_path) / "predictions.npz").unlink()
-    late = gap_table(made, "click", tmp_path)[1].gap
-    assert math.isnan(late.rows_error) and late.half_width > 0
+    late = gap_table(made, "click", tmp_path)[1]
+    assert math.isnan(late["rows_error"]) and late["gap_to_sync_half_width_95"] > 0
 
 
 def test_a_person_reads_the_updates_missed_and_the_gap_in_thousandths(tmp_path):
     rows = gap_table(runs(tmp_path), "click", tmp_path)
-    header, cells = table_cells(rows)
+    header = list(COLUMNS)
+    lines = table(rows, COLUMNS).splitlines()[2:]
+    cells = [re.split(r"  +", line) for line in lines]
     assert header[2:5] == ["rows late", "dense late", "dense rate"]
     assert not any("tau 0" in name or "stale" in name for name in header)
     assert all(len(line) == len(header) for line in cells)
     assert cells[0][6] == "-" and cells[4][:5] == ["async", "0", "7", "7", "0.00025"]
-    gap = rows[1].gap
-    assert cells[1][6] == f"{1e3 * gap.mean:+.2f} ± {1e3 * gap.half_width:.2f}"
+    gap, half = rows[1]["gap_to_sync"], rows[1]["gap_to_sync_half_width_95"]
+    assert cells[1][6] == f"{1e3 * gap:+.2f} ± {1e3 * half:.2f}"
 
 
 def test_a_line_of_the_csv_has_both_sources_of_error(tmp_path):
-    row = gap_table(runs(tmp_path), "click", tmp_path)[3]
-    line = record(row)
+    made = runs(tmp_path)
+    line = gap_table(made, "click", tmp_path)[3]
     assert (line["rows_late"], line["dense_late"], line["seeds"]) == (7, 7, SEEDS)
-    assert line["gap_to_sync"] == row.gap.mean
-    assert line["gap_to_sync_half_width_95"] == row.gap.half_width
-    assert (line["seeds_error"], line["rows_error"]) == (row.gap.seeds_error, row.gap.rows_error)
+    gap = gap_over_seeds(made[9:12], made[:3], "click", tmp_path)
+    assert (line["gap_to_sync"], line["gap_to_sync_half_width_95"]) == (gap.mean, gap.half_width)
+    assert (line["seeds_error"], line["rows_error"]) == (gap.seeds_error, gap.rows_error)
 
 
 def test_a_task_of_one_class_has_no_auc_and_does_not_break_the_table(tmp_path):
     made = runs(tmp_path)
     broken = [Run(r.point, summary(r.point.config.sync, r.point.config.seed, None)) for r in made]
     for row in gap_table(broken, "click", tmp_path):
-        assert math.isnan(row.test_auc) and math.isnan(row.gap.half_width)
+        assert math.isnan(row["test_auc"]) and math.isnan(row["gap_to_sync_half_width_95"])
 
 
 def test_curves_tell_snapshots_from_the_drained_end(tmp_path):
