@@ -7,10 +7,21 @@ from dataclasses import dataclass
 from experiments.options import SimulatedSteps, StudyOptions
 from experiments.published.compare import candidates, model_size, table
 from experiments.studies.scale_workers import records, summary
-from experiments.tables import aligned, drawn, write_csv
+from experiments.tables import drawn, write_csv
+from experiments.tables import table as shown
 from persia_sim.presets.fits import EVERY, FITS
 
 SUSPECT_STEPS = 60  # a run of each suspect, batch and mode; enough for a rate within a per cent
+
+
+SUSPECTS = {
+    "suspect": "{suspect}",
+    "batch a rank": "{batch_per_rank}",
+    "would need": "{would_need}",
+    "async (fit)": "{error_async:+.1%}",
+    "hybrid": "{error_hybrid:+.1%}",
+    "sync": "{error_sync:+.1%}",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,27 +55,12 @@ def run(options: Options) -> None:
     print(f"and {len(own)} of this one ({', '.join(own)})")
     if options.suspects:
         found = candidates(steps=min(options.steps, SUSPECT_STEPS))
-        write_csv(
-            options.out / "scale_model_size_suspects.csv",
-            [
-                {"suspect": c.name, "batch_per_rank": c.batch_per_rank, "would_need": c.constant}
-                | {f"error_{mode}": error for mode, error in c.errors.items()}
-                for c in found
-            ],
-        )
+        lines = [
+            {"suspect": c.name, "batch_per_rank": c.batch_per_rank, "would_need": c.constant}
+            | {f"error_{mode}": error for mode, error in c.errors.items()}
+            for c in found
+        ]
+        write_csv(options.out / "scale_model_size_suspects.csv", lines)
         print("\none resource alone slowed until async fits; the rest nominal")
-        print(
-            aligned(
-                ["suspect", "batch a rank", "would need", "async (fit)", "hybrid", "sync"],
-                [
-                    [
-                        c.name,
-                        str(c.batch_per_rank),
-                        c.constant,
-                        *(f"{e:+.1%}" for e in c.errors.values()),
-                    ]
-                    for c in found
-                ],
-            )
-        )
+        print(shown(lines, SUSPECTS))
     print(f"{len(rows)} points in {path}; {drawn(path)}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from experiments.options import Count, SimulatedSteps, StudyOptions, within
-from experiments.tables import aligned, write_csv
+from experiments.tables import Column, table, write_csv
 from persia_sim.engine.simulate import simulate
 from persia_sim.insight.sweep import Point, analytic, scenario_of
 from persia_sim.model.scenario import Discipline
@@ -16,6 +16,20 @@ from persia_sim.words.vocabulary import Mode
 
 SIZES = ((8, 13, 4), (64, 100, 30), (256, 250, 75), (1024, 1000, 75))
 BOTH_MODES_RANKS = 64  # beyond, hybrid alone
+
+
+COLUMNS: dict[str, Column] = {
+    "GPUs": "{ranks}",
+    "workers": "{workers}",
+    "servers": "{servers}",
+    "mode": "{mode}",
+    "network": "{network}",
+    "steps": "{steps}",
+    "events/step": "{events_per_step:,.0f}",
+    "kev/s": lambda line: f"{line['events_per_s'] / 1e3:.0f}",
+    "CPU s": "{cpu_s:.1f}",
+    "load": "{load_1min:.1f}",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,32 +57,14 @@ def run(options: Options) -> None:
                 records.append(_timed(chosen, options.steps))
     if options.most_ranks >= Point().ranks:
         records.append(_timed(Point(), 10 * options.steps))
-    header = ["GPUs", "workers", "servers", "mode", "network", "steps", "events/step", "kev/s"]
-    header += ["CPU s", "load"]
-    print(
-        aligned(
-            header,
-            [
-                [
-                    *(str(r[k]) for k in ("ranks", "workers", "servers", "mode", "network")),
-                    str(r["steps"]),
-                    f"{r['events_per_step']:,.0f}",
-                    f"{r['events_per_s'] / 1e3:.0f}",
-                    f"{r['cpu_s']:.1f}",
-                    f"{r['load_1min']:.1f}",
-                ]
-                for r in records
-            ],
-        )
-    )
+    print(table(records, COLUMNS))
     started = time.process_time()
     for number in range(options.closed_forms):
         analytic(Point(batch_per_rank=100 + number % 4000, tau=number % 7))
     print(
         f"{options.closed_forms:,} closed-form points: {time.process_time() - started:.1f} s of CPU"
     )
-    write_csv(options.out / "simulator_speed.csv", records)
-    print(options.out / "simulator_speed.csv")
+    print(write_csv(options.out / "simulator_speed.csv", records))
 
 
 def _timed(point: Point, steps: int) -> dict[str, float | str | int]:
