@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from experiments.processes import computed
 from persia_sim.words.files import lock_file
 
 
@@ -70,6 +69,8 @@ class Kept:
         ``said``: what the progress bar is of; the rest as `computed` takes it.
         """
         from tqdm import tqdm
+
+        from experiments.processes import computed  # late: numpy
 
         missing = {label: compute for label, compute in work.items() if label not in self}
         done = len(work) - len(missing)

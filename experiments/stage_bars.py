@@ -15,9 +15,7 @@ from persia_sim.engine.run import Run
 from persia_sim.model.stamps import Leg, Mark
 from persia_sim.words.chrome import Span
 from persia_sim.words.vocabulary import Mode, Stage
-
-READ, REFRESH, UPDATE = "read", "refresh", "update"
-"""Spans of work on rows inside a server, beside the words of `Stage`."""
+from runtime.embedding.server import READ, REFRESH, UPDATE
 
 
 class Bar(NamedTuple):

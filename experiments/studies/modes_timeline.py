@@ -17,9 +17,6 @@ import numpy as np
 from experiments.kept import Kept, sole_writer
 from experiments.options import MOST, Some, StudyOptions, one_of, within
 from experiments.stage_bars import (
-    READ,
-    REFRESH,
-    UPDATE,
     Timeline,
     mean_step_s,
     recorded_bars,
@@ -38,6 +35,7 @@ from persia_sim.model.stamps import Mark
 from persia_sim.presets.catalogue import CLUSTERS, workloads
 from persia_sim.words.chrome import Span
 from persia_sim.words.vocabulary import Mode, Stage
+from runtime.embedding.server import READ, UPDATE
 
 MODES = (Mode.SYNC, Mode.LOOKAHEAD, Mode.RAW_HYBRID, Mode.HYBRID, Mode.ASYNC)
 HOST = "this host"
@@ -153,31 +151,6 @@ def case_of(options: Options, mode: Mode) -> Case:
     )
 
 
-class SpannedRows:
-    """The rows of a server; each work on them leaves a span."""
-
-    def __init__(self, rows: Any, spans: Any) -> None:
-        self._rows, self._spans = rows, spans
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._rows, name)
-
-    def read(self, handle: Any, create: bool, batch_step: int) -> None:
-        """As the rows'."""
-        with self._spans.span("rows", READ, handle.rank, handle.step):
-            self._rows.read(handle, create, batch_step)
-
-    def refresh(self, handle: Any, batch_step: int) -> Any:
-        """As the rows'."""
-        with self._spans.span("rows", REFRESH, handle.rank, handle.step):
-            return self._rows.refresh(handle, batch_step)
-
-    def update(self, pushes: Any, update: int, step: int, *more: Any) -> Any:
-        """As the rows'; the step of an update is counted from 1."""
-        with self._spans.span("rows", UPDATE, 0, step - 1):
-            return self._rows.update(pushes, update, step, *more)
-
-
 def on_this_host(options: Options, mode: Mode) -> str:
     """What decides a recording, beside the machine."""
     return (
@@ -220,9 +193,6 @@ def recorded(options: Options, mode: Mode) -> tuple[Timeline, Stages]:
     if not mode.has_barrier:  # a rank's batch as in the other modes
         config = replace(config, sync=replace(config.sync, match="global"))
     parts = assemble(config, case.source())
-    store: Any = parts.store
-    for server in store.servers:
-        server.rows = SpannedRows(server.rows, parts.spans)
     parts.meter.start()
     ConcurrentRun(parts).run()
     spans = parts.spans.spans

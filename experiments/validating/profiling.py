@@ -33,10 +33,8 @@ from experiments.validating.stages import (
     OF_A_MODE,
     STAGES,
     Measured,
-    RowWork,
     Stages,
     TimedCalls,
-    TimedRows,
     TimedSpans,
     measured_stages,
 )
@@ -90,14 +88,13 @@ def run_case(case: Case, steps: int) -> Found:
 
     torch.set_num_threads(1)
     source: Any = Drawn(case.source(), steps * case.updates_per_step * case.batch)
-    spans, work = TimedSpans(), RowWork()
+    spans = TimedSpans()
     parts = replace(assemble_for(case.config(steps), source), spans=spans)
     store: Any = parts.store
     if case.servers:
-        parts.worker.store = TimedCalls(store, work)  # type: ignore[assignment]
+        parts.worker.store = TimedCalls(store, spans)  # type: ignore[assignment]
     else:  # rows of this process, one server for each shard
-        for server in store.servers:
-            server.rows = TimedRows(server.rows, work)
+        store.record_spans(spans)
     parts.meter.start()
     ConcurrentRun(parts).run()
     first = steps // 3
@@ -106,7 +103,7 @@ def run_case(case: Case, steps: int) -> Found:
     if case.servers:
         store.close()
     kept = late.missing_steps[late.step >= first]
-    measured = measured_stages(spans.timed, work, first, case.mode is Mode.LOOKAHEAD)
+    measured = measured_stages(spans.timed, first, case.mode is Mode.LOOKAHEAD)
     return Found(
         parts.meter.samples_per_s(skip=first * case.updates_per_step), float(kept.mean()), measured
     )

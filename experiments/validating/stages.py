@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from math import inf, pi, sqrt
 from typing import Any, NamedTuple
 
 from persia_sim.words.vocabulary import Stage
+from runtime.embedding.server import READ, REFRESH, UPDATE
 from runtime.rank.progress import SpanRecorder
 
 
@@ -59,74 +60,33 @@ class TimedSpans(SpanRecorder):
             )
 
 
-class Work(NamedTuple):
-    """One piece of work on rows."""
-
-    step: int
-    wall_s: float
-    cpu_s: float
-
-
-@dataclass(slots=True)
-class RowWork:
-    """The rows' own work, by the step that it belongs to; of all ranks and shards."""
-
-    read: list[Work] = field(default_factory=list)
-    refresh: list[Work] = field(default_factory=list)
-    update: list[Work] = field(default_factory=list)
-
-    def means_s(self, first: int, batches: int) -> tuple[dict[str, float], dict[str, float]]:
-        """Wall and CPU seconds a batch of the steps >= ``first``, of which there are so many."""
-        names = ("read", "refresh", "update")
-        kept = {name: [w for w in getattr(self, name) if w.step >= first] for name in names}
-        return (
-            {name: sum(w.wall_s for w in own) / batches for name, own in kept.items()},
-            {name: sum(w.cpu_s for w in own) / batches for name, own in kept.items()},
-        )
-
-
-class TimedRows:
-    """The rows of a shard; how long the server's own work on them takes is noted."""
-
-    def __init__(self, rows: Any, work: RowWork) -> None:
-        self._rows, self._work = rows, work
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._rows, name)
-
-    def read(self, handle: Any, create: bool, batch_step: int) -> None:
-        """As the rows'."""
-        _timed(self._work.read, handle.step, self._rows.read, handle, create, batch_step)
-
-    def refresh(self, handle: Any, batch_step: int) -> Any:
-        """As the rows'."""
-        return _timed(self._work.refresh, handle.step, self._rows.refresh, handle, batch_step)
-
-    def update(self, pushes: Any, update: int, step: int, *told: Any) -> Any:
-        """As the rows'; the step of an update is counted from 1."""
-        return _timed(self._work.update, step - 1, self._rows.update, pushes, update, step, *told)
-
-
 class TimedCalls:
     """A store whose rows are elsewhere; a call for rows is noted as their reading."""
 
-    def __init__(self, store: Any, work: RowWork) -> None:
-        self._store, self._work = store, work
+    def __init__(self, store: Any, spans: TimedSpans) -> None:
+        self._store, self._spans = store, spans
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
     def look_up(self, handle: Any) -> None:
         """As the store's."""
-        _timed(self._work.read, handle.step, self._store.look_up, handle)
+        with self._spans.span("rows", READ, handle.rank, handle.step):
+            self._store.look_up(handle)
 
 
-def _timed(notes: list[Work], step: int, work: Callable[..., Any], *told: Any) -> Any:
-    began_s, cpu_began_s = time.perf_counter(), time.thread_time()
-    found = work(*told)
-    cpu_s = time.thread_time() - cpu_began_s
-    notes.append(Work(step, time.perf_counter() - began_s, cpu_s))
-    return found
+OF_ROWS = (READ, REFRESH, UPDATE)
+
+
+def of_rows(spans: Sequence[TimedSpan], first: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Wall and CPU seconds of the work on rows in the steps >= ``first``, of all ranks and shards:
+    within the stages that ask for it."""
+    wall, cpu = (dict.fromkeys(OF_ROWS, 0.0) for _ in range(2))
+    for span in spans:
+        if span.stage in OF_ROWS and span.step >= first:
+            wall[span.stage] += span.wall_s
+            cpu[span.stage] += span.cpu_s
+    return wall, cpu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,10 +151,8 @@ class Measured:
     """Of a rank's forward and backward, as `spread_of` says."""
 
 
-def measured_stages(
-    spans: Sequence[TimedSpan], rows: RowWork, first: int, prefetches: bool
-) -> Measured:
-    """From spans of the steps >= ``first`` and what the rows' own work took.
+def measured_stages(spans: Sequence[TimedSpan], first: int, prefetches: bool) -> Measured:
+    """From spans of the steps >= ``first``, those of the rows' own work apart.
 
     Between two spans a thread may wait, so of that only the CPU time counts, but for the checking
     behind a backward pass. The wall time of a dense update is what the last rank of a step sees of
@@ -206,7 +164,8 @@ def measured_stages(
     updates: dict[int, float] = defaultdict(lambda: inf)
     computed: dict[tuple[int, int], float] = defaultdict(float)
     before: dict[int, TimedSpan] = {}
-    for span in sorted(spans, key=lambda s: s.start_s):
+    stages = [span for span in spans if span.stage not in OF_ROWS]
+    for span in sorted(stages, key=lambda s: s.start_s):
         last = before.get(span.thread)
         before[span.thread] = span
         if span.step < first or last is None:
@@ -231,7 +190,9 @@ def measured_stages(
             computed[span.rank, span.step] += span.wall_s
     batches = max(1, len(computed))
     ranks = max(1, len({rank for rank, _ in computed}))
-    wall_rows, cpu_rows = rows.means_s(first, batches)
+    wall_rows, cpu_rows = (
+        {stage: total / batches for stage, total in own.items()} for own in of_rows(spans, first)
+    )
     wall = {stage: total / batches for stage, total in wall.items()}
     cpu = {stage: total / batches for stage, total in cpu.items()}
     if Stage.DENSE_PUSH not in cpu:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,6 +22,17 @@ from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.shard import STALENESS_BINS, RankPush, ShardRows, WholePush
 from runtime.embedding.store import Handle
 from runtime.stop import Stop, wait_for
+
+READ, REFRESH, UPDATE = "read", "refresh", "update"
+"""Spans of work on rows, on the track `rows`, beside the words of `Stage`."""
+
+
+class Spans(Protocol):
+    """Who is told how long work on rows takes."""
+
+    def span(self, track: str, stage: str, rank: int, step: int) -> AbstractContextManager[None]:
+        """Time the body; the update of a step's merged pushes is that of rank 0."""
+        ...
 
 
 class EmbeddingServer:
@@ -41,6 +53,7 @@ class EmbeddingServer:
         self.row_staleness = np.zeros(STALENESS_BINS, np.int64)
         self.on_closed: Callable[[int, int], None] = lambda rank, step: None
         """Told, under the lock, of each (rank, step) whose push is applied or lost here."""
+        self.spans: Spans | None = None
         self._recorder, self._gate = recorder, gate
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
@@ -174,7 +187,9 @@ class EmbeddingServer:
         with self.lock:
             self._record(Kind.LOOKUP, handle.rank, handle.step)
             handle.version[self.shard] = self.version
-            self.rows.read(handle, create, self._rules.batch_step(handle.rank, handle.step))
+            batch_step = self._rules.batch_step(handle.rank, handle.step)
+            with self._span(READ, handle.rank, handle.step):
+                self.rows.read(handle, create, batch_step)
 
     def refresh(self, handle: Handle) -> None:
         """Bring prefetched rows up to date: re-read those written since, create absent ones."""
@@ -182,7 +197,8 @@ class EmbeddingServer:
             self._record(Kind.REFRESH, handle.rank, handle.step)
             handle.version[self.shard] = self.version
             batch_step = self._rules.batch_step(handle.rank, handle.step)
-            self.rows_replaced += self.rows.refresh(handle, batch_step)
+            with self._span(REFRESH, handle.rank, handle.step):
+                self.rows_replaced += self.rows.refresh(handle, batch_step)
 
     def note(self, kind: Kind, rank: int, step: int) -> None:
         """Write down what a read of another rank has served at this instant."""
@@ -211,7 +227,8 @@ class EmbeddingServer:
             self.version += len(pushes) if of_ranks is None else of_ranks
             self.updates += 1
             step = self._rules.step_of_update(self.updates)
-            self.row_staleness += self.rows.update(pushes, self.updates, step, rate)
+            with self._span(UPDATE, 0, step - 1):  # a step of an update is counted from 1
+                self.row_staleness += self.rows.update(pushes, self.updates, step, rate)
 
     def lose(self, handle: Handle) -> None:
         """Record that the handle's push will never be applied here."""
@@ -225,6 +242,9 @@ class EmbeddingServer:
         with self.lock:
             handle.version[self.shard] = self.version
             self.rows.read(handle, False, 0)
+
+    def _span(self, stage: str, rank: int, step: int) -> AbstractContextManager[None]:
+        return nullcontext() if self.spans is None else self.spans.span("rows", stage, rank, step)
 
     def _record(self, kind: Kind, rank: int, step: int) -> None:
         self._recorder.record(kind, rank, step, self.shard, self.version)

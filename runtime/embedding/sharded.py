@@ -19,7 +19,7 @@ from persia_sim.words.trace import ALL, Kind, TraceRecorder
 from runtime.data.batch import Batch, Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.cut import PushGate
-from runtime.embedding.server import EmbeddingServer
+from runtime.embedding.server import EmbeddingServer, Spans
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.shard import STALENESS_BINS, RankPush, ShardRows, WholePush
 from runtime.embedding.store import Handle, RowGradients
@@ -59,6 +59,11 @@ class ShardedStore(EmbeddingStore):
             EmbeddingServer(k, self._open_rows(k), rules, recorder, self._gate, stop)
             for k in range(shards)
         ]
+
+    def record_spans(self, spans: Spans) -> None:
+        """Tell ``spans`` of the work on rows from now on."""
+        for server in self.servers:
+            server.spans = spans
 
     def begin_run(self, rules: ServerRules, stop: Stop) -> None:
         """A run starts at step 0 on the rows as they are."""

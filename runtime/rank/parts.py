@@ -19,6 +19,7 @@ from runtime.dense.rules import DenseRule, OnUpdate
 from runtime.embedding.config import TableConfig
 from runtime.embedding.open import open_store
 from runtime.embedding.server_rules import ServerRules
+from runtime.embedding.sharded import ShardedStore
 from runtime.embedding.verbs import EmbeddingStore
 from runtime.embedding.worker import EmbeddingWorker
 from runtime.models.build import BUILT_IN
@@ -149,6 +150,8 @@ def assemble(
     store = open_rows(config, source.layout, list(used.values()), recorder, stop)
     try:
         spans = SpanRecorder(enabled=config.engine.timeline)
+        if config.engine.timeline and isinstance(store, ShardedStore):
+            store.record_spans(spans)
         fused = not why_one_by_one(config, learner.model, used.values())
         feed = _feed(config, source, stop, samples, process, fused=fused)
         worker = EmbeddingWorker(store)

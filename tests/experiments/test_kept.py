@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,3 +56,14 @@ def test_lines_of_others_are_left_out(tmp_path):
     found = Kept(path)
     assert found["a"] == [1]
     assert "b" not in found
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_only_what_is_missing_is_computed_here_or_in_processes_of_their_own(jobs, tmp_path):
+    kept = Kept(tmp_path / "rows.jsonl")
+    kept.add("2", "as it was")
+    work = {str(n): partial(pow, n, 2) for n in range(1, 5)}
+    assert kept.fill(work, "powers", jobs) == [1, "as it was", 9, 16]
+    again = Kept(tmp_path / "rows.jsonl")
+    assert again.fill(dict.fromkeys(work, fail), "powers", jobs) == [1, "as it was", 9, 16]

@@ -24,31 +24,11 @@ from persia_sim.words.vocabulary import Mode
 from tests.experiments.raw_runs import read_csv
 
 
-class Inline:
-    """Stands in for a pool of processes: work is done where it is handed in."""
-
-    def __init__(self, *_: object, **__: object) -> None:
-        pass
-
-    def __enter__(self) -> Inline:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def submit(self, work, *arguments, **named):
-        from concurrent.futures import Future
-
-        future: Future = Future()
-        future.set_result(work(*arguments, **named))
-        return future
-
-
 def sweep_options(out: Path, **changes) -> cluster_sweep.Options:
     chosen = {
         "workloads": ("criteo-syn1", "criteo-syn5"), "modes": (Mode.SYNC, Mode.HYBRID),
         "ranks": (4,), "workers": (4,), "servers": (4, 30), "batch_per_rank": (64,), "taus": (2, 8),
-        "half_width": 0.5, "out": out,
+        "half_width": 0.5, "out": out, "jobs": 1,
     }  # fmt: skip
     return cluster_sweep.Options(**{**chosen, **changes})
 
@@ -58,7 +38,6 @@ def swept(tmp_path_factory):
     out = tmp_path_factory.mktemp("cluster-sweep")
     told: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cluster_sweep, "ProcessPoolExecutor", Inline)
         patch.setattr("builtins.print", lambda *words, **_: told.append(" ".join(words) + "\n"))
         cluster_sweep.run(sweep_options(out))
     return out, "".join(told), read_csv(out / "cluster_sweep.csv")
@@ -136,7 +115,6 @@ def test_a_second_sweep_computes_only_what_is_missing(swept, monkeypatch, capsys
         computed.append(point.label)
         return json.loads((swept[0] / "points.jsonl").read_text().splitlines()[0])["row"]
 
-    monkeypatch.setattr(cluster_sweep, "ProcessPoolExecutor", Inline)
     monkeypatch.setattr(cluster_sweep, "evaluate", evaluate)
     cluster_sweep.run(sweep_options(swept[0]))
     assert computed == []
@@ -157,7 +135,6 @@ def test_evicting_points_pay_for_their_misses(monkeypatch, tmp_path):
         rates[f"{point.workload}/{point.servers}"] = miss_rate
         return dict.fromkeys(cluster_sweep.ROW_KEYS, 1.0) | {"binds": "x"}
 
-    monkeypatch.setattr(cluster_sweep, "ProcessPoolExecutor", Inline)
     monkeypatch.setattr(cluster_sweep, "evaluate", evaluate)
     cluster_sweep.run(sweep_options(tmp_path, modes=(Mode.SYNC,), taus=(2,), evict=True))
     assert rates["criteo-syn5/4"] > 0.01

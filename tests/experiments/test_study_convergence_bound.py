@@ -31,7 +31,7 @@ def ran(tmp_path_factory) -> tuple[Path, str]:
         patch.setattr(study, "POPULATION", 200)
         study.run(options(out))
         patch.setattr(study, "train", None)
-        patch.setattr(study, "alpha_lines", None)
+        patch.setattr(study, "alpha_lines", lambda *_: 1 / 0)
         patch.setattr("builtins.print", lambda *words: told.append(" ".join(words)))
         study.run(options(out))
     return out, "\n".join(told)

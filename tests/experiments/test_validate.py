@@ -39,10 +39,8 @@ from experiments.validating.profiling import Found, ProfileRun, fit_profile, run
 from experiments.validating.schedule import Schedule, contended, schedule
 from experiments.validating.stages import (
     Measured,
-    RowWork,
     Stages,
     TimedSpan,
-    Work,
     measured_stages,
     spread_of,
 )
@@ -308,11 +306,13 @@ def test_measured_stages_leave_out_waiting_and_warm_up():
                     TimedSpan(rank, stage, step, rank, at, at + wall, cpu, cpu + ms * factor * MS)
                 )
                 at, cpu = at + wall + 5 * MS, cpu + (ms * factor + 0.1) * MS
-    rows = RowWork(
-        read=[Work(0, 1.0, 1.0), Work(1, 0.12 * MS, 0.04 * MS), Work(1, 0.2 * MS, 0.06 * MS)],
-        update=[Work(0, 1.0, 1.0), Work(1, 1.0 * MS, 0.6 * MS)],  # merged: of both ranks
-    )
-    found = measured_stages(spans, rows, first=1, prefetches=False)
+    of_rows = [
+        ("read", 0, 1e3, 1e3), ("read", 1, 0.12, 0.04), ("read", 1, 0.2, 0.06),
+        ("update", 0, 1e3, 1e3), ("update", 1, 1.0, 0.6),  # merged: of both ranks
+    ]  # fmt: skip
+    for stage, step, wall_ms, cpu_ms in of_rows:  # they lie within spans, and end none
+        spans.append(TimedSpan(0, stage, step, 0, 0.0, wall_ms * MS, 0.0, cpu_ms * MS))
+    found = measured_stages(spans, first=1, prefetches=False)
     close = {"rel": 1e-9, "abs": 1e-12}
     assert vars_of(found.cpu) == pytest.approx({
         "load_s": 1.1 * MS + 0.05 * MS, "read_s": 0.05 * MS, "pool_s": 2 * MS,
