@@ -18,9 +18,9 @@ from runtime.engines.processes.messages import (
     pack_json,
     unpack_json,
 )
+from runtime.engines.processes.peers import Waits
 from runtime.engines.processes.revival import Revival
 from runtime.engines.processes.segments import Segment
-from runtime.engines.processes.waits import Waits
 from runtime.stop import PeerError, Silence, Stop
 
 
@@ -111,6 +111,9 @@ class Connections:
             raise PeerError(
                 f"{self.who} cannot reach embedding server {shard}: {error.strerror or error}"
             ) from None
+        if not channel.is_own_user():
+            channel.close()
+            raise PeerError(f"embedding server {shard} is another user's; start the run again")
         channel.takes_arrays = True
         self._open.append(channel)
         hello = {

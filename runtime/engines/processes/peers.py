@@ -1,9 +1,11 @@
-"""Who is connected to a server, since when nobody has heard of them, and how a run ends by that."""
+"""Who is connected to a server, since when nobody has heard of them, and who waits for what."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from runtime.stop import Silence, Stop
@@ -83,6 +85,34 @@ class Peers:
                         f" {silent_s:.0f} s, since {clock(silent_s)}: it is stopped or stuck"
                     )
         return None
+
+
+class Waits:
+    """What the threads of a process wait for, since when: a sentence for each thread that does; the
+    innermost, where a wait contains another."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[str, float]] = {}  # by thread
+
+    @contextmanager
+    def waiting(self, text: str) -> Iterator[None]:
+        """The calling thread waits, as ``text`` says."""
+        key = threading.get_ident()
+        outer = self._found.get(key)
+        self._found[key] = text, time.monotonic()
+        try:
+            yield
+        finally:
+            if outer is None:
+                self._found.pop(key, None)
+            else:
+                self._found[key] = outer
+
+    def told(self) -> str:
+        """All of them with the time of day since when, to be put behind a sentence; "" if none."""
+        now = time.monotonic()
+        found = [f"{text} since {clock(now - s)}" for text, s in list(self._found.values())]
+        return f"; {'; '.join(sorted(found))}" if found else ""
 
 
 def clock(ago_s: float) -> str:

@@ -1,8 +1,9 @@
-"""A rank that is a process: what it shares with the others instead of this process's memory."""
+"""A rank that is a process: what it shares with the others, and how all end a leg at one batch."""
 
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from functools import partial
 
@@ -20,13 +21,14 @@ from runtime.engines.processes.dense_host import WeightsHost
 from runtime.engines.processes.dense_ranks import RemoteWeights
 from runtime.engines.processes.hosts import HostedServers
 from runtime.engines.processes.launch import Address, ServerProcesses
-from runtime.engines.processes.leg_watch import LegWatch
 from runtime.engines.processes.links import Links
 from runtime.engines.processes.open import launch, segments
 from runtime.engines.processes.remote_store import RemoteStore
 from runtime.rank.feed import Feed
 from runtime.rank.parts import Parts
-from runtime.stop import Stop
+from runtime.stop import RunStopped, Stop
+
+LOOK_EVERY_S = 0.1
 
 
 class ProcessRank:
@@ -163,3 +165,46 @@ class ProcessRank:
         rule = RemoteWeights(name, self.group.rank, model, parts.stop)
         self._closing.append(rule.close)
         return rule
+
+
+class LegWatch:
+    """One leg's thread beside training.
+
+    When a rank wants the leg to end, every rank stops handing out batches, says which it would hand
+    out next, and goes on to the furthest of these: so a batch that any rank has begun is trained by
+    all, and nobody waits for the gradients of a batch that another one never takes.
+    """
+
+    def __init__(
+        self, group: RankGroup, leg: int, feed: Feed, ends_now: Callable[[], bool]
+    ) -> None:
+        self._group, self._leg, self._feed, self._ends_now = group, leg, feed, ends_now
+        self._over = Stop()
+        self._thread = threading.Thread(target=self._watch, name="leg", daemon=True)
+        self._thread.start()
+
+    def over(self) -> None:
+        """Every rank has ended the leg."""
+        self._over.set(None)
+        self._thread.join()
+
+    def _watch(self) -> None:
+        wanted = f"leg {self._leg} is to end"
+        try:
+            while True:
+                self._over.sleep(LOOK_EVERY_S)
+                if self._ends_now():
+                    self._group.say(wanted)
+                if self._group.is_said(wanted):
+                    self._feed.end_with(self._agreed)
+                    return
+        except RunStopped:
+            pass
+        except Exception as error:  # nobody hands out batches now: the run ends, in a sentence
+            self._group.fail(error)
+
+    def _agreed(self, promised: int, asked: int) -> tuple[int, int]:
+        told = json.dumps([promised, asked])
+        said = self._group.gather(f"leg {self._leg} has promised", told, self._over)
+        furthest, last = zip(*map(json.loads, said), strict=True)
+        return max(furthest), max(last)

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from runtime.engines.processes import channel, connections, filling
+from runtime.engines.processes import channel, connections, service
 from runtime.engines.processes.channel import Channel, PeerGoneError
 from runtime.engines.processes.connections import Connections
 from runtime.engines.processes.launch import Address
@@ -23,7 +23,7 @@ BEAT_S = 0.05
 @pytest.fixture
 def empty(monkeypatch):
     """A server that awaits its rows, with little patience; each call is one more connection."""
-    monkeypatch.setattr(filling, "BEATS_EVERY_S", BEAT_S)
+    monkeypatch.setattr(service, "BEATS_EVERY_S", BEAT_S)
     monkeypatch.setattr(channel, "FIRST_WORD_WITHIN_S", 2 * BEAT_S)
     server = Service(
         ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,), awaits_rows=True, patience_s=0.2),
@@ -91,7 +91,7 @@ def test_a_filler_that_goes_away_is_none(empty):
 
 
 def test_a_filler_that_is_stuck_is_not_waited_for_for_ever(empty, monkeypatch):
-    monkeypatch.setattr(filling, "FILLED_WITHIN_S", 4 * BEAT_S)
+    monkeypatch.setattr(service, "FILLED_WITHIN_S", 4 * BEAT_S)
     filler_of(empty)
     kind, said = last_word(empty("lookups"))
     assert kind is MessageKind.FAILED

@@ -271,6 +271,13 @@ def test_another_user_is_not_even_heard(one_of_two):
     goes_on(one_of_two, 0)
 
 
+def test_a_server_of_another_user_is_told_nothing(one_of_two, monkeypatch):
+    monkeypatch.setattr(os, "getuid", lambda: 65534)
+    processes = one_of_two.processes
+    with pytest.raises(stop.PeerError, match="embedding server 0 is another user's"):
+        Links(processes.address, [1], processes.how_it_ended)
+
+
 def test_the_secret_is_for_processes_of_this_user_and_for_no_store(one_of_two, tmp_path):
     processes = one_of_two.processes
     place = processes.leave_address()
