@@ -15,6 +15,7 @@ from runtime.engines.processes.messages import (
     BadMessageError,
     Message,
     MessageKind,
+    error_from,
     pack_json,
     unpack_json,
 )
@@ -45,9 +46,6 @@ class Seats(NamedTuple):
 
 _RANK_ROLES = ("lookups", "pushes", "prefetches")
 _CONNECT_WITHIN_S = 60.0  # a server that is started again loads Python first
-_ERRORS: dict[str, type[Exception]] = {
-    kind.__name__: kind for kind in (ValueError, MemoryError, OSError, PeerError, BadMessageError)
-}
 
 
 class Connections:
@@ -170,10 +168,8 @@ class Connections:
     def failure(self, message: Message) -> Exception:
         """What a server says that it failed with."""
         said = unpack_json(message.body)
-        sentence = str(said.get("sentence"))
-        if said.get("kind") == "PeerError":
-            sentence += self.waits.told()
-        return _ERRORS.get(str(said.get("kind")), RuntimeError)(sentence)
+        told = self.waits.told() if said.get("kind") == "PeerError" else ""
+        return error_from(said, told)
 
     # A server that has died.
 

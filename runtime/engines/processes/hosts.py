@@ -31,6 +31,8 @@ from runtime.engines.processes.messages import (
     BadMessageError,
     Message,
     MessageKind,
+    error_document,
+    error_from,
     pack_json,
     unpack_json,
 )
@@ -42,7 +44,6 @@ LEAST_SECRET = 16
 _CONNECT_WITHIN_S = 20.0
 _ALIVE = ((socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))
 """A host that is gone without a word is noticed after 40 s."""
-_ERRORS = {"ValueError": ValueError, "MemoryError": MemoryError, "PeerError": PeerError}
 
 
 def read_secret(file: Path) -> str:
@@ -107,8 +108,8 @@ class Host:
                 except BadMessageError:
                     raise
                 except Exception as error:
-                    said = {"kind": type(error).__name__, "sentence": str(error)[:4000]}
-                    channel.send(Message(MessageKind.FAILED, body=pack_json(said)))
+                    said = pack_json(error_document(error))
+                    channel.send(Message(MessageKind.FAILED, body=said))
                     continue
                 channel.send(Message(MessageKind.RESULT, body=pack_json(found)))
         except (BadMessageError, PeerGoneError, TimeoutError):
@@ -202,7 +203,7 @@ class HostedServers:
             raise self._gone(shard) from None
         said = unpack_json(message.body)
         if message.kind is MessageKind.FAILED:
-            raise _ERRORS.get(said["kind"], RuntimeError)(f"{said['sentence']} ({self._at[shard]})")
+            raise error_from(said, f" ({self._at[shard]})")
         return said
 
     def _gone(self, shard: int) -> PeerError:

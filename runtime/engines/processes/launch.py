@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from runtime.engines.processes.channel import listen
-from runtime.engines.processes.messages import SECRET_BYTES
+from runtime.engines.processes.messages import SECRET_BYTES, error_from
 from runtime.engines.processes.server_config import ServerConfig
 from runtime.stop import PeerError
 
@@ -28,7 +28,6 @@ START_WITHIN_S = 60.0
 NOT_FOR_SERVERS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 """Sent to the whole group: the launcher ends the run in good order and then its servers."""
 _ROOT = Path(__file__).parents[3]
-_ERRORS = {"ValueError": ValueError, "MemoryError": MemoryError}
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +185,7 @@ class ServerProcesses:
             )
         error = json.loads(said)
         if error:
-            raise _ERRORS.get(error["kind"], RuntimeError)(error["sentence"])
+            raise error_from(error)
 
 
 def _end_all(

@@ -25,6 +25,7 @@ from runtime.engines.processes.messages import (
     BadMessageError,
     Message,
     MessageKind,
+    error_document,
     pack_json,
 )
 from runtime.engines.processes.segments import Segment, pack_arrays
@@ -49,7 +50,7 @@ def main() -> None:
     try:
         give_out(asked, takers)
     except Exception as error:
-        body = pack_json({"kind": type(error).__name__, "sentence": str(error)[:4000]})
+        body = pack_json(error_document(error))
         takers.send(Message(MessageKind.FAILED, body=body))
 
 

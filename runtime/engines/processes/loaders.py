@@ -25,13 +25,14 @@ from typing import IO, Any
 
 from runtime.config import DataConfig
 from runtime.data.batch import Batch, Layout
-from runtime.data.errors import DataError, regular_file
+from runtime.data.errors import regular_file
 from runtime.data.source import Part, Provenance, SharedSource
 from runtime.engines.processes.channel import Channel, PeerGoneError, connect, listen
 from runtime.engines.processes.messages import (
     SECRET_BYTES,
     Message,
     MessageKind,
+    error_from,
     pack_json,
     unpack_json,
 )
@@ -198,7 +199,7 @@ class LoadedSource:
             raise PeerError(f"{who} {self._how_it_ended(loader)}; its data is missing") from None
         said = unpack_json(message.body)
         if message.kind is MessageKind.FAILED:
-            raise (DataError if said["kind"] == "DataError" else RuntimeError)(said["sentence"])
+            raise error_from(said)
         self._note(loader, *said["left_out"])
         if message.kind is MessageKind.PASS_ENDED:
             return None

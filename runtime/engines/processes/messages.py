@@ -17,6 +17,9 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+from runtime.data.errors import DataError
+from runtime.stop import PeerError
+
 MAGIC = b"PtbR"
 VERSION = 2
 MOST_BODY_BYTES = 1 << 16
@@ -263,6 +266,25 @@ def unpack_json(body: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise BadMessageError(f"a body is JSON, but a {type(found).__name__} and no object")
     return found
+
+
+_ERRORS: dict[str, type[Exception]] = {
+    kind.__name__: kind
+    for kind in (ValueError, MemoryError, OSError, PeerError, BadMessageError, DataError)
+}
+
+
+def error_document(error: BaseException) -> dict[str, str]:
+    """An error as JSON: of which known kind it is, and its sentence."""
+    kinds = [kind.__name__ for kind in type(error).__mro__]
+    known = next((name for name in kinds if name in _ERRORS), kinds[0])
+    return {"kind": known, "sentence": str(error)[:4000]}
+
+
+def error_from(document: dict[str, Any], more: str = "") -> Exception:
+    """The error of such a document, ``more`` behind its sentence."""
+    kind = _ERRORS.get(str(document.get("kind")), RuntimeError)
+    return kind(f"{document.get('sentence')}{more}")
 
 
 def _fixed(shape: struct.Struct, body: bytes) -> tuple[Any, ...]:

@@ -9,7 +9,6 @@ started it has ended: so never later than its launcher, however that dies.
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import signal
 import socket
@@ -20,6 +19,7 @@ import time
 from runtime.embedding.native.extension import native
 from runtime.engines.processes.channel import Channel
 from runtime.engines.processes.launch import NOT_FOR_SERVERS
+from runtime.engines.processes.messages import error_document, pack_json
 from runtime.engines.processes.server_config import ServerConfig
 from runtime.engines.processes.service import Service
 
@@ -42,7 +42,7 @@ def main() -> None:
         native.set_threads(config.threads)
         service = Service(config, lambda: os._exit(0))
     except Exception as error:
-        pipe.sendall(json.dumps({"kind": type(error).__name__, "sentence": str(error)}).encode())
+        pipe.sendall(pack_json(error_document(error)))
         return
     threading.Thread(target=_end_with, args=(pipe,), daemon=True).start()
     pipe.sendall(b"{}")

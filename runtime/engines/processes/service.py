@@ -24,6 +24,7 @@ from runtime.engines.processes.messages import (
     Fate,
     Message,
     MessageKind,
+    error_document,
     pack_fate,
     pack_json,
     pack_version,
@@ -362,7 +363,6 @@ class Service:
             self._stop.set(PeerError(f"{who} sent what no server takes: {sentence}"))
 
     def _tell(self, channel: Channel, error: BaseException | None) -> None:
-        kind = type(error).__name__ if error is not None else "RunStopped"
-        body = pack_json({"kind": kind, "sentence": str(error)[:4000] if error else "stopped"})
+        body = pack_json(error_document(error or RunStopped("stopped")))
         with suppress(PeerGoneError, TimeoutError):  # nobody is there to be told
             channel.send(Message(MessageKind.FAILED, body=body), within_s=1.0)
