@@ -120,7 +120,7 @@ def test_without_a_validation_part_the_run_is_refused_before_it_trains(
 
 
 def test_a_share_that_is_none_is_refused_with_its_value() -> None:
-    with pytest.raises(ValueError, match=r"data.validation_fraction must be >= 0 and < 1, got 1"):
+    with pytest.raises(ValueError, match=r"validation_fraction must be < 1, got 1\.0"):
         DataConfig(validation_fraction=1.0)
     with pytest.raises(DataError, match=r"validation-fraction is not used: the synthetic"):
         open_source("synthetic", validation_fraction=0.1)

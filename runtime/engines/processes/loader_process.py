@@ -38,12 +38,12 @@ AHEAD = 4
 def main() -> None:
     """Load until nobody takes anything any more, or the launcher is gone."""
     listening, document, life = (int(text) for text in sys.argv[1:4])
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # sent to the whole group: the launcher ends us
     with os.fdopen(document) as file:
         asked = json.load(file)
     if asked["dies_with_parent"]:
         die_with_parent(signal.SIGKILL)  # also while it is stopped
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # sent to the whole group: the launcher ends us
     threading.Thread(target=_end_with, args=(socket.socket(fileno=life),), daemon=True).start()
     takers = Takers(socket.socket(fileno=listening), asked["secret"], asked["takers"])
     takers.wait_for_all()

@@ -99,7 +99,7 @@ def test_other_decays() -> None:
 
 
 def test_options_of_another_optimiser_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"momentum is 0.9: not used by adagrad_row"):
+    with pytest.raises(ValueError, match=r"momentum is 0.9: only used with kind sgd; remove it"):
         RowOptimizer(momentum=0.9)
 
 

@@ -315,7 +315,7 @@ def test_a_killed_launcher_leaves_no_loader_not_even_a_stopped_one():
         [sys.executable, "-c", LAUNCHER], stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
     )
     pids = [int(word) for word in launcher.stdout.readline().split()]
-    until(lambda: all(has_begun(pid) for pid in pids))  # main has begun
+    until(lambda: all(map(has_begun, pids)))
     os.kill(pids[0], signal.SIGSTOP)
     launcher.kill()
     launcher.wait()
@@ -323,6 +323,7 @@ def test_a_killed_launcher_leaves_no_loader_not_even_a_stopped_one():
 
 
 def has_begun(pid: int) -> bool:
+    """It ignores signals: before that it has asked the kernel to end it with its launcher."""
     status = Path(f"/proc/{pid}/status").read_text()
     ignored = int(status.split("SigIgn:")[1].split()[0], 16)
     return bool(ignored >> (signal.SIGHUP - 1) & 1)
