@@ -79,7 +79,7 @@ print(table.to_string(index=False))
 # %%
 from persia_sim.model.memory import FORMATS, capacity
 from persia_sim.presets.catalogue import workloads
-from persia_sim.presets.clusters import gcp_100t
+from persia_sim.presets.catalogue import gcp_100t
 
 for name, rows_as in FORMATS.items():
     held = capacity(gcp_100t(), workloads()["criteo-syn5"], rows_as)

@@ -68,7 +68,7 @@ table = (
 print(table.map(lambda x: f"{x:+.1%}" if isinstance(x, float) else x).to_string())
 
 # %%
-from persia_sim.presets.fits import FITS
+from persia_sim.presets.costs import FITS
 
 for cluster, constants in FITS.items():
     for name, fit in constants.items():

@@ -16,9 +16,10 @@ from math import exp, log, sqrt
 import numpy as np
 
 from experiments.published.gpu_rows import Measured
+from persia_sim.model.machine import Reach
 from persia_sim.presets.software import FITTED, REACH, SOFTWARE, Constant
-from persia_sim.sharded.pipeline import step_s
-from persia_sim.sharded.software import Reach, Software
+from persia_sim.sharded.plan import Software
+from persia_sim.sharded.stages import step_s
 
 NOISE = 0.12
 """Standard deviation of the log of a measured step that the model does not explain: machines of one

@@ -15,7 +15,7 @@ from persia_sim.engine.simulate import simulate
 from persia_sim.insight.measure import throughput
 from persia_sim.model.scenario import Noise, Scenario
 from persia_sim.presets.catalogue import CLUSTERS, costs_of, workloads
-from persia_sim.presets.costs import CATALOGUE, NVLINK_3
+from persia_sim.presets.costs import CATALOGUE
 from persia_sim.words.vocabulary import Mode
 
 DATA = Path(__file__).resolve().parent
@@ -205,14 +205,14 @@ def candidates(steps: int = 60, per_rank: tuple[int, ...] = (1024, 8192)) -> lis
     nominal = replace(
         CATALOGUE,  # nominal NICs and NVLink; the GPU as it was fitted
         gpu_efficiency=costs_of("gcp-100t").gpu_efficiency,
-        dense_sync=replace(CATALOGUE.dense_sync, intra_bytes_per_s=NVLINK_3),
+        reach=replace(costs_of("gcp-100t").reach, nic=0.97),
     )
     speed = cluster.nn.host.core_speed
     load_s = cluster.loaders / published["async"] * speed
     for batch_per_rank in per_rank:
         work = replace(workloads()["criteo-syn5"], batch_per_rank=batch_per_rank)
         copy = speed * per_rank_s * batch_per_rank / work.activation_bytes
-        share = work.flops_per_sample / (per_rank_s * cluster.gpu.peak_flops)
+        share = work.flops_per_sample / (per_rank_s * cluster.gpu.fp32_flops)
         suspects = {
             "nothing (nominal)": ("-", nominal),
             "loaders": (

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from math import inf
 from pathlib import Path
 
-from persia_sim.sharded.system import Accelerator, Fabric, Node
-from persia_sim.sharded.tables import Ranker, RowUpdate, Table
+from persia_sim.model.machine import Fabric, Gpu, Host
+from persia_sim.sharded.plan import Ranker, RowUpdate, Table
 from persia_sim.words.rules import require
 
 _TERA, _GIGA = 1e12, 1e9
@@ -70,11 +70,11 @@ def number(line: dict[str, str], column: str, default: float | None = None) -> f
     return default
 
 
-def nodes_of(path: Path) -> dict[str, Node]:
+def hosts_of(path: Path) -> dict[str, Host]:
     """A machine for each line of a systems file."""
     lines = numbered_csv(path, "systems")
     has_columns(lines[0][1], f"systems {path}", "system")
-    found: dict[str, Node] = {}
+    found: dict[str, Host] = {}
     for place, line in lines:
         where = f"system of {path}, line {place}"
         _once(found, line["system"], where)
@@ -93,32 +93,36 @@ def has_columns(line: dict[str, str], where: str, *needed: str) -> None:
             "add it (`tests/experiments/examples` has files of the right form)")  # fmt: skip
 
 
-def _node(line: dict[str, str]) -> Node:
+def _node(line: dict[str, str]) -> Host:
     intra, name = line.get("intra_GBps_per_gpu_per_direction", ""), line["system"]
     rates = [float(x) for x in re.findall(r"\d+(?:\.\d+)?", intra.split("(")[0])]
     fabric = Fabric.MESH if "mesh" in intra.lower() else Fabric.SWITCH
     fabric = Fabric.PCIE if "pcie" in intra.lower() or not rates else fabric
     bus = number(line, "pcie_GBps_per_direction", _BUS / _GIGA) * _GIGA
     domain = re.search(r"nvl(\d+)", name)
-    return Node(
-        name=name,
-        accelerator=Accelerator(
-            name=line.get("gpu", ""),
-            fp32_flops=number(line, "peak_fp32_TF") * _TERA,
-            tf32_flops=number(line, "peak_tf32_TF", 0.0) * _TERA or None,
-            fp16_flops=number(line, "peak_fp16_TF_dense") * _TERA,
-            hbm_bytes_per_s=number(line, "hbm_GBps") * _GIGA,
-            hbm_bytes=number(line, "hbm_GB") * _GIGA,
-            source="systems file",
-        ),
-        gpus=int(number(line, "gpus_per_node")),
-        fabric=fabric,
-        intra_bytes_per_s=rates[-1] * _GIGA if rates else bus,  # of a range, the best pair
-        inter_bytes_per_s=number(line, "inter_GBps_per_gpu_per_direction", 0.0) * _GIGA or None,
-        host_bytes_per_s=bus,
-        nvlink_domain=int(domain.group(1)) if domain else None,
+    gpus = int(number(line, "gpus_per_node"))
+    chip = Gpu(
+        name=line.get("gpu", ""),
+        fp32_flops=number(line, "peak_fp32_TF") * _TERA,
+        tf32_flops=number(line, "peak_tf32_TF", 0.0) * _TERA or None,
+        fp16_flops=number(line, "peak_fp16_TF_dense") * _TERA,
+        hbm_bytes_per_s=number(line, "hbm_GBps") * _GIGA,
+        hbm_bytes=number(line, "hbm_GB") * _GIGA,
+        pcie_bytes_per_s=bus,
         source="systems file",
     )
+    return Host(
+        name=name,
+        cores=1, core_speed=1.0, ram_bytes=1.0,  # training on the GPUs asks nothing of them
+        gpu=chip,
+        gpus=gpus,
+        fabric=fabric,
+        intra_bytes_per_s=rates[-1] * _GIGA if rates else bus,  # of a range, the best pair
+        nic_bytes_per_s=number(line, "inter_GBps_per_gpu_per_direction", 0.0) * _GIGA * gpus,
+        rdma=True,
+        nvlink_domain=int(domain.group(1)) if domain else None,
+        source="systems file",
+    )  # fmt: skip
 
 
 def rankers_of(path: Path, tables: Path | None = None) -> dict[str, Ranker]:

@@ -10,18 +10,17 @@ from pathlib import Path
 from experiments.options import StudyOptions
 from experiments.published.descriptions import (
     has_columns,
-    nodes_of,
+    hosts_of,
     number,
     numbered_csv,
     positive,
     rankers_of,
     row_update,
 )
+from persia_sim.model.machine import Fabric, Host, Precision, Reach, System
 from persia_sim.presets.software import REACH, SOFTWARE
-from persia_sim.sharded.software import Reach, Software
+from persia_sim.sharded.plan import Ranker, Software
 from persia_sim.sharded.stages import Job
-from persia_sim.sharded.system import Fabric, Node, Precision, System
-from persia_sim.sharded.tables import Ranker
 from persia_sim.words.rules import require
 
 _MEASURED = {"samples_per_s": 1.0, "Msamples_s_median": 1e6, "train_Msamples_s": 1e6}
@@ -70,7 +69,7 @@ class Measured:
 
 
 def measured_of(
-    path: Path, rankers: dict[str, Ranker], nodes: dict[str, Node], ids: set[str] | None = None
+    path: Path, rankers: dict[str, Ranker], hosts: dict[str, Host], ids: set[str] | None = None
 ) -> tuple[list[Measured], list[str]]:
     """Every line as a job; and why lines were left out that cannot be one.
 
@@ -87,7 +86,7 @@ def measured_of(
         try:
             require(line.get("id") not in ids, "id", repr(label), "an earlier line has it",
                     "change one")  # fmt: skip
-            found.append(_measured(label, line.get("set") or path.stem, line, rankers, nodes))
+            found.append(_measured(label, line.get("set") or path.stem, line, rankers, hosts))
             ids |= {line["id"]} if line.get("id") else set()
         except ValueError as error:
             left_out.append(f"{label} ({path.name}, line {number_in_file}): {error}")
@@ -127,41 +126,33 @@ def _names_one(said: str, column: str, words: tuple[str, ...]) -> None:
     require(ok, column, repr(said), f"must name one of {', '.join(words)}, or be empty")
 
 
-def node_for(line: dict[str, str], nodes: dict[str, Node]) -> Node:
+def host_for(line: dict[str, str], hosts: dict[str, Host]) -> Host:
     """The machine that a line names, else the one whose GPUs are most like those it names."""
     name = line.get("system", "")
     for word in (name, name.split(" ")[0]):
-        if word in nodes:
-            return nodes[word]
+        if word in hosts:
+            return hosts[word]
     asked = line.get("accelerator", "") or name
     per_node = number(line, "gpus_per_node", 8)
-    best = max(nodes.values(), key=lambda node: _likeness(asked, node, per_node))
+    best = max(hosts.values(), key=lambda host: _likeness(asked, host, per_node))
     known = _likeness(asked, best, per_node) >= _ALIKE
     require(known, "system", repr(name or asked), "no machine of the systems file has such GPUs")
     return best
 
 
-def _likeness(asked: str, node: Node, per_node: float) -> float:
-    words, have = _words(asked), _words(node.accelerator.name)
+def _likeness(asked: str, host: Host, per_node: float) -> float:
+    words, have = _words(asked), _words(host.chip.name)
     models = {word for word in words if word[0].isalpha() and word not in ("sxm", "pcie")}
-    form = ("pcie" in words) == (node.fabric is Fabric.PCIE)
+    form = ("pcie" in words) == (host.fabric is Fabric.PCIE)
     memory = any(word.isdigit() for word in words & have)
     alike = _ALIKE if models & have else 0.0
-    return alike + 2.0 * form + 1.0 * memory + 0.5 * (node.gpus == per_node)
+    return alike + 2.0 * form + 1.0 * memory + 0.5 * (host.gpus == per_node)
 
 
 def _words(gpu: str) -> set[str]:
     """Model, form and memory in a GPU's name: "1xA100-SXM4-40GB" gives a100, sxm and 40."""
     text = re.sub(r"^\d+x", "", gpu.lower().strip())
     return set(re.findall(_GPU_WORDS, re.sub(r"sxm\d", "sxm", text)))
-
-
-def _machine(node: Node, per_node: int) -> Node:
-    """The machine with fewer GPUs in use: its NICs serve only those."""
-    if per_node >= node.gpus:
-        return node
-    inter = node.inter_bytes_per_s
-    return replace(node, gpus=per_node, inter_bytes_per_s=inter and inter * node.gpus / per_node)
 
 
 def _model(line: dict[str, str], ranker: Ranker, gpus: int) -> Ranker:
@@ -178,16 +169,17 @@ def _model(line: dict[str, str], ranker: Ranker, gpus: int) -> Ranker:
 
 def _measured(
     label: str, source: str, line: dict[str, str], rankers: dict[str, Ranker],
-    nodes: dict[str, Node],
+    hosts: dict[str, Host],
 ) -> Measured:  # fmt: skip
     name = line.get("workload", "")
     require(name in rankers, "workload", repr(name), "the workloads file does not describe it")
-    family, node, gpus = family_of(line), node_for(line, nodes), _gpus(line)
+    family, host, gpus = family_of(line), host_for(line, hosts), _gpus(line)
+    used = min(host.gpus, int(number(line, "gpus_per_node", gpus)))  # NICs serve only those
     precision, wire = precision_of(line, family)
     batch = _batch(line, gpus)
     job = Job(
         ranker=_model(line, rankers[name], gpus),
-        system=System(node=_machine(node, int(number(line, "gpus_per_node", gpus))), gpus=gpus),
+        system=System(host=replace(host, gpus=used), gpus=gpus),
         software=SOFTWARE[family],
         reach=REACH,
         batch=int(batch),
@@ -195,7 +187,7 @@ def _measured(
         wire_bytes=wire,
         reads_files="data on gpu" not in line.get("extra", "").lower(),
     )
-    told = (source, line.get("framework", ""), name, node.name, line.get("precision", ""))
+    told = (source, line.get("framework", ""), name, host.name, line.get("precision", ""))
     return Measured(
         label=label, series=" / ".join(filter(None, told)), family=family, job=job,
         samples_per_s=_samples_per_s(line, batch),
@@ -269,12 +261,12 @@ class MeasuredFiles(StudyOptions):
         they give none."""
         beside = self.workloads.with_name("workload_tables.csv")
         tables = self.tables or (beside if beside.is_file() else None)
-        rankers, nodes = rankers_of(self.workloads, tables), nodes_of(self.systems)
+        rankers, hosts = rankers_of(self.workloads, tables), hosts_of(self.systems)
         found: list[Measured] = []
         left_out: list[str] = []
         ids: set[str] = set()
         for file in rows:
-            known, missing = measured_of(file, rankers, nodes, ids)
+            known, missing = measured_of(file, rankers, hosts, ids)
             found += known
             left_out += missing
         if not found:

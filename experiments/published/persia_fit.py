@@ -3,7 +3,7 @@
 Every cluster has the same laws (kernel: fixed + flop / rate; all-reduce: fixed + bytes / rate;
 loader: seconds a column) and batches are powers of two; what such a model cannot explain shows.
 Rates are the closed form's, with ranks as uneven as in a simulation: within a few per cent of one
-where no NIC binds. The presets take what is found here (`persia_sim/presets/fits.py`).
+where no NIC binds. The presets take what is found here (`persia_sim/presets/costs.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from experiments.published.compare import GPU_CV, WIDE_TAU, Point
 from persia_sim.model.cluster import Cluster
 from persia_sim.model.costs import Costs
 from persia_sim.model.demand import demand
-from persia_sim.model.noise import Purpose, lognormal_factors, stream
+from persia_sim.model.incidents import Purpose, lognormal_factors, stream
 from persia_sim.model.scenario import Scenario
 from persia_sim.oracle.closed_form import answer
 from persia_sim.presets.catalogue import CLUSTERS, workloads
@@ -41,7 +41,7 @@ class Shared:
 SHARED = {
     "gpu_share": Shared(0.38, 0.5, True),
     "gpu_fixed_s": Shared(1e-3, 1.0),
-    "intra_bytes_per_s": Shared(9.8e9, 0.5),
+    "mesh_share": Shared(9.8 / 150, 0.5, True),
     "nic_share": Shared(0.5, 0.5, True),
     "sync_fixed_s": Shared(5e-3, 1.0),
     "path_s_per_byte": Shared(1e-9, 1.5),
@@ -49,10 +49,10 @@ SHARED = {
     "load_s_per_column": Shared(1.5e-6, 0.7),
     "kwai_flops": Shared(1.0, 0.5),
 }
-"""Share of float32's peak; a step's kernels; NVLink or bus without peer-to-peer (V100); share of
-100 Gbit/s; a step's all-reduce; a byte of rows at a worker, and how many times as long on the 100T
-run's hosts, whose cores are five years younger; a column of a sample at a loader; the
-multiplications of Kwai's private network over those that its published size would give."""
+"""Share of float32's peak; a step's kernels; share of the V100s' NVLinks; share of 100 Gbit/s; a
+step's all-reduce; a byte of rows at a worker, and how many times as long on the 100T run's hosts,
+whose cores are five years younger; a column of a sample at a loader; the multiplications of Kwai's
+private network over those that its published size would give."""
 
 
 @cache

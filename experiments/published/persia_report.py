@@ -43,17 +43,17 @@ def moves(known: Sequence[Point], found: SharedFit) -> dict[str, list[Point]]:
         return edit
 
     def gpu(_: str, costs: Costs) -> Costs:
-        ((batch, share),) = costs.gpu_efficiency
-        return replace(costs, gpu_efficiency=((batch, min(1.0, 1.1 * share)),),
+        points = tuple((batch, min(1.0, 1.1 * share)) for batch, share in costs.gpu_efficiency)
+        return replace(costs, gpu_efficiency=points,
                        gpu_fixed_s=costs.gpu_fixed_s / 1.1)  # fmt: skip
 
     def dense_sync(_: str, costs: Costs) -> Costs:
-        sync = costs.dense_sync
-        quicker = replace(
-            sync, intra_bytes_per_s=1.1 * sync.intra_bytes_per_s,
-            inter_bytes_per_s=1.1 * sync.inter_bytes_per_s, overhead_s=sync.overhead_s / 1.1,
-        )  # fmt: skip
-        return replace(costs, dense_sync=quicker)
+        sync, reach = costs.dense_sync, costs.reach
+        quicker = replace(sync, overhead_s=sync.overhead_s / 1.1)
+        links = replace(
+            reach, mesh=1.1 * reach.mesh, switch=1.1 * reach.switch, nic=1.1 * reach.nic
+        )
+        return replace(costs, dense_sync=quicker, reach=links)
 
     edits = {
         "GPUs": gpu, "all-reduce": dense_sync, "loaders": faster("load"),

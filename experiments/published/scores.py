@@ -75,7 +75,7 @@ def unlikeness(one: Measured, other: Measured) -> float:
 
 
 def _rate(job: Job) -> float:
-    gpu = job.system.node.accelerator
+    gpu = job.system.host.chip
     return gpu.peak_flops(gpu.arithmetic(job.precision))
 
 

@@ -12,30 +12,26 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
-from math import ceil, hypot
+from math import ceil
 
+from persia_sim.insight.compare import alike
 from persia_sim.model.cluster import Cluster, Role
 from persia_sim.model.costs import Costs
+from persia_sim.model.machine import Host, Precision, System
 from persia_sim.model.memory import FORMATS
 from persia_sim.model.scenario import Scenario
 from persia_sim.model.workload import Workload
 from persia_sim.oracle.closed_form import answer
-from persia_sim.presets.accelerators import GPUS, NODES
-from persia_sim.presets.clusters import gcp_100t
+from persia_sim.presets.catalogue import gcp_100t, ranker_of
 from persia_sim.presets.costs import CATALOGUE
-from persia_sim.presets.rankers import ranker_of
+from persia_sim.presets.machines import MACHINES
 from persia_sim.presets.software import REACH, SOFTWARE
-from persia_sim.sharded.pipeline import step_of
-from persia_sim.sharded.plan import Strategy
-from persia_sim.sharded.software import Pipeline
-from persia_sim.sharded.stages import Job, Stages, nic_rate, stages
-from persia_sim.sharded.system import Node, System
-from persia_sim.sharded.tables import Ranker
+from persia_sim.sharded.plan import Ranker, Strategy
+from persia_sim.sharded.stages import Job, Stages, stages, step_of
 from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
 
-MACHINES = {"v100": "p3.16xlarge", "a100": "nd96amsr-a100-v4", "h100": "p5.48xlarge"}
+MACHINE_OF = {"v100": "p3.16xlarge", "a100": "nd96amsr-a100-v4", "h100": "p5.48xlarge"}
 """GPU -> the machine of eight that is rented; a machine's price is the same with any NIC."""
-_GPU_OF = {"v100": "v100", "a100": "a100-80", "h100": "h100"}
 DIM, FIELDS, DENSE_FEATURES = 128, 26, 13  # Criteo's columns, as the 100T run
 GPUS_OF_HYBRID = 64
 ROWS = "f32-sgd"  # a number of 4 bytes, and row-wise Adagrad's one number a row, on both sides
@@ -51,23 +47,21 @@ MOST_SERVER_PROCESSES = 1024
 NEAR, SLACK = 0.95, 0.7
 """Hybrid rents the cheapest hosts with which it is at least so fast as with any, where NICs gave
 only this share of their rate: the closed form knows no queues."""
-LOADERS_PER_RANK = 32
 _GBIT = 1e9 / 8
 
 
-def price_date(node: Node) -> str:
+def price_date(host: Host) -> str:
     """The month of a machine's list price, which its source ends with.
 
-    >>> price_date(NODES["p3.16xlarge"])
+    >>> price_date(MACHINES["p3.16xlarge"])
     '2020-06'
     """
-    return node.source.rpartition(";")[0].rpartition(", ")[2]
+    return host.source.rpartition(";")[0].rpartition(", ")[2]
 
 
-def node_of(gpu: str, nic_gbit_per_s: float) -> Node:
+def host_of(gpu: str, nic_gbit_per_s: float) -> Host:
     """The rented machine with other NICs, which read and write GPU memory (RDMA)."""
-    node = NODES[MACHINES[gpu]]
-    return replace(node, inter_bytes_per_s=nic_gbit_per_s * _GBIT / node.gpus, rdma=True)
+    return replace(MACHINES[MACHINE_OF[gpu]], nic_bytes_per_s=nic_gbit_per_s * _GBIT, rdma=True)
 
 
 @cache
@@ -80,6 +74,7 @@ def workload_of(parameters: float, batch: int) -> Workload:
         dim=DIM,
         rows=parameters / DIM,
         batch_per_rank=ceil(batch / GPUS_OF_HYBRID),
+        precision=Precision.FP16,
         source="Criteo's columns, dim 128, ids as popular as assumed for the 100T run",
     )
 
@@ -99,15 +94,15 @@ class Sharded:
 def sharded_of(gpu: str, software: str, nic: float, parameters: float, batch: int) -> Sharded:
     """Tables cut into parts of columns and rows which are dealt to GPUs, or every table's rows
     over all GPUs; whichever is fastest among those that fit."""
-    node = node_of(gpu, nic)
+    host = host_of(gpu, nic)
     ranker = ranker_of(workload_of(parameters, batch))
-    memory = node.accelerator.hbm_bytes
+    memory = host.chip.hbm_bytes
     needed = ceil(ranker.table_bytes / (HBM_SHARE * memory))
-    gpus = node.gpus * ceil(max(needed, GPUS_OF_HYBRID) / node.gpus)
+    gpus = host.gpus * ceil(max(needed, GPUS_OF_HYBRID) / host.gpus)
 
     def job_of(cut: Ranker, strategy: Strategy) -> Job:
         soft = replace(SOFTWARE[software], strategy=strategy)
-        system = System(node=node, gpus=gpus)
+        system = System(host=host, gpus=gpus)
         return Job(ranker=cut, system=system, software=soft, reach=REACH, batch=batch)
 
     whole = job_of(ranker, Strategy.ROW)
@@ -147,16 +142,6 @@ def cut_tables(ranker: Ranker, columns: int, rows: int) -> Ranker:
     )
 
 
-def launching_s(job: Job) -> float:
-    """What launching the dense network adds to a GPU's step: as the sharded side's software."""
-    parts, soft = stages(job), job.software
-    if soft.graphs:
-        return parts.gpu_s
-    if soft.pipeline is Pipeline.BASE:
-        return parts.host_s + parts.gpu_s
-    return hypot(parts.dense_s, parts.host_s) - parts.dense_s + parts.gpu_s
-
-
 @cache
 def hybrid_of(gpu: str, software: str, nic: float, parameters: float, batch: int) -> Scenario:
     """Hybrid on the hosts that it rents."""
@@ -184,31 +169,12 @@ def hybrid_of(gpu: str, software: str, nic: float, parameters: float, batch: int
 
 
 def costs_of(gpu: str, software: str, nic: float, parameters: float, batch: int) -> Costs:
-    """CPU stages as in the catalogue; the dense network as long as on the sharded side's GPUs.
-
-    Dense gradients have two bytes there, so an all-reduce of four is twice as fast here; of a NIC
-    whose rows travel by TCP, they take the share that RDMA leaves them.
-    """
-    node = node_of(gpu, nic)
+    """CPU stages as in the catalogue; the dense network, its launching and its all-reduce as on the
+    sharded side's GPUs."""
+    system = System(host=host_of(gpu, nic), gpus=GPUS_OF_HYBRID)
     ranker = ranker_of(workload_of(parameters, batch))
-    system = System(node=node, gpus=GPUS_OF_HYBRID)
     job = Job(ranker=ranker, system=system, software=SOFTWARE[software], reach=REACH, batch=batch)
-    work = workload_of(parameters, batch)
-    share = job.per_gpu * work.flops_per_sample / stages(job).dense_s / node.accelerator.fp16_flops
-    return replace(
-        CATALOGUE,
-        gpu_efficiency=((work.batch_per_rank, share),),
-        gpu_fixed_s=launching_s(job),
-        dense_sync=replace(
-            CATALOGUE.dense_sync,
-            intra_bytes_per_s=2 * REACH.inside(node),
-            inter_bytes_per_s=2 * nic_rate(system, REACH) * system.local,
-            latency_s=0.0,
-            nic_share=REACH.tcp / 2,
-            source="as the sharded side's",
-        ),
-        source="catalogue; dense network, launching and all-reduce as on the sharded side",
-    )
+    return alike(CATALOGUE, job)
 
 
 def server_roles(work: Workload, nic: float) -> list[Role]:
@@ -230,21 +196,21 @@ def server_roles(work: Workload, nic: float) -> list[Role]:
 
 def cluster_of(gpu: str, nic: float, workers: int, servers: Role) -> Cluster:
     """64 GPUs with these CPU hosts; every NIC alike, CPU hosts speak TCP."""
-    base, node = gcp_100t(), NODES[MACHINES[gpu]]
-    chip = replace(GPUS[_GPU_OF[gpu]], peak_flops=node.accelerator.fp16_flops)
+    base, machine = gcp_100t(), host_of(gpu, nic)
+    each = base.nn.processes_per_host
     rate = nic * _GBIT
-    gpu_host = replace(
-        base.nn.host, name=node.name, nic_bytes_per_s=rate, usd_per_hour=node.usd_per_hour
-    )
     role = base.embedding_workers
     return replace(
         base,
-        gpu=chip,
-        nn=replace(base.nn, host=gpu_host),
+        nn=replace(
+            base.nn,
+            host=machine,
+            cores_per_process=machine.cores // each,
+            ram_bytes_per_process=machine.ram_bytes / each,
+        ),
         embedding_workers=replace(
             role, hosts=workers, host=replace(role.host, nic_bytes_per_s=rate)
         ),
         servers=servers,
-        loaders=LOADERS_PER_RANK * GPUS_OF_HYBRID,
         link=replace(base.link, header_efficiency=REACH.nic * REACH.tcp),
     )

@@ -16,7 +16,7 @@ import numpy as np
 
 from experiments.gaps import Setting
 from experiments.statistics import paired_gap, t_interval
-from persia_sim.theory.alpha import of_batch
+from persia_sim.theory.convergence import of_batch
 from persia_sim.words.trace import ALL, Event, Kind
 from runtime.data.batch import Batch
 

@@ -20,7 +20,7 @@ import torch
 from experiments.kept import Kept, sole_writer
 from experiments.staleness.frequency import first_samples
 from experiments.sweep import PRELOADED
-from persia_sim.theory.drift import drift, relative_drift
+from persia_sim.theory.convergence import drift, relative_drift
 from persia_sim.words.trace import Event, Kind
 from runtime.config import TrainConfig
 from runtime.data.batch import Batch

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from persia_sim.theory import alpha
+from persia_sim.theory import convergence as alpha
 from runtime.data.batch import Batch
 from runtime.data.ids import VALUE_BITS
 from runtime.data.source import Part, Source

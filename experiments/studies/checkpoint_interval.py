@@ -30,14 +30,14 @@ from experiments.tables import aligned, drawn, write_csv
 from persia_sim.cli import Options as Simulation
 from persia_sim.cli import scenario_of
 from persia_sim.engine.simulate import simulate
-from persia_sim.model.checkpointing import (
+from persia_sim.model.incidents import (
+    Checkpoints,
     Recovery,
     best_interval_s,
     overhead,
     random_crashes,
     young_interval_s,
 )
-from persia_sim.model.incidents import Checkpoints
 from persia_sim.model.scenario import Scenario
 from persia_sim.presets.catalogue import CLUSTERS, workloads
 from persia_sim.words.vocabulary import Mode

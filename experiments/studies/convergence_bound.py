@@ -23,13 +23,13 @@ from experiments.staleness.logistic import (
 )
 from experiments.statistics import t_interval
 from experiments.tables import aligned, drawn, write_csv
-from persia_sim.theory.alpha import of_batch
 from persia_sim.theory.convergence import (
     Bound,
     Problem,
     allowed_step,
     asynchronous,
     hybrid,
+    of_batch,
     sync,
 )
 

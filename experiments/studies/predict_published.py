@@ -21,8 +21,7 @@ from experiments.published.scores import (
 )
 from experiments.tables import aligned, write_csv
 from persia_sim.presets.software import BAND_LN
-from persia_sim.sharded.pipeline import step_s
-from persia_sim.sharded.stages import Stages, fits, stages
+from persia_sim.sharded.stages import Stages, fits, stages, step_s
 
 _SHOWN = 20  # predictions on the screen where nothing is measured
 
@@ -76,8 +75,8 @@ def predictions(rows: Sequence[Measured], known: Sequence[Measured]) -> list[dic
                 "series": row.series,
                 "workload": job.ranker.name,
                 "framework": row.family,
-                "system": job.system.node.name,
-                "accelerator": job.system.node.accelerator.name,
+                "system": job.system.host.name,
+                "accelerator": job.system.host.chip.name,
                 "gpus": job.system.gpus,
                 "global_batch": job.batch,
                 "predicted_samples_per_s": round(rate, 1),

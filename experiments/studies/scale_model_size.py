@@ -9,7 +9,7 @@ from experiments.published.compare import candidates, model_size, table
 from experiments.studies.scale_workers import records, summary
 from experiments.tables import drawn, write_csv
 from experiments.tables import table as shown
-from persia_sim.presets.fits import EVERY, FITS
+from persia_sim.presets.costs import EVERY, FITS
 
 SUSPECT_STEPS = 60  # a run of each suspect, batch and mode; enough for a rate within a per cent
 

@@ -17,7 +17,7 @@ from experiments.kept import Kept, sole_writer
 from experiments.options import Planned, SimulatedSteps, Some, one_of, within
 from experiments.published.two_systems import (
     GPUS_OF_HYBRID,
-    MACHINES,
+    MACHINE_OF,
     hybrid_of,
     price_date,
     sharded_of,
@@ -29,7 +29,7 @@ from persia_sim.engine.simulate import simulate
 from persia_sim.insight.critical_path import blame_of_resources
 from persia_sim.insight.measure import throughput
 from persia_sim.oracle.closed_form import answer
-from persia_sim.presets.rankers import ranker_of
+from persia_sim.presets.catalogue import ranker_of
 from persia_sim.presets.software import SOFTWARE
 
 Rate = Annotated[float, within(0.1, 1e4)]
@@ -40,7 +40,7 @@ Size = Annotated[float, within(1e7, 1e15)]
 class Options(Planned):
     """Every GPU at every NIC and model size: samples/s and dollars of hybrid over sharded."""
 
-    gpus: Some[Annotated[str, one_of(MACHINES)]] = tuple(MACHINES)
+    gpus: Some[Annotated[str, one_of(MACHINE_OF)]] = tuple(MACHINE_OF)
     """v100, a100, h100, in machines of eight."""
     software: Some[Annotated[str, one_of(SOFTWARE)]] = ("torchrec", "hugectr")
     """What the sharded side runs; hybrid launches its dense network as quickly."""
@@ -167,7 +167,7 @@ def cell_of(gpu: str, software: str, nic: float, parameters: float, batch: int, 
         sharded_usd_per_million_samples=sharded_price,
         throughput_ratio=rate / sharded_rate,
         dollar_ratio=sharded_price / hybrid_price,
-        prices=f"{price_date(sharded.job.system.node)}; CPU hosts 2021-11",
+        prices=f"{price_date(sharded.job.system.host)}; CPU hosts 2021-11",
     )
 
 

@@ -32,7 +32,7 @@ from persia_sim.insight.report import staleness
 from persia_sim.model.demand import Demand, Fetch, demand
 from persia_sim.model.scenario import DenseHome, Discipline, Noise, Queues, Scenario
 from persia_sim.model.workload import Workload
-from persia_sim.presets.clusters import this_host
+from persia_sim.presets.catalogue import this_host
 from persia_sim.presets.costs import CATALOGUE
 from persia_sim.words.vocabulary import Mode
 

@@ -1,7 +1,5 @@
 """The command: its options, the scenario that they describe, and what it prints."""
 
-from persia_sim.cli.build import scenario_of
-from persia_sim.cli.options import Options
-from persia_sim.cli.run import run
+from persia_sim.cli.command import Options, run, scenario_of
 
 __all__ = ["Options", "run", "scenario_of"]

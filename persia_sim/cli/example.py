@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from persia_sim.model.cluster import Cluster
-    from persia_sim.model.racks import Rack
+    from persia_sim.model.cluster import Cluster, Rack
 
 _WIDTH = 96
 
@@ -26,8 +25,7 @@ _FURTHER_KIND = """
 # A further kind of host in a role (nn, embedding_workers or servers), by name or as a table; to
 # have it, remove the first `#` of each line, and say the ranks of both kinds above.
 #[[nn.also]]
-#host = "8 x V100"
-#gpu = "v100"
+#host = "v100-100gbit"
 #hosts = 4
 #processes_per_host = 4
 #cores_per_process = 10
@@ -40,9 +38,9 @@ def write_examples(folder: Path) -> list[Path]:
 
     Raises ValueError naming the first that is there, OSError where the folder cannot be written.
     """
-    from persia_sim.presets.accelerators import NODES
-    from persia_sim.presets.catalogue import CLUSTERS, costs_of, workloads
-    from persia_sim.presets.rankers import rankers
+    from persia_sim.presets.catalogue import CLUSTERS, rankers, workloads
+    from persia_sim.presets.costs import CATALOGUE
+    from persia_sim.presets.machines import MACHINES
 
     cluster = CLUSTERS["gcp-100t"]()
     model = rankers()["dlrm"]
@@ -55,13 +53,13 @@ def write_examples(folder: Path) -> list[Path]:
         + "\n# Two racks, oversubscribed 4:1; to have them, remove the first `#` of each line.\n"
         + racks_off(two_racks(cluster))
         + "\n# What each stage costs; whatever is left out is the catalogue's.\n"
-        + table(costs_of("gcp-100t"), "costs"),
+        + table(CATALOGUE, "costs"),
         "workload.toml": "# Data and network: `--workload workload.toml`.\n"
-        + table(dataclasses.replace(workloads()["criteo-syn5"], name="my-workload")),
+        + table(dataclasses.replace(workloads()["criteo-syn1"], name="my-workload")),
         "model.toml": "# A model with tables on the GPUs: `sharded --model model.toml`.\n"
         + table(few),
         "system.toml": "# A machine with GPUs: `sharded --system system.toml`.\n"
-        + table(dataclasses.replace(NODES["dgx-h100"], name="my-machine")),
+        + table(dataclasses.replace(MACHINES["dgx-h100"], name="my-machine")),
     }
     paths = [folder / name for name in texts]
     for path in paths:
@@ -75,7 +73,7 @@ def write_examples(folder: Path) -> list[Path]:
 
 def two_racks(cluster: Cluster) -> list[Rack]:
     """Half of the hosts each, and uplinks with a quarter of what their NICs have together."""
-    from persia_sim.model.racks import Rack
+    from persia_sim.model.cluster import Rack
 
     roles = cluster.nn, cluster.embedding_workers, cluster.servers
     together = sum(role.hosts // 2 * role.host.nic_bytes_per_s for role in roles)
@@ -113,9 +111,7 @@ def table(record: Any, name: str = "") -> str:
         )
         if dataclasses.is_dataclass(value):
             parts.append("\n".join(["", *comment, table(value, place).rstrip()]))
-        elif isinstance(value, tuple) and not value:
-            parts.append("\n".join(["", *comment]))  # tables, of which there is none
-        elif isinstance(value, tuple) and dataclasses.is_dataclass(value[0]):
+        elif value and isinstance(value, tuple) and dataclasses.is_dataclass(value[0]):
             for number, entry in enumerate(value):
                 body = table(entry).rstrip()
                 if number:  # the first one's comments are enough
@@ -129,7 +125,7 @@ def table(record: Any, name: str = "") -> str:
 
 
 def _line(name: str, value: Any) -> str:
-    if value is None:
+    if value is None or value == ():
         return f"#{name} =   (not given)"
     return f"{name} = {_literal(value)}"
 

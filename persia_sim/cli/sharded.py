@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import exp
-from pathlib import Path
 from typing import Annotated
 
-from persia_sim.cli.options import unset
-from persia_sim.presets.accelerators import NODES
-from persia_sim.presets.catalogue import workloads
-from persia_sim.presets.from_file import read_node, read_ranker, read_software
-from persia_sim.presets.rankers import ranker_of, rankers
+from persia_sim.cli.command import unset
+from persia_sim.insight.compare import MOST_GPUS, fitting_gpus
+from persia_sim.model.machine import Precision, System
+from persia_sim.presets.catalogue import ranker_of, rankers, workloads
+from persia_sim.presets.from_file import find, read_host, read_model, read_software
+from persia_sim.presets.machines import MACHINES
 from persia_sim.presets.software import BAND_LN, REACH, SOFTWARE
-from persia_sim.sharded.pipeline import device_step_s, schedule, step_s
-from persia_sim.sharded.plan import Strategy
-from persia_sim.sharded.software import Pipeline, Software
-from persia_sim.sharded.stages import WORKSPACE_BYTES, Job, fits, stages
-from persia_sim.sharded.system import Node, Precision, System
-from persia_sim.sharded.tables import Ranker
+from persia_sim.sharded.plan import Pipeline, Strategy
+from persia_sim.sharded.stages import (
+    WORKSPACE_BYTES,
+    Job,
+    device_step_s,
+    fits,
+    schedule,
+    stages,
+    step_s,
+)
 from persia_sim.words.rules import SECONDS, require
-from persia_sim.words.schema import nearest
 
-MOST_GPUS = 16_384
 MOST_BATCH_PER_GPU = 10_000_000
 
 
@@ -59,43 +61,21 @@ def job_of(options: ShardedOptions) -> Job:
         ("--batch-per-gpu", options.batch_per_gpu, MOST_BATCH_PER_GPU),
     ):
         require(1 <= value <= most, name, value, f"must lie in [1, {most:,}]")
-    software = _software(options.software)
+    software = find(options.software, "--software", SOFTWARE, read_software)
+    models = rankers() | {name: ranker_of(work) for name, work in workloads().items()}
+    hosts = {name: host for name, host in MACHINES.items() if host.gpus}
     if options.pipeline is not None:
         software = replace(software, pipeline=options.pipeline)
     if options.strategy is not None:
         software = replace(software, strategy=options.strategy)
     return Job(
-        ranker=_model(options.model),
-        system=System(node=_node(options.system), gpus=options.gpus),
+        ranker=find(options.model, "--model", models, read_model),
+        system=System(host=find(options.system, "--system", hosts, read_host), gpus=options.gpus),
         software=software,
         reach=REACH,
         batch=options.gpus * options.batch_per_gpu,
         precision=options.precision,
     )
-
-
-def _model(name: str) -> Ranker:
-    if name.endswith(".toml"):
-        return read_ranker(Path(name))
-    if name in rankers():
-        return rankers()[name]
-    if name in workloads():
-        return ranker_of(workloads()[name])
-    raise ValueError(f"--model is {name!r}: {nearest(name, [*rankers(), *workloads()])}")
-
-
-def _node(name: str) -> Node:
-    if name.endswith(".toml"):
-        return read_node(Path(name))
-    require(name in NODES, "--system", repr(name), nearest(name, NODES))
-    return NODES[name]
-
-
-def _software(name: str) -> Software:
-    if name.endswith(".toml"):
-        return read_software(Path(name))
-    require(name in SOFTWARE, "--software", repr(name), nearest(name, SOFTWARE))
-    return SOFTWARE[name]
 
 
 def _refuse_too_large(job: Job) -> None:
@@ -114,30 +94,8 @@ def _needed(job: Job) -> str:
     return (
         f"{rows / 1e9:,.1f} GB of rows and {beside / 1e9:,.1f} GB beside them (dense network, "
         f"activations, {WORKSPACE_BYTES / 1e9:g} GB of workspace) on the fullest of GPUs with "
-        f"{job.system.node.accelerator.hbm_bytes / 1e9:,.0f}"
+        f"{job.system.host.chip.hbm_bytes / 1e9:,.0f}"
     )
-
-
-def fitting_gpus(job: Job) -> int | None:
-    """The fewest whole machines whose GPUs have room, each with the batch that it has now, as their
-    GPUs; None: no number of them."""
-
-    def room(machines: int) -> bool:
-        gpus = machines * job.system.node.gpus
-        system = System(node=job.system.node, gpus=gpus)
-        return fits(replace(job, system=system, batch=max(1, round(job.per_gpu)) * gpus))
-
-    alone = job.system.node.inter_bytes_per_s is None
-    most = 1 if alone else MOST_GPUS // job.system.node.gpus
-    low, high = 0, 1  # low has no room
-    while high < most and not room(high):
-        low, high = high, min(2 * high, most)
-    if not room(high):
-        return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if room(middle) else (middle, high)
-    return high * job.system.node.gpus
 
 
 def run_sharded(options: ShardedOptions) -> str:
@@ -152,7 +110,7 @@ def run_sharded(options: ShardedOptions) -> str:
     rate, device = job.batch / step, device_step_s(parts, job.software)
     low, high = rate * exp(-BAND_LN), rate * exp(BAND_LN)
     lines = [
-        f"{job.ranker.name} on {system.gpus} GPUs of {system.node.name}, {job.software.name}, "
+        f"{job.ranker.name} on {system.gpus} GPUs of {system.host.name}, {job.software.name}, "
         f"{job.software.pipeline}, {job.precision}, {job.batch:,} samples a step",
         f"throughput    {rate:,.0f} samples/s, 90 % band {low:,.0f} to {high:,.0f}",
         f"step          {step * 1e3:.3f} ms; GPU {device * 1e3:.3f}, host {parts.host_s * 1e3:.3f}",

@@ -6,9 +6,8 @@ from __future__ import annotations
 from math import inf
 
 from persia_sim.engine.clock import Process
-from persia_sim.engine.copies import hand_back
+from persia_sim.engine.copies import hand_back, take
 from persia_sim.engine.rank import Waiter
-from persia_sim.engine.taking import take
 from persia_sim.engine.world import World
 from persia_sim.model.stamps import Leg, Mark
 from persia_sim.words.trace import Kind
@@ -32,10 +31,12 @@ class FreeRunning:
                 yield from self._pull(r, s)
             world.stamp(Mark.START, r, s)
             forward, backward = world.compute_s(r, s)
+            rank.stall_s, rank.computes = max(0.0, rank.locked_until_s - env.now), True
             yield env.timeout(forward + backward)
             while rank.stall_s > 0:
                 stall, rank.stall_s = rank.stall_s, 0.0
                 yield env.timeout(stall)
+            rank.computes = False
             stopped = world.recovery.real_end_s(r, env.now) - env.now
             if stopped:
                 rank.reasons[Waiter.TRAIN] = f"rank {r} to come back"
@@ -78,8 +79,10 @@ def average(world: World) -> Process:
         for kind, wait in ((Kind.AVERAGE_READ, duration), (Kind.AVERAGE_WRITE, 0.0)):
             for r, rank in enumerate(world.ranks):
                 world.order.dense(kind, r, max(0, rank.trained - 1), number)
-                if kind is Kind.AVERAGE_READ:
+                if kind is Kind.AVERAGE_READ and rank.computes:
                     rank.stall_s += rounds.stall_share * duration
+                elif kind is Kind.AVERAGE_READ:  # it waits for a batch meanwhile
+                    rank.locked_until_s = env.now + rounds.stall_share * duration
             if wait and world.scenario.dense_on_nics:
                 yield world.platform.ring(world.need.averaging_nic_bytes, wait)
             else:

@@ -14,7 +14,7 @@ from persia_sim.model.allreduce import Algorithm
 from persia_sim.model.demand import Demand
 from persia_sim.model.placement import Placement, placement, server_groups
 from persia_sim.model.scenario import DenseHome, Discipline, Scenario
-from persia_sim.network.disciplines import Fifo, Network, Unshared
+from persia_sim.network.flows import Fifo, Network, Unshared
 from persia_sim.network.fluid import Fluid
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import simpy
 
 from persia_sim.engine.clock import Process
-from persia_sim.engine.fan_outs import fan_out
+from persia_sim.engine.lookups import fan_out
 from persia_sim.engine.rank import Waiter
 from persia_sim.engine.world import World
-from persia_sim.model.noise import Purpose
+from persia_sim.model.incidents import Purpose
 from persia_sim.model.stamps import Leg, Mark
 from persia_sim.words.trace import ALL, Kind
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from enum import IntEnum
 
+import numpy as np
 import simpy
+
+from persia_sim.model.scenario import Scenario
+from persia_sim.words.vocabulary import Mode
 
 
 class Waiter(IntEnum):
@@ -40,7 +45,9 @@ class Rank:
         self.returned = 0  # pushes known to be applied
         self.backward: deque[int] = deque()
         self.to_push: deque[int] = deque()
-        self.stall_s = 0.0  # the replica is locked by a round of averaging
+        self.computes = False
+        self.stall_s = 0.0  # of this step: the replica is locked by a round of averaging
+        self.locked_until_s = 0.0  # by a round that began while the rank did not compute
         self.reasons: dict[Waiter, str] = {}
         self._asleep: list[list[simpy.Event]] = [[] for _ in Waiter]
         self._loaders: dict[int, simpy.Event] = {}  # asleep, by batch
@@ -73,3 +80,55 @@ class Rank:
     def is_waiting(self, who: Waiter) -> bool:
         """Whether a process of this kind sleeps until `wake`."""
         return bool(self._asleep[who])
+
+
+class Ledger:
+    """Counts of pushes; ``finished`` fires with the last that the run waits for."""
+
+    def __init__(
+        self, env: simpy.Environment, scenario: Scenario, on_push: Callable[[], object]
+    ) -> None:
+        self.finished = env.event()
+        self._on_push = on_push
+        # Row pushes, and in async dense pushes, that the run still waits for.
+        self.missing = pushes_of(scenario)
+        self.closed_of_step = [0] * scenario.steps
+        self.lost: dict[tuple[int, int], np.ndarray] = {}  # servers without their part, bool [n]
+        self.applied = 0
+        self.saved = 0  # of the applied ones, those in the last checkpoint
+        self.forgotten = 0
+        self.in_flight = 0
+        self.max_in_flight = 0
+
+    def lookup_started(self) -> None:
+        """One more batch between the start of its lookup and the end of its push."""
+        self.in_flight += 1
+        self.max_in_flight = max(self.max_in_flight, self.in_flight)
+
+    def closed(self, r: int, s: int) -> np.ndarray | None:
+        """The push of (r, s) is closed; returns the servers at which it was lost, if any."""
+        lost = self.lost.get((r, s))
+        self.in_flight -= 1
+        self.closed_of_step[s] += 1
+        self.applied += lost is None or not lost.all()
+        return lost
+
+    def returned(self) -> None:
+        """A push is done and its sender knows; the last one ends the run."""
+        self.missing -= 1
+        self._on_push()
+        if self.missing == 0:
+            self.finished.succeed()
+
+    def saved_now(self) -> None:
+        """A checkpoint holds all that is applied."""
+        self.saved = self.applied
+
+    def server_forgets(self) -> None:
+        """A server is back as it was at the last checkpoint."""
+        self.forgotten += self.applied - self.saved
+
+
+def pushes_of(scenario: Scenario) -> int:
+    """Pushes of rows, and in async of dense gradients, of a whole run."""
+    return scenario.cluster.ranks * scenario.steps * (2 if scenario.mode is Mode.ASYNC else 1)

@@ -11,10 +11,9 @@ import numpy as np
 import simpy
 
 from persia_sim.engine.clock import Clock, Process
-from persia_sim.engine.copies import hand_back
+from persia_sim.engine.copies import hand_back, take
 from persia_sim.engine.hardware import Platform
 from persia_sim.engine.rank import Waiter
-from persia_sim.engine.taking import take
 from persia_sim.engine.world import World
 from persia_sim.model.allreduce import Bucket, sync_delay
 from persia_sim.model.stamps import Mark

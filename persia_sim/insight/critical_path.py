@@ -12,9 +12,190 @@ from collections.abc import Iterator
 import numpy as np
 
 from persia_sim.engine.run import Run
-from persia_sim.insight.resources import Resources
+from persia_sim.model.placement import placement, workers_of
+from persia_sim.model.scenario import DenseHome, Discipline
 from persia_sim.model.stamps import Leg, Mark
+from persia_sim.oracle.transfers import serving_racks
 from persia_sim.words.vocabulary import Mode
+
+COPIES, GPU, LATENCY = "copies to and from the GPU", "GPU", "latency"
+WORKERS, SERVERS, LOADERS = "worker cores and memory", "server cores and memory", "loaders"
+ALL_REDUCE, AVERAGING, STANDSTILL = "all-reduce", "averaging", "crashes and checkpoints"
+
+Piece = tuple[str, float]
+
+
+class Resources:
+    """Cuts the time between two marks at the legs of the batch.
+
+    A resource is blamed with the queue before it. A message crosses two NICs, and between racks
+    their uplinks; the one that carries more for its rate is blamed for it.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._latency_s = run.scenario.cluster.link.latency_s
+        self._load = self._loads()
+        places = placement(run.scenario.cluster)
+        self._of_rank = places.of_rank.tolist()
+        self._of_worker = serving_racks(run.scenario)
+        self._of_servers = set(places.server_hosts.tolist())
+        self._first_server = int(places.server_hosts[0])
+
+    def between(self, node: tuple[Mark, int, int], since_s: float, first: bool) -> Iterator[Piece]:
+        """The pieces from the cause of a mark, or the start of the run, to the mark."""
+        mark, r, s = node
+        worker = int(self._of_worker[r, s])
+        to_servers, to_rank = self._of_servers != {worker}, worker != self._of_rank[r]
+        run, need = self._run, self._run.need
+        end_s, legs = float(run.stamps[mark, r, s]), run.legs[:, r, s].tolist()
+        took_s = end_s - since_s
+        if mark is Mark.LOADED:
+            cluster = run.scenario.cluster
+            nn, workers, need = cluster.nn, cluster.embedding_workers, need.of_rank(r)
+            served = workers_of(run.scenario, r)[s]
+            rank_rate = cluster.nic_rates(nn)[int(nn.host_of[r])]
+            worker_rate = cluster.nic_rates(workers)[int(workers.host_of[served])]
+            dense_s = need.input_bytes / rank_rate  # alone; what it waits is the worker NICs'
+            alone_s = took_s - need.loader_bytes / worker_rate - dense_s
+            loading_s = max(0.0, alone_s) if first else min(took_s, need.load_s)
+            dense_s = min(dense_s, took_s - loading_s)
+            yield LOADERS, loading_s
+            yield "worker NICs", took_s - loading_s - dense_s
+            yield "GPU hosts' NICs", dense_s
+        elif mark is Mark.READ:
+            yield from self._to_servers(since_s, legs[Leg.ASKED : Leg.READ], end_s, to_servers)
+        elif mark is Mark.ROWS:
+            legs = legs[Leg.ANSWERED : Leg.ROWS]
+            yield from self._to_rank(since_s, legs, end_s, to_servers, to_rank)
+        elif mark is Mark.REFRESHED and run.scenario.mode is Mode.LOOKAHEAD:
+            if need.forward is None:
+                yield from self._second_look(since_s, legs, end_s, to_servers, to_rank)
+            else:
+                yield from self._forwarded(since_s, legs, end_s, to_rank)
+        elif mark is Mark.START:
+            yield from self._dense(since_s, legs[Leg.DENSE_SERVED], end_s, self._of_rank[r])
+        elif mark is Mark.BACKWARD_END:
+            computed_s = min(took_s, float(run.computed_s[r, s]))
+            averages = run.scenario.mode is Mode.ASYNC_AVERAGING
+            yield GPU, computed_s
+            yield AVERAGING if averages else STANDSTILL, took_s - computed_s
+        elif mark is Mark.UPDATED:
+            most_s = took_s
+            if not run.scenario.dense_on_nics:
+                most_s = min(took_s, need.all_reduce_s + need.sync_overhead_s)
+            yield ALL_REDUCE, most_s
+            yield STANDSTILL, took_s - most_s
+        elif mark is Mark.APPLIED:
+            yield from self._push(since_s, legs, end_s, to_servers, to_rank)
+        elif mark in (Mark.ON_GPU, Mark.COPIED_OUT):
+            yield COPIES, took_s
+        elif mark is Mark.RETURNED:
+            yield LATENCY, took_s
+        else:
+            yield "queues", took_s
+
+    def _to_servers(
+        self, since_s: float, legs: list[float], end_s: float, apart: bool
+    ) -> Iterator[Piece]:
+        asked_s, arrived_s = legs
+        yield LATENCY, 2 * self._latency_s
+        yield WORKERS, asked_s - since_s - 2 * self._latency_s
+        yield self._nic("worker host", "server host", "in", apart), arrived_s - asked_s
+        yield SERVERS, end_s - arrived_s
+
+    def _to_rank(
+        self, since_s: float, legs: list[float], end_s: float, to_servers: bool, to_rank: bool
+    ) -> Iterator[Piece]:
+        answered_s, pooled_s = legs
+        yield LATENCY, 2 * self._latency_s
+        nic = self._nic("worker host", "server host", "out", to_servers)
+        yield nic, answered_s - since_s - self._latency_s
+        yield WORKERS, pooled_s - answered_s - self._latency_s
+        yield self._nic("worker host", "GPU host", "in", to_rank), end_s - pooled_s
+
+    def _forwarded(
+        self, since_s: float, legs: list[float], end_s: float, to_rank: bool
+    ) -> Iterator[Piece]:
+        """From the push of the last gradient, or from the batch itself, to rows brought up to
+        date at the worker and copied."""
+        begun_s, pooled_s = legs[Leg.ASKED_AGAIN], legs[Leg.POOLED_AGAIN]
+        if begun_s > since_s:
+            yield LATENCY, 2 * self._latency_s
+            scatter_s = min(self._run.need.worker_scatter_s, begun_s - since_s)
+            yield WORKERS, scatter_s
+            yield "worker NICs", begun_s - since_s - scatter_s - 2 * self._latency_s
+        yield LATENCY, self._latency_s
+        yield WORKERS, pooled_s - begun_s - self._latency_s
+        nic = self._nic("worker host", "GPU host", "in", to_rank)
+        yield nic, legs[Leg.ROWS_AGAIN] - pooled_s
+        yield COPIES, end_s - legs[Leg.ROWS_AGAIN]
+
+    def _second_look(
+        self, since_s: float, legs: list[float], end_s: float, to_servers: bool, to_rank: bool
+    ) -> Iterator[Piece]:
+        asked, read, rows = Leg.ASKED_AGAIN, legs[Leg.READ_AGAIN], legs[Leg.ROWS_AGAIN]
+        yield from self._to_servers(since_s, legs[asked : asked + 2], read, to_servers)
+        yield from self._to_rank(read, legs[asked + 3 : asked + 5], rows, to_servers, to_rank)
+        yield COPIES, end_s - rows
+
+    def _dense(self, since_s: float, served_s: float, end_s: float, rack: int) -> Iterator[Piece]:
+        home = self._run.scenario.home
+        if home is None:
+            yield "queues", end_s - since_s
+            return
+        spread = home is DenseHome.SERVERS
+        yield LATENCY, 2 * self._latency_s
+        yield SERVERS if spread else "dense server", served_s - since_s - self._latency_s
+        apart = self._of_servers != {rack} if spread else self._first_server != rack
+        nic = self._nic("GPU host", "server host" if spread else "dense server", "out", apart)
+        yield nic, end_s - served_s - self._latency_s
+
+    def _push(
+        self, since_s: float, legs: list[float], end_s: float, to_servers: bool, to_rank: bool
+    ) -> Iterator[Piece]:
+        at_worker_s, scattered_s, arrived_s = legs[Leg.AT_WORKER : Leg.AT_SERVERS + 1]
+        if arrived_s != arrived_s:  # a crashed worker lost it
+            yield STANDSTILL, end_s - since_s
+            return
+        yield LATENCY, 2 * self._latency_s
+        nic = self._nic("worker host", "GPU host", "out", to_rank)
+        yield nic, at_worker_s - since_s - self._latency_s
+        yield WORKERS, scattered_s - at_worker_s - self._latency_s
+        nic = self._nic("worker host", "server host", "in", to_servers)
+        yield nic, arrived_s - scattered_s
+        yield SERVERS, end_s - arrived_s
+
+    def _loads(self) -> dict[tuple[str, str], float]:
+        """How busy the busiest NIC of a role is in a direction; alone, how slow it is."""
+        run = self._run
+        alone = run.scenario.discipline is Discipline.UNSHARED
+        found: dict[tuple[str, str], float] = {}
+        for name, sent in run.link_bytes.items():
+            role = next(role for role in _NICS if name.startswith(role))
+            load = (1.0 if alone else sent) / run.link_capacity[name]
+            key = (role, name.rsplit(" ", 1)[1])
+            found[key] = max(found.get(key, 0.0), load)
+        return found
+
+    def _nic(self, one: str, other: str, way: str, apart: bool) -> str:
+        """The name of the busier of two roles' NICs, of which the second uses this direction; or of
+        the uplinks, where some of the bytes go to another rack."""
+        back = "out" if way == "in" else "in"
+        met = [(one, back), (other, way)]
+        if apart:
+            met += [("uplink", "out"), ("uplink", "in")]
+        return _NICS[max(met, key=lambda nic: self._load.get(nic, 0.0))[0]]
+
+
+_NICS = {
+    "GPU host": "GPU hosts' NICs",
+    "worker host": "worker NICs",
+    "server host": "server NICs",
+    "dense server": "dense server's NIC",
+    "uplink": "uplinks",
+}
+
 
 _PART = {
     Mark.LOADED: "load",

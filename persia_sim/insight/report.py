@@ -10,16 +10,62 @@ import numpy as np
 from persia_sim.engine.run import Run
 from persia_sim.insight.critical_path import blame_of_resources, critical_path
 from persia_sim.insight.measure import Estimate, steady_steps, step_time, throughput
-from persia_sim.insight.row_staleness import RowStaleness, row_staleness
-from persia_sim.model.incidents import Crash
-from persia_sim.model.memory import Capacity, fill_s
+from persia_sim.model.incidents import Crash, Purpose, stream
+from persia_sim.model.memory import Capacity, binary, fill_s, lasting
+from persia_sim.model.popularity import zipf_bins
 from persia_sim.model.stamps import Mark
 from persia_sim.model.workload import Workload
 from persia_sim.oracle.closed_form import Answer, answer
-from persia_sim.words.amounts import binary, lasting
+from persia_sim.theory.convergence import of_batch
 from persia_sim.words.rules import counted
 from persia_sim.words.staleness import staleness_in_pushes, staleness_in_steps
 from persia_sim.words.trace import Trace
+
+_SAMPLES = 200_000  # standard error of a share: at most 0.11 percentage points
+
+
+@dataclass(frozen=True, slots=True)
+class RowStaleness:
+    """Missed pushes of a row, over the distinct rows of all batches."""
+
+    mean: float
+    """Exact, given the pushes that lookups missed."""
+    fresh: float
+    """Share of rows that missed nothing."""
+    p50: float
+    p90: float
+    p99: float
+    hottest: float
+    """Mean of a field's most popular row."""
+
+
+def row_staleness(missed_pushes: np.ndarray, workload: Workload) -> RowStaleness:
+    """The distribution, from the missed pushes of a run's lookups and the rows' Zipf law.
+
+    The quantiles come from draws: lookups and rows evenly spread over their distributions and
+    paired at random, then a binomial number each; the same input gives the same figures.
+    """
+    if not len(missed_pushes) or not missed_pushes.any():
+        return RowStaleness(0.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+    probability, number = zipf_bins(workload.rows / workload.fields, workload.zipf)
+    draws = workload.batch_per_rank * workload.ids_per_field
+    met = of_batch(probability, draws)
+    weight = met * number / (met * number).sum()
+    mean_missed = float(missed_pushes.mean())
+    even = (np.arange(_SAMPLES) + 0.5) / _SAMPLES
+    rows = met[np.minimum(np.searchsorted(np.cumsum(weight), even), len(met) - 1)]
+    lookups = np.sort(missed_pushes)[(even * len(missed_pushes)).astype(np.int64)]
+    random = stream(0, Purpose.ROWS, 0)
+    missed = random.binomial(lookups, random.permutation(rows))
+    p50, p90, p99 = np.percentile(missed, (50, 90, 99)).tolist()
+    return RowStaleness(
+        mean=mean_missed * float((weight * met).sum()),
+        fresh=float((missed == 0).mean()),
+        p50=p50,
+        p90=p90,
+        p99=p99,
+        hottest=mean_missed * float(met.max()),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,11 +261,20 @@ def _memory(cap: Capacity, work: Workload, samples_per_s: float) -> str:
     else:
         said = f"{limit} a server, where all rows would need {need}"
     full_s = fill_s(work, samples_per_s, 0.9 * cap.resident_rows)
+    as_what = f" as {cap.rows}" if cap.rows else ""
     return (
-        f"memory       {said}, {cap.row_bytes:.0f} B a row; resident {cap.filled_rows:.3g}, "
-        f"evicted {cap.evicted_rows:.3g}, misses {cap.miss_rate:.2%}; 90 % full after "
-        f"{lasting(full_s)}"
+        f"memory       {said}, {cap.row_bytes:.0f} B a row{as_what}; resident "
+        f"{cap.filled_rows:.3g}, evicted {cap.evicted_rows:.3g}, misses {cap.miss_rate:.2%}; "
+        f"90 % full after {lasting(full_s)}"
     )
+
+
+def _latency_of_a_core(result: Report) -> str:
+    """Where workers are waited for and idle, it is the one core of a batch."""
+    top = max(result.blame, key=lambda name: result.blame[name])
+    if not top.startswith("worker cores") or result.use.get("worker cores", 0.0) > 0.6:
+        return ""
+    return "; one core serves a batch: faster ones or a wider window help, more do not"
 
 
 def text(result: Report) -> str:
@@ -243,7 +298,8 @@ def text(result: Report) -> str:
         f"mode         {', '.join([str(scenario.mode), *knobs])}; {scenario.discipline} network; "
         f"{counted(scenario.steps, 'step')}, seed {scenario.seed}",
         f"throughput   {_si(rate.mean, 'samples/s')}  {_interval(rate)}",
-        f"step         {step.mean * 1e3:.2f} ms; bound {bound.step_s * 1e3:.2f} ms ({bound.binds})",
+        f"step         {step.mean * 1e3:.2f} ms; bound {bound.step_s * 1e3:.2f} ms ({bound.binds}"
+        + (", not reached yet: use more --steps)" if step.mean < 0.9995 * bound.step_s else ")"),
     ]
     if result.staleness is not None:
         late = result.staleness
@@ -259,7 +315,7 @@ def text(result: Report) -> str:
     )
     lines += [
         f"in flight    at most {counted(run.max_in_flight, 'batch')}",
-        f"to blame     {_shares(result.blame, 6)}",
+        f"to blame     {_shares(result.blame, 6)}{_latency_of_a_core(result)}",
         f"at stages    {_shares(result.stages, 5)}",
         f"exposed, ms  {exposed_ms or 'nothing'}",
         f"in use       {_shares(result.use, 6)}",
@@ -271,6 +327,8 @@ def text(result: Report) -> str:
         lines.append(_faults(run))
     if result.capacity is not None:
         lines.append(_memory(result.capacity, work, rate.mean))
+    if cluster.unpriced:
+        lines.append(f"cost         not known: no usd_per_hour of {', '.join(cluster.unpriced)}")
     if result.usd_per_hour:
         lines.append(
             f"cost         ${result.usd_per_hour:,.0f} an hour, "
@@ -279,6 +337,8 @@ def text(result: Report) -> str:
     if scenario.costs.spreads:
         spreads = ", ".join(f"{n} {spread:.0%}" for n, spread in scenario.costs.spreads.items())
         lines.append(f"measured     within {spreads} of the laws (one standard deviation)")
+    if run.need.borrowed:
+        lines.append(f"borrowed     {'; '.join(run.need.borrowed)}")
     if run.need.extrapolated:
         lines.append(f"extrapolated {', '.join(run.need.extrapolated)}: outside the fitted range")
     return "\n".join(lines)

@@ -19,7 +19,7 @@ from persia_sim.model.demand import demand
 from persia_sim.model.scenario import Discipline, Noise, Scenario
 from persia_sim.oracle.closed_form import answer
 from persia_sim.presets.catalogue import CLUSTERS, costs_of, workloads
-from persia_sim.presets.fits import FITS
+from persia_sim.presets.costs import FITS
 from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
 
 FIRST_STEPS = 64

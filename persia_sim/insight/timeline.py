@@ -9,7 +9,9 @@ import numpy as np
 
 from persia_sim.engine.run import Run
 from persia_sim.model.incidents import Crash, Target
-from persia_sim.model.stamps import Mark
+from persia_sim.model.placement import workers_of
+from persia_sim.model.stamps import Leg, Mark
+from persia_sim.oracle.transfers import Transfers
 from persia_sim.words.chrome import Json, Level, Moment, Span, chrome_events, write_chrome_trace
 from persia_sim.words.rules import require
 from persia_sim.words.vocabulary import Mode, Stage
@@ -36,12 +38,22 @@ def write_timeline(run: Run, path: Path, first_step: int, last_step: int) -> int
 
 
 def _spans(run: Run, steps: range) -> Iterator[Span]:
-    """The stages of each batch. Forward ends at its share of the compute time, as without noise."""
+    """The stages of each batch. Forward ends at its share of the compute time, as without noise;
+    loading lasts from delivery back as long as it takes where nothing is shared."""
     mode, at = run.scenario.mode, run.stamps
+    loaded, load_s = at[Mark.LOADED], []
+    for r in range(at.shape[1]):
+        need = run.need.of_rank(r)
+        alone = Transfers(run.scenario, need, r, workers_of(run.scenario, r)[0])
+        load_s.append([need.load_s + alone.load_s() + alone.input_s()])
     parts = [
+        ("load", Stage.LOAD, np.maximum(loaded - np.array(load_s), 0.0), loaded),
         ("lookup", Stage.LOOKUP, at[Mark.LOOKUP], at[Mark.ROWS]),
         ("copy in", Stage.COPY_IN, at[Mark.COPY_IN], at[Mark.ON_GPU]),
     ]
+    if mode is Mode.LOOKAHEAD:
+        asked = run.legs[Leg.ASKED_AGAIN]
+        parts.append(("lookup", Stage.REFRESH, asked, at[Mark.REFRESHED]))
     if mode is Mode.ASYNC:
         parts.append(("dense", Stage.DENSE_PULL, at[Mark.REFRESHED], at[Mark.START]))
     start, end = at[Mark.START], at[Mark.BACKWARD_END]

@@ -1,14 +1,20 @@
-"""All-reduce in closed form, the bucket plan of the backward pass, and what stays exposed."""
+"""What GPUs send each other, in closed form: all-reduce, exchange, all-gather, and what of the
+all-reduce the backward pass hides.
+
+Times are hops x latency + bytes / rate, over the links inside a machine and the NICs between.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import ceil, inf, log2
+from typing import Self
 
 import numpy as np
 
+from persia_sim.model.machine import Host, Reach, System
 from persia_sim.words.rules import RATE, SECONDS, require_within
 
 
@@ -39,26 +45,27 @@ class Algorithm(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DenseSync:
-    """The all-reduce of the MLP's gradient."""
+    """The all-reduce of the MLP's gradient. Rates and latencies follow the machine (`Reach`), but
+    for those that are given: these were measured, whatever the machine."""
 
     algorithm: Algorithm = Algorithm.HIERARCHICAL
     """Ring and tree run over all ranks at the slower link; hierarchical reduces inside a host, then
-    rings between hosts with each GPU's part, then gathers inside the host."""
-    intra_bytes_per_s: float
+    between hosts with each GPU's part (round a ring or along a tree, as is faster), then gathers
+    inside the host."""
+    intra_bytes_per_s: float | None = None
     """Rate that a GPU achieves inside its host, > 0."""
-    inter_bytes_per_s: float
+    inter_bytes_per_s: float | None = None
     """Rate that a host achieves to other hosts (all its GPUs together), > 0."""
-    latency_s: float = 20e-6
-    """Per hop, >= 0."""
+    intra_latency_s: float | None = None
+    """Of a hop inside a host, >= 0."""
+    inter_latency_s: float | None = None
+    """Of a hop between hosts, >= 0."""
     overhead_s: float = 0.0
     """Spent once a step and never overlapped, when there is more than one rank, >= 0."""
     bucket_bytes: float = 25 * 2**20
-    """Gradients are summed in buckets that close at this size, > 0; smaller overlaps more and pays
-    more latency. Used where the all-reduce overlaps the backward pass."""
-    nic_share: float = 1.0
-    """Bytes that a byte of the float32 gradient takes of a NIC's payload, in (0, 4], where both
-    share it (`dense_on_nics`): 0.5 where it travels in 2 bytes, less where RDMA gets more out of
-    the NIC than the rows' messages do."""
+    """Gradients are summed in buckets that close at this size in float32, > 0 (also where they
+    travel in 2 bytes, as by DDP's hook); smaller overlaps more and pays more latency. Used where
+    the all-reduce overlaps the backward pass."""
     fitted_bytes: tuple[float, float] | None = None
     """Range of the messages by which it was measured; a message outside is flagged."""
     source: str
@@ -67,9 +74,20 @@ class DenseSync:
     def __post_init__(self) -> None:
         require_within(
             self, " of the all-reduce", intra_bytes_per_s=RATE, inter_bytes_per_s=RATE,
-            latency_s=SECONDS, overhead_s=SECONDS, bucket_bytes=(1, inf),
-            nic_share=(1e-6, 4),
+            intra_latency_s=SECONDS, inter_latency_s=SECONDS, overhead_s=SECONDS,
+            bucket_bytes=(1, inf),
         )  # fmt: skip
+
+    def on(self, hosts: Sequence[Host], reach: Reach) -> Self:
+        """With what the slowest of these machines gives in place of what was not measured."""
+        found = {
+            "intra_bytes_per_s": min(map(reach.inside, hosts)),
+            "inter_bytes_per_s": min(map(reach.outside, hosts)) or inf,
+            "intra_latency_s": reach.intra_latency_s,
+            "inter_latency_s": reach.inter_latency_s,
+        }
+        missing = {name: value for name, value in found.items() if getattr(self, name) is None}
+        return replace(self, **missing)  # type: ignore[arg-type]
 
     def seconds(
         self, size_bytes: float, ranks: int, ranks_per_host: int, hosts: int | None = None
@@ -78,20 +96,21 @@ class DenseSync:
         numbers of ranks, the most of them and how many ``hosts`` there are."""
         local = min(ranks, ranks_per_host)
         hosts = hosts or ceil(ranks / ranks_per_host)
+        intra, inter = self.intra_bytes_per_s or inf, self.inter_bytes_per_s or inf
+        near_s, far_s = self.intra_latency_s or 0.0, self.inter_latency_s or 0.0
         if self.algorithm is not Algorithm.HIERARCHICAL:
             # A host's NIC carries one stream of a ring, so a rank sees the whole NIC.
-            rate = self.intra_bytes_per_s
-            rate = rate if hosts == 1 else min(rate, self.inter_bytes_per_s)
             law = ring_s if self.algorithm is Algorithm.RING else tree_s
-            return law(ranks, size_bytes, rate, self.latency_s)
-        inside = ring_s(local, size_bytes, self.intra_bytes_per_s, self.latency_s)
-        return inside + ring_s(hosts, size_bytes, self.inter_bytes_per_s, self.latency_s)
+            if hosts == 1:
+                return law(ranks, size_bytes, intra, near_s)
+            return law(ranks, size_bytes, min(intra, inter), far_s)
+        inside = ring_s(local, size_bytes, intra, near_s)
+        between = hosts, size_bytes, inter, far_s
+        return inside + min(ring_s(*between), tree_s(*between))
 
     def extrapolates(self, size_bytes: float) -> bool:
         """Whether a message lies outside the range of the measurements."""
-        if self.fitted_bytes is None:
-            return False
-        low, high = self.fitted_bytes
+        low, high = self.fitted_bytes or (-inf, inf)
         return not low <= size_bytes <= high
 
     def nic_bytes(
@@ -102,9 +121,53 @@ class DenseSync:
         if hosts == 1:
             return 0.0
         if self.algorithm is Algorithm.TREE:
-            return 2 * size_bytes * self.nic_share
+            return 2 * size_bytes
         members = hosts if self.algorithm is Algorithm.HIERARCHICAL else ranks
-        return 2 * (members - 1) / members * size_bytes * self.nic_share
+        return 2 * (members - 1) / members * size_bytes
+
+
+def allreduce_s(system: System, reach: Reach, size_bytes: float) -> float:
+    """To sum one message over all GPUs of a system."""
+    sync = DenseSync(inter_bytes_per_s=nics_of_group(system, reach) or inf, source=reach.source)
+    sync = sync.on([system.host], reach)
+    return sync.seconds(size_bytes, system.gpus, system.local, system.nodes)
+
+
+def nics_of_group(system: System, reach: Reach) -> float:
+    """What GPUs that need no NIC among themselves get to all others, together, bytes per second."""
+    return reach.outside(system.host) * system.local / system.host.gpus
+
+
+def exchange_s(system: System, reach: Reach, bytes_each: float) -> float:
+    """An all-to-all in which every GPU sends so many bytes in all, evenly to the others.
+
+    What stays in the machine and what leaves it travel at the same time.
+    """
+    gpus, local = system.gpus, system.local
+    if gpus == 1 or not bytes_each:
+        return 0.0
+    inside = bytes_each * (local - 1) / (gpus - 1)
+    took = reach.intra_latency_s + inside / reach.inside(system.host)
+    if system.nodes > 1:
+        each = nics_of_group(system, reach) / local
+        took = max(took, reach.inter_latency_s + (bytes_each - inside) / each)
+    return took
+
+
+def gather_s(system: System, reach: Reach, bytes_each: float) -> float:
+    """An all-gather of so many bytes from every GPU (or the reduce-scatter that undoes it).
+
+    Round a ring through all GPUs a machine's NICs carry every byte once, together.
+    """
+    gpus = system.gpus
+    if gpus == 1:
+        return 0.0
+    rate = reach.inside(system.host)
+    hops_s = (gpus - system.nodes) * reach.intra_latency_s
+    if system.nodes > 1:
+        rate = min(rate, nics_of_group(system, reach))
+        hops_s += system.nodes * reach.inter_latency_s
+    return hops_s + bytes_each * (gpus - 1) / rate
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,71 +1,69 @@
-"""What a cluster is made of: hosts, roles, GPUs, links and their prices.
+"""What a cluster is made of: machines in roles, the link between them, racks.
 
 Plain descriptions in SI units; every record says in ``source`` where its constants come from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from persia_sim.model.racks import Rack, check_racks
-from persia_sim.words.rules import COUNT, NUMBERS, RATE, USD, require, require_within
+from persia_sim.model.machine import Gpu, Host, System
+from persia_sim.words.rules import COUNT, RATE, counted, require, require_within
+
+_ROLES = {"gpu_hosts": "GPU host", "worker_hosts": "worker host", "server_hosts": "server host"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rack:
+    """Hosts behind one switch. What they send each other meets their NICs only; what they send to
+    or get from hosts of other racks shares the uplink, too. Behind the uplinks nothing binds."""
+
+    name: str
+    """Any name."""
+    gpu_hosts: int = 0
+    """GPU hosts in it, >= 0. Hosts of a role are dealt to the racks in order: the first rack has
+    the first ones (and so the first ranks)."""
+    worker_hosts: int = 0
+    """Hosts of embedding workers in it, >= 0."""
+    server_hosts: int = 0
+    """Hosts of embedding servers in it, >= 0. A dense server of its own (`dense_home = "one"`)
+    stands beside the first of all."""
+    uplink_bytes_per_s: float
+    """Nominal rate of the uplink, each way, > 0; inf never binds. A rack whose NICs together have
+    four times this rate is oversubscribed 4:1."""
+    source: str
+    """Where these figures come from."""
+
+    def __post_init__(self) -> None:
+        hosts = (0, COUNT[1])
+        require_within(
+            self, f" of rack {self.name}", gpu_hosts=hosts, worker_hosts=hosts, server_hosts=hosts,
+            uplink_bytes_per_s=RATE,
+        )  # fmt: skip
+
+
+def check_racks(racks: Sequence[Rack], gpu: int, worker: int, server: int) -> None:
+    """Every host of a cluster has its rack; raises ValueError naming the role that has not."""
+    for field, count in zip(_ROLES, (gpu, worker, server), strict=True):
+        placed = sum(getattr(rack, field) for rack in racks)
+        require(
+            placed == count,
+            f"{field} of all racks together",
+            placed,
+            f"the cluster has {counted(count, _ROLES[field])}",
+            f"say the {field} of every rack anew, or give no racks",
+        )
+
 
 T = TypeVar("T")
 
 MOST_PROCESSES = int(COUNT[1])
 """Of a role, and hosts of it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Host:
-    """One machine type."""
-
-    name: str
-    """As its vendor calls it."""
-    cores: int
-    """Hardware threads, >= 1; the roles on it may not ask for more."""
-    ram_bytes: float
-    """Installed memory, > 0; a role that needs more is refused."""
-    nic_bytes_per_s: float
-    """Nominal rate of the NIC, each way, > 0."""
-    core_speed: float
-    """Speed of a core relative to the machine on which the cost laws were measured, > 0."""
-    memory_bytes_per_s: float = inf
-    """Bandwidth of the memory of the whole host, > 0; bounds the servers on it together."""
-    usd_per_hour: float = 0.0
-    """List price, >= 0; enters the cost figures only."""
-    source: str
-    """Where these constants come from."""
-
-    def __post_init__(self) -> None:
-        require_within(
-            self, f" of host {self.name}", cores=NUMBERS, ram_bytes=RATE, nic_bytes_per_s=RATE,
-            memory_bytes_per_s=RATE, core_speed=(1e-4, 1e4), usd_per_hour=USD,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Gpu:
-    """One accelerator."""
-
-    name: str
-    """As its vendor calls it."""
-    peak_flops: float
-    """Peak rate in the arithmetic that the MLP uses (float32 unless `source` says else), > 0."""
-    pcie_bytes_per_s: float
-    """Rate of the bus between the host's memory and the GPU, each way, > 0."""
-    is_host_core: bool = False
-    """No GPU but a core of the host: its peak is what a profile measures."""
-    source: str
-    """Where these constants come from."""
-
-    def __post_init__(self) -> None:
-        require_within(self, f" of GPU {self.name}", peak_flops=RATE, pcie_bytes_per_s=RATE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,8 +83,6 @@ class Role:
     """Cores a process may use at once, >= 1; requests beyond them queue."""
     ram_bytes_per_process: float
     """Memory limit of a process, > 0; for servers it bounds the resident rows."""
-    gpu: Gpu | None = None
-    """Of a further kind of GPU host: its accelerator; not given, the cluster's."""
     also: tuple[Role, ...] = ()
     """Further kinds of host in this role. Ids are spread evenly over all servers and batches over
     all workers, whatever their kind, and each rank has its batch: the slowest kind is waited for.
@@ -96,6 +92,7 @@ class Role:
         name = self.host.name
         of = f" (of type {name})"
         require_within(self, of, hosts=COUNT, processes_per_host=COUNT, cores_per_process=COUNT)
+        require_within(self.host, f" of host {name}", nic_bytes_per_s=RATE)
         count = self.hosts * self.processes_per_host
         rule = f"must be <= {MOST_PROCESSES:,}"
         require(count <= MOST_PROCESSES, f"hosts x processes_per_host{of}", f"{count:,}", rule)
@@ -211,10 +208,8 @@ class Cluster:
     """The preset's name."""
     ranks: int
     """NN workers, one GPU each, >= 1."""
-    gpu: Gpu
-    """The accelerator of every rank."""
     nn: Role
-    """GPU hosts; ``processes_per_host`` is the number of GPUs in one."""
+    """GPU hosts; ``processes_per_host`` is the number of GPUs that are used in one."""
     embedding_workers: Role
     """Hosts of the embedding workers."""
     servers: Role
@@ -233,10 +228,11 @@ class Cluster:
         roles = self.nn, self.embedding_workers, self.servers
         if self.racks:
             check_racks(self.racks, *(role.all_hosts for role in roles))
-        for role in (self.nn, *self.embedding_workers.kinds, *self.servers.kinds):
-            got = role.gpu and role.gpu.name
-            rule = f"only a further kind of GPU host has one, not a {role.host.name} of this role"
-            require(role.gpu is None, "gpu", got, rule, "give it as the cluster's gpu, or drop it")
+        for kind in self.nn.kinds:
+            _ = kind.host.chip
+            used, has = kind.processes_per_host, kind.host.gpus
+            rule = f"a {kind.host.name} has {has}"
+            require(used <= has, "processes_per_host of GPU hosts", used, rule, "a GPU each")
         require_within(self, ranks=COUNT, loaders=COUNT)
         last = self.nn.kinds[-1].processes_per_host
         gpus = " and ".join(
@@ -292,9 +288,36 @@ class Cluster:
 
     @property
     def usd_per_hour(self) -> float:
-        """List price of all hosts."""
-        roles = (self.nn, self.embedding_workers, self.servers)
-        return sum(kind.hosts * kind.host.usd_per_hour for role in roles for kind in role.kinds)
+        """List price of all hosts; 0 where that of some is not known."""
+        return 0.0 if self.unpriced else sum(k.hosts * k.host.usd_per_hour for k in self._kinds)
+
+    @property
+    def _kinds(self) -> list[Role]:
+        roles = self.nn, self.embedding_workers, self.servers
+        return [kind for role in roles for kind in role.kinds]
+
+    @property
+    def unpriced(self) -> list[str]:
+        """Hosts without a price, where others have one."""
+        usd = {kind.host.name: kind.host.usd_per_hour for kind in self._kinds}
+        return [name for name in usd if not usd[name] and any(usd.values())]
+
+    @property
+    def gpu(self) -> Gpu:
+        """The accelerator of the first kind of GPU host."""
+        return self.nn.host.chip
+
+    def with_gpu(self, **changes: Any) -> Self:
+        """The same with other figures of that accelerator."""
+        return replace(self, nn=replace(self.nn, host=self.nn.host.with_gpu(**changes)))
+
+    @property
+    def system(self) -> System:
+        """Its GPUs alone, as tables on them see them; raises ValueError where hosts differ."""
+        kind = self.nn
+        require(not kind.also, "kinds of GPU host", len(kind.kinds), "GPUs must be alike")
+        host = replace(kind.host, gpus=kind.processes_per_host)
+        return System(host=host, gpus=self.ranks)
 
     @property
     def gpus(self) -> list[tuple[int, Gpu]]:
@@ -302,7 +325,7 @@ class Cluster:
         found, left = [], self.ranks
         for kind in self.nn.kinds:
             ranks = min(left, kind.hosts * kind.processes_per_host)
-            found.append((ranks, kind.gpu or self.gpu))
+            found.append((ranks, kind.host.chip))
             left -= ranks
         return found
 
@@ -310,11 +333,3 @@ class Cluster:
         """Payload rate of the NIC of each host of a role."""
         efficiency = self.link.header_efficiency
         return role.of_hosts(lambda kind: kind.host.nic_bytes_per_s * efficiency)
-
-    @property
-    def nic_payload_bytes_per_s(self) -> tuple[float, float, float]:
-        """Payload rate of one NIC of a GPU host, a worker host and a server host, of the first kind
-        of each."""
-        rates = [r.host.nic_bytes_per_s for r in (self.nn, self.embedding_workers, self.servers)]
-        nn, worker, server = (rate * self.link.header_efficiency for rate in rates)
-        return nn, worker, server

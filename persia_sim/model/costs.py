@@ -12,6 +12,7 @@ from math import log
 import numpy as np
 
 from persia_sim.model.allreduce import DenseSync
+from persia_sim.model.machine import Precision, Reach
 from persia_sim.words.rules import RATE, SECONDS, require, require_within
 
 
@@ -22,8 +23,8 @@ class Law:
     fixed_s: float = 0.0
     """Paid once a call, >= 0."""
     per_item_s: float = 0.0
-    """Paid for each item, >= 0: a sample for the loader, an occurrence of an id for an embedding
-    worker, an id that is sent for a server."""
+    """Paid for each item, >= 0: a column of a sample for the loader, an occurrence of an id for an
+    embedding worker, an id that is sent for a server."""
     per_byte_s: float = 0.0
     """Paid for each payload byte touched, >= 0."""
     spread: float = 0.0
@@ -45,9 +46,7 @@ class Law:
 
     def extrapolates(self, items: float) -> bool:
         """Whether ``items`` lies outside the range of the measurements."""
-        if self.fitted_items is None:
-            return False
-        low, high = self.fitted_items
+        low, high = self.fitted_items or (-np.inf, np.inf)
         return not low <= items <= high
 
 
@@ -56,7 +55,7 @@ class Costs:
     """The laws of all stages, for a core of speed 1."""
 
     load: Law
-    """Loader: build one batch and send it; items are samples."""
+    """Loader: build one batch and send it; items are samples x columns (fields and dense)."""
     worker_forward: Law
     """Embedding worker: hash, split by server, write requests; items are occurrences of ids."""
     worker_rpc: Law
@@ -78,16 +77,23 @@ class Costs:
     """Rank: one thread that moves gradients back; bytes beside the bus itself."""
     gpu_fixed_s: float
     """Kernel launches and synchronisation of a step, >= 0."""
-    gpu_efficiency: tuple[tuple[int, float], ...]
+    gpu_efficiency: tuple[tuple[int, float], ...] = ()
     """(batch_per_rank, share of the peak rate), the first increasing; linear in its log between.
-    Above the last it stays, below the first it falls with `gpu_half_batch`; both are flagged."""
+    Above the last it stays, below the first it falls with `gpu_half_batch`; both are flagged. None
+    given: the share of `reach` at many samples."""
     gpu_half_batch: float = 0.0
     """Samples of a rank at which the GPU reaches half of the rate that it reaches at many, >= 0:
-    a step of b takes as long as b + this many samples do at many. Used below the first point."""
+    a step of b takes as long as b + this many samples do at many. Not used above the first
+    point."""
     dense_sync: DenseSync
     """All-reduce of the dense gradient."""
+    reach: Reach
+    """Shares of the nominal rates of GPUs, links and NICs."""
     dense_server_bytes_per_s: float = np.inf
     """Rate at which a server of dense weights hands out and takes in copies in async, > 0."""
+    machines: tuple[str, ...] = ()
+    """Hosts on which the fitted ones were found: on others they are borrowed, and a report says
+    so. None: nothing here was fitted to whole runs."""
     source: str
     """Where the set comes from, and the name of what was fitted."""
 
@@ -101,7 +107,7 @@ class Costs:
         )
         sizes = [size for size, _ in self.gpu_efficiency]
         require(
-            bool(sizes) and sizes == sorted(set(sizes)),
+            sizes == sorted(set(sizes)),
             "gpu_efficiency",
             self.gpu_efficiency,
             "needs points in increasing order of batch_per_rank",
@@ -112,7 +118,8 @@ class Costs:
 
     def extrapolates_gpu(self, batch_per_rank: int) -> bool:
         """Whether a batch lies outside the points at which the GPU's efficiency is known."""
-        return not self.gpu_efficiency[0][0] <= batch_per_rank <= self.gpu_efficiency[-1][0]
+        points = self.gpu_efficiency
+        return bool(points) and not points[0][0] <= batch_per_rank <= points[-1][0]
 
     @property
     def spreads(self) -> dict[str, float]:
@@ -120,12 +127,13 @@ class Costs:
         laws = {name: getattr(self, name) for name in self.__slots__}
         return {n: law.spread for n, law in laws.items() if isinstance(law, Law) and law.spread}
 
-    def efficiency(self, batch_per_rank: int) -> float:
+    def efficiency(self, batch_per_rank: int, precision: Precision = Precision.FP32) -> float:
         """Share of the GPU's peak rate that a step of so many samples of a rank reaches."""
-        points = self.gpu_efficiency
+        points, half = self.gpu_efficiency, self.gpu_half_batch
+        if not points:
+            return self.reach.gemm(precision) * batch_per_rank / (batch_per_rank + half)
         least, share = points[0]
         if batch_per_rank < least:
-            half = self.gpu_half_batch
             return share * (batch_per_rank / least) * (least + half) / (batch_per_rank + half)
         logs = [log(size) for size, _ in points]
         return float(np.interp(log(batch_per_rank), logs, [share for _, share in points]))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf
 
 import numpy as np
 
 from persia_sim.model.allreduce import Bucket, bucket_sizes
 from persia_sim.model.cluster import Role
+from persia_sim.model.costs import Law
+from persia_sim.model.machine import Gpu
 from persia_sim.model.scenario import Scenario
 from persia_sim.words.rules import require
 from persia_sim.words.vocabulary import DEFAULT_AHEAD, Mode
@@ -93,6 +96,8 @@ class Demand:
     """float64 [servers], sum 1."""
     extrapolated: tuple[str, ...]
     """Names of measured laws used outside the range in which they were fitted."""
+    borrowed: tuple[str, ...]
+    """Constants that belong to other machines than the cluster's, in words."""
     input_bytes: float = 0.0
     """Dense features and labels: from the loader to the rank's host, and copied to its GPU with the
     rows (`Fetch.copy_in_s` of the first look has them)."""
@@ -144,39 +149,23 @@ def _demand(scenario: Scenario, miss_rate: float, kind: Role) -> Demand:
     cluster, work, costs = scenario.cluster, scenario.workload, scenario.costs
     shares = work.server_shares(cluster.servers.processes)
     worker_speed = cluster.embedding_workers.host.core_speed
-    server_speed = np.array(cluster.servers.of_processes(_core_speed))
-    slowest = float(server_speed.min())
-    rank_speed, gpu = kind.host.core_speed, kind.gpu or cluster.gpu
+    rank_speed = kind.host.core_speed
     ids, row = work.sent_ids, 4.0 * work.dim
-    met = work.ids_per_batch  # a worker merges, sums and scatters every occurrence of an id
-    extra = work.busiest_extra(cluster.servers.processes)
-    rpc_s = costs.worker_rpc.fixed_s * len(shares)
-    bus = gpu.pcie_bytes_per_s
-    activation = work.activation_bytes
+    server_s, join_s = _served(costs.server_lookup, scenario, shares, miss_rate)
+    update_s, update_join_s = _served(costs.server_update, scenario, shares)
+    bus = costs.reach.bus(kind.host.chip)
+    activation, inputs = work.activation_bytes, work.input_bytes
 
     def copied_in_s(size_bytes: float) -> float:
         return costs.copy_in(ids, size_bytes) / rank_speed + size_bytes / bus
 
-    created_s: np.ndarray | float = 0.0  # nothing is missing: not even the fixed part is paid
-    create, find, update = costs.server_create, costs.server_lookup, costs.server_update
-    if miss_rate:
-        missing = ids * miss_rate * shares
-        created_s = create.fixed_s + (create.per_item_s + create.per_byte_s * row) * missing
-    found_s = find.per_item_s + find.per_byte_s * row
-    found_s += miss_rate * (create.per_item_s + create.per_byte_s * row)
-    updated_s = update.per_item_s + update.per_byte_s * row
-
+    rpc_s = costs.worker_rpc.fixed_s * len(shares)
+    met = work.ids_per_batch  # a worker merges, sums and scatters every occurrence of an id
     fetch = Fetch(
         worker_forward_s=(costs.worker_forward(met, work.request_bytes) + rpc_s) / worker_speed,
         request_bytes=work.request_bytes,
-        server_s=(
-            costs.server_lookup.fixed_s
-            + costs.server_lookup.per_item_s * ids * shares
-            + costs.server_lookup.per_byte_s * ids * row * shares
-            + created_s
-        )
-        / server_speed,
-        join_s=extra * found_s / slowest,
+        server_s=server_s,
+        join_s=join_s,
         server_memory_bytes=2 * row * ids,
         rows_bytes=work.rows_bytes,
         worker_pool_s=costs.worker_pool(met, work.rows_bytes) / worker_speed,
@@ -186,39 +175,114 @@ def _demand(scenario: Scenario, miss_rate: float, kind: Role) -> Demand:
     refresh, forward = None, None
     if scenario.mode is Mode.LOOKAHEAD:
         others = cluster.ranks * (scenario.ahead or DEFAULT_AHEAD)
-        refresh = _part_of(fetch, work.pending_fraction(others), scenario, rank_speed)
+        share = work.pending_fraction(others)
+        refresh = _part_of(fetch, share, scenario, rank_speed)
         if scenario.lookahead == "forwarded":
-            share = work.pending_fraction(others)
-            elsewhere = cluster.embedding_workers.all_hosts > 1
-            applied_s = updated_s * ids * share / worker_speed
-            forward = Forward(
-                exchange_bytes=work.push_bytes * share if elsewhere else 0.0,
-                worker_s=refresh.worker_pool_s + applied_s,
-                memory_bytes=refresh.pool_memory_bytes + 4 * row * ids * share,
-                activation_bytes=refresh.activation_bytes,
-                copy_in_s=refresh.copy_in_s,
-            )
-            refresh = None
+            forward, refresh = _forward(refresh, share, scenario), None
             # A lease brings the state, too: one number a value, as Adagrad has.
             fetch = replace(fetch, rows_bytes=2 * fetch.rows_bytes)
-    inputs = work.input_bytes
     # Dense features are copied once, rows that are read or brought up to date again twice.
     fetch = replace(fetch, copy_in_s=copied_in_s(fetch.activation_bytes + inputs))
-    rate = costs.efficiency(work.batch_per_rank) * gpu.peak_flops
-    compute = work.batch_per_rank * work.flops_per_sample / rate
+    compute_s = _compute_s(scenario, kind.host.chip)
+    buckets, averaging_s, averaging_nic_bytes = _summed(scenario)
+    return Demand(
+        load_s=costs.load(work.batch_per_rank * work.columns, work.loader_bytes + inputs)
+        / rank_speed,
+        loader_bytes=work.loader_bytes,
+        fetch=fetch,
+        refresh=refresh,
+        forward=forward,
+        forward_s=costs.gpu_fixed_s * _FORWARD_SHARE + compute_s * _FORWARD_SHARE,
+        backward_s=costs.gpu_fixed_s * (1 - _FORWARD_SHARE) + compute_s * (1 - _FORWARD_SHARE),
+        buckets=buckets,
+        sync_overhead_s=costs.dense_sync.overhead_s if buckets else 0.0,
+        copy_out_s=costs.copy_out(ids, activation) / rank_speed + activation / bus,
+        gradient_bytes=activation,
+        worker_scatter_s=(costs.worker_scatter(met, work.push_bytes) + rpc_s) / worker_speed,
+        push_bytes=work.push_bytes,
+        server_update_s=update_s,
+        update_join_s=update_join_s,
+        update_memory_bytes=4 * row * ids,
+        dense_copy_s=work.dense_bytes / costs.dense_server_bytes_per_s,
+        averaging_s=averaging_s,
+        dense_bytes=work.dense_bytes,
+        averaging_nic_bytes=averaging_nic_bytes,
+        server_shares=shares,
+        extrapolated=_extrapolated(scenario),
+        borrowed=_borrowed(scenario),
+        input_bytes=inputs,
+    )
+
+
+def _served(
+    law: Law, scenario: Scenario, shares: np.ndarray, miss_rate: float = 0.0
+) -> tuple[np.ndarray, float]:
+    """Seconds of each server's request of a batch, float64 [servers], and by how many the busiest
+    server of a batch is later than that of the mean batch."""
+    work, create = scenario.workload, scenario.costs.server_create
+    speed = np.array(scenario.cluster.servers.of_processes(_core_speed))
+    ids, row = work.sent_ids, 4.0 * work.dim
+    created_s: np.ndarray | float = 0.0  # nothing is missing: not even the fixed part is paid
+    if miss_rate:
+        missing = ids * miss_rate * shares
+        created_s = create.fixed_s + (create.per_item_s + create.per_byte_s * row) * missing
+    whole_s = law.fixed_s + law.per_item_s * ids * shares + law.per_byte_s * ids * row * shares
+    each_s = law.per_item_s + law.per_byte_s * row
+    each_s += miss_rate * (create.per_item_s + create.per_byte_s * row)
+    extra = work.busiest_extra(len(shares))
+    return (whole_s + created_s) / speed, extra * each_s / float(speed.min())
+
+
+def _forward(refresh: Fetch, share: float, scenario: Scenario) -> Forward:
+    """What keeps a share of a batch's rows up to date, in place of a second look at them."""
+    work, update = scenario.workload, scenario.costs.server_update
+    workers, row = scenario.cluster.embedding_workers, 4.0 * work.dim
+    each_s = update.per_item_s + update.per_byte_s * row
+    applied_s = each_s * work.sent_ids * share / workers.host.core_speed
+    return Forward(
+        exchange_bytes=work.push_bytes * share if workers.all_hosts > 1 else 0.0,
+        worker_s=refresh.worker_pool_s + applied_s,
+        memory_bytes=refresh.pool_memory_bytes + 4 * row * work.sent_ids * share,
+        activation_bytes=refresh.activation_bytes,
+        copy_in_s=refresh.copy_in_s,
+    )
+
+
+def _compute_s(scenario: Scenario, gpu: Gpu) -> float:
+    """Multiplications of a batch at the GPU's rate, and its activations at its memory's."""
+    work, costs, reach = scenario.workload, scenario.costs, scenario.costs.reach
+    precision = gpu.arithmetic(work.precision)
+    rate = costs.efficiency(work.batch_per_rank, precision) * gpu.peak_flops(precision)
+    moved = work.batch_per_rank * work.widths * work.precision.value_bytes
+    moved_s = moved * reach.activation_passes / (gpu.hbm_bytes_per_s * reach.hbm)
+    return work.batch_per_rank * work.flops_per_sample / rate + moved_s
+
+
+def _messages(scenario: Scenario) -> list[tuple[float, float]]:
+    """The gradient's buckets, (share of the backward pass, bytes); none where no step sums it."""
+    work, mode = scenario.workload, scenario.mode
+    if scenario.cluster.ranks == 1 or not mode.has_barrier:
+        return []
+    if not mode.overlaps_dense_sync:
+        return [(1.0, work.dense_gradient_bytes)]
+    plan = bucket_sizes(work.layer_params, scenario.costs.dense_sync.bucket_bytes)
+    return [(share, size * work.precision.value_bytes / 4) for share, size in plan]
+
+
+def _summed(scenario: Scenario) -> tuple[tuple[Bucket, ...], float, float]:
+    """A step's buckets; seconds of a round of averaging, and its bytes on each GPU host's NIC."""
+    cluster, work, costs = scenario.cluster, scenario.workload, scenario.costs
     per_host = max(kind.processes_per_host for kind in cluster.nn.kinds)
-    sync = costs.dense_sync
     where = cluster.ranks, per_host, cluster.nn.all_hosts
-    buckets: tuple[Bucket, ...] = ()
-    messages: list[float] = []
-    if cluster.ranks > 1 and scenario.mode.has_barrier:
-        plan = bucket_sizes(work.layer_params, sync.bucket_bytes)
-        if not scenario.mode.overlaps_dense_sync:
-            plan = [(1.0, work.dense_bytes)]
-        messages = [size_bytes for _, size_bytes in plan]
-        buckets = tuple(
-            Bucket(f, sync.seconds(b, *where), sync.nic_bytes(b, *where)) for f, b in plan
-        )
+    hosts = [kind.host for kind in cluster.nn.kinds]
+    sync = costs.dense_sync.on(hosts, costs.reach)
+    # RDMA gets more out of a NIC than rows do by TCP, so a byte of it takes less of theirs.
+    rows = cluster.link.header_efficiency * min(host.nic_bytes_per_s for host in hosts)
+    nic_share = min(1.0, rows / (min(map(costs.reach.outside, hosts)) or inf))
+    buckets = tuple(
+        Bucket(share, sync.seconds(size, *where), sync.nic_bytes(size, *where) * nic_share)
+        for share, size in _messages(scenario)
+    )
     averaging_s = 0.0
     if cluster.ranks > 1:
         averaging_s = sync.seconds(work.dense_bytes, *where) + sync.overhead_s
@@ -232,50 +296,39 @@ def _demand(scenario: Scenario, miss_rate: float, kind: Role) -> Demand:
         f"a round takes {averaging_s:.3g} s, so the replicas would be locked for ever",
         "use a longer period or a smaller stall_share",
     )
+    return buckets, averaging_s, sync.nic_bytes(work.dense_bytes, *where) * nic_share
+
+
+def _extrapolated(scenario: Scenario) -> tuple[str, ...]:
+    """Laws that are used outside the range in which they were measured or fitted."""
+    work, costs = scenario.workload, scenario.costs
+    met, each = work.ids_per_batch, work.sent_ids / scenario.cluster.servers.processes
     used = {
-        "load": (costs.load, work.batch_per_rank),
-        "worker_forward": (costs.worker_forward, met),
-        "worker_rpc": (costs.worker_rpc, ids / len(shares)),
-        "worker_pool": (costs.worker_pool, met),
-        "worker_scatter": (costs.worker_scatter, met),
-        "server_lookup": (costs.server_lookup, ids / len(shares)),
-        "server_update": (costs.server_update, ids / len(shares)),
-    }
-    extrapolated = [n for n, (law, items) in used.items() if law.extrapolates(items)]
-    if any(map(sync.extrapolates, messages)):
-        extrapolated.append("dense_sync")
+        "load": work.batch_per_rank * work.columns, "worker_forward": met, "worker_rpc": each,
+        "worker_pool": met, "worker_scatter": met, "server_lookup": each, "server_update": each,
+    }  # fmt: skip
+    found = [name for name, items in used.items() if getattr(costs, name).extrapolates(items)]
+    if any(costs.dense_sync.extrapolates(size) for _, size in _messages(scenario)):
+        found.append("dense_sync")
     if costs.extrapolates_gpu(work.batch_per_rank):
-        extrapolated.append("gpu_efficiency")
-    return Demand(
-        load_s=costs.load(work.batch_per_rank, work.loader_bytes + inputs) / rank_speed,
-        loader_bytes=work.loader_bytes,
-        fetch=fetch,
-        refresh=refresh,
-        forward=forward,
-        forward_s=costs.gpu_fixed_s * _FORWARD_SHARE + compute * _FORWARD_SHARE,
-        backward_s=costs.gpu_fixed_s * (1 - _FORWARD_SHARE) + compute * (1 - _FORWARD_SHARE),
-        buckets=buckets,
-        sync_overhead_s=sync.overhead_s if buckets else 0.0,
-        copy_out_s=costs.copy_out(ids, activation) / rank_speed + activation / bus,
-        gradient_bytes=activation,
-        worker_scatter_s=(costs.worker_scatter(met, work.push_bytes) + rpc_s) / worker_speed,
-        push_bytes=work.push_bytes,
-        server_update_s=(
-            costs.server_update.fixed_s
-            + costs.server_update.per_item_s * ids * shares
-            + costs.server_update.per_byte_s * ids * row * shares
-        )
-        / server_speed,
-        update_join_s=extra * updated_s / slowest,
-        update_memory_bytes=4 * row * ids,
-        dense_copy_s=work.dense_bytes / costs.dense_server_bytes_per_s,
-        averaging_s=averaging_s,
-        dense_bytes=work.dense_bytes,
-        averaging_nic_bytes=sync.nic_bytes(work.dense_bytes, *where),
-        server_shares=shares,
-        extrapolated=tuple(extrapolated),
-        input_bytes=inputs,
-    )
+        found.append("gpu_efficiency")
+    return tuple(found)
+
+
+def _borrowed(scenario: Scenario) -> tuple[str, ...]:
+    """What was fitted on hosts that the cluster does not have, or only assumed."""
+    cluster, costs, known = scenario.cluster, scenario.costs, scenario.costs.machines
+    roles = {"GPU, all-reduce and loaders": cluster.nn,
+             "workers' cores": cluster.embedding_workers}  # fmt: skip
+    strange = []
+    for what, role in roles.items():
+        names = [kind.host.name for kind in role.kinds if kind.host.name not in known]
+        strange += [f"{what} of {' and '.join(names)} as fitted on others"] if names else []
+    if not strange:
+        return ()
+    found = strange if known else []  # the catalogue follows machines
+    laws = [n for n in costs.__slots__ if getattr(getattr(costs, n), "source", "")[:7] == "assumed"]
+    return (*found, *([f"{', '.join(laws)} assumed"] if laws else []))
 
 
 def _core_speed(kind: Role) -> float:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, inf
+from math import ceil, inf, isinf
 
 from persia_sim.model.cluster import MOST_PROCESSES, Cluster
-from persia_sim.model.lru import batch_miss_rate, draws_until, lru_after
+from persia_sim.model.popularity import batch_miss_rate, draws_until, lru_after
 from persia_sim.model.workload import Workload
-from persia_sim.words.amounts import binary
 from persia_sim.words.rules import require
 
 
@@ -43,32 +42,30 @@ class RowFormat:
         return dim * (self.value_bytes + state) + self.overhead_bytes
 
 
+_RELEASED = "the original's released store: float32 and 66 bytes beside a row, {}"
+
+
+def _released(name: str, state_values: float, state: str) -> RowFormat:
+    return RowFormat(
+        name=name, value_bytes=4, state_values_per_value=state_values, state_bytes=4,
+        overhead_bytes=66.0, source=_RELEASED.format(state),
+    )  # fmt: skip
+
+
 FORMATS = {
-    "fp16-lean": RowFormat(
-        name="fp16-lean",
-        value_bytes=2,
-        state_values_per_value=0.0,
-        state_bytes=4,
-        overhead_bytes=90.0,
-        source="the original's experiment branch: float16 values, 83-103 bytes beside them",
-    ),
-    "f32-adagrad": RowFormat(
-        name="f32-adagrad",
-        value_bytes=4,
-        state_values_per_value=1.0,
-        state_bytes=4,
-        overhead_bytes=66.0,
-        source="the original's released store: about 1.09 kB a row at dim 128",
-    ),
-    "f32-sgd": RowFormat(
-        name="f32-sgd",
-        value_bytes=4,
-        state_values_per_value=0.0,
-        state_bytes=4,
-        overhead_bytes=66.0,
-        source="the released store without optimiser state",
-    ),
-}
+    rows.name: rows
+    for rows in (
+        RowFormat(
+            name="fp16-lean", value_bytes=2, state_values_per_value=0.0, state_bytes=4,
+            overhead_bytes=90.0,
+            source="the original's experiment branch: float16 values without optimiser state, "
+            "83-103 bytes beside them",
+        ),
+        _released("f32-adagrad", 1.0, "Adagrad's sum of squares"),
+        _released("f32-adam", 2.0, "Adam's two moments"),
+        _released("f32-sgd", 0.0, "no optimiser state"),
+    )
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +83,8 @@ class Capacity:
     state, or while they fill."""
     filled_rows: float
     """Rows that are there: all that have room, or those that the samples so far have touched."""
+    rows: str = ""
+    """Name of the format."""
 
     @property
     def evicted_rows(self) -> float:
@@ -137,7 +136,7 @@ def capacity(
             miss = batch_miss_rate(draws, workload.batch_per_rank * workload.ids_per_field, *table)
         filled = held if samples is None else of_field * workload.fields
     needed = workload.rows * each / servers
-    return Capacity(workload.rows, held, each, needed, limit, miss, filled)
+    return Capacity(workload.rows, held, each, needed, limit, miss, filled, rows.name)
 
 
 def fill_s(workload: Workload, samples_per_s: float, rows: float) -> float:
@@ -145,3 +144,30 @@ def fill_s(workload: Workload, samples_per_s: float, rows: float) -> float:
     of_field, per_field = rows / workload.fields, workload.rows / workload.fields
     draws = draws_until(of_field, per_field, workload.zipf)
     return draws / workload.ids_per_field / samples_per_s
+
+
+def binary(size_bytes: float) -> str:
+    """A memory size.
+
+    >>> binary(2500 * 2**30), binary(1.5e7), binary(12.0)
+    ('2,500 GiB', '14.3 MiB', '12 B')
+    """
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size_bytes >= 2**power:
+            size = size_bytes / 2**power
+            return f"{size:,.0f} {unit}" if size >= 100 else f"{size:.3g} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
+def lasting(seconds: float) -> str:
+    """A time.
+
+    >>> lasting(28.2 * 3600), lasting(90), lasting(0.004), lasting(float("inf"))
+    ('28.2 h', '1.5 min', '4 ms', 'never')
+    """
+    if isinf(seconds):
+        return "never"
+    for least_s, unit in ((3600.0, "h"), (60.0, "min"), (1.0, "s")):
+        if seconds >= least_s:
+            return f"{seconds / least_s:,.1f} {unit}"
+    return f"{seconds * 1e3:.3g} ms"

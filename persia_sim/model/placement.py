@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from persia_sim.model.cluster import Cluster
-from persia_sim.model.noise import Purpose, stream
+from persia_sim.model.incidents import Purpose, stream
 from persia_sim.model.scenario import Scenario, WorkerChoice
 
 

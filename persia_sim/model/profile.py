@@ -48,7 +48,7 @@ class AllReduce:
         return replace(
             sync,
             algorithm=Algorithm.RING,
-            latency_s=self.fixed_s / hops,
+            intra_latency_s=self.fixed_s / hops,
             intra_bytes_per_s=hops / self.ranks / max(self.per_byte_s, 1 / _NO_BUS_BYTES_PER_S),
             overhead_s=0.0,
             fitted_bytes=self.fitted_bytes,
@@ -98,16 +98,16 @@ class Profile:
         if self.hidden is not None and self.hidden != tuple(w for w in workload.mlp if w > 1):
             notes.append(f"at an MLP of {'-'.join(map(str, self.hidden))}, another one than here")
         changes: dict[str, object] = dict(self.laws)
+        if "load" in self.laws:  # measured a sample
+            changes["load"] = _a_column(self.laws["load"], workload.columns)
         if self.flops_per_s and cluster.gpu.is_host_core:
             peak = max(rate for _, rate in self.flops_per_s)
-            gpu = replace(cluster.gpu, peak_flops=peak, source=self.source)
-            cluster = replace(cluster, gpu=gpu)
+            cluster = cluster.with_gpu(fp32_flops=peak, source=self.source)
         here = cluster.gpu.is_host_core
         if self.copies.startswith(_NO_COPIES) and here:
             nothing = Law(source=f"{self.source}: {self.copies}")
             changes |= {"copy_in": nothing, "copy_out": nothing}
-            gpu = replace(cluster.gpu, pcie_bytes_per_s=_NO_BUS_BYTES_PER_S)
-            cluster = replace(cluster, gpu=gpu)
+            cluster = cluster.with_gpu(pcie_bytes_per_s=_NO_BUS_BYTES_PER_S)
         if self.all_reduce is not None and here:
             changes["dense_sync"] = self.all_reduce.instead_of(costs.dense_sync, self.source)
         elif self.all_reduce is not None:
@@ -115,14 +115,17 @@ class Profile:
         if self.flops_per_s and (self.device == "cpu") != cluster.gpu.is_host_core:
             notes.append(f"the rate of a {self.device} is not used for a {cluster.gpu.name}")
         elif self.flops_per_s:
-            changes |= {"gpu_efficiency": self._shares(cluster), "gpu_fixed_s": self.gpu_fixed_s}
+            changes |= {
+                "gpu_efficiency": self._shares(cluster, workload),
+                "gpu_fixed_s": self.gpu_fixed_s,
+            }
             if cluster.gpu.is_host_core:
                 changes["gpu_half_batch"] = 0.0  # a core needs no batch to be busy
         source = "; ".join([costs.source, *notes])
         return cluster, replace(costs, source=source, **changes)  # type: ignore[arg-type]
 
-    def _shares(self, cluster: Cluster) -> tuple[tuple[int, float], ...]:
-        peak = cluster.gpu.peak_flops
+    def _shares(self, cluster: Cluster, workload: Workload) -> tuple[tuple[int, float], ...]:
+        peak = cluster.gpu.peak_flops(workload.precision)
         for batch_per_rank, rate in self.flops_per_s:
             require(
                 rate <= peak,
@@ -132,6 +135,12 @@ class Profile:
                 "use the profile with the cluster on whose GPU it was measured",
             )
         return tuple((size, rate / peak) for size, rate in self.flops_per_s)
+
+
+def _a_column(law: Law, columns: int) -> Law:
+    """The law of a loader whose items were samples of so many columns."""
+    fitted = law.fitted_items and (law.fitted_items[0] * columns, law.fitted_items[1] * columns)
+    return replace(law, per_item_s=law.per_item_s / columns, fitted_items=fitted)
 
 
 def read_profile(path: Path) -> Profile:

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from persia_sim.model.machine import Precision
 from persia_sim.model.popularity import busiest_extra, expected_distinct, server_shares
 from persia_sim.words.rules import AMOUNT, COUNT, NUMBERS, Range, require, require_within
 
@@ -63,6 +64,8 @@ class Workload:
     """Widths of the fully connected layers after the input."""
     batch_per_rank: int
     """Samples of one rank in one step, in [1, 65535] (positions travel as 16 bits)."""
+    precision: Precision = Precision.FP32
+    """Arithmetic of the MLP; with 2 bytes (fp16) its gradient travels in 2 bytes, too."""
     wire: Wire = Wire()
     """How values travel."""
     source: str
@@ -115,8 +118,23 @@ class Workload:
 
     @property
     def dense_bytes(self) -> float:
-        """One float32 copy of the MLP's gradient."""
+        """One float32 copy of the MLP's weights."""
         return 4.0 * self.dense_params
+
+    @property
+    def dense_gradient_bytes(self) -> float:
+        """The MLP's gradient as it is summed over ranks."""
+        return float(self.precision.value_bytes * self.dense_params)
+
+    @property
+    def columns(self) -> int:
+        """What a loader builds for a sample: its fields and dense features."""
+        return self.fields + self.dense_features
+
+    @property
+    def widths(self) -> int:
+        """Numbers of a sample that the layers of the MLP hand on."""
+        return self.input_width + sum(self.mlp)
 
     @property
     def flops_per_sample(self) -> float:

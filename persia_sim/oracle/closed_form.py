@@ -17,8 +17,7 @@ from persia_sim.model.allreduce import sync_delay
 from persia_sim.model.demand import Demand, Fetch, demand
 from persia_sim.model.placement import placement
 from persia_sim.model.scenario import DenseHome, Scenario
-from persia_sim.oracle.transfers import Transfers
-from persia_sim.oracle.uplinks import pairs, uplink_bytes
+from persia_sim.oracle.transfers import Transfers, pairs, uplink_bytes
 from persia_sim.words.vocabulary import Mode
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from persia_sim.model.demand import Demand
-from persia_sim.model.placement import Placement, ServerGroup, placement, server_groups
+from persia_sim.model.placement import Placement, ServerGroup, placement, server_groups, workers_of
 from persia_sim.model.scenario import DenseHome, Scenario
-from persia_sim.network.disciplines import transfer_s
+from persia_sim.network.flows import transfer_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +105,91 @@ class Transfers:
         rank, worker, _, stream = self._rates
         rates = worker, rank, *self._between(self.worker_rack, self.rank_rack)
         return transfer_s(size_bytes, rates, stream)
+
+
+def serving_racks(scenario: Scenario) -> np.ndarray:
+    """The rack of the embedding worker of each batch, int [ranks, steps]."""
+    places, ranks = placement(scenario.cluster), range(scenario.cluster.ranks)
+    if not places.uplinks:
+        return np.zeros((len(ranks), scenario.steps), int)
+    of_worker = places.of_worker
+    found: np.ndarray = of_worker[np.array([workers_of(scenario, r) for r in ranks])]
+    return found
+
+
+def alike(scenario: Scenario) -> tuple[list[int], list[int]]:
+    """For every rank, and for every worker, the first one that has its kind of host and rack."""
+    places, cluster = placement(scenario.cluster), scenario.cluster
+    found = []
+    for role, racks in (
+        (cluster.nn, places.of_rank),
+        (cluster.embedding_workers, places.of_worker),
+    ):
+        counts = [kind.hosts * kind.processes_per_host for kind in role.kinds]
+        kinds = np.repeat(np.arange(len(counts)), counts).tolist()
+        first: dict[tuple[int, int], int] = {}
+        of_each = zip(kinds, racks.tolist(), strict=False)
+        found.append([first.setdefault(key, number) for number, key in enumerate(of_each)])
+    return found[0], found[1]
+
+
+def serving(scenario: Scenario) -> np.ndarray:
+    """The first worker like the one that serves each batch, int [ranks, steps]."""
+    _, first = alike(scenario)
+    ranks, steps = scenario.cluster.ranks, scenario.steps
+    if max(first) == 0:
+        return np.zeros((ranks, steps), int)
+    served: np.ndarray = np.array(first)[np.array([workers_of(scenario, r) for r in range(ranks)])]
+    return served
+
+
+def pairs(scenario: Scenario) -> dict[tuple[int, tuple[int, ...]], int]:
+    """How many ranks are like this one and served by workers like these."""
+    ranks, _ = alike(scenario)
+    served = serving(scenario)
+    if not served.any():
+        return {(rank, (0,)): count for rank, count in Counter(ranks).items()}
+    by = [tuple(np.unique(workers).tolist()) for workers in served]
+    return dict(Counter(zip(ranks, by, strict=True)))
+
+
+def uplink_bytes(scenario: Scenario, need: Demand) -> dict[str, float]:
+    """Bytes of each direction of each uplink over the whole run, by the engine's names of links.
+
+    Without the rounds of async_averaging, whose number the run decides, and without pushes that a
+    crash has lost.
+    """
+    places, cluster = placement(scenario.cluster), scenario.cluster
+    racks = len(places.uplinks)
+    sent = np.zeros((racks, racks))  # from a rack to a rack
+    worker = serving_racks(scenario)
+    rank = np.broadcast_to(places.of_rank[:, None], worker.shape)
+    fetches = [need.fetch] + ([need.refresh] if need.refresh is not None else [])
+    activation = sum(part.activation_bytes for part in fetches)
+    if need.forward is not None:
+        activation += need.forward.activation_bytes
+        np.add.at(sent, (worker, np.roll(worker, -1, axis=1)), need.forward.exchange_bytes)
+    np.add.at(sent, (worker, rank), activation)
+    np.add.at(sent, (rank, worker), need.gradient_bytes)
+    batches = np.bincount(worker.ravel(), minlength=racks)
+    trained = np.bincount(rank.ravel(), minlength=racks)
+    to_servers = need.push_bytes + sum(part.request_bytes for part in fetches)
+    from_servers = sum(part.rows_bytes for part in fetches)
+    for group in server_groups(cluster, places, need.server_shares):
+        sent[:, group.rack] += batches * to_servers * group.share
+        sent[group.rack] += batches * from_servers * group.share
+        if scenario.home is DenseHome.SERVERS:
+            sent[:, group.rack] += trained * need.dense_bytes * group.share
+            sent[group.rack] += trained * need.dense_bytes * group.share
+    if scenario.home is DenseHome.ONE:
+        home = int(places.server_hosts[0])
+        sent[:, home] += trained * need.dense_bytes
+        sent[home] += trained * need.dense_bytes
+    if scenario.dense_on_nics:
+        following = np.roll(places.gpu_hosts, -1)
+        passed = scenario.steps * sum(bucket.nic_bytes for bucket in need.buckets)
+        np.add.at(sent, (places.gpu_hosts, following), passed)
+    np.fill_diagonal(sent, 0.0)
+    out, back = sent.sum(1), sent.sum(0)
+    names = {f"uplink {rack} out": float(out[rack]) for rack in range(racks)}
+    return names | {f"uplink {rack} in": float(back[rack]) for rack in range(racks)}

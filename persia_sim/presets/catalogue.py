@@ -1,14 +1,115 @@
-"""Clusters, workloads and costs by name."""
+"""Clusters, workloads and costs by name. Sources say what is documented, assumed or fitted."""
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from functools import cache
 
+from persia_sim.model.cluster import Cluster, Link, Role
 from persia_sim.model.costs import Costs
+from persia_sim.model.machine import Gpu, Host
 from persia_sim.model.workload import Workload
-from persia_sim.presets.clusters import gcp_100t, this_host, v100_2021_09, v100_paper
-from persia_sim.presets.costs import CATALOGUE, fitted
-from persia_sim.presets.workloads import criteo_syn, kwai_video, public_set
+from persia_sim.presets.costs import CATALOGUE, FITS, fitted
+from persia_sim.presets.machines import BENCH_2021, MACHINES, PAPER
+from persia_sim.sharded.plan import Ranker, RowUpdate, Table
+
+_GIB = 2.0**30
+_GBIT = 1e9 / 8
+_MANIFEST = "GKE manifest of the 100T run, 2021-11-08"
+
+
+def _v100(name: str, cpu: Host, hosts: int, source: str) -> Cluster:
+    """Half of the CPU hosts run workers, half run servers: the split is not published."""
+    role = Role(
+        host=cpu, hosts=hosts // 2, processes_per_host=1, cores_per_process=48,
+        ram_bytes_per_process=440e9,
+    )  # fmt: skip
+    return Cluster(
+        name=name,
+        ranks=8,
+        nn=Role(
+            host=MACHINES["v100-100gbit"], hosts=1, processes_per_host=8, cores_per_process=10,
+            ram_bytes_per_process=60 * _GIB,
+        ),
+        embedding_workers=role,
+        servers=role,
+        loaders=64,
+        link=Link(latency_s=50e-6, source="assumed: TCP inside one site"),
+        source=f"{source}; split into workers and servers and number of loaders assumed",
+    )  # fmt: skip
+
+
+@cache
+def v100_2021_09() -> Cluster:
+    """The cluster of the public data sets' bars: one host of 8 V100, 20 CPU hosts at 10 Gbit/s."""
+    cpu = replace(MACHINES["2 x E5-2680 v4"], nic_bytes_per_s=10 * _GBIT, source=BENCH_2021)
+    return _v100("v100-2021-09", cpu, 20, BENCH_2021)
+
+
+@cache
+def v100_paper() -> Cluster:
+    """The cluster of the Kwai series: up to 64 V100, 100 CPU hosts at 100 Gbit/s."""
+    cluster = _v100("v100-paper", MACHINES["2 x E5-2680 v4"], 100, PAPER)
+    return cluster.resized(64)  # 8 loaders a rank
+
+
+@cache
+def gcp_100t() -> Cluster:
+    """The 100-trillion-parameter run: 120 server processes on 30 hosts, 100 workers, 64 A100."""
+    return Cluster(
+        name="gcp-100t",
+        ranks=64,
+        nn=Role(
+            host=MACHINES["a2-highgpu-8g"], hosts=8, processes_per_host=8, cores_per_process=10,
+            ram_bytes_per_process=75 * _GIB,
+        ),
+        embedding_workers=Role(
+            host=MACHINES["c2-standard-30"], hosts=100, processes_per_host=1, cores_per_process=28,
+            ram_bytes_per_process=100 * _GIB,
+        ),
+        servers=Role(
+            host=MACHINES["m2-ultramem-416"], hosts=30, processes_per_host=4, cores_per_process=80,
+            ram_bytes_per_process=2500 * _GIB,
+        ),
+        loaders=240,
+        link=Link(latency_s=50e-6, source="assumed: TCP inside one zone"),
+        source=_MANIFEST,
+    )  # fmt: skip
+
+
+@cache
+def this_host() -> Cluster:
+    """This machine alone: every role is a process on it, and NICs are its memory."""
+    cores = os.cpu_count() or 1
+    ram = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    core = Gpu(
+        name="one CPU core",
+        fp32_flops=50e9,
+        pcie_bytes_per_s=10e9,
+        is_host_core=True,
+        source="assumed; `runtime profile` measures it",
+    )
+    host = Host(
+        name="this host", cores=cores, ram_bytes=ram, nic_bytes_per_s=5e9, core_speed=1.0,
+        memory_bytes_per_s=10e9, gpu=core, gpus=cores,
+        source="operating system; rates assumed",
+    )  # fmt: skip
+    role = Role(
+        host=host, hosts=1, processes_per_host=1, cores_per_process=cores,
+        ram_bytes_per_process=ram / 4,
+    )  # fmt: skip
+    return Cluster(
+        name="this-host",
+        ranks=1,
+        nn=replace(role, cores_per_process=1),
+        embedding_workers=role,
+        servers=role,
+        loaders=1,
+        link=Link(latency_s=5e-6, source="assumed: a queue between threads"),
+        source="the machine that runs the simulation",
+    )
+
 
 CLUSTERS = {
     "v100-2021-09": v100_2021_09,
@@ -31,7 +132,123 @@ def workloads() -> dict[str, Workload]:
     }
 
 
+def rows_of(workload: str) -> str:
+    """How servers keep the rows of a workload, by the names of both: the 100T run's without
+    optimiser state, all others' with Adagrad's."""
+    return "fp16-lean" if workload.startswith("criteo-syn") else "f32-adagrad"
+
+
 @cache
 def costs_of(cluster: str) -> Costs:
     """The cost laws that belong to a cluster's preset: fitted where it has published figures."""
     return CATALOGUE if cluster not in CLUSTERS or cluster == "this-host" else fitted(cluster)
+
+
+def public_set(name: str, fields: int, dense: int, parameters: float) -> Workload:
+    """A public data set with so many fields, dense features and row parameters."""
+    return Workload(
+        name=name,
+        fields=fields,
+        dense_features=dense,
+        dim=16,
+        rows=parameters / 16,
+        batch_per_rank=512,
+        source="public columns of the set, dim and batch a rank of 2021-09; skew assumed",
+    )
+
+
+def criteo_syn(number: int) -> Workload:
+    """Criteo's columns with tables of 6.25e12 parameters (1) to 100e12 (5)."""
+    parameters = 6.25e12 * 2 ** (number - 1)
+    return Workload(
+        name=f"criteo-syn{number}",
+        fields=26,
+        dense_features=13,
+        dim=128,
+        rows=parameters / 128,
+        batch_per_rank=FITS["gcp-100t"]["batch_per_rank"].integer,
+        source="Criteo's columns; dim 128 is the least that fits the servers' memory; batch a rank "
+        "fitted",
+    )
+
+
+def kwai_video() -> Workload:
+    """Kwai's production set of two trillion parameters."""
+    return Workload(
+        name="kwai-video",
+        fields=88,
+        dim=64,
+        rows=2e12 / 64,
+        batch_per_rank=FITS["v100-paper"]["batch_per_rank"].integer,
+        source="34 M dense parameters give an input of about 5,600; its split into 88 fields "
+        "of 64 is assumed, the batch a rank is fitted",
+    )
+
+
+_RULES = "rules and reference code of MLPerf training; multiplications derived from its layers"
+
+_CRITEO = (
+    (39884406, 1), (39043, 1), (17289, 1), (7420, 1), (20263, 1), (3, 1), (7120, 1), (1543, 1),
+    (63, 1), (38532951, 1), (2953546, 1), (403346, 1), (10, 1), (2208, 1), (11938, 1), (155, 1),
+    (4, 1), (976, 1), (14, 1), (39979771, 1), (25641295, 1), (39664984, 1), (585935, 1),
+    (12972, 1), (108, 1), (36, 1),
+)  # fmt: skip
+"""Rows and ids a sample of each table of DLRM."""
+_MULTI_HOT = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
+"""Ids a sample of each table of DLRM-DCNv2."""
+
+
+@cache
+def rankers() -> dict[str, Ranker]:
+    """By name."""
+    multi_hot = zip(_CRITEO, _MULTI_HOT, strict=True)
+    return {
+        "dlrm": Ranker(
+            name="dlrm",
+            tables=tuple(Table(rows=rows, dim=128) for rows, _ in _CRITEO),
+            dense_macs=2_458_496,
+            dense_params=2_368_897,
+            source=_RULES,
+        ),
+        "dlrm-dcnv2": Ranker(
+            name="dlrm-dcnv2",
+            tables=tuple(
+                # Tables end at 40 million rows; but for the first id of a sample, ids are uniform.
+                Table(
+                    rows=40_000_000 if rows > 25e6 else rows,
+                    dim=128,
+                    ids_per_sample=(float(ids),),
+                    zipf=1.05 if ids == 1 else 0.0,
+                )
+                for (rows, _), ids in multi_hot
+            ),
+            dense_macs=16_030_464,
+            dense_params=16_042_832,
+            update=RowUpdate.ADAGRAD,
+            source=f"{_RULES}; rows of small tables as DLRM's",
+        ),
+    }
+
+
+def ranker_of(workload: Workload, update: RowUpdate = RowUpdate.ROWWISE_ADAGRAD) -> Ranker:
+    """The same data and network with its tables on GPUs: one table a field, all alike.
+
+    Rows and dims are the workload's, so that modes of both kinds answer the same question.
+    """
+    table = Table(
+        rows=workload.rows / workload.fields,
+        dim=workload.dim,
+        ids_per_sample=(workload.ids_per_field,),
+        count=workload.fields,
+        zipf=workload.zipf,
+    )
+    return Ranker(
+        name=workload.name,
+        tables=(table,),
+        dense_macs=workload.dense_params,
+        dense_params=workload.dense_params,
+        dense_widths=workload.widths,
+        dense_features=workload.dense_features,
+        update=update,
+        source=f"{workload.source}; seen as tables on GPUs",
+    )

@@ -3,11 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from persia_sim.model.allreduce import DenseSync
 from persia_sim.model.costs import Costs, Law
-from persia_sim.presets.fits import EVERY, FITS
+from persia_sim.presets.software import REACH
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fit:
+    """One fitted constant."""
+
+    value: float
+    """Its value, SI units."""
+    points: str
+    """The published points that narrow it; or that none does."""
+
+    @property
+    def integer(self) -> int:
+        """The value where it counts something."""
+        return round(self.value)
+
+
+EVERY = "every cluster"
+_ALL = "all 33 points"
+
+FITS: dict[str, dict[str, Fit]] = {
+    EVERY: {
+        "gpu_share": Fit(value=0.392, points=_ALL),
+        "gpu_fixed_s": Fit(value=0.29e-3, points="the dashed bars: one GPU without all-reduce"),
+        "mesh_share": Fit(value=0.066, points="Taobao, Avazu and Kwai in one host"),
+        "nic_share": Fit(value=0.0897, points="Kwai at 16 to 64 GPUs, 100T"),
+        "sync_fixed_s": Fit(value=7.16e-3, points="Taobao and Avazu at 2 to 8 GPUs"),
+        "path_s_per_byte": Fit(value=4.41e-9, points="Kwai in sync"),
+        "path_100t": Fit(
+            value=0.368, points="100T in sync: one point, which therefore tests nothing"
+        ),
+        "load_s_per_column": Fit(value=1.5e-6, points="none: no point tests the loaders"),
+        "kwai_flops": Fit(value=1.76, points="Kwai in async"),
+    },
+    "v100-paper": {
+        "batch_per_rank": Fit(value=2048, points="Kwai, a power of two"),
+    },
+    "gcp-100t": {
+        "batch_per_rank": Fit(value=8192, points="6.25 to 100T, a power of two"),
+    },
+}
+"""Of every cluster, then by cluster."""
+
 
 _FITTED = "fitted: python -m experiments fit"
 _MEASURED = (
@@ -16,7 +59,9 @@ _MEASURED = (
 )
 
 CATALOGUE = Costs(
-    load=Law(fixed_s=2e-3, per_item_s=10e-6, source="assumed: a Python loader"),
+    load=Law(
+        fixed_s=2e-3, per_item_s=10e-6 / 39, source="assumed: a Python loader, Criteo's 39 columns"
+    ),
     worker_forward=Law(per_item_s=30e-9, source=_MEASURED),
     worker_rpc=Law(fixed_s=30e-6, source="assumed: one HTTP/1.1 call each way"),
     worker_pool=Law(per_item_s=23e-9, per_byte_s=0.5e-9, source=f"{_MEASURED}; passes assumed"),
@@ -31,31 +76,26 @@ CATALOGUE = Costs(
     copy_in=Law(fixed_s=100e-6, per_byte_s=0.2e-9, source="assumed: one copy to pinned memory"),
     copy_out=Law(fixed_s=100e-6, per_byte_s=0.2e-9, source="assumed: one copy from pinned memory"),
     gpu_fixed_s=0.0,
-    gpu_efficiency=((512, 0.384),),
     gpu_half_batch=64.0,  # assumed: matrices of 64 rows fill a fraction of a GPU's multiprocessors
-    dense_sync=DenseSync(
-        intra_bytes_per_s=8.4e9,
-        inter_bytes_per_s=12.5e9 * 0.97,
-        source="nominal between hosts; inside a host without peer-to-peer",
-    ),
+    dense_sync=DenseSync(source="the machine's links"),
+    reach=REACH,
     source="catalogue",
-)
+)  # fmt: skip
 
-
-_NIC_BYTES_PER_S = 12.5e9  # of the GPU hosts of every published cluster: 100 Gbit/s
-NVLINK_3 = 100e9  # of gcp-100t's A100, as commonly achieved; the V100s' is fitted
-_COLUMNS = {"v100-2021-09": 39, "v100-paper": 88, "gcp-100t": 39}
-"""Of the widest data set of each cluster, dense features among them: what loaders build."""
+MACHINES_OF_RUNS = (
+    "v100-100gbit", "2 x E5-2680 v4", "a2-highgpu-8g", "c2-standard-30", "m2-ultramem-416",
+)  # fmt: skip
+"""Of Persia's published runs of 2021 and 2022."""
 
 
 def calibrated(values: Mapping[str, float], cluster: str) -> Costs:
     """The laws of a published cluster from one set of values: the same for every cluster.
 
-    Documents say what differs: the link inside a host, the columns that loaders build, the cores of
-    the workers; and Kwai's network is not public, nor are its multiplications.
+    Documents say what differs: the cores of the workers; and Kwai's network is not public, nor are
+    its multiplications. Of the A100s' switch nobody knows: a third, as commonly achieved.
     """
     flops = values["kwai_flops"] if cluster == "v100-paper" else 1.0
-    load, path = values["load_s_per_column"] * _COLUMNS[cluster], values["path_s_per_byte"]
+    load, path = values["load_s_per_column"], values["path_s_per_byte"]
     path *= values["path_100t"] if cluster == "gcp-100t" else 1.0
     share = min(1.0, max(1e-9, values["gpu_share"] / flops))  # a search may try any
     return replace(
@@ -64,14 +104,21 @@ def calibrated(values: Mapping[str, float], cluster: str) -> Costs:
         worker_pool=replace(CATALOGUE.worker_pool, per_byte_s=path, source=_FITTED),
         worker_scatter=replace(CATALOGUE.worker_scatter, per_byte_s=path, source=_FITTED),
         gpu_fixed_s=values["gpu_fixed_s"],
-        gpu_efficiency=((512, share),),
-        dense_sync=replace(
-            CATALOGUE.dense_sync,
-            intra_bytes_per_s=NVLINK_3 if cluster == "gcp-100t" else values["intra_bytes_per_s"],
-            inter_bytes_per_s=values["nic_share"] * _NIC_BYTES_PER_S,
-            overhead_s=values["sync_fixed_s"],
-            source=_FITTED,
+        gpu_efficiency=((512, share), (8192, share)),
+        dense_sync=DenseSync(overhead_s=values["sync_fixed_s"], source=_FITTED),
+        reach=replace(
+            REACH,
+            switch=1 / 3,
+            mesh=min(1.0, values["mesh_share"]),
+            nic=min(1.0, values["nic_share"]),
+            tcp=1.0,
+            host=0.75,
+            activation_passes=0.0,
+            intra_latency_s=20e-6,
+            inter_latency_s=20e-6,
+            source=f"{_FITTED}; bus, hops and the A100s' switch assumed",
         ),
+        machines=MACHINES_OF_RUNS,
         source="catalogue; fitted, the same for every cluster: " + ", ".join(values),
     )
 

@@ -7,45 +7,31 @@ presets of its own (`gpu = "h100"`) may be their name. Unknown keys are errors.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from math import isnan
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
-from persia_sim.model.cluster import Cluster, Gpu, Host
+from persia_sim.model.cluster import Cluster
 from persia_sim.model.costs import Costs
+from persia_sim.model.machine import Gpu, Host
+from persia_sim.model.memory import FORMATS, RowFormat
 from persia_sim.model.workload import Workload
-from persia_sim.presets.accelerators import ACCELERATORS, GPUS, NODES
-from persia_sim.presets.catalogue import CLUSTERS, costs_of, workloads
+from persia_sim.presets.catalogue import CLUSTERS, costs_of, ranker_of, rankers, workloads
 from persia_sim.presets.costs import CATALOGUE
-from persia_sim.presets.rankers import rankers
+from persia_sim.presets.machines import GPUS, MACHINES
 from persia_sim.presets.software import SOFTWARE
-from persia_sim.sharded.software import Software
-from persia_sim.sharded.system import Accelerator, Node
-from persia_sim.sharded.tables import Ranker
+from persia_sim.sharded.plan import Ranker, Software
 from persia_sim.words.documents import read_document
 from persia_sim.words.schema import field_types, fit, nearest, shown
 
 Record = TypeVar("Record")
+Found = TypeVar("Found")
 
 
-def hosts() -> dict[str, Host]:
-    """Machines of the named clusters, by the vendor's name."""
-    roles = (
-        role
-        for make in CLUSTERS.values()
-        for cluster in [make()]
-        for role in (cluster.nn, cluster.embedding_workers, cluster.servers)
-    )
-    return {role.host.name: role.host for role in roles}
-
-
-def _named(kind: type) -> Mapping[str, Any]:
-    """Presets of a part."""
-    tables: dict[type, Mapping[str, Any]] = {
-        Gpu: GPUS, Accelerator: ACCELERATORS, Node: NODES, Software: SOFTWARE,
-    }  # fmt: skip
-    return hosts() if kind is Host else tables.get(kind, {})
+_NAMED: dict[type, Mapping[str, Any]] = {Gpu: GPUS, Host: MACHINES, Software: SOFTWARE}
+"""Presets of a part."""
 
 
 def record_of(kind: type[Record], given: Any, where: str, base: Record | None = None) -> Record:
@@ -53,8 +39,8 @@ def record_of(kind: type[Record], given: Any, where: str, base: Record | None = 
 
     Raises ValueError naming the place, the value and what it may be.
     """
-    if isinstance(given, str) and _named(kind):
-        known = _named(kind)
+    if isinstance(given, str) and kind in _NAMED:
+        known = _NAMED[kind]
         if given not in known:
             raise ValueError(f"{where} is {given!r}: {nearest(given, known)}")
         found: Record = known[given]
@@ -79,9 +65,23 @@ def record_of(kind: type[Record], given: Any, where: str, base: Record | None = 
                 raise ValueError(f"{place} is missing: give it, or a base to start from")
             values[name] = "a file"
     try:
-        return kind(**values)
+        made = kind(**values)
     except ValueError as error:
         raise ValueError(f"{where + ': ' if where else ''}{error}") from None
+    return _as_edited(made, given, base) if isinstance(made, Host) and base is not None else made
+
+
+def _as_edited(host: Any, given: dict[str, Any], base: Any) -> Any:
+    """Another machine than its base has another name and source, and no price but one given."""
+    new = {
+        "name": f"{base.name}, edited",
+        "usd_per_hour": 0.0,
+        "source": f"a file, from {base.name}",
+    }
+    told = {name: getattr(base, name) for name in new}
+    if dataclasses.replace(host, **told) == base:
+        return host
+    return dataclasses.replace(host, **{n: value for n, value in new.items() if n not in given})
 
 
 def _value(kind: Any, given: Any, place: str, base: Any) -> Any:
@@ -146,19 +146,49 @@ def read_cluster(path: Path) -> tuple[Cluster, Costs]:
         raise ValueError(f"cluster {path}: {error}") from None
 
 
+def find(name: str, what: str, known: Mapping[str, Found], read: Callable[[Path], Found]) -> Found:
+    """What a preset or a .toml file of this name describes. Raises ValueError where there is
+    neither, naming the nearest."""
+    if name.endswith(".toml"):
+        return read(Path(name))
+    if name not in known:
+        raise ValueError(f"{what} is {name!r}: {nearest(name, known)}")
+    return known[name]
+
+
+def find_cluster(name: str) -> tuple[Cluster, Costs]:
+    """A cluster and the costs that belong to it."""
+    known = {known: (make(), costs_of(known)) for known, make in CLUSTERS.items()}
+    return find(name, "--cluster", known, read_cluster)
+
+
+def find_workload(name: str) -> Workload:
+    """Data and network."""
+    return find(name, "--workload", workloads(), read_workload)
+
+
+def find_rows(name: str) -> RowFormat:
+    """How servers keep rows."""
+    return find(name, "--rows", FORMATS, partial(_read, RowFormat, what="rows", known=FORMATS))
+
+
 def read_workload(path: Path) -> Workload:
     """A workload."""
     return _read(Workload, path, "workload", workloads())
 
 
-def read_ranker(path: Path) -> Ranker:
-    """A model whose tables are on GPUs, each with rows, dim, ids, skew and storage of its own."""
-    return _read(Ranker, path, "model", rankers())
+def read_model(path: Path) -> Ranker:
+    """A model whose tables are on GPUs, each with rows, dim, ids, skew and storage of its own; or a
+    workload seen that way."""
+    document = _document(path, "model")
+    if "tables" in document or document.get("base") in rankers():
+        return _read(Ranker, path, "model", rankers())
+    return ranker_of(read_workload(path))
 
 
-def read_node(path: Path) -> Node:
-    """A machine with GPUs."""
-    return _read(Node, path, "system", NODES)
+def read_host(path: Path) -> Host:
+    """A machine."""
+    return _read(Host, path, "system", MACHINES)
 
 
 def read_software(path: Path) -> Software:

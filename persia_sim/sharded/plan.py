@@ -11,13 +11,155 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 from enum import StrEnum
-from math import ceil, inf
+from math import ceil, inf, sqrt
 
 import numpy as np
 
-from persia_sim.model.popularity import hottest, zipf_bins
-from persia_sim.sharded.tables import Ranker, Storage, Table
-from persia_sim.words.rules import require
+from persia_sim.model.popularity import expected_distinct, hottest, zipf_bins
+from persia_sim.model.workload import FEATURES, IDS, ZIPF
+from persia_sim.words.rules import AMOUNT, NUMBERS, SECONDS, SHARE, require, require_within
+
+_WIDTHS = 4.0
+"""Sum of the dense network's widths over the square root of its multiplications: 3.7 to 6 for the
+networks of DLRM, DCNv2 and Wide & Deep."""
+
+
+class Storage(StrEnum):
+    """Where the rows of a table are."""
+
+    HBM = "hbm"
+    UVM = "uvm"
+    """The host's memory, read by the GPU over the bus, a row at a time."""
+    UVM_CACHE = "uvm_cache"
+    """The host's memory behind a cache in the GPU's: misses cross the bus."""
+
+
+class RowUpdate(StrEnum):
+    """What an optimiser does to rows; the passes over them are in `passes`."""
+
+    SGD = "sgd"
+    ADAGRAD = "adagrad"
+    ROWWISE_ADAGRAD = "rowwise_adagrad"
+    LAZY_ADAM = "lazy_adam"
+    """Adam on the rows of the batch only."""
+    DENSE_ADAM = "dense_adam"
+    """Adam on every row of the table in every step."""
+
+    @property
+    def passes(self) -> int:
+        """Reads and writes of a row's worth of bytes: the gradient once, values and state twice.
+
+        >>> RowUpdate.SGD.passes, RowUpdate.ADAGRAD.passes, RowUpdate.LAZY_ADAM.passes
+        (3, 5, 7)
+        """
+        return {"sgd": 3, "rowwise_adagrad": 3, "adagrad": 5}.get(self, 7)
+
+    @property
+    def values_per_value(self) -> int:
+        """Numbers kept for each number of a row, itself included."""
+        return {"sgd": 1, "rowwise_adagrad": 1, "adagrad": 2}.get(self, 3)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """One table, or several that are alike."""
+
+    rows: float
+    """Of one table, >= 1."""
+    dim: float
+    """Numbers in a row, > 0 (a mean where the description is one)."""
+    ids_per_sample: tuple[float, ...] = (1.0,)
+    """Mean ids of each feature that reads the table; each feature gives one pooled vector."""
+    count: int = 1
+    """Tables that are alike, >= 1."""
+    zipf: float = 1.05
+    """Exponent of the ids' popularity, >= 0."""
+    storage: Storage = Storage.HBM
+    """Where the rows are."""
+    cached_share: float = 0.2
+    """Share of the rows that the cache of `uvm_cache` holds, in (0, 1]."""
+
+    def __post_init__(self) -> None:
+        require_within(
+            self, " of a table", rows=AMOUNT, dim=(1e-3, NUMBERS[1]), count=NUMBERS, zipf=ZIPF,
+            cached_share=SHARE,
+        )  # fmt: skip
+        (least, most), ids = IDS, self.ids_per_sample
+        ok = len(ids) >= 1 and all(least <= each <= most for each in ids)
+        rule = f"needs numbers in [{least:g}, {most:g}], one for each feature"
+        require(ok, "ids_per_sample of a table", ids, rule)
+
+    @property
+    def ids(self) -> float:
+        """Ids of one sample in one such table."""
+        return sum(self.ids_per_sample)
+
+    @property
+    def pooled(self) -> float:
+        """Numbers that one such table gives for a sample."""
+        return self.dim * len(self.ids_per_sample)
+
+    def distinct(self, samples: float) -> float:
+        """Expected distinct rows of one table that so many samples touch."""
+        return min(expected_distinct(samples * self.ids, self.rows, self.zipf), samples * self.ids)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ranker:
+    """A model: its tables and what comes after them."""
+
+    name: str
+    """The preset's name."""
+    tables: tuple[Table, ...]
+    """At least one."""
+    dense_macs: float
+    """Multiplications of one sample's forward pass, > 0."""
+    dense_params: float
+    """Weights of the dense network, > 0."""
+    dense_widths: float | None = None
+    """Numbers of a sample that its layers hand on, the pooled ones among them; None: about as many
+    as such networks have for their multiplications."""
+    dense_features: int = 13
+    """Numbers of a sample that need no table, >= 0."""
+    update: RowUpdate = RowUpdate.SGD
+    """The rows' optimiser."""
+    source: str
+    """Where these constants come from."""
+
+    def __post_init__(self) -> None:
+        require(len(self.tables) >= 1, "tables", len(self.tables), "there must be one")
+        count = sum(table.count for table in self.tables)
+        require(count <= NUMBERS[1], "tables", f"{count:,}", f"must be <= {NUMBERS[1]:,}")
+        weights = (1, 1e15)
+        require_within(self, dense_macs=weights, dense_params=weights, dense_features=FEATURES,
+                       dense_widths=weights)  # fmt: skip
+
+    @property
+    def ids(self) -> float:
+        """Ids of one sample."""
+        return sum(t.count * t.ids for t in self.tables)
+
+    @property
+    def pooled(self) -> float:
+        """Numbers of one sample that enter the dense network from tables."""
+        return sum(t.count * t.pooled for t in self.tables)
+
+    @property
+    def widths(self) -> float:
+        """Numbers of a sample that the layers of the dense network hand on."""
+        return self.dense_widths or self.pooled + _WIDTHS * sqrt(self.dense_macs)
+
+    @property
+    def features(self) -> int:
+        """Pooled vectors of one sample."""
+        return sum(t.count * len(t.ids_per_sample) for t in self.tables)
+
+    @property
+    def table_bytes(self) -> float:
+        """All rows with their optimiser state, float32."""
+        each = sum(t.count * t.rows * t.dim for t in self.tables)
+        return 4.0 * self.update.values_per_value * each
+
 
 _SENT = 12.0
 """What sending a number costs, in numbers read: links are slower than memory, rows are read and
@@ -208,3 +350,59 @@ def _dealt(pieces: list[Piece], gpus: int, room_bytes: float) -> Load:
         for entry in (*full, (load + cost, gpu)):
             heapq.heappush(heap, entry)
     return Load(*totals)
+
+
+class Pipeline(StrEnum):
+    """What of one batch may run beside another."""
+
+    BASE = "base"
+    """Nothing: keys are exchanged and waited for, then everything else."""
+    SPARSE_DIST = "sparse_dist"
+    """The next batch is copied and its keys exchanged behind this one."""
+    PREFETCH = "prefetch"
+    """As sparse_dist; rows that a cache misses are fetched behind this batch, too."""
+    SEMI_SYNC = "semi_sync"
+    """As sparse_dist; the next lookup and its exchange run before this batch's update: rows are
+    read one step late."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Software:
+    """One training system: what it pays a step beside bytes and multiplications."""
+
+    name: str
+    """The preset's name."""
+    host_s: float
+    """Launching a step's kernels, >= 0."""
+    host_reading_s: float = 0.0
+    """The same, where batches are read from files and not already on the GPU, >= 0."""
+    host_per_table_s: float = 0.0
+    """The same, for each table, >= 0."""
+    host_multi_s: float = 0.0
+    """The same, where there is more than one GPU: collectives and their synchronisation, >= 0."""
+    gpu_s: float = 0.0
+    """Of a step on the GPU, whatever its size: the chain of small kernels, >= 0."""
+    id_bytes: float
+    """What an id costs beside its row (hash, sort, scattered access), as bytes of HBM, >= 0."""
+    exposed: float = 1.0
+    """Share of the exchange of pooled rows that nothing hides, in [0, 1]."""
+    strategy: Strategy = Strategy.PLANNED
+    """How tables are split."""
+    replicate_rows: float = 0.0
+    """Tables with at most so many rows are copied to every GPU, >= 0."""
+    hot_rows: float = 0.0
+    """Most frequent rows of a larger table that are copied, too, >= 0."""
+    pipeline: Pipeline = Pipeline.SPARSE_DIST
+    """What runs beside another batch."""
+    graphs: bool = False
+    """Steps are replayed graphs: the host launches ahead and is never waited for."""
+    source: str
+    """Where these constants come from, and which were fitted."""
+
+    def __post_init__(self) -> None:
+        rows = (0, AMOUNT[1])
+        require_within(
+            self, host_s=SECONDS, host_reading_s=SECONDS, host_per_table_s=SECONDS,
+            host_multi_s=SECONDS, gpu_s=SECONDS, id_bytes=(0, 1e9), exposed=(0, 1),
+            replicate_rows=rows, hot_rows=rows,
+        )  # fmt: skip

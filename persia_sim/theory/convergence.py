@@ -38,9 +38,67 @@ proof above needs the sample's own, because a batch's gradient is a mean over it
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
 
 from persia_sim.words.rules import require
+
+Shares = TypeVar("Shares", float, np.ndarray)
+
+
+def of_batch(share: Shares, draws: float) -> Shares:
+    """1 - (1 - p)^B: the chance that a row read by a share ``p`` of samples is read by a batch.
+
+    ``draws`` B: independent samples (or ids drawn) of a batch.
+
+    >>> of_batch(0.5, 2)
+    0.75
+    >>> round(of_batch(1e-3, 4096), 3)
+    0.983
+    """
+    found: Shares = -np.expm1(draws * np.log1p(-np.minimum(share, 1 - 1e-12)))
+    return found if isinstance(share, np.ndarray) else float(found)
+
+
+def met(shares: np.ndarray) -> float:
+    """Mean share of the row that a lookup meets, sum p^2 / sum p; the largest p is never less.
+
+    The bound takes the largest share for every row. A row's missed updates are as rare as its
+    lookups, so that rows of share p weigh p times p: this mean is what one alpha stands for.
+    """
+    return float((shares * shares).sum() / shares.sum())
+
+
+def quantiles(
+    shares: np.ndarray, levels: Sequence[float], weights: np.ndarray | None = None
+) -> np.ndarray:
+    """The smallest share whose cumulated weight reaches each level; each row weighs 1, or these.
+
+    With ``weights=shares`` the distribution is over lookups instead of rows.
+    """
+    order = np.argsort(shares)
+    weight = np.ones(len(shares)) if weights is None else weights[order]
+    reached = np.cumsum(weight) / weight.sum()
+    places = np.searchsorted(reached, np.minimum(levels, reached[-1]) - 1e-12)
+    found: np.ndarray = shares[order][np.minimum(places, len(shares) - 1)]
+    return found
+
+
+def drift(shares: np.ndarray, missed: np.ndarray) -> float:
+    """sum_id p_id ||d_id||^2 of ``shares`` [U] and what a lookup misses of each row [U, d].
+
+    ``shares``: how often a sample reads each row, so that the sum is one over a sample's rows.
+    """
+    return float(shares @ np.square(missed, dtype=np.float64).sum(axis=1))
+
+
+def relative_drift(shares: np.ndarray, missed: np.ndarray, rows: np.ndarray) -> float:
+    """The same over sum_id p_id ||row_id||^2: without unit, so that data sets compare."""
+    size = drift(shares, rows)
+    return drift(shares, missed) / size if size else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

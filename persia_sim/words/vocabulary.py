@@ -17,6 +17,7 @@ class Stage(StrEnum):
     LOAD = "load"
     LOOKUP = "lookup"
     COPY_IN = "copy_in"
+    REFRESH = "refresh"
     FORWARD = "forward"
     BACKWARD = "backward"
     DENSE_SYNC = "dense_sync"

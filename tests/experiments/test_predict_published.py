@@ -13,12 +13,12 @@ import pytest
 
 from experiments.commands import main
 from experiments.published.calibration import Constants, fit, log_errors, without_each_series
-from experiments.published.descriptions import nodes_of, rankers_of
-from experiments.published.gpu_rows import Measured, MeasuredFiles, family_of, measured_of, node_for
+from experiments.published.descriptions import hosts_of, rankers_of
+from experiments.published.gpu_rows import Measured, MeasuredFiles, family_of, host_for, measured_of
 from experiments.published.scores import naive_rates, nearest, scaling_ratios, score
+from persia_sim.model.machine import System
 from persia_sim.presets.software import BAND_LN, FITTED
-from persia_sim.sharded.pipeline import step_s
-from persia_sim.sharded.system import System
+from persia_sim.sharded.stages import step_s
 
 EXAMPLES = Path(__file__).parent / "examples"
 ARGUMENTS = [
@@ -42,7 +42,7 @@ def published() -> Path:
 def rows() -> list[Measured]:
     found, _ = measured_of(
         EXAMPLES / "rows.csv", rankers_of(EXAMPLES / "workloads.csv"),
-        nodes_of(EXAMPLES / "systems.csv"),
+        hosts_of(EXAMPLES / "systems.csv"),
     )  # fmt: skip
     return found
 
@@ -128,7 +128,7 @@ def test_lines_that_cannot_be_meant_are_left_out_with_a_sentence_each(tmp_path, 
 
 def test_measured_columns_may_differ_as_a_mean_and_a_median_do(tmp_path):
     path = predicted_of(tmp_path, {"step_ms": "8.192", "samples_per_s": "900000"})
-    models = rankers_of(EXAMPLES / "workloads.csv"), nodes_of(EXAMPLES / "systems.csv")
+    models = rankers_of(EXAMPLES / "workloads.csv"), hosts_of(EXAMPLES / "systems.csv")
     (row,), left_out = measured_of(path, *models)
     assert row.samples_per_s == 900_000 and left_out == []
 
@@ -158,7 +158,7 @@ def test_a_job_measured_once_and_listed_twice_is_one_point_without_nan(tmp_path,
         ("rows", "gpus,", "cards,", "it has no column gpus"),
         ("workloads", "8000000", "0", "line 2: total_rows is 0: 8 tables have >= 1 row each"),
         ("workloads", ",8,512,512", ",-8,512,512", "line 2: lookups_per_sample is '-8'"),
-        ("systems", "300,1500", "300,0", "hbm_bytes_per_s of X100-SXM-40GB is 0.0"),
+        ("systems", "300,1500", "300,0", "hbm_bytes_per_s of GPU X100-SXM-40GB is 0.0"),
     ],
 )
 def test_a_bad_file_is_named_with_line_and_column(option, old, new, said, tmp_path, capsys):
@@ -207,8 +207,8 @@ def test_scores_are_medians_and_shares_of_log_errors():
 
 def test_scaling_ratios_compare_with_the_fewest_gpus_at_one_batch(rows):
     one = replace(rows[0], samples_per_s=100.0)
-    node = one.job.system.node
-    two = replace(one, job=replace(one.job, system=System(node=node, gpus=16)), samples_per_s=150.0)
+    node = one.job.system.host
+    two = replace(one, job=replace(one.job, system=System(host=node, gpus=16)), samples_per_s=150.0)
     (found,) = scaling_ratios([one, two], [100.0, 180.0])
     assert (found.gpus, found.measured, found.predicted) == ((8, 16), 1.5, 1.8)
 
@@ -258,19 +258,19 @@ def test_software_is_known_by_its_name(line, family):
 
 
 def test_a_machine_is_found_by_its_gpus():
-    nodes = nodes_of(EXAMPLES / "systems.csv")
+    nodes = hosts_of(EXAMPLES / "systems.csv")
     box = nodes["box"]
-    a100 = replace(box.accelerator, name="A100-SXM4-40GB")
+    a100 = replace(box.chip, name="A100-SXM4-40GB")
     more = {
-        "sxm": replace(box, name="sxm", accelerator=a100),
-        "large": replace(box, name="large", accelerator=replace(a100, name="A100-SXM4-80GB")),
-        "l40s": replace(box, name="l40s", accelerator=replace(a100, name="L40S")),
+        "sxm": replace(box, name="sxm", gpu=a100),
+        "large": replace(box, name="large", gpu=replace(a100, name="A100-SXM4-80GB")),
+        "l40s": replace(box, name="l40s", gpu=replace(a100, name="L40S")),
     }
-    assert node_for({"accelerator": "NVIDIA A100-SXM-80GB"}, more).name == "large"
-    assert node_for({"system": "1xA100-40"}, more).name == "sxm"
-    assert node_for({"accelerator": "L40S"}, more).name == "l40s"
+    assert host_for({"accelerator": "NVIDIA A100-SXM-80GB"}, more).name == "large"
+    assert host_for({"system": "1xA100-40"}, more).name == "sxm"
+    assert host_for({"accelerator": "L40S"}, more).name == "l40s"
     with pytest.raises(ValueError, match="no machine of the systems file has such GPUs"):
-        node_for({"accelerator": "TPU v4"}, more)
+        host_for({"accelerator": "TPU v4"}, more)
 
 
 def test_published_steps_are_met_and_the_presets_are_what_the_fit_finds(published):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from experiments.published.compare import DATA, Row, kwai, model_size, public, simulated
-from persia_sim.presets.fits import EVERY, FITS
+from persia_sim.presets.costs import EVERY, FITS
 from persia_sim.words.vocabulary import Mode
 
 FIGURE_DATA = Path(__file__).parents[2] / "docs" / "results"

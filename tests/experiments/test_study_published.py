@@ -11,7 +11,7 @@ from experiments.published import compare
 from experiments.published.compare import DATA, Candidate, Row
 from experiments.studies import scale_model_size, scale_workers
 from experiments.studies.scale_workers import summary
-from persia_sim.presets.fits import EVERY, FITS
+from persia_sim.presets.costs import EVERY, FITS
 from tests.experiments.raw_runs import read_csv
 
 STEPS = 8

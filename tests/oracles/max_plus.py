@@ -14,12 +14,11 @@ import numpy as np
 
 from persia_sim.model.allreduce import sync_delay
 from persia_sim.model.demand import Demand, Fetch, demand, loader_start_s
-from persia_sim.model.noise import Purpose, lognormal_factors, stream
+from persia_sim.model.incidents import Purpose, lognormal_factors, stream
 from persia_sim.model.placement import ServerGroup
 from persia_sim.model.scenario import Discipline, Scenario
 from persia_sim.model.stamps import Mark
-from persia_sim.oracle.transfers import Transfers
-from persia_sim.oracle.uplinks import alike, serving
+from persia_sim.oracle.transfers import Transfers, alike, serving
 from persia_sim.words.rules import require
 from persia_sim.words.vocabulary import Mode
 

@@ -19,8 +19,9 @@ from dataclasses import replace
 from typing import Any
 
 from persia_sim.model.allreduce import Algorithm, DenseSync
-from persia_sim.model.cluster import Cluster, Gpu, Host, Link, Role
+from persia_sim.model.cluster import Cluster, Link, Role
 from persia_sim.model.costs import Costs, Law
+from persia_sim.model.machine import Gpu, Host, Reach
 from persia_sim.model.scenario import DenseHome, Discipline, Scenario
 from persia_sim.model.workload import Workload
 from persia_sim.words.vocabulary import Mode
@@ -28,10 +29,17 @@ from persia_sim.words.vocabulary import Mode
 HAND = "written by hand"
 
 
+ABACUS = Gpu(name="abacus", fp32_flops=4096.0, pcie_bytes_per_s=64.0, source=HAND)
+WHOLE = Reach(
+    fp32=1.0, tf32=1.0, fp16=1.0, hbm=1.0, switch=1.0, mesh=1.0, pcie=1.0, nic=0.5, tcp=1.0,
+    host=1.0, source="everything at its nominal rate, NICs at half of it as the link's",
+)  # fmt: skip
+
+
 def host(name: str, nic: float, speed: float, dollars: float) -> Host:
     return Host(
-        name=name, cores=8, ram_bytes=1e6, nic_bytes_per_s=nic, core_speed=speed,
-        usd_per_hour=dollars, source=HAND,
+        name=name, cores=8, ram_bytes=1e6, nic_bytes_per_s=nic, core_speed=speed, gpu=ABACUS,
+        gpus=8, usd_per_hour=dollars, source=HAND,
     )  # fmt: skip
 
 
@@ -48,7 +56,6 @@ def hand_cluster(ranks: int = 1, **changes: Any) -> Cluster:
     base = Cluster(
         name="hand",
         ranks=ranks,
-        gpu=Gpu(name="abacus", peak_flops=4096.0, pcie_bytes_per_s=64.0, source=HAND),
         nn=nn,
         embedding_workers=role(host("worker host", 32.0, 2.0, 4.0)),
         servers=role(host("server host", 24.0, 0.25, 2.0)),
@@ -80,8 +87,10 @@ def hand_costs(**changes: Any) -> Costs:
         gpu_efficiency=((1, 1.0), (65535, 1.0)),
         dense_sync=DenseSync(
             algorithm=Algorithm.RING, intra_bytes_per_s=1024.0, inter_bytes_per_s=113.0,
-            latency_s=0.25, overhead_s=0.5, bucket_bytes=1e9, source=HAND,
+            intra_latency_s=0.25, inter_latency_s=0.25, overhead_s=0.5, bucket_bytes=1e9,
+            source=HAND,
         ),
+        reach=WHOLE,
         dense_server_bytes_per_s=226.0,  # a copy of 904 bytes takes 4 s
         source=HAND,
     )  # fmt: skip
@@ -99,7 +108,7 @@ def hand_workload(**changes: Any) -> Workload:
 def hand_scenario(mode: Mode = Mode.SYNC, ranks: int = 1, **changes: Any) -> Scenario:
     """Nothing is shared; compute is the fixed part alone (an endless peak rate)."""
     cluster = hand_cluster(ranks)
-    cluster = replace(cluster, gpu=replace(cluster.gpu, peak_flops=float("inf")))
+    cluster = cluster.with_gpu(fp32_flops=float("inf"))
     base = Scenario(
         cluster=cluster, workload=hand_workload(), costs=hand_costs(), mode=mode,
         discipline=Discipline.UNSHARED, infinite_cpus=True, steps=5,

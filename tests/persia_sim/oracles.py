@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from persia_sim.model.checkpointing import Recovery
-from persia_sim.model.noise import Purpose, stream
+from persia_sim.model.incidents import Purpose, Recovery, stream
 from persia_sim.model.popularity import expected_distinct
 from persia_sim.model.workload import Workload
 

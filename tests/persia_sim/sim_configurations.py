@@ -11,16 +11,28 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from persia_sim.model.allreduce import DenseSync
 from persia_sim.model.cluster import Cluster
 from persia_sim.model.placement import Placement, ServerGroup
 from persia_sim.model.scenario import Discipline, Noise, Queues, Scenario
-from persia_sim.presets.catalogue import workloads
-from persia_sim.presets.clusters import gcp_100t
+from persia_sim.presets.catalogue import gcp_100t, workloads
 from persia_sim.presets.costs import CATALOGUE
 from persia_sim.words.vocabulary import Mode
 
 settings.register_profile("simulator", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("simulator")
+
+
+COSTS = replace(
+    CATALOGUE,
+    gpu_efficiency=((512, 0.384),),
+    reach=replace(CATALOGUE.reach, activation_passes=0.0, host=0.75),
+    dense_sync=DenseSync(
+        intra_bytes_per_s=8.4e9, inter_bytes_per_s=12.5e9 * 0.97, intra_latency_s=20e-6,
+        inter_latency_s=20e-6, source="a test",
+    ),
+)  # fmt: skip
+"""The GPU and the all-reduce weigh about as much as the other stages."""
 
 
 def small_cluster(ranks: int = 4, workers: int = 3, server_hosts: int = 2) -> Cluster:
@@ -35,7 +47,7 @@ def small_scenario(mode: Mode = Mode.HYBRID, **changes: object) -> Scenario:
     base = Scenario(
         cluster=small_cluster(),
         workload=replace(workloads()["criteo-ad"], batch_per_rank=256),
-        costs=CATALOGUE,
+        costs=COSTS,
         mode=mode,
         tau=2 if mode.reads_late_rows else None,
         merge_pushes=False if mode.may_merge else None,
@@ -91,7 +103,7 @@ def uncontended(draw: st.DrawFn) -> Scenario:
     )
     scale = st.sampled_from([0.1, 1.0, 10.0])
     costs = replace(
-        CATALOGUE,
+        COSTS,
         load=replace(CATALOGUE.load, fixed_s=2e-3 * draw(scale)),
         worker_pool=replace(CATALOGUE.worker_pool, per_byte_s=1e-9 * draw(scale)),
         copy_in=replace(CATALOGUE.copy_in, fixed_s=1e-3 * draw(scale)),

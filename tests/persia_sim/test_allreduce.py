@@ -24,7 +24,8 @@ def sync(algorithm: Algorithm) -> DenseSync:
         algorithm=algorithm,
         intra_bytes_per_s=8.0,
         inter_bytes_per_s=2.0,
-        latency_s=1.0,
+        intra_latency_s=1.0,
+        inter_latency_s=1.0,
         source="test",
     )
 
@@ -85,7 +86,8 @@ def test_the_slowest_rank_decides_when_a_bucket_starts() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "rule"),
     [
-        ("intra_bytes_per_s", 0.0, "must be >= 1e-06"), ("latency_s", -1.0, "must lie in [0, "),
+        ("intra_bytes_per_s", 0.0, "must be >= 1e-06"),
+        ("intra_latency_s", -1.0, "must lie in [0, "), ("inter_latency_s", -1.0, "must lie in ["),
         ("inter_bytes_per_s", 0.0, "must be >= 1e-06"), ("overhead_s", -1.0, "must lie in [0, "),
         ("bucket_bytes", 0.0, "must be >= 1 "), ("bucket_bytes", 1e-300, "must be >= 1 "),
     ],
@@ -94,14 +96,14 @@ def test_a_wrong_constant_is_refused(field: str, value: float, rule: str) -> Non
     said = re.escape(f"{field} of the all-reduce is {value}: {rule}")
     with pytest.raises(ValueError, match=said):
         replace(sync(Algorithm.RING), **{field: value})
-    least = replace(sync(Algorithm.RING), latency_s=0.0, overhead_s=0.0, bucket_bytes=1)
+    least = replace(sync(Algorithm.RING), intra_latency_s=0.0, overhead_s=0.0, bucket_bytes=1)
     assert least.seconds(64.0, 2, 2) == 64 / 8
 
 
 def test_defaults_are_those_of_the_text() -> None:
-    """Buckets of 25 MiB as in PyTorch's DDP, 20 us a hop, nothing extra."""
-    plain = DenseSync(intra_bytes_per_s=1.0, inter_bytes_per_s=1.0, source="test")
-    assert (plain.bucket_bytes, plain.latency_s, plain.overhead_s) == (26_214_400, 2e-5, 0)
+    """Buckets of 25 MiB as in PyTorch's DDP, nothing extra."""
+    plain = DenseSync(source="test")
+    assert (plain.bucket_bytes, plain.overhead_s) == (26_214_400, 0)
     assert plain.algorithm is Algorithm.HIERARCHICAL
 
 

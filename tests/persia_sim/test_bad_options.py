@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from persia_sim import __main__ as command
 from persia_sim.cli import Options, run
 from persia_sim.cli.example import table, two_racks
-from persia_sim.presets.accelerators import NODES
-from persia_sim.presets.catalogue import costs_of, workloads
-from persia_sim.presets.rankers import rankers
+from persia_sim.presets.catalogue import costs_of, rankers, workloads
+from persia_sim.presets.machines import MACHINES
 from persia_sim.presets.software import SOFTWARE
 from tests.persia_sim.sim_configurations import small_cluster
 
@@ -73,7 +72,7 @@ def refused(
         ("--timeline t.json --timeline-steps 5 500", "timeline steps is (5, 500): must be a range"),
         ("--after-samples -1", "samples is -1.0: must be >= 0"),
         ("--after-samples nan", "samples is nan: must be >= 0"),
-        ("--workload criteo", "did you mean criteo-ad? choose one of taobao-ad"),
+        ("--workload criteo", "did you mean criteo-ad?"),
         ("--cluster this_host", "did you mean this-host?"),
         ("--rows f32", "did you mean f32-sgd?"),
     ],
@@ -130,7 +129,7 @@ def example_files() -> dict[str, tuple[str, str]]:
                     "--workload taobao-ad --dense-on-nics " + run_small),
         "workload": (table(workloads()["taobao-ad"]), run_small + " this-host --workload"),
         "model": (table(replace(model, tables=model.tables[:2])), "sharded --model"),
-        "system": (table(NODES["dgx-h100"]), "sharded --gpus 16 --system"),
+        "system": (table(MACHINES["dgx-h100"]), "sharded --gpus 16 --system"),
         "software": (table(SOFTWARE["torchrec"]), "sharded --model dlrm --software"),
     }  # fmt: skip
 
@@ -272,7 +271,7 @@ def test_ctrl_c_in_a_long_simulation_ends_in_one_line(tmp_path: Path) -> None:
 def test_a_terminal_gets_one_bar_and_a_pipe_none(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from persia_sim.engine.ledger import pushes_of
+    from persia_sim.engine.rank import pushes_of
     from persia_sim.engine.simulate import simulate
     from persia_sim.words.vocabulary import Mode
     from tests.persia_sim.sim_configurations import small_scenario
@@ -285,6 +284,6 @@ def test_a_terminal_gets_one_bar_and_a_pipe_none(
     run(Options(**SMALL))  # type: ignore[arg-type]
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setattr(sys.modules["persia_sim.cli.run"], "BAR_AFTER_S", 0.0)
+    monkeypatch.setattr(sys.modules["persia_sim.cli.command"], "BAR_AFTER_S", 0.0)
     run(Options(**SMALL))  # type: ignore[arg-type]
     assert " pushes" in capsys.readouterr().err

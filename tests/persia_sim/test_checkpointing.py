@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
 
-from persia_sim.model.checkpointing import (
+from persia_sim.model.incidents import (
     Recovery,
+    Target,
     best_interval_s,
     cpr_illustration,
     overhead,
     random_crashes,
     young_interval_s,
 )
-from persia_sim.model.incidents import Target
 from tests.persia_sim.oracles import simulated_overhead
 
 FULL = Recovery(mtbf_s=1000.0, checkpoint_s=20.0, back_s=50.0)

@@ -32,7 +32,7 @@ def test_the_report_fits_one_screen(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cluster": "gcp"}, "--cluster is 'gcp': did you mean gcp-100t. choose one of"),
+        ({"cluster": "gcp"}, "--cluster is 'gcp': did you mean gcp-100t."),
         ({"workload": "taobao"}, "--workload is 'taobao'"),
         ({"mode": Mode.SYNC, "tau": 3}, "tau is 3: sync does not read it; drop it"),
         ({"mode": Mode.SYNC, "permits": 3}, "permits is 3: sync does not read it"),

@@ -11,7 +11,8 @@ import pytest
 
 from persia_sim.cli import Options, run, scenario_of
 from persia_sim.engine.simulate import simulate
-from persia_sim.insight.sensitivity import sensitivity
+from persia_sim.insight.measure import Estimate
+from persia_sim.insight.sensitivity import gains
 from persia_sim.model.stamps import Mark
 from persia_sim.words.trace import Trace
 from persia_sim.words.vocabulary import Mode
@@ -42,9 +43,10 @@ def test_every_line_of_a_sync_run(tmp_path: Path) -> None:
         "steps 0.00 (p99 0, oldest 0); pushes 0.0 (p99 0); by row 0.00 (fresh 100.0%, p50 0"
     )
     assert line(said, "in flight") == "at most 2 batches"
-    # 29 M / 16 rows of 16 numbers of 2 bytes and 90 more, on ten servers of 440 GB
+    # 29 M / 16 rows of 16 numbers, each with Adagrad's, and 66 bytes more; ten servers of 440 GB
     assert line(said, "memory").startswith(
-        "21.1 MiB of 410 GiB a server, 122 B a row; resident 1.81e+06, evicted 0, misses 0.00%; "
+        "33.5 MiB of 410 GiB a server, 194 B a row as f32-adagrad; resident 1.81e+06, evicted 0, "
+        "misses 0.00%; "
     )
     compute = (stamps[Mark.BACKWARD_END] - stamps[Mark.START]).sum() / 2
     assert f"GPU {compute / 20 / step:.1%}" in line(said, "in use")
@@ -53,9 +55,10 @@ def test_every_line_of_a_sync_run(tmp_path: Path) -> None:
     assert f"lookup task {(gap - loaded) * 1e3:.2f}" in line(said, "exposed, ms")
     # Two lookups, one dense update and one merged push a step.
     assert line(said, "order") == f"80 events in {trace}" and len(Trace.load(trace)) == 80
-    gains = sensitivity(scenario_of(options))
-    expected = [f"{n} {g:+.1%}" for n, g in sorted(gains.items(), key=lambda i: -i[1]) if g > 5e-4]
+    best = sorted(gains(scenario_of(options)).items(), key=lambda item: -item[1].mean)
+    expected = [f"{name} {gain.mean:+.1%}" for name, gain in best if gain.mean > 5e-4]
     assert line(said, "10 % faster") == ", ".join(expected) and len(expected) > 3
+    assert line(said, "twice").startswith("batch +")
 
 
 def test_the_timeline_holds_ten_steps_from_the_middle_or_those_asked_for(tmp_path: Path) -> None:
@@ -88,12 +91,12 @@ def test_misses_of_evicted_rows_reach_the_gains(monkeypatch: pytest.MonkeyPatch)
     seen: list[float] = []
     import persia_sim.insight.sensitivity as module
 
-    def spy(scenario: object, miss_rate: float = 0.0) -> dict[str, float]:
+    def spy(scenario: object, miss_rate: float = 0.0, changes: object = None) -> object:
         seen.append(miss_rate)
-        return {"GPU": 0.05, "latency": 0.0}
+        return {"GPU": Estimate(0.05, 0.01, 20), "latency": Estimate(0.01, 0.02, 20)}
 
-    monkeypatch.setattr(module, "sensitivity", spy)
+    monkeypatch.setattr(module, "gains", spy)
     said = run(Options(rows="f32-adagrad", ranks=8, steps=6, evict=True, sensitivity=True))
     [misses] = re.findall(r"misses ([\d.]+)%", said)
-    assert [f"{100 * rate:.2f}" for rate in seen] == [misses] and seen[0] > 0
-    assert line(said, "10 % faster") == "GPU +5.0%"
+    assert [f"{100 * rate:.2f}" for rate in seen] == 2 * [misses] and seen[0] > 0
+    assert line(said, "10 % faster") == "GPU +5.0% +-1.0%"

@@ -166,7 +166,9 @@ def test_asynchronous_dense_weights_are_traffic_unless_asked_otherwise() -> None
     rates = {home: throughput(simulate(replace(base, dense_home=home))).mean for home in DenseHome}
     assert rates[DenseHome.APART] > rates[DenseHome.SERVERS] > rates[DenseHome.ONE]
     run = simulate(base)
-    rank_rate, _, server_rate = base.cluster.nic_payload_bytes_per_s
+    rank_rate, server_rate = (
+        base.cluster.nic_rates(role)[0] for role in (base.cluster.nn, base.cluster.servers)
+    )
     dense = run.need.dense_bytes
     batch = run.need.fetch.activation_bytes + run.need.input_bytes
     into_hosts = 2 * (dense + batch) / rank_rate  # two ranks a host
@@ -282,7 +284,7 @@ def test_every_run_with_noise_and_a_crash_passes_the_bounds(
 
 
 def test_a_run_that_is_faster_than_its_draws_allow_is_refused() -> None:
-    from persia_sim.engine.checks import check
+    from persia_sim.engine.run import check
 
     run = simulate(small_scenario(Mode.HYBRID, noise=Noise(gpu_cv=0.3), steps=20))
     check(run)

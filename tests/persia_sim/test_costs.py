@@ -17,7 +17,7 @@ from persia_sim.cli import Options, run, scenario_of
 from persia_sim.model.costs import Costs, Law
 from persia_sim.model.demand import demand
 from persia_sim.model.profile import read_profile
-from persia_sim.presets.clusters import this_host
+from persia_sim.presets.catalogue import this_host
 from persia_sim.presets.costs import CATALOGUE
 from tests.persia_sim.sim_configurations import small_scenario
 
@@ -61,7 +61,7 @@ def test_the_rate_of_a_cpu_makes_the_core_of_this_host_and_nothing_of_a_gpu(
     profile = read_profile(write(tmp_path / "profile.json", PROFILE))
     cluster, costs = profile.apply(this_host(), work, CATALOGUE)
     for batch, rate in ((64, 20e9), (512, 70e9)):
-        assert costs.efficiency(batch) * cluster.gpu.peak_flops == pytest.approx(rate)
+        assert costs.efficiency(batch) * cluster.gpu.fp32_flops == pytest.approx(rate)
     assert costs.gpu_fixed_s == 1e-3
     gpu = measured(tmp_path / "profile.json")
     assert gpu.gpu_efficiency == CATALOGUE.gpu_efficiency and gpu.gpu_fixed_s == 0
@@ -89,12 +89,12 @@ def test_another_width_of_rows_is_refused_and_another_mlp_is_said(tmp_path: Path
 
 def test_use_outside_the_fitted_range_is_flagged(tmp_path: Path) -> None:
     far = replace(small_scenario(), costs=measured(tmp_path / "profile.json"))
-    assert demand(far).extrapolated == ("server_lookup", "gpu_efficiency")
-    # The catalogue knows one batch only, and this one is half of it.
-    assert demand(small_scenario()).extrapolated == ("gpu_efficiency",)
-    [(known, _)] = CATALOGUE.gpu_efficiency
-    at_it = replace(small_scenario().workload, batch_per_rank=known)
-    assert demand(small_scenario(workload=at_it)).extrapolated == ()
+    assert demand(far).extrapolated == ("server_lookup",)
+    assert demand(small_scenario(costs=CATALOGUE)).extrapolated == ()
+    two = replace(CATALOGUE, gpu_efficiency=((512, 0.3), (8192, 0.4)))
+    for batch, told in ((511, ("gpu_efficiency",)), (512, ()), (8192, ())):
+        work = replace(small_scenario().workload, batch_per_rank=batch)
+        assert demand(small_scenario(workload=work, costs=two)).extrapolated == told
 
 
 SUMMED = {"ranks": 2, "fixed_s": 2e-4, "per_byte_s": 1e-9, "fitted_bytes": [1e3, 1e6]}

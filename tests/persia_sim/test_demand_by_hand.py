@@ -123,7 +123,7 @@ def test_seconds_of_one_batch() -> None:
     zero, one = need.server_shares.tolist()  # two rows on one server, one on the other (see above)
     assert sorted((zero, one)) == pytest.approx([1 / 3, 2 / 3])
     ids = np.array([round(3 * zero), round(3 * one)])
-    assert need.load_s == (1.0 + 0.25 * 4 + 0.5 * (268 + 96)) / 0.5
+    assert need.load_s == (1.0 + 0.25 * 4 * (3 + 5) + 0.5 * (268 + 96)) / 0.5
     fetch = need.fetch
     assert fetch.worker_forward_s == (1.0 + 2.0 * 24 + 0.25 * 48 + 2 * 0.75) / 2
     assert fetch.server_s == pytest.approx((0.55 + 0.25 * ids + 0.125 * 32 * ids) / 0.25)
@@ -200,8 +200,8 @@ def test_all_reduce_over_twelve_gpus_in_three_hosts() -> None:
     }
     for algorithm, (seconds, on_card) in numbers.items():
         sync = DenseSync(
-            algorithm=algorithm, intra_bytes_per_s=600.0, inter_bytes_per_s=100.0, latency_s=1.0,
-            source=HAND,
+            algorithm=algorithm, intra_bytes_per_s=600.0, inter_bytes_per_s=100.0,
+            intra_latency_s=1.0, inter_latency_s=1.0, source=HAND,
         )  # fmt: skip
         assert sync.seconds(1200.0, 12, 4) == seconds
         assert sync.nic_bytes(1200.0, 12, 4) == on_card
@@ -306,10 +306,11 @@ def test_loaders_start_evenly_over_one_batch() -> None:
 
 
 def test_a_law_is_flagged_at_its_own_number_of_items() -> None:
-    """24 occurrences a batch at the worker, 1.5 ids a server, 4 samples at the loader."""
+    """24 occurrences a batch at the worker, 1.5 ids a server; 4 samples of 3 fields and
+    5 dense features at the loader."""
     scenario = scenario_with_every_law()
     items = {
-        "load": 4.0, "worker_forward": 24.0, "worker_pool": 24.0, "worker_scatter": 24.0,
+        "load": 32.0, "worker_forward": 24.0, "worker_pool": 24.0, "worker_scatter": 24.0,
         "server_lookup": 1.5, "server_update": 1.5,
     }  # fmt: skip
     for name, count in items.items():

@@ -37,7 +37,7 @@ def test_alone_on_its_cards_the_all_reduce_takes_its_closed_form(mode: Mode) -> 
     base = small_scenario(
         mode, discipline=Discipline.UNSHARED, infinite_cpus=True, noise=Noise(gpu_cv=0.2)
     )
-    own = base.cluster.nic_payload_bytes_per_s[0]
+    own = base.cluster.nic_rates(base.cluster.nn)[0]
     sync = replace(base.costs.dense_sync, inter_bytes_per_s=own, bucket_bytes=4e6)
     apart, shared = both(replace(base, costs=replace(base.costs, dense_sync=sync)))
     assert simulate(shared).stamps == pytest.approx(simulate(apart).stamps, rel=1e-9)

@@ -8,15 +8,18 @@ import pytest
 
 from persia_sim.engine.simulate import DeadlockError, simulate
 from persia_sim.insight.measure import throughput
-from persia_sim.model.checkpointing import (
+from persia_sim.model.incidents import (
+    Checkpoints,
+    Crash,
     Recovery,
+    SlowDown,
+    Target,
     best_interval_s,
     cpr_illustration,
     overhead,
     random_crashes,
     young_interval_s,
 )
-from persia_sim.model.incidents import Checkpoints, Crash, SlowDown, Target
 from persia_sim.model.scenario import DenseHome, Scenario
 from persia_sim.model.stamps import Mark
 from persia_sim.words.trace import Kind

@@ -14,22 +14,21 @@ import persia_sim
 from persia_sim import __main__ as command
 from persia_sim.cli.example import sayings, write_examples
 from persia_sim.cli.sharded import ShardedOptions, job_of, run_sharded
-from persia_sim.model.cluster import Cluster, Host
+from persia_sim.model.cluster import Cluster
 from persia_sim.model.costs import Costs
-from persia_sim.presets.accelerators import ACCELERATORS, GPUS, NODES
-from persia_sim.presets.catalogue import CLUSTERS, costs_of, workloads
+from persia_sim.model.machine import Gpu, Host
+from persia_sim.presets.catalogue import CLUSTERS, costs_of, ranker_of, rankers, workloads
+from persia_sim.presets.costs import CATALOGUE
 from persia_sim.presets.from_file import (
-    hosts,
     read_cluster,
-    read_node,
-    read_ranker,
+    read_host,
+    read_model,
     read_software,
     read_workload,
 )
-from persia_sim.presets.rankers import ranker_of, rankers
-from persia_sim.sharded.pipeline import step_s
-from persia_sim.sharded.system import Node
-from persia_sim.sharded.tables import Ranker, Storage, Table
+from persia_sim.presets.machines import GPUS, MACHINES
+from persia_sim.sharded.plan import Ranker, Storage, Table
+from persia_sim.sharded.stages import step_s
 
 
 def written(tmp_path: Path, text: str, name: str = "mine.toml") -> Path:
@@ -49,20 +48,20 @@ def test_the_example_files_read_back_as_what_they_were_written_from(tmp_path):
     paths = {path.name: path for path in write_examples(tmp_path)}
     cluster, costs = read_cluster(paths["cluster.toml"])
     assert cluster == replace(CLUSTERS["gcp-100t"](), name="my-cluster")
-    assert costs == costs_of("gcp-100t")
+    assert costs == CATALOGUE, "nothing that was fitted to others"
     workload = read_workload(paths["workload.toml"])
-    assert workload == replace(workloads()["criteo-syn5"], name="my-workload")
+    assert workload == replace(workloads()["criteo-syn1"], name="my-workload")
     model = rankers()["dlrm"]
-    assert read_ranker(paths["model.toml"]) == replace(
+    assert read_model(paths["model.toml"]) == replace(
         model, name="my-model", tables=model.tables[:3]
     )
-    assert read_node(paths["system.toml"]) == replace(NODES["dgx-h100"], name="my-machine")
+    assert read_host(paths["system.toml"]) == replace(MACHINES["dgx-h100"], name="my-machine")
 
 
 def test_every_field_stands_in_the_example_under_its_meaning(tmp_path):
     text = {path.name: path.read_text() for path in write_examples(tmp_path)}
     places = {Cluster: "cluster", Host: "cluster", Costs: "cluster", Ranker: "model",
-              Table: "model", Node: "system"}  # fmt: skip
+              Table: "model", Gpu: "system"}  # fmt: skip
     for kind, place in places.items():
         name = f"{place}.toml"
         says = sayings(kind)
@@ -85,14 +84,14 @@ def test_init_touches_nothing_that_is_there(tmp_path, monkeypatch, capsys):
 def test_a_file_may_give_only_what_differs_from_a_preset(tmp_path):
     path = written(
         tmp_path,
-        'base = "gcp-100t"\nranks = 16\ngpu = "h100"\n[nn]\nhosts = 2\n[servers]\nhosts = 40\n'
-        "[costs.load]\nfixed_s = 0.5\n",
+        'base = "gcp-100t"\nranks = 16\n[nn]\nhosts = 2\nhost = "p5.48xlarge"\n'
+        "[servers]\nhosts = 40\n[costs.load]\nfixed_s = 0.5\n",
     )
     cluster, costs = read_cluster(path)
     preset = CLUSTERS["gcp-100t"]()
     assert cluster.name == "mine" and cluster.gpu == GPUS["h100"]
     assert cluster == replace(
-        preset, name="mine", ranks=16, gpu=GPUS["h100"], nn=replace(preset.nn, hosts=2),
+        preset, name="mine", ranks=16, nn=replace(preset.nn, hosts=2, host=MACHINES["p5.48xlarge"]),
         servers=replace(preset.servers, hosts=40),
     )  # fmt: skip
     assert costs == replace(
@@ -104,7 +103,7 @@ def test_a_part_may_be_a_presets_name(tmp_path):
     path = written(tmp_path, 'base = "gcp-100t"\n[servers]\nhost = "c2-standard-30"\n'
                    "processes_per_host = 1\ncores_per_process = 28\n"
                    "ram_bytes_per_process = 1e11\n")  # fmt: skip
-    assert read_cluster(path)[0].servers.host == hosts()["c2-standard-30"]
+    assert read_cluster(path)[0].servers.host == MACHINES["c2-standard-30"]
 
 
 @pytest.mark.parametrize(
@@ -116,8 +115,8 @@ def test_a_part_may_be_a_presets_name(tmp_path):
             "servers: hosts (of type m2-ultramem-416) is 0: must lie in [1, 100,000]",
         ),
         ("[servers.host]\ncores = 1.5", "servers.host.cores must be a whole number, got 1.5"),
-        ('gpu = "h1000"', "gpu is 'h1000': did you mean h100?"),
-        ("gpu = 7", "gpu must be a table, got 7"),
+        ('[nn.host]\ngpu = "h1000"', "gpu is 'h1000': did you mean h100?"),
+        ("[nn.host]\ngpu = 7", "gpu must be a table, got 7"),
         ('ranks = "many"', "ranks must be a whole number, got 'many'"),
         ("[link]\nlatency_s = -1.0", "link: latency_s of the link is -1.0: must lie in [0, 1e+06]"),
         ("[costs.load]\nper_second = 1", "costs.load.per_second is unknown"),
@@ -140,11 +139,12 @@ def test_a_missing_file_names_the_command_that_writes_one(monkeypatch, capsys):
 
 def test_a_run_from_files_is_the_run_of_the_presets_that_they_hold(tmp_path, monkeypatch, capsys):
     write_examples(tmp_path)
-    common = ["--steps", "8", "--ranks", "8", "--gpu-cv", "0"]
-    paths = ["--cluster", str(tmp_path / "cluster.toml"), "--workload",
+    written(tmp_path, 'base = "gcp-100t"\n')
+    common = ["--steps", "8", "--ranks", "8", "--gpu-cv", "0", "--rows", "f32-adam"]
+    paths = ["--cluster", str(tmp_path / "mine.toml"), "--workload",
              str(tmp_path / "workload.toml")]  # fmt: skip
     _, by_file, _ = answer(monkeypatch, capsys, *paths, *common)
-    _, by_name, _ = answer(monkeypatch, capsys, *common)
+    _, by_name, _ = answer(monkeypatch, capsys, "--workload", "criteo-syn1", *common)
     assert by_file.splitlines()[2:] == by_name.splitlines()[2:] and "throughput" in by_file
 
 
@@ -156,7 +156,7 @@ def test_tables_of_different_shapes_and_places_are_read(tmp_path):
         "cached_share = 0.1\nzipf = 0.9\n"
         "[[tables]]\nrows = 100\ndim = 8\ncount = 3\n",
     )
-    large, small = read_ranker(path).tables
+    large, small = read_model(path).tables
     assert (large.storage, large.cached_share, large.zipf) == (Storage.UVM_CACHE, 0.1, 0.9)
     assert large.ids_per_sample == (50.0,) and small.count == 3
     slow = job_of(ShardedOptions(model=str(path), batch_per_gpu=512))
@@ -214,14 +214,15 @@ def test_a_table_too_large_for_the_gpus_is_told():
 
 
 def test_every_machine_says_where_its_figures_are_from():
-    for node in NODES.values():
-        assert node.source and node.accelerator in ACCELERATORS.values()
-        assert ("list price in US regions, 20" in node.source) == (node.usd_per_hour > 0)
+    for host in MACHINES.values():
+        assert host.source and (host.gpu is None) == (host.gpus == 0)
+        dated = host.source.endswith(("check before you spend", ", 2021-11"))
+        assert dated == (host.usd_per_hour > 0)
     wanted = {"v100", "a100-40", "a100-80", "h100", "h200", "b200", "l4"}
-    assert set(ACCELERATORS) == wanted == set(GPUS)
-    rates = {node.inter_bytes_per_s * node.gpus * 8 / 1e9 for node in NODES.values()}
+    assert set(GPUS) == wanted
+    rates = {host.nic_bytes_per_s * 8 / 1e9 for host in MACHINES.values()}
     assert {10.0, 25.0, 100.0, 400.0} <= rates
-    assert {node.rdma for node in NODES.values()} == {True, False}
+    assert {host.rdma for host in MACHINES.values() if host.gpus} == {True, False}
 
 
 def test_one_import_gives_what_a_simulation_needs():
@@ -246,7 +247,7 @@ def test_the_one_import_is_instant():
 
 @pytest.mark.parametrize("ask", ["cluster", "workload"])
 def test_a_name_that_no_preset_has_lists_those_there_are(ask):
-    with pytest.raises(ValueError, match=f"{ask} is 'nobody': must be one of"):
+    with pytest.raises(ValueError, match=f"--{ask} is 'nobody': "):
         getattr(persia_sim.presets, ask)("nobody")
 
 
@@ -267,3 +268,27 @@ def test_a_name_from_a_file_never_steers_the_terminal(where, tmp_path, monkeypat
     assert code == (0 if where == "name" else 2)
     assert all(c.isprintable() or c == "\n" for c in out + err)
     assert "\\x1b[2J" in out + err
+
+
+def test_rows_may_be_kept_as_a_file_says(tmp_path, monkeypatch, capsys):
+    path = written(tmp_path, 'base = "f32-adam"\noverhead_bytes = 10.0\n', "rows.toml")
+    common = ["--workload", "taobao-ad", "--cluster", "v100-2021-09", "--steps", "3"]
+    _, said, _ = answer(monkeypatch, capsys, *common, "--rows", str(path))
+    assert f"{16 * 12 + 10} B a row as rows; " in said
+    path.write_text('base = "f32-adam"\nvalue_bytes = 0\n')
+    code, _, said = answer(monkeypatch, capsys, *common, "--rows", str(path))
+    assert code == 2 and "value_bytes is 0: must be >= 1" in said
+
+
+def test_memory_counts_optimiser_state_but_for_the_run_that_had_none(monkeypatch, capsys):
+    _, said, _ = answer(monkeypatch, capsys, "--steps", "2")
+    assert "346 B a row as fp16-lean; " in said
+    words = ["--steps", "2", "--workload", "avazu-ad", "--cluster", "v100-2021-09"]
+    _, said, _ = answer(monkeypatch, capsys, *words)
+    assert "194 B a row as f32-adagrad; " in said
+
+
+def test_a_workload_of_the_simulator_is_a_model_with_tables_on_gpus(tmp_path):
+    path = written(tmp_path, 'base = "avazu-ad"\n', "avazu.toml")
+    by_file = job_of(ShardedOptions(model=str(path))).ranker
+    assert replace(by_file, name="avazu-ad") == ranker_of(workloads()["avazu-ad"])

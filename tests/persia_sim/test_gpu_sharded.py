@@ -10,24 +10,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persia_sim.cli.sharded import ShardedOptions, fitting_gpus, job_of, run_sharded
-from persia_sim.model.lru import lru_miss_rate
-from persia_sim.presets.accelerators import NODES
+from persia_sim.cli.sharded import ShardedOptions, job_of, run_sharded
+from persia_sim.insight.compare import fitting_gpus
+from persia_sim.model.allreduce import allreduce_s, exchange_s, gather_s
+from persia_sim.model.machine import Fabric, Gpu, Host, Precision, Reach, System
+from persia_sim.model.popularity import lru_miss_rate
+from persia_sim.presets.machines import MACHINES
 from persia_sim.presets.software import FITTED, REACH, SOFTWARE
-from persia_sim.sharded.pipeline import schedule, step_s
-from persia_sim.sharded.plan import Strategy, hot_share, make_plan
-from persia_sim.sharded.software import Pipeline, Reach, Software
-from persia_sim.sharded.stages import Job, Stages, allreduce_s, exchange_s, fits, gather_s, stages
-from persia_sim.sharded.system import Accelerator, Fabric, Node, Precision, System
-from persia_sim.sharded.tables import Ranker, RowUpdate, Storage, Table
+from persia_sim.sharded.plan import (
+    Pipeline,
+    Ranker,
+    RowUpdate,
+    Software,
+    Storage,
+    Strategy,
+    Table,
+    hot_share,
+    make_plan,
+)
+from persia_sim.sharded.stages import Job, Stages, fits, schedule, stages, step_s
 
-GPU = Accelerator(
+GPU = Gpu(
     name="round", fp32_flops=10e12, tf32_flops=100e12, fp16_flops=200e12, hbm_bytes_per_s=1e12,
-    hbm_bytes=10e9, source="round figures",
+    hbm_bytes=10e9, pcie_bytes_per_s=20e9, source="round figures",
 )  # fmt: skip
-NODE = Node(
-    name="round", accelerator=GPU, gpus=4, fabric=Fabric.SWITCH, intra_bytes_per_s=100e9,
-    inter_bytes_per_s=10e9, host_bytes_per_s=20e9, source="round figures",
+HOST = Host(
+    name="round", gpu=GPU, gpus=4, fabric=Fabric.SWITCH, intra_bytes_per_s=100e9, rdma=True,
+    nic_bytes_per_s=40e9, cores=8, ram_bytes=1e12, core_speed=1.0, source="round figures",
 )  # fmt: skip
 WHOLE = Reach(
     fp32=1.0, tf32=1.0, fp16=1.0, hbm=1.0, switch=1.0, mesh=0.5, pcie=1.0, nic=1.0, tcp=0.5,
@@ -52,7 +61,7 @@ RANKERS = st.lists(SIZES, min_size=1, max_size=4).map(
 
 def job(**changes: object) -> Job:
     base = Job(
-        ranker=FOUR, system=System(node=NODE, gpus=4), software=BARE, reach=WHOLE, batch=4000,
+        ranker=FOUR, system=System(host=HOST, gpus=4), software=BARE, reach=WHOLE, batch=4000,
         precision=Precision.FP16,
     )  # fmt: skip
     return replace(base, **changes)  # type: ignore[arg-type]
@@ -117,7 +126,7 @@ def test_hot_rows_take_their_share_of_the_lookups_as_zipf_says():
 
 
 def test_one_gpu_exchanges_nothing():
-    parts = stages(job(system=System(node=NODE, gpus=1)))
+    parts = stages(job(system=System(host=HOST, gpus=1)))
     assert parts.exchange_s == parts.allreduce_s == 0
     assert parts.exchange_bytes == 0
 
@@ -136,10 +145,10 @@ def test_stages_are_bytes_and_multiplications_over_rates():
 
 
 def test_between_nodes_the_nic_binds_and_an_nvlink_domain_has_none():
-    two = System(node=NODE, gpus=8)
+    two = System(host=HOST, gpus=8)
     # Of seven peers three are near: 3 MB at 100 GB/s; four are far: 4 MB at 10 GB/s.
     assert exchange_s(two, WHOLE, 7e6) == pytest.approx(4e6 / 10e9)
-    domain = System(node=replace(NODE, nvlink_domain=8), gpus=8)
+    domain = System(host=replace(HOST, nvlink_domain=8), gpus=8)
     assert exchange_s(domain, WHOLE, 7e6) == pytest.approx(7e6 / 100e9)
     assert domain.nodes == 1 and two.nodes == 2
     near, far = 2 * 3 / 4 * 8e6 / 100e9, 2 * 1 / 2 * 2e6 / 10e9
@@ -149,10 +158,10 @@ def test_between_nodes_the_nic_binds_and_an_nvlink_domain_has_none():
 
 
 def test_tcp_and_a_bus_in_place_of_nvlink_cost_their_share():
-    tcp = System(node=replace(NODE, rdma=False), gpus=8)
+    tcp = System(host=replace(HOST, rdma=False), gpus=8)
     assert exchange_s(tcp, WHOLE, 7e6) == pytest.approx(2 * 4e6 / 10e9)
     for bus in (32e9, 64e9):  # PCIe 5.0 brings nothing between GPUs
-        boxes = System(node=replace(NODE, fabric=Fabric.PCIE, intra_bytes_per_s=bus), gpus=4)
+        boxes = System(host=replace(HOST, fabric=Fabric.PCIE, intra_bytes_per_s=bus), gpus=4)
         assert exchange_s(boxes, WHOLE, 32e9) == pytest.approx(1.0)
 
 
@@ -245,14 +254,14 @@ def test_the_host_is_the_floor_of_small_batches_and_gone_from_large_ones():
 @pytest.mark.parametrize("field", ["hbm", "switch", "nic", "fp16", "host"])
 def test_a_faster_part_is_never_slower(field):
     for software in SOFTWARE.values():
-        eight = job(system=System(node=NODE, gpus=8), software=software, batch=8192, reach=REACH)
+        eight = job(system=System(host=HOST, gpus=8), software=software, batch=8192, reach=REACH)
         better = replace(REACH, **{field: min(1.0, getattr(REACH, field) * 1.1)})
         assert step_s(replace(eight, reach=better)) <= step_s(eight) * (1 + 1e-12)
 
 
 def test_a_gpu_without_tf32_computes_in_float32():
-    old = replace(NODE, accelerator=replace(GPU, tf32_flops=None))
-    asked = job(system=System(node=old, gpus=4), precision=Precision.TF32)
+    old = replace(HOST, gpu=replace(GPU, tf32_flops=None))
+    asked = job(system=System(host=old, gpus=4), precision=Precision.TF32)
     assert stages(asked).dense_s == pytest.approx(1000 * 6e6 / 10e12)
 
 
@@ -309,7 +318,7 @@ def test_a_plan_with_little_room_holds_the_same_rows_and_is_never_fuller(ranker,
 
 def test_a_system_of_several_nodes_needs_nics():
     with pytest.raises(ValueError, match="gpus is 8: a round has 4 and no NIC is described"):
-        System(node=replace(NODE, inter_bytes_per_s=None), gpus=8)
+        System(host=replace(HOST, nic_bytes_per_s=0.0), gpus=8)
 
 
 def test_every_fitted_constant_is_where_its_owner_has_it():
@@ -338,10 +347,10 @@ def test_a_plan_of_which_only_the_sum_fits_is_refused_with_what_the_fullest_need
     job = job_of(kwai)
     together = float(job.plan.sharded.bytes.sum())
     assert together + 128 * job.beside_rows_bytes <= 128 * 80e9
-    assert "--gpus is 128: 90.9 GB of rows and 2.8 GB beside them" in str(error_of(kwai))
+    assert "--gpus is 128: 90.9 GB of rows and 2.7 GB beside them" in str(error_of(kwai))
     lone = replace(job.ranker, tables=(Table(rows=6.2e8, dim=32), Table(rows=100, dim=32)))
     for gpus in (8, 64):
-        alone = replace(job, ranker=lone, system=System(node=job.system.node, gpus=gpus),
+        alone = replace(job, ranker=lone, system=System(host=job.system.host, gpus=gpus),
                         software=replace(job.software, strategy=Strategy.TABLE))  # fmt: skip
         assert not fits(alone) and fitting_gpus(alone) is None
 
@@ -353,6 +362,6 @@ def error_of(options: ShardedOptions) -> ValueError:
 
 
 def test_rows_that_no_number_of_machines_holds_are_told_so():
-    lonely = replace(NODES["p5.48xlarge"], inter_bytes_per_s=None)
+    lonely = replace(MACHINES["p5.48xlarge"], nic_bytes_per_s=0.0)
     job = job_of(ShardedOptions(model="criteo-syn1", system="p5.48xlarge", gpus=8))
-    assert fitting_gpus(replace(job, system=System(node=lonely, gpus=8))) is None
+    assert fitting_gpus(replace(job, system=System(host=lonely, gpus=8))) is None

@@ -58,7 +58,8 @@ ASYNC = small_scenario(Mode.ASYNC, steps=30)
         ("copy_in", "per_byte_s", 1e-7),
         ("copy_out", "fixed_s", 1e-2),
         ("dense_sync", "overhead_s", 1e-2),
-        ("dense_sync", "latency_s", 1e-2),
+        ("dense_sync", "intra_latency_s", 1e-2),
+        ("dense_sync", "inter_latency_s", 1e-2),
     ],
 )
 def test_a_dearer_stage_slows_sync(law: str, field: str, value: float) -> None:
@@ -67,7 +68,8 @@ def test_a_dearer_stage_slows_sync(law: str, field: str, value: float) -> None:
 
 @pytest.mark.parametrize("rate_name", ["intra_bytes_per_s", "inter_bytes_per_s"])
 def test_a_slower_all_reduce_slows_the_step(rate_name: str) -> None:
-    value = getattr(HYBRID.costs.dense_sync, rate_name) / 10
+    sync = HYBRID.costs.dense_sync.on([HYBRID.cluster.nn.host], HYBRID.costs.reach)
+    value = getattr(sync, rate_name) / 10
     assert rate(with_cost(HYBRID, "dense_sync", **{rate_name: value})) < rate(HYBRID) * 0.99
 
 
@@ -79,8 +81,8 @@ def test_smaller_buckets_overlap_more() -> None:
 
 
 def test_gpu_speed_efficiency_and_fixed_cost_count() -> None:
-    gpu = replace(HYBRID.cluster.gpu, peak_flops=HYBRID.cluster.gpu.peak_flops / 4)
-    assert rate(replace(HYBRID, cluster=replace(HYBRID.cluster, gpu=gpu))) < rate(HYBRID)
+    slow = HYBRID.cluster.with_gpu(fp32_flops=HYBRID.cluster.gpu.fp32_flops / 4)
+    assert rate(replace(HYBRID, cluster=slow)) < rate(HYBRID)
     for change in ({"gpu_efficiency": ((512, 0.05),)}, {"gpu_fixed_s": 0.02}):
         assert rate(replace(HYBRID, costs=replace(CATALOGUE, **change))) < rate(HYBRID)  # type: ignore[arg-type]
     points = ((16, 0.05), (256, 0.1), (512, 0.384))
@@ -88,8 +90,8 @@ def test_gpu_speed_efficiency_and_fixed_cost_count() -> None:
 
 
 def test_a_slow_bus_slows_the_copies() -> None:
-    gpu = replace(SYNC.cluster.gpu, pcie_bytes_per_s=1e6)
-    assert rate(replace(SYNC, cluster=replace(SYNC.cluster, gpu=gpu))) < rate(SYNC) / 2
+    slow = SYNC.cluster.with_gpu(pcie_bytes_per_s=1e6)
+    assert rate(replace(SYNC, cluster=slow)) < rate(SYNC) / 2
 
 
 @pytest.mark.parametrize("role", ["nn", "embedding_workers", "servers"])

@@ -27,8 +27,8 @@ def instant_cluster(base: Cluster) -> Cluster:
         part = getattr(base, name)
         host = replace(part.host, nic_bytes_per_s=inf, core_speed=1.0)
         roles[name] = replace(part, host=host)
-    gpu = replace(base.gpu, pcie_bytes_per_s=inf)
-    return replace(base, **roles, gpu=gpu, link=replace(base.link, latency_s=0.0), loaders=8)
+    made = replace(base, **roles, link=replace(base.link, latency_s=0.0), loaders=8)
+    return made.with_gpu(pcie_bytes_per_s=inf)
 
 
 def bare(mode: Mode, latency_s: float, compute_s: float, ranks: int = 1, **knobs: int) -> Scenario:
@@ -42,8 +42,8 @@ def bare(mode: Mode, latency_s: float, compute_s: float, ranks: int = 1, **knobs
         copy_out=free, server_lookup=law(latency_s), server_update=law(latency_s),
         gpu_fixed_s=compute_s,
     )  # fmt: skip
-    sync = replace(costs.dense_sync, intra_bytes_per_s=inf, inter_bytes_per_s=inf, latency_s=0.0,
-                   overhead_s=0.0)  # fmt: skip
+    sync = replace(costs.dense_sync, intra_bytes_per_s=inf, inter_bytes_per_s=inf,
+                   intra_latency_s=0.0, inter_latency_s=0.0, overhead_s=0.0)  # fmt: skip
     base = hand_scenario(mode, ranks, costs=replace(costs, dense_sync=sync), steps=170)
     queues = Queues(dataset=40, lookup_tasks=40, forwarded=40, on_gpu=40, backward=40,
                     copied_back=40, push_tasks=40)  # fmt: skip

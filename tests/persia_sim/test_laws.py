@@ -265,7 +265,7 @@ def slower(scenario: Scenario, factor: float) -> Scenario:
         )
 
     laws = {name: law(name) for name in costs.__slots__ if hasattr(getattr(costs, name), "spread")}
-    sync = costs.dense_sync
+    sync = costs.dense_sync.on([cluster.nn.host], costs.reach)
     roles = {}
     for name in ("nn", "embedding_workers", "servers"):
         role = getattr(cluster, name)
@@ -275,15 +275,14 @@ def slower(scenario: Scenario, factor: float) -> Scenario:
             memory_bytes_per_s=role.host.memory_bytes_per_s / factor,
         )
         roles[name] = replace(role, host=host)
-    gpu = replace(
-        cluster.gpu,
-        peak_flops=cluster.gpu.peak_flops / factor,
-        pcie_bytes_per_s=cluster.gpu.pcie_bytes_per_s / factor,
-    )
+    chip = cluster.gpu
+    roles["nn"] = replace(roles["nn"], host=roles["nn"].host.with_gpu(
+        fp32_flops=chip.fp32_flops / factor, pcie_bytes_per_s=chip.pcie_bytes_per_s / factor,
+    ))  # fmt: skip
     link = replace(cluster.link, latency_s=cluster.link.latency_s * factor)
     return replace(
         scenario,
-        cluster=replace(cluster, **roles, gpu=gpu, link=link),
+        cluster=replace(cluster, **roles, link=link),
         costs=replace(
             costs,
             **laws,
@@ -292,7 +291,8 @@ def slower(scenario: Scenario, factor: float) -> Scenario:
                 sync,
                 intra_bytes_per_s=sync.intra_bytes_per_s / factor,
                 inter_bytes_per_s=sync.inter_bytes_per_s / factor,
-                latency_s=sync.latency_s * factor,
+                intra_latency_s=sync.intra_latency_s * factor,
+                inter_latency_s=sync.inter_latency_s * factor,
                 overhead_s=sync.overhead_s * factor,
             ),
         ),

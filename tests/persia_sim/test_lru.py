@@ -7,14 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persia_sim.model.lru import (
+from persia_sim.model.popularity import (
     batch_miss_rate,
     characteristic_time,
     draws_until,
+    expected_distinct,
     lru_after,
     lru_miss_rate,
+    zipf_bins,
 )
-from persia_sim.model.popularity import expected_distinct, zipf_bins
 from tests.persia_sim import sim_configurations  # noqa: F401  # its hypothesis profile
 
 

@@ -11,8 +11,7 @@ import pytest
 from persia_sim.cli import Options, run
 from persia_sim.model.memory import FORMATS, capacity, fill_s
 from persia_sim.model.popularity import expected_distinct, zipf_bins
-from persia_sim.presets.catalogue import workloads
-from persia_sim.presets.clusters import gcp_100t
+from persia_sim.presets.catalogue import gcp_100t, workloads
 from persia_sim.words.vocabulary import Mode
 from tests.persia_sim.oracles import resident_after
 

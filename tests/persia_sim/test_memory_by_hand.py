@@ -53,7 +53,8 @@ def test_memory_of_rows_in_bytes() -> None:
 def test_bytes_of_the_named_row_formats() -> None:
     """128 numbers of 2 or 4 bytes, Adagrad's sum for each, and 90 or 66 bytes beside them."""
     found = {name: rows.row_bytes(128) for name, rows in FORMATS.items()}
-    assert found == {"fp16-lean": 256 + 90, "f32-adagrad": 512 + 512 + 66, "f32-sgd": 512 + 66}
+    assert found == {"fp16-lean": 256 + 90, "f32-adagrad": 512 + 512 + 66,
+                     "f32-adam": 512 + 1024 + 66, "f32-sgd": 512 + 66}  # fmt: skip
     for field, value in (("value_bytes", 0), ("overhead_bytes", -1.0)):
         with pytest.raises(ValueError, match=f"{field} is {value}: must be >= "):
             replace(FORMATS["f32-sgd"], **{field: value})

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from persia_sim.engine.simulate import simulate
 from persia_sim.insight.measure import throughput
 from persia_sim.model.scenario import Discipline, Scenario
-from persia_sim.network.disciplines import Fifo, Unshared
-from persia_sim.network.fluid import Fluid
-from persia_sim.network.max_min import alone, max_min
+from persia_sim.network.flows import Fifo, Unshared
+from persia_sim.network.fluid import Fluid, alone, max_min
 from persia_sim.words.vocabulary import Mode
 from tests.persia_sim.oracles import violations
 from tests.persia_sim.sim_configurations import message_to_each_host, small_cluster, small_scenario

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from persia_sim.model.noise import Purpose, lognormal_factors, stream
+from persia_sim.model.incidents import Purpose, lognormal_factors, stream
 
 
 @pytest.mark.parametrize("cv", [0.1, 0.5, 1.5])

@@ -50,8 +50,7 @@ def test_oracle_refuses_contention() -> None:
 
 
 def test_oracle_is_instant_on_the_large_cluster() -> None:
-    from persia_sim.presets.catalogue import workloads
-    from persia_sim.presets.clusters import gcp_100t
+    from persia_sim.presets.catalogue import gcp_100t, workloads
     from persia_sim.presets.costs import CATALOGUE
 
     scenario = Scenario(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from persia_sim.insight.row_staleness import RowStaleness, row_staleness
+from persia_sim.insight.report import RowStaleness, row_staleness
 from persia_sim.model.popularity import zipf_bins
 from persia_sim.presets.catalogue import workloads
 

@@ -7,10 +7,15 @@ from typing import Any
 
 import pytest
 
-from persia_sim.insight.sensitivity import RESOURCES, sensitivity
-from persia_sim.model.scenario import Queues
+from persia_sim.insight.sensitivity import RESOURCES, choices, gains
+from persia_sim.model.scenario import Noise, Queues, Scenario
 from persia_sim.words.vocabulary import Mode
 from tests.persia_sim.hand_world import hand_costs, hand_scenario, law
+from tests.persia_sim.sim_configurations import small_scenario
+
+
+def sensitivity(scenario: Scenario, miss_rate: float = 0.0) -> dict[str, float]:
+    return {name: gain.mean for name, gain in gains(scenario, miss_rate).items()}
 
 
 def test_in_sync_every_resource_gives_its_own_share_of_the_step() -> None:
@@ -92,8 +97,7 @@ def test_memory_dense_server_bus_and_latency_can_bind() -> None:
     assert found["dense server"] == pytest.approx(0.1, abs=1e-3) and found["GPU"] < 1e-3
 
     bus = hand_scenario(Mode.RAW_HYBRID, steps=20)
-    gpu = replace(bus.cluster.gpu, pcie_bytes_per_s=192 / 2e4)
-    found = sensitivity(replace(bus, cluster=replace(bus.cluster, gpu=gpu)))
+    found = sensitivity(replace(bus, cluster=bus.cluster.with_gpu(pcie_bytes_per_s=192 / 2e4)))
     assert found["rank's copies"] == pytest.approx(0.1, abs=1e-3) and found["GPU"] == 0
 
     far = hand_scenario(Mode.SYNC, steps=12)
@@ -104,7 +108,7 @@ def test_memory_dense_server_bus_and_latency_can_bind() -> None:
 
 def test_each_constant_of_the_all_reduce_counts() -> None:
     """Overhead, hops and rate are three parts of its time: where one is all, it gives all."""
-    for change in ({"overhead_s": 1e5}, {"latency_s": 1e5}, {"inter_bytes_per_s": 0.01}):
+    for change in ({"overhead_s": 1e5}, {"inter_latency_s": 1e5}, {"inter_bytes_per_s": 0.01}):
         base = hand_scenario(Mode.RAW_HYBRID, ranks=2, steps=20)
         sync = replace(base.costs.dense_sync, **change)  # type: ignore[arg-type]
         found = sensitivity(replace(base, costs=replace(base.costs, dense_sync=sync)))
@@ -119,10 +123,8 @@ def test_each_constant_of_the_all_reduce_counts() -> None:
 
 def test_the_peak_rate_of_the_gpu_counts() -> None:
     base = hand_scenario(Mode.RAW_HYBRID, steps=20)
-    gpu = replace(base.cluster.gpu, peak_flops=5424 / 2e4)  # 2e4 s a step
-    assert sensitivity(replace(base, cluster=replace(base.cluster, gpu=gpu)))[
-        "GPU"
-    ] == pytest.approx(0.1, abs=1e-3)
+    slow = base.cluster.with_gpu(fp32_flops=5424 / 2e4)  # 2e4 s a step
+    assert sensitivity(replace(base, cluster=slow))["GPU"] == pytest.approx(0.1, abs=1e-3)
 
 
 def test_rows_that_miss_are_part_of_the_servers_work() -> None:
@@ -131,3 +133,21 @@ def test_rows_that_miss_are_part_of_the_servers_work() -> None:
     base = hand_scenario(Mode.RAW_HYBRID, steps=20, costs=costs, queues=Queues(lookup_tasks=1))
     assert sensitivity(base, 1.0)["servers' cores"] == pytest.approx(0.1, abs=1e-3)
     assert sensitivity(base)["servers' cores"] == pytest.approx(0, abs=1e-6)
+
+
+def test_a_faster_resource_that_nobody_waits_for_has_no_effect_beyond_its_interval() -> None:
+    """Common random draws: noise of the rate is not noise of the difference."""
+    noisy = small_scenario(Mode.SYNC, steps=80, noise=Noise(gpu_cv=0.3))
+    found = gains(noisy, changes={name: RESOURCES[name] for name in ("loaders", "GPU")})
+    assert abs(found["loaders"].mean) <= max(found["loaders"].half_width, 1e-9)
+    assert found["GPU"].mean - found["GPU"].half_width > 0
+
+
+def test_twice_the_window_helps_where_one_core_serves_a_batch() -> None:
+    """A lookup of 1,000 s and a core to spare: more hosts give nothing, a wider window does."""
+    costs = hand_costs(worker_pool=law(2000.0), load=law(0.0))
+    base = hand_scenario(Mode.RAW_HYBRID, steps=40, costs=costs, tau=1)
+    found = gains(base, changes=choices(base))
+    assert found["worker hosts"].mean == pytest.approx(0, abs=1e-6)
+    assert found["tau"].mean > 0.3
+    assert {"tau", "worker hosts", "server hosts", "loaders", "batch"} == set(found)

@@ -82,12 +82,12 @@ def test_a_sweep_keeps_its_points_and_does_only_what_is_missing(
 
 
 def test_sensitivity_finds_what_binds() -> None:
-    from persia_sim.insight.sensitivity import RESOURCES, sensitivity
+    from persia_sim.insight.sensitivity import RESOURCES, gains
     from tests.persia_sim.sim_configurations import small_scenario
 
     scenario = small_scenario(Mode.HYBRID, steps=30, tau=4)
     slow = replace(scenario.costs, gpu_fixed_s=0.1)
-    gains = sensitivity(replace(scenario, costs=slow))
-    assert set(gains) == set(RESOURCES)
-    assert max(gains, key=lambda name: gains[name]) == "GPU"
-    assert gains["GPU"] > 0.05 and gains["loaders"] == pytest.approx(0, abs=1e-3)
+    found = gains(replace(scenario, costs=slow))
+    assert set(found) == set(RESOURCES)
+    assert max(found, key=lambda name: found[name].mean) == "GPU"
+    assert found["GPU"].mean > 0.05 and found["loaders"].mean == pytest.approx(0, abs=1e-3)

@@ -11,17 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persia_sim.theory import alpha as share
+from persia_sim.theory import convergence as share
 from persia_sim.theory.convergence import (
     Bound,
     Problem,
     allowed_step,
     asynchronous,
+    drift,
     hybrid,
+    relative_drift,
     sync,
     tuned_step,
 )
-from persia_sim.theory.drift import drift, relative_drift
 from persia_sim.words.orders import constant_lag_trace
 from persia_sim.words.trace import Kind
 from persia_sim.words.vocabulary import Mode

@@ -24,7 +24,7 @@ def test_spans_of_a_lane_do_not_overlap_and_arrows_have_two_ends() -> None:
     run = simulate(small_scenario(tau=4))
     events = timeline(run, 3, 7)
     spans = [e for e in events if e["ph"] == "X"]
-    assert len(spans) == 7 * 4 * 5
+    assert len(spans) == 8 * 4 * 5
     lanes: dict[tuple[int, int], float] = {}
     for span in spans:
         key = span["pid"], span["tid"]
@@ -40,7 +40,7 @@ def test_spans_of_a_lane_do_not_overlap_and_arrows_have_two_ends() -> None:
 def test_the_same_run_writes_the_same_compressed_bytes(tmp_path: Path) -> None:
     run = simulate(small_scenario())
     for name in ("a.json.gz", "b.json.gz"):
-        assert write_timeline(run, tmp_path / name, 0, 2) == 7 * 4 * 3
+        assert write_timeline(run, tmp_path / name, 0, 2) == 8 * 4 * 3
     assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
     assert json.loads(gzip.decompress((tmp_path / "a.json.gz").read_bytes()))["traceEvents"]
 
@@ -56,11 +56,12 @@ def test_a_window_outside_the_run_is_refused() -> None:
 
 def test_simulated_spans_have_the_names_and_tracks_of_the_real_ones() -> None:
     """The runtime's own recorder is read by tests/runtime; here are its (track, stage) pairs."""
-    real = {("lookup", "lookup"), ("dense", "forward"), ("dense", "backward"),
+    real = {("load", "load"), ("lookup", "lookup"), ("dense", "forward"), ("dense", "backward"),
             ("dense", "dense_sync"), ("push", "push")}  # fmt: skip
     copies = {("copy in", "copy_in"), ("copy out", "copy_out")}
     for mode, changes in (
         (Mode.HYBRID, set()),
+        (Mode.LOOKAHEAD, {("lookup", "refresh")}),
         (Mode.ASYNC, {("dense", "dense_pull"), ("dense", "dense_sync")}),
     ):
         run = simulate(small_scenario(mode))
@@ -82,8 +83,9 @@ def test_spans_read_back_are_the_stamps_in_microseconds() -> None:
     """Sync of one rank by hand: step 1 begins at 127 s (test_timeline_by_hand)."""
     run = simulate(hand_scenario(Mode.SYNC, steps=3))
     spans = {e["name"]: e for e in timeline(run, 1, 1) if e["ph"] == "X"}
-    seconds = {
-        "lookup": (127, 37), "copy_in": (164, 5), "forward": (169, 4), "backward": (173, 8),
+    seconds = {  # the loader begins when batch 0 is delivered: 2.25 + 16.75 + 4
+        "load": (23, 23), "lookup": (127, 37), "copy_in": (164, 5), "forward": (169, 4),
+        "backward": (173, 8),
         "dense_sync": (181, 0), "copy_out": (181, 9), "push": (190, 41),
     }  # fmt: skip
     found = {name: (e["ts"], e["dur"]) for name, e in spans.items()}

@@ -80,7 +80,7 @@ def test_hybrid_hides_the_all_reduce_behind_the_backward_pass() -> None:
         sync = replace(base.costs.dense_sync, bucket_bytes=bucket)
         run = simulate(replace(base, costs=replace(base.costs, dense_sync=sync)))
         assert run.stamps[M.UPDATED, 0, 0] == pytest.approx(100 + exposed + 0.5)
-    slow = replace(sync, latency_s=20.0)  # the first bucket outlives the backward pass
+    slow = replace(sync, inter_latency_s=20.0)  # the first bucket outlives the backward pass
     run = simulate(replace(base, costs=replace(base.costs, dense_sync=slow)))
     first_ready = 92 + 8 * 16 / 226
     both = 2 * 40 + 904 / 113

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from persia_sim.model.lru import (
+from persia_sim.model.popularity import (
     batch_miss_rate,
     characteristic_time,
     draws_until,
     lru_after,
     lru_miss_rate,
+    zipf_bins,
 )
-from persia_sim.model.popularity import zipf_bins
 from runtime.embedding.features import Capacity
 from tests.runtime.embedding.conftest import OneTable
 

@@ -1,0 +1,252 @@
+"""One machine: its cores and memory, its GPUs and how they reach each other, its NICs, its price.
+
+Both kinds of training are asked about the same machines: GPUs beside embedding servers, and tables
+that live on the GPUs. Plain data sheet figures in SI units; what software gets out of them is in
+`Reach`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from math import ceil, inf
+from typing import Any, Self
+
+from persia_sim.words.rules import (
+    AMOUNT,
+    COUNT,
+    NUMBERS,
+    RATE,
+    SECONDS,
+    SHARE,
+    USD,
+    require,
+    require_within,
+)
+
+PEER_BYTES_PER_S = 32e9
+"""Nominal rate of the bus above which GPUs without NVLink exchange no faster: host bridges bind
+(PCIe 5.0 boxes show no more than those with 4.0)."""
+
+
+class Precision(StrEnum):
+    """Arithmetic of the dense network."""
+
+    FP32 = "fp32"
+    TF32 = "tf32"
+    FP16 = "fp16"
+    """Mixed precision: activations and what travels have 2 bytes."""
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of an activation, and of a dense gradient that travels."""
+        return 2 if self is Precision.FP16 else 4
+
+
+class Fabric(StrEnum):
+    """How the GPUs of a machine reach each other."""
+
+    SWITCH = "switch"
+    """Every pair at the full rate of a GPU's NVLinks."""
+    MESH = "mesh"
+    """NVLinks between some pairs (hybrid cube mesh); beyond four GPUs some pairs have none."""
+    PCIE = "pcie"
+    """The bus to the host, shared with it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gpu:
+    """One accelerator: nominal figures, without sparsity."""
+
+    name: str
+    """As its vendor calls it."""
+    fp32_flops: float
+    """Peak rate in float32, > 0."""
+    tf32_flops: float | None = None
+    """Peak rate of tensor cores on float32 operands, > 0; None where there is none."""
+    fp16_flops: float | None = None
+    """Peak rate of tensor cores on 2-byte operands, > 0; None where there is none."""
+    hbm_bytes_per_s: float = inf
+    """Peak bandwidth of its memory, > 0."""
+    hbm_bytes: float = inf
+    """Its memory, > 0; bounds tables that live on it."""
+    pcie_bytes_per_s: float
+    """Nominal rate of the bus between the host's memory and the GPU, each way, > 0."""
+    is_host_core: bool = False
+    """No GPU but a core of the host: its peak is what a profile measures."""
+    source: str
+    """Where these constants come from."""
+
+    def __post_init__(self) -> None:
+        require_within(
+            self, f" of GPU {self.name}", fp32_flops=RATE, tf32_flops=RATE, fp16_flops=RATE,
+            hbm_bytes_per_s=RATE, hbm_bytes=RATE, pcie_bytes_per_s=RATE,
+        )  # fmt: skip
+
+    def arithmetic(self, asked: Precision) -> Precision:
+        """What it computes in: a GPU without tensor cores for it takes float32 instead."""
+        has = {Precision.TF32: self.tf32_flops, Precision.FP16: self.fp16_flops}
+        return Precision.FP32 if has.get(asked) is None else asked
+
+    def peak_flops(self, precision: Precision) -> float:
+        """Peak rate in this arithmetic."""
+        rates = {Precision.FP16: self.fp16_flops, Precision.TF32: self.tf32_flops}
+        return rates.get(precision) or self.fp32_flops
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Host:
+    """One machine type, with or without GPUs."""
+
+    name: str
+    """As its vendor calls it."""
+    cores: int
+    """Hardware threads, >= 1; the roles on it may not ask for more."""
+    ram_bytes: float
+    """Installed memory, > 0; a role that needs more is refused."""
+    core_speed: float
+    """Speed of a core relative to the machine on which the cost laws were measured, > 0."""
+    memory_bytes_per_s: float = inf
+    """Bandwidth of the memory of the whole host, > 0; bounds the servers on it together."""
+    nic_bytes_per_s: float
+    """Nominal rate of its NICs together, each way, >= 0; 0 has none: it is alone."""
+    rdma: bool = False
+    """NICs read and write GPU memory; else what GPUs send passes the host and TCP."""
+    gpu: Gpu | None = None
+    """Each of its GPUs."""
+    gpus: int = 0
+    """In one machine, >= 0."""
+    fabric: Fabric = Fabric.PCIE
+    """How its GPUs reach each other."""
+    intra_bytes_per_s: float | None = None
+    """Nominal rate of a GPU to the others of its machine, each way, > 0; None: its bus's."""
+    nvlink_domain: int | None = None
+    """GPUs that share one NVLink fabric where that is more than a machine (NVL72)."""
+    usd_per_hour: float = 0.0
+    """List price, >= 0; enters the cost figures only. 0: not known."""
+    source: str
+    """Where these constants come from."""
+
+    def __post_init__(self) -> None:
+        require_within(
+            self, f" of host {self.name}", cores=NUMBERS, ram_bytes=RATE, gpus=(0, COUNT[1]),
+            memory_bytes_per_s=RATE, core_speed=(1e-4, 1e4), usd_per_hour=USD,
+            nic_bytes_per_s=RATE if self.nic_bytes_per_s else (0, 0), intra_bytes_per_s=RATE,
+            nvlink_domain=COUNT,
+        )  # fmt: skip
+        domain, ok = self.nvlink_domain, (self.nvlink_domain or self.gpus) >= self.gpus
+        require(ok, f"nvlink_domain of {self.name}", domain, f"must be >= its {self.gpus} GPUs")
+
+    @property
+    def chip(self) -> Gpu:
+        """Its kind of GPU; raises ValueError where it has none."""
+        if self.gpu is None:
+            raise ValueError(f"host {self.name} has no gpu: give it one, or name a machine with")
+        return self.gpu
+
+    @property
+    def peer_bytes_per_s(self) -> float:
+        """Nominal rate between two GPUs of the machine."""
+        return self.intra_bytes_per_s or self.chip.pcie_bytes_per_s
+
+    def with_gpu(self, **changes: Any) -> Self:
+        """The same with other figures of its GPU."""
+        return replace(self, gpu=replace(self.chip, **changes))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class System:
+    """So many GPUs in machines of one type."""
+
+    host: Host
+    """The machine; all of its GPUs are used, but for the last one's."""
+    gpus: int
+    """All of them, >= 1."""
+
+    def __post_init__(self) -> None:
+        require_within(self, gpus=COUNT)
+        require_within(
+            self.host.chip, f" of {self.host.chip.name}", hbm_bytes=AMOUNT, hbm_bytes_per_s=AMOUNT
+        )
+        require_within(self.host, f" of host {self.host.name}", gpus=COUNT)
+        one = self.nodes == 1 or self.host.nic_bytes_per_s > 0
+        rule = f"a {self.host.name} has {self.host.gpus} and no NIC is described"
+        require(one, "gpus", self.gpus, rule, "give nic_bytes_per_s")
+
+    @property
+    def local(self) -> int:
+        """GPUs that reach each other without a NIC."""
+        return min(self.gpus, self.host.nvlink_domain or self.host.gpus)
+
+    @property
+    def nodes(self) -> int:
+        """Groups of GPUs that reach each other by NIC only."""
+        return ceil(self.gpus / self.local)
+
+    @property
+    def usd_per_hour(self) -> float:
+        """List price of all machines."""
+        return ceil(self.gpus / self.host.gpus) * self.host.usd_per_hour
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reach:
+    """What software gets out of a machine: shares of nominal rates, and seconds a message waits.
+
+    The same on any machine, so whatever is made faster there is faster here.
+    """
+
+    fp32: float
+    """Of the peak rate, large matrix products, in (0, 1]; and so in tf32 and fp16."""
+    tf32: float
+    fp16: float
+    hbm: float
+    """Of the GPU memory's bandwidth, in (0, 1]."""
+    switch: float
+    """Of NVLink through a switch, all at once, in (0, 1]."""
+    mesh: float
+    """Of a GPU's NVLinks in a cube mesh, all at once, in (0, 1]."""
+    pcie: float
+    """Of the bus between GPUs, all at once, in (0, 1]; beyond PEER_BYTES_PER_S a faster bus gains
+    nothing."""
+    nic: float
+    """Of the NICs with RDMA, in (0, 1]; TCP gets `tcp` of that."""
+    tcp: float
+    host: float
+    """Of the bus to the host's memory, in (0, 1]."""
+    uvm: float = 0.1
+    """Of the same, where single rows are read over it, in (0, 1]."""
+    activation_passes: float = 0.0
+    """How often activations cross the GPU's memory in a step, >= 0."""
+    intra_latency_s: float = 0.0
+    """A hop of a collective between two GPUs of a machine, >= 0."""
+    inter_latency_s: float = 0.0
+    """A hop between two machines, >= 0."""
+    source: str
+    """Where these constants come from, and which were fitted."""
+
+    def __post_init__(self) -> None:
+        require_within(
+            self, prefix="reach.", fp32=SHARE, tf32=SHARE, fp16=SHARE, hbm=SHARE, switch=SHARE,
+            mesh=SHARE, pcie=SHARE, nic=SHARE, tcp=SHARE, host=SHARE, uvm=SHARE,
+            activation_passes=(0, 1e6), intra_latency_s=SECONDS, inter_latency_s=SECONDS,
+        )  # fmt: skip
+
+    def gemm(self, precision: Precision) -> float:
+        """Of the peak rate in this arithmetic."""
+        share: float = getattr(self, precision)
+        return share
+
+    def inside(self, host: Host) -> float:
+        """What a GPU gets to the others of its machine, all at once, bytes per second."""
+        if host.fabric is Fabric.PCIE:
+            return self.pcie * min(host.peer_bytes_per_s, PEER_BYTES_PER_S)
+        return host.peer_bytes_per_s * (self.mesh if host.fabric is Fabric.MESH else self.switch)
+
+    def outside(self, host: Host) -> float:
+        """What the GPUs of a machine get to other machines, together, bytes per second."""
+        return host.nic_bytes_per_s * self.nic * (1.0 if host.rdma else self.tcp)
+
+    def bus(self, gpu: Gpu) -> float:
+        """What a copy between the host's memory and the GPU gets, bytes per second."""
+        return gpu.pcie_bytes_per_s * self.host

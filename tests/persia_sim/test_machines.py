@@ -1,0 +1,193 @@
+"""Costs follow the machines: what is faster is so in its own stage, what is borrowed is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from persia_sim.cli import Options, scenario_of
+from persia_sim.engine.simulate import simulate
+from persia_sim.insight.compare import alike, compared, job_of, sides
+from persia_sim.insight.report import report, text
+from persia_sim.model.allreduce import allreduce_s, exchange_s, gather_s
+from persia_sim.model.demand import demand
+from persia_sim.model.machine import Fabric, Precision, System
+from persia_sim.model.scenario import Scenario
+from persia_sim.presets.catalogue import ranker_of, workloads
+from persia_sim.presets.costs import CATALOGUE
+from persia_sim.presets.machines import MACHINES
+from persia_sim.presets.software import REACH, SOFTWARE
+from persia_sim.sharded.stages import Job, stages
+from persia_sim.words.vocabulary import Mode
+
+PRESETS = [
+    Options(),
+    Options(cluster="v100-paper", workload="kwai-video"),
+    Options(cluster="v100-2021-09", workload="criteo-ad", ranks=16),
+]
+
+
+def with_host(scenario: Scenario, role: str, **changes: float) -> Scenario:
+    part = getattr(scenario.cluster, role)
+    changed = replace(part, host=replace(part.host, **changes))
+    return replace(scenario, cluster=replace(scenario.cluster, **{role: changed}))
+
+
+def with_gpu(scenario: Scenario, **changes: float) -> Scenario:
+    return replace(scenario, cluster=scenario.cluster.with_gpu(**changes))
+
+
+STAGES = {
+    "NIC of GPU hosts": (
+        lambda s: with_host(s, "nn", nic_bytes_per_s=10 * s.cluster.nn.host.nic_bytes_per_s),
+        lambda need: need.all_reduce_s,
+    ),
+    "links between GPUs": (
+        lambda s: with_host(s, "nn", intra_bytes_per_s=10 * s.cluster.nn.host.peer_bytes_per_s),
+        lambda need: need.all_reduce_s,
+    ),
+    "GPU": (
+        lambda s: with_gpu(s, fp32_flops=2 * s.cluster.gpu.fp32_flops),
+        lambda need: need.compute_s,
+    ),
+    "bus": (
+        lambda s: with_gpu(s, pcie_bytes_per_s=2 * s.cluster.gpu.pcie_bytes_per_s),
+        lambda need: need.fetch.copy_in_s + need.copy_out_s,
+    ),
+    "cores of GPU hosts": (lambda s: with_host(s, "nn", core_speed=2.0), lambda need: need.load_s),
+    "cores of workers": (
+        lambda s: with_host(s, "embedding_workers", core_speed=2.0),
+        lambda need: need.fetch.worker_pool_s + need.worker_scatter_s,
+    ),
+    "cores of servers": (
+        lambda s: with_host(s, "servers", core_speed=2.0),
+        lambda need: float(need.fetch.server_s.max() + need.server_update_s.max()),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("options", PRESETS, ids=lambda options: options.cluster)
+@pytest.mark.parametrize("costs", ["its own", "the catalogue's"])
+@pytest.mark.parametrize("part", STAGES)
+def test_what_is_faster_never_leaves_its_own_stage_unchanged(part, costs, options):
+    scenario = scenario_of(options)
+    if costs != "its own":
+        scenario = replace(scenario, costs=CATALOGUE)
+    faster, stage = STAGES[part]
+    assert stage(demand(faster(scenario))) < 0.995 * stage(demand(scenario))
+
+
+def test_loaders_work_as_long_as_a_sample_has_columns():
+    base = scenario_of(Options())
+    took = []
+    for fields in (1, 40, 400):
+        work = replace(base.workload, fields=fields, dense_features=0)
+        took.append(demand(replace(base, workload=work)).load_s)
+    assert took == pytest.approx([took[0], 40 * took[0], 400 * took[0]])
+
+
+def test_two_bytes_travel_and_multiply_faster_than_four():
+    """A V100's tensor cores have eight times its float32 rate, and gradients half the bytes."""
+    base = replace(scenario_of(PRESETS[2]), costs=CATALOGUE)
+    reach = replace(REACH, fp16=0.5, fp32=0.5, activation_passes=0.0, inter_latency_s=0.0,
+                    intra_latency_s=0.0)  # fmt: skip
+    base = replace(base, costs=replace(CATALOGUE, reach=reach))
+    half = replace(base, workload=replace(base.workload, precision=Precision.FP16))
+    four, two = demand(base), demand(half)
+    assert two.compute_s == pytest.approx(four.compute_s * 15.7 / 125)
+    assert two.all_reduce_s == pytest.approx(four.all_reduce_s / 2, rel=0.02)  # whole layers
+
+
+@pytest.mark.parametrize("name", [n for n, host in MACHINES.items() if host.gpus])
+def test_both_kinds_of_training_sum_the_gradient_as_fast(name):
+    """One law: 64 GPUs on eight machines, of the same workload."""
+    work = replace(workloads()["criteo-syn1"], precision=Precision.FP16)
+    base = scenario_of(Options(mode=Mode.SYNC, tau=4))
+    nn = replace(base.cluster.nn, host=MACHINES[name], cores_per_process=8,
+                 ram_bytes_per_process=6e10)  # fmt: skip
+    scenario = replace(base, cluster=replace(base.cluster, nn=nn), workload=work, costs=CATALOGUE)
+    system = System(host=MACHINES[name], gpus=64)
+    job = Job(ranker=ranker_of(work), system=system, software=SOFTWARE["torchrec"], reach=REACH,
+              batch=scenario.batch)  # fmt: skip
+    assert demand(scenario).all_reduce_s == pytest.approx(stages(job).allreduce_s)
+
+
+@pytest.mark.parametrize("fabric", list(Fabric))
+def test_a_collective_waits_for_its_hops_however_little_it_sends(fabric):
+    box = replace(MACHINES["dgx-a100"], fabric=fabric)
+    reach = replace(REACH, intra_latency_s=1e-6, inter_latency_s=1e-3)
+    one, four = System(host=box, gpus=8), System(host=box, gpus=32)
+    assert allreduce_s(one, reach, 1e-9) == pytest.approx(14e-6)
+    assert allreduce_s(four, reach, 1e-9) == pytest.approx(14e-6 + 4e-3)  # a tree of depth 2
+    assert exchange_s(one, reach, 1e-9) == pytest.approx(1e-6)
+    assert exchange_s(four, reach, 1e-9) == pytest.approx(1e-3)
+    assert gather_s(four, reach, 1e-9) == pytest.approx(28e-6 + 4e-3)
+
+
+def mine(tmp_path: Path, body: str) -> Scenario:
+    path = tmp_path / "mine.toml"
+    path.write_text(f'base = "gcp-100t"\n{body}')
+    return scenario_of(Options(cluster=str(path), workload="criteo-syn1", steps=12))
+
+
+def test_another_machine_brings_its_own_nic_price_and_source(tmp_path):
+    found = mine(tmp_path, '[nn]\nhost = "p5.48xlarge"\n').cluster
+    assert found.nn.host == MACHINES["p5.48xlarge"]
+    assert found.usd_per_hour == pytest.approx(8 * 98.32 + (100 * 1007 + 30 * 45251) / 730)
+
+
+def test_no_price_and_no_source_outlive_an_edit(tmp_path):
+    edited = mine(tmp_path, "[servers.host]\nnic_bytes_per_s = 1.25e10\n")
+    host = edited.cluster.servers.host
+    assert (host.name, host.usd_per_hour, host.source) == (
+        "m2-ultramem-416, edited",
+        0,
+        "a file, from m2-ultramem-416",
+    )
+    said = text(report(simulate(edited)))
+    assert "cost         not known: no usd_per_hour of m2-ultramem-416, edited" in said
+    priced = mine(tmp_path, "[servers.host]\nnic_bytes_per_s = 1.25e10\nusd_per_hour = 60.0\n")
+    assert priced.cluster.usd_per_hour == pytest.approx((8 * 21888 + 100 * 1007) / 730 + 30 * 60)
+    renamed = mine(tmp_path, '[servers.host]\nname = "ours"\n').cluster.servers.host
+    assert renamed == replace(MACHINES["m2-ultramem-416"], name="ours")
+
+
+@pytest.mark.parametrize("options", PRESETS, ids=lambda options: options.cluster)
+def test_a_published_run_borrows_nothing_and_is_not_extrapolated(options):
+    need = demand(scenario_of(options))
+    assert need.borrowed == () and need.extrapolated == ()
+
+
+def test_constants_of_other_machines_are_named(tmp_path):
+    need = demand(mine(tmp_path, "[nn.host]\nnic_bytes_per_s = 5e10\n"))
+    assert need.borrowed[0].startswith("GPU, all-reduce and loaders of a2-highgpu-8g, edited as")
+    assert "copy_in, copy_out assumed" in need.borrowed[-1]
+    workers = mine(tmp_path, '[embedding_workers]\nhost = "2 x E5-2680 v4"\n')
+    assert demand(workers).borrowed == ()  # of Persia's own runs, too
+    assert "fitted" not in str(demand(replace(workers, costs=CATALOGUE)).borrowed)
+
+
+def test_both_sides_of_a_comparison_have_one_dense_network():
+    scenario = scenario_of(Options(workload="criteo-syn1", mode=Mode.SYNC, steps=20))
+    job = job_of(scenario, "hugectr")
+    need = demand(replace(scenario, costs=alike(scenario.costs, job)))
+    parts = stages(job)
+    assert need.compute_s == pytest.approx(parts.dense_s + parts.gpu_s)
+    assert need.all_reduce_s == pytest.approx(parts.allreduce_s)
+    assert need.load_s == 0
+
+
+def test_a_comparison_takes_as_many_gpus_as_have_room():
+    scenario = scenario_of(Options(workload="criteo-syn1", steps=20))
+    hybrid, tables = sides(scenario)
+    assert hybrid.gpus == 64 and tables.gpus % 8 == 0
+    assert tables.gpus * 40e9 > workloads()["criteo-syn1"].rows * 129 * 4
+    said = compared(scenario)
+    assert f"on {tables.gpus:,} GPUs" in said and "fewer have no room" in said
+    assert f"{hybrid.samples_per_s / tables.samples_per_s:.2f} times the rate" in said
+    small = replace(scenario, workload=replace(workloads()["criteo-ad"], batch_per_rank=512))
+    assert [side.gpus for side in sides(small)] == [64, 64]
+    hopeless = replace(scenario, workload=replace(scenario.workload, rows=1e16, dim=128))
+    assert "no number up to 16,384 has room" in compared(hopeless)
