@@ -16,7 +16,7 @@ from persia_sim.presets.software import BAND_LN, REACH, SOFTWARE
 from persia_sim.sharded.plan import Pipeline
 from persia_sim.sharded.stages import Job, fits, stages, step_s
 
-MOST_GPUS = 16_384
+MOST_GPUS, COMPARED = 16_384, 2_048  # a plan for more takes minutes
 
 
 def job_of(scenario: Scenario, software: str) -> Job:
@@ -57,17 +57,22 @@ def alike(costs: Costs, job: Job) -> Costs:
     )
 
 
-def fitting_gpus(job: Job) -> int | None:
+def fitting_gpus(job: Job, at_most: int = MOST_GPUS) -> int | None:
     """The fewest whole machines whose GPUs have room, each with the batch that it has now, as their
     GPUs; None: no number of them."""
     host = job.system.host
 
     def room(machines: int) -> bool:
         gpus = machines * host.gpus
-        system = System(host=host, gpus=gpus)
-        return fits(replace(job, system=system, batch=max(1, round(job.per_gpu)) * gpus))
+        if job.ranker.table_bytes > gpus * host.chip.hbm_bytes:
+            return False  # not even the sum: no plan is made
+        return fits(
+            replace(
+                job, system=System(host=host, gpus=gpus), batch=max(1, round(job.per_gpu)) * gpus
+            )
+        )
 
-    most = MOST_GPUS // host.gpus if host.nic_bytes_per_s else 1
+    most = at_most // host.gpus if host.nic_bytes_per_s else 1
     low, high = 0, 1  # low has no room
     while high < most and not room(high):
         low, high = high, min(2 * high, most)
@@ -95,8 +100,8 @@ class Side:
 
     def __str__(self) -> str:
         priced = f", ${self.usd_per_hour:,.0f} an hour, ${self.usd:.3f} a million samples"
-        said = f"{self.samples_per_s:,.0f} samples/s on {self.gpus:,} GPUs"
-        return said + (priced if self.usd_per_hour else "")
+        rate = f"{self.samples_per_s:,.0f} samples/s on {self.gpus:,} GPUs"
+        return rate + priced * bool(self.usd_per_hour)
 
 
 def sides(scenario: Scenario, miss_rate: float = 0.0, software: str = "torchrec") -> list[Side]:
@@ -110,8 +115,9 @@ def sides(scenario: Scenario, miss_rate: float = 0.0, software: str = "torchrec"
     same = replace(scenario, costs=alike(scenario.costs, job))
     rate = throughput(simulate(same, need=demand(same, miss_rate))).mean
     found = [Side(scenario.cluster.ranks, rate, scenario.cluster.usd_per_hour)]
-    gpus = job.system.gpus if fits(job) else fitting_gpus(job)
-    if gpus is not None:
+    many = job.ranker.table_bytes > job.system.gpus * job.system.host.chip.hbm_bytes
+    gpus = fitting_gpus(job, COMPARED) if many or not fits(job) else job.system.gpus
+    if gpus:
         system, batch = replace(job.system, gpus=gpus), round(job.per_gpu * gpus)
         step = step_s(replace(job, system=system, batch=batch))
         found.append(Side(gpus, batch / step, system.usd_per_hour))
@@ -124,7 +130,7 @@ def compared(scenario: Scenario, miss_rate: float = 0.0, software: str = "torchr
     lines = [f"compared     dense network as {software}'s, loading left out of both",
              f"  {scenario.mode}: {ours}"]  # fmt: skip
     if not others:
-        lines.append(f"  tables on the GPUs: no number up to {MOST_GPUS:,} has room for the rows")
+        lines.append(f"  tables on the GPUs: no number up to {COMPARED:,} has room for the rows")
     for theirs in others:
         few = "" if theirs.gpus == ours.gpus else " (fewer have no room for the rows)"
         low, high = (theirs.samples_per_s * exp(way * BAND_LN) for way in (-1, 1))

@@ -96,8 +96,8 @@ def choices(scenario: Scenario) -> dict[str, Change]:
         if not getattr(cluster, role).also:
             found[name] = partial(scaled, path=f"cluster.{role}.hosts", factor=2)
     found["loaders"] = lambda s: replace(s, cluster=s.cluster.resized(loaders=2 * cluster.loaders))
-    if 2 * scenario.workload.batch_per_rank <= 65535:
-        batch = 2 * scenario.workload.batch_per_rank
+    batch = 2 * scenario.workload.batch_per_rank
+    if batch <= 65535:
         found["batch"] = lambda s: replace(s, workload=replace(s.workload, batch_per_rank=batch))
     return found
 

@@ -314,9 +314,8 @@ class Cluster:
     @property
     def system(self) -> System:
         """Its GPUs alone, as tables on them see them; raises ValueError where hosts differ."""
-        kind = self.nn
-        require(not kind.also, "kinds of GPU host", len(kind.kinds), "GPUs must be alike")
-        host = replace(kind.host, gpus=kind.processes_per_host)
+        require(not self.nn.also, "kinds of GPU host", len(self.nn.kinds), "GPUs must be alike")
+        host = replace(self.nn.host, gpus=self.nn.processes_per_host)
         return System(host=host, gpus=self.ranks)
 
     @property

@@ -116,11 +116,6 @@ class Costs:
         rule = "needs batches >= 1 and shares in [1e-9, 1]"
         require(ok, "gpu_efficiency", self.gpu_efficiency, rule)
 
-    def extrapolates_gpu(self, batch_per_rank: int) -> bool:
-        """Whether a batch lies outside the points at which the GPU's efficiency is known."""
-        points = self.gpu_efficiency
-        return bool(points) and not points[0][0] <= batch_per_rank <= points[-1][0]
-
     @property
     def spreads(self) -> dict[str, float]:
         """Residual spread of the measured laws, by name."""

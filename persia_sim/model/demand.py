@@ -310,7 +310,8 @@ def _extrapolated(scenario: Scenario) -> tuple[str, ...]:
     found = [name for name, items in used.items() if getattr(costs, name).extrapolates(items)]
     if any(costs.dense_sync.extrapolates(size) for _, size in _messages(scenario)):
         found.append("dense_sync")
-    if costs.extrapolates_gpu(work.batch_per_rank):
+    known = costs.gpu_efficiency
+    if known and not known[0][0] <= work.batch_per_rank <= known[-1][0]:
         found.append("gpu_efficiency")
     return tuple(found)
 

@@ -169,9 +169,9 @@ class System:
             self.host.chip, f" of {self.host.chip.name}", hbm_bytes=AMOUNT, hbm_bytes_per_s=AMOUNT
         )
         require_within(self.host, f" of host {self.host.name}", gpus=COUNT)
-        one = self.nodes == 1 or self.host.nic_bytes_per_s > 0
         rule = f"a {self.host.name} has {self.host.gpus} and no NIC is described"
-        require(one, "gpus", self.gpus, rule, "give nic_bytes_per_s")
+        alone = self.nodes > 1 and not self.host.nic_bytes_per_s
+        require(not alone, "gpus", self.gpus, rule, "give nic_bytes_per_s")
 
     @property
     def local(self) -> int:

@@ -190,4 +190,4 @@ def test_a_comparison_takes_as_many_gpus_as_have_room():
     small = replace(scenario, workload=replace(workloads()["criteo-ad"], batch_per_rank=512))
     assert [side.gpus for side in sides(small)] == [64, 64]
     hopeless = replace(scenario, workload=replace(scenario.workload, rows=1e16, dim=128))
-    assert "no number up to 16,384 has room" in compared(hopeless)
+    assert "no number up to 2,048 has room" in compared(hopeless)
