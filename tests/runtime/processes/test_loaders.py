@@ -326,7 +326,7 @@ def has_begun(pid: int) -> bool:
     """It ignores signals: before that it has asked the kernel to end it with its launcher."""
     status = Path(f"/proc/{pid}/status").read_text()
     ignored = int(status.split("SigIgn:")[1].split()[0], 16)
-    return bool(ignored >> (signal.SIGHUP - 1) & 1)
+    return bool(ignored >> (signal.SIGUSR1 - 1) & 1)  # nohup ignores SIGHUP for all below it
 
 
 def test_a_run_whose_loader_dies_goes_on_and_trains_each_batch_once(tmp_path, monkeypatch):
