@@ -228,6 +228,7 @@ def trained_auc(source: SyntheticSource, dim: int, steps: int, batch: int) -> fl
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.long
 def test_one_pass_of_a_plain_net_comes_near_the_best_auc_and_a_linear_model_does_not() -> None:
     source = SyntheticSource(recipe=default())
     labels = np.concatenate([b.labels for b in source.chunks("test")])
