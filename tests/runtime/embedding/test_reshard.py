@@ -1,0 +1,163 @@
+"""Saved rows on another number of shards, after several saves: each row, its age and its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.checkpoint.rows import load, save
+from runtime.embedding.features import Capacity
+from runtime.embedding.shard import shard_of
+from tests.runtime.embedding.test_checkpoint import ADAM, equal_stores, train
+
+
+@pytest.mark.parametrize("shards", [1, 3, 5])
+def test_resharding_keeps_every_row_and_its_state(
+    one_table: Any, shards: int, tmp_path: Path
+) -> None:
+    saved, loaded = (one_table(shards=n, dim=4, optimizer=ADAM) for n in (2, shards))
+    train(saved, range(6))
+    save(saved.store, tmp_path)
+    load(loaded.store, tmp_path)
+    assert train(loaded, range(6, 6)) == train(saved, range(6, 6))
+    save(loaded.store, tmp_path)  # replaces what was there
+    back = one_table(shards=2, dim=4, optimizer=ADAM)
+    load(back.store, tmp_path)
+    assert back.store.export()["rows"][1].tobytes() == saved.store.export()["rows"][1].tobytes()
+
+
+@pytest.mark.parametrize("shards", [2, 3])
+def test_incremental_saves_add_up_to_the_whole(one_table: Any, shards: int, tmp_path: Path) -> None:
+    config = {"dim": 3, "optimizer": ADAM, "capacity": Capacity(rows=100 * shards)}
+    table, other = one_table(shards=2, **config), one_table(shards=shards, **config)
+    train(table, range(10))
+    save(table.store, tmp_path, track_changes=True)
+    for start in (10, 13):
+        train(table, range(start, start + 1))
+        changed = save(table.store, tmp_path, incremental=True)
+        assert changed.rows == 20
+    load(other.store, tmp_path)
+    for found, expected in zip(
+        other.store.export()["rows"], table.store.export()["rows"], strict=True
+    ):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("eviction", ["lru", "clock"])
+@pytest.mark.parametrize("shards", [1, 2, 3])
+def test_evicted_rows_do_not_come_back_with_incremental_saves(
+    one_table: Any, tmp_path: Path, eviction: Any, shards: int
+) -> None:
+    """150 ids pass through 60 rows, so each save sees rows that have gone since the last one."""
+    capacity = Capacity(rows=60, eviction=eviction)
+    table = one_table(shards=2, dim=3, optimizer=ADAM, capacity=capacity)
+    train(table, range(10))
+    save(table.store, tmp_path, track_changes=True)
+    ever = set()
+    for start in (10, 12, 14):
+        train(table, range(start, start + 2))
+        save(table.store, tmp_path, incremental=True)
+        ever |= table.resident()
+    assert len(ever - table.resident()) > 20
+    roomy = Capacity(rows=60 * 3)  # so that another number of shards evicts nothing by itself
+    other = one_table(shards=shards, dim=3, optimizer=ADAM, capacity=roomy)
+    load(other.store, tmp_path)
+    equal_stores(other, table)
+
+
+@pytest.mark.parametrize(("old", "new"), [(2, 1), (2, 5), (1, 3)])
+@pytest.mark.parametrize("incremental", [False, True])
+def test_a_resharded_store_trains_on_as_the_one_that_was_not(
+    one_table: Any, tmp_path: Path, old: int, new: int, incremental: bool
+) -> None:
+    """Rows must lie in the shard where lookups look for them, or they would start afresh."""
+    saved, loaded = (one_table(shards=n, dim=4, optimizer=ADAM) for n in (old, new))
+    train(saved, range(8))
+    save(saved.store, tmp_path, track_changes=True)
+    if incremental:
+        train(saved, range(8, 11))
+        save(saved.store, tmp_path, incremental=True)
+    load(loaded.store, tmp_path)
+    created = [t.store.counters["created"] for t in (saved, loaded)]
+    for step in range(11, 20):
+        ids = np.random.default_rng(step).choice(150, 40, replace=False)
+        seen = []
+        for table in (saved, loaded):
+            handle = table.look_up(ids, step)
+            inverse = handle.plans["rows"].inverse
+            gradients = np.empty((40, 4), np.float32)
+            gradients[inverse] = (ids[:, None] + np.arange(4)) / 100  # by id, whatever the order
+            table.push(handle, gradients)
+            seen.append(handle.values["rows"][inverse])
+        np.testing.assert_array_equal(seen[0], seen[1])
+    equal_stores(loaded, saved)
+    fresh = [t.store.counters["created"] for t in (saved, loaded)]
+    assert fresh[0] - created[0] == fresh[1] - created[1] > 0
+
+
+def relative_ages(ids: list[int], shards: int) -> list[int]:
+    """Ids that were used in this order, as that many shards merge theirs: by place in their own."""
+    own = [[one for one in ids if shard_of(np.array([one]), shards)[0] == k] for k in range(shards)]
+    aged = [(place / len(of), k, one) for k, of in enumerate(own) for place, one in enumerate(of)]
+    return [one for _, _, one in sorted(aged)]
+
+
+@pytest.mark.parametrize(("old", "new"), [(2, 1), (1, 3), (2, 3), (3, 2)])
+def test_a_full_table_on_other_shards_goes_on_to_evict_its_oldest_rows(
+    one_table: Any, tmp_path: Path, old: int, new: int
+) -> None:
+    """Against a list a shard; new shards do not hold equally many rows, so loading evicts, too."""
+    saved, loaded = (one_table(shards=n, dim=2, capacity=Capacity(rows=24)) for n in (old, new))
+    used = [int(i) for i in np.random.default_rng(old).permutation(60)[:30]]
+    for number, one in enumerate([*used, *used[10:14]]):  # four of them are used again
+        saved.look_up([one], number)
+    save(saved.store, tmp_path)
+    load(loaded.store, tmp_path)
+    gone = len(saved.resident()) - len(loaded.resident())
+    assert loaded.store.counters["evicted"] == gone  # nothing is lost without being counted
+    used = [one for one in used if one not in used[10:14]] + used[10:14]
+    full = relative_ages([one for one in used if one in saved.resident()], old)
+    kept: list[list[int]] = [[] for _ in range(new)]
+    for one in [*full, *range(100, 130)]:
+        if one >= 100:
+            loaded.look_up([one], one)
+        shard = kept[shard_of(np.array([one]), new)[0]]
+        shard.append(one)
+        del shard[: -(24 // new)]
+        if one >= 100 or one == full[-1]:
+            assert loaded.resident() == {i for of in kept for i in of}
+
+
+@pytest.mark.parametrize("capacity", [None, 90])
+@pytest.mark.parametrize(("old", "new"), [(2, 2), (2, 1), (1, 3), (3, 2)])
+def test_each_row_on_other_shards_expires_when_its_own_time_is_over(
+    one_table: Any, tmp_path: Path, old: int, new: int, capacity: int | None
+) -> None:
+    config = {"dim": 2, "capacity": Capacity(rows=capacity, expire_after_steps=30)}
+    saved, loaded = (one_table(shards=n, **config) for n in (old, new))
+    last = {int(i): step for step, i in enumerate(np.random.default_rng(new).permutation(60)[:25])}
+    for one, step in last.items():
+        saved.look_up([one], step)
+    save(saved.store, tmp_path)
+    load(loaded.store, tmp_path)
+    for step in range(26, 60):
+        loaded.look_up([1000], step)
+        assert loaded.resident() == {1000} | {i for i, used in last.items() if used >= step - 30}
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_rows_that_had_expired_do_not_come_back_where_rows_do_not_expire(
+    one_table: Any, tmp_path: Path, shards: int
+) -> None:
+    capacity = Capacity(rows=90, eviction="clock", expire_after_steps=5)
+    saved, loaded = one_table(shards=2, dim=2, capacity=capacity), one_table(shards=shards, dim=2)
+    saved.look_up(np.arange(30), 0)
+    saved.look_up([4], 5)
+    saved.look_up([30], 9)
+    assert len(saved.store) > 2, "some have not gone yet"
+    save(saved.store, tmp_path)
+    load(loaded.store, tmp_path)
+    assert loaded.resident() == {4, 30} and len(loaded.store) == 2

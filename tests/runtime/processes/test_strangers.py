@@ -1,0 +1,218 @@
+"""What a server does not take: the connection ends with a sentence, the server goes on."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from persia_sim.words.trace import TraceRecorder
+from runtime import stop
+from runtime.data.batch import Field, Layout
+from runtime.embedding.server_rules import ServerRules
+from runtime.engines.processes.channel import Channel, PeerGoneError, connect
+from runtime.engines.processes.launch import Address
+from runtime.engines.processes.links import Links
+from runtime.engines.processes.messages import (
+    BadMessageError,
+    Message,
+    MessageKind,
+    pack_fate,
+    pack_json,
+    unpack_json,
+)
+from runtime.engines.processes.ranks import ProcessRank
+from tests.runtime.processes.served import LAYOUT, SGD, batch_of, ones, served
+from tests.runtime.worlds import config
+
+TWO_TABLES = Layout(
+    fields=(Field(name="user"), Field(name="item", table="items"), Field(name="tags")),
+    dense=("age", "price"),
+    tasks=("click", "buy"),
+)
+
+
+def greeted(address: Address, **changes) -> Channel:
+    channel = connect(address.names[0], 20)
+    channel.takes_arrays = True
+    hello = {
+        "secret": address.secrets[0], "role": "lookups", "client": "c", "ranks": "rank 1", "pid": 1,
+    } | changes  # fmt: skip
+    rank = hello.pop("rank", 1)
+    channel.send(Message(MessageKind.HELLO, rank, body=pack_json(hello)))
+    return channel
+
+
+def refusal(channel: Channel) -> str:
+    """What the server says before it closes the connection."""
+    message, _ = channel.receive()
+    assert message.kind is MessageKind.FAILED
+    with pytest.raises(PeerGoneError):
+        channel.receive()
+    return str(unpack_json(message.body)["sentence"])
+
+
+@pytest.fixture(scope="module")
+def one_of_two():
+    with served(ServerRules(ranks=2, tau=None), ranks=[0]) as found:
+        yield found
+
+
+def goes_on(found, step: int) -> None:
+    """Another rank trains as if nothing had happened."""
+    found.store.begin_run(ServerRules(ranks=2, tau=None), stop.Stop())
+    handle = found.store.begin(0, step, batch_of(7))
+    found.store.look_up(handle)
+    found.store.give((handle, ones(handle)))
+    found.store.drain()
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"secret": "0" * 64}, "the first message does not know the secret of this run"),
+        ({"secret": None}, "the first message does not know the secret of this run"),
+        ({"role": "boss"}, "the first message lacks role, client, ranks or pid"),
+        ({"pid": "x"}, "the first message lacks role, client, ranks or pid"),
+        ({"rank": 2}, "rank 2 does not exist, the run has 2"),
+        ({"rank": 0}, f"lookups of rank 0 are connected already, by pid {os.getpid()}"),
+    ],
+)
+def test_a_stranger_is_refused_in_a_sentence(one_of_two, changes, sentence):
+    assert refusal(greeted(one_of_two.processes.address, **changes)) == sentence
+    goes_on(one_of_two, 0)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"[" * 60_000, b'{"secret": "\\ud800"}', b'{"secret": [[]]}', b"9" * 5000, b"\xff\xfe", b"{}"],
+    ids=["deep", "surrogate", "no text", "long number", "no UTF-8", "empty"],
+)
+def test_no_first_message_of_a_stranger_ends_the_run(one_of_two, body):
+    channel = connect(one_of_two.processes.address.names[0], 20)
+    channel.send(Message(MessageKind.HELLO, 1, body=body))
+    told = refusal(channel)
+    assert re.search("the first message|is no JSON|is JSON, but", told), told
+    goes_on(one_of_two, 0)
+    heart = greeted(one_of_two.processes.address, role="heart", client="another")
+    assert heart.receive()[0].kind is MessageKind.WELCOME
+    heart.send(Message(MessageKind.PING, body=pack_fate(1)))
+    assert unpack_json(heart.receive()[0].body) == {"failed": None}
+    heart.send(Message(MessageKind.GOODBYE))
+
+
+def test_another_user_is_not_even_heard(one_of_two):
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    name = one_of_two.processes.address.names[0]
+    script = (
+        "import os, socket, sys; os.setuid(65534);"
+        " s = socket.socket(socket.AF_UNIX);"
+        " s.connect(bytes.fromhex(sys.argv[1])); s.settimeout(60); print(s.recv(9))"
+    )
+    words = [sys.executable, "-c", script, name.encode().hex()]
+    found = subprocess.run(words, capture_output=True, text=True, cwd="/")
+    if "Permission" in found.stderr:
+        pytest.skip("another user may not start this Python")
+    assert (found.stdout.strip(), found.returncode) == ("b''", 0), found.stderr
+    goes_on(one_of_two, 0)
+
+
+def test_a_server_of_another_user_is_told_nothing(one_of_two, monkeypatch):
+    monkeypatch.setattr(os, "getuid", lambda: 65534)
+    processes = one_of_two.processes
+    with pytest.raises(stop.PeerError, match="embedding server 0 is another user's"):
+        Links(processes.address, [1], processes.how_it_ended)
+
+
+def test_the_secret_is_for_processes_of_this_user_and_for_no_store(one_of_two, tmp_path):
+    processes = one_of_two.processes
+    place = processes.leave_address()
+    assert Address.found_at(place) == processes.address
+    assert processes.address.secrets[0] not in place
+    os.mkfifo(tmp_path / "fifo")
+    for foreign in ("/no/such", str(tmp_path / "fifo")):
+        with pytest.raises(stop.PeerError, match="the servers' address"):
+            Address.found_at(foreign)
+    if os.geteuid() == 0:
+        script = "import os, sys; os.setuid(65534); open(sys.argv[1])"
+        words = [sys.executable, "-c", script, place]
+        found = subprocess.run(words, capture_output=True, text=True, cwd="/")
+        assert "PermissionError" in found.stderr
+
+
+def test_ranks_that_are_processes_never_say_the_secret_to_the_store():
+    said = []
+
+    def gather(name: str, told: str) -> list[str]:
+        said.append(told)
+        return [told]
+
+    rank = ProcessRank(SimpleNamespace(rank=0, ranks=1, gather=gather))
+    chosen = config(servers=1, executor="concurrent")
+    store = rank.open_rows(chosen, LAYOUT, [SGD], TraceRecorder(), stop.Stop())
+    try:
+        assert said
+        assert not [told for told in said if store._links._all._address.secrets[0] in told]
+    finally:
+        store.close()
+
+
+def test_whoever_does_not_greet_first_is_refused(one_of_two):
+    channel = connect(one_of_two.processes.address.names[0], 20)
+    channel.send(Message(MessageKind.PING))
+    assert refusal(channel) == "the first message is PING, not HELLO"
+
+
+GOOD = bytes.fromhex("50746252" + "0200" + "0b00" + "00000000" + "01000000" + "00" * 16)
+"""A LOOK_UP of rank 1, step 0, that says nothing about where the batch lies."""
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (GOOD, "the place of a batch takes more than 0 bytes"),
+        (GOOD[:4] + b"\x09\0" + GOOD[6:], "version 9 of the protocol, this side speaks 2"),
+        (b"x" * 100_000, "a message starts with b'xxxx', not with b'PtbR'"),
+        (GOOD[:24] + b"\x08" + GOOD[25:], "the place of a batch takes more than 0 bytes"),
+        (GOOD[:31] + b"\x01", "a message has 72057594037927936 bytes of arrays"),
+        (GOOD[:6] + b"\x0a\0" + GOOD[8:], "a segment comes with its descriptor"),
+        (GOOD[:6] + b"\x1e\0" + GOOD[8:], "a body has 0 bytes, its kind takes 1"),
+        (GOOD[:6] + b"\x0d\0" + GOOD[8:], "step 0 of rank 1 was never prefetched"),
+        (GOOD[:23] + b"\xff" + GOOD[24:], "of a LOOK_UP does not exist"),
+    ],
+)
+def test_what_breaks_the_protocol_ends_its_connection_and_nothing_else(one_of_two, data, sentence):
+    channel = greeted(one_of_two.processes.address)
+    assert channel.receive()[0].kind is MessageKind.WELCOME
+    channel._socket.send(data)
+    assert sentence in refusal(channel)
+    goes_on(one_of_two, 0)
+
+
+def test_the_server_says_too_whose_connection_it_has_closed_and_why(capfd):
+    with served(ServerRules(ranks=2), ranks=[0]) as found:
+        channel = greeted(found.processes.address)
+        channel.receive()
+        channel._socket.send(GOOD[:4] + b"\x09\0" + GOOD[6:])
+        refusal(channel)
+    assert capfd.readouterr().err == (
+        "embedding server 0: closed a connection of rank 1 (pid 1): a message has version 9 of the"
+        " protocol, this side speaks 2; run the same release on both sides\n"
+    )
+
+
+def test_an_id_of_another_servers_shard_is_refused():
+    table = replace(SGD, name="rows")
+    with served(servers=2, tables=[table]) as found:
+        store = found.store
+        handle = store.begin(0, 0, batch_of(*range(50)))
+        sent = store._sent[0, 0]
+        sent.parts.reverse()
+        with pytest.raises(BadMessageError, match=r"id \d+ of table rows belongs to server"):
+            store.look_up(handle)
