@@ -42,6 +42,8 @@ from runtime.stop import PeerError, Silence
 
 LEAST_SECRET = 16
 _CONNECT_WITHIN_S = 20.0
+TOLD_WITHIN_S = 20.0
+"""How a server ended; a host that does not say it for so long is stopped, or out of reach."""
 _ALIVE = ((socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))
 """A host that is gone without a word is noticed after 40 s."""
 
@@ -147,9 +149,7 @@ class HostedServers:
 
     def leave_address(self) -> str:
         """As `ServerProcesses.leave_address`."""
-        note = self.address.leave()
-        self._notes.append(note)
-        return f"/proc/{os.getpid()}/fd/{note.fileno()}"
+        return self.address.leave(self._notes)
 
     def restart(self, shard: int, *, awaits_rows: bool = False) -> None:
         """Start a server that has died anew, on its host, at the same address."""
@@ -158,7 +158,7 @@ class HostedServers:
     def how_it_ended(self, shard: int) -> str:
         """Words for what became of a server."""
         try:
-            return str(self._ask(shard, {"verb": "how_it_ended"})["how"])
+            return str(self._ask(shard, {"verb": "how_it_ended"}, TOLD_WITHIN_S)["how"])
         except PeerError:
             return f"has gone with its host {self._at[shard]}"
 
@@ -182,19 +182,22 @@ class HostedServers:
         channel.send(Message(MessageKind.HELLO, body=pack_json({"secret": secret})))
         return channel
 
-    def _ask(self, shard: int, asked: dict[str, Any]) -> dict[str, Any]:
+    def _ask(
+        self, shard: int, asked: dict[str, Any], within_s: float = 2 * START_WITHIN_S
+    ) -> dict[str, Any]:
         with self._asking:
             try:
                 self._channels[shard].send(Message(MessageKind.CALL, body=pack_json(asked)))
             except (PeerGoneError, TimeoutError):
                 raise self._gone(shard) from None
-            return self._answer(shard)
+            return self._answer(shard, within_s)
 
-    def _answer(self, shard: int) -> dict[str, Any]:
+    def _answer(self, shard: int, within_s: float = 2 * START_WITHIN_S) -> dict[str, Any]:
         silence = Silence()
 
         def in_time() -> None:
-            if silence.look() > 2 * START_WITHIN_S:
+            if silence.look() > within_s:
+                self._channels[shard].close()  # what it says later answers no question of ours
                 raise PeerError(f"the host at {self._at[shard]} does not answer")
 
         try:

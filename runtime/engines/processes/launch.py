@@ -39,12 +39,14 @@ class Address:
     secrets: tuple[str, ...]
     """What a client must know, of each server."""
 
-    def leave(self) -> IO[str]:
-        """Write it where only processes of this user can read it, as long as the file is open."""
+    def leave(self, kept: list[IO[str]]) -> str:
+        """Write it where only processes of this user can read it, as long as the file that goes
+        into ``kept`` is open. Returns the place, which others may know."""
         note = os.fdopen(os.memfd_create("embedding-servers", os.MFD_CLOEXEC), "w")
         note.write(json.dumps({"names": self.names, "secrets": self.secrets}))
         note.flush()
-        return note
+        kept.append(note)
+        return f"/proc/{os.getpid()}/fd/{note.fileno()}"
 
     @classmethod
     def found_at(cls, place: str) -> Address:
@@ -105,10 +107,8 @@ class ServerProcesses:
         return [process.pid for process in self._processes if process is not None]
 
     def leave_address(self) -> str:
-        """The place of the address, for other processes of this user: the place may be known."""
-        note = self.address.leave()
-        self._notes.append(note)
-        return f"/proc/{os.getpid()}/fd/{note.fileno()}"
+        """The place of the address, for other processes of this user."""
+        return self.address.leave(self._notes)
 
     def restart(self, shard: int, *, awaits_rows: bool = False) -> None:
         """Start a server anew, at the same address, when the old one has died.

@@ -18,7 +18,8 @@ from runtime.commands import main
 from runtime.config import TrainConfig
 from runtime.data.errors import DataError
 from runtime.embedding.server_rules import ServerRules
-from runtime.engines.processes.channel import Channel, connect
+from runtime.engines.processes import hosts
+from runtime.engines.processes.channel import Channel, connect, greeting, listen
 from runtime.engines.processes.hosts import Host, HostedServers, read_secret
 from runtime.engines.processes.links import Links
 from runtime.engines.processes.messages import (
@@ -176,6 +177,28 @@ def test_servers_end_with_the_host_that_started_them(tmp_path):
     until(lambda: not os.path.exists(f"/proc/{links.pids[0]}"))
     links.close()
     processes.close()
+
+
+def test_a_host_that_is_stopped_is_not_waited_for(monkeypatch):
+    """It has started a server, and says nothing more: as a frozen machine does."""
+    monkeypatch.setattr(hosts, "TOLD_WITHIN_S", 0.5)
+    door, name = listen("127.0.0.1:0")
+
+    def starts_and_stops() -> None:
+        channel = Channel(door.accept()[0])
+        greeting(channel, SECRET)
+        channel.receive()
+        found = {"name": "127.0.0.1:1", "secret": "x"}
+        channel.send(Message(MessageKind.RESULT, body=pack_json(found)))
+
+    threading.Thread(target=starts_and_stops, daemon=True).start()
+    server = ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,))
+    processes = HostedServers([server], [name], SECRET)
+    assert processes.how_it_ended(0) == f"has gone with its host {name}"
+    with pytest.raises(PeerError, match="has closed the connection of embedding server 0"):
+        processes.restart(0)
+    processes.close()
+    door.close()
 
 
 @pytest.mark.parametrize("said", [{"secret": "wrong"}, {}, {"secret": None}])
