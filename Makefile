@@ -1,9 +1,9 @@
-# Three commands do everything: `make demo`, `make paper` and `make test`.
+# `make install` first (two minutes); then `make demo`, `paper`, `notebooks` or `test`.
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo paper test test-runtime test-rest install lint types mutants mutants-kernels lock clean
+.PHONY: demo paper notebooks test test-runtime test-rest install lint types mutants mutants-kernels lock clean
 
 demo: install
 	@$(RUN) -m experiments demo
@@ -12,6 +12,10 @@ demo: install
 SIZE ?= quick
 paper: install
 	@$(RUN) -m experiments paper --size $(SIZE)
+
+# The paper's plots, to change and run again; listens on loopback
+notebooks: install
+	@$(VENV)/bin/jupyter lab notebooks
 
 # Two halves side by side, a core each: their lines come mixed, each ends with its own count.
 test: install lint types

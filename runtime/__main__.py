@@ -7,12 +7,13 @@ from typing import NoReturn
 
 from runtime.commands import main
 from runtime.guarded import leave
-from runtime.openmp import let_idle_threads_sleep
+from runtime.start import find_modules_here, let_idle_threads_sleep
 
 
 def run() -> NoReturn:
     """Carry out the command line and end the process; the console script calls this too."""
     let_idle_threads_sleep()
+    find_modules_here()
     leave(main(sys.argv[1:]))
 
 

@@ -35,6 +35,8 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: no command {name!r}; {nearest(name, COMMANDS)}", file=sys.stderr)
         return 2
 
+    if name in LOAD_TORCH and sys.stderr.isatty() and not {"-h", "--help"} & set(rest):
+        print("loading torch", file=sys.stderr, flush=True)  # seconds, and nothing else is said
     return guarded(lambda: COMMANDS[name](rest))
 
 
@@ -91,3 +93,4 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "profile": _profile,
     "data": _data,
 }
+LOAD_TORCH = {"train", "evaluate", "export", "profile"}

@@ -14,7 +14,7 @@ from persia_sim.words.rules import Refused, counted, printable
 from runtime.config.presets import told_of
 from runtime.stop import PeerError
 from runtime.torchrun import Launch, launched, started_s
-from runtime.train_options import Train, read_train, told_as_typed
+from runtime.train_options import Train, read_train, told_as_typed, told_of_options
 
 if TYPE_CHECKING:
     from runtime.engines.processes.ranks import ProcessRank
@@ -42,6 +42,9 @@ def _train(arguments: list[str]) -> None:
         if launch is not None and launch.rank:  # rank 0 says it once for all
             time.sleep(RANK_0_TELLS_WITHIN_S)
         raise
+    if command.dry_run:
+        print(told_of_options(arguments))
+        return
     began = time.localtime(None if launch is None else started_s())
     if command.preset is not None and launch is None:
         print(f"preset {command.preset}: {told_of(command.preset, command.run)}")
@@ -108,9 +111,12 @@ def work(
     from runtime.run.record import run_into
 
     config = command.run
-    total = None if config.steps is None else config.steps * config.batch
     mode = str(config.sync.mode)
-    with tqdm(total=total, unit=" samples", unit_scale=True, desc=mode, disable=None) as bar:
+    with tqdm(unit=" samples", unit_scale=True, desc=mode, disable=None) as bar:
+
+        def expect(samples: int) -> None:
+            bar.total = samples
+            bar.refresh()
 
         def say(text: str) -> None:
             bar.write(printable(text, keep="\n"))  # it may quote a schema
@@ -122,6 +128,7 @@ def work(
                 on_samples=bar.update,
                 on_warning=lambda t: say(f"warning: {t}"),
                 on_start=say,
+                on_total=expect,
                 resume=command.resume is not None,
                 typed=arguments,
                 rank=rank,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any
 
 from persia_sim.words.rules import Refused
 from persia_sim.words.schema import Unread
 from persia_sim.words.vocabulary import with_unbounded
-from runtime.command_line import FLAT, as_typed, read_words, with_changes
+from runtime.command_line import FLAT, as_typed, options_of, read_words, with_changes
 from runtime.config import TrainConfig, read_config
 from runtime.config.presets import PresetName, with_preset
 from runtime.torchrun import Launch, as_launched, refuse_executor, refuse_other
@@ -32,6 +33,9 @@ class Train:
     resume: Path | None = None
     """Folder of a run that was interrupted or killed: go on in it from its newest checkpoint, with
     its config.json. Ranks, shards, engine, device, steps and checkpoints may be given anew."""
+    dry_run: bool = False
+    """Read no data and train nothing: print every option that the run would read, its value, and
+    whether it was typed, or is a file's, a preset's or the default."""
 
     def __post_init__(self) -> None:
         own = {"--out": self.out, "--config": self.config, "--preset": self.preset}
@@ -48,7 +52,7 @@ def read_train(arguments: list[str], launch: Launch | None = None) -> Train:
     options = {path.removeprefix("run."): v for path, v in typed.items() if path.startswith("run.")}
     own = {path: value for path, value in typed.items() if not path.startswith("run.")}
     command = Train(run=TrainConfig(), **own)
-    config = _begun(command, options, launch)
+    config = _begun(command, options, launch)[-1][1]
     try:
         run = with_changes(config, options)
     except Unread as error:
@@ -73,21 +77,59 @@ def read_train(arguments: list[str], launch: Launch | None = None) -> Train:
     return replace(command, run=run)
 
 
-def _begun(command: Train, typed: Mapping[str, Any], launch: Launch | None) -> TrainConfig:
-    """The config that the typed options change: that of a file, and over it a preset's."""
+def told_of_options(arguments: list[str]) -> str:
+    """A line for each option of the run: its value and where it comes from, changed ones first."""
+    command = read_train(arguments)
+    typed = read_words(Train, with_unbounded(arguments), "python -m runtime train")
+    executor = {"engine.executor": typed.get("run.engine.executor")}
+    layers = [*_begun(command, executor, None), ("typed", command.run)]
+    unread = command.run.unread()
+    changed: list[tuple[str, Any, str]] = []
+    left: list[tuple[str, Any, str]] = []
+    for option in options_of(TrainConfig):
+        values = [reduce(getattr, option.path.split("."), config) for _, config in layers]
+        steps = [number for number in range(1, len(layers)) if values[number] != values[number - 1]]
+        last = len(layers) - 1 if f"run.{option.path}" in typed else max(steps, default=0)
+        if option.path not in unread:
+            (changed if last else left).append((option.name, values[-1], layers[last][0]))
+    return "\n".join(_aligned([*changed, *left]))
+
+
+def _aligned(options: list[tuple[str, Any, str]]) -> list[str]:
+    """Names, values and origins below each other, as they are typed."""
+    names = max(len(name) for name, _, _ in options)
+    values = max(len(_typed(value)) for _, value, _ in options)
+    return [f"--{name:<{names}}  {_typed(v):<{values}}  {origin}" for name, v, origin in options]
+
+
+def _typed(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _begun(
+    command: Train, typed: Mapping[str, Any], launch: Launch | None
+) -> list[tuple[str, TrainConfig]]:
+    """The configs that the typed options change: the defaults, a file's, and over it a preset's."""
     file, resumed = command.config, command.resume
     if resumed is not None:
         file = resumed / "config.json"
         if not file.is_file():
             raise ValueError(f"--resume {resumed}: there is no run, it holds no config.json")
-    config = read_config(file) if file else TrainConfig()
+    layers = [("default", TrainConfig())]
+    if file:
+        layers.append((str(file), read_config(file)))
+    config = layers[-1][1]
     executor = typed.get("engine.executor")
     if launch is not None:
         refuse_executor(executor)
         config = as_launched(config, launch, f"sync.ranks in {file}", resumes=resumed is not None)
     if resumed is not None and typed.get("engine.servers"):
         config = replace(config, engine=replace(config.engine, shards=1))  # servers replace them
-    return config if command.preset is None else with_preset(config, command.preset, executor)
+    layers[-1] = layers[-1][0], config
+    if command.preset is not None:
+        preset = f"preset {command.preset}"
+        layers.append((preset, with_preset(config, command.preset, executor)))
+    return layers
 
 
 def told_as_typed(error: Refused) -> str:

@@ -24,7 +24,7 @@ ROOMS = {
         "cli", "__main__",
     ],
     "runtime": [
-        "openmp", "stop", "command_line", "data", "embedding", "config", "torchrun", "models",
+        "start", "stop", "command_line", "data", "embedding", "config", "torchrun", "models",
         "dense", "rank", "checkpoint", "order", "engines", "run", "serving", "inference", "guarded",
         "train_options", "train_command", "commands", "__main__",
     ],

@@ -56,6 +56,7 @@ def run_into(
     on_warning: Callable[[str], None] = lambda text: None,
     on_start: Callable[[str], None] = lambda text: None,
     *,
+    on_total: Callable[[int], None] = lambda samples: None,
     resume: bool = False,
     ending: Ending | None = None,
     typed: Sequence[str] = (),
@@ -63,7 +64,8 @@ def run_into(
 ) -> dict[str, Any]:
     """Run ``config``, fill ``folder``, and return the summary.
 
-    ``on_start`` is told the data, its split and its rows before anything is trained. ``resume``
+    ``on_start`` is told the data, its split and its rows before anything is trained, and
+    ``on_total`` the samples that the run will train, where they are known. ``resume``
     goes on from the folder's newest checkpoint; ``ending`` may ask the run to end: then it raises
     `Interrupted` after a checkpoint. ``typed`` is what the user wrote, kept beside the config.
     ``rank``: this process is rank 0 of several.
@@ -78,7 +80,7 @@ def run_into(
         written = read_config(folder / "config.json")
         start = going_on(folder, config, written, on_warning)
     beginning = Beginning(folder, config, start, typed)
-    listeners = Listeners(on_samples or (lambda samples: None), on_warning, on_start)
+    listeners = Listeners(on_samples or (lambda samples: None), on_warning, on_start, on_total)
     ending = Ending() if ending is None else ending  # one that nobody has asked counts as False
     saving = Saving(folder, start, ending, on_warning)
     with opened(config, rank) as source:
@@ -127,6 +129,17 @@ class Listeners(NamedTuple):
     on_samples: Callable[[int], None]
     on_warning: Callable[[str], None]
     on_start: Callable[[str], None]
+    on_total: Callable[[int], None]
+
+
+def samples_of(config: TrainConfig, data: Provenance) -> int | None:
+    """How many samples a run will train at most; None where nobody has counted them."""
+    limits = []
+    if config.steps is not None:
+        limits.append(config.steps * config.batch)
+    if data.train_rows is not None:
+        limits.append(data.train_rows * config.data.passes)
+    return min(limits, default=None)
 
 
 def _fill(
@@ -139,8 +152,11 @@ def _fill(
     beginning: Beginning,
 ) -> dict[str, Any]:
     start = saving.start
-    on_samples, on_warning, on_start = listeners
+    on_samples, on_warning, on_start, on_total = listeners
     announce(source.provenance(), listeners)
+    total = samples_of(config, source.provenance())
+    if total is not None:
+        on_total(total)
     if config.engine.shards > MANY_SHARDS:
         on_warning(
             f"--shards {config.engine.shards:,}: each lookup and each push visits all of them in"
