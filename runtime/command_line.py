@@ -14,15 +14,15 @@ import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, is_dataclass, replace
+from dataclasses import MISSING, is_dataclass
 from enum import Enum
 from functools import cache, reduce
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from persia_sim.words.rules import Refused, refuse_doubled
-from persia_sim.words.schema import field_types, fit, in_group, nearest
+from persia_sim.words.schema import field_types, fit, nearest, with_values
 
 T = TypeVar("T")
 FLAT = "flat"
@@ -30,6 +30,12 @@ FLAT = "flat"
 POSITIONAL = "positional"
 """In the annotation of a field: its value stands without a name."""
 _WIDTH = 100
+
+
+class AsGroup(NamedTuple):
+    """In the annotation of a field of named tables: their options are those of another group."""
+
+    group: str
 
 
 class Option(NamedTuple):
@@ -65,6 +71,7 @@ def _each_option(record: Any, prefix: str, path: str) -> Iterator[Option]:
             yield from options_of(kind, inner, f"{path}{name}.")
             continue
         field = record.__dataclass_fields__[name]
+        kind = next((note for note in notes if isinstance(note, AsGroup)), kind)
         typed = f"{prefix}{name}".replace("_", "-")
         text, positional = texts.get(name, ""), POSITIONAL in notes
         yield Option(typed, f"{path}{name}", kind, positional, text, field.default)
@@ -88,16 +95,11 @@ def with_changes(record: T, changes: Mapping[str, Any]) -> T:
 
     Raises `Refused` naming the path of the field that breaks a rule.
     """
-    own = {path: value for path, value in changes.items() if "." not in path}
-    groups: dict[str, dict[str, Any]] = {}
+    nested: dict[str, Any] = {}
     for path, value in changes.items():
-        group, dot, rest = path.partition(".")
-        if dot:
-            groups.setdefault(group, {})[rest] = value
-    for group, inner in groups.items():
-        with in_group(group):
-            own[group] = with_changes(getattr(record, group), inner)
-    return cast(T, replace(cast(Any, record), **own))
+        *groups, name = path.split(".")
+        reduce(lambda table, group: table.setdefault(group, {}), groups, nested)[name] = value
+    return with_values(record, nested)
 
 
 def read_options(record: type[T], words: Sequence[str], command: str) -> T:
@@ -130,8 +132,9 @@ def read_words(record: type, words: Sequence[str], command: str) -> dict[str, An
     for word in words:
         if word.startswith("--"):
             flag, equals, value = word.partition("=")
-            option, truth = _named(flag[2:].replace("_", "-"), options)
+            option, truth = _named(flag[2:], options)
             last = option.name
+            options[last] = option  # of a single table, it was not among them
             if option.kind is not bool:
                 given[last] = [value] if equals else []
             elif equals:
@@ -148,10 +151,22 @@ def read_words(record: type, words: Sequence[str], command: str) -> dict[str, An
     return found | {options[n].path: _value(options[n], texts) for n, texts in given.items()}
 
 
-def _named(name: str, options: Mapping[str, Option]) -> tuple[Option, bool]:
+def _named(typed: str, options: Mapping[str, Option]) -> tuple[Option, bool]:
     """The option, and whether it is meant: ``no-shuffle`` is not."""
+    name = typed.replace("_", "-")
     if name in options and not options[name].positional:
         return options[name], True
+    tables, _, inner = typed.partition(".")
+    if tables in options and isinstance(of := options[tables].kind, AsGroup):
+        table, _, leaf = inner.partition(".")
+        try:
+            option, truth = _named(f"{of.group}.{leaf}", options)
+        except ValueError:
+            known = [one.replace(of.group, f"{tables}.{table}", 1) for one in _all(options)]
+            raise ValueError(f"--{typed} is no option; {nearest(f'--{typed}', known)}") from None
+        above = options[tables].path.removesuffix(tables)
+        path = f"{above}{tables}.{table}{option.path.removeprefix(above + of.group)}"
+        return option._replace(name=typed, path=path), truth
     group, dot, leaf = name.rpartition(".")
     meant = f"{group}{dot}{leaf.removeprefix('no-')}"
     if leaf.startswith("no-") and meant in options and options[meant].kind is bool:
@@ -218,6 +233,8 @@ def _usage(option: Option) -> str:
         return option.name.upper()
     group, dot, leaf = option.name.rpartition(".")
     default = "" if option.default is MISSING else f"  (default: {_said(option.default)})"
+    if isinstance(option.kind, AsGroup):
+        return f"--{option.name}.NAME.OPTION VALUE  (OPTION as of --{option.kind.group})"
     if option.kind is bool:
         return f"--{option.name}, --{group}{dot}no-{leaf}{default}"
     return f"--{option.name} {_words(option.kind)}{default}"

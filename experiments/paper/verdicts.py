@@ -50,6 +50,11 @@ class Verdict:
         }.get(self.word, self.word)
 
     @property
+    def short(self) -> str:
+        """Without the reason, which the page has."""
+        return str(self).partition(":")[0]
+
+    @property
     def kind(self) -> str:
         """One word, for marks and colours."""
         return self.word if self.word in ("supported", "contradicted") else "undecided"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from experiments.catalogue import PIECES, Size, Study, chosen
 from experiments.options import Planned
+from experiments.tables import Column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,13 @@ class Options(Planned):
             raise ValueError("store and dry_run contradict each other; give one of them")
 
 
+CLAIM_COLUMNS: dict[str, Column] = {
+    "claim": "{says}",
+    "own plots": lambda claim: claim.plots_verdict.short,
+    "independent evidence here": lambda claim: claim.verdict.short,
+}
+
+
 def run(options: Options) -> None:
     """Run the missing pieces, judge the claims, write the page. Raises ValueError on failures."""
     from experiments.kept import sole_writer
@@ -38,7 +46,7 @@ def run(options: Options) -> None:
     from experiments.paper.page import Report, write_report
     from experiments.paper.record import store
     from experiments.paper.run import run_pieces
-    from experiments.tables import write_csv
+    from experiments.tables import table, write_csv
 
     plan, left_out = planned(options)
     if options.dry_run:
@@ -62,11 +70,7 @@ def run(options: Options) -> None:
             claims=found,
         )
         path = write_report(report, options.out / "report.html")
-    for claim in found:
-        print(
-            f"  {claim.verdict:<12} (own plots: {claim.plots_verdict:<12}  by: {claim.sources})"
-            f"  {claim.says}"
-        )
+    print(table(found, CLAIM_COLUMNS))
     print(f"claims: {options.out / 'claims.csv'}\nreport: {path}")
     if failed:
         names = ", ".join(piece.name for piece in failed)

@@ -12,7 +12,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, is_dataclass
+from dataclasses import MISSING, dataclass, is_dataclass, replace
 from datetime import date
 from enum import Enum
 from functools import cache
@@ -120,6 +120,25 @@ def parse(kind: type[T], document: Any, where: str, *, others: bool = False) -> 
         return cast(T, _build(kind, document, "the document"))
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
+
+
+def with_values(record: T, document: Mapping[str, Any]) -> T:
+    """The dataclass, or mapping, with what nested mappings say otherwise; raises `Refused` naming
+    the path of the field that breaks a rule."""
+    types = field_types(cast(Any, type(record))) if is_dataclass(record) else {}
+    changed: dict[str, Any] = {}
+    for key, value in document.items():
+        if types and key not in types:
+            raise Refused(key, f"is not known; {nearest(key, types)}")
+        own = getattr(record, key) if types else cast(Any, record).get(key)
+        if is_dataclass(own) and not isinstance(value, Mapping):
+            raise Refused(key, f"must be a table of names and values, got {shown(value)}")
+        with in_group(key):
+            nested = is_dataclass(own) or (isinstance(own, Mapping) and isinstance(value, Mapping))
+            changed[key] = with_values(own, value) if nested else value
+    if types:
+        return cast(T, replace(cast(Any, record), **changed))
+    return cast(T, {**cast(Any, record), **changed})
 
 
 def _build(kind: Any, document: Any, name: str) -> Any:

@@ -5,12 +5,21 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from persia_sim.words.documents import read_document
 from persia_sim.words.rules import Refused
-from persia_sim.words.schema import ReadBy, Unread, Within, check_fields, parse, unread
-from runtime.command_line import FLAT
+from persia_sim.words.schema import (
+    ReadBy,
+    Unread,
+    Within,
+    check_fields,
+    in_group,
+    parse,
+    unread,
+    with_values,
+)
+from runtime.command_line import FLAT, AsGroup
 from runtime.config.sync import (
     CONCURRENT,
     LATE_CONCURRENT,
@@ -244,7 +253,9 @@ class TrainConfig:
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     rows: TableConfig = field(default_factory=TableConfig)
-    """Every table of the data's schema; in Python, `train(tables=...)` sets single ones apart."""
+    """Every table of the data's schema."""
+    tables: Annotated[dict[str, dict[str, Any]], AsGroup("rows")] = field(default_factory=dict)
+    """What is different in single tables of the schema: ``[tables.NAME]`` in a file."""
     seed: Annotated[int, Within(0, 2**63 - 1)] = 0
     """Of initial weights, initial rows, and shuffling."""
     evaluation: Annotated[EvaluationConfig, FLAT] = field(default_factory=EvaluationConfig)
@@ -254,6 +265,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        self.tables_apart()
         defaults = type(self.sync)(), type(self.engine)()
         for path, where in self.unread().items():
             group, name = path.split(".")
@@ -286,14 +298,26 @@ class TrainConfig:
                 "checkpoint.checkpoint_every",
                 "is not of a replay, whose order has no cuts; remove it",
             )
-        if self.rows.name != "rows":
-            raise Refused("rows.name", "is given by the data's schema; remove it")
-        if self.rows.dtype == "float64" and engine.precision != "float64":
-            raise Refused("rows.dtype", "float64 needs --precision float64; add it")
+        for group, rows in {"rows": self.rows, **self._apart_by_path()}.items():
+            if rows.name != "rows":
+                raise Refused(f"{group}.name", "is given by the data's schema; remove it")
+            if rows.dtype == "float64" and engine.precision != "float64":
+                raise Refused(f"{group}.dtype", "float64 needs --precision float64; add it")
         if engine.precision == "float64" and self.rows.dtype != "float64":
             raise Refused(
                 "engine.precision", "float64 needs rows of float64; add --rows.dtype float64"
             )
+
+    def _apart_by_path(self) -> dict[str, TableConfig]:
+        return {f"tables.{name}": table for name, table in self.tables_apart().items()}
+
+    def tables_apart(self) -> dict[str, TableConfig]:
+        """The tables that are not as ``rows``, by name; raises `Refused` for what no table has."""
+        found = {}
+        for name, changes in self.tables.items():
+            with in_group(f"tables.{name}"):
+                found[name] = with_values(self.rows, changes)
+        return found
 
     def unread(self) -> dict[str, str]:
         """The options of sync and engine that this run would not read, each with its place."""

@@ -76,6 +76,7 @@ def assemble_for(
         from runtime.engines.processes.open import rows_in_servers  # loads the compiled kernels
 
         open_rows = rows_in_servers
+    tables = config.tables_apart() | dict(tables or {})
     parts = assemble(config, source, tables, samples=samples, open_rows=open_rows, process=rank)
     if config.engine.loaders:
         from runtime.engines.processes.loaders import LoadedSource

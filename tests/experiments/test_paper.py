@@ -18,7 +18,7 @@ from html.parser import HTMLParser
 import pytest
 
 from experiments.catalogue import PIECES, SECTIONS, STUDIES, Study, chosen, measured
-from experiments.commands import module_of
+from experiments.commands import main, module_of
 from experiments.paper import record
 from experiments.paper.claims import claims
 from experiments.paper.page import OF_PLOTS, WORDS, Report, described, page, summary, write_report
@@ -155,6 +155,18 @@ def test_ctrl_c_ends_the_pieces_and_leaves_a_state_to_go_on_from(tmp_path):
     assert not (tmp_path / "report.html").exists()
     running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
     assert str(tmp_path) not in running
+
+
+def test_the_command_ends_with_a_table_of_all_claims(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("experiments.paper.run.run_pieces", lambda *_: {})
+    assert main(["paper", "--out", str(tmp_path)]) == 0
+    told = capsys.readouterr().out.splitlines()
+    ends = [line.rsplit("  ", 1)[-1] for line in told[2:-2]]
+    known = (
+        r"supported|contradicted|needs \d+ more seeds|no independent evidence possible|.* table .*"
+    )
+    assert len(ends) == len(claims(tmp_path)) and all(re.fullmatch(known, end) for end in ends)
+    assert told[-1] == f"report: {tmp_path / 'report.html'}"
 
 
 # The page.

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from persia_sim.words.trace import Event, Trace
-from runtime.command_line import option_values, options_of
+from runtime.command_line import AsGroup, option_values, options_of
 from runtime.config import ModelConfig, TrainConfig
 from runtime.data.batch import Batch, Field, Layout
 from runtime.data.ids import hash_integers, tag
@@ -112,6 +112,8 @@ def _another(value: Any, kind: Any) -> Any:
     if get_origin(kind) in (Union, types.UnionType):
         (kind,) = [k for k in get_args(kind) if k is not types.NoneType][:1]
         return _another(None, kind)
+    if isinstance(kind, AsGroup):
+        return {"users": {"dim": 3}}
     if get_origin(kind) is tuple:
         return (*(value or ()), 3)
     choices = get_args(kind) if get_origin(kind) is Literal else ()
