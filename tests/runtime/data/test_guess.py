@@ -1,0 +1,93 @@
+"""`data schema`: what is guessed of a table can be read, and says what is uncertain."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.data.errors import DataError
+from runtime.data.guess import guessed
+from runtime.data.open import open_source
+from runtime.data.schema import read_schema
+
+CLICKS = Path(__file__).parents[3] / "examples" / "clicks.csv"
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0\r\n"), max_size=6)
+CELLS = st.one_of(TEXT, st.integers(-9, 9999).map(str), st.floats(-9, 9).map(str), st.just(""))
+
+
+def written(folder, table, name="mine.csv"):
+    file = folder / name
+    table.to_parquet(file) if name.endswith("parquet") else table.to_csv(file, index=False)
+    (folder / "mine.toml").write_text(guessed(file))
+    return read_schema(folder / "mine.toml")[0]
+
+
+def test_the_example_is_guessed_as_it_was_written():
+    (mine, _), own = read_schema(CLICKS.with_suffix(".toml")), guessed(CLICKS)
+    kinds = {c.name: (c.kind, c.separator) for c in mine.columns}
+    for name, (kind, separator) in kinds.items():
+        (line,) = [line for line in own.splitlines() if f'"{name}"' in line and "group" not in line]
+        assert kind == "categorical" or f'kind = "{kind}"' in line
+        assert separator in (None, ",") or f'separator = "{separator}"' in line
+    assert f"labels = {list(mine.labels)}".replace("'", '"') in own
+    assert "test_from = 2026-03-09" in own and 'group = "user"' in own
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(TEXT.filter(lambda name: name.strip()), min_size=2, max_size=5, unique=True).flatmap(
+        lambda names: st.lists(st.tuples(*[CELLS for _ in names]), min_size=2, max_size=8).map(
+            lambda rows: pd.DataFrame(rows, columns=names)
+        )
+    )
+)
+def test_whatever_is_guessed_names_each_column_once(tmp_path_factory, table):
+    folder = tmp_path_factory.mktemp("guess")
+    table["clicked"] = [k % 2 for k in range(len(table))]
+    table["who"] = [f"u{k}" for k in range(len(table))]
+    schema = written(folder, table)
+    times = {schema.split.column} - {None}
+    names = [*(c.name for c in schema.columns), *schema.labels, *times]
+    assert sorted(names) == sorted(table.columns)
+
+
+@pytest.mark.parametrize("name", ["mine.csv", "mine.parquet"])
+def test_a_guessed_schema_reads_its_table(tmp_path, name):
+    rows = 50
+    table = pd.DataFrame(
+        {
+            "day": pd.date_range("2026-01-01", periods=rows).strftime("%Y-%m-%d"),
+            "user_id": [k % 7 for k in range(rows)],
+            "price": [0.5 * k for k in range(rows)],
+            "tags": ["a;b" if k % 3 else "c" for k in range(rows)],
+            "bought": [k % 2 for k in range(rows)],
+            "clicked": [k % 5 // 4 for k in range(rows)],
+        }
+    )
+    schema = written(tmp_path, table, name)
+    assert schema.labels == ("clicked",), "the likelier of two names"
+    assert {c.name: c.kind for c in schema.columns} == {
+        "user_id": "categorical", "price": "numeric", "tags": "multi", "bought": "categorical",
+    }  # fmt: skip
+    assert "bought" in (tmp_path / "mine.toml").read_text().splitlines()[3], "it is told as a label"
+    source = open_source(str(tmp_path / "mine.toml"))
+    assert sum(batch.size for batch in source.chunks("train")) == 40
+    assert sum(batch.size for batch in source.chunks("test")) == 10
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [(b"", "cannot be read as a table"), (b"a\n1\n", "1 columns"), (b"a,b\n", "has 0 rows"),
+     (b"\xff\xfe\x00a,b\n1,2\n", "cannot be read as a table")],
+)  # fmt: skip
+def test_what_is_no_table_ends_in_a_sentence(tmp_path, content, sentence):
+    (tmp_path / "mine.csv").write_bytes(content)
+    with pytest.raises(DataError, match=sentence):
+        guessed(tmp_path / "mine.csv")
+
+
+def test_a_table_without_a_label_says_so(tmp_path):
+    (tmp_path / "mine.csv").write_text("user,price\nu1,2.5\nu2,3.5\n")
+    assert 'labels = ["?"]  # no column holds 0 and 1' in guessed(tmp_path / "mine.csv")
