@@ -56,7 +56,10 @@ def _run(name: str, arguments: list[str]) -> None:
     )
     if not getattr(options, "dry_run", False):
         ensure_writable(options.out)
-    module.run(options)
+    try:
+        module.run(options)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("interrupted; the same command does the rest") from None
 
 
 def _run_folders(arguments: list[str]) -> None:

@@ -47,12 +47,8 @@ def guarded(work: Callable[[], None]) -> int:
             work()
         finally:
             sys.stdout.flush()  # here, where a reader that has gone is no error
-    except KeyboardInterrupt:
-        print(
-            "\ninterrupted; what was finished is kept: a run with checkpoints goes on with"
-            " --resume, others start anew",
-            file=sys.stderr,
-        )
+    except KeyboardInterrupt as told:
+        print(f"\n{str(told) or 'interrupted'}", file=sys.stderr)
         return 130
     except (ValueError, MemoryError) as error:
         _tell(str(error) or "out of memory")

@@ -58,9 +58,18 @@ def _train(arguments: list[str]) -> None:
     try:
         with claimed(folder, resume=command.resume is not None):
             work(command, folder, arguments)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(_interrupted(folder)) from None
     except PeerError as error:
         _start_again(error, folder, arguments)
         raise
+
+
+def _interrupted(folder: Path) -> str:
+    """What is left of a run that Ctrl-C has ended at once; torch may be half imported."""
+    if any((folder / "checkpoints").glob("[0-9]*/state.json")):
+        return f"interrupted at once; go on with: persia-runtime train --resume {folder}"
+    return "interrupted: there is nothing to go on from; the same command starts anew"
 
 
 def _start_again(error: PeerError, folder: Path, arguments: list[str]) -> None:

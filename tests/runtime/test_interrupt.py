@@ -76,9 +76,25 @@ def test_a_second_ctrl_c_ends_a_run_before_a_long_latency_is_over(tmp_path):
     _, told = process.communicate(timeout=50)
     assert process.returncode == 130
     lines = [line for line in (heard + told).splitlines() if line.strip()]
-    assert lines[-1].startswith("interrupted; ")
+    assert lines[-1] == "interrupted: there is nothing to go on from; the same command starts anew"
     assert lines[-2].startswith("SIGINT: ends the step")
     assert "Traceback" not in told
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_ctrl_c_says_what_is_left(tmp_path, monkeypatch, capsys, kept):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    def half_done(*_):
+        (tmp_path / "run/checkpoints/000128").mkdir(parents=True)
+        (tmp_path / "run/checkpoints/000128/state.json").write_text("{}")
+        stopped()
+
+    monkeypatch.setattr("runtime.train_command.work", half_done if kept else stopped)
+    assert main(["train", "--out", str(tmp_path / "run")]) == 130
+    left = f"go on with: persia-runtime train --resume {tmp_path / 'run'}"
+    assert capsys.readouterr().err.strip().endswith(left if kept else "same command starts anew")
 
 
 @pytest.mark.multiproc
