@@ -38,7 +38,8 @@ def opened(config: TrainConfig, rank: ProcessRank | None = None) -> Iterator[Sou
     if not loaders:
         yield source
         return
-    from runtime.engines.processes.loaders import LoadedSource, LoaderAddress, LoaderProcesses
+    from runtime.engines.processes.launch import Address
+    from runtime.engines.processes.loaders import LoadedSource, LoaderProcesses
 
     processes, place, who = None, "", "the run" if rank is None else f"rank {rank.group.rank}"
     if rank is None or rank.leads:
@@ -47,7 +48,7 @@ def opened(config: TrainConfig, rank: ProcessRank | None = None) -> Iterator[Sou
     if rank is not None:
         place = rank.group.gather("loaders", place)[0]
     how = processes.how_it_ended if processes else (lambda loader: "has died")
-    loaded = LoadedSource(cast(SharedSource, source), LoaderAddress.found_at(place), how, who)
+    loaded = LoadedSource(cast(SharedSource, source), Address.found_at(place), how, who)
     try:
         yield loaded
     finally:

@@ -24,11 +24,17 @@ from runtime.dense.loss_scale import LossScale
 from runtime.dense.optimizer import make_optimizer
 from runtime.dense.rules import AsyncRule, AveragingRound, DenseRule, mean_model
 from runtime.dense.threads import SharedWeights
-from runtime.engines.processes import dense_link
-from runtime.engines.processes.dense_host import AveragingHost, WeightsHost
-from runtime.engines.processes.dense_ranks import AveragedReplica, RemoteWeights
-from runtime.stop import PeerError, Stop
-from tests.runtime.processes.test_faults import in_thread, until
+from runtime.engines.processes.averaging import AveragingRule
+from runtime.engines.processes.channel import listen
+from runtime.engines.processes.dense_server import (
+    RemoteWeights,
+    WeightsServer,
+    arrays_of,
+    tensors_in,
+)
+from runtime.engines.processes.launch import Address
+from runtime.stop import PeerError, RunStopped, Stop
+from tests.runtime.processes.test_faults import in_thread
 from tests.runtime.spawned import Processes
 
 RANKS, STEPS = 3, 6
@@ -200,12 +206,12 @@ def async_over_processes(rank: int, ranks: int, store: dist.Store, folder: Path)
     host, rule = None, None
     if rank == 0:
         rule = AsyncRule(config, model, recorder, lambda *news: told.append(news))
-        host = WeightsHost(rule, model, stop)
-    name = group.gather("host", host.name if host else "")[0]
+        host = WeightsServer(rule, stop)
+    place = group.gather("host", host.leave_address() if host else "")[0]
     if rule is None:
         for parameter in model.parameters():
             parameter.data.zero_()  # pulled weights are rank 0's
-        rule = RemoteWeights(name, rank, model, stop)
+        rule = RemoteWeights(place, rank, model, stop)
     for step in range(ASYNC_STEPS):
         in_turn(group, f"pull {step}", lambda: rule.begin_step(rank, step))  # noqa: B023
         pulled = weights_of(rule.model(rank))
@@ -231,14 +237,10 @@ def async_over_processes(rank: int, ranks: int, store: dist.Store, folder: Path)
 def averaging_over_processes(rank: int, ranks: int, store: dist.Store, folder: Path) -> None:
     group = RankGroup(rank, ranks, store, torch.device("cpu"))
     model, told, stop, recorder = fresh_model(), Told(), Stop(), TraceRecorder()
-    host = None
-    if rank == 0:
-        host = AveragingHost(model, ranks, recorder, lambda *news: told.append(news), stop)
-    name = group.gather("host", host.name if host else "")[0]
     sync = SyncConfig(mode="async_averaging", ranks=ranks, average_every_s=0.01)
     engine = EngineConfig(executor="concurrent")
     settings = TrainConfig(sync=sync, model=CONFIG, engine=engine)
-    rule = AveragedReplica(settings, name, rank, model, stop)
+    rule = AveragingRule(settings, model, group, recorder, lambda *news: told.append(news), stop)
     steps, rounds = 0, 0
     while rounds < 2:  # how many steps that takes depends on the machine
         for step in range(steps, steps + 20):
@@ -246,20 +248,18 @@ def averaging_over_processes(rank: int, ranks: int, store: dist.Store, folder: P
             time.sleep(0.002)  # the mean comes while the rank computes
             rule.end_step(rank, step, gradients_for(model, rank, step), 1.0, 10 + rank)
         steps += 20
-        over = group.gather(f"rounds after {steps}", str(host._number) if host else "")
+        over = group.gather(
+            f"rounds after {steps}", str(rule.averager.rounds) if rule.averager else ""
+        )
         rounds = int(over[0])
-    rule.settle()
+    rule.end_leg()
     np.savez(folder / f"replica-{rank}.npz", **weights_of(rule.model(rank)))
     group.gather("settled", "")
-    if host is not None:
-        host.settle()
-        np.savez(folder / "mean.npz", told=np.array(told), **weights_of(host.snapshot()))
+    if rank == 0:
+        np.savez(folder / "mean.npz", told=np.array(told), **weights_of(rule.snapshot()))
         np.save(folder / "averaging-events.npy", recorder.finish().events)
     group.gather("evaluated", "")
     rule.close()
-    group.gather("all have closed", "")
-    if host is not None:
-        host.close()
     assert stop.error is None
     group.close()
 
@@ -368,43 +368,26 @@ def test_averaging_over_processes_is_its_trace_by_hand(found):
         assert sorted(arrays["told"][:, 1].tolist()) == sorted(steps * [10, 11, 12])
 
 
-def wide_model() -> nn.Module:
-    """16 MB of weights: no socket's buffer holds them."""
-    return nn.Linear(2048, 2048, bias=False)
-
-
-@pytest.fixture
-def nobody_reads():
-    """The name of a door behind which nobody takes anything out of a connection."""
-    door, name = dense_link.open_door()
-    yield name
+def test_a_stop_ends_a_push_that_a_stopped_rank_does_not_answer():
+    """The hook said goodbye first, which waits for the push, and kept all hooks behind it."""
+    door, name = listen(f"\0persia-testbed-test-{os.getpid()}-{time.monotonic_ns()}")
+    kept: list = []
+    place = Address((name,), ("",)).leave(kept)
+    stop = Stop()
+    rule = RemoteWeights(place, 1, fresh_model(), stop)
+    gradients: list = [p.detach() for p in rule.model(1).parameters()]
+    training, errors = in_thread(lambda: rule.end_step(1, 0, gradients, 0.0, 8))
+    training.join(1)
+    assert training.is_alive()
+    stop.set(PeerError("rank 0 is stuck"))
+    training.join(60)
+    assert isinstance(errors[0], RunStopped)
     door.close()
 
 
-def pushing(rule: RemoteWeights) -> tuple[threading.Thread, list[BaseException]]:
-    """A thread in the middle of a push that nobody takes, and what it ends with."""
-    gradients: list = [p.detach() for p in rule.model(1).parameters()]
-    thread, errors = in_thread(lambda: rule.end_step(1, 0, gradients, 0.0, 8))
-    until(rule._link._sending.locked)
-    return thread, errors
-
-
-def test_a_stop_ends_a_push_that_a_stopped_rank_does_not_take(nobody_reads, monkeypatch):
-    """The hook said goodbye first, which waits for the push, and kept all hooks behind it."""
-    monkeypatch.setattr(dense_link, "STUCK_S", math.inf)
-    stop = Stop()
-    rule = RemoteWeights(nobody_reads, 1, wide_model(), stop)
-    training, _ = pushing(rule)
-    stopping, _ = in_thread(lambda: stop.set(PeerError("rank 0 is stuck")))
-    for thread in (stopping, training):
-        thread.join(60)
-        assert not thread.is_alive()
-
-
-def test_a_push_that_nobody_takes_names_who_does_not(nobody_reads, monkeypatch):
-    monkeypatch.setattr(dense_link, "STUCK_S", 1.5)
-    rule = RemoteWeights(nobody_reads, 1, wide_model(), Stop())
-    training, errors = pushing(rule)
-    training.join(60)
-    expected = r"rank 0, .* has taken nothing of a message of 16,777,\d+ bytes for \d+ s: it is st"
-    assert re.match(expected, str(errors[0]))
+def test_weights_of_another_network_are_refused_with_the_parameter_that_differs():
+    given, other = list(fresh_model().parameters()), list(nn.Linear(5, 6).parameters())
+    with pytest.raises(PeerError, match=r"\(7, 5\) of .* came for parameter 0, which is \(6, 5\)"):
+        tensors_in(arrays_of(given), other)
+    with pytest.raises(PeerError, match="5 dense weights came of 6"):
+        tensors_in(arrays_of([None, *given[1:]]), given)

@@ -8,7 +8,6 @@ the message: they are sent from where they lie and received where they belong.
 from __future__ import annotations
 
 import contextlib
-import hmac
 import os
 import socket
 import struct
@@ -24,7 +23,6 @@ from runtime.engines.processes.messages import (
     MessageKind,
     pack,
     unpack_header,
-    unpack_json,
     unpack_segment,
 )
 from runtime.engines.processes.segments import Segment
@@ -32,7 +30,6 @@ from runtime.stop import Silence
 
 _LOOK_EVERY_S = 0.2
 """How often a wait looks whether the run has stopped."""
-FIRST_WORD_WITHIN_S = 10.0
 _MOST_BUFFERS = 512
 """Of one system call; the kernel takes 1,024."""
 _DROPPED_BYTES = 1 << 20
@@ -88,7 +85,7 @@ class Channel:
 
         Who comes over a network is asked for the secret alone.
         """
-        return not self.shares_memory or is_own_user(self._socket)
+        return not self.shares_memory or _peer(self._socket)[1] == os.getuid()
 
     def send(
         self,
@@ -235,33 +232,6 @@ class Channel:
             view = view[count:]
 
 
-def greeting(channel: Channel, secret: str) -> tuple[Message, dict[str, Any]]:
-    """The first message of who has connected, and what it says: it knows the secret of the run.
-
-    Raises BadMessageError for whatever else it is, and when it does not come in time.
-    """
-    silence = Silence()
-
-    def in_time() -> None:
-        if silence.look() > FIRST_WORD_WITHIN_S:
-            raise BadMessageError(f"no first word within {FIRST_WORD_WITHIN_S:.0f} s")
-
-    message, _ = channel.receive(in_time)
-    if message.kind is not MessageKind.HELLO:
-        raise BadMessageError(f"the first message is {message.kind.name}, not HELLO")
-    try:
-        said = unpack_json(message.body)
-        known = hmac.compare_digest(str(said.get("secret", "")).encode(), secret.encode())
-    except BadMessageError:
-        raise
-    except Exception as error:
-        raise BadMessageError(f"the first message cannot be read: {error}") from None
-    if not known:
-        raise BadMessageError("the first message does not know the secret of this run")
-    channel.takes_arrays = True
-    return message, said
-
-
 def listen(name: str) -> tuple[socket.socket, str]:
     """A listening socket, and its name as `connect` takes it: an abstract one of this host (it
     starts with a zero byte, and leaves no file behind), or HOST:PORT, where port 0 is any."""
@@ -288,11 +258,6 @@ def connect(name: str, within_s: float) -> Channel:
         sock.close()
         raise
     return Channel(sock)
-
-
-def is_own_user(sock: socket.socket) -> bool:
-    """Whether a process of this user is at the other end of a Unix socket."""
-    return _peer(sock)[1] == os.getuid()
 
 
 def _peer(sock: socket.socket) -> tuple[int, int]:

@@ -9,20 +9,20 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from runtime.engines.processes.channel import Channel, PeerGoneError, Place, connect
+from persia_sim.words.events import ALL
+from runtime.engines.processes.channel import Channel, PeerGoneError, Place
 from runtime.engines.processes.launch import Address
 from runtime.engines.processes.messages import (
     BadMessageError,
     Message,
     MessageKind,
     error_from,
-    pack_json,
     unpack_json,
 )
-from runtime.engines.processes.peers import Waits
+from runtime.engines.processes.peers import START_WITHIN_S, Waits, come_in, until
 from runtime.engines.processes.revival import Revival
 from runtime.engines.processes.segments import Segment
-from runtime.stop import PeerError, Silence, Stop
+from runtime.stop import PeerError, Stop
 
 
 class ServerGoneError(PeerError):
@@ -38,14 +38,16 @@ class Seats(NamedTuple):
 
     heart: Channel
     """Signs of life."""
-    control: Channel
-    """What is rare, for all ranks."""
     of_rank: dict[tuple[str, int], Channel]
-    """By role and rank."""
+    """By role and rank; what is rare is asked as ``control`` of `ALL` ranks."""
+
+    @property
+    def control(self) -> Channel:
+        """What is rare."""
+        return self.of_rank["control", ALL]
 
 
 _RANK_ROLES = ("lookups", "pushes", "prefetches")
-_CONNECT_WITHIN_S = 60.0  # a server that is started again loads Python first
 
 
 class Connections:
@@ -77,7 +79,7 @@ class Connections:
                 for shard in range(self.servers)
             ]
         except BaseException:
-            self.close()
+            Connections.close(self)
             raise
 
     @property
@@ -103,17 +105,7 @@ class Connections:
 
     def connect(self, shard: int, role: str, rank: int = -1) -> Channel:
         """One more connection; raises PeerError where the server is not there or refuses."""
-        try:
-            channel = connect(self._address.names[shard], _CONNECT_WITHIN_S)
-        except OSError as error:
-            raise PeerError(
-                f"{self.who} cannot reach embedding server {shard}: {error.strerror or error}"
-            ) from None
-        if not channel.is_own_user():
-            channel.close()
-            raise PeerError(f"embedding server {shard} is another user's; start the run again")
-        channel.takes_arrays = True
-        self._open.append(channel)
+        server = f"embedding server {shard}"
         hello = {
             "secret": self._address.secrets[shard],
             "role": role,
@@ -122,9 +114,10 @@ class Connections:
             "pid": os.getpid(),
         }
         try:
-            channel.send(Message(MessageKind.HELLO, rank, body=pack_json(hello)))
+            channel = come_in(self._address.names[shard], server, hello, rank)
+            self._open.append(channel)
             while True:
-                message, _ = channel.receive(until(_CONNECT_WITHIN_S, shard))
+                message, _ = channel.receive(until(START_WITHIN_S, server))
                 if message.kind is not MessageKind.FILLING:
                     break
         except PeerGoneError:
@@ -205,10 +198,9 @@ class Connections:
             self._deaths.setdefault(shard, why)
         self.stop.set(ServerGoneError(why))
         self.let_go(shard)
-        self.at(shard)[1].control.close()
 
     def let_go(self, shard: int) -> None:
-        """Close the ranks' connections to a server that has died."""
+        """Close the connections to a server that has died."""
         for channel in self.at(shard)[1].of_rank.values():
             channel.close()
 
@@ -240,15 +232,4 @@ class Connections:
         ranks = {
             (r, rank): self.connect(shard, r, rank) for r in _RANK_ROLES for rank in self.ranks
         }
-        return Seats(heart, control, ranks)
-
-
-def until(seconds: float, shard: int) -> Callable[[], None]:
-    """Raises TimeoutError when it is called again and again for longer than that."""
-    silence = Silence()
-
-    def goes_on() -> None:
-        if silence.look() > seconds:
-            raise TimeoutError(f"embedding server {shard} has not answered for {seconds:.0f} s")
-
-    return goes_on
+        return Seats(heart, {("control", ALL): control, **ranks})

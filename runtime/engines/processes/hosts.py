@@ -15,6 +15,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,25 +26,15 @@ from persia_sim.words.schema import check_fields
 from runtime.command_line import read_options
 from runtime.config.train import HOST_PORT
 from runtime.data.errors import DataError, regular_file
-from runtime.engines.processes.channel import Channel, PeerGoneError, connect, greeting, listen
-from runtime.engines.processes.launch import START_WITHIN_S, Address, ServerProcesses
-from runtime.engines.processes.messages import (
-    BadMessageError,
-    Message,
-    MessageKind,
-    error_document,
-    error_from,
-    pack_json,
-    unpack_json,
-)
-from runtime.engines.processes.segments import pack_arrays, unpack_arrays
+from runtime.engines.processes.calls import Said, Verbs, answer, said_in, send_said
+from runtime.engines.processes.channel import Channel, PeerGoneError, listen
+from runtime.engines.processes.launch import Address, ServerProcesses
+from runtime.engines.processes.messages import BadMessageError, Message, MessageKind, error_from
+from runtime.engines.processes.peers import START_WITHIN_S, STUCK_S, come_in, greeting, serve_all
 from runtime.engines.processes.server_config import ServerConfig
 from runtime.stop import PeerError, Silence
 
 LEAST_SECRET = 16
-_CONNECT_WITHIN_S = 20.0
-TOLD_WITHIN_S = 20.0
-"""How a server ended; a host that does not say it for so long is stopped, or out of reach."""
 _ALIVE = ((socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))
 """A host that is gone without a word is noticed after 40 s."""
 
@@ -73,10 +64,7 @@ class Host:
 
     def serve(self) -> None:
         """Return when the host is closed."""
-        with suppress(OSError):
-            while True:
-                channel = Channel(self._door.accept()[0])
-                threading.Thread(target=self._work, args=(channel,), daemon=True).start()
+        serve_all(self._door, self._work)
 
     def close(self) -> None:
         """No new servers; those that run go on."""
@@ -86,40 +74,30 @@ class Host:
 
     def _work(self, channel: Channel) -> None:
         """One server of one run, until the run ends its connection."""
-        servers: ServerProcesses | None = None
+        started: list[ServerProcesses] = []
         try:
             greeting(channel, self._secret)
             channel.keep_alive(_ALIVE)
+            verbs: Verbs = {"start": partial(self._start, started)}
             while True:
-                message, given = channel.receive()
-                asked = unpack_json(message.body)
-                try:
-                    if asked.get("verb") == "start" and given is not None and servers is None:
-                        text = unpack_arrays(asked["arrays"], given)["config"].tobytes().decode()
-                        servers = ServerProcesses([ServerConfig.from_json(text)], self._host)
-                        found: dict[str, Any] = {
-                            "name": servers.address.names[0], "secret": servers.address.secrets[0],
-                        }  # fmt: skip
-                    elif asked.get("verb") == "restart" and servers is not None:
-                        servers.restart(0, awaits_rows=bool(asked["awaits_rows"]))
-                        found = {}
-                    elif asked.get("verb") == "how_it_ended" and servers is not None:
-                        found = {"how": servers.how_it_ended(0)}
-                    else:
-                        raise BadMessageError("a host starts a server, and says how it ended")
-                except BadMessageError:
-                    raise
-                except Exception as error:
-                    said = pack_json(error_document(error))
-                    channel.send(Message(MessageKind.FAILED, body=said))
-                    continue
-                channel.send(Message(MessageKind.RESULT, body=pack_json(found)))
+                answer(channel, *channel.receive(), verbs)
+                if started:
+                    verbs = {"restart": started[0].restart, "how_it_ended": partial(_how, started)}
         except (BadMessageError, PeerGoneError, TimeoutError):
             pass  # a stranger, or the end of the run
         finally:
-            if servers is not None:
+            for servers in started:
                 servers.close()
             channel.close()
+
+    def _start(self, started: list[ServerProcesses], config: np.ndarray) -> Said:
+        servers = ServerProcesses([ServerConfig.from_json(config.tobytes().decode())], self._host)
+        started.append(servers)
+        return {"name": servers.address.names[0], "secret": servers.address.secrets[0]}
+
+
+def _how(started: Sequence[ServerProcesses], shard: int) -> Said:
+    return {"how": started[0].how_it_ended(shard)}
 
 
 class HostedServers:
@@ -134,11 +112,7 @@ class HostedServers:
             for k, config in enumerate(configs):
                 self._channels.append(self._greeted(k, secret))
                 text = np.frombuffer(config.to_json().encode(), np.uint8)
-                document, segment = pack_arrays({"config": text})
-                start = Message(
-                    MessageKind.CALL, body=pack_json({"verb": "start", "arrays": document})
-                )
-                self._channels[k].send(start, segment=segment)
+                self._say(k, {"verb": "start", "config": text})
             found = [self._answer(k) for k in range(len(configs))]
         except BaseException:
             self.close()
@@ -153,12 +127,12 @@ class HostedServers:
 
     def restart(self, shard: int, *, awaits_rows: bool = False) -> None:
         """Start a server that has died anew, on its host, at the same address."""
-        self._ask(shard, {"verb": "restart", "awaits_rows": awaits_rows})
+        self._ask(shard, {"verb": "restart", "shard": 0, "awaits_rows": awaits_rows})
 
     def how_it_ended(self, shard: int) -> str:
         """Words for what became of a server."""
         try:
-            return str(self._ask(shard, {"verb": "how_it_ended"}, TOLD_WITHIN_S)["how"])
+            return str(self._ask(shard, {"verb": "how_it_ended", "shard": 0}, STUCK_S)["how"])
         except PeerError:
             return f"has gone with its host {self._at[shard]}"
 
@@ -170,27 +144,24 @@ class HostedServers:
             note.close()
 
     def _greeted(self, shard: int, secret: str) -> Channel:
-        try:
-            channel = connect(self._at[shard], _CONNECT_WITHIN_S)
-        except OSError as error:
-            raise PeerError(
-                f"no host for embedding server {shard} at {self._at[shard]}:"
-                f" {error.strerror or error}; start `python -m runtime serve` there first"
-            ) from None
-        channel.takes_arrays = True
+        host = f"the host of embedding server {shard} at {self._at[shard]}"
+        remedy = "; start `python -m runtime serve` there first"
+        channel = come_in(self._at[shard], host, {"secret": secret}, remedy=remedy)
         channel.keep_alive(_ALIVE)
-        channel.send(Message(MessageKind.HELLO, body=pack_json({"secret": secret})))
         return channel
 
     def _ask(
         self, shard: int, asked: dict[str, Any], within_s: float = 2 * START_WITHIN_S
     ) -> dict[str, Any]:
         with self._asking:
-            try:
-                self._channels[shard].send(Message(MessageKind.CALL, body=pack_json(asked)))
-            except (PeerGoneError, TimeoutError):
-                raise self._gone(shard) from None
+            self._say(shard, asked)
             return self._answer(shard, within_s)
+
+    def _say(self, shard: int, asked: Said) -> None:
+        try:
+            send_said(self._channels[shard].send, Message(MessageKind.CALL), asked)
+        except (PeerGoneError, TimeoutError):
+            raise self._gone(shard) from None
 
     def _answer(self, shard: int, within_s: float = 2 * START_WITHIN_S) -> dict[str, Any]:
         silence = Silence()
@@ -201,10 +172,10 @@ class HostedServers:
                 raise PeerError(f"the host at {self._at[shard]} does not answer")
 
         try:
-            message, _ = self._channels[shard].receive(in_time)
+            message, segment = self._channels[shard].receive(in_time)
         except PeerGoneError:
             raise self._gone(shard) from None
-        said = unpack_json(message.body)
+        said = said_in(message, segment)
         if message.kind is MessageKind.FAILED:
             raise error_from(said, f" ({self._at[shard]})")
         return said

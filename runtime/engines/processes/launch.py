@@ -1,4 +1,8 @@
-"""Server processes: started, found, watched and ended by the one who launches a run."""
+"""Processes of a run on this host: started, found, watched and ended by the one who launches it.
+
+`Processes` is the launcher's side, for embedding servers and for loaders alike; `launched` is the
+side of the process that was started.
+"""
 
 from __future__ import annotations
 
@@ -14,36 +18,39 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, Literal
 
 from runtime.engines.processes.channel import listen
 from runtime.engines.processes.messages import SECRET_BYTES, error_from
+from runtime.engines.processes.peers import START_WITHIN_S
 from runtime.engines.processes.server_config import ServerConfig
 from runtime.stop import PeerError
+from runtime.torchrun import die_with_parent
 
-START_WITHIN_S = 60.0
-NOT_FOR_SERVERS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-"""Sent to the whole group: the launcher ends the run in good order and then its servers."""
+OF_THE_GROUP = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+"""Sent to the whole group: the launcher ends the run in good order and then what it has started."""
 _ROOT = Path(__file__).parents[3]
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """How a process of this host reaches the servers."""
+    """How a process of this user reaches what listens for it."""
 
     names: tuple[str, ...]
-    """Of each server's socket, as `channel.connect` takes it."""
+    """Of each socket, as `channel.connect` takes it."""
     secrets: tuple[str, ...]
-    """What a client must know, of each server."""
+    """What a client must know, of each."""
+    pids: tuple[int, ...] = ()
+    """Of the processes as they were first started, where they are of this host."""
 
     def leave(self, kept: list[IO[str]]) -> str:
         """Write it where only processes of this user can read it, as long as the file that goes
         into ``kept`` is open. Returns the place, which others may know."""
-        note = os.fdopen(os.memfd_create("embedding-servers", os.MFD_CLOEXEC), "w")
-        note.write(json.dumps({"names": self.names, "secrets": self.secrets}))
+        note = os.fdopen(os.memfd_create("address", os.MFD_CLOEXEC), "w")
+        note.write(json.dumps(asdict(self)))
         note.flush()
         kept.append(note)
         return f"/proc/{os.getpid()}/fd/{note.fileno()}"
@@ -54,36 +61,37 @@ class Address:
         try:
             descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
-            raise PeerError(f"the servers' address cannot be read: {error}") from None
+            raise PeerError(f"an address of the run cannot be read: {error}") from None
         with os.fdopen(descriptor) as note:
             about = os.fstat(descriptor)
             if about.st_uid != os.geteuid() or not stat.S_ISREG(about.st_mode):
-                raise PeerError(f"the servers' address at {place} is not of this user's run")
-            found = json.load(note)
-        return cls(tuple(found["names"]), tuple(found["secrets"]))
+                raise PeerError(f"an address of the run, at {place}, is not of this user's run")
+            return cls(**{name: tuple(values) for name, values in json.load(note).items()})
 
 
-class ServerProcesses:
-    """Embedding servers on this host. They end with this process, however it ends."""
+class Processes:
+    """Processes of one role on this host, each of which listens. They end with this process,
+    however it ends."""
 
-    def __init__(self, configs: Sequence[ServerConfig], host: str = "") -> None:
-        """Start all of them and wait until they listen: for this host's processes, or over TCP at
-        the address ``host``.
-
-        Raises what a server cannot start for: ValueError, MemoryError, RuntimeError.
-        """
+    def __init__(
+        self,
+        role: Literal["server", "loader"],
+        configs: Sequence[Mapping[str, Any]],
+        host: str = "",
+    ) -> None:
+        """Start one for each config: for this host's processes, or over TCP at the address
+        ``host``."""
         if not hasattr(os, "memfd_create"):
             raise ValueError(
-                "servers as processes need Linux, whose memory files they share; use --servers 0"
+                f"{role}s as processes need Linux, whose memory files they share; use --{role}s 0"
             )
         secret = secrets.token_hex(SECRET_BYTES)
-        # The kernel kills a server with the *thread* that started it.
+        # The kernel kills a process with the *thread* that started it.
         of_main = threading.current_thread() is threading.main_thread()
-        self._configs = [replace(c, secret=secret, dies_with_parent=of_main) for c in configs]
-        token = secrets.token_hex(16)
-        unix = f"\0persia-testbed-{token}-"
-        doors = [listen(f"{host}:0" if host else f"{unix}{c.shard}") for c in configs]
-        self.address = Address(tuple(name for _, name in doors), (secret,) * len(configs))
+        common = {"secret": secret, "dies_with_parent": of_main}
+        self._role, self._configs = role, [{**config, **common} for config in configs]
+        unix = f"\0persia-testbed-{secrets.token_hex(16)}-{role}-"
+        doors = [listen(f"{host}:0" if host else f"{unix}{k}") for k in range(len(configs))]
         self._doors = [door for door, _ in doors]
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * len(configs)
         self._pipes: list[socket.socket | None] = [None] * len(configs)
@@ -95,38 +103,25 @@ class ServerProcesses:
         try:
             for k in range(len(configs)):
                 self._spawn(k)
-            for k in range(len(configs)):
-                self._wait_until_ready(k)
+            self._wait_until_started()
         except BaseException:
             self._end()
             raise
+        names = tuple(name for _, name in doors)
+        self.address = Address(names, (secret,) * len(configs), tuple(self.pids))
 
     @property
     def pids(self) -> list[int]:
-        """Of the servers, by shard."""
+        """Of those that were started, in their order."""
         return [process.pid for process in self._processes if process is not None]
 
     def leave_address(self) -> str:
         """The place of the address, for other processes of this user."""
         return self.address.leave(self._notes)
 
-    def restart(self, shard: int, *, awaits_rows: bool = False) -> None:
-        """Start a server anew, at the same address, when the old one has died.
-
-        It is empty; with ``awaits_rows`` it lets no rank in before its rows are back.
-        """
-        # Whichever thread does this may end before the run: the pipe alone tells of our end.
-        fresh = replace(self._configs[shard], awaits_rows=awaits_rows, dies_with_parent=False)
-        self._configs[shard] = fresh
-        with self._starting:  # not while, or after, all are ended
-            if not self._end.alive:
-                raise PeerError(f"embedding server {shard} is not started again: the run is over")
-            self._spawn(shard)
-        self._wait_until_ready(shard)
-
-    def how_it_ended(self, shard: int, within_s: float = 5.0) -> str:
-        """Words for what became of a server's process: "was killed by SIGKILL", ..."""
-        process = self._processes[shard]
+    def how_it_ended(self, k: int, within_s: float = 5.0) -> str:
+        """Words for what became of a process: "was killed by SIGKILL", ..."""
+        process = self._processes[k]
         if process is None:
             return "has been ended"
         try:
@@ -141,31 +136,61 @@ class ServerProcesses:
         """End them all, and wait for it."""
         self._end()
 
-    def _spawn(self, shard: int) -> None:
+    def _wait_until_started(self) -> None:
+        """What is not started again has its socket alone, so that who connects hears of its end."""
+        for door in self._doors:
+            door.close()
+
+    def _spawn(self, k: int) -> None:
         ours, theirs = socket.socketpair()
-        text = os.memfd_create("embedding-server-config", os.MFD_CLOEXEC)
+        text = os.memfd_create(f"{self._role}-config", os.MFD_CLOEXEC)
         try:
-            os.write(text, self._configs[shard].to_json().encode())
+            os.write(text, json.dumps(self._configs[k]).encode())
             os.lseek(text, 0, os.SEEK_SET)
-            inherited = (self._doors[shard].fileno(), text, theirs.fileno())
+            inherited = (self._doors[k].fileno(), text, theirs.fileno())
             path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
-            # What is sent to the whole group is not for a server, also before it can say so.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, NOT_FOR_SERVERS)
+            module = f"runtime.engines.processes.{self._role}_process"
+            # What is sent to the whole group is not for it, also before it can say so.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, OF_THE_GROUP)
             try:
-                self._processes[shard] = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "runtime.engines.processes.server_process",
-                     *map(str, inherited)],
+                self._processes[k] = subprocess.Popen(
+                    [sys.executable, "-P", "-m", module, *map(str, inherited)],
                     pass_fds=inherited,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     env=os.environ | {"PYTHONPATH": path},
-                )  # fmt: skip
+                )
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            self._pipes[shard] = ours
+            self._pipes[k] = ours
         finally:
             theirs.close()
             os.close(text)
+
+
+class ServerProcesses(Processes):
+    """Embedding servers, which have said that they are ready, and can be started again."""
+
+    def __init__(self, configs: Sequence[ServerConfig], host: str = "") -> None:
+        """Raises what a server cannot start for: ValueError, MemoryError, RuntimeError."""
+        super().__init__("server", [asdict(config) for config in configs], host)
+
+    def restart(self, shard: int, *, awaits_rows: bool = False) -> None:
+        """Start a server anew, at the same address, when the old one has died.
+
+        It is empty; with ``awaits_rows`` it lets no rank in before its rows are back.
+        """
+        # Whichever thread does this may end before the run: the pipe alone tells of our end.
+        self._configs[shard] |= {"awaits_rows": awaits_rows, "dies_with_parent": False}
+        with self._starting:  # not while, or after, all are ended
+            if not self._end.alive:
+                raise PeerError(f"embedding server {shard} is not started again: the run is over")
+            self._spawn(shard)
+        self._wait_until_ready(shard)
+
+    def _wait_until_started(self) -> None:
+        for shard in range(len(self._configs)):
+            self._wait_until_ready(shard)
 
     def _wait_until_ready(self, shard: int) -> None:
         pipe = self._pipes[shard]
@@ -195,7 +220,7 @@ def _end_all(
     pipes: list[socket.socket | None],
     notes: list[IO[str]],
 ) -> None:
-    """Closing the pipe is how a server hears that it is over; a stuck one is killed."""
+    """Closing the pipe is how a process hears that it is over; a stuck one is killed."""
     with starting:
         for closing in (*pipes, *doors, *notes):
             if closing is not None:
@@ -210,3 +235,33 @@ def _end_all(
             process.kill()
             process.wait()
         processes[k] = None
+
+
+# The process that was started.
+
+
+def launched() -> tuple[socket.socket, str, socket.socket]:
+    """What this process was given: a socket that listens, its config as JSON, and a pipe to its
+    launcher, on which it may say that it is ready.
+
+    It ends when that pipe does, and when the kernel says that the thread that started it has ended:
+    so never later than its launcher, however that dies.
+    """
+    listening, document, life = (int(text) for text in sys.argv[1:4])
+    with os.fdopen(document) as file:
+        text = file.read()
+    if json.loads(text)["dies_with_parent"]:
+        die_with_parent(signal.SIGKILL)  # also while it is stopped
+    for number in OF_THE_GROUP:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, OF_THE_GROUP)  # blocked since before we began
+    pipe = socket.socket(fileno=life)
+    threading.Thread(target=_end_with, args=(pipe,), daemon=True).start()
+    return socket.socket(fileno=listening), text, pipe
+
+
+def _end_with(pipe: socket.socket) -> None:
+    """The launcher never writes: what comes is its end."""
+    while pipe.recv(1):
+        pass
+    os._exit(0)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from runtime.engines.processes.channel import Channel, PeerGoneError
-from runtime.engines.processes.connections import Connections, ServerGoneError, until
+from runtime.engines.processes.connections import Connections, ServerGoneError
 from runtime.engines.processes.messages import (
     BadMessageError,
     Message,
@@ -19,7 +19,7 @@ from runtime.engines.processes.messages import (
     pack_fate,
     unpack_json,
 )
-from runtime.engines.processes.peers import BEATS_EVERY_S, STUCK_S, clock
+from runtime.engines.processes.peers import BEATS_EVERY_S, STUCK_S, clock, until
 from runtime.engines.processes.revival import MOST_REVIVALS, Call, fill
 from runtime.stop import PeerError
 
@@ -63,9 +63,8 @@ class Listening:
         for thread in self._threads:
             thread.start()
 
-    def close(self) -> None:
-        """Close the connections; the threads here have ended then."""
-        self._all.close()
+    def join(self) -> None:
+        """Wait until the threads have ended; the connections are closed."""
         self._end.close()
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -80,7 +79,7 @@ class Listening:
             idle = pack_fate(connections.stop.only_waits())
             try:
                 channel.send(Message(MessageKind.PING, body=idle))
-                message, _ = channel.receive(until(STUCK_S, shard))
+                message, _ = channel.receive(until(STUCK_S, f"embedding server {shard}"))
                 failed = unpack_json(message.body).get("failed")
                 if failed:
                     raise PeerError(f"{failed}{connections.waits.told()}")

@@ -1,18 +1,12 @@
 """A loader as a process: `python -m runtime.engines.processes.loader_process`.
 
 It parses and hashes every n-th chunk of the training data, ahead of the ranks that take them, pass
-after pass, and gives each chunk to all of them in a memory file. Started by `loaders` with three
-inherited descriptors: a listening socket, a memory file that says what to read, and a socket whose
-other end lives as long as the launcher.
+after pass, and gives each chunk to all of them in a memory file.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
-import sys
 import threading
 import time
 from typing import Any, cast
@@ -20,16 +14,11 @@ from typing import Any, cast
 from runtime.data.batch import Batch
 from runtime.data.open import open_source
 from runtime.data.source import SharedSource
-from runtime.engines.processes.channel import Channel, PeerGoneError, greeting
-from runtime.engines.processes.messages import (
-    BadMessageError,
-    Message,
-    MessageKind,
-    error_document,
-    pack_json,
-)
-from runtime.engines.processes.segments import Segment, pack_arrays
-from runtime.torchrun import die_with_parent
+from runtime.engines.processes.calls import send_said, tell
+from runtime.engines.processes.channel import Channel, PeerGoneError
+from runtime.engines.processes.launch import launched
+from runtime.engines.processes.messages import BadMessageError, Message, MessageKind, pack_json
+from runtime.engines.processes.peers import greeting, serve_all
 
 AHEAD = 4
 """Chunks that a rank may be behind its loader."""
@@ -37,21 +26,15 @@ AHEAD = 4
 
 def main() -> None:
     """Load until nobody takes anything any more, or the launcher is gone."""
-    listening, document, life = (int(text) for text in sys.argv[1:4])
-    with os.fdopen(document) as file:
-        asked = json.load(file)
-    if asked["dies_with_parent"]:
-        die_with_parent(signal.SIGKILL)  # also while it is stopped
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # sent to the whole group: the launcher ends us
-    threading.Thread(target=_end_with, args=(socket.socket(fileno=life),), daemon=True).start()
-    takers = Takers(socket.socket(fileno=listening), asked["secret"], asked["takers"])
+    door, text, _ = launched()
+    asked = json.loads(text)
+    takers = Takers(asked["secret"], asked["takers"])
+    threading.Thread(target=serve_all, args=(door, takers.serve), daemon=True).start()
     takers.wait_for_all()
     try:
         give_out(asked, takers)
     except Exception as error:
-        body = pack_json(error_document(error))
-        takers.send(Message(MessageKind.FAILED, body=body))
+        takers.tell(error)
 
 
 class Taker:
@@ -67,55 +50,35 @@ class Takers:
     """All of them; a thread for each hears what it has taken, and whether it asks for a sign of
     life."""
 
-    def __init__(self, door: socket.socket, secret: str, seats: int) -> None:
-        """``seats``: processes of this user that know the secret; nobody else is let in."""
-        self._door, self._secret, self._seats = door, secret, seats
+    def __init__(self, secret: str, expected: int) -> None:
+        """``expected``: processes that know the secret; nobody else is let in."""
+        self._secret, self._expected = secret, expected
         self._taken: list[Taker] = []
         self._changed = threading.Condition()
         self._reads_since_s: float | None = None
-        threading.Thread(target=self._let_in, daemon=True).start()
 
     def any_there(self) -> bool:
         """Whether somebody still takes chunks."""
         return any(taker.is_there for taker in self._taken)
 
     def wait_for_all(self) -> None:
-        """Return when every seat is taken."""
+        """Return when all that are expected are there."""
         with self._changed:
-            self._changed.wait_for(lambda: len(self._taken) == self._seats)
+            self._changed.wait_for(lambda: len(self._taken) == self._expected)
             self._reads_since_s = time.monotonic()
 
-    def give(self, message: Message, segment: Segment | None = None) -> None:
+    def give(self, message: Message, said: dict[str, Any]) -> None:
         """Send it to each, as soon as that one is less than `AHEAD` chunks behind."""
         self._reads_since_s = None
-        for taker in self._taken:
-            with self._changed:
-                self._changed.wait_for(lambda t=taker: t.behind < AHEAD or not t.is_there)  # type: ignore[misc]
-                taker.behind += 1
-            self._send_to(taker, message, segment)
+        send_said(self._give, message, said)
         self._reads_since_s = time.monotonic()
 
-    def send(self, message: Message) -> None:
-        """Send it to each at once."""
+    def tell(self, error: Exception) -> None:
+        """Tell each at once what is wrong."""
         for taker in self._taken:
-            self._send_to(taker, message)
+            tell(taker.channel, error)
 
-    def _send_to(self, taker: Taker, message: Message, segment: Segment | None = None) -> None:
-        try:
-            if taker.is_there:
-                taker.channel.send(message, segment=segment)
-        except PeerGoneError:
-            taker.is_there = False
-
-    def _let_in(self) -> None:
-        while True:
-            channel = Channel(self._door.accept()[0])
-            if channel.is_own_user():
-                threading.Thread(target=self._serve, args=(channel,), daemon=True).start()
-            else:
-                channel.close()
-
-    def _serve(self, channel: Channel) -> None:
+    def serve(self, channel: Channel) -> None:
         """One visitor, from the first word on: whatever is wrong with it is its own end only."""
         taker = Taker(channel)
         try:
@@ -129,11 +92,22 @@ class Takers:
                 taker.is_there = False
                 self._changed.notify_all()
 
+    def _give(self, message: Message, **segment: Any) -> None:
+        for taker in self._taken:
+            with self._changed:
+                self._changed.wait_for(lambda t=taker: t.behind < AHEAD or not t.is_there)  # type: ignore[misc]
+                taker.behind += 1
+            try:
+                if taker.is_there:
+                    taker.channel.send(message, **segment)
+            except PeerGoneError:
+                taker.is_there = False
+
     def _greet(self, taker: Taker) -> None:
         greeting(taker.channel, self._secret)
         with self._changed:
-            if len(self._taken) == self._seats:
-                raise BadMessageError(f"all {self._seats} takers of this loader are there already")
+            if len(self._taken) == self._expected:
+                raise BadMessageError(f"all {self._expected} takers of this loader are there")
             self._taken.append(taker)
             self._changed.notify_all()
 
@@ -158,27 +132,19 @@ def give_out(asked: dict[str, Any], takers: Takers) -> None:
     while takers.any_there():
         number = own
         for batch in source.turns("train", own, of):
-            document, segment = pack_arrays(arrays_of(batch))
-            body = pack_json(document | {"left_out": source.left_out("train")})
-            takers.give(Message(MessageKind.CHUNK, -1, number, body), segment)
-            segment.close()
+            said = arrays_of(batch) | {"left_out": source.left_out("train")}
+            takers.give(Message(MessageKind.CHUNK, -1, number), said)
             number += of
             if not takers.any_there():
                 return
-        body = pack_json({"left_out": source.left_out("train")})
-        takers.give(Message(MessageKind.PASS_ENDED, -1, number, body))
+        ended = Message(MessageKind.PASS_ENDED, -1, number)
+        takers.give(ended, {"left_out": source.left_out("train")})
 
 
 def arrays_of(batch: Batch) -> dict[str, Any]:
     """The arrays of a batch by name; no offsets where every bag holds one id."""
     arrays = {"ids": batch.ids, "dense": batch.dense, "labels": batch.labels}
     return arrays if batch.offsets is None else arrays | {"offsets": batch.offsets}
-
-
-def _end_with(life: socket.socket) -> None:
-    while life.recv(1):
-        pass
-    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ class MessageKind(IntEnum):
     BRING_UP_TO_DATE = 13
     """lookahead: replace what was written since. ROWS."""
     LEASE = 14
-    """lookahead forwarded: ``ahead``, and where the batch lies. PARCEL of rows with their state."""
+    """lookahead forwarded: ``ahead``, and where the batch lies. RESULT: rows with their state."""
     REOPEN = 15
     """After a restart of the server: where a batch lies that an earlier one has read. ROWS."""
     ROWS = 20
@@ -67,18 +67,16 @@ class MessageKind(IntEnum):
     FINISH = 32
     """The rank has ``step`` steps and no more; not answered."""
     CALL = 40
-    """A rare request: JSON with verb and arguments. RESULT or PARCEL."""
+    """A rare request: JSON with verb and arguments, arrays among them. RESULT."""
     RESULT = 41
-    """JSON."""
-    PARCEL = 42
-    """JSON about arrays whose bytes lie in the memory file that comes with it."""
+    """JSON, and arrays."""
     PING = 50
     """I am alive; a byte says whether nobody works here. PONG."""
     PONG = 51
     FAILED = 60
     """JSON with the kind of an error and its sentence."""
     CHUNK = 70
-    """From a loader: chunk ``step`` of the pass, as JSON about a parcel and what was left out."""
+    """From a loader: chunk ``step`` of the pass, its arrays and what was left out."""
     TAKEN = 71
     """To a loader: the chunk has been copied; another one may come."""
     PASS_ENDED = 72
@@ -126,7 +124,7 @@ class Placed(NamedTuple):
     parts: list[Part]
 
 
-WITH_ARRAYS = frozenset({MessageKind.CALL, MessageKind.PARCEL, MessageKind.CHUNK})
+WITH_ARRAYS = frozenset({MessageKind.CALL, MessageKind.RESULT, MessageKind.CHUNK})
 """Kinds whose arrays come in a segment of their own, not in that of a batch."""
 
 

@@ -1,18 +1,113 @@
-"""Who is connected to a server, since when nobody has heard of them, and who waits for what."""
+"""Who comes in, who is there, since when nobody has heard of them, and who waits for what."""
 
 from __future__ import annotations
 
+import errno
+import hmac
+import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
-from runtime.stop import Silence, Stop
+from runtime.engines.processes.channel import Channel, connect
+from runtime.engines.processes.messages import (
+    BadMessageError,
+    Message,
+    MessageKind,
+    pack_json,
+    unpack_json,
+)
+from runtime.stop import PeerError, Silence, Stop
 
 STUCK_S = 20.0
 """A process that has sent no sign of life for this long is stuck."""
 BEATS_EVERY_S = 1.0
+START_WITHIN_S = 60.0
+"""A process that was just started loads Python first."""
+FIRST_WORD_WITHIN_S = 10.0
+
+
+# Who comes in.
+
+
+def serve_all(door: socket.socket, serve: Callable[[Channel], None]) -> None:
+    """``serve`` each process of this user that connects, in a thread of its own, until the socket
+    is closed; another user is not even heard."""
+    while True:
+        try:
+            connection, _ = door.accept()
+        except OSError as error:
+            if error.errno in (errno.EBADF, errno.EINVAL):
+                return
+            time.sleep(0.1)  # no descriptor is free: whoever is connected is served all the same
+            continue
+        channel = Channel(connection)
+        if channel.is_own_user():
+            threading.Thread(target=serve, args=(channel,), daemon=True).start()
+        else:
+            channel.close()
+
+
+def greeting(channel: Channel, secret: str) -> tuple[Message, dict[str, Any]]:
+    """The first message of who has connected, and what it says: it knows the secret of the run.
+
+    Raises BadMessageError for whatever else it is, and when it does not come in time.
+    """
+    silence = Silence()
+
+    def in_time() -> None:
+        if silence.look() > FIRST_WORD_WITHIN_S:
+            raise BadMessageError(f"no first word within {FIRST_WORD_WITHIN_S:.0f} s")
+
+    message, _ = channel.receive(in_time)
+    if message.kind is not MessageKind.HELLO:
+        raise BadMessageError(f"the first message is {message.kind.name}, not HELLO")
+    try:
+        said = unpack_json(message.body)
+        known = hmac.compare_digest(str(said.get("secret", "")).encode(), secret.encode())
+    except BadMessageError:
+        raise
+    except Exception as error:
+        raise BadMessageError(f"the first message cannot be read: {error}") from None
+    if not known:
+        raise BadMessageError("the first message does not know the secret of this run")
+    channel.takes_arrays = True
+    return message, said
+
+
+def come_in(
+    name: str, server: str, hello: Mapping[str, Any], rank: int = -1, remedy: str = ""
+) -> Channel:
+    """A connection to who listens there, and the first word. Raises PeerError, which names the
+    ``server``, and PeerGoneError."""
+    try:
+        channel = connect(name, START_WITHIN_S)
+    except OSError as error:
+        why = error.strerror or error
+        raise PeerError(f"{server} cannot be reached: {why}{remedy}") from None
+    if not channel.is_own_user():
+        channel.close()
+        raise PeerError(f"{server} is another user's; start the run again")
+    channel.takes_arrays = True
+    channel.send(Message(MessageKind.HELLO, rank, body=pack_json(hello)))
+    return channel
+
+
+def until(seconds: float, who: str) -> Callable[[], None]:
+    """Raises TimeoutError when it is called again and again for longer than that."""
+    silence = Silence()
+
+    def goes_on() -> None:
+        if silence.look() > seconds:
+            raise TimeoutError(f"{who} has not answered for {seconds:.0f} s")
+
+    return goes_on
+
+
+# Who is there.
 
 
 @dataclass(slots=True)

@@ -16,9 +16,8 @@ from runtime.dense.group import ENDED, RankGroup
 from runtime.dense.rules import AsyncRule, DenseRule, OnUpdate
 from runtime.embedding.config import TableConfig
 from runtime.embedding.verbs import EmbeddingStore
-from runtime.engines.processes.averaging_rule import AveragingRule
-from runtime.engines.processes.dense_host import WeightsHost
-from runtime.engines.processes.dense_ranks import RemoteWeights
+from runtime.engines.processes.averaging import AveragingRule
+from runtime.engines.processes.dense_server import RemoteWeights, WeightsServer
 from runtime.engines.processes.hosts import HostedServers
 from runtime.engines.processes.launch import Address, ServerProcesses
 from runtime.engines.processes.links import Links
@@ -157,12 +156,12 @@ class ProcessRank:
         config, model = parts.config, parts.learner.model
         if self.leads:
             server = AsyncRule(config, model, parts.recorder, on_update)
-            host = WeightsHost(server, model, parts.stop)
+            host = WeightsServer(server, parts.stop)
             self._hosted.append(host.close)
-            self.group.gather("weights", host.name)
+            self.group.gather("weights", host.leave_address())
             return server
-        name = self.group.gather("weights", "")[0]
-        rule = RemoteWeights(name, self.group.rank, model, parts.stop)
+        place = self.group.gather("weights", "")[0]
+        rule = RemoteWeights(place, self.group.rank, model, parts.stop)
         self._closing.append(rule.close)
         return rule
 

@@ -20,6 +20,7 @@ from runtime.embedding.shard import STALENESS_BINS
 from runtime.embedding.sharded import divided
 from runtime.embedding.verbs import EmbeddingStore, TableArrays
 from runtime.engines.processes.links import Links
+from runtime.engines.processes.revival import arrays_of
 
 _LOOK_AGAIN_S = 0.001
 _MOST_EVENTS = 1 << 20
@@ -129,7 +130,7 @@ class RemoteControl(EmbeddingStore):
         """int64 [STALENESS_BINS]: rows pushed, by how many updates of others each had missed."""
         total = np.zeros(STALENESS_BINS, np.int64)
         for status in self._status():
-            total += np.array(status["row_staleness"], np.int64)
+            total += status["row_staleness"]
         return total
 
     # The rows of a checkpoint.
@@ -187,23 +188,19 @@ class RemoteControl(EmbeddingStore):
         self, table: str, shards: Sequence[Mapping[str, Any]], *, keep_present: bool = False
     ) -> None:
         """Put rows of one table back, those of each server."""
-        for shard, arrays in enumerate(shards):
-            given = {name: array for name, array in arrays.items() if name != "latest_step"}
-            self._links.call(
-                shard, "restore", given, table=table, keep_present=keep_present,
-                latest_step=int(arrays["latest_step"]),
-            )  # fmt: skip
+        for shard, rows in enumerate(shards):
+            given = arrays_of(rows)
+            self._links.call(shard, "restore", table=table, keep_present=keep_present, **given)
 
     def _collected(self, shard: int, table: str) -> dict[str, Any]:
         try:
-            found = self._links.call(shard, "collect_rows", table=table)
+            return self._links.call(shard, "collect_rows", table=table)
         except RuntimeError:
             if self._links.life_of(shard) == self._frozen_in[shard]:
                 raise
             raise OSError(
                 f"embedding server {shard} died before its rows of the checkpoint were copied"
             ) from None
-        return found | {"latest_step": int(found["latest_step"][0])}
 
     def _lives(self) -> list[int]:
         return [self._links.life_of(shard) for shard in range(self.shards)]

@@ -26,6 +26,7 @@ from runtime.embedding.shard import RankPush
 from runtime.embedding.store import Handle, Plans, RowGradients
 from runtime.embedding.verbs import Lease
 from runtime.engines.processes.batches import SentBatch, Which, arrays_of, bytes_needed, lay_out
+from runtime.engines.processes.calls import said_in
 from runtime.engines.processes.connections import ServerRevivedError
 from runtime.engines.processes.links import Links
 from runtime.engines.processes.listening import Fresh
@@ -36,12 +37,11 @@ from runtime.engines.processes.messages import (
     pack_lease,
     pack_segment,
     unpack_fate,
-    unpack_json,
     unpack_version,
 )
 from runtime.engines.processes.remote_control import RemoteControl
 from runtime.engines.processes.revival import Revival, SavedServer
-from runtime.engines.processes.segments import Segment, SegmentPool, unpack_arrays
+from runtime.engines.processes.segments import Segment, SegmentPool
 from runtime.stop import PeerError, Stop, wait_for
 
 
@@ -74,7 +74,7 @@ class RemoteStore(RemoteControl):
         self._known: dict[tuple[Any, ...], Segment] = {}  # what each server has mapped
         self._changed = threading.Condition()
         self._on_closed: Callable[[int, int], None] = lambda rank, step: None
-        links.use_stop(self._stop)
+        links.stop = self._stop
         own = weakref.WeakMethod(self._closed)
         links.on_closed(lambda rank, step, shard: _call(own, rank, step, shard))
         again = weakref.WeakMethod(self._rejoin)
@@ -118,10 +118,8 @@ class RemoteStore(RemoteControl):
         for shard in range(self.shards):
             life = self._links.life_of(shard)
             message, rows = self._links.answer("prefetches", shard, life, *key, "the leased rows")
-            if rows is None:
-                raise PeerError(f"embedding server {shard} leases no rows: {message.kind.name}")
             tables: dict[str, dict[str, Any]] = {name: {} for name in self.tables}
-            for name, array in unpack_arrays(unpack_json(message.body), rows).items():
+            for name, array in said_in(message, rows).items():
                 table, _, column = name.rpartition("/")
                 tables[table][column] = array if array.ndim else int(array)
             found.append(tables)
@@ -177,7 +175,7 @@ class RemoteStore(RemoteControl):
                 self._pools[rank].give_back(sent.number, sent.segment)
             self._sent.clear()
         self._stop = stop
-        self._links.use_stop(stop)
+        self._links.stop = stop
         for pool in self._pools.values():
             pool.begin_run(stop)
 
@@ -193,15 +191,13 @@ class RemoteStore(RemoteControl):
         plans = self._plan(batch)
         with self._links.alone():
             sent, values = self._place(plans, self._peeks)
+            handle = Handle(ALL, ALL, batch, plans, values, {}, {})
             try:
-                lives = [self._peek_at(shard, sent) for shard in range(self.shards)]
-                for shard, life in enumerate(lives):
-                    while not self._peeked(shard, life, sent):
-                        life = self._peek_at(shard, sent)
-                copies = {name: array.copy() for name, array in values.items()}
+                self._read(MessageKind.LOOK_AHEAD, handle, sent, "control")
+                handle.values = {name: array.copy() for name, array in values.items()}
             finally:
                 self._peeks.give_back(sent.number, sent.segment)
-        return Handle(ALL, ALL, batch, plans, copies, {}, {})
+        return handle
 
     def close(self) -> None:
         """End the connections, the threads that listen, the segments, and the servers, if they were
@@ -213,7 +209,7 @@ class RemoteStore(RemoteControl):
     ) -> None:
         """From now on a server that dies is started again while the run goes on."""
         own = saved if self._restart is not None else None
-        self._links.let_servers_come_back(Revival(self._restart, own, told))
+        self._links.revival = Revival(self._restart, own, told)
 
     # Inside.
 
@@ -236,29 +232,30 @@ class RemoteStore(RemoteControl):
             return
         body = pack_segment(sent.number, sent.segment.size)
         there = Message(MessageKind.SEGMENT, rank, ALL, body)
-        if role == "control":
-            self._links.tell_control(shard, key[1], there, segment=sent.segment)
-        else:
-            self._links.send(role, shard, there, segment=sent.segment)
+        self._links.send(role, shard, there, segment=sent.segment)
         self._known[key] = sent.segment
 
     def _ask(self, kind: MessageKind, handle: Handle) -> None:
-        """Ask all servers, then wait for all answers.
+        """Prefetches have connections of their own: while one waits, the step before it is
+        refreshed."""
+        role = "prefetches" if kind is MessageKind.LOOK_AHEAD else "lookups"
+        self._read(kind, handle, self._sent[handle.rank, handle.step], role)
 
-        Prefetches have connections of their own: while one waits, the step before it is refreshed.
-        """
-        sent = self._sent[handle.rank, handle.step]
-        lives = [self._ask_one(kind, handle, sent, shard) for shard in range(self.shards)]
+    def _read(self, kind: MessageKind, handle: Handle, sent: SentBatch, role: str) -> None:
+        """Ask all servers for the batch's rows, then wait for all answers."""
+        lives = [self._ask_one(kind, handle, sent, role, shard) for shard in range(self.shards)]
         for shard in range(self.shards):
-            while not self._answered(kind, handle, sent, shard, lives[shard]):
-                lives[shard] = self._ask_one(kind, handle, sent, shard)
+            while not self._answered(handle, sent, role, shard, lives[shard]):
+                lives[shard] = self._ask_one(kind, handle, sent, role, shard)
 
-    def _ask_one(self, kind: MessageKind, handle: Handle, sent: SentBatch, shard: int) -> int:
+    def _ask_one(
+        self, kind: MessageKind, handle: Handle, sent: SentBatch, role: str, shard: int
+    ) -> int:
         """Ask one server; in which of its lives."""
         known = kind is MessageKind.BRING_UP_TO_DATE
         body = b"" if known else sent.placed(shard)
         ids = [] if known else self._arrays("ids", sent, shard)
-        role, asked = _role_of(kind), Message(kind, handle.rank, handle.step, body)
+        asked = Message(kind, handle.rank, handle.step, body)
         while True:
             life = self._links.life_of(shard)
             with suppress(ServerRevivedError):
@@ -266,14 +263,11 @@ class RemoteStore(RemoteControl):
                 self._links.send(role, shard, asked, ids)
                 return life
 
-    def _answered(
-        self, kind: MessageKind, handle: Handle, sent: SentBatch, shard: int, life: int
-    ) -> bool:
+    def _answered(self, handle: Handle, sent: SentBatch, role: str, shard: int, life: int) -> bool:
         """Whether the server has answered in the life in which it was asked."""
-        rank, step = handle.rank, handle.step
         try:
             found, _ = self._links.answer(
-                _role_of(kind), shard, life, rank, step, "the rows",
+                role, shard, life, handle.rank, handle.step, "the rows",
                 lambda message: self._arrays("values", sent, shard),
             )  # fmt: skip
         except ServerRevivedError:
@@ -294,25 +288,6 @@ class RemoteStore(RemoteControl):
                 return self._links.send(role, shard, message, arrays)
             except ServerRevivedError:
                 continue
-
-    def _peek_at(self, shard: int, sent: SentBatch) -> int:
-        """Ask one server for rows to evaluate; in which of its lives."""
-        asked = Message(MessageKind.LOOK_AHEAD, body=sent.placed(shard))
-        while True:
-            life = self._links.life_of(shard)
-            with suppress(ServerRevivedError):
-                self._attach("control", shard, ALL, sent)
-                self._links.tell_control(shard, life, asked, self._arrays("ids", sent, shard))
-                return life
-
-    def _peeked(self, shard: int, life: int, sent: SentBatch) -> bool:
-        """Whether the server has answered in the life in which it was asked."""
-        with suppress(ServerRevivedError):
-            self._links.hear_control(
-                shard, life, "rows to evaluate", lambda m: self._arrays("values", sent, shard)
-            )
-            return True
-        return False
 
     def _rejoin(self, fresh: Fresh) -> int:
         """Tell a server that has come back what of each rank is closed, and what is open: batches
@@ -370,10 +345,6 @@ def _call(method: weakref.WeakMethod[Callable[..., Any]], *told: Any) -> Any:
     """Not kept alive by the threads that listen."""
     found = method()
     return None if found is None else found(*told)
-
-
-def _role_of(kind: MessageKind) -> str:
-    return "prefetches" if kind is MessageKind.LOOK_AHEAD else "lookups"
 
 
 def _close(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -48,6 +49,6 @@ class ServerConfig:
         return cls(tables=tables, rules=rules, **document)
 
 
-def rules_from(document: dict[str, Any]) -> ServerRules:
+def rules_from(document: Mapping[str, Any]) -> ServerRules:
     """Rules from JSON. Raises ValueError."""
     return parse(ServerRules, document, "rules")

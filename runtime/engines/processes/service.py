@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,80 +17,26 @@ from runtime.embedding.native.store import NativeShard
 from runtime.embedding.server import EmbeddingServer
 from runtime.embedding.store import Handle
 from runtime.engines.processes.batches import RankBatches
-from runtime.engines.processes.channel import Channel, PeerGoneError, greeting
+from runtime.engines.processes.calls import send_said, tell
+from runtime.engines.processes.channel import Channel, PeerGoneError
 from runtime.engines.processes.messages import (
     BadMessageError,
     Fate,
     Message,
     MessageKind,
-    error_document,
     pack_fate,
     pack_json,
     pack_version,
     unpack_fate,
     unpack_lease,
 )
-from runtime.engines.processes.peers import BEATS_EVERY_S, Peers, ServerStop
+from runtime.engines.processes.peers import Peers, ServerStop, greeting
 from runtime.engines.processes.rare_verbs import RareVerbs
-from runtime.engines.processes.segments import pack_arrays
+from runtime.engines.processes.revival import Filling
 from runtime.engines.processes.server_config import ServerConfig, rules_from
 from runtime.stop import PeerError, RunStopped
 
 ROLES = ("lookups", "pushes", "prefetches", "control", "heart")
-
-
-FILLED_WITHIN_S = 3600.0
-"""For the rows of one server: 360 GB at 100 MB/s (assumed: a network disk). Who fills it is at
-work as long as its connection is open; this ends a run whose filler is stopped or stuck."""
-
-
-class Filling:
-    """Who brings the rows, and who waits for them."""
-
-    def __init__(self, *, awaited: bool, patience_s: float) -> None:
-        """``patience_s``: how long it may take until somebody begins."""
-        self._patience_s = patience_s
-        self._ready = threading.Event()
-        self._filler: Channel | None = None
-        if not awaited:
-            self._ready.set()
-
-    def begin(self, filler: Channel) -> None:
-        """The client of this connection brings the rows."""
-        self._filler = filler
-
-    def done(self) -> None:
-        """All rows are here."""
-        self._ready.set()
-
-    def end(self, client: Channel) -> None:
-        """This connection has ended; if it was the filler's, nobody fills."""
-        if self._filler is client:
-            self._filler = None
-
-    def wait(self, client: Channel) -> None:
-        """Return when the rows are here; the client is told again and again that they are coming.
-
-        Raises BadMessageError when nobody fills the server, or not in time; PeerGoneError when the
-        client does not wait any more.
-        """
-        idle_s = filling_s = 0.0
-        while not self._ready.wait(BEATS_EVERY_S):
-            if self._filler is None:
-                idle_s += BEATS_EVERY_S
-            else:
-                idle_s, filling_s = 0.0, filling_s + BEATS_EVERY_S
-            if idle_s > self._patience_s:
-                raise BadMessageError(
-                    f"this server was started again, and for {self._patience_s:.0f} s nobody has"
-                    " filled it with the rows of the last checkpoint"
-                )
-            if filling_s > FILLED_WITHIN_S:
-                raise BadMessageError(
-                    f"this server was not filled with its rows within {FILLED_WITHIN_S:.0f} s;"
-                    " what fills it is stopped or stuck"
-                )
-            client.send(Message(MessageKind.FILLING))
 
 
 class OwnGate(PushGate):
@@ -112,8 +57,8 @@ class OwnGate(PushGate):
 class Service:
     """One embedding server, and everybody who is connected to it."""
 
-    def __init__(self, config: ServerConfig, close: Callable[[], None]) -> None:
-        self._config, self._close, self._rules = config, close, config.rules
+    def __init__(self, config: ServerConfig) -> None:
+        self._config, self._rules = config, config.rules
         self.peers = Peers(config.patience_s)
         self._stop = ServerStop(self.peers)
         self.recorder = TraceRecorder(keep=config.records)
@@ -150,7 +95,7 @@ class Service:
         except PeerGoneError:
             self._miss(said)
         except BaseException as error:  # an error of this process, which goes on serving others
-            self._tell(channel, error)
+            tell(channel, error)
             self._stop.set(error)
         finally:
             with self._lock:
@@ -205,7 +150,7 @@ class Service:
         if role == "heart":
             return self._beat(channel, said)
         if role == "control":
-            return RareVerbs(self, channel, self._tell).work()
+            return RareVerbs(self, channel).work()
         batches = self._batches[said["rank"]]
         while True:
             message, segment = channel.receive(place=batches.place)
@@ -223,9 +168,9 @@ class Service:
             except (BadMessageError, PeerGoneError):
                 raise
             except RunStopped:
-                self._tell(channel, self._stop.error)
+                tell(channel, self._stop.error)
             except Exception as error:
-                self._tell(channel, error)
+                tell(channel, error)
                 self._stop.set(error)
 
     def _answer(self, channel: Channel, batches: RankBatches, message: Message) -> None:
@@ -257,15 +202,12 @@ class Service:
         """Rows with their state, per table and column an array."""
         ahead, placed = unpack_lease(message.body)
         handle = batches.batch(message._replace(body=placed))
-        arrays: dict[str, np.ndarray] = {}
-        for table, found in self.server.lease(handle, ahead).items():
-            arrays |= {f"{table}/{column}": np.asarray(array) for column, array in found.items()}
-        document, segment = pack_arrays(arrays)
-        try:
-            parcel = Message(MessageKind.PARCEL, batches.rank, message.step, pack_json(document))
-            channel.send(parcel, segment=segment)
-        finally:
-            segment.close()
+        said = {
+            f"{table}/{column}": np.asarray(array)
+            for table, found in self.server.lease(handle, ahead).items()
+            for column, array in found.items()
+        }
+        send_said(channel.send, Message(MessageKind.RESULT, batches.rank, message.step), said)
 
     def _push(self, channel: Channel, batches: RankBatches, message: Message) -> None:
         """At most once: what is closed is acknowledged again, what waits is not taken twice."""
@@ -301,7 +243,7 @@ class Service:
 
     # Ends.
 
-    def begin_run(self, rules: dict[str, Any]) -> None:
+    def begin_run(self, rules: Mapping[str, Any]) -> None:
         """A run starts at step 0 on the rows as they are."""
         self._stop, self._rules = ServerStop(self.peers), rules_from(rules)
         self._forget_batches()
@@ -312,7 +254,7 @@ class Service:
         self._forget_batches()
         self.server.begin_leg(first_steps)
 
-    def go_on(self, rules: dict[str, Any], counters: dict[str, Any]) -> None:
+    def go_on(self, rules: Mapping[str, Any], counters: Mapping[str, Any]) -> None:
         """Count on under these rules."""
         self._rules = rules_from(rules)
         self.server.go_on(self._rules, counters)
@@ -320,10 +262,6 @@ class Service:
     def _forget_batches(self) -> None:
         for batches in list(self._batches.values()):
             batches.forget_all()
-
-    def end(self) -> None:
-        """The owner has asked for the end of this process."""
-        self._close()
 
     def _beat(self, channel: Channel, said: dict[str, Any]) -> None:
         def others() -> None:
@@ -358,11 +296,6 @@ class Service:
             file=sys.stderr,
             flush=True,
         )
-        self._tell(channel, BadMessageError(sentence))
+        tell(channel, BadMessageError(sentence))
         if said and said["role"] in ("lookups", "pushes", "prefetches"):
             self._stop.set(PeerError(f"{who} sent what no server takes: {sentence}"))
-
-    def _tell(self, channel: Channel, error: BaseException | None) -> None:
-        body = pack_json(error_document(error or RunStopped("stopped")))
-        with suppress(PeerGoneError, TimeoutError):  # nobody is there to be told
-            channel.send(Message(MessageKind.FAILED, body=body), within_s=1.0)

@@ -68,7 +68,7 @@ def test_the_death_of_a_server_ends_a_wait_with_its_name_and_who_waited():
     with served(ServerRules(ranks=2, tau=0)) as found:
         handle = found.store.begin(0, 1, batch_of(7))  # step 0 was never pushed: it must wait
         thread, errors = in_thread(lambda: found.store.look_up(handle))
-        until(lambda: found.links.who_waits())
+        until(lambda: found.links.waits.told())
         pid = found.processes.pids[0]
         os.kill(pid, signal.SIGKILL)
         thread.join(60)
@@ -174,7 +174,7 @@ def test_who_was_suspended_with_the_run_forgives_and_one_who_stays_silent_is_stu
     assert stuck.startswith("rank 1 (pid 17) has given no sign of life for")
     peers.heard("client", idle=False)
     assert peers.stuck() is None
-    waits = listening.until(20.0, 0)
+    waits = listening.until(20.0, "server 0")
     clock.looks(waits, 10.0)
     clock.now_s += 25.0
     clock.looks(waits, 5.0)
@@ -206,7 +206,7 @@ def test_a_rank_that_dies_is_told_to_the_ranks_that_wait_for_it():
         other = Links(found.processes.address, [1])
         handle = found.store.begin(0, 1, batch_of(7))
         thread, errors = in_thread(lambda: found.store.look_up(handle))
-        for channel in other._all._open:
+        for channel in other._open:
             channel.close()  # as the kernel closes those of a killed process
         thread.join(60)
         told = str(found.links.stop.error or errors[0])

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from runtime.engines.processes import channel, connections, service
+from runtime.engines.processes import connections, peers, revival
 from runtime.engines.processes.channel import Channel, PeerGoneError
 from runtime.engines.processes.connections import Connections
 from runtime.engines.processes.launch import Address
@@ -23,11 +23,10 @@ BEAT_S = 0.05
 @pytest.fixture
 def empty(monkeypatch):
     """A server that awaits its rows, with little patience; each call is one more connection."""
-    monkeypatch.setattr(service, "BEATS_EVERY_S", BEAT_S)
-    monkeypatch.setattr(channel, "FIRST_WORD_WITHIN_S", 2 * BEAT_S)
+    monkeypatch.setattr(revival, "BEATS_EVERY_S", BEAT_S)
+    monkeypatch.setattr(peers, "FIRST_WORD_WITHIN_S", 2 * BEAT_S)
     server = Service(
-        ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,), awaits_rows=True, patience_s=0.2),
-        lambda: None,
+        ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,), awaits_rows=True, patience_s=0.2)
     )
     opened = []
 
@@ -91,7 +90,7 @@ def test_a_filler_that_goes_away_is_none(empty):
 
 
 def test_a_filler_that_is_stuck_is_not_waited_for_for_ever(empty, monkeypatch):
-    monkeypatch.setattr(service, "FILLED_WITHIN_S", 4 * BEAT_S)
+    monkeypatch.setattr(revival, "FILLED_WITHIN_S", 4 * BEAT_S)
     filler_of(empty)
     kind, said = last_word(empty("lookups"))
     assert kind is MessageKind.FAILED
@@ -100,7 +99,7 @@ def test_a_filler_that_is_stuck_is_not_waited_for_for_ever(empty, monkeypatch):
 
 def test_a_client_waits_as_long_as_it_is_told_that_a_server_is_filled(monkeypatch):
     """A server of the test's own tells it for longer than a connection may otherwise take."""
-    monkeypatch.setattr(connections, "_CONNECT_WITHIN_S", 1.0)
+    monkeypatch.setattr(connections, "START_WITHIN_S", 1.0)
     name = f"\0test-filling-{id(monkeypatch)}"
     door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     door.bind(name)

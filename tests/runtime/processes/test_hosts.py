@@ -19,7 +19,7 @@ from runtime.config import TrainConfig
 from runtime.data.errors import DataError
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines.processes import hosts
-from runtime.engines.processes.channel import Channel, connect, greeting, listen
+from runtime.engines.processes.channel import Channel, connect, listen
 from runtime.engines.processes.hosts import Host, HostedServers, read_secret
 from runtime.engines.processes.links import Links
 from runtime.engines.processes.messages import (
@@ -29,6 +29,7 @@ from runtime.engines.processes.messages import (
     pack,
     pack_json,
 )
+from runtime.engines.processes.peers import greeting
 from runtime.engines.processes.remote_store import RemoteStore
 from runtime.engines.processes.revival import Revival, SavedServer
 from runtime.engines.processes.server_config import ServerConfig
@@ -131,7 +132,7 @@ def test_a_server_that_is_killed_on_its_host_comes_back_there():
     store = RemoteStore(LAYOUT, [SGD], links, seed=0, segments=4, close=processes.close)
     told: list[str] = []
     restart = partial(processes.restart, awaits_rows=True)
-    links.let_servers_come_back(Revival(restart, lambda k: SavedServer(rules, [0]), told.append))
+    links.revival = Revival(restart, lambda k: SavedServer(rules, [0]), told.append)
     for step in range(20):
         handle = store.begin(0, step, batch_of(*range(12)))
         store.look_up(handle)
@@ -167,7 +168,7 @@ def test_servers_end_with_the_host_that_started_them(tmp_path):
     )
     links = Links(processes.address, [0], processes.how_it_ended)
     stop = Stop()
-    links.use_stop(stop)
+    links.stop = stop
     there.terminate()
     assert there.wait(60) == 0
     until(lambda: bool(stop))
@@ -181,7 +182,7 @@ def test_servers_end_with_the_host_that_started_them(tmp_path):
 
 def test_a_host_that_is_stopped_is_not_waited_for(monkeypatch):
     """It has started a server, and says nothing more: as a frozen machine does."""
-    monkeypatch.setattr(hosts, "TOLD_WITHIN_S", 0.5)
+    monkeypatch.setattr(hosts, "STUCK_S", 0.5)
     door, name = listen("127.0.0.1:0")
 
     def starts_and_stops() -> None:
@@ -224,7 +225,7 @@ def test_a_host_that_is_not_there_is_told_with_the_remedy():
     with socket.create_server(("127.0.0.1", 0)) as door:
         port = door.getsockname()[1]
     gone = f"127.0.0.1:{port}"
-    with pytest.raises(PeerError, match=rf"{gone}: .*; start `python -m runtime serve` there"):
+    with pytest.raises(PeerError, match=rf"{gone} cannot .*; start `python -m runtime serve`"):
         HostedServers([ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,))], [gone], SECRET)
 
 

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from functools import partial
@@ -28,9 +29,11 @@ from runtime.data.synthetic import CHUNK_ROWS
 from runtime.data.table import ROWS_PER_BATCH
 from runtime.engines.processes import loaders
 from runtime.engines.processes.channel import Channel
+from runtime.engines.processes.launch import Address
 from runtime.engines.processes.loader_process import AHEAD, Takers
-from runtime.engines.processes.loaders import LoadedSource, LoaderAddress, LoaderProcesses
+from runtime.engines.processes.loaders import LoadedSource, LoaderProcesses
 from runtime.engines.processes.messages import Message, MessageKind, pack, pack_json
+from runtime.engines.processes.peers import serve_all
 from runtime.engines.processes.segments import pack_arrays
 from runtime.rank.feed import Feed, training_stream
 from runtime.run.record import run_into
@@ -210,7 +213,9 @@ def loader():
     door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     door.bind(name)
     door.listen(8)
-    yield Takers(door, "the secret", 1), LoaderAddress((name,), (os.getpid(),), "the secret")
+    takers = Takers("the secret", 1)
+    threading.Thread(target=serve_all, args=(door, takers.serve), daemon=True).start()
+    yield takers, Address((name,), ("the secret",), (os.getpid(),))
     door.close()
 
 
@@ -259,7 +264,7 @@ def test_a_stranger_gets_nothing_and_takes_nobodys_place():
             assert turned_away(stranger), name
     strangers.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
     strangers[-1].connect(processes.address.names[0])
-    late = Message(MessageKind.HELLO, body=pack_json({"secret": processes.address.secret}))
+    late = Message(MessageKind.HELLO, body=pack_json({"secret": processes.address.secrets[0]}))
     strangers[-1].send(pack(late))
     assert turned_away(strangers[-1]), "the only seat is taken"
     source.close()
@@ -274,7 +279,9 @@ def test_another_user_is_not_let_in_even_with_the_secret(loader, monkeypatch):
     visitor = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     visitor.connect(address.names[0])
     with contextlib.suppress(BrokenPipeError):  # it was turned away before a word
-        visitor.send(pack(Message(MessageKind.HELLO, body=pack_json({"secret": address.secret}))))
+        visitor.send(
+            pack(Message(MessageKind.HELLO, body=pack_json({"secret": address.secrets[0]})))
+        )
     assert turned_away(visitor)
     assert not takers.any_there()
 
@@ -282,11 +289,11 @@ def test_another_user_is_not_let_in_even_with_the_secret(loader, monkeypatch):
 def test_the_loaders_address_is_a_place_of_this_user_and_says_nothing_of_the_secret():
     processes = LoaderProcesses(DataConfig(name="synthetic"), 1, takers=1)
     place = processes.leave_address()
-    assert LoaderAddress.found_at(place) == processes.address
-    assert processes.address.secret not in place
+    assert Address.found_at(place) == processes.address
+    assert processes.address.secrets[0] not in place
     processes.close()
-    with pytest.raises(DataError, match="no file"):
-        LoaderAddress.found_at(place)
+    with pytest.raises(PeerError, match="cannot be read"):
+        Address.found_at(place)
 
 
 def test_nobody_writes_into_what_he_is_shown():

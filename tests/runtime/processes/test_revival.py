@@ -33,7 +33,7 @@ def may_come_back(found: Served, rules: ServerRules, **changes) -> list[str]:
     told: list[str] = []
     saved = changes.pop("saved", lambda shard: SavedServer(rules, [0] * rules.ranks))
     restart = partial(found.processes.restart, awaits_rows=True)
-    found.links.let_servers_come_back(Revival(restart, saved, told.append))
+    found.links.revival = Revival(restart, saved, told.append)
     return told
 
 
@@ -249,7 +249,7 @@ def test_an_evaluation_goes_on_over_the_death_of_a_server(dies):
         )
         evaluates.start()
         if late:
-            until(lambda: "server 1" in found.links.who_waits())
+            until(lambda: "server 1" in found.links.waits.told())
             kill(found.processes, 1)
         evaluates.join(60)
         assert peeked, "the evaluation hangs"

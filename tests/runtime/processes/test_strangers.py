@@ -137,7 +137,7 @@ def test_the_secret_is_for_processes_of_this_user_and_for_no_store(one_of_two, t
     assert processes.address.secrets[0] not in place
     os.mkfifo(tmp_path / "fifo")
     for foreign in ("/no/such", str(tmp_path / "fifo")):
-        with pytest.raises(stop.PeerError, match="the servers' address"):
+        with pytest.raises(stop.PeerError, match="an address of the run"):
             Address.found_at(foreign)
     if os.geteuid() == 0:
         script = "import os, sys; os.setuid(65534); open(sys.argv[1])"
@@ -158,7 +158,7 @@ def test_ranks_that_are_processes_never_say_the_secret_to_the_store():
     store = rank.open_rows(chosen, LAYOUT, [SGD], TraceRecorder(), stop.Stop())
     try:
         assert said
-        assert not [told for told in said if store._links._all._address.secrets[0] in told]
+        assert not [told for told in said if store._links._address.secrets[0] in told]
     finally:
         store.close()
 
