@@ -89,11 +89,20 @@ class EvaluationConfig:
     other options are chosen; the test part is not read then. They train in neither case."""
     evaluate_every_steps: Annotated[int | None, Within(1, MOST)] = None
     """Evaluate a snapshot on that part every so many times ``batch`` samples (for curves)."""
+    stop_after: Annotated[int | None, Within(1, MOST)] = None
+    """End training when so many evaluations on the way, one after another, were no better than the
+    best before them: AUC of the first task, on the validation part alone. `evaluate` then tests."""
     test_rows: Annotated[int | None, Within(2, MOST)] = None
     """Evaluate on the first rows of that part only, >= 2."""
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.stop_after is not None and self.part == "test":
+            raise Refused(
+                "stop_after", "would choose by the test part; add --part validation, and test after"
+            )
+        if self.stop_after is not None and self.evaluate_every_steps is None:
+            raise Refused("stop_after", "counts evaluations on the way; add --evaluate-every-steps")
 
 
 _UNITS_S = {"s": 1, "min": 60, "h": 3600}

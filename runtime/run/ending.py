@@ -13,6 +13,10 @@ from typing import Any
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
+ENOUGH = "enough"
+"""Why a run ends that has stopped to learn: as at the end of its data."""
+
+
 class Ending:
     """Whether a run was asked to end; `listening` hears signals, `ask` is for everybody else."""
 

@@ -255,6 +255,9 @@ def summarize_run(
     """The figures of one run, with what they are figures of; its folder has the evaluations."""
     figures = outcome.figures
     whole = not (figures.batches_skipped or figures.pushes_lost)
+    notes = unreached(config, figures.updates, figures.samples, whole=whole)
+    if figures.stopped_early:
+        notes = [f"stopped early: {config.evaluation.stop_after:,} evaluations were no better"]
     return {
         "mode": str(config.sync.mode),
         "tau": outcome.trace.meta["tau"],
@@ -269,7 +272,7 @@ def summarize_run(
         "staleness": outcome.staleness,
         "row_staleness_histogram": outcome.store.row_staleness.tolist(),
         "warnings": outcome.warnings,
-        "notes": unreached(config, figures.updates, figures.samples, whole=whole),
+        "notes": notes,
         "data": provenance,
         **asdict(figures),
     }

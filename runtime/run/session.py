@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -88,6 +89,8 @@ class Figures:
     """Between two legs."""
     resumed_at_samples: list[int]
     trace_since_samples: int
+    stopped_early: bool
+    """Evaluations on the way were no better any more, and were to end the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +188,9 @@ def _trained(
         if not curve and not history.resumed_at_samples:
             history.first_warnings = [f"after {updates} updates: {w}" for w in found.warnings]
         point = CurvePoint(updates, samples, found)
+        stop_after = config.evaluation.stop_after
+        if stop_after is not None:
+            training.note_score(next(iter(found.tasks.values())).auc, stop_after)
         if on_snapshot:
             on_snapshot(point)
         many = len(curve) >= MOST_WHOLE_SNAPSHOTS
@@ -271,6 +277,7 @@ def _warnings(training: Training, final: Evaluation) -> list[str]:
 
 def _figures(training: Training, wall_s: float) -> Figures:
     parts, meter, history = training.parts, training.parts.meter, training.history
+    config = parts.config
     counts = training.row_counts()
     return Figures(
         samples=meter.samples,
@@ -295,6 +302,7 @@ def _figures(training: Training, wall_s: float) -> Figures:
         longest_pause_s=history.longest_pause_s,
         resumed_at_samples=history.resumed_at_samples,
         trace_since_samples=history.trace_since_samples,
+        stopped_early=history.since_best >= (config.evaluation.stop_after or math.inf),
     )
 
 

@@ -26,6 +26,7 @@ from runtime.order.merge import merged_trace
 from runtime.order.replayable import other_facts
 from runtime.rank.parts import Parts, server_rules
 from runtime.rank.progress import Evaluate
+from runtime.run.ending import ENOUGH
 from runtime.run.folder import plain
 from runtime.run.saver import Comeback, Cut, Saver, Saving, Schedule, take_rows
 
@@ -46,6 +47,10 @@ class History:
     checkpoints_failed: Count = 0
     row_counts: dict[str, Count] = field(default_factory=dict)
     """Counters of the rows' store, which begin anew where a run goes on."""
+    best_auc: float = 0.0
+    """Of the evaluations on the way, where they may end the run; of its first task."""
+    since_best: Count = 0
+    """Evaluations after that one."""
     longest_pause_s: float = 0.0
     """From the end of a leg, when nothing is in flight, to the start of the next."""
 
@@ -117,7 +122,8 @@ class Training:
                 asked = parts.process.ended_by(ending.why) if parts.process else ending.why
                 if asked:
                     ending.ask(asked)
-                due = asked or parts.config.checkpoint.at_end
+                at_end = at_end or asked == ENOUGH
+                due = asked not in (None, ENOUGH) or parts.config.checkpoint.at_end
                 if self.saver is not None and parts.meter.samples and due:
                     self.saver.save(parts.meter.samples, self.take)
                 if at_end or asked:
@@ -128,6 +134,15 @@ class Training:
             if self.saver is not None:
                 self.saver.wait()  # a checkpoint of before is worth waiting for
             raise
+
+    def note_score(self, auc: float, stop_after: int) -> None:
+        """An evaluation on the way; so many in a row that are no better end the run."""
+        told = self.history
+        better = auc > told.best_auc
+        told.best_auc = auc if better else told.best_auc
+        told.since_best = 0 if better else told.since_best + 1
+        if told.since_best >= stop_after:
+            self._saving.ending.ask(ENOUGH)
 
     def _begin_leg(self, schedule: Schedule) -> None:
         feed, process = self.parts.feed, self.parts.process
