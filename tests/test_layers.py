@@ -24,9 +24,9 @@ ROOMS = {
         "cli", "__main__",
     ],
     "runtime": [
-        "start", "stop", "command_line", "data", "embedding", "config", "torchrun", "models",
-        "dense", "rank", "checkpoint", "order", "engines", "run", "serving", "inference", "guarded",
-        "train_options", "train_command", "commands", "__main__",
+        "files", "start", "stop", "command_line", "data", "embedding", "config", "torchrun",
+        "models", "dense", "rank", "checkpoint", "order", "engines", "run", "serving", "inference",
+        "guarded", "train_options", "train_command", "commands", "__main__",
     ],
     "experiments": [
         "catalogue", "options", "statistics", "tables", "targets", "processes", "kept",

@@ -11,9 +11,8 @@ import numpy as np
 
 from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig, EngineConfig, ModelConfig, SyncConfig, TrainConfig
-from runtime.data.presets import recipe
 from runtime.data.source import rebatch
-from runtime.data.synthetic import Recipe
+from runtime.data.synthetic import Recipe, recipe
 from runtime.embedding.config import TableConfig
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from persia_sim.words.rules import require
-from runtime.checkpoint.files import BrokenFileError, read_sealed, write_sealed
 from runtime.embedding.config import TableConfig
+from runtime.files import BrokenFileError, read_sealed, write_sealed
 
 FORMAT = "persia-testbed-embedding-3"
 NAME = "manifest.json"

@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from runtime.checkpoint.files import BrokenFileError, folder_lock, read_arrays, write_arrays
 from runtime.checkpoint.manifest import NAME, Manifest, Part, check_same_rows, read_manifest
 from runtime.checkpoint.reshard import NO_ID, Arrays, divide, living
 from runtime.embedding.config import TableConfig
 from runtime.embedding.savable import SavableStore
+from runtime.files import BrokenFileError, folder_lock, read_arrays, write_arrays
 
 _COLUMNS = ("ids", "words", "stamps", "rows", "removed", "sightings")
 

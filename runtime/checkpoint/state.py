@@ -8,11 +8,11 @@ from typing import Annotated, Any, TypedDict
 
 from persia_sim.words.rules import require
 from persia_sim.words.schema import Count, Within, fit, parse
-from runtime.checkpoint.files import BrokenFileError, read_sealed, write_sealed
 from runtime.config import TrainConfig
 from runtime.data.batch import Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.shard import STALENESS_BINS
+from runtime.files import BrokenFileError, read_sealed, write_sealed
 
 FORMAT = "persia-testbed-run-2"
 NAME = "state.json"

@@ -17,7 +17,11 @@ from pathlib import Path
 import numpy as np
 
 from persia_sim.words.trace import Trace
-from runtime.checkpoint.files import (
+from runtime.checkpoint.manifest import NAME as MANIFEST
+from runtime.checkpoint.manifest import read_manifest
+from runtime.checkpoint.state import NAME, RunState, read_state
+from runtime.dense.state import DenseState
+from runtime.files import (
     BrokenFileError,
     check_file,
     digest_of,
@@ -27,10 +31,6 @@ from runtime.checkpoint.files import (
     write_arrays,
     write_dense,
 )
-from runtime.checkpoint.manifest import NAME as MANIFEST
-from runtime.checkpoint.manifest import read_manifest
-from runtime.checkpoint.state import NAME, RunState, read_state
-from runtime.dense.state import DenseState
 
 CHECKPOINTS = "checkpoints"
 ROWS, DENSE, TRACE, RECORDINGS = "rows", "dense.pt", "trace.npz", "servers.arrays"
@@ -51,7 +51,8 @@ class Checkpoint:
 
     def dense(self) -> DenseState:
         """The dense network and its optimisers; weights only."""
-        return read_dense(self.folder / DENSE, self.state.files[DENSE])
+        found: DenseState = read_dense(self.folder / DENSE, self.state.files[DENSE])
+        return found
 
     def trace(self) -> Trace | None:
         """The order of events so far, without that of servers; None of a run that keeps none."""

@@ -1,25 +1,78 @@
 """Ready schemas of public data sets, and where on this machine their files lie; no rows come here.
 
-Each is a TOML file of `catalogue/`, as users write them; the facts at its head are from the
-publisher's documentation. What is left out: columns known only after the event, times that the
-split is made of, and survey weights.
+Each is a TOML file of `catalogue/`, as users write them. Its first line says what the set is, and
+its facts are from the publisher's documentation. What is left out: columns known only after the
+event, times that the split is made of, and survey weights.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
+from persia_sim.words.documents import parsed
+from persia_sim.words.schema import check_fields, parse
 from runtime.data.errors import DataError
-from runtime.data.joined import is_pattern
-from runtime.data.publishers import PUBLICATIONS
-from runtime.data.schema import Schema, read_schema
-from runtime.data.split import Split
+from runtime.data.schema import Schema, schema_keys
+from runtime.data.table import is_pattern
 
 DATA_DIR_VARIABLE = "PERSIA_DATA_DIR"
 CACHE = "XDG_CACHE_HOME"
+FOLDER = Path(__file__).parent / "catalogue"
+_FIRST_DOWNLOAD = "kuairand-pure"
+"""What is named in place of a data set that cannot be fetched."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """A data set as its publisher offers it; the table `download` of a ready schema."""
+
+    name: str
+    url: str
+    """The publisher's archive."""
+    members: tuple[str, ...]
+    """File names inside the archive that are needed, without their folders."""
+    made_by: Literal["kuairand", "adult"]
+    """How they become one table (`runtime.data.download.TABLES`)."""
+    terms: str
+    """Licence and whom to cite."""
+    sha256: str | None = None
+    """Of the archive, once known; None: the first download on a machine decides."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A ready schema, read from its file when it is asked for."""
+
+    path: Path
+
+    def __call__(self) -> Schema:
+        """The schema."""
+        keys = schema_keys(self.path)
+        keys.pop("download", None)
+        return parse(Schema, keys, str(self.path))
+
+    @property
+    def about(self) -> str:
+        """One line: what it is."""
+        return self.path.read_text().partition("\n")[0].removeprefix("# ")
+
+    @property
+    def publication(self) -> Publication | None:
+        """What ``data get`` fetches; None where the publisher wants his terms accepted first."""
+        found = parsed(self.path.read_bytes(), self.path, toml=True).get("download")
+        if found is None:
+            return None
+        return parse(Publication, {"name": self.path.stem, **found}, str(self.path))
+
+
+CATALOGUE = {path.stem: Ready(path) for path in sorted(FOLDER.glob("*.toml"))}
+"""Every ready schema by name."""
 
 
 def downloads() -> Path:
@@ -53,89 +106,14 @@ def find_folder(schema: Schema, data_dir: str | Path | None = None) -> Path:
 
 def _instead(name: str) -> str:
     """The way to data that can be fetched: this, or else another set that is named instead."""
-    offered = [publication.name for publication in PUBLICATIONS]
-    fetched = name if name in offered else offered[0]
-    get = f"fetch it: python -m runtime data get {fetched}"
-    if name == fetched:
-        return get
+    if name in CATALOGUE and CATALOGUE[name].publication is not None:
+        return f"fetch it: python -m runtime data get {name}"
     return (
         f"(data get cannot make {name}) fetch another set and\n"
-        f"  name it: python -m runtime data get {fetched}, then --data.name {fetched}"
+        f"  name it: python -m runtime data get {_FIRST_DOWNLOAD},"
+        f" then --data.name {_FIRST_DOWNLOAD}"
     )
 
 
 def _has(folder: Path, name: str) -> bool:
     return any(folder.glob(name)) if is_pattern(name) else (folder / name).is_file()
-
-
-FOLDER = Path(__file__).parent / "catalogue"
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """A ready schema: that of a file, or a variant of it under its own name."""
-
-    name: str
-    file: str
-    changes: dict[str, Any] = field(default_factory=dict)
-    words: str = ""
-
-    def __call__(self) -> Schema:
-        """The schema; reads its file."""
-        return replace(read_schema(self.path)[0], name=self.name, **self.changes)
-
-    @property
-    def path(self) -> Path:
-        """The file."""
-        return FOLDER / f"{self.file}.toml"
-
-    @property
-    def about(self) -> str:
-        """One line: what it is; that at the head of the file where it has no words of its own."""
-        return self.words or self.path.read_text().partition("\n")[0].removeprefix("# ")
-
-
-def _ready(name: str, file: str = "", words: str = "", **changes: Any) -> Ready:
-    return Ready(name, file or name, changes, words)
-
-
-_READY = (
-    _ready("kuairand-pure-14d"),
-    _ready(
-        "kuairand-pure",
-        "kuairand-pure-14d",
-        "The whole KuaiRand-Pure standard-policy log, 8 April to 8 May 2022; split as the 14 days.",
-    ),
-    _ready(
-        "kuairand-1k",
-        "kuairand-pure-14d",
-        "KuaiRand-1K: all that 1,000 users saw, 11.7 million impressions over 4.4 million videos.",
-    ),
-    _ready("adult"),
-    _ready("adult-uci", "adult", "Adult as fetched from its publisher."),
-    _ready("census-income-kdd"),
-    _ready("nycflights13"),
-    _ready(
-        "nycflights13-time",
-        "nycflights13",
-        "The same flights, the last fifth of the year as test: a study of drift.",
-        folder="nycflights13",
-        split=Split(test_fraction=0.2),
-    ),
-    _ready("tennis"),
-    _ready(
-        "tennis-random",
-        "tennis",
-        "The same matches, a random tenth as test: no drift between the parts.",
-        folder="tennis",
-        split=Split(test_fraction=0.1, random_seed=1),
-    ),
-    _ready("criteo-kaggle"),
-    _ready("avazu"),
-    _ready("taobao-ad"),
-    _ready("criteo_x1"),
-    _ready("avazu_x1"),
-    _ready("criteo_x4"),
-)
-CATALOGUE: dict[str, Ready] = {ready.name: ready for ready in _READY}
-"""Every ready schema by name."""

@@ -22,13 +22,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated
+from typing import IO, Annotated, Any
 
+from persia_sim.words.schema import nearest
 from runtime.command_line import POSITIONAL, read_options
-from runtime.data.catalogue import CATALOGUE, downloads, find_folder
+from runtime.data.catalogue import CATALOGUE, Publication, downloads, find_folder
 from runtime.data.errors import DataError
-from runtime.data.presets import PRESETS, recipe
-from runtime.data.publishers import PUBLICATIONS, Publication, publication
+from runtime.data.synthetic import presets, recipe
 
 Report = Callable[[int, int | None], None]
 """Called with the bytes received so far and the bytes announced (None: not announced)."""
@@ -215,10 +215,127 @@ def _copy(stream: IO[bytes], out: IO[bytes], name: str) -> None:
         out.write(block)
 
 
+_USER_TEXTS = (
+    "user_active_degree",
+    "follow_user_num_range",
+    "fans_user_num_range",
+    "friend_user_num_range",
+    "register_days_range",
+)
+_USER_NUMBERS = (
+    "is_lowactive_period",
+    "is_live_streamer",
+    "is_video_author",
+    *(f"onehot_feat{n}" for n in range(18)),
+)
+_LOG = "user_id video_id date hourmin time_ms is_click long_view duration_ms tab"
+_VIDEO = (
+    "video_id author_id video_type upload_dt upload_type server_width server_height"
+    " music_id music_type tag"
+)
+_VIDEO_KEPT = ("tag", "video_type", "upload_dt", "upload_type", "frame")
+_ADULT = (
+    "age workclass fnlwgt education education_num marital_status occupation relationship race sex"
+    " capital_gain capital_loss hours_per_week native_country income"
+)
+
+
+def kuairand_table(files: Sequence[Path]) -> Any:
+    """The two standard-policy logs in time order, with user and video features.
+
+    Repeats of (user, video, time) are dropped; an absent number becomes -1 (of music: 0), an absent
+    text stays absent. What is known only after the impression, and statistics over the whole
+    period, are left out.
+    """
+    import pandas as pd
+    import pyarrow as pa
+
+    *logs, users_file, videos_file = files
+    log = pd.concat([_csv(file, _LOG.split()) for file in logs])
+    log = log.drop_duplicates(["user_id", "video_id", "time_ms"])
+    log = log.sort_values("time_ms", kind="stable")
+    users = _csv(users_file, ["user_id", *_USER_TEXTS, *_USER_NUMBERS])
+    videos = _csv(videos_file, _VIDEO.split())
+    width, height = (_whole(videos[f"server_{side}"]).astype(str) for side in ("width", "height"))
+    videos["frame"] = width + "x" + height
+
+    user = users.set_index("user_id").reindex(log["user_id"])
+    video = videos.set_index("video_id").reindex(log["video_id"])
+    columns: dict[str, Any] = {
+        "label": _whole(log["is_click"]),
+        "long_view": _whole(log["long_view"]),
+        "date": _whole(log["date"]),
+        "time_ms": _whole(log["time_ms"]),
+        "hour": _whole(log["hourmin"]) // 100,
+        "tab": _whole(log["tab"]),
+        "user": _whole(log["user_id"]),
+        "video": _whole(log["video_id"]),
+        "author": _whole(video["author_id"]),
+        "music": _whole(video["music_id"], absent=0),
+        "music_type": _whole(video["music_type"]),
+        "duration_ms": _whole(log["duration_ms"]),
+    }
+    columns |= {name: video[name] for name in _VIDEO_KEPT}
+    columns |= {name: user[name] for name in _USER_TEXTS}
+    columns |= {name: _whole(user[name]) for name in _USER_NUMBERS}
+    return pa.table({name: pa.array(c.to_numpy(), from_pandas=True) for name, c in columns.items()})
+
+
+def adult_table(files: Sequence[Path]) -> Any:
+    """adult.data, then adult.test; a column ``part`` says which.
+
+    Lines hold 14 features and the income class, separated by a comma and a blank; the test file
+    begins with a remark and ends its classes with a full stop.
+    """
+    import pandas as pd
+    import pyarrow as pa
+
+    tables = []
+    for part, file in zip(("train", "test"), files, strict=True):
+        text = pd.read_csv(
+            file,
+            header=None,
+            names=_ADULT.split(),
+            skipinitialspace=True,
+            keep_default_na=False,
+            comment="|",
+        )
+        income = text.pop("income").str.rstrip(".")
+        unknown = sorted(set(income) - {">50K", "<=50K"})
+        if unknown:
+            raise DataError(f"{file}: income must be >50K or <=50K, got {unknown[:3]}")
+        text.insert(0, "label", (income == ">50K").astype("int8"))
+        text.insert(1, "part", part)
+        tables.append(text)
+    return pa.Table.from_pandas(pd.concat(tables), preserve_index=False)
+
+
+TABLES: dict[str, Callable[[Sequence[Path]], Any]] = {
+    "kuairand": kuairand_table,
+    "adult": adult_table,
+}
+"""From the members of an archive, in the order in which the schema names them, to a pyarrow.Table
+in the layout of the ready schema."""
+
+
+def _csv(path: Path, columns: list[str]) -> Any:
+    import pandas as pd
+
+    try:
+        return pd.read_csv(path, usecols=columns)
+    except ValueError as error:
+        raise DataError(f"{path.name} of the archive is not as documented: {error}") from error
+
+
+def _whole(column: Any, absent: int = -1) -> Any:
+    """A column of whole numbers; the publisher's files hold some as 1.0, and gaps."""
+    return column.fillna(absent).astype("int64")
+
+
 def _write_table(wanted: Publication, work: Path, target: Path) -> None:
     import pyarrow.parquet as pq
 
-    table = wanted.to_table(work)
+    table = TABLES[wanted.made_by]([work / member for member in wanted.members])
     with _renamed_when_whole(target) as unfinished:
         pq.write_table(table, unfinished, compression="zstd")
     (target.parent / "TERMS.txt").write_text(f"{wanted.name}: {wanted.terms}\n{wanted.url}\n")
@@ -270,21 +387,32 @@ def run(arguments: Sequence[str]) -> None:
 
 def listed(data_dir: Path | None) -> str:
     """One line a data set: its name, where it lies, what it is."""
-    offered = {p.name for p in PUBLICATIONS}
     rows = []
     for name, ready in CATALOGUE.items():
         try:
             place = str(find_folder(ready(), data_dir))
         except DataError:
-            place = "data get" if name in offered else "-"
+            place = "-" if ready.publication is None else "data get"
         rows.append((name, place, ready.about))
-    for name in PRESETS:
+    for name in presets():
         ids = f"{recipe(name).distinct_ids:,} distinct ids"
         rows.append((f"synthetic:{name}", "made on the fly", ids))
     widths = [max(len(row[n]) for row in rows) for n in range(2)]
     lines = [f"{name:<{widths[0]}}  {place:<{widths[1]}}  {what}" for name, place, what in rows]
     lines.append("A schema file of your own (.toml) is named by its path.")
     return "\n".join(lines)
+
+
+def publication(name: str) -> Publication:
+    """A downloadable data set by name."""
+    known = {found.name: found for r in CATALOGUE.values() if (found := r.publication) is not None}
+    if name not in known:
+        raise DataError(
+            f"no download is called {name!r}; {nearest(name, known)}\n"
+            "  other data sets have terms to accept on their publishers' pages: put their files in "
+            "a folder and give it as the data directory"
+        )
+    return known[name]
 
 
 def _fetch(name: str, folder: Path | None) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,12 +15,11 @@ from runtime.data.batch import Batch, Layout, interleave
 from runtime.data.convert import Values, absent_share, column_values, zero_or_one
 from runtime.data.errors import DataError, regular_file
 from runtime.data.ids import tag
-from runtime.data.joined import Table, main_files, open_table
 from runtime.data.rows import Rows
-from runtime.data.same_data import document
-from runtime.data.schema import Schema
+from runtime.data.schema import Schema, document
 from runtime.data.source import Part, Provenance
 from runtime.data.split import CODES, UNPLACED, Placer, Totals
+from runtime.data.table import Table, main_files, open_table
 
 
 @dataclass(slots=True)
@@ -28,7 +27,7 @@ class Census:
     """Rows of each part by label; rows with a bad label or split value are left out."""
 
     labels: tuple[str, ...]
-    counts: dict[Part, np.ndarray] = field(default_factory=dict)
+    counts: dict[Part, np.ndarray] = field(init=False)
     """int64 [T, 2] of each part: rows with label 0 and with label 1."""
     bad_rows: int = 0
     """Rows whose label or split value breaks its rule; the stream says which."""
@@ -38,18 +37,23 @@ class Census:
     def __post_init__(self) -> None:
         self.counts = {part: np.zeros((len(self.labels), 2), np.int64) for part in CODES}
 
-    def rows(self, part: Part) -> int:
-        """Rows of a part."""
-        return int(self.counts[part][0].sum())
+    def add(self, values: list[Values], codes: np.ndarray, train_rows: int | None) -> None:
+        """Count a chunk: its labels, the codes of its parts, and what limits the training part."""
+        good = (codes != UNPLACED) & ~np.any([v.bad for v in values], axis=0)
+        self.bad_rows += int((~good).sum())
+        for part, code in CODES.items():
+            self.placed[part] += int((codes == code).sum())
+            mine = np.flatnonzero(good & (codes == code))
+            if part == "train" and train_rows is not None:
+                mine = mine[: train_rows - int(self.counts[part][0].sum())]
+            for place, value in enumerate(values):
+                self.counts[part][place] += np.bincount(value.data[mine].astype(int), minlength=2)
 
     def check(self, where: str, split: str) -> None:
         """Raise when the train or the test part is empty, or has one class of a label."""
         for part in ("train", "test"):
-            if not self.rows(part):
-                raise DataError(
-                    f"{where}: the {part} part is empty ({self.bad_rows} bad rows skipped)\n"
-                    f"  the split is: {split}; correct it, or the rows"
-                )
+            if not self.counts[part].any():
+                raise _empty(part, where, self.bad_rows, split)
             for label, (zeros, ones) in zip(self.labels, self.counts[part].tolist(), strict=True):
                 if not zeros or not ones:
                     raise DataError(
@@ -59,35 +63,20 @@ class Census:
                     )
 
 
-def take_census(schema: Schema, table: Table, placer: Placer, train_rows: int | None) -> Census:
-    """Read the labels and the split's column once; ``train_rows`` limits the training part."""
-    census = Census(schema.labels)
-    columns = dict.fromkeys(schema.labels)
-    if schema.split.column is not None:
-        columns[schema.split.column] = None
-    for rows in table.stream(tuple(columns)):
-        codes = placer.place(rows)
-        values = [zero_or_one(rows.table.column(name), schema.missing) for name in schema.labels]
-        good = (codes != UNPLACED) & ~np.any([v.bad for v in values], axis=0)
-        census.bad_rows += int((~good).sum())
-        for part, code in CODES.items():
-            census.placed[part] += int((codes == code).sum())
-            mine = np.flatnonzero(good & (codes == code))
-            if part == "train" and train_rows is not None:
-                mine = mine[: train_rows - census.rows(part)]
-            for place, value in enumerate(values):
-                census.counts[part][place] += np.bincount(value.data[mine].astype(int), minlength=2)
-    return census
+def _empty(part: str, where: str, bad_rows: int, split: str) -> DataError:
+    return DataError(
+        f"{where}: the {part} part is empty ({bad_rows} bad rows skipped)\n"
+        f"  the split is: {split}; correct it, or the rows"
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
+class _Read(NamedTuple):
     """What a stream of one part has left out so far."""
 
-    skipped: int
-    outside: int
+    skipped: int = 0
+    outside: int = 0
     """Broken lines, and rows without a usable split value: of no part."""
-    row: int | None
+    row: int | None = 0
     """The last row of the file that was read; None: all of them."""
 
     @property
@@ -129,7 +118,7 @@ class FileSource:
 
     def main_files(self) -> list[Path]:
         """All files of samples; DataError where a pattern has none."""
-        return [path for path, _ in main_files(self.schema, self.folder)]
+        return list(main_files(self.schema, self.folder))
 
     def chunks(self, part: Part) -> Iterator[Batch]:
         """The samples of one part in the file's own order."""
@@ -145,26 +134,18 @@ class FileSource:
             if given == limit:
                 return
         if not given and part != "validation":
-            skipped = self._read[part].skipped
-            raise DataError(
-                f"{self.path}: the {part} part is empty ({skipped} bad rows skipped)\n"
-                f"  the split is: {self.schema.split}; correct it, or the rows"
-            )
+            raise _empty(part, str(self.path), self._read[part].skipped, str(self.schema.split))
 
     def turns(self, part: Part, own: int, of: int) -> Iterator[Batch]:
         """Chunks number ``own``, ``own + of``, ... of one part, all without a limit, some perhaps
         empty: only these are converted, so that several readers can share the work."""
-        table = open_table(self.schema, self.folder, skip_bad_rows=self.skip_bad_rows)
-        placer = Placer(self.schema.split, self._count(), self.schema.missing)
+        split, table = self.schema.split, self._table()
         skipped = unplaced = number = 0
-        for rows in table.stream(self.schema.read_columns):
-            codes = placer.place(rows)
+        for rows, codes in self._placed(table, self.schema.read_columns, self._count()):
             lost = np.flatnonzero(codes == UNPLACED)
             if len(lost):
                 unplaced += len(lost)
-                self._refuse(
-                    rows, int(lost[0]), str(self.schema.split.column), self.schema.split.rule
-                )
+                self._refuse(rows, int(lost[0]), str(split.column), split.rule)
             mine = np.flatnonzero(codes == CODES[part])
             batch = None
             if len(mine):
@@ -204,30 +185,13 @@ class FileSource:
     @property
     def is_private(self) -> bool:
         """Whether a file of it may be read by its owner alone."""
-        files = [*self.main_files(), *(self.folder / join.file for join in self.schema.joins)]
-        return any(not regular_file(path).st_mode & 0o044 for path in files)
-
-    def _absent_values(self) -> dict[str, float]:
-        """Shares of absent values in the first rows of the files, of columns that have any."""
-        if self._absent is None:
-            columns = [c.name for c in self.schema.columns]
-            columns += [c.with_column for c in self.schema.columns if c.with_column is not None]
-            table = open_table(self.schema, self.folder, skip_bad_rows=self.skip_bad_rows)
-            first = next(iter(table.stream(tuple(dict.fromkeys(columns)))))
-            missing = self.schema.missing
-            found = {
-                c: absent_share(first.table.column(c), missing) for c in first.table.schema.names
-            }
-            self._absent = {name: share for name, share in found.items() if share}
-        return self._absent
+        return any(not regular_file(path).st_mode & 0o044 for path in self._all_files())
 
     def checksums(self) -> list[str]:
         """SHA-256 of the main file, or of each where there are several, then of each joined one."""
-        joined = [self.folder / join.file for join in self.schema.joins]
-        main = self.main_files()
-        stats = [(path, regular_file(path)) for path in (*main, *joined)]
+        main, known = self.main_files(), self.schema.md5
+        stats = [(path, regular_file(path)) for path in self._all_files()]
         found = [_digests(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
-        known = self.schema.md5
         if known and len(known) != len(main):
             raise DataError(f"md5 of {self.schema.name} names {len(known)} files, not {len(main)}")
         for path, digests, md5 in zip(main, found, known, strict=False):
@@ -240,20 +204,20 @@ class FileSource:
 
     def census(self) -> Census:
         """Rows of each part by label, counted once; DataError where a part cannot be used."""
-        if self._census is None:
-            table = open_table(self.schema, self.folder, skip_bad_rows=self.skip_bad_rows)
-            placer = Placer(self.schema.split, self._count(), self.schema.missing)
-            found = take_census(self.schema, table, placer, self.rows)
-            if self.skip_bad_rows or not found.bad_rows:  # else the stream says which row is bad
-                found.check(str(self.path), str(self.schema.split))
-                self._census = found
-            return found
-        return self._census
+        if self._census is not None:
+            return self._census
+        found, labels, missing = Census(self.schema.labels), self.schema.labels, self.schema.missing
+        for rows, codes in self._placed(self._table(), self.schema.placing_columns, self._count()):
+            values = [zero_or_one(rows.table.column(name), missing) for name in labels]
+            found.add(values, codes, self.rows)
+        if self.skip_bad_rows or not found.bad_rows:  # else the stream says which row is bad
+            found.check(str(self.path), str(self.schema.split))
+            self._census = found
+        return found
 
     def left_out(self, part: Part) -> tuple[int, int, int | None]:
         """Bad rows of a part, rows of no part, and the last row that was read (None: all)."""
-        found = self._read.get(part, _Read(0, 0, 0))
-        return found.skipped, found.outside, found.row
+        return self._read.get(part, _Read())
 
     def note_left_out(self, part: Part, skipped: int, outside: int, row: int | None = None) -> None:
         """Keep what the longest stream of a part has left out; a shorter one adds nothing."""
@@ -263,34 +227,54 @@ class FileSource:
 
     def placed(self) -> np.ndarray:
         """int8, the code of the part of each row of all files, in their order (`split.CODES`)."""
-        return np.concatenate([np.empty(0, np.int8), *self._codes(self._count())])
+        return self._codes(self._count())
 
-    def _codes(self, totals: Totals) -> Iterator[np.ndarray]:
-        table = open_table(self.schema, self.folder, skip_bad_rows=self.skip_bad_rows)
+    def _all_files(self) -> list[Path]:
+        return [*self.main_files(), *(self.folder / join.file for join in self.schema.joins)]
+
+    def _table(self) -> Table:
+        return open_table(self.schema, self.folder, skip_bad_rows=self.skip_bad_rows)
+
+    def _placed(
+        self, table: Table, names: tuple[str, ...], totals: Totals
+    ) -> Iterator[tuple[Rows, np.ndarray]]:
+        """The named columns of all rows, and the codes of their parts."""
         placer = Placer(self.schema.split, totals, self.schema.missing)
-        for rows in table.stream((self.schema.split.column or self.schema.labels[0],)):
-            yield placer.place(rows).astype(np.int8)
+        for rows in table.stream(names):
+            yield rows, placer.place(rows)
+
+    def _codes(self, totals: Totals) -> np.ndarray:
+        names = (self.schema.split.column or self.schema.labels[0],)
+        found = (codes.astype(np.int8) for _, codes in self._placed(self._table(), names, totals))
+        return np.concatenate([np.empty(0, np.int8), *found])
 
     def _count(self) -> Totals:
         """Count what the split needs, once; most splits need nothing."""
         split = self.schema.split
         if self._totals is None:
             by_place = split.test_fraction is not None and split.random_seed is None
-            table = open_table(self.schema, self.folder, skip_bad_rows=self.skip_bad_rows)
-            totals = Totals(rows=table.count_rows() if by_place else 0)
+            totals = Totals(rows=self._table().count_rows() if by_place else 0)
             if split.validation_fraction:
-                train = sum(int((codes != CODES["test"]).sum()) for codes in self._codes(totals))
+                train = int((self._codes(totals) != CODES["test"]).sum())
                 asked = train if self.rows is None else min(train, self.rows)
                 totals = Totals(rows=totals.rows, train_rows=asked)
             self._totals = totals
         return self._totals
 
+    def _absent_values(self) -> dict[str, float]:
+        """Shares of absent values in the first rows of the files, of columns that have any."""
+        if self._absent is None:
+            names = self.schema.feature_columns
+            first = next(iter(self._table().stream(names))).table
+            found = {name: absent_share(first.column(name), self.schema.missing) for name in names}
+            self._absent = {name: share for name, share in found.items() if share}
+        return self._absent
+
     def _convert(self, rows: Rows) -> Batch:
         """The good rows of a chunk as a batch."""
         import pyarrow as pa
 
-        schema = self.schema
-        values: list[Values] = []
+        schema, missing = self.schema, self.schema.missing
         good = np.ones(len(rows.numbers), bool)
 
         def checked(name: str, convert: Callable[[], Values]) -> Values:
@@ -307,28 +291,20 @@ class FileSource:
                 np.logical_and(good, ~converted.bad, out=good)
             return converted
 
-        for column in schema.id_columns + schema.dense_columns:
-            other = rows.table.column(column.with_column) if column.with_column else None
-            array = rows.table.column(column.name)
-            convert = partial(column_values, column, array, other, schema.missing)
-            values.append(checked(column.name, convert))
-        labels = [
-            checked(name, partial(zero_or_one, rows.table.column(name), schema.missing)).data
-            for name in schema.labels
+        def of(name: str | None) -> Any:
+            return None if name is None else rows.table.column(name)
+
+        values = [
+            checked(c.name, partial(column_values, c, of(c.name), of(c.with_column), missing))
+            for c in schema.id_columns + schema.dense_columns
         ]
-        fields = values[: len(schema.id_columns)]
-        dense = [v.data for v in values[len(schema.id_columns) :]]
+        labels = [checked(name, partial(zero_or_one, of(name), missing)) for name in schema.labels]
+        n_fields = len(schema.id_columns)
         ids, offsets = interleave(
-            [tag(n, v.data) for n, v in zip(schema.field_numbers, fields, strict=True)],
-            [v.lengths for v in fields],
+            [tag(n, v.data) for n, v in zip(schema.field_numbers, values[:n_fields], strict=True)],
+            [v.lengths for v in values[:n_fields]],
         )
-        n_rows = len(good)
-        batch = Batch(
-            ids,
-            offsets,
-            np.stack(dense, 1).astype(np.float32) if dense else np.empty((n_rows, 0), np.float32),
-            np.stack(labels, 1).astype(np.float32),
-        )
+        batch = Batch(ids, offsets, _float32(values[n_fields:], len(good)), _float32(labels, 0))
         return batch if good.all() else batch.take(np.flatnonzero(good))
 
     def _refuse(self, rows: Rows, place: int, column: str, rule: str) -> None:
@@ -337,10 +313,17 @@ class FileSource:
             return
         value = rows.table.column(column)[place].as_py()
         raise DataError(
-            f"{rows.where(place)}, column {column}: {value!r}; {rule}\n"
+            f"{rows.path}, row {rows.numbers[place]}, column {column}: {value!r}; {rule}\n"
             "  correct the row or the schema, or ask to skip bad rows"
             " (--data.skip-bad-rows; they are counted)"
         )
+
+
+def _float32(columns: list[Values], n_rows: int) -> np.ndarray:
+    """float32 [B, len(columns)]; ``n_rows`` is B where there is no column."""
+    if not columns:
+        return np.empty((n_rows, 0), np.float32)
+    return np.stack([column.data for column in columns], 1).astype(np.float32)
 
 
 class _Digests(NamedTuple):

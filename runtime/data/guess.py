@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from runtime.data.errors import DataError, regular_file
-from runtime.data.table import is_parquet
+from runtime.data.schema import is_parquet
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,11 +10,10 @@ from runtime.data.catalogue import CATALOGUE, downloads, find_folder
 from runtime.data.errors import DataError
 from runtime.data.files import FileSource
 from runtime.data.kept import keeping
-from runtime.data.presets import PRESETS, recipe
 from runtime.data.rows import number_of
 from runtime.data.schema import read_schema
 from runtime.data.source import Source
-from runtime.data.synthetic import SyntheticSource
+from runtime.data.synthetic import SyntheticSource, presets, recipe
 
 DEFAULT_TRAIN_ROWS = 12_000 * 256
 """Of the synthetic stream: long enough for a trained model to come near the best reachable AUC."""
@@ -81,8 +80,8 @@ def open_source(
 def _open_synthetic(name: str, rows: int | None) -> SyntheticSource:
     _, *choice = name.split(":")
     preset, scale_text, draw_text = (*choice, *("default", "1", "1")[len(choice) :])[:3]
-    if preset not in PRESETS:
-        raise DataError(f"no synthetic preset is called {preset!r}; {nearest(preset, PRESETS)}")
+    if preset not in presets():
+        raise DataError(f"no synthetic preset is called {preset!r}; {nearest(preset, presets())}")
     try:
         scale = number_of(scale_text)
         if scale is None or not draw_text.isdecimal() or len(choice) > 3:

@@ -1,17 +1,19 @@
-"""Rows of a file as they are read: pyarrow's columns, and these as numbers.
+"""Rows of a file as they are read, and their columns as numbers, whole numbers and instants.
 
 pyarrow has no type hints and takes 0.1 s to import: it is imported inside the functions, and its
 objects are Any. Numbers are float64 for features and labels, exact whole numbers for ids. A text is
 a number when it is written in ASCII digits, with a point and an exponent where needed; blanks
 around it do not count. ``1_000`` and digits of other scripts, which Python would take, are not.
-Shape letter: B rows.
+Times compare to the microsecond, those with a zone with such alone. Shape letter: B rows.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ RecordBatch = Any
 """A pyarrow.RecordBatch."""
 ArrowArray = Any
 """A pyarrow.Array."""
+Threshold = int | float | datetime
+"""A number, or an instant (a date is its midnight)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +61,6 @@ class Rows:
                 f"{self.path}: rows cannot be taken from columns of these types ({kinds}): {error}"
                 "\n  write them as plain text, numbers, or lists of these"
             ) from error
-
-    def where(self, which: int) -> str:
-        """File and row, as an error names them."""
-        return f"{self.path}, row {self.numbers[which]}"
 
 
 def plain(array: ArrowArray) -> ArrowArray:
@@ -101,6 +101,11 @@ def to_numpy(array: ArrowArray) -> np.ndarray:
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,40}(\.0*)?")
 _ODD = re.compile(r"[^0-9eE+.\- \t]")
+_ISO = re.compile(
+    r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d)?)?", re.ASCII
+)
+FORMS = "YYYY-MM-DD, also with HH:MM:SS"
+"""How dates and times are written."""
 
 
 def number_of(text: str) -> float | None:
@@ -127,6 +132,52 @@ def whole_number_of(text: str) -> int | None:
     return int(text.partition(".")[0]) if _WHOLE.fullmatch(text) else None
 
 
+def threshold_of(value: int | float | str | date) -> Threshold:
+    """What a value of the user's means; ValueError when it is neither a number nor a date.
+
+    >>> threshold_of("20130209"), threshold_of("2013-02-09")
+    (20130209, datetime.datetime(2013, 2, 9, 0, 0))
+    """
+    found: Threshold | None
+    if isinstance(value, str):
+        found = _finite(value)
+        found = _instant(value) if found is None else found
+    elif isinstance(value, datetime) or not isinstance(value, date):
+        found = value
+    else:
+        found = datetime(value.year, value.month, value.day)
+    if isinstance(found, int | float) and not -(2.0**63) <= found < 2.0**64:  # NaN is not, either
+        found = None
+    if found is None:
+        raise ValueError(
+            f"test_from must be a number that 64 bits hold, or a date ({FORMS}), got {value!r};"
+            " to test the rows that hold one text, write test_equals"
+        )
+    return found
+
+
+def _finite(text: str) -> int | float | None:
+    whole = whole_number_of(text)
+    number = number_of(text) if whole is None else whole
+    return number if number is not None and math.isfinite(number) else None
+
+
+def _instant(text: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text) if _ISO.fullmatch(text) else None
+    except ValueError:  # 2013-02-30
+        return None
+
+
+def _comparable(text: str, threshold: Threshold) -> Any:
+    """What the text writes, None when it does not compare with the threshold."""
+    if not isinstance(threshold, datetime):
+        return _finite(text)
+    found = _instant(text)
+    same = found is not None and (found.tzinfo is None) == (threshold.tzinfo is None)
+    return found if same else None
+
+
 def numbers_of(
     array: ArrowArray, missing: Collection[str]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -139,26 +190,19 @@ def numbers_of(
     import pyarrow.types as kinds
 
     array = plain(array)
-    if not is_text(array.type):
-        is_number = kinds.is_primitive(array.type) or kinds.is_decimal(array.type)
-        # A time is a number of what? Whoever means one must say so: store it as an integer.
-        if kinds.is_temporal(array.type) or not (is_number or kinds.is_null(array.type)):
-            return np.zeros(len(array)), np.zeros(len(array), bool), np.ones(len(array), bool)
-        numbers = to_numpy(pc.fill_null(array.cast(pa.float64(), safe=False), np.nan))
-        return numbers, np.isnan(numbers), np.zeros(len(array), bool)
-    texts, which = distinct(array)
-    parsed = np.full(len(texts) + 1, np.nan)
-    bad = np.zeros(len(texts) + 1, bool)
-    for place, text in enumerate(texts):
-        if text in missing:
-            continue
-        number = number_of(text)
-        if number is None:
-            bad[place] = True
-        else:
-            parsed[place] = number
-    numbers = parsed[which]
-    return numbers, np.isnan(numbers) & ~bad[which], bad[which]
+    if is_text(array.type):
+        texts, which = distinct(array)
+        parsed = [math.nan if text in missing else number_of(text) for text in texts] + [math.nan]
+        bad = np.array([number is None for number in parsed])[which]
+        numbers = np.array(parsed, float)[which]  # None is a NaN, too
+        return numbers, np.isnan(numbers) & ~bad, bad
+    nowhere = np.zeros(len(array), bool)
+    is_number = kinds.is_primitive(array.type) or kinds.is_decimal(array.type)
+    # A time is a number of what? Whoever means one must say so: store it as an integer.
+    if kinds.is_temporal(array.type) or not (is_number or kinds.is_null(array.type)):
+        return np.zeros(len(array)), nowhere, ~nowhere
+    numbers = to_numpy(pc.fill_null(array.cast(pa.float64(), safe=False), np.nan))
+    return numbers, np.isnan(numbers), nowhere
 
 
 def whole_numbers_of(
@@ -174,22 +218,20 @@ def whole_numbers_of(
     import pyarrow.types as kinds
 
     array = plain(array)
-    n_rows = len(array)
-    if kinds.is_boolean(array.type):
-        array = array.cast(pa.int64())
-    if kinds.is_integer(array.type):
+    if kinds.is_decimal(array.type):
+        array = array.cast(pa.string())
+    nowhere = np.zeros(len(array), bool)
+    if kinds.is_boolean(array.type) or kinds.is_integer(array.type):
         wide = array.cast(pa.uint64() if array.type == pa.uint64() else pa.int64())
-        return to_numpy(pc.fill_null(wide, 0)), to_numpy(array.is_null()), np.zeros(n_rows, bool)
+        return to_numpy(pc.fill_null(wide, 0)), to_numpy(array.is_null()), nowhere
     if kinds.is_floating(array.type):
         numbers = to_numpy(pc.fill_null(array.cast(pa.float64()), np.nan))
         absent = np.isnan(numbers)
         bad = ~absent & ((numbers != np.floor(numbers)) | (np.abs(numbers) >= 2.0**63))
         return np.where(absent | bad, 0.0, numbers).astype(np.int64), absent, bad
-    if kinds.is_decimal(array.type):
-        array = array.cast(pa.string())
     if not is_text(array.type):
-        absent = np.full(n_rows, kinds.is_null(array.type))
-        return np.zeros(n_rows, np.int64), absent, ~absent
+        absent = nowhere | kinds.is_null(array.type)
+        return nowhere.astype(np.int64), absent, ~absent
     texts, which = distinct(array)
     parsed = [0 if text in missing else whole_number_of(text) for text in texts]
     absent = np.array([*(text in missing for text in texts), True])[which]
@@ -197,3 +239,80 @@ def whole_numbers_of(
     whole = [number or 0 for number in [*parsed, 0]]
     fits = all(-(2**63) <= number < 2**63 for number in whole)
     return np.array(whole, np.int64 if fits else object)[which], absent, bad
+
+
+def equals(array: ArrowArray, text: str, missing: Collection[str]) -> tuple[np.ndarray, np.ndarray]:
+    """bool [B], whether each value is written as ``text``; bool [B], whether it is none, or a list
+    or the like, which is never written so."""
+    import pyarrow.types as kinds
+
+    array = plain(array)
+    if kinds.is_nested(array.type):
+        return _nothing_compares(array)
+    values, which = distinct(array)
+    texts = [str(value) for value in values]
+    unusable = np.array([*(value in missing for value in texts), True])[which]
+    return np.array([*(value == text for value in texts), False])[which], unusable
+
+
+def at_least(
+    array: ArrowArray, threshold: Threshold, missing: Collection[str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """bool [B], whether each value is the threshold or above it; bool [B], whether it is no value
+    that compares with it. Whole numbers of 64 bits are not rounded."""
+    import pyarrow as pa
+    import pyarrow.types as kinds
+
+    array = plain(array)
+    if kinds.is_decimal(array.type):
+        array = array.cast(pa.string())
+    if is_text(array.type):
+        texts, which = distinct(array)
+        parsed = [None if text in missing else _comparable(text, threshold) for text in texts]
+        parsed.append(None)
+        reached = [value is not None and value >= threshold for value in parsed]
+        return np.array(reached)[which], np.array([value is None for value in parsed])[which]
+    if isinstance(threshold, datetime):
+        return _instants_reach(array, threshold)
+    return _numbers_reach(array, threshold)
+
+
+def _numbers_reach(array: ArrowArray, threshold: float) -> tuple[np.ndarray, np.ndarray]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.types as kinds
+
+    if kinds.is_boolean(array.type):
+        array = array.cast(pa.int8())
+    if kinds.is_integer(array.type):
+        values = to_numpy(pc.fill_null(array, 0))
+        return values >= math.ceil(threshold), to_numpy(array.is_null())
+    if not kinds.is_floating(array.type):
+        return _nothing_compares(array)
+    numbers = to_numpy(pc.fill_null(array.cast(pa.float64()), np.nan))
+    least = float(threshold)
+    if least < threshold:  # the smallest float64 that is not below
+        least = math.nextafter(least, math.inf)
+    return numbers >= least, ~np.isfinite(numbers)
+
+
+def _instants_reach(array: ArrowArray, threshold: datetime) -> tuple[np.ndarray, np.ndarray]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.types as kinds
+
+    is_time = kinds.is_timestamp(array.type)
+    zone = array.type.tz if is_time else None
+    if not (is_time or kinds.is_date(array.type)) or (zone is None) != (threshold.tzinfo is None):
+        return _nothing_compares(array)
+    least = pa.scalar(threshold, pa.timestamp("us", zone))
+    try:
+        instants = array.cast(least.type, safe=not (is_time and array.type.unit == "ns"))
+    except pa.ArrowInvalid:  # a year that microseconds of 64 bits do not reach
+        return _nothing_compares(array)
+    reached = pc.fill_null(pc.greater_equal(instants, least), False)
+    return to_numpy(reached), to_numpy(array.is_null())
+
+
+def _nothing_compares(array: ArrowArray) -> tuple[np.ndarray, np.ndarray]:
+    return np.zeros(len(array), bool), np.ones(len(array), bool)

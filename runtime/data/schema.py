@@ -11,6 +11,7 @@ split = { column = "day", test_from = 7 }  # or test_from = 2024-05-01, a date;
                                            # or { test_file = "test.csv",
                                            #      validation_file = "valid.csv" }
 line_breaks = true                         # quoted values hold some; else leave it out
+like = "other.toml"                        # whose keys stand where they are not given here
 
 columns = [
     "user", "item",                        # categories: a name is enough
@@ -21,7 +22,10 @@ columns = [
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -31,7 +35,6 @@ from runtime.data.batch import Field, Layout, Pooling
 from runtime.data.errors import DataError, regular_file
 from runtime.data.ids import MAX_FIELDS
 from runtime.data.split import Split
-from runtime.data.table import is_parquet
 
 Kind = Literal["categorical", "bucket", "multi", "sequence", "numeric"]
 
@@ -167,101 +170,83 @@ class Schema:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        for mistake in chain(self._of_names(), self._of_columns(), self._of_text()):
+            raise ValueError(mistake)
+
+    def _of_names(self) -> Iterator[str]:
+        """No label is a feature, decides the split, or stands there twice."""
         for key in ("name", "file"):
             if not getattr(self, key):
-                raise ValueError(f"{key} is empty; give it a text")
+                yield f"{key} is empty; give it a text"
         if not self.labels:
-            raise ValueError("labels is empty; name a column of 0 and 1 for each task")
-        if not self.id_columns:
-            raise ValueError(
-                f"columns has {len(self.columns)} of numbers and none of ids, and a model has one"
-                " at least: add a categorical, bucket, multi or sequence column"
-            )
-        self._check_group()
-        if wrong := [
-            sum for sum in self.md5 if len(sum) != 32 or set(sum) - set("0123456789abcdef")
-        ]:
-            raise ValueError(f"md5 must be texts of 32 small hexadecimal digits, got {wrong[0]!r}")
-        if len(self.layout.fields) > MAX_FIELDS:
-            raise ValueError(
-                f"at most {MAX_FIELDS} id columns fit, {self.name} has {len(self.layout.fields)}"
-            )
-        self._check_labels()
-        self._check_text_options()
-        self._check_groups()
-
-    def _check_labels(self) -> None:
-        """No label is a feature, decides the split, or stands there twice."""
+            yield "labels is empty; name a column of 0 and 1 for each task"
         for key in ("labels", "tasks"):
-            names = getattr(self, key) or ()
-            doubled = sorted({name for name in names if names.count(name) > 1})
-            if doubled:
-                raise ValueError(f"{key} must be different, got {doubled[0]!r} twice")
+            if doubled := _doubled(getattr(self, key) or ()):
+                yield f"{key} must be different, got {doubled[0]!r} twice"
         if self.tasks is not None and len(self.tasks) != len(self.labels):
-            raise ValueError(
+            yield (
                 f"{self.name} has {len(self.labels)} labels and {len(self.tasks)} tasks: name one"
                 " task a label, or leave tasks out"
             )
         read = {c.name for c in self.columns} | {c.with_column for c in self.columns}
-        leaked = sorted(set(self.labels) & read)
-        if leaked:
-            raise ValueError(f"{self.name}: {leaked} are labels, leave them out of the columns")
+        if leaked := sorted(set(self.labels) & read):
+            yield f"{self.name}: {leaked} are labels, leave them out of the columns"
         if self.split.column in self.labels:
-            raise ValueError(
+            yield (
                 f"split by column {self.split.column!r}, which is a label: each part would hold"
                 " one class; split by another column, or with test_fraction"
             )
         if self.split.test_equals in self.missing:
-            raise ValueError(
+            yield (
                 f"test_equals = {self.split.test_equals!r} is one of the texts that mean"
                 f" 'no value' ({self.missing}); take it out of missing"
             )
+        for md5 in self.md5:
+            if len(md5) != 32 or set(md5) - set("0123456789abcdef"):
+                yield f"md5 must be texts of 32 small hexadecimal digits, got {md5!r}"
 
-    def _check_text_options(self) -> None:
-        """``delimiter`` and ``header`` are of text files, and can be read as such."""
-        files = [self.file, *(join.file for join in self.joins)]
-        if self.delimiter is not None and all(is_parquet(file) for file in files):
-            raise ValueError("delimiter is for text files, parquet has none; remove it")
-        if self.line_breaks and all(is_parquet(file) for file in files):
-            raise ValueError("line_breaks is for text files, parquet has no lines; remove it")
-        delimiter = "," if self.delimiter is None else self.delimiter
-        if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n\0':
-            raise ValueError(
-                f"delimiter must be one ASCII character, no quote and no line end,"
-                f" got {delimiter!r}"
+    def _of_columns(self) -> Iterator[str]:
+        """Some are ids; a group of columns has two or more, in one table; the group of a sample is
+        one id that it has anyway."""
+        if not self.id_columns:
+            yield (
+                f"columns has {len(self.columns)} of numbers and none of ids, and a model has one"
+                " at least: add a categorical, bucket, multi or sequence column"
             )
-        if self.header is None:
-            return
-        if is_parquet(self.file):
-            raise ValueError("header is for text files, parquet has its own names; remove it")
-        doubled = sorted({name for name in self.header if self.header.count(name) > 1})
-        if doubled or not self.header:
-            found = f"{doubled[0]!r} twice" if doubled else "none"
-            raise ValueError(f"header must name each column differently, got {found}")
-
-    def _check_groups(self) -> None:
-        """A group has two columns or more, in one table."""
-        for name in {c.group for c in self.columns if c.group is not None}:
+        elif len(self.layout.fields) > MAX_FIELDS:
+            yield f"at most {MAX_FIELDS} id columns fit, {self.name} has {len(self.id_columns)}"
+        single = [c.name for c in self.columns if c.kind in ("categorical", "bucket")]
+        if self.group is not None and self.group not in single:
+            yield (
+                f"group must be a column of one id a sample (categorical or bucket), got"
+                f" {self.group!r}; {self.name} has {', '.join(single) or 'none'}"
+            )
+        for name in dict.fromkeys(c.group for c in self.columns if c.group is not None):
             members = [c for c in self.columns if c.group == name]
-            tables = {c.table for c in members}
+            tables = sorted({str(c.table) for c in members})
             if len(tables) > 1:
-                raise ValueError(
-                    f"columns of group {name} share rows, got tables {sorted(map(str, tables))}"
-                )
+                yield f"columns of group {name} share rows, got tables {tables}"
             if len(members) == 1:
-                raise ValueError(
+                yield (
                     f"group {name} has one column, {members[0].name}: a group is shared by two or"
                     " more; correct its name, or remove it"
                 )
 
-    def _check_group(self) -> None:
-        """The group of a sample is one id that it has anyway."""
-        single = [c.name for c in self.columns if c.kind in ("categorical", "bucket")]
-        if self.group is not None and self.group not in single:
-            raise ValueError(
-                f"group must be a column of one id a sample (categorical or bucket), got"
-                f" {self.group!r}; {self.name} has {', '.join(single) or 'none'}"
-            )
+    def _of_text(self) -> Iterator[str]:
+        """``delimiter`` and ``header`` are of text files, and can be read as such."""
+        if all(is_parquet(file) for file in (self.file, *(join.file for join in self.joins))):
+            if self.delimiter is not None:
+                yield "delimiter is for text files, parquet has none; remove it"
+            if self.line_breaks:
+                yield "line_breaks is for text files, parquet has no lines; remove it"
+        mark = "," if self.delimiter is None else self.delimiter
+        if len(mark) != 1 or not mark.isascii() or mark in '"\r\n\0':
+            yield f"delimiter must be one ASCII character, no quote and no line end, got {mark!r}"
+        if self.header is not None and is_parquet(self.file):
+            yield "header is for text files, parquet has its own names; remove it"
+        elif self.header is not None and (not self.header or _doubled(self.header)):
+            found = f"{_doubled(self.header)[0]!r} twice" if self.header else "none"
+            yield f"header must name each column differently, got {found}"
 
     @property
     def id_columns(self) -> tuple[Column, ...]:
@@ -280,13 +265,21 @@ class Schema:
         return tuple(groups.index(group) for group in groups)
 
     @property
+    def feature_columns(self) -> tuple[str, ...]:
+        """Every column that a model reads, each once."""
+        joined = (c.with_column for c in self.columns if c.with_column is not None)
+        return tuple(dict.fromkeys((*(c.name for c in self.columns), *joined)))
+
+    @property
     def read_columns(self) -> tuple[str, ...]:
         """Every column that must be read, each once."""
-        names = [c.name for c in self.columns]
-        names += [c.with_column for c in self.columns if c.with_column is not None]
-        names += self.labels
-        names += [self.split.column] if self.split.column is not None else []
-        return tuple(dict.fromkeys(names))
+        return tuple(dict.fromkeys((*self.feature_columns, *self.placing_columns)))
+
+    @property
+    def placing_columns(self) -> tuple[str, ...]:
+        """The labels, and the column that decides the split."""
+        decides = () if self.split.column is None else (self.split.column,)
+        return (*self.labels, *decides)
 
     @property
     def layout(self) -> Layout:
@@ -307,12 +300,64 @@ class Schema:
         )
 
 
+def _doubled(names: Sequence[str]) -> list[str]:
+    return sorted({name for name in names if names.count(name) > 1})
+
+
+def is_parquet(name: str) -> bool:
+    """Whether a file's name says parquet; else it is delimited text."""
+    return name.endswith((".parquet", ".pq"))
+
+
+DECIDES_NOTHING = {
+    "name": "how results call the data",
+    "folder": "where files lie, whose bytes are summed",
+    "md5": "which bytes files must have, which are summed",
+}
+"""Keys of a schema that change no sample, and why."""
+
+
+def document(schema: Schema) -> Mapping[str, Any]:
+    """Every key that decides what the files mean, as plain JSON without those that are None; a key
+    that is added to a schema is one of them.
+
+    >>> columns = (Column(name="a"),)
+    >>> found = document(Schema(name="mine", columns=columns, split=Split(test_fraction=0.5)))
+    >>> found["columns"], found["split"]["test_fraction"]
+    ([{'name': 'a', 'kind': 'categorical', 'table': 'rows'}], 0.5)
+    """
+    found: dict[str, Any] = _plain(asdict(schema))
+    return {key: value for key, value in found.items() if key not in DECIDES_NOTHING}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items() if item is not None}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value.isoformat() if isinstance(value, date) else value
+
+
 LARGEST_SCHEMA_BYTES = 1 << 20
 """A thousand columns take a tenth of it; whatever is larger is no schema."""
 
 
 def read_schema(path: Path) -> tuple[Schema, Path]:
     """The schema, and the folder its data files are relative to."""
+    try:
+        keys = schema_keys(path)
+        if "folder" in keys:
+            raise ValueError(
+                f"{path}: folder is not read in a schema file: file is relative to its place"
+            )
+        return parse(Schema, keys, str(path)), path.parent
+    except ValueError as error:
+        raise DataError(str(error)) from error
+
+
+def schema_keys(path: Path, *, likes: bool = True) -> dict[str, Any]:
+    """What a schema file says, and what that one says which it is ``like``, unless it says so
+    itself; ValueError for what cannot be read."""
     try:
         size_bytes = regular_file(path).st_size
     except DataError as error:
@@ -322,14 +367,14 @@ def read_schema(path: Path) -> tuple[Schema, Path]:
             f"{path} has {size_bytes:,} bytes, a schema at most {LARGEST_SCHEMA_BYTES:,}:"
             " is it the data itself? Name the schema that describes it"
         )
-    try:
-        table = parsed(path.read_bytes(), path, toml=True)
-        if "folder" in table:
-            raise ValueError(
-                f"{path}: folder is not read in a schema file: file is relative to its place"
-            )
-        if isinstance(columns := table.get("columns"), list):  # a name is enough
-            table["columns"] = [{"name": c} if isinstance(c, str) else c for c in columns]
-        return parse(Schema, table, str(path)), path.parent
-    except ValueError as error:
-        raise DataError(str(error)) from error
+    keys: dict[str, Any] = parsed(path.read_bytes(), path, toml=True)
+    if isinstance(columns := keys.get("columns"), list):  # a name is enough
+        keys["columns"] = [{"name": c} if isinstance(c, str) else c for c in columns]
+    if "like" not in keys:
+        return keys
+    other = keys.pop("like")
+    if not likes or not isinstance(other, str):
+        raise DataError(
+            f"{path}: like must be the name of a schema file that is like no other, got {other!r}"
+        )
+    return schema_keys(path.parent / other, likes=False) | keys

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, Protocol
@@ -26,7 +26,7 @@ class Provenance:
     split: str
     """The split in words."""
     schema: Mapping[str, Any] = field(default_factory=dict)
-    """Every key that decides what the bytes mean (`runtime.data.same_data.document`); empty where
+    """Every key that decides what the bytes mean (`runtime.data.schema.document`); empty where
     the checksum says it all."""
     train_rows: int | None = None
     """Rows of the training part, bad ones among them, where they were counted."""
@@ -56,6 +56,94 @@ class Provenance:
         counts = {"train": self.train_rows, "test": self.test_rows}
         sizes = [f"{part} {rows:,} rows" for part, rows in counts.items() if rows is not None]
         return f"{self.name}: {self.split}" + ("; " if sizes else "") + ", ".join(sizes)
+
+
+_READ = ("columns", "missing")
+"""Keys of a schema that say what a model reads."""
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """In words, each column and each other key of a schema's document that is not as it was."""
+    told = list(_columns(before.get("columns", []), now.get("columns", [])))
+    for key in dict.fromkeys((*before, *now)):
+        was, is_ = before.get(key), now.get(key)
+        if key == "columns":
+            continue
+        if isinstance(was, Mapping) and isinstance(is_, Mapping):
+            told += _changes(f"{key}: ", was, is_)
+        else:
+            told += _changes("", {key: was}, {key: is_})
+    return told
+
+
+def refuse_other_columns(before: Mapping[str, Any], now: Provenance) -> None:
+    """Raise ValueError where a trained model would read other columns than it was trained on, or
+    read them otherwise; files, labels and split of what it is judged by may be others."""
+    was, is_ = ({key: found.get(key, []) for key in _READ} for found in (before, now.schema))
+    if told := differences(was, is_):
+        raise ValueError(
+            f"data set {now.name} has another schema than the model was trained on:"
+            f" {'; '.join(told)}; correct the schema, or train a model with it"
+        )
+
+
+def refuse_other_data(before: Mapping[str, Any], now: Provenance) -> None:
+    """Raise ValueError when a run would go on with other data than it began with.
+
+    ``before`` are the facts of the run, as `runtime.order.replayable.trace_meta` has them. The
+    split is among them: a row that has trained must not test, and none trains twice.
+    """
+    known = str(before["data_sha256"])
+    if known != now.sha256:
+        raise ValueError(
+            f"data set {now.name} has changed since the run began (checksum {known[:12]} then,"
+            f" {now.sha256[:12]} now): put the old data back, or start a new run"
+        )
+    if told := differences(before.get("data_schema", now.schema), now.schema):
+        raise ValueError(
+            f"the schema of data set {now.name} is not the one that the run began with:"
+            f" {'; '.join(told)}. Rows that have trained must mean the same, and none of them may"
+            " test: put the schema back, or start a new run (`evaluate RUN --data` takes another"
+            " split)"
+        )
+
+
+def _columns(
+    before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
+    was, is_ = _by_name(before), _by_name(now)
+    yield from (f"column {name} is gone" for name in was if name not in is_)
+    yield from (f"column {name} is new" for name in is_ if name not in was)
+    shared, order = [n for n in was if n in is_], [n for n in is_ if n in was]
+    for name in shared:
+        yield from _changes(f"column {name}: ", was[name], is_[name])
+    if shared != order:
+        old, new = next(pair for pair in zip(shared, order, strict=True) if pair[0] != pair[1])
+        yield (
+            f"the columns stand in another order ({new} where {old} was), which decides the ids of"
+            " each"
+        )
+
+
+def _by_name(columns: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """A name may stand there several times, as columns of different kinds."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for column in columns:
+        count = sum(known["name"] == column["name"] for known in found.values())
+        found[f"{column['name']} ({count + 1})" if count else column["name"]] = column
+    return found
+
+
+def _changes(where: str, was: Mapping[str, Any], is_: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{where}{key} was {_told(was.get(key))}, is {_told(is_.get(key))}"
+        for key in dict.fromkeys((*was, *is_))
+        if was.get(key) != is_.get(key)
+    ]
+
+
+def _told(value: Any) -> str:
+    return "not given" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 class Source(Protocol):

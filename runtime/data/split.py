@@ -1,155 +1,17 @@
-"""Which rows train and which test, as the schema says it, decided row by row as files stream by.
-
-Numbers compare as numbers, dates and times as instants, exactly: whole numbers of 64 bits are not
-rounded, times are compared to the microsecond. A time with a zone compares with times that have
-one, a time without with times without.
-"""
+"""Which rows train and which test, as the schema says it, decided row by row as files stream by."""
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, timedelta
-from typing import Annotated, Any
+from datetime import date, datetime
+from typing import Annotated
 
 import numpy as np
 
 from persia_sim.words.schema import Within, check_fields
-from runtime.data.rows import (
-    ArrowArray,
-    Rows,
-    distinct,
-    is_text,
-    number_of,
-    plain,
-    to_numpy,
-    whole_number_of,
-)
+from runtime.data.rows import FORMS, Rows, Threshold, at_least, equals, threshold_of
 from runtime.data.source import Part
-
-Threshold = int | float | datetime
-"""A number, or an instant (a date is its midnight)."""
-
-_ISO = re.compile(
-    r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d)?)?", re.ASCII
-)
-FORMS = "YYYY-MM-DD, also with HH:MM:SS"
-"""How dates and times are written."""
-
-
-def threshold_of(value: int | float | str | date) -> Threshold:
-    """What a value of the user's means; ValueError when it is neither a number nor a date.
-
-    >>> threshold_of("20130209"), threshold_of("2013-02-09")
-    (20130209, datetime.datetime(2013, 2, 9, 0, 0))
-    """
-    found: Threshold | None
-    if isinstance(value, str):
-        found = _number(value)
-        found = _instant(value) if found is None else found
-    elif isinstance(value, datetime) or not isinstance(value, date):
-        found = value
-    else:
-        found = datetime(value.year, value.month, value.day)
-    if isinstance(found, int | float) and not -(2.0**63) <= found < 2.0**64:  # NaN is not, either
-        found = None
-    if found is None:
-        raise ValueError(
-            f"test_from must be a number that 64 bits hold, or a date ({FORMS}), got {value!r};"
-            " to test the rows that hold one text, write test_equals"
-        )
-    return found
-
-
-def at_least(
-    array: ArrowArray, threshold: Threshold, missing: Collection[str]
-) -> tuple[np.ndarray, np.ndarray]:
-    """bool [B], whether each value is the threshold or above it; bool [B], whether it is no value
-    that compares with it."""
-    array = plain(array)
-    if is_text(array.type):
-        values, which = distinct(array)
-        read = _number if not isinstance(threshold, datetime) else _instant
-        parsed = [None if text in missing else read(text) for text in values]
-        usable = [_comparable(value, threshold) for value in parsed]
-        reached = [
-            ok and value >= threshold  # type: ignore[operator]
-            for ok, value in zip(usable, parsed, strict=True)
-        ]
-        return np.array([*reached, False])[which], ~np.array([*usable, False])[which]
-    compare = _numbers_reach if not isinstance(threshold, datetime) else _instants_reach
-    found = compare(array, threshold)
-    if found is None:
-        return np.zeros(len(array), bool), np.ones(len(array), bool)
-    return found
-
-
-def _number(text: str) -> int | float | None:
-    whole = whole_number_of(text)
-    number = number_of(text) if whole is None else whole
-    return number if number is not None and math.isfinite(number) else None
-
-
-def _instant(text: str) -> datetime | None:
-    if not _ISO.fullmatch(text):
-        return None
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError:  # 2013-02-30
-        return None
-
-
-def _comparable(value: Any, threshold: Threshold) -> bool:
-    if value is None or not isinstance(threshold, datetime):
-        return value is not None
-    return (value.tzinfo is None) == (threshold.tzinfo is None)
-
-
-def _numbers_reach(array: ArrowArray, threshold: Any) -> tuple[np.ndarray, np.ndarray] | None:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.types as kinds
-
-    if kinds.is_boolean(array.type):
-        array = array.cast(pa.int8())
-    if kinds.is_integer(array.type):
-        values = to_numpy(pc.fill_null(array, 0))
-        return values >= math.ceil(threshold), to_numpy(array.is_null())
-    if kinds.is_floating(array.type):
-        numbers = to_numpy(pc.fill_null(array.cast(pa.float64()), np.nan))
-        least = float(threshold)
-        if least < threshold:  # the smallest float64 that is not below
-            least = math.nextafter(least, math.inf)
-        return numbers >= least, ~np.isfinite(numbers)
-    if kinds.is_decimal(array.type):
-        decimals, which = distinct(array)
-        reached = [value >= threshold for value in decimals]
-        return np.array([*reached, False])[which], which == len(decimals)
-    return None
-
-
-def _instants_reach(array: ArrowArray, threshold: Any) -> tuple[np.ndarray, np.ndarray] | None:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.types as kinds
-
-    zoned = kinds.is_timestamp(array.type) and array.type.tz is not None
-    if not (kinds.is_date(array.type) or kinds.is_timestamp(array.type)):
-        return None
-    if zoned != (threshold.tzinfo is not None):
-        return None
-    finer = kinds.is_timestamp(array.type) and array.type.unit == "ns"
-    try:
-        zone = array.type.tz if zoned else None
-        instants = array.cast(pa.timestamp("us", zone), safe=not finer)
-    except pa.ArrowInvalid:  # a year that microseconds of 64 bits do not reach
-        return None
-    epoch = datetime(1970, 1, 1, tzinfo=UTC if zoned else None)
-    least_us = (threshold - epoch) // timedelta(microseconds=1)
-    values = to_numpy(pc.fill_null(instants.cast(pa.int64()), 0))
-    return values >= least_us, to_numpy(array.is_null())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +80,7 @@ class Split:
             return f"the split compares this column with {self.test_equals!r}"
         if isinstance(self.threshold, datetime):
             zone = "with" if self.threshold.tzinfo is not None else "without"
-            kind = f"dates: write YYYY-MM-DD, also with HH:MM:SS, {zone} a zone"
+            kind = f"dates: write {FORMS}, {zone} a zone"
         else:
             kind = "numbers: write digits"
         return f"the split compares this column with {self._threshold_words} as {kind}"
@@ -282,12 +144,11 @@ class Placer:
     totals: Totals
     missing: Collection[str]
     _train_seen: int = 0
-    _generator: np.random.Generator | None = None
     _drawn: int = 0
-    _threshold: Threshold | None = field(init=False)
+    _generator: np.random.Generator = field(init=False)
 
     def __post_init__(self) -> None:
-        self._threshold = self.split.threshold
+        self._generator = np.random.default_rng(self.split.random_seed)
 
     def place(self, rows: Rows) -> np.ndarray:
         """int64 [B] codes of the rows' parts."""
@@ -307,30 +168,19 @@ class Placer:
 
     def _in_test(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
         """bool [B], whether each row tests; bool [B], whether its split column is unusable."""
-        split = self.split
-        none_unusable = np.zeros(len(rows.numbers), bool)
+        split, none_unusable = self.split, np.zeros(len(rows.numbers), bool)
         if rows.part is not None:
-            return np.full(len(rows.numbers), rows.part == "test"), none_unusable
-        if split.column is not None:
-            array = rows.table.column(split.column)
-            threshold = self._threshold
-            if threshold is not None:
-                return at_least(array, threshold, self.missing)
-            texts, which = distinct(plain(array))
-            unusable = [text in self.missing for text in map(str, texts)]
-            equal = [str(text) == split.test_equals for text in texts]
-            return np.array([*equal, False])[which], np.array([*unusable, True])[which]
+            return none_unusable | (rows.part == "test"), none_unusable
+        if split.threshold is not None:
+            return at_least(rows.table.column(split.column), split.threshold, self.missing)
+        if split.column is not None and split.test_equals is not None:
+            return equals(rows.table.column(split.column), split.test_equals, self.missing)
         assert split.test_fraction is not None  # the split's own check
         if split.random_seed is None:
             last = round(self.totals.rows * (1 - split.test_fraction))
             return rows.places > last, none_unusable
-        return self._draws(rows.places) < split.test_fraction, none_unusable
-
-    def _draws(self, numbers: np.ndarray) -> np.ndarray:
-        """Draw k of the seed's sequence for the row with number k, rows left out included."""
-        if self._generator is None:
-            self._generator = np.random.default_rng(self.split.random_seed)
-        draws = self._generator.random(int(numbers[-1]) - self._drawn)
-        first, self._drawn = self._drawn, int(numbers[-1])
-        mine: np.ndarray = draws[numbers - 1 - first]
-        return mine
+        # Draw k of the seed's sequence is for the row with number k, rows left out included.
+        draws = self._generator.random(int(rows.places[-1]) - self._drawn)
+        mine = draws[rows.places - 1 - self._drawn]
+        self._drawn = int(rows.places[-1])
+        return mine < split.test_fraction, none_unusable

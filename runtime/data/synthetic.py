@@ -17,12 +17,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from dataclasses import asdict, dataclass, replace
+from functools import cache, cached_property
 from itertools import count
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from persia_sim.words.documents import parsed
+from persia_sim.words.schema import parse
 from runtime.data.batch import Batch, Field, Layout, interleave
 from runtime.data.ids import mix64, scatter56, tag, zipf_ranks
 from runtime.data.source import Part, Provenance
@@ -112,6 +116,91 @@ class Recipe:
         return sum(f.values for f in self.fields)
 
 
+SMALLEST_FIELD = 4
+"""Distinct ids of a shape's smallest field (assumed)."""
+LARGEST_SCALE = 1e6
+"""Of a shape; a field's ids must stay below 2**53, which the largest shapes reach before this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What is known of a workload, of which `synthetic.toml` has some."""
+
+    fields: int
+    distinct_ids: int
+    click_rate: float
+    source: str
+    dense: int = 0
+    multi: int = 0
+    """So many fields, the last ones, hold bags of 1 to 8 ids."""
+    exponent: float = 1.1
+
+    def recipe(self, name: str, scale: float) -> Recipe:
+        """A recipe of this shape with ``scale`` times its distinct ids."""
+        if not 0 < scale <= LARGEST_SCALE:  # NaN is not
+            raise ValueError(
+                f"scale must be > 0 and at most {LARGEST_SCALE:g}, got {scale};"
+                " 1 is the size of the real workload"
+            )
+        sizes = _field_sizes(round(self.distinct_ids * scale), self.fields)
+        last = self.fields - 1
+        return Recipe(
+            name=name if scale == 1.0 else f"{name}:{scale:g}",
+            fields=tuple(
+                SyntheticField(
+                    name=f"c{n}",
+                    values=size,
+                    exponent=self.exponent,
+                    weight=1.0 if size < 1_000_000 else 0.5,
+                    max_length=8 if n > last - self.multi else 1,
+                )
+                for n, size in enumerate(sizes)
+            ),
+            pairs=(
+                Pair(first=f"c{last}", second=f"c{last - 1}", weight=1.5),
+                Pair(first=f"c{last - 2}", second=f"c{self.fields // 2}", weight=1.5),
+            ),
+            dense=self.dense,
+            click_rate=self.click_rate,
+            source=self.source,
+        )
+
+
+def _field_sizes(total: int, fields: int) -> list[int]:
+    """Distinct ids of each field, largest first: a geometric series that sums to ``total``."""
+    total = max(total, fields * SMALLEST_FIELD)
+    low, high = 1.0, (total / SMALLEST_FIELD) ** (1 / (fields - 1))
+    for _ in range(200):
+        ratio = (low + high) / 2
+        above = sum(SMALLEST_FIELD * ratio**n for n in range(fields)) > total
+        low, high = (low, ratio) if above else (ratio, high)
+    sizes = [int(SMALLEST_FIELD * low**n) for n in range(fields)]
+    sizes[-1] += total - sum(sizes)
+    return sizes[::-1]
+
+
+@cache
+def presets() -> dict[str, dict[str, Any]]:
+    """What `synthetic.toml` says of each recipe, by name."""
+    file = Path(__file__).with_suffix(".toml")
+    found: dict[str, dict[str, Any]] = parsed(file.read_bytes(), file, toml=True)
+    return found
+
+
+def recipe(name: str, scale: float = 1.0, draw: int = 1) -> Recipe:
+    """A recipe by name; a shape with ``scale`` times its distinct ids.
+
+    Another ``draw`` is another truth, other samples and other test rows of the same description.
+    """
+    if name != "default":
+        made = parse(Shape, presets()[name], name).recipe(name, scale)
+    elif scale == 1.0:
+        made = parse(Recipe, {"name": name, **presets()[name]}, name)
+    else:
+        raise ValueError(f"the default recipe has one size, got scale {scale}; scale a shape")
+    return replace(made, seed=draw)
+
+
 def raw_score(
     recipe: Recipe, ids: list[np.ndarray], lengths: list[np.ndarray | None], dense: np.ndarray
 ) -> np.ndarray:
@@ -187,17 +276,12 @@ class SyntheticSource:
 
     def chunks(self, part: Part) -> Iterator[Batch]:
         """The samples of one part; of an endless training part if ``train_rows`` is None."""
-        for batch, _ in self.chunks_with_truth(part):
-            yield batch
+        return self.turns(part, 0, 1)
 
     def turns(self, part: Part, own: int, of: int) -> Iterator[Batch]:
         """Chunks number ``own``, ``own + of``, ... of one part; the others are not drawn."""
-        left = self.train_rows if part == "train" else self.test_rows
-        for number in count(own, of):
-            rows = CHUNK_ROWS if left is None else min(CHUNK_ROWS, left - number * CHUNK_ROWS)
-            if rows <= 0:
-                return
-            yield self._chunk(part, number)[0].rows(0, rows)
+        for batch, _ in self.chunks_with_truth(part, own, of):
+            yield batch
 
     def left_out(self, part: Part) -> tuple[int, int, int | None]:
         """Nothing is bad here."""
@@ -206,16 +290,17 @@ class SyntheticSource:
     def note_left_out(self, part: Part, skipped: int, outside: int, row: int | None) -> None:
         """Nothing is bad here."""
 
-    def chunks_with_truth(self, part: Part) -> Iterator[tuple[Batch, np.ndarray]]:
+    def chunks_with_truth(
+        self, part: Part, own: int = 0, of: int = 1
+    ) -> Iterator[tuple[Batch, np.ndarray]]:
         """Samples, and float64 [B] the true probability of a click of each."""
         left = self.train_rows if part == "train" else self.test_rows
-        for number in count():
-            if left is not None and left <= 0:
+        for number in count(own, of):
+            rows = CHUNK_ROWS if left is None else min(CHUNK_ROWS, left - number * CHUNK_ROWS)
+            if rows <= 0:
                 return
-            rows = CHUNK_ROWS if left is None else min(CHUNK_ROWS, left)
             batch, probability = self._chunk(part, number)
             yield batch.rows(0, rows), probability[:rows]
-            left = None if left is None else left - rows
 
     def true_probabilities(self, part: Part) -> np.ndarray:
         """float64 [rows]: scored with these, a finite part gives its best reachable AUC."""

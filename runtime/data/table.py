@@ -1,22 +1,26 @@
-"""Files as a stream of record batches: parquet, CSV and its kin, in bounded memory."""
+"""The table of a schema as a stream of rows: its files one after another, small tables joined on.
+
+Parquet, CSV and its kin, in bounded memory. A pattern's files come in the order of their names.
+"""
 
 from __future__ import annotations
 
-import codecs
-import csv
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from persia_sim.words.schema import nearest
+from runtime.data.delimited import OpenQuotes, header_names
 from runtime.data.errors import DataError, broken_file, check_not_empty, no_rows
 from runtime.data.rows import RecordBatch, Rows
+from runtime.data.schema import Join, Schema, is_parquet
+from runtime.data.source import Part
 
 ROWS_PER_BATCH = 65_536
 """Rows of one parquet record batch: some 10 MB of ids for 40 columns."""
@@ -38,6 +42,8 @@ class TableFile:
     """Leave out lines with a wrong number of columns and count them; else they are an error."""
     line_breaks: bool = False
     """Quoted values of a text file may hold line breaks; else a quote left open is a bad row."""
+    part: Part | None = None
+    """The part that the whole file is of, where files decide."""
     _broken: list[int] = field(default_factory=list)
     _last: int = 0
 
@@ -50,7 +56,7 @@ class TableFile:
         """Names of all columns of the file."""
         if self.is_parquet:
             return tuple(self._open_parquet().schema_arrow.names)
-        return self._text_names()
+        return header_names(self.path, self.delimiter) if self.header is None else self.header
 
     @property
     def rows_skipped(self) -> int:
@@ -76,7 +82,6 @@ class TableFile:
         """The named columns of all rows, in the file's order; text files give strings."""
         self._broken = []
         self._last = 0
-        self.check_columns(names)
         return self._stream_parquet(names) if self.is_parquet else self._stream_text(names)
 
     def count_rows(self) -> int:
@@ -84,7 +89,7 @@ class TableFile:
         if self.is_parquet:
             return int(self._open_parquet().metadata.num_rows)
         last = 0
-        for rows in self._stream_text(self.column_names()[:1]):
+        for rows in self.stream(self.column_names()[:1]):
             last = int(rows.numbers[-1])
         return last
 
@@ -103,32 +108,16 @@ class TableFile:
 
         first = 1
         batches = self._open_parquet().iter_batches(ROWS_PER_BATCH, columns=list(names))
-        while True:
-            try:
-                batch = next(batches, None)
-            except (pa.ArrowException, OSError) as error:
-                raise broken_file(self.path, error, f"after row {first - 1}") from error
-            if batch is None:
-                break
-            if batch.num_rows:
-                numbers = np.arange(first, first + batch.num_rows)
-                yield Rows(table=_without_views(batch), numbers=numbers, path=self.path)
-                first += batch.num_rows
+        try:
+            for batch in batches:
+                if batch.num_rows:
+                    numbers = np.arange(first, first + batch.num_rows)
+                    first += batch.num_rows
+                    yield Rows(table=_without_views(batch), numbers=numbers, path=self.path)
+        except (pa.ArrowException, OSError) as error:
+            raise broken_file(self.path, error, f"after row {first - 1}") from error
         if first == 1:
             raise no_rows(self.path)
-
-    def _text_names(self) -> tuple[str, ...]:
-        import pyarrow as pa
-
-        if self.header is not None:
-            return self.header
-        check_not_empty(self.path)
-        try:
-            with pa.input_stream(str(self.path)) as stream:
-                head = stream.read(HEADER_BYTES)
-        except (pa.ArrowException, OSError) as error:
-            raise broken_file(self.path, error) from error
-        return header_names(head, self.delimiter, self.path)
 
     def _stream_text(self, names: Sequence[str]) -> Iterator[Rows]:
         import pyarrow as pa
@@ -146,7 +135,7 @@ class TableFile:
         try:
             with _told_once():
                 reader = arrow_csv.open_csv(
-                    self._bytes(),
+                    self._bytes(len(all_names)),
                     read_options=arrow_csv.ReadOptions(
                         use_threads=False,
                         block_size=CSV_BLOCK_BYTES,
@@ -176,19 +165,15 @@ class TableFile:
         if first == 1:
             raise no_rows(self.path)
 
-    def _bytes(self) -> Any:
+    def _bytes(self, columns: int) -> Any:
         """The file, unpacked; without line breaks in values, each line by itself."""
         import pyarrow as pa
 
-        stream = pa.input_stream(str(self.path))
+        stream, header = pa.input_stream(str(self.path)), self.header is None
         if self.line_breaks:
             return stream
         lines = OpenQuotes(
-            self.path,
-            self.delimiter,
-            len(self.column_names()),
-            header=self.header is None,
-            skip=self.skip_bad_rows,
+            self.path, self.delimiter, columns, header=header, skip=self.skip_bad_rows
         )
         return pa.lib.TransformInputStream(stream, lambda block: lines(block, CSV_BLOCK_BYTES))
 
@@ -257,135 +242,163 @@ def _without_views(batch: RecordBatch) -> RecordBatch:
     return batch
 
 
-def is_parquet(name: str) -> bool:
-    """Whether a file's name says parquet; else it is delimited text."""
-    return name.endswith((".parquet", ".pq"))
+@dataclass(slots=True, kw_only=True)
+class Table:
+    """Big files streamed, small ones held in memory and looked up by key for every chunk."""
+
+    files: tuple[TableFile, ...]
+    """At least one; each must have the columns of the first that are read."""
+    sides: tuple[tuple[Join, TableFile], ...] = ()
+
+    @property
+    def rows_skipped(self) -> int:
+        """Broken lines that the last stream has left out so far, of all files."""
+        return sum(file.rows_skipped for file in (*self.files, *(side for _, side in self.sides)))
+
+    def count_rows(self) -> int:
+        """Rows of the main files; reads text files once."""
+        return sum(file.count_rows() for file in self.files)
+
+    def stream(self, names: Sequence[str]) -> Iterator[Rows]:
+        """The named columns, wherever they lie, of all rows of the main files."""
+        import pyarrow as pa
+
+        if not self.sides:
+            yield from self._stream_main(names)
+            return
+        from_main, wanted = self._holders(names)
+        loaded = [_Side(*side, columns) for side, columns in wanted]
+        keys = [side.join.left for side in loaded]
+        for rows in self._stream_main(tuple(dict.fromkeys(from_main + keys))):
+            columns = {name: rows.table.column(name) for name in from_main}
+            for side in loaded:
+                columns |= side.columns_for(rows.table.column(side.join.left))
+            yield replace(rows, table=pa.RecordBatch.from_pydict(columns))
+
+    def _stream_main(self, names: Sequence[str]) -> Iterator[Rows]:
+        for file in self.files:
+            file.check_columns(names)  # of all, before the first row
+        before = 0
+        for file in self.files:
+            last = 0
+            for rows in file.stream(names):
+                last = int(rows.numbers[-1])
+                yield replace(rows, rows_before=before, part=file.part)
+            before += last
+
+    def _holders(
+        self, names: Sequence[str]
+    ) -> tuple[list[str], list[tuple[tuple[Join, TableFile], list[str]]]]:
+        """The columns that the main files hold; each small table that holds some, and these."""
+        main = self.files[0].path
+        offers = [(side, set(side[1].column_names()) - {side[0].right}) for side in self.sides]
+        in_main = set(self.files[0].column_names())
+        held = [(main, in_main), *((side[1].path, columns) for side, columns in offers)]
+        for name in names:
+            holders = sorted(path.name for path, columns in held if name in columns)
+            if len(holders) > 1:
+                raise DataError(
+                    f"column {name!r} stands in {' and in '.join(holders)}: which one is"
+                    " meant? Give them different names"
+                )
+            if not holders:
+                known = sorted(set().union(*(columns for _, columns in held)))
+                raise DataError(
+                    f"neither {main} nor its joined tables have a column {name!r};"
+                    f" {nearest(name, known)}"
+                )
+        wanted = [(side, [name for name in names if name in columns]) for side, columns in offers]
+        from_main = [name for name in names if name in in_main]
+        return from_main, [(side, columns) for side, columns in wanted if columns]
 
 
-HEADER_BYTES = 1 << 20
-"""The header line must end in these."""
-_SNIFFED_BYTES = 4096
+class _Side:
+    """One small table in memory."""
+
+    def __init__(self, join: Join, table: TableFile, wanted: list[str]) -> None:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        self.join, self._wanted = join, wanted
+        table.check_columns([join.right, *wanted])
+        batches = [rows.table for rows in table.stream([join.right, *wanted])]
+        self._table: Any = pa.Table.from_batches(batches).combine_chunks()
+        self._keys = self._table.column(join.right).combine_chunks().cast(pa.string())
+        doubled = len(self._keys) - pc.count_distinct(self._keys).as_py()
+        if doubled:
+            raise DataError(
+                f"{table.path}: {doubled} rows repeat a value of key column {join.right}; "
+                "a joined table has one row a key"
+            )
+
+    def columns_for(self, keys: Any) -> dict[str, Any]:
+        """This table's wanted columns for the keys of a chunk; null where there is no such key."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        where = pc.index_in(keys.cast(pa.string()), value_set=self._keys)
+        found = self._table.take(where)
+        return {name: found.column(name).combine_chunks() for name in self._wanted}
 
 
-def header_names(head: bytes, delimiter: str, path: Path) -> tuple[str, ...]:
-    """The names in the first line of a text file, of which ``head`` is the beginning."""
-    if (
-        head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        or b"\0" in head[:_SNIFFED_BYTES]
-    ):
-        raise DataError(
-            f"{path} is no UTF-8 text: it begins as UTF-16 or a binary file does;"
-            " save it as UTF-8, or name a parquet file .parquet"
-        )
-    line, end, _ = head.partition(b"\n")
-    line = line.removesuffix(b"\r")
-    if b"\r" in line:
-        raise DataError(
-            f"{path} ends its lines with a carriage return alone; end them with a line feed"
-            " (tr '\\r' '\\n' < FILE does it)"
-        )
-    if not end and len(head) >= HEADER_BYTES:
-        raise DataError(
-            f"{path}: the first line is longer than {HEADER_BYTES:,} bytes, and should hold"
-            " the columns' names"
-        )
-    try:
-        found = next(csv.reader([line.decode("utf-8-sig")], delimiter=delimiter, strict=True), [])
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path} is no UTF-8 text: {error.reason} at byte {error.start} of the header line;"
-            " save it as UTF-8"
-        ) from error
-    except csv.Error as error:
-        raise DataError(f"{path}: the header line cannot be read: {error}; correct it") from error
-    if not found:
-        raise DataError(
-            f"{path}: the first line is empty, and should hold the columns' names; write them"
-            " there, or name them in the schema (header)"
-        )
-    return tuple(found)
+def is_pattern(name: str) -> bool:
+    """Whether a name stands for several files.
 
-
-_QUOTE, _LINE_END = ord('"'), ord("\n")
-
-
-class OpenQuotes:
-    """Looks at a file's bytes on their way to the parser; for files without line breaks in values.
-
-    A quote opens a value at its beginning only, and a double quote inside is a quote. A parser
-    takes a line whose last value is left open to go on in the next one, down to the next quote
-    anywhere: rows vanish, and nobody is told.
+    >>> is_pattern("part-*.csv.gz"), is_pattern("train.csv")
+    (True, False)
     """
+    return any(sign in name for sign in "*?[")
 
-    def __init__(
-        self, path: Path, delimiter: str, columns: int, *, header: bool, skip: bool
-    ) -> None:
-        """``skip``: turn such a line into one of too many columns, which the parser counts; else
-        it is a DataError with the number of its row."""
-        own = re.escape(delimiter.encode())
-        value = rb'(?:"[^"]*+(?:""[^"]*+)*+"|(?!"))[^%b]*+' % own
-        self._closed = re.compile(b"%b(?:%b%b)*+" % (value, own, value))
-        self._path, self._delimiter, self._skip = path, ord(delimiter), skip
-        self._broken = delimiter.encode() * columns
-        self._rows = -1 if header else 0
-        self._rest = b""
 
-    def __call__(self, block: bytes, most_bytes: int) -> bytes:
-        """The next bytes as the parser may have them; those of a line not yet whole are kept, up
-        to ``most_bytes``. An empty block is the end of the file."""
-        block = self._rest + bytes(block)
-        at_end = len(block) == len(self._rest)
-        whole = len(block) if at_end or len(block) > 2 * most_bytes else block.rfind(b"\n") + 1
-        block, self._rest = block[:whole], block[whole:]
-        if _QUOTE in block:
-            block = self._without(block, self._suspects(block))
-        self._rows += _rows_in(block)
-        return block
+def matching(folder: Path, name: str) -> list[Path]:
+    """The file, or the pattern's files in the order of their names; DataError where none is."""
+    if not is_pattern(name):
+        return [folder / name]
+    try:
+        found = sorted(path for path in folder.glob(name) if path.is_file())
+    except (ValueError, NotImplementedError) as error:
+        raise DataError(f"{name!r} is no pattern of files in {folder}: {error}") from error
+    if not found:
+        raise DataError(f"no file in {folder} matches {name!r}\n  correct the pattern")
+    return found
 
-    def _suspects(self, block: bytes) -> list[tuple[int, int]]:
-        """Start and end of the lines in which quotes do not simply open and close values."""
-        text = np.frombuffer(block, np.uint8)
-        quotes = np.flatnonzero(text == _QUOTE)
-        ends = np.append(np.flatnonzero(text == _LINE_END), len(text))
-        line = np.searchsorted(ends, quotes)
-        first = np.searchsorted(line, line)  # the first quote of each one's line
-        opens = (np.arange(len(quotes)) - first) % 2 == 0
-        before = np.where(quotes > 0, text[quotes - 1], _LINE_END)
-        fits = np.isin(before, (_QUOTE, self._delimiter, _LINE_END))
-        last = np.append(line[1:] != line[:-1], True)
-        odd = (opens & ~fits) | (opens & last)
-        starts = np.append(0, ends + 1)
-        return [(int(starts[n]), int(ends[n])) for n in np.unique(line[odd])]
 
-    def _without(self, block: bytes, suspects: list[tuple[int, int]]) -> bytes:
-        pieces, done = [], 0
-        for start, end in suspects:
-            if self._closed.fullmatch(block, start, end):
-                continue
-            if not self._skip:
-                raise self._error(block, start, end)
-            pieces += [block[done:start], self._broken]
-            done = end
-        return b"".join([*pieces, block[done:]])
+def main_files(schema: Schema, folder: Path) -> dict[Path, Part | None]:
+    """The main file, or all that its pattern and the split's own files stand for; and their parts,
+    where files decide. DataError where a pattern has no file, or a file is of two parts."""
+    split = schema.split
+    if split.test_file is None:
+        return dict.fromkeys(matching(folder, schema.file))
+    found: dict[Path, Part | None] = {}
+    parts: tuple[tuple[str | None, Part], ...] = (
+        (schema.file, "train"),
+        (split.validation_file, "validation"),
+        (split.test_file, "test"),
+    )
+    for name, part in parts:
+        for path in [] if name is None else matching(folder, name):
+            if path in found:
+                raise DataError(
+                    f"{path} is of the {found[path]} and of the {part} part; correct the patterns"
+                )
+            found[path] = part
+    return found
 
-    def _error(self, block: bytes, start: int, end: int) -> DataError:
-        row = self._rows + _rows_in(block[:start]) + 1
-        text = block[start:end].decode(errors="replace").rstrip("\r")
-        shown = text if len(text) <= 60 else f"{text[:57]}..."
-        return DataError(
-            f"{self._path}, row {row}: {shown!r}; a quote is left open at the end of its line\n"
-            "  close it, write a quote inside a value twice, or ask to skip bad rows"
-            " (--data.skip-bad-rows; they are counted); if values of this file do hold line"
-            " breaks, add line_breaks = true to the schema"
+
+def open_table(schema: Schema, folder: Path, *, skip_bad_rows: bool) -> Table:
+    """The files of a schema, ready to stream."""
+
+    def opened(path: Path, **more: Any) -> TableFile:
+        return TableFile(
+            path=path,
+            delimiter=schema.delimiter or ",",
+            skip_bad_rows=skip_bad_rows,
+            line_breaks=schema.line_breaks,
+            **more,
         )
 
-
-def _rows_in(block: bytes) -> int:
-    """Lines that are not empty, which no parser counts."""
-    lines = block.count(b"\n") + (not block.endswith(b"\n") and bool(block))
-    if block.startswith((b"\n", b"\r\n")) or b"\n\n" in block or b"\n\r\n" in block:
-        lines -= len(_EMPTY.findall(block))
-    return lines
-
-
-_EMPTY = re.compile(rb"^\r?\n", re.MULTILINE)
+    main = main_files(schema, folder).items()
+    return Table(
+        files=tuple(opened(path, header=schema.header, part=part) for path, part in main),
+        sides=tuple((join, opened(folder / join.file)) for join in schema.joins),
+    )

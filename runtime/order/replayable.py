@@ -11,8 +11,7 @@ from persia_sim.words.trace import ALL, Event, Kind, Trace
 from persia_sim.words.vocabulary import Mode
 from runtime.command_line import option_values
 from runtime.config import TrainConfig
-from runtime.data.same_data import differences
-from runtime.data.source import Source
+from runtime.data.source import Source, differences
 from runtime.embedding.config import TableConfig
 from runtime.models.imported import code_sha256
 

@@ -15,8 +15,7 @@ from persia_sim.words.files import atomic_write
 from persia_sim.words.vocabulary import Mode
 from runtime.checkpoint.whole import Checkpoint
 from runtime.config import TrainConfig, read_config
-from runtime.data.same_data import refuse_other_data
-from runtime.data.source import Provenance, Source
+from runtime.data.source import Provenance, Source, refuse_other_data
 from runtime.engines.open import opened
 from runtime.run.ending import Ending, Interrupted
 from runtime.run.evaluate import best_reachable_auc

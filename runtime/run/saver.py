@@ -14,7 +14,6 @@ from typing import cast
 import numpy as np
 
 from persia_sim.words.trace import Trace
-from runtime.checkpoint.files import BrokenFileError
 from runtime.checkpoint.rows import Saved, Taken, rows_of_shard, take
 from runtime.checkpoint.state import RunState
 from runtime.checkpoint.whole import Checkpoint, keep_newest, newest, write_checkpoint
@@ -25,6 +24,7 @@ from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.sharded import divided
 from runtime.embedding.verbs import EmbeddingStore
 from runtime.engines.processes.revival import SavedServer
+from runtime.files import BrokenFileError
 from runtime.run.ending import Ending
 
 

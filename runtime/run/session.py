@@ -15,8 +15,7 @@ from persia_sim.words.staleness import StalenessSummary
 from persia_sim.words.trace import Trace
 from persia_sim.words.vocabulary import DEFAULT_TAU
 from runtime.config import TrainConfig
-from runtime.data.same_data import refuse_other_data
-from runtime.data.source import Source
+from runtime.data.source import Source, refuse_other_data
 from runtime.embedding.config import TableConfig
 from runtime.embedding.verbs import EmbeddingStore
 from runtime.engines.open import assemble_for, source_of

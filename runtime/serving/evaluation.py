@@ -13,8 +13,7 @@ import torch
 from runtime.data.batch import Layout
 from runtime.data.files import FileSource
 from runtime.data.open import open_source
-from runtime.data.same_data import refuse_other_columns
-from runtime.data.source import Source
+from runtime.data.source import Source, refuse_other_columns
 from runtime.data.split import CODES, Split
 from runtime.run.evaluate import HeldOut, evaluate
 from runtime.run.folder import plain

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from persia_sim.words.schema import Count, parse
-from runtime.checkpoint.files import (
+from runtime.data.batch import Layout
+from runtime.embedding.config import TableConfig
+from runtime.files import (
     BrokenFileError,
     check_file,
     digest_of,
@@ -24,8 +26,6 @@ from runtime.checkpoint.files import (
     read_sealed,
     write_sealed,
 )
-from runtime.data.batch import Layout
-from runtime.embedding.config import TableConfig
 from runtime.models.build import build_model
 from runtime.models.imported import refuse_code_in
 from runtime.models.inputs import InputShape

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from persia_sim.words.files import read_regular
-from runtime.checkpoint.files import BrokenFileError
 from runtime.data.batch import Layout
 from runtime.embedding.store import FieldVectors
+from runtime.files import BrokenFileError
 from runtime.models.inputs import Embeddings, InputShape
 
 Score = Callable[[np.ndarray, FieldVectors], np.ndarray]

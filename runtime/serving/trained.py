@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from persia_sim.words.schema import parse
-from runtime.checkpoint.files import BrokenFileError
 from runtime.checkpoint.rows import load
 from runtime.checkpoint.state import NAME as STATE
 from runtime.checkpoint.whole import (
@@ -26,6 +25,7 @@ from runtime.embedding.config import TableConfig
 from runtime.embedding.features import Admission, Capacity
 from runtime.embedding.native.store import NativeStore
 from runtime.embedding.worker import EmbeddingWorker
+from runtime.files import BrokenFileError
 from runtime.models.imported import refuse_code_in
 from runtime.rank.learner import Learner
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from runtime.checkpoint.files import BrokenFileError
 from runtime.data.ids import MAX_FIELDS, VALUE_BITS
 from runtime.embedding.config import TableConfig
 from runtime.embedding.features import Admission, Capacity
 from runtime.embedding.native.plan import stacked
 from runtime.embedding.native.rows import open_table
+from runtime.files import BrokenFileError
 
 _ROWS_AT_ONCE = 1 << 17
 _MOST_ID = np.uint64((MAX_FIELDS << VALUE_BITS) - 1)

@@ -13,7 +13,6 @@ import torch
 
 from persia_sim.words.trace import Event, Kind, Trace
 from runtime.checkpoint import whole
-from runtime.checkpoint.files import BrokenFileError
 from runtime.checkpoint.rows import load, take
 from runtime.checkpoint.state import RunState
 from runtime.checkpoint.whole import (
@@ -26,6 +25,7 @@ from runtime.checkpoint.whole import (
 from runtime.data.batch import Batch, Field, Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.open import open_store
+from runtime.files import BrokenFileError
 from runtime.rank.progress import Meter
 from runtime.run.folder import plain
 

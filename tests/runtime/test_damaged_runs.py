@@ -14,10 +14,10 @@ import threading
 import pytest
 import torch
 
-from runtime.checkpoint.files import write_sealed
 from runtime.checkpoint.whole import complete_checkpoints
 from runtime.commands import main
 from runtime.config import DataConfig
+from runtime.files import write_sealed
 from runtime.run.folder import claimed
 from runtime.run.record import run_into
 from tests.runtime.worlds import config

@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from runtime.data import download
-from runtime.data.download import check_pin, extract, get
+from runtime.data.catalogue import Publication
+from runtime.data.download import check_pin, extract, get, publication
 from runtime.data.errors import DataError
 from runtime.data.open import open_source
-from runtime.data.publishers import Publication, publication
 
 # Small archives in the publishers' formats, served from this machine; every row is made up here.
 

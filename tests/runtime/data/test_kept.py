@@ -150,7 +150,7 @@ def test_a_damaged_part_is_parsed_anew(harm, data, tmp_path):
     root = tmp_path / "kept"
     expected = content(KeptSource(parsed(data), root))
     (folder,) = root.glob("*/train")
-    file = folder / ("part.json" if "summary" in harm else "ids")
+    file = folder / ("part.json" if "summary" in harm else "0")
     whole = file.read_bytes()
     if harm == "no summary":
         file.unlink()
@@ -188,9 +188,28 @@ def test_what_was_used_longest_ago_goes_first(data, tmp_path):
     one = kept.folder_bytes(folders[0])
     make_room(root, 2 * one + 200, folders[0])
     assert set(root.iterdir()) == {folders[0], folders[2]}
-    mapped = list(KeptSource(parsed(data, rows=5), root).chunks("train"))
-    shutil.rmtree(root)
-    assert mapped[0].ids.tobytes() == next(parsed(data, rows=5).chunks("train")).ids.tobytes()
+
+
+@pytest.mark.parametrize("harm", ["flipped", "removed"])
+def test_a_kept_part_that_is_lost_on_the_way_is_parsed_from_there(
+    harm, data, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("runtime.data.table.CSV_BLOCK_BYTES", 150)
+    root, whole = tmp_path / "kept", list(parsed(data).chunks("train"))
+    assert len(whole) > 3 and content(KeptSource(parsed(data), root)) == content(parsed(data))
+    (folder,) = root.glob("*/train")
+    stream = KeptSource(parsed(data), root).chunks("train")
+    first = [next(stream), next(stream)]
+    if harm == "removed":
+        shutil.rmtree(folder)
+    else:
+        (folder / "2").write_bytes((folder / "2").read_bytes()[:-1] + b"\x99")
+    monkeypatch.setattr("runtime.data.table.CSV_BLOCK_BYTES", 500)  # other chunks of the same rows
+    (found,) = rebatch(iter([*first, *stream]), 10**6)
+    assert found.labels.tobytes() + found.ids.tobytes() == b"".join(
+        np.concatenate([getattr(batch, name) for batch in whole]).tobytes()
+        for name in ("labels", "ids")
+    )
 
 
 def test_a_part_beyond_the_limit_is_not_kept(data, tmp_path):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from runtime.data.download import run
 from runtime.data.errors import DataError
 from runtime.data.open import open_source
 from runtime.data.schema import read_schema
+from runtime.data.split import Split
 from runtime.data.synthetic import SyntheticSource
 
 
@@ -36,8 +38,7 @@ def label_of(data_dir: Path | None = None) -> float:
 
 
 def test_every_file_of_the_catalogue_has_an_entry_and_says_what_it_is() -> None:
-    files = {path.stem for path in FOLDER.glob("*.toml")}
-    assert files == {ready.file for ready in CATALOGUE.values()} and len(files) == 11
+    assert CATALOGUE.keys() == {path.stem for path in FOLDER.glob("*.toml")}
     for ready in CATALOGUE.values():
         assert ready.about.endswith(".") and not ready.about.startswith("#")
 
@@ -197,6 +198,20 @@ def test_a_mistake_in_a_schema_file_is_named(
     with pytest.raises(DataError, match=message) as caught:
         list(open_source(write_schema(tmp_path, SCHEMA.replace(old, new, 1))).chunks("train"))
     assert str(tmp_path) in str(caught.value)
+
+
+def test_a_schema_like_another_has_its_keys_but_for_its_own(tmp_path: Path) -> None:
+    write_schema(tmp_path)
+    other = tmp_path / "other.toml"
+    other.write_text('name = "other"\nlike = "mine.toml"\nsplit = { test_fraction = 0.5 }\n')
+    (mine, _), (found, folder) = read_schema(tmp_path / "mine.toml"), read_schema(other)
+    assert found == replace(mine, name="other", split=Split(test_fraction=0.5))
+    assert folder == tmp_path
+    for like in ('"other.toml"', "3", '"gone.toml"'):
+        (tmp_path / "third.toml").write_text(f'name = "third"\nlike = {like}\n')
+        message = "cannot read the schema .*gone" if "gone" in like else "like must be the name of"
+        with pytest.raises(DataError, match=message):
+            read_schema(tmp_path / "third.toml")
 
 
 def test_a_schema_file_that_is_not_there_is_named(tmp_path: Path) -> None:

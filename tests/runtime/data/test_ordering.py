@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from runtime.data.errors import DataError
 from runtime.data.open import open_source
-from runtime.data.split import Split, at_least, threshold_of
+from runtime.data.rows import at_least, equals, threshold_of
+from runtime.data.split import Split
 
 
 def reached(array: pa.Array, threshold: Any, missing: tuple[str, ...] = ("",)) -> list[Any]:
@@ -170,6 +171,12 @@ def test_a_text_names_the_test_rows_of_any_type_of_column() -> None:
             path=Path("mine.csv"),
         )
         assert Placer(split, Totals(), ("?",)).place(rows).tolist() == [2, 0, -1]
+
+
+def test_a_list_is_never_written_as_a_text() -> None:
+    for array in (pa.array([[7]]), pa.array([{"a": 7}])):
+        found, unusable = equals(array, "7", ())
+        assert (found.tolist(), unusable.tolist()) == ([False], [True])
 
 
 def test_a_text_that_means_no_value_is_none_even_if_it_is_a_number() -> None:

@@ -7,9 +7,8 @@ from datetime import date
 
 import pytest
 
-from runtime.data.same_data import DECIDES_NOTHING, differences, document, refuse_other_data
-from runtime.data.schema import Column, Join, Schema
-from runtime.data.source import Provenance
+from runtime.data.schema import DECIDES_NOTHING, Column, Join, Schema, document
+from runtime.data.source import Provenance, differences, refuse_other_data
 from runtime.data.split import Split
 
 COLUMNS = (

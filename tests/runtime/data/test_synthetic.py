@@ -11,7 +11,6 @@ from sklearn.metrics import roc_auc_score
 from runtime.data.batch import Batch
 from runtime.data.ids import mix64, scatter56, zipf_ranks
 from runtime.data.open import open_source
-from runtime.data.presets import PRESETS, default, recipe
 from runtime.data.source import rebatch
 from runtime.data.synthetic import (
     CHUNK_ROWS,
@@ -19,7 +18,9 @@ from runtime.data.synthetic import (
     Recipe,
     SyntheticField,
     SyntheticSource,
+    presets,
     raw_score,
+    recipe,
 )
 
 LAST_PARAMETERS = 100e12  # of criteo-syn5, the paper's largest workload
@@ -111,7 +112,7 @@ def test_bags_of_the_stream_are_averaged_as_its_truth_does() -> None:
 
 
 def test_the_layout_fits_the_batches() -> None:
-    source = SyntheticSource(recipe=default(), train_rows=1000)
+    source = SyntheticSource(recipe=recipe("default"), train_rows=1000)
     batch = next(source.chunks("train"))
     n_fields = len(source.layout.fields)
     assert batch.offsets is not None
@@ -125,7 +126,7 @@ def test_the_layout_fits_the_batches() -> None:
     assert (batch.ids >> np.uint64(56) == owner.astype(np.uint64)).all()
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", presets())
 def test_every_preset_can_be_learned_to_an_auc_between_75_and_85(name: str) -> None:
     source = SyntheticSource(recipe=recipe(name), test_rows=50_000)
     labels = np.concatenate([b.labels[:, 0] for b in source.chunks("test")])
@@ -136,7 +137,9 @@ def test_every_preset_can_be_learned_to_an_auc_between_75_and_85(name: str) -> N
 
 
 def test_presets_have_the_shape_of_the_workloads() -> None:
-    shapes = {n: (len(recipe(n).fields), recipe(n).dense, recipe(n).distinct_ids) for n in PRESETS}
+    shapes = {
+        n: (len(recipe(n).fields), recipe(n).dense, recipe(n).distinct_ids) for n in presets()
+    }
     assert shapes["taobao-ad"] == (14, 0, 1_810_000)
     assert shapes["avazu-ad"] == (22, 0, 8_380_000)
     assert shapes["criteo-ad"] == (26, 13, 33_750_000)
@@ -230,7 +233,7 @@ def trained_auc(source: SyntheticSource, dim: int, steps: int, batch: int) -> fl
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.long
 def test_one_pass_of_a_plain_net_comes_near_the_best_auc_and_a_linear_model_does_not() -> None:
-    source = SyntheticSource(recipe=default())
+    source = SyntheticSource(recipe=recipe("default"))
     labels = np.concatenate([b.labels for b in source.chunks("test")])
     best = roc_auc_score(labels, source.true_probabilities("test"))
     threads = torch.get_num_threads()

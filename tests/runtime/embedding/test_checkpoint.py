@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.checkpoint.files import BrokenFileError
 from runtime.checkpoint.rows import load, save
 from runtime.embedding.config import RowOptimizer
 from runtime.embedding.features import Admission, Capacity
+from runtime.files import BrokenFileError
 from tests.runtime.embedding.conftest import OneTable
 
 ADAM = RowOptimizer(kind="adam", eps=1e-8, bias_correction="row")
@@ -222,7 +222,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
         if where == "manifest" or calls[0] == 2:
             raise OSError(28, "No space left on device")
 
-    target = "persia_sim.words.files" if where == "manifest" else "runtime.checkpoint.files"
+    target = "persia_sim.words.files" if where == "manifest" else "runtime.files"
     monkeypatch.setattr(f"{target}.os.fsync", fsync)
 
 

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from runtime.checkpoint.files import BrokenFileError, read_arrays
 from runtime.checkpoint.manifest import read_manifest
 from runtime.checkpoint.rows import load, save
 from runtime.data.batch import Field, Layout
 from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.embedding.native.store import NativeStore
+from runtime.files import BrokenFileError, read_arrays
 
 
 @pytest.fixture

@@ -15,12 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from runtime.checkpoint.files import BrokenFileError, write_sealed
 from runtime.config import ModelConfig
 from runtime.data.batch import Batch
 from runtime.data.ids import mix64
 from runtime.embedding.config import TableConfig
 from runtime.embedding.features import Capacity, HashStack
+from runtime.files import BrokenFileError, write_sealed
 from runtime.inference import Model, open_model
 from runtime.run.evaluate import evaluate
 from runtime.serving.exported import Exported, export

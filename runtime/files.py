@@ -1,4 +1,4 @@
-"""The files of a checkpoint: arrays, dense weights, and the documents that name them by digest.
+"""Files that are trusted by their digest: arrays, dense weights, and the documents that name them.
 
 A file is what its digest says (blake2b of all its bytes), which stands in a document; a document
 holds the digest of what it says itself. Nothing that is read is code, nor asks for more memory than
@@ -13,11 +13,11 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,13 +25,10 @@ from persia_sim.words.documents import parsed
 from persia_sim.words.files import atomic_write, open_regular, read_regular
 from persia_sim.words.schema import parse
 
-if TYPE_CHECKING:
-    from runtime.dense.state import DenseState
-
 T = TypeVar("T")
 _MAGIC = b"PERSIA-TESTBED-ARRAYS-2\n"
 _BLOCK_BYTES = 1 << 24
-_DTYPES = ("<u8", "<u4", "|u1", "<i8")
+_DTYPES = ("<u8", "<u4", "|u1", "<i8", "<f4")
 _MOST_HEADER_BYTES = 1 << 24
 
 
@@ -82,23 +79,27 @@ class Written:
     digest: str
 
 
-def write_arrays(path: Path, facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> Written:
-    """Write and flush: magic, length of the header, the header (JSON: facts, and dtype and shape of
-    each array), the arrays' bytes."""
+def write_arrays(
+    path: Path, facts: dict[str, Any], arrays: dict[str, np.ndarray], *, flush: bool = True
+) -> Written:
+    """Write magic, length of the header, the header (JSON: facts; dtype, shape of each array) and
+    the bytes of the arrays; with ``flush`` they are on the disk then."""
     shapes = {name: [array.dtype.str, list(array.shape)] for name, array in arrays.items()}
     header = json.dumps({"facts": facts, "arrays": shapes}).encode()
     head = _MAGIC + len(header).to_bytes(8, "little") + header
-    return _write(path, head, *(_bytes_of(np.ascontiguousarray(a)) for a in arrays.values()))
+    content = (_bytes_of(np.ascontiguousarray(array)) for array in arrays.values())
+    return _write(path, head, *content, flush=flush)
 
 
-def _write(path: Path, *pieces: bytes | memoryview) -> Written:
+def _write(path: Path, *pieces: bytes | memoryview, flush: bool = True) -> Written:
     digest = _blake2b()
     with path.open("wb") as file:
         for piece in pieces:
             digest.update(piece)
             file.write(piece)
-        file.flush()
-        os.fsync(file.fileno())
+        if flush:
+            file.flush()
+            os.fsync(file.fileno())
         return Written(file.tell(), digest.hexdigest())
 
 
@@ -150,7 +151,7 @@ def _header(path: Path, raw: bytes) -> tuple[dict[str, Any], dict[str, tuple[str
     return facts, layout
 
 
-def write_dense(file: Path, state: DenseState) -> str:
+def write_dense(file: Path, state: Mapping[str, Any]) -> str:
     """Write and flush the dense network: tensors, numbers and words; gives the file's digest."""
     import torch  # who reads rows alone does without
 
@@ -166,7 +167,7 @@ _KINDS = {
 """What a `DenseState` holds, and as what."""
 
 
-def read_dense(file: Path, digest: str) -> DenseState:
+def read_dense(file: Path, digest: str) -> Any:
     """What `write_dense` wrote, on the CPU; raises `BrokenFileError` for any other content."""
     import torch
 
