@@ -6,14 +6,22 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
 from experiments.kept import Kept, sole_writer
 from experiments.options import Count, Parallel, Positive, Ranks, Some, Tau, one_of, within
 from experiments.tables import aligned, write_csv
-from persia_sim.insight.sweep import Point, evaluate, grid, latin_hypercube, pareto, scenario_of
+from persia_sim.insight.sweep import (
+    Point,
+    evaluate,
+    grid,
+    latin_hypercube,
+    named,
+    pareto,
+    scenario_of,
+)
 from persia_sim.model.memory import FORMATS, Capacity, capacity
 from persia_sim.presets.catalogue import CLUSTERS, workloads
 from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
@@ -38,7 +46,7 @@ class Options(Parallel):
     """Embedding worker hosts."""
     servers: Some[Ranks] = (30,)
     """Server hosts."""
-    batch_per_rank: Some[Count] = (Point().batch_per_rank,)
+    batch_per_rank: Some[Count] = (8192,)
     """Samples of a rank in a step."""
     taus: Some[Tau] = (DEFAULT_TAU,)
     """Windows; modes without one count once."""
@@ -121,10 +129,9 @@ def run(options: Options) -> None:
         write_csv(options.out / "cluster_sweep.csv", rows)
     print(_table(rows))
     print(_notes(rows, options), end="")
-    load = os.getloadavg()[0]
     print(
-        f"{len(missing)} points in {time.perf_counter() - started:.1f} s (load {load:.1f}); "
-        f"{options.out / 'cluster_sweep.csv'}"
+        f"{len(missing)} points in {time.perf_counter() - started:.1f} s "
+        f"(load {os.getloadavg()[0]:.1f}); {options.out / 'cluster_sweep.csv'}"
     )
 
 
@@ -148,10 +155,8 @@ ROW_KEYS = (
 
 def _row(point: Point, found: dict[str, Any] | None, memory: Capacity) -> dict[str, Any]:
     """One line of the table; without ``found`` the point was not simulated, for want of memory."""
-    words = {"mode": str(point.mode), "discipline": str(point.discipline)}
-    names = asdict(point) | words | {"batch": point.batch}
     figures = dict.fromkeys(ROW_KEYS) if found is None else {key: found[key] for key in ROW_KEYS}
-    return names | {
+    return named(point) | {
         "simulated": found is not None,
         "fits": memory.fits,
         "bytes_per_server": memory.bytes_per_server,

@@ -55,7 +55,7 @@ def run(options: Options) -> None:
             for mode in (Mode.SYNC, Mode.HYBRID) if ranks <= BOTH_MODES_RANKS else (Mode.HYBRID,):
                 chosen = replace(point, discipline=discipline, mode=mode)
                 records.append(_timed(chosen, options.steps))
-    if options.most_ranks >= Point().ranks:
+    if options.most_ranks >= 64:
         records.append(_timed(Point(), 10 * options.steps))
     print(table(records, COLUMNS))
     started = time.process_time()
@@ -73,8 +73,8 @@ def _timed(point: Point, steps: int) -> dict[str, float | str | int]:
     found = simulate(scenario)
     cpu_s = time.process_time() - started
     return {
-        "ranks": point.ranks,
-        "workers": point.workers,
+        "ranks": scenario.cluster.ranks,
+        "workers": scenario.cluster.embedding_workers.processes,
         "servers": scenario.cluster.servers.processes,
         "mode": str(point.mode),
         "network": str(point.discipline),

@@ -1,5 +1,6 @@
-"""The command: its options, the scenario that they describe, and what it prints."""
+"""The command: its options, and what it prints."""
 
-from persia_sim.cli.command import Options, run, scenario_of
+from persia_sim.cli.command import Options, run
+from persia_sim.presets.point import scenario_of
 
 __all__ = ["Options", "run", "scenario_of"]

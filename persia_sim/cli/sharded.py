@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from math import exp
 from typing import Annotated
 
-from persia_sim.cli.command import unset
 from persia_sim.insight.compare import MOST_GPUS, fitting_gpus
 from persia_sim.model.machine import Precision, System
 from persia_sim.presets.catalogue import ranker_of, rankers, workloads
 from persia_sim.presets.from_file import find, read_host, read_model, read_software
 from persia_sim.presets.machines import MACHINES
+from persia_sim.presets.point import unset
 from persia_sim.presets.software import BAND_LN, REACH, SOFTWARE
 from persia_sim.sharded.plan import Pipeline, Strategy
 from persia_sim.sharded.stages import (

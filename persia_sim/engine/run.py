@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from persia_sim.engine.recovery import Losses
+from persia_sim.engine.faults import Losses
 from persia_sim.model.demand import Demand
 from persia_sim.model.scenario import Scenario
 from persia_sim.model.stamps import Mark

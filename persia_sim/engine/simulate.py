@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from persia_sim.engine.asynchronous import FreeRunning, average
 from persia_sim.engine.clock import Clock, NothingLeftError
 from persia_sim.engine.copies import copy_in, copy_out
 from persia_sim.engine.lookups import load, start_lookups
@@ -14,7 +13,7 @@ from persia_sim.engine.order_log import EachShard, OneShard, OrderLog
 from persia_sim.engine.pushes import Pushes
 from persia_sim.engine.rank import Waiter
 from persia_sim.engine.run import Run, check
-from persia_sim.engine.training import Barrier
+from persia_sim.engine.training import Barrier, FreeRunning, average
 from persia_sim.engine.world import World
 from persia_sim.model.demand import Demand, demand
 from persia_sim.model.incidents import Crash

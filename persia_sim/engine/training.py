@@ -1,4 +1,5 @@
-"""Training with a barrier: all ranks compute, then all of them have the step's dense update.
+"""The training loops: with a barrier all ranks compute and then have the step's dense update; else
+a rank computes on weights of its own, waits for nobody, and replicas are averaged behind it.
 
 The all-reduce has a network of its own, or is traffic on the GPU hosts' NICs beside rows.
 """
@@ -16,8 +17,9 @@ from persia_sim.engine.hardware import Platform
 from persia_sim.engine.rank import Waiter
 from persia_sim.engine.world import World
 from persia_sim.model.allreduce import Bucket, sync_delay
-from persia_sim.model.stamps import Mark
+from persia_sim.model.stamps import Leg, Mark
 from persia_sim.words.trace import ALL, Kind
+from persia_sim.words.vocabulary import Mode
 
 
 class Barrier:
@@ -127,3 +129,79 @@ class ReduceOnNics:
             if ready > self._env.now:
                 yield self._env.timeout(ready - self._env.now)
             yield self._platform.ring(bucket.nic_bytes, bucket.seconds)
+
+
+class FreeRunning:
+    """The training loops of all ranks, and in async the server of the dense weights."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._has_server = world.scenario.mode is Mode.ASYNC
+        self._version = 0  # dense updates applied at the server
+
+    def train(self, r: int) -> Process:
+        """Pull, compute, push, and again; async_averaging trains a replica instead."""
+        world, env, rank = self._world, self._world.env, self._world.ranks[r]
+        for s in range(world.scenario.steps):
+            yield from take(world, r, s)
+            if self._has_server:
+                yield from self._pull(r, s)
+            world.stamp(Mark.START, r, s)
+            forward, backward = world.compute_s(r, s)
+            rank.stall_s, rank.computes = max(0.0, rank.locked_until_s - env.now), True
+            yield env.timeout(forward + backward)
+            while rank.stall_s > 0:
+                stall, rank.stall_s = rank.stall_s, 0.0
+                yield env.timeout(stall)
+            rank.computes = False
+            stopped = world.recovery.real_end_s(r, env.now) - env.now
+            if stopped:
+                rank.reasons[Waiter.TRAIN] = f"rank {r} to come back"
+                yield env.timeout(stopped) if stopped < inf else env.event()
+            world.stamp(Mark.BACKWARD_END, r, s)
+            if self._has_server:
+                env.process(self._push(r, s))
+            else:
+                world.order.dense(Kind.DENSE_PUSH, r, s)
+            world.stamp(Mark.UPDATED, r, s)
+            yield from hand_back(world, r, s)
+
+    def _pull(self, r: int, s: int) -> Process:
+        """Ask for the dense weights and get them."""
+        platform = self._world.platform
+        yield platform.travel()
+        yield platform.env.timeout(platform.dense_served())
+        self._world.legs[Leg.DENSE_SERVED, r, s] = self._world.env.now
+        self._world.order.dense(Kind.DENSE_PULL, r, s, self._version)
+        yield platform.travel()
+        yield from platform.dense_to_rank(r)
+
+    def _push(self, r: int, s: int) -> Process:
+        """Send the dense gradient to where it is applied; the rank goes on meanwhile."""
+        platform = self._world.platform
+        yield from platform.dense_from_rank(r)
+        yield platform.env.timeout(platform.dense_served())
+        self._world.order.dense(Kind.DENSE_PUSH, r, s, self._version)
+        self._version += 1
+        self._world.ledger.returned()
+
+
+def average(world: World) -> Process:
+    """Rounds at their period, or one after the other where a round takes longer: every replica
+    enters, and leaves one all-reduce later."""
+    env, rounds, duration = world.env, world.scenario.rounds, world.need.averaging_s
+    number = 0
+    while number == 0 or env.peek() < inf:  # else nobody will do anything any more
+        yield env.timeout(max(0.0, rounds.period_s - (duration if number else 0.0)))
+        for kind, wait in ((Kind.AVERAGE_READ, duration), (Kind.AVERAGE_WRITE, 0.0)):
+            for r, rank in enumerate(world.ranks):
+                world.order.dense(kind, r, max(0, rank.trained - 1), number)
+                if kind is Kind.AVERAGE_READ and rank.computes:
+                    rank.stall_s += rounds.stall_share * duration
+                elif kind is Kind.AVERAGE_READ:  # it waits for a batch meanwhile
+                    rank.locked_until_s = env.now + rounds.stall_share * duration
+            if wait and world.scenario.dense_on_nics:
+                yield world.platform.ring(world.need.averaging_nic_bytes, wait)
+            else:
+                yield env.timeout(wait)
+        number += 1

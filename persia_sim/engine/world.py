@@ -8,11 +8,10 @@ import numpy as np
 import simpy
 
 from persia_sim.engine.clock import Clock
-from persia_sim.engine.disturbances import Disturbed
+from persia_sim.engine.faults import Disturbed, Recovery
 from persia_sim.engine.hardware import Platform
 from persia_sim.engine.order_log import OrderLog
 from persia_sim.engine.rank import Ledger, Rank
-from persia_sim.engine.recovery import Recovery
 from persia_sim.model.demand import Demand
 from persia_sim.model.incidents import Crash, Purpose, lognormal_factors, stream
 from persia_sim.model.placement import workers_of

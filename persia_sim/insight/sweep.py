@@ -6,7 +6,7 @@ Points and rows are plain data, so that they can be computed anywhere and kept.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import product
 from typing import Any
 
@@ -16,73 +16,32 @@ from persia_sim.engine.simulate import simulate
 from persia_sim.insight.measure import throughput
 from persia_sim.insight.report import staleness
 from persia_sim.model.demand import demand
-from persia_sim.model.scenario import Discipline, Noise, Scenario
+from persia_sim.model.scenario import Scenario
 from persia_sim.oracle.closed_form import answer
-from persia_sim.presets.catalogue import CLUSTERS, costs_of, workloads
-from persia_sim.presets.costs import FITS
-from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
+from persia_sim.presets import point as points
+from persia_sim.presets.point import Point
 
 FIRST_STEPS = 64
 FIRST_STEPS_ASYNC = 96  # averaging rounds make its steps uneven
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Point:
-    """One configuration of a sweep."""
-
-    cluster: str = "gcp-100t"
-    """A preset's name."""
-    workload: str = "criteo-syn5"
-    """A preset's name."""
-    mode: Mode = Mode.HYBRID
-    """How rows and dense weights are kept up to date."""
-    ranks: int = 64
-    """GPUs."""
-    workers: int = 100
-    """Embedding worker hosts."""
-    servers: int = 30
-    """Server hosts."""
-    loaders: int | None = None
-    """Loader processes; None: as many a rank as the preset has."""
-    batch_per_rank: int = FITS["gcp-100t"]["batch_per_rank"].integer
-    """Samples of a rank in a step."""
-    tau: int | None = DEFAULT_TAU
-    """Window where the mode reads late rows; not used elsewhere."""
-    merge_pushes: bool | None = None
-    """Apply the pushes of a step at once where the mode may; None means yes there."""
-    discipline: Discipline = Discipline.FLUID
-    """How NICs are shared."""
-    gpu_cv: float = 0.05
-    """Noise of a rank's compute time."""
-    seed: int = 0
-    """Root of all random draws."""
-
-    @property
-    def batch(self) -> int:
-        """Samples of one dense update over all ranks; in async, of one batch of every rank."""
-        return self.ranks * self.batch_per_rank
-
-    @property
-    def label(self) -> str:
-        """The same for equal points and different for others."""
-        return "/".join(str(value) for value in asdict(self).values())
-
-
 def scenario_of(point: Point, steps: int) -> Scenario:
-    """The scenario of a point: the same as the command's with the same options."""
-    preset = CLUSTERS[point.cluster]()
-    return Scenario(
-        cluster=preset.resized(point.ranks, point.workers, point.servers, point.loaders),
-        workload=replace(workloads()[point.workload], batch_per_rank=point.batch_per_rank),
-        costs=costs_of(point.cluster),
-        mode=point.mode,
-        tau=point.tau if point.mode.reads_late_rows else None,
-        merge_pushes=point.merge_pushes if point.mode.may_merge else None,
-        discipline=point.discipline,
-        noise=Noise(gpu_cv=point.gpu_cv),
-        seed=point.seed,
-        steps=steps,
-    )
+    """The scenario of a point, as the command's; a factor that its mode does not read is dropped,
+    so that one grid may hold all modes."""
+    tau = point.tau if point.mode.reads_late_rows else None
+    merged = point.merge_pushes if point.mode.may_merge else None
+    return points.scenario_of(replace(point, steps=steps, tau=tau, merge_pushes=merged))
+
+
+def named(point: Point) -> dict[str, Any]:
+    """The columns that say what a point is: every factor, and the sizes that presets give."""
+    scenario = scenario_of(point, 1)
+    cluster, work = scenario.cluster, scenario.workload
+    return asdict(point) | {
+        "ranks": cluster.ranks, "workers": cluster.embedding_workers.all_hosts,
+        "servers": cluster.servers.all_hosts, "loaders": cluster.loaders,
+        "batch_per_rank": work.batch_per_rank, "batch": scenario.batch,
+    }  # fmt: skip
 
 
 def evaluate(
@@ -103,10 +62,7 @@ def evaluate(
         steps *= 2
     late = staleness(run)
     dollars = run.scenario.cluster.usd_per_hour
-    return asdict(point) | {
-        "mode": str(point.mode),
-        "discipline": str(point.discipline),
-        "batch": point.batch,
+    return named(point) | {
         "samples_per_s": rate.mean,
         "relative_half_width_95": rate.relative,
         "steps": steps,
@@ -128,8 +84,7 @@ def analytic(point: Point, most_steps: int = 1536) -> dict[str, Any]:
     scenario = scenario_of(point, most_steps)
     found = answer(scenario, demand(scenario))
     dollars = scenario.cluster.usd_per_hour
-    return asdict(point) | {
-        "batch": point.batch,
+    return named(point) | {
         "samples_per_s": found.samples_per_s,
         "binds": found.binds,
         "usd_per_million_samples": dollars / 3600 / found.samples_per_s * 1e6,

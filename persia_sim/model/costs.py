@@ -39,6 +39,8 @@ class Law:
         require_within(
             self, fixed_s=SECONDS, per_item_s=SECONDS, per_byte_s=SECONDS, spread=SECONDS
         )
+        low, high = self.fitted_items or (0.0, 0.0)
+        require(0 <= low <= high, "fitted_items", [low, high], "must be [least, most]")
 
     def __call__(self, items: float, size_bytes: float = 0.0) -> float:
         """Seconds for so many items and bytes."""

@@ -112,6 +112,11 @@ class Demand:
         return self.of_kinds[self.kind_of[r]] if self.of_kinds else self
 
     @property
+    def fetches(self) -> tuple[Fetch, ...]:
+        """Every look of a batch at its rows."""
+        return (self.fetch,) if self.refresh is None else (self.fetch, self.refresh)
+
+    @property
     def scatter_memory_bytes(self) -> float:
         """Worker: gradients are read and pushes written."""
         return self.gradient_bytes + self.push_bytes

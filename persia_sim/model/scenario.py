@@ -11,7 +11,12 @@ from persia_sim.model.costs import Costs
 from persia_sim.model.incidents import MOST_S, Checkpoints, Crash, SlowDown, Target
 from persia_sim.model.workload import Workload
 from persia_sim.words.rules import require
-from persia_sim.words.vocabulary import DEFAULT_AHEAD, DEFAULT_AVERAGE_EVERY_S, Mode
+from persia_sim.words.vocabulary import (
+    DEFAULT_AHEAD,
+    DEFAULT_AVERAGE_EVERY_S,
+    DEFAULT_TAU,
+    Mode,
+)
 
 MOST_CV = 10
 """Beyond, a lognormal factor is so rarely near its mean that a run says nothing."""
@@ -111,19 +116,15 @@ class Averaging:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scenario:
-    """Everything a run depends on. A knob that its mode does not read is an error."""
+class Knobs:
+    """How a run is done, whatever it runs on: one description and one default of each, for the
+    command, for sweeps and for callers. A knob that its mode does not read is an error."""
 
-    cluster: Cluster
-    """Hosts and links."""
-    workload: Workload
-    """Data and model."""
-    costs: Costs
-    """Service times."""
-    mode: Mode
+    mode: Mode = Mode.HYBRID
     """How rows and dense weights are kept up to date."""
-    tau: int | None = None
-    """Window in steps, >= 0; None is unbounded. Only where rows may be late."""
+    tau: int | None = DEFAULT_TAU
+    """Window in steps, >= 0; None is unbounded. Read where rows may be late (raw_hybrid, hybrid,
+    async, async_averaging)."""
     permits: int | None = None
     """Batches of a rank in flight, >= 1; None is unlimited. Only where rows may be late."""
     ahead: int | None = None
@@ -136,12 +137,8 @@ class Scenario:
     merge_pushes: bool | None = None
     """Rows get one update a step from all ranks. A choice in raw_hybrid and hybrid only; None means
     yes there."""
-    averaging: Averaging | None = None
-    """Rounds of async_averaging; None means every 0.5 s, with a locked replica."""
     discipline: Discipline = Discipline.FLUID
     """How NICs are shared."""
-    infinite_cpus: bool = False
-    """Embedding workers and servers never queue (the closed forms assume it)."""
     dense_on_nics: bool = False
     """The all-reduce and the rounds of async_averaging also load the NICs of the GPU hosts. Else
     they have a network of their own, as the closed forms assume and as the constants were fitted. A
@@ -151,6 +148,36 @@ class Scenario:
     """Where the dense weights are. Async only; None means on the embedding servers there."""
     worker_choice: WorkerChoice = WorkerChoice.SPREAD
     """Which embedding worker serves a batch."""
+    trace_shards: bool = False
+    """A trace has one row for each server process, at the instant at which that server's own queue
+    served it, and a replay needs that number of shards; otherwise all servers count as one that is
+    as late as the last of them. (A fan-out is sent as one coflow, so its requests reach all servers
+    of a rack together.)"""
+    steps: int = 100
+    """Batches that each rank trains, >= 1."""
+    seed: int = 0
+    """Root of all random draws, in [0, 2**63)."""
+
+    def is_default(self, knob: str) -> bool:
+        """Whether nobody has chosen this field: it is not given, or at its default."""
+        value = getattr(self, knob)
+        return value is None or bool(value == type(self).__dataclass_fields__[knob].default)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scenario(Knobs):
+    """Everything a run depends on."""
+
+    cluster: Cluster
+    """Hosts and links."""
+    workload: Workload
+    """Data and model."""
+    costs: Costs
+    """Service times."""
+    averaging: Averaging | None = None
+    """Rounds of async_averaging; None means every 0.5 s, with a locked replica."""
+    infinite_cpus: bool = False
+    """Embedding workers and servers never queue (the closed forms assume it)."""
     queues: Queues = Queues()
     """Buffers of a rank."""
     noise: Noise = Noise()
@@ -159,14 +186,6 @@ class Scenario:
     """Stragglers and faults."""
     checkpoints: Checkpoints | None = None
     """Written inside the run; None: never, so a rank's crash takes it back to the start."""
-    trace_shards: bool = False
-    """A trace has one row for each server process, at the instant at which that server's own queue
-    served it; otherwise all servers count as one that is as late as the last of them. (A fan-out is
-    sent as one coflow, so its requests reach all servers of a rack together.)"""
-    steps: int
-    """Batches that each rank trains, >= 1."""
-    seed: int = 0
-    """Root of all random draws, >= 0."""
 
     def __post_init__(self) -> None:
         mode = self.mode
@@ -183,9 +202,10 @@ class Scenario:
             "dense_home": mode is Mode.ASYNC, "averaging": mode is Mode.ASYNC_AVERAGING,
         }  # fmt: skip
         for field, read in read_by.items():
-            value = getattr(self, field)
-            unset = value is None or value == "reread"
-            require(read or unset, field, value, f"{mode} does not read it", "drop it")
+            ok, value = read or self.is_default(field), getattr(self, field)
+            require(ok, field, value, f"{mode} does not read it", "drop it")
+        if not late:
+            object.__setattr__(self, "tau", None)  # a default that nobody has chosen
         if self.dense_on_nics:
             ok = mode is not Mode.ASYNC
             remedy = "drop it, or choose a dense_home"

@@ -7,6 +7,7 @@ cycle of such constraints. Shared resources add bounds: demand of a step over ca
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
@@ -17,7 +18,16 @@ from persia_sim.model.allreduce import sync_delay
 from persia_sim.model.demand import Demand, Fetch, demand
 from persia_sim.model.placement import placement
 from persia_sim.model.scenario import DenseHome, Scenario
-from persia_sim.oracle.transfers import Transfers, pairs, uplink_bytes
+from persia_sim.oracle.transfers import (
+    DENSE,
+    GPUS,
+    SERVERS,
+    WORKERS,
+    Transfers,
+    messages,
+    pairs,
+    uplink_bytes,
+)
 from persia_sim.words.vocabulary import Mode
 
 
@@ -184,56 +194,32 @@ def _with_rounds(step_s: float, scenario: Scenario, need: Demand) -> float:
 
 def shared(scenario: Scenario, need: Demand) -> dict[str, float]:
     """Seconds a step that each shared resource asks for, at full use and even spread."""
-    cluster = scenario.cluster
-    ranks = cluster.ranks
+    cluster, ranks, home = scenario.cluster, scenario.cluster.ranks, scenario.home
     nn, workers, servers = cluster.nn, cluster.embedding_workers, cluster.servers
-    shares = np.bincount(servers.host_of, weights=need.server_shares)
-    busiest, server_rate = _slowest(shares, cluster.nic_rates(servers))
-    fetches = [need.fetch] + ([need.refresh] if need.refresh is not None else [])
-    request = sum(f.request_bytes for f in fetches)
-    rows = sum(f.rows_bytes for f in fetches)
-    activation = sum(f.activation_bytes for f in fetches)
-    exchanged, forward_s, forward_memory = 0.0, 0.0, 0.0
-    if need.forward is not None:
-        activation += need.forward.activation_bytes
-        exchanged, forward_s = need.forward.exchange_bytes, need.forward.worker_s
-        forward_memory = need.forward.memory_bytes
-    home = scenario.home
-    gpu_in, gpu_out = [], []
-    for kind, (of_kind, _) in zip(nn.kinds, cluster.gpus, strict=True):
-        on_host, rate = min(of_kind, kind.processes_per_host), cluster.nic_rates(kind)[0]
-        into = on_host * (activation + need.input_bytes) / rate
-        out = on_host * need.gradient_bytes / rate
-        if scenario.dense_on_nics:
-            dense = sum(bucket.nic_bytes for bucket in need.buckets)
-            into, out = into + dense / rate, out + dense / rate
-        if home in (DenseHome.SERVERS, DenseHome.ONE):
-            dense = on_host * need.dense_bytes / rate
-            into, out = into + dense, out + dense
-        gpu_in.append(into)
-        gpu_out.append(out)
+    out: dict[str, float] = defaultdict(float)
+    into: dict[str, float] = defaultdict(float)
+    for sender, receiver, size in messages(scenario, need):
+        out[sender] += size
+        into[receiver] += size
     # As if all hosts were of one kind, the one whose NICs (or memories) can take least.
     each = [workers.processes / kind.processes_per_host for kind in workers.kinds]
-    worker_hosts = min(
+    worker_rate = min(
         n * cluster.nic_rates(kind)[0] for n, kind in zip(each, workers.kinds, strict=True)
     )
-    found = {
-        "GPU host NICs, in": max(gpu_in),
-        "GPU host NICs, out": max(gpu_out),
-        "worker NICs, out": ranks
-        * (request + need.push_bytes + activation + exchanged)
-        / worker_hosts,
-        "worker NICs, in": ranks
-        * (need.loader_bytes + rows + need.gradient_bytes + exchanged)
-        / worker_hosts,
-        "server NICs, in": ranks * (request + need.push_bytes) * busiest / server_rate,
-        "server NICs, out": ranks * rows * busiest / server_rate,
-    }
-    if home is DenseHome.SERVERS:
-        found["server NICs, in"] += ranks * need.dense_bytes * busiest / server_rate
-        found["server NICs, out"] += ranks * need.dense_bytes * busiest / server_rate
-    elif home is DenseHome.ONE:
-        found["dense server's NIC"] = ranks * need.dense_bytes / cluster.nic_rates(servers)[0]
+    shares = np.bincount(servers.host_of, weights=need.server_shares)
+    busiest, server_rate = _slowest(shares, cluster.nic_rates(servers))
+    ring = sum(b.nic_bytes for b in need.buckets) if scenario.dense_on_nics else 0.0
+    hosts = [
+        (min(of_kind, kind.processes_per_host), cluster.nic_rates(kind)[0])
+        for kind, (of_kind, _) in zip(nn.kinds, cluster.gpus, strict=True)
+    ]
+    found = {}
+    for way, sent in ("in", into), ("out", out):
+        found[f"GPU host NICs, {way}"] = max((n * sent[GPUS] + ring) / rate for n, rate in hosts)
+        found[f"worker NICs, {way}"] = ranks * sent[WORKERS] / worker_rate
+        found[f"server NICs, {way}"] = ranks * sent[SERVERS] * busiest / server_rate
+    if home is DenseHome.ONE:
+        found["dense server's NIC"] = ranks * out[DENSE] / cluster.nic_rates(servers)[0]
     uplinks = placement(cluster).uplinks
     if uplinks:
         carried = uplink_bytes(scenario, need)
@@ -246,15 +232,17 @@ def shared(scenario: Scenario, need: Demand) -> dict[str, float]:
         }
     if scenario.infinite_cpus:
         return found
+    fetches, forward = need.fetches, need.forward
     work_s = need.worker_scatter_s + sum(f.worker_forward_s + f.worker_pool_s for f in fetches)
+    touched = need.scatter_memory_bytes
+    touched += sum(f.forward_memory_bytes + f.pool_memory_bytes for f in fetches)
+    if forward is not None:
+        work_s, touched = work_s + forward.worker_s, touched + forward.memory_bytes
     server_s = need.server_update_s + sum(f.server_s for f in fetches)
     memory = need.update_memory_bytes + sum(f.server_memory_bytes for f in fetches)
     if home is DenseHome.SERVERS:
         server_s = server_s + 2 * need.dense_part_s
         memory += 4 * need.dense_bytes
-    work_s += forward_s
-    touched = need.scatter_memory_bytes + forward_memory
-    touched += sum(f.forward_memory_bytes + f.pool_memory_bytes for f in fetches)
     worker_memory = min(
         n * kind.host.memory_bytes_per_s for n, kind in zip(each, workers.kinds, strict=True)
     )

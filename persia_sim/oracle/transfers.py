@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import product
 
 import numpy as np
 
@@ -153,38 +154,56 @@ def pairs(scenario: Scenario) -> dict[tuple[int, tuple[int, ...]], int]:
     return dict(Counter(zip(ranks, by, strict=True)))
 
 
+LOADER, GPUS, WORKERS, SERVERS, DENSE = "loader", "GPU host", "worker host", "servers", "dense"
+Message = tuple[str, str, float]
+"""Sender, receiver and bytes."""
+
+
+def messages(scenario: Scenario, need: Demand) -> list[Message]:
+    """All that one batch of one rank puts on NICs, by roles, but for the all-reduce."""
+    found: list[Message] = [
+        (LOADER, WORKERS, need.loader_bytes),
+        (LOADER, GPUS, need.input_bytes),
+        (GPUS, WORKERS, need.gradient_bytes),
+        (WORKERS, SERVERS, need.push_bytes),
+    ]
+    for part in need.fetches:
+        found += [
+            (WORKERS, SERVERS, part.request_bytes),
+            (SERVERS, WORKERS, part.rows_bytes),
+            (WORKERS, GPUS, part.activation_bytes),
+        ]
+    if need.forward is not None:
+        found.append((WORKERS, WORKERS, need.forward.exchange_bytes))
+        found.append((WORKERS, GPUS, need.forward.activation_bytes))
+    home = {DenseHome.SERVERS: SERVERS, DenseHome.ONE: DENSE}.get(scenario.home)  # type: ignore[arg-type]
+    if home is not None:
+        found += [(home, GPUS, need.dense_bytes), (GPUS, home, need.dense_bytes)]
+    return found
+
+
 def uplink_bytes(scenario: Scenario, need: Demand) -> dict[str, float]:
     """Bytes of each direction of each uplink over the whole run, by the engine's names of links.
 
     Without the rounds of async_averaging, whose number the run decides, and without pushes that a
     crash has lost.
     """
-    places, cluster = placement(scenario.cluster), scenario.cluster
+    places, worker = placement(scenario.cluster), serving_racks(scenario)
     racks = len(places.uplinks)
     sent = np.zeros((racks, racks))  # from a rack to a rack
-    worker = serving_racks(scenario)
-    rank = np.broadcast_to(places.of_rank[:, None], worker.shape)
-    fetches = [need.fetch] + ([need.refresh] if need.refresh is not None else [])
-    activation = sum(part.activation_bytes for part in fetches)
-    if need.forward is not None:
-        activation += need.forward.activation_bytes
-        np.add.at(sent, (worker, np.roll(worker, -1, axis=1)), need.forward.exchange_bytes)
-    np.add.at(sent, (worker, rank), activation)
-    np.add.at(sent, (rank, worker), need.gradient_bytes)
-    batches = np.bincount(worker.ravel(), minlength=racks)
-    trained = np.bincount(rank.ravel(), minlength=racks)
-    to_servers = need.push_bytes + sum(part.request_bytes for part in fetches)
-    from_servers = sum(part.rows_bytes for part in fetches)
-    for group in server_groups(cluster, places, need.server_shares):
-        sent[:, group.rack] += batches * to_servers * group.share
-        sent[group.rack] += batches * from_servers * group.share
-        if scenario.home is DenseHome.SERVERS:
-            sent[:, group.rack] += trained * need.dense_bytes * group.share
-            sent[group.rack] += trained * need.dense_bytes * group.share
-    if scenario.home is DenseHome.ONE:
-        home = int(places.server_hosts[0])
-        sent[:, home] += trained * need.dense_bytes
-        sent[home] += trained * need.dense_bytes
+    groups = server_groups(scenario.cluster, places, need.server_shares)
+    # Racks of a role for each batch, int [ranks, steps], and the share of the bytes that is there.
+    where: dict[str, list[tuple[np.ndarray, float]]] = {
+        WORKERS: [(worker, 1.0)],
+        GPUS: [(np.broadcast_to(places.of_rank[:, None], worker.shape), 1.0)],
+        SERVERS: [(np.full(worker.shape, group.rack), group.share) for group in groups],
+        DENSE: [(np.full(worker.shape, places.server_hosts[0]), 1.0)],
+    }
+    for sender, receiver, size in messages(scenario, need):
+        for (here, one), (there, other) in product(where.get(sender, ()), where[receiver]):
+            if sender == receiver:  # gradients go to the worker of the next batch
+                there = np.roll(here, -1, axis=1)
+            np.add.at(sent, (here, there), size * one * other)
     if scenario.dense_on_nics:
         following = np.roll(places.gpu_hosts, -1)
         passed = scenario.steps * sum(bucket.nic_bytes for bucket in need.buckets)

@@ -30,6 +30,7 @@ Record = TypeVar("Record")
 Found = TypeVar("Found")
 
 
+_INIT = "write an example with `python -m persia_sim init`"
 _NAMED: dict[type, Mapping[str, Any]] = {Gpu: GPUS, Host: MACHINES, Software: SOFTWARE}
 """Presets of a part."""
 
@@ -60,7 +61,7 @@ def record_of(kind: type[Record], given: Any, where: str, base: Record | None = 
             values[name] = _value(types[name], given[name], place, start)
         elif base is not None:
             values[name] = start
-        elif field.default is dataclasses.MISSING:
+        elif field.default is field.default_factory is dataclasses.MISSING:
             if name != "source":
                 raise ValueError(f"{place} is missing: give it, or a base to start from")
             values[name] = "a file"
@@ -103,11 +104,14 @@ def _value(kind: Any, given: Any, place: str, base: Any) -> Any:
     return fit(given, kind, place)
 
 
-def _document(path: Path, what: str) -> dict[str, Any]:
+def document_of(path: Path, what: str, remedy: str = _INIT) -> dict[str, Any]:
+    """The table that a file holds; errors call it ``what``."""
     if not path.exists():
-        remedy = "write an example with `python -m persia_sim init`"
         raise ValueError(f"{what} {path} does not exist; {remedy}")
-    found = read_document(path)
+    try:
+        found = read_document(path)
+    except ValueError as error:
+        raise ValueError(f"{what} {error}") from None
     if not isinstance(found, dict):
         raise ValueError(f"{what} {path} must hold a table")
     return found
@@ -123,7 +127,7 @@ def _base(document: dict[str, Any], known: Mapping[str, Any], path: Path) -> Any
 
 
 def _read(kind: type[Record], path: Path, what: str, known: Mapping[str, Any]) -> Record:
-    document = _document(path, what)
+    document = document_of(path, what)
     base: Record | None = _base(document, known, path)
     document.setdefault("name", path.stem)
     try:
@@ -134,7 +138,7 @@ def _read(kind: type[Record], path: Path, what: str, known: Mapping[str, Any]) -
 
 def read_cluster(path: Path) -> tuple[Cluster, Costs]:
     """A cluster and, from its table ``costs``, the laws that differ from its base's."""
-    document = _document(path, "cluster")
+    document = document_of(path, "cluster")
     given = document.pop("costs", {})
     base_name = document.get("base")
     base = _base(document, {name: make() for name, make in CLUSTERS.items()}, path)
@@ -180,7 +184,7 @@ def read_workload(path: Path) -> Workload:
 def read_model(path: Path) -> Ranker:
     """A model whose tables are on GPUs, each with rows, dim, ids, skew and storage of its own; or a
     workload seen that way."""
-    document = _document(path, "model")
+    document = document_of(path, "model")
     if "tables" in document or document.get("base") in rankers():
         return _read(Ranker, path, "model", rankers())
     return ranker_of(read_workload(path))

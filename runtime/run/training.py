@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from persia_sim.words.schema import Count, parse
-from persia_sim.words.staleness import StalenessSummary
-from persia_sim.words.staleness_stream import StalenessCounter, summary_of
+from persia_sim.words.staleness import StalenessCounter, StalenessSummary, summary_of
 from persia_sim.words.trace import Trace
 from runtime.checkpoint.rows import Taken, load
 from runtime.checkpoint.state import RunState

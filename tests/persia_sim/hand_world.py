@@ -110,7 +110,7 @@ def hand_scenario(mode: Mode = Mode.SYNC, ranks: int = 1, **changes: Any) -> Sce
     cluster = hand_cluster(ranks)
     cluster = cluster.with_gpu(fp32_flops=float("inf"))
     base = Scenario(
-        cluster=cluster, workload=hand_workload(), costs=hand_costs(), mode=mode,
+        cluster=cluster, workload=hand_workload(), costs=hand_costs(), mode=mode, tau=None,
         discipline=Discipline.UNSHARED, infinite_cpus=True, steps=5,
         dense_home=DenseHome.APART if mode is Mode.ASYNC else None,
     )  # fmt: skip

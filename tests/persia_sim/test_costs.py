@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from persia_sim.cli import Options, run, scenario_of
 from persia_sim.model.costs import Costs, Law
 from persia_sim.model.demand import demand
-from persia_sim.model.profile import read_profile
 from persia_sim.presets.catalogue import this_host
 from persia_sim.presets.costs import CATALOGUE
+from persia_sim.presets.profile import read_profile
 from tests.persia_sim.sim_configurations import small_scenario
 
 PROFILE: dict[str, Any] = {
@@ -133,20 +133,20 @@ def test_where_nothing_is_copied_nothing_is_charged_and_a_gpu_keeps_its_bus(tmp_
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"all_reduce": SUMMED | {"ranks": 1}}, "ranks of all_reduce of .* is 1: must be"),
-        ({"all_reduce": SUMMED | {"fitted_bytes": [2, 1]}}, r"fitted_bytes of .*must be \[least"),
-        ({"copies": 3}, "copies of .* is 3: must be"),
+        ({"all_reduce": SUMMED | {"ranks": 1}}, "all_reduce: ranks is 1: must lie in"),
+        ({"all_reduce": SUMMED | {"fitted_bytes": [2, 1]}}, r"fitted_bytes is .*must be \[least"),
+        ({"copies": 3}, "copies must be text, got 3"),
         ({"schema": 1}, "schema is 1: must be 3; measure again"),
-        ({"lawz": {}}, "unknown lawz"),
-        ({"laws": {"lookup": {}}}, "unknown lookup in laws"),
-        ({"laws": {"load": {"slope": 1}}}, "unknown slope in load of laws"),
-        ({"laws": {"load": {}}}, "load of laws of .* must hold one of fixed_s, per_item_s"),
-        ({"laws": {"load": {"fixed_s": -1}}}, "fixed_s of load of .* is -1: must be >= 0"),
-        ({"laws": {"load": {"fixed_s": "1"}}}, 'fixed_s of load of .* is "1": must be a number'),
-        ({"laws": []}, r"laws of .* is \[\]: must be an object"),
-        ({"gpu": {"speed": 1}}, "unknown speed in gpu"),
-        ({"gpu": {"fixed_s": 0, "device": "cpu"}}, "flops_per_s in gpu of .* is missing"),
-        ({"laws": {}, "gpu": None}, "gpu of .* is null: must be an object"),
+        ({"lawz": {}}, "lawz is unknown: did you mean laws"),
+        ({"laws": {"lookup": {}}}, "laws.lookup is unknown: did you mean server_lookup"),
+        ({"laws": {"load": {"fixed_s": 1, "slope": 1}}}, "laws.load.slope is unknown"),
+        ({"laws": {"load": {}}}, "laws.load is {}: must hold one of fixed_s, per_byte_s, per_item"),
+        ({"laws": {"load": {"fixed_s": -1}}}, "laws.load: fixed_s is -1.0: must lie in"),
+        ({"laws": {"load": {"fixed_s": "1"}}}, "laws.load.fixed_s must be a number, got '1'"),
+        ({"laws": []}, r"laws must be a table of names and values, got \[\]"),
+        ({"gpu": {"speed": 1}}, "gpu.speed is unknown"),
+        ({"gpu": {"fixed_s": 0, "device": "cpu"}}, "gpu.flops_per_s is missing"),
+        ({"laws": {}, "gpu": None}, "gpu must be a table, got None"),
     ],
 )
 def test_a_wrong_profile_is_refused_by_name(
@@ -172,7 +172,7 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 @given(
-    st.sampled_from(list(leaves(PROFILE))),
+    st.sampled_from([place for place in leaves(PROFILE) if place != ("dim",)]),  # may be null
     st.one_of(
         st.none(), st.booleans(), st.text(max_size=3), st.just([]), st.just({}),
         st.sampled_from([float("nan"), float("inf"), -1, -1e-9, 10**400]),

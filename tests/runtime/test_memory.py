@@ -13,10 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persia_sim.words import staleness_stream
+from persia_sim.words import staleness
 from persia_sim.words import trace as trace_module
-from persia_sim.words.staleness import StalenessSummary, summarize
-from persia_sim.words.staleness_stream import SLACK_STEPS, StalenessCounter
+from persia_sim.words.staleness import (
+    SLACK_STEPS,
+    StalenessCounter,
+    StalenessSummary,
+    summarize,
+)
 from persia_sim.words.trace import ALL, Event, Kind, Trace, TraceRecorder
 from persia_sim.words.vocabulary import Mode
 from runtime.rank import progress
@@ -267,9 +271,9 @@ def test_the_figures_of_a_long_trace_are_counted_event_by_event(monkeypatch):
     chosen = config(ranks=3, shards=2, batch=5, mode=Mode.HYBRID, tau=3)
     trace = run(chosen, ArraySource(600)).trace
     expected = summarize(trace)
-    monkeypatch.setattr(staleness_stream, "MOST_EVENTS_AT_ONCE", 100)
-    monkeypatch.setattr(staleness_stream, "summarize", None)
-    assert_equal_figures(staleness_stream.summary_of(trace), expected)
+    monkeypatch.setattr(staleness, "MOST_EVENTS_AT_ONCE", 100)
+    monkeypatch.setattr(staleness, "summarize", None)
+    assert_equal_figures(staleness.summary_of(trace), expected)
 
 
 def bytes_of_a_step_more() -> float:

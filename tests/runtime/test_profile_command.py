@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from persia_sim.model.profile import read_profile
+from persia_sim.presets.profile import read_profile
 from runtime.commands import main
 from runtime.run import profile as measuring
 from runtime.run.profile import SUMMED_BYTES
@@ -73,7 +73,7 @@ def test_a_profile_goes_into_a_new_folder_and_over_an_earlier_one(tmp_path, monk
     out = tmp_path / "new" / "p.json"
     assert main(["profile", *TINY, "--out", str(out)]) == 0
     first = read_profile(out)
-    assert (first.dim, first.hidden, len(first.flops_per_s)) == (4, (8,), 5)
+    assert (first.dim, first.hidden, len(first.gpu.flops_per_s)) == (4, (8,), 5)
     assert first.copies.startswith("none") and not {"copy_in", "copy_out"} & set(first.laws)
     assert first.laws["load"].fitted_items == (64, 4096)
     call, summed = first.laws["worker_rpc"], first.all_reduce

@@ -1,0 +1,178 @@
+"""A scenario by names and numbers: what a command line, a sweep and a caller write."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from persia_sim.model.incidents import MOST_S, Checkpoints, Crash, SlowDown, Target
+from persia_sim.model.scenario import Averaging, Discipline, Knobs, Noise, Scenario
+from persia_sim.presets.from_file import find_cluster, find_workload
+from persia_sim.presets.profile import read_profile
+from persia_sim.words.rules import require
+from persia_sim.words.vocabulary import DEFAULT_AVERAGE_EVERY_S
+
+
+def unset(means: str) -> Any:
+    """What `--help` says of an option that is not given, in place of None."""
+    return tyro.conf.arg(help_behavior_hint=f"(default: {means})")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point(Knobs):
+    """One configuration; each field is an option of the command and may be a factor of a sweep."""
+
+    cluster: str = "gcp-100t"
+    """v100-2021-09, v100-paper, gcp-100t, this-host, or a .toml file."""
+    workload: str = "criteo-syn5"
+    """taobao-ad, avazu-ad, criteo-ad, kwai-video, criteo-syn1 to criteo-syn5, or a .toml file."""
+    ranks: Annotated[int | None, unset("the preset's")] = None
+    """GPUs."""
+    batch_per_rank: Annotated[int | None, unset("the workload's")] = None
+    """Samples of a rank in a step, in [1, 65535]."""
+    servers: Annotated[int | None, unset("the preset's")] = None
+    """Server hosts."""
+    workers: Annotated[int | None, unset("the preset's")] = None
+    """Embedding worker hosts."""
+    loaders: Annotated[int | None, unset("as many a rank as the preset has")] = None
+    """Data loader processes."""
+    average_every_s: Annotated[float | None, unset(str(DEFAULT_AVERAGE_EVERY_S))] = None
+    """Seconds between two rounds (async_averaging)."""
+    gpu_cv: float = 0.05
+    """Coefficient of variation of a rank's compute time."""
+    server_cv: float = 0.0
+    """Coefficient of variation of one request at one server."""
+    slow: tuple[str, ...] = ()
+    """Stragglers, KIND:INDEXxFACTOR and perhaps @FROM-TO in seconds: rank:0x3 worker:5x2@1-4."""
+    crash: tuple[str, ...] = ()
+    """Crashes, KIND:INDEX@SECONDS: rank:3@2.5 server:0@1 worker:7@4."""
+    detect_s: Annotated[float | None, unset("1 (assumed)")] = None
+    """Seconds until a crash is noticed."""
+    restart_s: Annotated[float | None, unset("5 (assumed)")] = None
+    """Seconds until the process runs again."""
+    load_s: Annotated[float | None, unset("2 (assumed)")] = None
+    """Seconds until its checkpoint is loaded."""
+    full_recovery: bool = False
+    """A server's crash takes everybody back to the checkpoint, not only that server."""
+    checkpoint_every_s: Annotated[float | None, unset("none is written")] = None
+    """Useful seconds between checkpoints."""
+    checkpoint_s: Annotated[float | None, unset("1 (assumed)")] = None
+    """Seconds that training stands still for a checkpoint."""
+    profile: Path | None = None
+    """Measured costs (JSON, written by `python -m runtime profile`) instead of the catalogue's."""
+
+    @property
+    def label(self) -> str:
+        """What is chosen, in words: the same for equal points and different for others."""
+        values = ((each, getattr(self, each.name)) for each in fields(self))
+        chosen = [f"{each.name} {value}" for each, value in values if value != each.default]
+        return ", ".join(chosen) or "the defaults"
+
+
+_TIMES = {"detect_s": 1.0, "restart_s": 5.0, "load_s": 2.0}
+_PLACE = rf"({'|'.join(Target)}):(\d+)"
+_SECONDS = r"(\d+(?:\.\d*)?(?:e-?\d+)?)"
+
+
+def _parts(option: str, text: str, pattern: str, form: str) -> tuple[str, ...]:
+    match = re.fullmatch(_PLACE + pattern, text)
+    if match is None:
+        kinds = ", ".join(Target)
+        raise ValueError(f"{option} is {text!r}: KIND is {kinds}; write KIND:INDEX{form}")
+    return match.groups()
+
+
+def _needs(point: Point, names: tuple[str, ...], there: object, instead: str, remedy: str) -> None:
+    """Raise ValueError for the first option of these that is given where nothing reads it."""
+    for name in names if not there else ():
+        if getattr(point, name) not in (None, False):
+            flag = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{flag} is set but {instead}: {remedy}, or drop {flag}")
+
+
+def _disturbances(point: Point) -> tuple[SlowDown | Crash, ...]:
+    """Read --slow and --crash."""
+    found: list[SlowDown | Crash] = []
+    for text in point.slow:
+        pattern, form = (
+            f"x{_SECONDS}(?:@{_SECONDS}-{_SECONDS})?",
+            "xFACTOR@FROM-TO, as rank:0x3@1-4",
+        )
+        kind, index, factor, start, end = _parts("--slow", text, pattern, form)
+        when = {} if start is None else {"start_s": float(start), "end_s": float(end)}
+        slow = SlowDown(target=Target(kind), index=int(index), factor=float(factor), **when)
+        found.append(slow)
+    remedy = "add --crash KIND:INDEX@SECONDS, as server:0@2.5"
+    _needs(point, tuple(_TIMES), point.crash, "--crash is not", remedy)
+    given = {name: getattr(point, name) for name in _TIMES if getattr(point, name) is not None}
+    crashes = []
+    for text in point.crash:
+        kind, index, at = _parts("--crash", text, f"@{_SECONDS}", "@SECONDS, as server:0@2.5")
+        full = point.full_recovery and kind == "server"
+        times = {"at_s": float(at), **_TIMES, **given}
+        crashes.append(Crash(target=Target(kind), index=int(index), full=full, **times))
+    full, remedy = any(crash.full for crash in crashes), "add --crash server:INDEX@SECONDS"
+    _needs(point, ("full_recovery",), full, "--crash names no server", remedy)
+    return (*found, *crashes)
+
+
+def _checkpoints(point: Point) -> Checkpoints | None:
+    """Read --checkpoint-every-s and --checkpoint-s."""
+    every_s, write_s = point.checkpoint_every_s, point.checkpoint_s
+    _needs(point, ("checkpoint_s",), every_s is not None, "--checkpoint-every-s is not", "add it")
+    if every_s is None:
+        return None
+    return Checkpoints(interval_s=every_s, write_s=1.0 if write_s is None else write_s)
+
+
+MOST = {"ranks": 16_384, "workers": 10_000, "servers": 10_000, "loaders": 100_000,
+        "steps": 1_000_000}  # fmt: skip
+"""Beyond these a simulation takes days or more memory than a host has."""
+MOST_BATCHES = 5_000_000
+
+
+def _refuse_absurd(point: Point) -> None:
+    """Sizes that no machine simulates are refused before anything of that size is made."""
+    for name, most in MOST.items():
+        value = getattr(point, name)
+        require(value is None or value <= most, name, value, f"must be <= {most:,}")
+    unshared = point.dense_on_nics and point.discipline is Discipline.UNSHARED
+    remedy = "choose fluid or fifo"
+    require(not unshared, "dense_on_nics", True, "unshared NICs slow nobody down", remedy)
+    ok = point.restart_s is None or 0 <= point.restart_s <= MOST_S
+    require(ok, "restart_s", point.restart_s, f"must lie in [0, {MOST_S:g}]")
+
+
+def scenario_of(point: Point) -> Scenario:
+    """The scenario that a point names. Raises ValueError naming what cannot be."""
+    _refuse_absurd(point)
+    cluster, costs = find_cluster(point.cluster)
+    workload = find_workload(point.workload)
+    cluster = cluster.resized(point.ranks, point.workers, point.servers, point.loaders)
+    counts = {"ranks": cluster.ranks, "workers": cluster.embedding_workers.all_hosts,
+              "servers": cluster.servers.all_hosts, "loaders": cluster.loaders}  # fmt: skip
+    for name, value in counts.items():
+        rule = f"must be <= {MOST[name]:,}"
+        require(value <= MOST[name], f"{name} of {cluster.name}", f"{value:,}", rule)
+    if point.batch_per_rank is not None:
+        workload = replace(workload, batch_per_rank=point.batch_per_rank)
+    if point.profile is not None:
+        cluster, costs = read_profile(point.profile).apply(cluster, workload, costs)
+    batches = cluster.ranks * point.steps
+    rule = f"must be <= {MOST_BATCHES:,} (about 1 kB of memory and 0.4 ms of time each)"
+    require(batches <= MOST_BATCHES, "ranks x steps", f"{batches:,}", rule, "lower --steps")
+    every_s = point.average_every_s
+    return Scenario(
+        cluster=cluster,
+        workload=workload,
+        costs=costs,
+        averaging=None if every_s is None else Averaging(period_s=every_s),
+        noise=Noise(gpu_cv=point.gpu_cv, server_cv=point.server_cv),
+        disturbances=_disturbances(point),
+        checkpoints=_checkpoints(point),
+        **{knob.name: getattr(point, knob.name) for knob in fields(Knobs)},
+    )

@@ -1,0 +1,191 @@
+"""A measured profile: what `runtime profile` writes, checked, and put in the catalogue's place.
+
+The file is JSON: ``{"schema": 3, "source": "...", "dim": 16, "hidden": [256, 128], "laws":
+{"server_lookup": {"fixed_s": ..., "per_item_s": ..., "per_byte_s": ..., "spread": ...,
+"fitted_items": [low, high]}, ...}, "gpu": {"device": "cpu", "fixed_s": ..., "flops_per_s":
+[[batch_per_rank, rate], ...]}, "all_reduce": {"ranks": 2, "fixed_s": ..., "per_byte_s": ...,
+"spread": ..., "fitted_bytes": [low, high]}, "copies": "none: ..."}``. Laws or rates may be absent,
+not both; the all-reduce and the word on copies may be, too; unknown names are errors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from persia_sim.model.allreduce import Algorithm, DenseSync
+from persia_sim.model.cluster import Cluster
+from persia_sim.model.costs import Costs, Law
+from persia_sim.model.workload import Workload
+from persia_sim.presets.from_file import document_of, record_of
+from persia_sim.words.rules import AMOUNT, NUMBERS, SECONDS, require, require_within
+from persia_sim.words.schema import nearest
+
+PROFILE_SCHEMA = 3
+_NO_COPIES = "none"
+"""How the word on copies begins where a device shares its host's memory."""
+_NO_BUS_BYTES_PER_S = 1e18
+_LAWS = {each.name for each in fields(Costs) if each.type == "Law"}
+_TIMES = {"fixed_s", "per_item_s", "per_byte_s"}
+_AGAIN = "measure again with: runtime profile"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllReduce:
+    """A measured sum of vectors: fixed_s + per_byte_s * bytes of one rank."""
+
+    ranks: int
+    """Processes that summed, >= 2."""
+    fixed_s: float
+    per_byte_s: float
+    spread: float = 0.0
+    """Residual standard deviation relative to the fit."""
+    fitted_bytes: tuple[float, float]
+    """Range of the measurements."""
+
+    def __post_init__(self) -> None:
+        require_within(self, ranks=(2, 1e6), fixed_s=SECONDS, per_byte_s=SECONDS)
+        low, high = self.fitted_bytes
+        require(0 <= low <= high, "fitted_bytes", [low, high], "must be [least, most]")
+
+    def instead_of(self, sync: DenseSync, source: str) -> DenseSync:
+        """The same ring for any number of ranks of one host: hops and bytes cost what they did."""
+        hops = 2 * (self.ranks - 1)
+        return replace(
+            sync,
+            algorithm=Algorithm.RING,
+            intra_latency_s=self.fixed_s / hops,
+            intra_bytes_per_s=hops / self.ranks / max(self.per_byte_s, 1 / _NO_BUS_BYTES_PER_S),
+            overhead_s=0.0,
+            fitted_bytes=self.fitted_bytes,
+            source=source,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rate:
+    """What computed the dense network, and how fast."""
+
+    device: str
+    """cpu, or the name of a GPU."""
+    fixed_s: float
+    """Spent once a step, >= 0."""
+    flops_per_s: tuple[tuple[int, float], ...]
+    """(batch_per_rank, operations a second), the first increasing."""
+
+    def __post_init__(self) -> None:
+        require_within(self, fixed_s=SECONDS)
+        sizes = [size for size, _ in self.flops_per_s]
+        ordered = bool(sizes) and sizes == sorted(set(sizes)) and sizes[0] >= 1
+        rule = "needs points in increasing order of batch_per_rank"
+        require(ordered, "flops_per_s", sizes, rule)
+        least = min(rate for _, rate in self.flops_per_s)
+        require(least > 0, "flops_per_s", least, "must be > 0")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profile:
+    """What was measured."""
+
+    schema: int
+    """Of the file."""
+    source: str = ""
+    """On what machine, by what."""
+    laws: dict[str, Any] = field(default_factory=dict)
+    """A `Law` each, by the name that `Costs` gives it."""
+    dim: int | None = None
+    """Numbers in a row while the laws were measured."""
+    hidden: tuple[int, ...] | None = None
+    """Widths of the MLP while the rate was measured."""
+    gpu: Rate | None = None
+    """Not measured: None."""
+    all_reduce: AllReduce | None = None
+    """Over ranks of one host that are processes; None: not measured."""
+    copies: str = ""
+    """What was found of copies between host and device; empty: nothing is said."""
+    provenance: Any = None
+    """Who measured; not read."""
+
+    def __post_init__(self) -> None:
+        rule = f"must be {PROFILE_SCHEMA}"
+        require(self.schema == PROFILE_SCHEMA, "schema", self.schema, rule, _AGAIN)
+        require_within(self, dim=NUMBERS)
+        for width in self.hidden or ():
+            require(1 <= width <= AMOUNT[1], "hidden", width, "needs widths >= 1")
+        unknown = sorted(self.laws.keys() - _LAWS)
+        if unknown:
+            raise ValueError(f"laws.{unknown[0]} is unknown: {nearest(unknown[0], _LAWS)}")
+        measured = bool(self.laws or self.gpu)
+        require(measured, "it", "without laws and gpu", "nothing in it was measured")
+
+    def apply(self, cluster: Cluster, workload: Workload, costs: Costs) -> tuple[Cluster, Costs]:
+        """Cluster and costs with what was measured in place of the presets' constants.
+
+        Raises ValueError when rows are of another width, or a rate is above the GPU's peak.
+        """
+        again = f"measure again with: runtime profile --dim {workload.dim}"
+        rule = f"rows of {workload.name} have dim {workload.dim}"
+        require(self.dim in (None, workload.dim), "dim of the profile", self.dim, rule, again)
+        notes = [f"measured: {self.source}"]
+        if self.hidden is not None and self.hidden != tuple(w for w in workload.mlp if w > 1):
+            notes.append(f"at an MLP of {'-'.join(map(str, self.hidden))}, another one than here")
+        changes: dict[str, object] = dict(self.laws)
+        if "load" in self.laws:  # measured a sample
+            changes["load"] = _a_column(self.laws["load"], workload.columns)
+        here = cluster.gpu.is_host_core
+        if self.gpu is not None and here:
+            peak = max(rate for _, rate in self.gpu.flops_per_s)
+            cluster = cluster.with_gpu(fp32_flops=peak, source=self.source)
+        if self.copies.startswith(_NO_COPIES) and here:
+            nothing = Law(source=f"{self.source}: {self.copies}")
+            changes |= {"copy_in": nothing, "copy_out": nothing}
+            cluster = cluster.with_gpu(pcie_bytes_per_s=_NO_BUS_BYTES_PER_S)
+        if self.all_reduce is not None and here:
+            changes["dense_sync"] = self.all_reduce.instead_of(costs.dense_sync, self.source)
+        elif self.all_reduce is not None:
+            notes.append("the all-reduce of one host's processes is not used for GPUs")
+        if self.gpu is not None and (self.gpu.device == "cpu") != here:
+            notes.append(f"the rate of a {self.gpu.device} is not used for a {cluster.gpu.name}")
+        elif self.gpu is not None:
+            shares = _shares(self.gpu, cluster, workload)
+            changes |= {"gpu_efficiency": shares, "gpu_fixed_s": self.gpu.fixed_s}
+            if here:
+                changes["gpu_half_batch"] = 0.0  # a core needs no batch to be busy
+        source = "; ".join([costs.source, *notes])
+        return cluster, replace(costs, source=source, **changes)  # type: ignore[arg-type]
+
+
+def _shares(gpu: Rate, cluster: Cluster, workload: Workload) -> tuple[tuple[int, float], ...]:
+    """The measured rates over the GPU's peak."""
+    peak = cluster.gpu.peak_flops(workload.precision)
+    rule = f"a {cluster.gpu.name} of {cluster.name} has {peak:.4g} at most"
+    remedy = "use the profile with the cluster on whose GPU it was measured"
+    for batch_per_rank, rate in gpu.flops_per_s:
+        name = f"flops_per_s of the profile at batch_per_rank {batch_per_rank}"
+        require(rate <= peak, name, f"{rate:.4g}", rule, remedy)
+    return tuple((size, rate / peak) for size, rate in gpu.flops_per_s)
+
+
+def _a_column(law: Law, columns: int) -> Law:
+    """The law of a loader whose items were samples of so many columns."""
+    fitted = law.fitted_items and (law.fitted_items[0] * columns, law.fitted_items[1] * columns)
+    return replace(law, per_item_s=law.per_item_s / columns, fitted_items=fitted)
+
+
+def read_profile(path: Path) -> Profile:
+    """Read and check a profile. Raises ValueError that names the first wrong value."""
+    document = document_of(path, "profile", "write it with: runtime profile")
+    try:
+        found = record_of(Profile, {"source": path.name} | document, "")
+        return replace(found, laws={n: _law(n, law, found) for n, law in found.laws.items()})
+    except ValueError as error:
+        raise ValueError(f"profile {path}: {error}") from None
+
+
+def _law(name: str, table: Any, of: Profile) -> Law:
+    if isinstance(table, dict):
+        rule = f"must hold one of {', '.join(sorted(_TIMES))}"
+        require(bool(_TIMES & table.keys()), f"laws.{name}", table, rule)
+        table = {"source": of.source} | table
+    return record_of(Law, table, f"laws.{name}")
