@@ -5,14 +5,25 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
 
 from experiments.catalogue import BENCHES, STUDIES
 from experiments.kept import ensure_writable
-from persia_sim.words.rules import refuse_doubled
+from persia_sim.words.rules import printable
+from persia_sim.words.schema import nearest
+from runtime.command_line import POSITIONAL, read_options
 from runtime.guarded import guarded
 
 RUNS = "runs"
 """No study: what lies in run folders."""
+RUNS_USAGE = """usage: python -m experiments runs COMMAND [options]
+
+  list [DIR]     the runs below a folder: mode, tau, ranks, data, seed, AUC, commit, state
+  compare A B    two runs, or two sweeps paired by seed: options, scores, curves, DeLong
+  report DIR     a page about one run or sweep, in one file
+"""
 
 
 def module_of(name: str) -> str:
@@ -34,39 +45,20 @@ def main(arguments: Sequence[str]) -> int:
         return guarded(lambda: _run_folders(rest))
     known = [*STUDIES, *BENCHES, RUNS]
     if name not in known:
-        import difflib  # late: only a misspelling needs it
-
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
-        print(f"error: no study {name!r}; {hint}", file=sys.stderr)
+        print(f"error: no study {name!r}; {nearest(name, known)}", file=sys.stderr)
         return 2
     return guarded(lambda: _run(name, rest))
 
 
 def _run(name: str, arguments: list[str]) -> None:
-    import tyro
-
-    refuse_doubled(arguments)
     module = importlib.import_module(module_of(name))
-    options = tyro.cli(
-        module.Options,
-        args=arguments,
-        prog=f"python -m experiments {name}",
-        config=(tyro.conf.EnumChoicesFromValues,),
-    )
+    options = read_options(module.Options, arguments, f"python -m experiments {name}")
     if not getattr(options, "dry_run", False):
         ensure_writable(options.out)
     try:
         module.run(options)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted; the same command does the rest") from None
-
-
-def _run_folders(arguments: list[str]) -> None:
-    from experiments.registry.command import main as run_folders
-
-    refuse_doubled(arguments)
-    run_folders(arguments)
 
 
 def _print_list() -> None:
@@ -78,3 +70,64 @@ def _print_list() -> None:
         print(f"  {name:<{width}}  {study.says} ({minutes} min on 2 cores)")
     print(f"\n  {RUNS:<{width}}  run folders: list DIR, compare A B, report DIR ({RUNS} --help)")
     sys.stdout.flush()  # here, where a reader that has gone (`| head`) is no error
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunsList:
+    """The runs below a folder, as a table."""
+
+    folder: Annotated[Path, POSITIONAL] = Path(RUNS)
+    """A run, a sweep, or any folder with runs below it."""
+
+    def said(self) -> str:
+        """The table."""
+        from experiments.registry.runs import listing
+
+        return listing(self.folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunsCompare:
+    """Two runs beside each other, or two sweeps paired by seed."""
+
+    first: Annotated[Path, POSITIONAL]
+    """A run or a sweep: A."""
+    second: Annotated[Path, POSITIONAL]
+    """Another of the same kind: B."""
+
+    def said(self) -> str:
+        """Options, scores and curves that differ."""
+        from experiments.registry.compare import comparison  # late: numpy
+
+        return comparison(self.first, self.second)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunsReport:
+    """One run or sweep as a page in one file."""
+
+    folder: Annotated[Path, POSITIONAL]
+    """A run or a sweep."""
+    out: Path | None = None
+    """File to write; else report.html in the folder."""
+
+    def said(self) -> str:
+        """Where the page was written."""
+        from experiments.registry.report import write_page  # late: numpy
+
+        return str(write_page(self.folder, self.out or self.folder / "report.html"))
+
+
+RUNS_COMMANDS = {"list": RunsList, "compare": RunsCompare, "report": RunsReport}
+
+
+def _run_folders(arguments: list[str]) -> None:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(RUNS_USAGE, end="")
+        return
+    name, *words = arguments
+    if name not in RUNS_COMMANDS:
+        raise ValueError(f"runs has no command {name!r}; choose one of {', '.join(RUNS_COMMANDS)}")
+    chosen: type[Any] = RUNS_COMMANDS[name]
+    options = read_options(chosen, words, f"python -m experiments runs {name}")
+    print(printable(options.said(), keep="\n"))

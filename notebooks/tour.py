@@ -145,4 +145,4 @@ plt.show()
 # %% [markdown]
 # After a few dozen steps the gap is large and after a whole pass it is small: late rows slow the
 # *start*. `python -m experiments lateness` follows it along runs of 10,000 updates;
-# `python -m experiments staleness-sweep --help` lists every factor.
+# `python -m runtime train --help` lists what its `--factor` can vary.

@@ -74,7 +74,9 @@ def _each_option(record: Any, prefix: str, path: str) -> Iterator[Option]:
         kind = next((note for note in notes if isinstance(note, AsGroup)), kind)
         typed = f"{prefix}{name}".replace("_", "-")
         text, positional = texts.get(name, ""), POSITIONAL in notes
-        yield Option(typed, f"{path}{name}", kind, positional, text, field.default)
+        made = field.default_factory is not MISSING
+        default = field.default_factory() if made else field.default
+        yield Option(typed, f"{path}{name}", kind, positional, text, default)
 
 
 def option_values(record: Any) -> Iterator[tuple[str, Any]]:
@@ -110,7 +112,9 @@ def read_options(record: type[T], words: Sequence[str], command: str) -> T:
             name = option.name.upper() if option.positional else f"--{option.name}"
             raise ValueError(f"{name} is missing; {command} --help says what it is")
     try:
-        return record(**values)
+        fields: Any = record.__dict__["__dataclass_fields__"].values()
+        groups = {f.name: f.default_factory() for f in fields if f.default_factory is not MISSING}
+        return record(**with_changes(groups, values))
     except Refused as error:
         raise ValueError(as_typed(error, record)) from None
 
@@ -141,7 +145,7 @@ def read_words(record: type, words: Sequence[str], command: str) -> dict[str, An
                 raise ValueError(f"{flag} takes no value, got {value!r}; write the option alone")
             else:
                 found[option.path] = truth
-        elif last in given and (not given[last] or _takes_many(options[last].kind)):
+        elif last in given and (not given[last] or _items(options[last].kind)):
             given[last].append(word)
         elif free:
             given[free.pop(0).name] = [word]
@@ -181,8 +185,7 @@ def _all(options: Mapping[str, Option]) -> list[str]:
 def _value(option: Option, texts: list[str]) -> Any:
     """The value of the words behind an option."""
     name = option.name.upper() if option.positional else f"--{option.name}"
-    if _takes_many(option.kind):
-        inner = get_args(option.kind)[0]
+    if inner := _items(option.kind):
         return fit(tuple(_from_text(text, inner) for text in texts), option.kind, name)
     if not texts:
         raise ValueError(f"{name} has no value; give {_words(option.kind)}")
@@ -191,8 +194,10 @@ def _value(option: Option, texts: list[str]) -> Any:
     return fit(_from_text(texts[0], option.kind), option.kind, name)
 
 
-def _takes_many(kind: Any) -> bool:
-    return get_origin(kind) is tuple
+def _items(kind: Any) -> Any:
+    """Of what kind the values of a list are; None where it is no list."""
+    lists = (part for part in _alternatives(kind) if get_origin(part) is tuple)
+    return next((get_args(part)[0] for part in lists), None)
 
 
 def _from_text(text: str, kind: Any) -> Any:
@@ -248,8 +253,8 @@ def _said(value: Any) -> str:
 
 def _words(kind: Any) -> str:
     """What may stand behind an option."""
-    if _takes_many(kind):
-        return f"{_words(get_args(kind)[0])} ..."
+    if inner := _items(kind):
+        return f"{_words(inner)} ..."
     parts = []
     for part in _alternatives(kind):
         if get_origin(part) is Literal:
@@ -266,10 +271,12 @@ _KINDS = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH", type(None): "No
 
 def _texts(record: type) -> dict[str, str]:
     """The text below each field of a dataclass, read from its source."""
-    (described,) = ast.parse(textwrap.dedent(inspect.getsource(record))).body
-    assert isinstance(described, ast.ClassDef)
+    bases = (base for base in reversed(record.__mro__) if is_dataclass(base))
+    sources = (ast.parse(textwrap.dedent(inspect.getsource(base))).body[0] for base in bases)
     return {
         field.target.id: below.value.value
+        for described in sources
+        if isinstance(described, ast.ClassDef)
         for field, below in pairwise(described.body)
         if isinstance(field, ast.AnnAssign)
         and isinstance(field.target, ast.Name)

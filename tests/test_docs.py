@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import tyro
 
+from experiments import commands as studies
 from experiments.commands import BENCHES, STUDIES, module_of
 from runtime import train_options
 from runtime.config import TrainConfig, read_config
@@ -196,7 +197,7 @@ def test_every_command_line_is_one_that_the_parser_takes(command, monkeypatch, t
         shutil.copytree(ROOT / "tests/experiments/examples", tmp_path, dirs_exist_ok=True)
     monkeypatch.setattr(tyro, "cli", stop(tyro.cli))
     monkeypatch.setattr(train_options, "with_changes", stop(train_options.with_changes))
-    for reader in (serving_commands, profile_command, download, hosts):
+    for reader in (serving_commands, profile_command, download, hosts, studies):
         monkeypatch.setattr(reader, "read_options", stop(reader.read_options))
     main = main_of(module)
     if words == ["list"]:

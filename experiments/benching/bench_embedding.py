@@ -14,12 +14,20 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from experiments.benching.wide import FIELDS, WideWorkload, wide_workload
+from experiments.benching.wide import (
+    FIELDS,
+    WideWorkload,
+    full_store,
+    handle_of,
+    uniform_ids,
+    wide_ids,
+    wide_workload,
+)
 from experiments.benching.windows import Bench, ForeignCores, interleave, summarize
-from experiments.options import Count, within
+from experiments.options import Count
 from experiments.tables import drawn, table, write_csv
-from runtime.data.batch import Batch, Field, Layout
-from runtime.data.ids import hash_integers, mix64, tag
+from persia_sim.words.schema import Within
+from runtime.data.batch import Field, Layout
 from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.embedding.features import Capacity
 
@@ -48,14 +56,14 @@ COLUMNS = {
     "median": "{median:.2f}", "min": "{low:.2f}", "max": "{high:.2f}",
     "quiet": "{quiet}/{windows}", "foreign cores": "{foreign_cores:.2f}",
 }  # fmt: skip
-Dim = Annotated[int, within(1, 4096)]
+Dim = Annotated[int, Within(1, 4096)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(Bench):
     """M ids/s of each kernel on one core, candidates in turn."""
 
-    rows: Annotated[int, within(FIELDS, 10**9)] = 10_000_000
+    rows: Annotated[int, Within(FIELDS, 10**9)] = 10_000_000
     """Rows of each table."""
     dim: Dim = 16
     """Floats in a row."""
@@ -135,9 +143,8 @@ def _batch_kernels(options: Options, source: WideWorkload) -> dict[str, Callable
     from runtime.embedding.open import open_pooling
     from runtime.embedding.store import FieldVectors
 
-    store = _full(
-        source.layout, TableConfig(dim=options.dim, optimizer=ADAGRAD), _wide_ids(options)
-    )
+    config = TableConfig(dim=options.dim, optimizer=ADAGRAD)
+    store = full_store(source.layout, config, wide_ids(options.rows))
     pooling = open_pooling(source.layout.fields, {"rows": options.dim})
     batches = source.batches
     count = len(batches[0].ids)
@@ -212,7 +219,7 @@ def _uniform_kernels(options: Options) -> dict[str, Callable[[], float]]:
     import torch
 
     layout = Layout(fields=(Field(name="a"),))
-    all_ids = [mix64(np.arange(options.rows, dtype=np.uint64)) >> np.uint64(8)]
+    all_ids = [uniform_ids(np.arange(options.rows))]
     limits = {
         "no limit": Capacity(),
         "clock": Capacity(rows=options.rows, eviction="clock"),
@@ -222,24 +229,19 @@ def _uniform_kernels(options: Options) -> dict[str, Callable[[], float]]:
     fresh = [options.rows]
     ones = np.full((UNIFORM_IDS, options.dim), 1e-3, np.float32)
 
-    def look_up(store: Any, numbers: np.ndarray) -> Any:
-        ids = mix64(numbers) >> np.uint64(8)
-        empty = np.zeros((len(ids), 0), np.float32)
-        return store.begin(0, 0, Batch(ids, None, empty, empty))
-
     def uniform(store: Any) -> float:
         numbers = np.unique(draws.integers(0, options.rows, UNIFORM_IDS + UNIFORM_IDS // 8))
-        numbers = draws.permutation(numbers)[:UNIFORM_IDS].astype(np.uint64)
-        handle = look_up(store, numbers)
+        numbers = draws.permutation(numbers)[:UNIFORM_IDS]
+        handle = handle_of(store, uniform_ids(numbers))
         began = time.thread_time()
         store.read(handle, 0)
         store.push(0, [(handle, {"rows": ones[: len(numbers)]})])
         return (time.thread_time() - began) * UNIFORM_IDS / len(numbers)
 
     def evicting(store: Any) -> float:
-        numbers = np.arange(fresh[0], fresh[0] + UNIFORM_IDS, dtype=np.uint64)
+        numbers = np.arange(fresh[0], fresh[0] + UNIFORM_IDS)
         fresh[0] += UNIFORM_IDS
-        handle = look_up(store, numbers)
+        handle = handle_of(store, uniform_ids(numbers))
         began = time.thread_time()
         store.read(handle, 0)
         return time.thread_time() - began
@@ -264,10 +266,10 @@ def _uniform_kernels(options: Options) -> dict[str, Callable[[], float]]:
     works: dict[str, Callable[[], float | None]] = {}
     for name, capacity in limits.items():
         config = TableConfig(dim=options.dim, optimizer=ADAGRAD, capacity=capacity)
-        works[f"lookup+adagrad {name}"] = partial(uniform, _full(layout, config, iter(all_ids)))
+        works[f"lookup+adagrad {name}"] = partial(uniform, full_store(layout, config, all_ids))
         if capacity.limited:
             # A store of its own: the lookups above must find their rows.
-            works[f"evict {name}"] = partial(evicting, _full(layout, config, iter(all_ids)))
+            works[f"evict {name}"] = partial(evicting, full_store(layout, config, all_ids))
     works["adagrad torch, dense table"] = torch_dense
     works["adagrad numpy, dense table"] = numpy_dense
     return {name: _rate(work, UNIFORM_IDS) for name, work in works.items()}
@@ -278,27 +280,6 @@ def _drop(work: Callable[[], object]) -> Callable[[], None]:
         work()
 
     return without_result
-
-
-def _full(layout: Layout, config: TableConfig, columns: Iterator[np.ndarray]) -> Any:
-    """A store that holds all these ids, created in random order."""
-    from runtime.embedding.open import open_store
-
-    store = open_store(layout, [config])
-    fields = len(layout.fields)
-    for column in columns:
-        ids = np.random.default_rng(2).permutation(column)
-        for start in range(0, len(ids), 1 << 18):
-            part = ids[start : start + (1 << 18)]
-            bounds = np.linspace(0, len(part), fields + 1).astype(np.int64)
-            empty = np.zeros((1, 0), np.float32)
-            store.read(store.begin(0, 0, Batch(part, bounds, empty, empty)), 0)
-    return store
-
-
-def _wide_ids(options: Options) -> Iterator[np.ndarray]:
-    for field in range(FIELDS):
-        yield tag(field, hash_integers(np.arange(options.rows // FIELDS)))
 
 
 def _random_lines(lines: int, count: int) -> np.ndarray:

@@ -12,7 +12,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -20,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from experiments.benching.engine_options import Options
-from experiments.benching.wide import wide_workload
+from experiments.benching.wide import concurrent_samples_per_s, plain_loop, wide_workload
 from experiments.benching.windows import (
     Ratio,
     Window,
+    by_cpu,
     interleave,
-    own_cpu_s,
     paired_ratio,
     summarize,
     verdict,
@@ -82,60 +81,24 @@ def config_of(options: Options, sync: SyncConfig | None = None, **engine: Any) -
     )
 
 
-def samples_per_s(parts: Any, source: Any, skip: int, clock: str = "wall") -> float:
-    """One window of the concurrent executor over rows that may be there already."""
-    from runtime.engines.threads import ConcurrentRun
-
-    again = parts.again(source)
-    began_s = own_cpu_s()
-    again.meter.start()
-    ConcurrentRun(again).run()
-    if clock == "cpu":
-        return float(again.meter.samples / (own_cpu_s() - began_s))
-    return float(again.meter.samples_per_s(skip=skip))
-
-
 class SyncBesideDense:
     """One model, one store, two loops over the same batches."""
 
     def __init__(self, options: Options) -> None:
         import torch
 
-        from runtime.dense.optimizer import make_optimizer
         from runtime.rank.parts import assemble
 
         torch.set_num_threads(options.threads)
         config = config_of(options, threads=options.threads)
-        self._config, self._source = config, wide_workload(options.batch, options.rows)
-        parts = assemble(config, self._source)
-        self._model = parts.learner.model
-        self._optimizer = make_optimizer(config.model, self._model)
-        width = len(self._source.layout.fields) * config.rows.dim
-        self._pooled = torch.zeros(config.batch, width)
-        sync = partial(samples_per_s, parts, self._source, WARM_UP["sync"])
+        source = wide_workload(options.batch, options.rows)
+        parts = assemble(config, source)
+        pooled = torch.zeros(config.batch, len(source.layout.fields) * config.rows.dim)
+        skip = WARM_UP["sync"]
+        dense = plain_loop(parts, source, lambda _: pooled.detach(), skip)
+        sync = partial(concurrent_samples_per_s, parts, source, skip)
         sync()  # creates the rows; not counted
-        self.candidates = {"dense-only": self._dense_samples_per_s, "sync": sync}
-
-    def _dense_samples_per_s(self) -> float:
-        """The same MLP, loss and optimiser on ready-made vectors: no embedding work at all."""
-        import torch
-        from torch.nn.functional import binary_cross_entropy_with_logits
-
-        from runtime.models.inputs import Embeddings
-
-        steps, began = self._config.steps or 0, 0.0
-        for step in range(steps):
-            if step == WARM_UP["sync"]:
-                began = time.perf_counter()
-            batch = self._source.batches[step % len(self._source.batches)]
-            pooled = self._pooled.detach().requires_grad_()
-            logits = self._model(torch.from_numpy(batch.dense), Embeddings(pooled, {}, {}))
-            loss = binary_cross_entropy_with_logits(logits, torch.from_numpy(batch.labels))
-            self._optimizer.zero_grad()
-            loss.backward()
-            self._optimizer.step()
-        timed = (steps - WARM_UP["sync"]) * self._config.batch
-        return timed / (time.perf_counter() - began)
+        self.candidates = {"dense-only": dense, "sync": sync}
 
     def report(self, windows: Sequence[Window]) -> str:
         """Medians, and the paired ratio with its goal."""
@@ -229,7 +192,8 @@ class LatencyBesideLaw:
         steps = max(options.window_steps, 6 * (case.window + 1))
         config = config_of(options, SyncConfig(**chosen), latency_s=case.latency_s)
         config = replace(config, steps=steps)
-        rate = samples_per_s(assemble(config, self._source), self._source, skip=steps // 3)
+        parts = assemble(config, self._source)
+        rate = concurrent_samples_per_s(parts, self._source, skip=steps // 3)
         return options.batch / rate if rate else float("nan")
 
     def report(self, windows: Sequence[Window]) -> str:
@@ -288,9 +252,12 @@ class Transport:
         for tower, mode in self._cases:
             for where in ("threads", "processes"):
                 parts = assemble_for(transport_config(options, tower, mode, where), source)
-                measure = partial(samples_per_s, parts, source, WARM_UP["transport"], options.clock)
+                measure = partial(concurrent_samples_per_s, parts, source, WARM_UP["transport"])
                 measure()  # creates the rows; not counted
-                self.candidates[f"{tower}, {mode}, {where}"] = measure
+                name = f"{tower}, {mode}, {where}"
+                samples = options.window_steps * options.batch
+                is_cpu = options.clock == "cpu"
+                self.candidates[name] = by_cpu(measure, samples) if is_cpu else measure
 
     def report(self, windows: Sequence[Window]) -> str:
         """A line for each MLP and mode: both steps, the share, the goal."""

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from experiments.options import Count, Ranks, StudyOptions, Tau, within
+from experiments.options import Count, Ranks, StudyOptions, Tau
 from experiments.tables import aligned, write_csv
+from persia_sim.words.schema import Within
 
 GOAL_BYTES = 1 << 30
 READINGS = 100
@@ -22,7 +23,7 @@ class Options(StudyOptions):
     """Steps of all ranks."""
     ranks: Ranks = 8
     """NN workers W."""
-    shards: Annotated[int, within(1, 4096)] = 4
+    shards: Annotated[int, Within(1, 4096)] = 4
     """Embedding servers."""
     batch: Count = 16
     """Samples per dense update."""

@@ -14,17 +14,16 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from experiments.benching.wide import full_store, handle_of, uniform_ids
 from experiments.benching.windows import ForeignLoad
-from experiments.options import Count, StudyOptions, within
+from experiments.options import Count, StudyOptions
 from experiments.tables import aligned, write_csv
-from runtime.data.batch import Batch, Field, Layout
-from runtime.data.ids import mix64
+from persia_sim.words.schema import Within
+from runtime.data.batch import Field, Layout
 from runtime.embedding.config import RowOptimizer, TableConfig
 
 GOAL_S = 0.05
 """Of the pause, for 1 M rows of width 16 with Adagrad."""
-FILL = 1 << 18
-"""Rows created by one lookup."""
 WAYS = ("inside the cut", "behind training")
 
 
@@ -32,15 +31,15 @@ WAYS = ("inside the cut", "behind training")
 class Options(StudyOptions):
     """The pause of a snapshot of one Adagrad table in milliseconds, and the steps around it."""
 
-    rows: Annotated[int, within(1, 10**9)] = 1_000_000
+    rows: Annotated[int, Within(1, 10**9)] = 1_000_000
     """Rows of the table."""
-    dim: Annotated[int, within(1, 4096)] = 16
+    dim: Annotated[int, Within(1, 4096)] = 16
     """Floats in a row."""
     batch: Count = 16_384
     """Ids of a step, drawn uniformly."""
     rounds: Count = 10
     """Snapshots of each way, in turn."""
-    around_s: Annotated[float, within(0.001, 3600)] = 0.3
+    around_s: Annotated[float, Within(0.001, 3600)] = 0.3
     """Seconds of training before each snapshot."""
 
 
@@ -72,7 +71,9 @@ def run(options: Options) -> None:
     """Measure, print the table and the goal, write the CSV."""
     from tqdm import tqdm
 
-    store = _full(options)
+    config = TableConfig(dim=options.dim, optimizer=RowOptimizer(kind="adagrad", lr=0.05))
+    layout = Layout(fields=(Field(name="a"),))
+    store = full_store(layout, config, [uniform_ids(np.arange(options.rows))])
     found = []
     for number in tqdm(range(options.rounds), desc="rounds", disable=None):
         for way in WAYS:
@@ -108,23 +109,6 @@ def table(found: list[Taken]) -> str:
     return aligned([*head, "longest step", "copy [MB]", "memory [MB]", "foreign cores"], lines)
 
 
-def _full(options: Options) -> Any:
-    from runtime.embedding.open import open_store
-
-    rule = RowOptimizer(kind="adagrad", lr=0.05)
-    config = TableConfig(dim=options.dim, optimizer=rule)
-    store = open_store(Layout(fields=(Field(name="a"),)), [config])
-    for start in range(0, options.rows, FILL):
-        store.read(_handle(store, np.arange(start, min(start + FILL, options.rows))), 0)
-    return store
-
-
-def _handle(store: Any, numbers: np.ndarray) -> Any:
-    ids = mix64(numbers.astype(np.uint64)) >> np.uint64(8)
-    empty = np.zeros((len(ids), 0), np.float32)
-    return store.begin(0, 0, Batch(ids, None, empty, empty))
-
-
 def _take(
     options: Options, store: Any, way: str, seed: int
 ) -> tuple[float, float, float, float, float, int, float]:
@@ -134,7 +118,8 @@ def _take(
         draws = np.random.default_rng(seed)
         gradient = np.full((options.batch, options.dim), 1e-3, np.float32)
         while not stop.is_set():
-            handle = _handle(store, draws.integers(0, options.rows, options.batch))
+            ids = uniform_ids(draws.integers(0, options.rows, options.batch))
+            handle = handle_of(store, ids)
             store.read(handle, 0)
             store.push(0, [(handle, {"rows": gradient[: len(handle.values["rows"])]})])
             ends.append(time.perf_counter())

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 from experiments.benching.wide import FIELDS
 from experiments.benching.windows import Bench
-from experiments.options import MOST, Count, Some, one_of, within
+from experiments.options import MOST, Count, OneOf, Some, hold
+from persia_sim.words.schema import Within
 from persia_sim.words.vocabulary import Mode
 
 ENGINES = {
@@ -43,33 +44,33 @@ LEAST_STEPS = {"sync": 3, "latency": 9, "transport": 4, "scaling": 20}
 class Options(Bench):
     """Candidates in turn, round after round; what is not given is each question's own."""
 
-    what: Some[Annotated[str, one_of(DEFAULTS)]] = ("sync", "latency", "transport")
+    what: Some[Annotated[str, OneOf(DEFAULTS)]] = ("sync", "latency", "transport")
     """sync, latency, transport, scaling (half an hour)."""
     rounds: Count | None = None
     """Interleaved rounds of all candidates."""
-    window_steps: Annotated[int, within(3, MOST)] | None = None
+    window_steps: Annotated[int, Within(3, MOST)] | None = None
     """Steps of a measurement; the first are not timed."""
     batch: Count | None = None
     """Samples of one dense update."""
-    rows: Annotated[int, within(FIELDS, 10**9)] | None = None
+    rows: Annotated[int, Within(FIELDS, 10**9)] | None = None
     """Distinct ids of the workload."""
-    dim: Annotated[int, within(1, 4096)] | None = None
+    dim: Annotated[int, Within(1, 4096)] | None = None
     """Floats in a row."""
-    hidden: Some[Annotated[int, within(1, 2**20)]] | None = None
+    hidden: Some[Annotated[int, Within(1, 2**20)]] | None = None
     """Widths of the MLP's layers."""
-    threads: Annotated[int, within(1, 1024)] | None = None
+    threads: Annotated[int, Within(1, 1024)] | None = None
     """Threads of one dense operation."""
-    ranks: Some[Annotated[int, within(1, 64)]] | None = None
+    ranks: Some[Annotated[int, Within(1, 64)]] | None = None
     """NN workers; several for scaling."""
-    servers: Some[Annotated[int, within(1, 64)]] | None = None
+    servers: Some[Annotated[int, Within(1, 64)]] | None = None
     """Embedding servers (shards, where they are in the ranks' process); several for scaling."""
-    latency_s: Some[Annotated[float, within(0.0, 10.0)]] | None = None
+    latency_s: Some[Annotated[float, Within(0.0, 10.0)]] | None = None
     """Seconds that each lookup and each push takes longer, as in a network."""
-    windows: Some[Annotated[int, within(1, 1024)]] | None = None
+    windows: Some[Annotated[int, Within(1, 1024)]] | None = None
     """Of latency: bounds tau of hybrid and raw_hybrid, and steps ahead of lookahead."""
-    modes: Some[Annotated[str, one_of(map(str, Mode))]] | None = None
+    modes: Some[Annotated[str, OneOf(map(str, Mode))]] | None = None
     """Modes of scaling."""
-    engines: Some[Annotated[str, one_of(ENGINES)]] | None = None
+    engines: Some[Annotated[str, OneOf(ENGINES)]] | None = None
     """threads, servers, processes: of scaling."""
     data: str | None = None
     """Data set of scaling."""
@@ -80,12 +81,12 @@ class Options(Bench):
     def check(self) -> None:
         """What a question reads, and how it reads it."""
         for name in self.what:
-            within(LEAST_STEPS[name], MOST).hold("window_steps", self.window_steps or MOST)
+            hold("window_steps", self.window_steps or MOST, Within(LEAST_STEPS[name], MOST))
             if name != "scaling":
                 self._check_single(name)
         if "latency" in self.what:
             for latency_s in self.latency_s or ():
-                within(1e-4, 10.0).hold("latency_s", latency_s)
+                hold("latency_s", latency_s, Within(1e-4, 10.0))
         for name in OWN:
             readers = [what for what, own in DEFAULTS.items() if name in own]
             if getattr(self, name) is not None and not {*readers} & {*self.what}:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
 
 from experiments.benching.windows import ForeignCores, ForeignLoad
-from experiments.kept import sole_writer
-from experiments.options import Planned, Some, one_of, within
+from experiments.kept import Kept, sole_writer
+from experiments.options import OneOf, Planned, Some
 from experiments.tables import aligned, write_csv
 from experiments.validating.bands import Band, band_of, error, verdicts
 from experiments.validating.cases import Case, chosen, held_by
@@ -37,15 +35,14 @@ from experiments.validating.profiling import (
 )
 from experiments.validating.schedule import Schedule, contended, cores_here, schedule
 from experiments.validating.stages import Stages
+from persia_sim.words.schema import Within, parse
 from persia_sim.words.vocabulary import Mode
-from runtime.run.folder import write_json
 
+KEPT = "runs.jsonl"
 SIMULATED_STEPS = 200
 MODES = tuple(map(str, Mode))
 STARTING_S, STEP_S = 0.4, 0.008
 """Of a run, and of a step of the reference, on two quiet cores."""
-_FORMAT = 3
-"""Of a run's file; one of another format is not read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +55,13 @@ class Options(Planned):
     simulator with the measured stages.
     """
 
-    modes: Some[Annotated[str, one_of(MODES)]] = MODES
+    modes: Some[Annotated[str, OneOf(MODES)]] = MODES
     """Keep the cases of these modes."""
-    ranks: Some[Annotated[int, within(1, 2)]] = (1, 2)
+    ranks: Some[Annotated[int, Within(1, 2)]] = (1, 2)
     """Keep the cases with these numbers of ranks."""
-    rounds: Annotated[int, within(1, 1_000)] = 3
+    rounds: Annotated[int, Within(1, 1_000)] = 3
     """Interleaved rounds of all cases; with 1, four cases only (five minutes)."""
-    steps: Annotated[int, within(30, 100_000)] = 240
+    steps: Annotated[int, Within(30, 100_000)] = 240
     """Steps of each rank in a run; the first third is warm-up."""
     most_foreign_cores: ForeignCores = 0.15
     """A run beside which other processes used more cores than this is repeated once."""
@@ -72,10 +69,8 @@ class Options(Planned):
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """One run of one case, and the machine beside it."""
+    """One run, and the machine beside it."""
 
-    case: Case
-    round: int
     found: Found
     foreign_cores: float
 
@@ -129,18 +124,14 @@ def run(options: Options) -> None:
 
 def plan(options: Options, every: Sequence[Case]) -> str:
     """What will be run, and for how long about."""
-    missing = [
-        (number, case)
-        for number in range(options.rounds)
-        for case in every
-        if not _file(options, case, number).exists()
-    ]
-    runs = [(case, options.steps) for _, case in missing]
-    own = [
-        run for n in range(REPEATS) for run in profiled() if not _run_file(options, run, n).exists()
-    ]
-    runs += [(run.case, run.steps) for run in own]
-    seconds = sum(STARTING_S + STEP_S * steps * _weight(case) for case, steps in runs)
+    kept = Kept(options.out / KEPT)
+    wanted = [(n, ProfileRun(case, options.steps)) for n in range(options.rounds) for case in every]
+    missing, own = (
+        [run for number, run in runs if _label(run, number) not in kept]
+        for runs in (wanted, [(n, run) for n in range(REPEATS) for run in profiled()])
+    )
+    runs = [*missing, *own]
+    seconds = sum(STARTING_S + STEP_S * run.steps * _weight(run.case) for run in runs)
     lines = [f"  {case.name}" for case in every]
     lines.append(
         f"{len(every)} cases x {options.rounds} rounds: {len(missing)} runs left, and {len(own)} of"
@@ -172,10 +163,9 @@ def _slept_s(profile: Profile, case: Case) -> float:
 
 
 def compare(
-    every: Sequence[Case], forecasts: dict[str, Forecast], done: Sequence[Done]
+    every: Sequence[Case], forecasts: dict[str, Forecast], runs: dict[str, list[Done]]
 ) -> list[dict[str, Any]]:
     """A record for each case: what was predicted, what its runs measured (medians), errors."""
-    runs = {case.name: [d for d in done if d.case == case] for case in every}
     ratios = {
         name: [d.found.samples_per_s / forecasts[name].schedule.samples_per_s for d in own]
         for name, own in runs.items()
@@ -309,8 +299,10 @@ def profiled() -> list[ProfileRun]:
     return [*alone(), *late(), *ahead(), *together(), *served()]
 
 
-def _measure(options: Options, every: Sequence[Case]) -> tuple[Profile, float, list[Done]]:
-    """The profile and the cores of others beside its median run; the cases' runs.
+def _measure(
+    options: Options, every: Sequence[Case]
+) -> tuple[Profile, float, dict[str, list[Done]]]:
+    """The profile and the cores of others beside its median run; the cases' runs, by name.
 
     Rounds of both take turns, so that a slow minute is in both.
     """
@@ -318,63 +310,49 @@ def _measure(options: Options, every: Sequence[Case]) -> tuple[Profile, float, l
 
     own = profiled()
     total = len(every) * options.rounds + REPEATS * len(own)
-    runs: dict[ProfileRun, list[Found]] = {run: [] for run in own}
-    loads, done = [], []
-    loops = _loops(options.out / "profile" / f"loops-{_FORMAT}.json")
+    runs: dict[ProfileRun, list[Done]] = {run: [] for run in own}
+    done: dict[str, list[Done]] = {case.name: [] for case in every}
+    kept = Kept(options.out / KEPT)
+    loops = {
+        name: [parse(Point, one, name) for one in kept.row(name, partial(_measured, measure))]
+        for name, measure in (("add_gradient", additions), ("pull", pulls), ("sleep", sleeps))
+    }
+
+    def ran(run: ProfileRun, number: int) -> Done:
+        label = _label(run, number)
+        row = kept.row(label, partial(_run, run, options.most_foreign_cores))
+        bar.update()
+        return parse(Done, row, f"{label} of {options.out / KEPT}")
+
     with tqdm(total=total, desc="validate", disable=None) as bar:
         for number in range(max(REPEATS, options.rounds)):
             for run in own if number < REPEATS else ():
-                file = _run_file(options, run, number)
-                found, load = _kept(file, run.case, run.steps, options.most_foreign_cores)
-                runs[run].append(found)
-                loads.append(load)
-                bar.update()
+                runs[run].append(ran(run, number))
             for case in every if number < options.rounds else ():
-                file = _file(options, case, number)
-                found, load = _kept(file, case, options.steps, options.most_foreign_cores)
-                done.append(Done(case, number, found, load))
-                bar.update()
-    return fit_profile(runs, loops, cores_here()), float(np.median(loads)), done
+                done[case.name].append(ran(ProfileRun(case, options.steps), number))
+    loads = [one.foreign_cores for own_runs in runs.values() for one in own_runs]
+    found = {run: [one.found for one in own_runs] for run, own_runs in runs.items()}
+    return fit_profile(found, loops, cores_here()), float(np.median(loads)), done
 
 
-def _loops(file: Path) -> dict[str, list[Point]]:
-    """What is measured without a run."""
-    if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        measured = {"add_gradient": additions(), "pull": pulls(), "sleep": sleeps()}
-        write_json(file, {name: [asdict(p) for p in own] for name, own in measured.items()})
-    kept = json.loads(file.read_text())
-    return {name: [Point(p["at"], p["seconds"]) for p in own] for name, own in kept.items()}
+def _measured(measure: Callable[[], list[Point]]) -> list[dict[str, Any]]:
+    """What is measured without a run, for a file."""
+    return [asdict(point) for point in measure()]
 
 
-def _kept(file: Path, case: Case, steps: int, most_foreign: float) -> tuple[Found, float]:
-    """What the run measured, and the cores of others beside it; run now if it is not there.
-
-    A loaded run is repeated once, then kept as such.
-    """
-    if not file.exists():
-        for _ in range(2):
-            with ForeignLoad() as load:
-                found = run_case(case, steps)
-            if load.cores <= most_foreign:
-                break
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, {"found": asdict(found), "foreign_cores": load.cores})
-    kept = json.loads(file.read_text())
-    return Found.read(kept["found"]), kept["foreign_cores"]
+def _run(run: ProfileRun, most_foreign: float) -> dict[str, Any]:
+    """What a run measures, for a file; a loaded run is repeated once, then kept as such."""
+    for _ in range(2):
+        with ForeignLoad() as load:
+            found = run_case(run.case, run.steps)
+        if load.cores <= most_foreign:
+            break
+    return asdict(Done(found, load.cores))
 
 
-def _file(options: Options, case: Case, number: int) -> Path:
-    return options.out / "runs" / f"{_hash(case, options.steps)}-{number}.json"
-
-
-def _run_file(options: Options, run: ProfileRun, number: int) -> Path:
-    return options.out / "profile" / f"{_hash(run.case, run.steps)}-{number}.json"
-
-
-def _hash(case: Case, steps: int) -> str:
-    words = json.dumps([_FORMAT, asdict(case), steps], default=str, sort_keys=True)
-    return hashlib.sha256(words.encode()).hexdigest()[:12]
+def _label(run: ProfileRun, number: int) -> str:
+    """Under which a run is kept: everything that decides it."""
+    return f"{run.case.name}, {run.steps} steps, round {number}"
 
 
 def _weight(case: Case) -> float:

@@ -1,19 +1,27 @@
-"""Workload `wide`: the fixed speed test of the embedding path, 26 Zipf fields of one sample."""
+"""Workload `wide`: the fixed speed test of the embedding path, 26 Zipf fields of one sample.
+
+And what benches do with it: full stores, and the loops that they time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from runtime.data.batch import Batch, Field, Layout
-from runtime.data.ids import hash_integers, tag
+from runtime.data.ids import hash_integers, mix64, tag
 from runtime.data.source import Part, Provenance
+from runtime.embedding.config import TableConfig
 
 FIELDS = 26
 DENSE = 13
 ZIPF_EXPONENT = 1.05
+FILL = 1 << 18
+"""Rows created by one lookup."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +65,92 @@ def wide_workload(batch: int, rows: int, batches: int = 24, ids_per_field: int =
         labels = (draw.random((batch, 1)) < 0.25).astype(np.float32)
         made.append(Batch(ids, offsets, dense, labels))
     return WideWorkload(tuple(made))
+
+
+def wide_ids(rows: int) -> Iterator[np.ndarray]:
+    """All ids of the workload with so many rows, field by field."""
+    for field in range(FIELDS):
+        yield tag(field, hash_integers(np.arange(rows // FIELDS)))
+
+
+def uniform_ids(numbers: np.ndarray) -> np.ndarray:
+    """Ids of one field, as unlike as hashes."""
+    found: np.ndarray = mix64(numbers.astype(np.uint64)) >> np.uint64(8)
+    return found
+
+
+def handle_of(store: Any, ids: np.ndarray) -> Any:
+    """A batch of one field that looks these ids up, begun."""
+    empty = np.zeros((len(ids), 0), np.float32)
+    return store.begin(0, 0, Batch(ids, None, empty, empty))
+
+
+def full_store(layout: Layout, config: TableConfig, columns: Iterable[np.ndarray]) -> Any:
+    """A store that holds all these ids, created in random order."""
+    from runtime.embedding.open import open_store
+
+    store = open_store(layout, [config])
+    empty = np.zeros((1, 0), np.float32)
+    for column in columns:
+        ids = np.random.default_rng(2).permutation(column)
+        for start in range(0, len(ids), FILL):
+            part = ids[start : start + FILL]
+            bounds = np.linspace(0, len(part), len(layout.fields) + 1).astype(np.int64)
+            store.read(store.begin(0, 0, Batch(part, bounds, empty, empty)), 0)
+    return store
+
+
+def concurrent_samples_per_s(parts: Any, source: Any, skip: int) -> float:
+    """One window of the concurrent executor over rows that may be there already."""
+    from runtime.engines.threads import ConcurrentRun
+
+    again = parts.again(source)
+    again.meter.start()
+    ConcurrentRun(again).run()
+    return float(again.meter.samples_per_s(skip=skip))
+
+
+def plain_loop(
+    parts: Any,
+    source: WideWorkload,
+    look: Callable[[int], Any],
+    skip: int,
+    step_rows: Callable[[], None] = lambda: None,
+) -> Callable[[], float]:
+    """Samples/s of the plain loop around the network, loss and optimiser of ``parts``.
+
+    ``look``: from the number of a batch to its pooled vectors [B, fields * dim]; so many first
+    steps of a window are not timed.
+    """
+    import torch
+    from torch.nn.functional import binary_cross_entropy_with_logits
+
+    from runtime.dense.optimizer import make_optimizer
+    from runtime.models.inputs import Embeddings
+
+    config, model = parts.config, parts.learner.model
+    optimizer = make_optimizer(config.model, model)
+    device = config.engine.device
+    dense = [torch.from_numpy(b.dense).to(device) for b in source.batches]
+    labels = [torch.from_numpy(b.labels).to(device) for b in source.batches]
+    at = [0]
+
+    def measure() -> float:
+        began = 0.0
+        for number in range(config.steps):
+            if number == skip:
+                began = time.perf_counter()
+            at[0] = (at[0] + 1) % len(dense)
+            pooled = look(at[0])
+            if not pooled.requires_grad:
+                pooled.requires_grad_()
+            logits = model(dense[at[0]], Embeddings(pooled, {}, {}))
+            loss = binary_cross_entropy_with_logits(logits, labels[at[0]])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            step_rows()
+        loss.item()  # on a GPU: wait for the last step
+        return float((config.steps - skip) * config.batch / (time.perf_counter() - began))
+
+    return measure

@@ -17,13 +17,14 @@ from typing import Annotated
 
 import numpy as np
 
-from experiments.options import StudyOptions, within
+from experiments.options import StudyOptions
 from experiments.statistics import t_interval
+from persia_sim.words.schema import Within
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-ForeignCores = Annotated[float, within(0, 1024)]
+ForeignCores = Annotated[float, Within(0, 1024)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,8 +187,19 @@ def _busy_s() -> float | None:
 def own_cpu_s() -> float:
     """CPU seconds of this process and its children, those that still run too (servers)."""
     used = os.times()
-    ended = used.user + used.system + used.children_user + used.children_system
-    return ended + sum(map(_used_s, _living_children()))
+    ended = used.children_user + used.children_system
+    return time.process_time() + ended + sum(map(_used_s, _living_children()))
+
+
+def by_cpu(measure: Callable[[], float], samples: int) -> Callable[[], float]:
+    """Samples per CPU second of what a window runs, its first steps included."""
+
+    def per_cpu_s() -> float:
+        began = own_cpu_s()
+        measure()
+        return samples / (own_cpu_s() - began)
+
+    return per_cpu_s
 
 
 def _living_children() -> list[str]:

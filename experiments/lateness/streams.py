@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from experiments.options import one_of
+from experiments.options import OneOf, hold
 from persia_sim.words.vocabulary import Mode
 from persia_sim.words.window import updates_missed
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
@@ -99,7 +99,7 @@ def stream_of(name: str) -> Stream:
     """
     if name.endswith(".toml"):
         return Stream(name=name, seeds=5, source="the reader's own; as the demo's")
-    one_of(STREAMS, " or the path of a schema (.toml)").hold("streams", name)
+    hold("streams", name, OneOf(STREAMS, " or the path of a schema (.toml)"))
     return STREAMS[name]
 
 

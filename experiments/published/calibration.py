@@ -120,60 +120,54 @@ def fit(
 ) -> Fit:
     """Find the constants; ``held`` fixes some logarithms (a profile), ``first`` is where to begin.
 
-    Gauss-Newton with Levenberg's damping; a constant's column of the Jacobian is computed only on
-    the rows that it enters.
+    Least squares of log errors, robust (soft L1), and of the distances from the starts, plain. A
+    constant's column of the Jacobian is computed only on the rows that it enters.
     """
+    from scipy.optimize import least_squares  # late: a second to import
+
     constants = constants or Constants()
     names, widths, most = constants.names, constants.widths(), constants.most()
     start, scale = constants.start(), weights(rows) / NOISE
-    x = np.minimum(start.copy() if first is None else first.copy(), most)
+    logs = np.minimum(start if first is None else first, most)
     free = np.array([name not in (held or {}) for name in names])
     for name, value in (held or {}).items():
-        x[names.index(name)] = value
+        logs[names.index(name)] = value
 
-    def errors(logs: np.ndarray) -> np.ndarray:
-        return scale * log_errors(rows, *constants.applied(logs))
+    def at(x: np.ndarray) -> np.ndarray:
+        whole = logs.copy()
+        whole[free] = x
+        return whole
 
-    def cost_of(error: np.ndarray, logs: np.ndarray) -> float:
-        away = ((logs - start) / widths)[free]
-        return float((np.sqrt(1.0 + error**2) - 1.0).sum() + 0.5 * (away**2).sum())
+    def errors(x: np.ndarray) -> np.ndarray:
+        return scale * log_errors(rows, *constants.applied(at(x)))
 
-    def slopes(logs: np.ndarray, error: np.ndarray) -> np.ndarray:
-        found = np.zeros((len(rows), len(names)))
+    def residuals(x: np.ndarray) -> np.ndarray:
+        return np.concatenate([errors(x), (x - start[free]) / widths[free]])
+
+    def robust(squares: np.ndarray) -> np.ndarray:
+        root = np.sqrt(1 + squares)
+        loss = np.array([2 * (root - 1), 1 / root, -0.5 * root**-3])
+        plain = np.array([squares, np.ones_like(squares), np.zeros_like(squares)])
+        return np.where(np.arange(len(squares)) < len(rows), loss, plain)
+
+    def slopes(x: np.ndarray) -> np.ndarray:
+        found, error = np.zeros((len(rows), len(names))), errors(x)
         for k in np.flatnonzero(free):
             mine = [i for i, row in enumerate(rows) if constants.touches(names[k], row.family)]
-            moved = logs.copy()
+            moved = at(x)
             moved[k] -= _STEP  # downwards: a share may stand at its limit
             shifted = log_errors([rows[i] for i in mine], *constants.applied(moved))
             found[mine, k] = (error[mine] - scale[mine] * shifted) / _STEP
         return found
 
-    error = errors(x)
-    cost, damping = cost_of(error, x), 1e-2
-    for _ in range(rounds):
-        jacobian = slopes(x, error)
-        robust = (1.0 + error**2) ** -0.5
-        data = jacobian.T @ (robust[:, None] * jacobian)
-        gradient = jacobian.T @ (robust * error) + (x - start) / widths**2
-        curve = data + np.diag(widths**-2.0)
-        before = cost
-        while damping < 1e6:
-            step = np.zeros(len(names))
-            block = np.ix_(free, free)
-            damped = curve[block] + damping * np.diag(np.diag(curve[block]))
-            step[free] = -np.linalg.solve(damped, gradient[free])
-            trial = np.minimum(x + np.clip(step, -1.0, 1.0), most)
-            trial_error = errors(trial)
-            trial_cost = cost_of(trial_error, trial)
-            if trial_cost < cost:
-                x, error, cost, damping = trial, trial_error, trial_cost, damping / 5
-                break
-            damping *= 5
-        if before - cost < 1e-3:
-            break
-    jacobian = slopes(x, error)
-    data = jacobian.T @ (((1.0 + error**2) ** -0.5)[:, None] * jacobian)
-    return Fit(constants, x, cost, data)
+    found = least_squares(
+        residuals, logs[free], loss=robust, max_nfev=rounds, ftol=1e-5,
+        bounds=(np.full(free.sum(), -np.inf), most[free]),
+        jac=lambda x: np.vstack([slopes(x)[:, free], np.diag(1 / widths[free])]),
+    )  # fmt: skip
+    jacobian = slopes(found.x)
+    data = jacobian.T @ (((1.0 + errors(found.x) ** 2) ** -0.5)[:, None] * jacobian)
+    return Fit(constants, at(found.x), float(found.cost), data)
 
 
 def without_each_series(rows: Sequence[Measured], whole: Fit, rounds: int = 4) -> np.ndarray:

@@ -13,7 +13,10 @@ from experiments.published.descriptions import number, read_csv
 from experiments.published.rivals import RIVALS, samples_per_s
 from persia_sim.engine.simulate import simulate
 from persia_sim.insight.measure import throughput
+from persia_sim.model.cluster import Cluster
+from persia_sim.model.costs import Costs
 from persia_sim.model.scenario import Noise, Scenario
+from persia_sim.model.workload import Workload
 from persia_sim.presets.catalogue import CLUSTERS, costs_of, workloads
 from persia_sim.presets.costs import CATALOGUE
 from persia_sim.words.vocabulary import Mode
@@ -94,14 +97,19 @@ class Row:
 @cache
 def simulated(cluster: str, workload: str, mode: Mode, ranks: int, steps: int) -> float:
     """Throughput of a preset with the constants of its fit."""
-    machine = CLUSTERS[cluster]().resized(ranks)
+    machine, work = CLUSTERS[cluster]().resized(ranks), workloads()[workload]
+    return rate_of(machine, work, costs_of(cluster), mode, steps)
+
+
+def rate_of(cluster: Cluster, work: Workload, costs: Costs, mode: Mode, steps: int) -> float:
+    """Simulated samples per second of the original: wide window, pushes on arrival."""
     scenario = Scenario(
-        cluster=machine,
-        workload=workloads()[workload],
-        costs=costs_of(cluster),
+        cluster=cluster,
+        workload=work,
+        costs=costs,
         mode=mode,
         tau=WIDE_TAU if mode.reads_late_rows else None,
-        merge_pushes=False if mode.may_merge else None,  # on arrival, as the original
+        merge_pushes=False if mode.may_merge else None,
         noise=Noise(gpu_cv=GPU_CV),
         steps=steps,
     )
@@ -233,19 +241,9 @@ def candidates(steps: int = 60, per_rank: tuple[int, ...] = (1024, 8192)) -> lis
             ),
         }
         for name, (constant, costs) in suspects.items():
-            errors = {}
-            for label, rate in published.items():
-                mode = MODES[label]
-                scenario = Scenario(
-                    cluster=cluster,
-                    workload=work,
-                    costs=costs,
-                    mode=mode,
-                    tau=WIDE_TAU if mode.reads_late_rows else None,
-                    merge_pushes=False if mode.may_merge else None,  # on arrival, as the original
-                    noise=Noise(gpu_cv=GPU_CV),
-                    steps=steps,
-                )
-                errors[label] = throughput(simulate(scenario)).mean / rate - 1
+            errors = {
+                label: rate_of(cluster, work, costs, MODES[label], steps) / rate - 1
+                for label, rate in published.items()
+            }
             found.append(Candidate(name, constant, batch_per_rank, errors))
     return found

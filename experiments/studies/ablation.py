@@ -16,11 +16,11 @@ from experiments.gaps import finished, gap_over_seeds
 from experiments.kept import Kept, sole_writer
 from experiments.options import (
     Count,
+    OneOf,
     Parallel,
     SimulatedSteps,
     TestRows,
-    one_of,
-    within,
+    hold,
 )
 from experiments.paired import over_seeds
 from experiments.points import Point, data_sha256
@@ -32,6 +32,7 @@ from persia_sim.insight.critical_path import blame_of_resources
 from persia_sim.insight.measure import throughput
 from persia_sim.model.scenario import Noise, Scenario
 from persia_sim.presets.catalogue import CLUSTERS, costs_of, workloads
+from persia_sim.words.schema import Within
 from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
 from runtime.config import DataConfig, EvaluationConfig, SyncConfig, TrainConfig
 
@@ -97,9 +98,9 @@ PLACES = {
 class Options(Parallel):
     """Hybrid with everything on, then each optimisation off; finished points are kept."""
 
-    places: tuple[Annotated[str, one_of(PLACES)], ...] = tuple(PLACES)
+    places: tuple[Annotated[str, OneOf(PLACES)], ...] = tuple(PLACES)
     """Kwai, 100T, Kwai-10Gbit, 100T-10Gbit; none: no simulation."""
-    ranks: Annotated[int, within(2, 100_000)] = 64
+    ranks: Annotated[int, Within(2, 100_000)] = 64
     """GPUs."""
     steps: SimulatedSteps = 80
     """Simulated steps of a point."""
@@ -114,13 +115,13 @@ class Options(Parallel):
     """Samples of a dense update in those runs."""
     train_ranks: int = 8
     """Ranks in those runs."""
-    seeds: Annotated[int, within(0, 1_000)] = 5
+    seeds: Annotated[int, Within(0, 1_000)] = 5
     """Paired seeds of those runs; 0: no AUC."""
 
     def check(self) -> None:
         """What goes with what."""
-        within(self.batch, 10**12).hold("samples", self.samples)
-        within(1, self.batch).hold("train_ranks", self.train_ranks)
+        hold("samples", self.samples, Within(self.batch, 10**12))
+        hold("train_ranks", self.train_ranks, Within(1, self.batch))
         if not self.places and not self.seeds:
             raise ValueError("places must name one, or seeds be >= 1, got neither")
 

@@ -17,14 +17,13 @@ from typing import Annotated, Any
 
 from experiments.kept import Kept, sole_writer
 from experiments.options import (
+    OneOf,
     Positive,
     Ranks,
     Seeds,
     SimulatedSteps,
     Some,
     StudyOptions,
-    one_of,
-    within,
 )
 from experiments.tables import aligned, drawn, write_csv
 from persia_sim.cli import Options as Simulation
@@ -40,6 +39,7 @@ from persia_sim.model.incidents import (
 )
 from persia_sim.model.scenario import Scenario
 from persia_sim.presets.catalogue import CLUSTERS, workloads
+from persia_sim.words.schema import Within
 from persia_sim.words.vocabulary import Mode
 
 LEAST_STEPS_TO_A_CRASH = 4
@@ -50,9 +50,9 @@ MOST_SEGMENT = 4.0  # mean times between crashes; e^4 = 55 attempts at each inte
 class Options(StudyOptions):
     """A run of hours in small: only the ratios of the four times matter."""
 
-    cluster: Annotated[str, one_of(CLUSTERS)] = "v100-paper"
+    cluster: Annotated[str, OneOf(CLUSTERS)] = "v100-paper"
     """A preset of the simulator."""
-    workload: Annotated[str, one_of(workloads())] = "kwai-video"
+    workload: Annotated[str, OneOf(workloads())] = "kwai-video"
     """A preset of the simulator."""
     ranks: Ranks = 8
     """GPUs."""
@@ -62,9 +62,9 @@ class Options(StudyOptions):
     """Modes to compare."""
     crashes: Some[Positive] = (3.0, 12.0)
     """Expected crashes of a rank in a run that redoes nothing: a rate of crashes each."""
-    checkpoint_share: Annotated[Positive, within(0, 1)] = 5e-4
+    checkpoint_share: Annotated[Positive, Within(0, 1)] = 5e-4
     """Time of one checkpoint over the time of the run without crashes."""
-    back_share: Annotated[float, within(0, 1)] = 3e-3
+    back_share: Annotated[float, Within(0, 1)] = 3e-3
     """Detection, restart and load over the same."""
     factors: Some[Positive] = (0.25, 0.5, 1.0, 2.0, 4.0)
     """Intervals, in units of Young's."""

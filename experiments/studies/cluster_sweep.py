@@ -11,7 +11,7 @@ from functools import partial
 from typing import Annotated, Any
 
 from experiments.kept import Kept, sole_writer
-from experiments.options import Count, Parallel, Positive, Ranks, Some, Tau, one_of, within
+from experiments.options import Count, OneOf, Parallel, Positive, Ranks, Some, Tau, hold
 from experiments.tables import aligned, write_csv
 from persia_sim.insight.sweep import (
     Point,
@@ -24,6 +24,7 @@ from persia_sim.insight.sweep import (
 )
 from persia_sim.model.memory import FORMATS, Capacity, capacity
 from persia_sim.presets.catalogue import CLUSTERS, workloads
+from persia_sim.words.schema import Within
 from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
 
 SIZES = tuple(f"criteo-syn{n}" for n in range(1, 6))
@@ -34,9 +35,9 @@ MOST_POINTS = 100_000
 class Options(Parallel):
     """Every combination of the lists, or a Latin hypercube over them; finished points are kept."""
 
-    cluster: Annotated[str, one_of(CLUSTERS)] = "gcp-100t"
+    cluster: Annotated[str, OneOf(CLUSTERS)] = "gcp-100t"
     """A preset of the simulator."""
-    workloads: Some[Annotated[str, one_of(workloads())]] = SIZES
+    workloads: Some[Annotated[str, OneOf(workloads())]] = SIZES
     """Workload presets."""
     modes: Some[Mode] = (Mode.SYNC, Mode.HYBRID, Mode.ASYNC_AVERAGING)
     """Modes to compare."""
@@ -50,15 +51,15 @@ class Options(Parallel):
     """Samples of a rank in a step."""
     taus: Some[Tau] = (DEFAULT_TAU,)
     """Windows; modes without one count once."""
-    rows: Annotated[str, one_of(FORMATS)] = "fp16-lean"
+    rows: Annotated[str, OneOf(FORMATS)] = "fp16-lean"
     """How servers keep rows: fp16-lean, f32-adagrad or f32-sgd."""
     evict: bool = False
     """Simulate points whose rows do not all fit, too; else they only say what they would need."""
-    latin: Annotated[int, within(1, MOST_POINTS)] | None = None
+    latin: Annotated[int, Within(1, MOST_POINTS)] | None = None
     """Points of a Latin hypercube instead of the grid."""
     half_width: Positive = 0.005
     """Relative 95 % half width at which a point is done, in (0, 1)."""
-    seed: Annotated[int, within(0, 2**63 - 1)] = 0
+    seed: Annotated[int, Within(0, 2**63 - 1)] = 0
     """Root of all draws."""
 
     def check(self) -> None:
@@ -68,7 +69,7 @@ class Options(Parallel):
         if self.latin is None:
             lists = ("workloads", "modes", "ranks", "workers", "servers", "batch_per_rank", "taus")
             points = math.prod(len(getattr(self, name)) for name in lists)
-            within(1, MOST_POINTS).hold("the number of points", points)
+            hold("the number of points", points, Within(1, MOST_POINTS))
         if self.half_width >= 1:
             raise ValueError(f"half_width must be < 1, a share of the mean, got {self.half_width}")
 

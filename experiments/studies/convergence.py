@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from experiments.gaps import Run, curve_records, finished, gap_over_seeds, thousandths
-from experiments.options import MOST, PairedSeeds, Parallel, Some, Tau, TestRows, one_of, within
+from experiments.options import MOST, OneOf, PairedSeeds, Parallel, Some, Tau, TestRows, hold
 from experiments.paired import over_seeds
 from experiments.points import Point, data_sha256
 from experiments.published.auc_gaps import published_curves
@@ -31,6 +31,7 @@ from experiments.tables import aligned, drawn, write_csv
 from experiments.targets import FOOTNOTE, Target, journeys, target_record, target_table, targets
 from persia_sim.model.scenario import Scenario
 from persia_sim.presets.catalogue import CLUSTERS
+from persia_sim.words.schema import Within
 from persia_sim.words.trace import Trace
 from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
 from runtime.config import DataConfig, EngineConfig, EvaluationConfig, SyncConfig, TrainConfig
@@ -45,10 +46,10 @@ CLOCK_STEPS = 64
 class Options(Parallel):
     """Train in each contender's simulated order on 8 ranks, and time it by its simulated rate."""
 
-    data_sets: Some[Annotated[str, one_of(SETS)]] = tuple(SETS)
+    data_sets: Some[Annotated[str, OneOf(SETS)]] = tuple(SETS)
     """Panels: kuairand (without it the default synthetic stream), taobao-ad, avazu-ad, criteo-ad
     (synthetic, with as many samples an id as the published pass)."""
-    modes: Some[Annotated[str, one_of(CONTENDERS)]] = tuple(CONTENDERS)
+    modes: Some[Annotated[str, OneOf(CONTENDERS)]] = tuple(CONTENDERS)
     """Lines: modes with Persia's costs, and rivals; sync is the reference of the gaps."""
     tau: Tau = DEFAULT_TAU
     """Bound of the modes that read late rows (XDL async 0, PaddlePaddle 4)."""
@@ -57,14 +58,14 @@ class Options(Parallel):
     as if a rank summed 8 of its batches), or of an eighth of that (global: 8 times as many updates,
     which alone changes what is learned). async_averaging is always global: each of its replicas,
     which are averaged, makes as many updates as sync."""
-    samples: Annotated[int, within(BATCH * RANKS, MOST)] = 163_840
+    samples: Annotated[int, Within(BATCH * RANKS, MOST)] = 163_840
     """Training samples of a run; less than one pass over KuaiRand's training part."""
     seeds: PairedSeeds = 5
     """Paired seeds, >= 2; the order is the same."""
     snapshots: int = 10
     """Evaluations along a run."""
-    target: float = 0.95
-    """Share of sync's climb from an AUC of 0.5 whose time is told, above 0."""
+    target: Annotated[float, Within(0.01, 1)] = 0.95
+    """Share of sync's climb from an AUC of 0.5 whose time is told."""
     test_rows: TestRows = 20_000
     """Rows that are evaluated."""
 
@@ -74,7 +75,7 @@ class Options(Parallel):
             raise ValueError(
                 f"modes must hold sync, the reference of the gaps, got {', '.join(self.modes)}"
             )
-        within(1, self.steps).hold("snapshots", self.snapshots)
+        hold("snapshots", self.snapshots, Within(1, self.steps))
 
     @property
     def steps(self) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments.data_sets import LARGEST, SYNTHETIC, present
 from experiments.kept import Kept, sole_writer
-from experiments.options import Count, PairedSeeds, Planned, Some, one_of, within
+from experiments.options import Count, OneOf, PairedSeeds, Planned, Some
 from experiments.staleness.frequency import BATCHES, alpha_lines
 from experiments.staleness.logistic import (
     Logistic,
@@ -32,6 +32,7 @@ from persia_sim.theory.convergence import (
     of_batch,
     sync,
 )
+from persia_sim.words.schema import Within
 
 CASES: dict[str, tuple[tuple[int, ...], float]] = {
     "cold ids": ((200, 200, 200, 200), 0.0),
@@ -52,15 +53,15 @@ class Options(Planned):
 
     seeds: PairedSeeds = 10
     """Paired seeds: the same samples in every mode."""
-    taus: Some[Annotated[int, within(1, MOST_TAU)]] = (1, 4, 16, 64)
+    taus: Some[Annotated[int, Within(1, MOST_TAU)]] = (1, 4, 16, 64)
     """Updates that rows (hybrid) or all weights (async) miss."""
     updates: Some[Count] = (64, 512, 4096)
     """Factor T: updates of a run; the learning rate is tuned for each."""
     batch: Some[Count] = (8, 256)
     """Factor B: samples of an update."""
-    cases: Some[Annotated[str, one_of(CASES)]] = tuple(CASES)
+    cases: Some[Annotated[str, OneOf(CASES)]] = tuple(CASES)
     """Factor: cold ids, hot ids."""
-    alphas: tuple[Annotated[float, within(0.003, 0.99)], ...] = (0.003, 0.01, 0.03, 0.1, 0.3, 0.9)
+    alphas: tuple[Annotated[float, Within(0.003, 0.99)], ...] = (0.003, 0.01, 0.03, 0.1, 0.3, 0.9)
     """Shares of one id, at which the largest stable step is looked for; two at least."""
     data: tuple[str, ...] = ()
     """Data sets whose alpha is measured; else all that are found, and five synthetic ones."""

@@ -22,7 +22,7 @@ RATE_OF_ASYNC = {0: 2.5e-4, 4: 2.5e-4}
 TUNING = (
     "python -m experiments staleness-sweep --data.name kuairand-pure-14d"
     " --data.validation-fraction 0.1 --part validation --modes sync async --taus 0 4"
-    " --lr 1.25e-4 2.5e-4 5e-4 1e-3 2e-3 --seeds 3"
+    " --factor model.lr=1.25e-4,2.5e-4,5e-4,1e-3,2e-3 --seeds 3"
 )
 """The command that chose the rates, on 22 November 2026, on the last tenth of the training rows."""
 RANKS = 8

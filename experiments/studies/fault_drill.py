@@ -20,8 +20,9 @@ from experiments.drilling.trial import (
     write_world,
 )
 from experiments.kept import Kept
-from experiments.options import Count, Planned, Some, Tau, one_of, within
+from experiments.options import Count, OneOf, Planned, Some, Tau
 from experiments.tables import aligned, write_csv
+from persia_sim.words.schema import Within
 from persia_sim.words.vocabulary import Mode
 from runtime.run.folder import read_summary
 
@@ -52,21 +53,21 @@ class Options(Planned):
     """So many others between two batches of an evaluation, on the way and after the last step."""
     learning: Tau = 20
     """So many of them in runs that learn planted clicks, to compare their AUC; the others count."""
-    modes: Some[Annotated[str, one_of(MODES)]] = MODES
+    modes: Some[Annotated[str, OneOf(MODES)]] = MODES
     """Modes to draw from."""
-    roles: Some[Annotated[str, one_of(ROLES)]] = ("server", "rank", "launcher", "loader")
+    roles: Some[Annotated[str, OneOf(ROLES)]] = ("server", "rank", "launcher", "loader")
     """Whom to kill."""
     steps: Count = 400
     """Dense updates of a run."""
-    ranks: Annotated[int, within(1, 8)] = 2
+    ranks: Annotated[int, Within(1, 8)] = 2
     """NN workers."""
-    servers: Annotated[int, within(1, 8)] = 2
+    servers: Annotated[int, Within(1, 8)] = 2
     """Embedding servers."""
-    latency_s: Annotated[float, within(0.0, 10.0)] = 0.004
+    latency_s: Annotated[float, Within(0.0, 10.0)] = 0.004
     """Seconds of each message, so that a run lasts long enough to be killed."""
-    patience_s: Annotated[float, within(1.0, 86_400.0)] = 120.0
+    patience_s: Annotated[float, Within(1.0, 86_400.0)] = 120.0
     """Seconds after a kill from which on a run counts as hanging."""
-    seed: Annotated[int, within(0, 2**62)] = 0
+    seed: Annotated[int, Within(0, 2**62)] = 0
     """Of the draw of modes, roles and instants."""
 
 

@@ -33,10 +33,11 @@ from experiments.lateness.table import (
     gap_lines,
     hypothesis_lines,
 )
-from experiments.options import PairedSeeds, Parallel, Some, within
+from experiments.options import PairedSeeds, Parallel, Some
 from experiments.points import Point, data_sha256
 from experiments.sweep import run_points
 from experiments.tables import Column, table, write_csv
+from persia_sim.words.schema import Within
 from runtime.config import DataConfig
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Options(Parallel):
     seeds: PairedSeeds | None = None
     """Of each final cell, >= 2; else as planned, 20 of real streams and 12 of drawn ones. More
     seeds later add to what is there."""
-    share: Annotated[int, within(1, 1000)] = 1
+    share: Annotated[int, Within(1, 1000)] = 1
     """Train on one in so many of a stream's samples, the first; for a quick look."""
     data_dir: Path | None = None
     """Folder with the real data; else PERSIA_DATA_DIR, else what `data get` downloaded."""

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from experiments.kept import Kept, sole_writer
-from experiments.options import MOST, Some, StudyOptions, one_of, within
+from experiments.options import MOST, OneOf, Some, StudyOptions, hold
 from experiments.stage_bars import (
     Timeline,
     mean_step_s,
@@ -34,6 +34,7 @@ from persia_sim.model.scenario import DenseHome
 from persia_sim.model.stamps import Mark
 from persia_sim.presets.catalogue import CLUSTERS, workloads
 from persia_sim.words.chrome import Span
+from persia_sim.words.schema import Within
 from persia_sim.words.vocabulary import Mode, Stage
 from runtime.embedding.server import READ, UPDATE
 
@@ -46,30 +47,30 @@ SHOWN_RANKS = 2
 class Options(StudyOptions):
     """A few steps of two ranks in every mode: a cluster simulated, this host simulated and run."""
 
-    modes: Some[Annotated[str, one_of(map(str, MODES))]] = tuple(map(str, MODES))
+    modes: Some[Annotated[str, OneOf(map(str, MODES))]] = tuple(map(str, MODES))
     """Modes; sync is always run, since its stages are what this host is simulated with."""
-    window: Annotated[int, within(1, 64)] = 2
+    window: Annotated[int, Within(1, 64)] = 2
     """tau of modes that read late rows; steps ahead of lookahead."""
-    latency_s: Annotated[float, within(1e-3, 10.0)] = 0.02
+    latency_s: Annotated[float, Within(1e-3, 10.0)] = 0.02
     """Seconds added to each lookup and each push on this host, in [0.001, 10]."""
-    batch: Annotated[int, within(8, MOST)] = 256
+    batch: Annotated[int, Within(8, MOST)] = 256
     """Samples of a dense update on this host, over its two ranks."""
-    rounds: Annotated[int, within(1, 100)] = 3
+    rounds: Annotated[int, Within(1, 100)] = 3
     """Recordings of each mode; the quickest is shown, being the least disturbed by others."""
     steps: int = 36
     """Steps of a recorded or simulated run; a few from its middle are shown."""
-    shown: Annotated[int, within(1, 64)] = 4
+    shown: Annotated[int, Within(1, 64)] = 4
     """Steps that are shown."""
-    cluster: Annotated[str, one_of(CLUSTERS)] = "v100-paper"
+    cluster: Annotated[str, OneOf(CLUSTERS)] = "v100-paper"
     """The simulated cluster."""
-    workload: Annotated[str, one_of(workloads())] = "kwai-video"
+    workload: Annotated[str, OneOf(workloads())] = "kwai-video"
     """What it trains."""
-    cluster_ranks: Annotated[int, within(SHOWN_RANKS, 100_000)] = 16
+    cluster_ranks: Annotated[int, Within(SHOWN_RANKS, 100_000)] = 16
     """Its GPUs; two of them are shown."""
 
     def check(self) -> None:
         """That the shown steps lie inside."""
-        within(3 * self.shown + self.window, 100_000).hold("steps", self.steps)
+        hold("steps", self.steps, Within(3 * self.shown + self.window, 100_000))
 
 
 def run(options: Options) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from experiments.data_sets import SYNTHETIC, present
 from experiments.gaps import Run, Setting, finished
 from experiments.kept import Kept
-from experiments.options import Count, PairedSeeds, Parallel, Some, within
+from experiments.options import Count, PairedSeeds, Parallel, Some
 from experiments.paired import one_draw, setting_points
 from experiments.points import Point
 from experiments.staleness.by_frequency import (
@@ -25,6 +25,7 @@ from experiments.staleness.by_frequency import (
 )
 from experiments.sweep import print_plan, run_points
 from experiments.tables import Column, drawn, table, write_csv
+from persia_sim.words.schema import Within
 from runtime.config import DataConfig, EvaluationConfig, TrainConfig
 
 
@@ -45,7 +46,7 @@ class Options(Parallel):
     """First samples of the training part that are trained on."""
     batch: Count = 128
     """Samples per dense update."""
-    test_rows: Annotated[int, within(2, 10**9)] = 20_000
+    test_rows: Annotated[int, Within(2, 10**9)] = 20_000
     """First samples of the test part that are judged."""
     probes: Count = 8
     """Steps of a run at which drift is measured."""

@@ -14,7 +14,7 @@ from statistics import median
 from typing import Annotated, Any
 
 from experiments.kept import Kept, sole_writer
-from experiments.options import Planned, SimulatedSteps, Some, one_of, within
+from experiments.options import OneOf, Planned, SimulatedSteps, Some
 from experiments.published.two_systems import (
     GPUS_OF_HYBRID,
     MACHINE_OF,
@@ -31,18 +31,19 @@ from persia_sim.insight.measure import throughput
 from persia_sim.oracle.closed_form import answer
 from persia_sim.presets.catalogue import ranker_of
 from persia_sim.presets.software import SOFTWARE
+from persia_sim.words.schema import Within
 
-Rate = Annotated[float, within(0.1, 1e4)]
-Size = Annotated[float, within(1e7, 1e15)]
+Rate = Annotated[float, Within(0.1, 1e4)]
+Size = Annotated[float, Within(1e7, 1e15)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(Planned):
     """Every GPU at every NIC and model size: samples/s and dollars of hybrid over sharded."""
 
-    gpus: Some[Annotated[str, one_of(MACHINE_OF)]] = tuple(MACHINE_OF)
+    gpus: Some[Annotated[str, OneOf(MACHINE_OF)]] = tuple(MACHINE_OF)
     """v100, a100, h100, in machines of eight."""
-    software: Some[Annotated[str, one_of(SOFTWARE)]] = ("torchrec", "hugectr")
+    software: Some[Annotated[str, OneOf(SOFTWARE)]] = ("torchrec", "hugectr")
     """What the sharded side runs; hybrid launches its dense network as quickly."""
     nic_gbit_per_s: Some[Rate] = (
         10.0,
@@ -62,7 +63,7 @@ class Options(Planned):
         1e14,
     )
     """Numbers in all tables."""
-    batch: Annotated[int, within(GPUS_OF_HYBRID, 65_535 * GPUS_OF_HYBRID)] = 55_296
+    batch: Annotated[int, Within(GPUS_OF_HYBRID, 65_535 * GPUS_OF_HYBRID)] = 55_296
     """Samples of a dense update, both systems."""
     steps: SimulatedSteps = 24
     """Steps of hybrid's simulations."""

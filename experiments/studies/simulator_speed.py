@@ -7,11 +7,12 @@ import time
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from experiments.options import Count, SimulatedSteps, StudyOptions, within
+from experiments.options import Count, SimulatedSteps, StudyOptions
 from experiments.tables import Column, table, write_csv
 from persia_sim.engine.simulate import simulate
 from persia_sim.insight.sweep import Point, analytic, scenario_of
 from persia_sim.model.scenario import Discipline
+from persia_sim.words.schema import Within
 from persia_sim.words.vocabulary import Mode
 
 SIZES = ((8, 13, 4), (64, 100, 30), (256, 250, 75), (1024, 1000, 75))
@@ -38,7 +39,7 @@ class Options(StudyOptions):
 
     steps: SimulatedSteps = 100
     """Steps of a run."""
-    most_ranks: Annotated[int, within(SIZES[0][0], 100_000)] = 1024
+    most_ranks: Annotated[int, Within(SIZES[0][0], 100_000)] = 1024
     """Leave out larger clusters."""
     closed_forms: Count = 10_000
     """Points of the closed form that are timed together."""

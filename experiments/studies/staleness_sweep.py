@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from itertools import product
 from typing import Annotated, Any, Literal
 
 from experiments.gaps import (
@@ -16,26 +17,22 @@ from experiments.gaps import (
     gap_table,
     of_sync,
 )
-from experiments.options import Count, Parallel, Positive, Ranks, Seeds, Some, Tau, TestRows, within
+from experiments.options import Count, Parallel, Ranks, Seeds, Some, Tau, TestRows
 from experiments.paired import expected_samples, setting_points
 from experiments.points import Point
 from experiments.statistics import t_interval
 from experiments.sweep import print_plan, run_points
 from experiments.tables import Column, table, write_csv
+from persia_sim.words.rules import Refused
+from persia_sim.words.schema import Unread, Within, fit, nearest
 from persia_sim.words.vocabulary import Mode
-from runtime.config import (
-    DataConfig,
-    DenseOptimizer,
-    EvaluationConfig,
-    ModelConfig,
-    SyncConfig,
-    TrainConfig,
-)
-from runtime.config.sync import MOST_DENSE_LAG
-from runtime.embedding.config import RowOptimizerKind, TableConfig
+from runtime.command_line import Option, options_of, read_words, with_changes
+from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
+from runtime.embedding.config import TableConfig
 
 DEFAULT_TAUS = (0, 4, 16)
-NotNegative = Annotated[float, within(0, 1e6)]
+VARIED = ("sync.mode", "sync.tau", "sync.ranks", "seed")
+"""Options of training that are no factors: the sweep has words of its own for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,34 +47,14 @@ class Options(Parallel):
     """Paired seeds 0, 1, ..., >= 1; an interval needs two."""
     ranks: Ranks = 8
     """NN workers W."""
-    batch: Some[Count] = (128,)
-    """Factor: samples per dense update."""
-    steps: tuple[Count, ...] = ()
-    """Factor: dense updates; else one pass over the data."""
-    row_optimizer: tuple[RowOptimizerKind, ...] = ()
-    """Factor: optimiser of the rows; else that of --rows."""
-    row_lr: tuple[Positive, ...] = ()
-    """Factor: learning rate of the rows; else that of --rows."""
-    initial_accumulator: tuple[NotNegative, ...] = ()
-    """Factor: Adagrad's start; 0 moves fresh rows fast, 0.01 (the original's) slowly."""
-    initial_scale: tuple[NotNegative, ...] = ()
-    """Factor: fresh rows are uniform in +- this."""
-    optimizer: tuple[DenseOptimizer, ...] = ()
-    """Factor: optimiser of the dense network; else that of --model."""
-    lr: tuple[Positive, ...] = ()
-    """Factor: learning rate of the dense network; else that of --model."""
-    merge_pushes: tuple[bool, ...] = ()
-    """Factor, of the hybrid modes: merged (the default) or on arrival."""
-    match: tuple[Literal["update", "global"], ...] = ()
-    """Factor, of async: batches of a dense update (the default), or of a rank's share of it."""
-    sync_steps: tuple[Tau, ...] = ()
-    """Factor, of the hybrid modes: so many first steps with tau 0; else none."""
-    dense_lag: tuple[Annotated[int, within(0, MOST_DENSE_LAG)], ...] = ()
-    """Factor, of the hybrid modes: the dense update so many steps late; else not."""
-    delay_compensation: tuple[Annotated[float, within(0, 1e9)], ...] = ()
-    """Factor, of modes that read late rows: strength lambda; else 0, off."""
-    lr_by_staleness: tuple[bool, ...] = ()
-    """Factor, of modes that read late rows: their rows' rate divided by max(1, steps missed)."""
+    batch: Count = 128
+    """Samples per dense update."""
+    steps: Count | None = None
+    """Dense updates; else one pass over the data."""
+    factor: tuple[str, ...] = ()
+    """Any options of training by dotted name, with the values that are tried: model.lr=1e-3,2e-3
+    sync.dense_lag=0,1 rows.optimizer.initial_accumulator=0,0.01. All are crossed; what only some
+    modes read varies in these alone, and what sync reads of `sync` stays as it is in sync."""
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     rows: TableConfig = field(default_factory=TableConfig)
@@ -86,7 +63,7 @@ class Options(Parallel):
     part: Literal["test", "validation"] = "test"
     """Judge on this part; rates are chosen on `validation` (of --data.validation-fraction), so that
     the test part is read once."""
-    windows: Annotated[int, within(2, 100)] | None = None
+    windows: Annotated[int, Within(2, 100)] | None = None
     """Rolling origins: judge on this many windows in turn, each after training on all rows before
     it; together they are the second half of the training part. Else on ``part``."""
     test_rows: TestRows | None = None
@@ -96,26 +73,22 @@ class Options(Parallel):
         """That something reads each factor."""
         if self.windows is not None:
             self._has_rows_in_order()
-        kinds = self.row_optimizer or (self.rows.optimizer.kind,)
-        used = {
-            "initial_accumulator": (
-                any(kind.startswith("adagrad") for kind in kinds),
-                "row optimiser adagrad or adagrad_row",
-            ),
-            "taus": (any(m.reads_late_rows for m in self.modes), "a mode that reads late rows"),
-            **dict.fromkeys(
-                ("merge_pushes", "sync_steps", "dense_lag"),
-                (any(m.may_merge for m in self.modes), "hybrid or raw_hybrid"),
-            ),
-            **dict.fromkeys(
-                ("delay_compensation", "lr_by_staleness"),
-                (any(m.reads_late_rows for m in self.modes), "a mode that reads late rows"),
-            ),
-            "match": (any(not m.has_barrier for m in self.modes), "async or async_averaging"),
-        }
-        for name, (is_used, where) in used.items():
-            if getattr(self, name) and not is_used:
-                raise ValueError(f"{name} is only used by {where}; add one or remove it")
+        if self.taus and not any(m.reads_late_rows for m in self.modes):
+            raise ValueError(
+                "taus is only used by a mode that reads late rows; add one or remove it"
+            )
+        read: set[str] = set()
+        why: dict[str, Refused] = {}
+        for chosen in combinations(factors_of(self.factor)):
+            for mode in self.modes:
+                base = _base(self)
+                config = replace(base, sync=replace(base.sync, mode=mode))
+                after, unread = treated(config, chosen)
+                why |= unread
+                names = (path for path in chosen if path not in unread)
+                read |= {path for path in names if of(after, path) != of(config, path)}
+        for path in why.keys() - read:
+            raise ValueError(f"factor {why[path]}")
 
     def _has_rows_in_order(self) -> None:
         if self.data.name.startswith("synthetic"):
@@ -123,10 +96,87 @@ class Options(Parallel):
                 "windows are of rows in an order, and each seed draws the rows of a synthetic"
                 " stream anew; name another data set or remove windows"
             )
-        if self.part == "validation" or self.data.validation_fraction is not None:
+        ours = self.part == "validation" or self.data.validation_fraction is not None
+        if ours or any(word.startswith(("data.", "evaluation.")) for word in self.factor):
             raise ValueError(
-                "windows say what is judged on; remove --part and --data.validation-fraction"
+                "windows say what is judged on; remove --part, --data.validation-fraction and"
+                " factors of data and evaluation"
             )
+
+
+def factors_of(words: Sequence[str]) -> dict[str, list[Any]]:
+    """Name -> values, of ``NAME=VALUE,VALUE``; the words of a value that is a list stand apart.
+
+    Raises `Refused` for what is no option of training, or no value of it.
+
+    >>> factors_of(["sync.dense_lag=0,1", "model.hidden=256 128,64"])
+    {'sync.dense_lag': [0, 1], 'model.hidden': [(256, 128), (64,)]}
+    """
+    known = {o.path: o for o in options_of(TrainConfig) if o.path not in VARIED}
+    found: dict[str, list[Any]] = {}
+    for word in words:
+        path, equals, values = word.partition("=")
+        if path not in known:
+            raise Refused("factor", f"{path!r} is no option that may vary; {nearest(path, known)}")
+        if not equals or path in found:
+            raise Refused("factor", f"must be NAME=VALUE,VALUE with each name once, got {word!r}")
+        try:
+            found[path] = [_value(known[path], text) for text in values.split(",")]
+        except ValueError as error:
+            raise Refused("factor", f"{word} cannot be: {error}") from None
+    return found
+
+
+def of(config: TrainConfig, path: str) -> Any:
+    """The value of an option by its dotted name."""
+    return reduce(getattr, path.split("."), config)
+
+
+def _value(option: Option, text: str) -> Any:
+    if option.kind is bool:
+        return fit({"true": True, "false": False}.get(text.lower(), text), bool, option.path)
+    return read_words(TrainConfig, [f"--{option.name}", *text.split()], "train")[option.path]
+
+
+def combinations(factors: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """One value of each, in every combination."""
+    for values in product(*factors.values()):
+        yield dict(zip(factors, values, strict=True))
+
+
+def treated(
+    config: TrainConfig, chosen: Mapping[str, Any]
+) -> tuple[TrainConfig, dict[str, Refused]]:
+    """The config with those of these values that it reads, and why it has not the others; sync
+    stays the reference that it is."""
+    why: dict[str, Refused] = {}
+    if config.sync.mode is Mode.SYNC:
+        said = "does not vary in sync, the reference; add another mode or remove it"
+        why |= {path: Refused(path, said) for path in chosen if path.startswith("sync.")}
+    while True:
+        left = {path: chosen[path] for path in chosen.keys() - why.keys()}
+        try:
+            return with_changes(config, left), why
+        except Unread as error:
+            if error.field not in left:
+                raise
+            why[error.field] = error
+
+
+def _base(options: Options) -> TrainConfig:
+    return TrainConfig(
+        sync=SyncConfig(ranks=options.ranks),
+        batch=options.batch,
+        steps=options.steps,
+        data=options.data,
+        model=options.model,
+        rows=options.rows,
+        evaluation=EvaluationConfig(
+            evaluate_every_steps=options.evaluate_every_steps,
+            part=options.part if options.windows is None else "validation",
+            test_rows=options.test_rows,
+        ),
+    )
 
 
 def run(options: Options) -> None:
@@ -164,69 +214,25 @@ def run(options: Options) -> None:
 
 def plan(options: Options) -> list[tuple[str, list[Point]]]:
     """The points, grouped by the values of the factors that vary."""
-    factors: dict[str, Sequence[Any]] = {
-        "batch": options.batch,
-        "row_optimizer": options.row_optimizer or (options.rows.optimizer.kind,),
-        "row_lr": options.row_lr or (options.rows.optimizer.lr,),
-        "initial_accumulator": options.initial_accumulator
-        or (options.rows.optimizer.initial_accumulator,),
-        "initial_scale": options.initial_scale or (options.rows.initial_scale,),
-        "optimizer": options.optimizer or (options.model.optimizer,),
-        "lr": options.lr or (options.model.lr,),
-        "steps": options.steps or (None,),
-        "merge_pushes": options.merge_pushes or (True,),
-        "match": options.match or ("update",),
-        "sync_steps": options.sync_steps or (0,),
-        "dense_lag": options.dense_lag or (0,),
-        "delay_compensation": options.delay_compensation or (0.0,),
-        "lr_by_staleness": options.lr_by_staleness or (False,),
-        "window": (None,) if options.windows is None else range(1, options.windows + 1),
-    }
+    factors = factors_of(options.factor)
+    windows: Sequence[int | None] = [None]
+    rows = None
+    if options.windows is not None:
+        windows, rows = range(1, options.windows + 1), _train_rows(options.data)
+    settings: list[Setting] = []
+    for mode in options.modes:
+        taus = (options.taus or DEFAULT_TAUS) if mode.reads_late_rows else (0,)
+        settings += [(str(mode), tau) for tau in taus]
     groups = []
-    rows = None if options.windows is None else _train_rows(options.data)
-    for values in itertools.product(*factors.values()):
-        chosen = dict(zip(factors, values, strict=True))
-        label = " ".join(f"{k}={v}" for k, v in chosen.items() if len(factors[k]) > 1)
-        optimizer = replace(
-            options.rows.optimizer,
-            kind=chosen["row_optimizer"],
-            lr=chosen["row_lr"],
-            initial_accumulator=chosen["initial_accumulator"],
-        )
-        base = TrainConfig(
-            sync=SyncConfig(ranks=options.ranks),
-            batch=chosen["batch"],
-            steps=chosen["steps"],
-            data=_before(options, chosen["window"], rows),
-            model=replace(options.model, lr=chosen["lr"], optimizer=chosen["optimizer"]),
-            rows=replace(options.rows, optimizer=optimizer, initial_scale=chosen["initial_scale"]),
-            evaluation=EvaluationConfig(
-                evaluate_every_steps=options.evaluate_every_steps,
-                part=options.part if options.windows is None else "validation",
-                test_rows=options.test_rows,
-            ),
-        )
-        settings: list[Setting] = []
-        for mode in options.modes:
-            taus = (options.taus or DEFAULT_TAUS) if mode.reads_late_rows else (0,)
-            settings += [(str(mode), tau) for tau in taus]
+    for chosen, window in product(combinations(factors), windows):
+        varied = {path: value for path, value in chosen.items() if len(factors[path]) > 1}
+        varied |= {} if window is None else {"window": window}
+        label = " ".join(f"{name}={value}" for name, value in varied.items())
+        base, _ = treated(_base(options), chosen)
+        base = replace(base, data=_before(options, base.data, window, rows))
         points = setting_points(base, settings, options.seeds)
-        groups.append((label, [_with_choices(p, chosen) for p in points]))
+        groups.append((label, [replace(p, config=treated(p.config, chosen)[0]) for p in points]))
     return groups
-
-
-def _with_choices(point: Point, chosen: dict[str, Any]) -> Point:
-    """Add the factors that only some modes have; sync stays the reference that it is."""
-    sync = point.config.sync
-    if sync.mode.may_merge:
-        own = ("merge_pushes", "sync_steps", "dense_lag")
-        sync = replace(sync, **{name: chosen[name] for name in own})
-    if sync.mode.reads_late_rows:
-        own = ("delay_compensation", "lr_by_staleness")
-        sync = replace(sync, **{name: chosen[name] for name in own})
-    if not sync.mode.has_barrier:
-        sync = replace(sync, match=chosen["match"])
-    return replace(point, config=replace(point.config, sync=sync))
 
 
 def _train_rows(data: DataConfig) -> int:
@@ -236,13 +242,13 @@ def _train_rows(data: DataConfig) -> int:
     return found.provenance().train_rows or 0
 
 
-def _before(options: Options, window: int | None, rows: int | None) -> DataConfig:
+def _before(options: Options, data: DataConfig, window: int | None, rows: int | None) -> DataConfig:
     """The data up to the end of a window (from 1 on), which its last rows are."""
     if window is None or rows is None or options.windows is None:
-        return options.data
+        return data
     size = rows // (2 * options.windows)
     end = rows - (options.windows - window) * size
-    return replace(options.data, rows=end, validation_fraction=size / end)
+    return replace(data, rows=end, validation_fraction=size / end)
 
 
 def over_windows(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from experiments.gaps import Run, curve_records, finished, gap_over_seeds, thousandths
-from experiments.options import Count, Parallel, Seeds, Some, Tau, TestRows, one_of, within
+from experiments.options import Count, OneOf, Parallel, Seeds, Some, Tau, TestRows, hold
 from experiments.paired import over_seeds
 from experiments.points import Point, data_sha256
 from experiments.sweep import print_plan, run_points
@@ -24,6 +24,7 @@ from experiments.targets import (
     targets,
 )
 from persia_sim.presets.catalogue import CLUSTERS, workloads
+from persia_sim.words.schema import Within
 from persia_sim.words.trace import Trace
 from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
 from runtime.config import DataConfig, EngineConfig, EvaluationConfig, SyncConfig, TrainConfig
@@ -33,9 +34,9 @@ from runtime.config import DataConfig, EngineConfig, EvaluationConfig, SyncConfi
 class Options(Parallel):
     """Simulate a cluster in three modes, then train in the very order of its reads and writes."""
 
-    cluster: Annotated[str, one_of(CLUSTERS)] = "gcp-100t"
+    cluster: Annotated[str, OneOf(CLUSTERS)] = "gcp-100t"
     """A preset of the simulator; the default is the paper's: 64 GPUs, 120 server processes."""
-    workload: Annotated[str, one_of(workloads())] = "criteo-syn5"
+    workload: Annotated[str, OneOf(workloads())] = "criteo-syn5"
     """A preset of the simulator."""
     modes: tuple[Mode, ...] = (Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID)
     """Modes to compare; sync is the reference. In async every rank's small batch is a dense update
@@ -49,7 +50,7 @@ class Options(Parallel):
     """Samples that stand for a rank's (far larger) simulated batch in the training."""
     snapshots: int = 10
     """Evaluations along a run."""
-    targets: Some[Annotated[float, within(0.01, 1)]] = (0.9, 0.95, 0.99)
+    targets: Some[Annotated[float, Within(0.01, 1)]] = (0.9, 0.95, 0.99)
     """Targets, in shares of sync's climb from an AUC of 0.5 to its end, seed by seed; above 0."""
     seeds: Seeds = 5
     """Paired seeds of the training; the order is the same."""
@@ -63,7 +64,7 @@ class Options(Parallel):
             raise ValueError(
                 f"modes must hold sync, the reference of the gaps, got {', '.join(self.modes)}"
             )
-        within(1, self.steps).hold("snapshots", self.snapshots)
+        hold("snapshots", self.snapshots, Within(1, self.steps))
 
 
 def run(options: Options) -> None:

@@ -18,7 +18,6 @@ from experiments.options import (
     Samples,
     Some,
     Tau,
-    within,
 )
 from experiments.paired import expected_samples, over_seeds
 from experiments.points import Point, data_sha256
@@ -26,6 +25,7 @@ from experiments.statistics import Interval
 from experiments.studies.demo import LEAST_TEST_ROWS, REAL_DATA, SYNTHETIC_STEPS, find_data
 from experiments.sweep import print_plan, run_points
 from experiments.tables import aligned, drawn, write_csv
+from persia_sim.words.schema import Within
 from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig, EvaluationConfig, SyncConfig, TrainConfig
 from runtime.config.presets import PresetName, with_preset
@@ -52,9 +52,9 @@ class Options(Parallel):
     """What others run: as `python -m runtime train --preset`, with the lag executor."""
     sync_steps: Count = 300
     """Of the treatment of that name: steps of the synchronous start."""
-    dense_lag: Annotated[int, within(1, MOST_DENSE_LAG)] = 1
+    dense_lag: Annotated[int, Within(1, MOST_DENSE_LAG)] = 1
     """Of the treatment of that name: steps by which the dense update is late, too."""
-    delay_compensation: Annotated[Positive, within(0, 1e9)] = 128.0
+    delay_compensation: Annotated[Positive, Within(0, 1e9)] = 128.0
     """Of the treatment of that name: strength lambda."""
     seeds: PairedSeeds = 5
     """Paired seeds, >= 2."""

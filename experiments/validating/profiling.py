@@ -50,13 +50,6 @@ class Found:
     stale_steps: float
     measured: Measured
 
-    @staticmethod
-    def read(kept: Mapping[str, Any]) -> Found:
-        """From its fields in a file."""
-        own = dict(kept["measured"])
-        stages = {name: Stages(**own.pop(name)) for name in ("wall", "cpu")}
-        return Found(kept["samples_per_s"], kept["stale_steps"], Measured(**stages, **own))
-
 
 class Drawn:
     """A stream whose first samples are drawn already, so that no rank draws while it is timed."""

@@ -197,8 +197,8 @@ def notes_of(record: Any, kind: Any) -> dict[str, Any]:
 
 
 def _without_notes(kind: Any) -> Any:
-    """The type alone, unless bounds stand beside it."""
-    noted = get_origin(kind) is Annotated and not any(isinstance(n, Within) for n in get_args(kind))
+    """The type alone, unless a rule stands beside it."""
+    noted = get_origin(kind) is Annotated and not any(hasattr(n, "rule") for n in get_args(kind))
     return get_args(kind)[0] if noted else kind
 
 
@@ -286,8 +286,8 @@ def _fit_tuple(value: Any, kinds: tuple[Any, ...], name: str) -> Any:
 
 def _fit_annotated(value: Any, parts: tuple[Any, ...], name: str) -> Any:
     fitted = fit(value, parts[0], name)
-    for bounds in (part for part in parts[1:] if isinstance(part, Within)):
-        if fitted is not None and (rule := bounds.rule(fitted)):
+    for note in (part for part in parts[1:] if hasattr(part, "rule")):
+        if fitted is not None and (rule := note.rule(fitted)):
             raise Refused(name, f"{rule}, got {shown(value)}")
     return fitted
 

@@ -16,7 +16,7 @@ from tests.experiments.test_benching import printed
 @pytest.mark.parametrize(("goal_s", "verdict"), [(60.0, "met"), (0.0, "MISSED")])
 def test_bench_snapshot_tells_the_medians_of_both_ways(tmp_path, monkeypatch, goal_s, verdict):
     monkeypatch.setattr(bench_snapshot, "GOAL_S", goal_s)
-    monkeypatch.setattr(bench_snapshot, "FILL", 700)
+    monkeypatch.setattr("experiments.benching.wide.FILL", 700)
     told = printed(monkeypatch)
     options = Options(rows=3000, dim=4, batch=50, rounds=3, around_s=0.01, out=tmp_path)
     bench_snapshot.run(options)

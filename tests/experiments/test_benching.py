@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from experiments.benching import bench_embedding, bench_peers, windows
-from experiments.benching.peer_steps import CEILING, OURS
+from experiments.benching.bench_peers import CEILING, OURS
 from experiments.benching.peers import row_numbers, torch_sparse
 from experiments.benching.wide import DENSE, FIELDS, wide_workload
 from experiments.benching.windows import Window
@@ -154,8 +154,8 @@ def test_bench_peers_without_peers_measures_our_modes_and_the_ceiling(tmp_path, 
 
 def test_rates_by_cpu_time_are_samples_over_the_process_clock(monkeypatch):
     clock = iter([1.0, 3.0])
-    monkeypatch.setattr(bench_peers.time, "process_time", lambda: next(clock))
-    assert bench_peers._by_cpu(lambda: 0.0, samples=10)() == 5.0
+    monkeypatch.setattr(windows, "own_cpu_s", lambda: next(clock))
+    assert windows.by_cpu(lambda: 0.0, samples=10)() == 5.0
 
 
 def test_workload_wide_has_zipf_ids_with_their_field_on_top():

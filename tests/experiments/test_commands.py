@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
 import pytest
 
-from experiments.commands import main
+import experiments.commands
+import runtime.commands
 
 pytestmark = pytest.mark.multiproc
+MAIN = {"runtime": runtime.commands.main, "experiments": experiments.commands.main}
 
 
-def command(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    clean = {k: v for k, v in os.environ.items() if k != "PERSIA_DATA_DIR"}
-    return subprocess.run(
-        [sys.executable, "-m", *words],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**clean, **environment},
-    )
+@pytest.fixture
+def command(capsys, monkeypatch, tmp_path):
+    """A command in an empty folder: exit code, what it printed, what it complained of."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PERSIA_DATA_DIR", raising=False)
+
+    def call(module: str, *words: str) -> tuple[int, str, str]:
+        code = MAIN[module](list(words))
+        return code, *capsys.readouterr()
+
+    return call
 
 
 @pytest.mark.parametrize(
@@ -65,14 +68,28 @@ def test_help_loads_nothing_heavy(words):
         (["experiments", "dmeo"], "did you mean demo?"),
         (["experiments", "demo", "--seeds", "1"], "seeds must be >= 2"),
         (["experiments", "demo", "--data-dir", "/nowhere"], "/nowhere"),
+        (["runtime", "train", "--device", "cuda", "--data.name", "synthetic"], "try --device cpu"),
+        (["runtime", "train", "--model.hidden", "--data.name", "synthetic"], "one or more widths"),
+        (["runtime", "train", "--rows.dtype", "float64"], "add it"),
+        (["runtime", "train", "--seed", "99999999999999999999"], "seed must fit into 64 bits"),
+        (["experiments", "staleness-sweep", "--jobs", "0"], "jobs must be >= 1, got 0"),
+        (["experiments", "staleness-sweep", "--modes", "sync", "--taus", "3"], "taus is only used"),
+        (["experiments", "staleness-sweep", "--factor", "sync.match=foo"], "update"),
+        (["experiments", "bench-engines", "--rounds", "0"], "rounds must be >= 1, got 0"),
+        (["experiments", "demo", "--samples", "-5"], "samples must be >= 1, got -5"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
 )  # fmt: skip
-def test_a_mistake_gets_a_remedy_and_no_traceback(words, message):
-    found = command(*words)
-    assert found.returncode == 2
-    assert message in found.stdout + found.stderr
-    assert "Traceback" not in found.stderr
+def test_a_mistake_gets_a_remedy_and_no_traceback(words, message, command):
+    code, told, complained = command(*words)
+    assert code == 2 and message in told + complained
+    assert "Traceback" not in complained
+
+
+@pytest.mark.parametrize("words", [["runtime", "trian"], ["experiments", "dmeo"]])
+def test_a_process_ends_with_the_code_of_its_command(words):
+    found = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True)
+    assert found.returncode == 2 and "did you mean" in found.stderr
 
 
 @pytest.mark.parametrize(
@@ -83,63 +100,38 @@ def test_a_mistake_gets_a_remedy_and_no_traceback(words, message):
         ["runs", "report", "here", "--out", "a", "--out", "b"],
     ],
 )
-def test_no_study_takes_an_option_twice(words, capsys):
-    assert main(words) == 2
-    assert "is typed twice, and only one of them can count; give it once" in capsys.readouterr().err
+def test_no_study_takes_an_option_twice(words, command):
+    code, _, complained = command("experiments", *words)
+    assert code == 2 and "is typed twice, and only one of them can count; give it" in complained
 
 
-def test_a_dry_run_writes_nothing(tmp_path):
-    out = tmp_path / "sweep"
-    words = ["experiments", "staleness-sweep", "--data.name", "synthetic", "--dry-run"]
-    found = command(*words, "--out", str(out), "--row-lr", "0.05", "0.1")
-    assert "70 points" in found.stdout, found.stdout + found.stderr
-    assert "row_lr=0.1: 35 points" in found.stdout
-    assert not out.exists()
+def test_a_dry_run_writes_nothing(tmp_path, command):
+    words = ["staleness-sweep", "--data.name", "synthetic", "--dry-run", "--out", "sweep"]
+    _, told, complained = command("experiments", *words, "--factor", "rows.optimizer.lr=0.05,0.1")
+    assert "70 points" in told, told + complained
+    assert "rows.optimizer.lr=0.1: 35 points" in told
+    assert not list(tmp_path.iterdir())
 
 
-def test_one_training_run_tells_its_result_and_replays(tmp_path):
+def test_one_training_run_tells_its_result_and_replays(tmp_path, command):
     tiny = ["runtime", "train", "--data.name", "synthetic", "--steps", "20", "--test-rows", "500",
             "--mode", "hybrid", "--tau", "2", "--ranks", "2"]  # fmt: skip
-    recorded = command(*tiny, "--executor", "concurrent", "--out", str(tmp_path / "a"))
-    assert "best reachable AUC" in recorded.stdout, recorded.stderr
+    _, recorded, complained = command(*tiny, "--executor", "concurrent", "--out", "a")
+    assert "best reachable AUC" in recorded, complained
     trace = str(tmp_path / "a" / "trace.npz")
-    replayed = command(
-        *tiny, "--executor", "replay", "--trace", trace, "--out", str(tmp_path / "b")
+    code, replayed, complained = command(
+        *tiny, "--executor", "replay", "--trace", trace, "--out", "b"
     )
-    assert replayed.returncode == 0, replayed.stderr
-    same = [line for line in recorded.stdout.splitlines() if "test AUC" in line]
-    assert same == [line for line in replayed.stdout.splitlines() if "test AUC" in line]
-    again = command(*tiny, "--out", str(tmp_path / "a"))
-    assert again.returncode == 2
-    assert "holds a finished run" in again.stderr
-    other = command(*tiny, "--seed", "7", "--executor", "replay", "--trace", trace)
-    assert "trace" in other.stderr
-    assert "seed: trace 0, this run 7" in other.stderr
+    assert code == 0, complained
+    same = [line for line in recorded.splitlines() if "test AUC" in line]
+    assert same == [line for line in replayed.splitlines() if "test AUC" in line]
+    code, _, complained = command(*tiny, "--out", "a")
+    assert code == 2 and "holds a finished run" in complained
+    _, _, complained = command(*tiny, "--seed", "7", "--executor", "replay", "--trace", trace)
+    assert "trace" in complained and "seed: trace 0, this run 7" in complained
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["runtime", "train", "--device", "cuda", "--data.name", "synthetic"], "try --device cpu"),
-        (["runtime", "train", "--model.hidden", "--data.name", "synthetic"], "one or more widths"),
-        (["runtime", "train", "--rows.dtype", "float64"], "add it"),
-        (["runtime", "train", "--seed", "99999999999999999999"], "seed must fit into 64 bits"),
-        (["experiments", "staleness-sweep", "--jobs", "0"], "jobs must be >= 1, got 0"),
-        (["experiments", "staleness-sweep", "--modes", "sync", "--taus", "3"], "taus is only used"),
-        (["experiments", "staleness-sweep", "--match", "foo"], "update"),
-        (["experiments", "bench-engines", "--rounds", "0"], "rounds must be >= 1, got 0"),
-        (["experiments", "demo", "--samples", "-5"], "samples must be >= 1, got -5"),
-    ],
-    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
-)
-def test_odd_values_get_one_message(words, message):
-    found = command(*words)
-    assert found.returncode == 2
-    assert message in found.stdout + found.stderr
-    assert "Traceback" not in found.stderr
-
-
-def test_a_mistyped_data_folder_is_no_reason_to_train_on_something_else():
-    found = command("experiments", "demo", "--dry-run", PERSIA_DATA_DIR="/no/such/folder")
-    assert found.returncode == 2
-    assert "/no/such/folder" in found.stderr
+def test_a_mistyped_data_folder_is_no_reason_to_train_on_something_else(command, monkeypatch):
+    monkeypatch.setenv("PERSIA_DATA_DIR", "/no/such/folder")
+    code, _, complained = command("experiments", "demo", "--dry-run")
+    assert code == 2 and "/no/such/folder" in complained

@@ -50,7 +50,7 @@ PNG = base64.b64decode(
 def test_a_piece_is_a_study_whose_options_are_accepted(piece, tmp_path):
     import importlib
 
-    import tyro
+    from runtime.command_line import read_options
 
     options = importlib.import_module(module_of(piece.name)).Options
     assert piece.name in STUDIES and piece.section in SECTIONS and piece.csv
@@ -60,7 +60,7 @@ def test_a_piece_is_a_study_whose_options_are_accepted(piece, tmp_path):
         own = piece.arguments(size, tmp_path)
         if own is not None:
             words = [*own, "--out", str(tmp_path / "out")]
-            tyro.cli(options, args=words, config=(tyro.conf.EnumChoicesFromValues,))
+            read_options(options, words, piece.name)
 
 
 def test_pieces_and_their_tables_have_names_of_their_own():

@@ -11,8 +11,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 pytest.importorskip("torchrec", reason="needs the extra `bench`")
 pytest.importorskip("fbgemm_gpu", reason="needs the extra `bench`")
 
-from experiments.benching.peers import EPS, LR
-from experiments.benching.semi_sync import SemiSync, batches_of
+from experiments.benching.peers import EPS, LR, SemiSync, batches_of
 from runtime.models.inputs import Embeddings
 
 FIELDS, ROWS, DIM, BATCH, STEPS = 3, 7, 4, 16, 12

@@ -26,8 +26,8 @@ def sweep(tmp_path_factory) -> Path:
             taus=(0, 3),
             seeds=2,
             ranks=2,
-            steps=(STEPS,),
-            row_lr=(0.05, 0.2),
+            steps=STEPS,
+            factor=("rows.optimizer.lr=0.05,0.2",),
             evaluate_every_steps=4,
             data=DataConfig(name="synthetic"),
             model=ModelConfig(hidden=(8,)),
@@ -47,7 +47,7 @@ def by_row_lr(root: Path) -> dict[str, dict]:
     parts = {}
     for path in root.glob("*/summary.json"):
         config = json.loads(path.with_name("config.json").read_text())
-        label = f"row_lr={config['rows']['optimizer']['lr']}"
+        label = f"rows.optimizer.lr={config['rows']['optimizer']['lr']}"
         target = root / "by" / label / path.parent.name
         if not target.exists():
             shutil.copytree(path.parent, target)
@@ -58,7 +58,11 @@ def by_row_lr(root: Path) -> dict[str, dict]:
 def test_every_figure_of_the_sweep_follows_from_the_predictions(sweep):
     rows = read_csv(sweep / "staleness_sweep.csv")
     parts = by_row_lr(sweep)
-    assert set(parts) == {"row_lr=0.05", "row_lr=0.2"} == {r["factors"] for r in rows}
+    assert (
+        set(parts)
+        == {"rows.optimizer.lr=0.05", "rows.optimizer.lr=0.2"}
+        == {r["factors"] for r in rows}
+    )
     for label, runs in parts.items():
         own = [r for r in rows if r["factors"] == label]
         assert [(r["mode"], r["tau"]) for r in own] == [
@@ -89,12 +93,13 @@ def test_the_sweeps_curves_have_every_line_of_the_metrics_once(sweep):
 
 def test_treatments_reach_the_modes_that_have_them_and_leave_sync_the_reference():
     options = staleness_sweep.Options(
-        modes=(Mode.SYNC, Mode.HYBRID, Mode.ASYNC), taus=(2,), seeds=1, sync_steps=(5,),
-        dense_lag=(0, 1), delay_compensation=(8.0,), lr_by_staleness=(True,),
-        data=DataConfig(name="synthetic"), steps=(3,),
+        modes=(Mode.SYNC, Mode.HYBRID, Mode.ASYNC), taus=(2,), seeds=1, steps=3,
+        factor=("sync.sync_steps=5", "sync.dense_lag=0,1", "sync.delay_compensation=8",
+                "sync.lr_by_staleness=True"),
+        data=DataConfig(name="synthetic"),
     )  # fmt: skip
     groups = staleness_sweep.plan(options)
-    assert [label for label, _ in groups] == ["dense_lag=0", "dense_lag=1"]
+    assert [label for label, _ in groups] == ["sync.dense_lag=0", "sync.dense_lag=1"]
     for lag, (_, points) in enumerate(groups):
         sync, hybrid, late = [p.config.sync for p in points]
         assert sync == SyncConfig(ranks=8)
@@ -109,15 +114,17 @@ def test_crossed_factors_reach_the_configs_of_the_modes_that_have_them():
         modes=(Mode.SYNC, Mode.HYBRID, Mode.ASYNC),
         taus=(1,),
         seeds=1,
-        batch=(16, 32),
-        steps=(3,),
-        row_optimizer=("adagrad",),
-        initial_accumulator=(0.25,),
-        initial_scale=(0.125,),
-        optimizer=("sgd",),
-        lr=(0.5,),
-        merge_pushes=(False,),
-        match=("global",),
+        steps=3,
+        factor=(
+            "batch=16,32",
+            "rows.optimizer.kind=adagrad",
+            "rows.optimizer.initial_accumulator=0.25",
+            "rows.initial_scale=0.125",
+            "model.optimizer=sgd",
+            "model.lr=0.5",
+            "sync.merge_pushes=False",
+            "sync.match=global",
+        ),
         data=DataConfig(name="synthetic"),
     )
     groups = staleness_sweep.plan(options)
@@ -143,9 +150,9 @@ def test_each_window_is_judged_after_training_on_all_rows_before_it(tmp_path, mo
     clicks_file(tmp_path, 2000)
     monkeypatch.setenv("PERSIA_DATA_DIR", str(tmp_path))
     given = {
-        "modes": (Mode.SYNC, Mode.HYBRID), "taus": (2,), "seeds": 1, "windows": 3, "steps": (2,),
+        "modes": (Mode.SYNC, Mode.HYBRID), "taus": (2,), "seeds": 1, "windows": 3, "steps": 2,
         "data": DataConfig(name="kuairand-pure-14d"), "model": ModelConfig(hidden=(4,)),
-        "batch": (16,), "out": tmp_path / "out", "jobs": 2,
+        "batch": 16, "out": tmp_path / "out", "jobs": 2,
     }  # fmt: skip
     groups = staleness_sweep.plan(staleness_sweep.Options(**given))
     assert [label for label, _ in groups] == ["window=1", "window=2", "window=3"]
@@ -183,6 +190,7 @@ def test_each_window_is_judged_after_training_on_all_rows_before_it(tmp_path, mo
         ({"data": DataConfig(name="synthetic")}, "windows are of rows in an order"),
         ({"part": "validation"}, "remove --part"),
         ({"windows": 1}, "windows must be"),
+        ({"factor": ("data.rows=9",)}, "factors of data"),
     ],
 )
 def test_windows_that_cannot_be_are_refused(more, said):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from statistics import NormalDist
@@ -391,8 +390,8 @@ def test_a_record_holds_errors_of_throughput_stages_and_staleness():
     alone = schedule(case, STAGES, 200).samples_per_s
     told = Forecast(STAGES.times(2), Schedule(alone / 2, 0.0), ("forward (samples)",))
     measured = Measured(STAGES, STAGES, 0.0)
-    runs = [Done(case, k, Found(alone * f, 0.0, measured), 1.5) for k, f in enumerate((0.5, 1, 2))]
-    [record] = compare([case], {case.name: told}, runs)
+    runs = [Done(Found(alone * f, 0.0, measured), 1.5) for f in (0.5, 1, 2)]
+    [record] = compare([case], {case.name: told}, {case.name: runs})
     assert record["error"] == pytest.approx(-0.5)
     assert record["schedule_error"] == pytest.approx(0.0, abs=1e-9)
     assert record["dense_error"] == pytest.approx(1.0)
@@ -444,8 +443,10 @@ def test_what_was_measured_is_not_measured_again(tmp_path, monkeypatch, capsys):
     assert not runs and (tmp_path / "validate.csv").read_text() == first
     printed = capsys.readouterr().out
     assert "1 runs left, and 4 of the profile" in printed and "0 runs left" in printed
-    kept = [json.loads(file.read_text()) for file in (tmp_path / "runs").iterdir()]
-    assert all(one["found"]["samples_per_s"] > 0 for one in kept) and len(kept) == 1
+    file = tmp_path / "runs.jsonl"
+    file.write_text(file.read_text().replace("samples_per_s", "samples_a_second"))
+    with pytest.raises(ValueError, match="samples_a_second is not known; did you"):
+        validate.run(options)
 
 
 def test_a_plan_is_printed_and_nothing_made(tmp_path, capsys):
