@@ -1,15 +1,19 @@
-"""What is wrong with data, in words: the one error, and the checks of files that readers share.
+"""What is wrong with data, in words: the one error, and what a file is before a parser reads it.
 
 ValueError
   DataError   something in a file, a schema or a name is not what it must be
 
 What is opened as data must be a regular file that can be read: a pipe, a socket or a device would
-be waited for without end, or read for ever.
+be waited for without end, or read for ever. Delimited text must have a header line, and no quote
+that is left open.
 """
 
 from __future__ import annotations
 
+import codecs
+import csv
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -62,3 +66,123 @@ def broken_file(path: Path, error: Exception, where: str = "") -> DataError:
         f"{path}{place} cannot be read: {reason}\n"
         "  the file is truncated or of another format; fetch it again and compare its sha256"
     )
+
+
+HEADER_BYTES = 1 << 20
+"""The header line must end in these."""
+_SNIFFED_BYTES = 4096
+
+
+def header_names(path: Path, delimiter: str) -> tuple[str, ...]:
+    """The names in the first line of a text file."""
+    import pyarrow as pa
+
+    check_not_empty(path)
+    try:
+        with pa.input_stream(str(path)) as stream:
+            head = stream.read(HEADER_BYTES)
+    except (pa.ArrowException, OSError) as error:
+        raise broken_file(path, error) from error
+    if (
+        head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        or b"\0" in head[:_SNIFFED_BYTES]
+    ):
+        raise DataError(
+            f"{path} is no UTF-8 text: it begins as UTF-16 or a binary file does;"
+            " save it as UTF-8, or name a parquet file .parquet"
+        )
+    line, end, _ = head.partition(b"\n")
+    line = line.removesuffix(b"\r")
+    if b"\r" in line:
+        raise DataError(
+            f"{path} ends its lines with a carriage return alone; end them with a line feed"
+            " (tr '\\r' '\\n' < FILE does it)"
+        )
+    if not end and len(head) >= HEADER_BYTES:
+        raise DataError(
+            f"{path}: the first line is longer than {HEADER_BYTES:,} bytes, and should hold"
+            " the columns' names"
+        )
+    try:
+        found = next(csv.reader([line.decode("utf-8-sig")], delimiter=delimiter, strict=True), [])
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is no UTF-8 text: {error.reason} at byte {error.start} of the header line;"
+            " save it as UTF-8"
+        ) from error
+    except csv.Error as error:
+        raise DataError(f"{path}: the header line cannot be read: {error}; correct it") from error
+    if not found:
+        raise DataError(
+            f"{path}: the first line is empty, and should hold the columns' names; write them"
+            " there, or name them in the schema (header)"
+        )
+    return tuple(found)
+
+
+class OpenQuotes:
+    """Looks at a file's bytes on their way to the parser; for files without line breaks in values.
+
+    A quote opens a value at its beginning only, and a double quote inside is a quote. A parser
+    takes a line whose last value is left open to go on in the next one, down to the next quote
+    anywhere: rows vanish, and nobody is told.
+    """
+
+    def __init__(
+        self, path: Path, delimiter: str, columns: int, *, header: bool, skip: bool
+    ) -> None:
+        """``skip``: turn such a line into one of too many columns, which the parser counts; else
+        it is a DataError with the number of its row."""
+        own = re.escape(delimiter.encode())
+        value = rb'(?:"[^"\n]*+(?:""[^"\n]*+)*+"|(?!"))[^%b\n]*+' % own
+        self._closed = re.compile(rb"(?:(?!\Z)%b(?:%b%b)*+(?:\n|\Z))*+" % (value, own, value))
+        self._path, self._skip = path, skip
+        self._broken = delimiter.encode() * columns
+        self._rows = -1 if header else 0
+        self._rest = b""
+
+    def __call__(self, block: bytes, most_bytes: int) -> bytes:
+        """The next bytes as the parser may have them; those of a line not yet whole are kept, up
+        to ``most_bytes``. An empty block is the end of the file."""
+        block = self._rest + bytes(block)
+        at_end = len(block) == len(self._rest)
+        whole = len(block) if at_end or len(block) > 2 * most_bytes else block.rfind(b"\n") + 1
+        block, self._rest = block[:whole], block[whole:]
+        if b'"' in block:
+            block = self._without_open(block)
+        self._rows += _rows_in(block)
+        return block
+
+    def _without_open(self, block: bytes) -> bytes:
+        pieces, done = [], 0
+        while (closed := self._closed.match(block, done)) and closed.end() < len(block):
+            start = closed.end()
+            end = block.find(b"\n", start)
+            end = len(block) if end < 0 else end
+            if not self._skip:
+                raise self._error(block, start, end)
+            pieces += [block[done:start], self._broken]
+            done = end
+        return b"".join([*pieces, block[done:]])
+
+    def _error(self, block: bytes, start: int, end: int) -> DataError:
+        row = self._rows + _rows_in(block[:start]) + 1
+        text = block[start:end].decode(errors="replace").rstrip("\r")
+        shown = text if len(text) <= 60 else f"{text[:57]}..."
+        return DataError(
+            f"{self._path}, row {row}: {shown!r}; a quote is left open at the end of its line\n"
+            "  close it, write a quote inside a value twice, or ask to skip bad rows"
+            " (--data.skip-bad-rows; they are counted); if values of this file do hold line"
+            " breaks, add line_breaks = true to the schema"
+        )
+
+
+_EMPTY = re.compile(rb"^\r?\n", re.MULTILINE)
+
+
+def _rows_in(block: bytes) -> int:
+    """Lines that are not empty, which no parser counts."""
+    lines = block.count(b"\n") + (not block.endswith(b"\n") and bool(block))
+    if block.startswith((b"\n", b"\r\n")) or b"\n\n" in block or b"\n\r\n" in block:
+        lines -= len(_EMPTY.findall(block))
+    return lines

@@ -16,8 +16,14 @@ from typing import Any
 import numpy as np
 
 from persia_sim.words.schema import nearest
-from runtime.data.delimited import OpenQuotes, header_names
-from runtime.data.errors import DataError, broken_file, check_not_empty, no_rows
+from runtime.data.errors import (
+    DataError,
+    OpenQuotes,
+    broken_file,
+    check_not_empty,
+    header_names,
+    no_rows,
+)
 from runtime.data.rows import RecordBatch, Rows
 from runtime.data.schema import Join, Schema, is_parquet
 from runtime.data.source import Part

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.data.delimited import OpenQuotes
-from runtime.data.errors import DataError
+from runtime.data.errors import DataError, OpenQuotes
 
 LINES = st.lists(st.text('",a;', max_size=8), max_size=12)
 
