@@ -20,23 +20,17 @@ import torch
 
 from persia_sim.words.vocabulary import Mode
 from runtime.config import TrainConfig
-from runtime.dense.rules import AsyncRule, DenseRule, OnUpdate, TimedAveraging
-from runtime.dense.threads import SharedWeights
 from runtime.embedding.open import use_threads
 from runtime.rank.parts import Parts
-from runtime.rank.stages import Fetched, ForwardedStages, RankStages
-from runtime.rank.team import LosePush, Team, lose_nothing
+from runtime.rank.stages import (
+    Fetched,
+    ForwardedStages,
+    LosePush,
+    RankStages,
+    Team,
+    lose_nothing,
+)
 from runtime.stop import RunStopped, Stop, wait_for
-
-
-def open_rule(parts: Parts, on_update: OnUpdate) -> DenseRule:
-    """The rule of the mode among ranks that are threads of this process."""
-    given = parts.config, parts.learner.model, parts.recorder, on_update
-    if parts.config.sync.mode is Mode.ASYNC:
-        return AsyncRule(*given)
-    if parts.config.sync.mode is Mode.ASYNC_AVERAGING:
-        return TimedAveraging(*given)
-    return SharedWeights(*given, overlapped=parts.overlaps_dense_sync, stop=parts.stop)
 
 
 class ConcurrentRun:
@@ -44,8 +38,7 @@ class ConcurrentRun:
 
     def __init__(self, parts: Parts, *, lose_push: LosePush = lose_nothing) -> None:
         self._config, self._stop = parts.config, parts.stop
-        process = parts.process
-        self._team = Team(parts, process.open_rule if process else open_rule, lose_push)
+        self._team = Team(parts, parts.process.open_rule, lose_push)
         self.rule = self._team.rule
         """The dense weights."""
 

@@ -17,22 +17,15 @@ from persia_sim.words.orders import constant_lag
 from persia_sim.words.trace import ALL, Event, Kind, Trace
 from persia_sim.words.vocabulary import Mode
 from runtime.config import TrainConfig
-from runtime.dense.rules import (
-    AsyncRule,
-    AveragedReplicas,
-    BarrierRule,
-    DenseRule,
-    OnUpdate,
-    summed,
-)
+from runtime.dense.averaging import AveragedReplicas
+from runtime.dense.rules import AsyncRule, BarrierRule, DenseRule, OnUpdate, summed
 from runtime.embedding.sharded import ShardedStore
 from runtime.embedding.store import Handle, RowGradients
 from runtime.order.replayable import refuse_other_version
 from runtime.rank.feed import Feed
 from runtime.rank.learner import Gradients
 from runtime.rank.parts import Parts
-from runtime.rank.stages import Fetched, RankStages
-from runtime.rank.team import Team
+from runtime.rank.stages import Fetched, RankStages, Team
 
 Actions = dict[int, Callable[[Event], None]]
 """By kind, what an event does."""

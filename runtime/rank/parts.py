@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from torch import nn
 
 from persia_sim.words.trace import TraceRecorder
+from persia_sim.words.vocabulary import Mode
 from runtime.config import TrainConfig
 from runtime.data.batch import Layout
 from runtime.data.source import Source
-from runtime.dense.rules import DenseRule, OnUpdate
+from runtime.dense.averaging import TimedAveraging
+from runtime.dense.rules import AsyncRule, DenseRule, OnUpdate, SharedWeights
 from runtime.embedding.config import TableConfig
 from runtime.embedding.open import open_store
 from runtime.embedding.server_rules import ServerRules
@@ -29,40 +30,44 @@ from runtime.rank.progress import Meter, SpanRecorder
 from runtime.stop import Stop
 
 
-class RankProcess(Protocol):
-    """This process among those of the run; a run of one process needs none."""
+class RankProcess:
+    """This process among those of the run: here the only one, whose ranks are threads."""
 
-    @property
-    def ranks(self) -> Sequence[int]:
-        """The ranks that live here."""
-        ...
+    alone = True
+    """Whether the rows end with this process; else ranks that are processes part by themselves."""
+    leads = True
+    """Whether this process evaluates, counts the updates of all, and writes everything down."""
 
-    @property
-    def leads(self) -> bool:
-        """Whether this process evaluates, counts the updates of all, and writes everything down."""
-        ...
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self.ranks = ranks
+        """Those that live here."""
 
     def open_rule(self, parts: Parts, on_update: OnUpdate) -> DenseRule:
         """The rule of the dense weights that the mode asks for; ``on_update`` matters where
         it leads."""
-        ...
+        given = parts.config, parts.learner.model, parts.recorder, on_update
+        if parts.config.sync.mode is Mode.ASYNC:
+            return AsyncRule(*given)
+        if parts.config.sync.mode is Mode.ASYNC_AVERAGING:
+            return TimedAveraging(*given)
+        return SharedWeights(*given, overlapped=parts.overlaps_dense_sync, stop=parts.stop)
 
     def begin_leg(self, prepare: Callable[[], None]) -> None:
         """Return when all processes are ready and the leading one has prepared the servers."""
-        ...
+        prepare()
 
-    def watch(self, feed: Feed, ends_now: Callable[[], bool]) -> None:
-        """Until the leg is over: as soon as ``ends_now`` at any process, all end it at one cut."""
-        ...
+    def open_leg(self, feed: Feed, end: int | None, ends_now: Callable[[], bool]) -> None:
+        """Batches of a leg up to ``end``, or less: as soon as ``ends_now`` at any process, all end
+        it at one cut."""
+        feed.begin_leg(end, ends_now)
 
     def ended_by(self, why: str | None) -> str | None:
         """Why any process was asked to end the run; None: nobody was."""
-        ...
+        return why
 
     def end_leg(self, parts: Parts) -> None:
         """Return when all processes have ended the leg; what they have left out is counted where it
         leads."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +80,11 @@ class Parts:
     feed: Feed
     recorder: TraceRecorder
     meter: Meter
-    spans: SpanRecorder = field(default_factory=lambda: SpanRecorder(enabled=False))
-    stop: Stop = field(default_factory=Stop)
-    process: RankProcess | None = None
-    """This one among those of the run, when ranks are processes; None: all are threads here."""
-    fused: bool = False
+    spans: SpanRecorder
+    stop: Stop
+    process: RankProcess
+    """This one among those of the run."""
+    fused: bool
     """Whether the ranks of a step are computed as one batch."""
 
     @property
@@ -94,16 +99,15 @@ class Parts:
         return self.config.sync.mode.overlaps_dense_sync and self.learner.scale.value == 1.0
 
     def close(self) -> None:
-        """Give back what the run has opened. Ranks that are processes part by themselves: the rows
-        are for all of them."""
-        if self.process is None:
+        """Give back what the run has opened, if it is for this process alone."""
+        if self.process.alone:
             self.store.close()
 
     def again(self, source: Source) -> Parts:
         """The same model and rows over the stream from its start, with fresh records."""
         stop, config = Stop(), self.config
         self.store.begin_run(server_rules(config, self.store.tables.values()), stop)
-        feed = _feed(config, source, stop, fused=self.fused)
+        feed = _feed(config, source, stop, 0, self.process, fused=self.fused)
         return replace(self, feed=feed, meter=Meter(), stop=stop)
 
 
@@ -153,6 +157,7 @@ def assemble(
         if config.engine.timeline and isinstance(store, ShardedStore):
             store.record_spans(spans)
         fused = not why_one_by_one(config, learner.model, used.values())
+        process = process or RankProcess(range(config.sync.ranks))
         feed = _feed(config, source, stop, samples, process, fused=fused)
         worker = EmbeddingWorker(store)
         return Parts(config, learner, worker, feed, recorder, Meter(), spans, stop, process, fused)
@@ -202,15 +207,14 @@ def _feed(
     config: TrainConfig,
     source: Source,
     stop: Stop,
-    samples: int = 0,
-    process: RankProcess | None = None,
+    samples: int,
+    process: RankProcess,
     *,
-    fused: bool = False,
+    fused: bool,
 ) -> Feed:
     first, stream = stream_from(config, source, samples)
     barrier = config.sync.mode.has_barrier
-    own = None if process is None else process.ranks
-    return Feed(stream, config.sync.ranks, barrier, stop, first, own=own, fused=fused)
+    return Feed(stream, config.sync.ranks, barrier, stop, first, own=process.ranks, fused=fused)
 
 
 FUSED = "ranks_fused"

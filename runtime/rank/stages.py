@@ -1,19 +1,24 @@
-"""The stages of one rank's batches; which thread does them, and when, is the engine's matter."""
+"""The stages of one rank's batches, and what ranks share meanwhile; which thread does a stage, and
+when, is the engine's matter."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
 from persia_sim.words.vocabulary import Mode, Stage
+from runtime.dense.rules import DenseRule, OnUpdate
 from runtime.embedding.lease import LeasedRows
 from runtime.embedding.store import Handle, RowGradients, VectorGradients
 from runtime.embedding.verbs import Lease
 from runtime.rank.learner import Gradients, StageSpan, no_span
+from runtime.rank.parts import Parts
 from runtime.rank.staging import Staged
-from runtime.rank.team import Team
+from runtime.stop import Stop, wait_for
 
 
 class Fetched(NamedTuple):
@@ -194,3 +199,114 @@ class ForwardedStages(RankStages):
         with self._span("push", handle.step)(Stage.PUSH):
             self._store.look_up(handle)
             self._store.give((handle, rows))
+
+
+# What the ranks of a process share.
+
+LosePush = Callable[[int, int], bool]
+"""Fault injection: whether the push of (rank, step) is lost on its way."""
+OpenRule = Callable[[Parts, OnUpdate], DenseRule]
+"""Opens the rule of the dense weights that the mode asks for, for who carries it out."""
+
+
+def lose_nothing(rank: int, step: int) -> bool:
+    """No push is lost."""
+    return False
+
+
+class Team:
+    """Shared by the ranks of one process."""
+
+    def __init__(
+        self, parts: Parts, open_rule: OpenRule, lose_push: LosePush = lose_nothing
+    ) -> None:
+        config = parts.config
+        self.parts, self.lose_push = parts, lose_push
+        self.ranks = parts.process.ranks
+        """Those of this process."""
+        self._telling = threading.Lock()
+        self._updates = 0
+        self.rule = open_rule(parts, self._note_update)
+        sync, shards = config.sync, parts.store.shards
+        self.permits = Permits(sync.ranks, sync.permits, shards, parts.stop)
+        parts.store.on_closed(self.permits.give_back)
+        self.copies = self._open_copies()
+
+    def begin_leg(self) -> list[int]:
+        """Make ready for the feed's next leg; per rank the step with which it begins.
+
+        Nothing is on lease any more: the servers have all that the copies had.
+        """
+        parts = self.parts
+        self._updates = parts.meter.updates
+        first = parts.feed.first_steps()
+        parts.process.begin_leg(lambda: parts.store.begin_leg(first))
+        self.copies = self._open_copies()
+        if self.copies is not None:
+            self.copies.begin_leg(first, parts.store.counters_of_servers())
+        return first
+
+    def end_leg(self) -> None:
+        """Return when nothing of any rank is in flight."""
+        self.parts.store.drain()
+        self.rule.end_leg()
+        self.parts.process.end_leg(self.parts)
+
+    def _open_copies(self) -> LeasedRows | None:
+        config, parts = self.parts.config, self.parts
+        if config.sync.lookahead != "forwarded":
+            return None
+        return LeasedRows(
+            parts.store, config.sync.ranks, config.sync.ahead, parts.recorder, parts.stop
+        )
+
+    def _note_update(self, loss: float, samples: int) -> None:
+        """A snapshot may be evaluated here: rows are held, and the dense weights stand still."""
+        meter, store = self.parts.meter, self.parts.store
+        with self._telling, self.parts.stop.working():
+            self._updates += 1
+            held = meter.evaluates_at(self._updates)
+            if held and self.copies is not None:  # what the copies know already is on its way
+                store.wait_until_closed(self._updates - 1)
+            with store.frozen() if held else nullcontext():
+                meter.update(self._updates, samples, loss, self.rule.snapshot)
+
+
+class Permits:
+    """The original's other bound: batches of a rank between the start of its lookup and the moment
+    at which every server has closed its push."""
+
+    def __init__(self, ranks: int, permits: int | None, servers: int, stop: Stop) -> None:
+        self._permits, self._servers, self._stop = permits, servers, stop
+        self._in_flight = [0] * ranks
+        self._closings: Counter[tuple[int, int]] = Counter()
+        self._changed = threading.Condition()
+        stop.on_stop(self._wake)
+
+    def take(self, rank: int, step: int) -> None:
+        """Wait for one of the rank's permits; there is no end of them without a bound."""
+        if self._permits is None:
+            return
+        with self._changed:
+            wait_for(
+                self._changed,
+                lambda: self._in_flight[rank] < (self._permits or 0),
+                self._stop,
+                lambda: f"rank {rank}, step {step} waits for one of {self._permits} permits",
+            )
+            self._in_flight[rank] += 1
+
+    def give_back(self, rank: int, step: int) -> None:
+        """A server has closed the push of (rank, step); with the last one the permit is free."""
+        if self._permits is None:
+            return
+        with self._changed:
+            self._closings[rank, step] += 1
+            if self._closings[rank, step] == self._servers:
+                del self._closings[rank, step]
+                self._in_flight[rank] -= 1
+                self._changed.notify_all()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()

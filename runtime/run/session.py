@@ -261,10 +261,10 @@ def _warnings(training: Training, final: Evaluation) -> list[str]:
     """Why the figures may mean nothing; what makes the order one that cannot be replayed is
     written into the run's facts, too."""
     parts, facts = training.parts, training.facts
-    config, rank = parts.config, parts.process
+    config, alone = parts.config, parts.process.alone
     early = training.history.first_warnings
     found = [w for w in early if w.partition(": ")[2] not in final.warnings] + final.warnings
-    if config.engine.dense_sum == "ring" and rank is not None and config.sync.mode.has_barrier:
+    if config.engine.dense_sum == "ring" and not alone and config.sync.mode.has_barrier:
         facts.setdefault("not_replayable", _RING)
     if parts.learner.drew_unseeded:
         facts["not_replayable"] = unseeded_draws(config.model.name)

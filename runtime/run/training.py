@@ -62,7 +62,7 @@ class Training:
         config, saving = parts.config, saving or Saving()
         start = self._start = saving.start
         self.parts, self.facts, self._saving = parts, facts, saving
-        self.leads = parts.process is None or parts.process.leads
+        self.leads = parts.process.leads
         """Whether this process evaluates and saves, for all."""
         self.history = (
             parse(History, start.state.told, f"{start.folder}: told") if start else History()
@@ -118,7 +118,7 @@ class Training:
                 at_end = parts.feed.is_at_the_end()
                 self._note_cut()
                 # Read once: who is asked behind this ends the next leg, with all the other ranks.
-                asked = parts.process.ended_by(ending.why) if parts.process else ending.why
+                asked = parts.process.ended_by(ending.why)
                 if asked:
                     ending.ask(asked)
                 at_end = at_end or asked == ENOUGH
@@ -144,13 +144,9 @@ class Training:
             self._saving.ending.ask(ENOUGH)
 
     def _begin_leg(self, schedule: Schedule) -> None:
-        feed, process = self.parts.feed, self.parts.process
+        feed = self.parts.feed
         end = schedule.begin_leg(feed.next_number)
-        if process is None:
-            feed.begin_leg(end, schedule.ends_now)
-        else:
-            feed.begin_leg(end)
-            process.watch(feed, schedule.ends_now)
+        self.parts.process.open_leg(feed, end, schedule.ends_now)
 
     def _note_cut(self) -> None:
         """Here a server that dies may go on."""

@@ -11,9 +11,9 @@ import torch
 
 from persia_sim.words.vocabulary import Mode
 from runtime.config import ModelConfig
-from runtime.dense import threads as dense_threads
+from runtime.dense import rules
+from runtime.dense.averaging import mean_model, mean_weights
 from runtime.dense.optimizer import bucket_plan, sum_in_rank_order
-from runtime.dense.rules import mean_model, mean_weights
 from runtime.embedding.config import RowOptimizer
 from runtime.rank.learner import Learner
 from runtime.rank.parts import assemble
@@ -167,7 +167,7 @@ def where_sums_are_taken(monkeypatch, **changes) -> tuple[int, int]:
         finally:
             inside.backward = False
 
-    monkeypatch.setattr(dense_threads, "sum_in_rank_order", spied_sum)
+    monkeypatch.setattr(rules, "sum_in_rank_order", spied_sum)
     monkeypatch.setattr(Learner, "gradients", spied_compute)
     world = run(config(ranks=3, executor="concurrent", **changes), unmarked(12 * 24))
     assert world.meter.updates == 12

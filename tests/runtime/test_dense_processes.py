@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from persia_sim.words.trace import Event, Kind, TraceRecorder
 from runtime.config import EngineConfig, ModelConfig, SyncConfig, TrainConfig
+from runtime.dense.averaging import AveragingRound, mean_model
 from runtime.dense.distributed import DistributedWeights
 from runtime.dense.group import ENDED, RankGroup
 from runtime.dense.loss_scale import LossScale
 from runtime.dense.optimizer import make_optimizer
-from runtime.dense.rules import AsyncRule, AveragingRound, DenseRule, mean_model
-from runtime.dense.threads import SharedWeights
+from runtime.dense.rules import AsyncRule, DenseRule, SharedWeights
 from runtime.engines.processes.averaging import AveragingRule
 from runtime.engines.processes.channel import listen
 from runtime.engines.processes.dense_server import (

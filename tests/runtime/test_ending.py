@@ -17,7 +17,7 @@ from runtime.checkpoint.whole import complete_checkpoints, read_checkpoint
 from runtime.commands import main
 from runtime.config import DataConfig
 from runtime.engines.open import assemble_for
-from runtime.rank.team import Team
+from runtime.rank.stages import Team
 from runtime.run.ending import Ending, Interrupted, NotKept
 from runtime.run.record import run_into
 from runtime.run.saver import Saving

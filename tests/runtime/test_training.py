@@ -11,7 +11,7 @@ import torch
 
 from persia_sim.words.vocabulary import Mode
 from runtime.config import ModelConfig
-from runtime.dense.rules import AveragingRound
+from runtime.dense.averaging import AveragingRound
 from runtime.embedding.config import RowOptimizer
 from runtime.engines.threads import ConcurrentRun
 from runtime.order.executor import OrderedRun

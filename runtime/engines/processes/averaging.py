@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from persia_sim.words.trace import ALL, Kind, TraceRecorder
 from runtime.config import TrainConfig
+from runtime.dense.averaging import mean_model, mean_weights, move, snapshot_of
 from runtime.dense.group import RankGroup
 from runtime.dense.optimizer import DenseGradients, make_optimizer
-from runtime.dense.rules import DenseRule, OnUpdate, mean_model, mean_weights, move, snapshot_of
+from runtime.dense.rules import DenseRule, OnUpdate
 from runtime.dense.state import DenseState, capture, load_model, load_optimizers
 from runtime.engines.processes.calls import Said, Verbs
 from runtime.engines.processes.dense_server import (
@@ -48,11 +49,7 @@ class Averager(DenseServer):
     def __init__(
         self, model: nn.Module, ranks: int, recorder: TraceRecorder, told: OnUpdate, stop: Stop
     ) -> None:
-        verbs: Verbs = {
-            "trained": self._trained,
-            "snapshot": self._take,
-            "written": self._wrote,
-        }
+        verbs: Verbs = {"trained": self._trained, "snapshot": self._take, "written": self._wrote}
         super().__init__(verbs, stop)
         self._model, self._ranks, self._recorder = model, ranks, recorder
         self._lock = threading.Lock()

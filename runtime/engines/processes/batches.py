@@ -32,7 +32,7 @@ from runtime.engines.processes.messages import (
     unpack_placed,
     unpack_segment,
 )
-from runtime.engines.processes.segments import Places, Segment
+from runtime.engines.processes.segments import Places, Segment, SegmentPool
 
 Which = Literal["ids", "values", "gradients"]
 _NOTHING = Batch(
@@ -66,6 +66,7 @@ class SentBatch:
 
     number: int
     segment: Segment
+    tables: list[TableConfig]
     parts: list[list[Part]]
     """By server and table."""
     gradients: RowGradients
@@ -80,25 +81,26 @@ class SentBatch:
         """Where a server's part lies: the body of a lookup."""
         return pack_placed(self.number, self.parts[shard])
 
-
-def bytes_needed(plans: Plans, tables: Mapping[str, TableConfig]) -> int:
-    """Of a segment that holds such a batch."""
-    places = Places()
-    for name, plan in plans.items():
-        for size in _sizes(len(plan.ids), tables[name]):
-            places.take(size)
-    return places.size
+    def arrays(self, which: Which, shard: int) -> list[memoryview]:
+        """Of a server's part, table by table, in place."""
+        return arrays_of(which, self.segment, self.parts[shard], self.tables)
 
 
 def lay_out(
-    plans: Plans, tables: Mapping[str, TableConfig], shards: int, number: int, segment: Segment
+    plans: Plans, tables: Mapping[str, TableConfig], shards: int, pool: SegmentPool
 ) -> tuple[SentBatch, dict[str, np.ndarray]]:
-    """Ids are in the segment then, rows and gradients have their place; also the rows, by table."""
+    """Waits for a segment that is free; ids are in it then, rows and gradients have their place.
+    Also the rows, by table."""
     places, values, gradients = Places(), {}, {}
     parts: list[list[Part]] = [[] for _ in range(shards)]
+    lies = {
+        name: [places.take(size) for size in _sizes(len(plan.ids), tables[name])]
+        for name, plan in plans.items()
+    }
+    number, segment = pool.take(places.size)
     for name, plan in plans.items():
         table, rows = tables[name], len(plan.ids)
-        ids_at, values_at, gradients_at = map(places.take, _sizes(rows, table))
+        ids_at, values_at, gradients_at = lies[name]
         segment.array(ids_at, (rows,), np.uint64)[:] = plan.ids
         shape = rows, table.dim
         values[name] = segment.array(values_at, shape, table.dtype)
@@ -108,7 +110,8 @@ def lay_out(
             own = plan.part(shard)
             at = ids_at + 8 * own.start, values_at + each * own.start
             found.append(Part(own.stop - own.start, *at, gradients_at + each * own.start))
-    return SentBatch(number, segment, parts, gradients, set(range(shards))), values
+    used = [tables[name] for name in plans]
+    return SentBatch(number, segment, used, parts, gradients, set(range(shards))), values
 
 
 def _sizes(rows: int, table: TableConfig) -> tuple[int, int, int]:

@@ -24,31 +24,28 @@ from runtime.engines.processes.links import Links
 from runtime.engines.processes.open import launch, segments
 from runtime.engines.processes.remote_store import RemoteStore
 from runtime.rank.feed import Feed
-from runtime.rank.parts import Parts
+from runtime.rank.parts import Parts, RankProcess
 from runtime.stop import RunStopped, Stop
 
 LOOK_EVERY_S = 0.1
 
 
-class ProcessRank:
+class ProcessRank(RankProcess):
     """One rank of a run, alone in its process. Rank 0 leads: it starts the servers, evaluates, and
     writes everything down."""
 
+    alone = False
+
     def __init__(self, group: RankGroup, device: str = "cpu") -> None:
         """``device``: of this rank's dense network."""
-        self.group, self.device = group, device
-        self.ranks = range(group.rank, group.rank + 1)
+        super().__init__(range(group.rank, group.rank + 1))
+        self.group, self.device, self.leads = group, device, group.rank == 0
         self._leg = 0
         self._said = (0, 0)
         self._closing: list[Callable[[], None]] = []
         self._hosted: list[Callable[[], None]] = []
         """What the other ranks use goes last."""
         self._watch: LegWatch | None = None
-
-    @property
-    def leads(self) -> bool:
-        """Whether this is rank 0."""
-        return self.group.rank == 0
 
     def open_rows(
         self,
@@ -110,8 +107,9 @@ class ProcessRank:
             prepare()
         self.group.gather(f"leg {self._leg} begins", "")
 
-    def watch(self, feed: Feed, ends_now: Callable[[], bool]) -> None:
+    def open_leg(self, feed: Feed, end: int | None, ends_now: Callable[[], bool]) -> None:
         """Until the leg is over: as soon as ``ends_now`` at any rank, all end it at one cut."""
+        feed.begin_leg(end)
         self._watch = LegWatch(self.group, self._leg, feed, ends_now)
 
     def ended_by(self, why: str | None) -> str | None:

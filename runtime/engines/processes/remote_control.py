@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -20,7 +20,7 @@ from runtime.embedding.shard import STALENESS_BINS
 from runtime.embedding.sharded import divided
 from runtime.embedding.verbs import EmbeddingStore, TableArrays
 from runtime.engines.processes.links import Links
-from runtime.engines.processes.revival import arrays_of
+from runtime.engines.processes.revival import Revival, SavedServer, arrays_of
 
 _LOOK_AGAIN_S = 0.001
 _MOST_EVENTS = 1 << 20
@@ -31,16 +31,28 @@ class RemoteControl(EmbeddingStore):
     """The verbs that go over the connections for rare requests, one after the other."""
 
     def __init__(
-        self, layout: Layout, tables: Sequence[TableConfig], links: Links, seed: int
+        self,
+        layout: Layout,
+        tables: Sequence[TableConfig],
+        links: Links,
+        seed: int,
+        restart: Callable[[int], None] | None,
     ) -> None:
         self.layout, self.seed, self.shards = layout, seed, links.servers
         self.tables = {t.name: t for t in tables}
         self.saving = threading.Lock()
-        self._links = links
+        self._links, self._restart = links, restart
         self._recorded = [(0, TraceRecorder()) for _ in range(links.servers)]
         """Of each server, how many of its events are here, and these."""
         self._frozen_in = [0] * links.servers
         self._last_saved: tuple[tuple[str, str] | None, list[int]] = None, []
+
+    def let_servers_come_back(
+        self, saved: Callable[[int], SavedServer], told: Callable[[str], None]
+    ) -> None:
+        """From now on a server that dies is started again while the run goes on."""
+        own = saved if self._restart is not None else None
+        self._links.revival = Revival(self._restart, own, told)
 
     def counters_of_servers(self) -> list[dict[str, Any]]:
         """What each server has counted, as plain JSON."""
@@ -54,7 +66,7 @@ class RemoteControl(EmbeddingStore):
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """Hold every server, so that a snapshot can be evaluated while ranks wait."""
-        with self._links.alone():
+        with self._links.alone:
             held = []
             try:
                 for shard in range(self.shards):

@@ -25,24 +25,21 @@ from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.shard import RankPush
 from runtime.embedding.store import Handle, Plans, RowGradients
 from runtime.embedding.verbs import Lease
-from runtime.engines.processes.batches import SentBatch, Which, arrays_of, bytes_needed, lay_out
+from runtime.engines.processes.batches import SentBatch, lay_out
 from runtime.engines.processes.calls import said_in
 from runtime.engines.processes.connections import ServerRevivedError
 from runtime.engines.processes.links import Links
-from runtime.engines.processes.listening import Fresh
 from runtime.engines.processes.messages import (
     Message,
     MessageKind,
     pack_fate,
     pack_lease,
-    pack_segment,
-    unpack_fate,
     unpack_version,
 )
 from runtime.engines.processes.remote_control import RemoteControl
-from runtime.engines.processes.revival import Revival, SavedServer
-from runtime.engines.processes.segments import Segment, SegmentPool
-from runtime.stop import PeerError, Stop, wait_for
+from runtime.engines.processes.revival import Fresh, rejoin
+from runtime.engines.processes.segments import SegmentPool
+from runtime.stop import Stop, wait_for
 
 
 class RemoteStore(RemoteControl):
@@ -62,7 +59,7 @@ class RemoteStore(RemoteControl):
     ) -> None:
         """``segments``: batches of a rank in flight; ``close`` ends what was started for it;
         ``restart`` starts a server again that awaits its rows, where this process may do that."""
-        super().__init__(layout, tables, links, seed)
+        super().__init__(layout, tables, links, seed, restart)
         self._stop = Stop() if stop is None else stop
         self._pools = {
             rank: SegmentPool(segments, self._stop, f"rank {rank}") for rank in links.ranks
@@ -71,7 +68,6 @@ class RemoteStore(RemoteControl):
         self._begun: dict[int, int] = {}  # per rank: steps that have begun, or were before
         self._finished: dict[int, int] = {}
         self._heard_last = [0] * links.servers  # lives that have ended, of each server
-        self._known: dict[tuple[Any, ...], Segment] = {}  # what each server has mapped
         self._changed = threading.Condition()
         self._on_closed: Callable[[int, int], None] = lambda rank, step: None
         links.stop = self._stop
@@ -79,17 +75,16 @@ class RemoteStore(RemoteControl):
         links.on_closed(lambda rank, step, shard: _call(own, rank, step, shard))
         again = weakref.WeakMethod(self._rejoin)
         links.on_return(lambda fresh: _call(again, fresh) or 0)
-        self._restart = restart
         self._peeks = SegmentPool(1, Stop(), "evaluation")
         pools = [*self._pools.values(), self._peeks]
-        self._end = weakref.finalize(self, _close, links, close, pools, self._sent, self._known)
+        self._end = weakref.finalize(self, _close, links, close, pools, self._sent)
 
     # The verbs of a rank.
 
     def begin(self, rank: int, step: int, batch: Batch) -> Handle:
         """Merge duplicates and plan the shards; waits for a segment of shared memory."""
         plans = self._plan(batch)
-        sent, values = self._place(plans, self._pools[rank])
+        sent, values = lay_out(plans, self.tables, self.shards, self._pools[rank])
         with self._changed:
             self._sent[rank, step] = sent
             self._begun[rank] = step + 1
@@ -111,9 +106,9 @@ class RemoteStore(RemoteControl):
         """lookahead `forwarded`: the batch's rows with their state, at most ``ahead`` steps old."""
         sent, key = self._sent[handle.rank, handle.step], (handle.rank, handle.step)
         for shard in range(self.shards):
-            self._attach("prefetches", shard, handle.rank, sent)
+            self._links.attach("prefetches", shard, handle.rank, sent.number, sent.segment)
             lease = Message(MessageKind.LEASE, *key, pack_lease(ahead, sent.placed(shard)))
-            self._links.send("prefetches", shard, lease, self._arrays("ids", sent, shard))
+            self._links.send("prefetches", shard, lease, sent.arrays("ids", shard))
         found: Lease = []
         for shard in range(self.shards):
             life = self._links.life_of(shard)
@@ -140,15 +135,15 @@ class RemoteStore(RemoteControl):
         with self._changed:
             sent.push = push_it  # from now on a server that comes back is sent it, too
         for shard in range(self.shards):
-            given = [] if rows is None else self._arrays("gradients", sent, shard)
-            self._send_again("pushes", shard, push_it, given)
+            given = [] if rows is None else sent.arrays("gradients", shard)
+            self._links.send_again("pushes", shard, push_it, given)
 
     def finish(self, rank: int, steps: int) -> None:
         """The rank has ``steps`` steps and no more: it holds nobody up."""
         with self._changed:
             self._finished[rank] = steps
         for shard in range(self.shards):
-            self._send_again("lookups", shard, Message(MessageKind.FINISH, rank, steps))
+            self._links.send_again("lookups", shard, Message(MessageKind.FINISH, rank, steps))
 
     def drain(self) -> None:
         """Return when every push of this process is closed at every server."""
@@ -189,8 +184,8 @@ class RemoteStore(RemoteControl):
     def peek(self, batch: Batch) -> Handle:
         """The batch's rows as they are now, for evaluation: creates and records nothing."""
         plans = self._plan(batch)
-        with self._links.alone():
-            sent, values = self._place(plans, self._peeks)
+        with self._links.alone:
+            sent, values = lay_out(plans, self.tables, self.shards, self._peeks)
             handle = Handle(ALL, ALL, batch, plans, values, {}, {})
             try:
                 self._read(MessageKind.LOOK_AHEAD, handle, sent, "control")
@@ -204,36 +199,11 @@ class RemoteStore(RemoteControl):
         started here."""
         self._end()
 
-    def let_servers_come_back(
-        self, saved: Callable[[int], SavedServer], told: Callable[[str], None]
-    ) -> None:
-        """From now on a server that dies is started again while the run goes on."""
-        own = saved if self._restart is not None else None
-        self._links.revival = Revival(self._restart, own, told)
-
     # Inside.
 
     def _plan(self, batch: Batch) -> Plans:
         tables = list(self.tables.values())
         return plan_natively(batch, self.layout.fields, tables, self.shards)
-
-    def _arrays(self, which: Which, batch: SentBatch, shard: int) -> list[memoryview]:
-        """Of a server's part."""
-        return arrays_of(which, batch.segment, batch.parts[shard], list(self.tables.values()))
-
-    def _place(self, plans: Plans, pool: SegmentPool) -> tuple[SentBatch, dict[str, np.ndarray]]:
-        """Waits for a segment that is free."""
-        number, segment = pool.take(bytes_needed(plans, self.tables))
-        return lay_out(plans, self.tables, self.shards, number, segment)
-
-    def _attach(self, role: str, shard: int, rank: int, sent: SentBatch) -> None:
-        key = shard, self._links.life_of(shard), rank, sent.number
-        if self._known.get(key) is sent.segment:
-            return
-        body = pack_segment(sent.number, sent.segment.size)
-        there = Message(MessageKind.SEGMENT, rank, ALL, body)
-        self._links.send(role, shard, there, segment=sent.segment)
-        self._known[key] = sent.segment
 
     def _ask(self, kind: MessageKind, handle: Handle) -> None:
         """Prefetches have connections of their own: while one waits, the step before it is
@@ -254,12 +224,12 @@ class RemoteStore(RemoteControl):
         """Ask one server; in which of its lives."""
         known = kind is MessageKind.BRING_UP_TO_DATE
         body = b"" if known else sent.placed(shard)
-        ids = [] if known else self._arrays("ids", sent, shard)
+        ids = [] if known else sent.arrays("ids", shard)
         asked = Message(kind, handle.rank, handle.step, body)
         while True:
             life = self._links.life_of(shard)
             with suppress(ServerRevivedError):
-                self._attach(role, shard, handle.rank, sent)
+                self._links.attach(role, shard, handle.rank, sent.number, sent.segment)
                 self._links.send(role, shard, asked, ids)
                 return life
 
@@ -268,7 +238,7 @@ class RemoteStore(RemoteControl):
         try:
             found, _ = self._links.answer(
                 role, shard, life, handle.rank, handle.step, "the rows",
-                lambda message: self._arrays("values", sent, shard),
+                lambda message: sent.arrays("values", shard),
             )  # fmt: skip
         except ServerRevivedError:
             return False
@@ -279,51 +249,18 @@ class RemoteStore(RemoteControl):
         handle.version[shard] = unpack_version(found.body)
         return True
 
-    def _send_again(
-        self, role: str, shard: int, message: Message, arrays: Sequence[memoryview] = ()
-    ) -> None:
-        """What may reach a server twice: it tells repeated pushes apart."""
-        while True:
-            try:
-                return self._links.send(role, shard, message, arrays)
-            except ServerRevivedError:
-                continue
-
     def _rejoin(self, fresh: Fresh) -> int:
-        """Tell a server that has come back what of each rank is closed, and what is open: batches
-        that were read are opened again, pushes on their way are sent again. Returns how many
-        pushes are lost."""
-        shard, lost = fresh.shard, 0
+        shard, ranks = fresh.shard, list(self._pools)
         with self._changed:
             self._heard_last[shard] += 1
             batches = {k: b for k, b in sorted(self._sent.items()) if shard in b.open_at}
-            begun, finished = dict(self._begun), dict(self._finished)
-            for key in [k for k in self._known if k[0] == shard]:
-                del self._known[key]
-        life = self._links.life_of(shard) + 1
-        for rank in self._pools:
-            still_open = [step for r, step in batches if r == rank]
-            said = fresh.call("rejoin", rank=rank, begun=begun.get(rank, 0), open=still_open)
-            lost += int(said["lost"])
-        for (rank, step), sent in batches.items():
-            if shard not in sent.read_at:
-                continue  # whoever waits for its rows asks again
-            seat = fresh.seats["lookups", rank]
-            body = pack_segment(sent.number, sent.segment.size)
-            seat.send(Message(MessageKind.SEGMENT, rank, ALL, body), segment=sent.segment)
-            self._known[shard, life, rank, sent.number] = sent.segment
-            reopen = Message(MessageKind.REOPEN, rank, step, sent.placed(shard))
-            seat.send(reopen, self._arrays("ids", sent, shard))
-            answer, _ = seat.receive()
-            if answer.kind is not MessageKind.ROWS:
-                raise PeerError(f"embedding server {shard} does not open a batch again: {answer}")
-            if sent.push is not None:
-                lost_push = bool(unpack_fate(sent.push.body))
-                given = [] if lost_push else self._arrays("gradients", sent, shard)
-                fresh.seats["pushes", rank].send(sent.push, given)
-        for rank, steps in finished.items():
-            fresh.seats["lookups", rank].send(Message(MessageKind.FINISH, rank, steps))
-        return lost
+            begun = {rank: self._begun.get(rank, 0) for rank in ranks}
+            finished = dict(self._finished)
+        for (rank, _), sent in batches.items():
+            if shard in sent.read_at:
+                key = shard, self._links.life_of(shard) + 1, rank, sent.number
+                self._links.known[key] = sent.segment
+        return rejoin(fresh, batches, begun, finished)
 
     def _closed(self, rank: int, step: int, shard: int) -> None:
         """A server has closed a push; what it says of a repeated one is no news."""
@@ -351,11 +288,10 @@ def _close(
     links: Links,
     close: Callable[[], None],
     pools: Sequence[SegmentPool],
-    *segments: dict[Any, Any],
+    sent: dict[tuple[int, int], SentBatch],
 ) -> None:
     links.close()
     close()
     for pool in pools:
         pool.close()
-    for found in segments:  # a segment goes with its last array
-        found.clear()
+    sent.clear()  # a segment goes with its last array

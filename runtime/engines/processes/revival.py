@@ -9,15 +9,24 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from persia_sim.words.events import ALL
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.shard import STALENESS_BINS
+from runtime.engines.processes.batches import SentBatch
 from runtime.engines.processes.channel import Channel
-from runtime.engines.processes.messages import BadMessageError, Message, MessageKind
+from runtime.engines.processes.messages import (
+    BadMessageError,
+    Message,
+    MessageKind,
+    pack_segment,
+    unpack_fate,
+)
 from runtime.engines.processes.peers import BEATS_EVERY_S
+from runtime.stop import PeerError
 
 MOST_REVIVALS = 16
 """Of one server in one run: one that dies again and again will not be helped by one more start."""
@@ -72,6 +81,51 @@ def fill(saved: SavedServer, call: Call) -> None:
         counters=dict(saved.counters),
         first_steps=[int(step) for step in saved.first_steps],
     )
+
+
+class Fresh(NamedTuple):
+    """A server that has come back, before anybody else uses it."""
+
+    shard: int
+    seats: dict[tuple[str, int], Channel]
+    """By role and rank."""
+    call: Call
+
+
+def rejoin(
+    fresh: Fresh,
+    batches: Mapping[tuple[int, int], SentBatch],
+    begun: Mapping[int, int],
+    finished: Mapping[int, int],
+) -> int:
+    """Tell a server that has come back what of each rank is closed, and what is open: batches that
+    were read are opened again, pushes on their way are sent again.
+
+    ``batches`` by rank and step; ``begun`` and ``finished`` by rank, in steps. Returns how many
+    pushes are lost.
+    """
+    shard, lost = fresh.shard, 0
+    for rank, steps in begun.items():
+        still_open = [step for r, step in batches if r == rank]
+        lost += int(fresh.call("rejoin", rank=rank, begun=steps, open=still_open)["lost"])
+    for (rank, step), sent in batches.items():
+        if shard not in sent.read_at:
+            continue  # whoever waits for its rows asks again
+        seat = fresh.seats["lookups", rank]
+        body = pack_segment(sent.number, sent.segment.size)
+        seat.send(Message(MessageKind.SEGMENT, rank, ALL, body), segment=sent.segment)
+        reopen = Message(MessageKind.REOPEN, rank, step, sent.placed(shard))
+        seat.send(reopen, sent.arrays("ids", shard))
+        answer, _ = seat.receive()
+        if answer.kind is not MessageKind.ROWS:
+            raise PeerError(f"embedding server {shard} does not open a batch again: {answer}")
+        if sent.push is not None:
+            lost_push = bool(unpack_fate(sent.push.body))
+            given = [] if lost_push else sent.arrays("gradients", shard)
+            fresh.seats["pushes", rank].send(sent.push, given)
+    for rank, steps in finished.items():
+        fresh.seats["lookups", rank].send(Message(MessageKind.FINISH, rank, steps))
+    return lost
 
 
 # At the server.

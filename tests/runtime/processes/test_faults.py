@@ -20,7 +20,7 @@ from persia_sim.words.vocabulary import Mode
 from runtime import commands, stop
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines.open import assemble_for
-from runtime.engines.processes import listening
+from runtime.engines.processes import links
 from runtime.engines.processes.launch import ServerProcesses
 from runtime.engines.processes.links import Links
 from runtime.engines.processes.peers import Peers
@@ -115,9 +115,9 @@ one shows whether that was all."""
 
 
 def test_a_stopped_server_is_told_from_a_slow_one(monkeypatch):
-    monkeypatch.setattr(listening, "BEATS_EVERY_S", 0.05)
+    monkeypatch.setattr(links, "BEATS_EVERY_S", 0.05)
     for patience_s in PATIENCES_S:
-        monkeypatch.setattr(listening, "STUCK_S", patience_s)
+        monkeypatch.setattr(links, "STUCK_S", patience_s)
         with served(ServerRules(ranks=2, tau=0)) as found:
             handle = found.store.begin(0, 1, batch_of(7))
             thread, errors = in_thread(partial(found.store.look_up, handle))
@@ -137,8 +137,8 @@ def test_a_stopped_server_is_told_from_a_slow_one(monkeypatch):
 
 
 def test_an_evaluation_does_not_wait_for_a_stopped_server(monkeypatch):
-    monkeypatch.setattr(listening, "BEATS_EVERY_S", 0.05)
-    monkeypatch.setattr(listening, "STUCK_S", 1.0)
+    monkeypatch.setattr(links, "BEATS_EVERY_S", 0.05)
+    monkeypatch.setattr(links, "STUCK_S", 1.0)
     with served(ServerRules(tau=0), servers=2) as found:
         pid = found.processes.pids[1]
         os.kill(pid, signal.SIGSTOP)
@@ -174,7 +174,7 @@ def test_who_was_suspended_with_the_run_forgives_and_one_who_stays_silent_is_stu
     assert stuck.startswith("rank 1 (pid 17) has given no sign of life for")
     peers.heard("client", idle=False)
     assert peers.stuck() is None
-    waits = listening.until(20.0, "server 0")
+    waits = links.until(20.0, "server 0")
     clock.looks(waits, 10.0)
     clock.now_s += 25.0
     clock.looks(waits, 5.0)
@@ -185,9 +185,9 @@ def test_who_was_suspended_with_the_run_forgives_and_one_who_stays_silent_is_stu
 def test_a_rank_that_stops_is_told_to_the_ranks_that_wait_for_it(monkeypatch):
     """The other rank's process connects and then gives no sign of life, as one that is stopped."""
     for patience_s in PATIENCES_S:
-        monkeypatch.setattr(listening, "BEATS_EVERY_S", 0.05)
+        monkeypatch.setattr(links, "BEATS_EVERY_S", 0.05)
         with served(ServerRules(ranks=2, tau=0), ranks=[0], patience_s=patience_s) as found:
-            monkeypatch.setattr(listening.Listening, "_beat", lambda self, shard: None)
+            monkeypatch.setattr(links.Listening, "_beat", lambda self, shard: None)
             other = Links(found.processes.address, [1])
             monkeypatch.undo()
             handle = found.store.begin(0, 1, batch_of(7))
@@ -216,7 +216,7 @@ def test_a_rank_that_dies_is_told_to_the_ranks_that_wait_for_it():
 
 def test_a_wait_for_a_push_that_nobody_will_send_is_a_deadlock(monkeypatch):
     """The same sentence as among threads; the server asks whether anybody works."""
-    monkeypatch.setattr(listening, "BEATS_EVERY_S", 0.05)
+    monkeypatch.setattr(links, "BEATS_EVERY_S", 0.05)
     for patience_s in PATIENCES_S:
         monkeypatch.setattr(stop, "PATIENCE_S", patience_s)
         with served(ServerRules(ranks=2, tau=0), patience_s=patience_s) as found:
@@ -229,7 +229,7 @@ def test_a_wait_for_a_push_that_nobody_will_send_is_a_deadlock(monkeypatch):
 
 
 def test_a_client_that_works_for_long_is_no_deadlock(monkeypatch):
-    monkeypatch.setattr(listening, "BEATS_EVERY_S", 0.05)
+    monkeypatch.setattr(links, "BEATS_EVERY_S", 0.05)
     for patience_s in PATIENCES_S:
         monkeypatch.setattr(stop, "PATIENCE_S", patience_s)
         with served(ServerRules(ranks=2, tau=0, merges=True), patience_s=patience_s) as found:

@@ -1,0 +1,216 @@
+"""async_averaging: replicas that rounds move towards their mean, among threads or in a given order.
+
+Among processes `runtime.engines.processes.averaging` does it.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from persia_sim.words.trace import ALL, Kind, TraceRecorder
+from runtime.config import TrainConfig
+from runtime.dense.optimizer import DenseGradients, make_optimizer, replica
+from runtime.dense.rules import DenseRule, OnUpdate
+from runtime.dense.state import DenseState, capture, load_optimizers, load_replicas
+
+
+class AveragedReplicas(DenseRule):
+    """async_averaging: each rank trains its own replica; rounds move them towards their mean.
+
+    A round is a snapshot of every rank, each taken between two of its steps, and then a move of
+    every replica by (mean - its own snapshot): nobody waits for anybody (Bagua's model averaging,
+    which the original uses in its "async" runs).
+    """
+
+    def __init__(
+        self, config: TrainConfig, model: nn.Module, recorder: TraceRecorder, on_update: OnUpdate
+    ) -> None:
+        self._model, self._recorder, self._on_update = model, recorder, on_update
+        self._replicas = [replica(model, shared=False) for _ in range(config.sync.ranks)]
+        self._optimizers = [make_optimizer(config.model, one) for one in self._replicas]
+        self._rounds: dict[int, AveragingRound] = {}
+        """By number, those that are not over."""
+        self._version = self._begun = 0
+        self._lock = threading.Lock()
+
+    def model(self, rank: int) -> nn.Module:
+        """The rank's own replica."""
+        return self._replicas[rank]
+
+    def end_step(
+        self, rank: int, step: int, gradients: DenseGradients | None, loss: float, samples: int
+    ) -> None:
+        """One step of the rank's own optimiser; nobody else is touched."""
+        with self._lock:  # so that a snapshot never sees half a step
+            if gradients is not None:
+                self._optimizers[rank].step(gradients)
+            self._recorder.record(Kind.DENSE_PUSH, rank, step, ALL, self._version)
+            self._version += 1
+        self._on_update(loss, samples)
+
+    def enter_round(self, rank: int, step: int, number: int) -> None:
+        """The rank's snapshot for a round, taken after ``step``."""
+        self._recorder.record(Kind.AVERAGE_READ, rank, step, ALL, number)
+        self._begun = max(self._begun, number + 1)
+        round_ = self._rounds.setdefault(number, AveragingRound(len(self._replicas)))
+        round_.read(rank, self._replicas[rank])
+
+    def leave_round(self, rank: int, step: int, number: int) -> None:
+        """The rank takes the mean of a round in, after ``step``."""
+        self._recorder.record(Kind.AVERAGE_WRITE, rank, step, ALL, number)
+        round_ = self._rounds[number]
+        round_.write(rank, self._replicas[rank])
+        if round_.is_over:
+            del self._rounds[number]
+
+    def snapshot(self) -> nn.Module:
+        """A model with the mean of the replicas."""
+        with self._lock:
+            return mean_model(self._model, [list(one.parameters()) for one in self._replicas])
+
+    def state(self) -> DenseState:
+        """The mean of the replicas, and copies of them and of their optimisers."""
+        return capture(
+            self.snapshot(), self._optimizers, replicas=self._replicas,
+            version=self._version, rounds=self._begun,
+        )  # fmt: skip
+
+    def go_on(self, state: DenseState) -> None:
+        """Take replicas and optimisers of the ranks, and the counters."""
+        load_replicas(self._replicas, state)
+        load_optimizers(self._optimizers, state)
+        self._version, self._begun = state["version"], state["rounds"]
+
+
+class TimedAveraging(AveragedReplicas):
+    """Averaging among threads: a round begins every period.
+
+    Ranks enter and leave a round between two of their steps, so it needs no thread of its own.
+    """
+
+    def __init__(
+        self, config: TrainConfig, model: nn.Module, recorder: TraceRecorder, on_update: OnUpdate
+    ) -> None:
+        super().__init__(config, model, recorder, on_update)
+        self._period_s = config.sync.average_every_s
+        self._due_s = time.perf_counter() + self._period_s
+        self._last_step = [0] * config.sync.ranks
+
+    def begin_step(self, rank: int, step: int) -> None:
+        """Between two steps: enter an open round, or leave it with the mean once it is known."""
+        with self._lock:
+            number, round_ = self._under_way()
+            due = step > 0 and time.perf_counter() >= self._due_s
+            if due and not round_.has_read(rank):
+                self.enter_round(rank, step - 1, number)
+            if round_.is_complete and not round_.has_written(rank):
+                self._leave(rank, step - 1, number)
+
+    def end_step(
+        self, rank: int, step: int, gradients: DenseGradients | None, loss: float, samples: int
+    ) -> None:
+        """One step of the rank's own optimiser; nobody else is touched."""
+        self._last_step[rank] = step
+        super().end_step(rank, step, gradients, loss, samples)
+
+    def end_leg(self) -> None:
+        """Ranks that know the mean move to it; a round that some have not entered is given up."""
+        ranks = range(len(self._replicas))
+        with self._lock:
+            number, round_ = self._under_way()
+            if round_.is_complete:
+                for rank in [rank for rank in ranks if not round_.has_written(rank)]:
+                    self._leave(rank, self._last_step[rank], number)
+            elif any(map(round_.has_read, ranks)):
+                self._rounds.clear()
+                self._due_s = time.perf_counter() + self._period_s
+
+    def _under_way(self) -> tuple[int, AveragingRound]:
+        """The round that is not over, or the next one, and its number."""
+        number = next(iter(self._rounds), self._begun)
+        return number, self._rounds.setdefault(number, AveragingRound(len(self._replicas)))
+
+    def _leave(self, rank: int, step: int, number: int) -> None:
+        self.leave_round(rank, step, number)
+        if number not in self._rounds:
+            self._due_s = time.perf_counter() + self._period_s
+
+
+class AveragingRound:
+    """One round of averaging among ``ranks`` replicas."""
+
+    def __init__(self, ranks: int) -> None:
+        self._snapshots: list[list[Tensor] | None] = [None] * ranks
+        self._written: set[int] = set()
+        self._mean: list[Tensor] | None = None
+
+    def has_read(self, rank: int) -> bool:
+        """Whether the rank's snapshot is in."""
+        return self._snapshots[rank] is not None
+
+    def has_written(self, rank: int) -> bool:
+        """Whether the rank's replica has moved."""
+        return rank in self._written
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every rank's snapshot is in, so that the mean is known."""
+        return self._mean is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every replica has moved."""
+        return len(self._written) == len(self._snapshots)
+
+    def read(self, rank: int, model: nn.Module) -> None:
+        """Put the rank's weights in; the last one in computes the mean, in rank order."""
+        self._snapshots[rank] = snapshot_of(model)
+        known = [snapshot for snapshot in self._snapshots if snapshot is not None]
+        if len(known) == len(self._snapshots):
+            self._mean = mean_weights(known)
+
+    def write(self, rank: int, model: nn.Module) -> None:
+        """Move the rank's weights by (mean - snapshot): what it learned meanwhile stays."""
+        snapshot = self._snapshots[rank]
+        if self._mean is None or snapshot is None:
+            raise RuntimeError(f"rank {rank} cannot leave a round that is not complete")
+        move(model, self._mean, snapshot)
+        self._written.add(rank)
+
+
+def snapshot_of(model: nn.Module) -> list[Tensor]:
+    """A copy of the weights."""
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def move(model: nn.Module, mean: Sequence[Tensor], snapshot: Sequence[Tensor]) -> None:
+    """Add (mean - snapshot) to a model's weights."""
+    with torch.no_grad():
+        for weight, new, old in zip(model.parameters(), mean, snapshot, strict=True):
+            weight.add_(new.to(weight.device) - old)
+
+
+def mean_weights(replicas: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """Elementwise mean over replicas, summed in rank order."""
+    means = []
+    for parameters in zip(*replicas, strict=True):
+        total = parameters[0].detach()
+        for other in parameters[1:]:
+            total = total + other
+        means.append(total / len(parameters))
+    return means
+
+
+def mean_model(like: nn.Module, replicas: Sequence[Sequence[Tensor]]) -> nn.Module:
+    """A copy of ``like`` with the mean of the replicas' weights."""
+    model = copy.deepcopy(like)
+    with torch.no_grad():
+        for parameter, value in zip(model.parameters(), mean_weights(replicas), strict=True):
+            parameter.copy_(value)
+    return model
