@@ -12,10 +12,12 @@ USAGE = """usage: python -m runtime COMMAND [options]
 
   train      train one model and write its run folder     (train --help lists every option)
   evaluate   judge a trained model again, on its test part or on other data
+  predict    score the rows of a table with a trained model
   export     write a trained model as files: rows as parquet, the network by torch.export
   serve      start embedding servers on this host for runs of other hosts
   profile    measure what each stage costs here, for the simulator
   data list  the data sets, and where each was found
+  data schema, data check   guess what a table's columns are; hold a table against its schema
   data get   download a data set from its publisher
 
   python -m experiments list shows the studies built on this; the README tells the words.
@@ -67,6 +69,12 @@ def _export(arguments: list[str]) -> None:
     export(arguments)
 
 
+def _predict(arguments: list[str]) -> None:
+    from runtime.predict_command import predict
+
+    predict(arguments)
+
+
 def _profile(arguments: list[str]) -> None:
     from runtime.run.profile_command import run
 
@@ -88,9 +96,10 @@ def _data(arguments: list[str]) -> None:
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": _train,
     "evaluate": _evaluate,
+    "predict": _predict,
     "export": _export,
     "serve": _serve,
     "profile": _profile,
     "data": _data,
 }
-LOAD_TORCH = {"train", "evaluate", "export", "profile"}
+LOAD_TORCH = {"train", "evaluate", "predict", "export", "profile"}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,23 +13,32 @@ from persia_sim.words.schema import shown
 from runtime.data.batch import Batch, Layout
 from runtime.embedding.native.plan import plan_natively
 from runtime.embedding.open import open_pooling
+from runtime.serving.columns import Columns
 from runtime.serving.exported import is_export, read_export
 from runtime.serving.network import Scorer, score_with
 from runtime.serving.trained import find_checkpoint, open_trained
 from runtime.serving.vectors import Vectors, ids_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Model:
     """Rows and a dense network that stay as they are; safe for threads. See `open_model`.
 
     ``layout``: the fields, dense features and tasks that batches must have; ``tables``: the rows,
-    by name of the table.
+    by name of the table; ``schema``: the document of the columns that it was trained on.
     """
 
     def __init__(
-        self, layout: Layout, tables: dict[str, Vectors], network: Any, precision: str
+        self,
+        layout: Layout,
+        tables: dict[str, Vectors],
+        network: Any,
+        precision: str,
+        schema: Mapping[str, Any],
     ) -> None:
-        self.layout, self.tables = layout, tables
+        self.layout, self.tables, self._schema = layout, tables, schema
         dims = {name: vectors.config.dim for name, vectors in tables.items()}
         self._pooling = open_pooling(layout.fields, dims)
         self._configs = [vectors.config for vectors in tables.values()]
@@ -47,6 +56,37 @@ class Model:
         if table not in self.tables:
             raise ValueError(f"no table is called {table!r}; there are {', '.join(self.tables)}")
         return self.tables[table].lookup(ids_of(ids))
+
+    @property
+    def columns(self) -> Columns:
+        """What turns values of a table into batches and ids; ValueError where there was none."""
+        return Columns(self._schema, "the model")
+
+    def vectors(self, column: str, values: Sequence[Any]) -> np.ndarray:
+        """float [n, dim]: the vectors of these values of a column, as ``vectors("user", ["u17"])``.
+
+        A value that was never seen has the initial vector of its id. Raises ValueError for what is
+        no column of ids.
+        """
+        table, ids = self.columns.ids(column, values)
+        return self.tables[table].lookup(ids)
+
+    def predict_frame(self, frame: pd.DataFrame) -> np.ndarray:
+        """float64 [B, T]: as `predict`, of a frame with the columns that the model was trained on;
+        labels need not be there. Raises DataError naming the row and column that do not fit."""
+        return self.predict(self.columns.of_frame(frame))
+
+    def shares_with_row(self, batch: Batch) -> dict[str, float]:
+        """Of each field, the share of a batch's ids that have a row: others are read as fresh."""
+        bags = np.diff(batch.offsets) if batch.offsets is not None else 1
+        fields = self.layout.fields
+        of_field = np.repeat(np.tile(np.arange(len(fields)), batch.size), bags)
+        there = {
+            number: np.isin(batch.ids[of_field == number], self.tables[field.table].ids)
+            for number, field in enumerate(fields)
+            if not self.tables[field.table].config.hash_stack.rounds
+        }
+        return {fields[n].name: float(found.mean()) for n, found in there.items() if len(found)}
 
     def predict(self, batch: Batch) -> np.ndarray:
         """float64 [B, T]: the probability of each task, in the order of ``layout.tasks``.
@@ -92,7 +132,7 @@ def open_model(path: str | Path, on_warning: Callable[[str], None] = lambda text
     path = Path(path)
     if is_export(path):
         found = read_export(path, on_warning)
-        return Model(found.layout, found.tables, found.network, found.precision)
+        return Model(found.layout, found.tables, found.network, found.precision, found.schema)
     trained = open_trained(find_checkpoint(path, on_warning), device="cpu", on_warning=on_warning)
     exported, seed = trained.worker.store.export(), trained.config.seed
     tables = {
@@ -101,4 +141,5 @@ def open_model(path: str | Path, on_warning: Callable[[str], None] = lambda text
     }
     precision = trained.config.engine.precision
     network = Scorer(trained.learner.model, precision).eval()
-    return Model(trained.layout, tables, network, precision)
+    schema = trained.checkpoint.state.facts.get("data_schema", {})
+    return Model(trained.layout, tables, network, precision, schema)

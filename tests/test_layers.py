@@ -26,7 +26,7 @@ ROOMS = {
     "runtime": [
         "files", "start", "stop", "command_line", "data", "embedding", "config", "torchrun",
         "models", "dense", "rank", "checkpoint", "order", "engines", "run", "serving", "inference",
-        "guarded", "train_options", "train_command", "commands", "__main__",
+        "predict_command", "guarded", "train_options", "train_command", "commands", "__main__",
     ],
     "experiments": [
         "catalogue", "options", "statistics", "tables", "targets", "processes", "kept",

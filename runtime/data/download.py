@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated, Any
 
+from persia_sim.words.rules import printable
 from persia_sim.words.schema import nearest
 from runtime.command_line import POSITIONAL, read_options
 from runtime.data.catalogue import CATALOGUE, Publication, downloads, find_folder
@@ -370,19 +371,61 @@ class Get:
     """Folder; else the user's folder of data, or PERSIA_DATA_DIR."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guess:
+    """Guess the schema of a table from its first 100,000 rows; printed, with what is uncertain."""
+
+    file: Annotated[Path, POSITIONAL]
+    """CSV (also .gz) with a header line, or parquet."""
+    delimiter: str | None = None
+    """Of a text file, if it is not a comma."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """Hold every row against its schema: absent, unseen and bad values of each column."""
+
+    name: Annotated[str, POSITIONAL]
+    """A schema (.toml), or the name of a data set."""
+    data_dir: Path | None = None
+    """Folder with the real data sets, as in training."""
+
+
 def run(arguments: Sequence[str]) -> None:
-    """Carry out ``list`` or ``get NAME``."""
+    """Carry out ``list``, ``get NAME``, ``schema FILE`` or ``check SCHEMA``."""
     verb, *words = arguments or [""]
-    command = f"python -m runtime data {verb}"
+    command = f"persia-runtime data {verb}"
     if verb == "list":
         print(listed(read_options(List, words, command).data_dir))
     elif verb == "get":
         options = read_options(Get, words, command)
         _fetch(options.name, options.to)
+    elif verb == "schema":
+        from runtime.data.guess import guessed
+
+        table = read_options(Guess, words, command)
+        print(guessed(table.file, table.delimiter), end="")
+    elif verb == "check":
+        _check(read_options(Check, words, command))
     elif verb in ("-h", "--help"):
-        print(f"usage: {command} list | get NAME   (--help behind either says more)")
+        print(f"usage: persia-runtime data {VERBS}   (--help behind each says more)")
     else:
-        raise ValueError(f"data {verb} is no command; use data list, or data get NAME")
+        raise ValueError(f"data {verb} is no command; there are: {VERBS}")
+
+
+VERBS = "list | get NAME | schema FILE | check SCHEMA"
+
+
+def _check(options: Check) -> None:
+    from runtime.data.check import check, told
+    from runtime.data.files import FileSource
+    from runtime.data.open import open_source
+
+    if options.name.partition(":")[0] == "synthetic":
+        raise DataError(f"{options.name} is made on the fly: it has no columns to check")
+    source = open_source(options.name, options.data_dir, skip_bad_rows=True)
+    assert isinstance(source, FileSource)
+    print(printable(told(check(source)), keep="\n"))
 
 
 def listed(data_dir: Path | None) -> str:

@@ -243,6 +243,10 @@ class FileSource:
         for rows in table.stream(names):
             yield rows, placer.place(rows)
 
+    def placed_rows(self) -> Iterator[tuple[Rows, np.ndarray]]:
+        """All columns that are read, of all rows, and the codes of their parts."""
+        return self._placed(self._table(), self.schema.read_columns, self._count())
+
     def _codes(self, totals: Totals) -> np.ndarray:
         names = (self.schema.split.column or self.schema.labels[0],)
         found = (codes.astype(np.int8) for _, codes in self._placed(self._table(), names, totals))
@@ -272,51 +276,66 @@ class FileSource:
 
     def _convert(self, rows: Rows) -> Batch:
         """The good rows of a chunk as a batch."""
-        import pyarrow as pa
-
-        schema, missing = self.schema, self.schema.missing
-        good = np.ones(len(rows.numbers), bool)
-
-        def checked(name: str, convert: Callable[[], Values]) -> Values:
-            try:
-                converted = convert()
-            except pa.ArrowException as error:
-                raise DataError(
-                    f"{rows.path}: column {name} of type {rows.table.column(name).type} does not "
-                    f"fit the schema: {error}\n  correct the column's kind, or the file"
-                ) from error
-            if converted.bad.any():
-                first = int(np.flatnonzero(converted.bad)[0])
-                self._refuse(rows, first, name, converted.rule)
-                np.logical_and(good, ~converted.bad, out=good)
-            return converted
-
-        def of(name: str | None) -> Any:
-            return None if name is None else rows.table.column(name)
-
-        values = [
-            checked(c.name, partial(column_values, c, of(c.name), of(c.with_column), missing))
-            for c in schema.id_columns + schema.dense_columns
-        ]
-        labels = [checked(name, partial(zero_or_one, of(name), missing)) for name in schema.labels]
-        n_fields = len(schema.id_columns)
-        ids, offsets = interleave(
-            [tag(n, v.data) for n, v in zip(schema.field_numbers, values[:n_fields], strict=True)],
-            [v.lengths for v in values[:n_fields]],
-        )
-        batch = Batch(ids, offsets, _float32(values[n_fields:], len(good)), _float32(labels, 0))
-        return batch if good.all() else batch.take(np.flatnonzero(good))
+        return batch_of(self.schema, rows, refuse=None if self.skip_bad_rows else refuse_row)
 
     def _refuse(self, rows: Rows, place: int, column: str, rule: str) -> None:
         """Raise for a bad value, unless bad rows are to be skipped."""
-        if self.skip_bad_rows:
-            return
-        value = rows.table.column(column)[place].as_py()
-        raise DataError(
-            f"{rows.path}, row {rows.numbers[place]}, column {column}: {value!r}; {rule}\n"
-            "  correct the row or the schema, or ask to skip bad rows"
-            " (--data.skip-bad-rows; they are counted)"
-        )
+        if not self.skip_bad_rows:
+            refuse_row(rows, place, column, rule)
+
+
+Refuse = Callable[[Rows, int, str, str], None]
+"""Given the rows, the place among them, the column and the rule that its value breaks."""
+
+
+def refuse_row(rows: Rows, place: int, column: str, rule: str) -> None:
+    """Raise DataError for a bad value."""
+    value = rows.table.column(column)[place].as_py()
+    raise DataError(
+        f"{rows.path}, row {rows.numbers[place]}, column {column}: {value!r}; {rule}\n"
+        "  correct the row or the schema, or ask to skip bad rows"
+        " (--data.skip-bad-rows; they are counted)"
+    )
+
+
+def batch_of(schema: Schema, rows: Rows, refuse: Refuse | None, *, labelled: bool = True) -> Batch:
+    """The rows as a batch; ``refuse`` is told of the first bad one of a column, None: all bad ones
+    are left out. Not ``labelled``: the columns of the labels are not looked at."""
+    import pyarrow as pa
+
+    missing, good = schema.missing, np.ones(len(rows.numbers), bool)
+
+    def checked(name: str, convert: Callable[[], Values]) -> Values:
+        try:
+            converted = convert()
+        except pa.ArrowException as error:
+            raise DataError(
+                f"{rows.path}: column {name} of type {rows.table.column(name).type} does not "
+                f"fit the schema: {error}\n  correct the column's kind, or the file"
+            ) from error
+        if converted.bad.any():
+            if refuse is not None:
+                refuse(rows, int(np.flatnonzero(converted.bad)[0]), name, converted.rule)
+            np.logical_and(good, ~converted.bad, out=good)
+        return converted
+
+    def of(name: str | None) -> Any:
+        return None if name is None else rows.table.column(name)
+
+    values = [
+        checked(c.name, partial(column_values, c, of(c.name), of(c.with_column), missing))
+        for c in schema.id_columns + schema.dense_columns
+    ]
+    told = schema.labels if labelled else ()
+    labels = [checked(name, partial(zero_or_one, of(name), missing)) for name in told]
+    n_fields = len(schema.id_columns)
+    ids, offsets = interleave(
+        [tag(n, v.data) for n, v in zip(schema.field_numbers, values[:n_fields], strict=True)],
+        [v.lengths for v in values[:n_fields]],
+    )
+    dense = _float32(values[n_fields:], len(good))
+    batch = Batch(ids, offsets, dense, _float32(labels, len(good)))
+    return batch if good.all() else batch.take(np.flatnonzero(good))
 
 
 def _float32(columns: list[Values], n_rows: int) -> np.ndarray:

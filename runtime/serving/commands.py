@@ -1,4 +1,4 @@
-"""`python -m runtime evaluate` and `export`: their options, checks, tables and files."""
+"""`evaluate` and `export`: their options, checks, tables and files."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def evaluate(arguments: Sequence[str]) -> None:
         data=options.data,
         data_dir=options.data_dir,
         test_rows=options.test_rows,
-        on_warning=_warn,
+        on_warning=warn,
     )
     if options.out is not None:
         from runtime.run.folder import write_json
@@ -75,7 +75,7 @@ def export(arguments: Sequence[str]) -> None:
     from runtime.serving.trained import find_checkpoint, open_trained
 
     refuse_place(options.out)
-    trained = open_trained(find_checkpoint(options.run, _warn), device="cpu", on_warning=_warn)
+    trained = open_trained(find_checkpoint(options.run, warn), device="cpu", on_warning=warn)
     found = write(trained, options.out)
     kind = "a torch.export program"
     if found.why_weights:
@@ -112,7 +112,8 @@ def describe(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _warn(text: str) -> None:
+def warn(text: str) -> None:
+    """Tell a person on stderr."""
     print(printable(f"warning: {text}", keep="\n"), file=sys.stderr)
 
 

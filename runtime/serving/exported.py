@@ -41,7 +41,7 @@ from runtime.serving.network import (
 from runtime.serving.trained import Trained
 from runtime.serving.vectors import Vectors, read_vectors, write_vectors
 
-FORMAT = "persia-testbed-model-1"
+FORMAT = "persia-testbed-model-2"
 MANIFEST, README, ROWS = "manifest.json", "README.md", "rows"
 
 
@@ -51,6 +51,8 @@ class Manifest:
 
     format: str
     layout: Layout
+    schema: dict[str, Any]
+    """Of the data, as the run kept it; empty where the data were no table."""
     tables: dict[str, dict[str, Any]]
     seed: int
     model: str
@@ -107,6 +109,7 @@ def export(trained: Trained, folder: Path) -> Exported:
         content = {
             "format": FORMAT,
             "layout": plain(trained.layout),
+            "schema": trained.checkpoint.state.facts.get("data_schema", {}),
             "tables": {name: asdict(table) for name, table in trained.tables.items()},
             "seed": config.seed,
             "model": config.model.name,
@@ -155,6 +158,7 @@ class Opened:
     network: Any
     """Takes dense features, pooled vectors, sequences and masks; gives logits."""
     precision: str
+    schema: dict[str, Any]
 
 
 def is_export(folder: Path) -> bool:
@@ -184,7 +188,8 @@ def read_export(folder: Path, on_warning: Callable[[str], None] = lambda text: N
         tables[name] = Vectors(config, told.seed, ids, values)
     if told.dense == WEIGHTS:
         refuse_code_in(folder, told.model, on_warning)
-    return Opened(told.layout, tables, _network(folder, told, tables), told.precision)
+    network = _network(folder, told, tables)
+    return Opened(told.layout, tables, network, told.precision, told.schema)
 
 
 def _network(folder: Path, told: Manifest, tables: dict[str, Vectors]) -> Any:
@@ -236,5 +241,6 @@ from runtime.inference import open_model
 model = open_model("this folder")
 model.lookup("{next(iter(rows))}", [1, 2, 3])   # vectors [3, dim]
 model.predict(batch)                # probabilities [samples, tasks]
+model.predict_frame(frame)          # the same, of a table with the columns of the training data
 ```
 """

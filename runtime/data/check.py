@@ -1,0 +1,131 @@
+"""A table held against its schema, column by column: `persia-runtime data check clicks.toml`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from runtime.data.convert import MISSING, Values, absent_share, column_values, zero_or_one
+from runtime.data.files import FileSource
+from runtime.data.rows import Rows
+from runtime.data.schema import Schema
+from runtime.data.split import CODES, UNPLACED
+
+MOST_IDS = 20_000_000
+"""Distinct ids of a column that are remembered; of a column with more, those of the first rows."""
+
+
+@dataclass(slots=True)
+class ColumnCheck:
+    """What was found in one column."""
+
+    name: str
+    kind: str
+    rows: int = 0
+    absent: int = 0
+    bad: int = 0
+    first_bad: str = ""
+    """File, row and value of the first one."""
+    rule: str = ""
+    lists: int = 0
+    """Values with more than one id."""
+    train_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))
+    test_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))
+
+    @property
+    def unseen(self) -> float | None:
+        """Share of the test part's distinct ids that no training row has; None: no ids."""
+        if not len(self.test_ids):
+            return None
+        return float(1 - np.isin(self.test_ids, self.train_ids).mean())
+
+    @property
+    def notes(self) -> str:
+        """What to look at."""
+        told = []
+        if self.bad:
+            told.append(f"{self.bad:,} bad, first: {self.first_bad}; {self.rule}")
+        if self.kind in ("multi", "sequence") and not self.lists:
+            told.append("no value holds more than one id: is its separator right?")
+        if self.rows and self.absent == self.rows:
+            told.append("never has a value")
+        if len(self.train_ids) == 1 and len(self.test_ids) <= 1:
+            told.append("has one value")
+        if self.unseen is not None and self.unseen > 0.5:
+            told.append("most ids of the test part were never trained: are they written alike?")
+        return "; ".join(told)
+
+    def note(self, values: Values, rows: Rows, codes: np.ndarray) -> None:
+        """Add a chunk."""
+        self.rows += len(codes)
+        if values.bad.any():
+            first = int(np.flatnonzero(values.bad)[0])
+            if not self.bad:
+                value = rows.table.column(self.name)[first].as_py()
+                self.first_bad, self.rule = (
+                    f"{rows.path.name}, row {rows.numbers[first]}: {value!r}",
+                    values.rule,
+                )
+            self.bad += int(values.bad.sum())
+        if self.kind in ("numeric", "label", "split"):
+            return
+        if values.lengths is not None:
+            self.lists += int((values.lengths > 1).sum())
+            codes = np.repeat(codes, values.lengths)
+        train, test = (values.data[codes == CODES[part]] for part in ("train", "test"))
+        self.train_ids = _union(self.train_ids, train)
+        self.test_ids = _union(self.test_ids, test)
+
+
+def _union(known: np.ndarray, more: np.ndarray) -> np.ndarray:
+    return known if len(known) >= MOST_IDS else np.union1d(known, more[more != MISSING])
+
+
+def check(source: FileSource) -> list[ColumnCheck]:
+    """Every column of the schema, the labels and the split's column; reads all rows once."""
+    schema = source.schema
+    found = {c.name: ColumnCheck(c.name, c.kind) for c in schema.columns}
+    found |= {name: ColumnCheck(name, "label") for name in schema.labels}
+    if schema.split.column is not None:
+        found.setdefault(schema.split.column, ColumnCheck(schema.split.column, "split"))
+    for rows, codes in source.placed_rows():
+        for name, one in found.items():
+            one.absent += round(absent_share(rows.table.column(name), schema.missing) * len(codes))
+            one.note(_values(schema, name, rows, codes), rows, codes)
+    return list(found.values())
+
+
+def _values(schema: Schema, name: str, rows: Rows, codes: np.ndarray) -> Values:
+    """What one column holds for a chunk of rows."""
+    array, columns = rows.table.column(name), {c.name: c for c in schema.columns}
+    if name in columns:
+        other = columns[name].with_column
+        second = None if other is None else rows.table.column(other)
+        return column_values(columns[name], array, second, schema.missing)
+    if name in schema.labels:
+        return zero_or_one(array, schema.missing)
+    return Values(np.empty(0), None, codes == UNPLACED, schema.split.rule)
+
+
+def told(checks: list[ColumnCheck]) -> str:
+    """A line a column, and what to look at."""
+    header = ("column", "kind", "absent", "ids in train", "unseen in test", "bad rows")
+    lines = [header, *(_cells(one) for one in checks)]
+    widths = [max(len(line[k]) for line in lines) for k in range(len(header))]
+    rows = [
+        "  ".join(
+            [line[k].ljust(widths[k]) for k in range(2)]
+            + [line[k].rjust(widths[k]) for k in range(2, len(header))]
+        )
+        for line in lines
+    ]
+    notes = [f"{one.name}: {one.notes}" for one in checks if one.notes]
+    return "\n".join([*rows, *(notes or ["nothing else to look at"])])
+
+
+def _cells(one: ColumnCheck) -> tuple[str, ...]:
+    unseen = "-" if one.unseen is None else f"{100 * one.unseen:.3g} %"
+    ids = f"{len(one.train_ids):,}" if len(one.train_ids) else "-"
+    absent = f"{100 * one.absent / max(one.rows, 1):.3g} %"
+    return one.name, one.kind, absent, ids, unseen, f"{one.bad:,}"

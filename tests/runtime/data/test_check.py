@@ -1,0 +1,87 @@
+"""`data check`: values that break their rule are counted, and what no run notices is told."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtime.commands import main
+from runtime.data.check import check
+from runtime.data.open import open_source
+from runtime.data.split import CODES
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+HEADER, *CLICKS = (EXAMPLES / "clicks.csv").read_text().splitlines()[:2001]
+
+
+def checked(folder, rows, schema=None):
+    schema = (EXAMPLES / "clicks.toml").read_text() if schema is None else schema
+    schema = schema.replace("2026-03-09", "2026-03-01")  # these are rows of one day
+    schema = re.sub(r"split = .*", "split = { test_fraction = 0.2, random_seed = 1 }", schema)
+    (folder / "clicks.toml").write_text(schema)
+    (folder / "clicks.csv").write_text("\n".join([HEADER, *rows]) + "\n")
+    found = check(open_source(str(folder / "clicks.toml"), skip_bad_rows=True))
+    return {one.name: one for one in found}
+
+
+def with_value(row, column, value):
+    cells = row.split(",")
+    cells[HEADER.split(",").index(column)] = value
+    return ",".join(cells)
+
+
+def test_a_good_table_has_nothing_to_look_at(capsys):
+    assert main(["data", "check", str(EXAMPLES / "clicks.toml")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:2] == ["column", "kind"] and len(lines) == 9
+    assert all(line.split()[-1] == "0" for line in lines[1:-1])
+    assert lines[-1] == "nothing else to look at"
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "rule"),
+    [("price", "cheap", "finite number"), ("price", "1e99", "float32"), ("clicked", "2", "0 or 1")],
+)
+def test_bad_values_are_counted_with_the_first_one(tmp_path, column, value, rule):
+    places = [4, 5, 900]
+    rows = [with_value(r, column, value) if k in places else r for k, r in enumerate(CLICKS)]
+    found = checked(tmp_path, rows)
+    assert {name: one.bad for name, one in found.items() if one.bad} == {column: len(places)}
+    assert f"clicks.csv, row 5: {value!r}" in found[column].notes and rule in found[column].notes
+
+
+def test_absent_values_and_unseen_ids_are_shares(tmp_path):
+    gone = [with_value(r, "price", "") if k % 4 == 0 else r for k, r in enumerate(CLICKS)]
+    found = checked(tmp_path, gone)
+    prices = [row.split(",")[5] for row in gone]
+    assert found["price"].absent == prices.count("")
+    parts = open_source(str(tmp_path / "clicks.toml")).placed()
+    items = np.array([row.split(",")[2] for row in gone])
+    train, test = (set(items[parts == CODES[part]]) for part in ("train", "test"))
+    assert found["item"].unseen == pytest.approx(len(test - train) / len(test))
+    assert len(found["item"].train_ids) == len(train)
+
+
+def test_ids_that_are_written_otherwise_in_the_test_part_are_told(tmp_path):
+    schema = (EXAMPLES / "clicks.toml").read_text()
+    half = [with_value(row, "user", f"U{k}") for k, row in enumerate(CLICKS)]
+    found = checked(tmp_path, half, schema)
+    assert found["user"].unseen == 1.0 and "never trained" in found["user"].notes
+
+
+def test_a_separator_that_never_occurs_is_told(tmp_path):
+    schema = (EXAMPLES / "clicks.toml").read_text().replace('separator = "|"', 'separator = ";"')
+    found = checked(tmp_path, CLICKS, schema)
+    assert "separator" in found["tags"].notes and not found["history"].notes
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [(["check", "synthetic"], "made on the fly"), (["check", "nothing.toml"], "nothing.toml"),
+     (["check"], "NAME is missing"), (["schema"], "FILE is missing"), (["chekc"], "check SCHEMA"),
+     (["schema", "nothing.csv"], "nothing.csv")],
+)  # fmt: skip
+def test_a_mistake_ends_in_a_sentence(words, sentence, capsys):
+    assert main(["data", *words]) == 2
+    assert sentence in capsys.readouterr().err

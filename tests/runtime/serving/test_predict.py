@@ -1,0 +1,106 @@
+"""`predict`: probabilities of a table's rows, as evaluation has them; labels are not needed."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from runtime.commands import main
+from runtime.data.errors import DataError
+from runtime.data.open import open_source
+from runtime.inference import open_model
+from runtime.run.folder import read_metrics
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+CLICKS = pd.read_csv(EXAMPLES / "clicks.csv", dtype=str, keep_default_na=False)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("predict") / "run"
+    words = ["--data.name", str(EXAMPLES / "clicks.toml"), "--model.hidden", "16", "--data.no-keep"]
+    assert main(["train", *words, "--checkpoint-every", "end", "--out", str(folder)]) == 0
+    assert main(["export", str(folder), "--out", str(folder.parent / "export")]) == 0
+    return folder
+
+
+def predicted(run, table, out, *words):
+    file = out / f"table{len(list(out.iterdir()))}.csv"
+    table.to_csv(file, index=False)
+    scores = file.with_suffix(".parquet")
+    assert main(["predict", str(run), "--data", str(file), "--out", str(scores), *words]) == 0
+    return pd.read_parquet(scores)
+
+
+def test_scores_of_the_test_part_have_the_auc_of_the_run(run, tmp_path):
+    named = CLICKS.rename(columns={"clicked": "truth"})
+    found = predicted(run, named, tmp_path, "--also", "day", "truth")
+    test = found.day >= "2026-03-09"
+    auc = roc_auc_score(found.truth[test].astype(int), found.clicked[test])
+    last = read_metrics(run)[-1]
+    assert auc == pytest.approx(next(iter(last.tasks.values()))["auc"], abs=1e-12)
+
+
+def test_a_frame_a_file_a_batch_and_an_export_have_the_same_scores(run, tmp_path):
+    head = CLICKS.iloc[:500].drop(columns=["clicked", "day"])
+    of_file = predicted(run, head, tmp_path).clicked.to_numpy()
+    assert np.array_equal(open_model(run).predict_frame(head)[:, 0], of_file)
+    batch = next(open_source(str(EXAMPLES / "clicks.toml")).chunks("train")).rows(0, 500)
+    assert np.array_equal(open_model(run).predict(batch)[:, 0], of_file)
+    of_export = predicted(run.parent / "export", head, tmp_path).clicked.to_numpy()
+    np.testing.assert_allclose(of_export, of_file, rtol=1e-5)
+
+
+def test_vectors_of_values_are_those_of_their_ids(run):
+    model = open_model(run)
+    table, ids = model.columns.ids("user", ["u1", "u17"])
+    assert np.array_equal(model.vectors("user", ["u1", "u17"]), model.lookup(table, ids))
+    item, in_history = (model.vectors(name, ["i3"])[0] for name in ("item", "history"))
+    assert not np.array_equal(item, in_history), "each column has ids of its own"
+    padded = model.vectors("user", [" u1 "])
+    assert np.array_equal(padded, model.vectors("user", ["u1"])), "blanks are no part of an id"
+
+
+def test_ids_that_were_never_trained_are_told(run, tmp_path, capsys):
+    predicted(run, CLICKS.iloc[:50].assign(user="nobody"), tmp_path)
+    told = capsys.readouterr().out
+    assert "user 0 %" in told and "warning: fewer than half of the ids of user have a row" in told
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [(lambda t: t.drop(columns="item"), "no column 'item'"),
+     (lambda t: t.assign(price="cheap"), "row 1, column price: 'cheap'")],
+)  # fmt: skip
+def test_a_table_that_does_not_fit_is_named(run, tmp_path, capsys, change, sentence):
+    file = tmp_path / "other.csv"
+    change(CLICKS.iloc[:9]).to_csv(file, index=False)
+    words = ["predict", str(run), "--data", str(file), "--out", str(tmp_path / "s.csv")]
+    assert main(words) == 2 and sentence in capsys.readouterr().err
+    assert not (tmp_path / "s.csv").exists()
+    with pytest.raises(DataError, match=sentence.removeprefix("row 1, ")):
+        open_model(run).predict_frame(change(CLICKS.iloc[:9]))
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [(["--out", "s.txt"], "--out must end in .parquet or .csv"),
+     (["--out", "s.csv", "--also", "clicked"], "is a task's column"),
+     (["--out", "there.csv"], "is there already"),
+     (["--out", "s.csv", "--also", "nowhere"], "no column 'nowhere'")],
+)  # fmt: skip
+def test_a_mistake_ends_in_a_sentence(run, tmp_path, monkeypatch, capsys, words, sentence):
+    monkeypatch.chdir(tmp_path)
+    Path("there.csv").touch()
+    assert main(["predict", str(run), "--data", str(EXAMPLES / "clicks.csv"), *words]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_columns_that_are_none_of_ids_have_no_vectors(run):
+    model = open_model(run)
+    with pytest.raises(ValueError, match="no column of ids is called 'price'"):
+        model.vectors("price", [3])
+    with pytest.raises(ValueError, match="no column of ids is called 'usr'; did you mean user"):
+        model.vectors("usr", ["u1"])
