@@ -19,7 +19,7 @@ import pytest
 
 from runtime.data import download
 from runtime.data.catalogue import Publication
-from runtime.data.download import check_pin, extract, get, publication
+from runtime.data.download import extract, get, publication
 from runtime.data.errors import DataError
 from runtime.data.open import open_source
 
@@ -131,19 +131,19 @@ def offered(site: Site, name: str, body: bytes) -> Publication:
 
 
 def test_adult_arrives_in_the_layout_of_the_catalogue(site: Site, tmp_path: Path) -> None:
-    path = get(offered(site, "adult-uci", zipped(ADULT)), tmp_path)
+    body, seen = zipped(ADULT), []
+    wanted = offered(site, "adult-uci", body)
+    path = get(wanted, tmp_path, lambda *numbers: seen.append(numbers))
     assert path == tmp_path / "adult-uci" / "data.parquet"
+    assert seen[-1] == (len(body), len(body)), "bytes so far, and in all"
     rows = pq.read_table(path).to_pylist()
-    assert [(r["label"], r["part"]) for r in rows] == [
-        (0, "train"),
-        (1, "train"),
-        (0, "test"),
-        (1, "test"),
-    ]
+    assert [r["label"] for r in rows] == [0, 1, 0, 1]
+    assert [r["part"] for r in rows] == ["train", "train", "test", "test"]
     assert rows[1]["workclass"] == "?"
     source = open_source("adult-uci", data_dir=tmp_path)
     assert [b.labels[:, 0].tolist() for b in source.chunks("test")] == [[0, 1]]
     assert "CC BY 4.0" in (path.parent / "TERMS.txt").read_text()
+    assert get(wanted, tmp_path) == path and len(site.asked) == 1, "a second call asks nobody"
 
 
 def test_kuairand_arrives_in_the_layout_of_the_catalogue(site: Site, tmp_path: Path) -> None:
@@ -173,19 +173,6 @@ def test_kuairand_1k_is_the_same_layout_from_files_of_its_names(site: Site, tmp_
     assert sum(b.size for b in source.chunks("test")) == 2
 
 
-def test_a_second_call_asks_nobody(site: Site, tmp_path: Path) -> None:
-    wanted = offered(site, "adult-uci", zipped(ADULT))
-    assert get(wanted, tmp_path) == get(wanted, tmp_path)
-    assert len(site.asked) == 1
-
-
-def test_progress_is_reported_in_bytes(site: Site, tmp_path: Path) -> None:
-    body = zipped(ADULT)
-    seen: list[tuple[int, int | None]] = []
-    get(offered(site, "adult-uci", body), tmp_path, lambda *numbers: seen.append(numbers))
-    assert seen[-1] == (len(body), len(body))
-
-
 def test_a_changed_archive_is_refused_after_the_first_download(site: Site, tmp_path: Path) -> None:
     wanted = offered(site, "adult-uci", zipped(ADULT))
     path = get(wanted, tmp_path)
@@ -199,39 +186,24 @@ def test_a_changed_archive_is_refused_after_the_first_download(site: Site, tmp_p
     assert not path.exists()
 
 
-def test_a_known_checksum_goes_before_the_first_download(tmp_path: Path) -> None:
-    wanted = replace(publication("adult-uci"), sha256="a" * 64)
-    with pytest.raises(DataError, match="aaaa is pinned"):
-        check_pin(tmp_path / "pins.json", wanted, "b" * 64)
-
-
 def nothing_left(folder: Path) -> bool:
     return [p for p in folder.rglob("*") if p.is_file() and p.name != "pins.json"] == []
 
 
-def test_a_broken_connection_leaves_nothing_behind(site: Site, tmp_path: Path) -> None:
-    wanted = offered(site, "adult-uci", zipped(ADULT))
-    site.cut = 10
-    with pytest.raises(DataError, match=r"ended after \d+ of \d+ bytes"):
-        get(wanted, tmp_path)
-    assert nothing_left(tmp_path)
-    assert not (tmp_path / "pins.json").exists()
-
-
-def test_a_second_try_after_a_broken_connection_begins_anew_and_succeeds(
+def test_a_broken_connection_leaves_nothing_and_a_second_try_begins_anew(
     site: Site, tmp_path: Path
 ) -> None:
     body = zipped(ADULT)
     wanted = offered(site, "adult-uci", body)
-    site.cut = len(body) // 2
-    with pytest.raises(DataError, match=rf"ended after \d+ of {len(body)} bytes\n  try again"):
-        get(wanted, tmp_path)
+    for site.cut in (10, len(body) // 2):
+        with pytest.raises(DataError, match=rf"ended after \d+ of {len(body)} bytes\n  try again"):
+            get(wanted, tmp_path)
+        assert nothing_left(tmp_path) and not (tmp_path / "pins.json").exists()
     site.cut = 0
-    path = get(wanted, tmp_path)
-    assert len(pq.read_table(path)) == 4
+    assert len(pq.read_table(get(wanted, tmp_path))) == 4
     pins = json.loads((tmp_path / "pins.json").read_text())
     assert pins == {wanted.url: hashlib.sha256(body).hexdigest()}
-    assert [p.name for p in path.parent.iterdir() if "unfinished" in p.name] == []
+    assert not list(tmp_path.rglob("*unfinished*"))
 
 
 def test_an_archive_with_another_checksum_than_the_publications_is_refused_unpacked(
@@ -369,13 +341,25 @@ def endless() -> Iterator[Callable[[float], str]]:
         thread.join(timeout=10)
 
 
-def test_a_download_that_never_ends_is_stopped_by_its_size(
-    endless: Callable[[float], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("every_s", "limit", "value", "message"),
+    [
+        (0.0, "LARGEST_DOWNLOAD_BYTES", 1 << 20, "bytes or more, an archive has at most 1,048,576"),
+        (0.05, "LONGEST_S", 0.1, r"sent \d+ bytes in 0 s, a download takes at most 0 s"),
+    ],
+)
+def test_a_download_that_never_ends_is_stopped_by_its_size_or_its_time(
+    endless: Callable[[float], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    every_s: float,
+    limit: str,
+    value: float,
+    message: str,
 ) -> None:
-    monkeypatch.setattr(download, "LARGEST_DOWNLOAD_BYTES", 1 << 20)
-    wanted = replace(publication("kuairand-pure"), url=endless(0.0))
-    with pytest.raises(DataError, match=r"bytes or more, an archive has at most 1,048,576"):
-        get(wanted, tmp_path)
+    monkeypatch.setattr(download, limit, value)
+    with pytest.raises(DataError, match=message):
+        get(replace(publication("kuairand-pure"), url=endless(every_s)), tmp_path)
     assert not list(tmp_path.rglob("*.tar"))
 
 
@@ -386,16 +370,6 @@ def test_a_download_that_says_it_is_too_large_is_not_begun(
     site.files["/x.tar"] = bytes(1001)
     with pytest.raises(DataError, match="has 1,001 bytes or more"):
         get(replace(publication("kuairand-pure"), url=f"{site.url}/x.tar"), tmp_path)
-
-
-def test_a_download_that_trickles_is_stopped_by_its_time(
-    endless: Callable[[float], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(download, "LONGEST_S", 0.1)
-    wanted = replace(publication("kuairand-pure"), url=endless(0.05))
-    with pytest.raises(DataError, match=r"sent \d+ bytes in 0 s, a download takes at most 0 s"):
-        get(wanted, tmp_path)
-    assert not list(tmp_path.rglob("*.tar"))
 
 
 def test_changed_columns_of_the_publisher_are_an_error(site: Site, tmp_path: Path) -> None:

@@ -44,38 +44,45 @@ def both_parts(source: Any) -> dict[str, list[int]]:
 DAYS = ["2013-02-08", "2013-02-07", "2013-02-09", "2013-02-10", "2014-01-01", "2012-12-31"]
 
 
-@pytest.mark.parametrize("test_from", ['"2013-02-09"', "2013-02-09", "2013-02-09T00:00:00"])
-def test_a_date_trains_on_earlier_days_and_tests_on_it_and_all_later_ones(
-    tmp_path: Path, test_from: str
+NUMBERS = ["8", "10", "9.0", "-1", "0", "100"]
+
+
+@pytest.mark.parametrize(
+    ("values", "test_from", "tested", "words"),
+    [
+        *(
+            (DAYS, day, [2, 3, 4], "2013-02-09 (as dates)")
+            for day in ('"2013-02-09"', "2013-02-09", "2013-02-09T00:00:00")
+        ),
+        *((NUMBERS, nine, [1, 2, 5], None) for nine in ("9", '"9"', "9.0", '"9.0"')),
+    ],
+)
+def test_what_is_below_trains_and_it_and_all_above_test_however_it_is_quoted(
+    tmp_path: Path, values: list[str], test_from: str, tested: list[int], words: str | None
 ) -> None:
-    source = split_file(tmp_path, DAYS, test_from)
-    parts = {
-        p: [int(x) for b in source.chunks(p) for x in b.dense[:, 0]] for p in ("train", "test")
-    }
-    assert parts == {"train": [0, 1, 5], "test": [2, 3, 4]}
-    assert source.provenance().split == "train when < 2013-02-09 (as dates), test the others"
+    source = split_file(tmp_path, values, test_from)
+    trained = [n for n in range(6) if n not in tested]
+    assert both_parts(source) == {"train": trained, "test": tested}
+    if words is not None:
+        assert source.provenance().split == f"train when < {words}, test the others"
 
 
-@pytest.mark.parametrize("test_from", ["9", '"9"', "9.0", '"9.0"'])
-def test_quoting_a_number_changes_nothing(tmp_path: Path, test_from: str) -> None:
-    source = split_file(tmp_path, ["8", "10", "9.0", "-1", "0", "100"], test_from)
-    parts = {
-        p: [int(x) for b in source.chunks(p) for x in b.dense[:, 0]] for p in ("train", "test")
-    }
-    assert parts == {"train": [0, 3, 4], "test": [1, 2, 5]}, "10 is above 9, as a number"
+NO_DATES = ["2013-2-9", "09.02.2013", "2013-02-30", "20130209", "", "today"]
+NO_NUMBERS = ["1_0", "nan", "inf", "1e400", "0x9", "٩", "nine"]
 
 
-@pytest.mark.parametrize("value", ["2013-2-9", "09.02.2013", "2013-02-30", "20130209", "", "today"])
-def test_a_value_that_is_no_date_is_a_bad_row(tmp_path: Path, value: str) -> None:
-    source = split_file(tmp_path, [*DAYS, value], '"2013-02-09"')
-    with pytest.raises(DataError, match=rf"row 7, column when: '{value}'; .* as dates: write YYYY"):
-        list(source.chunks("train"))
-
-
-@pytest.mark.parametrize("value", ["1_0", "nan", "inf", "1e400", "0x9", "٩", "nine"])
-def test_a_value_that_is_no_number_is_a_bad_row(tmp_path: Path, value: str) -> None:
-    source = split_file(tmp_path, ["8", "7", "9", "10", value], "9")
-    with pytest.raises(DataError, match=rf"row 5, column when: '{value}'; .* as numbers: write"):
+@pytest.mark.parametrize(
+    ("values", "test_from", "value", "rule"),
+    [
+        *((DAYS, '"2013-02-09"', value, "as dates: write YYYY") for value in NO_DATES),
+        *((NUMBERS, "9", value, "as numbers: write") for value in NO_NUMBERS),
+    ],
+)
+def test_a_value_that_does_not_compare_is_a_bad_row(
+    tmp_path: Path, values: list[str], test_from: str, value: str, rule: str
+) -> None:
+    source = split_file(tmp_path, [*values, value], test_from)
+    with pytest.raises(DataError, match=rf"row 7, column when: '{value}'; .* {rule}"):
         list(source.chunks("train"))
 
 

@@ -269,6 +269,9 @@ def test_the_best_reachable_auc_is_that_of_all_samples_there_can_be() -> None:
         ({"fields": ()}, "a recipe needs fields"),
         ({"pairs": (), "fields": (SyntheticField(name="x", values=9, exponent=-1.0),)}, "exponent"),
         ({"pairs": (), "fields": (SyntheticField(name="x", values=9, weight=math.inf),)}, "finite"),
+        ({"pairs": (), "fields": (SyntheticField(name="x", values=2**60),)}, "values must be 1 to"),
+        ({"pairs": (Pair(first="a", second="city"),)}, r"pair of unknown fields \['city'\]"),
+        ({"click_rate": 0}, "click_rate must be in"),
     ],
 )
 def test_a_recipe_that_cannot_be_meant_is_refused(changes: dict[str, Any], message: str) -> None:
