@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Self, get_args
+from typing import Literal, Self
 
 import numpy as np
+
+from persia_sim.words.schema import Positive, check_fields
 
 Pooling = Literal["sum", "mean", "sqrtn", "sequence"]
 """How the rows of one field become its vector: their sum, mean, sum / sqrt(n), or the raw rows."""
@@ -17,20 +19,14 @@ class Field:
 
     name: str
     pooling: Pooling = "sum"
-    max_length: int = 1
+    max_length: Positive = 1
     """Places L of a sequence; of a longer bag the first L are seen (a reader of files has cut it
     to its newest ids before). Only for ``pooling="sequence"``."""
     table: str = "rows"
     """The table that holds the field's rows; fields may share one."""
 
     def __post_init__(self) -> None:
-        if self.pooling not in get_args(Pooling):
-            raise ValueError(
-                f"pooling of field {self.name} must be one of {', '.join(get_args(Pooling))},"
-                f" got {self.pooling!r}"
-            )
-        if self.max_length < 1:
-            raise ValueError(f"max_length of field {self.name} must be >= 1, got {self.max_length}")
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

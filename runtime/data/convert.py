@@ -135,7 +135,8 @@ def _bags(column: Column, array: ArrowArray, missing: Collection[str]) -> Values
     if is_text(array.type):
         array = pc.split_pattern(array, column.separator)
     elif not is_list(array.type):
-        return _bad_everywhere(array, "a multi or sequence column needs a list, or text")
+        rule = "a multi or sequence column needs a list, or text"
+        return Values(np.full(len(array), MISSING), None, np.ones(len(array), bool), rule)
     inner = array.flatten()
     hashes = _hashes(inner, missing)
     lengths = to_numpy(pc.fill_null(pc.list_value_length(array), 0)).astype(np.int64)
@@ -158,11 +159,6 @@ def _holds_nul(array: ArrowArray) -> np.ndarray:
     if not is_text(array.type):
         return np.zeros(len(array), bool)
     return to_numpy(pc.fill_null(pc.match_substring(array, "\0"), False))
-
-
-def _bad_everywhere(array: ArrowArray, rule: str) -> Values:
-    n_rows = len(array)
-    return Values(np.full(n_rows, MISSING), None, np.ones(n_rows, bool), rule)
 
 
 def _hashes(array: ArrowArray, missing: Collection[str]) -> np.ndarray:

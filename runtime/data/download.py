@@ -216,20 +216,17 @@ def _copy(stream: IO[bytes], out: IO[bytes], name: str) -> None:
         out.write(block)
 
 
-_USER_TEXTS = (
+_USER_TEXTS = [
     "user_active_degree",
-    "follow_user_num_range",
-    "fans_user_num_range",
-    "friend_user_num_range",
+    *(f"{of}_range" for of in ("follow_user_num", "fans_user_num", "friend_user_num")),
     "register_days_range",
-)
-_USER_NUMBERS = (
-    "is_lowactive_period",
-    "is_live_streamer",
-    "is_video_author",
+]
+_USER_NUMBERS = [
+    *(f"is_{what}" for what in ("lowactive_period", "live_streamer", "video_author")),
     *(f"onehot_feat{n}" for n in range(18)),
-)
+]
 _LOG = "user_id video_id date hourmin time_ms is_click long_view duration_ms tab"
+_LOG_KEPT = {"tab": "tab", "user": "user_id", "video": "video_id"}
 _VIDEO = (
     "video_id author_id video_type upload_dt upload_type server_width server_height"
     " music_id music_type tag"
@@ -264,13 +261,9 @@ def kuairand_table(files: Sequence[Path]) -> Any:
     video = videos.set_index("video_id").reindex(log["video_id"])
     columns: dict[str, Any] = {
         "label": _whole(log["is_click"]),
-        "long_view": _whole(log["long_view"]),
-        "date": _whole(log["date"]),
-        "time_ms": _whole(log["time_ms"]),
+        **{name: _whole(log[name]) for name in ("long_view", "date", "time_ms")},
         "hour": _whole(log["hourmin"]) // 100,
-        "tab": _whole(log["tab"]),
-        "user": _whole(log["user_id"]),
-        "video": _whole(log["video_id"]),
+        **{name: _whole(log[of]) for name, of in _LOG_KEPT.items()},
         "author": _whole(video["author_id"]),
         "music": _whole(video["music_id"], absent=0),
         "music_type": _whole(video["music_type"]),

@@ -114,10 +114,9 @@ class Column:
                     f"fill of column {self.name} must be a finite number that float32 can hold,"
                     f" got {self.fill}"
                 )
-        if self.separator == "":
-            raise ValueError(f"separator of column {self.name} must hold a character, got ''")
-        if self.table == "":
-            raise ValueError(f"table of column {self.name} must have a name, got ''")
+        for option in ("separator", "table"):
+            if getattr(self, option) == "":
+                raise ValueError(f"{option} of column {self.name} is empty; give it a text")
         if self.with_column == self.name:
             raise ValueError(f"with_column of column {self.name} is the column itself; remove it")
 

@@ -21,20 +21,16 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from persia_sim.words.documents import parsed
-from persia_sim.words.schema import parse
+from persia_sim.words.schema import Count, Positive, Within, check_fields, parse
 from runtime.data.batch import Batch, Field, Layout, interleave
 from runtime.data.ids import mix64, scatter56, tag, zipf_ranks
 from runtime.data.source import Part, Provenance
 
-LARGEST_GAIN = 10.0
-"""Standard deviation of a logit; beyond it a click is certain or impossible."""
-LARGEST_EXPONENT = 10.0
-"""Of a Zipf law; with it all but a thousandth of the draws are the first id."""
 _ROOT12 = np.sqrt(12.0)
 
 
@@ -43,14 +39,17 @@ class SyntheticField:
     """One id field of the stream."""
 
     name: str
-    values: int
+    values: Annotated[int, Within(1, 2**53 - 1)]
     """Distinct ids."""
-    exponent: float = 1.1
-    """Of the Zipf law of popularity."""
+    exponent: Annotated[float, Within(0, 10)] = 1.1
+    """Of the Zipf law of popularity; with 10 all but a thousandth of the draws are the first id."""
     weight: float = 1.0
     """Of the field's effects in the logit, before normalisation; the mean over a bag."""
-    max_length: int = 1
+    max_length: Positive = 1
     """A bag holds 1 to this many ids, each length equally likely."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +60,9 @@ class Pair:
     second: str
     weight: float = 1.0
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
@@ -69,46 +71,28 @@ class Recipe:
     name: str
     fields: tuple[SyntheticField, ...]
     pairs: tuple[Pair, ...] = ()
-    dense: int = 0
+    dense: Count = 0
     """Number of dense features, standard normal."""
     dense_weight: float = 0.5
     """Of each dense feature in the logit."""
-    click_rate: float = 0.25
+    click_rate: Annotated[float, Within(0, 1, without="both")] = 0.25
     """Mean of the label."""
-    gain: float = 1.2
-    """Standard deviation of the logit: it fixes the best reachable AUC."""
-    seed: int = 1
+    gain: Annotated[float, Within(0, 10, without="least")] = 1.2
+    """Standard deviation of the logit: it fixes the best reachable AUC. Beyond 10 a click is sure
+    or impossible."""
+    seed: Annotated[int, Within(0, 2**63 - 1)] = 1
     source: str = "unset"
     """Where the numbers come from, and which of them are assumed."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.click_rate < 1:
-            raise ValueError(f"click_rate must be in (0, 1), got {self.click_rate}")
-        if not 0 < self.gain <= LARGEST_GAIN:
-            raise ValueError(f"gain must be > 0 and at most {LARGEST_GAIN:g}, got {self.gain}")
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed must be 0 to 2**63 - 1, got {self.seed}")
-        if self.dense < 0 or not self.fields:
-            raise ValueError(f"a recipe needs fields and dense >= 0, got dense {self.dense}")
+        check_fields(self)
         names = {f.name for f in self.fields}
+        if not names:
+            raise ValueError("a recipe needs fields, got none")
         for pair in self.pairs:
             unknown = {pair.first, pair.second} - names
             if unknown:
                 raise ValueError(f"pair of unknown fields {sorted(unknown)}; known: {names}")
-        weights = [f.weight for f in self.fields] + [p.weight for p in self.pairs]
-        if not np.isfinite([*weights, self.dense_weight]).all():
-            raise ValueError(f"weights must be finite, got {weights} and {self.dense_weight}")
-        for field in self.fields:
-            if not 0 <= field.exponent <= LARGEST_EXPONENT:
-                raise ValueError(
-                    f"field {field.name}: exponent must be 0 to {LARGEST_EXPONENT:g},"
-                    f" got {field.exponent}"
-                )
-            if not 1 <= field.values < 2**53 or field.max_length < 1:
-                raise ValueError(
-                    f"field {field.name}: values must be 1 to 2**53 and max_length >= 1, "
-                    f"got {field.values} and {field.max_length}"
-                )
 
     @property
     def distinct_ids(self) -> int:

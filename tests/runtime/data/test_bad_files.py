@@ -73,12 +73,8 @@ NO_FILES: list[tuple[Callable[[Path], None], str]] = [
 @pytest.mark.parametrize(("make", "message"), NO_FILES)
 @pytest.mark.parametrize("name", ["d.csv", "d.csv.gz", "d.parquet", "s.toml"])
 def test_what_is_no_regular_file_is_refused_and_never_waited_for(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    make: Callable[[Path], None],
-    message: str,
-    name: str,
-) -> None:
+    tmp_path, monkeypatch, make, message, name
+):
     monkeypatch.chdir(tmp_path)
     opened(tmp_path, schema=SCHEMA.replace("d.csv", name if name != "s.toml" else "d.csv"))
     (tmp_path / name).unlink(missing_ok=True)
@@ -89,16 +85,14 @@ def test_what_is_no_regular_file_is_refused_and_never_waited_for(
         assert name in str(caught.value)
 
 
-def test_a_file_that_may_not_be_read_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_may_not_be_read_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may read everything
     with pytest.raises(DataError, match="may not be read by this user"):
         opened(tmp_path)
 
 
 @pytest.mark.multiproc
-def test_a_pipe_as_data_ends_the_command_with_2_and_one_sentence(tmp_path: Path) -> None:
+def test_a_pipe_as_data_ends_the_command_with_2_and_one_sentence(tmp_path):
     opened(tmp_path)
     (tmp_path / "d.csv").unlink()
     os.mkfifo(tmp_path / "d.csv")
@@ -112,7 +106,7 @@ def test_a_pipe_as_data_ends_the_command_with_2_and_one_sentence(tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["a\\u0000b.csv", "x" * 300 + ".csv"])
-def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_name_that_no_file_can_have_is_refused(tmp_path, name):
     with pytest.raises(DataError, match=r"cannot open .*; correct the path"):
         list(opened(tmp_path, schema=SCHEMA.replace("d.csv", name)).chunks("train"))
 
@@ -153,7 +147,7 @@ BAD_TEXTS: list[tuple[bytes, str]] = [
 
 
 @pytest.mark.parametrize(("rows", "message"), BAD_TEXTS, ids=range(len(BAD_TEXTS)))
-def test_a_text_that_cannot_be_meant_is_refused(tmp_path: Path, rows: bytes, message: str) -> None:
+def test_a_text_that_cannot_be_meant_is_refused(tmp_path, rows, message):
     with pytest.raises(DataError, match=f"(?s){message}") as caught:
         source = opened(tmp_path, rows)
         numbers(source), numbers(source, "test")
@@ -175,14 +169,12 @@ GOOD_TEXTS = [
 
 
 @pytest.mark.parametrize("rows", GOOD_TEXTS, ids=range(len(GOOD_TEXTS)))
-def test_other_ways_of_writing_the_same_rows_are_read(tmp_path: Path, rows: bytes) -> None:
+def test_other_ways_of_writing_the_same_rows_are_read(tmp_path, rows):
     source = opened(tmp_path, rows)
     assert (numbers(source), numbers(source, "test")) == ([1, 2], [3, 4])
 
 
-def test_a_number_that_float32_cannot_hold_is_refused_whatever_its_logarithm(
-    tmp_path: Path,
-) -> None:
+def test_a_number_that_float32_cannot_hold_is_refused_whatever_its_logarithm(tmp_path):
     schema = SCHEMA.replace("log = false", "log = true")
     with pytest.raises(DataError, match="row 2, column n: '1e300'"):
         numbers(opened(tmp_path, ROWS.replace(b"b,2,", b"b,1e300,"), schema))
@@ -190,9 +182,7 @@ def test_a_number_that_float32_cannot_hold_is_refused_whatever_its_logarithm(
 
 @pytest.mark.parametrize("skip", [False, True])
 @pytest.mark.parametrize("block_bytes", [64, 4 << 20])
-def test_two_stray_quotes_swallow_no_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int, skip: bool
-) -> None:
+def test_two_stray_quotes_swallow_no_row(tmp_path, monkeypatch, block_bytes, skip):
     """A parser by itself takes all between the two for one value, and says nothing."""
     monkeypatch.setattr("runtime.data.table.CSV_BLOCK_BYTES", block_bytes)
     lines = [f"a,{n},{n % 2}" for n in range(200)]
@@ -208,9 +198,7 @@ def test_two_stray_quotes_swallow_no_row(
     assert source.provenance().rows_skipped == 2
 
 
-def test_the_announced_rows_are_those_that_train_and_the_bad_ones_of_their_part(
-    tmp_path: Path,
-) -> None:
+def test_the_announced_rows_are_those_that_train_and_the_bad_ones_of_their_part(tmp_path):
     lines = [f"a,{n},{n % 2}" for n in range(200)]
     lines[2], lines[3], lines[90], lines[150] = "a,x,0", "torn", "a,90,7", "a,150,"
     text = ("x,n,label\n" + "\n".join(lines)).encode()
@@ -220,9 +208,7 @@ def test_the_announced_rows_are_those_that_train_and_the_bad_ones_of_their_part(
         assert len(numbers(source, part)) + source.left_out(part)[0] == announced
 
 
-def test_a_line_end_in_quotes_may_lie_at_the_border_of_two_blocks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_end_in_quotes_may_lie_at_the_border_of_two_blocks(tmp_path, monkeypatch):
     rows = b"x,n,label\n" + b"".join(b'"a\n%d",%d,%d\n' % (n, n, n % 2) for n in range(500))
     expected = [float(n) for n in range(250)]
     schema = "line_breaks = true" + SCHEMA
@@ -250,9 +236,7 @@ BAD_SCHEMAS: list[tuple[bytes, str]] = [
 
 
 @pytest.mark.parametrize(("text", "message"), BAD_SCHEMAS, ids=range(len(BAD_SCHEMAS)))
-def test_a_schema_file_that_cannot_be_read_is_refused(
-    tmp_path: Path, text: bytes, message: str
-) -> None:
+def test_a_schema_file_that_cannot_be_read_is_refused(tmp_path, text, message):
     opened(tmp_path)
     (tmp_path / "s.toml").write_bytes(text)
     with pytest.raises(DataError, match=message) as caught:
@@ -260,7 +244,7 @@ def test_a_schema_file_that_cannot_be_read_is_refused(
     assert str(tmp_path / "s.toml") in str(caught.value)
 
 
-def test_a_schema_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+def test_a_schema_with_a_byte_order_mark_is_read(tmp_path):
     opened(tmp_path)
     (tmp_path / "s.toml").write_bytes(b"\xef\xbb\xbf" + SCHEMA.encode())
     assert numbers(open_source(str(tmp_path / "s.toml"))) == [1, 2]
@@ -274,9 +258,7 @@ def test_a_schema_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
         ("0111", "the test part holds one class of column label: 0 rows of 0 and 2 of 1"),
     ],
 )
-def test_one_class_in_a_part_is_refused_before_anything_is_trained(
-    tmp_path: Path, labels: str, message: str
-) -> None:
+def test_one_class_in_a_part_is_refused_before_anything_is_trained(tmp_path, labels, message):
     rows = "x,n,label\n" + "".join(f"a,{n},{label}\n" for n, label in enumerate(labels))
     source = opened(tmp_path, rows.encode())
     for use in (lambda: next(source.chunks("train")), source.provenance):
@@ -284,16 +266,14 @@ def test_one_class_in_a_part_is_refused_before_anything_is_trained(
             use()
 
 
-def test_the_first_rows_of_one_class_are_refused_with_their_count(tmp_path: Path) -> None:
+def test_the_first_rows_of_one_class_are_refused_with_their_count(tmp_path):
     rows = b"x,n,label\n" + b"a,1,0\n" * 9 + b"b,2,1\n" * 9 + b"a,1,0\n" * 9 + b"b,2,1\n" * 9
     assert len(numbers(opened(tmp_path, rows, rows=10))) == 10
     with pytest.raises(DataError, match="9 rows of 0 and 0 of 1"):
         numbers(opened(tmp_path, rows, rows=9))
 
 
-def test_the_first_rows_are_counted_over_many_blocks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_rows_are_counted_over_many_blocks(tmp_path, monkeypatch):
     monkeypatch.setattr("runtime.data.table.CSV_BLOCK_BYTES", 64)
     source = opened(tmp_path, b"x,n,label\n" + b"a,1,0\nb,2,1\n" * 60, rows=25)
     assert len(numbers(source)) == 25
@@ -301,9 +281,7 @@ def test_the_first_rows_are_counted_over_many_blocks(
     assert len(numbers(source, "test")) == 60, "the limit is of the training part"
 
 
-def test_nothing_is_read_behind_the_first_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_read_behind_the_first_rows(tmp_path, monkeypatch):
     monkeypatch.setattr("runtime.data.table.CSV_BLOCK_BYTES", 64)
     rows = b"x,n,label\n" + b"a,1,0\nb,2,1\n" * 20 + b"a,bad,0\n" + b"a,1,0\nb,2,1\n" * 25
     source = opened(tmp_path, rows, rows=25)
@@ -311,9 +289,7 @@ def test_nothing_is_read_behind_the_first_rows(
     assert len(numbers(source)) == 25
 
 
-def test_bad_lines_are_counted_up_to_the_last_row_that_was_given_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_lines_are_counted_up_to_the_last_row_that_was_given_out(tmp_path, monkeypatch):
     monkeypatch.setattr("runtime.data.table.CSV_BLOCK_BYTES", 64)
     lines = ["torn" if n % 3 == 2 else f"a,{n},{n % 2}" for n in range(1, 121)]
     source = opened(tmp_path, ("x,n,label\n" + "\n".join(lines)).encode(), skip_bad_rows=True)
@@ -325,9 +301,7 @@ def test_bad_lines_are_counted_up_to_the_last_row_that_was_given_out(
     assert len(set(counts)) > 5, "a longer stream counts more"
 
 
-def test_bad_rows_are_counted_as_far_as_was_read_and_said_of_which_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_rows_are_counted_as_far_as_was_read_and_said_of_which_part(tmp_path, monkeypatch):
     monkeypatch.setattr("runtime.data.table.CSV_BLOCK_BYTES", 64)
     lines = [f"a,{n},{n % 2}" for n in range(200)]
     lines[2], lines[3], lines[90], lines[150], lines[199] = "a,x,0", "torn", "a,x,1", "a,x,0", "b"
@@ -359,9 +333,7 @@ def test_bad_rows_are_counted_as_far_as_was_read_and_said_of_which_part(
 
 @pytest.mark.parametrize("skip_bad_rows", [False, True])
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
-def test_a_torn_line_that_is_no_utf8_is_one_error_without_a_traceback(
-    tmp_path: Path, skip_bad_rows: bool
-) -> None:
+def test_a_torn_line_that_is_no_utf8_is_one_error_without_a_traceback(tmp_path, skip_bad_rows):
     source = opened(tmp_path, ROWS + b"\xfe,1\n", skip_bad_rows=skip_bad_rows)
     with pytest.raises(DataError, match=r"row 5: Expected 3 columns, got 2"):
         numbers(source)
@@ -381,19 +353,17 @@ OPENED_WRONGLY: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
     (("synthetic:criteo-ad:1:2:3",), {}, "DRAW a whole one, got '1:2:3'"),
     (("synthetic:",), {}, "no synthetic preset is called ''"),
     (("synthetic:default:2",), {}, "the default recipe has one size, got scale 2"),
-    (("synthetic:criteo-syn5:1e6",), {}, "values must be 1 to"),
+    (("synthetic:criteo-syn5:1e6",), {}, "values must be <= 9,007,199,254,740,991"),
 ]
 
 
 @pytest.mark.parametrize(("names", "options", "message"), OPENED_WRONGLY)
-def test_a_source_that_cannot_be_meant_is_refused(
-    names: tuple[Any, ...], options: dict[str, Any], message: str
-) -> None:
+def test_a_source_that_cannot_be_meant_is_refused(names, options, message):
     with pytest.raises(ValueError, match=message):
         open_source(*names, **options)
 
 
-def test_rows_below_one_are_refused(tmp_path: Path) -> None:
+def test_rows_below_one_are_refused(tmp_path):
     opened(tmp_path)
     with pytest.raises(ValueError, match="rows must be >= 1, got 0"):
         open_source(str(tmp_path / "s.toml"), rows=0)

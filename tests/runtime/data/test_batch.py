@@ -51,7 +51,7 @@ def assert_whole(batch: Batch) -> None:
 
 
 @given(chunks=streams(), size=st.integers(1, 12))
-def test_rebatch_keeps_every_sample_once_and_in_order(chunks: list[Batch], size: int) -> None:
+def test_rebatch_keeps_every_sample_once_and_in_order(chunks, size):
     batches = list(rebatch(iter(chunks), size))
     assert numbers(batches) == numbers(chunks)
     assert all(b.size == size for b in batches[:-1])
@@ -61,7 +61,7 @@ def test_rebatch_keeps_every_sample_once_and_in_order(chunks: list[Batch], size:
 
 
 @given(chunks=streams().filter(bool), ranks=st.integers(1, 12))
-def test_ranks_share_every_sample_once_and_evenly(chunks: list[Batch], ranks: int) -> None:
+def test_ranks_share_every_sample_once_and_evenly(chunks, ranks):
     batch = Batch.concat(chunks)
     parts = share(batch, ranks)
     assert len(parts) == ranks
@@ -74,9 +74,7 @@ def test_ranks_share_every_sample_once_and_evenly(chunks: list[Batch], ranks: in
 
 
 @given(chunks=streams().filter(bool), seed=st.integers(0, 9), window=st.integers(1, 20))
-def test_a_shuffle_is_a_permutation_inside_windows(
-    chunks: list[Batch], seed: int, window: int
-) -> None:
+def test_a_shuffle_is_a_permutation_inside_windows(chunks, seed, window):
     mixed = list(shuffled(iter(chunks), seed, 0, window))
     assert sorted(numbers(mixed)) == numbers(chunks)
     for place, batch in enumerate(mixed):
@@ -86,7 +84,7 @@ def test_a_shuffle_is_a_permutation_inside_windows(
     assert numbers(again) == numbers(mixed)
 
 
-def test_each_window_of_a_shuffle_draws_from_the_seed_the_pass_and_its_own_number() -> None:
+def test_each_window_of_a_shuffle_draws_from_the_seed_the_pass_and_its_own_number():
     chunks = [numbered(0, np.ones((7, 1), np.int64)), numbered(7, np.ones((5, 1), np.int64))]
     mixed = list(shuffled(iter(chunks), 3, 2, window_rows=4))
     for number, batch in enumerate(mixed):
@@ -96,9 +94,7 @@ def test_each_window_of_a_shuffle_draws_from_the_seed_the_pass_and_its_own_numbe
 
 
 @given(chunks=streams().filter(bool), data=st.data())
-def test_take_gives_the_samples_that_were_asked_for(
-    chunks: list[Batch], data: st.DataObject
-) -> None:
+def test_take_gives_the_samples_that_were_asked_for(chunks, data):
     batch = Batch.concat(chunks)
     order = data.draw(st.lists(st.integers(0, batch.size - 1), min_size=1, max_size=12))
     taken = batch.take(np.array(order))
@@ -107,7 +103,7 @@ def test_take_gives_the_samples_that_were_asked_for(
 
 
 @given(chunks=streams().filter(bool), data=st.data())
-def test_cutting_and_joining_give_the_batch_back(chunks: list[Batch], data: st.DataObject) -> None:
+def test_cutting_and_joining_give_the_batch_back(chunks, data):
     batch = Batch.concat(chunks)
     cut = data.draw(st.integers(0, batch.size))
     again = Batch.concat([batch.rows(0, cut), batch.rows(cut, batch.size)])
@@ -116,11 +112,11 @@ def test_cutting_and_joining_give_the_batch_back(chunks: list[Batch], data: st.D
     assert_whole(again)
 
 
-def test_a_batch_size_below_one_is_refused() -> None:
+def test_a_batch_size_below_one_is_refused():
     with pytest.raises(ValueError, match="batch size must be >= 1, got 0"):
         next(rebatch(iter([]), 0))
 
 
-def test_a_layout_with_two_columns_of_one_name_is_refused() -> None:
+def test_a_layout_with_two_columns_of_one_name_is_refused():
     with pytest.raises(ValueError, match="different names"):
         Layout(fields=(Field(name="user"),), dense=("user",))

@@ -56,26 +56,22 @@ def cut(rows: list[int]) -> list[list[int]]:
 ALL = list(range(1, N_TRAIN + 1))
 
 
-def test_samples_come_in_the_order_of_the_file_and_a_pass_ends_with_a_short_batch(
-    tmp_path: Path,
-) -> None:
+def test_samples_come_in_the_order_of_the_file_and_a_pass_ends_with_a_short_batch(tmp_path):
     assert trained_rows(write_data(tmp_path)) == cut(ALL)
 
 
-def test_passes_read_the_part_again_and_no_batch_holds_samples_of_two(tmp_path: Path) -> None:
+def test_passes_read_the_part_again_and_no_batch_holds_samples_of_two(tmp_path):
     assert trained_rows(write_data(tmp_path), passes=3) == cut(ALL) * 3
 
 
-def test_rows_are_the_first_of_the_training_part(tmp_path: Path) -> None:
+def test_rows_are_the_first_of_the_training_part(tmp_path):
     name = write_data(tmp_path)
     assert trained_rows(name, rows=20) == [ALL[:16], ALL[16:20]]
     assert trained_rows(name, rows=16, passes=2) == [ALL[:16]] * 2
     assert trained_rows(name, rows=1000) == cut(ALL)
 
 
-def test_shuffling_permutes_each_pass_with_the_seed_the_pass_and_the_window(
-    tmp_path: Path,
-) -> None:
+def test_shuffling_permutes_each_pass_with_the_seed_the_pass_and_the_window(tmp_path):
     name = write_data(tmp_path)
 
     def permuted(seed: int, pass_: int, rows: list[int]) -> list[int]:
@@ -96,9 +92,7 @@ def run(folder: Path, name: str, *options: str) -> dict[str, Any]:
     return summary
 
 
-def test_a_run_says_its_split_and_its_rows_before_it_trains(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_says_its_split_and_its_rows_before_it_trains(tmp_path, capsys):
     summary = run(tmp_path, write_data(tmp_path))
     split = "train day < 2013-02-09 (as dates), test the others"
     printed = capsys.readouterr()
@@ -109,16 +103,14 @@ def test_a_run_says_its_split_and_its_rows_before_it_trains(
     assert (summary["samples"], summary["updates"]) == (40, 5)
 
 
-def test_a_run_on_the_first_rows_says_so(tmp_path: Path) -> None:
+def test_a_run_on_the_first_rows_says_so(tmp_path):
     summary = run(tmp_path, write_data(tmp_path), "--data.rows", "10", "--data.passes", "2")
     assert summary["samples"] == 20
     assert summary["data"]["train_rows"] == 10
     assert summary["data"]["split"].endswith("; of train the first 10 rows")
 
 
-def test_bad_rows_are_counted_in_a_run_of_few_steps(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_rows_are_counted_in_a_run_of_few_steps(tmp_path, capsys, monkeypatch):
     """The run stops long before the file's end; what it read held one bad row of each kind."""
     monkeypatch.setattr("runtime.data.table.CSV_BLOCK_BYTES", 256)  # some ten rows
     bad = {2: "u2,x,2013-02-08,0", 4: "torn", 39: "u4,y,2013-02-08,1", 44: "u4,z,2013-03-01,0"}
@@ -133,7 +125,7 @@ def test_bad_rows_are_counted_in_a_run_of_few_steps(
     assert f"bad rows skipped: {data['skipped_where']}; in all: 3" in capsys.readouterr().out
 
 
-def test_the_figures_of_a_run_are_of_the_test_part_alone(tmp_path: Path) -> None:
+def test_the_figures_of_a_run_are_of_the_test_part_alone(tmp_path):
     summary = run(tmp_path, write_data(tmp_path))
     labels = np.load(tmp_path / "run" / "predictions.npz")["labels"]
     assert labels[:, 0].tolist() == [n % 2 for n in range(41, 53)]

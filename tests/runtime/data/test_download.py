@@ -130,7 +130,7 @@ def offered(site: Site, name: str, body: bytes) -> Publication:
     return replace(original, url=site.url + path)
 
 
-def test_adult_arrives_in_the_layout_of_the_catalogue(site: Site, tmp_path: Path) -> None:
+def test_adult_arrives_in_the_layout_of_the_catalogue(site, tmp_path):
     body, seen = zipped(ADULT), []
     wanted = offered(site, "adult-uci", body)
     path = get(wanted, tmp_path, lambda *numbers: seen.append(numbers))
@@ -146,7 +146,7 @@ def test_adult_arrives_in_the_layout_of_the_catalogue(site: Site, tmp_path: Path
     assert get(wanted, tmp_path) == path and len(site.asked) == 1, "a second call asks nobody"
 
 
-def test_kuairand_arrives_in_the_layout_of_the_catalogue(site: Site, tmp_path: Path) -> None:
+def test_kuairand_arrives_in_the_layout_of_the_catalogue(site, tmp_path):
     path = get(offered(site, "kuairand-pure", tar_gz(kuairand_files())), tmp_path)
     rows = pq.read_table(path).to_pylist()
     assert [r["user"] for r in rows] == [2, 1, 2, 1], "in time order, the repeated row once"
@@ -164,7 +164,7 @@ def test_kuairand_arrives_in_the_layout_of_the_catalogue(site: Site, tmp_path: P
     assert sum(b.size for b in source.chunks("train")) == 2
 
 
-def test_kuairand_1k_is_the_same_layout_from_files_of_its_names(site: Site, tmp_path: Path) -> None:
+def test_kuairand_1k_is_the_same_layout_from_files_of_its_names(site, tmp_path):
     files = {name.replace("_pure", "_1k"): text for name, text in kuairand_files().items()}
     small = get(offered(site, "kuairand-1k", tar_gz(files)), tmp_path)
     pure = get(offered(site, "kuairand-pure", tar_gz(kuairand_files())), tmp_path)
@@ -173,7 +173,7 @@ def test_kuairand_1k_is_the_same_layout_from_files_of_its_names(site: Site, tmp_
     assert sum(b.size for b in source.chunks("test")) == 2
 
 
-def test_a_changed_archive_is_refused_after_the_first_download(site: Site, tmp_path: Path) -> None:
+def test_a_changed_archive_is_refused_after_the_first_download(site, tmp_path):
     wanted = offered(site, "adult-uci", zipped(ADULT))
     path = get(wanted, tmp_path)
     pins = json.loads((tmp_path / "pins.json").read_text())
@@ -190,9 +190,7 @@ def nothing_left(folder: Path) -> bool:
     return [p for p in folder.rglob("*") if p.is_file() and p.name != "pins.json"] == []
 
 
-def test_a_broken_connection_leaves_nothing_and_a_second_try_begins_anew(
-    site: Site, tmp_path: Path
-) -> None:
+def test_a_broken_connection_leaves_nothing_and_a_second_try_begins_anew(site, tmp_path):
     body = zipped(ADULT)
     wanted = offered(site, "adult-uci", body)
     for site.cut in (10, len(body) // 2):
@@ -206,9 +204,7 @@ def test_a_broken_connection_leaves_nothing_and_a_second_try_begins_anew(
     assert not list(tmp_path.rglob("*unfinished*"))
 
 
-def test_an_archive_with_another_checksum_than_the_publications_is_refused_unpacked(
-    site: Site, tmp_path: Path
-) -> None:
+def test_an_archive_with_another_checksum_than_the_publications_is_refused_unpacked(site, tmp_path):
     wanted = replace(offered(site, "adult-uci", zipped(ADULT)), sha256="0" * 64)
     with pytest.raises(DataError, match=f"but {'0' * 64} is pinned"):
         get(wanted, tmp_path)
@@ -219,7 +215,7 @@ def test_an_archive_with_another_checksum_than_the_publications_is_refused_unpac
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}', "null", "[" * 100_000, "\0"])
-def test_damaged_pins_are_named(site: Site, tmp_path: Path, text: str) -> None:
+def test_damaged_pins_are_named(site, tmp_path, text):
     (tmp_path / "pins.json").write_text(text)
     with pytest.raises(DataError, match=r"pins\.json is damaged"):
         get(offered(site, "adult-uci", zipped(ADULT)), tmp_path)
@@ -228,9 +224,7 @@ def test_damaged_pins_are_named(site: Site, tmp_path: Path, text: str) -> None:
 
 @pytest.mark.parametrize("place", [30, 60, 100, 140, 200])
 @pytest.mark.parametrize("pack", [tar_gz, zipped])
-def test_an_archive_with_damaged_bytes_is_said_to_be_damaged(
-    tmp_path: Path, pack: Callable[[dict[str, str]], bytes], place: int
-) -> None:
+def test_an_archive_with_damaged_bytes_is_said_to_be_damaged(tmp_path, pack, place):
     body = bytearray(pack({"adult.data": "".join(map(str, range(3000))), "adult.test": "y" * 99}))
     body[place : place + 6] = bytes(b ^ 0xFF for b in body[place : place + 6])
     (tmp_path / "x.archive").write_bytes(bytes(body))
@@ -238,7 +232,7 @@ def test_an_archive_with_damaged_bytes_is_said_to_be_damaged(
         extract(tmp_path / "x.archive", ("adult.data", "adult.test"), tmp_path)
 
 
-def test_an_answer_that_is_no_http_is_an_error(tmp_path: Path) -> None:
+def test_an_answer_that_is_no_http_is_an_error(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer() -> None:
@@ -256,7 +250,7 @@ def test_an_answer_that_is_no_http_is_an_error(tmp_path: Path) -> None:
     assert nothing_left(tmp_path)
 
 
-def test_without_a_network_the_error_says_so(site: Site, tmp_path: Path) -> None:
+def test_without_a_network_the_error_says_so(site, tmp_path):
     wanted = replace(publication("adult-uci"), url="http://127.0.0.1:9/adult.zip")
     with pytest.raises(DataError, match=r"cannot reach .*\n  is there a network\?"):
         get(wanted, tmp_path)
@@ -274,16 +268,14 @@ def test_without_a_network_the_error_says_so(site: Site, tmp_path: Path) -> None
         (zipped({"adult.data": ""}), "holds no adult.test"),
     ],
 )
-def test_a_wrong_archive_is_an_error(site: Site, tmp_path: Path, body: bytes, message: str) -> None:
+def test_a_wrong_archive_is_an_error(site, tmp_path, body, message):
     with pytest.raises(DataError, match=message):
         get(offered(site, "adult-uci", body), tmp_path)
     assert nothing_left(tmp_path)
 
 
 @pytest.mark.parametrize("pack", [tar_gz, zipped])
-def test_no_member_is_written_outside_the_folder(
-    tmp_path: Path, pack: Callable[[dict[str, str]], bytes]
-) -> None:
+def test_no_member_is_written_outside_the_folder(tmp_path, pack):
     inner = tmp_path / "a" / "b"
     inner.mkdir(parents=True)
     (inner / "x.archive").write_bytes(
@@ -297,7 +289,7 @@ def test_no_member_is_written_outside_the_folder(
     ]
 
 
-def test_a_link_in_an_archive_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_in_an_archive_is_not_followed(tmp_path):
     with tarfile.open(tmp_path / "x.tar", "w") as tar:
         link = tarfile.TarInfo("adult.data")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/hostname"
@@ -306,9 +298,7 @@ def test_a_link_in_an_archive_is_not_followed(tmp_path: Path) -> None:
         extract(tmp_path / "x.tar", ("adult.data",), tmp_path)
 
 
-def test_an_archive_that_unpacks_for_ever_is_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_archive_that_unpacks_for_ever_is_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr(download, "LARGEST_MEMBER_BYTES", 1000)
     (tmp_path / "x.zip").write_bytes(zipped({"adult.data": "0" * 2000}))
     with pytest.raises(DataError, match="more than 1000 bytes"):
@@ -349,30 +339,22 @@ def endless() -> Iterator[Callable[[float], str]]:
     ],
 )
 def test_a_download_that_never_ends_is_stopped_by_its_size_or_its_time(
-    endless: Callable[[float], str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    every_s: float,
-    limit: str,
-    value: float,
-    message: str,
-) -> None:
+    endless, tmp_path, monkeypatch, every_s, limit, value, message
+):
     monkeypatch.setattr(download, limit, value)
     with pytest.raises(DataError, match=message):
         get(replace(publication("kuairand-pure"), url=endless(every_s)), tmp_path)
     assert not list(tmp_path.rglob("*.tar"))
 
 
-def test_a_download_that_says_it_is_too_large_is_not_begun(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_download_that_says_it_is_too_large_is_not_begun(site, tmp_path, monkeypatch):
     monkeypatch.setattr(download, "LARGEST_DOWNLOAD_BYTES", 1000)
     site.files["/x.tar"] = bytes(1001)
     with pytest.raises(DataError, match="has 1,001 bytes or more"):
         get(replace(publication("kuairand-pure"), url=f"{site.url}/x.tar"), tmp_path)
 
 
-def test_changed_columns_of_the_publisher_are_an_error(site: Site, tmp_path: Path) -> None:
+def test_changed_columns_of_the_publisher_are_an_error(site, tmp_path):
     files = {k: v.replace("is_click", "clicked") for k, v in kuairand_files().items()}
     with pytest.raises(DataError, match="not as documented"):
         get(offered(site, "kuairand-pure", tar_gz(files)), tmp_path)
@@ -381,14 +363,12 @@ def test_changed_columns_of_the_publisher_are_an_error(site: Site, tmp_path: Pat
         get(offered(site, "adult-uci", zipped(other)), tmp_path)
 
 
-def test_an_unknown_download_names_the_nearest() -> None:
+def test_an_unknown_download_names_the_nearest():
     with pytest.raises(DataError, match="did you mean adult-uci"):
         get("adult-uc")
 
 
-def test_equal_values_have_equal_ids_in_the_full_and_in_the_14_day_set(
-    site: Site, tmp_path: Path
-) -> None:
+def test_equal_values_have_equal_ids_in_the_full_and_in_the_14_day_set(site, tmp_path):
     get(offered(site, "kuairand-pure", tar_gz(kuairand_files())), tmp_path)
     (tmp_path / "kuairand-pure").rename(tmp_path / "kuairand-pure-14d")
     as_14_days = next(iter(open_source("kuairand-pure-14d", tmp_path).chunks("train")))

@@ -87,7 +87,7 @@ def bags(batch: Batch, field: int, n_fields: int) -> list[list[int]]:
     ]
 
 
-def test_every_kind_of_column_becomes_what_it_should(tmp_path: Path) -> None:
+def test_every_kind_of_column_becomes_what_it_should(tmp_path):
     batch = whole(source(tmp_path))
     users = tag(0, hash_integers(np.array(GOOD["user"][:4])))
     assert bags(batch, 0, 4) == [[int(u)] for u in users]
@@ -100,7 +100,7 @@ def test_every_kind_of_column_becomes_what_it_should(tmp_path: Path) -> None:
     assert batch.labels[:, 0].tolist() == [0, 1, 1, 0]
 
 
-def test_csv_gzip_and_parquet_of_the_same_rows_give_the_same_batches(tmp_path: Path) -> None:
+def test_csv_gzip_and_parquet_of_the_same_rows_give_the_same_batches(tmp_path):
     table = pa.table({**GOOD, "tags": [t.split("|") if t else [] for t in GOOD["tags"]]})
     pq.write_table(table, tmp_path / "data.parquet")
     write_csv(tmp_path, GOOD, "data.csv.gz")
@@ -113,7 +113,7 @@ def test_csv_gzip_and_parquet_of_the_same_rows_give_the_same_batches(tmp_path: P
         assert (again.labels == first.labels).all()
 
 
-def test_the_type_in_a_parquet_file_does_not_change_an_id(tmp_path: Path) -> None:
+def test_the_type_in_a_parquet_file_does_not_change_an_id(tmp_path):
     values = [3, None, 0, 12, 5, 6]
     plain = {"label": [0, 1, 0, 1, 0, 1], "day": [1, 1, 1, 1, 9, 9]}
     kinds = [pa.int8(), pa.int64(), pa.uint64(), pa.float64(), pa.string(), pa.large_string()]
@@ -133,9 +133,7 @@ def test_the_type_in_a_parquet_file_does_not_change_an_id(tmp_path: Path) -> Non
     assert len(seen) == 1
 
 
-def test_many_small_blocks_give_what_one_block_gives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_small_blocks_give_what_one_block_gives(tmp_path, monkeypatch):
     rng = np.random.default_rng(3)
     many = {k: [v[i] for i in rng.integers(0, 6, 3000)] for k, v in GOOD.items()}
     at_once = whole(source(tmp_path, many))
@@ -145,7 +143,7 @@ def test_many_small_blocks_give_what_one_block_gives(
     assert (whole(made).ids == at_once.ids).all()
 
 
-def test_a_group_shares_ids_and_a_joined_column_makes_them_differ(tmp_path: Path) -> None:
+def test_a_group_shares_ids_and_a_joined_column_makes_them_differ(tmp_path):
     columns = {"tour": ["a", "b"], "x": [5, 5], "y": [5, 6], "label": [0, 1], "day": [1, 1]}
     both = (
         Column(name="x", group="player", with_column="tour"),
@@ -161,14 +159,14 @@ def test_a_group_shares_ids_and_a_joined_column_makes_them_differ(tmp_path: Path
     assert {t >> 56 for t in tour} == {2}
 
 
-def test_a_joined_column_is_read_even_if_it_is_no_feature(tmp_path: Path) -> None:
+def test_a_joined_column_is_read_even_if_it_is_no_feature(tmp_path):
     columns = and_test_rows({"tour": ["a", "b"], "x": [5, 5], "label": [0, 1]})
     only = (Column(name="x", with_column="tour"),)
     first, second = whole(source(tmp_path, columns, columns=only, split=last_two(columns))).ids
     assert first != second
 
 
-def test_a_sequence_keeps_its_order_and_its_newest_ids(tmp_path: Path) -> None:
+def test_a_sequence_keeps_its_order_and_its_newest_ids(tmp_path):
     columns = and_test_rows({"s": ["c|d|a|b|a", "a"], "label": [0, 1]})
     made = source(
         tmp_path,
@@ -199,9 +197,7 @@ BAD_VALUES = [
 
 
 @pytest.mark.parametrize(("column", "value", "rule"), BAD_VALUES)
-def test_a_bad_value_is_an_error_or_is_counted_and_skipped(
-    tmp_path: Path, column: str, value: str, rule: str
-) -> None:
+def test_a_bad_value_is_an_error_or_is_counted_and_skipped(tmp_path, column, value, rule):
     columns: dict[str, list[Any]] = {k: list(v) for k, v in GOOD.items()}
     columns["user"] = [1, 2, 3, 4, 5, 6]
     columns[column][2] = value
@@ -236,9 +232,7 @@ BAD_PARQUET: list[tuple[str, list[Any], str]] = [
 
 
 @pytest.mark.parametrize(("column", "values", "message"), BAD_PARQUET)
-def test_a_parquet_column_that_does_not_fit_is_an_error(
-    tmp_path: Path, column: str, values: list[Any], message: str
-) -> None:
+def test_a_parquet_column_that_does_not_fit_is_an_error(tmp_path, column, values, message):
     pq.write_table(pa.table({**GOOD, column: values}), tmp_path / "data.parquet")
     with pytest.raises(DataError, match=message):
         whole(FileSource(schema=schema(file="data.parquet"), folder=tmp_path))
@@ -253,9 +247,7 @@ DAMAGE: list[tuple[str, Callable[[bytes], bytes], str]] = [
 
 
 @pytest.mark.parametrize(("name", "damaged", "message"), DAMAGE)
-def test_a_damaged_file_is_an_error(
-    tmp_path: Path, name: str, damaged: Callable[[bytes], bytes], message: str
-) -> None:
+def test_a_damaged_file_is_an_error(tmp_path, name, damaged, message):
     many = pa.table({k: v * 500 for k, v in GOOD.items()})
     pq.write_table(many, tmp_path / "data.parquet", compression="zstd")
     write_csv(tmp_path, GOOD, "data.csv.gz")
@@ -264,19 +256,19 @@ def test_a_damaged_file_is_an_error(
         whole(FileSource(schema=schema(file=name), folder=tmp_path))
 
 
-def test_a_parquet_file_without_rows_is_an_error(tmp_path: Path) -> None:
+def test_a_parquet_file_without_rows_is_an_error(tmp_path):
     pq.write_table(pa.table({k: v[:0] for k, v in GOOD.items()}), tmp_path / "data.parquet")
     with pytest.raises(DataError, match="holds no rows"):
         whole(FileSource(schema=schema(file="data.parquet"), folder=tmp_path))
 
 
-def test_a_missing_column_names_the_nearest_one(tmp_path: Path) -> None:
+def test_a_missing_column_names_the_nearest_one(tmp_path):
     columns = {("prize" if k == "price" else k): v for k, v in GOOD.items()}
     with pytest.raises(DataError, match="no column 'price'; did you mean prize"):
         whole(source(tmp_path, columns))
 
 
-def test_a_truncated_csv_is_an_error_or_its_torn_row_is_skipped(tmp_path: Path) -> None:
+def test_a_truncated_csv_is_an_error_or_its_torn_row_is_skipped(tmp_path):
     path = write_csv(tmp_path, GOOD)
     path.write_bytes(path.read_bytes()[:-8])
     made = FileSource(schema=schema(split=Split(column="day", test_from=4)), folder=tmp_path)
@@ -290,7 +282,7 @@ def test_a_truncated_csv_is_an_error_or_its_torn_row_is_skipped(tmp_path: Path) 
     assert made.provenance().rows_skipped == 1
 
 
-def test_row_numbers_stay_right_after_skipped_lines(tmp_path: Path) -> None:
+def test_row_numbers_stay_right_after_skipped_lines(tmp_path):
     path = write_csv(tmp_path, GOOD)
     lines = path.read_text().splitlines()
     lines[1:1] = ["torn"]  # row 1
@@ -308,12 +300,12 @@ def test_row_numbers_stay_right_after_skipped_lines(tmp_path: Path) -> None:
         whole(made, "test")
 
 
-def test_a_part_without_rows_is_an_error(tmp_path: Path) -> None:
+def test_a_part_without_rows_is_an_error(tmp_path):
     with pytest.raises(DataError, match=r"test part is empty.*\n.*day < 50"):
         whole(source(tmp_path, split=Split(column="day", test_from=50)), "test")
 
 
-def test_provenance_has_the_sha256_of_the_bytes_and_the_split_in_words(tmp_path: Path) -> None:
+def test_provenance_has_the_sha256_of_the_bytes_and_the_split_in_words(tmp_path):
     made = source(tmp_path)
     seen = made.provenance()
     assert seen.sha256 == hashlib.sha256((tmp_path / "data.csv").read_bytes()).hexdigest()
@@ -325,9 +317,7 @@ def test_provenance_has_the_sha256_of_the_bytes_and_the_split_in_words(tmp_path:
     )
 
 
-def test_a_file_streams_in_memory_far_below_its_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_streams_in_memory_far_below_its_size(tmp_path, monkeypatch):
     monkeypatch.setattr("runtime.data.table.CSV_BLOCK_BYTES", 1 << 14)
     many = {name: values * 50_000 for name, values in GOOD.items()}
     path = write_csv(tmp_path, many)

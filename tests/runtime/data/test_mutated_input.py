@@ -145,7 +145,7 @@ def assert_sound(source: Any, parts: list[Batch]) -> None:
         assert batch.dense.shape == (batch.size, len(source.layout.dense))
 
 
-def test_the_base_without_a_mistake_is_read() -> None:
+def test_the_base_without_a_mistake_is_read():
     lines = "\n".join(f"{key} = {toml(value)}" for key, value in BASE.items())
     with data_folder(lines, TEXT) as folder:
         found = both_parts(folder, skip=False)
@@ -155,7 +155,7 @@ def test_the_base_without_a_mistake_is_read() -> None:
 
 @settings(max_examples=300)
 @given(mutated_schemas())
-def test_a_schema_with_mistakes_is_meant_or_refused(schema: dict[str, Any]) -> None:
+def test_a_schema_with_mistakes_is_meant_or_refused(schema):
     lines = "\n".join(f"{json.dumps(key)} = {toml(value)}" for key, value in schema.items())
     with data_folder(lines, TEXT) as folder:
         found = both_parts(folder, skip=False)
@@ -200,7 +200,7 @@ def mutated_texts(draw: st.DrawFn) -> bytes:
 
 @settings(max_examples=300)
 @given(mutated_texts(), st.booleans())
-def test_a_file_with_mistakes_is_read_or_refused(text: bytes, skip: bool) -> None:
+def test_a_file_with_mistakes_is_read_or_refused(text, skip):
     lines = "\n".join(f"{key} = {toml(value)}" for key, value in BASE.items())
     with data_folder(lines, text) as folder:
         found = both_parts(folder, skip=skip)
@@ -212,7 +212,7 @@ def test_a_file_with_mistakes_is_read_or_refused(text: bytes, skip: bool) -> Non
 
 @settings(max_examples=60)
 @given(st.binary(max_size=300), st.binary(max_size=300), st.booleans())
-def test_bytes_that_nobody_meant_are_refused(schema: bytes, text: bytes, skip: bool) -> None:
+def test_bytes_that_nobody_meant_are_refused(schema, text, skip):
     lines = "\n".join(f"{key} = {toml(value)}" for key, value in BASE.items())
     with data_folder(lines, text) as folder:
         assert both_parts(folder, skip=skip) is None

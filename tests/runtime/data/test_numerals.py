@@ -32,9 +32,7 @@ def hashes(*values: int) -> list[int]:
 
 
 @given(st.lists(INT64, min_size=1, max_size=8), st.integers(1, 2**63 - 1))
-def test_a_remainder_is_that_of_whole_numbers_whatever_the_type(
-    values: list[int], modulo: int
-) -> None:
+def test_a_remainder_is_that_of_whole_numbers_whatever_the_type(values, modulo):
     column = Column(name="x", modulo=modulo)
     expected = hashes(*(value % modulo for value in values))
     assert ids(column, pa.array(values, pa.int64())) == expected
@@ -44,9 +42,7 @@ def test_a_remainder_is_that_of_whole_numbers_whatever_the_type(
 
 
 @given(st.lists(st.integers(2**63, 2**64 - 1), min_size=1, max_size=8), st.integers(1, 2**40))
-def test_a_remainder_of_unsigned_numbers_and_longer_texts_is_exact(
-    values: list[int], modulo: int
-) -> None:
+def test_a_remainder_of_unsigned_numbers_and_longer_texts_is_exact(values, modulo):
     column = Column(name="x", modulo=modulo)
     expected = hashes(*(value % modulo for value in values))
     assert ids(column, pa.array(values, pa.uint64())) == expected
@@ -55,7 +51,7 @@ def test_a_remainder_of_unsigned_numbers_and_longer_texts_is_exact(
     assert ids(column, pa.array([str(v) for v in long])) == hashes(*(v % modulo for v in long))
 
 
-def test_ids_above_2_to_the_53_stay_apart() -> None:
+def test_ids_above_2_to_the_53_stay_apart():
     values = [ABOVE - 1, ABOVE, ABOVE + 1]
     for array in (
         pa.array(values),
@@ -70,11 +66,11 @@ def test_ids_above_2_to_the_53_stay_apart() -> None:
 
 
 @pytest.mark.parametrize("text", ["1.5", "1e3", "x", "1_0", "0x1", "٣", "nan", "-", "1" * 41])
-def test_a_text_that_is_no_whole_number_is_bad(text: str) -> None:
+def test_a_text_that_is_no_whole_number_is_bad(text):
     assert ids(Column(name="x", modulo=9), pa.array([text, "9"])) == [None, *hashes(0)]
 
 
-def test_numbers_of_other_types_are_whole_or_bad() -> None:
+def test_numbers_of_other_types_are_whole_or_bad():
     column = Column(name="x", modulo=10)
     nan, inf = math.nan, math.inf
     floats = pa.array([13.0, 1.5, nan, inf, 2.0**63, None, -1.0])
@@ -90,24 +86,24 @@ def test_numbers_of_other_types_are_whole_or_bad() -> None:
     assert ids(column, pa.array([[1]])) == [None]
 
 
-def test_zero_is_one_value_with_and_without_a_sign() -> None:
+def test_zero_is_one_value_with_and_without_a_sign():
     assert ids(Column(name="x"), pa.array([-0.0, 0.0, 1.0])) == hashes(0, 0, 1)
 
 
 @given(st.floats(allow_nan=False))
-def test_a_number_written_by_python_is_read_back(value: float) -> None:
+def test_a_number_written_by_python_is_read_back(value):
     assert number_of(repr(value)) == value
     assert number_of(f" {value!r}\t") == value
 
 
 @given(INT64)
-def test_a_whole_number_written_by_python_is_read_back(value: int) -> None:
+def test_a_whole_number_written_by_python_is_read_back(value):
     assert whole_number_of(str(value)) == value
     assert whole_number_of(f"+{abs(value)}.00") == abs(value)
 
 
 @given(st.text(max_size=6))
-def test_what_counts_as_a_number_is_ascii_without_underscores(text: str) -> None:
+def test_what_counts_as_a_number_is_ascii_without_underscores(text):
     number = number_of(text)
     if number is not None:
         assert text.isascii()
@@ -119,14 +115,14 @@ BUCKETS = [0.0, 0.3, -0.3, 1.0, 30.0, -30.0, 1e9, 1e300, -1e300]
 
 
 @pytest.mark.parametrize("steps", [0.5, 3.0, 1e6])
-def test_a_bucket_is_the_signed_step_of_the_logarithm(steps: float) -> None:
+def test_a_bucket_is_the_signed_step_of_the_logarithm(steps):
     expected = [int(math.copysign(math.floor(steps * math.log1p(abs(x))), x)) for x in BUCKETS]
     column = Column(name="x", kind="bucket", buckets_per_e=steps)
     assert ids(column, pa.array(BUCKETS)) == hashes(*expected)
     assert ids(column, pa.array([math.inf, None, math.nan])) == [None, int(MISSING), int(MISSING)]
 
 
-def test_a_feature_is_the_signed_logarithm_or_the_number_itself() -> None:
+def test_a_feature_is_the_signed_logarithm_or_the_number_itself():
     array = pa.array([1.5, -2.0, None, 0.0])
     kept = column_values(Column(name="x", kind="numeric", fill=9.0), array, None, ())
     assert kept.data.tolist() == pytest.approx([math.log(2.5), -math.log(3), math.log(10), 0.0])
@@ -135,7 +131,7 @@ def test_a_feature_is_the_signed_logarithm_or_the_number_itself() -> None:
     assert plain.bad.tolist() == [False, False, True, False]
 
 
-def test_a_history_keeps_its_last_ids_and_a_bag_keeps_all() -> None:
+def test_a_history_keeps_its_last_ids_and_a_bag_keeps_all():
     lists = pa.array([[1, 2, 3, 4], [5], [], None, [6, 7, 8]])
     column = Column(name="x", kind="sequence", max_length=3)
     found = column_values(column, lists, None, ())
@@ -152,14 +148,14 @@ def test_a_history_keeps_its_last_ids_and_a_bag_keeps_all() -> None:
     assert bag.data.tolist()[:5] == hashes(1, 2, 3, 4, 5)
 
 
-def test_blanks_around_the_ids_of_a_bag_do_not_count() -> None:
+def test_blanks_around_the_ids_of_a_bag_do_not_count():
     column = Column(name="x", kind="multi", separator=",")
     found = column_values(column, pa.array(["1, 2 ,b ", "b"]), None, ())
     plain = column_values(column, pa.array(["1,2,b", "b"]), None, ())
     assert found.data.tolist() == plain.data.tolist()
 
 
-def test_a_nul_byte_is_bad_in_a_joined_column_too() -> None:
+def test_a_nul_byte_is_bad_in_a_joined_column_too():
     column = Column(name="x", with_column="y")
     texts = pa.array(["a", "b"])
     found = column_values(column, texts, pa.array(["c", "d\0"]), ())
@@ -168,7 +164,7 @@ def test_a_nul_byte_is_bad_in_a_joined_column_too() -> None:
 
 
 @pytest.mark.parametrize("column", [Column(name="x"), Column(name="x", with_column="y")])
-def test_blanks_around_an_id_do_not_count(column: Column) -> None:
+def test_blanks_around_an_id_do_not_count(column):
     """Also where they stand around a text that means "no value"."""
     other = pa.array(["k"] * 6) if column.with_column else None
     padded = pa.array([" u25", "u25 ", "\tu25", " 7 ", "a b", " ? "])
@@ -193,5 +189,5 @@ def test_blanks_around_an_id_do_not_count(column: Column) -> None:
         (pa.array([True, False]), 0.0),
     ],
 )
-def test_the_share_of_absent_values_is_counted(array: pa.Array, share: float) -> None:
+def test_the_share_of_absent_values_is_counted(array, share):
     assert absent_share(array, ("", "?")) == share

@@ -37,13 +37,13 @@ def label_of(data_dir: Path | None = None) -> float:
     return float(chunk.labels[0, 0])
 
 
-def test_every_file_of_the_catalogue_has_an_entry_and_says_what_it_is() -> None:
+def test_every_file_of_the_catalogue_has_an_entry_and_says_what_it_is():
     assert CATALOGUE.keys() == {path.stem for path in FOLDER.glob("*.toml")}
     for ready in CATALOGUE.values():
         assert ready.about.endswith(".") and not ready.about.startswith("#")
 
 
-def test_a_column_in_a_schema_file_may_be_a_name_alone(tmp_path: Path) -> None:
+def test_a_column_in_a_schema_file_may_be_a_name_alone(tmp_path):
     head = 'name = "s"\nsplit = { test_fraction = 0.2 }\n'
     for number, columns in enumerate(['["a", { name = "b" }]', '[{ name = "a" }, "b"]']):
         (tmp_path / f"{number}.toml").write_text(f"{head}columns = {columns}\n")
@@ -51,7 +51,7 @@ def test_a_column_in_a_schema_file_may_be_a_name_alone(tmp_path: Path) -> None:
     assert one == other and [c.name for c in one.columns] == ["a", "b"]
 
 
-def test_every_schema_of_the_catalogue_is_sound() -> None:
+def test_every_schema_of_the_catalogue_is_sound():
     for name, make in CATALOGUE.items():
         schema = make()
         assert schema.name == name
@@ -60,7 +60,7 @@ def test_every_schema_of_the_catalogue_is_sound() -> None:
         assert schema.split.column not in features or name == "avazu", "the split must not leak"
 
 
-def test_the_two_behaviours_of_kuairand_have_39_fields() -> None:
+def test_the_two_behaviours_of_kuairand_have_39_fields():
     layout = CATALOGUE["kuairand-pure-14d"]().layout
     assert len(layout.fields) == 39
     assert layout.tasks == ("click", "long_view")
@@ -68,8 +68,8 @@ def test_the_two_behaviours_of_kuairand_have_39_fields() -> None:
 
 
 def test_data_is_found_in_the_named_directory_then_the_variable_then_the_downloads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     write_flights(tmp_path / "cache" / "persia-testbed" / "nycflights13", 0)
     assert label_of() == 0
     write_flights(tmp_path / "variable" / "nycflights13", 1)
@@ -80,15 +80,13 @@ def test_data_is_found_in_the_named_directory_then_the_variable_then_the_downloa
     assert label_of(tmp_path / "empty") == 0, "the downloads come last"
 
 
-def test_two_splits_of_one_set_share_its_folder(tmp_path: Path) -> None:
+def test_two_splits_of_one_set_share_its_folder(tmp_path):
     write_flights(tmp_path / "nycflights13", 0)
     by_time = open_source("nycflights13-time", tmp_path)
     assert sum(b.size for b in by_time.chunks("test")) == 8, "the last fifth of 40"
 
 
-def test_missing_data_names_every_place_and_the_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_data_names_every_place_and_the_remedy(tmp_path, monkeypatch):
     monkeypatch.setenv("PERSIA_DATA_DIR", "/variable")
     with pytest.raises(DataError) as caught:
         open_source("tennis", tmp_path / "named")
@@ -99,7 +97,7 @@ def test_missing_data_names_every_place_and_the_remedy(
 
 
 @pytest.mark.parametrize("name", ["kuairand-pure-14d", "kuairand-pure"])
-def test_the_remedy_of_missing_data_leads_to_data(tmp_path: Path, name: str) -> None:
+def test_the_remedy_of_missing_data_leads_to_data(tmp_path, name):
     """`data get` cannot make every set; what it makes has another name to be given."""
     with pytest.raises(DataError) as caught:
         open_source(name, tmp_path)
@@ -109,7 +107,7 @@ def test_the_remedy_of_missing_data_leads_to_data(tmp_path: Path, name: str) -> 
     assert "--data.name synthetic" in text
 
 
-def test_an_unknown_name_is_an_error_with_the_nearest() -> None:
+def test_an_unknown_name_is_an_error_with_the_nearest():
     with pytest.raises(DataError, match="did you mean kuairand-pure-14d"):
         open_source("kuairand-pure-14")
     with pytest.raises(DataError, match="did you mean criteo-ad"):
@@ -120,7 +118,7 @@ def test_an_unknown_name_is_an_error_with_the_nearest() -> None:
         open_source("synthetic:criteo-ad:0")
 
 
-def test_a_synthetic_stream_needs_no_data() -> None:
+def test_a_synthetic_stream_needs_no_data():
     source = open_source("synthetic", rows=1000)
     assert isinstance(source, SyntheticSource)
     assert sum(b.size for b in source.chunks("train")) == 1000
@@ -156,7 +154,7 @@ def write_schema(folder: Path, text: str = SCHEMA) -> str:
     return str(folder / "mine.toml")
 
 
-def test_a_schema_file_opens_the_data_beside_it(tmp_path: Path) -> None:
+def test_a_schema_file_opens_the_data_beside_it(tmp_path):
     source = open_source(write_schema(tmp_path))
     (train,) = source.chunks("train")
     assert train.labels.tolist() == [[0], [1]]
@@ -191,16 +189,14 @@ def test_a_schema_file_opens_the_data_beside_it(tmp_path: Path) -> None:
         ('file = "clicks.csv"', 'file = "click.csv"', "no file"),
     ],
 )
-def test_a_mistake_in_a_schema_file_is_named(
-    tmp_path: Path, old: str, new: str, message: str
-) -> None:
+def test_a_mistake_in_a_schema_file_is_named(tmp_path, old, new, message):
     assert old in SCHEMA
     with pytest.raises(DataError, match=message) as caught:
         list(open_source(write_schema(tmp_path, SCHEMA.replace(old, new, 1))).chunks("train"))
     assert str(tmp_path) in str(caught.value)
 
 
-def test_a_schema_like_another_has_its_keys_but_for_its_own(tmp_path: Path) -> None:
+def test_a_schema_like_another_has_its_keys_but_for_its_own(tmp_path):
     write_schema(tmp_path)
     other = tmp_path / "other.toml"
     other.write_text('name = "other"\nlike = "mine.toml"\nsplit = { test_fraction = 0.5 }\n')
@@ -214,14 +210,12 @@ def test_a_schema_like_another_has_its_keys_but_for_its_own(tmp_path: Path) -> N
             read_schema(tmp_path / "third.toml")
 
 
-def test_a_schema_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_schema_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(DataError, match=r"cannot read the schema .*gone\.toml"):
         open_source(str(tmp_path / "gone.toml"))
 
 
-def test_the_list_says_where_each_set_lies(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_list_says_where_each_set_lies(tmp_path, capsys):
     write_flights(tmp_path / "named" / "nycflights13", 0)
     run(["list", "--data-dir", str(tmp_path / "named")])
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
@@ -232,16 +226,14 @@ def test_the_list_says_where_each_set_lies(
     assert "6,250,000,000,000 distinct ids" in lines["synthetic:criteo-syn5"]
 
 
-def test_getting_says_where_the_data_lies(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_getting_says_where_the_data_lies(tmp_path, capsys):
     write_flights(tmp_path / "adult-uci", 0)  # as if fetched before
     run(["get", "adult-uci", "--to", str(tmp_path)])
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == f"adult-uci lies in {tmp_path / 'adult-uci' / 'data.parquet'}"
 
 
-def test_choosing_data_loads_no_heavy_package() -> None:
+def test_choosing_data_loads_no_heavy_package():
     code = (
         "import sys, runtime.data.open, runtime.data.download; "
         "print(sorted({'torch', 'pandas', 'pyarrow', 'sklearn'} & set(sys.modules)))"

@@ -35,9 +35,7 @@ def passed(text: str, size: int, *, skip: bool) -> str:
 
 
 @given(LINES, st.integers(1, 50), st.sampled_from(["\n", "\r\n"]), st.booleans())
-def test_the_lines_with_an_open_quote_are_found_and_no_others(
-    lines: list[str], size: int, end: str, ends: bool
-) -> None:
+def test_the_lines_with_an_open_quote_are_found_and_no_others(lines, size, end, ends):
     text = end.join(lines) + (end if ends else "")
     left = [",," if is_open(line) else line for line in lines]
     found = passed(text, size, skip=True)
@@ -51,7 +49,7 @@ def test_the_lines_with_an_open_quote_are_found_and_no_others(
         passed(text, size, skip=False)
 
 
-def test_a_file_without_line_ends_is_not_kept_in_memory() -> None:
+def test_a_file_without_line_ends_is_not_kept_in_memory():
     lines = OpenQuotes(Path("d.csv"), ",", 2, header=True, skip=False)
     given_out = [len(lines(b"x" * 100, 100)) for _ in range(30)]
     assert sum(given_out) >= 30 * 100 - 300

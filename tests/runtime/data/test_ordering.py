@@ -58,8 +58,8 @@ NUMBERS = ["8", "10", "9.0", "-1", "0", "100"]
     ],
 )
 def test_what_is_below_trains_and_it_and_all_above_test_however_it_is_quoted(
-    tmp_path: Path, values: list[str], test_from: str, tested: list[int], words: str | None
-) -> None:
+    tmp_path, values, test_from, tested, words
+):
     source = split_file(tmp_path, values, test_from)
     trained = [n for n in range(6) if n not in tested]
     assert both_parts(source) == {"train": trained, "test": tested}
@@ -78,25 +78,21 @@ NO_NUMBERS = ["1_0", "nan", "inf", "1e400", "0x9", "٩", "nine"]
         *((NUMBERS, "9", value, "as numbers: write") for value in NO_NUMBERS),
     ],
 )
-def test_a_value_that_does_not_compare_is_a_bad_row(
-    tmp_path: Path, values: list[str], test_from: str, value: str, rule: str
-) -> None:
+def test_a_value_that_does_not_compare_is_a_bad_row(tmp_path, values, test_from, value, rule):
     source = split_file(tmp_path, [*values, value], test_from)
     with pytest.raises(DataError, match=rf"row 7, column when: '{value}'; .* {rule}"):
         list(source.chunks("train"))
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1), st.integers(-(2**63), 2**64 - 1))
-def test_whole_numbers_of_64_bits_compare_exactly_as_text_and_as_integers(
-    values: list[int], threshold: int
-) -> None:
+def test_whole_numbers_of_64_bits_compare_exactly_as_text_and_as_integers(values, threshold):
     expected = [v >= threshold for v in values]
     assert reached(pa.array(values, pa.int64()), threshold) == expected
     assert reached(pa.array([str(v) for v in values]), threshold) == expected
     assert reached(pa.array([str(v) for v in values]).dictionary_encode(), threshold) == expected
 
 
-def test_neighbours_above_2_to_the_53_are_told_apart() -> None:
+def test_neighbours_above_2_to_the_53_are_told_apart():
     big = 2**53 + 1  # as a float64 it is 2**53
     assert reached(pa.array([big - 1, big]), big) == [False, True]
     assert reached(pa.array([2**64 - 1, 2**63], pa.uint64()), 2**64 - 1) == [True, False]
@@ -112,9 +108,7 @@ INSTANTS = st.datetimes(min_value=datetime(1700, 1, 1), max_value=datetime(2200,
 
 
 @given(st.lists(INSTANTS, min_size=1), INSTANTS)
-def test_times_compare_to_the_microsecond_as_text_and_as_timestamps(
-    values: list[datetime], threshold: datetime
-) -> None:
+def test_times_compare_to_the_microsecond_as_text_and_as_timestamps(values, threshold):
     expected = [v >= threshold for v in values]
     assert reached(pa.array(values, pa.timestamp("us")), threshold) == expected
     assert reached(pa.array([v.isoformat(sep=" ") for v in values]), threshold) == expected
@@ -125,14 +119,14 @@ def test_times_compare_to_the_microsecond_as_text_and_as_timestamps(
     ]
 
 
-def test_a_day_is_its_midnight_in_every_type() -> None:
+def test_a_day_is_its_midnight_in_every_type():
     days = [date(2013, 2, 8), date(2013, 2, 9), None]
     for kind in (pa.date32(), pa.date64(), pa.timestamp("ns")):
         assert reached(pa.array(days).cast(kind), "2013-02-09") == [False, True, None]
     assert reached(pa.array(days), datetime(2013, 2, 9, 0, 0, 1)) == [False, False, None]
 
 
-def test_times_with_a_zone_compare_as_instants_and_with_such_alone() -> None:
+def test_times_with_a_zone_compare_as_instants_and_with_such_alone():
     threshold = "2013-02-09T01:00:00+01:00"  # midnight in UTC
     texts = ["2013-02-09T00:00:00Z", "2013-02-08 23:59:59+00:00", "2013-02-09T12:00:00"]
     assert reached(pa.array(texts), threshold) == [True, False, None]
@@ -144,7 +138,7 @@ def test_times_with_a_zone_compare_as_instants_and_with_such_alone() -> None:
     assert reached(array, "2013-02-09") == [None, None]
 
 
-def test_a_time_is_no_number_and_a_number_no_time() -> None:
+def test_a_time_is_no_number_and_a_number_no_time():
     assert reached(pa.array([date(2013, 2, 9)]), 5) == [None]
     assert reached(pa.array([5]), "2013-02-09") == [None]
     assert reached(pa.array([[5]]), 5) == [None]
@@ -153,7 +147,7 @@ def test_a_time_is_no_number_and_a_number_no_time() -> None:
     assert reached(far, "2013-02-09") == [None]
 
 
-def test_the_split_says_in_words_how_it_compares() -> None:
+def test_the_split_says_in_words_how_it_compares():
     assert str(Split(column="d", test_from="7")) == "train d < 7, test the others"
     noon = Split(column="d", test_from=datetime(2013, 2, 9, 12))
     assert str(noon) == "train d < 2013-02-09 12:00:00 (as dates), test the others"
@@ -166,7 +160,7 @@ def test_the_split_says_in_words_how_it_compares() -> None:
     )
 
 
-def test_a_text_names_the_test_rows_of_any_type_of_column() -> None:
+def test_a_text_names_the_test_rows_of_any_type_of_column():
     from runtime.data.rows import Rows
     from runtime.data.split import Placer, Totals
 
@@ -180,16 +174,16 @@ def test_a_text_names_the_test_rows_of_any_type_of_column() -> None:
         assert Placer(split, Totals(), ("?",)).place(rows).tolist() == [2, 0, -1]
 
 
-def test_a_list_is_never_written_as_a_text() -> None:
+def test_a_list_is_never_written_as_a_text():
     for array in (pa.array([[7]]), pa.array([{"a": 7}])):
         found, unusable = equals(array, "7", ())
         assert (found.tolist(), unusable.tolist()) == ([False], [True])
 
 
-def test_a_text_that_means_no_value_is_none_even_if_it_is_a_number() -> None:
+def test_a_text_that_means_no_value_is_none_even_if_it_is_a_number():
     assert reached(pa.array(["5", "99", "7"]), 6, missing=("99",)) == [False, None, True]
 
 
-def test_nanoseconds_are_cut_to_microseconds() -> None:
+def test_nanoseconds_are_cut_to_microseconds():
     instants = pa.array([1_000_000_999, 999_999_999], pa.int64()).cast(pa.timestamp("ns"))
     assert reached(instants, "1970-01-01T00:00:01") == [True, False]

@@ -19,7 +19,7 @@ def both_parts(name: str, data_dir: Path, skip_bad_rows: bool = False) -> dict[s
     return {p: Batch.concat(list(source.chunks(p))) for p in ("train", "test")}
 
 
-def test_criteo_reads_integers_hex_categories_and_gaps(tmp_path: Path) -> None:
+def test_criteo_reads_integers_hex_categories_and_gaps(tmp_path):
     lines = []
     for n in range(50):
         integers = ["" if k == 3 else str(n - 1) for k in range(13)]
@@ -41,7 +41,7 @@ def test_criteo_reads_integers_hex_categories_and_gaps(tmp_path: Path) -> None:
     assert ids[1, 0] == tag(0, np.array([hash_text(f"{kept[1] * 26:08x}")], np.uint64))[0]
 
 
-def test_avazu_splits_by_day_and_keeps_the_hour_of_day(tmp_path: Path) -> None:
+def test_avazu_splits_by_day_and_keeps_the_hour_of_day(tmp_path):
     names = (
         "id,click,hour,C1,banner_pos,site_id,site_domain,site_category,app_id,app_domain,"
         "app_category,device_id,device_ip,device_model,device_type,device_conn_type,"
@@ -76,7 +76,7 @@ def write_taobao(folder: Path) -> None:
     )
 
 
-def test_taobao_joins_users_and_adverts(tmp_path: Path) -> None:
+def test_taobao_joins_users_and_adverts(tmp_path):
     write_taobao(tmp_path)
     source = open_source("taobao-ad", tmp_path)
     names = [f.name for f in source.layout.fields]
@@ -100,7 +100,7 @@ def test_taobao_joins_users_and_adverts(tmp_path: Path) -> None:
     assert ids[:, place].tolist() == texts("final_gender_code", genders)
 
 
-def test_a_joined_set_has_one_checksum_of_all_its_files(tmp_path: Path) -> None:
+def test_a_joined_set_has_one_checksum_of_all_its_files(tmp_path):
     write_taobao(tmp_path)
     before = open_source("taobao-ad", tmp_path).provenance().sha256
     with (tmp_path / "ad_feature.csv").open("a") as file:
@@ -108,7 +108,7 @@ def test_a_joined_set_has_one_checksum_of_all_its_files(tmp_path: Path) -> None:
     assert open_source("taobao-ad", tmp_path).provenance().sha256 != before
 
 
-def test_a_joined_table_with_a_repeated_key_is_refused(tmp_path: Path) -> None:
+def test_a_joined_table_with_a_repeated_key_is_refused(tmp_path):
     write_taobao(tmp_path)
     with (tmp_path / "ad_feature.csv").open("a") as file:
         file.write("2,1,1,1,1,1.0\n")
@@ -116,7 +116,7 @@ def test_a_joined_table_with_a_repeated_key_is_refused(tmp_path: Path) -> None:
         both_parts("taobao-ad", tmp_path)
 
 
-def test_a_column_that_no_joined_file_has_is_named(tmp_path: Path) -> None:
+def test_a_column_that_no_joined_file_has_is_named(tmp_path):
     write_taobao(tmp_path)
     path = tmp_path / "ad_feature.csv"
     path.write_text(path.read_text().replace("cate_id", "category_id"))
@@ -124,7 +124,7 @@ def test_a_column_that_no_joined_file_has_is_named(tmp_path: Path) -> None:
         both_parts("taobao-ad", tmp_path)
 
 
-def test_bad_rows_of_a_joined_set_are_counted(tmp_path: Path) -> None:
+def test_bad_rows_of_a_joined_set_are_counted(tmp_path):
     write_taobao(tmp_path)
     with (tmp_path / "raw_sample.csv").open("a") as file:
         file.write("1,1494604799,0,430548_1007,1,7\n")

@@ -37,7 +37,7 @@ def part_of(name: str, part: Part) -> Batch:
 
 
 @pytest.mark.parametrize("name", FACTS)
-def test_a_real_set_has_the_documented_rows_and_label_rate(name: str) -> None:
+def test_a_real_set_has_the_documented_rows_and_label_rate(name):
     train, test = part_of(name, "train"), part_of(name, "test")
     n_train, n_test, rate = FACTS[name]
     assert (train.size, test.size) == (n_train, n_test)
@@ -45,7 +45,7 @@ def test_a_real_set_has_the_documented_rows_and_label_rate(name: str) -> None:
     assert clicks / (n_train + n_test) == pytest.approx(rate, abs=5e-5)
 
 
-def test_the_ids_of_kuairand_are_as_many_as_documented() -> None:
+def test_the_ids_of_kuairand_are_as_many_as_documented():
     both = Batch.concat(
         [part_of("kuairand-pure-14d", "train"), part_of("kuairand-pure-14d", "test")]
     )
@@ -58,13 +58,13 @@ def test_the_ids_of_kuairand_are_as_many_as_documented() -> None:
     assert 10 < distinct["duration_ms"] < 60
 
 
-def test_the_random_split_of_the_flights_is_the_documented_one() -> None:
+def test_the_random_split_of_the_flights_is_the_documented_one():
     train = part_of("nycflights13", "train")
     n_test = int((np.random.default_rng(1).random(327_346) < 0.2).sum())
     assert 327_346 - train.size == n_test
 
 
-def test_a_player_of_two_tours_is_two_players() -> None:
+def test_a_player_of_two_tours_is_two_players():
     train = part_of("tennis", "train")
     layout = open_source("tennis", os.environ["PERSIA_DATA_DIR"]).layout
     place = [f.name for f in layout.fields].index("a_id")

@@ -35,18 +35,18 @@ def numbered_file(path: Path, n_rows: int, half: str = "b") -> Path:
     return path
 
 
-def test_a_threshold_splits_by_value(tmp_path: Path) -> None:
+def test_a_threshold_splits_by_value(tmp_path):
     parts = parts_of(numbered_file(tmp_path / "d.csv", 6), Split(column="time", test_from=50))
     assert parts == {"train": [1, 2, 3, 4], "validation": [], "test": [5, 6]}
 
 
-def test_a_text_names_the_test_rows(tmp_path: Path) -> None:
+def test_a_text_names_the_test_rows(tmp_path):
     parts = parts_of(numbered_file(tmp_path / "d.csv", 6), Split(column="part", test_equals="b"))
     assert parts["train"] == [1, 2, 3]
     assert parts["test"] == [4, 5, 6]
 
 
-def test_a_row_without_a_split_value_belongs_to_no_part(tmp_path: Path) -> None:
+def test_a_row_without_a_split_value_belongs_to_no_part(tmp_path):
     path = numbered_file(tmp_path / "d.csv", 8)
     path.write_text(path.read_text().replace("2,2,0,a,", "2,2,0,,"))
     split = Split(column="part", test_equals="b")
@@ -56,17 +56,17 @@ def test_a_row_without_a_split_value_belongs_to_no_part(tmp_path: Path) -> None:
     assert (parts["train"], parts["test"]) == ([1, 3, 4], [5, 6, 7, 8])
 
 
-def test_the_last_fraction_tests(tmp_path: Path) -> None:
+def test_the_last_fraction_tests(tmp_path):
     parts = parts_of(numbered_file(tmp_path / "d.csv", 10), Split(test_fraction=0.2))
     assert parts["test"] == [9, 10]
 
 
-def test_the_border_of_the_last_fraction_is_rounded(tmp_path: Path) -> None:
+def test_the_border_of_the_last_fraction_is_rounded(tmp_path):
     parts = parts_of(numbered_file(tmp_path / "d.csv", 20), Split(test_fraction=0.12))
     assert parts["test"] == [19, 20], "20 * 0.88 = 17.6: 18 rows train"
 
 
-def test_a_random_split_draws_as_numpy_does_in_one_go(tmp_path: Path) -> None:
+def test_a_random_split_draws_as_numpy_does_in_one_go(tmp_path):
     split = Split(test_fraction=0.3, random_seed=1)
     parts = parts_of(numbered_file(tmp_path / "d.csv", 1000), split)
     drawn = np.random.default_rng(1).random(1000) < 0.3
@@ -75,8 +75,8 @@ def test_a_random_split_draws_as_numpy_does_in_one_go(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block_bytes", [300, 1 << 20])
 def test_a_skipped_row_does_not_move_the_random_split_of_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int
-) -> None:
+    tmp_path, monkeypatch, block_bytes
+):
     monkeypatch.setattr("runtime.data.table.CSV_BLOCK_BYTES", block_bytes)
     path = numbered_file(tmp_path / "d.csv", 200)
     split = Split(test_fraction=0.3, random_seed=1)
@@ -88,9 +88,7 @@ def test_a_skipped_row_does_not_move_the_random_split_of_the_others(
     assert after == {p: [n for n in rows if n not in (50, 90)] for p, rows in before.items()}
 
 
-def test_small_blocks_do_not_move_any_split(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_blocks_do_not_move_any_split(tmp_path, monkeypatch):
     path = numbered_file(tmp_path / "d.csv", 3000)
     splits = (
         Split(test_fraction=0.3, random_seed=1, validation_fraction=0.1),
@@ -108,13 +106,7 @@ def test_small_blocks_do_not_move_any_split(
     validation=st.floats(0, 0.9),
     seed=st.none() | st.integers(0, 5),
 )
-def test_every_row_is_in_exactly_one_part(
-    tmp_path_factory: pytest.TempPathFactory,
-    n_rows: int,
-    fraction: float,
-    validation: float,
-    seed: int | None,
-) -> None:
+def test_every_row_is_in_exactly_one_part(tmp_path_factory, n_rows, fraction, validation, seed):
     path = numbered_file(tmp_path_factory.mktemp("split") / "d.csv", n_rows)
     split = Split(test_fraction=fraction, random_seed=seed, validation_fraction=validation)
     try:
@@ -129,7 +121,7 @@ def test_every_row_is_in_exactly_one_part(
         assert max(parts["train"]) < min(parts["validation"])
 
 
-def test_a_split_needs_one_way_of_deciding() -> None:
+def test_a_split_needs_one_way_of_deciding():
     with pytest.raises(ValueError, match=r"either column and test_from, .*got none of them"):
         Split()
     with pytest.raises(ValueError, match="got column and test_from and test_fraction"):

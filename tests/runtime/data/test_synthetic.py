@@ -38,7 +38,7 @@ def same(a: Batch, b: Batch) -> bool:
     return all(np.array_equal(getattr(a, n), getattr(b, n)) for n in ("ids", "dense", "labels"))
 
 
-def test_the_same_recipe_gives_the_same_bytes_and_another_seed_others() -> None:
+def test_the_same_recipe_gives_the_same_bytes_and_another_seed_others():
     def first(made: Recipe) -> Batch:
         return next(SyntheticSource(recipe=made).chunks("train"))
 
@@ -46,13 +46,13 @@ def test_the_same_recipe_gives_the_same_bytes_and_another_seed_others() -> None:
     assert not same(first(tiny()), first(tiny(seed=2)))
 
 
-def test_the_stream_goes_on_and_never_repeats() -> None:
+def test_the_stream_goes_on_and_never_repeats():
     chunks = list(islice(SyntheticSource(recipe=tiny()).chunks("train"), 5))
     assert [c.size for c in chunks] == [CHUNK_ROWS] * 5
     assert len({c.dense.tobytes() for c in chunks}) == 5
 
 
-def test_a_shorter_part_is_the_beginning_of_a_longer_one() -> None:
+def test_a_shorter_part_is_the_beginning_of_a_longer_one():
     short = SyntheticSource(recipe=tiny(), train_rows=20_000)
     long = SyntheticSource(recipe=tiny(), train_rows=40_000)
     a = Batch.concat(list(short.chunks("train")))
@@ -61,13 +61,13 @@ def test_a_shorter_part_is_the_beginning_of_a_longer_one() -> None:
     assert same(a, b.rows(0, 20_000))
 
 
-def test_the_parts_are_different_samples_with_one_truth() -> None:
+def test_the_parts_are_different_samples_with_one_truth():
     source = SyntheticSource(recipe=tiny(), train_rows=1000, test_rows=1000)
     parts = [next(source.chunks(p)) for p in ("train", "validation", "test")]
     assert len({p.dense.tobytes() for p in parts}) == 3
 
 
-def test_the_true_probabilities_are_calibrated() -> None:
+def test_the_true_probabilities_are_calibrated():
     source = SyntheticSource(recipe=tiny())
     truth = source.true_probabilities("test")
     labels = np.concatenate([b.labels[:, 0] for b in source.chunks("test")])
@@ -76,12 +76,12 @@ def test_the_true_probabilities_are_calibrated() -> None:
         assert abs(labels[tenth].mean() - truth[tenth].mean()) < 4 * spread
 
 
-def test_bags_of_the_stream_are_averaged_as_its_truth_does() -> None:
+def test_bags_of_the_stream_are_averaged_as_its_truth_does():
     poolings = {f.name: f.pooling for f in SyntheticSource(recipe=tiny()).layout.fields}
     assert poolings == {"user": "sum", "tags": "mean"}
 
 
-def test_the_layout_fits_the_batches() -> None:
+def test_the_layout_fits_the_batches():
     source = SyntheticSource(recipe=recipe("default"), train_rows=1000)
     batch = next(source.chunks("train"))
     n_fields = len(source.layout.fields)
@@ -97,7 +97,7 @@ def test_the_layout_fits_the_batches() -> None:
 
 
 @pytest.mark.parametrize("name", presets())
-def test_every_preset_can_be_learned_to_an_auc_between_75_and_85(name: str) -> None:
+def test_every_preset_can_be_learned_to_an_auc_between_75_and_85(name):
     source = SyntheticSource(recipe=recipe(name), test_rows=50_000)
     labels = np.concatenate([b.labels[:, 0] for b in source.chunks("test")])
     best = roc_auc_score(labels, source.true_probabilities("test"))
@@ -106,7 +106,7 @@ def test_every_preset_can_be_learned_to_an_auc_between_75_and_85(name: str) -> N
     assert len(source.recipe.source) > 20
 
 
-def test_presets_have_the_shape_of_the_workloads() -> None:
+def test_presets_have_the_shape_of_the_workloads():
     made = {name: recipe(name) for name in presets()}
     shapes = {n: (len(r.fields), r.dense, r.distinct_ids) for n, r in made.items()}
     assert shapes["taobao-ad"] == (14, 0, 1_810_000)
@@ -120,7 +120,7 @@ def test_presets_have_the_shape_of_the_workloads() -> None:
     assert all(f.values >= 1 for f in recipe("criteo-ad", 1e-9).fields)
 
 
-def test_the_fields_of_a_shape_are_as_described() -> None:
+def test_the_fields_of_a_shape_are_as_described():
     video, criteo = recipe("kwai-video").fields, [f.values for f in recipe("criteo-ad").fields]
     assert criteo == sorted(criteo, reverse=True) and criteo[0] > 1_000_000 > criteo[-1]
     assert [f.max_length for f in video] == [1] * 32 + [8] * 8
@@ -184,7 +184,7 @@ def trained_auc(source: SyntheticSource, dim: int, steps: int, batch: int) -> fl
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.long
-def test_one_pass_of_a_plain_net_comes_near_the_best_auc_and_a_linear_model_does_not() -> None:
+def test_one_pass_of_a_plain_net_comes_near_the_best_auc_and_a_linear_model_does_not():
     source = SyntheticSource(recipe=recipe("default"))
     labels = np.concatenate([b.labels for b in source.chunks("test")])
     best = roc_auc_score(labels, source.true_probabilities("test"))
