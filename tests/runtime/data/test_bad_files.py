@@ -7,12 +7,15 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from runtime.data.errors import DataError
+from runtime.data.errors import DataError, OpenQuotes
 from runtime.data.open import open_source
 
 SCHEMA = """
@@ -39,46 +42,30 @@ def numbers(source: Any, part: str = "train") -> list[float]:
     return [float(x) for batch in source.chunks(part) for x in batch.dense[:, 0]]
 
 
-def a_pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def a_folder(path: Path) -> None:
-    path.mkdir()
-
-
-def a_device(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
 def a_socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as made:
         os.chdir(path.parent)  # a socket's path has at most 107 bytes
         made.bind(path.name)
 
 
-def a_dead_link(path: Path) -> None:
-    path.symlink_to("nowhere")
+NO_FILES: dict[str, Callable[[Path], None]] = {
+    "is a named pipe": os.mkfifo,
+    "is a folder": os.mkdir,
+    "is a device": lambda path: path.symlink_to("/dev/zero"),
+    "is a socket": a_socket,
+    "no file": lambda path: path.symlink_to("nowhere"),
+}
 
 
-NO_FILES: list[tuple[Callable[[Path], None], str]] = [
-    (a_pipe, "is a named pipe"),
-    (a_folder, "is a folder"),
-    (a_device, "is a device"),
-    (a_socket, "is a socket"),
-    (a_dead_link, "no file"),
-]
-
-
-@pytest.mark.parametrize(("make", "message"), NO_FILES)
+@pytest.mark.parametrize("message", NO_FILES)
 @pytest.mark.parametrize("name", ["d.csv", "d.csv.gz", "d.parquet", "s.toml"])
 def test_what_is_no_regular_file_is_refused_and_never_waited_for(
-    tmp_path, monkeypatch, make, message, name
+    tmp_path, monkeypatch, message, name
 ):
     monkeypatch.chdir(tmp_path)
     opened(tmp_path, schema=SCHEMA.replace("d.csv", name if name != "s.toml" else "d.csv"))
     (tmp_path / name).unlink(missing_ok=True)
-    make(tmp_path / name)
+    NO_FILES[message](tmp_path / name)
     for use in (lambda s: next(s.chunks("train")), lambda s: s.provenance()):
         with pytest.raises(DataError, match=message) as caught:
             use(open_source(str(tmp_path / "s.toml")))
@@ -271,6 +258,8 @@ def test_the_first_rows_of_one_class_are_refused_with_their_count(tmp_path):
     assert len(numbers(opened(tmp_path, rows, rows=10))) == 10
     with pytest.raises(DataError, match="9 rows of 0 and 0 of 1"):
         numbers(opened(tmp_path, rows, rows=9))
+    with pytest.raises(ValueError, match="rows must be >= 1, got 0"):
+        opened(tmp_path, rows, rows=0)
 
 
 def test_the_first_rows_are_counted_over_many_blocks(tmp_path, monkeypatch):
@@ -363,7 +352,45 @@ def test_a_source_that_cannot_be_meant_is_refused(names, options, message):
         open_source(*names, **options)
 
 
-def test_rows_below_one_are_refused(tmp_path):
-    opened(tmp_path)
-    with pytest.raises(ValueError, match="rows must be >= 1, got 0"):
-        open_source(str(tmp_path / "s.toml"), rows=0)
+LINES = st.lists(st.text('",a;', max_size=8), max_size=12)
+
+
+def is_open(line: str) -> bool:
+    """The rule of a parser, letter by letter: a quote opens a value at its beginning only."""
+    quoted, begins, escaped = False, True, False
+    for letter, following in pairwise(f"{line}\n"):
+        if escaped:
+            escaped = False
+        elif quoted and letter == '"':
+            escaped = following == '"'
+            quoted = escaped
+        elif not quoted:
+            quoted, begins = begins and letter == '"', letter == ","
+    return quoted
+
+
+def passed(text: str, size: int, *, skip: bool) -> str:
+    lines = OpenQuotes(Path("d.csv"), ",", 2, header=False, skip=skip)
+    blocks = [text[start : start + size] for start in range(0, len(text), size)]
+    return b"".join(lines(block.encode(), 1000) for block in [*blocks, ""]).decode()
+
+
+@given(LINES, st.integers(1, 50), st.sampled_from(["\n", "\r\n"]), st.booleans())
+def test_the_lines_with_an_open_quote_are_found_and_no_others(lines, size, end, ends):
+    text = end.join(lines) + (end if ends else "")
+    left = [",," if is_open(line) else line for line in lines]
+    found = passed(text, size, skip=True)
+    assert found.splitlines() == (end.join(left) + (end if ends else "")).splitlines()
+    first = next((n for n, line in enumerate(lines) if is_open(line)), None)
+    if first is None:
+        assert passed(text, size, skip=False) == text
+        return
+    row = sum(bool(line) for line in lines[:first]) + 1
+    with pytest.raises(DataError, match=f"row {row}: .* a quote is left open"):
+        passed(text, size, skip=False)
+
+
+def test_a_file_without_line_ends_is_not_kept_in_memory():
+    lines = OpenQuotes(Path("d.csv"), ",", 2, header=True, skip=False)
+    given_out = [len(lines(b"x" * 100, 100)) for _ in range(30)]
+    assert sum(given_out) >= 30 * 100 - 300

@@ -1,15 +1,22 @@
+"""Splits: by value however it is written, by place, by chance; and no row is lost or twice read."""
+
 from __future__ import annotations
 
+from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.data.errors import DataError
 from runtime.data.files import FileSource
+from runtime.data.open import open_source
+from runtime.data.rows import at_least, equals, threshold_of
 from runtime.data.schema import Column, Schema
 from runtime.data.split import Split
 
@@ -128,3 +135,173 @@ def test_a_split_needs_one_way_of_deciding():
         Split(column="day", test_from=1, test_fraction=0.1)
     with pytest.raises(ValueError, match=r"must be < 1, got 1.5"):
         Split(test_fraction=1.5)
+
+
+def reached(array: pa.Array, threshold: Any, missing: tuple[str, ...] = ("",)) -> list[Any]:
+    """True, False, or None where the value does not compare."""
+    above, unusable = at_least(array, threshold_of(threshold), missing)
+    return [None if u else bool(a) for a, u in zip(above, unusable, strict=True)]
+
+
+def split_file(folder: Path, values: list[str], test_from: str) -> Any:
+    lines = [f"{value},{n % 2},{n}" for n, value in enumerate(values)]
+    (folder / "d.csv").write_text("\n".join(["when,label,n", *lines]) + "\n")
+    (folder / "d.toml").write_text(
+        f'name = "d"\nfile = "d.csv"\nsplit = {{ column = "when", test_from = {test_from} }}\n'
+        '[[columns]]\nname = "n"\nkind = "numeric"\nlog = false\n[[columns]]\nname = "when"\n'
+    )
+    return open_source(str(folder / "d.toml"))
+
+
+def both_parts(source: Any) -> dict[str, list[int]]:
+    """Numbers of the lines in each part, the first is 0."""
+    parts = ("train", "test")
+    return {p: [int(x) for b in source.chunks(p) for x in b.dense[:, 0]] for p in parts}
+
+
+DAYS = ["2013-02-08", "2013-02-07", "2013-02-09", "2013-02-10", "2014-01-01", "2012-12-31"]
+
+
+NUMBERS = ["8", "10", "9.0", "-1", "0", "100"]
+
+
+@pytest.mark.parametrize(
+    ("values", "test_from", "tested", "words"),
+    [
+        *(
+            (DAYS, day, [2, 3, 4], "2013-02-09 (as dates)")
+            for day in ('"2013-02-09"', "2013-02-09", "2013-02-09T00:00:00")
+        ),
+        *((NUMBERS, nine, [1, 2, 5], None) for nine in ("9", '"9"', "9.0", '"9.0"')),
+    ],
+)
+def test_what_is_below_trains_and_it_and_all_above_test_however_it_is_quoted(
+    tmp_path, values, test_from, tested, words
+):
+    source = split_file(tmp_path, values, test_from)
+    trained = [n for n in range(6) if n not in tested]
+    assert both_parts(source) == {"train": trained, "test": tested}
+    if words is not None:
+        assert source.provenance().split == f"train when < {words}, test the others"
+
+
+NO_DATES = ["2013-2-9", "09.02.2013", "2013-02-30", "20130209", "", "today"]
+NO_NUMBERS = ["1_0", "nan", "inf", "1e400", "0x9", "٩", "nine"]
+
+
+@pytest.mark.parametrize(
+    ("values", "test_from", "value", "rule"),
+    [
+        *((DAYS, '"2013-02-09"', value, "as dates: write YYYY") for value in NO_DATES),
+        *((NUMBERS, "9", value, "as numbers: write") for value in NO_NUMBERS),
+    ],
+)
+def test_a_value_that_does_not_compare_is_a_bad_row(tmp_path, values, test_from, value, rule):
+    source = split_file(tmp_path, [*values, value], test_from)
+    with pytest.raises(DataError, match=rf"row 7, column when: '{value}'; .* {rule}"):
+        list(source.chunks("train"))
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1), st.integers(-(2**63), 2**64 - 1))
+def test_whole_numbers_of_64_bits_compare_exactly_as_text_and_as_integers(values, threshold):
+    expected = [v >= threshold for v in values]
+    assert reached(pa.array(values, pa.int64()), threshold) == expected
+    assert reached(pa.array([str(v) for v in values]), threshold) == expected
+    assert reached(pa.array([str(v) for v in values]).dictionary_encode(), threshold) == expected
+
+
+def test_neighbours_above_2_to_the_53_are_told_apart():
+    big = 2**53 + 1  # as a float64 it is 2**53
+    assert reached(pa.array([big - 1, big]), big) == [False, True]
+    assert reached(pa.array([2**64 - 1, 2**63], pa.uint64()), 2**64 - 1) == [True, False]
+    assert reached(pa.array([float(2**53), float(2**53 + 2)]), big) == [False, True]
+    assert reached(pa.array([Decimal("1.4"), Decimal("1.6"), None]), 1.5) == [False, True, None]
+    assert reached(pa.array([1, 2, None]), 1.5) == [False, True, None]
+    assert reached(pa.array([True, False]), 1) == [True, False]
+    assert reached(pa.array([1.0, float("nan"), float("inf")]), 1) == [True, None, None]
+    assert reached(pa.array([1, 2]), 1e18) == [False, False]
+
+
+INSTANTS = st.datetimes(min_value=datetime(1700, 1, 1), max_value=datetime(2200, 1, 1))
+
+
+@given(st.lists(INSTANTS, min_size=1), INSTANTS)
+def test_times_compare_to_the_microsecond_as_text_and_as_timestamps(values, threshold):
+    expected = [v >= threshold for v in values]
+    assert reached(pa.array(values, pa.timestamp("us")), threshold) == expected
+    assert reached(pa.array([v.isoformat(sep=" ") for v in values]), threshold) == expected
+    assert reached(pa.array([v.isoformat() for v in values]), threshold.isoformat()) == expected
+    seconds = [v.replace(microsecond=0) for v in values]
+    assert reached(pa.array(seconds, pa.timestamp("s")), threshold) == [
+        v >= threshold for v in seconds
+    ]
+
+
+def test_a_day_is_its_midnight_in_every_type():
+    days = [date(2013, 2, 8), date(2013, 2, 9), None]
+    for kind in (pa.date32(), pa.date64(), pa.timestamp("ns")):
+        assert reached(pa.array(days).cast(kind), "2013-02-09") == [False, True, None]
+    assert reached(pa.array(days), datetime(2013, 2, 9, 0, 0, 1)) == [False, False, None]
+
+
+def test_times_with_a_zone_compare_as_instants_and_with_such_alone():
+    threshold = "2013-02-09T01:00:00+01:00"  # midnight in UTC
+    texts = ["2013-02-09T00:00:00Z", "2013-02-08 23:59:59+00:00", "2013-02-09T12:00:00"]
+    assert reached(pa.array(texts), threshold) == [True, False, None]
+    assert reached(pa.array(texts), "2013-02-09") == [None, None, True]
+    zone = timezone(timedelta(hours=1))
+    stamps = [datetime(2013, 2, 9, tzinfo=UTC), datetime(2013, 2, 8, 23, 59, tzinfo=UTC)]
+    array = pa.array(stamps, pa.timestamp("us", "Europe/Berlin"))
+    assert reached(array, datetime(2013, 2, 9, 1, tzinfo=zone)) == [True, False]
+    assert reached(array, "2013-02-09") == [None, None]
+
+
+def test_a_time_is_no_number_and_a_number_no_time():
+    assert reached(pa.array([date(2013, 2, 9)]), 5) == [None]
+    assert reached(pa.array([5]), "2013-02-09") == [None]
+    assert reached(pa.array([[5]]), 5) == [None]
+    assert reached(pa.array([[5]]), "2013-02-09") == [None]
+    far = pa.array([2**62], pa.timestamp("s"))  # a year that no calendar has
+    assert reached(far, "2013-02-09") == [None]
+
+
+def test_the_split_says_in_words_how_it_compares():
+    assert str(Split(column="d", test_from="7")) == "train d < 7, test the others"
+    noon = Split(column="d", test_from=datetime(2013, 2, 9, 12))
+    assert str(noon) == "train d < 2013-02-09 12:00:00 (as dates), test the others"
+    text = Split(column="part", test_equals="test")
+    assert str(text) == "test part == 'test', train the others"
+    assert str(Split(test_fraction=0.2)) == "test the last 0.2 of the rows"
+    drawn = Split(test_fraction=0.2, random_seed=3, validation_fraction=0.1)
+    assert str(drawn) == (
+        "test a random 0.2 of the rows, seed 3; validation: the last 0.1 of train"
+    )
+
+
+def test_a_text_names_the_test_rows_of_any_type_of_column():
+    from runtime.data.rows import Rows
+    from runtime.data.split import Placer, Totals
+
+    split = Split(column="part", test_equals="7")
+    for array in (pa.array([7, 8, None]), pa.array(["7", "8", "?"]).dictionary_encode()):
+        rows = Rows(
+            table=pa.RecordBatch.from_pydict({"part": array}),
+            numbers=np.arange(1, 4),
+            path=Path("mine.csv"),
+        )
+        assert Placer(split, Totals(), ("?",)).place(rows).tolist() == [2, 0, -1]
+
+
+def test_a_list_is_never_written_as_a_text():
+    for array in (pa.array([[7]]), pa.array([{"a": 7}])):
+        found, unusable = equals(array, "7", ())
+        assert (found.tolist(), unusable.tolist()) == ([False], [True])
+
+
+def test_a_text_that_means_no_value_is_none_even_if_it_is_a_number():
+    assert reached(pa.array(["5", "99", "7"]), 6, missing=("99",)) == [False, None, True]
+
+
+def test_nanoseconds_are_cut_to_microseconds():
+    instants = pa.array([1_000_000_999, 999_999_999], pa.int64()).cast(pa.timestamp("ns"))
+    assert reached(instants, "1970-01-01T00:00:01") == [True, False]
