@@ -148,6 +148,14 @@ def test_a_delimiter_is_read_where_only_a_joined_table_is_text():
 
 
 BAD_SPLITS: list[tuple[dict[str, Any], str]] = [
+    ({}, "either column and test_from, .*got none of them"),
+    ({"test_fraction": 0.1, "validation_file": "v"}, "validation_file goes with test_file"),
+    (
+        {"test_file": "t", "validation_file": "v", "validation_fraction": 0.1},
+        "both say what validates",
+    ),
+    ({"test_file": "t", "random_seed": 1}, "random_seed is for test_fraction, a file decides"),
+    ({"test_file": ""}, "test_file is empty"),
     ({"test_fraction": 0.0}, "test_fraction must be > 0, got 0.0"),
     ({"test_fraction": 1}, "test_fraction must be < 1, got 1"),
     ({"test_fraction": math.nan}, "test_fraction must be a finite number, got nan"),

@@ -135,12 +135,6 @@ def test_what_is_wrong_with_patterns_is_said(folder):
     twice = Split(test_file="part-*.csv")
     with pytest.raises(DataError, match=r"part-0\.csv is of the train and of the test part"):
         rows_of(source(folder, "part-0.csv", twice), "train")
-    with pytest.raises(ValueError, match="validation_file goes with test_file"):
-        Split(test_fraction=0.1, validation_file="v.csv")
-    with pytest.raises(ValueError, match="both say what validates"):
-        Split(test_file="t.csv", validation_file="v.csv", validation_fraction=0.1)
-    with pytest.raises(ValueError, match="random_seed is for test_fraction, a file decides"):
-        Split(test_file="t.csv", random_seed=1)
 
 
 def test_every_file_counts_in_the_checksum_and_in_what_is_kept(folder, tmp_path):

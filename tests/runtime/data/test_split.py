@@ -63,14 +63,11 @@ def test_a_row_without_a_split_value_belongs_to_no_part(tmp_path):
     assert (parts["train"], parts["test"]) == ([1, 3, 4], [5, 6, 7, 8])
 
 
-def test_the_last_fraction_tests(tmp_path):
-    parts = parts_of(numbered_file(tmp_path / "d.csv", 10), Split(test_fraction=0.2))
-    assert parts["test"] == [9, 10]
-
-
-def test_the_border_of_the_last_fraction_is_rounded(tmp_path):
-    parts = parts_of(numbered_file(tmp_path / "d.csv", 20), Split(test_fraction=0.12))
-    assert parts["test"] == [19, 20], "20 * 0.88 = 17.6: 18 rows train"
+@pytest.mark.parametrize(("rows", "fraction", "train"), [(10, 0.2, 8), (20, 0.12, 18)])
+def test_the_last_fraction_tests_and_its_border_is_rounded(tmp_path, rows, fraction, train):
+    """20 * 0.88 = 17.6: 18 rows train."""
+    parts = parts_of(numbered_file(tmp_path / "d.csv", rows), Split(test_fraction=fraction))
+    assert parts["test"] == list(range(train + 1, rows + 1))
 
 
 def test_a_random_split_draws_as_numpy_does_in_one_go(tmp_path):
@@ -126,15 +123,6 @@ def test_every_row_is_in_exactly_one_part(tmp_path_factory, n_rows, fraction, va
     )
     if parts["train"] and parts["validation"]:
         assert max(parts["train"]) < min(parts["validation"])
-
-
-def test_a_split_needs_one_way_of_deciding():
-    with pytest.raises(ValueError, match=r"either column and test_from, .*got none of them"):
-        Split()
-    with pytest.raises(ValueError, match="got column and test_from and test_fraction"):
-        Split(column="day", test_from=1, test_fraction=0.1)
-    with pytest.raises(ValueError, match=r"must be < 1, got 1.5"):
-        Split(test_fraction=1.5)
 
 
 def reached(array: pa.Array, threshold: Any, missing: tuple[str, ...] = ("",)) -> list[Any]:
