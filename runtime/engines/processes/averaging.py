@@ -244,6 +244,7 @@ class AveragingRule(DenseRule):
 
     def close(self) -> None:
         """All is done; every rank calls it."""
+        self._listens.closing = True  # rank 0 may be the first
         self._outbox.put(None)
         self._threads[0].join(timeout=5.0)
         self._says.close()

@@ -169,7 +169,8 @@ class DenseClient:
         address = Address.found_at(place)
         hello = {"secret": address.secrets[0], "listens": listens}
         self._channel, self._stop = come_in(address.names[0], _HOST, hello, rank), stop
-        self._closing = False
+        self.closing = False
+        """Whether it is no mistake if rank 0 goes."""
         if listens:
             self._channel.receive(until(START_WITHIN_S, _HOST))
         stop.on_stop(self._channel.close)  # at once, also under a call that nobody answers
@@ -189,12 +190,12 @@ class DenseClient:
             while True:
                 answer(self._channel, *self._channel.receive(self._stop.check), verbs)
         except PeerGoneError:
-            if not self._closing:
+            if not self.closing:
                 raise PeerError(f"{_HOST} has gone before the end of the run") from None
 
     def close(self) -> None:
         """The rank has ended, or the run has."""
-        self._closing = True
+        self.closing = True
         with suppress(PeerGoneError, TimeoutError):  # rank 0 may have ended first
             self._channel.send(Message(MessageKind.GOODBYE), within_s=1.0)
         self._channel.close()
