@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -39,33 +39,20 @@ ENDED = "it has ended"
 """How the status of a rank begins that trains no further step."""
 
 
-class Words(Protocol):
-    """What all ranks can read and write: a store of torch.distributed."""
-
-    def set(self, key: str, value: str) -> None:
-        """Write."""
-
-    def get(self, key: str) -> bytes:
-        """Read what was written, by whichever rank."""
-
-    def check(self, keys: list[str]) -> bool:
-        """Whether all of these were written."""
-
-
 class _Heard:
-    """Words whose holder may go: torchrun, or rank 0."""
+    """A store of torch.distributed, whose holder may go: torchrun, or rank 0."""
 
-    def __init__(self, store: Words, rank: int) -> None:
+    def __init__(self, store: Any, rank: int) -> None:
         self._store, self._rank = store, rank
 
     def set(self, key: str, value: str) -> None:
         self._ask(lambda: self._store.set(key, value))
 
     def get(self, key: str) -> bytes:
-        return self._ask(lambda: self._store.get(key))
+        return bytes(self._ask(lambda: self._store.get(key)))
 
     def check(self, keys: list[str]) -> bool:
-        return self._ask(lambda: self._store.check(keys))
+        return bool(self._ask(lambda: self._store.check(keys)))
 
     def _ask(self, ask: Callable[[], _T]) -> _T:
         try:
@@ -84,7 +71,7 @@ class RankGroup:
         self,
         rank: int,
         ranks: int,
-        store: Words,
+        store: Any,
         device: torch.device,
         *,
         ranks_here: int = 1,
@@ -110,7 +97,7 @@ class RankGroup:
             backend = "nccl" if own_gpu and dist.is_nccl_available() else "gloo"
             if backend == "gloo":
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host's name may be any card's
-            own = dist.PrefixStore("tensors", cast(Any, store))  # type: ignore[attr-defined]
+            own = dist.PrefixStore("tensors", store)  # type: ignore[attr-defined]
             dist.init_process_group(backend, store=own, rank=rank, world_size=ranks, timeout=_NEVER)
         except BaseException:
             self._closed.set()

@@ -35,9 +35,6 @@ from runtime.engines.processes.dense_server import (
 )
 from runtime.stop import Stop
 
-_News = tuple[float, int] | threading.Event | None
-"""Loss and samples of an update; somebody who waits until all before it are told; the end."""
-
 
 class Averager(DenseServer):
     """At rank 0: collects the ranks' snapshots, and hands out their mean.
@@ -57,14 +54,14 @@ class Averager(DenseServer):
         self._written = self._version = 0
         self.rounds = 0
         """Of averaging, begun or over; the number of the one under way."""
-        self._told, self._news = told, queue.SimpleQueue[_News]()
+        self._told, self._news = told, queue.SimpleQueue[Any]()
         self._telling = in_thread(self._tell, stop, "dense-told")
 
     def snapshot(self) -> nn.Module:
         """A model with the mean of the replicas, each taken between two steps of its rank."""
         with self._lock:
             found = self.ask_all("replica")
-        return mean_model(self._model, [self._weights(one) for one in found])
+        return mean_model(self._model, [tensors_in(one, self._model.parameters()) for one in found])
 
     def give_round_up(self) -> None:
         """Between two legs, all ranks have settled: a round that some have not entered is over."""
@@ -109,7 +106,7 @@ class Averager(DenseServer):
     def _take(self, rank: int, step: int, **weights: Any) -> None:
         with self._lock:
             self._recorder.record(Kind.AVERAGE_READ, rank, step, ALL, self.rounds)
-            self._snapshots[rank] = self._weights(weights)
+            self._snapshots[rank] = tensors_in(weights, self._model.parameters())
             if len(self._snapshots) == self._ranks:
                 mean = mean_weights([self._snapshots[r] for r in range(self._ranks)])
                 self._snapshots = {}
@@ -123,9 +120,6 @@ class Averager(DenseServer):
                 self._written = 0
                 self.rounds += 1
                 self.ask_all("begin_round")
-
-    def _weights(self, arrays: Said) -> list[Tensor]:
-        return tensors_in(arrays, self._model.parameters())
 
     def _tell(self) -> None:
         """In a thread of its own: who is told may evaluate, and then asks the ranks."""
@@ -174,10 +168,8 @@ class AveragingRule(DenseRule):
             "replica": self._replica,
             "state": self._state,
         }
-        self._threads = [
-            in_thread(self._say, stop, "average"),
-            in_thread(partial(self._listens.answer, verbs), stop, "average"),
-        ]
+        bodies = self._say, partial(self._listens.answer, verbs)
+        self._threads = [in_thread(body, stop, "average") for body in bodies]
         self._settle()
         self._meet()  # rank 0 knows all ranks
 

@@ -82,16 +82,18 @@ def tell(channel: Channel, error: BaseException | None) -> None:
 def ask(
     channel: Channel,
     verb: str,
-    goes_on: Callable[[], None] = lambda: None,
+    goes_on: Callable[[], None],
+    where: str = "",
     **asked: Any,
 ) -> Said:
     """Ask, and wait for the answer; ``goes_on`` as for `Channel.receive`.
 
-    Raises what the other side failed with, PeerGoneError, TimeoutError when nothing is taken there.
+    Raises what the other side failed with, and ``where``; PeerGoneError, TimeoutError when nothing
+    is taken there.
     """
     send_said(channel.send, Message(MessageKind.CALL), {**asked, "verb": verb})
     message, segment = channel.receive(goes_on)
     said = said_in(message, segment)
     if message.kind is MessageKind.FAILED:
-        raise error_from(said)
+        raise error_from(said, f" ({where})" if where else "")
     return said

@@ -13,6 +13,7 @@ import socket
 import stat
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -26,13 +27,20 @@ from persia_sim.words.schema import check_fields
 from runtime.command_line import read_options
 from runtime.config.train import HOST_PORT
 from runtime.data.errors import DataError, regular_file
-from runtime.engines.processes.calls import Said, Verbs, answer, said_in, send_said
+from runtime.engines.processes.calls import Said, Verbs, answer, ask
 from runtime.engines.processes.channel import Channel, PeerGoneError, listen
 from runtime.engines.processes.launch import Address, ServerProcesses
-from runtime.engines.processes.messages import BadMessageError, Message, MessageKind, error_from
-from runtime.engines.processes.peers import START_WITHIN_S, STUCK_S, come_in, greeting, serve_all
+from runtime.engines.processes.messages import BadMessageError
+from runtime.engines.processes.peers import (
+    START_WITHIN_S,
+    STUCK_S,
+    come_in,
+    greeting,
+    serve_all,
+    until,
+)
 from runtime.engines.processes.server_config import ServerConfig
-from runtime.stop import PeerError, Silence
+from runtime.stop import PeerError
 
 LEAST_SECRET = 16
 _ALIVE = ((socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))
@@ -78,11 +86,13 @@ class Host:
         try:
             greeting(channel, self._secret)
             channel.keep_alive(_ALIVE)
-            verbs: Verbs = {"start": partial(self._start, started)}
+            verbs: Verbs = {
+                "start": partial(self._start, started),
+                "restart": lambda awaits_rows: started[0].restart(0, awaits_rows=awaits_rows),
+                "how_it_ended": lambda: {"how": started[0].how_it_ended(0)},
+            }
             while True:
                 answer(channel, *channel.receive(), verbs)
-                if started:
-                    verbs = {"restart": started[0].restart, "how_it_ended": partial(_how, started)}
         except (BadMessageError, PeerGoneError, TimeoutError):
             pass  # a stranger, or the end of the run
         finally:
@@ -91,13 +101,11 @@ class Host:
             channel.close()
 
     def _start(self, started: list[ServerProcesses], config: np.ndarray) -> Said:
+        if started:
+            raise BadMessageError("a host starts one server for each connection")
         servers = ServerProcesses([ServerConfig.from_json(config.tobytes().decode())], self._host)
         started.append(servers)
         return {"name": servers.address.names[0], "secret": servers.address.secrets[0]}
-
-
-def _how(started: Sequence[ServerProcesses], shard: int) -> Said:
-    return {"how": started[0].how_it_ended(shard)}
 
 
 class HostedServers:
@@ -106,14 +114,12 @@ class HostedServers:
     def __init__(self, configs: Sequence[ServerConfig], at: Sequence[str], secret: str) -> None:
         """Start all of them, in turn on each host, and wait until they listen."""
         self._at = [at[k % len(at)] for k in range(len(configs))]
-        self._asking, self._notes = threading.Lock(), list[IO[str]]()
-        self._channels: list[Channel] = []
+        self._asking, self._notes = [threading.Lock() for _ in configs], list[IO[str]]()
+        self._channels: dict[int, Channel] = {}
         try:
-            for k, config in enumerate(configs):
-                self._channels.append(self._greeted(k, secret))
-                text = np.frombuffer(config.to_json().encode(), np.uint8)
-                self._say(k, {"verb": "start", "config": text})
-            found = [self._answer(k) for k in range(len(configs))]
+            with ThreadPoolExecutor(len(configs)) as pool:
+                shards = range(len(configs))
+                found = list(pool.map(partial(self._started, secret), shards, configs))
         except BaseException:
             self.close()
             raise
@@ -127,64 +133,46 @@ class HostedServers:
 
     def restart(self, shard: int, *, awaits_rows: bool = False) -> None:
         """Start a server that has died anew, on its host, at the same address."""
-        self._ask(shard, {"verb": "restart", "shard": 0, "awaits_rows": awaits_rows})
+        self._ask(shard, "restart", awaits_rows=awaits_rows)
 
     def how_it_ended(self, shard: int) -> str:
         """Words for what became of a server."""
         try:
-            return str(self._ask(shard, {"verb": "how_it_ended", "shard": 0}, STUCK_S)["how"])
+            return str(self._ask(shard, "how_it_ended", STUCK_S)["how"])
         except PeerError:
             return f"has gone with its host {self._at[shard]}"
 
     def close(self) -> None:
         """End them all."""
-        for channel in self._channels:
+        for channel in self._channels.values():
             channel.close()
         for note in self._notes:
             note.close()
 
-    def _greeted(self, shard: int, secret: str) -> Channel:
+    def _started(self, secret: str, shard: int, config: ServerConfig) -> Said:
         host = f"the host of embedding server {shard} at {self._at[shard]}"
         remedy = "; start `python -m runtime serve` there first"
         channel = come_in(self._at[shard], host, {"secret": secret}, remedy=remedy)
+        self._channels[shard] = channel
         channel.keep_alive(_ALIVE)
-        return channel
+        text = np.frombuffer(config.to_json().encode(), np.uint8)
+        return self._ask(shard, "start", config=text)
 
     def _ask(
-        self, shard: int, asked: dict[str, Any], within_s: float = 2 * START_WITHIN_S
-    ) -> dict[str, Any]:
-        with self._asking:
-            self._say(shard, asked)
-            return self._answer(shard, within_s)
-
-    def _say(self, shard: int, asked: Said) -> None:
+        self, shard: int, verb: str, within_s: float = 2 * START_WITHIN_S, **asked: Any
+    ) -> Said:
+        at, channel = self._at[shard], self._channels[shard]
         try:
-            send_said(self._channels[shard].send, Message(MessageKind.CALL), asked)
-        except (PeerGoneError, TimeoutError):
-            raise self._gone(shard) from None
-
-    def _answer(self, shard: int, within_s: float = 2 * START_WITHIN_S) -> dict[str, Any]:
-        silence = Silence()
-
-        def in_time() -> None:
-            if silence.look() > within_s:
-                self._channels[shard].close()  # what it says later answers no question of ours
-                raise PeerError(f"the host at {self._at[shard]} does not answer")
-
-        try:
-            message, segment = self._channels[shard].receive(in_time)
+            with self._asking[shard]:
+                return ask(channel, verb, until(within_s, f"the host at {at}"), at, **asked)
         except PeerGoneError:
-            raise self._gone(shard) from None
-        said = said_in(message, segment)
-        if message.kind is MessageKind.FAILED:
-            raise error_from(said, f" ({self._at[shard]})")
-        return said
-
-    def _gone(self, shard: int) -> PeerError:
-        return PeerError(
-            f"the host at {self._at[shard]} has closed the connection of embedding server {shard}:"
-            " it has ended, or was given another secret"
-        )
+            raise PeerError(
+                f"the host at {at} has closed the connection of embedding server {shard}:"
+                " it has ended, or was given another secret"
+            ) from None
+        except TimeoutError as error:
+            channel.close()  # what it says later answers no question of ours
+            raise PeerError(str(error)) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

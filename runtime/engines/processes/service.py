@@ -241,8 +241,6 @@ class Service:
             except (PeerGoneError, TimeoutError):
                 channel.close()  # its own thread notices
 
-    # Ends.
-
     def begin_run(self, rules: Mapping[str, Any]) -> None:
         """A run starts at step 0 on the rows as they are."""
         self._stop, self._rules = ServerStop(self.peers), rules_from(rules)
