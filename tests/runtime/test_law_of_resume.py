@@ -23,7 +23,7 @@ from runtime.rank.learner import Learner
 from runtime.run.ending import Ending, Interrupted
 from runtime.run.saver import Saving
 from runtime.run.session import Outcome, train
-from tests.runtime.worlds import ArraySource, changed, config
+from tests.runtime.worlds import ArraySource, changed, config, on_engine
 
 SOURCE = ArraySource(300)  # 12 steps of 24 samples and one of 12
 
@@ -115,20 +115,20 @@ def test_threads_of_exact_modes_go_on_to_the_same_bytes(name, tmp_path):
     assert told[0] == told[1]
 
 
-@pytest.mark.parametrize("executor", ["lag", "concurrent"])
-@pytest.mark.parametrize("mode", [Mode.HYBRID, Mode.RAW_HYBRID, Mode.ASYNC, Mode.ASYNC_AVERAGING])
-def test_a_run_recorded_over_legs_and_a_resume_replays_to_its_bytes(mode, executor, tmp_path):
-    period = {"average_every_s": 0.002} if executor == "concurrent" else {"average_every_steps": 2}
+@pytest.mark.parametrize(("mode", "engine"), [(m, e) for m in Mode if m.reads_late_rows
+                                              for e in ("lag", "threads")]
+                         + [(Mode.HYBRID, "processes")])  # fmt: skip
+def test_a_run_recorded_over_legs_and_a_resume_replays_to_its_bytes(mode, engine, tmp_path):
+    period = {"average_every_steps": 2} if engine == "lag" else {"average_every_s": 0.002}
     averages = period if mode is Mode.ASYNC_AVERAGING else {}
-    chosen = every(4, ranks=3, shards=2, mode=mode, tau=2, executor=executor, **averages)
+    chosen = every(4, ranks=3, mode=mode, tau=2, **averages, **on_engine(engine, 2))
     run(chosen, tmp_path / "whole")
     (_, cut, *_) = complete_checkpoints(tmp_path / "whole")
     resumed = run(chosen, tmp_path / "resumed", cut)
     resumed.trace.save(tmp_path / "trace.npz")
     again = config(ranks=3, shards=2, mode=mode, executor="replay", trace=tmp_path / "trace.npz",
                    tau=DEFAULT_TAU)  # fmt: skip
-    replayed = train(again, SOURCE)
-    assert state(resumed) == state(replayed)
+    assert state(resumed) == state(train(again, SOURCE))
 
 
 def test_half_precision_keeps_its_loss_scale_over_a_resume(tmp_path):
@@ -177,14 +177,13 @@ FORGETFUL = {
 }
 
 
-@pytest.mark.parametrize("mode", [Mode.LOOKAHEAD, Mode.ASYNC])
+@pytest.mark.parametrize(("mode", "increments"), [(Mode.LOOKAHEAD, True), (Mode.ASYNC, False)])
 @pytest.mark.parametrize("name", FORGETFUL)
-@pytest.mark.parametrize("increments", [False, True])
 def test_rows_that_are_evicted_expire_or_are_refused_do_so_alike(name, mode, increments, tmp_path):
-    chosen = every(2, ranks=2, shards=2, mode=mode, checkpoint_incremental=increments)
+    chosen = every(3, ranks=2, shards=2, mode=mode, checkpoint_incremental=increments)
     chosen = replace(chosen, rows=replace(chosen.rows, **FORGETFUL[name]))
     whole = run(chosen, tmp_path / "whole")
-    (_, _, cut, *_) = complete_checkpoints(tmp_path / "whole")
+    (_, cut, *_) = complete_checkpoints(tmp_path / "whole")
     assert_same_run(whole, run(chosen, tmp_path / "resumed", cut))
 
 
@@ -355,21 +354,9 @@ def test_rows_in_server_processes_go_on_to_the_same_bytes(name, tmp_path):
     assert state(run(chosen, tmp_path / "back", back)) == state(whole)
 
 
-@pytest.mark.multiproc
-def test_a_hybrid_run_over_servers_and_a_resume_replays_to_its_bytes(tmp_path):
-    chosen = every(4, ranks=3, mode=Mode.HYBRID, tau=2, executor="concurrent", servers=2)
-    run(chosen, tmp_path / "whole")
-    (_, cut, *_) = complete_checkpoints(tmp_path / "whole")
-    resumed = run(chosen, tmp_path / "resumed", cut)
-    resumed.trace.save(tmp_path / "trace.npz")
-    again = config(ranks=3, shards=2, mode=Mode.HYBRID, executor="replay", tau=DEFAULT_TAU,
-                   trace=tmp_path / "trace.npz")  # fmt: skip
-    assert state(train(again, SOURCE)) == state(resumed)
-
-
 @pytest.mark.parametrize("name", LAGGING)
 def test_staleness_that_is_counted_on_the_way_goes_on(name, tmp_path):
-    chosen = every(5, ranks=3, shards=2, trace_order=False, **LAGGING[name])
+    chosen = every(7, ranks=3, trace_order=False, **LAGGING[name])
     whole = run(chosen, tmp_path / "whole")
     (cut, *_) = complete_checkpoints(tmp_path / "whole")
     resumed = run(chosen, tmp_path / "resumed", cut)

@@ -55,12 +55,12 @@ STREAMED = {
 @pytest.mark.parametrize("executor", ["lag", "concurrent"])
 @pytest.mark.parametrize("name", STREAMED)
 def test_staleness_counted_on_the_way_is_that_of_the_whole_trace(name, executor):
-    """600 samples of 5 a step: 120 steps, so that most are counted before the end."""
+    """300 samples of 5 a step: 60 steps, so that most are counted before the end."""
     chosen = config(ranks=3, shards=2, batch=5, executor=executor, **STREAMED[name])
     lossy = {}
     if executor == "concurrent":
         lossy = {"lose_push": lambda rank, step: (rank + step) % 11 == 0}
-    trace = run(chosen, ArraySource(600), **lossy).trace
+    trace = run(chosen, ArraySource(300), **lossy).trace
     assert_equal_figures(counted(trace, chosen.sync.mode, 3), summarize(trace))
 
 
@@ -288,14 +288,14 @@ def bytes_of_a_step_more() -> float:
     def note(samples: int) -> None:
         nonlocal steps
         steps += 1
-        if steps in (50, 250, 450):
+        if steps in (50, 150, 250):
             gc.collect()
             at[steps], _ = tracemalloc.get_traced_memory()
 
     tracemalloc.start()
-    outcome = train(chosen, ArraySource(8 * 460), on_samples=note)
-    assert len(outcome.trace) == 460 * 37
-    return min(at[250] - at[50], at[450] - at[250]) / 200  # what is made once is in one of them
+    outcome = train(chosen, ArraySource(8 * 260), on_samples=note)
+    assert len(outcome.trace) == 260 * 37
+    return min(at[150] - at[50], at[250] - at[150]) / 100  # what is made once is in one of them
 
 
 @pytest.mark.multiproc

@@ -283,15 +283,6 @@ def test_a_finished_run_says_what_can_be_done(tmp_path, steps, words, said, refu
     assert said in refused("--resume", str(tmp_path / "run"), *words)
 
 
-def test_the_advice_to_a_finished_run_holds(tmp_path):
-    rows = DataConfig(name="synthetic", rows=240)
-    chosen = config(checkpoint_every="end", steps=4, test_rows=200, data=rows)
-    run_into(tmp_path / "run", chosen)
-    assert main(["train", "--resume", str(tmp_path / "run"), "--steps", "5"]) == 0
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["samples"] == 5 * 24
-
-
 def test_code_inside_the_run_is_not_gone_on_with(unfinished, tmp_path, refused, monkeypatch):
     """Also where the checkpoint itself names it: who made the run has sealed that, too."""
     run = tmp_path / "got"
@@ -311,14 +302,20 @@ def test_code_inside_the_run_is_not_gone_on_with(unfinished, tmp_path, refused, 
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.fixture
-def finished(tmp_path):
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
     """A run of two checkpoints that is done."""
-    folder = tmp_path / "done"
+    folder = tmp_path_factory.mktemp("runs") / "done"
     chosen = config(mode="hybrid", tau=2, ranks=2, checkpoint_every=4, test_rows=200, steps=8,
                     evaluate_every_steps=2, data=DataConfig(name="synthetic"))  # fmt: skip
     run_into(folder, chosen, typed=["--steps", "8"])
     return folder
+
+
+@pytest.fixture
+def finished(done, tmp_path):
+    """A copy to go on with."""
+    return shutil.copytree(done, tmp_path / "done")
 
 
 def content_of(folder):

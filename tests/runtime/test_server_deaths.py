@@ -8,28 +8,24 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from experiments.drilling.trial import alive, processes_of
 from persia_sim.words.vocabulary import Mode
 from runtime import commands
 from runtime.engines.processes import open as opening
 from runtime.rank.stages import Computed, RankStages
 
 STEPS = 60
-LONG = 300
-"""So many that a run is not over before it was looked at."""
 DIES_AT = 30
 """A step behind the first checkpoint, and before the second."""
 
 
-def options(folder: Path, mode: str, every: int = 20, steps: int = STEPS) -> list[str]:
+def options(folder: Path, mode: str, every: int = 20) -> list[str]:
     words = f"--mode {mode} --executor concurrent --ranks 2 --servers 2 --latency-s 0.003"
-    words += f" --batch 32 --steps {steps} --checkpoint-every {every} --model.hidden 8 --rows.dim 4"
+    words += f" --batch 32 --steps {STEPS} --checkpoint-every {every} --model.hidden 8 --rows.dim 4"
     words += " --data.name synthetic --test-rows 500"
     return ["train", "--out", str(folder), *words.split()]
 
@@ -90,45 +86,46 @@ def test_a_run_survives_the_death_of_a_server(mode, changes, tmp_path, launched,
     assert found["checkpoints_failed"] == 0
 
 
+KILLER = """
+import os, signal, sys, time
+from pathlib import Path
+from experiments.drilling.trial import processes_of
+from runtime.rank.stages import RankStages
+from runtime.__main__ import run
+
+push, folder = RankStages.push, Path(os.environ["RUN"])
+attempt, looked = int(os.environ.get("PERSIA_TESTBED_RESTARTS", "0")), []
+before = set(folder.glob("checkpoints/*/state.json"))
+
+def pushed(stages, computed):
+    if stages._rank == 0 and not looked and computed.handle.step >= 5 + 25 * attempt:
+        while set(folder.glob("checkpoints/*/state.json")) <= before:
+            time.sleep(0.01)
+        servers = processes_of(os.getpid())["server"]
+        entries = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+        sockets = [entry for entry in entries if "socket:" in os.path.realpath(entry)]
+        looked.append(1)  # memory files, and those of checkpoints, come and go
+        (folder.parent / f"held-{attempt}").write_text(f"{len(servers)} {len(sockets)}")
+        if attempt < 2:
+            os.kill(servers[attempt], signal.SIGKILL)
+    push(stages, computed)
+
+RankStages.push = pushed
+run()
+"""
+
+
 def test_an_exact_run_starts_again_and_nothing_of_the_dead_attempt_stays(tmp_path):
     """Two servers are killed, one in each of two attempts; the third ends as if nothing was."""
-    words = [sys.executable, "-m", "runtime", *options(tmp_path / "run", "sync", 2, LONG)]
-    folder, held = tmp_path / "run", []
-    with (tmp_path / "log").open("wb") as log:
-        run = subprocess.Popen(words, stderr=log, stdout=log)
-        for attempt in range(3):
-            known = set(folder.glob("checkpoints/*/state.json"))
-            while set(folder.glob("checkpoints/*/state.json")) <= known and run.poll() is None:
-                time.sleep(0.005)
-            servers = processes_of(run.pid).get("server", [])
-            held.append((_sockets(run.pid), len(servers)))
-            if attempt < 2:
-                os.kill(servers[attempt], signal.SIGKILL)
-                while all(map(alive, servers)):
-                    time.sleep(0.005)
-                while not _is_fresh(run.pid, servers) and run.poll() is None:
-                    time.sleep(0.005)
-        assert run.wait() == 0, (tmp_path / "log").read_text()
-    told = (tmp_path / "log").read_text()
-    assert told.count("; the run goes back to its last checkpoint") == 2, told
-    assert held[0][1] == 2
-    assert held[1:] == [held[0]] * 2
-    assert summary_of(folder)["pushes_lost_at"] == [0, 0]
-    assert commands.main(options(tmp_path / "calm", "sync", steps=LONG)) == 0
+    (tmp_path / "killer.py").write_text(KILLER)
+    words = [sys.executable, str(tmp_path / "killer.py"), *options(tmp_path / "run", "sync", 4)]
+    environment = os.environ | {"RUN": str(tmp_path / "run"), "PYTHONPATH": os.getcwd()}
+    ended = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("; the run goes back to its last checkpoint") == 2
+    held = [(tmp_path / f"held-{attempt}").read_text() for attempt in range(3)]
+    assert held[0].startswith("2 ") and held == held[:1] * 3, "servers and sockets of an attempt"
+    assert summary_of(tmp_path / "run")["pushes_lost_at"] == [0, 0]
+    assert commands.main(options(tmp_path / "calm", "sync", 4)) == 0
     one, other = (np.load(tmp_path / name / "predictions.npz") for name in ("run", "calm"))
     assert one["predictions"].tobytes() == other["predictions"].tobytes()
-
-
-def _sockets(pid: int) -> int:
-    """Open in a process; its memory files, and those of checkpoints, come and go."""
-    found = 0
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):
-            found += os.readlink(entry).startswith("socket:")
-    return found
-
-
-def _is_fresh(pid: int, dead: list[int]) -> bool:
-    """Whether the next attempt has its servers, and none of the last attempt is left."""
-    servers = processes_of(pid).get("server", [])
-    return len(servers) == 2 and not set(servers) & set(dead)

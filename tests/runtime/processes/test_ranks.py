@@ -33,8 +33,8 @@ from tests.runtime.spawned import Processes
 from tests.runtime.worlds import ArraySource, World, changed, config, run
 
 RANKS, SERVERS = 3, 2
-SOURCE = ArraySource(24 * 25 + 7)
-"""26 steps; of the last one's 7 samples every rank has a few."""
+SOURCE = ArraySource(24 * 17 + 7)
+"""18 steps; of the last one's 7 samples every rank has a few."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "sync": {},
     "sync, ring": {"dense_sum": "ring"},
@@ -47,7 +47,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "async": {"mode": Mode.ASYNC, "tau": 2},
     "averaging": {"mode": Mode.ASYNC_AVERAGING, "tau": 2, "average_every_s": 0.01},
 }
-LOST = {(1, 4), (2, 4), (1, 17)}
+LOST = {(1, 4), (2, 4), (1, 13)}
 """Rank and step of the pushes that are lost in `losing`, which trains in two legs."""
 EQUAL_TO_SYNC = ["sync", "lookahead", "hybrid, tau 0"]
 
@@ -71,7 +71,7 @@ def train_all(rank: int, ranks: int, store: dist.Store, folder: Path) -> None:
             parts.meter.start()
             losing = LOST if name == "losing" else {}
             run = ConcurrentRun(parts, lose_push=lambda *push, of=losing: push in of)
-            for end in [13, None] if losing else [None]:
+            for end in [9, None] if losing else [None]:
                 parts.feed.begin_leg(end)
                 run.run()
             rounds = ""
@@ -139,8 +139,8 @@ def test_a_run_of_processes_replays_in_one_process(name, found):
     """Laws 6, 9 and 12: merged to one order, its events give the same bytes, each batch once."""
     order = Trace.load(found / name / "trace.npz")
     told = json.loads((found / name / "told.json").read_text())
-    assert told["samples"] == 24 * 25 + 7
-    assert told["updates"] == 26
+    assert told["samples"] == 24 * 17 + 7
+    assert told["updates"] == 18
     pushes = order.of_kind(Kind.PUSH)
     pairs = {tuple(row) for row in pushes[:, [2, 3, 4]].tolist()}
     assert len(pairs) == len(pushes), "a push was applied twice"
@@ -185,16 +185,16 @@ def test_what_any_rank_loses_is_counted_once_and_all_else_is_applied(found):
             for kind in (Kind.LOST_PUSH, Kind.PUSH)
         )
         assert sorted(lost) == sorted(LOST)
-        assert sorted(lost + applied) == [(r, s) for r in range(RANKS) for s in range(26)]
+        assert sorted(lost + applied) == [(r, s) for r in range(RANKS) for s in range(18)]
     counted = {n: json.loads((found / n / "told.json").read_text())["lost"] for n in SETTINGS}
     assert counted == dict.fromkeys(SETTINGS, 0) | {"losing": len(LOST)}
 
 
-STEPS, MORE_STEPS, EVERY = 60, 80, 20
+STEPS, MORE_STEPS, EVERY = 45, 60, 15
 
 
 def run_of(mode: str, **engine: Any) -> TrainConfig:
-    """Small steps, written down every 20."""
+    """Small steps, written down every 15."""
     return replace(
         config(mode=mode, ranks=RANKS, steps=STEPS, executor="concurrent", **engine),
         data=DataConfig(name="synthetic", rows=24 * MORE_STEPS),
@@ -230,7 +230,7 @@ class Signalled(RankGroup):
 
 
 INSTANTS = {
-    "sync": ("gradients of step 30", "leg 1 is to end"),
+    "sync": ("gradients of step 22", "leg 1 is to end"),
     "async": ("leg 1 by", ""),
 }
 
@@ -282,7 +282,7 @@ def test_a_signal_to_any_rank_ends_all_at_one_cut_and_they_go_on(found, tmp_path
     assert told["by"] == "SIGUSR1"
     summary = json.loads((found / "sync-1" / "summary.json").read_text())
     (at,) = summary["resumed_at_samples"]
-    assert at in (24 * 31, 24 * 32), "step 30 is trained; another rank may have begun the next one"
+    assert at in (24 * 23, 24 * 24), "step 22 is trained; another rank may have begun the next one"
     run_into(tmp_path / "threads", run_of("sync"))
     assert predictions_in(found / "sync-1") == predictions_in(tmp_path / "threads")
 
