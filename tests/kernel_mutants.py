@@ -18,7 +18,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.scratch_tree import ROOT, copy_of_the_tree
+from tests.tree import ROOT, copy_of_the_tree
 
 KERNELS = Path("runtime/embedding/native/kernels")
 TESTS = Path("tests/runtime/embedding")

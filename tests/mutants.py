@@ -31,7 +31,7 @@ from cosmic_ray.testing import run_tests
 from cosmic_ray.work_item import TestOutcome
 from parso.python.tree import Name
 
-from tests.scratch_tree import ROOT, copy_of_the_tree
+from tests.tree import ROOT, copy_of_the_tree
 
 # Of cosmic-ray's replacements, those that a careless hand makes; a shift for a sum fools nobody.
 _SWAPS = {

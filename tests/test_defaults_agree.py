@@ -16,11 +16,8 @@ from typing import get_type_hints
 
 import pytest
 
-from experiments.studies.cluster_sweep import Options as SweepOptions
-from experiments.studies.time_to_auc import Options as TimeToAucOptions
 from persia_sim import __main__ as simulator
 from persia_sim.cli import Options, scenario_of
-from persia_sim.insight.sweep import Point
 from persia_sim.model.scenario import Averaging, Scenario
 from persia_sim.words import vocabulary
 from persia_sim.words.vocabulary import Mode
@@ -91,11 +88,6 @@ def test_an_option_of_the_simulator_that_is_typed_twice_is_refused(monkeypatch, 
         assert "and only one of them can count; give it once" in capsys.readouterr().err
 
 
-def test_lookahead_runs_ahead_equally_far():
-    ahead = SyncConfig(mode=Mode.LOOKAHEAD).ahead
-    assert simulated(Mode.LOOKAHEAD).window == ahead == 4
-
-
 def test_lookahead_brings_its_rows_up_to_date_in_the_same_way():
     assert simulated(Mode.LOOKAHEAD).lookahead == SyncConfig(mode=Mode.LOOKAHEAD).lookahead
     assert default(Scenario, "lookahead") == default(Options, "lookahead") == "reread"
@@ -118,10 +110,6 @@ def test_only_the_runtime_has_these_words():
     assert not known & ({"average_every_steps", "batch"} | treatments)
     sync = SyncConfig()
     assert (sync.average_every_steps, TrainConfig().batch) == (32, 128)
-
-
-def test_studies_of_a_simulated_cluster_start_from_the_same_window():
-    assert Point().tau == TimeToAucOptions().tau == 4 and SweepOptions().taus == (4,)
 
 
 def test_what_help_says_of_a_default_is_the_default():

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import ast
 import csv
+import doctest
 import importlib
 import re
 import shlex
 import shutil
+import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import jupytext
 import pytest
 import tyro
 
@@ -362,3 +366,63 @@ def test_the_prediction_of_criteo_is_that_of_the_stored_table(system):
         said = {int(number.replace(",", "")) for number in re.findall(r"\d[\d,]{3,}", cell)}
         rows = [r for r in stored("scale_workers") if r["series"] == f"criteo-ad {name}"]
         assert said == {round(float(r["model"])) for r in rows if int(r["gpus"]) == gpus}
+
+
+# Notebooks and the examples in docstrings.
+
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"))
+
+
+@pytest.mark.parametrize("source", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_and_source_are_paired(source):
+    cells = [
+        [(cell.cell_type, cell.source.strip()) for cell in jupytext.read(file).cells]
+        for file in (source, source.with_suffix(".ipynb"))
+    ]
+    assert cells[0] == cells[1], f"run: jupytext --to ipynb --update {source}"
+
+
+WITH_EXAMPLES = [
+    ".".join(file.relative_to(ROOT).with_suffix("").parts)
+    for file in sources()
+    if file.suffix == ".py" and ">>> " in file.read_text()
+]
+
+
+def test_examples_are_found():
+    assert {"persia_sim.words.window", "runtime.data.ids"} <= set(WITH_EXAMPLES)
+
+
+@pytest.mark.parametrize("name", WITH_EXAMPLES)
+def test_the_examples_of_a_module_give_what_they_say(name):
+    result = doctest.testmod(importlib.import_module(name))
+    assert result.attempted > 0
+    assert result.failed == 0, "see the output above"
+
+
+# The console scripts of pyproject.toml are the commands of `python -m`.
+
+SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+MODULES = {"persia-runtime": "runtime", "persia-sim": "persia_sim"}
+MODULES["persia-experiments"] = "experiments"
+
+
+def ended(*words: str) -> tuple[int, str, str]:
+    found = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+    return found.returncode, found.stdout, found.stderr
+
+
+def test_there_is_a_script_for_every_command():
+    assert set(SCRIPTS) == set(MODULES)
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize(("word", "code"), [("--help", 0), ("--no-such", 2)])
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_says_and_returns_what_python_m_does(script, word, code):
+    module, _, function = SCRIPTS[script].partition(":")
+    # What an installer writes into the script.
+    text = f"import sys; from {module} import {function}; sys.exit({function}())"
+    found = ended("-c", text, word)
+    assert found[0] == code
+    assert found == ended("-m", MODULES[script], word)

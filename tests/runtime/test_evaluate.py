@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +16,7 @@ from runtime.embedding.store import Handle
 from runtime.order.executor import OrderedRun, lag_order
 from runtime.rank.parts import assemble
 from runtime.run import evaluate as evaluate_module
-from runtime.run.evaluate import HeldOut, best_reachable_auc, evaluate, score, told_of_rows
+from runtime.run.evaluate import HeldOut, best_reachable_auc, evaluate, told_of_rows
 from runtime.run.session import train
 from tests.runtime.worlds import ArraySource, changed, config, run
 
@@ -33,25 +32,6 @@ def auc_by_ranks(labels, predictions) -> float:
 def log_loss_by_torch(labels, predictions) -> float:
     pair = (torch.from_numpy(np.asarray(a, np.float64)) for a in (predictions, labels))
     return float(torch.nn.functional.binary_cross_entropy(*pair))
-
-
-def test_auc_is_the_share_of_pairs_in_the_right_order():
-    labels, predictions = np.array([0, 0, 1, 1, 0]), np.array([0.1, 0.4, 0.4, 0.9, 0.3])
-    pairs = [(p > n) + 0.5 * (p == n) for p in predictions[labels == 1]
-             for n in predictions[labels == 0]]  # fmt: skip
-    found = score(labels, predictions)
-    assert found.auc == pytest.approx(np.mean(pairs))
-    assert found.label_rate == 0.4
-    assert found.trivial_log_loss == pytest.approx(-(0.4 * math.log(0.4) + 0.6 * math.log(0.6)))
-
-
-def test_one_class_gives_no_auc_and_a_warning():
-    source = ArraySource(100)
-    source._all.labels[:, 1] = 1
-    world = run(config(), source)
-    found = evaluate(world.learner, world.learner.model, world.worker, HeldOut(source))
-    assert math.isnan(found.tasks["buy"].auc)
-    assert any("buy: the test part holds only the label 1" in w for w in found.warnings)
 
 
 class Constant(torch.nn.Module):
@@ -97,28 +77,6 @@ def test_a_curve_evaluates_snapshots_and_the_last_figure_is_drained():
     assert outcome.curve[-1].evaluation.tasks["click"] != outcome.final.tasks["click"]
     again = train(changed(synthetic, evaluate_every_steps=None))
     assert again.final.tasks == outcome.final.tasks, "evaluating changed the training"
-
-
-def test_the_best_reachable_auc_is_above_every_trained_one():
-    from runtime.data.open import open_source
-
-    source = open_source("synthetic")
-    best = best_reachable_auc(source, 20_000)
-    assert 0.75 < best < 0.85
-    assert best_reachable_auc(ArraySource(10), 5) is None
-
-
-@pytest.mark.parametrize("digits", [1, 12], ids=["many ties", "no ties"])
-def test_scores_are_those_of_another_library(digits):
-    draw = np.random.default_rng(5)
-    predictions = np.round(draw.random(400), digits).clip(0.01, 0.99)
-    labels = (draw.random(400) < predictions).astype(np.float32)
-    found, rate = score(labels, predictions), labels.mean()
-    assert found.auc == pytest.approx(auc_by_ranks(labels, predictions), abs=1e-12)
-    assert found.log_loss == pytest.approx(log_loss_by_torch(labels, predictions), abs=1e-12)
-    assert found.label_rate == pytest.approx(rate, abs=1e-7)
-    always = log_loss_by_torch(labels, np.full(400, rate))
-    assert found.trivial_log_loss == pytest.approx(always, abs=1e-7)
 
 
 class Dropped(torch.nn.Module):
@@ -294,6 +252,7 @@ def test_the_best_reachable_auc_is_that_of_the_planted_probabilities():
             break
     expected = auc_by_ranks(np.concatenate(labels)[:3000], np.concatenate(truth)[:3000])
     assert best_reachable_auc(source, 3000) == pytest.approx(expected, abs=1e-12)
+    assert best_reachable_auc(ArraySource(10), 5) is None
 
 
 class Oracle:
@@ -359,13 +318,6 @@ def test_each_reason_for_a_bad_figure_is_told_for_its_task(predictions, labels, 
     assert not [w for w in found if w.startswith("click")]
     if not warnings:
         assert found == []
-
-
-def test_predictions_that_are_not_finite_have_no_score_beside_that_of_the_label_rate():
-    found = score(np.array([0, 0, 0, 1]), np.array([0.1, np.nan, 0.1, 0.1]))
-    assert math.isnan(found.auc)
-    assert math.isnan(found.log_loss)
-    assert found.trivial_log_loss == pytest.approx(-(0.25 * math.log(0.25) + 0.75 * math.log(0.75)))
 
 
 def test_a_warning_that_the_end_no_longer_has_says_when_it_was_true(monkeypatch):

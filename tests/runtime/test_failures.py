@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
 import pytest
@@ -11,6 +10,7 @@ from persia_sim.words.vocabulary import Mode
 from runtime.dense.optimizer import FunctionalOptimizer
 from runtime.engines.threads import ConcurrentRun
 from runtime.rank.parts import assemble
+from tests.runtime.processes.test_faults import in_thread
 from tests.runtime.worlds import ArraySource, config
 
 SOURCE = ArraySource(300)
@@ -18,16 +18,7 @@ SOURCE = ArraySource(300)
 
 def bounded(work, seconds: float = 120.0):
     """The error of ``work``, which must end by itself."""
-    found: list[BaseException] = []
-
-    def body() -> None:
-        try:
-            work()
-        except BaseException as error:
-            found.append(error)
-
-    thread = threading.Thread(target=body, daemon=True)
-    thread.start()
+    thread, found = in_thread(work)
     thread.join(seconds)
     assert not thread.is_alive(), "the run hangs"
     return found[0] if found else None
@@ -94,16 +85,8 @@ def test_a_stop_is_heard_while_messages_travel(mode):
     """A minute of injected latency; the run ends within a moment of being stopped."""
     parts = assemble(config(mode=mode, ranks=2, executor="concurrent", latency_s=60.0), SOURCE)
     parts.meter.start()
-    run = ConcurrentRun(parts)
-    ended: list[float] = []
-
-    def body() -> None:
-        run.run()
-        ended.append(time.monotonic())
-
-    thread = threading.Thread(target=body, daemon=True)
-    thread.start()
+    thread, errors = in_thread(ConcurrentRun(parts).run)
     time.sleep(0.3)
     parts.stop.set(None)
     thread.join(50)  # less than the latency
-    assert ended
+    assert not thread.is_alive() and not errors

@@ -148,13 +148,6 @@ def test_each_sample_is_handed_out_exactly_once(samples, ranks, batch, barrier, 
     assert sorted(seen) == list(range(samples))
 
 
-def test_ranks_share_every_step_evenly():
-    feed = Feed(training_stream(config(ranks=4), SOURCE), 4, True, Stop())
-    for step in range(25):
-        sizes = [feed.take(rank, step).batch.size for rank in range(4)]
-        assert max(sizes) - min(sizes) <= 1
-
-
 @pytest.mark.parametrize("engine", ["lag", *ENGINES])
 def test_each_push_is_applied_exactly_once(engine):
     chosen = config(mode=Mode.HYBRID, tau=2, ranks=3, merge_pushes=False, **on_engine(engine, 2))

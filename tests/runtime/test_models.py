@@ -51,50 +51,6 @@ def test_a_model_is_a_function_of_its_seed_and_leaves_the_global_generator_alone
     assert any(not torch.equal(a, c) for a, _, c in pairs)
 
 
-def test_a_sequence_enters_as_the_mean_of_its_ids():
-    dense, embeddings = inputs()
-    expected = embeddings.sequences["s"][:, :2].mean(1)
-    assert torch.allclose(flatten(dense, embeddings)[:, 8:12], expected)
-
-
-def vectors(embeddings: Embeddings) -> list[torch.Tensor]:
-    mean = embeddings.sequences["s"][:, :2].mean(1)
-    return [embeddings.pooled[:, :4], embeddings.pooled[:, 4:], mean]
-
-
-def test_dlrm_takes_the_dot_product_of_every_pair():
-    model = build_model("dlrm", SHAPE, (8,), seed=0)
-    dense, embeddings = inputs()
-    low = model.bottom(dense)
-    fields = [low, *vectors(embeddings)]
-    products = [(fields[i] * fields[j]).sum(1) for i in range(4) for j in range(i)]
-    expected = model.head(model.top(torch.cat([low, torch.stack(products, 1)], 1)))
-    assert torch.allclose(model(dense, embeddings), expected, atol=1e-6)
-
-
-def test_deepfm_sums_the_products_of_every_pair_of_factors():
-    model = build_model("deepfm", SHAPE, (8,), seed=0)
-    dense, embeddings = inputs()
-    fields = vectors(embeddings)
-    first = sum(f[:, :1] for f in fields)
-    second = sum(
-        (a[:, 1:] * b[:, 1:]).sum(1, keepdim=True) for a, b in itertools.combinations(fields, 2)
-    )
-    deep = model.tower(flatten(dense, embeddings))
-    expected = model.head(torch.cat([deep, first, second, dense], 1))
-    assert torch.allclose(model(dense, embeddings), expected, atol=1e-5)
-
-
-def test_dcn_crosses_with_the_input():
-    model = build_model("dcn", SHAPE, (8,), seed=0)
-    dense, embeddings = inputs()
-    first = crossed = flatten(dense, embeddings)
-    for layer in model.cross:
-        crossed = first * (crossed @ layer.weight.T + layer.bias) + crossed
-    expected = model.head(torch.cat([crossed, model.tower(first)], 1))
-    assert torch.allclose(model(dense, embeddings), expected, atol=1e-5)
-
-
 def in_float64(samples: int = 3) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Dense features, pooled fields, the sequence's rows and its mask; 1, 2 and 3 ids long."""
     draw = torch.Generator().manual_seed(1)

@@ -13,22 +13,13 @@ from runtime.config import ModelConfig
 from runtime.order.replayable import refuse_other_run, trace_meta
 from runtime.rank.parts import tables_of
 from runtime.run.session import train
-from tests.runtime.worlds import ArraySource, assert_same_bytes, changed, config, run
+from tests.runtime.worlds import ArraySource, TwoTables, changed, config, run
 
 SOURCE = ArraySource(300)
 
 
 def replay_of(chosen, path):
     return changed(chosen, executor="replay", trace=path)
-
-
-class TwoTables(ArraySource):
-    """The second field has a table of its own."""
-
-    @property
-    def layout(self):
-        first, second, third = super().layout.fields
-        return replace(super().layout, fields=(first, replace(second, table="items"), third))
 
 
 def test_replay_refuses_a_trace_of_tables_that_were_configured_in_python(tmp_path):
@@ -113,12 +104,6 @@ def test_a_model_without_draws_is_left_in_peace():
 
 
 CHOSEN = config(mode=Mode.HYBRID, tau=1, ranks=2, shards=2, merge_pushes=False)
-
-
-def test_a_recorded_order_finds_the_versions_that_it_names():
-    recorded = run(CHOSEN, SOURCE)
-    assert (recorded.trace.events[:, 4] >= 0).all()
-    assert_same_bytes(recorded, run(CHOSEN, SOURCE, order=recorded.trace))
 
 
 @pytest.mark.parametrize(

@@ -51,18 +51,6 @@ def test_gauc_by_hand_weights_groups_by_their_samples_and_leaves_one_class_out()
     assert (found.groups, found.groups_left_out) == (2, 2)
 
 
-def test_gauc_of_groups_that_all_hold_one_class_does_not_exist():
-    found = group_auc(np.array([1, 1, 0]), np.array([0.2, 0.3, 0.9]), np.array([1, 1, 2]))
-    assert math.isnan(found.gauc)
-    assert (found.groups, found.groups_left_out) == (0, 2)
-
-
-def test_gauc_of_one_group_is_the_auc():
-    draw = np.random.default_rng(1)
-    labels, predictions = draw.integers(0, 2, 50), draw.integers(0, 9, 50) / 9
-    assert group_auc(labels, predictions, np.full(50, 3)).gauc == auc(labels, predictions)
-
-
 @given(
     st.lists(
         st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 3)), min_size=1, max_size=60
@@ -76,7 +64,9 @@ def test_gauc_is_the_mean_of_the_groups_own_aucs(samples):
     both = {g: pair for g, pair in own.items() if 0 < pair[0].mean() < 1}
     found = group_auc(labels, predictions, groups)
     assert (found.groups, found.groups_left_out) == (len(both), len(own) - len(both))
-    if both:
+    if not both:
+        assert math.isnan(found.gauc)
+    else:
         sizes = [len(pair[0]) for pair in both.values()]
         want = np.average([metrics.roc_auc_score(*pair) for pair in both.values()], weights=sizes)
         assert found.gauc == pytest.approx(want, abs=1e-12)
@@ -94,9 +84,10 @@ def test_normalised_entropy_and_calibration_by_hand():
     assert (found.gauc_groups, found.gauc_groups_left_out) == (0, 0)
 
 
-def test_one_class_or_broken_predictions_have_none_of_the_new_figures_either():
+def test_one_class_or_broken_predictions_have_no_score_beside_that_of_the_label_rate():
     for labels, first in ((np.ones(3), 0.1), (np.array([0, 1, 1]), np.nan)):
         found = score(labels, np.array([first, 0.2, 0.3]), np.array([1, 1, 1]))
-        assert math.isnan(found.normalized_entropy)
-        assert math.isnan(found.calibration)
-        assert math.isnan(found.gauc)
+        figures = found.auc, found.normalized_entropy, found.calibration, found.gauc
+        assert all(map(math.isnan, figures))
+    assert math.isnan(found.log_loss)
+    assert found.trivial_log_loss == pytest.approx(-(math.log(1 / 3) + 2 * math.log(2 / 3)) / 3)

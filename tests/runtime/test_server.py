@@ -15,7 +15,6 @@ import torch
 from persia_sim.words.trace import ALL, Kind, TraceRecorder
 from persia_sim.words.vocabulary import Mode
 from runtime import stop
-from runtime.data.batch import Batch, Field, Layout
 from runtime.embedding import server as embedding_server
 from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.embedding.features import Admission, Capacity
@@ -23,34 +22,16 @@ from runtime.embedding.open import open_store
 from runtime.embedding.schedule import Schedule
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.sharded import ShardedStore
-from runtime.embedding.store import Handle
 from runtime.rank.parts import server_rules
-from tests.runtime.processes.test_faults import until
+from tests.runtime.processes.served import LAYOUT, SGD, batch_of, ones
+from tests.runtime.processes.test_faults import in_thread, until
 from tests.runtime.worlds import ArraySource, assert_same_bytes, changed, config, run
 
 SOURCE = ArraySource(300)
-LAYOUT = Layout(fields=(Field(name="a"),))
-SGD = TableConfig(dim=2, optimizer=RowOptimizer(kind="sgd", lr=1.0), initial_scale=0.0)
 
 
 def store_of(rules: ServerRules, table: TableConfig = SGD, **options) -> ShardedStore:
     return open_store(LAYOUT, [table], rules=rules, **options)
-
-
-def batch_of(store: ShardedStore, rank: int, step: int, ids: list[int]) -> Handle:
-    size = len(ids)
-    empty, labels = np.zeros((size, 0), np.float32), np.zeros((size, 1), np.float32)
-    return store.begin(rank, step, Batch(np.array(ids, np.uint64), None, empty, labels))
-
-
-def ones(handle: Handle) -> dict[str, np.ndarray]:
-    return {"rows": np.ones_like(handle.values["rows"])}
-
-
-def in_thread(work) -> threading.Thread:
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    return thread
 
 
 @pytest.fixture
@@ -72,12 +53,12 @@ def looks(monkeypatch):
 def test_a_lookup_waits_for_all_ranks_pushes_and_only_as_far_back_as_tau(looks):
     store = store_of(ServerRules(ranks=2, tau=1, merges=True))
     server = store.servers[0]
-    first = [batch_of(store, rank, 0, [7]) for rank in (0, 1)]
+    first = [store.begin(rank, 0, batch_of(7)) for rank in (0, 1)]
     for handle in first:
         server.look_up(handle)
-    server.look_up(batch_of(store, 0, 1, [7]))  # may miss step 0
-    late = batch_of(store, 0, 2, [7])
-    waiting = in_thread(lambda: server.look_up(late))
+    server.look_up(store.begin(0, 1, batch_of(7)))  # may miss step 0
+    late = store.begin(0, 2, batch_of(7))
+    waiting, _ = in_thread(lambda: server.look_up(late))
     until(lambda: not looks[-1][1])
     server.give((first[0], ones(first[0])))
     before = len(looks)
@@ -92,12 +73,12 @@ def test_a_lookup_waits_for_all_ranks_pushes_and_only_as_far_back_as_tau(looks):
 def test_a_lost_push_opens_the_window_and_is_recorded():
     recorder = TraceRecorder()
     store = store_of(ServerRules(ranks=2, tau=0, merges=True), recorder=recorder)
-    handles = [batch_of(store, rank, 0, [7]) for rank in (0, 1)]
+    handles = [store.begin(rank, 0, batch_of(7)) for rank in (0, 1)]
     for handle in handles:
         store.servers[0].look_up(handle)
     store.servers[0].give((handles[0], None))
     store.servers[0].give((handles[1], ones(handles[1])))
-    after = batch_of(store, 0, 1, [7])
+    after = store.begin(0, 1, batch_of(7))
     store.servers[0].look_up(after)
     assert after.values["rows"].tolist() == [[-1.0, -1.0]]
     kinds = [(Kind(e.kind), e.rank) for e in recorder.finish()]
@@ -108,14 +89,14 @@ def test_a_wait_with_nobody_at_work_is_a_deadlock_that_names_who_waits(monkeypat
     monkeypatch.setattr(stop, "PATIENCE_S", 0.5)
     store = store_of(ServerRules(ranks=2, tau=0))
     with pytest.raises(RuntimeError, match=r"deadlock: the lookup of rank 0, step 1 waits at"):
-        store.servers[0].look_up(batch_of(store, 0, 1, [7]))
+        store.servers[0].look_up(store.begin(0, 1, batch_of(7)))
 
 
 def test_long_work_elsewhere_is_no_deadlock(monkeypatch):
     monkeypatch.setattr(stop, "PATIENCE_S", 0.2)
     end = stop.Stop()
     store = store_of(ServerRules(tau=0), stop=end)
-    handle = batch_of(store, 0, 0, [7])
+    handle = store.begin(0, 0, batch_of(7))
     store.servers[0].look_up(handle)
 
     asked, at_work = [], threading.Event()
@@ -127,9 +108,9 @@ def test_long_work_elsewhere_is_no_deadlock(monkeypatch):
             until(lambda: len(asked) >= 3)  # the last two come later than patience
             store.servers[0].give((handle, ones(handle)))
 
-    worker = in_thread(work)
+    worker, _ = in_thread(work)
     at_work.wait()
-    store.servers[0].look_up(batch_of(store, 0, 1, [7]))
+    store.servers[0].look_up(store.begin(0, 1, batch_of(7)))
     worker.join()
     assert not any(asked)
 
@@ -143,7 +124,7 @@ def test_what_travels_for_longer_than_patience_is_no_deadlock(monkeypatch):
     while end._busy_until_s < began + 1.6:
         time.sleep(0.01)
     with pytest.raises(RuntimeError, match="deadlock"):
-        store.servers[0].look_up(batch_of(store, 0, 1, [7]))
+        store.servers[0].look_up(store.begin(0, 1, batch_of(7)))
     assert time.monotonic() - began > 1.6 + 0.2
 
 
@@ -153,8 +134,8 @@ def test_lookups_of_a_step_are_served_in_rank_order_where_the_order_decides(look
     store = store_of(rules, recorder=recorder)
     threads = []
     for rank in (2, 1, 0):
-        handle = batch_of(store, rank, 0, [rank])
-        threads.append(in_thread(lambda h=handle: store.servers[0].look_up(h)))
+        handle = store.begin(rank, 0, batch_of(rank))
+        threads.append(in_thread(lambda h=handle: store.servers[0].look_up(h))[0])
         waits = f"rank {rank}, step 0 waits for"
         until(lambda who=waits, last=rank == 0: last or any(who in said for said, _ in looks))
     for thread in threads:
@@ -177,10 +158,8 @@ def test_exact_modes_under_threads_equal_sync_with_eviction_and_admission(
     bound = {"tau": 0} if mode.reads_late_rows else {}
     sync = run(base, SOURCE)
     assert len(sync.store) <= 50
-    for _ in range(2):
-        assert_same_bytes(
-            sync, run(changed(base, mode=mode, executor="concurrent", **bound), SOURCE)
-        )
+    threads = changed(base, mode=mode, executor="concurrent", **bound)
+    assert_same_bytes(sync, run(threads, SOURCE))
 
 
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID])
@@ -203,7 +182,7 @@ def test_adam_counts_the_updates_applied_and_not_a_ranks_own_steps(mode, executo
     rules = ServerRules(ranks=8, tau=0, own_window=mode is Mode.ASYNC, updates_per_step=8)
     store = store_of(rules, replace(SGD, optimizer=rule))
     for rank in range(8):
-        handle = batch_of(store, rank, 0, [7])
+        handle = store.begin(rank, 0, batch_of(7))
         gradient = np.full((1, 2), 1.0 + rank, np.float32)
         if executor == "lag":
             store.read(handle, 0)
@@ -281,10 +260,10 @@ def test_what_a_rank_knows_to_be_closed_and_the_rows_do_not_hold_is_lost():
     server = store.servers[0]
     assert server.rejoin(0, 5, {3}) == 4  # steps 0, 1, 2 and 4
     assert server.lost == 4
-    open_batch = batch_of(store, 0, 3, [7])
+    open_batch = store.begin(0, 3, batch_of(7))
     server.read(open_batch)
     server.give((open_batch, ones(open_batch)))
-    server.look_up(batch_of(store, 0, 5, [7]))  # the window stands behind step 4
+    server.look_up(store.begin(0, 5, batch_of(7)))  # the window stands behind step 4
     assert store.export()["rows"][1].tolist() == [[-1.0, -1.0]]
     assert server.version == 1
 
@@ -292,7 +271,7 @@ def test_what_a_rank_knows_to_be_closed_and_the_rows_do_not_hold_is_lost():
 def test_a_merged_step_that_one_rank_knows_to_be_closed_is_lost_for_all():
     store = store_of(ServerRules(ranks=2, tau=3, merges=True))
     server = store.servers[0]
-    waits, late = batch_of(store, 1, 0, [7]), batch_of(store, 1, 1, [7])
+    waits, late = store.begin(1, 0, batch_of(7)), store.begin(1, 1, batch_of(7))
     server.read(waits)
     server.give((waits, ones(waits)))  # before rank 0 says what it knows
     assert server.rejoin(0, 2, set()) == 2

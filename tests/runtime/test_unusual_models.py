@@ -16,23 +16,6 @@ from tests.runtime.worlds import ArraySource, assert_same_bytes, changed, config
 SOURCE = ArraySource(300)
 
 
-def test_a_model_that_returns_the_wrong_shape_is_named():
-    wrong = ModelConfig(name="tests.runtime.test_unusual_models:OneLogit")
-    with pytest.raises(ValueError, match=r"shape \(24, 1\), expected \(24, 2\)"):
-        run(config(model=wrong), SOURCE)
-
-
-class OneLogit(torch.nn.Module):
-    """Forgets the second task."""
-
-    def __init__(self, shape, hidden):
-        super().__init__()
-        self.linear = torch.nn.Linear(shape.width, 1)
-
-    def forward(self, dense, embeddings):
-        return self.linear(torch.cat([embeddings.pooled, dense], 1))
-
-
 class Dropping(torch.nn.Module):
     """A tower with dropout."""
 

@@ -64,7 +64,7 @@ def numbers(name: str, part: Part, **options: Any) -> list[int]:
     return [int(n) for b in open_source(name, **options).chunks(part) for n in b.dense[:, 0]]
 
 
-def test_a_run_judged_on_validation_never_asks_for_the_test_part() -> None:
+def test_a_run_judged_on_validation_never_asks_for_the_test_part():
     chosen = config(part="validation", steps=4, evaluate_every_steps=2)
     source = CountingSource(96)
     train(chosen, source)
@@ -76,7 +76,7 @@ def test_a_run_judged_on_validation_never_asks_for_the_test_part() -> None:
     assert judged_on_test.asked["validation"] == 0
 
 
-def test_a_share_for_validation_is_taken_from_the_end_of_the_training_rows(data: str) -> None:
+def test_a_share_for_validation_is_taken_from_the_end_of_the_training_rows(data):
     share = {"validation_fraction": 0.25}
     assert numbers(data, "train") == list(range(1, 41))
     assert numbers(data, "train", **share) == list(range(1, 31))
@@ -84,14 +84,14 @@ def test_a_share_for_validation_is_taken_from_the_end_of_the_training_rows(data:
     assert numbers(data, "test", **share) == list(range(41, 53))
 
 
-def test_the_first_rows_of_the_training_part_are_split_into_both(data: str) -> None:
+def test_the_first_rows_of_the_training_part_are_split_into_both(data):
     options = {"validation_fraction": 0.25, "rows": 20}
     assert numbers(data, "train", **options) == list(range(1, 16))
     assert numbers(data, "validation", **options) == list(range(16, 21))
     assert numbers(data, "test", **options) == list(range(41, 53))
 
 
-def test_a_run_folder_says_the_part_and_has_its_labels(data: str, tmp_path: Path) -> None:
+def test_a_run_folder_says_the_part_and_has_its_labels(data, tmp_path):
     chosen = TrainConfig(
         batch=8,
         data=DataConfig(name=data, validation_fraction=0.25, keep=False),
@@ -109,9 +109,7 @@ def test_a_run_folder_says_the_part_and_has_its_labels(data: str, tmp_path: Path
     assert told["normalized_entropy"] == pytest.approx(told["log_loss"] / told["trivial_log_loss"])
 
 
-def test_without_a_validation_part_the_run_is_refused_before_it_trains(
-    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_validation_part_the_run_is_refused_before_it_trains(data, tmp_path, capsys):
     words = ["train", "--part", "validation", "--data.name", data, "--out", str(tmp_path / "r")]
     assert main(words) == 2
     told = capsys.readouterr().err
@@ -119,14 +117,14 @@ def test_without_a_validation_part_the_run_is_refused_before_it_trains(
     assert "Traceback" not in told
 
 
-def test_a_share_that_is_none_is_refused_with_its_value() -> None:
+def test_a_share_that_is_none_is_refused_with_its_value():
     with pytest.raises(ValueError, match=r"validation_fraction must be < 1, got 1\.0"):
         DataConfig(validation_fraction=1.0)
     with pytest.raises(DataError, match=r"validation-fraction is not used: the synthetic"):
         open_source("synthetic", validation_fraction=0.1)
 
 
-def test_the_group_is_one_id_of_each_sample() -> None:
+def test_the_group_is_one_id_of_each_sample():
     columns = (Column(name="user"), Column(name="tags", kind="multi"))
     split = Split(test_fraction=0.5)
     assert Schema(name="x", columns=columns, split=split, group="user").layout.group == "user"

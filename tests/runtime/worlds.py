@@ -68,6 +68,15 @@ class ArraySource:
         return Provenance(name="array", sha256="0", split="all rows in every part")
 
 
+class TwoTables(ArraySource):
+    """The second field has a table of its own."""
+
+    @property
+    def layout(self) -> Layout:
+        first, second, third = super().layout.fields
+        return replace(super().layout, fields=(first, replace(second, table="items"), third))
+
+
 def config(**changes: Any) -> TrainConfig:
     """A small run: two layers, Adagrad, 24 samples a step; ``changes`` by name, of any group."""
     optimizer = changes.pop("optimizer", RowOptimizer(kind="adagrad", lr=0.1))

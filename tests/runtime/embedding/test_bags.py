@@ -50,7 +50,7 @@ def random_bags(
 @pytest.mark.parametrize("pooling_of", POOLINGS, ids=["native", "reference"])
 @pytest.mark.parametrize("dim", [1, 5, 8, 16, 32, 64, 128])
 @pytest.mark.parametrize("tables", [1, 2])
-def test_long_bags_pool_and_scatter_as_loops_do(pooling_of: Any, dim: int, tables: int) -> None:
+def test_long_bags_pool_and_scatter_as_loops_do(pooling_of, dim, tables):
     rng = np.random.default_rng(dim + tables)
     fields = [Field(name=p, pooling=p, table=f"t{n % tables}") for n, p in enumerate(WEIGHTS)]
     batch, plans, bags = random_bags(rng, fields, 40)
@@ -77,7 +77,7 @@ def test_long_bags_pool_and_scatter_as_loops_do(pooling_of: Any, dim: int, table
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("tables", [1, 2])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_long_bags_give_the_bytes_of_the_reference(dtype: str, tables: int, threads: int) -> None:
+def test_long_bags_give_the_bytes_of_the_reference(dtype, tables, threads):
     """700 samples, so that three threads share the forward pass."""
     rng = np.random.default_rng(7)
     fields = [Field(name=p, pooling=p, table=f"t{n % tables}") for n, p in enumerate(WEIGHTS)]
@@ -96,7 +96,7 @@ def test_long_bags_give_the_bytes_of_the_reference(dtype: str, tables: int, thre
     assert results[0] == results[1]
 
 
-def test_a_long_sequence_keeps_its_first_ids_and_no_gradient_reaches_the_others() -> None:
+def test_a_long_sequence_keeps_its_first_ids_and_no_gradient_reaches_the_others():
     field = Field(name="s", pooling="sequence", max_length=70)
     ids = np.arange(100, dtype=np.uint64)
     plan = TablePlan(ids, np.array([0, 100]), np.arange(100, dtype=np.int32), slice(None))

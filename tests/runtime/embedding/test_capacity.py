@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
@@ -90,29 +90,7 @@ TestLruEqualsADictionary = LruModel.TestCase
 TestLruEqualsADictionary.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 
 
-@given(seed=st.integers(0, 1000), capacity=st.integers(1, 50), shards=st.sampled_from([1, 3]))
-@settings(max_examples=30, deadline=None)
-def test_clock_keeps_the_capacity_and_recently_used_rows(
-    seed: int, capacity: int, shards: int
-) -> None:
-    rng = np.random.default_rng(seed)
-    table = OneTable(dim=2, shards=shards, capacity=Capacity(rows=capacity, eviction="clock"))
-    for step in range(40):
-        table.look_up(rng.choice(200, 10, replace=False), step)
-    assert len(table.store) <= max(capacity, shards)
-    counters = table.store.counters
-    assert counters["created"] - counters["evicted"] == len(table.store)
-
-
-def test_clock_spares_a_row_that_is_used_between_visits(one_table: Any) -> None:
-    table = one_table(dim=2, capacity=Capacity(rows=8, eviction="clock"))
-    for step in range(100):
-        table.look_up([0], step)
-        table.look_up([100 + step], step)
-    assert 0 in table.resident()
-
-
-def test_rows_expire_by_age_and_their_memory_is_used_again(one_table: Any) -> None:
+def test_rows_expire_by_age_and_their_memory_is_used_again(one_table):
     table = one_table(dim=2, capacity=Capacity(expire_after_steps=3))
     table.push(table.look_up([1, 2], step=0))
     trained = table.values([1, 2])
@@ -128,9 +106,7 @@ def test_rows_expire_by_age_and_their_memory_is_used_again(one_table: Any) -> No
 
 
 @pytest.mark.parametrize(("eviction", "most_bytes"), [("lru", 36), ("clock", 28)])
-def test_overhead_per_row_is_what_the_words_say(
-    one_table: Any, eviction: Any, most_bytes: int
-) -> None:
+def test_overhead_per_row_is_what_the_words_say(one_table, eviction, most_bytes):
     rows = 100_000
     table = one_table(
         dim=16,
@@ -167,7 +143,7 @@ def resident_kib() -> int:
         return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
 
 
-def test_ten_billion_virtual_ids_stream_through_a_small_budget() -> None:
+def test_ten_billion_virtual_ids_stream_through_a_small_budget():
     before = resident_kib()
     table, early, late = stream_through(10_000_000_000, 64 << 20, 4_000_000)
     assert table.store.resident_bytes <= 64 << 20
@@ -178,7 +154,7 @@ def test_ten_billion_virtual_ids_stream_through_a_small_budget() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)  # two minutes on a free core
-def test_ten_billion_virtual_ids_stream_through_one_gibibyte() -> None:
+def test_ten_billion_virtual_ids_stream_through_one_gibibyte():
     table, early, late = stream_through(10_000_000_000, 1 << 30, 200_000_000)
     assert table.store.resident_bytes <= 1 << 30
     assert late - early < 8192

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,9 +38,7 @@ def train(table: Any, steps: range) -> bytes:
 
 
 @pytest.mark.parametrize("config", TABLES)
-def test_a_loaded_store_goes_on_with_the_same_bytes(
-    one_table: Any, config: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_loaded_store_goes_on_with_the_same_bytes(one_table, config, tmp_path):
     saved, loaded = one_table(shards=2, **config), one_table(shards=2, **config)
     train(saved, range(12))
     result = save(saved.store, tmp_path)
@@ -69,19 +66,14 @@ SAVES = st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=1, max_si
 )
 @settings(max_examples=150, deadline=None)
 def test_whatever_makes_rows_go_a_store_of_several_saves_goes_on_with_the_same_bytes(
-    tmp_path_factory: pytest.TempPathFactory,
-    capacity: Capacity,
-    admission: Admission,
-    shards: int,
-    saves: list[tuple[int, bool]],
-    seed: int,
-) -> None:
+    tmp_path_factory, capacity, admission, shards, saves, seed
+):
     """Which row goes next is part of what is saved, also if only changes are: law 11."""
     rng = np.random.default_rng(seed)
     config = {"dim": 2, "capacity": capacity, "admission": admission}
     saved, loaded = (OneTable(shards=shards, **config) for _ in range(2))
 
-    def step(number: int, tables: list[OneTable]) -> None:
+    def step(number, tables):
         ids = rng.choice(60, rng.integers(1, 12), replace=False)
         pushed, gradient = rng.random() < 0.7, rng.standard_normal()  # some pushes are lost
         handles = [table.look_up(ids, number) for table in tables]
@@ -103,7 +95,7 @@ def test_whatever_makes_rows_go_a_store_of_several_saves_goes_on_with_the_same_b
         equal_stores(loaded, saved)
 
 
-def test_incremental_save_needs_a_tracked_one_before(one_table: Any, tmp_path: Path) -> None:
+def test_incremental_save_needs_a_tracked_one_before(one_table, tmp_path):
     table = one_table(dim=2)
     table.look_up([1])
     save(table.store, tmp_path)
@@ -111,14 +103,14 @@ def test_incremental_save_needs_a_tracked_one_before(one_table: Any, tmp_path: P
         save(table.store, tmp_path, incremental=True)
 
 
-def test_a_cut_during_training_holds_whole_pushes_only(one_table: Any, tmp_path: Path) -> None:
+def test_a_cut_during_training_holds_whole_pushes_only(one_table, tmp_path):
     """Every push adds 1 to all rows of two shards, so a whole cut has one value everywhere."""
     sgd = RowOptimizer(kind="sgd", lr=1.0)
     config = {"dim": 2, "optimizer": sgd, "initial": "constant", "initial_scale": 0.0}
     table = one_table(shards=4, **config)
     ids, stop, pushes = np.arange(400), threading.Event(), [0]
 
-    def trainer() -> None:
+    def trainer():
         while not stop.is_set():
             table.push(table.look_up(ids, pushes[0]), -1.0)
             pushes[0] += 1
@@ -144,7 +136,7 @@ def test_a_cut_during_training_holds_whole_pushes_only(one_table: Any, tmp_path:
     assert (table.values(ids) == pushes[0]).all()
 
 
-def test_a_half_applied_push_is_waited_for(one_table: Any, tmp_path: Path) -> None:
+def test_a_half_applied_push_is_waited_for(one_table, tmp_path):
     table = one_table(shards=2, dim=2, optimizer=RowOptimizer(kind="sgd", lr=1.0))
     handle = table.look_up(np.arange(50))
     gradients = {"rows": np.ones((50, 2), np.float32)}
@@ -158,9 +150,7 @@ def test_a_half_applied_push_is_waited_for(one_table: Any, tmp_path: Path) -> No
     assert not thread.is_alive()
 
 
-def test_broken_and_foreign_files_are_refused_with_name_and_reason(
-    one_table: Any, tmp_path: Path
-) -> None:
+def test_broken_and_foreign_files_are_refused_with_name_and_reason(one_table, tmp_path):
     table = one_table(dim=2)
     with pytest.raises(BrokenFileError, match=r"holds no checkpoint: there is no manifest\.json"):
         load(table.store, tmp_path)
@@ -188,15 +178,13 @@ def test_broken_and_foreign_files_are_refused_with_name_and_reason(
         load(one_table(dim=2).store, tmp_path)
 
 
-def test_a_save_that_dies_leaves_the_one_before(
-    one_table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_that_dies_leaves_the_one_before(one_table, tmp_path, monkeypatch):
     table = one_table(dim=2)
     table.look_up(np.arange(10))
     save(table.store, tmp_path)
     table.look_up(np.arange(20))
 
-    def die(*_: Any) -> None:
+    def die(*_):
         raise OSError("no space left on device")
 
     monkeypatch.setattr("runtime.checkpoint.rows.Manifest.write", die)
@@ -230,13 +218,8 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
 @pytest.mark.parametrize("eviction", [None, "lru", "clock"])
 @pytest.mark.parametrize("failing", ["incremental", "whole"])
 def test_what_a_failed_save_would_have_written_is_in_the_next_one(
-    one_table: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    where: str,
-    eviction: Any,
-    failing: str,
-) -> None:
+    one_table, tmp_path, monkeypatch, where, eviction, failing
+):
     capacity = Capacity() if eviction is None else Capacity(rows=60, eviction=eviction)
     config = {"dim": 3, "optimizer": ADAM, "capacity": capacity}
     table = one_table(shards=2, **config)
@@ -261,9 +244,7 @@ def test_what_a_failed_save_would_have_written_is_in_the_next_one(
     assert len(left) == 2 * parts + 1  # a file a shard, and the manifest: no half-written file
 
 
-def test_the_checkpoint_before_a_failed_save_still_loads(
-    one_table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_checkpoint_before_a_failed_save_still_loads(one_table, tmp_path, monkeypatch):
     table, other = one_table(shards=2, dim=3), one_table(shards=2, dim=3)
     train(table, range(4))
     save(table.store, tmp_path, track_changes=True)
@@ -276,9 +257,7 @@ def test_the_checkpoint_before_a_failed_save_still_loads(
     np.testing.assert_array_equal(other.store.export()["rows"][1], saved)
 
 
-def test_a_lookup_without_a_push_keeps_a_row_from_expiring_after_a_load(
-    one_table: Any, tmp_path: Path
-) -> None:
+def test_a_lookup_without_a_push_keeps_a_row_from_expiring_after_a_load(one_table, tmp_path):
     config = {"dim": 2, "capacity": Capacity(expire_after_steps=10)}
     table, other = one_table(**config), one_table(**config)
     table.push(table.look_up([1, 2], step=0))
@@ -290,9 +269,7 @@ def test_a_lookup_without_a_push_keeps_a_row_from_expiring_after_a_load(
     assert other.resident() == {1, 3}
 
 
-def test_threads_that_save_to_one_folder_wait_for_each_other(
-    one_table: Any, tmp_path: Path
-) -> None:
+def test_threads_that_save_to_one_folder_wait_for_each_other(one_table, tmp_path):
     """Two stores and a third thread that loads: every load finds one whole save."""
     tables = [one_table(dim=2, shards=3) for _ in range(2)]
     for number, table in enumerate(tables):
@@ -301,14 +278,14 @@ def test_threads_that_save_to_one_folder_wait_for_each_other(
     errors: list[BaseException] = []
     sizes: set[int] = set()
 
-    def saving(table: Any) -> None:
+    def saving(table):
         try:
             for _ in range(15):
                 save(table.store, tmp_path)
         except BaseException as error:
             errors.append(error)
 
-    def loading() -> None:
+    def loading():
         try:
             for _ in range(15):
                 other = one_table(dim=2, shards=3)
@@ -328,9 +305,7 @@ def test_threads_that_save_to_one_folder_wait_for_each_other(
     assert len(list(tmp_path.iterdir())) == 4
 
 
-def test_a_row_written_2_to_the_24_times_is_still_seen_to_change(
-    one_table: Any, tmp_path: Path
-) -> None:
+def test_a_row_written_2_to_the_24_times_is_still_seen_to_change(one_table, tmp_path):
     """Its count has 24 bits; a prefetched copy must be replaced, and staleness counted, beyond."""
     sgd = RowOptimizer(kind="sgd", lr=1.0)
     source = one_table(dim=2, optimizer=sgd)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -14,9 +12,7 @@ SGD = RowOptimizer(kind="sgd", lr=1.0)
 
 
 @pytest.mark.parametrize("eviction", ["lru", "clock"])
-def test_gradient_of_an_evicted_row_never_shifts_onto_another_row(
-    one_table: Any, eviction: Any
-) -> None:
+def test_gradient_of_an_evicted_row_never_shifts_onto_another_row(one_table, eviction):
     table = one_table(dim=4, optimizer=SGD, capacity=Capacity(rows=4, eviction=eviction))
     handle = table.look_up([10, 11, 12, 13])
     late = table.look_up([20, 21], step=1)  # takes the slots of two of them
@@ -32,7 +28,7 @@ def test_gradient_of_an_evicted_row_never_shifts_onto_another_row(
     assert table.store.gradients_dropped["evicted"] == 2
 
 
-def test_gradient_of_a_row_not_admitted_never_shifts_onto_another_row(one_table: Any) -> None:
+def test_gradient_of_a_row_not_admitted_never_shifts_onto_another_row(one_table):
     table = one_table(
         dim=4, optimizer=SGD, admission=Admission(kind="probability", probability=0.5)
     )
@@ -47,7 +43,7 @@ def test_gradient_of_a_row_not_admitted_never_shifts_onto_another_row(one_table:
     assert table.store.gradients_dropped["not_admitted"] == 64 - admitted.sum()
 
 
-def test_a_row_that_was_evicted_and_created_again_takes_no_old_gradient(one_table: Any) -> None:
+def test_a_row_that_was_evicted_and_created_again_takes_no_old_gradient(one_table):
     table = one_table(dim=2, optimizer=SGD, capacity=Capacity(rows=1))
     first = table.look_up([7])
     table.look_up([8], step=1)
@@ -63,8 +59,8 @@ def test_a_row_that_was_evicted_and_created_again_takes_no_old_gradient(one_tabl
     [Capacity(rows=1), Capacity(rows=1, eviction="clock"), Capacity(expire_after_steps=1)],
 )
 def test_whatever_number_of_rows_came_between_an_old_gradient_is_dropped(
-    one_table: Any, others: int, capacity: Capacity
-) -> None:
+    one_table, others, capacity
+):
     """So is a copy that was read ahead replaced: law 2, where a row goes and comes back."""
     table = one_table(dim=2, optimizer=SGD, capacity=capacity)
     far = 10 if capacity.expire_after_steps else 1  # each row has expired when the next one comes
@@ -86,7 +82,7 @@ def test_whatever_number_of_rows_came_between_an_old_gradient_is_dropped(
     assert not np.array_equal(trained, again.values["rows"])
 
 
-def test_merged_push_drops_only_the_missing_part(one_table: Any) -> None:
+def test_merged_push_drops_only_the_missing_part(one_table):
     table = one_table(dim=2, optimizer=SGD, capacity=Capacity(rows=2))
     old = table.look_up([1, 2])
     new = table.look_up([2, 3], step=1)  # evicts 1
@@ -98,7 +94,7 @@ def test_merged_push_drops_only_the_missing_part(one_table: Any) -> None:
     assert table.store.gradients_dropped == {"not_admitted": 0, "evicted": 1}
 
 
-def test_a_row_that_left_and_came_back_after_a_prefetch_takes_the_gradient(one_table: Any) -> None:
+def test_a_row_that_left_and_came_back_after_a_prefetch_takes_the_gradient(one_table):
     """Its values and its count are as they were, but it lies elsewhere: the handle must know."""
     table = one_table(dim=2, optimizer=SGD, capacity=Capacity(rows=2))
     table.look_up([7])
@@ -112,7 +108,7 @@ def test_a_row_that_left_and_came_back_after_a_prefetch_takes_the_gradient(one_t
     assert table.store.gradients_dropped["evicted"] == 0
 
 
-def test_merged_gradients_are_summed_in_the_order_of_the_ranks(one_table: Any) -> None:
+def test_merged_gradients_are_summed_in_the_order_of_the_ranks(one_table):
     """In float32 (1e8 + 1) - 1e8 is 0 and (1e8 - 1e8) + 1 is 1; the next push starts anew."""
     table = one_table(dim=1, optimizer=SGD, initial="constant", initial_scale=0.0)
     for gradients, expected in (([1e8, 1.0, -1e8], 0.0), ([1e8, -1e8, 1.0], -1.0)):

@@ -22,13 +22,13 @@ def constant(one_table: Any, storage: Any, value: float, ids: int) -> Any:
 
 @pytest.mark.parametrize("storage", ["float16", "bfloat16"])
 @pytest.mark.parametrize("value", [0.0, 1.0, -2.5, 2.0**-14, 2.0**-20, 192.0])
-def test_values_that_fit_are_kept_exactly(one_table: Any, storage: Any, value: float) -> None:
+def test_values_that_fit_are_kept_exactly(one_table, storage, value):
     table, ids = constant(one_table, storage, value, 100)
     assert (table.look_up(ids).values["rows"] == value).all()
 
 
 @pytest.mark.parametrize("storage", ["float16", "bfloat16"])
-def test_rounding_is_to_a_neighbour_and_right_on_average(one_table: Any, storage: Any) -> None:
+def test_rounding_is_to_a_neighbour_and_right_on_average(one_table, storage):
     unit = 2 * STEP[storage]
     table, ids = constant(one_table, storage, 1.0 + 0.3 * unit, 20_000)
     found = table.values(ids)
@@ -37,7 +37,7 @@ def test_rounding_is_to_a_neighbour_and_right_on_average(one_table: Any, storage
 
 
 @pytest.mark.parametrize("storage", ["float16", "bfloat16"])
-def test_steps_below_the_resolution_add_up(one_table: Any, storage: Any) -> None:
+def test_steps_below_the_resolution_add_up(one_table, storage):
     table, ids = constant(one_table, storage, 1.0, 2000)
     gradient = STEP[storage] / 8
     for step in range(64):
@@ -45,7 +45,7 @@ def test_steps_below_the_resolution_add_up(one_table: Any, storage: Any) -> None
     assert table.values(ids).mean() == pytest.approx(1.0 - 64 * gradient, abs=STEP[storage] / 20)
 
 
-def test_subnormals_are_unbiased_and_overflow_saturates(one_table: Any) -> None:
+def test_subnormals_are_unbiased_and_overflow_saturates(one_table):
     table, ids = constant(one_table, "float16", 0.25 * 2.0**-24, 20_000)
     assert table.values(ids).mean() == pytest.approx(0.25 * 2.0**-24, rel=0.05)
     table, ids = constant(one_table, "float16", 6e4, 10)
@@ -54,7 +54,7 @@ def test_subnormals_are_unbiased_and_overflow_saturates(one_table: Any) -> None:
 
 
 @pytest.mark.parametrize("storage", ["float16", "bfloat16"])
-def test_every_kernel_set_gives_the_same_bytes(one_table: Any, storage: Any) -> None:
+def test_every_kernel_set_gives_the_same_bytes(one_table, storage):
     widest = native.kernel_set()
     results = []
     for name in ("scalar", "avx2", "avx512"):
@@ -70,7 +70,7 @@ def test_every_kernel_set_gives_the_same_bytes(one_table: Any, storage: Any) -> 
     assert len(set(results)) == 1
 
 
-def test_values_take_half_the_memory(one_table: Any) -> None:
+def test_values_take_half_the_memory(one_table):
     sizes = []
     for storage in ("dtype", "float16"):
         table = one_table(dim=64, storage=storage, optimizer=SGD)

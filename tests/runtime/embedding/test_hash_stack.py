@@ -36,7 +36,7 @@ def bags(ids: np.ndarray, lengths: list[int], size: int) -> Batch:
 
 
 @pytest.mark.parametrize("pooling", ["sum", "mean", "sequence"])
-def test_a_stacked_id_is_the_sum_of_its_rows(pooling: Any) -> None:
+def test_a_stacked_id_is_the_sum_of_its_rows(pooling):
     stack = HashStack(rounds=3, rows_per_round=5)
     field = Field(name="a", pooling=pooling, max_length=2)
     store, pool = make([field], optimizer=SGD, hash_stack=stack)
@@ -61,7 +61,7 @@ def test_a_stacked_id_is_the_sum_of_its_rows(pooling: Any) -> None:
         weight = {0: 0.5, 2: 1 / 3} if pooling == "mean" else {0: 1.0, 2: 1.0}
         expected = np.zeros((3, 4))
         for sample in (0, 2):
-            start = int(batch.offsets[sample])  # type: ignore[index]
+            start = int(batch.offsets[sample])
             parts = [vector[int(i)] for i in ids[start : start + kept[sample]]]
             expected[sample] = weight[sample] * sum(parts)
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9)
@@ -69,7 +69,7 @@ def test_a_stacked_id_is_the_sum_of_its_rows(pooling: Any) -> None:
     assert total.sum() == pytest.approx(4 * 3 * sum(weight[s] * kept[s] for s in (0, 2)))
 
 
-def test_rows_of_different_rounds_and_fields_are_apart() -> None:
+def test_rows_of_different_rounds_and_fields_are_apart():
     stack = HashStack(rounds=2, rows_per_round=8)
     ids = np.arange(1000, dtype=np.uint64)
     first, second = (stacked(tag(f, ids), stack).reshape(-1, 2) for f in (0, 1))
@@ -80,7 +80,7 @@ def test_rows_of_different_rounds_and_fields_are_apart() -> None:
 
 
 @pytest.mark.parametrize("share", [True, False])
-def test_a_feature_group_shares_rows_between_fields(share: bool) -> None:
+def test_a_feature_group_shares_rows_between_fields(share):
     fields = [Field(name="seen"), Field(name="bought")]
     store, pool = make(fields, optimizer=SGD, share_rows=share)
     ids = np.array([int(tag(f, np.array([7], np.uint64))[0]) for f in (0, 1)], np.uint64)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -15,7 +13,7 @@ ZERO = {"initial": "constant", "initial_scale": 0.0}
 
 
 @pytest.mark.parametrize("shards", [1, 7])
-def test_growth_loses_and_confuses_no_row(one_table: Any, shards: int) -> None:
+def test_growth_loses_and_confuses_no_row(one_table, shards):
     table = one_table(dim=2, shards=shards, optimizer=SGD, **ZERO)
     rng = np.random.default_rng(0)
     model: dict[int, float] = {}
@@ -32,7 +30,7 @@ def test_growth_loses_and_confuses_no_row(one_table: Any, shards: int) -> None:
     assert (values[:, 0] == values[:, 1]).all()
 
 
-def test_slots_are_used_again_and_never_grow_beyond_the_capacity(one_table: Any) -> None:
+def test_slots_are_used_again_and_never_grow_beyond_the_capacity(one_table):
     table = one_table(dim=2, optimizer=SGD, capacity=Capacity(rows=500), **ZERO)
     rng = np.random.default_rng(1)
     sizes = []
@@ -47,7 +45,7 @@ def test_slots_are_used_again_and_never_grow_beyond_the_capacity(one_table: Any)
     assert len(set(order)) == 500
 
 
-def test_crowded_groups_that_wrap_around_lose_no_row_when_others_leave(one_table: Any) -> None:
+def test_crowded_groups_that_wrap_around_lose_no_row_when_others_leave(one_table):
     """All homes are the index's last groups, so rows overflow into its first ones and move back."""
     rng = np.random.default_rng(3)
     tags = rng.integers(0xF8000000, 2**32, 900, dtype=np.uint64)
@@ -68,7 +66,7 @@ def test_crowded_groups_that_wrap_around_lose_no_row_when_others_leave(one_table
     assert table.store.counters["created"] == before
 
 
-def test_ids_whose_hashes_share_a_tag_are_told_apart(one_table: Any) -> None:
+def test_ids_whose_hashes_share_a_tag_are_told_apart(one_table):
     """Ids are made backwards from hashes that agree in the upper half."""
     hashes = (np.uint64(0xABCDEF01) << np.uint64(32)) | np.arange(2000, dtype=np.uint64)
     ids = unmix64(hashes)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -20,7 +18,7 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize("kind", sorted(MOMENTS))
-def test_mean_and_variance_are_those_of_the_distribution(one_table: Any, kind: Any) -> None:
+def test_mean_and_variance_are_those_of_the_distribution(one_table, kind):
     config = {} if kind == "inverse_sqrt" else {"initial_scale": 0.2}
     config |= {"normal": {"initial_mean": 0.5}, "gamma": {"initial_shape": 2.5}}.get(kind, {})
     values = one_table(dim=8, initial=kind, **config).values(np.arange(25_000)).astype(np.float64)
@@ -33,9 +31,7 @@ def test_mean_and_variance_are_those_of_the_distribution(one_table: Any, kind: A
 
 @pytest.mark.parametrize("kind", sorted(MOMENTS))
 @pytest.mark.parametrize("storage", ["dtype", "float16", "bfloat16"])
-def test_eviction_sharding_and_restart_give_the_same_values(
-    one_table: Any, kind: Any, storage: Any
-) -> None:
+def test_eviction_sharding_and_restart_give_the_same_values(one_table, kind, storage):
     config = {"dim": 4, "initial": kind, "storage": storage, "seed": 9}
     ids = np.arange(30)
     fresh = one_table(**config).values(ids)

@@ -53,13 +53,13 @@ def content_of(folder: Path) -> dict[str, Any]:
     return content
 
 
-def test_a_whole_checkpoint_loads_and_so_does_one_signed_again(one_table: Any, saved: Path) -> None:
+def test_a_whole_checkpoint_loads_and_so_does_one_signed_again(one_table, saved):
     assert loaded(one_table, saved).resident() == set(range(70))
     sign(saved, content_of(saved))
     assert loaded(one_table, saved).resident() == set(range(70))
 
 
-def test_files_that_are_swapped_copied_or_missing_are_refused(one_table: Any, saved: Path) -> None:
+def test_files_that_are_swapped_copied_or_missing_are_refused(one_table, saved):
     part = read_manifest(saved).parts[0]
     one, two = (saved / name for name in part.files)
     whole = one.read_bytes(), two.read_bytes()
@@ -94,16 +94,14 @@ def test_files_that_are_swapped_copied_or_missing_are_refused(one_table: Any, sa
     ],
 )
 def test_a_manifest_of_another_shape_names_key_value_and_rule(
-    one_table: Any, saved: Path, key: str, value: Any, message: str
-) -> None:
+    one_table, saved, key, value, message
+):
     sign(saved, content_of(saved) | {key: value})
     with pytest.raises(BrokenFileError, match=rf"manifest\.json.* {message}"):
         loaded(one_table, saved)
 
 
-def test_parts_and_shards_listed_twice_left_out_or_in_another_order_are_refused(
-    one_table: Any, saved: Path
-) -> None:
+def test_parts_and_shards_listed_twice_left_out_or_in_another_order_are_refused(one_table, saved):
     whole = content_of(saved)
     first, second = whole["parts"]
     crossed = [first["digests"][1], first["digests"][0]]
@@ -125,7 +123,7 @@ def test_parts_and_shards_listed_twice_left_out_or_in_another_order_are_refused(
             loaded(one_table, saved)
 
 
-def test_any_change_without_the_digest_is_noticed(one_table: Any, saved: Path) -> None:
+def test_any_change_without_the_digest_is_noticed(one_table, saved):
     """Also those that have the right shape: a part left out, the order of parts, a seed."""
     file, text = saved / "manifest.json", (saved / "manifest.json").read_text()
     whole = json.loads(text)
@@ -153,9 +151,7 @@ VALUES = st.recursive(
     where=st.sampled_from([("parts",), ("seed",), ("tables",), ("parts", 0), ("tables", "rows")]),
     value=VALUES,
 )
-def test_any_other_value_of_a_key_is_one_sentence(
-    one_table: Any, saved: Path, where: tuple[Any, ...], value: Any
-) -> None:
+def test_any_other_value_of_a_key_is_one_sentence(one_table, saved, where, value):
     whole = (saved / "manifest.json").read_text()
     content = content_of(saved)
     assume(not (where == ("seed",) and type(value) is int and value == 0))  # the one it has
@@ -177,7 +173,7 @@ def test_any_other_value_of_a_key_is_one_sentence(
 @pytest.mark.parametrize(
     "shape", [[2**40], [2**70], [-1], [1.5], ["9"], None, 7, [3, -3], [2**31, 2**31]]
 )
-def test_a_damaged_header_asks_for_no_memory(saved: Path, tmp_path: Path, shape: Any) -> None:
+def test_a_damaged_header_asks_for_no_memory(saved, tmp_path, shape):
     header = json.dumps({"facts": {}, "arrays": {"a": ["<u8", shape]}}).encode()
     start = b"PERSIA-TESTBED-ARRAYS-2\n" + struct.pack("<Q", len(header)) + header
     body = start + bytes(64)
@@ -188,7 +184,7 @@ def test_a_damaged_header_asks_for_no_memory(saved: Path, tmp_path: Path, shape:
 
 
 @pytest.mark.parametrize("dtype", ["O", "V99999999999", "<M8[s]", "<f8", 5, None])
-def test_a_foreign_type_of_an_array_is_refused(tmp_path: Path, dtype: Any) -> None:
+def test_a_foreign_type_of_an_array_is_refused(tmp_path, dtype):
     header = json.dumps({"facts": {}, "arrays": {"a": [dtype, [1]]}}).encode()
     file = tmp_path / "x.rows"
     start = b"PERSIA-TESTBED-ARRAYS-2\n" + struct.pack("<Q", len(header)) + header
@@ -197,8 +193,8 @@ def test_a_foreign_type_of_an_array_is_refused(tmp_path: Path, dtype: Any) -> No
         read_arrays(file, "")
 
 
-def test_what_is_in_the_checkpoint_and_what_in_the_store_is_said(tmp_path: Path) -> None:
-    def store(*names: str, **config: Any) -> NativeStore:
+def test_what_is_in_the_checkpoint_and_what_in_the_store_is_said(tmp_path):
+    def store(*names, **config) -> NativeStore:
         fields = tuple(Field(name=n, table=n) for n in names)
         return NativeStore(Layout(fields=fields), [TableConfig(name=n, **config) for n in names])
 
@@ -220,7 +216,7 @@ def test_what_is_in_the_checkpoint_and_what_in_the_store_is_said(tmp_path: Path)
     load(store("a", "b", optimizer=RowOptimizer(lr=0.5), weight_bound=1.0), tmp_path)
 
 
-def test_a_folder_that_is_none_and_a_copy_of_a_checkpoint(one_table: Any, saved: Path) -> None:
+def test_a_folder_that_is_none_and_a_copy_of_a_checkpoint(one_table, saved):
     with pytest.raises(BrokenFileError, match="holds no checkpoint: it is not a folder"):
         loaded(one_table, saved / "nowhere")
     shutil.copytree(saved, saved / "copy")

@@ -40,7 +40,7 @@ def admitted(key: int, one: int, step: int, p: float) -> bool:
 
 @given(seed=st.integers(0, 10**6), sightings=st.integers(1, 6))
 @settings(max_examples=25, deadline=None)
-def test_a_wide_sketch_counts_exactly(seed: int, sightings: int) -> None:
+def test_a_wide_sketch_counts_exactly(seed, sightings):
     rng = np.random.default_rng(seed)
     admission = Admission(kind="frequency", sightings=sightings)
     table = OneTable(dim=1, admission=admission)
@@ -58,9 +58,7 @@ def test_a_wide_sketch_counts_exactly(seed: int, sightings: int) -> None:
 
 @given(seed=st.integers(0, 10**6), width=st.integers(1, 12), sightings=st.integers(2, 5))
 @settings(max_examples=40, deadline=None)
-def test_a_narrow_sketch_lets_ids_in_early_as_the_published_one_does(
-    seed: int, width: int, sightings: int
-) -> None:
+def test_a_narrow_sketch_lets_ids_in_early_as_the_published_one_does(seed, width, sightings):
     """Count-min with conservative update: only the smaller of an id's two counts is believed."""
     rng = np.random.default_rng(seed)
     admission = Admission(kind="frequency", sightings=sightings, counters=width)
@@ -89,7 +87,7 @@ def test_a_narrow_sketch_lets_ids_in_early_as_the_published_one_does(
 
 @given(seed=st.integers(0, 10**6), shards=st.sampled_from([1, 3]), p=st.floats(0.01, 1))
 @settings(max_examples=25, deadline=None)
-def test_a_draw_is_a_function_of_seed_table_id_and_step(seed: int, shards: int, p: float) -> None:
+def test_a_draw_is_a_function_of_seed_table_id_and_step(seed, shards, p):
     rng = np.random.default_rng(seed)
     admission = Admission(kind="probability", probability=p)
     table = OneTable(dim=1, shards=shards, seed=seed, admission=admission)
@@ -102,6 +100,23 @@ def test_a_draw_is_a_function_of_seed_table_id_and_step(seed: int, shards: int, 
             if admitted(key, one, step, p):
                 resident.add(one)
         assert table.resident() == resident
+
+
+def test_evaluation_and_reading_ahead_are_no_sightings():
+    table = OneTable(dim=2, admission=Admission(kind="frequency", sightings=2))
+    table.look_up([5])
+    table.values([5])
+    ahead = table.look_up([5], step=1, create=False)
+    assert len(table.store) == 0
+    table.store.refresh(ahead, 0)
+    assert table.resident() == {5}
+
+
+def test_refused_id_reads_as_its_initial_value():
+    table = OneTable(dim=4, admission=Admission(kind="frequency", sightings=9))
+    read = table.look_up([1, 2, 3]).values["rows"]
+    np.testing.assert_array_equal(read, OneTable(dim=4).look_up([1, 2, 3]).values["rows"])
+    assert table.store.counters["not_admitted"] == 3
 
 
 class Expiring:
@@ -131,9 +146,7 @@ class Expiring:
 
 @given(seed=st.integers(0, 10**6), after=st.integers(1, 6), most=st.sampled_from([None, 6, 14]))
 @settings(max_examples=50, deadline=None)
-def test_rows_expire_and_start_afresh_as_in_a_list_of_last_uses(
-    seed: int, after: int, most: int | None
-) -> None:
+def test_rows_expire_and_start_afresh_as_in_a_list_of_last_uses(seed, after, most):
     """Steps jump ahead and lag behind; pushes come late; a row is worth its number of pushes."""
     rng = np.random.default_rng(seed)
     capacity = Capacity(rows=most, expire_after_steps=after)
@@ -165,7 +178,7 @@ def test_rows_expire_and_start_afresh_as_in_a_list_of_last_uses(
 
 @given(seed=st.integers(0, 10**6), shards=st.sampled_from([1, 3]), after=st.integers(1, 5))
 @settings(max_examples=30, deadline=None)
-def test_an_expired_row_must_be_admitted_again(seed: int, shards: int, after: int) -> None:
+def test_an_expired_row_must_be_admitted_again(seed, shards, after):
     """Whether its memory has been swept or not: then the number of shards cannot be seen."""
     rng = np.random.default_rng(seed)
     config = {
@@ -210,7 +223,7 @@ class HandOfAClock:
 
 @given(seed=st.integers(0, 10**6), most=st.integers(1, 25))
 @settings(max_examples=40, deadline=None)
-def test_the_clock_takes_the_rows_that_second_chance_takes(seed: int, most: int) -> None:
+def test_the_clock_takes_the_rows_that_second_chance_takes(seed, most):
     rng = np.random.default_rng(seed)
     table = OneTable(dim=1, capacity=Capacity(rows=most, eviction="clock"))
     model = HandOfAClock(most)
@@ -222,7 +235,7 @@ def test_the_clock_takes_the_rows_that_second_chance_takes(seed: int, most: int)
         assert table.resident() == {slot[0] for slot in model.slots}
 
 
-def test_one_turn_of_the_hand_spares_the_used_row_and_takes_the_other() -> None:
+def test_one_turn_of_the_hand_spares_the_used_row_and_takes_the_other():
     """By hand: four rows, all marked when new; the first turn clears every mark."""
     table = OneTable(dim=1, capacity=Capacity(rows=4, eviction="clock"))
     table.look_up([0, 1, 2, 3])
@@ -236,7 +249,7 @@ def test_one_turn_of_the_hand_spares_the_used_row_and_takes_the_other() -> None:
 
 
 @pytest.mark.parametrize("eviction", ["lru", "clock"])
-def test_evaluation_and_reading_ahead_are_no_uses(eviction: Any) -> None:
+def test_evaluation_and_reading_ahead_are_no_uses(eviction):
     table = OneTable(dim=1, capacity=Capacity(rows=3, eviction=eviction))
     table.look_up([0, 1, 2])
     table.look_up([3], 1)
@@ -247,7 +260,7 @@ def test_evaluation_and_reading_ahead_are_no_uses(eviction: Any) -> None:
     assert oldest not in table.resident()
 
 
-def test_reading_ahead_is_no_step_that_lets_rows_expire() -> None:
+def test_reading_ahead_is_no_step_that_lets_rows_expire():
     table = OneTable(dim=1, capacity=Capacity(expire_after_steps=5))
     table.look_up([1], step=0)
     table.look_up([2], step=50, create=False)

@@ -131,16 +131,8 @@ def train(engine: Any, layout: Layout, config: dict[str, Any], seed: int, one_id
     seed=st.integers(0, 2**32),
 )
 def test_native_engine_gives_the_bytes_of_the_reference(
-    layout: str,
-    optimizer: RowOptimizer,
-    schedule: Schedule,
-    dim: int,
-    dtype: Any,
-    scale: float,
-    one_id: bool,
-    kernels: str,
-    seed: int,
-) -> None:
+    layout, optimizer, schedule, dim, dtype, scale, one_id, kernels, seed
+):
     widest = native.kernel_set()
     rule = replace(optimizer, schedule=schedule)
     config = {"dim": dim, "dtype": dtype, "optimizer": rule, "initial_scale": scale}
@@ -158,9 +150,7 @@ def test_native_engine_gives_the_bytes_of_the_reference(
 @pytest.mark.parametrize("engine", ["native", "reference"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: f"{o.kind}-{o.bias_correction}")
 @pytest.mark.parametrize("schedule", SCHEDULES[1:], ids=lambda s: f"{s.warmup_steps}-{s.decay}")
-def test_a_fresh_row_moves_by_the_rate_of_its_step(
-    engine: Any, optimizer: RowOptimizer, schedule: Schedule
-) -> None:
+def test_a_fresh_row_moves_by_the_rate_of_its_step(engine, optimizer, schedule):
     """The first move of a row is the schedule's factor times that without a schedule."""
     layout = LAYOUTS["one_table"]
     for step in range(5):

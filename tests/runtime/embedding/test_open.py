@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from tests.oracles.reference.store import ReferenceStore
 LAYOUT = Layout(fields=(Field(name="a"), Field(name="b", pooling="mean")))
 
 
-def test_two_calls_make_a_step_as_in_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_calls_make_a_step_as_in_the_reference(monkeypatch):
     results = []
     for store in (
         open_store(LAYOUT, [TableConfig(dim=4)], shards=2),
@@ -53,12 +52,12 @@ def test_two_calls_make_a_step_as_in_the_reference(monkeypatch: pytest.MonkeyPat
         {"optimizer": RowOptimizer(kind="sgd", momentum=0.5)},
     ],
 )
-def test_reference_refuses_what_it_would_ignore(config: dict[str, Any]) -> None:
+def test_reference_refuses_what_it_would_ignore(config):
     with pytest.raises(ValueError, match="features that the reference does not have"):
         ReferenceStore(LAYOUT, [TableConfig(**config)])
 
 
-def test_missing_extension_is_one_sentence_with_the_remedy(monkeypatch: Any) -> None:
+def test_missing_extension_is_one_sentence_with_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "runtime.embedding.native._kernels", None)
     monkeypatch.delattr("runtime.embedding.native._kernels", raising=False)
     monkeypatch.delitem(sys.modules, "runtime.embedding.native.extension")
@@ -66,13 +65,13 @@ def test_missing_extension_is_one_sentence_with_the_remedy(monkeypatch: Any) -> 
         importlib.import_module("runtime.embedding.native.extension")
 
 
-def test_wrong_number_of_threads_is_refused() -> None:
+def test_wrong_number_of_threads_is_refused():
     for count in (0, 10_000):
         with pytest.raises(ValueError, match=f"embedding engine must be [<>]= .*, got {count}"):
             use_threads(count)
 
 
-def test_seed_beyond_64_bits_and_tables_named_twice_are_refused() -> None:
+def test_seed_beyond_64_bits_and_tables_named_twice_are_refused():
     for seed in (-1, 2**64):
         with pytest.raises(
             ValueError, match=f"seed is {seed}: must be a whole number >= 0 that fits 64"

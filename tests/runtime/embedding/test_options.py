@@ -73,9 +73,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("kind", "options", "rule"), UNREAD + WRONG)
-def test_what_nothing_reads_or_cannot_be_is_refused_with_name_value_and_rule(
-    kind: Any, options: dict[str, Any], rule: str
-) -> None:
+def test_what_nothing_reads_or_cannot_be_is_refused_with_name_value_and_rule(kind, options, rule):
     name, value = list(options.items())[-1]
     with pytest.raises(ValueError, match=rf"^{name} .*{rule}") as told:
         kind(**options)
@@ -88,7 +86,7 @@ NUMBERS = st.one_of(st.integers(), st.floats(), st.none(), st.text(max_size=3), 
 @given(
     field=st.sampled_from(["dim", "initial_scale", "weight_bound", "initial_mean"]), value=NUMBERS
 )
-def test_any_value_is_taken_or_refused_in_one_sentence(field: str, value: Any) -> None:
+def test_any_value_is_taken_or_refused_in_one_sentence(field, value):
     try:
         table = TableConfig(**{field: value})
     except ValueError as refused:
@@ -100,7 +98,7 @@ def test_any_value_is_taken_or_refused_in_one_sentence(field: str, value: Any) -
         assert math.isfinite(getattr(table, field))
 
 
-def test_eps_is_that_of_torch_for_each_kind() -> None:
+def test_eps_is_that_of_torch_for_each_kind():
     """torch.optim.SparseAdam and Adam add 1e-8, Adagrad 1e-10."""
     assert RowOptimizer(kind="adam").epsilon == RowOptimizer(kind="adam_row").epsilon == 1e-8
     assert RowOptimizer(kind="adagrad").epsilon == RowOptimizer().epsilon == 1e-10

@@ -29,9 +29,7 @@ def plan(ids: np.ndarray, shards: int) -> tuple[np.ndarray, np.ndarray, np.ndarr
     shards=st.sampled_from([1, 2, 7]),
 )
 @settings(max_examples=60, deadline=None)
-def test_every_occurrence_points_to_its_id_in_its_shard(
-    seed: int, count: int, values: int, shards: int
-) -> None:
+def test_every_occurrence_points_to_its_id_in_its_shard(seed, count, values, shards):
     ids = np.random.default_rng(seed).integers(0, values, count).astype(np.uint64)
     distinct, bounds, inverse = plan(ids, shards)
     np.testing.assert_array_equal(distinct[inverse], ids)
@@ -45,7 +43,7 @@ def test_every_occurrence_points_to_its_id_in_its_shard(
         assert places == sorted(places)  # in the order of first appearance
 
 
-def test_ids_whose_hashes_agree_in_place_and_piece_are_told_apart() -> None:
+def test_ids_whose_hashes_agree_in_place_and_piece_are_told_apart():
     """The upper 16 bits and the lower 20 are the same in all: one chain, one piece."""
     middle = np.arange(600, dtype=np.uint64) << np.uint64(20)
     ids = unmix64((np.uint64(0xABCD) << np.uint64(48)) | middle | np.uint64(77))
@@ -54,7 +52,7 @@ def test_ids_whose_hashes_agree_in_place_and_piece_are_told_apart() -> None:
     np.testing.assert_array_equal(inverse, np.r_[0:600, 599:-1:-1])
 
 
-def test_what_an_earlier_call_left_behind_is_never_found_again() -> None:
+def test_what_an_earlier_call_left_behind_is_never_found_again():
     """The scratch table is cleared by a number of 16 bits, so go once around it."""
     ids = np.random.default_rng(0).integers(0, 2**40, 400).astype(np.uint64)
     plan(ids, 1)
@@ -68,7 +66,7 @@ def test_what_an_earlier_call_left_behind_is_never_found_again() -> None:
 
 @given(seed=st.integers(0, 10**6), bags=st.booleans(), shards=st.sampled_from([1, 3]))
 @settings(max_examples=40, deadline=None)
-def test_one_call_plans_every_table_of_a_batch(seed: int, bags: bool, shards: int) -> None:
+def test_one_call_plans_every_table_of_a_batch(seed, bags, shards):
     """Fields of three tables in turn: plain, shared by two, and a stack; bags may be empty."""
     rng = np.random.default_rng(seed)
     fields = [

@@ -30,7 +30,7 @@ def run(code: str, level: str | None) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
 
 
-def test_the_level_that_was_faster_here_is_taken() -> None:
+def test_the_level_that_was_faster_here_is_taken():
     level, times = run(_BOTH, None).stdout.decode().splitlines()
     first, second = (float(word) for word in times.split())
     assert min(first, second) > 0
@@ -38,13 +38,13 @@ def test_the_level_that_was_faster_here_is_taken() -> None:
 
 
 @pytest.mark.parametrize("level", ["l1", "l2"])
-def test_a_level_that_is_said_is_not_measured(level: str) -> None:
+def test_a_level_that_is_said_is_not_measured(level):
     said, times = run(_BOTH, level).stdout.decode().splitlines()
     assert said == level
     assert times.split() == ["0.0", "0.0"]
 
 
-def test_another_word_is_refused_with_what_to_do() -> None:
+def test_another_word_is_refused_with_what_to_do():
     last = run(_LEVEL, "l3").stderr.decode().splitlines()[-1]
     assert last == (
         "ValueError: PERSIA_PREFETCH must be l1 or l2, got 'l3'; leave it away to let the engine"
@@ -52,7 +52,7 @@ def test_another_word_is_refused_with_what_to_do() -> None:
     )
 
 
-def test_both_levels_give_the_same_bytes() -> None:
+def test_both_levels_give_the_same_bytes():
     one, other = (run(_ROWS, level) for level in ("l1", "l2"))
     assert one.stdout == other.stdout, one.stderr
     assert np.frombuffer(one.stdout, np.float32).any()

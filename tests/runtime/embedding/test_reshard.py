@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -15,9 +12,7 @@ from tests.runtime.embedding.test_checkpoint import ADAM, equal_stores, train
 
 
 @pytest.mark.parametrize("shards", [1, 3, 5])
-def test_resharding_keeps_every_row_and_its_state(
-    one_table: Any, shards: int, tmp_path: Path
-) -> None:
+def test_resharding_keeps_every_row_and_its_state(one_table, shards, tmp_path):
     saved, loaded = (one_table(shards=n, dim=4, optimizer=ADAM) for n in (2, shards))
     train(saved, range(6))
     save(saved.store, tmp_path)
@@ -30,7 +25,7 @@ def test_resharding_keeps_every_row_and_its_state(
 
 
 @pytest.mark.parametrize("shards", [2, 3])
-def test_incremental_saves_add_up_to_the_whole(one_table: Any, shards: int, tmp_path: Path) -> None:
+def test_incremental_saves_add_up_to_the_whole(one_table, shards, tmp_path):
     config = {"dim": 3, "optimizer": ADAM, "capacity": Capacity(rows=100 * shards)}
     table, other = one_table(shards=2, **config), one_table(shards=shards, **config)
     train(table, range(10))
@@ -49,8 +44,8 @@ def test_incremental_saves_add_up_to_the_whole(one_table: Any, shards: int, tmp_
 @pytest.mark.parametrize("eviction", ["lru", "clock"])
 @pytest.mark.parametrize("shards", [1, 2, 3])
 def test_evicted_rows_do_not_come_back_with_incremental_saves(
-    one_table: Any, tmp_path: Path, eviction: Any, shards: int
-) -> None:
+    one_table, tmp_path, eviction, shards
+):
     """150 ids pass through 60 rows, so each save sees rows that have gone since the last one."""
     capacity = Capacity(rows=60, eviction=eviction)
     table = one_table(shards=2, dim=3, optimizer=ADAM, capacity=capacity)
@@ -71,8 +66,8 @@ def test_evicted_rows_do_not_come_back_with_incremental_saves(
 @pytest.mark.parametrize(("old", "new"), [(2, 1), (2, 5), (1, 3)])
 @pytest.mark.parametrize("incremental", [False, True])
 def test_a_resharded_store_trains_on_as_the_one_that_was_not(
-    one_table: Any, tmp_path: Path, old: int, new: int, incremental: bool
-) -> None:
+    one_table, tmp_path, old, new, incremental
+):
     """Rows must lie in the shard where lookups look for them, or they would start afresh."""
     saved, loaded = (one_table(shards=n, dim=4, optimizer=ADAM) for n in (old, new))
     train(saved, range(8))
@@ -107,8 +102,8 @@ def relative_ages(ids: list[int], shards: int) -> list[int]:
 
 @pytest.mark.parametrize(("old", "new"), [(2, 1), (1, 3), (2, 3), (3, 2)])
 def test_a_full_table_on_other_shards_goes_on_to_evict_its_oldest_rows(
-    one_table: Any, tmp_path: Path, old: int, new: int
-) -> None:
+    one_table, tmp_path, old, new
+):
     """Against a list a shard; new shards do not hold equally many rows, so loading evicts, too."""
     saved, loaded = (one_table(shards=n, dim=2, capacity=Capacity(rows=24)) for n in (old, new))
     used = [int(i) for i in np.random.default_rng(old).permutation(60)[:30]]
@@ -134,8 +129,8 @@ def test_a_full_table_on_other_shards_goes_on_to_evict_its_oldest_rows(
 @pytest.mark.parametrize("capacity", [None, 90])
 @pytest.mark.parametrize(("old", "new"), [(2, 2), (2, 1), (1, 3), (3, 2)])
 def test_each_row_on_other_shards_expires_when_its_own_time_is_over(
-    one_table: Any, tmp_path: Path, old: int, new: int, capacity: int | None
-) -> None:
+    one_table, tmp_path, old, new, capacity
+):
     config = {"dim": 2, "capacity": Capacity(rows=capacity, expire_after_steps=30)}
     saved, loaded = (one_table(shards=n, **config) for n in (old, new))
     last = {int(i): step for step, i in enumerate(np.random.default_rng(new).permutation(60)[:25])}
@@ -150,8 +145,8 @@ def test_each_row_on_other_shards_expires_when_its_own_time_is_over(
 
 @pytest.mark.parametrize("shards", [1, 2])
 def test_rows_that_had_expired_do_not_come_back_where_rows_do_not_expire(
-    one_table: Any, tmp_path: Path, shards: int
-) -> None:
+    one_table, tmp_path, shards
+):
     capacity = Capacity(rows=90, eviction="clock", expire_after_steps=5)
     saved, loaded = one_table(shards=2, dim=2, capacity=capacity), one_table(shards=shards, dim=2)
     saved.look_up(np.arange(30), 0)

@@ -33,7 +33,7 @@ def initial(one_table: Any) -> np.ndarray:
     return values
 
 
-def test_lazy_sgd_with_decay_and_momentum(one_table: Any) -> None:
+def test_lazy_sgd_with_decay_and_momentum(one_table):
     rule = RowOptimizer(kind="sgd", lr=0.1, weight_decay=0.02, momentum=0.8)
     found, history = run(one_table, rule)
     w, velocity = initial(one_table), np.zeros((len(IDS), DIM))
@@ -43,7 +43,7 @@ def test_lazy_sgd_with_decay_and_momentum(one_table: Any) -> None:
     np.testing.assert_allclose(found, w, rtol=1e-12)
 
 
-def test_rowwise_adam(one_table: Any) -> None:
+def test_rowwise_adam(one_table):
     rule = RowOptimizer(kind="adam_row", lr=0.1, eps=1e-8, bias_correction="row")
     found, history = run(one_table, rule)
     w, m, v = initial(one_table), np.zeros((len(IDS), DIM)), np.zeros((len(IDS), 1))
@@ -57,7 +57,7 @@ def test_rowwise_adam(one_table: Any) -> None:
     np.testing.assert_allclose(found, w, rtol=1e-9)
 
 
-def test_ftrl_proximal(one_table: Any) -> None:
+def test_ftrl_proximal(one_table):
     rule = RowOptimizer(kind="ftrl", lr=0.1, l1=0.3, l2=0.05, ftrl_beta=1.0)
     found, history = run(one_table, rule)
     w = initial(one_table)
@@ -72,38 +72,27 @@ def test_ftrl_proximal(one_table: Any) -> None:
     assert (found == 0).any()
 
 
-def test_weight_bound_clamps_after_the_step(one_table: Any) -> None:
+def test_weight_bound_clamps_after_the_step(one_table):
     found, _ = run(one_table, RowOptimizer(kind="sgd", lr=1.0), weight_bound=0.5)
     assert np.abs(found).max() == 0.5
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam"])
-def test_learning_rate_follows_the_schedule(one_table: Any, kind: Any) -> None:
-    schedule = Schedule(warmup_steps=4, decay="cosine", decay_steps=6, floor=0.1)
-    scheduled = one_table(dim=2, optimizer=RowOptimizer(kind=kind, lr=0.1, schedule=schedule))
+def test_factors_of_the_rate_by_hand():
+    cosine = Schedule(warmup_steps=4, decay="cosine", decay_steps=6, floor=0.1)
     for step, factor in [(1, 0.25), (4, 1.0), (7, 0.55), (10, 0.1), (50, 0.1)]:
-        assert schedule.factor(step) == pytest.approx(factor)
-        plain = one_table(dim=2, optimizer=RowOptimizer(kind=kind, lr=0.1 * factor))
-        for table in (scheduled, plain):
-            table.push(table.look_up([100 + step], step - 1))
-        np.testing.assert_allclose(
-            scheduled.values([100 + step]), plain.values([100 + step]), rtol=1e-6
-        )
-
-
-def test_other_decays() -> None:
+        assert cosine.factor(step) == pytest.approx(factor)
     linear = Schedule(decay="linear", decay_steps=10)
     assert [linear.factor(step) for step in (0, 5, 10, 20)] == [1.0, 0.5, 0.0, 0.0]
     root = Schedule(decay="inverse_sqrt", decay_steps=100)
     assert root.factor(300) == pytest.approx(math.sqrt(1 / 4))
 
 
-def test_options_of_another_optimiser_are_refused() -> None:
+def test_options_of_another_optimiser_are_refused():
     with pytest.raises(ValueError, match=r"momentum is 0.9: only used with kind sgd; remove it"):
         RowOptimizer(momentum=0.9)
 
 
-def test_the_documents_count_the_optimisers_that_there_are() -> None:
+def test_the_documents_count_the_optimisers_that_there_are():
     words = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
     count = words[len(get_args(RowOptimizerKind))]
     text = (Path(__file__).parents[3] / "docs" / "training.md").read_text()

@@ -100,14 +100,8 @@ ACTS = st.lists(
     kept=st.booleans(),
 )
 def test_writers_between_the_slices_of_a_copy_do_not_show_in_it(
-    config: dict[str, Any],
-    shards: int,
-    before: int,
-    meanwhile: list[str | int],
-    changed: bool,
-    track: bool,
-    kept: bool,
-) -> None:
+    config, shards, before, meanwhile, changed, track, kept
+):
     """A twin is copied at one instant, before the writers begin; a number copies so many slots."""
     slow, twin = (OneTable(shards=shards, **config) for _ in range(2))
     for step in range(before):
@@ -144,9 +138,7 @@ def test_writers_between_the_slices_of_a_copy_do_not_show_in_it(
 
 @settings(max_examples=40, deadline=None)
 @given(config=st.sampled_from(CONFIGS), meanwhile=ACTS)
-def test_a_snapshot_dropped_half_way_leaves_all_changes_for_the_next_one(
-    config: dict[str, Any], meanwhile: list[str | int]
-) -> None:
+def test_a_snapshot_dropped_half_way_leaves_all_changes_for_the_next_one(config, meanwhile):
     table = OneTable(shards=2, **config)
     for step in range(6):
         act(table, step, "push")
@@ -172,7 +164,7 @@ def test_a_snapshot_dropped_half_way_leaves_all_changes_for_the_next_one(
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_threads_that_write_all_the_time_do_not_show_in_a_snapshot(config: dict[str, Any]) -> None:
+def test_threads_that_write_all_the_time_do_not_show_in_a_snapshot(config):
     """Against a copy made inside the cut, of values, state, counts and stamps."""
     if "capacity" in config and config["capacity"].rows:
         capacity = config["capacity"]
@@ -181,7 +173,7 @@ def test_threads_that_write_all_the_time_do_not_show_in_a_snapshot(config: dict[
     table = OneTable(shards=2, **config)
     stop, steps = threading.Event(), [0, 0]
 
-    def writer(which: int) -> None:
+    def writer(which):
         rng = np.random.default_rng(which)
         while not stop.is_set():
             ids = rng.choice(12_000, 600, replace=False)
@@ -218,7 +210,7 @@ def test_threads_that_write_all_the_time_do_not_show_in_a_snapshot(config: dict[
             one.join(60)
 
 
-def test_threads_of_one_push_copy_each_row_once() -> None:
+def test_threads_of_one_push_copy_each_row_once():
     """20,000 rows, so that two threads share the push and both meet rows not copied yet."""
     native.set_threads(2)
     sgd = RowOptimizer(kind="sgd", lr=1.0)
@@ -235,7 +227,7 @@ def test_threads_of_one_push_copy_each_row_once() -> None:
     assert (table.values(np.arange(20_000)) == 2).all()
 
 
-def test_a_snapshot_without_memory_fails_and_training_does_not() -> None:
+def test_a_snapshot_without_memory_fails_and_training_does_not():
     sgd = RowOptimizer(kind="sgd", lr=1.0)
     config = {"dim": 16, "optimizer": sgd, "initial": "constant", "initial_scale": 0.0}
     table = OneTable(**config)
@@ -258,7 +250,7 @@ def test_a_snapshot_without_memory_fails_and_training_does_not() -> None:
     assert len(changes["rows"]["ids"]) == 20_000
 
 
-def test_one_snapshot_at_a_time_and_each_is_collected_before_it_is_kept() -> None:
+def test_one_snapshot_at_a_time_and_each_is_collected_before_it_is_kept():
     table = OneTable(dim=2)
     table.push(table.look_up([1, 2, 3]))
     with pytest.raises(RuntimeError, match="there is no snapshot to collect"):
@@ -271,7 +263,7 @@ def test_one_snapshot_at_a_time_and_each_is_collected_before_it_is_kept() -> Non
     assert sorted(table.store.collect_snapshots()[0]["rows"]["ids"]) == [1, 2, 3]
 
 
-def test_a_cut_that_fails_at_one_shard_leaves_none_frozen() -> None:
+def test_a_cut_that_fails_at_one_shard_leaves_none_frozen():
     table = OneTable(dim=2, shards=2)
     table.look_up(np.arange(100))
     second = tables_of(table)[1]
@@ -290,7 +282,7 @@ def changes_of(table: OneTable) -> tuple[set[int], set[int]]:
     return set(found["rows"]["ids"].tolist()), set(found["rows"]["removed"].tolist())
 
 
-def test_a_clocks_snapshot_of_changes_has_every_row_and_tells_which_went() -> None:
+def test_a_clocks_snapshot_of_changes_has_every_row_and_tells_which_went():
     table = OneTable(dim=2, capacity=Capacity(rows=4, eviction="clock"))
     table.look_up([0, 1, 2, 3])
     table.store.freeze_snapshots(only_changed=False, track=True)
@@ -301,7 +293,7 @@ def test_a_clocks_snapshot_of_changes_has_every_row_and_tells_which_went() -> No
     assert changes_of(table) == ({1, 2, 3, 4}, {0})  # the hand took a mark from each
 
 
-def test_a_use_is_a_change_of_the_snapshot_after_it_and_of_no_other() -> None:
+def test_a_use_is_a_change_of_the_snapshot_after_it_and_of_no_other():
     table = OneTable(dim=2, capacity=Capacity(rows=4))
     table.look_up([0, 1, 2, 3])
     table.store.snapshots(only_changed=False, track=True)
@@ -319,13 +311,13 @@ def test_a_use_is_a_change_of_the_snapshot_after_it_and_of_no_other() -> None:
     assert changes_of(table) == (set(), set())
 
 
-def test_every_table_and_shard_is_of_the_instant_of_the_cut() -> None:
+def test_every_table_and_shard_is_of_the_instant_of_the_cut():
     """Two tables of a batch in three shards; writers come after the cut, before any copy."""
     layout = Layout(fields=(Field(name="a"), Field(name="b", table="other")))
     tables = [TableConfig(dim=3, optimizer=ADAM), TableConfig(name="other", dim=3, optimizer=ADAM)]
     stores = [NativeStore(layout, tables, shards=3) for _ in range(2)]
 
-    def train(step: int) -> None:
+    def train(step):
         ids = np.random.default_rng(step).integers(0, 500, 200).astype(np.uint64)
         empty = np.zeros((100, 0), np.float32)
         handle = stores[0].begin(0, step, Batch(ids, None, empty, empty))

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -55,14 +54,14 @@ def train(threads: int, capacity: Capacity) -> bytes:
 @pytest.mark.parametrize(
     "capacity", [Capacity(), Capacity(rows=9000), Capacity(rows=9000, eviction="clock")]
 )
-def test_any_number_of_threads_gives_the_same_bytes(capacity: Capacity) -> None:
+def test_any_number_of_threads_gives_the_same_bytes(capacity):
     alone = train(1, capacity)
     assert train(2, capacity) == alone
     assert train(5, capacity) == alone
 
 
 @pytest.mark.parametrize("eviction", [None, "lru", "clock"])
-def test_concurrent_training_conserves_every_push(one_table: Any, eviction: Any) -> None:
+def test_concurrent_training_conserves_every_push(one_table, eviction):
     """Each push adds 1 to its rows, so all that is found or dropped adds up to what was pushed."""
     native.set_threads(2)
     capacity = Capacity() if eviction is None else Capacity(rows=6000, eviction=eviction)
@@ -72,7 +71,7 @@ def test_concurrent_training_conserves_every_push(one_table: Any, eviction: Any)
     )
     pushed, torn, errors = [0] * 4, [0], []
 
-    def worker(number: int) -> None:
+    def worker(number):
         rng = np.random.default_rng(number)
         try:
             for step in range(25):
@@ -103,7 +102,7 @@ def test_concurrent_training_conserves_every_push(one_table: Any, eviction: Any)
         assert dropped > 0
 
 
-def test_freed_arrays_are_used_again(one_table: Any) -> None:
+def test_freed_arrays_are_used_again(one_table):
     table = one_table(dim=64)
     for step in range(3):
         table.look_up(np.arange(20_000), step)
@@ -182,7 +181,7 @@ print(status, look_up())
 
 
 @pytest.mark.multiproc
-def test_a_team_may_change_its_size_while_calls_enter() -> None:
+def test_a_team_may_change_its_size_while_calls_enter():
     """Two runs in one process, as in a notebook; a caller once waited for threads that had gone."""
     found = subprocess.run(
         [sys.executable, "-c", TEAM_THAT_CHANGES], capture_output=True, text=True, timeout=150
@@ -191,7 +190,7 @@ def test_a_team_may_change_its_size_while_calls_enter() -> None:
 
 
 @pytest.mark.multiproc
-def test_a_child_forked_after_the_team_was_made_has_a_team_of_its_own() -> None:
+def test_a_child_forked_after_the_team_was_made_has_a_team_of_its_own():
     found = subprocess.run(
         [sys.executable, "-c", FORKED_CHILD], capture_output=True, text=True, timeout=150
     )

@@ -13,7 +13,6 @@ import pytest
 
 from persia_sim.words.trace import TraceRecorder
 from runtime import stop
-from runtime.data.batch import Field, Layout
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines.processes.channel import Channel, PeerGoneError, connect
 from runtime.engines.processes.launch import Address
@@ -29,12 +28,6 @@ from runtime.engines.processes.messages import (
 from runtime.engines.processes.ranks import ProcessRank
 from tests.runtime.processes.served import LAYOUT, SGD, batch_of, ones, served
 from tests.runtime.worlds import config
-
-TWO_TABLES = Layout(
-    fields=(Field(name="user"), Field(name="item", table="items"), Field(name="tags")),
-    dense=("age", "price"),
-    tasks=("click", "buy"),
-)
 
 
 def greeted(address: Address, **changes) -> Channel:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,12 +46,7 @@ def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize("rows", [None, 500])
-def test_evaluate_prints_and_writes_the_scores_of_the_test_part(
-    trained: tuple[World, Path],
-    rows: int | None,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_evaluate_prints_and_writes_the_scores_of_the_test_part(trained, rows, tmp_path, capsys):
     world, folder = trained
     out = tmp_path / "new" / "found.json"
     limit = [] if rows is None else ["--test-rows", str(rows)]
@@ -70,9 +64,7 @@ def test_evaluate_prints_and_writes_the_scores_of_the_test_part(
     assert found["checkpoint"] == str(next((folder / "checkpoints").iterdir()))
 
 
-def test_evaluate_takes_other_data_with_the_same_schema(
-    trained: tuple[World, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluate_takes_other_data_with_the_same_schema(trained, tmp_path, capsys):
     out = tmp_path / "found.json"
     settings = replace(config(steps=5), data=DataConfig(name=TINY))
     checkpoint_of(run(settings, open_source(TINY)), tmp_path)
@@ -99,9 +91,7 @@ def test_evaluate_takes_other_data_with_the_same_schema(
     ],
     ids=["hybrid", "averaging"],
 )
-def test_a_finished_run_is_evaluated_to_its_own_figures(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
-) -> None:
+def test_a_finished_run_is_evaluated_to_its_own_figures(tmp_path, capsys, options):
     out, run_folder = tmp_path / "found.json", tmp_path / "run"
     words = ["train", "--data.name", "synthetic", "--data.rows", "1000", "--steps", "15"]
     words += ["--batch", "32", "--test-rows", "400", "--model.hidden", "8"]
@@ -120,9 +110,7 @@ def test_a_finished_run_is_evaluated_to_its_own_figures(
     np.testing.assert_allclose(predictions, kept, rtol=0, atol=1e-6)
 
 
-def test_export_says_what_it_wrote_and_predicts_as_evaluate_does(
-    trained: tuple[World, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_export_says_what_it_wrote_and_predicts_as_evaluate_does(trained, tmp_path, capsys):
     world, folder = trained
     out = tmp_path / "exported"
     assert main(["export", str(folder), "--out", str(out)]) == 0
@@ -138,9 +126,7 @@ def test_export_says_what_it_wrote_and_predicts_as_evaluate_does(
     assert f"{out} is there already; an export overwrites nothing" in told
 
 
-def test_a_newcomers_mistakes_are_sentences(
-    trained: tuple[World, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_newcomers_mistakes_are_sentences(trained, tmp_path, capsys):
     _, folder = trained
     assert "does not exist" in refused(["evaluate", str(tmp_path / "no")], capsys)
     assert "neither the folder of a run" in refused(["evaluate", str(tmp_path)], capsys)
@@ -161,11 +147,8 @@ def test_a_newcomers_mistakes_are_sentences(
 
 @pytest.mark.parametrize("damage", ["dense.pt", "rows/manifest.json", "state.json"])
 def test_damage_is_named_and_an_older_checkpoint_serves_with_a_warning(
-    trained: tuple[World, Path],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    damage: str,
-) -> None:
+    trained, tmp_path, capsys, damage
+):
     world, _ = trained
     older = checkpoint_of(world, tmp_path).folder
     newer = older.with_name("000000000009999")
@@ -184,7 +167,7 @@ def test_damage_is_named_and_an_older_checkpoint_serves_with_a_warning(
 
 
 @pytest.mark.parametrize("groups", [0, 3])
-def test_gauc_is_told_where_samples_have_groups_alone(groups: int) -> None:
+def test_gauc_is_told_where_samples_have_groups_alone(groups):
     score = {"auc": 0.7, "log_loss": 0.5, "label_rate": 0.3, "trivial_log_loss": 0.6}
     score |= {"calibration": 1.0} | ({"gauc": 0.6, "gauc_groups": groups} if groups else {})
     found = {"checkpoint": "c", "samples": 9, "data_says": "d", "rows_evaluated": 5, "warnings": [],
@@ -207,9 +190,9 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.mark.parametrize("edit", [name for name in EDITS if name != "split"])
 @pytest.mark.parametrize("anew", [False, True], ids=["the run's own", "--data"])
 def test_a_model_is_not_judged_on_columns_that_mean_something_else(
-    own: tuple[Path, Path], edit: str, anew: bool, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    own, edit, anew, tmp_path,
+    capsys,
+):  # fmt: skip
     run_folder, schema = own
     known = schema.read_text()
     place = tmp_path / "other.toml" if anew else schema
@@ -227,9 +210,7 @@ def test_a_model_is_not_judged_on_columns_that_mean_something_else(
 
 
 @pytest.mark.parametrize("edit", NO_EDITS)
-def test_a_model_is_judged_by_a_schema_that_says_the_same_otherwise(
-    own: tuple[Path, Path], edit: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_is_judged_by_a_schema_that_says_the_same_otherwise(own, edit, tmp_path, capsys):
     run_folder, schema = own
     (tmp_path / "clicks.csv").write_bytes((schema.parent / "clicks.csv").read_bytes())
     (tmp_path / "other.toml").write_text(edited(schema.read_text(), NO_EDITS[edit]))
@@ -253,9 +234,9 @@ def test_a_model_is_judged_by_a_schema_that_says_the_same_otherwise(
     ],
 )
 def test_rows_that_were_trained_on_are_counted_and_said(
-    own: tuple[Path, Path], split: str, test_rows: int | None, leaked: int, of: int,
-    tmp_path: Path, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    own, split, test_rows, leaked, of,
+    tmp_path, capsys,
+):  # fmt: skip
     """By hand: 80 rows a day in order of time, of which the first 512 were trained on."""
     run_folder, schema = own
     text = edited(schema.read_text(), ('{ column = "day", test_from = 8 }', split))
@@ -272,10 +253,8 @@ def test_rows_that_were_trained_on_are_counted_and_said(
 
 
 def test_an_export_onto_a_full_disk_ends_in_a_sentence_and_leaves_nothing(
-    trained: tuple[World, Path],
-    small_disk: Callable[[int], Path],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    trained, small_disk, capsys
+):
     """From no room at all to all but the last file: each write fails once."""
     _, folder = trained
     codes = []

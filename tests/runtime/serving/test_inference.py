@@ -62,20 +62,18 @@ def folders(world: World, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["run", "export"])
-def test_predictions_are_those_of_evaluation(world: World, folders: Any, which: int) -> None:
+def test_predictions_are_those_of_evaluation(world, folders, which):
     model = open_model(folders[which])
     assert model.layout == SOURCE.layout
     np.testing.assert_allclose(predicted(model), expected(world), rtol=0, atol=1e-6)
 
 
-def test_one_checkpoint_is_opened_by_its_own_folder(world: World, folders: Any) -> None:
+def test_one_checkpoint_is_opened_by_its_own_folder(world, folders):
     (folder,) = (folders[0] / "checkpoints").iterdir()
     np.testing.assert_allclose(predicted(open_model(folder)), expected(world), rtol=0, atol=1e-6)
 
 
-def test_the_export_holds_a_program_and_rows_that_others_can_read(
-    world: World, folders: Any
-) -> None:
+def test_the_export_holds_a_program_and_rows_that_others_can_read(world, folders):
     ids, values, _ = world.store.export()["rows"]
     table = pq.read_table(folders[1] / "rows" / "rows.parquet")
     assert table.column_names == ["id", "vector"]
@@ -91,9 +89,7 @@ def test_the_export_holds_a_program_and_rows_that_others_can_read(
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["run", "export"])
-def test_a_lookup_gives_rows_and_for_a_miss_the_initial_value(
-    world: World, folders: Any, which: int
-) -> None:
+def test_a_lookup_gives_rows_and_for_a_miss_the_initial_value(world, folders, which):
     model = open_model(folders[which])
     ids, values, _ = world.store.export()["rows"]
     mixed = np.concatenate([ids[::-1], UNKNOWN, ids[:3]])
@@ -104,9 +100,7 @@ def test_a_lookup_gives_rows_and_for_a_miss_the_initial_value(
     assert model.lookup("rows", [int(ids[5])]).tolist() == [values[5].tolist()]
 
 
-def test_batches_of_ids_never_seen_are_predicted_as_evaluation_does(
-    world: World, folders: Any
-) -> None:
+def test_batches_of_ids_never_seen_are_predicted_as_evaluation_does(world, folders):
     dense = np.zeros((5, 2), np.float32)
     ids = np.arange(15, dtype=np.uint64) + np.uint64(2**40)
     batch = Batch(ids, None, dense, np.zeros((5, 2), np.float32))
@@ -117,9 +111,7 @@ def test_batches_of_ids_never_seen_are_predicted_as_evaluation_does(
 
 
 @pytest.mark.parametrize("storage", ["float16", "bfloat16"])
-def test_rows_of_half_storage_and_their_misses_are_read_as_in_training(
-    tmp_path: Path, storage: Any
-) -> None:
+def test_rows_of_half_storage_and_their_misses_are_read_as_in_training(tmp_path, storage):
     rows = TableConfig(dim=4, storage=storage, capacity=Capacity(rows=60), initial="normal")
     world = run(replace(config(shards=2), rows=rows), SOURCE)
     checkpoint_of(world, tmp_path)
@@ -131,7 +123,7 @@ def test_rows_of_half_storage_and_their_misses_are_read_as_in_training(
     np.testing.assert_array_equal(model.lookup("rows", UNKNOWN), seen)
 
 
-def test_an_id_of_a_hash_stack_is_the_sum_of_its_rows() -> None:
+def test_an_id_of_a_hash_stack_is_the_sum_of_its_rows():
     stack = HashStack(rounds=2, rows_per_round=7)
     table = TableConfig(dim=3, hash_stack=stack, initial_scale=0.5)
     rows, hashes = [], np.array([12], np.uint64)
@@ -144,7 +136,7 @@ def test_an_id_of_a_hash_stack_is_the_sum_of_its_rows() -> None:
     np.testing.assert_array_equal(vectors.lookup(np.array([12], np.uint64)), there + fresh)
 
 
-def test_a_model_that_cannot_be_exported_is_weights_and_says_why(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_exported_is_weights_and_says_why(tmp_path):
     world = run(config(model=ModelConfig(name=BRANCHES, hidden=(4,))), SOURCE)
     checkpoint_of(world, tmp_path / "run")
     found = exported(tmp_path / "run", tmp_path / "out")
@@ -158,8 +150,8 @@ def test_a_model_that_cannot_be_exported_is_weights_and_says_why(tmp_path: Path)
 
 
 def test_code_that_lies_in_an_export_or_a_run_is_not_run_and_other_code_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     """Who made them has sealed the name, too; so the place of the file decides."""
     monkeypatch.syspath_prepend(tmp_path)
     chosen = config(model=ModelConfig(name=BRANCHES, hidden=(4,)))
@@ -186,9 +178,7 @@ def test_code_that_lies_in_an_export_or_a_run_is_not_run_and_other_code_is_told(
 
 @pytest.mark.parametrize("name", ["manifest.json", "rows/rows.parquet", "dense.pt2"])
 @pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
-def test_a_damaged_or_missing_file_is_named(
-    folders: Any, tmp_path: Path, name: str, harm: str
-) -> None:
+def test_a_damaged_or_missing_file_is_named(folders, tmp_path, name, harm):
     shutil.copytree(folders[1], tmp_path / "copy")
     file = tmp_path / "copy" / name
     whole = file.read_bytes()
@@ -210,7 +200,7 @@ def test_a_damaged_or_missing_file_is_named(
         assert str(file) in told
 
 
-def test_mistakes_of_a_newcomer_are_told_in_a_sentence(folders: Any, tmp_path: Path) -> None:
+def test_mistakes_of_a_newcomer_are_told_in_a_sentence(folders, tmp_path):
     model = open_model(folders[1])
     with pytest.raises(ValueError, match=r"no table is called 'row'; there are rows"):
         model.lookup("row", [1])
@@ -246,14 +236,12 @@ def replace_dense(batch: Batch, dense: np.ndarray) -> Batch:
     return Batch(batch.ids, batch.offsets, dense, batch.labels)
 
 
-def test_an_export_overwrites_nothing_and_leaves_nothing_half_done(
-    folders: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_export_overwrites_nothing_and_leaves_nothing_half_done(folders, tmp_path, monkeypatch):
     (tmp_path / "there").mkdir()
     with pytest.raises(ValueError, match="there is there already; an export overwrites nothing"):
         exported(folders[0], tmp_path / "there")
 
-    def full(*_: Any) -> None:
+    def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("runtime.serving.exported.write_network", full)
@@ -262,7 +250,7 @@ def test_an_export_overwrites_nothing_and_leaves_nothing_half_done(
     assert [p.name for p in tmp_path.iterdir()] == ["there"]
 
 
-def test_sequences_keep_their_places_and_masks_in_an_export(tmp_path: Path) -> None:
+def test_sequences_keep_their_places_and_masks_in_an_export(tmp_path):
     source = WithSequences()
     world = run(config(test_rows=None), source)
     checkpoint_of(world, tmp_path / "run")
@@ -287,7 +275,7 @@ class WithSequences(ArraySource):
         return replace(plain, fields=(*others, replace(tags, pooling="sequence", max_length=3)))
 
 
-def test_reading_a_run_changes_no_byte_of_it(world: World, folders: Any) -> None:
+def test_reading_a_run_changes_no_byte_of_it(world, folders):
     before = {p: p.read_bytes() for p in folders[0].rglob("*") if p.is_file()}
     model = open_model(folders[0])
     predicted(model)
@@ -309,7 +297,7 @@ def test_reading_a_run_changes_no_byte_of_it(world: World, folders: Any) -> None
     ],
     ids=["width", "text", "no parquet", "order"],
 )
-def test_a_table_that_is_not_the_models_is_refused(tmp_path: Path, column: Any, told: str) -> None:
+def test_a_table_that_is_not_the_models_is_refused(tmp_path, column, told):
     """Such a file has its right digest where somebody made the export anew by hand."""
     file = tmp_path / "vectors.parquet"
     if column is None:
@@ -331,9 +319,7 @@ def test_a_table_that_is_not_the_models_is_refused(tmp_path: Path, column: Any, 
         ({"tables": {"rows": {"dimm": 4}}}, "tables.rows: dimm is not known; did you mean dim"),
     ],
 )
-def test_a_manifest_written_by_hand_is_told_what_it_lacks(
-    folders: Any, tmp_path: Path, change: dict[str, Any], told: str
-) -> None:
+def test_a_manifest_written_by_hand_is_told_what_it_lacks(folders, tmp_path, change, told):
     shutil.copytree(folders[1], tmp_path / "copy")
     file = tmp_path / "copy" / "manifest.json"
     found = json.loads(file.read_text())
@@ -344,12 +330,12 @@ def test_a_manifest_written_by_hand_is_told_what_it_lacks(
 
 
 @pytest.mark.parametrize("given", [None, [1, 2], {"user": 3}])
-def test_what_is_no_batch_is_refused_in_words(folders: Any, given: Any) -> None:
+def test_what_is_no_batch_is_refused_in_words(folders, given):
     with pytest.raises(ValueError, match=r"batch must be a runtime\.data\.batch\.Batch, got"):
         open_model(folders[1]).predict(given)
 
 
-def test_threads_that_share_a_model_get_the_same_predictions(folders: Any) -> None:
+def test_threads_that_share_a_model_get_the_same_predictions(folders):
     model = open_model(folders[1])
     expected_ones = predicted(model)
     with ThreadPoolExecutor(4) as pool:

@@ -12,11 +12,10 @@ from torch import nn
 from runtime.checkpoint.rows import save
 from runtime.checkpoint.state import RunState
 from runtime.checkpoint.whole import Checkpoint, write_checkpoint
-from runtime.config import TrainConfig
 from runtime.dense.state import capture
 from runtime.models.inputs import Embeddings, InputShape, flatten
 from runtime.run.folder import plain
-from tests.runtime.worlds import World, run
+from tests.runtime.worlds import World
 
 
 class Branches(nn.Module):
@@ -32,10 +31,6 @@ class Branches(nn.Module):
             flat = -flat
         logits: torch.Tensor = self.head(flat)
         return logits
-
-
-def trained(config: TrainConfig, source: Any) -> World:
-    return run(config, source)
 
 
 def checkpoint_of(world: World, folder: Path, *, layout: bool = True) -> Checkpoint:
