@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from persia_sim import __main__ as simulator
 from persia_sim.words.trace import Event, Kind, Trace
 from persia_sim.words.vocabulary import Mode
 from persia_sim.words.window import updates_missed
@@ -167,18 +169,16 @@ def test_the_number_of_shards_changes_no_byte():
 
 
 @pytest.mark.parametrize("mode", ["hybrid", "async", "lookahead"])
-def test_a_simulated_order_trains_the_real_model(mode, tmp_path):
+def test_a_simulated_order_trains_the_real_model(mode, tmp_path, monkeypatch):
     """The road from the simulator to the runtime: a file."""
-    import subprocess
-    import sys
-
     trace = tmp_path / "simulated.npz"
     words = ["--cluster", "v100-paper", "--workload", "criteo-ad", "--mode", mode, "--ranks", "4"]
     if mode != "lookahead":
         words += ["--tau", "3"]
     per_rank = 24 if mode == "async" else 6
     words += ["--batch-per-rank", str(per_rank), "--steps", "12", "--trace", str(trace)]
-    subprocess.run([sys.executable, "-m", "persia_sim", *words], check=True, capture_output=True)
+    monkeypatch.setattr(sys, "argv", ["persia_sim", *words])
+    assert simulator.main() == 0
     order = Trace.load(trace)
     chosen = config(mode=mode, ranks=4, steps=48 if mode == "async" else 12)
     world = run(chosen, ArraySource(2000), order=order)

@@ -6,7 +6,6 @@ import gc
 import math
 import tracemalloc
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 
 import numpy as np
 import pytest
@@ -26,6 +25,7 @@ from persia_sim.words.vocabulary import Mode
 from runtime.rank import progress
 from runtime.rank.progress import BlockMeans, Meter, Thinned
 from runtime.run.session import train
+from tests.runtime.spawned import FORK
 from tests.runtime.worlds import ArraySource, changed, config, run
 
 
@@ -301,7 +301,7 @@ def bytes_of_a_step_more() -> float:
 @pytest.mark.multiproc
 def test_a_step_more_takes_no_memory():
     """37 events a step are 740 bytes, were they kept in memory."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as alone:
+    with ProcessPoolExecutor(1, FORK) as alone:
         assert alone.submit(bytes_of_a_step_more).result() < 60
 
 

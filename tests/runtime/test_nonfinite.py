@@ -128,7 +128,7 @@ def test_threads_skip_as_the_deterministic_executor_does(mode, poison, engine):
         assert_same_bytes(recorded, run(chosen(**options), source))
 
 
-@pytest.mark.parametrize("poison", POISONS)
+@pytest.mark.parametrize("poison", ["loss", "rows inf"])
 def test_async_skips_a_rank_of_several(poison):
     """Batch k sees what batches up to k - 3 taught; some of them are left out."""
     left_out = {(3, 0), (6, 0), (7, 0)}

@@ -89,7 +89,6 @@ def test_a_run_survives_the_death_of_a_server(mode, changes, tmp_path, launched,
 KILLER = """
 import os, signal, sys, time
 from pathlib import Path
-from experiments.drilling.trial import processes_of
 from runtime.rank.stages import RankStages
 from runtime.__main__ import run
 
@@ -101,7 +100,10 @@ def pushed(stages, computed):
     if stages._rank == 0 and not looked and computed.handle.step >= 5 + 25 * attempt:
         while set(folder.glob("checkpoints/*/state.json")) <= before:
             time.sleep(0.01)
-        servers = processes_of(os.getpid())["server"]
+        tasks = Path("/proc/self/task").glob("*/children")
+        pids = sorted(int(pid) for task in tasks for pid in task.read_text().split())
+        words = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in pids}
+        servers = [pid for pid in pids if "server_process" in words[pid]]
         entries = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
         sockets = [entry for entry in entries if "socket:" in os.path.realpath(entry)]
         looked.append(1)  # memory files, and those of checkpoints, come and go

@@ -36,12 +36,7 @@ class LruModel(RuleBasedStateMachine):
         handle = self.table.look_up(ids)
         seen = []
         for place, one in enumerate(ids):
-            if one not in self.rows:
-                if len(self.rows) == self.capacity:
-                    self.rows.popitem(last=False)
-                self.births += 1
-                self.rows[one] = self.births, self.initial(one)
-            self.rows.move_to_end(one)
+            self.use(one)
             seen.append((one, self.rows[one][0]))
             np.testing.assert_array_equal(handle.values["rows"][place], self.rows[one][1])
         self.flying.append((handle, seen))
@@ -52,12 +47,7 @@ class LruModel(RuleBasedStateMachine):
         self.train(ids[::-1])
         self.table.store.refresh(handle, 0)
         for place, one in enumerate(ids):
-            if one not in self.rows:
-                if len(self.rows) == self.capacity:
-                    self.rows.popitem(last=False)
-                self.births += 1
-                self.rows[one] = self.births, self.initial(one)
-            self.rows.move_to_end(one)
+            self.use(one)
             np.testing.assert_array_equal(handle.values["rows"][place], self.rows[one][1])
 
     @rule(which=st.integers(0, 100))
@@ -80,6 +70,14 @@ class LruModel(RuleBasedStateMachine):
             expected = self.rows[one][1] if one in self.rows else self.initial(one)
             np.testing.assert_array_equal(found[place], expected)
         assert self.table.resident() == set(self.rows)
+
+    def use(self, one: int) -> None:
+        if one not in self.rows:
+            if len(self.rows) == self.capacity:
+                self.rows.popitem(last=False)
+            self.births += 1
+            self.rows[one] = self.births, self.initial(one)
+        self.rows.move_to_end(one)
 
     def initial(self, one: int) -> np.ndarray:
         values: np.ndarray = OneTable(dim=3).values([one])[0]

@@ -27,7 +27,7 @@ from runtime.engines.processes.peers import Peers
 from runtime.engines.processes.remote_store import RemoteStore
 from runtime.engines.threads import ConcurrentRun
 from runtime.stop import PeerError
-from tests.runtime.processes.served import LAYOUT, SGD, batch_of, ones, served
+from tests.runtime.processes.served import LAYOUT, SGD, batch_of, one_step, ones, served
 from tests.runtime.worlds import ArraySource, assert_same_bytes, config, run
 
 SOURCE = ArraySource(300)
@@ -348,9 +348,7 @@ def test_a_server_that_has_died_can_be_started_again_at_the_same_address():
         found.processes.restart(0)
         again = Links(found.processes.address, [0])
         store = RemoteStore(LAYOUT, [SGD], again, seed=0, segments=2)
-        handle = store.begin(0, 0, batch_of(7))
-        store.look_up(handle)
-        store.give((handle, ones(handle)))
+        one_step(store, 0, 0, 7)
         store.drain()
         assert store.export()["rows"][1].tolist() == [[-1.0, -1.0]]
         store.close()

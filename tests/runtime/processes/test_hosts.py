@@ -34,7 +34,7 @@ from runtime.engines.processes.remote_store import RemoteStore
 from runtime.engines.processes.revival import Revival, SavedServer
 from runtime.engines.processes.server_config import ServerConfig
 from runtime.stop import PeerError, RunStopped, Stop
-from tests.runtime.processes.served import LAYOUT, SGD, batch_of, ones
+from tests.runtime.processes.served import LAYOUT, SGD, one_step
 from tests.runtime.processes.test_faults import until
 from tests.runtime.worlds import config, host_of_servers
 
@@ -134,9 +134,7 @@ def test_a_server_that_is_killed_on_its_host_comes_back_there():
     restart = partial(processes.restart, awaits_rows=True)
     links.revival = Revival(restart, lambda k: SavedServer(rules, [0]), told.append)
     for step in range(20):
-        handle = store.begin(0, step, batch_of(*range(12)))
-        store.look_up(handle)
-        store.give((handle, ones(handle)))
+        one_step(store, 0, step, *range(12))
         if step == 9:
             os.kill(links.pids[0], signal.SIGKILL)
             until(lambda: bool(told))

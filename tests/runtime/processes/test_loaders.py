@@ -342,7 +342,8 @@ def test_a_run_whose_loader_dies_goes_on_and_trains_each_batch_once(tmp_path, mo
         batch=CHUNK_ROWS,
         checkpoint=CheckpointConfig(checkpoint_every="4"),
     )
-    undisturbed = run_into(tmp_path / "undisturbed", chosen)
+    alone = worlds.changed(chosen, loaders=0, servers=0)
+    undisturbed = run_into(tmp_path / "undisturbed", alone)
     took = LoadedSource._take
 
     def dies_at_chunk_5(self, loader, number):

@@ -23,7 +23,7 @@ from runtime.engines.processes.launch import ServerProcesses
 from runtime.engines.processes.revival import Revival, SavedServer
 from runtime.run.saver import take_rows
 from runtime.stop import PeerError, RunStopped
-from tests.runtime.processes.served import LAYOUT, SGD, Served, batch_of, ones, served
+from tests.runtime.processes.served import LAYOUT, SGD, Served, batch_of, one_step, ones, served
 from tests.runtime.processes.test_faults import until
 
 IDS = tuple(range(12))
@@ -51,24 +51,18 @@ def lost_at(store) -> list[int]:
     return [status["lost"] for status in store._status()]
 
 
-def one_step(store, rank: int, step: int) -> None:
-    handle = store.begin(rank, step, batch_of(*IDS))
-    store.look_up(handle)
-    store.give((handle, ones(handle)))
-
-
 def test_pushes_before_the_death_are_lost_and_counted_and_those_after_it_applied():
     rules = ServerRules(tau=4)
     with served(rules, servers=2) as found:
         told = may_come_back(found, rules)
         for step in range(5):
-            one_step(found.store, 0, step)
+            one_step(found.store, 0, step, *IDS)
         found.store.drain()
         before = counts(found.store)
         assert set(before.values()) == {5}
         kill(found.processes, 1)
         for step in range(5, 12):
-            one_step(found.store, 0, step)
+            one_step(found.store, 0, step, *IDS)
         found.store.drain()
         mine = [set(plan) for plan in _ids_by_server(found.store)]
         after = counts(found.store)
@@ -90,9 +84,7 @@ def test_rows_of_a_checkpoint_are_there_again_and_only_what_came_after_it_is_los
     with served(rules, servers=1) as found:
         here = open_store(LAYOUT, [SGD], rules=rules)
         for step in range(3):
-            handle = here.begin(0, step, batch_of(*IDS))
-            here.look_up(handle)
-            here.give((handle, ones(handle)))
+            one_step(here, 0, step, *IDS)
         arrays = here.servers[0].rows.tables["rows"].rows()  # values and state as exported
         snapshot = here.snapshots(only_changed=False, track=False)[0]["rows"]
         saved = SavedServer(
@@ -100,10 +92,10 @@ def test_rows_of_a_checkpoint_are_there_again_and_only_what_came_after_it_is_los
         )
         may_come_back(found, rules, saved=lambda shard: saved)
         for step in range(8):
-            one_step(found.store, 0, step)
+            one_step(found.store, 0, step, *IDS)
         found.store.drain()
         kill(found.processes, 0)
-        one_step(found.store, 0, 8)
+        one_step(found.store, 0, 8, *IDS)
         found.store.drain()
         assert set(counts(found.store).values()) == {3 + 1}
         assert lost_at(found.store) == [5]
@@ -147,7 +139,7 @@ def test_ranks_in_threads_go_on_over_deaths_at_any_instant(merges, seed):
             try:
                 for step in range(steps):
                     time.sleep(draw.uniform(0, 0.004))
-                    one_step(found.store, number, step)
+                    one_step(found.store, number, step, *IDS)
                     done[number] = step + 1
                 found.store.finish(number, steps)
             except BaseException as error:
@@ -182,11 +174,11 @@ def test_a_checkpoint_under_way_fails_with_the_server_and_the_next_one_is_whole(
     rules = ServerRules(tau=4)
     with served(rules, servers=2) as found:
         may_come_back(found, rules)
-        one_step(found.store, 0, 0)
+        one_step(found.store, 0, 0, *IDS)
         found.store.drain()
         taken = take(found.store, extends=None, track_changes=True)
         kill(found.processes, 0)
-        one_step(found.store, 0, 1)
+        one_step(found.store, 0, 1, *IDS)
         found.store.drain()
         with pytest.raises(OSError, match="server 0 died before its rows of the checkpoint"):
             taken.write(tmp_path / "first")
@@ -204,7 +196,7 @@ def test_the_checkpoint_after_a_death_holds_all_rows_whatever_it_was_to_extend(
     rules = ServerRules(tau=4)
     with served(rules, servers=2) as found:
         may_come_back(found, rules)
-        one_step(found.store, 0, 0)
+        one_step(found.store, 0, 0, *IDS)
         found.store.drain()
         collect, folders = found.store.collect_snapshots, [tmp_path / str(k) for k in range(3)]
 
@@ -221,7 +213,7 @@ def test_the_checkpoint_after_a_death_holds_all_rows_whatever_it_was_to_extend(
         if dies == "before the next one":
             kill(found.processes, 0)
         for step, (base, folder) in enumerate(pairwise(folders), 1):
-            one_step(found.store, 0, step)
+            one_step(found.store, 0, step, *IDS)
             found.store.drain()
             taken = take_rows(found.store, base, True)
             assert (taken.extends is None) == (step == 1)
@@ -236,7 +228,7 @@ def test_an_evaluation_goes_on_over_the_death_of_a_server(dies):
     rules = ServerRules(tau=4)
     with served(rules, servers=2) as found:
         may_come_back(found, rules)
-        one_step(found.store, 0, 0)
+        one_step(found.store, 0, 0, *IDS)
         found.store.drain()
         late = dies == "before it answers"
         if late:
@@ -262,11 +254,11 @@ def test_an_evaluation_goes_on_over_the_death_of_a_server(dies):
 
 def test_a_server_that_is_not_to_come_back_ends_the_run_with_its_name():
     with served(ServerRules(tau=4)) as found:
-        one_step(found.store, 0, 0)
+        one_step(found.store, 0, 0, *IDS)
         kill(found.processes, 0)
         with pytest.raises((PeerError, RunStopped)):
             for step in range(1, 1000):
-                one_step(found.store, 0, step)
+                one_step(found.store, 0, step, *IDS)
         ends_s = time.monotonic() + 120
         while not found.links.stop and time.monotonic() < ends_s:
             time.sleep(0.01)  # whoever notices first raises, the heart tells the run

@@ -33,7 +33,7 @@ from runtime.engines.processes.messages import (
 )
 from runtime.engines.processes.server_config import ServerConfig
 from runtime.run.session import train
-from tests.runtime.processes.served import LAYOUT, SGD, batch_of, ones, served
+from tests.runtime.processes.served import LAYOUT, SGD, batch_of, one_step, ones, served
 from tests.runtime.worlds import ArraySource, config, on_engine
 
 TWO_TABLES = Layout(
@@ -128,9 +128,7 @@ def test_a_new_run_starts_at_step_0_on_the_rows_as_they_are():
         store = found.store
         for rules in (ServerRules(tau=0), ServerRules(tau=2)):
             store.begin_run(rules, stop.Stop())
-            handle = store.begin(0, 0, batch_of(7))
-            store.look_up(handle)
-            store.give((handle, ones(handle)))
+            one_step(store, 0, 0, 7)
             store.drain()
         assert store.export()["rows"][1].tolist() == [[-2.0, -2.0]]
 
@@ -193,9 +191,7 @@ def test_each_event_of_a_server_travels_once_and_in_bounded_messages(monkeypatch
 
         monkeypatch.setattr(found.links, "call", noted)
         for step in range(4):
-            handle = found.store.begin(0, step, batch_of(1))
-            found.store.look_up(handle)
-            found.store.give((handle, ones(handle)))
+            one_step(found.store, 0, step, 1)
             found.store.drain()
             if step != 1:
                 (events,) = found.store.recorded()
@@ -210,9 +206,7 @@ def test_rows_saved_from_servers_come_back_in_any_engine(into, tmp_path):
     with served(ServerRules(tau=0), [table], servers=2) as found:
         store = found.store
         for step in range(2):
-            handle = store.begin(0, step, batch_of(*range(40 * step, 40 * step + 60)))
-            store.look_up(handle)
-            store.give((handle, ones(handle)))
+            one_step(store, 0, step, *range(40 * step, 40 * step + 60))
             store.drain()
             saved = save(store, tmp_path, incremental=step > 0, track_changes=True)
         assert saved.rows == 60  # of 100: only those that the second step has touched

@@ -26,7 +26,7 @@ from runtime.engines.processes.messages import (
     unpack_json,
 )
 from runtime.engines.processes.ranks import ProcessRank
-from tests.runtime.processes.served import LAYOUT, SGD, batch_of, ones, served
+from tests.runtime.processes.served import LAYOUT, SGD, batch_of, one_step, served
 from tests.runtime.worlds import config
 
 
@@ -59,9 +59,7 @@ def one_of_two():
 def goes_on(found, step: int) -> None:
     """Another rank trains as if nothing had happened."""
     found.store.begin_run(ServerRules(ranks=2, tau=None), stop.Stop())
-    handle = found.store.begin(0, step, batch_of(7))
-    found.store.look_up(handle)
-    found.store.give((handle, ones(handle)))
+    one_step(found.store, 0, step, 7)
     found.store.drain()
 
 
