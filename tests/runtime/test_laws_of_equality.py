@@ -290,7 +290,7 @@ def test_a_real_trace_is_refused_for_any_setting_that_decides_a_byte(option):
     refuse_other_run(trace, _meta(recorded, {"rows": recorded.rows}), "t.npz")
     other = with_another(recorded, option)
     fact = "rows.rows" if option.startswith("rows.") else option.replace("merge-", "merge_")
-    with pytest.raises(ValueError, match=f"{re.escape(fact)}: trace "):
+    with pytest.raises(ValueError, match=f"{re.escape(fact)}: "):
         refuse_other_run(trace, _meta(other, {"rows": other.rows}), "t.npz")
 
 
