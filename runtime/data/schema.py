@@ -212,7 +212,7 @@ class Schema:
                 f"columns has {len(self.columns)} of numbers and none of ids, and a model has one"
                 " at least: add a categorical, bucket, multi or sequence column"
             )
-        elif len(self.layout.fields) > MAX_FIELDS:
+        elif len(self.id_columns) > MAX_FIELDS:
             yield f"at most {MAX_FIELDS} id columns fit, {self.name} has {len(self.id_columns)}"
         single = [c.name for c in self.columns if c.kind in ("categorical", "bucket")]
         if self.group is not None and self.group not in single:
