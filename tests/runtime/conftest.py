@@ -1,17 +1,19 @@
-"""Servers of a test's runs end with the test: whoever compares runs keeps their stores open."""
+"""What a command refuses; and servers of a test's runs, which end with the test."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from runtime.commands import main
 from runtime.engines.processes.remote_store import RemoteStore
 
 
 @pytest.fixture(autouse=True)
 def _servers_end_with_their_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whoever compares runs keeps their stores open."""
     opened: list[weakref.ref[RemoteStore]] = []
     begin = RemoteStore.__init__
 
@@ -25,3 +27,20 @@ def _servers_end_with_their_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[No
         store = found()
         if store is not None:
             store.close()
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Carries out a command that must end in a sentence, with exit code 2; gives the sentence."""
+
+    def said(*words: str) -> str:
+        try:
+            code: object = main(list(words))
+        except SystemExit as left:
+            code = left.code
+        told = capsys.readouterr().err
+        assert code == 2, (words, code, told)
+        assert "error: " in told and "Traceback" not in told
+        return " ".join(told.split())
+
+    return said

@@ -34,15 +34,6 @@ NUMBERS = [
 ]  # fmt: skip
 
 
-def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The text of a refusal; training does not begin."""
-    code = main(["train", *words])
-    text = capsys.readouterr().err
-    assert code == 2, (words, code, text)
-    assert "Traceback" not in text
-    return " ".join(text.split())
-
-
 @settings(max_examples=20, deadline=None)
 @given(option=st.sampled_from(NUMBERS), value=ABSURD)
 def test_absurd_numbers_are_refused_naming_the_option(option, value):
@@ -103,8 +94,8 @@ def test_any_options_are_accepted_or_refused_naming_one_of_them(tmp_path_factory
         (["--rows.optimizer.lr=-1"], "--rows.optimizer.lr must be > 0, got -1"),
     ],
 )
-def test_an_option_that_nothing_would_read_is_refused_even_at_its_default(words, said, capsys):
-    assert said in refused(words, capsys)
+def test_an_option_that_nothing_would_read_is_refused_even_at_its_default(words, said, refused):
+    assert said in refused("train", *words)
 
 
 @pytest.mark.parametrize(
@@ -118,8 +109,8 @@ def test_an_option_that_nothing_would_read_is_refused_even_at_its_default(words,
         (["--no-merge-pushes", "--merge-pushes"], "is typed as --no-merge-pushes, too, and only o"),
     ],
 )
-def test_an_option_that_is_typed_twice_is_refused(words, said, capsys):
-    assert said in refused(words, capsys)
+def test_an_option_that_is_typed_twice_is_refused(words, said, refused):
+    assert said in refused("train", *words)
 
 
 @pytest.mark.parametrize(
@@ -131,16 +122,15 @@ def test_an_option_that_is_typed_twice_is_refused(words, said, capsys):
         ["data", "list", "--data-dir", "a", "--data-dir", "b"],
     ],
 )
-def test_no_command_takes_an_option_twice(words, capsys):
-    assert main(words) == 2
-    assert "is typed twice, and only one of them can count; give it once" in capsys.readouterr().err
+def test_no_command_takes_an_option_twice(words, refused):
+    assert "is typed twice, and only one of them can count; give it once" in refused(*words)
 
 
-def test_a_replay_told_another_tau_than_its_trace_has_is_refused(tmp_path, capsys):
+def test_a_replay_told_another_tau_than_its_trace_has_is_refused(tmp_path, refused):
     path = tmp_path / "t.npz"
     Trace.of([], **config_facts(TrainConfig(sync=SyncConfig(mode="hybrid", tau=2)))).save(path)
     replay = ["--mode", "hybrid", "--executor", "replay", "--trace", str(path)]
-    assert "was made with tau 2" in refused([*replay, "--tau", "4"], capsys)
+    assert "was made with tau 2" in refused("train", *[*replay, "--tau", "4"])
     assert read_train([*replay, "--tau", "2"]).run.sync.tau == 2
 
 
@@ -177,17 +167,17 @@ def nothing(path):
     ],
 )
 def test_what_is_no_trace_is_refused_before_any_data_is_read(
-    tmp_path, capsys, monkeypatch, make, says
+    tmp_path, refused, monkeypatch, make, says
 ):
     make(tmp_path / "t.npz")
     monkeypatch.setattr(train_command, "work", lambda *_: pytest.fail("training began"))
     replay = ["--mode", "hybrid", "--executor", "replay", "--trace", str(tmp_path / "t.npz")]
-    text = refused(replay, capsys)
+    text = refused("train", *replay)
     assert says in text
     assert "pickle" not in text and text.isascii()
 
 
-def test_a_trace_of_another_run_says_what_to_give(tmp_path, capsys, monkeypatch):
+def test_a_trace_of_another_run_says_what_to_give(tmp_path, refused, monkeypatch):
     monkeypatch.setattr(train_command, "work", lambda *_: None)
     recorded = ["--mode", "hybrid", "--ranks", "2", "--seed", "3", "--data.passes", "2"]
     made = {"recorded": config_facts(read_train([*recorded, "--data.shuffle"]).run)}
@@ -196,7 +186,7 @@ def test_a_trace_of_another_run_says_what_to_give(tmp_path, capsys, monkeypatch)
     for name, facts in made.items():
         Trace.of([], **facts).save(tmp_path / f"{name}.npz")
         replay = ["--executor", "replay", "--trace", str(tmp_path / f"{name}.npz")]
-        options = refused(replay, capsys).partition("to replay it, give: ")[2].split()
+        options = refused("train", *replay).partition("to replay it, give: ")[2].split()
         assert {"--mode", "--ranks"} <= set(options)
         out = ["--out", str(tmp_path / f"{name}-out")]
         assert main(["train", *replay, *options, *out]) == 0, "what is to be given is enough"
@@ -220,12 +210,13 @@ def test_a_run_says_what_was_evicted_and_what_it_was_too_short_for(tmp_path, cap
     assert not re.search("evicted|note:|not kept", capsys.readouterr().out)
 
 
-def test_fewer_steps_than_are_done_do_not_seal_a_run(tmp_path, capsys):
+def test_fewer_steps_than_are_done_do_not_seal_a_run(tmp_path, refused):
     run = tmp_path / "run"
     assert small(run, "--steps", "4", "--checkpoint-every", "2") == 0
     (run / "summary.json").unlink()  # as if it had been killed behind its last checkpoint
-    assert main(["train", "--resume", str(run), "--steps", "1"]) == 2
-    assert "--steps is 1, but 4 are done: give more to go on" in capsys.readouterr().err
+    assert "--steps is 1, but 4 are done: give more to go on" in refused(
+        "train", "--resume", str(run), "--steps", "1"
+    )
     assert not (run / "summary.json").exists()
 
 
@@ -268,31 +259,31 @@ def test_a_run_keeps_what_was_typed_and_reads_back_from_its_config(tmp_path, mon
     assert one["tasks"] == two["tasks"]
 
 
-def test_a_folder_is_not_taken_from_another_run_or_from_a_stranger(tmp_path, capsys):
+def test_a_folder_is_not_taken_from_another_run_or_from_a_stranger(tmp_path, refused):
     begin = ["--data.name", "synthetic", "--steps", "1", "--out"]
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/config.json").write_text("precious")
-    assert "is not of a run here" in refused([*begin, str(tmp_path / "mine")], capsys)
+    assert "is not of a run here" in refused("train", *[*begin, str(tmp_path / "mine")])
     assert (tmp_path / "mine/config.json").read_text() == "precious"
     (tmp_path / "file").write_text("")
-    assert "is a file" in refused([*begin, str(tmp_path / "file")], capsys)
-    assert "Not a directory" in refused([*begin, str(tmp_path / "file/below")], capsys)
+    assert "is a file" in refused("train", *[*begin, str(tmp_path / "file")])
+    assert "Not a directory" in refused("train", *[*begin, str(tmp_path / "file/below")])
     (tmp_path / "busy").mkdir()
     with (tmp_path / "busy/lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        assert "another run is filling" in refused([*begin, str(tmp_path / "busy")], capsys)
+        assert "another run is filling" in refused("train", *[*begin, str(tmp_path / "busy")])
     with claimed(tmp_path / "busy"):
         pass
 
 
-def test_a_model_file_with_a_mistake_is_named_with_its_line(tmp_path, monkeypatch, capsys):
+def test_a_model_file_with_a_mistake_is_named_with_its_line(tmp_path, monkeypatch, refused):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "broken_net.py").write_text("x = 1\ndef f(:\n")
     begin = ["--data.name", "synthetic", "--steps", "1", "--out", "a", "--model.name"]
-    told = refused([*begin, "broken_net:Net"], capsys)
+    told = refused("train", *[*begin, "broken_net:Net"])
     assert "broken_net.py, line 2" in told
-    assert "looked for it in the current folder" in refused([*begin, "no_such_net:Net"], capsys)
+    assert "looked for it in the current folder" in refused("train", *[*begin, "no_such_net:Net"])
 
 
 def test_help_and_version_load_no_torch():
@@ -333,7 +324,7 @@ def test_a_mistake_that_all_ranks_make_is_said_by_rank_0(rank, monkeypatch, caps
     assert "tau is not used by mode sync" in capsys.readouterr().err
 
 
-def test_names_in_a_schema_never_steer_the_terminal(tmp_path, capsys):
+def test_names_in_a_schema_never_steer_the_terminal(tmp_path, capsys, refused):
     rows = "".join(f"{k % 7},{k % 2}\n" for k in range(300))
     (tmp_path / "rows.csv").write_text("user,label\n" + rows)
     schema = tmp_path / "mine.toml"
@@ -347,4 +338,4 @@ def test_names_in_a_schema_never_steer_the_terminal(tmp_path, capsys):
     assert "a\\x1b[2Jb: test" in told.err + told.out and "t\\x1b[1mx" in told.out
     assert "\x1b" not in told.err + told.out
     schema.write_text('name = "\\u001b[2J"\nfil = "rows.csv"\n')
-    assert "\x1b" not in refused(["--data.name", str(schema)], capsys)
+    assert "\x1b" not in refused("train", *["--data.name", str(schema)])

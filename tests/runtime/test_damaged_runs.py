@@ -42,14 +42,6 @@ def cut_of(run):
     return complete_checkpoints(run)[-1]
 
 
-def told(words, capsys):
-    """What is said of a folder that is refused; within the test's time, without a traceback."""
-    assert main(words) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("error: ") and "Traceback" not in err
-    return err
-
-
 COMMANDS = {
     "resume": ["train", "--steps", "9", "--resume"],
     "evaluate": ["evaluate"],
@@ -64,17 +56,17 @@ FILES = ["dense.pt", "trace.npz", "rows/manifest.json", "rows/*.rows", "state.js
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("name", FILES)
-def test_a_pipe_in_place_of_a_file_of_a_checkpoint_is_refused(run, name, command, capsys):
+def test_a_pipe_in_place_of_a_file_of_a_checkpoint_is_refused(run, name, command, refused):
     (file,) = cut_of(run).glob(name)
     file.unlink()
     os.mkfifo(file)
-    said = told([*COMMANDS[command], str(run)], capsys)
+    said = refused(*COMMANDS[command], str(run))
     assert file.name in said and "it is not a regular file but a named pipe" in said
 
 
 @pytest.mark.parametrize("name", ["lock", "metrics.jsonl", "command.json", "config.json"])
 @pytest.mark.parametrize("kind", ["a named pipe", "a socket", "a folder"])
-def test_what_is_no_file_is_refused_by_a_resume(run, name, kind, capsys, monkeypatch):
+def test_what_is_no_file_is_refused_by_a_resume(run, name, kind, refused, monkeypatch):
     (run / name).unlink(missing_ok=True)
     if kind == "a named pipe":
         os.mkfifo(run / name)
@@ -84,20 +76,20 @@ def test_what_is_no_file_is_refused_by_a_resume(run, name, kind, capsys, monkeyp
         monkeypatch.chdir(run)  # the name of a socket is short
         with socket.socket(socket.AF_UNIX) as door:
             door.bind(name)
-    said = told([*COMMANDS["resume"], str(run)], capsys)
+    said = refused(*COMMANDS["resume"], str(run))
     assert str(run) in said and (name in said)
 
 
-def test_a_lock_that_is_a_link_is_not_followed(run, tmp_path, capsys):
+def test_a_lock_that_is_a_link_is_not_followed(run, tmp_path, refused):
     precious = tmp_path / "precious"
     precious.write_text("kept")
     (run / "lock").symlink_to(precious)
-    assert "lock cannot be locked: it is not a regular file but a link" in told(
-        [*COMMANDS["resume"], str(run)], capsys
+    assert "lock cannot be locked: it is not a regular file but a link" in refused(
+        *COMMANDS["resume"], str(run)
     )
     (run / "lock").unlink()
     (run / "lock").symlink_to(tmp_path / "none")
-    assert "but a link" in told([*COMMANDS["resume"], str(run)], capsys)
+    assert "but a link" in refused(*COMMANDS["resume"], str(run))
     assert precious.read_text() == "kept" and not (tmp_path / "none").exists()
 
 
@@ -179,12 +171,12 @@ def changed_state(run, where, value):
     ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize("command", ["resume", "evaluate"])
-def test_a_sealed_state_of_other_types_is_told_in_a_sentence(run, where, value, command, capsys):
+def test_a_sealed_state_of_other_types_is_told_in_a_sentence(run, where, value, command, refused):
     changed_state(run, where, value)
     if command == "evaluate" and where.startswith("told"):
         assert main(["evaluate", str(run)]) == 0  # what only a resume asks for
         return
-    said = told([*COMMANDS[command], str(run)], capsys)
+    said = refused(*COMMANDS[command], str(run))
     assert "state.json" in said or "told" in said
 
 
@@ -195,7 +187,7 @@ def test_a_sealed_state_of_other_types_is_told_in_a_sentence(run, where, value, 
      "no optimiser", "optimiser of text", "generators of text", "weights of text"],
     ids=str,
 )  # fmt: skip
-def test_sealed_weights_of_other_types_are_told_in_a_sentence(run, content, capsys):
+def test_sealed_weights_of_other_types_are_told_in_a_sentence(run, content, refused):
     file = cut_of(run) / "dense.pt"
     whole = copy.deepcopy(torch.load(file, weights_only=True))
     if content == "no optimiser":
@@ -212,10 +204,10 @@ def test_sealed_weights_of_other_types_are_told_in_a_sentence(run, content, caps
     digest = hashlib.blake2b(buffer.getvalue(), digest_size=32).hexdigest()
     state = json.loads((cut_of(run) / "state.json").read_text())
     changed_state(run, "files", state["files"] | {"dense.pt": digest})
-    assert "dense.pt" in told([*COMMANDS["resume"], str(run)], capsys)
+    assert "dense.pt" in refused(*COMMANDS["resume"], str(run))
 
 
 @pytest.mark.parametrize("device", ["meta", "cuda:x", "cpu:0", "CUDA", "cuda:1234"])
-def test_a_device_that_is_none_is_told_in_a_sentence(device, tmp_path, capsys):
+def test_a_device_that_is_none_is_told_in_a_sentence(device, tmp_path, refused):
     words = ["train", "--steps", "1", "--device", device, "--out", str(tmp_path / "x")]
-    assert "device must be cpu, cuda, or cuda:1 and so on" in told(words, capsys)
+    assert "device must be cpu, cuda, or cuda:1 and so on" in refused(*words)

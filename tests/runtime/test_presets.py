@@ -65,9 +65,8 @@ def test_what_stands_for_a_bound_depends_on_the_executor_that_was_typed():
         (["--preset", "deeprec-async", "--dense-lag", "2"], "dense-lag is not used by mode async"),
     ],
 )
-def test_a_mistake_about_presets_is_a_sentence(words, said, capsys):
-    assert main(["train", *words]) == 2
-    assert said in capsys.readouterr().err
+def test_a_mistake_about_presets_is_a_sentence(words, said, refused):
+    assert said in refused("train", *words)
 
 
 def test_a_run_that_goes_on_keeps_its_own_options(tmp_path):

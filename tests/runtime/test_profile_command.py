@@ -22,14 +22,6 @@ def no_work(monkeypatch):
     monkeypatch.setattr(measuring, "measure_profile", begun)
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    code = main(["profile", *words])
-    text = capsys.readouterr().err
-    assert code == 2, (code, text)
-    assert "Traceback" not in text
-    return " ".join(text.split())
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -46,24 +38,24 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["--out", "/proc/none/profile.json"], "/proc/none"),
     ],
 )  # fmt: skip
-def test_a_bad_option_is_told_before_anything_is_measured(words, said, tmp_path, no_work, capsys):
+def test_a_bad_option_is_told_before_anything_is_measured(words, said, tmp_path, no_work, refused):
     (tmp_path / "notes.json").write_text('{"mine": 1}')
     words = [word.replace("FOLDER", str(tmp_path)) for word in words]
     # A frame breaks long words at the width of the screen.
-    found = refused(capsys, *words).replace(" ", "")
+    found = refused("profile", *words).replace(" ", "")
     assert said.replace("FOLDER", str(tmp_path)).replace(" ", "") in found
     assert (tmp_path / "notes.json").read_text() == '{"mine": 1}'
     assert [file.name for file in tmp_path.iterdir()] == ["notes.json"]
 
 
-def test_unknown_data_and_data_of_too_few_samples_are_told(tmp_path, capsys):
+def test_unknown_data_and_data_of_too_few_samples_are_told(tmp_path, refused):
     out = ["--out", str(tmp_path / "p.json")]
-    assert "no data set is called 'nosuch'" in refused(capsys, "--data", "nosuch", *out)
+    assert "no data set is called 'nosuch'" in refused("profile", "--data", "nosuch", *out)
     (tmp_path / "few.csv").write_text("user,click\n" + "a,1\nb,0\n" * 50)
     schema = ['name = "few"', 'file = "few.csv"', 'labels = ["click"]',
               "split = { test_fraction = 0.2 }", "[[columns]]", 'name = "user"']  # fmt: skip
     (tmp_path / "few.toml").write_text("\n".join(schema))
-    told = refused(capsys, "--data", str(tmp_path / "few.toml"), *out)
+    told = refused("profile", "--data", str(tmp_path / "few.toml"), *out)
     assert re.search(r"few.toml has \d+ training samples: must be at least 4,096", told), told
     assert not (tmp_path / "p.json").exists()
 

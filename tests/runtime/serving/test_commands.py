@@ -37,14 +37,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[World, Path]:
     return world, folder
 
 
-def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    assert main(words) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("error: ")
-    assert "Traceback" not in told
-    return told
-
-
 @pytest.mark.parametrize("rows", [None, 500])
 def test_evaluate_prints_and_writes_the_scores_of_the_test_part(trained, rows, tmp_path, capsys):
     world, folder = trained
@@ -64,7 +56,7 @@ def test_evaluate_prints_and_writes_the_scores_of_the_test_part(trained, rows, t
     assert found["checkpoint"] == str(next((folder / "checkpoints").iterdir()))
 
 
-def test_evaluate_takes_other_data_with_the_same_schema(trained, tmp_path, capsys):
+def test_evaluate_takes_other_data_with_the_same_schema(trained, tmp_path, refused):
     out = tmp_path / "found.json"
     settings = replace(config(steps=5), data=DataConfig(name=TINY))
     checkpoint_of(run(settings, open_source(TINY)), tmp_path)
@@ -75,7 +67,7 @@ def test_evaluate_takes_other_data_with_the_same_schema(trained, tmp_path, capsy
     ours = score(batch.labels[:, 0], open_model(tmp_path).predict(batch)[:, 0])
     assert found["tasks"]["click"]["log_loss"] == pytest.approx(ours.log_loss, abs=1e-6)
     assert found["data"]["name"] == LIKE_TINY
-    told = refused(["evaluate", str(trained[1]), "--data", TINY], capsys)
+    told = refused("evaluate", str(trained[1]), "--data", TINY)
     assert (
         f"data set {TINY} has another schema than the model was trained on; fields: lacks user"
         " (sum, rows), item (sum, rows), author (sum, rows) and 6 more, has beside them c0"
@@ -110,7 +102,9 @@ def test_a_finished_run_is_evaluated_to_its_own_figures(tmp_path, capsys, option
     np.testing.assert_allclose(predictions, kept, rtol=0, atol=1e-6)
 
 
-def test_export_says_what_it_wrote_and_predicts_as_evaluate_does(trained, tmp_path, capsys):
+def test_export_says_what_it_wrote_and_predicts_as_evaluate_does(
+    trained, tmp_path, capsys, refused
+):
     world, folder = trained
     out = tmp_path / "exported"
     assert main(["export", str(folder), "--out", str(out)]) == 0
@@ -122,32 +116,32 @@ def test_export_says_what_it_wrote_and_predicts_as_evaluate_does(trained, tmp_pa
     model = open_model(out)
     found = np.concatenate([model.predict(batch) for batch in held_out])
     np.testing.assert_allclose(found, ours, rtol=0, atol=1e-6)
-    told = refused(["export", str(folder), "--out", str(out)], capsys)
+    told = refused("export", str(folder), "--out", str(out))
     assert f"{out} is there already; an export overwrites nothing" in told
 
 
-def test_a_newcomers_mistakes_are_sentences(trained, tmp_path, capsys):
+def test_a_newcomers_mistakes_are_sentences(trained, tmp_path, refused):
     _, folder = trained
-    assert "does not exist" in refused(["evaluate", str(tmp_path / "no")], capsys)
-    assert "neither the folder of a run" in refused(["evaluate", str(tmp_path)], capsys)
-    said = refused(["export", str(tmp_path), "--out", str(tmp_path / "x")], capsys)
+    assert "does not exist" in refused("evaluate", str(tmp_path / "no"))
+    assert "neither the folder of a run" in refused("evaluate", str(tmp_path))
+    said = refused("export", str(tmp_path), "--out", str(tmp_path / "x"))
     assert "neither the folder of a run" in said
     assert not (tmp_path / "x").exists()
-    said = refused(["evaluate", str(folder), "--data", "sintetic"], capsys)
+    said = refused("evaluate", str(folder), "--data", "sintetic")
     assert "no data set is called 'sintetic'; did you mean synthetic?" in said
-    said = refused(["evaluate", str(folder), "--out", str(tmp_path)], capsys)
+    said = refused("evaluate", str(folder), "--out", str(tmp_path))
     assert "is a folder; name a file" in said
     (tmp_path / "letter.txt").write_text("dear")
-    said = refused(["evaluate", str(folder), "--out", str(tmp_path / "letter.txt")], capsys)
+    said = refused("evaluate", str(folder), "--out", str(tmp_path / "letter.txt"))
     assert "is a file that is no evaluation; it would be lost" in said
-    said = refused(["export", str(folder), "--out", str(tmp_path / "letter.txt" / "x")], capsys)
+    said = refused("export", str(folder), "--out", str(tmp_path / "letter.txt" / "x"))
     assert "letter.txt" in said
-    assert "--out is missing" in refused(["export", str(folder)], capsys)
+    assert "--out is missing" in refused("export", str(folder))
 
 
 @pytest.mark.parametrize("damage", ["dense.pt", "rows/manifest.json", "state.json"])
 def test_damage_is_named_and_an_older_checkpoint_serves_with_a_warning(
-    trained, tmp_path, capsys, damage
+    trained, tmp_path, capsys, damage, refused
 ):
     world, _ = trained
     older = checkpoint_of(world, tmp_path).folder
@@ -158,7 +152,7 @@ def test_damage_is_named_and_an_older_checkpoint_serves_with_a_warning(
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    said = refused(["evaluate", str(newer)], capsys)
+    said = refused("evaluate", str(newer))
     assert str(file) in said
     assert main(["evaluate", str(tmp_path), "--test-rows", "100"]) == 0
     found: Any = capsys.readouterr()
@@ -190,9 +184,8 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.mark.parametrize("edit", [name for name in EDITS if name != "split"])
 @pytest.mark.parametrize("anew", [False, True], ids=["the run's own", "--data"])
 def test_a_model_is_not_judged_on_columns_that_mean_something_else(
-    own, edit, anew, tmp_path,
-    capsys,
-):  # fmt: skip
+    own, edit, anew, tmp_path, refused
+):
     run_folder, schema = own
     known = schema.read_text()
     place = tmp_path / "other.toml" if anew else schema
@@ -201,7 +194,7 @@ def test_a_model_is_not_judged_on_columns_that_mean_something_else(
     place.write_text(edited(known, EDITS[edit]))
     try:
         words = ["--data", str(place)] if anew else []
-        told = refused(["evaluate", str(run_folder), *words], capsys)
+        told = refused("evaluate", str(run_folder), *words)
     finally:
         schema.write_text(known)
     assert "has another schema than the model was trained on" in told
@@ -210,7 +203,7 @@ def test_a_model_is_not_judged_on_columns_that_mean_something_else(
 
 
 @pytest.mark.parametrize("edit", NO_EDITS)
-def test_a_model_is_judged_by_a_schema_that_says_the_same_otherwise(own, edit, tmp_path, capsys):
+def test_a_model_is_judged_by_a_schema_that_says_the_same_otherwise(own, edit, tmp_path):
     run_folder, schema = own
     (tmp_path / "clicks.csv").write_bytes((schema.parent / "clicks.csv").read_bytes())
     (tmp_path / "other.toml").write_text(edited(schema.read_text(), NO_EDITS[edit]))
