@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -38,13 +38,15 @@ ROOMS = {
 """Bottom first: a room imports from rooms before it, never from one after it."""
 
 
-def imported_modules(file: Path) -> Iterator[str]:
+@cache
+def imported_modules(file: Path) -> frozenset[str]:
+    found: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
-            yield from (name.name for name in node.names)
+            found.update(name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            yield node.module
-            yield from (f"{node.module}.{name.name}" for name in node.names)
+            found.update([node.module, *(f"{node.module}.{name.name}" for name in node.names)])
+    return frozenset(found)
 
 
 def room_of(file: Path) -> str:
@@ -80,7 +82,7 @@ def test_modules_of_the_embedding_store_name_each_other_one_way():
     """Also for types alone: what server and engines share lies below both."""
     files = (ROOT / "runtime" / "embedding").rglob("*.py")
     modules = {".".join(f.relative_to(ROOT).with_suffix("").parts): f for f in files}
-    named = {m: set(imported_modules(f)) & modules.keys() - {m} for m, f in modules.items()}
+    named = {m: imported_modules(f) & modules.keys() - {m} for m, f in modules.items()}
     assert named["runtime.embedding.server"]  # the names are those of modules
     TopologicalSorter(named).prepare()  # raises CycleError with the modules of a cycle
 
@@ -126,7 +128,7 @@ def test_few_modules_have_one_importer_only():
     names = {".".join(f.relative_to(ROOT).with_suffix("").parts): f for f in files}
     importers: dict[str, set[Path]] = {name: set() for name in names}
     for file in files:
-        for name in set(imported_modules(file)) & importers.keys():
+        for name in imported_modules(file) & importers.keys():
             importers[name].add(file)
     alone = [name for name, by in importers.items() if len(by) == 1]
     assert len(alone) <= MOST_WITH_ONE_IMPORTER, f"{len(alone)}: {sorted(alone)}"
