@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,10 +54,10 @@ def points(count: int, **changes: object) -> list[Point]:
 
 def test_a_second_run_does_nothing_and_a_larger_one_only_the_rest(tmp_path):
     run_points(points(2), tmp_path, jobs=2, samples_per_point=512)
-    written = {p: (p.folder(tmp_path) / "summary.json").stat().st_mtime_ns for p in points(2)}
+    files = [p.folder(tmp_path) / "summary.json" for p in points(2)]
+    written = [file.stat().st_mtime_ns for file in files]
     run_points(points(3), tmp_path, jobs=2, samples_per_point=512)
-    for point, when in written.items():
-        assert (point.folder(tmp_path) / "summary.json").stat().st_mtime_ns == when
+    assert [file.stat().st_mtime_ns for file in files] == written
     assert points(3)[2].is_done(tmp_path)
 
 
@@ -149,24 +150,12 @@ def test_a_done_point_whose_environment_was_damaged_counts_as_one_of_another_com
     assert "1 of the done points were made by another commit" in capsys.readouterr().out
 
 
-def test_a_killed_point_loses_itself_only(tmp_path):
-    """Kill -9 one process of a running sweep; the others finish, and a second run mends it."""
-    sweep, victim = _start_sweep(tmp_path)
-    os.kill(_process_of(victim), signal.SIGKILL)
-    (tmp_path / "hold").unlink()
-    _, told = sweep.communicate(timeout=200)
-    done = [p.is_done(tmp_path) for p in points(3, model=HELD)]
-    assert done == [False, True, True]
-    assert "seed0: its process was killed (SIGKILL)" in told
-    run_points(points(3, model=HELD), tmp_path, 1, 512)
-    assert all(p.is_done(tmp_path) for p in points(3, model=HELD))
-
-
 class Held(FeedForward):
-    """A network that computes nothing as long as a file is there."""
+    """A network that computes nothing as long as a file is in the folder of the data sets, of
+    which the processes of a sweep are told."""
 
     def forward(self, dense, embeddings):
-        while os.path.exists(os.environ.get("HELD_BY", "")):
+        while (Path(os.environ.get("PERSIA_DATA_DIR", "/nowhere")) / "hold").exists():
             time.sleep(0.02)
         return super().forward(dense, embeddings)
 
@@ -174,10 +163,40 @@ class Held(FeedForward):
 HELD = ModelConfig(name="tests.experiments.test_sweep:Held", hidden=(8,))
 
 
-def _start_sweep(tmp_path: Path) -> tuple[subprocess.Popen[str], Path]:
-    """A sweep of three points in a process of its own; its first point is running, and is held."""
+@pytest.fixture
+def hold(tmp_path, monkeypatch):
+    monkeypatch.setenv("PERSIA_DATA_DIR", str(tmp_path))
     (tmp_path / "hold").touch()
-    program = f"""
+    return tmp_path / "hold"
+
+
+def process_of_the_first(root: Path) -> int:
+    """The process of a sweep's first point, once it works in its folder: it says so in env.json."""
+    folder = points(3, model=HELD)[0].folder(root)
+    deadline = time.monotonic() + 60
+    while not (folder / "env.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    found: int = json.loads((folder / "env.json").read_text())["process"]
+    return found
+
+
+def test_a_killed_point_loses_itself_only(tmp_path, hold):
+    """Kill -9 one process of a running sweep; the others finish, and a second run mends it."""
+    with ThreadPoolExecutor(1) as pool:
+        sweep = pool.submit(run_points, points(3, model=HELD), tmp_path, 1, 512)
+        os.kill(process_of_the_first(tmp_path), signal.SIGKILL)
+        hold.unlink()
+        with pytest.raises(ValueError, match=r"seed0: its process was killed \(SIGKILL\)"):
+            sweep.result(timeout=200)
+    assert [p.is_done(tmp_path) for p in points(3, model=HELD)] == [False, True, True]
+    run_points(points(3, model=HELD), tmp_path, 1, 512)
+    assert all(p.is_done(tmp_path) for p in points(3, model=HELD))
+
+
+def test_a_sweep_that_is_killed_leaves_no_point_behind(tmp_path, hold):
+    """Also one that would go on for ever."""
+    script = tmp_path / "sweep.py"
+    script.write_text(f"""
 import sys
 sys.path.insert(0, {str(Path.cwd())!r})
 from pathlib import Path
@@ -185,24 +204,17 @@ from experiments.sweep import run_points
 from tests.experiments.test_sweep import HELD, points
 if __name__ == "__main__":
     run_points(points(3, model=HELD), Path({str(tmp_path)!r}), 1, 512)
-"""
-    script = tmp_path / "sweep.py"
-    script.write_text(program)
-    sweep = subprocess.Popen(
-        [sys.executable, str(script)], stderr=subprocess.PIPE, text=True,
-        env=os.environ | {"HELD_BY": str(tmp_path / "hold")},
-    )  # fmt: skip
-    victim = points(3, model=HELD)[0].folder(tmp_path)
-    deadline = time.monotonic() + 150
-    while not (victim / "env.json").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return sweep, victim
-
-
-def _process_of(folder: Path) -> int:
-    """The process that works in the folder: it says so in env.json."""
-    found: int = json.loads((folder / "env.json").read_text())["process"]
-    return found
+""")
+    sweep = subprocess.Popen([sys.executable, str(script)])
+    child = process_of_the_first(tmp_path)
+    sweep.kill()
+    sweep.wait()
+    deadline = time.monotonic() + 120
+    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    left = Path(f"/proc/{child}").exists()
+    hold.unlink()
+    assert not left
 
 
 def test_a_point_that_left_a_checkpoint_goes_on_from_it(tmp_path):
@@ -248,20 +260,6 @@ def test_a_full_disk_stops_the_sweep_and_is_told(tmp_path):
 def test_points_of_equal_config_run_once(tmp_path):
     run_points([*points(1), *points(1)], tmp_path, jobs=2, samples_per_point=512)
     assert len(list(tmp_path.glob("seed0-*"))) == 1
-
-
-def test_a_sweep_that_is_killed_leaves_no_point_behind(tmp_path):
-    """Also one that would go on for ever."""
-    sweep, victim = _start_sweep(tmp_path)
-    child = _process_of(victim)
-    sweep.kill()
-    sweep.wait()
-    deadline = time.monotonic() + 120
-    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    left = Path(f"/proc/{child}").exists()
-    (tmp_path / "hold").unlink()
-    assert not left
 
 
 def test_a_point_reads_the_data_of_its_own_sweep(tmp_path, monkeypatch):
