@@ -10,14 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from experiments.points import Point
+from experiments.points import Point, Setting
 from experiments.statistics import GapInterval, Interval, paired_gap, t_interval
 from experiments.tables import Column
 from persia_sim.words.window import UpdatesMissed, updates_missed
 from runtime.run.folder import Predictions, read_metrics, read_predictions, read_summary
-
-Setting = tuple[str, int | None]
-"""Mode and bound tau."""
 
 
 @dataclass(frozen=True, slots=True)

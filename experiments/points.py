@@ -1,18 +1,25 @@
-"""A point of a sweep: a training config and the folder that its result will have."""
+"""Points of a sweep: a config and the folder of its result; settings with paired seeds."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from persia_sim.words.vocabulary import Mode
 from runtime.command_line import option_values
 from runtime.config import TrainConfig
 from runtime.models.imported import code_sha256
 from runtime.run.folder import plain, read_summary
 
+Setting = tuple[str, int | None]
+"""Mode and bound tau."""
+SYNTHETIC = "synthetic"
+_FIRST_DRAW = (SYNTHETIC, "default", "1", "1")  # kind, preset, scale, draw
+_ROWS_OF_AN_ORDINARY_SET = 165_000  # KuaiRand's training part; only the progress bar asks
 _DECIDES_NO_RESULT = ("data.dir", "data.keep")
 """Where the data lie, and whether they are kept parsed."""
 
@@ -58,3 +65,89 @@ def _what_decides(config: TrainConfig) -> dict[str, Any]:
         for name, value in option_values(config)
         if value != defaults[name] and name not in _DECIDES_NO_RESULT
     }
+
+
+def over_seeds(label: str, config: TrainConfig, seeds: int, decides: str) -> list[Point]:
+    """The config with seeds 0, 1, ...; ``decides``: the checksum of its data, and of what else it
+    reads."""
+    return [
+        Point(label=f"{label}-seed{seed}", config=with_seed(config, seed), data_sha256=decides)
+        for seed in range(seeds)
+    ]
+
+
+def with_seed(config: TrainConfig, seed: int) -> TrainConfig:
+    """The config's run of a seed, which draws a synthetic stream's truth and all its rows anew.
+
+    Seed 0 has the first draw, which the name has anyway; a name that says its draw keeps it.
+
+    >>> from runtime.config import DataConfig
+    >>> with_seed(TrainConfig(data=DataConfig(name="synthetic:criteo-ad")), 2).data.name
+    'synthetic:criteo-ad:1:3'
+    """
+    config = replace(config, seed=seed)
+    if seed == 0 or one_draw(config.data.name) == config.data.name:
+        return config
+    name, _, _ = one_draw(config.data.name).rpartition(":")
+    return replace(config, data=replace(config.data, name=f"{name}:{1 + seed}"))
+
+
+def one_draw(name: str) -> str:
+    """The name of a synthetic stream with the draw that it has, which no seed changes then; any
+    other name as it is.
+
+    >>> one_draw("synthetic"), one_draw("adult")
+    ('synthetic:default:1:1', 'adult')
+    """
+    parts = name.split(":")
+    is_drawn = parts[0] == SYNTHETIC and len(parts) < len(_FIRST_DRAW)
+    return ":".join([*parts, *_FIRST_DRAW[len(parts) :]]) if is_drawn else name
+
+
+def stream_of_seeds(name: str, seed: int) -> str:
+    """What seeds have in common in the name of their data: all but the draw that `with_seed` made.
+
+    >>> stream_of_seeds("synthetic", 0), stream_of_seeds("synthetic:default:1:2", 1)
+    ('synthetic', 'synthetic')
+    >>> stream_of_seeds("synthetic:avazu-ad:0.01:3", 2), stream_of_seeds("adult", 3)
+    ('synthetic:avazu-ad:0.01', 'adult')
+    """
+    parts = name.split(":")
+    if parts[0] != SYNTHETIC:
+        return name
+    if len(parts) == len(_FIRST_DRAW) and parts[-1] == str(1 + seed):
+        parts.pop()
+    while len(parts) > 1 and parts[-1] == _FIRST_DRAW[len(parts) - 1]:
+        parts.pop()
+    return ":".join(parts)
+
+
+def setting_point(
+    base: TrainConfig, setting: Setting, seed: int, checksum: str, prefix: str = ""
+) -> Point:
+    """The base in one mode under one bound; a mode that reads no late rows keeps the base's."""
+    mode, tau = setting
+    sync, label = replace(base.sync, mode=Mode(mode)), f"{prefix}{mode}"
+    if sync.mode.reads_late_rows:
+        sync, label = replace(sync, tau=tau), f"{label}-tau{tau}"
+    config = with_seed(replace(base, sync=sync), seed)
+    return Point(label=f"{label}-seed{seed}", config=config, data_sha256=checksum)
+
+
+def setting_points(
+    base: TrainConfig, settings: Sequence[Setting], seeds: int, prefix: str = ""
+) -> list[Point]:
+    """One point per seed and setting; seed by seed, so that pairs are complete early."""
+    checksum = data_sha256(base)
+    return [
+        setting_point(base, setting, seed, checksum, prefix)
+        for seed in range(seeds)
+        for setting in settings
+    ]
+
+
+def expected_samples(config: TrainConfig) -> int:
+    """Samples of one run, for the progress bar; an estimate when only a pass would tell."""
+    if config.steps is not None:
+        return config.steps * config.batch
+    return (config.data.rows or _ROWS_OF_AN_ORDINARY_SET) * config.data.passes

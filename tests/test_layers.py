@@ -30,7 +30,7 @@ ROOMS = {
     ],
     "experiments": [
         "catalogue", "options", "statistics", "tables", "targets", "processes", "kept",
-        "data_sets", "points", "gaps", "paired", "sweep", "stage_bars", "published", "drilling",
+        "data_sets", "points", "gaps", "sweep", "published", "drilling",
         "staleness", "lateness", "validating", "paper", "registry", "studies", "benching",
         "commands", "__main__",
     ],

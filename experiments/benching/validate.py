@@ -13,7 +13,7 @@ import numpy as np
 from experiments.benching.windows import ForeignCores, ForeignLoad
 from experiments.kept import Kept, sole_writer
 from experiments.options import OneOf, Planned, Some
-from experiments.tables import aligned, write_csv
+from experiments.tables import Column, aligned, table, write_csv
 from experiments.validating.bands import Band, band_of, error, verdicts
 from experiments.validating.cases import Case, chosen, held_by
 from experiments.validating.host_laws import MISSING, Costs, Point, costs_by_law
@@ -114,8 +114,8 @@ def run(options: Options) -> None:
         records = compare(every, forecasts, done)
         write_csv(options.out / "validate.csv", records)
     print(profile_table(profile, foreign))
-    print(table(records))
-    print(stage_table(records))
+    print(table(records, COLUMNS))
+    print(table(records, STAGE_COLUMNS))
     print(conclusion(records))
     for missing in MISSING:
         print(f"not measured: {missing}")
@@ -216,32 +216,33 @@ def _inside(band: Band | None, ratios: Sequence[float]) -> int | str:
     return sum(map(band.holds, ratios)) if band else ""
 
 
-def table(records: Sequence[dict[str, Any]]) -> str:
-    """Throughput and staleness: measured, predicted, signed errors, the band."""
-    header = ["", "samples/s", "predicted", "error", "of schedule", "90 % band", "inside"]
-    header += ["stale", "predicted", "error", "foreign cores", "extrapolated"]
-    cells = []
-    for r in records:
-        band = f"{r['band_low']:,.0f}-{r['band_high']:,.0f}" if r["band_low"] != "" else "-"
-        inside = f"{r['inside']}/{r['runs']}" if r["inside"] != "" else "-"
-        late = f"{r['stale_error']:+.1%}" if r["stale_steps"] or r["stale_predicted"] else "-"
-        cells.append(
-            [r["case"], f"{r['samples_per_s']:,.0f}", f"{r['predicted']:,.0f}",
-             f"{r['error']:+.1%}", f"{r['schedule_error']:+.1%}", band, inside,
-             f"{r['stale_steps']:.2f}", f"{r['stale_predicted']:.2f}", late,
-             f"{r['foreign_cores']:.2f}", r["extrapolated"] or "-"]
-        )  # fmt: skip
-    return aligned(header, cells)
-
-
-def stage_table(records: Sequence[dict[str, Any]]) -> str:
-    """Milliseconds of a rank's batch in each stage, and the signed error of the prediction."""
-    names = ("load", "lookup", "dense", "push")
-    cells = [
-        [r["case"], *(f"{1e3 * r[f'{n}_s']:.2f} ({r[f'{n}_error']:+.0%})" for n in names)]
-        for r in records
-    ]
-    return aligned(["ms a batch (error)", *names], cells)
+COLUMNS: dict[str, Column] = {
+    "": "{case}",
+    "samples/s": "{samples_per_s:,.0f}",
+    "predicted": "{predicted:,.0f}",
+    "error": "{error:+.1%}",
+    "of schedule": "{schedule_error:+.1%}",
+    "90 % band": lambda r: (
+        f"{r['band_low']:,.0f}-{r['band_high']:,.0f}" if r["band_low"] != "" else "-"
+    ),
+    "inside": lambda r: f"{r['inside']}/{r['runs']}" if r["inside"] != "" else "-",
+    "stale": "{stale_steps:.2f}",
+    "stale predicted": "{stale_predicted:.2f}",
+    "stale error": lambda r: (
+        f"{r['stale_error']:+.1%}" if r["stale_steps"] or r["stale_predicted"] else "-"
+    ),
+    "foreign cores": "{foreign_cores:.2f}",
+    "extrapolated": lambda r: r["extrapolated"] or "-",
+}
+"""Throughput and staleness: measured, predicted, signed errors, the band."""
+STAGE_COLUMNS: dict[str, Column] = {
+    "ms a batch (error)": "{case}",
+    **{
+        name: lambda r, name=name: f"{1e3 * r[f'{name}_s']:.2f} ({r[f'{name}_error']:+.0%})"
+        for name in ("load", "lookup", "dense", "push")
+    },
+}
+"""Milliseconds of a rank's batch in each stage, and the signed error of the prediction."""
 
 
 def profile_table(profile: Profile, foreign_cores: float) -> str:

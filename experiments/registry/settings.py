@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from experiments.paired import SYNTHETIC, stream_of_seeds
+from experiments.points import SYNTHETIC, stream_of_seeds
 from experiments.registry.runs import Run
 from persia_sim.words.rules import counted
 

@@ -6,7 +6,7 @@ rows in two bytes) is trained for real by the deterministic executor, with paire
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import hypot, isfinite
@@ -22,11 +22,10 @@ from experiments.options import (
     TestRows,
     hold,
 )
-from experiments.paired import over_seeds
-from experiments.points import Point, data_sha256
+from experiments.points import Point, data_sha256, over_seeds
 from experiments.statistics import t_interval
 from experiments.sweep import print_plan, run_points
-from experiments.tables import aligned, drawn, write_csv
+from experiments.tables import Column, drawn, table, write_csv
 from persia_sim.engine.simulate import simulate
 from persia_sim.insight.critical_path import blame_of_resources
 from persia_sim.insight.measure import throughput
@@ -140,7 +139,7 @@ def run(options: Options) -> None:
             run_points(every, options.out / "runs", options.jobs, options.samples)
             records += learned(options, points)
         path = write_csv(options.out / "ablation.csv", records)
-    print(table(records))
+    print(table(records, COLUMNS))
     print(f"{path}; {drawn(path)}")
 
 
@@ -262,25 +261,23 @@ def learned(options: Options, points: dict[str, list[Point]]) -> list[dict[str, 
     return records
 
 
-def table(records: Sequence[dict[str, Any]]) -> str:
-    """Throughput with what binds, then AUC in thousandths."""
-    lines = []
-    for row in records:
-        rate = row["kind"] == "throughput"
-        unit, digits = (100, "%") if rate else (1e3, "e-3")
-        wide = row["difference_half_width_95"]
-        spread = f" ± {unit * wide:.2f}" if isfinite(wide) else ""
-        change = f"{unit * row['difference']:+.2f}{spread} {digits}"
-        usd = row["usd_per_million_samples"]
-        lines.append(
-            [
-                row["where"],
-                row["variant"],
-                f"{row['value']:,.0f}" if rate else f"{row['value']:.4f}",
-                "-" if row["variant"] == ALL_ON else change,
-                row["binds"] or "-",
-                f"{usd:.3f}" if usd else "-",
-            ]
-        )
-    header = ["where", "off", "samples/s or AUC", "difference", "binds", "$/M samples"]
-    return aligned(header, lines)
+def _difference(row: dict[str, Any]) -> str:
+    """Throughput in per cent, AUC in thousandths."""
+    if row["variant"] == ALL_ON:
+        return "-"
+    unit, digits = (100, "%") if row["kind"] == "throughput" else (1e3, "e-3")
+    wide = row["difference_half_width_95"]
+    spread = f" ± {unit * wide:.2f}" if isfinite(wide) else ""
+    return f"{unit * row['difference']:+.2f}{spread} {digits}"
+
+
+COLUMNS: dict[str, Column] = {
+    "where": "{where}",
+    "off": "{variant}",
+    "samples/s or AUC": lambda row: format(
+        row["value"], ",.0f" if row["kind"] == "throughput" else ".4f"
+    ),
+    "difference": _difference,
+    "binds": lambda row: row["binds"] or "-",
+    "$/M samples": lambda row: f"{usd:.3f}" if (usd := row["usd_per_million_samples"]) else "-",
+}

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from experiments.kept import Kept, sole_writer
 from experiments.options import Count, OneOf, Parallel, Positive, Ranks, Some, Tau, hold
-from experiments.tables import aligned, write_csv
+from experiments.tables import Column, table, write_csv
 from persia_sim.insight.sweep import (
     Point,
     evaluate,
@@ -128,7 +128,7 @@ def run(options: Options) -> None:
         rows = [_row(p, found.get(p.label), memory[p.label]) for p in points]
         _mark_fronts(rows)
         write_csv(options.out / "cluster_sweep.csv", rows)
-    print(_table(rows))
+    print(table(rows, COLUMNS))
     print(_notes(rows, options), end="")
     print(
         f"{len(missing)} points in {time.perf_counter() - started:.1f} s "
@@ -194,27 +194,22 @@ def _notes(rows: Sequence[dict[str, Any]], options: Options) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> str:
-    header = [
-        "workload", "mode", "GPUs", "workers", "servers", "batch", "a rank", "tau",
-        "samples/s", "+-", "stale", "$/M", "binds", "front",
-    ]  # fmt: skip
-    cells = []
-    for row in rows:
-        names = [row["workload"], row["mode"]]
-        sizes = ("ranks", "workers", "servers", "batch", "batch_per_rank", "tau")
-        names += [str(row[key]) for key in sizes]
-        if row["simulated"]:
-            width = row["relative_half_width_95"]
-            figures = [
-                f"{row['samples_per_s']:,.0f}",
-                f"{width:.2%}" if math.isfinite(width) else "?",
-                f"{row['staleness_steps_mean']:.2f}",
-                f"{row['usd_per_million_samples']:.3f}",
-                row["binds"],
-                "*" if row["on_front"] else "",
-            ]
-        else:
-            figures = ["does not fit", *[""] * 5]
-        cells.append(names + figures)
-    return aligned(header, cells)
+def _simulated(show: str) -> Column:
+    """A cell of a point that was simulated."""
+    return lambda row: show.format_map(row) if row["simulated"] else ""
+
+
+COLUMNS: dict[str, Column] = {
+    "workload": "{workload}", "mode": "{mode}", "GPUs": "{ranks}", "workers": "{workers}",
+    "servers": "{servers}", "batch": "{batch}", "a rank": "{batch_per_rank}", "tau": "{tau}",
+    "samples/s": lambda row: (
+        f"{row['samples_per_s']:,.0f}" if row["simulated"] else "does not fit"
+    ),
+    "+-": lambda row: "" if not row["simulated"] else (
+        f"{width:.2%}" if math.isfinite(width := row["relative_half_width_95"]) else "?"
+    ),
+    "stale": _simulated("{staleness_steps_mean:.2f}"),
+    "$/M": _simulated("{usd_per_million_samples:.3f}"),
+    "binds": _simulated("{binds}"),
+    "front": lambda row: "*" if row["on_front"] else "",
+}  # fmt: skip

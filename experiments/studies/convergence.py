@@ -13,8 +13,7 @@ import numpy as np
 
 from experiments.gaps import Run, curve_records, finished, gap_over_seeds, thousandths
 from experiments.options import MOST, OneOf, PairedSeeds, Parallel, Some, Tau, TestRows, hold
-from experiments.paired import over_seeds
-from experiments.points import Point, data_sha256
+from experiments.points import Point, data_sha256, over_seeds
 from experiments.published.auc_gaps import published_curves
 from experiments.published.contenders import (
     CONTENDERS,

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from experiments.gaps import COLUMNS, FOOTNOTE, finished, gap_table
 from experiments.options import PairedSeeds, Parallel, Samples
-from experiments.paired import SYNTHETIC, expected_samples, with_seed
-from experiments.points import Point, data_sha256
+from experiments.points import SYNTHETIC, Point, data_sha256, expected_samples, with_seed
 from experiments.sweep import print_plan, run_points
 from experiments.tables import drawn, table, write_csv
 from persia_sim.words.vocabulary import Mode

@@ -12,7 +12,6 @@ import numpy as np
 
 from experiments.data_sets import readable
 from experiments.gaps import Run, finished, of_sync
-from experiments.lateness.climb import best_of, is_inside, to_try
 from experiments.lateness.streams import (
     GRID,
     RULER,
@@ -22,8 +21,11 @@ from experiments.lateness.streams import (
     Cell,
     Rates,
     Stream,
+    best_of,
     config_of,
+    is_inside,
     stream_of,
+    to_try,
 )
 from experiments.lateness.table import (
     Group,

@@ -13,8 +13,7 @@ from experiments.data_sets import SYNTHETIC, present
 from experiments.gaps import Run, Setting, finished
 from experiments.kept import Kept
 from experiments.options import Count, PairedSeeds, Parallel, Some
-from experiments.paired import one_draw, setting_points
-from experiments.points import Point
+from experiments.points import Point, one_draw, setting_points
 from experiments.staleness.by_frequency import (
     MEASURES,
     Scores,

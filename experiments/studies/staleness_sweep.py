@@ -18,8 +18,7 @@ from experiments.gaps import (
     of_sync,
 )
 from experiments.options import Count, Parallel, Ranks, Seeds, Some, Tau, TestRows
-from experiments.paired import expected_samples, setting_points
-from experiments.points import Point
+from experiments.points import Point, expected_samples, setting_points
 from experiments.statistics import t_interval
 from experiments.sweep import print_plan, run_points
 from experiments.tables import Column, table, write_csv

@@ -11,8 +11,7 @@ import numpy as np
 
 from experiments.gaps import Run, curve_records, finished, gap_over_seeds, thousandths
 from experiments.options import Count, OneOf, Parallel, Seeds, Some, Tau, TestRows, hold
-from experiments.paired import over_seeds
-from experiments.points import Point, data_sha256
+from experiments.points import Point, data_sha256, over_seeds
 from experiments.sweep import print_plan, run_points
 from experiments.tables import aligned, drawn, write_csv
 from experiments.targets import (

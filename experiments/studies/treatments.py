@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -19,12 +18,11 @@ from experiments.options import (
     Some,
     Tau,
 )
-from experiments.paired import expected_samples, over_seeds
-from experiments.points import Point, data_sha256
+from experiments.points import Point, data_sha256, expected_samples, over_seeds
 from experiments.statistics import Interval
 from experiments.studies.demo import LEAST_TEST_ROWS, REAL_DATA, SYNTHETIC_STEPS, find_data
 from experiments.sweep import print_plan, run_points
-from experiments.tables import aligned, drawn, write_csv
+from experiments.tables import Column, drawn, table, write_csv
 from persia_sim.words.schema import Within
 from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig, EvaluationConfig, SyncConfig, TrainConfig
@@ -116,7 +114,7 @@ def run(options: Options) -> None:
         f" update, {options.seeds} paired seeds; gaps in thousandths of AUC;\n"
         "late: updates that rows / dense weights miss; ± 95 % over seeds and test rows"
     )
-    print(_table(lines[tasks[0]]))
+    print(table(lines[tasks[0]], COLUMNS))
     print(f"\ntable:  {csv}   (all tasks: {', '.join(tasks)})\nfigure: {figure}")
 
 
@@ -192,21 +190,17 @@ def _line(
     }
 
 
-def _table(lines: Sequence[dict[str, Any]]) -> str:
-    """The same as a person reads it."""
-    header = ["base", "treatment", "late", "test AUC", "gap to sync", "gap to untreated",
-              "log-loss"]  # fmt: skip
-    cells = [
-        [
-            line["base"], line["treatment"], f"{line['rows_late']} / {line['dense_late']}",
-            f"{line['test_auc']:.4f}", "-" if line["base"] == "sync" else _gap(line, "sync"),
-            _gap(line, "untreated"), f"{line['log_loss']:.4f}",
-        ]
-        for line in lines
-    ]  # fmt: skip
-    return aligned(header, cells)
-
-
 def _gap(line: dict[str, Any], other: str) -> str:
     mean, half = line[f"gap_to_{other}"], line[f"gap_to_{other}_half_width_95"]
     return thousandths(Interval(mean, half, 0 if math.isnan(mean) else line["seeds"]))
+
+
+COLUMNS: dict[str, Column] = {
+    "base": "{base}",
+    "treatment": "{treatment}",
+    "late": "{rows_late} / {dense_late}",
+    "test AUC": "{test_auc:.4f}",
+    "gap to sync": lambda line: "-" if line["base"] == "sync" else _gap(line, "sync"),
+    "gap to untreated": lambda line: _gap(line, "untreated"),
+    "log-loss": "{log_loss:.4f}",
+}

@@ -11,8 +11,7 @@ import pytest
 from scipy import stats
 
 from experiments.gaps import COLUMNS, Run, curve_records, gap_over_seeds, gap_table
-from experiments.paired import over_seeds, setting_point, with_seed
-from experiments.points import Point
+from experiments.points import Point, over_seeds, setting_point, with_seed
 from experiments.statistics import paired_gap
 from experiments.tables import table
 from runtime.config import DataConfig, ModelConfig, SyncConfig, TrainConfig

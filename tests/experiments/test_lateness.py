@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.lateness import climb, streams
+from experiments.lateness import streams
 from experiments.lateness.delay import behind, delays
 from experiments.lateness.streams import STREAMS, Cell, Rates, config_of
 from experiments.lateness.table import drift_hypothesis_lines
@@ -33,7 +33,7 @@ PLACE = st.integers(-6, 6)
 def climbed(height, start: Rates, line: bool = False) -> dict[Rates, float]:
     """All that a climb on this surface tries."""
     tried: dict[Rates, float] = {}
-    while asked := climb.to_try(tried, start, line=line):
+    while asked := streams.to_try(tried, start, line=line):
         tried |= {rates: height(rates) for rates in asked}
     return tried
 
@@ -43,26 +43,26 @@ def test_a_climb_finds_the_top_of_a_hill_and_has_tried_all_around_it(
     row, dense, start_row, start_dense, tilt
 ):
     start = Rates(row=start_row, dense=start_dense)
-    if max(abs(row - start_row), abs(dense - start_dense)) >= climb.MOST_ROUNDS:
+    if max(abs(row - start_row), abs(dense - start_dense)) >= streams.MOST_ROUNDS:
         return
     tried = climbed(lambda r: -((r.row - row) ** 2) - tilt * (r.dense - dense) ** 2, start)
-    assert climb.best_of(tried) == Rates(row=row, dense=dense)
-    assert climb.is_inside(tried)
+    assert streams.best_of(tried) == Rates(row=row, dense=dense)
+    assert streams.is_inside(tried)
 
 
 def test_a_climb_without_a_top_ends_after_its_rounds_and_says_so():
     tried = climbed(lambda r: r.dense, Rates())
-    assert climb.best_of(tried).dense == climb.MOST_ROUNDS and not climb.is_inside(tried)
+    assert streams.best_of(tried).dense == streams.MOST_ROUNDS and not streams.is_inside(tried)
 
 
 def test_rates_that_diverge_are_never_the_best():
     tried = climbed(lambda r: math.nan if r.dense > 0 else float(r.dense), Rates(dense=2), True)
-    assert climb.best_of(tried) == Rates()
+    assert streams.best_of(tried) == Rates()
 
 
 def test_the_dense_line_is_tried_whole():
     tried = climbed(lambda r: -abs(r.dense), Rates(row=1), line=True)
-    assert {r.dense for r in tried if r.row == 1} >= set(climb.DENSE_LINE)
+    assert {r.dense for r in tried if r.row == 1} >= set(streams.DENSE_LINE)
 
 
 UPDATES = [100, 200, 400, 800]

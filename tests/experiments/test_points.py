@@ -16,8 +16,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from experiments import points
-from experiments.paired import setting_points
-from experiments.points import Point
+from experiments.points import Point, setting_points
 from experiments.sweep import print_plan
 from runtime.config import DataConfig, ModelConfig, TrainConfig
 from runtime.data.catalogue import CACHE

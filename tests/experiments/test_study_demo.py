@@ -77,7 +77,7 @@ def test_the_rate_of_async_was_chosen_by_a_command_that_the_project_has():
     for rate in demo.RATE_OF_ASYNC.values():
         assert min(tried) < rate < max(tried), "the best must not lie at an edge"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("experiments.paired.data_sha256", lambda config: "")
+        patch.setattr("experiments.points.data_sha256", lambda config: "")
         judged = {p.config.evaluation.part for _, points in plan(chosen) for p in points}
     assert judged == {"validation"}
 

@@ -9,9 +9,9 @@ import pytest
 
 from experiments.kept import Kept
 from experiments.published import two_systems
-from experiments.stage_bars import recorded_bars, simulated_bars
 from experiments.studies import ablation, modes_timeline, sharded_map
 from experiments.studies.ablation import ALL_ON, HALF_ROWS, MERGING, VARIANTS, WINDOW
+from experiments.studies.modes_timeline import recorded_bars, simulated_bars
 from experiments.validating.stages import STAGES, Stages
 from persia_sim.engine.simulate import simulate
 from persia_sim.insight.measure import throughput
