@@ -10,7 +10,7 @@ from math import hypot
 from pathlib import Path
 
 from experiments.published.descriptions import number, read_csv
-from experiments.published.rivals import RIVALS, samples_per_s
+from experiments.published.rivals import GPU_CV, RIVALS, samples_per_s
 from persia_sim.engine.simulate import simulate
 from persia_sim.insight.measure import throughput
 from persia_sim.model.cluster import Cluster
@@ -71,7 +71,6 @@ def points(data: Path = DATA) -> list[Point]:
 
 
 WIDE_TAU = 16  # the bound of the published runs is not known; wide enough never to bind
-GPU_CV = 0.05  # assumed; see simulators' practice for healthy machines
 
 
 @dataclass(frozen=True, slots=True)

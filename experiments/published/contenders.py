@@ -15,7 +15,7 @@ from typing import Any
 
 from experiments.published.auc_gaps import SYNC_OF, Curve, Key
 from experiments.published.descriptions import number, read_csv
-from experiments.published.rivals import RIVALS, scenario_of
+from experiments.published.rivals import GPU_CV, RIVALS, scenario_of
 from experiments.targets import NO_SKILL, first_crossing
 from persia_sim.model.scenario import Noise, Scenario
 from persia_sim.presets.catalogue import CLUSTERS, costs_of, workloads
@@ -23,7 +23,6 @@ from persia_sim.words.vocabulary import Mode
 
 RANKS = 8
 """V100s of the published convergence runs, one host."""
-_GPU_CV = 0.05  # assumed; see simulators' practice for healthy machines
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +114,7 @@ def scenario(name: str, data_set: str, *, tau: int, steps: int, batch_times: int
         costs=costs_of(chosen.cluster),
         mode=contender.mode,
         tau=tau if contender.mode.reads_late_rows else None,
-        noise=Noise(gpu_cv=_GPU_CV),
+        noise=Noise(gpu_cv=GPU_CV),
         steps=steps,
     )
 

@@ -20,7 +20,7 @@ from persia_sim.model.workload import Workload
 from persia_sim.presets.catalogue import costs_of
 from persia_sim.words.vocabulary import Mode
 
-_GPU_CV = 0.05  # assumed; see simulators' practice for healthy machines
+GPU_CV = 0.05  # assumed; see simulators' practice for healthy machines
 _FIT_STEPS = 16
 _LOADERS = 64  # as the preset, whatever the number of GPUs
 
@@ -87,11 +87,13 @@ RIVALS = {
 def scenario_of(rival: Rival, cluster: Cluster, workload: Workload, steps: int = 60) -> Scenario:
     """The rival on these hosts."""
     costs = costs_of("v100-2021-09")
-    forward, update, sync = costs.worker_forward, costs.server_update, costs.dense_sync
-    if rival.worker_s_per_id is not None:
-        forward = replace(forward, per_item_s=rival.worker_s_per_id, source=rival.source)
-    if rival.server_s_per_id is not None:
-        update = replace(update, per_item_s=rival.server_s_per_id, source=rival.source)
+    laws = {"worker_forward": rival.worker_s_per_id, "server_update": rival.server_s_per_id}
+    own = {
+        name: replace(getattr(costs, name), per_item_s=each, source=rival.source)
+        for name, each in laws.items()
+        if each is not None
+    }
+    sync = costs.dense_sync
     if rival.free_dense_sync:
         sync = replace(sync, overhead_s=0.0, intra_bytes_per_s=45e9, source=rival.source)
     return Scenario(
@@ -101,13 +103,12 @@ def scenario_of(rival: Rival, cluster: Cluster, workload: Workload, steps: int =
         ),
         workload=workload,
         costs=replace(
-            costs, gpu_fixed_s=rival.step_fixed_s, worker_forward=forward, server_update=update,
-            dense_sync=sync, source=rival.source,
+            costs, gpu_fixed_s=rival.step_fixed_s, dense_sync=sync, source=rival.source, **own
         ),
         mode=rival.mode,
         tau={Mode.ASYNC: 0, Mode.HYBRID: 4}.get(rival.mode),
         merge_pushes=False if rival.mode.may_merge else None,
-        noise=Noise(gpu_cv=_GPU_CV),
+        noise=Noise(gpu_cv=GPU_CV),
         steps=steps,
     )  # fmt: skip
 
