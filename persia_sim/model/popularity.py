@@ -167,7 +167,8 @@ def batch_miss_rate(
     A batch asks once for each of its ids. Rare ids are a larger share of those than of all draws,
     and they are the ones that miss, so this is more than `lru_miss_rate`. In a batch of n draws an
     id comes at some place, after others of the batch but not after itself: of the characteristic
-    time, n / 2 draws in the mean lie in the batch and cannot have brought it.
+    time, n / 2 draws in the mean lie in the batch and cannot have brought it. Where a batch has
+    more distinct ids than the table has rows, what hits is what the batch before brought late.
     """
     probability, number = zipf_bins(rows, exponent)
     asked = -np.expm1(batch_draws * np.log1p(-np.minimum(probability, 1 - 1e-12)))
@@ -176,7 +177,28 @@ def batch_miss_rate(
         full = characteristic_time(capacity_rows, rows, exponent)
         time = min(draws, max(full - batch_draws / 2, 0.0))
     missed = np.exp(-probability * time)
-    return float((asked * missed * number).sum() / (asked * number).sum())
+    whole = (asked * number).sum()
+    hits = _hits_of_the_batch_before(batch_draws, capacity_rows, probability, number) / whole
+    far = float((asked * missed * number).sum() / whole)
+    return min(far, 1.0 - min(1.0, draws / batch_draws) * hits)
+
+
+_PLACES = 64  # of a batch, at which an id may come first
+
+
+def _hits_of_the_batch_before(
+    draws: float, capacity_rows: float, probability: np.ndarray, number: np.ndarray
+) -> float:
+    """Expected ids of a batch that the batch before has brought and that are still there: fewer
+    others than the table has rows came first in that one behind it or in this one before it."""
+    edges = np.concatenate([[0.0], np.geomspace(min(1.0, draws / 2), draws, _PLACES)])
+    absent = np.exp(np.outer(edges, np.log1p(-np.minimum(probability, 1 - 1e-12))))
+    first = absent[:-1] - absent[1:]  # [places, values]: the chance to come first at a place
+    middle = (absent[:-1] + absent[1:]) / 2
+    behind, before = middle - absent[-1], 1.0 - middle
+    others = (behind @ number)[:, None] + before @ number - (behind * number) @ before.T
+    there = others < capacity_rows  # [place in the batch before, place in this one]
+    return float((((there.T @ first) * first) @ number).sum())
 
 
 def draws_until(held_rows: float, rows: float, exponent: float) -> float:

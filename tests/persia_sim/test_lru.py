@@ -120,6 +120,20 @@ def test_batches_miss_what_a_simulated_table_misses(
     assert least - error <= np.mean(found) <= most + error
 
 
+@pytest.mark.parametrize(
+    ("room", "exponent", "draws"), [(60, 0.0, 200), (100, 1.05, 500), (400, 0.9, 2000)]
+)
+def test_batches_of_more_ids_than_the_table_has_rows_hit_what_came_late(
+    room: int, exponent: float, draws: int
+) -> None:
+    """Without the batch before, the law would say that 95 to 100 % miss."""
+    rows = 300 if exponent == 0 else 1000
+    assert expected_distinct(draws, float(rows), exponent) > 1.4 * room
+    found = [missed_of_a_simulated_table(rows, room, exponent, draws, k) for k in range(6)]
+    law = batch_miss_rate(np.inf, draws, room, rows, exponent)
+    assert law == pytest.approx(np.mean(found), abs=0.01) and law < 0.96
+
+
 def test_single_requests_are_batches_of_one() -> None:
     for room in (50.0, 200.0, 900.0):
         one = batch_miss_rate(np.inf, 1.0, room, 1000.0, 0.9)
