@@ -323,18 +323,25 @@ def test_a_file_with_racks_for_other_hosts_is_refused_in_a_sentence(tmp_path: Pa
         read_cluster(path)
 
 
-def test_a_server_of_a_rack_is_charged_with_its_share_of_the_memory_traffic() -> None:
-    """The same bytes as without racks, host by host, whatever the racks hold."""
-    base = small_scenario(Mode.HYBRID, cluster=small_cluster(server_hosts=3), steps=6)
+@pytest.mark.parametrize("each", [False, True])
+@pytest.mark.parametrize("mode", [Mode.HYBRID, Mode.ASYNC])
+def test_a_server_of_a_rack_is_charged_with_its_share_of_the_memory_traffic(
+    mode: Mode, each: bool
+) -> None:
+    """The same bytes as without racks, host by host, whatever the racks hold; in async a copy of
+    the dense weights is read and written for each pull and each push. ``each``: the run asks when
+    every single server was done."""
+    base = small_scenario(mode, cluster=small_cluster(server_hosts=3), steps=6, trace_shards=each)
     host = replace(base.cluster.servers.host, memory_bytes_per_s=1e9)
     cluster = replace(base.cluster, servers=replace(base.cluster.servers, host=host))
     apart = racked(cluster, [(0.5, 0.3, 0.3)], [2 * GBIT, 2 * GBIT])
     need = demand(replace(base, cluster=cluster))
     batches = base.cluster.ranks * base.steps
-    touched = batches * (need.fetch.server_memory_bytes + need.update_memory_bytes)
+    copies = 4 * need.dense_bytes * (mode is Mode.ASYNC)
+    touched = batches * (need.fetch.server_memory_bytes + need.update_memory_bytes + copies)
     busiest = np.bincount(cluster.servers.host_of, weights=need.server_shares).max()
     for one in (cluster, apart):
-        run = simulate(replace(base, cluster=one))
+        run = simulate(replace(base, cluster=one), trace=each)
         assert run.busy_s["server memory"] == pytest.approx(touched * busiest / 1e9)
 
 
