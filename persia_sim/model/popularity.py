@@ -178,9 +178,9 @@ def batch_miss_rate(
         time = min(draws, max(full - batch_draws / 2, 0.0))
     missed = np.exp(-probability * time)
     whole = (asked * number).sum()
-    hits = _hits_of_the_batch_before(batch_draws, capacity_rows, probability, number) / whole
+    hits = _hits_of_the_batch_before(batch_draws, capacity_rows, probability, number)
     far = float((asked * missed * number).sum() / whole)
-    return min(far, 1.0 - min(1.0, draws / batch_draws) * hits)
+    return min(far, 1.0 - min(1.0, draws / batch_draws) * hits / float(whole))
 
 
 _PLACES = 64  # of a batch, at which an id may come first
