@@ -187,19 +187,3 @@ def best_interval_s(recovery: Recovery) -> float:
         else:
             low = a
     return (low + high) / 2
-
-
-def cpr_illustration() -> dict[str, float]:
-    """CPR's two figures (8.3 % with full, about 0.6 % with partial recovery) from stated inputs.
-
-    Assumed, not published: a crash every 28 h, 5 minutes for a checkpoint, 2 minutes to be back;
-    full recovery checkpoints at its best interval, partial recovery every 20 h, because it only
-    bounds the updates that a crash loses.
-    """
-    hour = 3600.0
-    full = Recovery(mtbf_s=28 * hour, checkpoint_s=300.0, back_s=120.0)
-    partial = Recovery(mtbf_s=28 * hour, checkpoint_s=300.0, back_s=120.0, partial=True)
-    return {
-        "full": overhead(full, best_interval_s(full)),
-        "partial": overhead(partial, 20 * hour),
-    }

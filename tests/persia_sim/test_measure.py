@@ -1,4 +1,4 @@
-"""Step time, throughput and their interval: against scipy, formulas written anew, and by hand."""
+"""Throughput with its interval, noise, and staleness of rows."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from persia_sim.insight.measure import (
     throughput,
     warm_up,
 )
-from persia_sim.model.incidents import SlowDown, Target
+from persia_sim.insight.report import RowStaleness, row_staleness
+from persia_sim.model.incidents import Purpose, SlowDown, Target, lognormal_factors, stream
+from persia_sim.model.popularity import zipf_bins
 from persia_sim.model.stamps import Mark
+from persia_sim.presets.catalogue import workloads
 from persia_sim.words.vocabulary import Mode
 from tests.persia_sim.hand_world import hand_costs, hand_scenario
 
@@ -134,3 +137,100 @@ def test_the_window_and_five_steps_are_dropped_at_least_but_never_more_than_half
 ) -> None:
     run = simulate(hand_scenario(Mode.HYBRID, tau=tau, steps=30, costs=hand_costs(gpu_fixed_s=2e4)))
     assert step_time(run).values == 29 - dropped
+
+
+@pytest.mark.parametrize("cv", [0.1, 0.5, 1.5])
+def test_factors_have_mean_one_and_the_asked_variation(cv: float) -> None:
+    drawn = lognormal_factors(np.random.default_rng(1), cv, 2_000_000)
+    assert drawn.mean() == pytest.approx(1, abs=4 * cv / np.sqrt(2e6))
+    assert drawn.std() == pytest.approx(cv, rel=0.02)
+    # The logarithm is normal: its spread is sqrt(log(1 + cv^2)), its mean minus half the square.
+    sigma = np.sqrt(np.log(1 + cv**2))
+    assert np.log(drawn).std() == pytest.approx(sigma, rel=0.01)
+    assert np.median(drawn) == pytest.approx(np.exp(-(sigma**2) / 2), rel=0.01)
+
+
+def test_no_variation_is_exactly_one() -> None:
+    assert lognormal_factors(np.random.default_rng(1), 0.0, 5).tolist() == [1.0] * 5
+
+
+def test_a_draw_belongs_to_seed_purpose_entity_and_step() -> None:
+    def first(*place: int) -> float:
+        seed, purpose, entity, step = place
+        return float(stream(seed, Purpose(purpose), entity, step).random())
+
+    places = [(0, 1, 0, 0), (1, 1, 0, 0), (0, 2, 0, 0), (0, 1, 1, 0), (0, 1, 0, 1), (0, 6, 3, 2)]
+    drawn = [first(*place) for place in places]
+    assert len(set(drawn)) == len(places) and drawn == [first(*place) for place in places]
+    # Philox keyed by (seed, purpose and entity), its counter starting at the step's own block.
+    for (seed, purpose, entity, step), value in zip(places, drawn, strict=True):
+        key = np.array([seed, purpose * 2**32 + entity], np.uint64)
+        bits = np.random.Philox(key=key, counter=[0, 0, 0, step])
+        assert np.random.Generator(bits).random() == value
+
+
+def test_another_entity_or_a_longer_run_sees_the_same_factors() -> None:
+    short = lognormal_factors(stream(3, Purpose.GPU, 2), 0.3, 10)
+    long = lognormal_factors(stream(3, Purpose.GPU, 2), 0.3, 50)
+    assert np.array_equal(long[:10], short)
+
+
+def test_nothing_missed_is_fresh_everywhere() -> None:
+    found = row_staleness(np.zeros(5, np.int64), workloads()["criteo-ad"])
+    assert found == RowStaleness(0.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def test_the_mean_is_the_share_of_rows_that_another_batch_meets() -> None:
+    work = workloads()["criteo-syn5"]
+    found = row_staleness(np.array([4, 6]), work)
+    assert found.mean == pytest.approx(5 * work.pending_fraction(1.0), rel=1e-6)
+
+
+def test_distribution_agrees_with_batches_drawn_one_by_one() -> None:
+    work = replace(workloads()["taobao-ad"], fields=1, rows=2000.0, batch_per_rank=64, zipf=1.1)
+    lags = np.array([0, 3, 3, 12])
+    probability, number = zipf_bins(work.rows, work.zipf)
+    ranks = np.repeat(probability / 1.0, number.round().astype(int))
+    rng = np.random.default_rng(1)
+    missed: list[int] = []
+    for lag in np.tile(lags, 400):
+        drawn = rng.choice(len(ranks), (int(lag) + 1, work.batch_per_rank), p=ranks / ranks.sum())
+        touched = sum(np.isin(np.unique(drawn[0]), other).astype(int) for other in drawn[1:])
+        missed += np.broadcast_to(touched, np.unique(drawn[0]).shape).tolist()
+    found = row_staleness(lags, work)
+    assert found.mean == pytest.approx(np.mean(missed), rel=0.02)
+    assert found.fresh == pytest.approx(np.mean(np.array(missed) == 0), abs=0.01)
+    for level, value in ((50, found.p50), (90, found.p90), (99, found.p99)):
+        assert value == pytest.approx(np.percentile(missed, level), abs=1)
+
+
+def test_popular_rows_are_later_than_rare_ones() -> None:
+    found = row_staleness(np.full(10, 20), workloads()["criteo-syn1"])
+    assert found.p50 <= found.p90 <= found.p99 <= found.hottest + 1 <= 21
+    assert 0 < found.fresh < 1
+
+
+def test_two_rows_a_field_by_hand() -> None:
+    """Two draws of a fair coin: a row stands in another batch with chance 1 - 1/4; of three missed
+    pushes 2.25 touched it, Binomial(3, 3/4)."""
+    work = replace(
+        workloads()["taobao-ad"], fields=3, rows=6.0, batch_per_rank=1, ids_per_field=2.0, zipf=0.0
+    )
+    found = row_staleness(np.array([3]), work)
+    assert (found.mean, found.hottest) == pytest.approx((2.25, 2.25))
+    assert found.fresh == pytest.approx(1 / 64, abs=0.001)
+    assert (found.p50, found.p90, found.p99) == (2, 3, 3)
+
+
+def test_popular_rows_weigh_by_how_often_batches_meet_them() -> None:
+    """Chances 2/3 and 1/3: met by 8/9 and 5/9 of batches, so weights 8/13 and 5/13."""
+    work = replace(workloads()["taobao-ad"], fields=1, rows=2.0, batch_per_rank=2, zipf=1.0)
+    found = row_staleness(np.array([1]), work)
+    late = 8 / 13 * 8 / 9 + 5 / 13 * 5 / 9
+    assert found.mean == pytest.approx(late) and found.fresh == pytest.approx(1 - late, abs=0.004)
+    assert found.hottest == pytest.approx(8 / 9)
+    mixed = row_staleness(np.array([0, 1, 3, 3]), work)
+    assert mixed.mean == pytest.approx(1.75 * late) and mixed.hottest == pytest.approx(14 / 9)
+    missed = [8 / 13 * (1 / 9) ** n + 5 / 13 * (4 / 9) ** n for n in (0, 1, 3, 3)]
+    assert mixed.fresh == pytest.approx(sum(missed) / 4, abs=0.004)
+    assert row_staleness(np.zeros(0, np.int64), work).fresh == 1.0

@@ -1,18 +1,36 @@
-"""Capacity arithmetic of the 100T run, and refusal of what does not fit."""
+"""Rows that fit or do not: capacity by hand, and tables that keep the rows used last."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
+from math import exp, inf, log
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from persia_sim.cli import Options, run
-from persia_sim.model.memory import FORMATS, capacity, fill_s
-from persia_sim.model.popularity import expected_distinct, zipf_bins
+from persia_sim.engine.simulate import simulate
+from persia_sim.insight.report import (
+    report,
+    text,
+)
+from persia_sim.model.memory import FORMATS, Capacity, RowFormat, capacity, fill_s
+from persia_sim.model.popularity import (
+    batch_miss_rate,
+    characteristic_time,
+    draws_until,
+    expected_distinct,
+    lru_after,
+    lru_miss_rate,
+    zipf_bins,
+)
+from persia_sim.model.workload import Wire
 from persia_sim.presets.catalogue import gcp_100t, workloads
 from persia_sim.words.vocabulary import Mode
+from tests.persia_sim import sim_configurations  # noqa: F401  # its hypothesis profile
+from tests.persia_sim.hand_world import HAND, hand_scenario, hand_workload, line, sync_of_two
 from tests.persia_sim.oracles import resident_after
 
 SYN5 = workloads()["criteo-syn5"]
@@ -92,3 +110,230 @@ def test_the_command_tells_the_misses_of_servers_that_fill_and_charges_them() ->
         return float(said.split("step ")[1].split(" ms")[0])
 
     assert step_ms(young) > step_ms(full)
+
+
+def test_memory_of_rows_in_bytes() -> None:
+    """Four servers of 1,000 bytes; a row of 8 numbers of 2 bytes, 1.5 x 4 bytes of state each."""
+    rows = RowFormat(
+        name="x", value_bytes=2, state_values_per_value=1.5, state_bytes=4, overhead_bytes=26.0,
+        source=HAND,
+    )  # fmt: skip
+    assert rows.row_bytes(8) == 8 * 2 + 8 * 6 + 26 == 90
+    base = hand_scenario()
+    part = replace(base.cluster.servers, processes_per_host=2, hosts=2, ram_bytes_per_process=1e3)
+    cluster = replace(base.cluster, servers=part)
+    held = capacity(cluster, hand_workload(rows=60.0), rows)
+    # 11 rows fit into 1,000 bytes, 44 into the four servers; 60 rows want 1,350 bytes each.
+    assert (held.nominal_rows, held.resident_rows, held.evicted_rows) == (60, 44, 16)
+    assert (held.row_bytes, held.bytes_per_server) == (90, 1350)
+    assert held.limit_bytes_per_server == 1000 and not held.fits
+    # The least used rows are the ones that miss.
+    assert 0 < held.miss_rate < 16 / 60 * exp(4 / 20)
+    with pytest.raises(
+        ValueError, match=r"on hand, but 60 rows of 90 bytes need 1.32 KiB: use at least 6 servers"
+    ):
+        held.refuse(cluster)
+    uniform = capacity(cluster, hand_workload(rows=60.0, zipf=0.0), rows)
+    # 8 draws a batch from 20 values: a row is forgotten T draws after its last, e^(-T/20) = 16/60;
+    # half a batch of these lies in the batch itself, which asks for the row once.
+    assert uniform.miss_rate == pytest.approx(16 / 60 * exp(4 / 20), rel=1e-6)
+    each = replace(hand_workload(rows=60.0, zipf=0.0), wire=Wire(deduplicate=False))
+    assert capacity(cluster, each, rows).miss_rate == pytest.approx(16 / 60, rel=1e-6)
+    full = capacity(cluster, hand_workload(rows=44.0), rows)
+    assert (full.fits, full.evicted_rows, full.miss_rate) == (True, 0, 0)
+    full.refuse(cluster)
+
+
+def test_bytes_of_the_named_row_formats() -> None:
+    """128 numbers of 2 or 4 bytes, Adagrad's sum for each, and 90 or 66 bytes beside them."""
+    found = {name: rows.row_bytes(128) for name, rows in FORMATS.items()}
+    assert found == {"fp16-lean": 256 + 90, "f32-adagrad": 512 + 512 + 66,
+                     "f32-adam": 512 + 1024 + 66, "f32-sgd": 512 + 66}  # fmt: skip
+    for field, value in (("value_bytes", 0), ("overhead_bytes", -1.0)):
+        with pytest.raises(ValueError, match=f"{field} is {value}: must be >= "):
+            replace(FORMATS["f32-sgd"], **{field: value})
+    assert replace(FORMATS["f32-sgd"], value_bytes=1, overhead_bytes=0.0).row_bytes(3) == 3
+
+
+def test_the_servers_in_the_refusal_hold_whole_rows() -> None:
+    """A server of 1,000 bytes holds one row of 600, so ten rows need ten servers, not six."""
+    tight = Capacity(10, 4, 600.0, 1500.0, 1000.0, 0.1, 4)
+    with pytest.raises(ValueError, match="use at least 10 servers, a leaner row format"):
+        tight.refuse(hand_scenario().cluster)
+    large = Capacity(10, 4, 600 * 2.0**30, 1500.7 * 2**30, 1000.7 * 2**30, 0.1, 4)
+    with pytest.raises(ValueError, match=r"is 1,001 GiB on hand, but 10 rows .* need 1,501 GiB"):
+        large.refuse(hand_scenario().cluster)
+    never = Capacity(10, 0, 6000.0, 1500.0, 1000.0, 1.0, 0)
+    with pytest.raises(ValueError, match="use a leaner row format"):
+        never.refuse(hand_scenario().cluster)
+
+
+def test_memory_line_in_gib_bytes_rows_and_hours() -> None:
+    held = Capacity(60.0, 44.0, 345.6, 2560.75 * 2**30, 1280.75 * 2**30, 0.0123, 44.0)
+    uniform = hand_workload(rows=60.0, zipf=0.0)
+    run = simulate(replace(sync_of_two(), workload=uniform))
+    # 2 draws a sample and field, 8 samples a step: 20 (1 - e^(-n/20)) rows a field after n draws.
+    draws, rate = -20 * log(1 - 0.9 * 44 / 60), report(run).samples_per_s.mean
+    assert fill_s(uniform, rate, 0.9 * 44) == pytest.approx(draws / 2 / rate)
+    assert fill_s(uniform, rate, 60.0) == inf
+    slow = replace(report(run, held), samples_per_s=replace(report(run).samples_per_s, mean=1e-3))
+    hours = draws / 2 / 1e-3 / 3600
+    assert line(text(slow), "memory") == (
+        "1,281 GiB a server, where all rows would need 2,561 GiB, 346 B a row; "
+        "resident 44, evicted 16, misses 1.23%; "
+        f"90 % full after {hours:.1f} h"
+    )
+
+
+def test_rows_touched_by_samples() -> None:
+    """Two equally likely rows a field, 6 draws of each field: 2 (1 - 2^-6) rows, three fields."""
+    work = hand_workload(rows=6.0, zipf=0.0)
+    assert resident_after(work, 3.0) == pytest.approx(3 * 2 * (1 - 2.0**-6))
+
+
+def test_lru_miss_rate_matches_a_simulated_cache() -> None:
+    rng = np.random.default_rng(1)
+    probability, _ = zipf_bins(1000.0, 0.9)
+    cache: dict[int, None] = {}
+    misses = []
+    for number, key in enumerate(rng.choice(1000, 60_000, p=probability).tolist()):
+        if number >= 10_000:
+            misses.append(key not in cache)
+        cache.pop(key, None)
+        cache[key] = None
+        if len(cache) > 200:
+            del cache[next(iter(cache))]
+    assert lru_miss_rate(200.0, 1000.0, 0.9) == pytest.approx(np.mean(misses), abs=0.01)
+    assert lru_miss_rate(1000.0, 1000.0, 0.9) == 0
+
+
+def test_a_store_that_fills_has_the_rows_and_misses_of_a_simulated_one() -> None:
+    probability, _ = zipf_bins(1000.0, 0.9)
+    resident: dict[int, list[int]] = {n: [] for n in (50, 200, 1000, 4000)}
+    missed: dict[int, list[bool]] = {n: [] for n in resident}
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        held: dict[int, None] = {}
+        for n, one in enumerate(rng.choice(1000, 4001, p=probability).tolist()):
+            if n in resident:
+                resident[n].append(len(held))
+            for at in missed:
+                if at <= n < at + 40:
+                    missed[at].append(one not in held)
+            held.pop(one, None)
+            held[one] = None
+            if len(held) > 200:
+                held.pop(next(iter(held)))
+    for n in resident:
+        rows, miss = lru_after(n, 200.0, 1000.0, 0.9)
+        assert rows == pytest.approx(np.mean(resident[n]), rel=0.02), n
+        error = np.sqrt(miss * (1 - miss) / len(missed[n]))
+        assert miss == pytest.approx(np.mean(missed[n]), abs=4 * error + 0.02), n
+
+
+def test_filling_begins_with_nothing_and_ends_in_the_steady_state() -> None:
+    assert lru_after(0.0, 100.0, 1e6, 1.05) == (0.0, pytest.approx(1.0))
+    rows, miss = lru_after(1e12, 100.0, 1e6, 1.05)
+    assert rows == pytest.approx(100.0)
+    assert miss == pytest.approx(lru_miss_rate(100.0, 1e6, 1.05))
+    before = 1.1
+    for draws in np.geomspace(1, 1e9, 30):
+        rows, miss = lru_after(float(draws), 1e4, 1e6, 1.05)
+        assert miss <= before and 0 < rows <= 1e4 + 1e-6
+        before = miss
+
+
+def missed_of_a_simulated_table(
+    rows: int, room: int, exponent: float, draws: int, seed: int
+) -> float:
+    """Share of the distinct ids of batches that an LRU table does not hold, once it is full."""
+    rng = np.random.default_rng(seed)
+    probability, _ = zipf_bins(float(rows), exponent)
+    held: dict[int, None] = {}
+    asked = missed = 0
+    most = int(4 * characteristic_time(room, rows, exponent) / draws) + 60
+    for batch in rng.choice(rows, (most, draws), p=probability):
+        ids = list(dict.fromkeys(batch.tolist()))
+        full = len(held) == room
+        for one in ids:
+            asked, missed = asked + full, missed + (full and one not in held)
+            held.pop(one, None)
+            held[one] = None
+            if len(held) > room:
+                del held[next(iter(held))]
+    return missed / asked
+
+
+@given(
+    exponent=st.floats(0.0, 1.3),
+    share=st.floats(0.2, 0.8),
+    draws=st.sampled_from([1, 5, 20]),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=10)
+def test_batches_miss_what_a_simulated_table_misses(
+    exponent: float, share: float, draws: int, seed: int
+) -> None:
+    """Che's only approximation is that the characteristic time is no random number: a window of
+    that many requests holds capacity rows in the mean, with the variance sum m (1 - m), m the
+    chance that a row is missing. A table with that many rows more or less bounds the error; to it
+    come six standard errors of eight simulated tables."""
+    rows = 300
+    room = round(share * rows)
+    found = [
+        missed_of_a_simulated_table(rows, room, exponent, draws, 8 * seed + k) for k in range(8)
+    ]
+    probability, _ = zipf_bins(float(rows), exponent)
+    missing = np.exp(-probability * characteristic_time(room, rows, exponent))
+    spread = float(np.sqrt((missing * (1 - missing)).sum()))
+    most = batch_miss_rate(np.inf, draws, room - spread, rows, exponent)
+    least = batch_miss_rate(np.inf, draws, room + spread, rows, exponent)
+    error = 6 * float(np.std(found, ddof=1)) / np.sqrt(8)
+    assert least - error <= np.mean(found) <= most + error
+
+
+@pytest.mark.parametrize(
+    ("room", "exponent", "draws"), [(60, 0.0, 200), (100, 1.05, 500), (400, 0.9, 2000)]
+)
+def test_batches_of_more_ids_than_the_table_has_rows_hit_what_came_late(
+    room: int, exponent: float, draws: int
+) -> None:
+    """Without the batch before, the law would say that 95 to 100 % miss."""
+    rows = 300 if exponent == 0 else 1000
+    assert expected_distinct(draws, float(rows), exponent) > 1.4 * room
+    found = [missed_of_a_simulated_table(rows, room, exponent, draws, k) for k in range(6)]
+    law = batch_miss_rate(np.inf, draws, room, rows, exponent)
+    assert law == pytest.approx(np.mean(found), abs=0.01) and law < 0.96
+
+
+def test_single_requests_are_batches_of_one() -> None:
+    for room in (50.0, 200.0, 900.0):
+        one = batch_miss_rate(np.inf, 1.0, room, 1000.0, 0.9)
+        assert one == pytest.approx(lru_miss_rate(room, 1000.0, 0.9), rel=2e-2)
+
+
+def test_distinct_ids_miss_more_often_than_draws_do() -> None:
+    """Popular ids are many draws and one distinct id, and they do not miss."""
+    each = lru_miss_rate(1000.0, 5000.0, 1.1)
+    distinct = batch_miss_rate(np.inf, 800.0, 1000.0, 5000.0, 1.1)
+    created = distinct * expected_distinct(800.0, 5000.0, 1.1)
+    assert distinct > 2 * each
+    assert created == pytest.approx(800 * each, rel=0.02)  # the same rows are made
+
+
+@given(
+    exponent=st.floats(0.0, 1.3), draws=st.floats(1.0, 1e5), room=st.floats(1.0, 1e4),
+    before=st.floats(0.0, 1e9),
+)  # fmt: skip
+def test_a_larger_or_older_table_never_misses_more(
+    exponent: float, draws: float, room: float, before: float
+) -> None:
+    at = batch_miss_rate(before, draws, room, 1e4, exponent)
+    assert 0 <= batch_miss_rate(2 * before + 1, draws, room, 1e4, exponent) <= at <= 1 + 1e-12
+    assert batch_miss_rate(before, draws, min(1e4, 1.5 * room), 1e4, exponent) <= at + 1e-12
+
+
+def test_an_empty_table_misses_everything_and_one_with_room_for_all_nothing() -> None:
+    assert batch_miss_rate(0.0, 100.0, 10.0, 1e4, 1.05) == pytest.approx(1.0)
+    assert batch_miss_rate(np.inf, 100.0, 1e4, 1e4, 1.05) == 0.0
+    assert draws_until(1e4, 1e4, 1.05) == np.inf

@@ -1,20 +1,29 @@
-"""SimPy against the max-plus recursion and the closed form, where both must be exact."""
+"""The simulation against max-plus, against a law of latencies, and what it must conserve."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from persia_sim.engine.run import Run
 from persia_sim.engine.simulate import simulate
+from persia_sim.insight.measure import step_time
+from persia_sim.model.cluster import Cluster
 from persia_sim.model.demand import demand
-from persia_sim.model.scenario import Discipline, Noise, Scenario
+from persia_sim.model.incidents import Crash, Target
+from persia_sim.model.scenario import Averaging, Discipline, Noise, Queues, Scenario
 from persia_sim.model.stamps import Leg, Mark
 from persia_sim.oracle.closed_form import answer
+from persia_sim.words.staleness import staleness_in_pushes, staleness_in_steps
+from persia_sim.words.trace import Kind
 from persia_sim.words.vocabulary import Mode
 from tests.oracles.max_plus import instants
+from tests.persia_sim.hand_world import hand_costs, hand_scenario, law
 from tests.persia_sim.sim_configurations import small_scenario, uncontended
 
 
@@ -65,3 +74,218 @@ def test_oracle_is_instant_on_the_large_cluster() -> None:
         noise=Noise(gpu_cv=0.05),
     )
     assert np.array_equal(instants(scenario), simulate(scenario).stamps)
+
+
+def instant_cluster(base: Cluster) -> Cluster:
+    """Cards, bus and links cost nothing; a core of every host has speed 1."""
+    roles = {}
+    for name in ("nn", "embedding_workers", "servers"):
+        part = getattr(base, name)
+        host = replace(part.host, nic_bytes_per_s=inf, core_speed=1.0)
+        roles[name] = replace(part, host=host)
+    made = replace(base, **roles, link=replace(base.link, latency_s=0.0), loaders=8)
+    return made.with_gpu(pcie_bytes_per_s=inf)
+
+
+def bare(mode: Mode, latency_s: float, compute_s: float, ranks: int = 1, **knobs: int) -> Scenario:
+    """Lookup and push each take so long at the servers, and nothing else takes any time.
+
+    Tasks are as many as the window can hold: the original's 10 and 8 would bind at tau = 16.
+    """
+    free = law(0.0)
+    costs = hand_costs(
+        load=free, worker_forward=free, worker_pool=free, worker_scatter=free, copy_in=free,
+        copy_out=free, server_lookup=law(latency_s), server_update=law(latency_s),
+        gpu_fixed_s=compute_s,
+    )  # fmt: skip
+    sync = replace(costs.dense_sync, intra_bytes_per_s=inf, inter_bytes_per_s=inf,
+                   intra_latency_s=0.0, inter_latency_s=0.0, overhead_s=0.0)  # fmt: skip
+    base = hand_scenario(mode, ranks, costs=replace(costs, dense_sync=sync), steps=170)
+    queues = Queues(dataset=40, lookup_tasks=40, forwarded=40, on_gpu=40, backward=40,
+                    copied_back=40, push_tasks=40)  # fmt: skip
+    return replace(base, cluster=instant_cluster(base.cluster), queues=queues, **knobs)
+
+
+CASES = [(20.0, 4.0), (20.0, 30.0), (3.0, 100.0), (1000.0, 1.0)]
+
+
+def step_s(scenario: Scenario) -> float:
+    """The growth over the last 80 steps or so: whole windows, whose steps come in bursts."""
+    stamps = simulate(scenario).stamps
+    assert np.array_equal(stamps, instants(scenario))  # max-plus gives the exact figure
+    lag = (scenario.window or 0) + 1
+    rounds = 80 // lag * lag
+    updated = stamps[Mark.UPDATED].max(0)
+    return float(updated[-1] - updated[-1 - rounds]) / rounds
+
+
+@pytest.mark.parametrize(("latency", "compute"), CASES)
+@pytest.mark.parametrize("tau", [0, 1, 4, 16])
+@pytest.mark.parametrize("mode", [Mode.RAW_HYBRID, Mode.HYBRID])
+def test_a_window_of_tau_hides_all_but_one_in_tau_plus_one(
+    mode: Mode, tau: int, latency: float, compute: float
+) -> None:
+    expected = max(compute, (2 * latency + compute) / (tau + 1))
+    for ranks in (1, 3):
+        scenario = bare(mode, latency, compute, ranks, tau=tau)
+        assert step_s(scenario) == pytest.approx(expected, rel=1e-9)
+        assert answer(scenario).step_s == pytest.approx(expected, rel=1e-9)
+    assert step_time(simulate(scenario)).mean == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.parametrize(("latency", "compute"), CASES)
+def test_sync_pays_both_latencies_in_every_step(latency: float, compute: float) -> None:
+    for ranks in (1, 3):
+        scenario = bare(Mode.SYNC, latency, compute, ranks)
+        assert step_s(scenario) == pytest.approx(2 * latency + compute, rel=1e-9)
+        assert answer(scenario).step_s == pytest.approx(2 * latency + compute, rel=1e-9)
+
+
+@pytest.mark.parametrize(("latency", "compute"), CASES)
+@pytest.mark.parametrize("ahead", [1, 4, 16])
+def test_lookahead_that_reads_again_pays_as_much_as_sync(
+    ahead: int, latency: float, compute: float
+) -> None:
+    scenario = bare(Mode.LOOKAHEAD, latency, compute, 3, ahead=ahead)
+    assert step_s(scenario) == pytest.approx(2 * latency + compute, rel=1e-9)
+    assert answer(scenario).step_s == pytest.approx(2 * latency + compute, rel=1e-9)
+
+
+@pytest.mark.parametrize(("latency", "compute"), CASES)
+@pytest.mark.parametrize("ahead", [1, 4, 16])
+def test_lookahead_that_forwards_hides_as_much_as_a_window_of_ahead(
+    ahead: int, latency: float, compute: float
+) -> None:
+    """And no row is late: the workers have applied all earlier steps before the batch trains."""
+    expected = max(compute, (2 * latency + compute) / (ahead + 1))
+    for ranks in (1, 3):
+        scenario = bare(Mode.LOOKAHEAD, latency, compute, ranks, ahead=ahead)
+        scenario = replace(scenario, lookahead="forwarded")
+        assert step_s(scenario) == pytest.approx(expected, rel=1e-9)
+        assert answer(scenario).step_s == pytest.approx(expected, rel=1e-9)
+    trace = simulate(replace(scenario, steps=40), trace=True).trace
+    assert trace is not None and staleness_in_steps(trace).missing_steps.max() == 0
+
+
+def test_the_originals_tasks_bind_beyond_their_number() -> None:
+    """Eight pushes at once: with tau = 16 a step takes L / 8, not (2 L + C) / 17."""
+    scenario = replace(bare(Mode.HYBRID, 1000.0, 1.0, tau=16), queues=Queues())
+    found = answer(scenario)
+    assert (found.binds, found.step_s) == ("push tasks", 125.0)
+    updated = simulate(scenario).stamps[Mark.UPDATED][0]
+    assert float(updated[-1] - updated[-81]) / 80 == pytest.approx(125.0)
+
+
+def test_cards_without_limit_carry_messages_in_no_time() -> None:
+    """All disciplines agree where nothing can be shared."""
+    base = bare(Mode.HYBRID, 20.0, 4.0, 2, tau=1)
+    expected = simulate(base).stamps
+    fifo = replace(base, discipline=Discipline.FIFO)
+    assert np.array_equal(simulate(fifo).stamps, expected)
+
+
+LATE = [Mode.RAW_HYBRID, Mode.HYBRID, Mode.ASYNC]
+
+
+def carried(run: Run, role: str, way: str) -> float:
+    return sum(
+        size
+        for name, size in run.link_bytes.items()
+        if name.startswith(role) and name.endswith(way)
+    )
+
+
+@given(
+    mode=st.sampled_from([m for m in Mode if m is not Mode.LOOKAHEAD]),
+    ranks=st.integers(1, 3),
+    steps=st.integers(1, 6),
+    workers=st.integers(1, 3),
+    discipline=st.sampled_from(list(Discipline)),
+    cpus=st.booleans(),
+)
+def test_every_byte_of_every_batch_crosses_its_cards_once(
+    mode: Mode, ranks: int, steps: int, workers: int, discipline: Discipline, cpus: bool
+) -> None:
+    """268 from the loader and 96 past the worker, 48 and 120 to the servers, 96 back, 192 to the
+    rank and 192 back."""
+    rounds = Averaging(period_s=100.0) if mode is Mode.ASYNC_AVERAGING else None
+    base = hand_scenario(
+        mode, ranks, steps=steps, discipline=discipline, infinite_cpus=cpus, averaging=rounds
+    )
+    run = simulate(replace(base, cluster=base.cluster.with_workers(workers)))
+    batches = ranks * steps
+    assert carried(run, "GPU host", "in") == (192 + 96) * batches
+    assert carried(run, "GPU host", "out") == 192 * batches
+    assert carried(run, "worker host", "out") == (48 + 120 + 192) * batches
+    assert carried(run, "worker host", "in") == (268 + 96 + 192) * batches
+    assert carried(run, "server host", "in") == (48 + 120) * batches
+    assert carried(run, "server host", "out") == 96 * batches
+
+
+def test_lookahead_carries_its_second_look_too() -> None:
+    run = simulate(hand_scenario(Mode.LOOKAHEAD, 2, steps=4, ahead=2))
+    assert carried(run, "server host", "out") == 2 * 96 * 8
+    assert carried(run, "server host", "in") == (2 * 48 + 120) * 8
+    assert carried(run, "GPU host", "in") == (2 * 192 + 96) * 8
+
+
+@settings(max_examples=20)
+@given(st.sampled_from(LATE), st.integers(0, 4), st.integers(0, 3), st.booleans())
+def test_no_lookup_starts_before_its_window_opens(
+    mode: Mode, tau: int, seed: int, merged: bool
+) -> None:
+    """The sentence of the contract: all pushes of all steps < s - tau are applied (in async the
+    rank's own). And where it binds, some lookup starts at the very instant."""
+    merge = {"merge_pushes": merged} if mode.may_merge else {}
+    noise = Noise(gpu_cv=0.3, server_cv=0.5)
+    run = simulate(small_scenario(mode, tau=tau, steps=12, seed=seed, noise=noise, **merge))
+    start, applied = run.stamps[Mark.LOOKUP], run.stamps[Mark.APPLIED]
+    at_the_instant = 0
+    for r in range(4):
+        for s in range(tau + 1, 12):
+            before = applied[:, : s - tau] if mode.has_barrier else applied[r, : s - tau]
+            assert start[r, s] >= before.max()
+            at_the_instant += start[r, s] == before.max()
+    assert at_the_instant > 0 or tau > 1 or mode is Mode.ASYNC
+
+
+@pytest.mark.parametrize("mode", LATE)
+def test_missed_pushes_are_others_in_flight_on_average(mode: Mode) -> None:
+    """Law 7: versions from the trace on the left; on the right the batches of others that had read
+    and were not applied when a push was, counted from the instants."""
+    noise = Noise(gpu_cv=0.4, server_cv=1.0)
+    merge = {"merge_pushes": False} if mode.may_merge else {}
+    run = simulate(small_scenario(mode, tau=3, steps=40, noise=noise, **merge), trace=True)
+    assert run.trace is not None
+    read, applied = run.stamps[Mark.READ].ravel(), run.stamps[Mark.APPLIED].ravel()
+    assert len(np.unique(np.concatenate([read, applied]))) == 2 * len(read)  # no two at once
+    gauge = np.array([((read < at) & (applied > at)).sum() for at in applied])
+    missed = staleness_in_pushes(run.trace).missed_pushes
+    assert missed.sum() == gauge.sum() > 0
+    in_between = [((applied > a) & (applied < b)).sum() for a, b in zip(read, applied, strict=True)]
+    assert sorted(missed.tolist()) == sorted(in_between)
+
+
+@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.HYBRID, Mode.ASYNC])
+@pytest.mark.parametrize("target", [Target.WORKER, Target.SERVER])
+@pytest.mark.parametrize("at", [0.2, 0.4, 0.6, 0.8])
+def test_what_was_sent_is_applied_or_counted_as_lost(mode: Mode, target: Target, at: float) -> None:
+    base = small_scenario(mode, steps=15)
+    end = simulate(base).makespan_s
+    crash = Crash(target=target, index=0, at_s=at * end, detect_s=0.01, restart_s=0.02)
+    merge = {"merge_pushes": False} if mode is Mode.HYBRID else {}
+    run = simulate(replace(base, disturbances=(crash,), **merge), trace=True)
+    assert run.trace is not None
+    lost = [(e.rank, e.step) for e in run.trace if e.kind == Kind.LOST_PUSH]
+    assert len(lost) == len(set(lost)) == run.losses.lost_pushes
+    pushes = [(e.rank, e.step) for e in run.trace if e.kind == Kind.PUSH]
+    whole = 4 if mode is Mode.SYNC else 1  # merged: one record for the ranks that are not lost
+    assert len(pushes) == len(set(pushes))
+    if whole == 1:
+        assert sorted(pushes + lost) == [(r, s) for r in range(4) for s in range(15)]
+    else:
+        kept = {s for _, s in pushes}
+        assert kept | {s for _, s in lost} == set(range(15))
+    last = max(e.version for e in run.trace if e.kind == Kind.PUSH)
+    assert last + whole >= 60 - len(lost) >= last  # versions count the applied pushes
+    assert np.isfinite(run.stamps).all()  # every batch is trained and closed, lost or not

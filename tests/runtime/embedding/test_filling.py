@@ -39,7 +39,7 @@ def test_a_store_holds_and_creates_what_che_says(requests):
 
 @pytest.mark.parametrize("skew", [0.0, 0.9, 1.3])
 def test_batches_create_the_rows_that_che_says(skew):
-    """A full store, 40 draws a batch, each distinct id once; see test_lru for the tolerance."""
+    """A full store, 40 draws a batch, each distinct id once; see test_memory for the tolerance."""
     probability, _ = zipf_bins(float(ROWS), skew)
     batch, share = 40, []
     full = int(draws_until(0.99 * ROOM, ROWS, skew) / batch) + 20
