@@ -9,6 +9,11 @@ import simpy
 
 from persia_sim.words.trace import ALL, Event, Kind, Trace
 
+Each = np.ndarray | None
+"""Of every server, if it is asked for."""
+Many = np.ndarray | int
+"""Of every server, or the same of all."""
+
 
 class OrderLog:
     """Where the processes of a run write what took effect; this one keeps nothing."""
@@ -20,13 +25,7 @@ class OrderLog:
         """Something happened now that no server has a part in."""
 
     def rows(
-        self,
-        kind: Kind,
-        rank: int,
-        step: int,
-        instants: np.ndarray | None,
-        pushes: np.ndarray | int = 0,
-        where: np.ndarray | None = None,
+        self, kind: Kind, rank: int, step: int, instants: Each, pushes: Many = 0, where: Each = None
     ) -> None:
         """Every server read or wrote its rows at its own instant, the last of them now; None where
         nobody asks for them (`by_server`).
@@ -52,13 +51,7 @@ class OneShard(OrderLog):
         self._events.append(Event(int(kind), rank, step, ALL, version))
 
     def rows(
-        self,
-        kind: Kind,
-        rank: int,
-        step: int,
-        instants: np.ndarray | None,
-        pushes: np.ndarray | int = 0,
-        where: np.ndarray | None = None,
+        self, kind: Kind, rank: int, step: int, instants: Each, pushes: Many = 0, where: Each = None
     ) -> None:
         """Append one event with the version before it. One shard has no parts: a push counts as
         applied where any server has applied it, and as lost when none has."""
@@ -98,13 +91,7 @@ class EachShard(OrderLog):
         self._pushes.append(self._none)
 
     def rows(
-        self,
-        kind: Kind,
-        rank: int,
-        step: int,
-        instants: np.ndarray | None,
-        pushes: np.ndarray | int = 0,
-        where: np.ndarray | None = None,
+        self, kind: Kind, rank: int, step: int, instants: Each, pushes: Many = 0, where: Each = None
     ) -> None:
         """A row for each shard concerned."""
         if instants is None:
