@@ -140,14 +140,14 @@ def told_as_typed(error: Refused) -> str:
 def _refuse_other_trace(file: Path, config: TrainConfig, typed: Mapping[str, Any]) -> None:
     """Before any data is read: whether the file is a trace, and of such a run. A replay takes tau
     from it; who types another one is mistaken about the trace."""
-    from persia_sim.words.trace import Trace
-    from runtime.order.replayable import config_facts, refuse_other_run  # loads torch
+    from runtime.order.replayable import config_facts, load_order, refuse_other_run  # loads torch
 
-    trace = Trace.load(file)
+    facts = config_facts(config)
+    trace = load_order(file, facts)
     recorded = trace.meta.get("tau")
     if "sync.tau" in typed and recorded != config.sync.tau:
         raise ValueError(
             f"--tau is {config.sync.tau}, but trace {file} was made with tau {recorded} and a"
             " replay takes it from there; remove --tau"
         )
-    refuse_other_run(trace, config_facts(config), str(file))
+    refuse_other_run(trace, facts, str(file))

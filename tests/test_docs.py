@@ -22,7 +22,7 @@ import tyro
 
 from experiments import commands as studies
 from experiments.commands import BENCHES, STUDIES, module_of
-from runtime import train_options
+from runtime import predict_command, train_options
 from runtime.config import TrainConfig, read_config
 from runtime.data import download
 from runtime.data.schema import read_schema
@@ -163,7 +163,7 @@ def commands() -> list[tuple[str, ...]]:
             match = re.match(COMMAND, code)
             if match and not EXAMPLE.search(code):
                 module = {"sim": "persia_sim"}.get(match[1], match[1])
-                found.append((module, *shlex.split(match[2], comments=True)))
+                found.append((module, *shlex.split(match[2].partition(" > ")[0], comments=True)))
     return sorted(set(found))
 
 
@@ -201,7 +201,7 @@ def test_every_command_line_is_one_that_the_parser_takes(command, monkeypatch, t
         shutil.copytree(ROOT / "tests/experiments/examples", tmp_path, dirs_exist_ok=True)
     monkeypatch.setattr(tyro, "cli", stop(tyro.cli))
     monkeypatch.setattr(train_options, "with_changes", stop(train_options.with_changes))
-    for reader in (serving_commands, profile_command, download, hosts, studies):
+    for reader in (serving_commands, predict_command, profile_command, download, hosts, studies):
         monkeypatch.setattr(reader, "read_options", stop(reader.read_options))
     main = main_of(module)
     if words == ["list"]:

@@ -96,7 +96,11 @@ def run(options: Options) -> str:
         lines.append(compared(scenario, held.miss_rate))
     if options.trace is not None and done.trace is not None:
         done.trace.save(options.trace)
-        lines.append(f"order        {len(done.trace)} events in {options.trace}")
+        lines.append(f"order        {len(done.trace)} events in {options.trace}; to train in it:")
+        lines.append(
+            f"             persia-runtime train --mode {scenario.mode} --ranks"
+            f" {scenario.cluster.ranks} --executor replay --trace {options.trace}"
+        )
     if options.timeline is not None:
         count = write_timeline(done, options.timeline, first, last)
         lines.append(f"timeline     {count} spans in {options.timeline}")

@@ -25,7 +25,10 @@ from persia_sim.words.events import ALL, Event, Kind
 from persia_sim.words.files import atomic_write
 from persia_sim.words.vocabulary import Mode
 
-__all__ = ["ALL", "Event", "Kind", "Trace", "TraceRecorder"]
+__all__ = ["ALL", "SIMULATED_BATCH", "Event", "Kind", "Trace", "TraceRecorder"]
+
+SIMULATED_BATCH = "simulated_batch_per_rank"
+"""Fact of an order whose samples stand for many: a rank's batch in the simulated cluster."""
 
 
 class EventFile:
@@ -105,13 +108,13 @@ class Trace:
     def with_batch_per_rank(self, batch_per_rank: int) -> Self:
         """The simulated order for a replay of other sizes: each sample stands for many.
 
-        ``simulated_batch_per_rank`` keeps what was simulated. Raises ValueError for a recorded
+        `SIMULATED_BATCH` keeps what was simulated. Raises ValueError for a recorded
         order, which is of the very samples that made it.
         """
         if not self.is_simulated:
             raise ValueError("only a simulated order can be of batches of another size")
         sizes = {"batch_per_rank": batch_per_rank}
-        sizes["simulated_batch_per_rank"] = self.meta["batch_per_rank"]
+        sizes[SIMULATED_BATCH] = self.meta["batch_per_rank"]
         return replace(self, meta=self.meta | sizes)
 
     def sha256(self) -> str:

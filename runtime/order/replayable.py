@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -88,11 +89,19 @@ def config_facts(config: TrainConfig) -> dict[str, Any]:
     }
 
 
+def load_order(path: Path, meta: Mapping[str, Any]) -> Trace:
+    """The order of a file, for a run of these facts: a simulated one is of batches of any size, as
+    each sample stands for many."""
+    trace, batch = Trace.load(path), meta["batch_per_rank"]
+    scales = trace.is_simulated and trace.meta["batch_per_rank"] != batch
+    return trace.with_batch_per_rank(batch) if scales else trace
+
+
 def refuse_other_run(trace: Trace, meta: dict[str, Any], name: str) -> None:
     """Raise ValueError when the trace cannot be executed with these settings.
 
     A recorded trace must agree in everything that decides a byte. A simulated one knows neither
-    seed nor data: its mode, its ranks and the samples of one rank's batch must agree.
+    seed nor data: its mode, its ranks and (after `load_order`) a rank's samples must agree.
     """
     reason = trace.meta.get("not_replayable")
     if reason:
@@ -124,14 +133,9 @@ _NO_OPTION = ("batch_per_rank", "tau")
 
 def _options_of(trace: Trace, meta: Mapping[str, Any], differing: Sequence[str]) -> str:
     """What to type for these facts to be as the trace has them; empty where no option does it."""
-    asked = dict(trace.meta)
-    if trace.is_simulated:  # it knows a rank's share alone
-        shares = asked["ranks"] if Mode(asked["mode"]).has_barrier else 1
-        asked["batch"] = asked["batch_per_rank"] * shares
-        differing = [*differing, "batch"]
     words = []
     for name in differing:
-        value = asked.get(name)
+        value = trace.meta.get(name)
         if value in (None, meta.get(name)) or name in _NO_OPTION or name not in _OF_OPTIONS:
             continue
         option = name.replace("_", "-")

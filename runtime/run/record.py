@@ -12,6 +12,7 @@ import numpy as np
 
 from persia_sim.words.chrome import chrome_events, write_chrome_trace
 from persia_sim.words.files import atomic_write
+from persia_sim.words.trace import SIMULATED_BATCH
 from persia_sim.words.vocabulary import Mode
 from runtime.checkpoint.whole import Checkpoint
 from runtime.config import TrainConfig, read_config
@@ -255,6 +256,10 @@ def summarize_run(
     figures = outcome.figures
     whole = not (figures.batches_skipped or figures.pushes_lost)
     notes = unreached(config, figures.updates, figures.samples, whole=whole)
+    simulated = outcome.trace.meta.get(SIMULATED_BATCH)
+    if simulated is not None:
+        stands_for = simulated / outcome.trace.meta["batch_per_rank"]
+        notes = [*notes, f"a sample stands for {stands_for:,.4g} of the simulated cluster's"]
     if figures.stopped_early:
         notes = [f"stopped early: {config.evaluation.stop_after:,} evaluations were no better"]
     return {

@@ -12,7 +12,7 @@ from torch import nn
 
 from persia_sim.words.chrome import Span
 from persia_sim.words.staleness import StalenessSummary
-from persia_sim.words.trace import Trace
+from persia_sim.words.trace import SIMULATED_BATCH, Trace
 from persia_sim.words.vocabulary import DEFAULT_TAU
 from runtime.config import TrainConfig
 from runtime.data.source import Source, refuse_other_data
@@ -22,6 +22,7 @@ from runtime.engines.open import assemble_for, source_of
 from runtime.order.executor import OrderedRun
 from runtime.order.merge import whole_trace
 from runtime.order.replayable import (
+    load_order,
     refuse_cut_short,
     refuse_other_run,
     trace_meta,
@@ -314,7 +315,9 @@ _RING = (
 def _recorded_order(config: TrainConfig, meta: dict[str, Any]) -> Trace | None:
     if config.engine.executor != "replay" or config.engine.trace is None:
         return None
-    trace = Trace.load(config.engine.trace)
+    trace = load_order(config.engine.trace, meta)
+    if SIMULATED_BATCH in trace.meta:
+        meta[SIMULATED_BATCH] = trace.meta[SIMULATED_BATCH]
     refuse_other_run(trace, meta, str(config.engine.trace))
     if config.sync.tau != DEFAULT_TAU and trace.meta.get("tau") != config.sync.window:
         raise ValueError(
