@@ -212,14 +212,14 @@ class Schema:
                 f"columns has {len(self.columns)} of numbers and none of ids, and a model has one"
                 " at least: add a categorical, bucket, multi or sequence column"
             )
-        elif len(self.id_columns) > MAX_FIELDS:
-            yield f"at most {MAX_FIELDS} id columns fit, {self.name} has {len(self.id_columns)}"
         single = [c.name for c in self.columns if c.kind in ("categorical", "bucket")]
         if self.group is not None and self.group not in single:
             yield (
                 f"group must be a column of one id a sample (categorical or bucket), got"
                 f" {self.group!r}; {self.name} has {', '.join(single) or 'none'}"
             )
+        if len(self.layout.fields) > MAX_FIELDS:
+            yield f"at most {MAX_FIELDS} id columns fit, {self.name} has {len(self.id_columns)}"
         for name in dict.fromkeys(c.group for c in self.columns if c.group is not None):
             members = [c for c in self.columns if c.group == name]
             tables = sorted({str(c.table) for c in members})

@@ -253,7 +253,11 @@ def test_one_class_in_a_part_is_refused_before_anything_is_trained(tmp_path, lab
             use()
 
 
-def test_the_first_rows_of_one_class_are_refused_with_their_count(tmp_path):
+@pytest.mark.parametrize("block_bytes", [64, 4 << 20])
+def test_the_first_rows_of_one_class_are_refused_with_their_count(
+    tmp_path, monkeypatch, block_bytes
+):
+    monkeypatch.setattr("runtime.data.table.CSV_BLOCK_BYTES", block_bytes)
     rows = b"x,n,label\n" + b"a,1,0\n" * 9 + b"b,2,1\n" * 9 + b"a,1,0\n" * 9 + b"b,2,1\n" * 9
     assert len(numbers(opened(tmp_path, rows, rows=10))) == 10
     with pytest.raises(DataError, match="9 rows of 0 and 0 of 1"):
