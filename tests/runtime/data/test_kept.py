@@ -204,8 +204,10 @@ def test_a_kept_part_that_is_lost_on_the_way_is_parsed_from_there(
         shutil.rmtree(folder)
     else:
         (folder / "2").write_bytes((folder / "2").read_bytes()[:-1] + b"\x99")
-    monkeypatch.setattr("runtime.data.table.CSV_BLOCK_BYTES", 500)  # other chunks of the same rows
-    (found,) = rebatch(iter([*first, *stream]), 10**6)
+        monkeypatch.setattr("runtime.data.table.CSV_BLOCK_BYTES", 500)  # the same rows, cut anew
+    rest = list(stream)
+    assert all(batch.size for batch in rest)
+    (found,) = rebatch(iter([*first, *rest]), 10**6)
     assert found.labels.tobytes() + found.ids.tobytes() == b"".join(
         np.concatenate([getattr(batch, name) for batch in whole]).tobytes()
         for name in ("labels", "ids")
