@@ -218,7 +218,7 @@ class Schema:
                 f"group must be a column of one id a sample (categorical or bucket), got"
                 f" {self.group!r}; {self.name} has {', '.join(single) or 'none'}"
             )
-        if len(self.layout.fields) > MAX_FIELDS:
+        if len(self.layout.fields) > MAX_FIELDS:  # which refuses two columns of one name, too
             yield f"at most {MAX_FIELDS} id columns fit, {self.name} has {len(self.id_columns)}"
         for name in dict.fromkeys(c.group for c in self.columns if c.group is not None):
             members = [c for c in self.columns if c.group == name]
