@@ -145,21 +145,6 @@ def test_a_hang_and_a_silent_loss_are_told_and_not_averaged_away():
     assert cells[:8] == ["server", "sync", "2", "1", "1", "1", "0", "1"]
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"modes": ("hybird",)}, "modes must be one of"),
-        ({"roles": ("boss",)}, "roles must be one of"),
-        ({"in_checkpoint": -1}, "in_checkpoint must be >= 0"),
-        ({"in_evaluation": -1}, "in_evaluation must be >= 0"),
-        ({"servers": 0}, "servers must be >= 1"),
-    ],
-)
-def test_bad_options_are_refused(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        Options(**wrong)
-
-
 @pytest.mark.parametrize("account", [Account(8, 7, 1, 0), None])
 def test_finished_trials_are_kept_whole_and_for_the_same_options_only(account, tmp_path):
     ended = Ending(True, False, False, False, 0, 1, 1.5, "told")
