@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from persia_sim.words.trace import ALL, Event, Kind, Trace
+from persia_sim.words.events import ALL, Event, Kind
 from persia_sim.words.vocabulary import Mode
 
 HasBatch = Callable[[int], bool]
@@ -47,16 +47,6 @@ def constant_lag(
     if mode is Mode.ASYNC_AVERAGING and not average_every:
         raise ValueError("async_averaging needs average_every >= 1 steps")
     return _round_robin(ranks, has_batch, tau, average_every, first)
-
-
-def constant_lag_trace(
-    mode: Mode, *, ranks: int, steps: int, tau: int = 0, merge_pushes: bool = True
-) -> Trace:
-    """The same for a known number of batches, as a table."""
-    events = constant_lag(
-        mode, ranks=ranks, has_batch=lambda k: k < steps, tau=tau, merge_pushes=merge_pushes
-    )
-    return Trace.of(list(events), mode=str(mode), ranks=ranks, tau=tau)
 
 
 def _push(ranks: int, step: int, merged: bool) -> Iterator[Event]:

@@ -26,7 +26,6 @@ from experiments.staleness.logistic import (
     square_norm,
     train,
 )
-from persia_sim.words.orders import constant_lag_trace
 from persia_sim.words.trace import ALL, Event, Kind, Trace
 from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig, ModelConfig, SyncConfig, TrainConfig
@@ -37,6 +36,7 @@ from runtime.order.executor import OrderedRun, lag_order
 from runtime.rank.feed import training_stream
 from runtime.rank.parts import assemble
 from runtime.run.session import train as train_run
+from tests.persia_sim.oracles import constant_lag_trace
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from persia_sim.model.incidents import Purpose, Recovery, stream
 from persia_sim.model.popularity import expected_distinct
 from persia_sim.model.workload import Workload
+from persia_sim.words.orders import constant_lag
+from persia_sim.words.trace import Trace
+from persia_sim.words.vocabulary import Mode
 
 
 def simulated_overhead(
@@ -76,3 +79,13 @@ def violations(
         if not any(level >= top[link] * (1 - tolerance) for link in full):
             found.append(f"flow {flow} at {rates[flow]:.6g} could grow")
     return found
+
+
+def constant_lag_trace(
+    mode: Mode, *, ranks: int, steps: int, tau: int = 0, merge_pushes: bool = True
+) -> Trace:
+    """`constant_lag` of a known number of batches, as a table."""
+    events = constant_lag(
+        mode, ranks=ranks, has_batch=lambda k: k < steps, tau=tau, merge_pushes=merge_pushes
+    )
+    return Trace.of(list(events), mode=str(mode), ranks=ranks, tau=tau)

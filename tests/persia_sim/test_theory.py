@@ -23,10 +23,10 @@ from persia_sim.theory.convergence import (
     sync,
     tuned_step,
 )
-from persia_sim.words.orders import constant_lag_trace
 from persia_sim.words.trace import Kind
 from persia_sim.words.vocabulary import Mode
 from persia_sim.words.window import updates_missed
+from tests.persia_sim.oracles import constant_lag_trace
 
 NUMBER = st.floats(1e-3, 1e3)
 PROBLEM = st.builds(Problem, smoothness=NUMBER, variance=st.just(0.0) | NUMBER, gap=NUMBER)
