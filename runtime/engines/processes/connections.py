@@ -7,7 +7,6 @@ import secrets
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 from persia_sim.words.events import ALL
 from runtime.engines.processes.channel import Channel, PeerGoneError, Place
@@ -33,20 +32,8 @@ class ServerRevivedError(Exception):
     """A server has died and is back: whoever waited for it asks again."""
 
 
-class Seats(NamedTuple):
-    """All connections to one server."""
-
-    heart: Channel
-    """Signs of life."""
-    of_rank: dict[tuple[str, int], Channel]
-    """By role and rank; what is rare is asked as ``control`` of `ALL` ranks."""
-
-    @property
-    def control(self) -> Channel:
-        """What is rare."""
-        return self.of_rank["control", ALL]
-
-
+Channels = dict[tuple[str, int], Channel]
+"""To one server, by role and rank; ``heartbeat`` and ``control`` (what is rare) are of `ALL`."""
 _RANK_ROLES = ("lookups", "pushes", "prefetches")
 
 
@@ -74,8 +61,8 @@ class Connections:
         self._lives = [0] * len(address.names)
         self._deaths: dict[int, str] = {}
         try:
-            self._seats = [
-                self._seats_at(shard, self.connect(shard, "heart"), self.connect(shard, "control"))
+            self._channels = [
+                self.channels_at(shard, self.connect(shard, "control"))
                 for shard in range(self.servers)
             ]
         except BaseException:
@@ -91,17 +78,17 @@ class Connections:
         """Times that a server has been brought back."""
         return self._lives[shard]
 
-    def at(self, shard: int) -> tuple[int, Seats]:
+    def at(self, shard: int) -> tuple[int, Channels]:
         """A server's present life, and the connections to it in that life."""
         with self._changed:
-            return self._lives[shard], self._seats[shard]
+            return self._lives[shard], self._channels[shard]
 
-    def seats_of(self, shard: int, life: int) -> Seats:
+    def channels_of(self, shard: int, life: int) -> Channels:
         """The connections of one life; raises ServerRevivedError when that is over."""
-        now, seats = self.at(shard)
+        now, channels = self.at(shard)
         if now != life:
             raise ServerRevivedError
-        return seats
+        return channels
 
     def connect(self, shard: int, role: str, rank: int = -1) -> Channel:
         """One more connection; raises PeerError where the server is not there or refuses."""
@@ -201,17 +188,20 @@ class Connections:
 
     def let_go(self, shard: int) -> None:
         """Close the connections to a server that has died."""
-        for channel in self.at(shard)[1].of_rank.values():
+        for channel in self.at(shard)[1].values():
             channel.close()
 
-    def seats_again(self, shard: int, control: Channel) -> Seats:
-        """New connections to a server that has come back; nobody uses them before `lives_again`."""
-        return self._seats_at(shard, self.connect(shard, "heart"), control)
+    def channels_at(self, shard: int, control: Channel) -> Channels:
+        """New connections to a server beside the one given; of one that has come back nobody uses
+        them before `lives_again`."""
+        found = {("control", ALL): control, ("heartbeat", ALL): self.connect(shard, "heartbeat")}
+        roles = [(role, rank) for role in _RANK_ROLES for rank in self.ranks]
+        return found | {key: self.connect(shard, *key) for key in roles}
 
-    def lives_again(self, shard: int, seats: Seats) -> None:
+    def lives_again(self, shard: int, channels: Channels) -> None:
         """From now on everybody uses these; those that waited go on."""
         with self._changed:
-            self._seats[shard] = seats
+            self._channels[shard] = channels
             self._lives[shard] += 1
             self._deaths.pop(shard, None)
             self._changed.notify_all()
@@ -227,9 +217,3 @@ class Connections:
             with suppress(PeerGoneError, TimeoutError):
                 channel.send(Message(MessageKind.GOODBYE), within_s=0.2)
             channel.close()
-
-    def _seats_at(self, shard: int, heart: Channel, control: Channel) -> Seats:
-        ranks = {
-            (r, rank): self.connect(shard, r, rank) for r in _RANK_ROLES for rank in self.ranks
-        }
-        return Seats(heart, {("control", ALL): control, **ranks})

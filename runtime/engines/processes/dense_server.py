@@ -91,11 +91,11 @@ class DenseServer:
         self._verbs = {name: partial(self._do, verb) for name, verb in verbs.items()}
         self._stop = stop
         self._secret, self._notes = secrets.token_hex(SECRET_BYTES), list[IO[str]]()
-        self._door, self._name = listen(f"\0persia-testbed-dense-{secrets.token_hex(16)}")
+        self._listener, self._name = listen(f"\0persia-testbed-dense-{secrets.token_hex(16)}")
         self._closing = threading.Event()
         self._channels: list[Channel] = []
         self._listening: dict[int, Channel] = {}
-        threading.Thread(target=serve_all, args=(self._door, self._serve), daemon=True).start()
+        threading.Thread(target=serve_all, args=(self._listener, self._serve), daemon=True).start()
 
     def leave_address(self) -> str:
         """The place of the address, for other processes of this user."""
@@ -116,8 +116,8 @@ class DenseServer:
         """No more visitors."""
         self._closing.set()
         with suppress(OSError):
-            self._door.shutdown(socket.SHUT_RDWR)  # wakes the thread that lets in
-        self._door.close()
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that lets in
+        self._listener.close()
         for channel in self._channels:
             channel.close()
         for note in self._notes:

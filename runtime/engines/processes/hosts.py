@@ -67,18 +67,18 @@ class Host:
 
     def __init__(self, at: str, secret: str) -> None:
         """Listen at HOST:PORT. Raises OSError."""
-        self._door, self.name = listen(at)
+        self._listener, self.name = listen(at)
         self._secret, self._host = secret, at.rpartition(":")[0]
 
     def serve(self) -> None:
         """Return when the host is closed."""
-        serve_all(self._door, self._work)
+        serve_all(self._listener, self._work)
 
     def close(self) -> None:
         """No new servers; those that run go on."""
         with suppress(OSError):
-            self._door.shutdown(socket.SHUT_RDWR)
-        self._door.close()
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
 
     def _work(self, channel: Channel) -> None:
         """One server of one run, until the run ends its connection."""

@@ -77,9 +77,9 @@ class Links(Connections):
 
         Raises ServerRevivedError when the server has died and is back, PeerError when it is not.
         """
-        life, seats = self.at(shard)
+        life, channels = self.at(shard)
         try:
-            seats.of_rank[role, message.rank].send(message, arrays, segment=segment)
+            channels[role, message.rank].send(message, arrays, segment=segment)
         except PeerGoneError:
             raise self.after_death(shard, life) from None
         except TimeoutError:
@@ -103,7 +103,7 @@ class Links(Connections):
         who = f"rank {rank} waits for {what} of step {step}"
         text = f"{self.who} waits for {what}" if rank == ALL else who
         text += f" from embedding server {shard}"
-        channel = self.seats_of(shard, life).of_rank[role, rank]
+        channel = self.channels_of(shard, life)[role, rank]
         with self.waits.waiting(text), self.stop.waiting_elsewhere():
             while True:
                 message, segment = self.receive(
@@ -147,9 +147,9 @@ class Links(Connections):
         """
         with self.alone:
             while True:
-                life, seats = self.at(shard)
+                life, channels = self.at(shard)
                 with suppress(ServerRevivedError):
-                    return self.call_on(seats.control, shard, life, verb, **asked)
+                    return self.call_on(channels["control", ALL], shard, life, verb, **asked)
 
     def call_on(self, channel: Channel, shard: int, life: int, verb: str, **asked: Any) -> Said:
         """The same over a connection of its own, once."""
@@ -189,11 +189,11 @@ class Listening:
             target=self._hear_closings, args=(selector,), daemon=True, name="closings"
         )
         links.reviver = closings
-        hearts = [
-            threading.Thread(target=self._beat, args=(shard,), daemon=True, name="heart")
+        heartbeats = [
+            threading.Thread(target=self._beat, args=(shard,), daemon=True, name="heartbeat")
             for shard in range(links.servers)
         ]
-        self._threads = [*hearts, closings]
+        self._threads = [*heartbeats, closings]
         for thread in self._threads:
             thread.start()
 
@@ -208,8 +208,8 @@ class Listening:
         """Signs of life to one server, and from it."""
         connections = self._all
         while not connections.closing.is_set():
-            life, seats = connections.at(shard)
-            channel = seats.heart
+            life, channels = connections.at(shard)
+            channel = channels["heartbeat", ALL]
             idle = pack_fate(connections.stop.only_waits())
             try:
                 channel.send(Message(MessageKind.PING, body=idle))
@@ -238,7 +238,7 @@ class Listening:
                     if self._all.closing.is_set():
                         return
                     shard, rank, channel = key.data
-                    if self._all.at(shard)[1].of_rank["pushes", rank] is not channel:
+                    if self._all.at(shard)[1]["pushes", rank] is not channel:
                         continue  # of a life before
                     try:
                         try:
@@ -255,13 +255,13 @@ class Listening:
 
     def _listen_to(self, shard: int, selector: selectors.BaseSelector) -> None:
         for rank in self._all.ranks:
-            channel = self._all.at(shard)[1].of_rank["pushes", rank]
+            channel = self._all.at(shard)[1]["pushes", rank]
             selector.register(channel, selectors.EVENT_READ, (shard, rank, channel))
 
     def _hear_the_rest(self, shard: int, selector: selectors.BaseSelector) -> None:
         """What a dead server has said counts: rows may be read and written that it let go."""
         for rank in self._all.ranks:
-            channel = self._all.at(shard)[1].of_rank["pushes", rank]
+            channel = self._all.at(shard)[1]["pushes", rank]
             selector.unregister(channel)
             with suppress(PeerError, BadMessageError):
                 while True:
@@ -290,8 +290,8 @@ class Listening:
         if revival.saved is not None:
             call("filling")  # from now on: rows may have to be read from a disk first
             fill(revival.saved(shard), call)
-        seats = connections.seats_again(shard, control)
-        lost = self.rejoin(Fresh(shard, seats.of_rank, call))
-        connections.lives_again(shard, seats)
+        channels = connections.channels_at(shard, control)
+        lost = self.rejoin(Fresh(shard, channels, call))
+        connections.lives_again(shard, channels)
         who = connections.who
         revival.told(f"{gone}; it is back, and {lost} pushes of {who} are lost with it")

@@ -87,7 +87,7 @@ class Fresh(NamedTuple):
     """A server that has come back, before anybody else uses it."""
 
     shard: int
-    seats: dict[tuple[str, int], Channel]
+    channels: dict[tuple[str, int], Channel]
     """By role and rank."""
     call: Call
 
@@ -111,20 +111,20 @@ def rejoin(
     for (rank, step), sent in batches.items():
         if shard not in sent.read_at:
             continue  # whoever waits for its rows asks again
-        seat = fresh.seats["lookups", rank]
+        channel = fresh.channels["lookups", rank]
         body = pack_segment(sent.number, sent.segment.size)
-        seat.send(Message(MessageKind.SEGMENT, rank, ALL, body), segment=sent.segment)
+        channel.send(Message(MessageKind.SEGMENT, rank, ALL, body), segment=sent.segment)
         reopen = Message(MessageKind.REOPEN, rank, step, sent.placed(shard))
-        seat.send(reopen, sent.arrays("ids", shard))
-        answer, _ = seat.receive()
+        channel.send(reopen, sent.arrays("ids", shard))
+        answer, _ = channel.receive()
         if answer.kind is not MessageKind.ROWS:
             raise PeerError(f"embedding server {shard} does not open a batch again: {answer}")
         if sent.push is not None:
             lost_push = bool(unpack_fate(sent.push.body))
             given = [] if lost_push else sent.arrays("gradients", shard)
-            fresh.seats["pushes", rank].send(sent.push, given)
+            fresh.channels["pushes", rank].send(sent.push, given)
     for rank, steps in finished.items():
-        fresh.seats["lookups", rank].send(Message(MessageKind.FINISH, rank, steps))
+        fresh.channels["lookups", rank].send(Message(MessageKind.FINISH, rank, steps))
     return lost
 
 

@@ -36,7 +36,7 @@ from runtime.engines.processes.revival import Filling
 from runtime.engines.processes.server_config import ServerConfig, rules_from
 from runtime.stop import PeerError, RunStopped
 
-ROLES = ("lookups", "pushes", "prefetches", "control", "heart")
+ROLES = ("lookups", "pushes", "prefetches", "control", "heartbeat")
 
 
 class OwnGate(PushGate):
@@ -101,7 +101,7 @@ class Service:
             with self._lock:
                 if said and said["role"] in ("lookups", "pushes", "prefetches"):
                     self._users.pop((said["rank"], said["role"]), None)
-            if said and said["role"] == "heart":
+            if said and said["role"] == "heartbeat":
                 self.peers.remove(said["client"])
             channel.close()
 
@@ -119,17 +119,17 @@ class Service:
         if not fits:
             raise BadMessageError("the first message lacks role, client, ranks or pid")
         said["rank"] = message.rank
-        if said["role"] != "control":  # a heart too: it does not beat before its ranks are in
+        if said["role"] != "control":  # a heartbeat too: it does not beat before its ranks are in
             self.filling.wait(channel)
         if said["role"] in ("lookups", "pushes", "prefetches"):
-            self._seat(said)
-        if said["role"] == "heart":
+            self._admit(said)
+        if said["role"] == "heartbeat":
             self.peers.add(said["client"], said["pid"], said["ranks"])
         about = {"pid": os.getpid(), "shard": self._config.shard, "shards": self._config.shards}
         channel.send(Message(MessageKind.WELCOME, body=pack_json(about)))
         return said
 
-    def _seat(self, said: dict[str, Any]) -> None:
+    def _admit(self, said: dict[str, Any]) -> None:
         rank, role = said["rank"], said["role"]
         ranks = self._rules.ranks
         if not 0 <= rank < ranks:
@@ -147,7 +147,7 @@ class Service:
 
     def _work(self, channel: Channel, said: dict[str, Any]) -> None:
         role = said["role"]
-        if role == "heart":
+        if role == "heartbeat":
             return self._beat(channel, said)
         if role == "control":
             return RareVerbs(self, channel).work()
@@ -281,7 +281,7 @@ class Service:
 
     def _miss(self, said: dict[str, Any]) -> None:
         """A connection ended without a goodbye: its process has died."""
-        if not said or said["role"] != "heart":
+        if not said or said["role"] != "heartbeat":
             return
         who = f"{said['ranks']} (pid {said['pid']})"
         self._stop.set(PeerError(f"{who} has died: its connection to embedding server"

@@ -64,7 +64,7 @@ def last_word(waiting: Channel) -> tuple[MessageKind, dict]:
             return message.kind, unpack_json(message.body)
 
 
-@pytest.mark.parametrize("role", ["lookups", "heart"])
+@pytest.mark.parametrize("role", ["lookups", "heartbeat"])
 def test_who_comes_while_a_server_is_filled_is_told_so_and_let_in_when_it_is(empty, role):
     control, waiting = filler_of(empty), empty(role)
     for _ in range(8):  # each after a beat: longer than any other limit here

@@ -154,7 +154,7 @@ def test_no_thread_is_left_after_close(monkeypatch):
         handle = found.store.begin(0, 0, batch_of(7))
         found.store.look_up(handle)
         mine = [t for t in threading.enumerate() if t not in before]
-        assert sorted(t.name for t in mine) == ["closings", "heart", "heart"]
+        assert sorted(t.name for t in mine) == ["closings", "heartbeat", "heartbeat"]
         monkeypatch.setattr(Channel, "send", silent)
         monkeypatch.setattr(Channel, "close", lambda channel: channel._socket.close())
     for thread in mine:

@@ -90,7 +90,7 @@ def test_no_first_message_of_a_stranger_ends_the_run(one_of_two, body):
     told = refusal(channel)
     assert re.search("the first message|is no JSON|is JSON, but", told), told
     goes_on(one_of_two, 0)
-    heart = greeted(one_of_two.processes.address, role="heart", client="another")
+    heart = greeted(one_of_two.processes.address, role="heartbeat", client="another")
     assert heart.receive()[0].kind is MessageKind.WELCOME
     heart.send(Message(MessageKind.PING, body=pack_fate(1)))
     assert unpack_json(heart.receive()[0].body) == {"failed": None}
