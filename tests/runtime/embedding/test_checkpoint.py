@@ -257,18 +257,6 @@ def test_the_checkpoint_before_a_failed_save_still_loads(one_table, tmp_path, mo
     np.testing.assert_array_equal(other.store.export()["rows"][1], saved)
 
 
-def test_a_lookup_without_a_push_keeps_a_row_from_expiring_after_a_load(one_table, tmp_path):
-    config = {"dim": 2, "capacity": Capacity(expire_after_steps=10)}
-    table, other = one_table(**config), one_table(**config)
-    table.push(table.look_up([1, 2], step=0))
-    save(table.store, tmp_path, track_changes=True)
-    table.look_up([1], step=8)
-    save(table.store, tmp_path, incremental=True)
-    load(other.store, tmp_path)
-    other.look_up([3], step=12)
-    assert other.resident() == {1, 3}
-
-
 def test_threads_that_save_to_one_folder_wait_for_each_other(one_table, tmp_path):
     """Two stores and a third thread that loads: every load finds one whole save."""
     tables = [one_table(dim=2, shards=3) for _ in range(2)]

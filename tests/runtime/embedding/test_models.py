@@ -235,19 +235,6 @@ def test_the_clock_takes_the_rows_that_second_chance_takes(seed, most):
         assert table.resident() == {slot[0] for slot in model.slots}
 
 
-def test_one_turn_of_the_hand_spares_the_used_row_and_takes_the_other():
-    """By hand: four rows, all marked when new; the first turn clears every mark."""
-    table = OneTable(dim=1, capacity=Capacity(rows=4, eviction="clock"))
-    table.look_up([0, 1, 2, 3])
-    table.look_up([4])  # a whole turn, then the slot of 0
-    assert table.resident() == {1, 2, 3, 4}
-    table.look_up([2])
-    table.look_up([5])  # 1 was not used since
-    assert table.resident() == {2, 3, 4, 5}
-    table.look_up([6])  # 2 was: it is spared, 3 goes
-    assert table.resident() == {2, 4, 5, 6}
-
-
 @pytest.mark.parametrize("eviction", ["lru", "clock"])
 def test_evaluation_and_reading_ahead_are_no_uses(eviction):
     table = OneTable(dim=1, capacity=Capacity(rows=3, eviction=eviction))

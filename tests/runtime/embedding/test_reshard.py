@@ -11,19 +11,6 @@ from runtime.embedding.shard import shard_of
 from tests.runtime.embedding.test_checkpoint import ADAM, equal_stores, train
 
 
-@pytest.mark.parametrize("shards", [1, 3, 5])
-def test_resharding_keeps_every_row_and_its_state(one_table, shards, tmp_path):
-    saved, loaded = (one_table(shards=n, dim=4, optimizer=ADAM) for n in (2, shards))
-    train(saved, range(6))
-    save(saved.store, tmp_path)
-    load(loaded.store, tmp_path)
-    assert train(loaded, range(6, 6)) == train(saved, range(6, 6))
-    save(loaded.store, tmp_path)  # replaces what was there
-    back = one_table(shards=2, dim=4, optimizer=ADAM)
-    load(back.store, tmp_path)
-    assert back.store.export()["rows"][1].tobytes() == saved.store.export()["rows"][1].tobytes()
-
-
 @pytest.mark.parametrize("shards", [2, 3])
 def test_incremental_saves_add_up_to_the_whole(one_table, shards, tmp_path):
     config = {"dim": 3, "optimizer": ADAM, "capacity": Capacity(rows=100 * shards)}
