@@ -173,7 +173,7 @@ def hold(tmp_path, monkeypatch):
 def process_of_the_first(root: Path) -> int:
     """The process of a sweep's first point, once it works in its folder: it says so in env.json."""
     folder = points(3, model=HELD)[0].folder(root)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not (folder / "env.json").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     found: int = json.loads((folder / "env.json").read_text())["process"]

@@ -21,7 +21,7 @@ from runtime.data.errors import DataError
 from runtime.stop import PeerError
 
 MAGIC = b"PtbR"
-VERSION = 2
+VERSION = 3
 MOST_BODY_BYTES = 1 << 16
 MOST_SEGMENTS = 1 << 16
 """Of one rank: far beyond any window that fits a memory."""
