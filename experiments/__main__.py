@@ -1,4 +1,4 @@
-"""`python -m experiments`: the studies, by name."""
+"""`persia-experiments`: the studies, by name."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from runtime.guarded import guarded
 
 RUNS = "runs"
 """No study: what lies in run folders."""
-RUNS_USAGE = """usage: python -m experiments runs COMMAND [options]
+RUNS_USAGE = """usage: persia-experiments runs COMMAND [options]
 
   list [DIR]     the runs below a folder: mode, tau, ranks, data, seed, AUC, commit, state
   compare A B    two runs, or two sweeps paired by seed: options, scores, curves, DeLong
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _run(name: str, arguments: list[str]) -> None:
     module = importlib.import_module(module_of(name))
-    options = read_options(module.Options, arguments, f"python -m experiments {name}")
+    options = read_options(module.Options, arguments, f"persia-experiments {name}")
     if not getattr(options, "dry_run", False):
         ensure_writable(options.out)
     try:
@@ -64,7 +64,7 @@ def _run(name: str, arguments: list[str]) -> None:
 def _print_list() -> None:
     everything = STUDIES | BENCHES
     width = max(map(len, everything))
-    print("usage: python -m experiments STUDY [options]    (STUDY --help lists them)\n")
+    print("usage: persia-experiments STUDY [options]    (STUDY --help lists them)\n")
     for name, study in everything.items():
         minutes = "any" if study.minutes is None else f"{study.minutes:g}"
         print(f"  {name:<{width}}  {study.says} ({minutes} min on 2 cores)")
@@ -129,5 +129,5 @@ def _run_folders(arguments: list[str]) -> None:
     if name not in RUNS_COMMANDS:
         raise ValueError(f"runs has no command {name!r}; choose one of {', '.join(RUNS_COMMANDS)}")
     chosen: type[Any] = RUNS_COMMANDS[name]
-    options = read_options(chosen, words, f"python -m experiments runs {name}")
+    options = read_options(chosen, words, f"persia-experiments runs {name}")
     print(printable(options.said(), keep="\n"))

@@ -18,7 +18,7 @@
 #
 # Hybrid with everything on, then one thing off at a time: throughput on four simulated clusters,
 # and the AUC of real training runs (constant lag, paired seeds) where learning may change. The
-# table is stored, made by `python -m experiments ablation`.
+# table is stored, made by `persia-experiments ablation`.
 
 # %%
 from pathlib import Path

@@ -17,7 +17,7 @@
 # # What crashes and checkpoints cost
 #
 # Simulated runs with random crashes of ranks, at several times between checkpoints (in units of
-# Young's formula) and rates of crashes. The table is stored, made by `python -m experiments
+# Young's formula) and rates of crashes. The table is stored, made by `persia-experiments
 # checkpoint-interval`.
 
 # %%

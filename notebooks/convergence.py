@@ -18,7 +18,7 @@
 #
 # Every line is trained with true gradients in the order of events that the simulator gave one host
 # of 8 V100s, and timed by the simulated rate of that host. The tables are stored, made by
-# `python -m experiments convergence`. Grey lines are published; their data are not ours, so only
+# `persia-experiments convergence`. Grey lines are published; their data are not ours, so only
 # the gaps to sync are beside each other, not the AUCs.
 
 # %%

@@ -25,7 +25,7 @@
 # \gamma L + 2\alpha(\gamma L\tau)^2\le 1.$$
 #
 # The tables are stored, made by
-# `python -m experiments convergence-bound --updates 64 512 --samples 50000`.
+# `persia-experiments convergence-bound --updates 64 512 --samples 50000`.
 
 # %%
 from pathlib import Path

@@ -17,7 +17,7 @@
 # # Throughput against the size of the model
 #
 # Five models of 6.25 to 100 trillion parameters on 64 A100, 100 embedding workers and 120 servers.
-# The table is stored, made by `python -m experiments scale-model-size`; set `QUICK=0` to simulate
+# The table is stored, made by `persia-experiments scale-model-size`; set `QUICK=0` to simulate
 # it anew (two minutes).
 
 # %%
@@ -70,7 +70,7 @@ print(table.to_string(index=False))
 # or sync by 21 % and more at either batch.
 #
 # The presets take another reading, the one that Kwai's points ask for, too: an all-reduce at 9 % of
-# the NICs' rate with 8,192 samples a rank, the same law for every cluster (`python -m experiments
+# the NICs' rate with 8,192 samples a rank, the same law for every cluster (`persia-experiments
 # fit`). One measurement would decide: doubling the 240 loader processes raises async if they bind.
 
 # %% [markdown]

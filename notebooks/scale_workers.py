@@ -17,7 +17,7 @@
 # # Throughput against the number of workers
 #
 # Published bars and lines (open markers) beside the simulator (lines). The table is stored, made by
-# `python -m experiments scale-workers`; set `QUICK=0` to simulate it anew (half a minute).
+# `persia-experiments scale-workers`; set `QUICK=0` to simulate it anew (half a minute).
 
 # %%
 import os

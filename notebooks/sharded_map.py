@@ -19,7 +19,7 @@
 # The same workload (26 fields of one id, rows of 128, an MLP of 25 M weights, 55,296 samples a
 # dense update) trained in hybrid with 64 GPUs and rented CPU hosts, and synchronously with the
 # tables spread over GPUs: 64, or as many as the rows need memory (a star). The table is stored,
-# made by `python -m experiments sharded-map` (about a minute).
+# made by `persia-experiments sharded-map` (about a minute).
 
 # %%
 from pathlib import Path

@@ -20,7 +20,7 @@
 # measured, and what it costs in test AUC.
 #
 # Set `QUICK=0` in the environment for the size of the demo; the default is a tiny run of a minute.
-# Real clicks are used where `PERSIA_DATA_DIR` (or `python -m runtime data get kuairand-pure`)
+# Real clicks are used where `PERSIA_DATA_DIR` (or `persia-runtime data get kuairand-pure`)
 # provides them, else the synthetic stream.
 
 # %%
@@ -144,5 +144,5 @@ plt.show()
 
 # %% [markdown]
 # After a few dozen steps the gap is large and after a whole pass it is small: late rows slow the
-# *start*. `python -m experiments lateness` follows it along runs of 10,000 updates;
-# `python -m runtime train --help` lists what its `--factor` can vary.
+# *start*. `persia-experiments lateness` follows it along runs of 10,000 updates;
+# `persia-runtime train --help` lists what its `--factor` can vary.

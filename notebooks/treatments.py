@@ -17,7 +17,7 @@
 # # What is done about late rows, and what it gives back
 #
 # Four treatments of late rows beside the same setting untreated, and what other systems run. The
-# table is stored, made by `python -m experiments treatments` (command: `docs/results/README.md`);
+# table is stored, made by `persia-experiments treatments` (command: `docs/results/README.md`);
 # every gap is paired by seed, its 95 % interval over seeds and test users.
 
 # %%

@@ -1,6 +1,6 @@
-"""`python -m persia_sim`: simulate one configuration and print one screen about it.
+"""`persia-sim`: simulate one configuration and print one screen about it.
 
-`python -m persia_sim sharded` does so for tables on the GPUs (TorchRec, HugeCTR); `python -m
+`persia-sim sharded` does so for tables on the GPUs (TorchRec, HugeCTR); `python -m
 persia_sim init [FOLDER]` writes commented examples of the files that describe clusters.
 """
 
@@ -15,7 +15,7 @@ from persia_sim.cli import Options, run
 from persia_sim.words.rules import printable, refuse_doubled, require
 from persia_sim.words.vocabulary import with_unbounded
 
-_INIT_USAGE = """usage: python -m persia_sim init [FOLDER]
+_INIT_USAGE = """usage: persia-sim init [FOLDER]
 
 Write commented examples of the files that describe clusters, workloads and models (TOML) into
 FOLDER (default: the current one). A file that is there is left as it is, and the command ends."""
@@ -60,9 +60,9 @@ def _answer(words: list[str]) -> str:
     if words[:1] == ["sharded"]:
         from persia_sim.cli.sharded import ShardedOptions, run_sharded
 
-        prog = "python -m persia_sim sharded"
+        prog = "persia-sim sharded"
         return run_sharded(tyro.cli(ShardedOptions, args=words[1:], prog=prog, config=config))
-    prog, words = "python -m persia_sim", with_unbounded(words)
+    prog, words = "persia-sim", with_unbounded(words)
     options = tyro.cli(Options, args=words, prog=prog, description=__doc__, config=config)
     tau = next((word for word in words if word.split("=")[0] == "--tau"), None)
     late, rule = options.mode.reads_late_rows, f"{options.mode} does not read it"

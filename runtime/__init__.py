@@ -1,4 +1,4 @@
 """The training runtime: data, embedding store, dense models and the executors of every mode.
 
-Importing the package loads nothing heavy; `python -m runtime --help` is the reference.
+Importing the package loads nothing heavy; `persia-runtime --help` is the reference.
 """

@@ -1,4 +1,4 @@
-"""`python -m runtime`: train one model, and look after data."""
+"""`persia-runtime`: train one model, and look after data."""
 
 from __future__ import annotations
 

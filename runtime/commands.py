@@ -1,4 +1,4 @@
-"""The commands of `python -m runtime`; heavy imports wait until a command needs them."""
+"""The commands of `persia-runtime`; heavy imports wait until a command needs them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from persia_sim.words.schema import nearest
 from runtime.guarded import guarded
 
-USAGE = """usage: python -m runtime COMMAND [options]
+USAGE = """usage: persia-runtime COMMAND [options]
 
   train      train one model and write its run folder     (train --help lists every option)
   evaluate   judge a trained model again, on its test part or on other data
@@ -20,7 +20,7 @@ USAGE = """usage: python -m runtime COMMAND [options]
   data schema, data check   guess what a table's columns are; hold a table against its schema
   data get   download a data set from its publisher
 
-  python -m experiments list shows the studies built on this; the README tells the words.
+  persia-experiments list shows the studies built on this; the README tells the words.
 """
 
 

@@ -1,4 +1,4 @@
-"""`python -m runtime train`: the run of what was typed, and the lines at its end."""
+"""`persia-runtime train`: the run of what was typed, and the lines at its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words behind `python -m runtime train`: a file's options, a preset's, and what was typed."""
+"""The words behind `persia-runtime train`: a file's options, a preset's, and what was typed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def read_train(arguments: list[str], launch: Launch | None = None) -> Train:
 
     ``launch``: as which of torchrun's processes; None: as the only one.
     """
-    typed = read_words(Train, with_unbounded(arguments), "python -m runtime train")
+    typed = read_words(Train, with_unbounded(arguments), "persia-runtime train")
     options = {path.removeprefix("run."): v for path, v in typed.items() if path.startswith("run.")}
     own = {path: value for path, value in typed.items() if not path.startswith("run.")}
     command = Train(run=TrainConfig(), **own)
@@ -80,7 +80,7 @@ def read_train(arguments: list[str], launch: Launch | None = None) -> Train:
 def told_of_options(arguments: list[str]) -> str:
     """A line for each option of the run: its value and where it comes from, changed ones first."""
     command = read_train(arguments)
-    typed = read_words(Train, with_unbounded(arguments), "python -m runtime train")
+    typed = read_words(Train, with_unbounded(arguments), "persia-runtime train")
     executor = {"engine.executor": typed.get("run.engine.executor")}
     layers = [*_begun(command, executor, None), ("typed", command.run)]
     unread = command.run.unread()

@@ -39,7 +39,7 @@ def _command(name: str) -> str:
     owners = [piece.name for piece in PIECES if name in piece.csv]
     stems = [s for s in STUDIES if name.startswith(s.replace("-", "_"))]
     study = owners[0] if owners else max(stems, key=len)
-    return f"python -m experiments {study}"
+    return f"persia-experiments {study}"
 
 
 def _day(path: Path) -> str:

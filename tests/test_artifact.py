@@ -30,7 +30,7 @@ def test_every_stored_table_is_in_the_index_with_its_checksum():
         for path in STORED.glob("*.csv")
         if path.name != INDEX
     }, "run: python -m tests.stored"
-    assert all(row["command"].startswith("python -m experiments ") for row in kept)
+    assert all(row["command"].startswith("persia-experiments ") for row in kept)
 
 
 def test_the_citation_has_what_its_format_asks_for():

@@ -233,7 +233,7 @@ def test_every_option_that_a_text_names_is_one(monkeypatch, capsys):
 
     known = {"--help", "--device", "--no-deps"}
     known |= {option for a in get_args_parser()._actions for option in a.option_strings}
-    names = "train", "profile", "evaluate", "export", "serve"
+    names = "train", "profile", "evaluate", "predict", "export", "serve"
     for module, words in [
         *(("runtime", [name]) for name in names),
         ("persia_sim", []),

@@ -1,6 +1,6 @@
 """What a command costs: core-seconds of it and of every process that it leaves behind.
 
-    python -m experiments.benching.core_seconds COMMAND ...
+    persia-experiments.benching.core_seconds COMMAND ...
 
 runs the command, waits for all of them, and ends with its exit code; whoever waited for this
 process is then told all their CPU time as its own.

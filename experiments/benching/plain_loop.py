@@ -5,7 +5,7 @@ the pushes of the last ``tau`` steps wait in a queue. Same clicks, fields, model
 evaluations as a point of the demo. With a constant lag all ranks of a step read the same rows, so
 nobody would compute them one by one: the loop is the same for every number of ranks.
 
-    python -m experiments.benching.plain_loop data.parquet --taus 0 4 --seeds 0 1
+    persia-experiments.benching.plain_loop data.parquet --taus 0 4 --seeds 0 1
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def page(report: Report) -> str:
         f"{when}.",
         missing=_missing(report, records),
         sections={section: own for section, own in sections.items() if own},
-        again=f"python -m experiments paper --size {report.size}",
+        again=f"persia-experiments paper --size {report.size}",
         sums=[
             (piece.name, name, code.format(sha256), record.day, record.commit)
             for piece, record in records.items()

@@ -117,7 +117,7 @@ class Table:
     @property
     def command(self) -> str:
         """What makes it."""
-        return self.made_by or f"python -m experiments {self.study}"
+        return self.made_by or f"persia-experiments {self.study}"
 
 
 Lookup = Callable[[str], Table | None]

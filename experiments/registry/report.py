@@ -124,7 +124,7 @@ def _staleness(run: Run) -> Part:
 
 def _options(run: Run) -> Part:
     typed = read_command(run.folder).train
-    command = "" if typed is None else " ".join(["python -m runtime train", *typed])
+    command = "" if typed is None else " ".join(["persia-runtime train", *typed])
     code = Markup("<code>{}</code>")
     rows = [[code.format(name), value] for name, value in run.typed_options().items()]
     return Part(title="Options", command=command, header=["option", "value"], rows=rows,

@@ -19,7 +19,7 @@ RATE_OF_ASYNC = {0: 2.5e-4, 4: 2.5e-4}
 """By bound tau: the dense rate with the highest mean validation AUC of five from 1.25e-4 to 2e-3
 (source: TUNING)."""
 TUNING = (
-    "python -m experiments staleness-sweep --data.name kuairand-pure-14d"
+    "persia-experiments staleness-sweep --data.name kuairand-pure-14d"
     " --data.validation-fraction 0.1 --part validation --modes sync async --taus 0 4"
     " --factor model.lr=1.25e-4,2.5e-4,5e-4,1e-3,2e-3 --seeds 3"
 )
@@ -113,7 +113,7 @@ def find_data(data_dir: Path | None) -> DataConfig:
                 raise ValueError(str(error)) from None
     print(
         "no real data found: using the synthetic stream; for real clicks run"
-        f" `python -m runtime data get {DOWNLOADED_DATA}` or set PERSIA_DATA_DIR"
+        f" `persia-runtime data get {DOWNLOADED_DATA}` or set PERSIA_DATA_DIR"
     )
     return DataConfig(name=SYNTHETIC)
 

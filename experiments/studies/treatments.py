@@ -47,7 +47,7 @@ class Options(Parallel):
     treatments: tuple[Treatment, ...] = EVERY
     """Which treatments; async has no common step and takes the last two only."""
     presets: tuple[PresetName, ...] = get_args(PresetName)
-    """What others run: as `python -m runtime train --preset`, with the lag executor."""
+    """What others run: as `persia-runtime train --preset`, with the lag executor."""
     sync_steps: Count = 300
     """Of the treatment of that name: steps of the synchronous start."""
     dense_lag: Annotated[int, Within(1, MOST_DENSE_LAG)] = 1

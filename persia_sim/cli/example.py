@@ -1,4 +1,4 @@
-"""`python -m persia_sim init`: commented examples of every file that describes something.
+"""`persia-sim init`: commented examples of every file that describes something.
 
 Comments are what the dataclasses say of their fields, so they cannot fall behind.
 """

@@ -1,4 +1,4 @@
-"""`python -m persia_sim sharded`: tables on the GPUs, trained in step; one screen about it."""
+"""`persia-sim sharded`: tables on the GPUs, trained in step; one screen about it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MOST_BATCH_PER_GPU = 10_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardedOptions:
-    """What to simulate: names of presets, or TOML files (`python -m persia_sim init`)."""
+    """What to simulate: names of presets, or TOML files (`persia-sim init`)."""
 
     model: str = "dlrm-dcnv2"
     """dlrm, dlrm-dcnv2, any workload of the simulator, or a .toml file."""

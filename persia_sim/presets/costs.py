@@ -52,7 +52,7 @@ FITS: dict[str, dict[str, Fit]] = {
 """Of every cluster, then by cluster."""
 
 
-_FITTED = "fitted: python -m experiments fit"
+_FITTED = "fitted: persia-experiments fit"
 _MEASURED = (
     "one core of a Sapphire-Rapids-class Xeon, 6 GB table, rows of 512 bytes: probe, lock, relink "
     "and copy 0.28 us; probe, lock and Adagrad 0.50 us; pooling 23 ns; memcpy about 11 GB/s"

@@ -30,7 +30,7 @@ Record = TypeVar("Record")
 Found = TypeVar("Found")
 
 
-_INIT = "write an example with `python -m persia_sim init`"
+_INIT = "write an example with `persia-sim init`"
 _NAMED: dict[type, Mapping[str, Any]] = {Gpu: GPUS, Host: MACHINES, Software: SOFTWARE}
 """Presets of a part."""
 

@@ -63,7 +63,7 @@ class Point(Knobs):
     checkpoint_s: Annotated[float | None, unset("1 (assumed)")] = None
     """Seconds that training stands still for a checkpoint."""
     profile: Path | None = None
-    """Measured costs (JSON, written by `python -m runtime profile`) instead of the catalogue's."""
+    """Measured costs (JSON, written by `persia-runtime profile`) instead of the catalogue's."""
 
     @property
     def label(self) -> str:

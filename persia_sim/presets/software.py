@@ -1,6 +1,6 @@
 """Training systems that keep tables on the GPUs, and what kernels and links reach of their rates.
 
-`FITTED` holds every fitted constant: what `python -m experiments fit` found, and where it started.
+`FITTED` holds every fitted constant: what `persia-experiments fit` found, and where it started.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ class Trace:
         """
         if not path.exists():
             raise ValueError(f"trace {path} does not exist; correct the path")
-        remedy = "name the trace.npz of a run, or what `python -m persia_sim --trace` wrote"
+        remedy = "name the trace.npz of a run, or what `persia-sim --trace` wrote"
         if not path.is_file() or not is_zipfile(path):
             kind = "a file, but no .npz archive" if path.is_file() else "no file"
             raise ValueError(f"{path} is not a trace of this testbed: it is {kind}; {remedy}")

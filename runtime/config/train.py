@@ -38,7 +38,7 @@ class DataConfig:
     """Which samples, in which order."""
 
     name: str = "kuairand-pure-14d"
-    """A data set of `python -m runtime data list`, `synthetic`, `synthetic:PRESET`, or the path of
+    """A data set of `persia-runtime data list`, `synthetic`, `synthetic:PRESET`, or the path of
     a schema file (.toml)."""
     dir: Path | None = None
     """Folder with the real data sets; else PERSIA_DATA_DIR, else where `data get` put them."""
@@ -185,7 +185,7 @@ class EngineConfig:
     """Of concurrent: embedding servers as processes of this host, 0 to 64, which hold the rows in
     place of ``shards`` in this process; 0: none. Linux."""
     servers_at: Annotated[tuple[str, ...], CONCURRENT] = ()
-    """Hosts on which the ``servers`` start in turn, as HOST:PORT of `python -m runtime serve`
+    """Hosts on which the ``servers`` start in turn, as HOST:PORT of `persia-runtime serve`
     there; none: this host."""
     servers_secret: Annotated[Path | None, CONCURRENT] = None
     """Of ``servers_at``: the file with the secret that `serve` was given, too."""

@@ -107,10 +107,10 @@ def find_folder(schema: Schema, data_dir: str | Path | None = None) -> Path:
 def _instead(name: str) -> str:
     """The way to data that can be fetched: this, or else another set that is named instead."""
     if name in CATALOGUE and CATALOGUE[name].publication is not None:
-        return f"fetch it: python -m runtime data get {name}"
+        return f"fetch it: persia-runtime data get {name}"
     return (
         f"(data get cannot make {name}) fetch another set and\n"
-        f"  name it: python -m runtime data get {_FIRST_DOWNLOAD},"
+        f"  name it: persia-runtime data get {_FIRST_DOWNLOAD},"
         f" then --data.name {_FIRST_DOWNLOAD}"
     )
 

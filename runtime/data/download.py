@@ -1,4 +1,4 @@
-"""`python -m runtime data`: list the data sets and where they lie; fetch one from its publisher.
+"""`persia-runtime data`: list the data sets and where they lie; fetch one from its publisher.
 
 What is fetched is checked, converted, and whole or not at all.
 """

@@ -1,4 +1,4 @@
-"""A schema guessed from a table: `python -m runtime data schema clicks.csv > clicks.toml`.
+"""A schema guessed from a table: `persia-runtime data schema clicks.csv > clicks.toml`.
 
 What was guessed is written as TOML, and what is uncertain as a comment, for a person to correct.
 """

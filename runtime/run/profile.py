@@ -221,7 +221,7 @@ def all_reduce_law(points: list[Measurement]) -> dict[str, Any]:
 
 
 def write_profile(path: Path, profile: dict[str, Any]) -> None:
-    """Write the file that `python -m persia_sim --profile` reads."""
+    """Write the file that `persia-sim --profile` reads."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, profile)
 

@@ -1,4 +1,4 @@
-"""`python -m runtime profile`: its options, the checks of its file, its progress and its table."""
+"""`persia-runtime profile`: its options, the checks of its file, its progress and its table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runtime.embedding.config import MOST_DIM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """Measure every stage of training on one core; python -m persia_sim --profile reads it.
+    """Measure every stage of training on one core; persia-sim --profile reads it.
 
     Loading is that of the data: with files, their parsing. Copies to a device are not measured:
     on a processor there are none, and the file says so.
@@ -41,7 +41,7 @@ class Profile:
 
 def run(arguments: Sequence[str]) -> None:
     """Measure, write the file, and print a line for each law."""
-    options = read_options(Profile, arguments, "python -m runtime profile")
+    options = read_options(Profile, arguments, "persia-runtime profile")
     ensure_place(options.out)
     from tqdm import tqdm
 

@@ -254,7 +254,7 @@ def _interrupted(training: Training, saving: Saving) -> Exception:
         )
     return Interrupted(
         f"interrupted by {why} after {saver.last.state.samples:,} samples; go on"
-        f" with: python -m runtime train --resume {saving.run}"
+        f" with: persia-runtime train --resume {saving.run}"
     )
 
 

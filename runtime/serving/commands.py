@@ -46,7 +46,7 @@ class Export:
 
 def evaluate(arguments: Sequence[str]) -> None:
     """Print a line a task, and write the JSON file that was asked for."""
-    options = read_options(Evaluate, arguments, "python -m runtime evaluate")
+    options = read_options(Evaluate, arguments, "persia-runtime evaluate")
     if options.out is not None:
         _ensure_place(options.out)
     from runtime.serving.evaluation import evaluate_run
@@ -69,7 +69,7 @@ def evaluate(arguments: Sequence[str]) -> None:
 
 def export(arguments: Sequence[str]) -> None:
     """Write the folder and say what lies in it."""
-    options = read_options(Export, arguments, "python -m runtime export")
+    options = read_options(Export, arguments, "persia-runtime export")
     from runtime.serving.exported import export as write
     from runtime.serving.exported import refuse_place
     from runtime.serving.trained import find_checkpoint, open_trained

@@ -237,7 +237,7 @@ def test_a_folder_that_cannot_be_filled_is_told_before_the_work(out, capsys, mon
 
 
 def test_a_reader_that_has_gone_is_no_error():
-    """`python -m experiments list | head -0`, as it happens when head is the quicker one."""
+    """`persia-experiments list | head -0`, as it happens when head is the quicker one."""
     read, write = os.pipe()
     os.close(read)
     found = subprocess.run(

@@ -135,7 +135,7 @@ def test_a_finished_piece_says_what_made_it(ran):
     assert found.sha256 == {table.name: hashlib.sha256(table.read_bytes()).hexdigest()}
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", found.date)
     assert record.command(GOOD.name, found.arguments) == (
-        "python -m experiments simulator-speed --most-ranks 8 --steps 8 --closed-forms 1"
+        "persia-experiments simulator-speed --most-ranks 8 --steps 8 --closed-forms 1"
     )
     assert str(out) not in (out / GOOD.name / record.FILE).read_text()
 
@@ -355,7 +355,7 @@ def test_stored_tables_come_with_what_made_them(ran, tmp_path):
     stored = (tables / GOOD.csv[0]).read_bytes()
     assert stored == (out / GOOD.name / GOOD.csv[0]).read_bytes()
     assert own["sha256"] == hashlib.sha256(stored).hexdigest()
-    assert own["command"].startswith("python -m experiments simulator-speed --most-ranks 8")
+    assert own["command"].startswith("persia-experiments simulator-speed --most-ranks 8")
     assert (pictures / GOOD.png).read_bytes() == PNG
     with pytest.raises(ValueError, match="no finished piece"):
         store([NEVER], out, tables, pictures)

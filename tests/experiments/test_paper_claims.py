@@ -347,7 +347,7 @@ def test_the_numbers_of_the_claims_are_all_in_their_table():
     own = [line for line in lines if line["claim"] == "hybrid-auc" and line["of"] == "found here"]
     assert [(x["value"], x["verdict"], x["seeds"]) for x in own] == [(-2e-4, "supported", 5)]
     assert {line["claim"] for line in lines} >= {"hybrid-auc", "async-auc", "xdl", "linear"}
-    assert "python -m experiments study (this run)" in own[0]["command"]
+    assert "persia-experiments study (this run)" in own[0]["command"]
 
 
 def test_the_stored_tables_answer_where_nothing_has_run(tmp_path):

@@ -161,7 +161,7 @@ def test_a_page_of_a_run_has_its_options_scores_and_curve(real, tmp_path):
     text = path.read_text()
     summary = json.loads((real / "summary.json").read_text())
     assert f"{summary['tasks']['click']['auc']:.4f}" in text
-    assert "<code>--tau</code>" in text and "python -m runtime train --mode hybrid" in text
+    assert "<code>--tau</code>" in text and "persia-runtime train --mode hybrid" in text
     assert len(re.findall(r'id="line-\d"', text)) == 1 and "made by this project" in text
     assert not re.search(r'(?:src|href)="(?!data:|#)', text)
 

@@ -1,4 +1,4 @@
-"""What `python -m runtime train` accepts is meant, and what it refuses it says in a sentence."""
+"""What `persia-runtime train` accepts is meant, and what it refuses it says in a sentence."""
 
 from __future__ import annotations
 

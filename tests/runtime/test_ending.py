@@ -78,7 +78,7 @@ def test_a_signal_ends_the_leg_and_the_checkpoint_is_where_it_ended(name, number
     assert 48 <= int(cut.name) < 3000
     assert str(told.value) == (
         f"interrupted by {signal.Signals(number).name} after {int(cut.name):,} samples; go on with:"
-        f" python -m runtime train --resume {tmp_path}"
+        f" persia-runtime train --resume {tmp_path}"
     )
     assert [signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)] == before
 

@@ -50,7 +50,7 @@ def test_sigterm_ends_a_run_in_a_checkpoint_and_it_goes_on(tmp_path, capsys):
     samples = int(
         re.search(r"interrupted by SIGTERM after ([\d,]+) samples", out)[1].replace(",", "")
     )
-    assert out.endswith(f"go on with: python -m runtime train --resume {run}\n")
+    assert out.endswith(f"go on with: persia-runtime train --resume {run}\n")
     assert json.loads((run / "interrupted.json").read_text())["by"] == "SIGTERM"
     steps = samples // 128 + 5
     assert main(["train", "--resume", str(run), "--steps", str(steps)]) == 0

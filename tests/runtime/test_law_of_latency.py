@@ -1,7 +1,7 @@
 """Law 15: latency is hidden by the window, exposed in sync and in lookahead that re-reads.
 
 What is asserted holds on a busy machine, too: how many messages are on their way at once, and
-lower bounds that no speed can beat. `python -m experiments bench-engines` measures the rest.
+lower bounds that no speed can beat. `persia-experiments bench-engines` measures the rest.
 """
 
 from __future__ import annotations

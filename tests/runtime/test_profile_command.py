@@ -1,4 +1,4 @@
-"""`python -m runtime profile`: what is wrong is told before the work, and its file is a profile."""
+"""`persia-runtime profile`: what is wrong is told before the work, and its file is a profile."""
 
 from __future__ import annotations
 

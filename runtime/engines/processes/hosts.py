@@ -1,4 +1,4 @@
-"""Embedding servers on other hosts: `python -m runtime serve` there starts them when a run asks.
+"""Embedding servers on other hosts: `persia-runtime serve` there starts them when a run asks.
 
 For each server a run keeps one connection to the host's `Host`. It carries what `ServerProcesses`
 does there: start, start again, how it ended. The server ends with that connection. Rows travel over
@@ -151,7 +151,7 @@ class HostedServers:
 
     def _started(self, secret: str, shard: int, config: ServerConfig) -> Said:
         host = f"the host of embedding server {shard} at {self._at[shard]}"
-        remedy = "; start `python -m runtime serve` there first"
+        remedy = "; start `persia-runtime serve` there first"
         channel = come_in(self._at[shard], host, {"secret": secret}, remedy=remedy)
         self._channels[shard] = channel
         channel.keep_alive(_ALIVE)
@@ -197,7 +197,7 @@ class Serve:
 
 def run(arguments: Sequence[str]) -> None:
     """Serve until Ctrl-C or SIGTERM; what runs on servers of this host then ends."""
-    options = read_options(Serve, arguments, "python -m runtime serve")
+    options = read_options(Serve, arguments, "persia-runtime serve")
     host = Host(options.listen, read_secret(options.secret))
     signal.signal(signal.SIGTERM, lambda number, frame: host.close())
     print(f"ready for embedding servers at {host.name}; Ctrl-C ends it, and them", flush=True)

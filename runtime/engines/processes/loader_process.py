@@ -1,4 +1,4 @@
-"""A loader as a process: `python -m runtime.engines.processes.loader_process`.
+"""A loader as a process: `persia-runtime.engines.processes.loader_process`.
 
 It parses and hashes every n-th chunk of the training data, ahead of the ranks that take them, pass
 after pass, and gives each chunk to all of them in a memory file.

@@ -1,4 +1,4 @@
-"""An embedding server as a process: `python -m runtime.engines.processes.server_process`."""
+"""An embedding server as a process: `persia-runtime.engines.processes.server_process`."""
 
 from __future__ import annotations
 

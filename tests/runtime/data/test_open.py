@@ -81,7 +81,7 @@ def test_missing_data_names_every_place_and_the_remedy(tmp_path, monkeypatch):
         open_source("tennis", tmp_path / "named")
     text = str(caught.value)
     words = ["tennis/data.parquet", str(tmp_path / "named"), "PERSIA_DATA_DIR (/variable)"]
-    for word in [*words, str(tmp_path / "cache"), "python -m runtime data get"]:
+    for word in [*words, str(tmp_path / "cache"), "persia-runtime data get"]:
         assert word in text
 
 

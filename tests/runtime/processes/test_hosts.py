@@ -223,7 +223,7 @@ def test_a_host_that_is_not_there_is_told_with_the_remedy():
     with socket.create_server(("127.0.0.1", 0)) as door:
         port = door.getsockname()[1]
     gone = f"127.0.0.1:{port}"
-    with pytest.raises(PeerError, match=rf"{gone} cannot .*; start `python -m runtime serve`"):
+    with pytest.raises(PeerError, match=rf"{gone} cannot .*; start `persia-runtime serve`"):
         HostedServers([ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,))], [gone], SECRET)
 
 
