@@ -22,11 +22,11 @@ test: install lint types
 	@$(MAKE) --no-print-directory -j2 test-runtime test-rest
 
 test-runtime:
-	@$(RUN) -m pytest tests/runtime --ignore tests/runtime/data --durations=15
+	@$(RUN) -m pytest tests/runtime --durations=15
 
 test-rest:
-	@$(RUN) -m pytest tests/experiments tests/paper_figs tests/persia_sim tests/runtime/data \
-	  $(wildcard tests/test_*.py) --durations=15
+	@$(RUN) -m pytest tests/experiments tests/paper_figs tests/persia_sim $(wildcard tests/test_*.py) \
+	  --durations=15
 	@$(RUN) -m pytest --nbmake --nbmake-timeout=300 notebooks
 
 install: $(VENV)/.installed
