@@ -351,6 +351,11 @@ BENCHES = _by_name(
         says="whole steps against FBGEMM, TorchRec and torch",
         minutes=40,
     ),
+    Study(
+        name="gpu",
+        says="everything a GPU is to tell: tests, sanitizers, speeds, feed, profile",
+        minutes=10,
+    ),
 )
 """The same for speeds, in experiments/benching."""
 

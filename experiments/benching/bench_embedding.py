@@ -2,6 +2,8 @@
 
 Rates are per second of the measuring thread's CPU time: on a free core that is wall time, and a
 shared core does not count the time of others (their pressure on cache and memory still shows).
+With ``what`` feed it is what feeds a GPU instead, by the wall clock: fetch and push with several
+threads, and copies between host and device.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -24,7 +26,7 @@ from experiments.benching.wide import (
     wide_workload,
 )
 from experiments.benching.windows import Bench, ForeignCores, interleave, summarize
-from experiments.options import Count
+from experiments.options import Count, Some
 from experiments.tables import drawn, table, write_csv
 from persia_sim.words.schema import Within
 from runtime.data.batch import Field, Layout
@@ -63,6 +65,12 @@ Dim = Annotated[int, Within(1, 4096)]
 class Options(Bench):
     """M ids/s of each kernel on one core, candidates in turn."""
 
+    what: Literal["kernels", "feed"] = "kernels"
+    """kernels: each on one core. feed: fetch, push and copies, which a GPU waits for."""
+    threads: Some[Annotated[int, Within(1, 1024)]] = (1, 2, 4, 8, 16)
+    """Of feed: threads of the kernels, in turn."""
+    device: str = "cpu"
+    """Of feed: where the copies go; on a CPU to other memory of it."""
     rows: Annotated[int, Within(FIELDS, 10**9)] = 10_000_000
     """Rows of each table."""
     dim: Dim = 16
@@ -78,6 +86,9 @@ class Options(Bench):
 
 def run(options: Options) -> None:
     """Measure, print the table and the goals, write CSV and figure."""
+    if options.what == "feed":
+        _feed(options)
+        return
     import torch
 
     from runtime.embedding.native.extension import native
@@ -296,3 +307,95 @@ def _turns(count: int) -> Iterator[int]:
     while True:
         number = (number + 1) % count
         yield number
+
+
+# What feeds a GPU
+
+
+def _feed(options: Options) -> None:
+    """M ids/s of fetch and push by threads, GB/s of copies; both by the wall clock."""
+    source = wide_workload(options.batch, options.rows, batches=12)
+    groups = {
+        "M ids/s": _feeding_kernels(options, source),
+        "GB/s": _copies(options.device, options.batch * FIELDS * options.dim),
+    }
+    records: list[dict[str, Any]] = []
+    for unit, candidates in groups.items():
+        windows = interleave(candidates, options.rounds, options.most_foreign_cores, unit)
+        records += [{"unit": unit, **asdict(w)} for w in windows]
+        print(table([summarize(windows, name) for name in candidates], {unit: "{name}", **COLUMNS}))
+    print(write_csv(options.out / "bench_feed.csv", records))
+
+
+def _by_wall(work: Callable[[], object], amount: float) -> Callable[[], float]:
+    """Millions of ``amount`` a second, over a window."""
+
+    def measure() -> float:
+        work()  # threads start, memory is mapped
+        began, calls = time.perf_counter(), 0
+        while time.perf_counter() < began + WINDOW_S:
+            work()
+            calls += 1
+        return calls * amount / (time.perf_counter() - began) / 1e6
+
+    return measure
+
+
+def _feeding_kernels(options: Options, source: WideWorkload) -> dict[str, Callable[[], float]]:
+    """A stage's whole work on a batch: the plan, the rows and the pooling, and the way back."""
+    from runtime.embedding.native.extension import native
+    from runtime.embedding.open import open_pooling
+    from runtime.embedding.store import FieldVectors
+
+    config = TableConfig(dim=options.dim, optimizer=ADAGRAD)
+    store = full_store(source.layout, config, wide_ids(options.rows))
+    pooling = open_pooling(source.layout.fields, {"rows": options.dim})
+    gradient = np.full((options.batch, FIELDS * options.dim), 1e-3, np.float32)
+    turn = _turns(len(source.batches))
+
+    def fetch(threads: int) -> Any:
+        native.set_threads(threads)
+        batch = source.batches[k := next(turn)]
+        handle = store.begin(0, k, batch)
+        store.read(handle, 0)
+        pooling.forward(batch, handle.plans, handle.values)
+        return handle
+
+    fetched = fetch(1)
+
+    def push(threads: int) -> None:
+        native.set_threads(threads)
+        given = FieldVectors(gradient, {}, {})
+        store.push(0, [(fetched, pooling.backward(fetched.batch, fetched.plans, given))])
+
+    count = options.batch * FIELDS
+    return {
+        f"{name}, {threads} threads": _by_wall(partial(stage, threads), count)
+        for name, stage in (("fetch", fetch), ("push", push))
+        for threads in options.threads
+    }
+
+
+def _copies(device: str, floats: int) -> dict[str, Callable[[], float]]:
+    """Of one batch's vectors between host and device; pinned where there is a GPU."""
+    import torch
+
+    from runtime.rank.learner import open_device
+
+    there = torch.zeros(floats, device=open_device(device))
+    kinds = {"pageable": torch.zeros(floats)}
+    if there.is_cuda:
+        kinds["pinned"] = torch.zeros(floats, pin_memory=True)
+
+    def copy(target: Any, origin: Any) -> None:
+        target.copy_(origin, non_blocking=True)
+        if there.is_cuda:
+            torch.cuda.synchronize(there.device)
+
+    found: dict[str, Callable[[], object]] = {}
+    for kind, here in kinds.items():
+        found[f"{kind} to device"] = partial(copy, there, here)
+        found[f"device to {kind}"] = partial(copy, here, there)
+    if there.is_cuda:
+        found["pageable to pinned"] = partial(copy, kinds["pinned"], kinds["pageable"])
+    return {name: _by_wall(work, floats * 4 / 1e3) for name, work in found.items()}

@@ -1,4 +1,8 @@
-"""Whole training steps: ours in three modes against FBGEMM, TorchRec, torch, and no embedding."""
+"""Whole training steps: ours in three modes against FBGEMM, TorchRec, torch, and no embedding.
+
+Precisions take turns, too; each is compared with its own ceiling. With ``profile`` a window of each
+system runs under torch's profiler instead.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,8 @@ import itertools
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -30,7 +35,7 @@ from experiments.benching.windows import (
     summarize,
     verdict,
 )
-from experiments.options import MOST, Count, Some
+from experiments.options import MOST, Count, OneOf, Some, hold
 from experiments.tables import Column, drawn, table, write_csv
 from persia_sim.words.schema import Within
 from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
@@ -41,7 +46,11 @@ OURS = ("ours sync", "ours lookahead", "ours hybrid")
 PEERS = ("fbgemm tbe", "torchrec fused", "torch sparse")
 ONE_STEP_LATE = ("ours hybrid tau 1", "torchrec semi-sync")
 """The same lateness of rows in both, see tests/experiments/test_semi_sync.py."""
+MERGED = ("torch merged", "torch merged sparse adam")
+"""All rows in one table on the device, beside the network."""
 CEILING = "dense-only"
+SYSTEMS = (CEILING, *OURS, ONE_STEP_LATE[0], *PEERS, ONE_STEP_LATE[1], *MERGED)
+Precision = Literal["float32", "tf32", "bfloat16"]
 WARM_UP_STEPS = 2  # of a window, not timed
 
 
@@ -88,6 +97,13 @@ class Options(Bench):
     wide with the paper's MLP, which asks for a GPU."""
     device: str = "cpu"
     """Of the dense network, the rows stay in host memory; with cuda the peers are left out."""
+    precision: Some[Precision] = ("float32",)
+    """Of the dense network, in turn; the peers compute in float32 only, tf32 asks for a GPU."""
+    systems: tuple[str, ...] = ()
+    """Only these; else all but the merged tables of torch, which lie on the device."""
+    profile: bool = False
+    """Instead of rounds: one window of each system under torch's profiler; how long the device is
+    idle, how long the host waits for it, and a trace of hybrid for Perfetto."""
     rows: Annotated[int, Within(FIELDS, 10**9)] | None = None
     """Distinct ids instead of the workload's own number (for a quick look)."""
     batch: Count = 4096
@@ -105,33 +121,67 @@ class Options(Bench):
     window_steps: Annotated[int, Within(WARM_UP_STEPS + 1, MOST)] = 8
     """Steps in a window, >= 3; the first two are not timed."""
 
+    def check(self) -> None:
+        """Every precision has its device, every system is known."""
+        for name in self.systems:
+            hold("systems", name, OneOf(SYSTEMS))
+        for precision in self.precision:
+            EngineConfig(device=self.device, precision=precision)
+            if not _names(self, precision):
+                had = f"device {self.device} and precision {precision}"
+                raise ValueError(f"systems {', '.join(self.systems)}: none has {had}")
+
 
 def run(options: Options) -> None:
     """Measure, print table and goals, write CSV and figure."""
     all_windows: list[dict[str, object]] = []
     for name in options.workloads:
-        shape = SHAPES[name]
-        systems = systems_of(options, replace(shape, rows=options.rows or shape.rows))
+        shape = replace(SHAPES[name], rows=options.rows or SHAPES[name].rows)
+        systems = systems_of(options, shape)
+        if options.profile:
+            _profile(options, name, systems)
+            continue
         if options.clock == "cpu":
             samples = options.window_steps * options.batch
             systems = {one: by_cpu(measure, samples) for one, measure in systems.items()}
-        windows = interleave(systems, options.rounds, options.most_foreign_cores, name)
-        all_windows += [
-            {"workload": name, "unit": UNITS[options.clock], **asdict(w)} for w in windows
-        ]
-        print(_report(name, windows, list(systems), options))
+        candidates = {_both(*one): measure for one, measure in systems.items()}
+        found = interleave(candidates, options.rounds, options.most_foreign_cores, name)
+        for precision in options.precision:
+            own = [one for one, of in systems if of == precision]
+            names = {_both(one, precision): one for one in own}
+            windows = [replace(w, name=names[w.name]) for w in found if w.name in names]
+            where = {"workload": name, "unit": UNITS[options.clock], "precision": precision}
+            all_windows += [where | asdict(w) for w in windows]
+            print(_report(name, windows, own, options, precision))
+    if options.profile:
+        return
     path = write_csv(options.out / "bench_peers.csv", all_windows)
-    print(f"{path}  {drawn(path, CEILING)}")
+    told = [str(path)]
+    if len(options.precision) == 1 and CEILING in {row["name"] for row in all_windows}:
+        told.append(str(drawn(path, CEILING)))
+    print("  ".join(told))
 
 
-def _report(name: WorkloadName, windows: list[Window], systems: list[str], options: Options) -> str:
+def _both(system: str, precision: str) -> str:
+    return f"{system}, {precision}"
+
+
+def _report(
+    name: WorkloadName,
+    windows: list[Window],
+    systems: list[str],
+    options: Options,
+    precision: str = "float32",
+) -> str:
 
     def share(of: Summary) -> str:
+        if CEILING not in systems:
+            return ""
         found = paired_ratio(windows, of.name, CEILING)
         return f"{found.mean:.2f} [{found.low:.2f}, {found.high:.2f}]"
 
     columns: dict[str, Column] = {
-        f"{name}: k {UNITS[options.clock]}": "{name}",
+        f"{name}, {precision}: k {UNITS[options.clock]}": "{name}",
         "median": lambda s: f"{s.median / 1e3:.1f}",
         "min": lambda s: f"{s.low / 1e3:.1f}",
         "max": lambda s: f"{s.high / 1e3:.1f}",
@@ -140,8 +190,10 @@ def _report(name: WorkloadName, windows: list[Window], systems: list[str], optio
         "foreign": "{foreign_cores:.2f}",
     }
     lines = [table([summarize(windows, system) for system in systems], columns)]
-    best = max(OURS, key=lambda one: summarize(windows, one).median)
-    goals = [(best, base, goal) for base, goal in SHAPES[name].goals if base in systems]
+    goals: list[tuple[str, str, float]] = []
+    if ours := [one for one in OURS if one in systems]:
+        best = max(ours, key=lambda one: summarize(windows, one).median)
+        goals = [(best, base, goal) for base, goal in SHAPES[name].goals if base in systems]
     if options.latency_s:
         goals = [(OURS[2], OURS[0], LATENCY_GOAL)]
     for ours, base, goal in goals:
@@ -156,73 +208,124 @@ def _report(name: WorkloadName, windows: list[Window], systems: list[str], optio
             f"rows one step late: {ONE_STEP_LATE[0]} is {ratio.mean:.2f} [{ratio.low:.2f},"
             f" {ratio.high:.2f}] x {ONE_STEP_LATE[1]}, {ratio.pairs} pairs"
         )
-    if name == "wide" and PEERS[0] in systems:
+    if name == "wide" and CEILING in systems:
         for peer, known in KNOWN_SHARES.items():
+            if peer not in systems:
+                continue
             share = paired_ratio(windows, peer, CEILING).mean
             if abs(share / known - 1) > 0.1:
                 lines.append(f"note: {peer} is at {share:.2f} of dense-only, known is {known:.2f}")
     return "\n".join(lines) + "\n"
 
 
-def systems_of(options: Options, shape: Shape) -> dict[str, Callable[[], float]]:
-    """Each system's name and what trains one window of it; returns samples/s."""
+System = tuple[str, Precision]
+"""Its name and what the network computes in."""
+
+
+def systems_of(options: Options, shape: Shape) -> dict[System, Callable[[], float]]:
+    """What trains one window of each system; returns samples/s."""
     import torch
 
-    from experiments.benching.peers import fbgemm_tbe, row_numbers, torch_sparse, torchrec_fused
-    from runtime.rank.learner import open_device
+    from runtime.rank.learner import open_device, round_products
 
     open_device(options.device)
     torch.set_num_threads(options.threads)
-    rows = shape.rows
-    source = wide_workload(options.batch, rows, batches=16, ids_per_field=shape.ids_per_field)
-    optimizer = RowOptimizer(kind="adagrad", lr=0.05, eps=1e-10)
-    config = TableConfig(dim=shape.dim, optimizer=optimizer)
-    store = full_store(source.layout, config, wide_ids(rows))
-    systems: dict[str, Callable[[], float]] = {}
-    blank = torch.zeros(options.batch, FIELDS * shape.dim, device=options.device)
-    loop = partial(plain_loop, skip=WARM_UP_STEPS)
-    systems[CEILING] = loop(_parts(options, shape, source), source, lambda _: blank.detach())
-    for name, mode in zip(OURS, (Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID), strict=True):
-        systems[name] = _ours(options, shape, source, store, mode)
-    if options.latency_s or options.device != "cpu":
-        return systems
-    numbers = row_numbers(source.batches, rows)
-    for name, make in zip(PEERS, (fbgemm_tbe, torchrec_fused, torch_sparse), strict=True):
-        look, step_rows = make(numbers, rows, shape.dim)
-        systems[name] = loop(_parts(options, shape, source), source, look, step_rows=step_rows)
-    late, semi_sync = ONE_STEP_LATE
-    systems[late] = _ours(options, shape, source, store, Mode.HYBRID, tau=1)
-    systems[semi_sync] = _semi_sync(options, shape, source, numbers)
+    source = wide_workload(options.batch, shape.rows, batches=16, ids_per_field=shape.ids_per_field)
+    bench = _Candidates(options, shape, source)
+    systems: dict[System, Callable[[], float]] = {}
+
+    def rounded(precision: Precision, measure: Callable[[], float]) -> float:
+        round_products(precision)
+        return measure()
+
+    for precision in options.precision:
+        for name in _names(options, precision):
+            systems[name, precision] = partial(rounded, precision, bench.make(name, precision))
     return systems
 
 
-def _ours(
-    options: Options,
-    shape: Shape,
-    source: WideWorkload,
-    store: Any,
-    mode: Mode,
-    tau: int = DEFAULT_TAU,
-) -> Callable[[], float]:
-    from runtime.embedding.worker import EmbeddingWorker
-    from runtime.rank.parts import assemble
+def _names(options: Options, precision: Precision) -> list[str]:
+    """The systems that this device, precision and latency have, as far as they are asked for."""
+    with_peers = not options.latency_s and options.device == "cpu" and precision == "float32"
+    late = [] if options.latency_s else [ONE_STEP_LATE[0]]
+    have = [CEILING, *OURS]
+    have += [*PEERS, *ONE_STEP_LATE] if with_peers else late if options.device != "cpu" else []
+    if options.systems:
+        have += [*late, *MERGED]
+    return [name for name in dict.fromkeys(have) if name in (options.systems or have)]
 
-    config = TrainConfig(
-        sync=SyncConfig(mode=mode, tau=tau),
-        batch=options.batch,
-        steps=options.window_steps,
-        engine=EngineConfig(
-            executor="concurrent",
-            threads=options.threads,
-            device=options.device,
-            queue_batches=2 if mode.reads_late_rows else None,
-            latency_s=options.latency_s,
-        ),
-        rows=TableConfig(dim=shape.dim),
-        model=ModelConfig(hidden=shape.hidden),
-    )
-    filled = replace(assemble(config, source), worker=EmbeddingWorker(store))
-    return partial(concurrent_samples_per_s, filled, source, WARM_UP_STEPS)
+
+class _Candidates:
+    """Makes the systems of one workload; ours share one full store."""
+
+    def __init__(self, options: Options, shape: Shape, source: WideWorkload) -> None:
+        self._options, self._shape, self._source = options, shape, source
+
+    def make(self, name: str, precision: Precision) -> Callable[[], float]:
+        """One of `SYSTEMS`, ready for its windows."""
+        import torch
+
+        from experiments.benching import peers
+
+        options, shape, source = self._options, self._shape, self._source
+        modes = dict(zip(OURS, (Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID), strict=True))
+        if name in modes:
+            return self._ours(modes[name], precision)
+        late, semi_sync = ONE_STEP_LATE
+        if name == late:
+            return self._ours(Mode.HYBRID, precision, tau=1)
+        if name == semi_sync:
+            return _semi_sync(options, shape, source, self._numbers())
+        parts = _parts(options, shape, source, precision)
+        loop = partial(plain_loop, parts, source, skip=WARM_UP_STEPS)
+        if name == CEILING:
+            blank = torch.zeros(options.batch, FIELDS * shape.dim, device=options.device)
+            return loop(lambda _: blank.detach())
+        merged = partial(peers.torch_merged, device=options.device)
+        makers = (
+            peers.fbgemm_tbe, peers.torchrec_fused, peers.torch_sparse,
+            partial(merged, sparse_adam=False), partial(merged, sparse_adam=True),
+        )  # fmt: skip
+        make = dict(zip((*PEERS, *MERGED), makers, strict=True))[name]
+        look, step_rows = make(self._numbers(), shape.rows, shape.dim)
+        return loop(look, step_rows=step_rows)
+
+    @cache  # noqa: B019 (as many as workloads)
+    def _numbers(self) -> list[np.ndarray]:
+        from experiments.benching.peers import row_numbers
+
+        return row_numbers(self._source.batches, self._shape.rows)
+
+    @cache  # noqa: B019
+    def _store(self) -> Any:
+        optimizer = RowOptimizer(kind="adagrad", lr=0.05, eps=1e-10)
+        config = TableConfig(dim=self._shape.dim, optimizer=optimizer)
+        return full_store(self._source.layout, config, wide_ids(self._shape.rows))
+
+    def _ours(
+        self, mode: Mode, precision: Precision, tau: int = DEFAULT_TAU
+    ) -> Callable[[], float]:
+        from runtime.embedding.worker import EmbeddingWorker
+        from runtime.rank.parts import assemble
+
+        options, source = self._options, self._source
+        config = TrainConfig(
+            sync=SyncConfig(mode=mode, tau=tau),
+            batch=options.batch,
+            steps=options.window_steps,
+            engine=EngineConfig(
+                executor="concurrent",
+                threads=options.threads,
+                device=options.device,
+                precision=precision,
+                queue_batches=2 if mode.reads_late_rows else None,
+                latency_s=options.latency_s,
+            ),
+            rows=TableConfig(dim=self._shape.dim),
+            model=ModelConfig(hidden=self._shape.hidden),
+        )
+        filled = replace(assemble(config, source), worker=EmbeddingWorker(self._store()))
+        return partial(concurrent_samples_per_s, filled, source, WARM_UP_STEPS)
 
 
 def _semi_sync(
@@ -237,7 +340,7 @@ def _semi_sync(
     labels = [torch.from_numpy(b.labels) for b in source.batches]
     endless = itertools.cycle(batches_of(numbers, dense, labels))
     tables = [shape.rows // FIELDS] * FIELDS
-    network = _parts(options, shape, source).learner.model
+    network = _parts(options, shape, source, "float32").learner.model
     optimizer = torch.optim.Adam(
         network.parameters(), lr=ModelConfig().lr
     )  # the pipeline asks torch's
@@ -253,15 +356,83 @@ def _semi_sync(
     return measure
 
 
-def _parts(options: Options, shape: Shape, source: WideWorkload) -> Any:
+def _parts(options: Options, shape: Shape, source: WideWorkload, precision: Precision) -> Any:
     """A run with the MLP as ours has it."""
     from runtime.rank.parts import assemble
 
     config = TrainConfig(
         batch=options.batch,
         steps=options.window_steps,
-        engine=EngineConfig(device=options.device),
+        engine=EngineConfig(device=options.device, precision=precision),
         rows=TableConfig(dim=shape.dim),
         model=ModelConfig(hidden=shape.hidden),
     )
     return assemble(config, source)
+
+
+# The profiler
+
+
+def _profile(options: Options, workload: str, systems: dict[System, Callable[[], float]]) -> None:
+    """One window of each system; the table of all, and a trace of hybrid."""
+    rows = []
+    for (name, precision), measure in systems.items():
+        measure()  # what is done once is not of interest
+        trace = options.out / f"trace_{workload}_{precision}.json.gz" if name == OURS[2] else None
+        found = _profiled(measure, options.window_steps, options.device, trace)
+        rows.append({"workload": workload, "system": name, "precision": precision} | found)
+    columns: dict[str, Column] = {
+        f"{workload}, profiled": "{system}, {precision}",
+        "busy share": "{busy_share:.2f}",
+        "idle ms/step": "{idle_ms_per_step:.2f}",
+        "host waits ms/step": "{wait_ms_per_step:.2f}",
+        "waits/step": "{waits_per_step:.1f}",
+    }
+    print(table(rows, columns) + "\n")
+    print(write_csv(options.out / f"profile_{workload}.csv", rows))
+
+
+def _profiled(
+    measure: Callable[[], float], steps: int, device: str, trace: Path | None
+) -> dict[str, float]:
+    """Shares of one window, the host's clock around it; on a CPU its operations are the device."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    on_gpu = device != "cpu"
+    kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    everyone = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    with profile(activities=kinds, experimental_config=everyone) as found:
+        began = time.perf_counter()
+        measure()
+        if on_gpu:
+            torch.cuda.synchronize(device)
+        wall_s = time.perf_counter() - began
+    if trace is not None:
+        trace.parent.mkdir(parents=True, exist_ok=True)
+        found.export_chrome_trace(str(trace))
+    events = [(e.name, str(e.device_type), e.time_range) for e in found.events()]
+    of_device = "DeviceType.CUDA" if on_gpu else "DeviceType.CPU"
+    work = [(at.start, at.end) for name, kind, at in events if kind == of_device]
+    waits = [at.end - at.start for name, _, at in events if name.endswith("Synchronize")]
+    busy_s = covered(work) / 1e6
+    return {
+        "wall_s": wall_s,
+        "busy_share": busy_s / wall_s,
+        "idle_ms_per_step": (wall_s - busy_s) * 1e3 / steps,
+        "wait_ms_per_step": sum(waits) / 1e3 / steps,
+        "waits_per_step": len(waits) / steps,
+    }
+
+
+def covered(spans: list[tuple[float, float]]) -> float:
+    """The length that spans cover together.
+
+    >>> covered([(0, 2), (1, 3), (5, 6)])
+    4.0
+    """
+    total, end = 0.0, float("-inf")
+    for start, stop in sorted(spans):
+        total += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return total

@@ -1,4 +1,4 @@
-"""The peers of bench-peers: FBGEMM TBE, TorchRec fused and semi-synchronous, torch sparse.
+"""The peers of bench-peers: FBGEMM TBE, TorchRec fused and semi-synchronous, torch by two ways.
 
 Each gets its ids as row numbers in its own layout, made before the clock starts; ours gets raw ids.
 TorchRec's pipeline is made for GPUs. On a CPU two things stop it (torchrec 1.8.0): its forward asks
@@ -61,6 +61,31 @@ def torch_sparse(numbers: list[np.ndarray], rows: int, dim: int) -> tuple[Look, 
 
     def look(batch: int) -> Tensor:
         return torch.cat([bag(i) for bag, i in zip(bags, inputs[batch], strict=True)], dim=1)
+
+    def step() -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return look, step
+
+
+def torch_merged(
+    numbers: list[np.ndarray], rows: int, dim: int, device: str, sparse_adam: bool
+) -> tuple[Look, Callable[[], None]]:
+    """The 26 bags as one `nn.EmbeddingBag(sparse=True)` on the device: one lookup, one update."""
+    values = rows // FIELDS
+    bag = nn.EmbeddingBag(values * FIELDS, dim, sparse=True, mode="sum", device=device)
+    nn.init.uniform_(bag.weight, -0.01, 0.01)
+    if sparse_adam:
+        optimizer: torch.optim.Optimizer = torch.optim.SparseAdam(bag.parameters(), lr=1e-3)
+    else:
+        optimizer = torch.optim.Adagrad(bag.parameters(), lr=LR, eps=EPS)
+    first = np.arange(FIELDS)[:, None] * values
+    inputs = [torch.from_numpy(n + first).flatten(0, 1).to(device) for n in numbers]
+
+    def look(batch: int) -> Tensor:
+        pooled: Tensor = bag(inputs[batch])
+        return pooled.view(-1, FIELDS * dim)
 
     def step() -> None:
         optimizer.step()

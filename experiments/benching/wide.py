@@ -127,10 +127,11 @@ def plain_loop(
 
     from runtime.dense.optimizer import make_optimizer
     from runtime.models.inputs import Embeddings
+    from runtime.rank.learner import autocast
 
     config, model = parts.config, parts.learner.model
     optimizer = make_optimizer(config.model, model)
-    device = config.engine.device
+    device, precision = config.engine.device, config.engine.precision
     dense = [torch.from_numpy(b.dense).to(device) for b in source.batches]
     labels = [torch.from_numpy(b.labels).to(device) for b in source.batches]
     at = [0]
@@ -144,8 +145,9 @@ def plain_loop(
             pooled = look(at[0])
             if not pooled.requires_grad:
                 pooled.requires_grad_()
-            logits = model(dense[at[0]], Embeddings(pooled, {}, {}))
-            loss = binary_cross_entropy_with_logits(logits, labels[at[0]])
+            with autocast(device, precision):
+                logits = model(dense[at[0]], Embeddings(pooled, {}, {}))
+            loss = binary_cross_entropy_with_logits(logits.float(), labels[at[0]])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

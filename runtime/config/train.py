@@ -196,8 +196,9 @@ class EngineConfig:
     """Threads of one dense operation, 1 to 1024."""
     device: str = "cpu"
     """Of the dense network: cpu, or cuda, cuda:1, ..."""
-    precision: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
-    """Of the dense network's arithmetic; the two short ones by autocast."""
+    precision: Literal["float32", "float64", "bfloat16", "float16", "tf32"] = "float32"
+    """Of the dense network's arithmetic; bfloat16 and float16 by autocast. tf32: of a GPU, float32
+    whose matrix products round their factors to 10 bits."""
     dense_sum: Annotated[Literal["ring", "gather"], SHARED_CONCURRENT] = "ring"
     """Of ranks that are processes, in modes with a common step: how their dense gradients are added
     up. ring: the fastest way; gather: in rank order, which gives the bytes of ranks that are
@@ -227,6 +228,10 @@ class EngineConfig:
         if not _DEVICE.fullmatch(self.device):
             rule = "must be cpu, cuda, or cuda:1 and so on"
             raise Refused("device", f"{rule}, got {self.device!r}")
+        if self.precision == "tf32" and self.device == "cpu":
+            raise Refused(
+                "precision", "tf32 is arithmetic of a GPU, got device cpu; use float32 or a GPU"
+            )
         if self.executor == "replay" and self.trace is None:
             raise Refused("executor", "replay needs the order to execute; add --trace FILE")
         if self.servers_at and not self.servers:

@@ -47,8 +47,10 @@ class ConcurrentRun:
 
         Raises what the first failing thread raised.
         """
+        engine = self._config.engine
         alone = len(self._team.ranks) == 1 and self._config.sync.mode is Mode.SYNC
-        use_threads(self._config.engine.threads if alone else 1)
+        # Beside a GPU the cores have nothing to do but the rows.
+        use_threads(engine.threads if alone or engine.device != "cpu" else 1)
         first = self._team.begin_leg()
         threads = [t for rank in self._team.ranks for t in self._threads_of(rank, first[rank])]
         try:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -70,6 +70,7 @@ class Learner:
         self.model = build_model(config.model.name, shape, config.model.hidden, config.seed)
         self.dtype = torch.float64 if config.engine.precision == "float64" else torch.float32
         self.device = open_device(config.engine.device)
+        round_products(config.engine.precision)
         self.model.to(self.device, self.dtype)
         self._staging = open_staging(self.device, self.dtype)
         refuse_running_statistics(self.model, config)
@@ -166,9 +167,7 @@ class Learner:
 
     def _logits(self, model: nn.Module, staged: Staged) -> Tensor:
         self._staging.arrive(staged)
-        kinds = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-        short = kinds.get(self.config.engine.precision)
-        cast = torch.autocast(self.device.type, short) if short else nullcontext()
+        cast = autocast(self.device.type, self.config.engine.precision)
         with cast, blamed_on(self.config.model.name, "failed in forward"):
             found = model(staged.dense, staged.embeddings)
         return self._checked(found, (len(staged.dense), len(self.layout.tasks)))
@@ -221,6 +220,24 @@ def open_device(name: str) -> torch.device:
         reason = str(error).splitlines()[0]
         raise ValueError(f"device {name!r} cannot be used: {reason}; try --device cpu") from None
     return device
+
+
+def autocast(device: str, precision: str) -> AbstractContextManager[Any]:
+    """Around a forward pass: torch's autocast in the two short precisions, else nothing.
+
+    ``device``: cpu, cuda, cuda:1 and so on.
+    """
+    kinds = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+    short = kinds.get(precision)
+    return torch.autocast(device.partition(":")[0], short) if short else nullcontext()
+
+
+def round_products(precision: str) -> None:
+    """Whether float32 matrix products of this process's GPUs round their factors (tf32).
+
+    Not `torch.set_float32_matmul_precision`, which changes the CPU's products, too.
+    """
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
 
 
 def refuse_running_statistics(model: nn.Module, config: TrainConfig) -> None:

@@ -57,7 +57,7 @@ class Manifest:
     seed: int
     model: str
     hidden: tuple[Count, ...]
-    precision: Literal["float32", "float64", "bfloat16", "float16"]
+    precision: Literal["float32", "float64", "bfloat16", "float16", "tf32"]
     dense: Literal["dense.pt2", "dense.pt"]
     """The file of the network: a program or weights."""
     why_weights: str

@@ -17,7 +17,7 @@ from runtime.checkpoint.whole import (
     read_checkpoint,
     run_of,
 )
-from runtime.config import TrainConfig
+from runtime.config import EngineConfig, TrainConfig
 from runtime.data.batch import Layout
 from runtime.data.open import open_source
 from runtime.dense.state import drain_into, load_model
@@ -89,7 +89,7 @@ def open_trained(
     state, where = checkpoint.state, f"{checkpoint.folder / STATE}: config"
     config = parse(TrainConfig, state.config, where)
     refuse_code_in(run_of(checkpoint.folder), config.model.name, on_warning)
-    config = replace(config, engine=replace(config.engine, device=device or _device_here(config)))
+    config = replace(config, engine=on_device(config.engine, device or _device_here(config)))
     tables = {
         name: parse(TableConfig, table, f"{checkpoint.folder / STATE}: tables.{name}")
         for name, table in state.tables.items()
@@ -120,6 +120,12 @@ def layout_of(checkpoint: Checkpoint, config: TrainConfig) -> Layout:
         return parse(Layout, checkpoint.state.layout, f"{checkpoint.folder / STATE}: layout")
     data = config.data
     return open_source(data.name, data.dir, data.rows, skip_bad_rows=data.skip_bad_rows).layout
+
+
+def on_device(engine: EngineConfig, device: str) -> EngineConfig:
+    """A CPU computes in full float32 what a GPU rounded to tf32."""
+    exact = device == "cpu" and engine.precision == "tf32"
+    return replace(engine, device=device, precision="float32" if exact else engine.precision)
 
 
 def _device_here(config: TrainConfig) -> str:

@@ -57,12 +57,13 @@ REFUSED = {
     "fit": [f"{name} /" for name in ("rows", "workloads", "systems", "tables")],
     "paper": ["only abc", "measurements /no/such", "size abc"],
     "bench-engines": ["window-steps 3", "rows 25", "what", "latency-s 0", "ranks"],
-    "bench-embedding": ["rows 25"],
+    "bench-embedding": ["rows 25", "threads 0", "what abc"],
     "bench-snapshot": ["around-s 0"],
     "bench-memory": ["executor abc"],
     "bench-sweep": ["ranks"],
     "validate": ["steps 29", "ranks 3"],
-    "bench-peers": ["workloads w", "window-steps 2", "rows 25"],
+    "bench-peers": ["workloads w", "window-steps 2", "rows 25", "precision tf32", "systems abc"],
+    "gpu": ["only abc", "device tpu"],
 }  # fmt: skip
 """What hangs together with other options, and the bounds that a study would be wrong beyond."""
 UNBOUNDED = {"snapshots", "train_ranks", "samples", "steps"}

@@ -24,7 +24,7 @@ from runtime.embedding.store import FieldVectors
 from runtime.models.inputs import Embeddings
 from runtime.rank import learner as learner_module
 from runtime.rank.staging import HostStaging, StreamName, StreamStaging, open_staging
-from tests.runtime.worlds import ArraySource, assert_same_bytes, config, difference, run
+from tests.runtime.worlds import ArraySource, assert_same_bytes, config, run
 
 
 class Event(NamedTuple):
@@ -307,11 +307,3 @@ def test_memory_that_two_streams_use_is_shared_between_them():
 
 def test_a_cpu_needs_no_copies():
     assert isinstance(open_staging(torch.device("cpu"), torch.float32), HostStaging)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.LOOKAHEAD])
-def test_a_gpu_trains_as_the_cpu_does(mode):
-    plain = run(config(mode=mode, executor="concurrent"), ArraySource(200))
-    cuda = run(config(mode=mode, executor="concurrent", device="cuda"), ArraySource(200))
-    assert difference(plain, cuda)[0] < 1e-4

@@ -1,0 +1,309 @@
+"""What a GPU is asked, in one command: tests, sanitizers, speeds, feed and profile.
+
+Each part is one or more commands of this testbed, a process each with a limit of its own. What a
+part found is written as soon as one of its commands ends, so that a kill keeps the rest, and a
+second run does what has not succeeded yet. With ``device cpu`` the same commands run in small: what
+breaks there would have cost time of a GPU.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from experiments.benching.bench_peers import CEILING, MERGED, ONE_STEP_LATE, OURS
+from experiments.options import OneOf, Planned, hold
+from experiments.tables import table
+from persia_sim.words.files import atomic_write
+
+TABLE = "gpu.txt"
+"""The table of all parts, and what their commands printed last."""
+LAST_LINES = 60
+PARTS = ("tests", "sanitizers", "peers", "hbm", "feed", "profile")
+Device = Literal["cuda", "cpu"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(Planned):
+    """Everything that a GPU is to tell, within ten minutes."""
+
+    device: Device = "cuda"
+    """cpu: the same commands in small, to see that they run."""
+    only: tuple[str, ...] = ()
+    """Parts to run; else all."""
+
+    def check(self) -> None:
+        """Every part is known."""
+        for name in self.only:
+            hold("only", name, OneOf(PARTS))
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One process of a part."""
+
+    words: tuple[str, ...]
+    limit_s: float
+    name: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    needs: str = ""
+    """A program that must be installed, or a folder that must be here."""
+    keeps: str = ""
+    """Pattern of files that are kept beside the JSON."""
+    writes: bool = True
+    """Whether it takes ``--out``."""
+
+    @property
+    def shown(self) -> str:
+        """As typed, without the environment's own paths."""
+        words = ["python" if w == sys.executable else w for w in self.words]
+        before = [f"{name}={value}" for name, value in self.environment.items()]
+        return " ".join([*before, *(f'"{w}"' if " " in w else w for w in words)])
+
+
+def run(options: Options) -> None:
+    """Print the plan, do what is missing of it, print the table."""
+    plan = {
+        part: commands
+        for part, commands in plan_of(options.device).items()
+        if part in (options.only or PARTS)
+    }
+    for part, commands in plan.items():
+        for command in commands:
+            print(f"{part:<11}{command.limit_s:>5.0f} s  {command.shown}")
+    limit_s = sum(command.limit_s for commands in plan.values() for command in commands)
+    print(f"{limit_s:.0f} s at most", flush=True)
+    if options.dry_run:
+        return
+    options.out.mkdir(parents=True, exist_ok=True)
+    for part, commands in plan.items():
+        _fill(part, commands, options.out)
+    found = [
+        {"part": part, **record} for part in plan for record in _kept(options.out / f"{part}.json")
+    ]
+    columns = {"part": "{part}", "command": "{name}", "s": "{seconds:.0f}", "outcome": "{outcome}"}
+    told = table(found, columns)
+    outputs = [f"\n== {r['part']} {r['name']}\n{r['output']}" for r in found]
+    with atomic_write(options.out / TABLE) as file:
+        file.write("\n".join([told, *outputs, ""]).encode())
+    print(f"\n{told}\n{options.out / TABLE}")
+
+
+def plan_of(device: Device) -> dict[str, list[Command]]:
+    """The commands of each part; their limits are the part's seconds."""
+    sizes = _SMALL if device == "cpu" else _FULL
+    return {
+        "tests": [_tests()],
+        "sanitizers": list(_sanitizers(device)),
+        "peers": list(_peers(device, sizes)),
+        "hbm": [
+            _peers_command(
+                device, sizes, sizes.workloads[0], sizes.batches[-1], 60, (CEILING, *MERGED)
+            )
+        ],
+        "feed": [
+            Command(
+                _module(
+                    "experiments", "bench-embedding", "--what feed --device", device, sizes.feed
+                ),
+                60,
+                "fetch, push, copies",
+            )
+        ],
+        "profile": [_profile(device, sizes)],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    workloads: tuple[str, ...]
+    batches: tuple[int, ...]
+    precisions: str
+    peers: str
+    feed: str
+    profile: str
+    systems: tuple[str, ...] = (CEILING, *OURS, ONE_STEP_LATE[0])
+
+
+_FULL = _Sizes(
+    workloads=("paper", "wide"),
+    batches=(4096, 16384),
+    precisions="float32 tf32 bfloat16",
+    peers="--threads 8 --rounds 4 --window-steps 12",
+    feed="--rounds 3",
+    profile="--threads 8 --window-steps 20",
+)
+_SMALL = _Sizes(
+    workloads=("small",),
+    batches=(32,),
+    precisions="float32 bfloat16",
+    peers="--rows 2600 --threads 1 --rounds 1 --window-steps 3 --most-foreign-cores 1000",
+    feed="--rows 2600 --dim 4 --batch 32 --threads 1 2 --rounds 1 --most-foreign-cores 1000",
+    profile="--rows 2600 --threads 1 --window-steps 3",
+    systems=(CEILING, OURS[0], OURS[2], ONE_STEP_LATE[0]),
+)
+
+
+def _module(module: str, *words: str) -> tuple[str, ...]:
+    """A command line of this Python; options come as one string or word by word."""
+    split = [w for word in words for w in (word.split() if word.startswith("--") else [word])]
+    return (sys.executable, "-m", module, *split)
+
+
+def _tests() -> Command:
+    """On a CPU each is skipped with its reason."""
+    words = _module("pytest", "-m", "gpu", "-p", "no:cacheprovider", "tests/runtime/test_gpu.py")
+    return Command(words, 90, "tests marked gpu", needs="tests/runtime", writes=False)
+
+
+def _sanitizers(device: Device) -> Iterator[Command]:
+    """torch's own sanitizer watches streams, NVIDIA's tools memory.
+
+    torch's sees one thread only, so it gets the executor lag, which has no other but uses the same
+    streams; on a CPU it cannot start, and its command runs without it.
+    """
+    small = "--data.name synthetic --batch 64 --test-rows 200 --model.hidden 16"
+    watched = {"TORCH_CUDA_SANITIZER": "1"} if device == "cuda" else {}
+    for mode in ("hybrid",) if device == "cpu" else ("sync", "hybrid"):
+        words = _module("runtime", "train", f"--device {device} --mode {mode} --steps 20", small)
+        yield Command(words, 20, f"torch, {mode}", watched)
+    train = _module(
+        "runtime",
+        "train",
+        f"--device {device} --mode hybrid --steps 5 --executor concurrent",
+        small,
+    )
+    for tool in ("memcheck", "initcheck"):
+        words = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "99", *train)
+        alone = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # else one allocation holds all tensors
+        yield Command(words, 25, f"compute-sanitizer {tool}", alone, needs="compute-sanitizer")
+
+
+def _peers(device: Device, sizes: _Sizes) -> Iterator[Command]:
+    for batch in sizes.batches:
+        for workload in sizes.workloads:
+            limit_s = 40 if batch < 10_000 else 60
+            yield _peers_command(device, sizes, workload, batch, limit_s, sizes.systems)
+
+
+def _peers_command(
+    device: Device,
+    sizes: _Sizes,
+    workload: str,
+    batch: int,
+    limit_s: float,
+    systems: tuple[str, ...],
+) -> Command:
+    words = _module(
+        "experiments", "bench-peers", f"--workloads {workload} --batch {batch} --device {device}",
+        f"--precision {sizes.precisions} {sizes.peers}", "--systems", *systems,
+    )  # fmt: skip
+    return Command(words, limit_s, f"{workload}, {batch}")
+
+
+def _profile(device: Device, sizes: _Sizes) -> Command:
+    words = _module(
+        "experiments", "bench-peers",
+        f"--workloads {sizes.workloads[0]} --batch {sizes.batches[0]} --device {device} --profile",
+        f"--precision {sizes.precisions.split()[-1]} {sizes.profile}",
+        "--systems", CEILING, OURS[0], OURS[2],
+    )  # fmt: skip
+    return Command(words, 30, "20 steps", keeps="trace_*.json.gz")
+
+
+def _fill(part: str, commands: list[Command], out: Path) -> None:
+    """Run what has not succeeded; the file is written after each command."""
+    path = out / f"{part}.json"
+    known = {record["command"]: record for record in _kept(path)}
+    records = []
+    for command in commands:
+        record = known.get(command.shown, {})
+        if record.get("outcome") != "passed":
+            print(f"{part}: {command.name} ...", flush=True)
+            record = _carried_out(command, out)
+            print(f"{part}: {command.name}: {record['outcome']} in {record['seconds']:.0f} s")
+        records.append(record)
+        document = {"part": part, "machine": _machine(), "commands": records}
+        with atomic_write(path) as file:
+            file.write(json.dumps(document, indent=1).encode())
+
+
+def _kept(path: Path) -> list[dict[str, Any]]:
+    """The records of a part; none where there is no file, or one of somebody else."""
+    try:
+        found: list[dict[str, Any]] = json.loads(path.read_text())["commands"]
+        return [record for record in found if "command" in record and "outcome" in record]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _carried_out(command: Command, out: Path) -> dict[str, Any]:
+    """Run one command in a folder of its own, and bring back what it left."""
+    record: dict[str, Any] = {"name": command.name, "command": command.shown, "seconds": 0.0}
+    record |= {"outcome": "skipped", "output": "", "tables": {}, "limit_s": command.limit_s}
+    if command.needs and not (shutil.which(command.needs) or Path(command.needs).is_dir()):
+        return record | {"outcome": f"skipped: {command.needs} is not here"}
+    with tempfile.TemporaryDirectory(prefix="persia-gpu-") as folder:
+        results = Path(folder) / "out"
+        words = [*command.words, *(["--out", str(results)] if command.writes else [])]
+        began = time.perf_counter()
+        code, output = _limited(words, command, Path(folder) / "output")
+        record["seconds"] = time.perf_counter() - began
+        record["exit_code"] = code
+        record["output"] = "\n".join(output.splitlines()[-LAST_LINES:])
+        record["tables"] = {p.stem: _rows(p) for p in sorted(results.glob("*.csv"))}
+        for file in results.glob(command.keeps) if command.keeps else ():
+            shutil.copy(file, out / file.name)
+    outlasted = f"outlasted {command.limit_s:.0f} s"
+    outcomes = {0: "passed", None: outlasted}
+    return record | {"outcome": outcomes.get(code, f"failed with exit code {code}")}
+
+
+def _limited(words: list[str], command: Command, log: Path) -> tuple[int | None, str]:
+    """Exit code (None: it outlasted its limit, and was killed with its children) and output."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **command.environment}
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            words, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        )
+        try:
+            code: int | None = process.wait(command.limit_s)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, 9)
+                process.wait()
+    return code, log.read_text(errors="replace")
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _machine() -> dict[str, str]:
+    """Where and when: what a table is worth nothing without."""
+    found = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "python": platform.python_version(),
+        "processor": platform.processor() or platform.machine(),
+    }
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    if shutil.which(query[0]):
+        said = subprocess.run(query, capture_output=True, text=True, check=False)
+        found["gpu"] = said.stdout.strip()
+    return found

@@ -1,0 +1,96 @@
+"""The command for a GPU, without one: what it keeps, what it does again, and that its parts run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+
+from experiments.benching import gpu
+from experiments.benching.bench_peers import covered
+from experiments.commands import main
+
+pytestmark = pytest.mark.multiproc
+
+
+def python(code: str, name: str, limit_s: float = 60.0, **more) -> gpu.Command:
+    return gpu.Command((sys.executable, "-S", "-c", code), limit_s, name, writes=False, **more)
+
+
+WRITES = (
+    "import sys, pathlib; out = pathlib.Path(sys.argv[2]); out.mkdir()\n"
+    "(out / 'speed.csv').write_text('name,value\\na,1\\n'); (out / 'kept.gz').write_text('x')\n"
+    "print('measured')"
+)
+
+
+def test_a_part_that_fails_or_hangs_keeps_the_others_and_is_done_again(tmp_path, monkeypatch):
+    marker = tmp_path / "may pass"
+    plan = {
+        "tests": [python(f"import os; assert os.path.exists({str(marker)!r})", "fails once")],
+        "feed": [
+            replace(python(WRITES, "writes", keeps="*.gz"), writes=True),
+            python("import time; time.sleep(600)", "hangs", 0.2),
+            python("", "needs a tool", needs="no-such-tool"),
+        ],
+    }
+    monkeypatch.setattr(gpu, "plan_of", lambda device: plan)
+    out = tmp_path / "out"
+    options = gpu.Options(device="cpu", out=out)
+    gpu.run(options)
+    document = json.loads((out / "feed.json").read_text())
+    assert "date" in document["machine"]
+    written, hung, skipped = document["commands"]
+    assert written["tables"] == {"speed": [{"name": "a", "value": "1"}]}
+    assert (written["exit_code"], written["output"]) == (0, "measured")
+    assert (out / "kept.gz").read_text() == "x"
+    assert hung["outcome"] == "outlasted 0 s" and hung["exit_code"] is None
+    assert skipped["outcome"] == "skipped: no-such-tool is not here"
+    failed = json.loads((out / "tests.json").read_text())["commands"][0]
+    assert failed["outcome"] == "failed with exit code 1" and "AssertionError" in failed["output"]
+
+    marker.touch()
+    gpu.run(options)
+    assert gpu._kept(out / "tests.json")[0]["outcome"] == "passed"
+    assert gpu._kept(out / "feed.json")[0] == written, "what passed is not run again"
+    assert "hangs" in (out / gpu.TABLE).read_text()
+
+
+def test_the_plan_covers_the_goals_within_ten_minutes(capsys, tmp_path):
+    assert main(["gpu", "--dry-run", "--out", str(tmp_path / "out")]) == 0
+    told = capsys.readouterr().out
+    assert int(told.splitlines()[-1].split()[0]) <= 600
+    for words in ("--workloads paper --batch 4096", "--workloads wide --batch 16384",
+                  "float32 tf32 bfloat16", "ours hybrid tau 1", "torch merged"):  # fmt: skip
+        assert words in told
+    assert not (tmp_path / "out").exists()
+
+
+def test_files_of_somebody_else_are_no_results(tmp_path):
+    for text in ("", "[]", '{"commands": 3}', '{"commands": [1]}'):
+        (tmp_path / "feed.json").write_text(text)
+        assert gpu._kept(tmp_path / "feed.json") == []
+
+
+def test_what_spans_cover_counts_overlaps_once():
+    assert covered([]) == 0
+    assert covered([(5, 6), (0, 4), (1, 2), (3, 5)]) == 6
+
+
+@pytest.mark.slow
+def test_three_parts_run_on_a_cpu_to_their_end(tmp_path, monkeypatch):
+    """All of them: the test of the bundle."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    out = tmp_path / "out"
+    words = ["--device", "cpu", "--only", "sanitizers", "feed", "profile", "--out", str(out)]
+    assert main(["gpu", *words]) == 0
+    feed, profile = (gpu._kept(out / f"{part}.json")[0] for part in ("feed", "profile"))
+    assert {r["outcome"] for r in (feed, profile)} == {"passed"}, feed["output"]
+    assert gpu._kept(out / "sanitizers.json")[0]["outcome"] == "passed"
+    names = {row["name"] for row in feed["tables"]["bench_feed"]}
+    assert {"fetch, 2 threads", "push, 1 threads", "pageable to device"} <= names
+    for row in profile["tables"]["profile_small"]:
+        assert 0 < float(row["busy_share"]) < 2 and float(row["wall_s"]) > 0
+    assert list(out.glob("trace_*.json.gz"))
