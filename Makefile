@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo paper notebooks test test-runtime test-rest install lint types mutants mutants-kernels lock clean
+.PHONY: demo paper notebooks test test-runtime test-rest install lint types mutants mutants-kernels gpu-bundle lock clean
 
 demo: install
 	@$(RUN) -m experiments demo
@@ -62,6 +62,17 @@ mutants: install
 
 mutants-kernels: install
 	@$(RUN) -m tests.kernel_mutants
+
+# For a machine with a GPU and without network: there, `sh gpu-bundle/run.sh --out DIR`
+BUNDLE := build/gpu-bundle
+WHEELS := tyro typeguard docstring-parser simpy nanobind scikit-build-core packaging pathspec
+gpu-bundle:
+	@rm -rf $(BUNDLE) && mkdir -p $(BUNDLE)/wheels
+	@git ls-files -z | tar -czf $(BUNDLE)/tree.tar.gz --null --files-from -
+	@$(PYTHON) -m pip download --quiet --disable-pip-version-check --no-deps \
+	  --only-binary :all: --constraint constraints.txt --dest $(BUNDLE)/wheels $(WHEELS)
+	@cp tests/gpu_bundle.sh $(BUNDLE)/run.sh
+	@du -sh $(BUNDLE)
 
 # The versions in use; install with them: pip install -e '.[dev]' -c constraints.txt
 lock: install

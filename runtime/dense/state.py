@@ -104,7 +104,7 @@ def load_generators(state: DenseState) -> None:
         for device, where in state["generators"].items():
             if device == "cpu":
                 torch.random.set_rng_state(where)
-            elif torch.cuda.is_available():
+            elif torch.device(device).index < torch.cuda.device_count():
                 torch.cuda.set_rng_state(where, device)
     except (KeyError, TypeError, RuntimeError) as error:
         raise ValueError(f"the checkpoint holds no state of torch's generators: {error}") from None

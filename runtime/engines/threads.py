@@ -21,6 +21,7 @@ import torch
 from persia_sim.words.vocabulary import Mode
 from runtime.config import TrainConfig
 from runtime.embedding.open import use_threads
+from runtime.rank.learner import enter_device
 from runtime.rank.parts import Parts
 from runtime.rank.stages import (
     Fetched,
@@ -38,6 +39,7 @@ class ConcurrentRun:
 
     def __init__(self, parts: Parts, *, lose_push: LosePush = lose_nothing) -> None:
         self._config, self._stop = parts.config, parts.stop
+        self._device = str(parts.learner.device)
         self._team = Team(parts, parts.process.open_rule, lose_push)
         self.rule = self._team.rule
         """The dense weights."""
@@ -83,6 +85,7 @@ class ConcurrentRun:
 
     def _guard(self, body: Callable[[], None]) -> None:
         torch.set_num_threads(self._config.engine.threads)  # OpenMP keeps this per thread
+        enter_device(self._device)
         try:
             body()
         except RunStopped:

@@ -70,6 +70,7 @@ class Learner:
         self.model = build_model(config.model.name, shape, config.model.hidden, config.seed)
         self.dtype = torch.float64 if config.engine.precision == "float64" else torch.float32
         self.device = open_device(config.engine.device)
+        enter_device(config.engine.device)
         round_products(config.engine.precision)
         self.model.to(self.device, self.dtype)
         self._staging = open_staging(self.device, self.dtype)
@@ -151,7 +152,7 @@ class Learner:
     def _drawing(self, where: Where) -> AbstractContextManager[None]:
         """Around a forward pass: its draws are seeded, or noticed; those built in have none."""
         if self._draws:
-            return seeded_draws(self.config.seed, where.rank, where.step)
+            return seeded_draws(self.config.seed, where.rank, where.step, self.device)
         return nullcontext() if self.config.model.name in BUILT_IN else self._watched_draws()
 
     @contextmanager
@@ -222,6 +223,17 @@ def open_device(name: str) -> torch.device:
     return device
 
 
+def enter_device(name: str) -> None:
+    """What the calling thread now does on a GPU it does on this one.
+
+    Every thread begins on GPU 0, and would open a context of some hundred MB there: for a pinned
+    buffer, an event, a stream.
+    """
+    device = torch.device(name)
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+
+
 def autocast(device: str, precision: str) -> AbstractContextManager[Any]:
     """Around a forward pass: torch's autocast in the two short precisions, else nothing.
 
@@ -262,12 +274,25 @@ def draws_random_numbers(model: nn.Module) -> bool:
 
 
 @contextmanager
-def seeded_draws(seed: int, rank: int, step: int) -> Iterator[None]:
-    """Make what the body draws a function of (seed, rank, step), whichever thread it runs in."""
+def seeded_draws(seed: int, rank: int, step: int, device: torch.device) -> Iterator[None]:
+    """Make what the body draws a function of (seed, rank, step), whichever thread it runs in.
+
+    Behind it the generators of the CPU and of the device stand where they stood.
+    """
     words = np.random.SeedSequence([seed, rank, step]).generate_state(2)
-    with _DRAWING, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(words[0]) << 32 | int(words[1]))
-        yield
+    drawn = int(words[0]) << 32 | int(words[1])
+    with _DRAWING:
+        before = generator_states(device)
+        try:
+            torch.default_generator.manual_seed(drawn)
+            if device.type == "cuda":  # this one alone: torch.manual_seed moves those of all GPUs
+                with torch.cuda.device(device):
+                    torch.cuda.manual_seed(drawn)
+            yield
+        finally:
+            torch.random.set_rng_state(before[0])
+            for state in before[1:]:
+                torch.cuda.set_rng_state(state, device)
 
 
 def generator_states(device: torch.device) -> list[Tensor]:

@@ -23,6 +23,7 @@ from runtime.dense.group import JOIN_S, RankGroup
 from runtime.engines.open import assemble_for, opened
 from runtime.engines.processes.ranks import ProcessRank
 from runtime.order.replayable import trace_meta
+from runtime.rank.learner import enter_device
 from runtime.run.folder import flat, plain
 from runtime.run.saver import Saving
 from runtime.run.training import Training
@@ -39,6 +40,7 @@ def joined(config: TrainConfig, launch: Launch) -> Iterator[ProcessRank]:
     die_with_parent(signal.SIGTERM)  # torchrun is killed, too, and then says nothing
     devices = torch.cuda.device_count() if config.engine.device == "cuda" else 0
     device = device_of(config.engine.device, launch.local_rank, devices)
+    enter_device(device)
     store = dist.PrefixStore(f"attempt {launch.restarts}", _store(launch))  # type: ignore[attr-defined]
     group = RankGroup(
         launch.rank, launch.ranks, store, torch.device(device), ranks_here=launch.ranks

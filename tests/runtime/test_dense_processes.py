@@ -30,6 +30,7 @@ from runtime.engines.processes.dense_server import (
     RemoteWeights,
     WeightsServer,
     arrays_of,
+    gradients_in,
     tensors_in,
 )
 from runtime.engines.processes.launch import Address
@@ -383,6 +384,15 @@ def test_a_stop_ends_a_push_that_a_stopped_rank_does_not_answer():
     training.join(60)
     assert isinstance(errors[0], RunStopped)
     door.close()
+
+
+def test_what_comes_by_wire_goes_where_the_weights_are():
+    """A GPU, it may be: its optimiser refuses gradients that lie elsewhere."""
+    given = list(fresh_model().parameters())
+    there = [tensor.detach().to("meta") for tensor in given]
+    assert {t.device.type for t in tensors_in(arrays_of(given), there)} == {"meta"}
+    found = gradients_in(arrays_of([None, *given[1:]]), there)
+    assert found[0] is None and found[1].device.type == "meta"
 
 
 def test_weights_of_another_network_are_refused_with_the_parameter_that_differs():

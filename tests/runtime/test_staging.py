@@ -21,6 +21,7 @@ from persia_sim.words.vocabulary import Mode
 from runtime.config import ModelConfig
 from runtime.data.batch import Batch, Field, Layout
 from runtime.embedding.store import FieldVectors
+from runtime.engines import threads as threads_module
 from runtime.models.inputs import Embeddings
 from runtime.rank import learner as learner_module
 from runtime.rank.staging import HostStaging, StreamName, StreamStaging, open_staging
@@ -303,6 +304,26 @@ def test_memory_that_two_streams_use_is_shared_between_them():
     gradients = [leaves.pooled.grad, leaves.sequences["tags"].grad]
     places = {t.data_ptr() for s, t in streams.shared if s == "download"}
     assert places == {g.data_ptr() for g in gradients}
+
+
+def test_every_thread_of_a_rank_enters_its_device(monkeypatch):
+    """Else it would open a context on GPU 0."""
+    entered: dict[str, str] = {}
+
+    def enter(device):
+        entered[threading.current_thread().name] = device
+
+    monkeypatch.setattr(threads_module, "enter_device", enter)
+    run(config(mode=Mode.HYBRID, executor="concurrent", ranks=2), ArraySource(100))
+    assert entered == {f"{t}-{r}": "cpu" for t in ("fetch", "train", "push") for r in (0, 1)}
+
+
+def test_a_device_is_entered_by_its_number(monkeypatch):
+    entered = []
+    monkeypatch.setattr(torch.cuda, "set_device", entered.append)
+    for name in ("cpu", "cuda", "cuda:1"):
+        learner_module.enter_device(name)
+    assert entered == [torch.device("cuda:1")]
 
 
 def test_a_cpu_needs_no_copies():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from persia_sim.words.vocabulary import Mode
 from runtime.config import ModelConfig
+from runtime.dense.state import load_generators
 from runtime.rank.learner import seeded_draws
 from tests.runtime.worlds import ArraySource, assert_same_bytes, changed, config, run
 
@@ -40,7 +42,7 @@ def test_dropout_is_a_function_of_seed_rank_and_step():
 
 def test_every_seed_rank_and_step_has_draws_of_its_own():
     def draw(seed, rank, step):
-        with seeded_draws(seed, rank, step):
+        with seeded_draws(seed, rank, step, torch.device("cpu")):
             return tuple(torch.rand(4).tolist())
 
     torch.manual_seed(9)
@@ -50,6 +52,52 @@ def test_every_seed_rank_and_step_has_draws_of_its_own():
     assert len(set(draws)) == len(places)
     assert draws == [draw(*place) for place in places]
     assert torch.equal(torch.random.get_rng_state(), state), "the user's own draws were disturbed"
+
+
+class FakeGpus:
+    """Generators of two GPUs, in place of those of torch.cuda."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.seeds, self.current = {0: 10, 1: 11}, 0
+        for name in ("get_rng_state", "set_rng_state", "manual_seed", "device", "device_count"):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+
+    def get_rng_state(self, device):
+        return torch.tensor([self.seeds[torch.device(device).index]])
+
+    def set_rng_state(self, state, device):
+        self.seeds[torch.device(device).index] = int(state[0])
+
+    def manual_seed(self, seed):
+        self.seeds[self.current] = seed
+
+    def device_count(self):
+        return len(self.seeds)
+
+    @contextmanager
+    def device(self, device):
+        before, self.current = self.current, device.index
+        yield
+        self.current = before
+
+
+def test_draws_on_a_gpu_are_seeded_and_leave_every_generator_where_it_stood(monkeypatch):
+    gpus, found = FakeGpus(monkeypatch), []
+    for place in ((0, 1, 2), (0, 1, 3)):
+        with pytest.raises(KeyError), seeded_draws(*place, torch.device("cuda:1")):
+            found.append(gpus.seeds[1])
+            assert gpus.seeds[0] == 10, "a GPU that trains something else"
+            raise KeyError
+        assert gpus.seeds == {0: 10, 1: 11}
+    assert len({*found, 10, 11}) == 4
+
+
+def test_a_checkpoint_sets_the_generators_of_the_gpus_that_are_here(monkeypatch):
+    gpus = FakeGpus(monkeypatch)
+    cpu = torch.random.get_rng_state()
+    kept = {"cpu": cpu, "cuda:1": torch.tensor([77]), "cuda:5": torch.tensor([78])}
+    load_generators({"generators": kept})
+    assert gpus.seeds == {0: 10, 1: 77}
 
 
 class Normed(torch.nn.Module):

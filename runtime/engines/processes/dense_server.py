@@ -54,7 +54,7 @@ def tensors_in(arrays: Mapping[str, Any], like: Iterable[Tensor]) -> list[Tensor
 
 
 def gradients_in(arrays: Mapping[str, Any], like: Iterable[Tensor]) -> DenseGradients:
-    """The same of those that there are."""
+    """The same of those that there are, each where ``like`` has its own: on a GPU, it may be."""
     found: DenseGradients = []
     for number, own in enumerate(like):
         array = arrays.get(str(number))
@@ -64,7 +64,7 @@ def gradients_in(arrays: Mapping[str, Any], like: Iterable[Tensor]) -> DenseGrad
                 f"{tuple(tensor.shape)} of {tensor.dtype} came for parameter {number}, which is"
                 f" {tuple(own.shape)} of {own.dtype}: the ranks' models differ"
             )
-        found.append(tensor)
+        found.append(None if tensor is None else tensor.to(own.device))
     return found
 
 
