@@ -140,7 +140,8 @@ def test_every_line_of_a_sync_run(tmp_path: Path) -> None:
     loaded = np.maximum(stamps[Mark.LOADED, :, 1:] - stamps[Mark.UPDATED, :, :-1], 0).mean()
     assert f"lookup task {(gap - loaded) * 1e3:.2f}" in line(said, "exposed, ms")
     # Two lookups, one dense update and one merged push a step.
-    assert line(said, "order") == f"80 events in {trace}; to train in it:" and len(Trace.load(trace)) == 80
+    assert line(said, "order") == f"80 events in {trace}; to train in it:"
+    assert len(Trace.load(trace)) == 80
     best = sorted(gains(scenario_of(options)).items(), key=lambda item: -item[1].mean)
     expected = [f"{name} {gain.mean:+.1%}" for name, gain in best if gain.mean > 5e-4]
     assert line(said, "10 % faster") == ", ".join(expected) and len(expected) > 3
