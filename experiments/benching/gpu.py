@@ -87,6 +87,9 @@ def run(options: Options) -> None:
     print(f"{limit_s:.0f} s at most", flush=True)
     if options.dry_run:
         return
+    from runtime.rank.learner import open_device  # loads torch
+
+    open_device(options.device)  # refused here, not by every part
     options.out.mkdir(parents=True, exist_ok=True)
     for part, commands in plan.items():
         _fill(part, commands, options.out)

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+import torch
 
 from experiments.benching import gpu
 from experiments.benching.bench_peers import covered
@@ -94,3 +95,11 @@ def test_three_parts_run_on_a_cpu_to_their_end(tmp_path, monkeypatch):
     for row in profile["tables"]["profile_small"]:
         assert 0 < float(row["busy_share"]) < 2 and float(row["wall_s"]) > 0
     assert list(out.glob("trace_*.json.gz"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_nothing_is_begun(tmp_path, capsys):
+    assert main(["gpu", "--out", str(tmp_path / "out")]) == 2
+    assert "try --device cpu" in capsys.readouterr().err and not any(
+        (tmp_path / "out").glob("*.json")
+    )
