@@ -9,6 +9,7 @@ import copy
 import threading
 import time
 from collections.abc import Sequence
+from typing import SupportsFloat
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +45,12 @@ class AveragedReplicas(DenseRule):
         return self._replicas[rank]
 
     def end_step(
-        self, rank: int, step: int, gradients: DenseGradients | None, loss: float, samples: int
+        self,
+        rank: int,
+        step: int,
+        gradients: DenseGradients | None,
+        loss: SupportsFloat,
+        samples: int,
     ) -> None:
         """One step of the rank's own optimiser; nobody else is touched."""
         with self._lock:  # so that a snapshot never sees half a step
@@ -113,7 +119,12 @@ class TimedAveraging(AveragedReplicas):
                 self._leave(rank, step - 1, number)
 
     def end_step(
-        self, rank: int, step: int, gradients: DenseGradients | None, loss: float, samples: int
+        self,
+        rank: int,
+        step: int,
+        gradients: DenseGradients | None,
+        loss: SupportsFloat,
+        samples: int,
     ) -> None:
         """One step of the rank's own optimiser; nobody else is touched."""
         self._last_step[rank] = step

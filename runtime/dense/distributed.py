@@ -12,7 +12,7 @@ order, which gives the bytes of ranks that are threads, for W times the memory a
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, SupportsFloat
 
 import torch
 import torch.distributed as dist
@@ -57,7 +57,12 @@ class DistributedWeights(BarrierRule):
             self._reduce.overlap()
 
     def end_step(
-        self, rank: int, step: int, gradients: DenseGradients | None, loss: float, samples: int
+        self,
+        rank: int,
+        step: int,
+        gradients: DenseGradients | None,
+        loss: SupportsFloat,
+        samples: int,
     ) -> None:
         """Send what is not yet sent, and wait until all ranks' gradients are here."""
         self._group.status = f"trains step {step}"
@@ -68,12 +73,12 @@ class DistributedWeights(BarrierRule):
         self.update(self._version, sums, losses, int(said[:, _SAMPLES].sum()))
 
     def _vector(
-        self, gradients: DenseGradients | None, loss: float, samples: int, step: int
+        self, gradients: DenseGradients | None, loss: SupportsFloat, samples: int, step: int
     ) -> list[float]:
         finite, overflow = self._scale.reports
         present = gradients if gradients is not None else [None] * len(self._parameters)
         left_out = gradients is None
-        said = [left_out, 0, 0.0 if left_out else loss, samples, finite, overflow, step]
+        said = [left_out, 0, 0.0 if left_out else float(loss), samples, finite, overflow, step]
         return [*map(float, said), *(float(g is not None) for g in present)]
 
 

@@ -11,6 +11,7 @@ import copy
 import math
 import threading
 from collections.abc import Callable, Sequence
+from typing import Protocol, SupportsFloat
 
 from torch import nn
 
@@ -33,8 +34,38 @@ from runtime.dense.state import (
 )
 from runtime.stop import Stop, wait_for
 
-OnUpdate = Callable[[float, int], None]
+OnUpdate = Callable[[SupportsFloat, int], None]
 """Called after each dense update with its mean loss (NaN: all of it was left out) and samples."""
+
+
+class Late(Protocol):
+    """A loss on its way from a GPU: as a float it is waited for, or is the error of its step."""
+
+    def __float__(self) -> float: ...
+
+    def is_known(self) -> bool:
+        """Whether nobody needs to wait for it."""
+
+
+class LateSum:
+    """The losses of a step's ranks, whose sum is asked for when all are known."""
+
+    def __init__(self, losses: Sequence[SupportsFloat]) -> None:
+        self._losses = losses
+
+    def is_known(self) -> bool:
+        """Whether all are."""
+        return all(is_known(loss) for loss in self._losses)
+
+    def __float__(self) -> float:
+        """Of those that are not NaN; NaN where all are."""
+        found = [loss for loss in map(float, self._losses) if not math.isnan(loss)]
+        return math.fsum(found) if found else math.nan
+
+
+def is_known(loss: SupportsFloat | Late) -> bool:
+    """Whether a loss is a float at once."""
+    return isinstance(loss, float) or not hasattr(loss, "is_known") or loss.is_known()
 
 
 class DenseRule:
@@ -51,7 +82,12 @@ class DenseRule:
         """Before forward: async pulls the weights, averaging may enter or leave a round."""
 
     def end_step(
-        self, rank: int, step: int, gradients: DenseGradients | None, loss: float, samples: int
+        self,
+        rank: int,
+        step: int,
+        gradients: DenseGradients | None,
+        loss: SupportsFloat,
+        samples: int,
     ) -> None:
         """After backward: hand in the gradients; in barrier modes wait for the update.
 
@@ -127,14 +163,14 @@ class BarrierRule(_OneModel):
     """sync, lookahead, raw_hybrid, hybrid: a step is one update from all ranks' gradients."""
 
     def update(
-        self, step: int, sums: DenseGradients, losses: Sequence[float], samples: int
+        self, step: int, sums: DenseGradients, losses: Sequence[SupportsFloat], samples: int
     ) -> None:
         """``sums`` and ``losses`` of the ranks that are not left out; NaN is the loss of one that
         is."""
         some = any(gradient is not None for gradient in sums)
         self._take(Kind.DENSE_UPDATE, ALL, step, sums if some else None)
-        found = [loss for loss in losses if not math.isnan(loss)]
-        self._on_update(math.fsum(found) if found else math.nan, samples)
+        mean = LateSum(losses)
+        self._on_update(float(mean) if mean.is_known() else mean, samples)
 
 
 def summed(ranks: Sequence[DenseGradients]) -> DenseGradients:
@@ -178,7 +214,12 @@ class SharedWeights(BarrierRule):
         return self._models[rank]
 
     def end_step(
-        self, rank: int, step: int, gradients: DenseGradients | None, loss: float, samples: int
+        self,
+        rank: int,
+        step: int,
+        gradients: DenseGradients | None,
+        loss: SupportsFloat,
+        samples: int,
     ) -> None:
         """Sum what is not yet summed, and wait until the weights are updated."""
         self._buckets[rank].end_step(gradients)
@@ -213,7 +254,7 @@ class SharedWeights(BarrierRule):
         self._sums: DenseGradients = [None] * len(self._buckets[0].parameters)
         self._arrived = [0] * len(self._plan)
         self._any_left_out = False
-        self._losses: list[float] = []
+        self._losses: list[SupportsFloat] = []
         self._samples = 0
 
 
@@ -279,7 +320,12 @@ class AsyncRule(_OneModel):
             copy_weights(self._model, self._pulled[rank])
 
     def end_step(
-        self, rank: int, step: int, gradients: DenseGradients | None, loss: float, samples: int
+        self,
+        rank: int,
+        step: int,
+        gradients: DenseGradients | None,
+        loss: SupportsFloat,
+        samples: int,
     ) -> None:
         """One optimiser step with the rank's gradients (None: they are left out)."""
         with self._lock:

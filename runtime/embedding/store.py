@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -80,5 +81,8 @@ class VectorGradients:
     vectors: FieldVectors
     factor: float = 1.0
     """Rows' gradients are multiplied by it after their sums (a loss scale is taken out here)."""
+    arrived: Callable[[], object] = lambda: None
+    """Returns when the vectors may be read: those of a GPU may be on their way. Raises the error of
+    the step where they are not finite."""
     held: ExitStack = field(default_factory=ExitStack)
     """Closed after the scatter: buffers that the vectors lie in may then be used again."""

@@ -64,6 +64,7 @@ class EmbeddingWorker:
         if gradients is None:
             return {name: np.zeros_like(values) for name, values in ticket.values.items()}
         with gradients.held:
+            gradients.arrived()
             into = self.store.gradient_arrays(ticket)
             rows = self._pooling.backward(ticket.batch, ticket.plans, gradients.vectors, into)
         if gradients.factor != 1.0:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import SupportsFloat
 
 from persia_sim.words.orders import constant_lag
 from persia_sim.words.trace import ALL, Event, Kind, Trace
@@ -253,6 +254,6 @@ class OrderedRun:
             del self._flying[flying.handle.rank, flying.handle.step]
 
 
-def _loss(gradients: Gradients) -> float:
+def _loss(gradients: Gradients) -> SupportsFloat:
     """NaN of a rank that is left out."""
     return gradients.loss if gradients.finite else math.nan

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, SupportsFloat
 
 import numpy as np
 import torch
@@ -25,8 +25,8 @@ from runtime.dense.loss_scale import LossScale
 from runtime.dense.optimizer import DenseGradients
 from runtime.embedding.store import FieldVectors, VectorGradients
 from runtime.models.build import BUILT_IN, ModelError, blamed_on, build_model
-from runtime.models.inputs import InputShape
-from runtime.rank.staging import Staged, open_staging
+from runtime.models.inputs import Embeddings, InputShape
+from runtime.rank.staging import Coming, Staged, StreamStaging, open_staging
 
 StageSpan = Callable[[str], AbstractContextManager[None]]
 """Times the body as one stage."""
@@ -52,13 +52,42 @@ class NonFiniteError(ValueError):
 class Gradients:
     """What the backward pass of one (rank, step) gives."""
 
-    loss: float
-    """The rank's share of the step's mean loss."""
+    loss: SupportsFloat
+    """The rank's share of the step's mean loss; of a GPU it may be on its way."""
     dense: DenseGradients
     vectors: VectorGradients | None
     """For the embedding worker; None of a batch without samples."""
     finite: bool
-    """Whether loss and all gradients are; if not, nothing of them is applied."""
+    """Whether loss and all gradients are; if not, nothing of them is applied. True also where that
+    is on its way: then the loss raises it."""
+
+
+class LateLoss:
+    """A loss on its way from a GPU, and beside it the largest gradient; any thread may ask."""
+
+    def __init__(self, coming: Coming, refuse: Callable[[float], None]) -> None:
+        """``refuse`` raises the error of a loss or gradient that is not finite."""
+        self._coming, self._refuse = coming, refuse
+        self._value: float | None = None
+        self._finite = True
+        self._lock = threading.Lock()
+
+    def is_known(self) -> bool:
+        """Whether nobody needs to wait for it."""
+        return self._value is not None or self._coming.is_here()
+
+    def __float__(self) -> float:
+        """Wait for it; raises NonFiniteError."""
+        with self._lock:
+            if self._value is None:
+                self._coming.wait()
+                assert self._coming.facts is not None
+                self._value, largest = self._coming.facts.tolist()
+                self._finite = math.isfinite(self._value) and math.isfinite(largest)
+                self._coming.release_facts()
+        if not self._finite:
+            self._refuse(self._value)
+        return self._value
 
 
 class Learner:
@@ -76,6 +105,7 @@ class Learner:
         self._staging = open_staging(self.device, self.dtype)
         refuse_running_statistics(self.model, config)
         self.scale = LossScale(config)
+        self._reads_late = config.nonfinite == "stop" and config.engine.precision != "float16"
         self.drew_unseeded = False
         """Whether the model has drawn from torch's generator without saying that it does."""
         self._draws = draws_random_numbers(self.model)
@@ -113,9 +143,11 @@ class Learner:
         dense = [p.grad for p in parameters]
         for parameter in parameters:
             parameter.grad = None
+        if self._reads_late and isinstance(self._staging, StreamStaging):
+            return self._late_gradients(self._staging, where, staged.embeddings, dense, loss)
         held = ExitStack()
         found = held.enter_context(self._staging.receive(staged.embeddings))
-        vectors = VectorGradients(found, self._row_factor / scale, held)
+        vectors = VectorGradients(found, self._row_factor / scale, held=held)
         if scale != 1.0:
             dense = [None if g is None else g / scale for g in dense]
         value = loss.item()
@@ -126,6 +158,29 @@ class Learner:
             held.close()
             self._refuse_or_skip(where, value)
         return Gradients(value, dense, vectors, finite)
+
+    def _late_gradients(
+        self,
+        staging: StreamStaging,
+        where: Where,
+        embeddings: Embeddings,
+        dense: DenseGradients,
+        loss: Tensor,
+    ) -> Gradients:
+        """The host waits for nothing: not for the loss, nor for whether all is finite.
+
+        Only where that ends the run: what later steps have made of it does not matter then.
+        """
+        leaves = [embeddings.pooled, *embeddings.sequences.values()]
+        given = [*dense, *(leaf.grad for leaf in leaves)]
+        known = [g for g in given if g is not None and g.numel()]
+        norms = torch._foreach_norm(known, math.inf)
+        coming = staging.begin_receiving(embeddings, loss, torch.stack(norms).max())
+        late = LateLoss(coming, lambda value: self._refuse_or_skip(where, value))
+        held = ExitStack()
+        held.callback(coming.release)
+        vectors = VectorGradients(coming.vectors, self._row_factor, late.__float__, held)
+        return Gradients(late, dense, vectors, True)
 
     def _refuse_or_skip(self, where: Where, loss: float) -> None:
         """Gradients are not finite: raise, or go on without this batch.

@@ -5,17 +5,23 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, SupportsFloat
 
 from torch import nn
 
 from persia_sim.words.chrome import Span
+from runtime.dense.rules import is_known
 
 Snapshot = Callable[[], nn.Module]
 Evaluate = Callable[[int, int, nn.Module], None]
 """Given updates and samples so far, and the model as it is."""
+
+
+MOST_UNREAD = 4
+"""Updates whose losses may be on their way from a GPU."""
 
 
 class Meter:
@@ -29,6 +35,7 @@ class Meter:
         self.batches_skipped = self.pushes_lost = 0
         self._counting = threading.Lock()
         self._losses = BlockMeans()
+        self._unread: deque[tuple[SupportsFloat, int]] = deque()
         self._paused_s = 0.0
         self._start_clock()
 
@@ -60,17 +67,32 @@ class Meter:
         """Whether a snapshot is evaluated after so many updates."""
         return self._every is not None and updates % self._every == 0
 
-    def update(self, updates: int, samples: int, loss: float, snapshot: Snapshot) -> None:
-        """A dense update took ``samples`` samples of mean ``loss``; ``updates`` are done so far."""
+    def update(self, updates: int, samples: int, loss: SupportsFloat, snapshot: Snapshot) -> None:
+        """A dense update took ``samples`` samples of mean ``loss``; ``updates`` are done so far.
+
+        A loss that is still on its way from a GPU is read some updates later.
+        """
         self.updates, self.samples = updates, self.samples + samples
-        self._losses.append(loss)
-        self._instants.append(self.samples, time.perf_counter() - self._paused_s)
+        self._unread.append((loss, self.samples))
+        self.settle(MOST_UNREAD)
         if self._on_samples:
             self._on_samples(samples)
         if self._evaluate and self.evaluates_at(updates):
+            self.settle()
             began = time.perf_counter()
             self._evaluate(updates, self.samples, snapshot())
             self._paused_s += time.perf_counter() - began
+
+    def settle(self, unread: int = 0) -> None:
+        """Read the losses that are known, and wait for all but the last ``unread``.
+
+        An update's instant is that at which its loss is known. Raises the error of a step whose
+        loss or gradients are not finite.
+        """
+        while self._unread and (len(self._unread) > unread or is_known(self._unread[0][0])):
+            loss, samples = self._unread.popleft()
+            self._losses.append(float(loss))
+            self._instants.append(samples, time.perf_counter() - self._paused_s)
 
     def skip(self) -> None:
         """A batch was left out because its loss or a gradient was not finite."""

@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import NamedTuple
+from typing import NamedTuple, SupportsFloat
 
 from persia_sim.words.vocabulary import Mode, Stage
 from runtime.dense.rules import DenseRule, OnUpdate
@@ -249,6 +249,7 @@ class Team:
     def end_leg(self) -> None:
         """Return when nothing of any rank is in flight."""
         self.parts.store.drain()
+        self.parts.meter.settle()
         self.rule.end_leg()
         self.parts.process.end_leg(self.parts)
 
@@ -260,7 +261,7 @@ class Team:
             parts.store, config.sync.ranks, config.sync.ahead, parts.recorder, parts.stop
         )
 
-    def _note_update(self, loss: float, samples: int) -> None:
+    def _note_update(self, loss: SupportsFloat, samples: int) -> None:
         """A snapshot may be evaluated here: rows are held, and the dense weights stand still."""
         meter, store = self.parts.meter, self.parts.store
         with self._telling, self.parts.stop.working():

@@ -7,7 +7,7 @@ while the device still computes earlier ones, and gradients come back on a third
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
@@ -31,6 +31,19 @@ class Staged(NamedTuple):
     """Leaves, whose gradients go back to the rows."""
     sent: Any = None
     """The event after which it is there; None: it is."""
+
+
+class Coming(NamedTuple):
+    """Gradients on their way to the host."""
+
+    vectors: FieldVectors
+    """Not to be read before `wait` has returned, nor behind `release`."""
+    wait: Callable[[], None]
+    is_here: Callable[[], bool]
+    release: Callable[[], None]
+    facts: np.ndarray | None
+    """The scalars beside them, as float64; of a buffer of their own."""
+    release_facts: Callable[[], None]
 
 
 StreamName = Literal["compute", "upload", "download"]
@@ -103,10 +116,21 @@ class StreamStaging:
     @contextmanager
     def receive(self, embeddings: Embeddings) -> Iterator[FieldVectors]:
         """The host waits for the copies of these gradients and for nothing else."""
+        coming = self.begin_receiving(embeddings)
+        coming.wait()
+        try:
+            yield coming.vectors
+        finally:
+            coming.release()
+
+    def begin_receiving(self, embeddings: Embeddings, *facts: Tensor) -> Coming:
+        """After the backward pass: the copies of these gradients, and of scalars beside them, set
+        out; the host goes on."""
         # All of them before the event: the zeros of an input that the model ignored are written by
         # the compute stream, too, and a copy that waits for an older event may overtake it.
         of_pooled = _gradient(embeddings.pooled)
         of_sequences = {n: _gradient(t) for n, t in embeddings.sequences.items()}
+        told = torch.stack([fact.detach().double() for fact in facts]) if facts else None
         self._streams.wait("download", self._streams.record("compute"))
         buffers: list[Tensor] = []
 
@@ -120,13 +144,22 @@ class StreamStaging:
 
         pooled = download(of_pooled)
         sequences = {n: download(g) for n, g in of_sequences.items()}
+        found = None if told is None else download(told)
         received = self._streams.record("download")
-        self._streams.synchronize(received)
-        try:
-            yield FieldVectors(pooled, sequences, {})
-        finally:
-            for buffer in buffers:
+        own = buffers if found is None else buffers[:-1]
+
+        def release(lent: list[Tensor]) -> None:
+            for buffer in lent:
                 self._pinned.give(buffer, received)
+
+        return Coming(
+            FieldVectors(pooled, sequences, {}),
+            wait=lambda: self._streams.synchronize(received),
+            is_here=lambda: self._streams.has_happened(received),
+            release=lambda: release(own),
+            facts=found,
+            release_facts=lambda: release(buffers[len(own) :]),
+        )
 
 
 class _PinnedPool:
@@ -197,6 +230,10 @@ class CudaStreams:
     def wait(self, stream: StreamName, event: torch.cuda.Event) -> None:
         """Later work of the stream starts after the event; the host does not wait."""
         self._named(stream).wait_event(event)
+
+    def has_happened(self, event: torch.cuda.Event) -> bool:
+        """Whether the stream has got there; nobody waits."""
+        return bool(event.query())  # type: ignore[no-untyped-call]
 
     def synchronize(self, event: torch.cuda.Event) -> None:
         """Block the host until the event has happened."""

@@ -20,10 +20,12 @@ from torch.overrides import TorchFunctionMode
 from persia_sim.words.vocabulary import Mode
 from runtime.config import ModelConfig
 from runtime.data.batch import Batch, Field, Layout
+from runtime.data.source import rebatch
 from runtime.embedding.store import FieldVectors
 from runtime.engines import threads as threads_module
 from runtime.models.inputs import Embeddings
 from runtime.rank import learner as learner_module
+from runtime.rank.learner import NonFiniteError
 from runtime.rank.staging import HostStaging, StreamName, StreamStaging, open_staging
 from tests.runtime.worlds import ArraySource, assert_same_bytes, config, run
 
@@ -80,6 +82,10 @@ class LateStreams:
             else:
                 self._queues[stream].append(lambda: self.synchronize(event))
 
+    def has_happened(self, event):
+        with self._lock:
+            return self._done[event.stream] >= event.work
+
     def synchronize(self, event):
         with self._lock:
             while self._done[event.stream] < event.work:
@@ -130,6 +136,9 @@ class EagerStreams(TorchFunctionMode):
         if event.stream == "compute":
             self._waited_for[stream] = max(self._waited_for[stream], event.work)
 
+    def has_happened(self, event):
+        return True
+
     def synchronize(self, event):
         pass
 
@@ -166,6 +175,67 @@ def test_hybrid_with_three_threads_a_rank_stays_finite_and_reuses_its_pinned_buf
     assert all(np.isfinite(array).all() for array in world.state().values())
     # 4 arrays a batch (a short last batch has its own), at most 2 + 2 + 3 batches in flight a rank.
     assert streams.pinned_buffers <= 2 * 4 * 2 * 7
+
+
+class WatchedStreams(LateStreams):
+    """Notes which thread had to wait for a download."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waited: set[str] = set()
+
+    def synchronize(self, event):
+        if event.stream == "download" and not self.has_happened(event):
+            self.waited.add(threading.current_thread().name)
+        super().synchronize(event)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_training_thread_of_hybrid_never_waits_for_the_device(monkeypatch, precision):
+    """Loss, finite check and gradients are waited for where rows are written."""
+    streams = WatchedStreams()
+    chosen = {"mode": Mode.HYBRID, "executor": "concurrent", "tau": 2, "precision": precision}
+    world = trained(monkeypatch, streams, **chosen)
+    assert streams.waited == {"push-0"}
+    assert len(world.meter.losses) == 9 and np.isfinite(world.meter.losses).all()
+
+
+class Broken(ArraySource):
+    """One dense feature of the third batch is no number."""
+
+    def chunks(self, part):
+        for number, batch in enumerate(rebatch(super().chunks(part), 24)):
+            if number == 2:
+                batch.dense[0, 0] = np.nan
+            yield batch
+
+
+@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.HYBRID, Mode.ASYNC, Mode.ASYNC_AVERAGING])
+@pytest.mark.parametrize("executor", ["lag", "concurrent"])
+def test_a_loss_that_is_no_number_is_refused_though_it_is_read_late(monkeypatch, mode, executor):
+    monkeypatch.setattr(
+        learner_module, "open_staging", lambda device, dtype: StreamStaging(dtype, LateStreams())
+    )
+    with pytest.raises(NonFiniteError, match="loss nan or a gradient is not finite at rank 0, st"):
+        run(config(mode=mode, executor=executor, **AVERAGE.get((mode, executor), {})), Broken(200))
+
+
+AVERAGE = {
+    (Mode.ASYNC_AVERAGING, "lag"): {"average_every_steps": 2},
+    (Mode.ASYNC_AVERAGING, "concurrent"): {"average_every_s": 1000.0},
+}
+
+
+def test_steps_that_may_be_left_out_are_decided_upon_at_once(monkeypatch):
+    """Nothing of them may reach rows or weights."""
+    skipping = {"mode": Mode.SYNC, "nonfinite": "skip"}
+    monkeypatch.setattr(
+        learner_module, "open_staging", lambda device, dtype: StreamStaging(dtype, LateStreams())
+    )
+    late = run(config(**skipping), Broken(200))
+    monkeypatch.undo()
+    assert late.meter.batches_skipped == 1
+    assert_same_bytes(run(config(**skipping), Broken(200)), late)
 
 
 @pytest.mark.parametrize("deaf", ["compute", "download"])

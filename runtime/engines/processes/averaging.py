@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from functools import partial
-from typing import Any
+from typing import Any, SupportsFloat
 
 import numpy as np
 import torch
@@ -188,13 +188,18 @@ class AveragingRule(DenseRule):
             self._take_mean_in(step - 1)
 
     def end_step(
-        self, rank: int, step: int, gradients: DenseGradients | None, loss: float, samples: int
+        self,
+        rank: int,
+        step: int,
+        gradients: DenseGradients | None,
+        loss: SupportsFloat,
+        samples: int,
     ) -> None:
         """One step of the rank's own optimiser."""
         with self._changing:
             if gradients is not None:
                 self._optimizer.step(gradients)
-            self._outbox.put(("trained", step, {"loss": loss, "samples": samples}))
+            self._outbox.put(("trained", step, {"loss": float(loss), "samples": samples}))
             self._last_step = step
 
     def snapshot(self) -> nn.Module:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import IO, Any
+from typing import IO, Any, SupportsFloat
 
 import numpy as np
 import torch
@@ -238,11 +238,16 @@ class RemoteWeights(DenseRule):
                 mine.copy_(theirs)
 
     def end_step(
-        self, rank: int, step: int, gradients: DenseGradients | None, loss: float, samples: int
+        self,
+        rank: int,
+        step: int,
+        gradients: DenseGradients | None,
+        loss: SupportsFloat,
+        samples: int,
     ) -> None:
         """Push the gradients; they have taken effect when this returns, so before the rows' do."""
         given = arrays_of(gradients or [])
-        self._client.ask("push", rank=rank, step=step, loss=loss, samples=samples, **given)
+        self._client.ask("push", rank=rank, step=step, loss=float(loss), samples=samples, **given)
 
     def snapshot(self) -> nn.Module:
         """The weights as they were pulled last; those of the run are at rank 0."""
