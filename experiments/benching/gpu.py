@@ -108,7 +108,7 @@ def plan_of(device: Device) -> dict[str, list[Command]]:
     """The commands of each part; their limits are the part's seconds."""
     sizes = _SMALL if device == "cpu" else _FULL
     return {
-        "tests": [_tests()],
+        "tests": list(_tests()),
         "sanitizers": list(_sanitizers(device)),
         "peers": list(_peers(device, sizes)),
         "hbm": [
@@ -165,10 +165,13 @@ def _module(module: str, *words: str) -> tuple[str, ...]:
     return (sys.executable, "-m", module, *split)
 
 
-def _tests() -> Command:
+def _tests() -> Iterator[Command]:
     """On a CPU each is skipped with its reason."""
-    words = _module("pytest", "-m", "gpu", "-p", "no:cacheprovider", "tests/runtime/test_gpu.py")
-    return Command(words, 90, "tests marked gpu", needs="tests/runtime", writes=False)
+    for marked, limit_s in (("gpu and not multiproc", 45), ("gpu and multiproc", 60)):
+        words = _module(
+            "pytest", "-m", marked, "-p", "no:cacheprovider", "tests/runtime/test_gpu.py"
+        )
+        yield Command(words, limit_s, marked, needs="tests/runtime", writes=False)
 
 
 def _sanitizers(device: Device) -> Iterator[Command]:

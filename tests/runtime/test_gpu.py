@@ -6,6 +6,7 @@ What a device does with streams is tested without one in test_staging.py.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -62,11 +63,10 @@ def test_late_rows_in_threads_stay_finite_and_train_everything(name):
     assert all(np.isfinite(array).all() for array in world.state().values())
 
 
-def test_a_recorded_order_is_replayed_as_on_the_cpu(tmp_path):
+def test_a_recorded_order_is_carried_out_as_on_the_cpu():
     recorded = run(config(ranks=2, executor="concurrent", device="cuda", **MODES["hybrid"]), SOURCE)
-    recorded.trace.save(tmp_path / "run.npz")
-    order = config(ranks=2, executor="replay", trace=tmp_path / "run.npz", mode=Mode.HYBRID)
-    assert difference(recorded, run(order, SOURCE))[1] < CLOSE["float32"]
+    again = run(config(ranks=2, **MODES["hybrid"]), SOURCE, order=recorded.trace)
+    assert difference(recorded, again)[1] < CLOSE["float32"]
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bfloat16", "float16"])
@@ -114,10 +114,12 @@ WORDS = ["--data.name", "synthetic", "--steps", "20", "--batch", "64", "--test-r
          "--checkpoint-every", "end"]  # fmt: skip
 
 
-def command(*words: str) -> str:
-    found = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True)
+def command(*words: str, **environment: str) -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", *words],
+        capture_output=True, text=True, env=os.environ | environment,
+    )  # fmt: skip
     assert found.returncode == 0, found.stdout[-1500:] + found.stderr[-3000:]
-    return found.stdout
 
 
 def auc(folder) -> float:
@@ -125,12 +127,21 @@ def auc(folder) -> float:
     return float(next(iter(summary["tasks"].values()))["auc"])
 
 
+@pytest.fixture(scope="module")
+def auc_of_the_cpu(tmp_path_factory) -> float:
+    out = tmp_path_factory.mktemp("cpu") / "run"
+    command("runtime", "train", *WORDS, "--out", str(out))
+    return auc(out)
+
+
+@pytest.mark.multiproc
 def test_a_model_of_the_gpu_is_evaluated_on_the_cpu(tmp_path):
     run_folder = tmp_path / "run"
     command("runtime", "train", *WORDS, "--device", "cuda", "--precision", "tf32",
             "--out", str(run_folder))  # fmt: skip
     scores = tmp_path / "scores.json"
-    command("runtime", "evaluate", str(run_folder), "--device", "cpu", "--out", str(scores))
+    hidden = {"CUDA_VISIBLE_DEVICES": ""}
+    command("runtime", "evaluate", str(run_folder), "--out", str(scores), **hidden)
     assert scores.exists()
 
 
@@ -144,9 +155,9 @@ def test_a_model_of_the_gpu_is_evaluated_on_the_cpu(tmp_path):
         ("cuda:0", 2, ["--mode", "async_averaging"]),
     ],
 )
-def test_ranks_that_are_processes_train_on_the_gpu(tmp_path, device, ranks, more):
+def test_ranks_that_are_processes_train_on_the_gpu(tmp_path, auc_of_the_cpu, device, ranks, more):
+    """As sync on the CPU, nearly: 20 steps are too few for lateness to show."""
     launch = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
-    for where in (device, "cpu"):
-        command(*launch, "runtime", "train", *WORDS, "--device", where, *more,
-                "--out", str(tmp_path / where))  # fmt: skip
-    assert auc(tmp_path / device) == pytest.approx(auc(tmp_path / "cpu"), abs=0.05)
+    out = tmp_path / "run"
+    command(*launch, "runtime", "train", *WORDS, "--device", device, *more, "--out", str(out))
+    assert auc(out) == pytest.approx(auc_of_the_cpu, abs=0.1)
