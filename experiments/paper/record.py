@@ -50,7 +50,7 @@ class Record:
 
 def command(study: str, arguments: Sequence[str]) -> str:
     """What a person types."""
-    return shlex.join(["python", "-m", "experiments", study, *arguments])
+    return shlex.join(["persia-experiments", study, *arguments])
 
 
 def folder_of(piece: Study, out: Path) -> Path:
