@@ -1,4 +1,4 @@
-# `make install` first (two minutes); then `make demo`, `paper`, `notebooks` or `test`.
+# `make install` first (three minutes); then `make demo`, `paper`, `notebooks` or `test`.
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
