@@ -87,9 +87,10 @@ def run(options: Options) -> None:
     print(f"{limit_s:.0f} s at most", flush=True)
     if options.dry_run:
         return
-    from runtime.rank.learner import open_device  # loads torch
+    import torch
 
-    open_device(options.device)  # refused here, not by every part
+    if options.device == "cuda" and not torch.cuda.is_available():  # which opens no context
+        raise ValueError("device 'cuda' cannot be used: no GPU is found; try --device cpu")
     options.out.mkdir(parents=True, exist_ok=True)
     for part, commands in plan.items():
         _fill(part, commands, options.out)

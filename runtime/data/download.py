@@ -400,7 +400,7 @@ def run(arguments: Sequence[str]) -> None:
         print(guessed(table.file, table.delimiter), end="")
     elif verb == "check":
         _check(read_options(Check, words, command))
-    elif verb in ("-h", "--help"):
+    elif verb in ("", "-h", "--help"):
         print(f"usage: persia-runtime data {VERBS}   (--help behind each says more)")
     else:
         raise ValueError(f"data {verb} is no command; there are: {VERBS}")
