@@ -24,7 +24,7 @@ import numpy as np
 from runtime.checkpoint.manifest import NAME, Manifest, Part, check_same_rows, read_manifest
 from runtime.checkpoint.reshard import NO_ID, Arrays, divide, living
 from runtime.embedding.config import TableConfig
-from runtime.embedding.savable import SavableStore
+from runtime.embedding.verbs import EmbeddingStore
 from runtime.files import BrokenFileError, folder_lock, read_arrays, write_arrays
 
 _COLUMNS = ("ids", "words", "stamps", "rows", "removed", "sightings")
@@ -43,7 +43,7 @@ class Saved:
 
 
 def save(
-    store: SavableStore, path: Path, *, incremental: bool = False, track_changes: bool = False
+    store: EmbeddingStore, path: Path, *, incremental: bool = False, track_changes: bool = False
 ) -> Saved:
     """Write all rows as they are at one instant; training in other threads goes on meanwhile.
 
@@ -57,10 +57,12 @@ def save(
         return take(store, extends=base, track_changes=track_changes)._write(path)
 
 
-def take(store: SavableStore, *, extends: Path | None = None, track_changes: bool = False) -> Taken:
+def take(
+    store: EmbeddingStore, *, extends: Path | None = None, track_changes: bool = False
+) -> Taken:
     """All rows as they are at this instant, to be written later; nothing is copied yet.
 
-    Until they are written, whoever changes a row copies it first (`SavableStore.freeze_snapshots`).
+    Until they are written, whoever changes a row copies it first (`freeze_snapshots`).
     ``extends`` names the folder of this store's last save: then only what changed since is taken.
     The next taking waits until this one is written or dropped.
     """
@@ -83,7 +85,7 @@ def take(store: SavableStore, *, extends: Path | None = None, track_changes: boo
 class Taken:
     """The rows of a store at one instant; the store may be trained while they are written."""
 
-    _store: SavableStore
+    _store: EmbeddingStore
     _track: bool
     extends: Path | None
     """The folder of the save whose rows these are changes of; None: all rows."""
@@ -160,7 +162,7 @@ def rows_of_shard(
     return found
 
 
-def load(store: SavableStore, path: Path) -> None:
+def load(store: EmbeddingStore, path: Path) -> None:
     """Fill an empty store, of any number of shards, with what was saved.
 
     With the same number of shards the store goes on exactly as the saved one, evictions included.
@@ -251,7 +253,7 @@ def _link_parts(source: Path, target: Path, parts: list[Part]) -> None:
             shutil.copyfile(source / name, target / name)
 
 
-def _parts_to_extend(store: SavableStore, path: Path) -> list[Part]:
+def _parts_to_extend(store: EmbeddingStore, path: Path) -> list[Part]:
     parts = read_manifest(path).parts if (path / NAME).exists() else []
     if not parts or store.last_saved != (str(path.resolve()), parts[-1].name):
         raise ValueError(

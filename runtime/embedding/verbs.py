@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -15,6 +16,10 @@ from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.shard import RankPush
 from runtime.embedding.store import Handle, RowGradients
 from runtime.stop import Stop
+
+TableSnapshot = dict[str, Any]
+"""Of one table at one server, the next row to be evicted first: ids, words (write counts and
+marks), stamps, rows (their bytes: values, then state), removed, sightings, latest_step."""
 
 Lease = list[dict[str, dict[str, Any]]]
 """Per server and table: ids, and the bytes of their rows as they were there."""
@@ -31,6 +36,10 @@ class EmbeddingStore(ABC):
     shards: int
     """Embedding servers."""
     seed: int
+    saving: threading.Lock
+    """Held from the freezing to the settling of a snapshot."""
+    last_saved: tuple[str, str] | None
+    """The folder and the part of the last save that tracks changes."""
 
     @abstractmethod
     def begin_run(self, rules: ServerRules, stop: Stop) -> None:
@@ -113,6 +122,28 @@ class EmbeddingStore(ABC):
     @abstractmethod
     def frozen(self) -> AbstractContextManager[None]:
         """Hold every shard, so that a snapshot can be evaluated while other threads wait."""
+
+    @abstractmethod
+    def consistent_cut(self) -> AbstractContextManager[None]:
+        """Hold every shard at an instant at which no push is half applied."""
+
+    @abstractmethod
+    def freeze_snapshots(self, *, only_changed: bool, track: bool) -> None:
+        """Remember all rows (or the changed ones) as they are; inside `consistent_cut`."""
+
+    @abstractmethod
+    def collect_snapshots(self) -> list[dict[str, TableSnapshot]]:
+        """Per shard and table what was frozen; rows may be trained meanwhile."""
+
+    @abstractmethod
+    def settle_snapshots(self, *, kept: bool) -> None:
+        """Whether the last snapshots are safe; if not, what they held counts as changed still."""
+
+    @abstractmethod
+    def restore(
+        self, table: str, shards: Sequence[Mapping[str, Any]], *, keep_present: bool = False
+    ) -> None:
+        """Put rows of one table back, those of each shard; ``keep_present``: absent ones only."""
 
     @abstractmethod
     def export(self) -> TableArrays:

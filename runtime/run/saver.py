@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
@@ -19,7 +18,6 @@ from runtime.checkpoint.state import RunState
 from runtime.checkpoint.whole import Checkpoint, keep_newest, newest, write_checkpoint
 from runtime.config import CheckpointConfig, TrainConfig
 from runtime.dense.state import DenseState
-from runtime.embedding.savable import SavableStore
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.sharded import divided
 from runtime.embedding.verbs import EmbeddingStore
@@ -72,14 +70,13 @@ class Schedule:
 
 def take_rows(store: EmbeddingStore, extends: Path | None, track_changes: bool) -> Taken:
     """What has changed since ``extends`` was saved; all rows where a server has died since."""
-    savable = cast(SavableStore, store)
-    base = None if savable.last_saved is None else extends
+    base = None if store.last_saved is None else extends
     try:
-        return take(savable, extends=base, track_changes=track_changes)
+        return take(store, extends=base, track_changes=track_changes)
     except RuntimeError:
-        if base is None or savable.last_saved is not None:
+        if base is None or store.last_saved is not None:
             raise
-        return take(savable, extends=None, track_changes=track_changes)  # it has died just now
+        return take(store, extends=None, track_changes=track_changes)  # it has died just now
 
 
 Take = Callable[[Path | None, bool], "Cut"]

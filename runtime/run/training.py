@@ -18,7 +18,6 @@ from runtime.checkpoint.rows import Taken, load
 from runtime.checkpoint.state import RunState
 from runtime.checkpoint.whole import DENSE, Checkpoint
 from runtime.dense.state import load_generators, load_model
-from runtime.embedding.savable import SavableStore
 from runtime.engines.threads import ConcurrentRun
 from runtime.order.executor import OrderedRun
 from runtime.order.merge import merged_trace
@@ -224,7 +223,7 @@ class Training:
         parts, state = self.parts, start.state
         self.history.resumed_at_samples.append(state.samples)
         if self.leads:
-            load(cast(SavableStore, parts.store), start.rows)
+            load(parts.store, start.rows)
         before = replace(self._rules, **cast(Any, state.clock))
         updates = max(server["updates"] for server in state.servers)
         self._rules = self._rules.going_on(before, updates)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from runtime.embedding.config import TableConfig
-from runtime.embedding.savable import TableSnapshot
 from runtime.embedding.store import ABSENT
+from runtime.embedding.verbs import TableSnapshot
 from tests.oracles.reference import optimizers
 from tests.oracles.reference.index import IdIndex
 from tests.oracles.reference.initial import table_key, uniform_rows

@@ -9,10 +9,10 @@ import numpy as np
 
 from runtime.data.batch import Batch, Layout
 from runtime.embedding.config import TableConfig
-from runtime.embedding.savable import TableSnapshot
 from runtime.embedding.shard import STALENESS_BINS, WholePush
 from runtime.embedding.sharded import ShardedStore
 from runtime.embedding.store import ABSENT, Handle
+from runtime.embedding.verbs import TableSnapshot
 from tests.oracles.reference.plan import plan_tables
 from tests.oracles.reference.rows import Rows
 
