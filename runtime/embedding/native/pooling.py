@@ -10,8 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from runtime.data.batch import Batch, Field
-from runtime.embedding.native.buffers import empty
-from runtime.embedding.native.extension import native
+from runtime.embedding.native.extension import empty, native
 from runtime.embedding.store import FieldVectors, TablePlan
 
 _OTHER_TABLE = -1

@@ -14,7 +14,7 @@ import numpy as np
 from persia_sim.words.trace import TraceRecorder
 from runtime.data.batch import Batch, Layout
 from runtime.embedding.config import TableConfig
-from runtime.embedding.native.buffers import empty
+from runtime.embedding.native.extension import empty
 from runtime.embedding.native.plan import plan_natively
 from runtime.embedding.native.rows import open_table
 from runtime.embedding.server_rules import ServerRules
