@@ -83,7 +83,7 @@ print(times.round(3).to_string(index=False))
 # plot adds ± 0.06.
 
 # %%
-from experiments.published.auc_gaps import all_gaps, published_curves
+from experiments.published.curves import all_gaps, published_curves
 
 table = {
     " ".join(key): {

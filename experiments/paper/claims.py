@@ -245,7 +245,7 @@ def _difference(hybrid: Row, late: Row) -> Found:
 
 def plotted_auc_gaps(mode: str) -> tuple[Found, ...]:
     """At the end of every published curve of a mode; the interval is the error of reading."""
-    from experiments.published.auc_gaps import all_gaps, published_curves  # late: numpy
+    from experiments.published.curves import all_gaps, published_curves  # late: numpy
 
     found = []
     for (data, system, own_mode), gap in all_gaps(published_curves()).items():

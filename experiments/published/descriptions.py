@@ -17,18 +17,31 @@ _TERA, _GIGA = 1e12, 1e9
 _BUS = 16e9  # PCIe 3.0 x16, where a machine's bus is not told
 
 
-def read_csv(path: Path, what: str) -> list[dict[str, str]]:
+DATA = Path(__file__).resolve().parent
+"""Of what was read off published plots."""
+
+
+def published_rates(name: str, data: Path = DATA) -> list[dict[str, str]]:
+    """The lines of a table of published figures."""
+    return read_csv(data / name, "published figures", "run from a checkout")
+
+
+def read_csv(
+    path: Path, what: str, remedy: str = "name a CSV with a header line"
+) -> list[dict[str, str]]:
     """The lines of a CSV by column, empty cells as empty text.
 
     Raises ValueError naming the file when it is missing, no text or has no line.
     """
-    return [line for _, line in numbered_csv(path, what)]
+    return [line for _, line in numbered_csv(path, what, remedy)]
 
 
-def numbered_csv(path: Path, what: str) -> list[tuple[int, dict[str, str]]]:
+def numbered_csv(
+    path: Path, what: str, remedy: str = "name a CSV with a header line"
+) -> list[tuple[int, dict[str, str]]]:
     """The same, each with the number that an editor shows for it."""
     if not path.is_file():
-        raise ValueError(f"{what} {path} is missing; name a CSV with a header line")
+        raise ValueError(f"{what} {path} is missing; {remedy}")
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)

@@ -14,12 +14,12 @@ import numpy as np
 from experiments.gaps import Run, curve_records, finished, gap_over_seeds, thousandths
 from experiments.options import MOST, OneOf, PairedSeeds, Parallel, Some, Tau, TestRows, hold
 from experiments.points import Point, data_sha256, over_seeds
-from experiments.published.auc_gaps import published_curves
-from experiments.published.contenders import (
+from experiments.published.curves import (
     CONTENDERS,
     KUAIRAND,
     RANKS,
     SETS,
+    published_curves,
     published_lines,
     published_seconds,
     scenario,

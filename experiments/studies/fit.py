@@ -10,15 +10,18 @@ from pathlib import Path
 import numpy as np
 
 from experiments.published.calibration import (
+    HEADER,
     NOISE,
     Fit,
+    classes,
     fit,
     interval,
     log_errors,
+    naive_rates,
+    score,
     without_each_series,
 )
 from experiments.published.gpu_rows import Measured, MeasuredFiles
-from experiments.published.scores import HEADER, classes, naive_rates, score
 from experiments.tables import aligned, write_csv
 from persia_sim.presets.software import FITTED
 
@@ -81,9 +84,7 @@ def run(options: Options) -> None:
 
 def _persia(out: Path, held_out: bool) -> None:
     # Late: they load the simulator.
-    from experiments.published.compare import points
-    from experiments.published.persia_fit import best_batches
-    from experiments.published.persia_report import left_out, left_out_table, report
+    from experiments.published.persia import best_batches, left_out, left_out_table, points, report
 
     known = points()
     found = best_batches(known)

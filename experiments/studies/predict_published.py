@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.published.gpu_rows import Measured, MeasuredFiles
-from experiments.published.scores import (
+from experiments.published.calibration import (
     HEADER,
     Score,
     classes,
@@ -19,6 +18,7 @@ from experiments.published.scores import (
     scaling_ratios,
     score,
 )
+from experiments.published.gpu_rows import Measured, MeasuredFiles
 from experiments.tables import aligned, write_csv
 from persia_sim.presets.software import BAND_LN
 from persia_sim.sharded.stages import Stages, fits, stages, step_s

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 from experiments.options import SimulatedSteps, StudyOptions
-from experiments.published.compare import candidates, model_size, table
-from experiments.studies.scale_workers import records, summary
+from experiments.published.descriptions import published_rates
+from experiments.published.persia import MODES
+from experiments.studies.scale_workers import Row, rate_of, records, simulated, summary, table
 from experiments.tables import drawn, write_csv
 from experiments.tables import table as shown
-from persia_sim.presets.costs import EVERY, FITS
+from persia_sim.presets.catalogue import CLUSTERS, costs_of, workloads
+from persia_sim.presets.costs import CATALOGUE, EVERY, FITS
 
 SUSPECT_STEPS = 60  # a run of each suspect, batch and mode; enough for a rate within a per cent
 
@@ -54,13 +58,65 @@ def run(options: Options) -> None:
     print(f"fitted constants: {len(shared)} of {EVERY} ({', '.join(shared)})")
     print(f"and {len(own)} of this one ({', '.join(own)})")
     if options.suspects:
-        found = candidates(steps=min(options.steps, SUSPECT_STEPS))
-        lines = [
-            {"suspect": c.name, "batch_per_rank": c.batch_per_rank, "would_need": c.constant}
-            | {f"error_{mode}": error for mode, error in c.errors.items()}
-            for c in found
-        ]
+        lines = candidates(steps=min(options.steps, SUSPECT_STEPS))
         write_csv(options.out / "scale_model_size_suspects.csv", lines)
         print("\none resource alone slowed until async fits; the rest nominal")
         print(shown(lines, SUSPECTS))
     print(f"{len(rows)} points in {path}; {drawn(path)}")
+
+
+def model_size(steps: int = 100) -> Iterator[Row]:
+    """Five sizes on 64 A100, and three modes at 100T."""
+    for row in published_rates("throughput_model_size.csv"):
+        mode = MODES[row["mode"]]
+        model = simulated("gcp-100t", row["workload"], mode, 64, steps)
+        label = f"{float(row['params']) / 1e12:g}T"
+        published = float(row["samples_per_s"])
+        yield Row(f"100T cluster {row['mode']}", label, 64, published, model, "fit")
+
+
+def candidates(steps: int = 60, per_rank: tuple[int, ...] = (1024, 8192)) -> list[dict[str, Any]]:
+    """What could bind the 100T run: each suspect alone slow enough to explain the published async
+    rate, the rest nominal, at several batches; errors are model over published, minus one."""
+    rates = {"async": 2.16e6, "hybrid": 1.92e6, "sync": 0.733e6}
+    cluster, found = CLUSTERS["gcp-100t"](), []
+    per_rank_s = cluster.ranks / rates["async"]  # seconds a sample at a rank
+    nominal = replace(
+        CATALOGUE,  # nominal NICs and NVLink; the GPU as it was fitted
+        gpu_efficiency=costs_of("gcp-100t").gpu_efficiency,
+        reach=replace(costs_of("gcp-100t").reach, nic=0.97),
+    )
+    speed = cluster.nn.host.core_speed
+    load_s = cluster.loaders / rates["async"] * speed
+    for batch_per_rank in per_rank:
+        work = replace(workloads()["criteo-syn5"], batch_per_rank=batch_per_rank)
+        copy = speed * per_rank_s * batch_per_rank / work.activation_bytes
+        share = work.flops_per_sample / (per_rank_s * cluster.gpu.fp32_flops)
+        suspects = {
+            "nothing (nominal)": ("-", nominal),
+            "loaders": (
+                f"{load_s * 1e6:.0f} us a sample on a core",
+                replace(nominal, load=replace(nominal.load, fixed_s=0.0, per_item_s=load_s)),
+            ),
+            "copy threads": (
+                f"{speed / copy / 1e6:.0f} MB/s each way",
+                replace(
+                    nominal,
+                    copy_in=replace(nominal.copy_in, per_byte_s=copy),
+                    copy_out=replace(nominal.copy_out, per_byte_s=copy),
+                ),
+            ),
+            "GPU": (
+                f"{share:.0%} of float32 peak",
+                replace(nominal, gpu_efficiency=((512, share),)),
+            ),
+        }
+        for name, (constant, costs) in suspects.items():
+            found.append(
+                {"suspect": name, "batch_per_rank": batch_per_rank, "would_need": constant}
+                | {
+                    f"error_{label}": rate_of(cluster, work, costs, MODES[label], steps) / rate - 1
+                    for label, rate in rates.items()
+                }
+            )
+    return found

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.published.auc_gaps import (
+from experiments.published.curves import (
     CURVES,
     PublishedGap,
     all_gaps,

@@ -8,9 +8,17 @@ from math import log
 import numpy as np
 import pytest
 
-from experiments.published.compare import RUN_NOISE, points
-from experiments.published.persia_fit import SHARED, SharedFit, fit_shared, rate
-from experiments.published.persia_report import divided_bar, divided_bars, moves
+from experiments.published.persia import (
+    RUN_NOISE,
+    SHARED,
+    SharedFit,
+    divided_bar,
+    divided_bars,
+    fit_shared,
+    moves,
+    points,
+    rate,
+)
 from persia_sim.presets.costs import EVERY, FITS
 from persia_sim.words.vocabulary import Mode
 

@@ -12,10 +12,18 @@ import numpy as np
 import pytest
 
 from experiments.commands import main
-from experiments.published.calibration import Constants, fit, log_errors, without_each_series
+from experiments.published.calibration import (
+    Constants,
+    fit,
+    log_errors,
+    naive_rates,
+    nearest,
+    scaling_ratios,
+    score,
+    without_each_series,
+)
 from experiments.published.descriptions import hosts_of, rankers_of
 from experiments.published.gpu_rows import Measured, MeasuredFiles, family_of, host_for, measured_of
-from experiments.published.scores import naive_rates, nearest, scaling_ratios, score
 from persia_sim.model.machine import System
 from persia_sim.presets.software import BAND_LN, FITTED
 from persia_sim.sharded.stages import step_s

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
-from itertools import chain
 from pathlib import Path
 
 import pytest
 
-from experiments.published.compare import DATA, Row, kwai, model_size, public, simulated
+from experiments.published.descriptions import DATA, published_rates
+from experiments.studies.scale_model_size import model_size
+from experiments.studies.scale_workers import Row, kwai, public, simulated
 from persia_sim.presets.costs import EVERY, FITS
 from persia_sim.words.vocabulary import Mode
 
@@ -83,8 +84,8 @@ def test_every_published_point_is_in_the_table(on_public_sets: list[Row]) -> Non
 
 
 def test_missing_figures_say_where_they_should_be(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(ValueError, match="are missing; run from a checkout"):
-        list(chain(public(data=tmp_path)))
+    with pytest.raises(ValueError, match="is missing; run from a checkout"):
+        published_rates("throughput_public.csv", tmp_path)
 
 
 def test_one_gpu_needs_no_all_reduce() -> None:

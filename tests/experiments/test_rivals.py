@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.published.compare import DATA
-from experiments.published.descriptions import read_csv
+from experiments.published.descriptions import DATA, read_csv
 from experiments.published.rivals import RIVALS, refitted, samples_per_s, scenario_of
 from persia_sim.engine.simulate import simulate
 from persia_sim.insight.measure import throughput

@@ -8,8 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.published.auc_gaps import published_curves
-from experiments.published.contenders import CONTENDERS, SETS, published_seconds, scenario
+from experiments.published.curves import (
+    CONTENDERS,
+    SETS,
+    published_curves,
+    published_seconds,
+    scenario,
+)
 from experiments.published.rivals import RIVALS, samples_per_s
 from experiments.studies import convergence
 from persia_sim.engine.simulate import simulate

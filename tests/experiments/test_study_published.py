@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments.published import compare
-from experiments.published.compare import DATA, Candidate, Row
+from experiments.published.descriptions import DATA
 from experiments.studies import scale_model_size, scale_workers
-from experiments.studies.scale_workers import summary
+from experiments.studies.scale_workers import Row, summary
 from persia_sim.presets.costs import EVERY, FITS
 from tests.experiments.raw_runs import read_csv
 
@@ -24,11 +23,14 @@ def workers(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def sizes(tmp_path_factory):
-    found = [Candidate("loaders", "83 us", 864, {"async": 0.01, "hybrid": -0.02, "sync": 0.25})]
+    found = [{"suspect": "loaders", "batch_per_rank": 864, "would_need": "83 us",
+              "error_async": 0.01, "error_hybrid": -0.02, "error_sync": 0.25}]  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scale_model_size, "candidates", lambda steps: found)
         patch.setattr(
-            compare, "simulated", lambda *a: {"async_averaging": 2e6}.get(a[2].value, 1.9e6)
+            scale_model_size,
+            "simulated",
+            lambda *a: {"async_averaging": 2e6}.get(a[2].value, 1.9e6),
         )
         return _run(scale_model_size, tmp_path_factory.mktemp("scale-model-size"))
 
@@ -37,7 +39,7 @@ def _run(study, out):
     told: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         if study is scale_workers:
-            patch.setattr(compare, "simulated", lambda *a: 1000.0 * a[3])
+            patch.setattr(scale_workers, "simulated", lambda *a: 1000.0 * a[3])
         patch.setattr("builtins.print", lambda *words, **_: told.append(" ".join(words) + "\n"))
         study.run(study.Options(steps=STEPS, out=out))
     return out, "".join(told)
@@ -90,7 +92,7 @@ def test_a_summary_counts_what_is_below_as_error_too():
 
 
 def test_a_printed_line_has_published_model_and_signed_error():
-    text = compare.table([Row("s", "2 GPUs", 2, 1000.0, 900.0, "fit", "why")])
+    text = scale_workers.table([Row("s", "2 GPUs", 2, 1000.0, 900.0, "fit", "why")])
     assert re.split(r" {2,}", text.splitlines()[1]) == [
         "s",
         "2 GPUs",

@@ -1,0 +1,438 @@
+"""One set of constants for Persia's published clusters, fitted to all points at once, in a table.
+
+Every cluster has the same laws (kernel: fixed + flop / rate; all-reduce: fixed + bytes / rate;
+loader: seconds a column) and batches are powers of two; what such a model cannot explain shows.
+Rates are the closed form's, with ranks as uneven as in a simulation: within a few per cent of one
+where no NIC binds. The presets take what is found here (`persia_sim/presets/costs.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from math import exp, hypot, inf, log, pi, sqrt
+from typing import Any
+
+import numpy as np
+
+from experiments.published.descriptions import number, published_rates
+from experiments.published.rivals import GPU_CV, RIVALS, refitted, samples_per_s, told, within
+from persia_sim.model.cluster import Cluster
+from persia_sim.model.costs import Costs
+from persia_sim.model.demand import demand
+from persia_sim.model.incidents import Purpose, lognormal_factors, stream
+from persia_sim.model.scenario import Scenario
+from persia_sim.model.workload import Workload
+from persia_sim.oracle.closed_form import answer
+from persia_sim.presets.catalogue import CLUSTERS, workloads
+from persia_sim.presets.costs import calibrated
+from persia_sim.words.vocabulary import Mode
+
+MODES = {"hybrid": Mode.HYBRID, "sync": Mode.SYNC, "async": Mode.ASYNC_AVERAGING}
+WIDE_TAU = 16  # the bound of the published runs is not known; wide enough never to bind
+RUN_NOISE = 0.05
+"""Standard deviation of the log of a measured rate: machines and runs differ by so much."""
+LEAST, MOST = 256, 32768  # batches a rank that are tried, powers of two
+_REFUSED = log(1e-3)  # the log error of a configuration that cannot run at all
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One published rate."""
+
+    cluster: str
+    workload: str
+    mode: Mode
+    gpus: int
+    samples_per_s: float
+    digitisation: float
+    """Standard deviation of reading it off a plot, relative."""
+
+    @property
+    def series(self) -> str:
+        """Points of one figure's one line."""
+        return f"{self.workload.rstrip('12345')} {self.mode}"
+
+    @property
+    def spread(self) -> float:
+        """Of its logarithm: run and reading together."""
+        return hypot(RUN_NOISE, self.digitisation)
+
+
+def points() -> list[Point]:
+    """Persia's points; bars that only halve another bar are no measurement and left out."""
+    found = []
+    for line in published_rates("throughput_public.csv"):
+        gpus = int(line["gpus"])
+        if line["system"] == "Persia" and (gpus > 1 or "dashed" in line["note"]):
+            rate = number(line, "samples_per_s")
+            found.append(Point(line["cluster"], line["dataset"], Mode.HYBRID, gpus, rate,
+                               150 / rate))  # fmt: skip
+    for line in published_rates("throughput_kwai.csv"):
+        rate = number(line, "samples_per_s")
+        found.append(Point(line["cluster"], line["dataset"], MODES[line["mode"]],
+                           int(line["gpus"]), rate, 4000 / rate))  # fmt: skip
+    for line in published_rates("throughput_model_size.csv"):
+        rate = number(line, "samples_per_s")
+        found.append(Point(line["cluster"], line["workload"], MODES[line["mode"]], 64, rate,
+                           15000 / rate))  # fmt: skip
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A constant of all clusters: where it starts, and how far that is trusted (log units)."""
+
+    start: float
+    width: float
+    is_share: bool = False
+
+
+SHARED = {
+    "gpu_share": Shared(0.38, 0.5, True),
+    "gpu_fixed_s": Shared(1e-3, 1.0),
+    "mesh_share": Shared(9.8 / 150, 0.5, True),
+    "nic_share": Shared(0.5, 0.5, True),
+    "sync_fixed_s": Shared(5e-3, 1.0),
+    "path_s_per_byte": Shared(1e-9, 1.5),
+    "path_100t": Shared(1.0, 0.7),
+    "load_s_per_column": Shared(1.5e-6, 0.7),
+    "kwai_flops": Shared(1.0, 0.5),
+}
+"""Share of float32's peak; a step's kernels; share of the V100s' NVLinks; share of 100 Gbit/s; a
+step's all-reduce; a byte of rows at a worker, and how many times as long on the 100T run's hosts,
+whose cores are five years younger; a column of a sample at a loader; the multiplications of Kwai's
+private network over those that its published size would give."""
+
+
+@cache
+def cluster_of(name: str, gpus: int) -> Cluster:
+    """A preset with so many GPUs, and as many loaders a rank as it has."""
+    return CLUSTERS[name]().resized(gpus)
+
+
+@cache
+def slowest(ranks: int) -> float:
+    """Mean over steps of the slowest rank's compute, as a simulation draws it."""
+    draws = [lognormal_factors(stream(0, Purpose.GPU, r), GPU_CV, 60) for r in range(ranks)]
+    return float(np.max(draws, axis=0).mean())
+
+
+Edit = Callable[[str, Costs], Costs]
+"""What a hypothesis changes in the costs of a cluster."""
+
+
+def rate(
+    point: Point, values: dict[str, float], batches: dict[str, int], edit: Edit | None = None
+) -> tuple[float, str]:
+    """Predicted samples per second, and what binds; 0 where the run would be refused."""
+    work = workloads()[point.workload]
+    work = replace(work, batch_per_rank=batches.get(point.cluster, work.batch_per_rank))
+    costs = calibrated(values, point.cluster)
+    scenario = Scenario(
+        cluster=cluster_of(point.cluster, point.gpus),
+        workload=work,
+        costs=edit(point.cluster, costs) if edit else costs,
+        mode=point.mode,
+        tau=WIDE_TAU if point.mode.reads_late_rows else None,
+        merge_pushes=False if point.mode.may_merge else None,
+        steps=60,
+    )
+    try:
+        need = demand(scenario)
+    except ValueError:  # a round of averaging that never ends
+        return 0.0, "refused"
+    factor = slowest(point.gpus) if point.mode.has_barrier else 1.0
+    drawn = replace(need, forward_s=need.forward_s * factor, backward_s=need.backward_s * factor)
+    found = answer(scenario, need, drawn)
+    return found.samples_per_s, found.binds
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFit:
+    """The outcome for one choice of batches."""
+
+    values: dict[str, float]
+    batches: dict[str, int]
+    cost: float
+    """Half the robust sum of squares, starts included: differences are log likelihood ratios."""
+    spread: dict[str, float]
+    """Standard deviation of each logarithm, all others free (quadratic profile)."""
+    errors: np.ndarray
+    """float64 [points]: ln(predicted / published)."""
+
+    @property
+    def identified(self) -> list[str]:
+        """Constants that the points narrow to less than half the width of their start."""
+        return [n for n, s in self.spread.items() if s < 0.5 * SHARED[n].width]
+
+
+def fit_shared(
+    known: Sequence[Point],
+    batches: dict[str, int],
+    edit: Edit | None = None,
+    held: Sequence[str] = (),
+) -> SharedFit:
+    """Find the constants that serve all points at these batches a rank; ``held`` stay at their
+    start."""
+    from scipy.optimize import least_squares  # late: a second to import
+
+    fixed = {name: SHARED[name].start for name in held}
+    free = {name: each for name, each in SHARED.items() if name not in fixed}
+    names = list(free)
+    start = np.array([log(each.start) for each in free.values()])
+    widths = np.array([each.width for each in free.values()])
+    most = np.array([0.0 if each.is_share else inf for each in free.values()])
+    spreads = np.array([point.spread for point in known])
+
+    def errors(logs: np.ndarray) -> np.ndarray:
+        values = fixed | dict(zip(names, np.exp(logs).tolist(), strict=True))
+        rates = [rate(point, values, batches, edit)[0] for point in known]
+        return np.array(
+            [log(r / p.samples_per_s) if r else _REFUSED
+             for r, p in zip(rates, known, strict=True)]
+        )  # fmt: skip
+
+    def residuals(logs: np.ndarray) -> np.ndarray:
+        return np.concatenate([errors(logs) / spreads, (logs - start) / widths])
+
+    found = least_squares(
+        residuals, start, loss="soft_l1", max_nfev=30, bounds=(np.full(len(names), -inf), most)
+    )
+    inverse = np.linalg.inv(found.jac.T @ found.jac)
+    return SharedFit(
+        values=fixed | dict(zip(names, np.exp(found.x).tolist(), strict=True)),
+        batches=dict(batches),
+        cost=float(found.cost),
+        spread=dict(zip(names, np.sqrt(np.diag(inverse)).tolist(), strict=True)),
+        errors=errors(found.x),
+    )
+
+
+def best_batches(known: Sequence[Point], first: tuple[int, int] = (1024, 4096)) -> list[SharedFit]:
+    """Fits at powers of two for Kwai's and the 100T run's batch a rank, the likeliest first.
+
+    From ``first`` on to neighbours (half, same, twice each) until none is likelier.
+    """
+    seen: dict[tuple[int, int], SharedFit] = {}
+
+    def at(pair: tuple[int, int]) -> SharedFit:
+        if pair not in seen:
+            seen[pair] = fit_shared(known, {"v100-paper": pair[0], "gcp-100t": pair[1]})
+        return seen[pair]
+
+    here = first
+    while True:
+        factors = (0.5, 1, 2)  # both at once, too: the all-reduce ties them to each other
+        near = [(int(a * here[0]), int(b * here[1])) for a in factors for b in factors]
+        allowed = [pair for pair in near if all(LEAST <= n <= MOST for n in pair)]
+        best = min([here, *allowed], key=lambda pair: at(pair).cost)
+        if best == here:
+            return sorted(seen.values(), key=lambda each: each.cost)
+        here = best
+
+
+def without_sync_fixed(cluster: str, costs: Costs) -> Costs:
+    """The fixed cost of an all-reduce only where peer-to-peer was off (the 2021 machines)."""
+    if cluster == "v100-2021-09":
+        return costs
+    return replace(costs, dense_sync=replace(costs.dense_sync, overhead_s=0.0))
+
+
+def moves(known: Sequence[Point], found: SharedFit) -> dict[str, list[Point]]:
+    """Part made 10 % faster -> points whose predicted rate gains 1 % or more by it."""
+
+    def faster(*laws: str) -> Edit:
+        parts = ("fixed_s", "per_item_s", "per_byte_s")
+
+        def edit(_: str, costs: Costs) -> Costs:
+            old = {law: getattr(costs, law) for law in laws}
+            return replace(costs, **{
+                law: replace(own, **{part: getattr(own, part) / 1.1 for part in parts})
+                for law, own in old.items()
+            })  # fmt: skip
+
+        return edit
+
+    def gpu(_: str, costs: Costs) -> Costs:
+        points = tuple((batch, min(1.0, 1.1 * share)) for batch, share in costs.gpu_efficiency)
+        return replace(costs, gpu_efficiency=points,
+                       gpu_fixed_s=costs.gpu_fixed_s / 1.1)  # fmt: skip
+
+    def dense_sync(_: str, costs: Costs) -> Costs:
+        sync, reach = costs.dense_sync, costs.reach
+        quicker = replace(sync, overhead_s=sync.overhead_s / 1.1)
+        links = replace(
+            reach, mesh=1.1 * reach.mesh, switch=1.1 * reach.switch, nic=1.1 * reach.nic
+        )
+        return replace(costs, dense_sync=quicker, reach=links)
+
+    edits = {
+        "GPUs": gpu, "all-reduce": dense_sync, "loaders": faster("load"),
+        "embedding workers": faster("worker_forward", "worker_rpc", "worker_pool",
+                                    "worker_scatter"),
+        "servers": faster("server_lookup", "server_update"),
+    }  # fmt: skip
+
+    def rates(edit: Edit | None) -> list[float]:
+        return [rate(point, found.values, found.batches, edit)[0] for point in known]
+
+    before = rates(None)
+    return {
+        part: [
+            point
+            for point, old, new in zip(known, before, rates(edit), strict=True)
+            if old and new / old >= 1.01
+        ]
+        for part, edit in edits.items()
+    }
+
+
+def divided_bar(bar: float, other: float, divisor: int, reading: float, model: float) -> float:
+    """Log likelihood ratio: a bar is another one divided, against both were measured.
+
+    ``reading`` is the relative error of reading a bar off the plot, ``model`` how well the ratio of
+    two measurements could have been predicted (relative standard deviation), by which the chance
+    that it comes out as the divisor is spread.
+
+    >>> divided_bar(50.0, 100.0, 2, 0.01, 0.2) > 2, divided_bar(45.0, 100.0, 2, 0.01, 0.2) < -10
+    (True, True)
+    """
+    away = log(bar * divisor / other)
+
+    def density(spread: float) -> float:
+        return -0.5 * (away / spread) ** 2 - log(spread * sqrt(2 * pi))
+
+    return density(reading * sqrt(2.0)) - density(hypot(model, reading * sqrt(2.0)))
+
+
+def divided_bars() -> dict[str, float]:
+    """Log likelihood ratio of each bar that may be another one divided."""
+    found = {}
+    public: dict[str, dict[int, float]] = {}
+    for line in published_rates("throughput_public.csv"):
+        if line["system"] == "Persia" and "dashed" not in line["note"]:
+            public.setdefault(line["dataset"], {})[int(line["gpus"])] = number(
+                line, "samples_per_s"
+            )
+    for name, rates in public.items():
+        ratio = divided_bar(rates[1], rates[2], 2, 150 / rates[2], 0.3)
+        found[f"{name} hybrid: 1 GPU = 2 GPUs / 2"] = ratio
+    kwai: dict[str, dict[int, float]] = {}
+    for line in published_rates("throughput_kwai.csv"):
+        kwai.setdefault(line["mode"], {})[int(line["gpus"])] = number(line, "samples_per_s")
+    for mode, rates in kwai.items():
+        for gpus in (1, 4):
+            ratio = divided_bar(rates[gpus], rates[8], 8 // gpus, 4000 / rates[gpus], 0.3)
+            found[f"kwai-video {mode}: {gpus} GPUs = 8 GPUs / {8 // gpus}"] = ratio
+    return found
+
+
+def rivals() -> list[str]:
+    """A line for each rival: its constants fitted again, and its errors."""
+    lines = []
+    for (system, mode), rival in RIVALS.items():
+        measured = [_bar(line) for line in _bars(system, mode)]
+        again, errors = refitted(rival, measured)
+        lines.append(f"  {rival.name:20} {told(again)}; {len(measured)} points: {within(errors)}")
+    return lines
+
+
+def _bars(system: str, mode: str) -> list[dict[str, str]]:
+    lines = published_rates("throughput_public.csv")
+    return [line for line in lines if (line["system"], line["mode"]) == (system, mode)]
+
+
+def _bar(line: dict[str, str]) -> tuple[Cluster, Workload, float]:
+    cluster = cluster_of(line["cluster"], int(line["gpus"]))
+    return cluster, workloads()[line["dataset"]], number(line, "samples_per_s")
+
+
+def left_out(
+    data_set: str, known: Sequence[Point], batches: dict[str, int]
+) -> list[dict[str, object]]:
+    """A line for each bar of a public data set, predicted by constants fitted without the set."""
+    values = fit_shared([p for p in known if p.workload != data_set], batches).values
+    found = [
+        ("Persia hybrid", p.gpus, p.samples_per_s, rate(p, values, batches)[0])
+        for p in known
+        if p.workload == data_set
+    ]
+    for (system, mode), rival in RIVALS.items():
+        lines = _bars(system, mode)
+        again, _ = refitted(rival, [_bar(x) for x in lines if x["dataset"] != data_set])
+        for line in (x for x in lines if x["dataset"] == data_set):
+            cluster, work, measured = _bar(line)
+            found.append((rival.name, cluster.ranks, measured, samples_per_s(again, cluster, work)))
+    return [
+        {"left_out": data_set, "system": system, "gpus": gpus, "published": published,
+         "predicted": predicted, "ln_rate_error": log(predicted / published)}
+        for system, gpus, published, predicted in found
+    ]  # fmt: skip
+
+
+def left_out_table(lines: Sequence[dict[str, Any]]) -> str:
+    """How far the predictions are off, and the speed-ups at 8 GPUs that they give."""
+    size = np.abs([float(line["ln_rate_error"]) for line in lines])
+    set_, at_8 = lines[0]["left_out"], {x["system"]: x for x in lines if x["gpus"] == 8}
+    told = [
+        f"{set_} left out of the fit: its {len(lines)} bars are predicted within"
+        f" {exp(float(np.median(size))) - 1:.0%} (median), {exp(float(size.max())) - 1:.0%} (most)"
+    ]
+    own = at_8.pop("Persia hybrid")
+    for system, line in at_8.items():
+        predicted, published = (own[c] / line[c] for c in ("predicted", "published"))
+        told.append(f"  over {system:20} {predicted:5.2f} predicted, {published:5.2f} published")
+    return "\n".join(told)
+
+
+def report(found: Sequence[SharedFit], known: Sequence[Point]) -> str:
+    """Constants, batches, errors, hypotheses and what the points test."""
+    best = found[0]
+    lines = [f"Persia: {len(SHARED)} constants and 2 batches for {len(known)} points", ""]
+    lines.append(f"{'constant':20} {'value':>10} {'low 95':>10} {'high 95':>10}  identified")
+    for name, value in best.values.items():
+        wide = exp(1.96 * best.spread[name])
+        known_word = "yes" if name in best.identified else "no"
+        lines.append(f"{name:20} {value:10.3g} {value / wide:10.3g} {value * wide:10.3g}  "
+                     f"{known_word}")  # fmt: skip
+    lines += ["", "batch a rank, Kwai and 100T: log likelihood below the best"]
+    lines += [
+        f"  {each.batches['v100-paper']:5} {each.batches['gcp-100t']:5}  "
+        f"{best.cost - each.cost:6.1f}"
+        for each in found[:6]
+    ]
+    lines += ["", f"{'series':28} {'n':>3} {'median':>8} {'largest':>8}  at"]
+    groups: dict[str, list[int]] = {}
+    for place, point in enumerate(known):
+        groups.setdefault(point.series, []).append(place)
+    for name, places in groups.items():
+        errors = best.errors[places]
+        worst = places[int(np.argmax(np.abs(errors)))]
+        lines.append(
+            f"{name:28} {len(places):3} {np.median(np.abs(errors)):8.1%} "
+            f"{best.errors[worst]:+8.1%}  {known[worst].gpus} GPUs"
+        )
+    everything = np.abs(best.errors)
+    lines.append(f"{'all':28} {len(known):3} {np.median(everything):8.1%} {everything.max():8.1%}")
+    ratio = best.cost - fit_shared(known, best.batches, without_sync_fixed).cost
+    alike = best.cost - fit_shared(known, best.batches, held=["path_100t"]).cost
+    lines += [
+        "",
+        "hypotheses, log likelihood ratio (above 3: clearly yes, below -3: clearly no)",
+        f"  {'an all-reduce has a fixed cost only without peer-to-peer':60} {ratio:+.1f}",
+        f"  {'a byte at a worker costs the same on Kwai and 100T hosts':60} {alike:+.1f}",
+    ]
+    lines += [f"  {name:60} {ratio:+.1f}" for name, ratio in divided_bars().items()]
+    lines += ["", "rivals, as modes of the simulator", *rivals()]
+    lines += ["", "points whose rate gains 1 % or more where a part is 10 % faster"]
+    for part, gained in moves(known, best).items():
+        by_mode: dict[str, int] = {}
+        for point in gained:
+            by_mode[point.mode] = by_mode.get(point.mode, 0) + 1
+        told = ", ".join(f"{count} {mode}" for mode, count in by_mode.items())
+        lines.append(
+            f"  {part:18} {len(gained):3} of {len(known)}" + (f" ({told})" if told else "")
+        )
+    return "\n".join(lines)
