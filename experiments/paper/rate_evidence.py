@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from experiments.paper.record import Lookup, Row, Table
 from experiments.paper.verdicts import Claim, Found, Part, Range, known_tables
+from experiments.published.descriptions import published_rates
 
-PUBLISHED = Path(__file__).resolve().parents[1] / "published"
 SCALING = (
     ("taobao-ad Persia hybrid", 1, 8),
     ("taobao-ad Persia hybrid", 2, 8),
@@ -69,51 +67,29 @@ def efficiencies(kind: Kind, rows: Sequence[Row]) -> tuple[Found, ...]:
     return tuple(found)
 
 
-def plotted_deviations(rows: Sequence[Row]) -> tuple[Found, ...]:
-    """The lowest and the highest published rate of the sizes over the mean of all."""
+def deviations(kind: Kind, rows: Sequence[Row]) -> tuple[Found, ...]:
+    """The lowest and the highest rate of the sizes over the mean of all."""
     points = [row for row in rows if row["series"] == SIZES]
-    mean, error = _mean(points, "published"), reading_error(SIZES)
-    return tuple(
-        Found(
-            label=row["label"],
-            value=float(row["published"]) / mean,
-            low=(float(row["published"]) - error) / mean,
-            high=(float(row["published"]) + error) / mean,
-        )
-        for row in _ends(points, "published")
-    )
-
-
-def deviations(rows: Sequence[Row]) -> tuple[Found, ...]:
-    """The same of the simulator."""
-    points = [row for row in rows if row["series"] == SIZES]
-    mean = _mean(points, "model")
-    return tuple(
-        _simulated(row["label"], float(row["model"]) / mean, _largest_error(rows, row), [row])
-        for row in _ends(points, "model")
-    )
-
-
-def _mean(points: Sequence[Row], column: str) -> float:
-    return sum(float(row[column]) for row in points) / max(1, len(points))
-
-
-def _ends(points: Sequence[Row], column: str) -> list[Row]:
-    """The lowest and the highest."""
+    column = "published" if kind == "plots" else "model"
     ordered = sorted(points, key=lambda row: float(row[column]))
-    return [ordered[0], ordered[-1]] if ordered else []
+    mean = sum(float(row[column]) for row in ordered) / max(1, len(ordered))
+    found = []
+    for row in (ordered[0], ordered[-1]) if ordered else ():
+        label, rate = row["label"], float(row[column])
+        if kind == "found":
+            found.append(_simulated(label, rate / mean, _largest_error(rows, row), [row]))
+        else:
+            low, high = ((rate + e) / mean for e in (-reading_error(SIZES), reading_error(SIZES)))
+            found.append(Found(label=label, value=rate / mean, low=low, high=high))
+    return tuple(found)
 
 
 @cache
 def reading_error(series: str) -> float:
     """Samples per second by which a published point of a series may have been misread."""
-    files = {
-        "100T": "throughput_model_size.csv",
-        "kwai": "throughput_kwai.csv",
-    }
-    name = next((f for word, f in files.items() if series.startswith(word)), None)
-    with (PUBLISHED / (name or "throughput_public.csv")).open(newline="") as file:
-        texts = [f"{row['note']} {row['source']}" for row in csv.DictReader(file)]
+    ends = {"100T": "model_size", "kwai": "kwai"}
+    end = next((end for word, end in ends.items() if series.startswith(word)), "public")
+    texts = [f"{row['note']} {row['source']}" for row in published_rates(f"throughput_{end}.csv")]
     found = [float(n) for text in texts for n in re.findall(r"\+-(\d+)", text)]
     if not found:
         raise ValueError(f"the published points of {series} do not say how well they were read")
@@ -175,27 +151,35 @@ COMPARABLE = Range(0.9, math.inf)
 """Of hybrid's throughput over async's."""
 SAME_LEVEL = Range(0.8, 1.25)
 """Of a speed-up on one data set over that on another."""
-SPEED_UPS = (
-    ("xdl", "7.12 times the throughput of XDL sync and 8.4 times that of XDL async on Taobao-Ad"
-     " (the bars say it the other way round: the text has the two swapped).",
-     (("over XDL sync", 7.12, "taobao-ad Persia hybrid", "taobao-ad XDL sync", 8),
-      ("over XDL async", 8.4, "taobao-ad Persia hybrid", "taobao-ad XDL async", 8))),
-    ("paddle", "1.71 times the throughput of PaddlePaddle on Taobao-Ad.",
-     (("over PaddlePaddle", 1.71, "taobao-ad Persia hybrid", "taobao-ad PaddlePaddle heter", 8),)),
-    ("kwai", "3.8 and 2.6 times the throughput of synchronous training on Kwai-Video.",
-     (("at 8 GPUs", 3.8, "kwai-video hybrid", "kwai-video sync", 8),
-      ("at 64 GPUs", 2.6, "kwai-video hybrid", "kwai-video sync", 64))),
-)  # fmt: skip
-"""Key, text, and of each part: label, stated speed-up, the two series of scale-workers, GPUs."""
 
 
 def speed_claims(lookup: Lookup) -> list[Claim]:
     """What is said of throughput and of memory."""
     workers, sizes = lookup("scale_workers.csv"), lookup("scale_model_size.csv")
     bars, points = (found.rows if found else [] for found in (workers, sizes))
-    largest = ("at 100 T", 2.6, "100T cluster hybrid", "100T cluster sync", 64)
+    persia = "taobao-ad Persia hybrid"
     return [
-        *(_speed_up(key, says, parts, workers) for key, says, parts in SPEED_UPS),
+        _speed_up(
+            "xdl",
+            "7.12 times the throughput of XDL sync and 8.4 times that of XDL async on Taobao-Ad"
+            " (the bars say it the other way round: the text has the two swapped).",
+            workers,
+            ("over XDL sync", 7.12, persia, "taobao-ad XDL sync", 8),
+            ("over XDL async", 8.4, persia, "taobao-ad XDL async", 8),
+        ),
+        _speed_up(
+            "paddle",
+            "1.71 times the throughput of PaddlePaddle on Taobao-Ad.",
+            workers,
+            ("over PaddlePaddle", 1.71, persia, "taobao-ad PaddlePaddle heter", 8),
+        ),
+        _speed_up(
+            "kwai",
+            "3.8 and 2.6 times the throughput of synchronous training on Kwai-Video.",
+            workers,
+            ("at 8 GPUs", 3.8, "kwai-video hybrid", "kwai-video sync", 8),
+            ("at 64 GPUs", 2.6, "kwai-video hybrid", "kwai-video sync", 64),
+        ),
         Claim(
             key="other-sets",
             says="The speed-ups on Avazu-Ad and Criteo-Ad are on the same level as on Taobao-Ad.",
@@ -213,12 +197,7 @@ def speed_claims(lookup: Lookup) -> list[Claim]:
             says="Hybrid has a hardware efficiency comparable to fully asynchronous training.",
             rule=f"at least {COMPARABLE.low:.0%} of async's throughput",
             parts=tuple(
-                Part(
-                    label,
-                    COMPARABLE,
-                    ratio("plots", rows, f"{of} hybrid", f"{of} async", 64),
-                    ratio("found", rows, f"{of} hybrid", f"{of} async", 64),
-                )
+                _part(label, COMPARABLE, ratio, rows, f"{of} hybrid", f"{of} async", 64)
                 for label, of, rows in (
                     ("on Kwai-Video, 64 GPUs", "kwai-video", bars),
                     ("at 100 T", "100T cluster", points),
@@ -227,16 +206,16 @@ def speed_claims(lookup: Lookup) -> list[Claim]:
             tables=known_tables([workers, sizes]),
         ),
         _speed_up(
-            "100t", "2.6 times synchronous training at 100 trillion parameters.", [largest], sizes
+            "100t",
+            "2.6 times synchronous training at 100 trillion parameters.",
+            sizes,
+            ("at 100 T", 2.6, "100T cluster hybrid", "100T cluster sync", 64),
         ),
         Claim(
             key="linear",
             says="Throughput grows nearly linearly with the number of GPUs.",
             rule=f"at least {NEARLY_LINEAR.low:.0%} of the ideal speed-up",
-            parts=(
-                Part("share of the ideal speed-up", NEARLY_LINEAR, efficiencies("plots", bars),
-                        efficiencies("found", bars)),
-            ),
+            parts=(_part("share of the ideal speed-up", NEARLY_LINEAR, efficiencies, bars),),
             tables=known_tables([workers]),
             note="Scaling from 1 GPU: its bar without all-reduce, the only one that was measured.",
         ),
@@ -244,14 +223,16 @@ def speed_claims(lookup: Lookup) -> list[Claim]:
             key="stable",
             says="Throughput stays stable from 6.25 to 100 trillion parameters.",
             rule=f"each size within {STABLE.high - 1:.0%} of the mean of the five",
-            parts=(
-                Part("over the mean of the sizes", STABLE, plotted_deviations(points),
-                        deviations(points)),
-            ),
+            parts=(_part("over the mean of the sizes", STABLE, deviations, points),),
             tables=known_tables([sizes]),
         ),
         _capacity(),
-    ]  # fmt: skip
+    ]
+
+
+def _part(label: str, claimed: Range, measure: Callable[..., tuple[Found, ...]], *of: Any) -> Part:
+    """What the plots show and what is simulated, by one measure."""
+    return Part(label, claimed, measure("plots", *of), measure("found", *of))
 
 
 _NO_CLUSTER = "it takes the paper's cluster and the rivals' systems; the simulator is fitted to it"
@@ -287,22 +268,23 @@ def _capacity() -> Claim:
 
 
 def _speed_up(
-    key: str, says: str, parts: Sequence[tuple[str, float, str, str, int]], found: Table | None
+    key: str, says: str, found: Table | None, *parts: tuple[str, float, str, str, int]
 ) -> Claim:
-    """Label, stated speed-up, series and GPUs of each part."""
+    """Of each part: label, stated speed-up, the two series of the table, GPUs."""
     rows = found.rows if found else []
     return Claim(
         key=key,
         says=says,
         rule=f"a ratio within {SAME:.0%} of the stated one",
         parts=tuple(
-            Part(
+            _part(
                 f"{stated:g} {label}",
                 Range(stated * (1 - SAME), stated * (1 + SAME)),
-                ratio("plots", rows, above, below, gpus),
-                ratio("found", rows, above, below, gpus),
+                ratio,
+                rows,
+                *series,
             )
-            for label, stated, above, below, gpus in parts
+            for label, stated, *series in parts
         ),
         tables=known_tables([found]),
         note="Speeds found here are the simulator's; their intervals are its largest errors on the"

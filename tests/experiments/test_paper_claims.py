@@ -19,7 +19,6 @@ from experiments.paper.rate_evidence import (
     PREDICTED,
     deviations,
     efficiencies,
-    plotted_deviations,
     ratio,
 )
 from experiments.paper.record import Table, table
@@ -334,9 +333,9 @@ def test_efficiency_is_speed_up_over_gpus_and_the_halved_bar_is_not_used():
 
 
 def test_deviations_are_over_the_mean_of_the_sizes():
-    assert [f.value for f in plotted_deviations(SIZES)] == pytest.approx([0.95, 1.05])
-    assert [f.value for f in deviations(SIZES)] == [1.0, 1.0]
-    low = plotted_deviations(SIZES)[0].low
+    assert [f.value for f in deviations("plots", SIZES)] == pytest.approx([0.95, 1.05])
+    assert [f.value for f in deviations("found", SIZES)] == [1.0, 1.0]
+    low = deviations("plots", SIZES)[0].low
     assert low == pytest.approx((1_900_000 - 15_000) / 2_000_000)
 
 
