@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from experiments.drilling.trial import Account, samples_applied
+from experiments.drilling.trial import EVALUATED, Account, samples_applied
 from persia_sim.words.schema import parse
 from persia_sim.words.vocabulary import Mode
 from runtime.checkpoint.rows import load
@@ -22,9 +22,6 @@ from runtime.embedding.shard import shard_of
 from runtime.models.inputs import Embeddings, InputShape
 from runtime.run.folder import read_summary
 
-EVALUATED = "PERSIA_DRILL_EVALUATED"
-"""Environment variable with a file's name: each batch that is evaluated adds a byte to it and takes
-`EVALUATION_S`, so that a drill can kill in between."""
 EVALUATION_S = 0.1
 
 

@@ -42,6 +42,9 @@ IDS = 64
 EVALUATED_BATCHES = 3
 """Of an evaluation, so that one can be killed between two of them."""
 TEST_ROWS = EVALUATED_BATCHES * 8192
+EVALUATED = "PERSIA_DRILL_EVALUATED"
+"""Environment variable with a file's name: each batch that is evaluated adds a byte to it and takes
+`counting.EVALUATION_S`, so that a drill can kill in between."""
 
 
 def write_world(folder: Path, batches: int, seed: int = 0) -> Path:
@@ -97,7 +100,7 @@ def processes_of(launcher: int) -> dict[str, list[int]]:
                 found.setdefault(role, []).append(pid)
                 break
         else:
-            if "train" in words and "RANK" in _environment(pid):
+            if "train" in words and any(w.startswith("RANK=") for w in _words(pid, "environ")):
                 found.setdefault("rank", []).append(pid)
     return {role: sorted(pids) for role, pids in found.items()}
 
@@ -128,19 +131,11 @@ def _descendants(root: int) -> Iterator[int]:
         waiting += children.get(pid, [])
 
 
-def _words(pid: int) -> list[str]:
+def _words(pid: int, of: str = "cmdline") -> list[str]:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        return Path(f"/proc/{pid}/{of}").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return []
-
-
-def _environment(pid: int) -> set[str]:
-    try:
-        text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
-    except OSError:
-        return set()
-    return {line.partition("=")[0] for line in text.split("\0")}
 
 
 LOOK_EVERY_S = 0.01
@@ -275,8 +270,6 @@ def _again(start: list[str], resume: list[str], run_folder: Path) -> list[str]:
 def _launch(
     command: list[str], output: object, evaluated: Path | None = None
 ) -> subprocess.Popen[bytes]:
-    from experiments.drilling.counting import EVALUATED  # late: loads torch
-
     environment = dict(os.environ)
     if evaluated is not None:
         evaluated.unlink(missing_ok=True)
@@ -328,5 +321,5 @@ def _evaluates(run_folder: Path, number: int | None) -> bool:
 
 
 def _last_line(log: Path) -> str:
-    lines = [line for line in log.read_text(errors="replace").replace("\r", "\n").splitlines()]
+    lines = log.read_text(errors="replace").replace("\r", "\n").splitlines()
     return next((line.strip() for line in reversed(lines) if line.strip()), "")

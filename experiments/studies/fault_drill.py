@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +15,6 @@ from experiments.drilling.trial import (
     IDS,
     RATE,
     Account,
-    Ending,
     Trial,
     run_trial,
     run_undisturbed,
@@ -21,7 +22,7 @@ from experiments.drilling.trial import (
 )
 from experiments.kept import Kept
 from experiments.options import Count, OneOf, Planned, Some, Tau
-from experiments.tables import aligned, write_csv
+from experiments.tables import Column, table, write_csv
 from persia_sim.words.schema import Within
 from persia_sim.words.vocabulary import Mode
 from runtime.run.folder import read_summary
@@ -35,6 +36,10 @@ ROLES = {
 EVALUATIONS = 4
 """Of a run on its way; one more comes at its end."""
 MODES = tuple(map(str, Mode))
+Line = dict[str, Any]
+"""A trial as the CSV has it: who was killed, its `Ending`, its `Account` (None of a world that does
+not count, and where the run was never finished), AUC less that of the undisturbed run where the
+world is one of clicks, and what law is broken; empty when none is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,23 +76,6 @@ class Options(Planned):
     """Of the draw of modes, roles and instants."""
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A trial as the CSV has it."""
-
-    number: int
-    mode: str
-    role: str
-    world: str
-    ending: Ending
-    account: Account | None
-    """None of a world that does not count, and where the run was never finished."""
-    auc_gap: float | None
-    """AUC less that of the undisturbed run, where the world is one of clicks."""
-    broken: str
-    """What law is broken; empty when none is."""
-
-
 def run(options: Options) -> None:
     """Undisturbed runs first, then the trials; prints the table of what came out."""
     from tqdm import tqdm
@@ -104,14 +92,12 @@ def run(options: Options) -> None:
             bar.update()
         kept, lines = Kept(options.out / "trials.jsonl"), []
         for trial in plan(options, {kind: seconds for kind, (seconds, _) in calm.items()}):
-            label = f"trial {trial.number} of {_what(options)}"
-            if label not in kept:
-                seconds, auc = calm[trial.mode, trial.engine, trial.world]
-                kept.add(label, asdict(_one(options, trial, schema, seconds, auc)))
-            lines.append(line_of(kept[label]))
+            label = f"kill {trial.number} of {_what(options)}"
+            undisturbed = calm[trial.mode, trial.engine, trial.world]
+            lines.append(kept.row(label, partial(_one, options, trial, schema, *undisturbed)))
             bar.update()
-    write_csv(options.out / "fault_drill.csv", [_record(line) for line in lines])
-    print(table(lines))
+    write_csv(options.out / "fault_drill.csv", lines)
+    print(_table(lines))
     print(verdict(lines))
     print(options.out / "fault_drill.csv")
 
@@ -148,12 +134,6 @@ def plan(options: Options, seconds: dict[tuple[str, str, str], float] | None) ->
             evaluation, after_s = draw.randrange(EVALUATIONS + 1), 0.0  # the last is the final one
         trials.append(Trial(number, mode, role, engine, world, after_s, inside, evaluation))
     return trials
-
-
-def line_of(kept: dict[str, Any]) -> Line:
-    """A trial as it was kept."""
-    account = kept["account"] and Account(**kept["account"])
-    return Line(**kept | {"ending": Ending(**kept["ending"]), "account": account})
 
 
 def _what(options: Options) -> str:
@@ -225,7 +205,8 @@ def _one(options: Options, trial: Trial, schema: Path, seconds: float, auc: floa
         undisturbed_s=seconds,
         patience_s=options.patience_s,
     )
-    account, gap, broken = None, None, ""
+    account: dict[str, Any] = dict.fromkeys(field.name for field in fields(Account))
+    gap, broken = None, ""
     summary = read_summary(folder)
     if summary is None:
         broken = "hangs" if ending.hung else f"not finished: {ending.said}"
@@ -233,11 +214,12 @@ def _one(options: Options, trial: Trial, schema: Path, seconds: float, auc: floa
         try:
             from experiments.drilling.counting import settle  # late: loads torch
 
-            account = settle(folder, mode=trial.mode, ranks=options.ranks, servers=options.servers)
+            found = settle(folder, mode=trial.mode, ranks=options.ranks, servers=options.servers)
         except ValueError as error:
             broken = str(error)
         else:
-            broken = f"{account.silent} silent losses" if account.silent else ""
+            account = asdict(found)
+            broken = f"{found.silent} silent losses" if found.silent else ""
     else:
         gap = next(iter(summary["tasks"].values()))["auc"] - auc
     if ending.left_behind and not broken:
@@ -246,60 +228,55 @@ def _one(options: Options, trial: Trial, schema: Path, seconds: float, auc: floa
         shutil.rmtree(folder, ignore_errors=True)
         for suffix in (".log", ".evaluated"):
             folder.with_suffix(suffix).unlink(missing_ok=True)
-    return Line(trial.number, trial.mode, trial.role, trial.world, ending, account, gap, broken)
+    about = {"number": trial.number, "mode": trial.mode, "role": trial.role, "world": trial.world}
+    return about | asdict(ending) | account | {"auc_gap": gap, "broken": broken}
 
 
-def _record(line: Line) -> dict[str, object]:
-    account = asdict(line.account) if line.account else {}
-    return {
-        "number": line.number, "mode": line.mode, "role": line.role, "world": line.world,
-        **asdict(line.ending), **account, "auc_gap": line.auc_gap, "broken": line.broken,
-    }  # fmt: skip
-
-
-def table(lines: Sequence[Line]) -> str:
+def _table(lines: Sequence[Line]) -> str:
     """A row for each role and mode: what was killed, what came of it."""
-    header = ["role", "mode", "killed", "in a checkpoint", "in an evaluation", "by itself",
-              "resumed", "hung", "lost (counted)", "silent", "seconds more",
-              "AUC gap [1e-3]"]  # fmt: skip
-    cells = []
-    for role in ROLES:
-        for mode in MODES:
-            own = [x for x in lines if (x.role, x.mode) == (role, mode) and x.ending.killed]
-            if own:
-                cells.append([role, mode, *_cells(own)])
-    return aligned(header, cells)
-
-
-def _cells(lines: Sequence[Line]) -> list[str]:
-    accounts = [x.account for x in lines if x.account]
-    gaps = [1e3 * x.auc_gap for x in lines if x.auc_gap is not None]
-    extra = sorted(x.ending.extra_s for x in lines)
-    return [
-        str(len(lines)),
-        str(sum(x.ending.in_checkpoint for x in lines)),
-        str(sum(x.ending.in_evaluation for x in lines)),
-        str(sum(not x.ending.resumes and not x.broken for x in lines)),
-        str(sum(x.ending.resumes > 0 and not x.broken for x in lines)),
-        str(sum(x.ending.hung for x in lines)),
-        str(sum(a.lost for a in accounts)),
-        str(sum(a.silent for a in accounts)),
-        f"{extra[len(extra) // 2]:.1f}",
-        " ".join(f"{gap:+.1f}" for gap in gaps) or "-",
+    killed = [line for line in lines if line["killed"]]
+    groups = [
+        [line for line in killed if (line["role"], line["mode"]) == pair]
+        for pair in product(ROLES, MODES)
     ]
+    return table([own for own in groups if own], COLUMNS)
+
+
+def _sum(own: Sequence[Line], name: str) -> int:
+    return sum(line[name] or 0 for line in own)
+
+
+COLUMNS: dict[str, Column] = {
+    "role": lambda own: own[0]["role"],
+    "mode": lambda own: own[0]["mode"],
+    "killed": lambda own: str(len(own)),
+    "in a checkpoint": lambda own: str(_sum(own, "in_checkpoint")),
+    "in an evaluation": lambda own: str(_sum(own, "in_evaluation")),
+    "by itself": lambda own: str(sum(not x["resumes"] and not x["broken"] for x in own)),
+    "resumed": lambda own: str(sum(x["resumes"] > 0 and not x["broken"] for x in own)),
+    "hung": lambda own: str(_sum(own, "hung")),
+    "lost (counted)": lambda own: str(_sum(own, "lost")),
+    "silent": lambda own: str(_sum(own, "silent")),
+    "seconds more": lambda own: f"{sorted(x['extra_s'] for x in own)[len(own) // 2]:.1f}",
+    "AUC gap [1e-3]": lambda own: (
+        " ".join(f"{1e3 * x['auc_gap']:+.1f}" for x in own if x["auc_gap"] is not None) or "-"
+    ),
+}
+"""Of the killed runs of one role in one mode."""
 
 
 def verdict(lines: Sequence[Line]) -> str:
     """The goals: no run hangs, nothing is lost silently."""
-    killed = [x for x in lines if x.ending.killed]
-    broken = [f"  trial {x.number} ({x.role}, {x.mode}): {x.broken}" for x in killed if x.broken]
-    silent = sum(x.account.silent for x in killed if x.account)
-    hung = sum(x.ending.hung for x in killed)
-    inside = sum(x.ending.in_checkpoint for x in killed)
-    evaluated = sum(x.ending.in_evaluation for x in killed)
+    killed = [line for line in lines if line["killed"]]
+    broken = [
+        f"  trial {x['number']} ({x['role']}, {x['mode']}): {x['broken']}"
+        for x in killed
+        if x["broken"]
+    ]
     head = (
-        f"{len(killed)} of {len(lines)} runs were killed before they ended, {inside} inside a"
-        f" checkpoint, {evaluated} inside an evaluation: {hung} hang, {silent} silent"
+        f"{len(killed)} of {len(lines)} runs were killed before they ended,"
+        f" {_sum(killed, 'in_checkpoint')} inside a checkpoint, {_sum(killed, 'in_evaluation')}"
+        f" inside an evaluation: {_sum(killed, 'hung')} hang, {_sum(killed, 'silent')} silent"
         f" losses, {len(broken)} trials break a law"
     )
     return "\n".join([head, *broken])

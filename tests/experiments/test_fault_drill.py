@@ -24,15 +24,14 @@ from experiments.drilling.trial import (
     samples_applied,
     write_world,
 )
+from experiments.studies import fault_drill
 from experiments.studies.fault_drill import (
     EVALUATIONS,
-    Line,
     Options,
+    _table,
     _what,
     command,
-    line_of,
     plan,
-    table,
     verdict,
 )
 from runtime.config import (
@@ -45,6 +44,7 @@ from runtime.config import (
 )
 from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.run.record import run_into
+from tests.experiments.raw_runs import read_csv
 
 STEPS = 12
 
@@ -131,26 +131,39 @@ def test_the_plan_covers_every_mode_and_role_and_is_the_same_again(tmp_path):
     assert {"--servers", "--checkpoint-every"} <= set(words)
 
 
+CALM = Ending(True, False, False, False, 0, 0, 1.0, "")
+
+
 def test_a_hang_and_a_silent_loss_are_told_and_not_averaged_away():
-    ended = Ending(True, False, False, False, 0, 0, 1.0, "")
     hung = Ending(True, True, True, True, 0, 1, 120.0, "")
-    lines = [
-        Line(0, "sync", "server", "counting", ended, None, None, ""),
-        Line(1, "sync", "server", "counting", hung, None, None, "hangs"),
-    ]
+    line = {"number": 0, "mode": "sync", "role": "server", "broken": "", "lost": None,
+            "silent": None, "auc_gap": None}  # fmt: skip
+    lines = [line | asdict(CALM), line | asdict(hung) | {"number": 1, "broken": "hangs"}]
     told = verdict(lines)
     assert "1 hang" in told
     assert "trial 1 (server, sync): hangs" in told
-    cells = table(lines).splitlines()[-1].split()
+    cells = _table(lines).splitlines()[-1].split()
     assert cells[:8] == ["server", "sync", "2", "1", "1", "1", "0", "1"]
 
 
-@pytest.mark.parametrize("account", [Account(8, 7, 1, 0), None])
-def test_finished_trials_are_kept_whole_and_for_the_same_options_only(account, tmp_path):
-    ended = Ending(True, False, False, False, 0, 1, 1.5, "told")
-    line = Line(1, "sync", "server", "counting", ended, account, None, "")
-    assert line_of(json.loads(json.dumps(asdict(line)))) == line
-    options = Options(kills=2, in_checkpoint=0, learning=0, out=tmp_path)
+def test_finished_trials_are_kept_whole_and_for_the_same_options_only(tmp_path, monkeypatch):
+    """And the first of them may have no account: it broke, or its world does not count."""
+    options = Options(kills=2, in_checkpoint=0, in_evaluation=0, learning=1, out=tmp_path)
+    monkeypatch.setattr(fault_drill, "plan", lambda *_: plan(options, None)[::-1])
+    monkeypatch.setattr(fault_drill, "_undisturbed", lambda *_: (1.0, 0.5))
+    monkeypatch.setattr(fault_drill, "run_trial", lambda *_, **__: CALM)
+    monkeypatch.setattr(fault_drill, "read_summary", lambda _: {"tasks": {"click": {"auc": 0.75}}})
+    monkeypatch.setattr(
+        "experiments.drilling.counting.settle", lambda *_, **__: Account(8, 7, 1, 0)
+    )
+    fault_drill.run(options)
+    table = (tmp_path / "fault_drill.csv").read_bytes()
+    clicks, counting = read_csv(tmp_path / "fault_drill.csv")
+    assert (clicks["auc_gap"], clicks["sent"]) == ("0.25", "")
+    assert (counting["auc_gap"], counting["lost"]) == ("", "1")
+    monkeypatch.setattr(fault_drill, "run_trial", None)
+    fault_drill.run(options)
+    assert (tmp_path / "fault_drill.csv").read_bytes() == table
     assert _what(options) == _what(replace(options, out=tmp_path / "other"))
     assert _what(options) != _what(replace(options, seed=1))
 
