@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -14,7 +14,6 @@ from experiments.benching.windows import ForeignCores, ForeignLoad
 from experiments.kept import Kept, sole_writer
 from experiments.options import OneOf, Planned, Some
 from experiments.tables import Column, aligned, table, write_csv
-from experiments.validating.bands import Band, band_of, error, verdicts
 from experiments.validating.cases import Case, chosen, held_by
 from experiments.validating.host_laws import MISSING, Costs, Point, costs_by_law
 from experiments.validating.profiling import (
@@ -23,20 +22,97 @@ from experiments.validating.profiling import (
     Profile,
     ProfileRun,
     additions,
-    ahead,
-    alone,
     fit_profile,
-    late,
+    profiled,
     pulls,
     run_case,
-    served,
     sleeps,
-    together,
 )
 from experiments.validating.schedule import Schedule, contended, cores_here, schedule
 from experiments.validating.stages import Stages
 from persia_sim.words.schema import Within, parse
 from persia_sim.words.vocabulary import Mode
+
+SHARE = 0.9
+"""Of measurements that a band is to hold."""
+GOALS = {
+    "throughput_mean": 0.05, "throughput_largest": 0.15, "staleness_mean": 0.05,
+    "coverage_least": 0.85, "coverage_most": 0.95,
+}  # fmt: skip
+DRAWS = 4_000
+LEAST_OTHERS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Where a measurement lies in 90 % of cases, as factors on the prediction."""
+
+    low: float
+    high: float
+
+    def holds(self, ratio: float) -> bool:
+        """Whether a measurement over its prediction lies inside."""
+        return self.low <= ratio <= self.high
+
+
+def error(predicted: float, measured: float) -> float:
+    """Signed: 0.1 says that the prediction is 10 % above what was measured; 0 for 0 against 0.
+
+    >>> round(error(110.0, 100.0), 9), error(0.0, 0.0)
+    (0.1, 0.0)
+    """
+    if predicted == measured:
+        return 0.0
+    return predicted / measured - 1 if measured else np.inf
+
+
+def band_of(name: str, ratios: Mapping[str, Sequence[float]], seed: int = 0) -> Band | None:
+    """The band of one configuration from the measured ratios (measured / predicted) of all others.
+
+    Each draw takes others with replacement for the mean error of this host's predictions, then one
+    more, with its deviation, for this configuration, and one deviation of a run from its own
+    configuration's mean. None where there are fewer than three others.
+    """
+    logs = {n: np.log(np.asarray(values, float)) for n, values in ratios.items() if n != name}
+    n = len(logs)
+    if n < LEAST_OTHERS:
+        return None
+    means = np.array([own.mean() for own in logs.values()])
+    within = np.concatenate([own - own.mean() for own in logs.values()])
+    many = [len(own) / (len(own) - 1) for own in logs.values() if len(own) > 1]
+    within = within * np.sqrt(np.mean(many) if many else 1.0)
+    random = np.random.default_rng(seed)
+    centres = means[random.integers(n, size=(DRAWS, n))].mean(1)
+    # A mean of n has taken a part of each deviation with it.
+    apart = (means - means.mean())[random.integers(n, size=DRAWS)] * np.sqrt(n / (n - 1))
+    drawn = centres + apart + within[random.integers(len(within), size=DRAWS)]
+    low, high = np.exp(np.quantile(drawn, [(1 - SHARE) / 2, (1 + SHARE) / 2]))
+    return Band(float(low), float(high))
+
+
+def verdicts(
+    rate_errors: Sequence[float], stale_errors: Sequence[float], inside: Sequence[bool]
+) -> list[str]:
+    """The goals beside errors of configurations and runs inside their bands; those of nothing are
+    left out."""
+    found = []
+
+    def judge(goal: str, value: float, least: float, most: float) -> None:
+        found.append(f"{goal}: {value:.1%} ({'met' if least <= value <= most else 'MISSED'})")
+
+    if rate_errors:
+        sizes = np.abs(rate_errors)
+        goal, largest = GOALS["throughput_mean"], GOALS["throughput_largest"]
+        judge(f"throughput, mean error <= {goal:.0%}", float(sizes.mean()), 0.0, goal)
+        judge(f"throughput, largest <= {largest:.0%}", float(sizes.max()), 0.0, largest)
+    if stale_errors:
+        goal = GOALS["staleness_mean"]
+        judge(f"staleness, mean error <= {goal:.0%}", float(np.abs(stale_errors).mean()), 0.0, goal)
+    if inside:
+        low, high = GOALS["coverage_least"], GOALS["coverage_most"]
+        judge(f"90 % bands hold {low:.0%} to {high:.0%} of runs", float(np.mean(inside)), low, high)
+    return found
+
 
 KEPT = "runs.jsonl"
 SIMULATED_STEPS = 200
@@ -284,20 +360,14 @@ def conclusion(records: Sequence[dict[str, Any]]) -> str:
         if r["inside"] != ""
         for hit in [True] * r["inside"] + [False] * (r["runs"] - r["inside"])
     ]
-    found = verdicts([r["error"] for r in records], late, inside)
     alone = float(np.mean([abs(r["schedule_error"]) for r in records]))
     foreign = float(np.median([r["foreign_cores"] for r in records]))
-    lines = [str(verdict) for verdict in found]
+    lines = verdicts([r["error"] for r in records], late, inside)
     lines.append(f"of which the schedule's, with measured stages: mean {alone:.1%}")
     lines.append(f"other processes used {foreign:.2f} cores beside the median case")
     if foreign > 0.15:
         lines.append("the machine was loaded: these errors hold its noise, too")
     return "\n".join(lines)
-
-
-def profiled() -> list[ProfileRun]:
-    """The runs of a profile."""
-    return [*alone(), *late(), *ahead(), *together(), *served()]
 
 
 def _measure(

@@ -15,9 +15,8 @@ from markupsafe import Markup
 
 from experiments.gaps import thousandths
 from experiments.paper.page import described, rendered
-from experiments.registry.compare import curve
+from experiments.registry.compare import curve, settings_of
 from experiments.registry.runs import HEADER, Run, cells, counts, is_sweep, runs_below, the_run
-from experiments.registry.settings import settings_of
 from experiments.statistics import t_interval
 from persia_sim.words.files import atomic_write
 from runtime.run.folder import read_command

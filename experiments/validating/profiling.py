@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from experiments.validating.cases import Case, Held, held_by
-from experiments.validating.contention import Burden, Host, burdens, threads, threads_of
 from experiments.validating.host_laws import (
     LATE,
     OF_SERVED,
@@ -29,6 +28,7 @@ from experiments.validating.host_laws import (
     fit_law,
     quantities,
 )
+from experiments.validating.schedule import Burden, Host, burdens, threads, threads_of
 from experiments.validating.stages import (
     OF_A_MODE,
     STAGES,
@@ -127,45 +127,36 @@ class ProfileRun:
     steps: int
 
 
-def alone() -> list[ProfileRun]:
-    """One thread does everything: what a stage costs."""
-    return [replace(run, case=replace(run.case, mode=Mode.SYNC)) for run in late()]
-
-
-def late() -> list[ProfileRun]:
-    """A rank's stages on three threads."""
+def profiled() -> list[ProfileRun]:
+    """The runs of a profile."""
     first, second = CONFIGURATIONS
-    small = [(replace(first, batch=batch), steps) for batch, steps in STEPS_OF_BATCH.items()]
-    small += [(replace(first, batch=b, shards=2), STEPS_OF_BATCH[b]) for b in SHARDED]
-    large = [(replace(second, batch=b), max(24, n // 2)) for b, n in STEPS_OF_BATCH.items()]
-    return [ProfileRun(case, steps) for case, steps in small + large]
-
-
-def ahead() -> list[ProfileRun]:
-    """What it costs to bring prefetched rows up to date."""
-    return [
+    # A rank's stages on three threads.
+    late = [
+        *(ProfileRun(replace(first, batch=b), n) for b, n in STEPS_OF_BATCH.items()),
+        *(ProfileRun(replace(first, batch=b, shards=2), STEPS_OF_BATCH[b]) for b in SHARDED),
+        *(ProfileRun(replace(second, batch=b), max(24, n // 2)) for b, n in STEPS_OF_BATCH.items()),
+    ]
+    # One thread does everything: what a stage costs.
+    alone = [replace(run, case=replace(run.case, mode=Mode.SYNC)) for run in late]
+    # What it costs to bring prefetched rows up to date.
+    ahead = [
         ProfileRun(replace(base, mode=Mode.LOOKAHEAD, batch=batch), max(30, 46_080 // batch))
         for base in CONFIGURATIONS
         for batch in AHEAD
     ]
-
-
-def together() -> list[ProfileRun]:
-    """Two ranks: with the runs of three threads, what threads cost each other."""
-    return [
+    # Two ranks: with the runs of three threads, what threads cost each other.
+    together = [
         ProfileRun(replace(base, mode=mode, ranks=2, batch=batch), STEPS_TOGETHER)
         for base in CONFIGURATIONS
         for batch in TOGETHER
         for mode in (Mode.SYNC, Mode.HYBRID)
     ]
-
-
-def served() -> list[ProfileRun]:
-    """Rows in a server process, one thread that asks it."""
-    return [
+    # Rows in a server process, one thread that asks it.
+    served = [
         ProfileRun(Case(mode=Mode.SYNC, batch=batch, servers=1), steps)
         for batch, steps in STEPS_OF_BATCH.items()
     ]
+    return [*alone, *late, *ahead, *together, *served]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,9 @@ from scipy import stats
 from sklearn.metrics import roc_auc_score
 
 from experiments.commands import main
-from experiments.registry.compare import comparison
+from experiments.registry.compare import comparison, settings_of
 from experiments.registry.report import line_chart, write_page
 from experiments.registry.runs import Run, listing, read_run, runs_below
-from experiments.registry.settings import settings_of
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.run.folder import write_json
 from runtime.run.record import run_into
