@@ -63,7 +63,7 @@ print(latest.pivot_table(index="data", columns="count_from", values="ratio").rou
 # those of real sets). No one factor turns it into thousandths: see the gap over the drift.
 
 # %%
-from experiments.staleness.by_frequency import order_of_losses
+from experiments.staleness.frequency import order_of_losses
 
 real = drift[~drift.data.str.startswith("synthetic")]
 print(drift.assign(gap_over_drift=drift.gap_to_sync / drift.drift).to_string(index=False))

@@ -1,13 +1,24 @@
-"""How often each id of a data set occurs, how often those of a sample do, and alpha by field."""
+"""How often ids occur; alpha by field; the gap, and missed pushes of a row, by how often it does.
+
+Bins of counts grow by a factor of four. The pushes that reads of a row missed are those of the
+recorded order; the model beside them is alpha of a batch times the missed steps.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from experiments.gaps import Setting
+from experiments.statistics import paired_gap, t_interval
 from persia_sim.theory import convergence as alpha
+from persia_sim.theory.convergence import of_batch
+from persia_sim.words.trace import ALL, Event, Kind
 from runtime.data.batch import Batch
 from runtime.data.ids import VALUE_BITS
 from runtime.data.source import Part, Source
@@ -115,3 +126,146 @@ def alpha_lines(name: str, samples: int) -> list[dict[str, Any]]:
             if number is None or level in _LEVELS_OF_A_FIELD
         ]  # fmt: skip
     return lines
+
+
+EDGES = (0, 1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 2**62)
+"""Counts at which bins begin; 0: the id is in no training sample."""
+LEAST_OF_EACH_LABEL = 100
+"""Test samples of each label that a bin needs for an AUC."""
+
+Scores = Mapping[tuple[Setting, int], np.ndarray]
+"""float [B] by setting and seed: predictions of the first task on the same test samples."""
+
+
+def gap_lines(
+    labels: np.ndarray,
+    scores: Scores,
+    users: np.ndarray | None,
+    taus: Sequence[int],
+    seeds: int,
+    by: str,
+    counts: np.ndarray | None,
+) -> Iterator[dict[str, Any]]:
+    """A line per bound and bin that has enough samples of both labels.
+
+    ``labels``: [B]; ``counts``: [B], by which the samples are binned, or None for one bin of all,
+    and ``by`` is what a line calls them. Gaps are hybrid minus sync, paired by seed, their
+    intervals over seeds and test rows (by ``users`` [B]), of log-losses over seeds alone.
+    """
+    from runtime.run.evaluate import auc, log_loss  # late: sklearn
+
+    edges = EDGES if counts is not None else (EDGES[0], EDGES[-1])
+    for low, high in pairwise(edges):
+        here = slice(None) if counts is None else (counts >= low) & (counts < high)
+        own = labels[here]
+        if min(own.sum(), len(own) - own.sum()) < LEAST_OF_EACH_LABEL:
+            continue
+        for tau in taus:
+            pairs = [
+                (scores[("sync", 0), seed][here], scores[("hybrid", tau), seed][here])
+                for seed in range(seeds)
+            ]
+            whose = None if users is None else users[here]
+            gap = paired_gap(own, *zip(*pairs, strict=True), whose)
+            loss = t_interval([log_loss(own, late) - log_loss(own, sync) for sync, late in pairs])
+            yield {
+                "tau": tau,
+                "by": by,
+                **_bin(low, high),
+                "test_samples": len(own),
+                "positives": int(own.sum()),
+                "seeds": seeds,
+                "auc_sync": float(np.mean([auc(own, sync) for sync, _ in pairs])),
+                "gap_to_sync": gap.mean,
+                "gap_to_sync_half_width_95": gap.half_width,
+                "log_loss_gap": loss.mean,
+                "log_loss_gap_half_width_95": loss.half_width,
+            }
+
+
+def missed_lines(
+    read: RowReads, *, tau: int, samples: int, batch: int, missed_steps: float
+) -> Iterator[dict[str, Any]]:
+    """A line per bin of rows: pushes of a row that a read of it missed, recorded and by the model.
+
+    ``samples`` and ``batch``: of the run and of a step; ``missed_steps``: the mean of its lookups.
+    """
+    # Of the other samples: the one that reads a row is no push that it could have missed.
+    others = (read.occurrences - 1) / (samples - 1)
+    expected = missed_steps * of_batch(others, batch)
+    for low, high in pairwise(EDGES[1:]):
+        here = (read.occurrences >= low) & (read.occurrences < high)
+        if not here.any():
+            continue
+        reads = read.reads[here]
+        yield {
+            "tau": tau,
+            **_bin(low, high),
+            "rows": int(here.sum()),
+            "reads": int(reads.sum()),
+            "missed_pushes": float(read.missed[here].sum() / reads.sum()),
+            "missed_pushes_model": float((expected[here] * reads).sum() / reads.sum()),
+            "missed_steps": missed_steps,
+        }
+
+
+def _bin(low: int, high: int) -> dict[str, Any]:
+    return {"count_from": low, "count_below": high if high < EDGES[-1] else math.inf}
+
+
+@dataclass(frozen=True, slots=True)
+class RowReads:
+    """Per id of a run, over all batches that read it."""
+
+    ids: np.ndarray
+    """uint64 [U], sorted."""
+    occurrences: np.ndarray
+    """int64 [U]: samples' reads of the row, bags that hold it twice counted twice."""
+    reads: np.ndarray
+    """int64 [U]: batches that read the row."""
+    missed: np.ndarray
+    """int64 [U]: pushes of the row that these reads missed, added up."""
+    histogram: np.ndarray
+    """int64 [bins]: reads of any row by how many pushes of it were missed; more: the last bin."""
+
+
+def row_reads(order: Iterable[Event], batches: Sequence[Batch], bins: int) -> RowReads:
+    """Of a run of one rank in barrier mode on one shard; batch s is that of step s.
+
+    Raises ValueError for an order of other ranks.
+    """
+    ids, place = np.unique(np.concatenate([b.ids for b in batches]), return_inverse=True)
+    ends = np.cumsum([len(b.ids) for b in batches])
+    rows = [np.unique(part) for part in np.split(place, ends[:-1])]
+    pending = np.zeros(len(ids), np.int64)  # pushes of each row that are on their way
+    reads, missed = np.zeros_like(pending), np.zeros_like(pending)
+    histogram = np.zeros(bins, np.int64)
+    for event in order:
+        if event.rank not in (0, ALL):
+            raise ValueError(f"the order is of several ranks: it has rank {event.rank}")
+        if event.kind == Kind.LOOKUP:
+            touched = rows[event.step]
+            here = pending[touched]
+            reads[touched] += 1
+            missed[touched] += here
+            histogram += np.bincount(np.minimum(here, bins - 1), minlength=bins)
+            pending[touched] += 1
+        elif event.kind in (Kind.PUSH, Kind.LOST_PUSH):
+            pending[rows[event.step]] -= 1
+    occurrences = np.bincount(place, minlength=len(ids))
+    return RowReads(ids, occurrences, reads, missed, histogram)
+
+
+MEASURES = ("drift", "relative", "predictions")
+"""Fields of `drift.Drift` by which losses may be ordered."""
+
+
+def order_of_losses(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Spearman's rank correlation of each measure with the loss."""
+    from scipy.stats import spearmanr  # late: a second to import
+
+    losses = [-float(line["gap_to_sync"]) for line in lines]
+    return {
+        name: float(spearmanr([float(line[name]) for line in lines], losses).statistic)
+        for name in MEASURES
+    }

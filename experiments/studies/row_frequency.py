@@ -14,7 +14,7 @@ from experiments.gaps import Run, Setting, finished
 from experiments.kept import Kept
 from experiments.options import Count, PairedSeeds, Parallel, Some
 from experiments.points import Point, one_draw, setting_points
-from experiments.staleness.by_frequency import (
+from experiments.staleness.frequency import (
     MEASURES,
     Scores,
     gap_lines,

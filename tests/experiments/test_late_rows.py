@@ -7,12 +7,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from experiments.staleness.by_frequency import row_reads
 from experiments.staleness.drift import measured
 from experiments.staleness.frequency import (
     first_samples,
     frequencies,
     rarest,
+    row_reads,
     sample_of_each_id,
 )
 from experiments.staleness.logistic import (

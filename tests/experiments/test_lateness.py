@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.lateness import streams
-from experiments.lateness.delay import behind, delays
 from experiments.lateness.streams import STREAMS, Cell, Rates, config_of
-from experiments.lateness.table import drift_hypothesis_lines
+from experiments.lateness.table import behind, delays, drift_hypothesis_lines
 from experiments.staleness.drift import PROBED_SAMPLES
 from experiments.staleness.frequency import first_samples
 from experiments.studies import lateness

@@ -9,7 +9,7 @@ import pytest
 from matplotlib import pyplot as plt
 from sklearn.metrics import roc_auc_score
 
-from experiments.staleness import by_frequency
+from experiments.staleness import frequency
 from experiments.statistics import paired_gap
 from experiments.studies import row_frequency as study
 from runtime.data.open import open_source
@@ -29,7 +29,7 @@ def ran(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("row-frequency")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PERSIA_DATA_DIR", str(out / "data"))
-        patch.setattr(by_frequency, "LEAST_OF_EACH_LABEL", 20)
+        patch.setattr(frequency, "LEAST_OF_EACH_LABEL", 20)
         clicks_file(out / "data", 2000)
         options = study.Options(
             data=(SYNTHETIC, OTHER), taus=TAUS, seeds=2, samples=SAMPLES, batch=BATCH,
@@ -97,7 +97,7 @@ def test_losses_are_ordered_by_the_ranks_of_a_measure():
         for d, loss in zip(drifts, losses, strict=True)
     ]
     # one pair of neighbours is exchanged: 1 - 6 * 2 / (4 * 15)
-    told = by_frequency.order_of_losses(lines)
+    told = frequency.order_of_losses(lines)
     assert told == pytest.approx({"drift": 0.8, "relative": -0.8, "predictions": 1.0})
 
 
