@@ -322,7 +322,7 @@ PIECES = tuple(study for study in STUDIES.values() if study.section)
 BENCHES = _by_name(
     Study(
         name="bench-engines",
-        says="sync against dense alone, latency against its law, transport, threads and processes",
+        says="sync, latency, transport, processes, snapshots, memory, each with its goal",
         minutes=11,
     ),
     Study(
@@ -335,12 +335,6 @@ BENCHES = _by_name(
         says="core-seconds of a sweep's point against plain torch",
         minutes=15,
     ),
-    Study(
-        name="bench-snapshot",
-        says="the pause of a snapshot of the rows, and steps around it",
-        minutes=1,
-    ),
-    Study(name="bench-memory", says="a million steps: memory beside the rows", minutes=60),
     Study(
         name="validate",
         says="runs of this host against their predictions, with bands",

@@ -4,6 +4,8 @@
 - latency: every mode with injected latency beside law 15;
 - transport: rows in server processes beside rows in the process of the ranks;
 - scaling: whole runs with ranks and servers as threads or as processes, each a start of its own.
+
+And what is asked of one candidate: the pause of a snapshot, the memory of a long run.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.benching.engine_options import Options
+from experiments.benching.row_memory import memory, snapshot
 from experiments.benching.wide import concurrent_samples_per_s, plain_loop, wide_workload
 from experiments.benching.windows import (
     Ratio,
@@ -58,6 +61,9 @@ def run(options: Options) -> None:
     """Measure all candidates of each question in turn, and print what came out."""
     for what in options.what:
         own = options.of(what)
+        if what in ALONE:
+            ALONE[what](own)
+            continue
         question = QUESTIONS[what](own)
         windows = interleave(question.candidates, own.rounds, own.most_foreign_cores, what)
         path = own.out / f"bench_{what}.csv"
@@ -360,3 +366,5 @@ QUESTIONS: dict[str, Callable[[Options], Any]] = {
     "scaling": Scaling,
 }
 """Each has ``candidates``, name -> measure, and a ``report`` of their windows."""
+ALONE: dict[str, Callable[[Options], None]] = {"snapshot": snapshot, "memory": memory}
+"""Of one candidate, with tables of their own."""

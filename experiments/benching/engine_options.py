@@ -34,6 +34,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "ranks": (1, 2, 4), "servers": (1, 2), "latency_s": (0.0,), "modes": tuple(map(str, Mode)),
         "engines": tuple(ENGINES), "data": "synthetic",
     },
+    "snapshot": {
+        "rounds": 10, "batch": 16_384, "dim": 16, "rows": 1_000_000, "around_s": 0.3,
+    },
+    "memory": {
+        "window_steps": 1_000_000, "batch": 16, "ranks": (8,), "servers": (4,), "windows": (4,),
+        "executor": "lag",
+    },
 }  # fmt: skip
 """What each question reads, and takes where nothing was typed."""
 OWN = sorted({name for own in DEFAULTS.values() for name in own})
@@ -45,15 +52,15 @@ class Options(Bench):
     """Candidates in turn, round after round; what is not given is each question's own."""
 
     what: Some[Annotated[str, OneOf(DEFAULTS)]] = ("sync", "latency", "transport")
-    """sync, latency, transport, scaling (half an hour)."""
+    """sync, latency, transport, scaling (half an hour), snapshot (a minute), memory (an hour)."""
     rounds: Count | None = None
     """Interleaved rounds of all candidates."""
     window_steps: Annotated[int, Within(3, MOST)] | None = None
-    """Steps of a measurement; the first are not timed."""
+    """Steps of a measurement; the first are not timed. Of memory: those of all ranks."""
     batch: Count | None = None
-    """Samples of one dense update."""
+    """Samples of one dense update; of snapshot: ids of a step, drawn uniformly."""
     rows: Annotated[int, Within(FIELDS, 10**9)] | None = None
-    """Distinct ids of the workload."""
+    """Distinct ids of the workload; of snapshot: rows of the table."""
     dim: Annotated[int, Within(1, 4096)] | None = None
     """Floats in a row."""
     hidden: Some[Annotated[int, Within(1, 2**20)]] | None = None
@@ -67,7 +74,8 @@ class Options(Bench):
     latency_s: Some[Annotated[float, Within(0.0, 10.0)]] | None = None
     """Seconds that each lookup and each push takes longer, as in a network."""
     windows: Some[Annotated[int, Within(1, 1024)]] | None = None
-    """Of latency: bounds tau of hybrid and raw_hybrid, and steps ahead of lookahead."""
+    """Of latency: bounds tau of hybrid and raw_hybrid, and steps ahead of lookahead. Of memory: the
+    bound of hybrid."""
     modes: Some[Annotated[str, OneOf(map(str, Mode))]] | None = None
     """Modes of scaling."""
     engines: Some[Annotated[str, OneOf(ENGINES)]] | None = None
@@ -77,11 +85,15 @@ class Options(Bench):
     clock: Literal["wall", "cpu"] | None = None
     """Of transport. wall: a step's seconds. cpu: the CPU seconds of ranks and servers together, for
     a busy machine; what a message waits is not in them."""
+    around_s: Annotated[float, Within(0.001, 3600)] | None = None
+    """Of snapshot: seconds of training before each."""
+    executor: Literal["lag", "concurrent"] | None = None
+    """Of memory: who carries the steps out: one thread, or a thread a rank."""
 
     def check(self) -> None:
         """What a question reads, and how it reads it."""
         for name in self.what:
-            hold("window_steps", self.window_steps or MOST, Within(LEAST_STEPS[name], MOST))
+            hold("window_steps", self.window_steps or MOST, Within(LEAST_STEPS.get(name, 1), MOST))
             if name != "scaling":
                 self._check_single(name)
         if "latency" in self.what:
@@ -103,7 +115,7 @@ class Options(Bench):
 
     def _check_single(self, what: str) -> None:
         """Raise ValueError for a list where a question is asked at one number."""
-        for name in ("ranks", "servers"):
+        for name in ("ranks", "servers", *(("windows",) if what == "memory" else ())):
             values = getattr(self, name) or ()
             if name in DEFAULTS[what] and len(values) > 1:
                 raise ValueError(f"{name} must be one number for {what}, got {list(values)}")

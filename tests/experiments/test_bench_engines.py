@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 import pytest
 
-from experiments.benching import windows
+from experiments.benching import row_memory, windows
 from experiments.benching.bench_engines import (
     TOWERS,
     TRANSPORT_MODES,
@@ -23,6 +23,7 @@ from experiments.benching.bench_engines import (
     transport_config,
 )
 from experiments.benching.engine_options import DEFAULTS, Options
+from experiments.benching.row_memory import WAYS
 from experiments.benching.windows import Ratio
 from persia_sim.words.vocabulary import Mode
 from tests.experiments.raw_runs import read_csv
@@ -179,3 +180,47 @@ def test_each_question_takes_what_is_its_own():
     assert (sync.rounds, sync.batch, sync.window_steps) == (3, 64, 12)
     assert (transport.rounds, transport.batch, transport.window_steps) == (3, 64, 15)
     assert (sync.clock, transport.clock) == (None, "wall")
+
+
+@pytest.mark.parametrize(("goal_s", "verdict"), [(60.0, "met"), (0.0, "MISSED")])
+def test_snapshot_tells_the_medians_of_both_ways(tmp_path, monkeypatch, goal_s, verdict):
+    monkeypatch.setattr(row_memory, "PAUSE_GOAL_S", goal_s)
+    monkeypatch.setattr("experiments.benching.wide.FILL", 700)
+    told = printed(monkeypatch)
+    tiny = {"rows": 3000, "dim": 4, "batch": 50, "rounds": 3, "around_s": 0.01}
+    run(Options(what=("snapshot",), out=tmp_path, **tiny))
+    rows = read_csv(tmp_path / "bench_snapshot.csv")
+    assert [r["way"] for r in rows] == [*WAYS] * 3
+    assert {int(r["copy_bytes"]) for r in rows} == {3000 * (8 + 4 + 2 * 4 * 4)}
+    for row in rows:
+        assert 0 < float(row["pause_s"]) < float(row["whole_s"])
+        assert 0 < float(row["step_meanwhile_s"]) <= float(row["longest_step_s"])
+    for way in WAYS:
+        pauses = [1e3 * float(r["pause_s"]) for r in rows if r["way"] == way]
+        line = rf"^{way} +{median(pauses):.2f} +{max(pauses):.2f} "
+        assert re.search(line, told[0], re.MULTILINE)
+    assert f"goal: pause behind training < {1e3 * goal_s:.0f} ms: {verdict}" in told
+    assert "(the goal is for 1 M rows and dim 16)" in told
+
+
+def test_memory_reads_rows_and_what_lies_beside_them(tmp_path, monkeypatch):
+    sizes = iter([3 << 30, 5 << 30] + [4 << 30] * 200)
+    monkeypatch.setattr(row_memory, "status_bytes", lambda _: next(sizes))
+    told = printed(monkeypatch)
+    tiny = {"window_steps": 50, "ranks": (2,), "servers": (2,), "batch": 64}
+    run(Options(what=("memory",), out=tmp_path, **tiny))
+    rows = read_csv(tmp_path / "bench_memory.csv")
+    assert [int(r["steps"]) for r in rows] == list(range(1, 51))
+    held = [float(r["rows_bytes"]) for r in rows]
+    assert 0 < held[0] <= held[-1]
+    words = "\n".join(told)
+    beside = max(float(r["all_bytes"]) - float(r["rows_bytes"]) for r in rows) / 2**30
+    assert 4.9 < beside <= 5
+    assert f"{50 * 7} events in the trace; at most {beside:.3f} GiB beside the rows" in words
+    assert "MISSED" in words
+
+
+def test_the_memory_of_this_process_is_read():
+    before = row_memory.status_bytes("RssAnon")
+    held = np.ones(8 << 20)
+    assert held.nbytes // 2 < row_memory.status_bytes("RssAnon") - before < 2 * held.nbytes

@@ -6,10 +6,9 @@ import os
 import re
 import sys
 
-import numpy as np
 import pytest
 
-from experiments.benching import bench_memory, bench_sweep, windows
+from experiments.benching import bench_sweep, windows
 from experiments.benching.core_seconds import core_seconds
 from tests.experiments.clicks import clicks_file
 from tests.experiments.raw_runs import read_csv
@@ -65,29 +64,3 @@ def test_bench_sweep_divides_by_points_and_judges_pairs(tmp_path, monkeypatch):
     assert re.search(r"in a sweep: 0\.\d\d \[.*goal 0.8: ", words)
     assert "one run: 1.49 [" in words and "MISSED" in words
     assert any(w[:2] == ["experiments", "staleness-sweep"] and "--ranks" in w for w in commands)
-
-
-def test_bench_memory_reads_rows_and_what_lies_beside_them(tmp_path, monkeypatch):
-    sizes = iter([3 << 30, 5 << 30] + [4 << 30] * 200)
-    monkeypatch.setattr(bench_memory, "own_bytes", lambda: next(sizes))
-    told = printed(monkeypatch)
-    bench_memory.run(
-        bench_memory.Options(
-            steps=50, ranks=2, shards=2, batch=64, out=tmp_path
-        )
-    )  # fmt: skip
-    rows = read_csv(tmp_path / "bench_memory.csv")
-    assert [int(r["steps"]) for r in rows] == list(range(1, 51))
-    held = [float(r["rows_bytes"]) for r in rows]
-    assert 0 < held[0] <= held[-1]
-    words = "\n".join(told)
-    beside = max(float(r["all_bytes"]) - float(r["rows_bytes"]) for r in rows) / 2**30
-    assert 4.9 < beside <= 5
-    assert f"{50 * 7} events in the trace; at most {beside:.3f} GiB beside the rows" in words
-    assert "MISSED" in words
-
-
-def test_the_memory_of_this_process_is_read():
-    before = bench_memory.own_bytes()
-    held = np.ones(8 << 20)
-    assert held.nbytes // 2 < bench_memory.own_bytes() - before < 2 * held.nbytes

@@ -1,7 +1,7 @@
-"""How long training stands still for a snapshot of the rows, and what it feels afterwards.
+"""Questions of bench-engines about the memory of rows: the pause of a snapshot, a long run.
 
-One thread looks up and pushes without a break while another takes snapshots: in turn by copying all
-rows inside the cut, and behind training, as a checkpoint does it.
+For a snapshot one thread looks up and pushes without a break while another takes snapshots: in turn
+by copying all rows inside the cut, and behind training, as a checkpoint does it.
 """
 
 from __future__ import annotations
@@ -10,37 +10,26 @@ import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
+from experiments.benching.engine_options import Options
 from experiments.benching.wide import full_store, handle_of, uniform_ids
 from experiments.benching.windows import ForeignLoad
-from experiments.options import Count, StudyOptions
-from experiments.tables import aligned, write_csv
-from persia_sim.words.schema import Within
+from experiments.tables import aligned, table, write_csv
+from persia_sim.words.vocabulary import Mode
+from runtime.config import DataConfig, EngineConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.data.batch import Field, Layout
 from runtime.embedding.config import RowOptimizer, TableConfig
 
-GOAL_S = 0.05
+PAUSE_GOAL_S = 0.05
 """Of the pause, for 1 M rows of width 16 with Adagrad."""
 WAYS = ("inside the cut", "behind training")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options(StudyOptions):
-    """The pause of a snapshot of one Adagrad table in milliseconds, and the steps around it."""
-
-    rows: Annotated[int, Within(1, 10**9)] = 1_000_000
-    """Rows of the table."""
-    dim: Annotated[int, Within(1, 4096)] = 16
-    """Floats in a row."""
-    batch: Count = 16_384
-    """Ids of a step, drawn uniformly."""
-    rounds: Count = 10
-    """Snapshots of each way, in turn."""
-    around_s: Annotated[float, Within(0.001, 3600)] = 0.3
-    """Seconds of training before each snapshot."""
+MEMORY_GOAL_BYTES = 1 << 30
+"""Beside the rows."""
+READINGS = 100
+_GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +56,8 @@ class Taken:
     """Cores that other processes used."""
 
 
-def run(options: Options) -> None:
-    """Measure, print the table and the goal, write the CSV."""
+def snapshot(options: Options) -> None:
+    """How long training stands still for a snapshot of the rows, and what it feels afterwards."""
     from tqdm import tqdm
 
     config = TableConfig(dim=options.dim, optimizer=RowOptimizer(kind="adagrad", lr=0.05))
@@ -80,17 +69,17 @@ def run(options: Options) -> None:
             with ForeignLoad() as load:
                 values = _take(options, store, way, seed=number)
             found.append(Taken(number, way, *values, foreign_cores=load.cores))
-    write_csv(options.out / "bench_snapshot.csv", [asdict(one) for one in found])
-    print(table(found))
+    path = write_csv(options.out / "bench_snapshot.csv", [asdict(one) for one in found])
+    print(_snapshot_table(found))
     own = [t.pause_s for t in found if t.way == WAYS[1]]
-    verdict = "met" if np.median(own) < GOAL_S else "MISSED"
-    print(f"goal: pause behind training < {1e3 * GOAL_S:.0f} ms: {verdict}")
+    verdict = "met" if np.median(own) < PAUSE_GOAL_S else "MISSED"
+    print(f"goal: pause behind training < {1e3 * PAUSE_GOAL_S:.0f} ms: {verdict}")
     if options.rows != 1_000_000 or options.dim != 16:
         print("(the goal is for 1 M rows and dim 16)")
-    print(str(options.out / "bench_snapshot.csv"))
+    print(str(path))
 
 
-def table(found: list[Taken]) -> str:
+def _snapshot_table(found: list[Taken]) -> str:
     """A line a way: medians, and of the pause the longest."""
     lines = []
     for way in WAYS:
@@ -99,9 +88,7 @@ def table(found: list[Taken]) -> str:
         medians = [1e3 * float(np.median([getattr(o, c) for o in own])) for c in columns]
         longest = 1e3 * max(o.pause_s for o in own)
         numbers = [medians[0], longest, *medians[1:]]
-        sizes = [
-            float(np.median([getattr(o, c) for o in own])) for c in ("copy_bytes", "more_bytes")
-        ]
+        sizes = [np.median([getattr(o, c) for o in own]) for c in ("copy_bytes", "more_bytes")]
         foreign = float(np.median([o.foreign_cores for o in own]))
         words = [f"{n:.2f}" for n in numbers] + [f"{size / 1e6:.0f}" for size in sizes]
         lines.append([way, *words, f"{foreign:.2f}"])
@@ -160,9 +147,65 @@ def _resident_bytes(*, reset_peak: bool) -> float:
     try:
         if reset_peak:
             Path("/proc/self/clear_refs").write_text("5")
-        status = Path("/proc/self/status").read_text()
+        return status_bytes("VmRSS" if reset_peak else "VmHWM")
     except OSError:
         return float("nan")
-    name = "VmRSS" if reset_peak else "VmHWM"
-    (line,) = [one for one in status.splitlines() if one.startswith(name)]
-    return 1024.0 * int(line.split()[1])
+
+
+def status_bytes(name: str) -> int:
+    """A size that Linux tells of this process: RssAnon is resident memory that is in no file."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise ValueError(f"{name} of /proc/self/status is not there; this is measured on Linux only")
+
+
+def memory(options: Options) -> None:
+    """One run of many small steps: its memory at the start, in the middle and at the end."""
+    from tqdm import tqdm
+
+    from runtime.data.open import open_source
+    from runtime.engines.open import assemble_for
+    from runtime.run.training import Training
+
+    steps, samples = options.window_steps, options.window_steps * options.batch
+    (ranks,), (shards,), (tau,) = options.ranks, options.servers, options.windows
+    config = TrainConfig(
+        sync=SyncConfig(mode=Mode.HYBRID, tau=tau, ranks=ranks),
+        batch=options.batch,
+        steps=steps,
+        engine=EngineConfig(executor=options.executor, shards=shards),
+        data=DataConfig(name="synthetic", rows=samples),
+        model=ModelConfig(hidden=(8,)),
+    )
+    parts = assemble_for(config, open_source("synthetic", rows=samples))
+    training = Training(parts, {})
+    readings: list[dict[str, float]] = []
+    every = max(1, steps // READINGS)
+    with tqdm(total=steps, unit=" steps", disable=None) as bar:
+
+        def note(count: int) -> None:
+            bar.update()
+            done = parts.meter.updates
+            if done % every == 0:
+                rows = parts.store.resident_bytes
+                readings.append(
+                    {"steps": done, "rows_bytes": rows, "all_bytes": status_bytes("RssAnon")}
+                )
+
+        training.begin(lambda *_: None, note)
+        training.engine.run()
+    trace = parts.recorder.finish()
+    path = write_csv(options.out / "bench_memory.csv", readings)
+    columns = {
+        "steps": "{steps:,.0f}",
+        "rows [GiB]": lambda r: f"{r['rows_bytes'] / _GIB:.3f}",
+        "beside them [GiB]": lambda r: f"{(r['all_bytes'] - r['rows_bytes']) / _GIB:.3f}",
+    }
+    print(table([readings[0], readings[len(readings) // 2], readings[-1]], columns))
+    beside = max(r["all_bytes"] - r["rows_bytes"] for r in readings)
+    print(
+        f"{len(trace):,} events in the trace; at most {beside / _GIB:.3f} GiB beside the rows; goal"
+        f" {MEMORY_GOAL_BYTES / _GIB:.3f}: {'met' if beside <= MEMORY_GOAL_BYTES else 'MISSED'}"
+    )
+    print(str(path))
