@@ -7,7 +7,7 @@ closed form, then simulated.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from statistics import median
@@ -69,37 +69,8 @@ class Options(Planned):
     """Steps of hybrid's simulations."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One place on the map."""
-
-    gpu: str
-    software: str
-    nic_gbit_per_s: float
-    parameters: float
-    table_bytes: float
-    hybrid_samples_per_s: float
-    hybrid_bound_samples_per_s: float
-    """By the closed form."""
-    hybrid_binds: str
-    hybrid_gpus: int
-    hybrid_workers: int
-    hybrid_servers: int
-    hybrid_server_host: str
-    hybrid_usd_per_hour: float
-    hybrid_usd_per_million_samples: float
-    sharded_samples_per_s: float
-    sharded_binds: str
-    sharded_gpus: int
-    sharded_gpus_for_memory: int
-    sharded_plan: str
-    sharded_usd_per_hour: float
-    sharded_usd_per_million_samples: float
-    throughput_ratio: float
-    """Hybrid over sharded: above 1 hybrid is faster."""
-    dollar_ratio: float
-    """Sharded over hybrid, dollars a sample: above 1 hybrid is cheaper."""
-    prices: str
+Cell = dict[str, Any]
+"""One place on the map: both systems, and what one has over the other."""
 
 
 def run(options: Options) -> None:
@@ -114,20 +85,14 @@ def run(options: Options) -> None:
         return
     with sole_writer(options.out):
         work = {
-            label: partial(_fields_of, *place, options.batch, options.steps)
+            label: partial(cell_of, *place, options.batch, options.steps)
             for label, place in zip(labels, places, strict=True)
         }
-        cells = [Cell(**row) for row in kept.fill(work, "cells")]
-    path = write_csv(options.out / "sharded_map.csv", [asdict(cell) for cell in cells])
+        cells: list[Cell] = kept.fill(work, "cells")
+    path = write_csv(options.out / "sharded_map.csv", cells)
     print(table(cells))
     print(summary(cells))
     print(f"{len(cells)} cells in {path}; {drawn(path)}")
-
-
-def _fields_of(
-    gpu: str, software: str, nic: float, parameters: float, batch: int, steps: int
-) -> dict[str, Any]:
-    return asdict(cell_of(gpu, software, nic, parameters, batch, steps))
 
 
 def cell_of(gpu: str, software: str, nic: float, parameters: float, batch: int, steps: int) -> Cell:
@@ -144,32 +109,32 @@ def cell_of(gpu: str, software: str, nic: float, parameters: float, batch: int, 
         usd_per_million(usd, rate),
         usd_per_million(sharded_usd, sharded_rate),
     )
-    return Cell(
-        gpu=gpu,
-        software=software,
-        nic_gbit_per_s=nic,
-        parameters=parameters,
-        table_bytes=ranker_of(workload_of(parameters, batch)).table_bytes,
-        hybrid_samples_per_s=rate,
-        hybrid_bound_samples_per_s=bound,
-        hybrid_binds=max(blame, key=lambda name: blame[name]),
-        hybrid_gpus=cluster.ranks,
-        hybrid_workers=cluster.embedding_workers.hosts,
-        hybrid_servers=cluster.servers.hosts,
-        hybrid_server_host=cluster.servers.host.name,
-        hybrid_usd_per_hour=usd,
-        hybrid_usd_per_million_samples=hybrid_price,
-        sharded_samples_per_s=sharded_rate,
-        sharded_binds=max(parts, key=lambda name: parts[name]),
-        sharded_gpus=sharded.job.system.gpus,
-        sharded_gpus_for_memory=sharded.gpus_for_memory,
-        sharded_plan=sharded.plan,
-        sharded_usd_per_hour=sharded_usd,
-        sharded_usd_per_million_samples=sharded_price,
-        throughput_ratio=rate / sharded_rate,
-        dollar_ratio=sharded_price / hybrid_price,
-        prices=f"{price_date(sharded.job.system.host)}; CPU hosts 2021-11",
-    )
+    return {
+        "gpu": gpu,
+        "software": software,
+        "nic_gbit_per_s": nic,
+        "parameters": parameters,
+        "table_bytes": ranker_of(workload_of(parameters, batch)).table_bytes,
+        "hybrid_samples_per_s": rate,
+        "hybrid_bound_samples_per_s": bound,  # by the closed form
+        "hybrid_binds": max(blame, key=lambda name: blame[name]),
+        "hybrid_gpus": cluster.ranks,
+        "hybrid_workers": cluster.embedding_workers.hosts,
+        "hybrid_servers": cluster.servers.hosts,
+        "hybrid_server_host": cluster.servers.host.name,
+        "hybrid_usd_per_hour": usd,
+        "hybrid_usd_per_million_samples": hybrid_price,
+        "sharded_samples_per_s": sharded_rate,
+        "sharded_binds": max(parts, key=lambda name: parts[name]),
+        "sharded_gpus": sharded.job.system.gpus,
+        "sharded_gpus_for_memory": sharded.gpus_for_memory,
+        "sharded_plan": sharded.plan,
+        "sharded_usd_per_hour": sharded_usd,
+        "sharded_usd_per_million_samples": sharded_price,
+        "throughput_ratio": rate / sharded_rate,  # above 1 hybrid is faster
+        "dollar_ratio": sharded_price / hybrid_price,  # above 1 hybrid is cheaper
+        "prices": f"{price_date(sharded.job.system.host)}; CPU hosts 2021-11",
+    }
 
 
 def usd_per_million(usd_per_hour: float, samples_per_s: float) -> float:
@@ -183,26 +148,26 @@ def usd_per_million(usd_per_hour: float, samples_per_s: float) -> float:
 
 def table(cells: Sequence[Cell]) -> str:
     """A line for each GPU, software and size: ratios at every NIC."""
-    nics = list(dict.fromkeys(cell.nic_gbit_per_s for cell in cells))
+    nics = list(dict.fromkeys(cell["nic_gbit_per_s"] for cell in cells))
     groups: dict[tuple[str, str, float], list[Cell]] = {}
     for cell in cells:
-        groups.setdefault((cell.gpu, cell.software, cell.parameters), []).append(cell)
+        groups.setdefault((cell["gpu"], cell["software"], cell["parameters"]), []).append(cell)
     lines = []
     for (gpu, software, parameters), own in groups.items():
-        ratios = [f"{c.throughput_ratio:.2f} / {c.dollar_ratio:.2f}" for c in own]
-        lines.append([gpu, software, f"{parameters:.3g}", f"{own[0].sharded_gpus:,}", *ratios])
+        ratios = [f"{c['throughput_ratio']:.2f} / {c['dollar_ratio']:.2f}" for c in own]
+        lines.append([gpu, software, f"{parameters:.3g}", f"{own[0]['sharded_gpus']:,}", *ratios])
     header = ["GPU", "against", "parameters", "its GPUs", *(f"{n:g} Gbit/s" for n in nics)]
     return aligned(header, lines)
 
 
 def summary(cells: Sequence[Cell]) -> str:
     """In how many cells hybrid is faster, cheaper; how far the closed form is off."""
-    faster = sum(cell.throughput_ratio > 1 for cell in cells)
-    cheaper = sum(cell.dollar_ratio > 1 for cell in cells)
+    faster = sum(cell["throughput_ratio"] > 1 for cell in cells)
+    cheaper = sum(cell["dollar_ratio"] > 1 for cell in cells)
     told = (
         f"samples/s hybrid over sharded / dollars sharded over hybrid: hybrid is faster in {faster}"
         f" and cheaper in {cheaper} of {len(cells)} cells"
     )
-    off = [cell.hybrid_bound_samples_per_s / cell.hybrid_samples_per_s - 1 for cell in cells]
+    off = [cell["hybrid_bound_samples_per_s"] / cell["hybrid_samples_per_s"] - 1 for cell in cells]
     told += f"\nclosed form over simulation: median {median(off):+.1%}, largest {max(off):+.1%}"
     return told

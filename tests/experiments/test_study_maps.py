@@ -257,7 +257,7 @@ def test_the_all_reduce_takes_the_same_nics_for_as_long_on_both_sides():
 def test_slow_nics_hide_nothing_of_hybrids_all_reduce():
     """With a network of its own the all-reduce let hybrid win by 1.7 where NICs are slow."""
     ratios = [
-        sharded_map.cell_of("a100", "torchrec", nic, 1e10, 55_296, 12).throughput_ratio
+        sharded_map.cell_of("a100", "torchrec", nic, 1e10, 55_296, 12)["throughput_ratio"]
         for nic in (10.0, 100.0)
     ]
     assert ratios[0] < 1 < ratios[1] < 1.2
