@@ -1,17 +1,18 @@
-"""Points of a sweep: a config and the folder of its result; settings with paired seeds."""
+"""Points of a sweep: a config and the folder of its result; paired seeds; data sets here."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from persia_sim.words.vocabulary import Mode
 from runtime.command_line import option_values
-from runtime.config import TrainConfig
+from runtime.config import DataConfig, TrainConfig
+from runtime.data.source import Provenance
 from runtime.models.imported import code_sha256
 from runtime.run.folder import plain, read_summary
 
@@ -151,3 +152,40 @@ def expected_samples(config: TrainConfig) -> int:
     if config.steps is not None:
         return config.steps * config.batch
     return (config.data.rows or _ROWS_OF_AN_ORDINARY_SET) * config.data.passes
+
+
+SYNTHETIC_SETS = ("synthetic", "synthetic:taobao-ad", "synthetic:avazu-ad", "synthetic:criteo-ad")
+"""On every machine; the shapes are those of public logs."""
+LARGEST = "synthetic:kwai-video"
+
+
+def present() -> list[str]:
+    """Names of the ready data sets whose file is there, one for each file; nothing is read."""
+    from runtime.data.catalogue import CATALOGUE, find_folder
+    from runtime.data.errors import DataError
+
+    files: dict[Path, str] = {}
+    for name, make in CATALOGUE.items():
+        schema = make()
+        try:
+            files.setdefault(find_folder(schema) / schema.file, name)
+        except DataError:
+            continue
+    return list(files.values())
+
+
+def readable(wanted: Iterable[DataConfig]) -> tuple[dict[str, Provenance], list[str]]:
+    """Facts, by name, of the data sets that can be read, and a line for each that cannot.
+
+    Each is counted on the way, and what is parsed for it is kept for the runs.
+    """
+    from runtime.data.errors import DataError
+    from runtime.data.open import open_source  # late: a second to import
+
+    found, missing = {}, []
+    for data in wanted:
+        try:
+            found[data.name] = open_source(data.name, data.dir, data.rows, keep=True).provenance()
+        except DataError as error:
+            missing.append(f"{data.name} is left out: {str(error).splitlines()[0]}")
+    return found, missing

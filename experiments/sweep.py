@@ -11,9 +11,8 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from experiments.kept import sole_writer
+from experiments.kept import settle_in, sole_writer, surroundings
 from experiments.points import Point
-from experiments.processes import settle_in, surroundings
 from persia_sim.words.documents import read_document
 from runtime.run.folder import environment
 

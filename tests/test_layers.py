@@ -29,10 +29,9 @@ ROOMS = {
         "predict_command", "guarded", "train_options", "train_command", "commands", "__main__",
     ],
     "experiments": [
-        "catalogue", "options", "statistics", "tables", "targets", "processes", "kept",
-        "data_sets", "points", "gaps", "sweep", "published", "drilling",
-        "staleness", "lateness", "validating", "paper", "registry", "studies", "benching",
-        "commands", "__main__",
+        "catalogue", "options", "statistics", "tables", "targets", "kept", "points", "gaps",
+        "sweep", "published", "drilling", "staleness", "lateness", "validating", "paper",
+        "registry", "studies", "benching", "commands", "__main__",
     ],
 }  # fmt: skip
 """Bottom first: a room imports from rooms before it, never from one after it."""

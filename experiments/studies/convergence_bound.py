@@ -9,9 +9,9 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from experiments.data_sets import LARGEST, SYNTHETIC, present
 from experiments.kept import Kept, sole_writer
 from experiments.options import Count, OneOf, PairedSeeds, Planned, Some
+from experiments.points import LARGEST, SYNTHETIC_SETS, present
 from experiments.staleness.frequency import BATCHES, alpha_lines
 from experiments.staleness.logistic import (
     Logistic,
@@ -92,7 +92,7 @@ class Setting(NamedTuple):
 def run(options: Options) -> None:
     """Train, count, print both tables and draw the figure."""
     settings = list(_settings(options))
-    names = dict.fromkeys(options.data or (*present(), *SYNTHETIC, LARGEST))
+    names = dict.fromkeys(options.data or (*present(), *SYNTHETIC_SETS, LARGEST))
     trained, counted, turned = (
         Kept(options.out / f"{what}.jsonl") for what in ("settings", "alpha", "steps")
     )

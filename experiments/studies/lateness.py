@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
-from experiments.data_sets import readable
 from experiments.gaps import Run, finished, of_sync
 from experiments.lateness.streams import (
     GRID,
@@ -36,7 +35,7 @@ from experiments.lateness.table import (
     hypothesis_lines,
 )
 from experiments.options import PairedSeeds, Parallel, Some
-from experiments.points import Point, data_sha256
+from experiments.points import Point, data_sha256, readable
 from experiments.sweep import run_points
 from experiments.tables import Column, table, write_csv
 from persia_sim.words.schema import Within

@@ -9,11 +9,10 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from experiments.data_sets import SYNTHETIC, present
 from experiments.gaps import Run, Setting, finished
 from experiments.kept import Kept
 from experiments.options import Count, PairedSeeds, Parallel, Some
-from experiments.points import Point, one_draw, setting_points
+from experiments.points import SYNTHETIC_SETS, Point, one_draw, present, setting_points
 from experiments.staleness.frequency import (
     MEASURES,
     Scores,
@@ -75,7 +74,7 @@ class Group(NamedTuple):
 
 def run(options: Options) -> None:
     """Train, read the orders, probe the drift; three tables and a figure."""
-    names = list(dict.fromkeys(options.data or (*present(), *SYNTHETIC)))
+    names = list(dict.fromkeys(options.data or (*present(), *SYNTHETIC_SETS)))
     groups = [Group(name, _points(options, name)) for name in names]
     points = [p for group in groups for p in group.points]
     print_plan(points, options.out, options.jobs)

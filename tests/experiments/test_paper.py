@@ -23,7 +23,7 @@ from experiments.paper import record
 from experiments.paper.claims import claims
 from experiments.paper.page import OF_PLOTS, WORDS, Report, described, page, summary, write_report
 from experiments.paper.record import COLUMNS, store
-from experiments.paper.run import missing, run_pieces
+from experiments.studies.paper import missing, run_pieces
 from tests.experiments import browser
 
 GOOD = Study(
@@ -158,7 +158,7 @@ def test_ctrl_c_ends_the_pieces_and_leaves_a_state_to_go_on_from(tmp_path):
 
 
 def test_the_command_ends_with_a_table_of_all_claims(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("experiments.paper.run.run_pieces", lambda *_: {})
+    monkeypatch.setattr("experiments.studies.paper.run_pieces", lambda *_: {})
     assert main(["paper", "--out", str(tmp_path)]) == 0
     told = capsys.readouterr().out.splitlines()
     ends = [line.rsplit("  ", 1)[-1] for line in told[2:-2]]
