@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,6 +26,8 @@ GOAL_CORE_S = 5.0
 GOAL_SHARE = 0.8
 SNAPSHOTS = 5
 TRAIN_SAMPLES = 166_932
+SCRATCH = "points"
+"""Folder of what a command leaves, which no other one finds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,82 +58,48 @@ def run(options: Options) -> None:
     file = find_folder(schema, options.data_dir) / schema.file
     windows: list[Window] = []
     settings = [(ranks, batch) for batch in options.batch for ranks in options.ranks]
-    scratch = options.out / "points"
     for ranks, batch in settings:
-        asked = _Asked(options, file, scratch, ranks, batch).candidates()
+        asked = {
+            _name(kind, ranks, batch): partial(_core_s_a_point, options, *command)
+            for kind, command in commands(options, file, ranks, batch).items()
+        }
         windows += interleave(asked, options.rounds, options.most_foreign_cores)
-    shutil.rmtree(scratch, ignore_errors=True)
-    write_csv(options.out / "bench_sweep.csv", [asdict(w) for w in windows])
+    shutil.rmtree(options.out / SCRATCH, ignore_errors=True)
+    path = write_csv(options.out / "bench_sweep.csv", [asdict(w) for w in windows])
     print(f"core-seconds a point: {DATA}, hybrid tau {options.tau}, {SNAPSHOTS} snapshots")
     print(_points_table(windows, settings))
     print(_goals(windows, settings))
-    print(f"{options.out / 'bench_sweep.csv'}")
+    print(str(path))
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """The four commands of one setting."""
-
-    options: Options
-    file: Path
-    scratch: Path
-    ranks: int
-    batch: int
-
-    def candidates(self) -> dict[str, Callable[[], float]]:
-        """Name -> core-seconds a point."""
-        points = len(self._seeds)
-        return {
-            _name("point", self.ranks, self.batch): partial(self._measure, self._point, 1),
-            _name("plain", self.ranks, self.batch): partial(self._measure, self._plain(1), 1),
-            _name("sweep", self.ranks, self.batch): partial(self._measure, self._sweep, points),
-            _name("plain sweep", self.ranks, self.batch): partial(
-                self._measure, self._plain(points), points
-            ),
-        }
-
-    @property
-    def _seeds(self) -> list[str]:
-        return [str(seed) for seed in range(self.options.seeds)]
-
-    @property
-    def _every(self) -> str:
-        return str(_snapshot_every(self.batch))
-
-    @property
-    def _point(self) -> list[str]:
-        return [
-            "runtime", "train", "--mode", "hybrid", "--tau", str(self.options.tau),
-            "--ranks", str(self.ranks), "--batch", str(self.batch), "--data.name", DATA,
-            "--evaluate-every-steps", self._every, "--out", str(self.scratch / "point"),
-        ]  # fmt: skip
-
-    @property
-    def _sweep(self) -> list[str]:
-        return [
-            "experiments", "staleness-sweep", "--modes", "hybrid", "--taus", str(self.options.tau),
-            "--seeds", str(self.options.seeds), "--ranks", str(self.ranks),
-            "--batch", str(self.batch), "--data.name", DATA, "--jobs", str(self.options.jobs),
-            "--evaluate-every-steps", self._every, "--out", str(self.scratch / "sweep"),
-        ]  # fmt: skip
-
-    def _plain(self, points: int) -> list[str]:
-        return [
-            "experiments.benching.plain_loop", str(self.file), "--taus", str(self.options.tau),
-            "--batch", str(self.batch), "--evaluate-every", self._every,
-            "--seeds", *self._seeds[:points],
-        ]  # fmt: skip
-
-    def _measure(self, words: list[str], points: int) -> float:
-        shutil.rmtree(self.scratch, ignore_errors=True)
-        environment = dict(os.environ)
-        if self.options.data_dir is not None:
-            environment["PERSIA_DATA_DIR"] = str(self.options.data_dir)
-        return core_seconds([sys.executable, "-m", *words], environment) / points
+def commands(
+    options: Options, file: Path, ranks: int, batch: int
+) -> dict[str, tuple[list[str], int]]:
+    """Kind -> the words behind ``python -m``, and how many points they train."""
+    tau, scratch = str(options.tau), options.out / SCRATCH
+    every = str(max(1, TRAIN_SAMPLES // batch // SNAPSHOTS))
+    seeds = [str(seed) for seed in range(options.seeds)]
+    ours = ["--ranks", str(ranks), "--batch", str(batch), "--data.name", DATA]
+    ours += ["--evaluate-every-steps", every]
+    sweep = ["--seeds", str(options.seeds), "--jobs", str(options.jobs)]
+    plain = ["experiments.benching.plain_loop", str(file), "--taus", tau, "--batch", str(batch)]
+    plain += ["--evaluate-every", every, "--seeds"]
+    return {
+        "point": (["runtime", "train", "--mode", "hybrid", "--tau", tau, *ours,
+                   "--out", str(scratch / "point")], 1),
+        "plain": ([*plain, *seeds[:1]], 1),
+        "sweep": (["experiments", "staleness-sweep", "--modes", "hybrid", "--taus", tau, *sweep,
+                   *ours, "--out", str(scratch / "sweep")], options.seeds),
+        "plain sweep": ([*plain, *seeds], options.seeds),
+    }  # fmt: skip
 
 
-def _snapshot_every(batch: int) -> int:
-    return max(1, TRAIN_SAMPLES // batch // SNAPSHOTS)
+def _core_s_a_point(options: Options, words: list[str], points: int) -> float:
+    shutil.rmtree(options.out / SCRATCH, ignore_errors=True)
+    environment = dict(os.environ)
+    if options.data_dir is not None:
+        environment["PERSIA_DATA_DIR"] = str(options.data_dir)
+    return core_seconds([sys.executable, "-m", *words], environment) / points
 
 
 def _name(kind: str, ranks: int, batch: int) -> str:

@@ -8,7 +8,6 @@ breaks there would have cost time of a GPU.
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import platform
@@ -17,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,9 +24,11 @@ from typing import Any, Literal
 
 from experiments.benching.bench_peers import CEILING, MERGED, ONE_STEP_LATE, OURS
 from experiments.options import OneOf, Planned, hold
+from experiments.paper.record import read_rows
 from experiments.tables import table
 from persia_sim.words.files import atomic_write
 
+GPU_TESTS = "tests/runtime/test_gpu.py"
 TABLE = "gpu.txt"
 """The table of all parts, and what their commands printed last."""
 LAST_LINES = 60
@@ -108,25 +109,31 @@ def run(options: Options) -> None:
 def plan_of(device: Device) -> dict[str, list[Command]]:
     """The commands of each part; their limits are the part's seconds."""
     sizes = _SMALL if device == "cpu" else _FULL
+    first, batch = sizes.workloads[0], sizes.batches[0]
+    feed = _module("experiments", "bench-embedding --what feed --device", device, sizes.feed)
+    precision = sizes.precisions.split()[-1]
+    profile = _peers_words(device, first, batch, f"{precision} --profile {sizes.profile}",
+                           (CEILING, OURS[0], OURS[2]))  # fmt: skip
     return {
-        "tests": list(_tests()),
+        "tests": [
+            Command(  # on a CPU each is skipped with its reason
+                (*_module("pytest"), "-m", marked, "-p", "no:cacheprovider", GPU_TESTS),
+                limit_s,
+                marked,
+                needs="tests/runtime",
+                writes=False,
+            )
+            for marked, limit_s in (("gpu and not multiproc", 45), ("gpu and multiproc", 60))
+        ],
         "sanitizers": list(_sanitizers(device)),
-        "peers": list(_peers(device, sizes)),
-        "hbm": [
-            _peers_command(
-                device, sizes, sizes.workloads[0], sizes.batches[-1], 60, (CEILING, *MERGED)
-            )
+        "peers": [
+            _peers(device, sizes, workload, batch, 40 if batch < 10_000 else 60, sizes.systems)
+            for batch in sizes.batches
+            for workload in sizes.workloads
         ],
-        "feed": [
-            Command(
-                _module(
-                    "experiments", "bench-embedding", "--what feed --device", device, sizes.feed
-                ),
-                60,
-                "fetch, push, copies",
-            )
-        ],
-        "profile": [_profile(device, sizes)],
+        "hbm": [_peers(device, sizes, first, sizes.batches[-1], 60, (CEILING, *MERGED))],
+        "feed": [Command(feed, 60, "fetch, push, copies")],
+        "profile": [Command(profile, 30, "20 steps", keeps="trace_*.json.gz")],
     }
 
 
@@ -161,18 +168,8 @@ _SMALL = _Sizes(
 
 
 def _module(module: str, *words: str) -> tuple[str, ...]:
-    """A command line of this Python; options come as one string or word by word."""
-    split = [w for word in words for w in (word.split() if word.startswith("--") else [word])]
-    return (sys.executable, "-m", module, *split)
-
-
-def _tests() -> Iterator[Command]:
-    """On a CPU each is skipped with its reason."""
-    for marked, limit_s in (("gpu and not multiproc", 45), ("gpu and multiproc", 60)):
-        words = _module(
-            "pytest", "-m", marked, "-p", "no:cacheprovider", "tests/runtime/test_gpu.py"
-        )
-        yield Command(words, limit_s, marked, needs="tests/runtime", writes=False)
+    """A command line of this Python."""
+    return (sys.executable, "-m", module, *(word for said in words for word in said.split()))
 
 
 def _sanitizers(device: Device) -> Iterator[Command]:
@@ -184,50 +181,30 @@ def _sanitizers(device: Device) -> Iterator[Command]:
     small = "--data.name synthetic --batch 64 --test-rows 200 --model.hidden 16"
     watched = {"TORCH_CUDA_SANITIZER": "1"} if device == "cuda" else {}
     for mode in ("hybrid",) if device == "cpu" else ("sync", "hybrid"):
-        words = _module("runtime", "train", f"--device {device} --mode {mode} --steps 20", small)
+        words = _module("runtime", f"train --device {device} --mode {mode} --steps 20 {small}")
         yield Command(words, 20, f"torch, {mode}", watched)
-    train = _module(
-        "runtime",
-        "train",
-        f"--device {device} --mode hybrid --steps 5 --executor concurrent",
-        small,
-    )
+    late = f"train --device {device} --mode hybrid --steps 5 --executor concurrent {small}"
     for tool in ("memcheck", "initcheck"):
-        words = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "99", *train)
+        words = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "99")
         alone = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # else one allocation holds all tensors
-        yield Command(words, 25, f"compute-sanitizer {tool}", alone, needs="compute-sanitizer")
+        yield Command(
+            (*words, *_module("runtime", late)), 25, f"compute-sanitizer {tool}", alone,
+            needs="compute-sanitizer",
+        )  # fmt: skip
 
 
-def _peers(device: Device, sizes: _Sizes) -> Iterator[Command]:
-    for batch in sizes.batches:
-        for workload in sizes.workloads:
-            limit_s = 40 if batch < 10_000 else 60
-            yield _peers_command(device, sizes, workload, batch, limit_s, sizes.systems)
-
-
-def _peers_command(
-    device: Device,
-    sizes: _Sizes,
-    workload: str,
-    batch: int,
-    limit_s: float,
-    systems: tuple[str, ...],
+def _peers(
+    device: Device, sizes: _Sizes, workload: str, batch: int, limit_s: float, systems: Sequence[str]
 ) -> Command:
-    words = _module(
-        "experiments", "bench-peers", f"--workloads {workload} --batch {batch} --device {device}",
-        f"--precision {sizes.precisions} {sizes.peers}", "--systems", *systems,
-    )  # fmt: skip
+    words = _peers_words(device, workload, batch, f"{sizes.precisions} {sizes.peers}", systems)
     return Command(words, limit_s, f"{workload}, {batch}")
 
 
-def _profile(device: Device, sizes: _Sizes) -> Command:
-    words = _module(
-        "experiments", "bench-peers",
-        f"--workloads {sizes.workloads[0]} --batch {sizes.batches[0]} --device {device} --profile",
-        f"--precision {sizes.precisions.split()[-1]} {sizes.profile}",
-        "--systems", CEILING, OURS[0], OURS[2],
-    )  # fmt: skip
-    return Command(words, 30, "20 steps", keeps="trace_*.json.gz")
+def _peers_words(
+    device: Device, workload: str, batch: int, precision_and_more: str, systems: Sequence[str]
+) -> tuple[str, ...]:
+    words = f"bench-peers --workloads {workload} --batch {batch} --device {device} --precision"
+    return (*_module("experiments", words, precision_and_more), "--systems", *systems)
 
 
 def _fill(part: str, commands: list[Command], out: Path) -> None:
@@ -270,7 +247,7 @@ def _carried_out(command: Command, out: Path) -> dict[str, Any]:
         record["seconds"] = time.perf_counter() - began
         record["exit_code"] = code
         record["output"] = "\n".join(output.splitlines()[-LAST_LINES:])
-        record["tables"] = {p.stem: _rows(p) for p in sorted(results.glob("*.csv"))}
+        record["tables"] = {p.stem: read_rows(p) for p in sorted(results.glob("*.csv"))}
         for file in results.glob(command.keeps) if command.keeps else ():
             shutil.copy(file, out / file.name)
     outlasted = f"outlasted {command.limit_s:.0f} s"
@@ -294,11 +271,6 @@ def _limited(words: list[str], command: Command, log: Path) -> tuple[int | None,
                 os.killpg(process.pid, 9)
                 process.wait()
     return code, log.read_text(errors="replace")
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def _machine() -> dict[str, str]:
