@@ -65,7 +65,7 @@ mutants-kernels: install
 
 # For a machine with a GPU and without network: there, `sh gpu-bundle/run.sh --out DIR`
 BUNDLE := build/gpu-bundle
-WHEELS := tyro typeguard docstring-parser simpy nanobind scikit-build-core packaging pathspec
+WHEELS := simpy nanobind scikit-build-core packaging pathspec
 gpu-bundle:
 	@rm -rf $(BUNDLE) && mkdir -p $(BUNDLE)/wheels
 	@git ls-files -z | tar -czf $(BUNDLE)/tree.tar.gz --null --files-from -

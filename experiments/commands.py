@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 from experiments.catalogue import BENCHES, STUDIES
 from experiments.kept import ensure_writable
+from persia_sim.words.command_line import POSITIONAL, read_options
 from persia_sim.words.rules import printable
 from persia_sim.words.schema import nearest
-from runtime.command_line import POSITIONAL, read_options
 from runtime.guarded import guarded
 
 RUNS = "runs"

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from persia_sim.words.command_line import option_values
 from persia_sim.words.vocabulary import Mode
-from runtime.command_line import option_values
 from runtime.config import DataConfig, TrainConfig
 from runtime.data.source import Provenance
 from runtime.models.imported import code_sha256

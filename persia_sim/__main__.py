@@ -1,8 +1,4 @@
-"""`persia-sim`: simulate one configuration and print one screen about it.
-
-`persia-sim sharded` does so for tables on the GPUs (TorchRec, HugeCTR); `python -m
-persia_sim init [FOLDER]` writes commented examples of the files that describe clusters.
-"""
+"""The commands `persia-sim`, `persia-sim sharded` and `persia-sim init`."""
 
 from __future__ import annotations
 
@@ -12,7 +8,8 @@ import sys
 from pathlib import Path
 
 from persia_sim.cli import Options, run
-from persia_sim.words.rules import printable, refuse_doubled, require
+from persia_sim.words.command_line import read_options
+from persia_sim.words.rules import printable, require
 from persia_sim.words.vocabulary import with_unbounded
 
 _INIT_USAGE = """usage: persia-sim init [FOLDER]
@@ -53,17 +50,12 @@ def _answer(words: list[str]) -> str:
             raise ValueError(f"init is given {words[1:]}: it takes one folder, or none")
         paths = write_examples(Path(words[1] if words[1:] else "."))
         return f"wrote {', '.join(map(str, paths))}; edit and name them"
-    import tyro  # only the command needs it
-
-    refuse_doubled(words)
-    config = (tyro.conf.EnumChoicesFromValues,)
     if words[:1] == ["sharded"]:
         from persia_sim.cli.sharded import ShardedOptions, run_sharded
 
-        prog = "persia-sim sharded"
-        return run_sharded(tyro.cli(ShardedOptions, args=words[1:], prog=prog, config=config))
-    prog, words = "persia-sim", with_unbounded(words)
-    options = tyro.cli(Options, args=words, prog=prog, description=__doc__, config=config)
+        return run_sharded(read_options(ShardedOptions, words[1:], "persia-sim sharded"))
+    words = with_unbounded(words)
+    options = read_options(Options, words, "persia-sim")
     tau = next((word for word in words if word.split("=")[0] == "--tau"), None)
     late, rule = options.mode.reads_late_rows, f"{options.mode} does not read it"
     require(tau is None or late, "tau", options.tau, rule, "drop it")

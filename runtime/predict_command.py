@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from persia_sim.words.command_line import POSITIONAL, read_options
 from persia_sim.words.rules import Refused, printable
 from persia_sim.words.schema import check_fields
-from runtime.command_line import POSITIONAL, read_options
 from runtime.serving.commands import warn
 
 if TYPE_CHECKING:

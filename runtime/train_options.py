@@ -8,10 +8,10 @@ from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any
 
+from persia_sim.words.command_line import FLAT, as_typed, options_of, read_words, with_changes
 from persia_sim.words.rules import Refused
 from persia_sim.words.schema import Unread
 from persia_sim.words.vocabulary import with_unbounded
-from runtime.command_line import FLAT, as_typed, options_of, read_words, with_changes
 from runtime.config import TrainConfig, read_config
 from runtime.config.presets import PresetName, with_preset
 from runtime.torchrun import Launch, as_launched, refuse_executor, refuse_other

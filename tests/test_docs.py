@@ -18,8 +18,8 @@ from pathlib import Path
 
 import jupytext
 import pytest
-import tyro
 
+import persia_sim.__main__ as simulator
 from experiments import commands as studies
 from experiments.commands import BENCHES, STUDIES, module_of
 from runtime import predict_command, train_options
@@ -199,9 +199,16 @@ def test_every_command_line_is_one_that_the_parser_takes(command, monkeypatch, t
         (run / "config.json").write_text('{"steps": 9}')
     if "--rows" in words:
         shutil.copytree(ROOT / "tests/experiments/examples", tmp_path, dirs_exist_ok=True)
-    monkeypatch.setattr(tyro, "cli", stop(tyro.cli))
     monkeypatch.setattr(train_options, "with_changes", stop(train_options.with_changes))
-    for reader in (serving_commands, predict_command, profile_command, download, hosts, studies):
+    for reader in (
+        simulator,
+        serving_commands,
+        predict_command,
+        profile_command,
+        download,
+        hosts,
+        studies,
+    ):
         monkeypatch.setattr(reader, "read_options", stop(reader.read_options))
     main = main_of(module)
     if words == ["list"]:

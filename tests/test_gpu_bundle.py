@@ -13,8 +13,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parent.parent
-CARRIED = ("tyro", "typeguard", "docstring_parser", "simpy", "nanobind", "scikit_build_core",
-           "packaging", "pathspec")  # fmt: skip
+CARRIED = ("simpy", "nanobind", "scikit_build_core", "packaging", "pathspec")
 """What the machine may lack: hidden from the fresh environment, as this project is."""
 
 

@@ -22,10 +22,10 @@ from experiments.points import Point, expected_samples, setting_points
 from experiments.statistics import t_interval
 from experiments.sweep import print_plan, run_points
 from experiments.tables import Column, table, write_csv
+from persia_sim.words.command_line import Option, options_of, read_words, with_changes
 from persia_sim.words.rules import Refused
 from persia_sim.words.schema import Unread, Within, fit, nearest
 from persia_sim.words.vocabulary import Mode
-from runtime.command_line import Option, options_of, read_words, with_changes
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.embedding.config import TableConfig
 

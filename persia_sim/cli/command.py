@@ -16,7 +16,8 @@ from persia_sim.model.memory import capacity
 from persia_sim.model.scenario import Scenario
 from persia_sim.presets.catalogue import rows_of
 from persia_sim.presets.from_file import find_rows
-from persia_sim.presets.point import Point, scenario_of, unset
+from persia_sim.presets.point import Point, scenario_of
+from persia_sim.words.command_line import Unset
 from persia_sim.words.rules import SECONDS, require
 
 if TYPE_CHECKING:
@@ -26,13 +27,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options(Point):
-    """What to simulate and to say. An option that the mode does not read is an error."""
+    """Simulate one configuration and print one screen about it.
 
-    rows: Annotated[str | None, unset("f32-adagrad; fp16-lean for criteo-syn1 to 5")] = None
+    `persia-sim sharded` does so for tables on the GPUs (TorchRec, HugeCTR); `persia-sim init
+    [FOLDER]` writes commented examples of the files that describe clusters. An option that the mode
+    does not read is an error.
+    """
+
+    rows: Annotated[str | None, Unset("f32-adagrad; fp16-lean for criteo-syn1 to 5")] = None
     """How servers keep rows: fp16-lean, f32-adagrad, f32-adam, f32-sgd, or a .toml file."""
     evict: bool = False
     """Keep the most recently used rows when not all fit, instead of refusing."""
-    after_samples: Annotated[float | None, unset("full, or as full as they will be")] = None
+    after_samples: Annotated[float | None, Unset("full, or as full as they will be")] = None
     """Samples since the servers were empty."""
     sensitivity: bool = False
     """Also run it with each resource ten per cent faster (a run for each)."""
@@ -40,7 +46,7 @@ class Options(Point):
     """Also say what tables on these GPUs would give, and how many GPUs have room for them."""
     timeline: Path | None = None
     """Write a Chrome trace (open it in Perfetto) of the steps in --timeline-steps."""
-    timeline_steps: Annotated[tuple[int, int] | None, unset("ten from the middle")] = None
+    timeline_steps: Annotated[tuple[int, int] | None, Unset("ten from the middle")] = None
     """First and last step of the timeline."""
     trace: Path | None = None
     """Write the order of events (.npz), which the replay can execute."""

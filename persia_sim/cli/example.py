@@ -5,16 +5,15 @@ Comments are what the dataclasses say of their fields, so they cannot fall behin
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
 import json
 import textwrap
 from enum import Enum
-from functools import cache
 from math import isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from persia_sim.words.command_line import texts_of
 
 if TYPE_CHECKING:
     from persia_sim.model.cluster import Cluster, Rack
@@ -103,7 +102,7 @@ def table(record: Any, name: str = "") -> str:
     lines = [f"[{name}]"] if name else []
     parts: list[str] = []
     kind: Any = type(record)
-    says = sayings(kind)
+    says = texts_of(kind)
     for field in dataclasses.fields(record):
         value, place = getattr(record, field.name), f"{name}.{field.name}".lstrip(".")
         comment = textwrap.wrap(
@@ -142,18 +141,3 @@ def _literal(value: Any) -> str:
     if isinstance(value, float) and isinf(value):
         return "inf"
     return repr(value)
-
-
-@cache
-def sayings(kind: Any) -> dict[str, str]:
-    """Field -> the text under it in the source of a dataclass."""
-    (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    assert isinstance(body, ast.ClassDef)
-    found, name = {}, ""
-    for node in body.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            name = node.target.id
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and name:
-            found[name] = " ".join(str(node.value.value).split())
-            name = ""
-    return found

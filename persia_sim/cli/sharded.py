@@ -11,7 +11,6 @@ from persia_sim.model.machine import Precision, System
 from persia_sim.presets.catalogue import ranker_of, rankers, workloads
 from persia_sim.presets.from_file import find, read_host, read_model, read_software
 from persia_sim.presets.machines import MACHINES
-from persia_sim.presets.point import unset
 from persia_sim.presets.software import BAND_LN, REACH, SOFTWARE
 from persia_sim.sharded.plan import Pipeline, Strategy
 from persia_sim.sharded.stages import (
@@ -23,6 +22,7 @@ from persia_sim.sharded.stages import (
     stages,
     step_s,
 )
+from persia_sim.words.command_line import Unset
 from persia_sim.words.rules import SECONDS, require
 
 MOST_BATCH_PER_GPU = 10_000_000
@@ -30,7 +30,7 @@ MOST_BATCH_PER_GPU = 10_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardedOptions:
-    """What to simulate: names of presets, or TOML files (`persia-sim init`)."""
+    """Simulate tables on the GPUs, trained in step; names are of presets, or TOML files."""
 
     model: str = "dlrm-dcnv2"
     """dlrm, dlrm-dcnv2, any workload of the simulator, or a .toml file."""
@@ -44,9 +44,9 @@ class ShardedOptions:
     """Samples of a GPU in a step."""
     precision: Precision = Precision.FP16
     """Arithmetic of the dense network."""
-    pipeline: Annotated[Pipeline | None, unset("the software's")] = None
+    pipeline: Annotated[Pipeline | None, Unset("the software's")] = None
     """base, sparse_dist, prefetch or semi_sync."""
-    strategy: Annotated[Strategy | None, unset("the software's")] = None
+    strategy: Annotated[Strategy | None, Unset("the software's")] = None
     """How tables are split."""
     anyway: bool = False
     """Answer as if the rows had room where they have none; the answer says so."""

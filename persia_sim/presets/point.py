@@ -5,21 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
-
-import tyro
+from typing import Annotated
 
 from persia_sim.model.incidents import MOST_S, Checkpoints, Crash, SlowDown, Target
 from persia_sim.model.scenario import Averaging, Discipline, Knobs, Noise, Scenario
 from persia_sim.presets.from_file import find_cluster, find_workload
 from persia_sim.presets.profile import read_profile
+from persia_sim.words.command_line import Unset
 from persia_sim.words.rules import require
 from persia_sim.words.vocabulary import DEFAULT_AVERAGE_EVERY_S
-
-
-def unset(means: str) -> Any:
-    """What `--help` says of an option that is not given, in place of None."""
-    return tyro.conf.arg(help_behavior_hint=f"(default: {means})")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,17 +24,17 @@ class Point(Knobs):
     """v100-2021-09, v100-paper, gcp-100t, this-host, or a .toml file."""
     workload: str = "criteo-syn5"
     """taobao-ad, avazu-ad, criteo-ad, kwai-video, criteo-syn1 to criteo-syn5, or a .toml file."""
-    ranks: Annotated[int | None, unset("the preset's")] = None
+    ranks: Annotated[int | None, Unset("the preset's")] = None
     """GPUs."""
-    batch_per_rank: Annotated[int | None, unset("the workload's")] = None
+    batch_per_rank: Annotated[int | None, Unset("the workload's")] = None
     """Samples of a rank in a step, in [1, 65535]."""
-    servers: Annotated[int | None, unset("the preset's")] = None
+    servers: Annotated[int | None, Unset("the preset's")] = None
     """Server hosts."""
-    workers: Annotated[int | None, unset("the preset's")] = None
+    workers: Annotated[int | None, Unset("the preset's")] = None
     """Embedding worker hosts."""
-    loaders: Annotated[int | None, unset("as many a rank as the preset has")] = None
+    loaders: Annotated[int | None, Unset("as many a rank as the preset has")] = None
     """Data loader processes."""
-    average_every_s: Annotated[float | None, unset(str(DEFAULT_AVERAGE_EVERY_S))] = None
+    average_every_s: Annotated[float | None, Unset(str(DEFAULT_AVERAGE_EVERY_S))] = None
     """Seconds between two rounds (async_averaging)."""
     gpu_cv: float = 0.05
     """Coefficient of variation of a rank's compute time."""
@@ -50,17 +44,17 @@ class Point(Knobs):
     """Stragglers, KIND:INDEXxFACTOR and perhaps @FROM-TO in seconds: rank:0x3 worker:5x2@1-4."""
     crash: tuple[str, ...] = ()
     """Crashes, KIND:INDEX@SECONDS: rank:3@2.5 server:0@1 worker:7@4."""
-    detect_s: Annotated[float | None, unset("1 (assumed)")] = None
+    detect_s: Annotated[float | None, Unset("1 (assumed)")] = None
     """Seconds until a crash is noticed."""
-    restart_s: Annotated[float | None, unset("5 (assumed)")] = None
+    restart_s: Annotated[float | None, Unset("5 (assumed)")] = None
     """Seconds until the process runs again."""
-    load_s: Annotated[float | None, unset("2 (assumed)")] = None
+    load_s: Annotated[float | None, Unset("2 (assumed)")] = None
     """Seconds until its checkpoint is loaded."""
     full_recovery: bool = False
     """A server's crash takes everybody back to the checkpoint, not only that server."""
-    checkpoint_every_s: Annotated[float | None, unset("none is written")] = None
+    checkpoint_every_s: Annotated[float | None, Unset("none is written")] = None
     """Useful seconds between checkpoints."""
-    checkpoint_s: Annotated[float | None, unset("1 (assumed)")] = None
+    checkpoint_s: Annotated[float | None, Unset("1 (assumed)")] = None
     """Seconds that training stands still for a checkpoint."""
     profile: Path | None = None
     """Measured costs (JSON, written by `persia-runtime profile`) instead of the catalogue's."""

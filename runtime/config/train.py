@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from persia_sim.words.command_line import FLAT, AsGroup
 from persia_sim.words.documents import read_document
 from persia_sim.words.rules import Refused
 from persia_sim.words.schema import (
@@ -19,7 +20,6 @@ from persia_sim.words.schema import (
     unread,
     with_values,
 )
-from runtime.command_line import FLAT, AsGroup
 from runtime.config.sync import (
     CONCURRENT,
     LATE_CONCURRENT,

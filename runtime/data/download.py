@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated, Any
 
+from persia_sim.words.command_line import POSITIONAL, read_options
 from persia_sim.words.rules import printable
 from persia_sim.words.schema import nearest
-from runtime.command_line import POSITIONAL, read_options
 from runtime.data.catalogue import CATALOGUE, Publication, downloads, find_folder
 from runtime.data.errors import DataError
 from runtime.data.synthetic import presets, recipe

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from persia_sim.words.command_line import read_options
 from persia_sim.words.documents import read_document
 from persia_sim.words.schema import Within, check_fields
-from runtime.command_line import read_options
 from runtime.config import ModelConfig
 from runtime.embedding.config import MOST_DIM
 

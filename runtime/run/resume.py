@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from persia_sim.words.command_line import option_values
 from persia_sim.words.schema import field_types, parse
 from runtime.checkpoint.state import NAME as STATE
 from runtime.checkpoint.whole import Checkpoint, newest
-from runtime.command_line import option_values
 from runtime.config import CheckpointConfig, EngineConfig, EvaluationConfig, TrainConfig
 from runtime.models.imported import code_sha256, refuse_code_in
 from runtime.run.folder import SUMMARY, read_summary

@@ -10,9 +10,9 @@ from math import nan
 from pathlib import Path
 from typing import Annotated, Any
 
+from persia_sim.words.command_line import POSITIONAL, read_options
 from persia_sim.words.rules import printable
 from persia_sim.words.schema import Within, check_fields
-from runtime.command_line import POSITIONAL, read_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

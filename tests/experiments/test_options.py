@@ -21,8 +21,8 @@ from experiments.catalogue import BENCHES, STUDIES
 from experiments.commands import main
 from experiments.options import OneOf, Parallel, Positive, Some
 from experiments.studies.scale_workers import Options as ScaleWorkers
+from persia_sim.words.command_line import options_of
 from persia_sim.words.schema import Within
-from runtime.command_line import options_of
 
 EVERY = [*STUDIES, *BENCHES]
 UNKNOWN = st.text("abcdefxyz", min_size=2, max_size=6).filter(lambda word: word not in ("fa",))

@@ -12,7 +12,7 @@ import pytest
 
 import persia_sim
 from persia_sim import __main__ as command
-from persia_sim.cli.example import sayings, write_examples
+from persia_sim.cli.example import write_examples
 from persia_sim.cli.sharded import ShardedOptions, job_of, run_sharded
 from persia_sim.model.cluster import Cluster
 from persia_sim.model.costs import Costs
@@ -29,6 +29,7 @@ from persia_sim.presets.from_file import (
 from persia_sim.presets.machines import GPUS, MACHINES
 from persia_sim.sharded.plan import Ranker, Storage, Table
 from persia_sim.sharded.stages import step_s
+from persia_sim.words.command_line import texts_of
 
 
 def written(tmp_path: Path, text: str, name: str = "mine.toml") -> Path:
@@ -64,7 +65,7 @@ def test_every_field_stands_in_the_example_under_its_meaning(tmp_path):
               Table: "model", Gpu: "system"}  # fmt: skip
     for kind, place in places.items():
         name = f"{place}.toml"
-        says = sayings(kind)
+        says = texts_of(kind)
         for field in fields(kind):
             assert says[field.name][:30] in text[name], (kind, field.name)
             assert field.name in text[name]
@@ -240,7 +241,7 @@ def test_one_import_gives_what_a_simulation_needs():
 
 
 def test_the_one_import_is_instant():
-    probe = "import sys, persia_sim; print(sorted({'numpy', 'simpy', 'tyro'} & set(sys.modules)))"
+    probe = "import sys, persia_sim; print(sorted({'numpy', 'simpy'} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
     assert found.stdout.strip() == "[]", found.stderr
 

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from persia_sim.words.command_line import options_of
 from persia_sim.words.trace import Trace
 from runtime import train_command
-from runtime.command_line import options_of
 from runtime.commands import main
 from runtime.config import SyncConfig, TrainConfig
 from runtime.order.replayable import config_facts

@@ -22,9 +22,9 @@ from typing import IO, Any
 
 import numpy as np
 
+from persia_sim.words.command_line import read_options
 from persia_sim.words.rules import Refused
 from persia_sim.words.schema import check_fields
-from runtime.command_line import read_options
 from runtime.config.train import HOST_PORT
 from runtime.data.errors import DataError, regular_file
 from runtime.engines.processes.calls import Said, Verbs, answer, ask

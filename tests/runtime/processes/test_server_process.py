@@ -173,7 +173,7 @@ def test_a_server_loads_neither_torch_nor_pandas():
     """It starts in the time that numpy takes."""
     probe = (
         "import sys; import runtime.engines.processes.server_process;"
-        " print(sorted({'torch', 'pandas', 'tyro', 'simpy', 'scipy'} & set(sys.modules)))"
+        " print(sorted({'torch', 'pandas', 'simpy', 'scipy'} & set(sys.modules)))"
     )
     found = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
     assert found.stdout.strip() == "[]", found.stderr

@@ -38,6 +38,12 @@ class AsGroup(NamedTuple):
     group: str
 
 
+class Unset(NamedTuple):
+    """In the annotation of a field that may be None: what that comes to, as `--help` says it."""
+
+    means: str
+
+
 class Option(NamedTuple):
     """One option of a command."""
 
@@ -50,6 +56,8 @@ class Option(NamedTuple):
     text: str
     """What stands below the field."""
     default: Any
+    means: str = ""
+    """What its default comes to, where that says more than the value."""
 
 
 def options_of(record: Any, prefix: str = "", path: str = "") -> tuple[Option, ...]:
@@ -63,7 +71,7 @@ def _options_of(record: Any, prefix: str, path: str) -> tuple[Option, ...]:
 
 
 def _each_option(record: Any, prefix: str, path: str) -> Iterator[Option]:
-    hints, texts = typing.get_type_hints(record, include_extras=True), _texts(record)
+    hints, texts = typing.get_type_hints(record, include_extras=True), texts_of(record)
     for name, kind in field_types(record).items():
         notes = getattr(hints[name], "__metadata__", ())
         if is_dataclass(kind):
@@ -76,7 +84,8 @@ def _each_option(record: Any, prefix: str, path: str) -> Iterator[Option]:
         text, positional = texts.get(name, ""), POSITIONAL in notes
         made = field.default_factory is not MISSING
         default = field.default_factory() if made else field.default
-        yield Option(typed, f"{path}{name}", kind, positional, text, default)
+        means = next((note.means for note in notes if isinstance(note, Unset)), "")
+        yield Option(typed, f"{path}{name}", kind, positional, text, default, means)
 
 
 def option_values(record: Any) -> Iterator[tuple[str, Any]]:
@@ -139,7 +148,7 @@ def read_words(record: type, words: Sequence[str], command: str) -> dict[str, An
             option, truth = _named(flag[2:], options)
             last = option.name
             options[last] = option  # of a single table, it was not among them
-            if option.kind is not bool:
+            if not _is_truth(option.kind):
                 given[last] = [value] if equals else []
             elif equals:
                 raise ValueError(f"{flag} takes no value, got {value!r}; write the option alone")
@@ -173,7 +182,7 @@ def _named(typed: str, options: Mapping[str, Option]) -> tuple[Option, bool]:
         return option._replace(name=typed, path=path), truth
     group, dot, leaf = name.rpartition(".")
     meant = f"{group}{dot}{leaf.removeprefix('no-')}"
-    if leaf.startswith("no-") and meant in options and options[meant].kind is bool:
+    if leaf.startswith("no-") and meant in options and _is_truth(options[meant].kind):
         return options[meant], False
     raise ValueError(f"--{name} is no option; {nearest('--' + name, _all(options))}")
 
@@ -220,6 +229,10 @@ def _alternatives(kind: Any) -> tuple[Any, ...]:
     return (kind,)
 
 
+def _is_truth(kind: Any) -> bool:
+    return bool in _alternatives(kind)
+
+
 def help_of(record: type, command: str) -> str:
     """What a command is for, and each of its options with values, default and meaning."""
     options = options_of(record)
@@ -228,7 +241,7 @@ def help_of(record: type, command: str) -> str:
     for option in options:
         lines.append(f"  {_usage(option)}")
         lines += textwrap.wrap(
-            " ".join(option.text.split()), _WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6
+            option.text, _WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6
         )
     return "\n".join([*lines, "  -h, --help"])
 
@@ -237,10 +250,11 @@ def _usage(option: Option) -> str:
     if option.positional:
         return option.name.upper()
     group, dot, leaf = option.name.rpartition(".")
-    default = "" if option.default is MISSING else f"  (default: {_said(option.default)})"
+    comes_to = option.means or _said(option.default)
+    default = "" if option.default is MISSING else f"  (default: {comes_to})"
     if isinstance(option.kind, AsGroup):
         return f"--{option.name}.NAME.OPTION VALUE  (OPTION as of --{option.kind.group})"
-    if option.kind is bool:
+    if _is_truth(option.kind):
         return f"--{option.name}, --{group}{dot}no-{leaf}{default}"
     return f"--{option.name} {_words(option.kind)}{default}"
 
@@ -269,12 +283,13 @@ def _words(kind: Any) -> str:
 _KINDS = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH", type(None): "None"}
 
 
-def _texts(record: type) -> dict[str, str]:
-    """The text below each field of a dataclass, read from its source."""
-    bases = (base for base in reversed(record.__mro__) if is_dataclass(base))
+@cache
+def texts_of(record: Any) -> dict[str, str]:
+    """The text below each field of a dataclass, read from its source, as one line."""
+    bases: Iterator[type] = filter(is_dataclass, reversed(record.__mro__))
     sources = (ast.parse(textwrap.dedent(inspect.getsource(base))).body[0] for base in bases)
     return {
-        field.target.id: below.value.value
+        field.target.id: " ".join(below.value.value.split())
         for described in sources
         if isinstance(described, ast.ClassDef)
         for field, below in pairwise(described.body)
