@@ -24,16 +24,12 @@ RULER = (
 )
 
 
-def lateness_figure(folder: Path) -> Figure:
+def lateness_figure(table: Path, rates_table: Path, delays_table: Path) -> Figure:
     """Left: the gap of late rows along each run, against lateness over updates so far. Middle:
     validation AUC against the dense rate, dense weights 0, 1 and 7 late (first stream). Right: what
     each lateness costs there, beside a doubling of the batch; bars 95 % of seeds and test rows.
-
-    Reads lateness.csv, lateness_rates.csv and lateness_delays.csv of ``folder``.
     """
-    gaps, rates, delays = (
-        pd.read_csv(folder / f"lateness{part}.csv") for part in ("", "_rates", "_delays")
-    )
+    gaps, rates, delays = map(pd.read_csv, (table, rates_table, delays_table))
     with plt.style.context(STYLE):
         figure, (left, middle, right) = plt.subplots(
             1, 3, figsize=(10.0, 3.4), layout="constrained", width_ratios=(1, 0.9, 1.1)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -37,12 +37,9 @@ from experiments.lateness.table import (
 from experiments.options import PairedSeeds, Parallel, Some
 from experiments.points import Point, data_sha256, readable
 from experiments.sweep import run_points
-from experiments.tables import Column, table, write_csv
+from experiments.tables import Column, drawn, table, write_csv
 from persia_sim.words.schema import Within
 from runtime.config import DataConfig
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 CELLS = (*GRID, *RULER)
 TUNING_SEEDS = 2
@@ -117,8 +114,6 @@ class Job:
 
 def run(options: Options) -> None:
     """Choose rates, train every cell, print tables and hypotheses, write CSVs and the figure."""
-    from paper_figs.style import save  # late: pyplot takes over a second
-
     jobs, told = find(options)
     for line in told:
         print(line)
@@ -133,37 +128,26 @@ def run(options: Options) -> None:
         tune(job, [SYNC])
         tune(job, [cell for cell in CELLS if cell != SYNC])
         group = train(job)
-        for end, lines in lines_of(job, group, options.out).items():
+        of_stream = {
+            "": gap_lines(group, options.out),
+            "_rates": rate_lines(job),
+            "_delays": delay_lines(group, options.out),
+            "_hypotheses": hypothesis_lines(group, options.out),
+        }
+        for end, lines in of_stream.items():
             tables.setdefault(end, []).extend(lines)
             if end in _COLUMNS_OF:
                 print(f"\n{group.stream.name}, Adagrad from {group.start:g}, {group.task}")
                 print(table(lines, _COLUMNS_OF[end]))
-        together = drift_hypothesis_lines(tables[""])
-        figure = save(write_tables(tables, together, options.out), options.out / "lateness.png")
+        together = drift_hypothesis_lines(tables[""])  # the CSVs hold the streams that are done
+        paths = [
+            write_csv(options.out / f"lateness{end}.csv",
+                      [*lines, *(together if end == "_hypotheses" else [])])
+            for end, lines in tables.items()
+        ]  # fmt: skip
+        figure = drawn(*paths[:3])
     print(f"\nall streams together\n{table(together, HYPOTHESES)}")
     print(f"\ntables: {options.out}/lateness*.csv\nfigure: {figure}")
-
-
-def lines_of(job: Job, group: Group, root: Path) -> dict[str, list[dict[str, Any]]]:
-    """The lines of a stream, by the end of their table's name."""
-    return {
-        "": gap_lines(group, root),
-        "_rates": rate_lines(job),
-        "_delays": delay_lines(group, root),
-        "_hypotheses": hypothesis_lines(group, root),
-    }
-
-
-def write_tables(
-    tables: Mapping[str, list[dict[str, Any]]], together: list[dict[str, Any]], root: Path
-) -> Figure:
-    """The CSVs of the streams that are done, with what is told of all ``together``; the figure."""
-    from paper_figs.lateness import lateness_figure  # late: pyplot takes over a second
-
-    for end, lines in tables.items():
-        more = together if end == "_hypotheses" else []
-        write_csv(root / f"lateness{end}.csv", [*lines, *more])
-    return lateness_figure(root)
 
 
 def find(options: Options) -> tuple[list[Job], list[str]]:

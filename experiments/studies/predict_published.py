@@ -19,7 +19,7 @@ from experiments.published.calibration import (
     score,
 )
 from experiments.published.gpu_rows import Measured, MeasuredFiles
-from experiments.tables import aligned, write_csv
+from experiments.tables import Column, drawn, table, write_csv
 from persia_sim.presets.software import BAND_LN
 from persia_sim.sharded.stages import Stages, fits, stages, step_s
 
@@ -50,14 +50,8 @@ def run(options: Options) -> None:
     print(report(rows, records))
     for why in left_out:
         print(f"left out: {why}")
-    drawn = ""
-    if any(row.samples_per_s for row in rows):
-        from paper_figs.predict_published import predict_published_figure  # late: pyplot
-        from paper_figs.style import save
-
-        picture = options.out / "predict_published.png"
-        drawn = f"; {save(predict_published_figure(path), picture)}"
-    print(f"{len(records)} predictions in {path}{drawn}")
+    figure = f"; {drawn(path)}" if any(row.samples_per_s for row in rows) else ""
+    print(f"{len(records)} predictions in {path}{figure}")
 
 
 def predictions(rows: Sequence[Measured], known: Sequence[Measured]) -> list[dict[str, object]]:
@@ -144,22 +138,22 @@ def report(rows: Sequence[Measured], records: Sequence[dict[str, object]]) -> st
 
 def predicted(records: Sequence[dict[str, object]]) -> str:
     """The first predictions as a table."""
-    names = ("id", "workload", "framework", "system", "gpus", "global_batch",
-             "predicted_samples_per_s", "low_90", "high_90", "predicted_step_ms", "largest_part",
-             "rows_fit")  # fmt: skip
-    header = ["id", "workload", "framework", "system", "GPUs", "batch", "samples/s", "from", "to",
-              "step ms", "largest", "fits"]  # fmt: skip
-    cells = [[_cell(record[name]) for name in names] for record in records[:_SHOWN]]
     more = len(records) - _SHOWN
-    return aligned(header, cells) + (f"\n... and {more} more in the CSV" if more > 0 else "")
+    told = f"\n... and {more} more in the CSV" if more > 0 else ""
+    return table(records[:_SHOWN], COLUMNS) + told
 
 
-def _cell(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "NO"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if value >= 1000 else f"{value:.3f}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+def _short(name: str) -> Column:
+    return lambda row: f"{row[name]:,.0f}" if row[name] >= 1000 else f"{row[name]:.3f}"
+
+
+COLUMNS: dict[str, Column] = {
+    "id": "{id}", "workload": "{workload}", "framework": "{framework}", "system": "{system}",
+    "GPUs": "{gpus:,}", "batch": "{global_batch:,}",
+    "samples/s": _short("predicted_samples_per_s"), "from": _short("low_90"),
+    "to": _short("high_90"), "step ms": _short("predicted_step_ms"), "largest": "{largest_part}",
+    "fits": lambda row: "yes" if row["rows_fit"] else "NO",
+}  # fmt: skip
 
 
 def _median(values: Sequence[float]) -> float:

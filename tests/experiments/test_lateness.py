@@ -268,7 +268,7 @@ def test_every_hypothesis_of_the_plan_but_that_of_drift_has_an_outcome(tiny):
 @pytest.mark.multiproc
 @pytest.mark.slow
 def test_the_figure_shows_the_gaps_and_the_rates_of_its_tables(tiny):
-    figure = lateness_figure(tiny[0])
+    figure = lateness_figure(*(tiny[0] / f"lateness{e}.csv" for e in ("", "_rates", "_delays")))
     along, rates, ruler = figure.axes
     delayed = pd.read_csv(tiny[0] / "lateness_delays.csv")
     (points,) = curves(along).values()
