@@ -25,7 +25,7 @@ from experiments.options import (
     Some,
     StudyOptions,
 )
-from experiments.tables import aligned, drawn, write_csv
+from experiments.tables import Column, drawn, table, write_csv
 from persia_sim.cli import Options as Simulation
 from persia_sim.cli import scenario_of
 from persia_sim.engine.simulate import simulate
@@ -99,18 +99,9 @@ class Options(StudyOptions):
 def run(options: Options) -> None:
     """Simulate every interval with every seed, write the table, print it beside the formulas."""
     cells = list(product(options.crashes, options.factors, range(options.seeds)))
-    scenarios = {
-        mode: scenario_of(
-            Simulation(
-                cluster=options.cluster,
-                workload=options.workload,
-                ranks=options.ranks,
-                mode=mode,
-                steps=options.steps,
-            )
-        )
-        for mode in options.modes
-    }
+    names = ("cluster", "workload", "ranks", "steps")
+    run_of = {name: getattr(options, name) for name in names}
+    scenarios = {mode: scenario_of(Simulation(mode=mode, **run_of)) for mode in options.modes}
     shares = (options.checkpoint_share, options.back_share)
     with sole_writer(options.out):
         kept = Kept(options.out / "runs.jsonl")
@@ -128,7 +119,10 @@ def run(options: Options) -> None:
         }
         records: list[dict[str, Any]] = kept.fill(work, "simulations")
     path = write_csv(options.out / "checkpoint_interval.csv", records)
-    print(table(options, records))
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for line in records:
+        groups.setdefault((line["mode"], line["crashes_expected"], line["factor"]), []).append(line)
+    print(table(list(groups.values()), columns_of(options.seeds)))
     for crashes in options.crashes:
         policy = policy_of(options, useful_s[options.modes[0]], crashes)
         best_s = best_interval_s(policy)
@@ -189,27 +183,20 @@ def interrupted(
     }
 
 
-def table(options: Options, records: Sequence[dict[str, Any]]) -> str:
-    """A line for each mode, rate of crashes and interval."""
-    rows = []
-    for mode, crashes, factor in product(options.modes, options.crashes, options.factors):
-        own = [
-            r
-            for r in records
-            if (r["mode"], r["crashes_expected"], r["factor"]) == (str(mode), crashes, factor)
-        ]
+def columns_of(seeds: int) -> dict[str, Column]:
+    """Of the runs of one mode, rate of crashes and interval, as a person reads them."""
+
+    def overhead_of(own: Sequence[dict[str, Any]]) -> str:
         values = [r["overhead"] for r in own]
         error = "" if len(values) < 2 else f" ± {stdev(values) / sqrt(len(values)):.1%}"
-        rows.append(
-            [
-                str(mode),
-                f"{crashes:g}",
-                f"{factor:g} x Young",
-                f"{own[0]['interval_s']:.3f}",
-                f"{fmean(r['interval_kept_s'] for r in own):.3f}",
-                f"{fmean(values):.1%}{error}",
-                f"{fmean(r['overhead_closed_form'] for r in own):.1%}",
-            ]
-        )
-    overheads = f"overhead (n={options.seeds}, s.e.)"
-    return aligned(["mode", "crashes", "interval", "asked s", "kept s", overheads, "Daly"], rows)
+        return f"{fmean(values):.1%}{error}"
+
+    return {
+        "mode": lambda own: own[0]["mode"],
+        "crashes": lambda own: f"{own[0]['crashes_expected']:g}",
+        "interval": lambda own: f"{own[0]['factor']:g} x Young",
+        "asked s": lambda own: f"{own[0]['interval_s']:.3f}",
+        "kept s": lambda own: f"{fmean(r['interval_kept_s'] for r in own):.3f}",
+        f"overhead (n={seeds}, s.e.)": overhead_of,
+        "Daly": lambda own: f"{fmean(r['overhead_closed_form'] for r in own):.1%}",
+    }

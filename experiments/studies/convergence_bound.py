@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from experiments.staleness.logistic import (
     train,
 )
 from experiments.statistics import t_interval
-from experiments.tables import aligned, drawn, write_csv
+from experiments.tables import Column, aligned, drawn, table, write_csv
 from persia_sim.theory.convergence import (
     Bound,
     Problem,
@@ -91,7 +92,9 @@ class Setting(NamedTuple):
 
 def run(options: Options) -> None:
     """Train, count, print both tables and draw the figure."""
-    settings = list(_settings(options))
+    late = [("sync", 0), *product(("hybrid", "async"), options.taus)]
+    sizes = product(dict.fromkeys(options.cases), options.updates, options.batch)
+    settings = [Setting(*size, *one) for size in sizes for one in late]
     names = dict.fromkeys(options.data or (*present(), *SYNTHETIC_SETS, LARGEST))
     trained, counted, turned = (
         Kept(options.out / f"{what}.jsonl") for what in ("settings", "alpha", "steps")
@@ -112,7 +115,8 @@ def run(options: Options) -> None:
     )
     if options.dry_run:
         return
-    problems = {case: _made(case) for case in options.cases}
+    populations = {case: made(*CASES[case], POPULATION) for case in options.cases}
+    problems = {case: (logistic, logistic.problem()) for case, logistic in populations.items()}
     training = {
         label: partial(_measure, options, setting, *problems[setting.case])
         for setting, label in labels.items()
@@ -133,25 +137,10 @@ def run(options: Options) -> None:
     alphas = write_csv(options.out / "convergence_bound_alpha.csv", lines)
     largest = write_csv(options.out / "convergence_bound_steps.csv", limits)
     figure = drawn(csv, alphas)
-    print(_table(records))
+    print(f"\nmean squared norm of the gradient over the run\n{table(records, COLUMNS)}")
     print(_alpha_table(lines))
     print(_exponents(limits))
     print(f"table:  {csv}   {alphas}   {largest}\nfigure: {figure}")
-
-
-def _settings(options: Options) -> Iterator[Setting]:
-    for case in dict.fromkeys(options.cases):
-        for updates in options.updates:
-            for batch in options.batch:
-                yield Setting(case, updates, batch, "sync", 0)
-                for mode in ("hybrid", "async"):
-                    yield from (Setting(case, updates, batch, mode, tau) for tau in options.taus)
-
-
-def _made(case: str) -> tuple[Logistic, Problem]:
-    values, exponent = CASES[case]
-    logistic = made(values, exponent, POPULATION)
-    return logistic, logistic.problem()
 
 
 def _bound(setting: Setting, problem: Problem, alpha: float) -> Bound:
@@ -175,14 +164,9 @@ def _measure(
     told: dict[str, Any] = {}
     for name, step in steps.items():
         ran: Measured = train(
-            logistic,
-            seeds=options.seeds,
-            updates=setting.updates,
-            batch=setting.batch,
-            step=step,
-            tau=setting.tau,
-            dense_late=setting.mode == "async",
-        )
+            logistic, seeds=options.seeds, updates=setting.updates, batch=setting.batch, step=step,
+            tau=setting.tau, dense_late=setting.mode == "async",
+        )  # fmt: skip
         told[name] = {k: v.tolist() if hasattr(v, "tolist") else v for k, v in asdict(ran).items()}
     return told
 
@@ -266,21 +250,17 @@ def _exponents(limits: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _table(records: list[dict[str, Any]]) -> str:
-    header = ["case", "T", "B", "mode", "tau", "alpha", "alpha_B", "tau alpha_B", "bound",
-              "with alpha_B", "measured", "at sync's step"]  # fmt: skip
-    cells = [
-        [
-            r["case"], f"{r['updates']:,}", str(r["batch"]), r["mode"], str(r["tau"]),
-            f"{r['alpha']:.3f}", f"{r['alpha_batch']:.3f}", f"{r['tau'] * r['alpha_batch']:.2g}",
-            f"{r['bound']:.3g}" + (" vacuous" if r["vacuous"] else ""),
-            f"{r['bound_batch_alpha']:.3g}" + (" vacuous" if r["vacuous_batch_alpha"] else ""),
-            f"{r['measured']:.3g} ± {r['measured_half_width_95']:.1g}",
-            f"{r['measured_at_sync_step']:.3g}",
-        ]
-        for r in records
-    ]  # fmt: skip
-    return "\nmean squared norm of the gradient over the run\n" + aligned(header, cells)
+COLUMNS: dict[str, Column] = {
+    "case": "{case}", "T": "{updates:,}", "B": "{batch}", "mode": "{mode}", "tau": "{tau}",
+    "alpha": "{alpha:.3f}", "alpha_B": "{alpha_batch:.3f}",
+    "tau alpha_B": lambda r: f"{r['tau'] * r['alpha_batch']:.2g}",
+    "bound": lambda r: f"{r['bound']:.3g}" + (" vacuous" if r["vacuous"] else ""),
+    "with alpha_B": lambda r: (
+        f"{r['bound_batch_alpha']:.3g}" + (" vacuous" if r["vacuous_batch_alpha"] else "")
+    ),
+    "measured": "{measured:.3g} ± {measured_half_width_95:.1g}",
+    "at sync's step": "{measured_at_sync_step:.3g}",
+}  # fmt: skip
 
 
 def _alpha_table(shares: list[dict[str, Any]]) -> str:
