@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -15,7 +15,7 @@ from experiments.kept import Kept, sole_writer
 from experiments.options import OneOf, Planned, Some
 from experiments.tables import Column, aligned, table, write_csv
 from experiments.validating.cases import Case, chosen, held_by
-from experiments.validating.host_laws import MISSING, Costs, Point, costs_by_law
+from experiments.validating.host_laws import MISSING, Point, costs_by_law
 from experiments.validating.profiling import (
     REPEATS,
     Found,
@@ -206,8 +206,7 @@ def plan(options: Options, every: Sequence[Case]) -> str:
         [run for number, run in runs if _label(run, number) not in kept]
         for runs in (wanted, [(n, run) for n in range(REPEATS) for run in profiled()])
     )
-    runs = [*missing, *own]
-    seconds = sum(STARTING_S + STEP_S * run.steps * _weight(run.case) for run in runs)
+    seconds = sum(STARTING_S + STEP_S * run.steps * _weight(run.case) for run in (*missing, *own))
     lines = [f"  {case.name}" for case in every]
     lines.append(
         f"{len(every)} cases x {options.rounds} rounds: {len(missing)} runs left, and {len(own)} of"
@@ -220,22 +219,11 @@ def plan(options: Options, every: Sequence[Case]) -> str:
 
 def forecast(profile: Profile, case: Case, steps: int) -> Forecast:
     """The laws' stages through the schedule, on the cores and the interpreter of this host."""
-    costs = costs_of(profile, case, steps)
-    latency_s = _slept_s(profile, case)
+    held, asked_s = held_by(case, steps), case.latency_s
+    costs = costs_by_law(profile.laws, held, case.mode, case.ranks, bool(case.servers))
+    latency_s = profile.laws["sleep"]({"one": 1.0, "asked_s": asked_s}) if asked_s else 0.0
     found, stages = contended(case, costs, profile.host, SIMULATED_STEPS, latency_s)
     return Forecast(stages, found, costs.extrapolated, latency_s)
-
-
-def costs_of(profile: Profile, case: Case, steps: int) -> Costs:
-    """What a case's stages cost alone, by the laws."""
-    held = held_by(case, steps)
-    return costs_by_law(profile.laws, held, case.mode, case.ranks, bool(case.servers))
-
-
-def _slept_s(profile: Profile, case: Case) -> float:
-    """How long a thread sleeps that asks for the case's latency."""
-    asked = case.latency_s
-    return profile.laws["sleep"]({"one": 1.0, "asked_s": asked}) if asked else 0.0
 
 
 def compare(
@@ -269,7 +257,7 @@ def compare(
             "band_low": predicted * band.low if band else "",
             "band_high": predicted * band.high if band else "",
             "runs": len(own),
-            "inside": _inside(band, ratios[case.name]),
+            "inside": sum(map(band.holds, ratios[case.name])) if band else "",
             "stale_steps": late,
             "stale_predicted": told.schedule.stale_steps,
             "stale_error": error(told.schedule.stale_steps, late),
@@ -286,10 +274,6 @@ def compare(
             }
         records.append(record)
     return records
-
-
-def _inside(band: Band | None, ratios: Sequence[float]) -> int | str:
-    return sum(map(band.holds, ratios)) if band else ""
 
 
 COLUMNS: dict[str, Column] = {
@@ -328,7 +312,10 @@ def profile_table(profile: Profile, foreign_cores: float) -> str:
         ranges = ", ".join(f"{n} {_short(a)} to {_short(b)}" for n, (a, b) in law.ranges.items())
         cells.append([name, str(law.points), f"{law.spread:.0%}", ranges])
     host = profile.host
-    waits = host.meeting
+    waits = ", ".join(
+        f"{s} {m:.0%}, {host.among[s]:.0%} (+{host.crowded[s]:.0%})"
+        for s, m in host.meeting.items()
+    )
     return "\n".join(
         [
             aligned(["law", "points", "spread", "measured at"], cells),
@@ -337,11 +324,7 @@ def profile_table(profile: Profile, foreign_cores: float) -> str:
             f" {host.dense_cv:.0%}",
             "of the seconds for which its rank's other threads, other ranks' (and with all cores"
             " busy all of them) hold the interpreter a stage waits for:",
-            "  "
-            + ", ".join(
-                f"{s} {m:.0%}, {host.among[s]:.0%} (+{host.crowded[s]:.0%})"
-                for s, m in waits.items()
-            ),
+            f"  {waits}",
             f"other processes used {foreign_cores:.2f} cores beside the median run of the profile",
         ]
     )
@@ -354,12 +337,8 @@ def _short(number: float) -> str:
 def conclusion(records: Sequence[dict[str, Any]]) -> str:
     """The goals beside what was found."""
     late = [r["stale_error"] for r in records if r["stale_steps"] or r["stale_predicted"]]
-    inside = [
-        hit
-        for r in records
-        if r["inside"] != ""
-        for hit in [True] * r["inside"] + [False] * (r["runs"] - r["inside"])
-    ]
+    known = [r for r in records if r["inside"] != ""]
+    inside = [n < r["inside"] for r in known for n in range(r["runs"])]
     alone = float(np.mean([abs(r["schedule_error"]) for r in records]))
     foreign = float(np.median([r["foreign_cores"] for r in records]))
     lines = verdicts([r["error"] for r in records], late, inside)
@@ -385,7 +364,7 @@ def _measure(
     done: dict[str, list[Done]] = {case.name: [] for case in every}
     kept = Kept(options.out / KEPT)
     loops = {
-        name: [parse(Point, one, name) for one in kept.row(name, partial(_measured, measure))]
+        name: [parse(Point, p, name) for p in kept.row(name, lambda m=measure: [*map(asdict, m())])]
         for name, measure in (("add_gradient", additions), ("pull", pulls), ("sleep", sleeps))
     }
 
@@ -404,11 +383,6 @@ def _measure(
     loads = [one.foreign_cores for own_runs in runs.values() for one in own_runs]
     found = {run: [one.found for one in own_runs] for run, own_runs in runs.items()}
     return fit_profile(found, loops, cores_here()), float(np.median(loads)), done
-
-
-def _measured(measure: Callable[[], list[Point]]) -> list[dict[str, Any]]:
-    """What is measured without a run, for a file."""
-    return [asdict(point) for point in measure()]
 
 
 def _run(run: ProfileRun, most_foreign: float) -> dict[str, Any]:

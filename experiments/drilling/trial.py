@@ -188,11 +188,7 @@ def run_undisturbed(start: list[str], run_folder: Path, patience_s: float) -> No
     log = run_folder.with_suffix(".log")
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
-        process = _launch(start, output)
-        try:
-            process.wait(patience_s)
-        except subprocess.TimeoutExpired:
-            _end(process)
+        _ends_in_time(_launch(start, output), patience_s)
 
 
 def run_trial(
@@ -209,6 +205,8 @@ def run_trial(
 
     ``undisturbed_s``: seconds of training of the same run when nobody is killed.
     """
+    from runtime.checkpoint.whole import CHECKPOINTS  # late: loads torch
+
     with log.open("wb") as output:
         process = _launch(start, output, evaluated=run_folder.with_suffix(".evaluated"))
         family: set[int] = set()
@@ -220,7 +218,8 @@ def run_trial(
             if killed:
                 continue
             if began_s is None:
-                began_s = time.monotonic() if _training(run_folder) else None
+                # The first checkpoint has begun: batches are trained since a while.
+                began_s = time.monotonic() if (run_folder / CHECKPOINTS).is_dir() else None
                 continue
             if time.monotonic() < began_s + trial.after_s:
                 continue
@@ -237,19 +236,13 @@ def run_trial(
             os.kill(victim, trial.sign)
             killed, killed_at_s = True, time.monotonic()
             ends_s = killed_at_s + patience_s
-        hung = process.poll() is None
-        if hung:
-            _end(process)
-        said = _last_line(log)
+        hung = not _ends_in_time(process, 0.0)
+        words = log.read_text(errors="replace").replace("\r", "\n").splitlines()
+        said = next((line.strip() for line in reversed(words) if line.strip()), "")
         resumes = 0
         while not hung and not (run_folder / "summary.json").exists() and resumes < MOST_RESUMES:
             resumes += 1
-            process = _launch(_again(start, resume, run_folder), output)
-            try:
-                process.wait(patience_s)
-            except subprocess.TimeoutExpired:
-                hung = True
-                _end(process)
+            hung = not _ends_in_time(_launch(_again(start, resume, run_folder), output), patience_s)
     ended_s = time.monotonic()
     rest_s = max(0.0, undisturbed_s - (killed_at_s - (began_s or killed_at_s)))
     extra_s = ended_s - killed_at_s - rest_s if killed else 0.0
@@ -280,9 +273,15 @@ def _launch(
     )  # fmt: skip
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def _ends_in_time(process: subprocess.Popen[bytes], patience_s: float) -> bool:
+    """Whether it does; else it is killed with its children."""
+    try:
+        process.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return False
+    return True
 
 
 def _outlived(family: set[int]) -> int:
@@ -291,13 +290,6 @@ def _outlived(family: set[int]) -> int:
     while any(map(alive, family)) and time.monotonic() < ends_s:
         time.sleep(0.05)
     return sum(map(alive, family))
-
-
-def _training(run_folder: Path) -> bool:
-    """Whether the first checkpoint has begun: batches are trained since a while."""
-    from runtime.checkpoint.whole import CHECKPOINTS  # late: loads torch
-
-    return (run_folder / CHECKPOINTS).is_dir()
 
 
 def _checkpoint_is_open(run_folder: Path) -> bool:
@@ -318,8 +310,3 @@ def _evaluates(run_folder: Path, number: int | None) -> bool:
         return False
     batches = file.stat().st_size
     return batches // EVALUATED_BATCHES == number and batches % EVALUATED_BATCHES > 0
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").replace("\r", "\n").splitlines()
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -208,9 +208,15 @@ def fit_host(laws: Mapping[str, HostLaw], runs: Runs, cores: int) -> Host:
         run: costs_by_law(laws, held_by(run.case, run.steps), run.case.mode, run.case.ranks)
         for run in many | both
     }
-    grown = [_grown(run.case, costs[run], one, cores) for run in both for one in both[run]]
+    busy, more = np.array(
+        [_grown(run.case, costs[run], one, cores) for run in both for one in both[run]]
+    ).T  # a line through the origin, not negative
     spreads = [np.median([f.measured.dense_cv for f in both[run]]) for run in both]
-    host = Host(cores, memory=_slope(grown), dense_cv=float(np.median(spreads)))
+    host = Host(
+        cores,
+        memory=max(0.0, float(busy @ more / (busy @ busy))),
+        dense_cv=float(np.median(spreads)),
+    )
     waits = [
         wait
         for run, found in (many | both).items()
@@ -273,12 +279,6 @@ def _grown(case: Case, costs: Costs, found: Found, cores: int) -> tuple[float, f
     return min(cores - 1.0, (case.ranks - 1) * busy.sum()), now[number].work_s / alone[
         number
     ].work_s - 1
-
-
-def _slope(pairs: Sequence[tuple[float, float]]) -> float:
-    """Of the line through the origin, not negative."""
-    x, y = np.array(pairs).T
-    return max(0.0, float(x @ y / (x @ x)))
 
 
 def _median(of: Sequence[Stages]) -> Stages:
