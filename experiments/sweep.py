@@ -124,7 +124,8 @@ class _Runner:
                     self._start_some()
                     time.sleep(0.1)
                     self._reap()
-                    bar.n = min(total, self._already + self._progress())
+                    done = sum(min(1.0, own / self._samples_per_point) for own in self._samples)
+                    bar.n = min(total, self._already + done)
                     bar.refresh()
             finally:
                 for process in self._running.values():
@@ -167,10 +168,6 @@ class _Runner:
             failed = self._waiting[number].folder(self._root) / FAILED
             known = failed.is_file()
             self.why[number] = failed.read_text().strip() if known else f"exit code {code}"
-
-    def _progress(self) -> float:
-        whole = self._samples_per_point
-        return sum(min(1.0, done / whole) for done in self._samples)
 
 
 def _work(

@@ -96,9 +96,12 @@ def told(crossings: Sequence[Crossing], unit: str = "s") -> str:
     late = [c.at for c in crossings if not c.reached]
     if late:
         return f"not reached by {len(late)} of {len(crossings)} seeds, > {min(late):.1f} {unit}"
-    found = mean_of(crossings)
-    spread = "" if math.isnan(found.half_width) else f" ± {found.half_width:.1f}"
-    return f"{found.mean:.1f}{spread}"
+    return _with_spread(mean_of(crossings), 1)
+
+
+def _with_spread(found: Interval, digits: int) -> str:
+    spread = "" if math.isnan(found.half_width) else f" ± {found.half_width:.{digits}f}"
+    return f"{found.mean:.{digits}f}{spread}"
 
 
 class Journey(NamedTuple):
@@ -256,13 +259,8 @@ def target_table(found: Sequence[Target], usd_per_hour: float) -> str:
                 f"{t.auc:.4f}",
                 told(t.crossings),
                 "-" if math.isnan(ratio.mean) else spread,
-                "-" if math.isnan(usd.mean) else _dollars(usd),
+                "-" if math.isnan(usd.mean) else _with_spread(usd, 2),
                 "-" if math.isnan(usd.mean) else f"{t.usd_per_million(usd_per_hour):.3f}",
             ]
         )
     return aligned(header, cells)
-
-
-def _dollars(usd: Interval) -> str:
-    spread = "" if math.isnan(usd.half_width) else f" ± {usd.half_width:.2f}"
-    return f"{usd.mean:.2f}{spread}"

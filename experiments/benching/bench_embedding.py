@@ -128,10 +128,11 @@ def run(options: Options) -> None:
     print(f"{path}  {drawn(path)}")
 
 
-def _rate(work: Callable[[], float | None], count: int = 0) -> Callable[[], float]:
+def _rate(work: Callable[[], Any], count: int = 0, timed: bool = True) -> Callable[[], float]:
     """M ids/s of CPU time over a window that is long enough for the load to be measured.
 
-    ``work`` returns the CPU seconds an id took, or None when ``count`` ids took all of its time.
+    ``work`` does ``count`` ids; where it is ``timed`` it may return the CPU seconds that they took,
+    else all of its time counts.
     """
 
     def measure() -> float:
@@ -140,7 +141,7 @@ def _rate(work: Callable[[], float | None], count: int = 0) -> Callable[[], floa
         while time.perf_counter() < ends:
             began = time.thread_time()
             found = work()
-            used_s += time.thread_time() - began if found is None else found
+            used_s += found if timed and found is not None else time.thread_time() - began
             ids += count
         return ids / used_s / 1e6
 
@@ -223,7 +224,7 @@ def _batch_kernels(options: Options, source: WideWorkload) -> dict[str, Callable
         "merge numpy": numpy_merge,
         "merge torch": torch_merge,
     }
-    return {name: _rate(_drop(work), count) for name, work in works.items()}
+    return {name: _rate(work, count, timed=False) for name, work in works.items()}
 
 
 def _uniform_kernels(options: Options) -> dict[str, Callable[[], float]]:
@@ -284,13 +285,6 @@ def _uniform_kernels(options: Options) -> dict[str, Callable[[], float]]:
     works["adagrad torch, dense table"] = torch_dense
     works["adagrad numpy, dense table"] = numpy_dense
     return {name: _rate(work, UNIFORM_IDS) for name, work in works.items()}
-
-
-def _drop(work: Callable[[], object]) -> Callable[[], None]:
-    def without_result() -> None:
-        work()
-
-    return without_result
 
 
 def _random_lines(lines: int, count: int) -> np.ndarray:

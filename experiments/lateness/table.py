@@ -5,7 +5,6 @@ A delay is the updates by which a late run lies behind a synchronous one.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import numpy as np
 from experiments.gaps import Run
 from experiments.lateness.streams import RANKS, SYNC, Cell, Rates, Stream, stream_of
 from experiments.statistics import GapInterval, Interval, paired_gap, t_interval
+from runtime.run.folder import read_metrics
 
 RESAMPLES = 400
 
@@ -161,18 +161,18 @@ class Group:
         """Behind sync at each snapshot, and the growth; pushes on their way are not applied yet."""
         seeds = self.seeds(key)
         curves = [
-            [_curve(runs[s], self.task, root) for s in seeds]
+            [
+                [line for line in read_metrics(runs[s].point.folder(root)) if not line.drained]
+                for s in seeds
+            ]
             for runs in (self._sync, self.runs[key])
         ]
-        updates = [count for count, _ in curves[0][0]]
-        sync, late = (np.array([[auc for _, auc in one] for one in own]) for own in curves)
+        updates = [line.updates for line in curves[0][0]]
+        sync, late = (
+            np.array([[line.tasks[self.task]["auc"] for line in one] for one in own])
+            for own in curves
+        )
         return delays(updates, sync, late)
-
-
-def _curve(run: Run, task: str, root: Path) -> list[tuple[int, float]]:
-    lines = (run.point.folder(root) / "metrics.jsonl").read_text().splitlines()
-    found = [json.loads(line) for line in lines]
-    return [(line["updates"], line["tasks"][task]["auc"]) for line in found if not line["drained"]]
 
 
 def gap_lines(group: Group, root: Path) -> list[dict[str, Any]]:

@@ -73,7 +73,10 @@ def _scores(run: Run) -> Part:
     return Part(
         title="Scores",
         header=["task", *(name.replace("_", " ") for name in names)],
-        rows=[[t, *(_score(s.get(name)) for name in names)] for t, s in run.tasks.items()],
+        rows=[
+            [task, *(_number(scores.get(name), ".4f") for name in names)]
+            for task, scores in run.tasks.items()
+        ],
         said=[str(run.summary.get("evaluated_on", ""))],
     )
 
@@ -176,11 +179,7 @@ def _gaps(runs: list[Run]) -> Part:
     return Part(title=title, header=header, rows=rows, said=[note, *notes])
 
 
-def _score(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
-
-
-def _number(value: Any) -> str:
+def _number(value: Any, form: str = ".4g") -> str:
     if isinstance(value, float):
-        return "-" if math.isnan(value) else f"{value:.4g}"
+        return "-" if math.isnan(value) else format(value, form)
     return "-" if value is None else json.dumps(value) if isinstance(value, list) else str(value)

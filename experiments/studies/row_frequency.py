@@ -14,6 +14,7 @@ from experiments.kept import Kept
 from experiments.options import Count, PairedSeeds, Parallel, Some
 from experiments.points import SYNTHETIC_SETS, Point, one_draw, present, setting_points
 from experiments.staleness.frequency import (
+    LEAST_OF_EACH_LABEL,
     MEASURES,
     Scores,
     gap_lines,
@@ -83,19 +84,22 @@ def run(options: Options) -> None:
         return
     run_points(points, options.out, options.jobs, options.samples)
     kept = _drifts(options, groups)
-    gaps: list[dict[str, Any]] = []
-    stale: list[dict[str, Any]] = []
-    for group in groups:
-        one, other = _gaps_and_staleness(options, group)
-        gaps += one
-        stale += other
+    found = [_gaps_and_staleness(options, group) for group in groups]
+    gaps, stale = ([line for lines in own for line in lines] for own in zip(*found, strict=True))
     drifts = [*_drift_lines(options, groups, gaps, kept)]
+    if not drifts:
+        raise ValueError(
+            f"test_rows {options.test_rows} hold fewer than {LEAST_OF_EACH_LABEL} samples of a"
+            f" label, or samples {options.samples} no step at which drift is measured; name more"
+        )
     path = write_csv(options.out / "row_frequency.csv", gaps)
     rows = write_csv(options.out / "row_frequency_staleness.csv", stale)
     relation = write_csv(options.out / "row_frequency_drift.csv", drifts)
     figure = drawn(path, rows, relation)
     print(f"\n{table(gaps, GAP_COLUMNS)}")
-    print(_drift_table(drifts))
+    print(f"\nwhat lookups miss\n{table(drifts, DRIFT_COLUMNS)}")
+    ranks = (f"{name} {rank:.2f}" for name, rank in order_of_losses(drifts).items())
+    print(f"rank correlation with the loss, {len(drifts)} points: {', '.join(ranks)}")
     print(f"table:  {path}   {rows}   {relation}\nfigure: {figure}")
 
 
@@ -227,11 +231,3 @@ DRIFT_COLUMNS: dict[str, Column] = {
     "of predictions": "{predictions:.2e}",
     "gap [1e-3]": _thousandths("gap_to_sync"),
 }
-
-
-def _drift_table(lines: Sequence[dict[str, Any]]) -> str:
-    ranks = (f"{name} {rank:.2f}" for name, rank in order_of_losses(lines).items())
-    return (
-        f"\nwhat lookups miss\n{table(lines, DRIFT_COLUMNS)}\n"
-        f"rank correlation with the loss, {len(lines)} points: {', '.join(ranks)}"
-    )

@@ -217,7 +217,11 @@ def plan(options: Options) -> list[tuple[str, list[Point]]]:
     windows: Sequence[int | None] = [None]
     rows = None
     if options.windows is not None:
-        windows, rows = range(1, options.windows + 1), _train_rows(options.data)
+        from runtime.data.open import open_source  # late: a second to import
+
+        data = options.data
+        found = open_source(data.name, data.dir, data.rows, data.skip_bad_rows, keep=data.keep)
+        windows, rows = range(1, options.windows + 1), found.provenance().train_rows or 0
     settings: list[Setting] = []
     for mode in options.modes:
         taus = (options.taus or DEFAULT_TAUS) if mode.reads_late_rows else (0,)
@@ -232,13 +236,6 @@ def plan(options: Options) -> list[tuple[str, list[Point]]]:
         points = setting_points(base, settings, options.seeds)
         groups.append((label, [replace(p, config=treated(p.config, chosen)[0]) for p in points]))
     return groups
-
-
-def _train_rows(data: DataConfig) -> int:
-    from runtime.data.open import open_source  # late: a second to import
-
-    found = open_source(data.name, data.dir, data.rows, data.skip_bad_rows, keep=data.keep)
-    return found.provenance().train_rows or 0
 
 
 def _before(options: Options, data: DataConfig, window: int | None, rows: int | None) -> DataConfig:
@@ -270,16 +267,14 @@ def over_windows(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return lines
 
 
-def _gaps_of_windows(line: Mapping[str, Any]) -> str:
-    return " ".join(f"{1e3 * gap:+.1f}" for name, gap in line.items() if name[4:].isdigit())
-
-
 WINDOW_COLUMNS: dict[str, Column] = {
     "task": "{task}",
     "factors": "{factors}",
     "mode": "{mode}",
     "rows late": "{rows_late}",
     "dense late": "{dense_late}",
-    "gaps [1e-3]": _gaps_of_windows,
+    "gaps [1e-3]": lambda line: " ".join(
+        f"{1e3 * gap:+.1f}" for name, gap in line.items() if name[4:].isdigit()
+    ),
     "mean [1e-3]": of_sync,
 }

@@ -127,3 +127,12 @@ def test_the_figure_shows_the_real_sets_gap_and_every_drift(ran):
 )
 def test_the_committed_table_has_the_columns_that_the_study_writes(ran, stem):
     assert list(read_csv(PAPER / f"{stem}.csv")[0]) == list(read_csv(ran / f"{stem}.csv")[0])
+
+
+def test_too_few_test_rows_for_an_auc_are_told_in_a_sentence(tmp_path):
+    options = study.Options(
+        data=(SYNTHETIC,), taus=(2,), seeds=2, samples=64, batch=BATCH, test_rows=60, probes=1,
+        out=tmp_path, jobs=2,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"test_rows 60 hold fewer than 100 samples of a label"):
+        study.run(options)
