@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import io
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +65,14 @@ def raw_runs(root: Path, prefix: str = "") -> dict[Key, RawRun]:
             assert key not in found, f"two runs of {key}"
             found[key] = run
     return found
+
+
+def printed_by(run: Callable[..., object], *given: object) -> str:
+    """What it prints."""
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+        run(*given)
+    return told.getvalue()
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:

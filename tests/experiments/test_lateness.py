@@ -24,6 +24,7 @@ from runtime.config import EvaluationConfig
 from runtime.data.open import open_source
 from runtime.order.executor import OrderedRun, lag_order
 from runtime.rank.parts import assemble
+from tests.experiments.raw_runs import printed_by
 from tests.paper_figs.read_back import curves
 
 PLACE = st.integers(-6, 6)
@@ -165,9 +166,8 @@ TINY_CELLS = tuple(c for c in lateness.CELLS if c.dense_late != 1 or not c.rows_
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory) -> tuple[Path, str]:
-    out, told = tmp_path_factory.mktemp("lateness"), []
+    out = tmp_path_factory.mktemp("lateness")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("builtins.print", lambda *words, **_: told.append(" ".join(map(str, words))))
         patch.setattr(lateness, "TUNING_SEEDS", 1)
         patch.setattr(lateness, "to_try", lambda tried, start, line: [] if tried else [start])
         one = streams.STREAMS["synthetic:zipf-1.4"]
@@ -176,8 +176,7 @@ def tiny(tmp_path_factory) -> tuple[Path, str]:
         patch.setattr(streams, "TEST_ROWS_OF_A_DRAW", 300)
         patch.setattr(streams, "SNAPSHOTS", 4)
         patch.setattr(lateness, "CELLS", TINY_CELLS)
-        lateness.run(lateness.Options(streams=(one.name,), out=out, jobs=2))
-    return out, "\n".join(told)
+        return out, printed_by(lateness.run, lateness.Options(streams=(one.name,), out=out, jobs=2))
 
 
 def final_auc(root: Path, label: str) -> float:

@@ -21,7 +21,7 @@ from persia_sim.model.memory import FORMATS
 from persia_sim.model.scenario import Discipline
 from persia_sim.presets.catalogue import CLUSTERS, workloads
 from persia_sim.words.vocabulary import Mode
-from tests.experiments.raw_runs import read_csv
+from tests.experiments.raw_runs import printed_by, read_csv
 
 
 def sweep_options(out: Path, **changes) -> cluster_sweep.Options:
@@ -36,11 +36,8 @@ def sweep_options(out: Path, **changes) -> cluster_sweep.Options:
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
     out = tmp_path_factory.mktemp("cluster-sweep")
-    told: list[str] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("builtins.print", lambda *words, **_: told.append(" ".join(words) + "\n"))
-        cluster_sweep.run(sweep_options(out))
-    return out, "".join(told), read_csv(out / "cluster_sweep.csv")
+    told = printed_by(cluster_sweep.run, sweep_options(out))
+    return out, told, read_csv(out / "cluster_sweep.csv")
 
 
 def test_the_grid_is_crossed_and_modes_without_a_window_count_once(swept):
@@ -182,15 +179,12 @@ def test_a_dry_run_of_the_sweep_shows_the_points_and_writes_nothing(tmp_path, ca
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
     out = tmp_path_factory.mktemp("checkpoint-interval")
-    told: list[str] = []
     options = checkpoint_interval.Options(
         ranks=2, steps=60, modes=(Mode.HYBRID,), crashes=(4.0,), factors=(0.5, 2.0), seeds=3,
         out=out,
     )  # fmt: skip
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("builtins.print", lambda *words, **_: told.append(str(words[0]) + "\n"))
-        checkpoint_interval.run(options)
-    return options, "".join(told), read_csv(out / "checkpoint_interval.csv")
+    told = printed_by(checkpoint_interval.run, options)
+    return options, told, read_csv(out / "checkpoint_interval.csv")
 
 
 def test_intervals_are_multiples_of_youngs_and_overheads_lie_near_dalys_form(checkpoints):

@@ -9,7 +9,7 @@ import pytest
 from matplotlib import pyplot as plt
 
 from experiments.studies import convergence_bound as study
-from tests.experiments.raw_runs import close, read_csv
+from tests.experiments.raw_runs import close, printed_by, read_csv
 from tests.paper_figs.read_back import curves, error_bars
 
 DATA = ("synthetic:taobao-ad:0.001",)
@@ -33,16 +33,13 @@ def options(out: Path) -> study.Options:
 def ran(tmp_path_factory) -> tuple[Path, str]:
     """A folder with a tiny study, and what a second call printed, which trains nothing."""
     out = tmp_path_factory.mktemp("convergence-bound")
-    told: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(study, "POPULATION", 200)
         patch.setattr(study, "TURNED", ((40, 40), 400))
         study.run(options(out))
         patch.setattr(study, "train", None)
         patch.setattr(study, "alpha_lines", lambda *_: 1 / 0)
-        patch.setattr("builtins.print", lambda *words: told.append(" ".join(words)))
-        study.run(options(out))
-    return out, "\n".join(told)
+        return out, printed_by(study.run, options(out))
 
 
 def rows(out: Path) -> list[dict[str, str]]:

@@ -8,7 +8,7 @@ import pytest
 from matplotlib import pyplot as plt
 
 from experiments.studies import demo
-from tests.experiments.raw_runs import RawRun, check_gap_line, raw_runs, read_csv
+from tests.experiments.raw_runs import RawRun, check_gap_line, printed_by, raw_runs, read_csv
 
 pytestmark = pytest.mark.multiproc
 STEPS = 10
@@ -24,10 +24,7 @@ def ran(tmp_path_factory) -> tuple[Path, str]:
         patch.delenv("PERSIA_DATA_DIR", raising=False)
         options = demo.Options(seeds=2, samples=STEPS * demo.BATCH, out=out, jobs=2)
         demo.run(options)
-        patch.setattr("builtins.print", lambda *words, end="\n": told.append(" ".join(words) + end))
-        told: list[str] = []
-        demo.run(options)
-    return out, "".join(told)
+        return out, printed_by(demo.run, options)
 
 
 def trained(out: Path, setting: demo.Setting) -> list[RawRun]:

@@ -11,7 +11,7 @@ from experiments.published.descriptions import DATA
 from experiments.studies import scale_model_size, scale_workers
 from experiments.studies.scale_workers import Row, summary
 from persia_sim.presets.costs import EVERY, FITS
-from tests.experiments.raw_runs import read_csv
+from tests.experiments.raw_runs import printed_by, read_csv
 
 STEPS = 8
 
@@ -36,13 +36,10 @@ def sizes(tmp_path_factory):
 
 
 def _run(study, out):
-    told: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         if study is scale_workers:
             patch.setattr(scale_workers, "simulated", lambda *a: 1000.0 * a[3])
-        patch.setattr("builtins.print", lambda *words, **_: told.append(" ".join(words) + "\n"))
-        study.run(study.Options(steps=STEPS, out=out))
-    return out, "".join(told)
+        return out, printed_by(study.run, study.Options(steps=STEPS, out=out))
 
 
 def test_published_points_reach_the_table_unchanged(workers):

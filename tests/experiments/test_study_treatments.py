@@ -15,7 +15,7 @@ from experiments.studies import treatments
 from experiments.studies.treatments import Options, settings
 from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig
-from tests.experiments.raw_runs import read_csv
+from tests.experiments.raw_runs import printed_by, read_csv
 
 pytestmark = pytest.mark.multiproc
 ROWS = [
@@ -39,11 +39,7 @@ def ran(tmp_path_factory) -> tuple[Path, str]:
         data=DataConfig(name="synthetic"), out=out, jobs=2,
     )  # fmt: skip
     treatments.run(options)
-    told: list[str] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("builtins.print", lambda *words, end="\n": told.append(" ".join(words) + end))
-        treatments.run(options)
-    return out, "".join(told)
+    return out, printed_by(treatments.run, options)
 
 
 def aucs(folder: Path, base: str, treatment: str) -> list[float]:
