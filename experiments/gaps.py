@@ -160,10 +160,10 @@ late: updates that a batch misses. ± is 95 % over seeds and test rows together 
 one); where each seed has a stream and test rows of its own, over seeds."""
 
 
-def of_sync(line: Mapping[str, Any]) -> str:
-    """The gap of a line of a CSV in thousandths of AUC."""
-    half_width = line["gap_to_sync_half_width_95"]
-    return thousandths(Interval(line["gap_to_sync"], half_width, line["seeds"]))
+def of_sync(line: Mapping[str, Any], name: str = "gap_to_sync") -> str:
+    """A gap of a line of a CSV in thousandths of AUC."""
+    mean, half_width = line[name], line[f"{name}_half_width_95"]
+    return thousandths(Interval(mean, half_width, 0 if math.isnan(mean) else line["seeds"]))
 
 
 def _or_dash(value: object) -> str:

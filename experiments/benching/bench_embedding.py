@@ -148,16 +148,22 @@ def _rate(work: Callable[[], Any], count: int = 0, timed: bool = True) -> Callab
     return measure
 
 
+def _filled(options: Options, source: WideWorkload) -> tuple[Any, Any]:
+    """A store of all rows of the workload, and the pooling of its fields."""
+    from runtime.embedding.open import open_pooling
+
+    config = TableConfig(dim=options.dim, optimizer=ADAGRAD)
+    store = full_store(source.layout, config, wide_ids(options.rows))
+    return store, open_pooling(source.layout.fields, {"rows": options.dim})
+
+
 def _batch_kernels(options: Options, source: WideWorkload) -> dict[str, Callable[[], float]]:
     import torch
 
     from runtime.embedding.native.extension import native
-    from runtime.embedding.open import open_pooling
     from runtime.embedding.store import FieldVectors
 
-    config = TableConfig(dim=options.dim, optimizer=ADAGRAD)
-    store = full_store(source.layout, config, wide_ids(options.rows))
-    pooling = open_pooling(source.layout.fields, {"rows": options.dim})
+    store, pooling = _filled(options, source)
     batches = source.batches
     count = len(batches[0].ids)
     gradient = np.full((options.batch, FIELDS * options.dim), 1e-3, np.float32)
@@ -338,12 +344,9 @@ def _by_wall(work: Callable[[], object], amount: float) -> Callable[[], float]:
 def _feeding_kernels(options: Options, source: WideWorkload) -> dict[str, Callable[[], float]]:
     """A stage's whole work on a batch: the plan, the rows and the pooling, and the way back."""
     from runtime.embedding.native.extension import native
-    from runtime.embedding.open import open_pooling
     from runtime.embedding.store import FieldVectors
 
-    config = TableConfig(dim=options.dim, optimizer=ADAGRAD)
-    store = full_store(source.layout, config, wide_ids(options.rows))
-    pooling = open_pooling(source.layout.fields, {"rows": options.dim})
+    store, pooling = _filled(options, source)
     gradient = np.full((options.batch, FIELDS * options.dim), 1e-3, np.float32)
     turn = _turns(len(source.batches))
 

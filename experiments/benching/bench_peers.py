@@ -309,21 +309,15 @@ class _Candidates:
         from runtime.rank.parts import assemble
 
         options, source = self._options, self._source
-        config = TrainConfig(
-            sync=SyncConfig(mode=mode, tau=tau),
-            batch=options.batch,
-            steps=options.window_steps,
-            engine=EngineConfig(
-                executor="concurrent",
-                threads=options.threads,
-                device=options.device,
-                precision=precision,
-                queue_batches=2 if mode.reads_late_rows else None,
-                latency_s=options.latency_s,
-            ),
-            rows=TableConfig(dim=self._shape.dim),
-            model=ModelConfig(hidden=self._shape.hidden),
+        engine = EngineConfig(
+            executor="concurrent",
+            threads=options.threads,
+            device=options.device,
+            precision=precision,
+            queue_batches=2 if mode.reads_late_rows else None,
+            latency_s=options.latency_s,
         )
+        config = _config(options, self._shape, engine, SyncConfig(mode=mode, tau=tau))
         filled = replace(assemble(config, source), worker=EmbeddingWorker(self._store()))
         return partial(concurrent_samples_per_s, filled, source, WARM_UP_STEPS)
 
@@ -360,14 +354,21 @@ def _parts(options: Options, shape: Shape, source: WideWorkload, precision: Prec
     """A run with the MLP as ours has it."""
     from runtime.rank.parts import assemble
 
-    config = TrainConfig(
+    engine = EngineConfig(device=options.device, precision=precision)
+    return assemble(_config(options, shape, engine), source)
+
+
+def _config(
+    options: Options, shape: Shape, engine: EngineConfig, sync: SyncConfig | None = None
+) -> TrainConfig:
+    return TrainConfig(
+        sync=sync or SyncConfig(),
         batch=options.batch,
         steps=options.window_steps,
-        engine=EngineConfig(device=options.device, precision=precision),
+        engine=engine,
         rows=TableConfig(dim=shape.dim),
         model=ModelConfig(hidden=shape.hidden),
     )
-    return assemble(config, source)
 
 
 # The profiler

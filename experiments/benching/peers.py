@@ -62,11 +62,15 @@ def torch_sparse(numbers: list[np.ndarray], rows: int, dim: int) -> tuple[Look, 
     def look(batch: int) -> Tensor:
         return torch.cat([bag(i) for bag, i in zip(bags, inputs[batch], strict=True)], dim=1)
 
+    return look, _stepping(optimizer)
+
+
+def _stepping(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
     def step() -> None:
         optimizer.step()
         optimizer.zero_grad()
 
-    return look, step
+    return step
 
 
 def torch_merged(
@@ -87,11 +91,7 @@ def torch_merged(
         pooled: Tensor = bag(inputs[batch])
         return pooled.view(-1, FIELDS * dim)
 
-    def step() -> None:
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return look, step
+    return look, _stepping(optimizer)
 
 
 def fbgemm_tbe(numbers: list[np.ndarray], rows: int, dim: int) -> tuple[Look, Callable[[], None]]:
@@ -125,33 +125,36 @@ def torchrec_fused(
 ) -> tuple[Look, Callable[[], None]]:
     """TorchRec's FusedEmbeddingBagCollection with Adagrad on a KeyedJaggedTensor."""
     fused = extra("torchrec.modules.fused_embedding_modules")
-    configs = extra("torchrec.modules.embedding_configs")
-    sparse = extra("torchrec.sparse.jagged_tensor")
-    keys = [f"f{f}" for f in range(FIELDS)]
     layer = fused.FusedEmbeddingBagCollection(
-        tables=[
-            configs.EmbeddingBagConfig(
-                name=f"t{key}",
-                embedding_dim=dim,
-                num_embeddings=rows // FIELDS,
-                feature_names=[key],
-            )
-            for key in keys
-        ],
+        tables=tables_of([rows // FIELDS] * FIELDS, dim),
         optimizer_type=torch.optim.Adagrad,
         optimizer_kwargs={"lr": LR, "eps": EPS},
         device=torch.device("cpu"),
     )
-    inputs = []
-    for one in numbers:
-        indices, _, lengths = jagged(one)
-        inputs.append(sparse.KeyedJaggedTensor(keys=keys, values=indices, lengths=lengths))
+    inputs = [keyed(one) for one in numbers]
 
     def look(batch: int) -> Tensor:
         pooled: Tensor = layer(inputs[batch]).values()
         return pooled
 
     return look, lambda: None
+
+
+def tables_of(rows: Iterable[int], dim: int) -> list[Any]:
+    """TorchRec's description of a table for each field."""
+    config = extra("torchrec.modules.embedding_configs").EmbeddingBagConfig
+    return [
+        config(name=f"t{f}", embedding_dim=dim, num_embeddings=n, feature_names=[f"f{f}"])
+        for f, n in enumerate(rows)
+    ]
+
+
+def keyed(numbers: np.ndarray) -> Any:
+    """TorchRec's KeyedJaggedTensor of row numbers [B, fields, ids per field]."""
+    indices, _, lengths = jagged(numbers)
+    keys = [f"f{f}" for f in range(numbers.shape[1])]
+    made = extra("torchrec.sparse.jagged_tensor").KeyedJaggedTensor
+    return made(keys=keys, values=indices, lengths=lengths)
 
 
 def jagged(numbers: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
@@ -208,15 +211,9 @@ def batches_of(
     numbers: Iterable[np.ndarray], dense: Iterable[Tensor], labels: Iterable[Tensor]
 ) -> list[PipelineBatch]:
     """From row numbers [B, fields, ids per field] and the rest of each batch."""
-    sparse = extra("torchrec.sparse.jagged_tensor")
     extra("torchrec.streamable").Pipelineable.register(PipelineBatch)
-    made = []
-    for one, inputs, wanted in zip(numbers, dense, labels, strict=True):
-        indices, _, lengths = jagged(one)
-        keys = [f"f{f}" for f in range(one.shape[1])]
-        ids = sparse.KeyedJaggedTensor(keys=keys, values=indices, lengths=lengths)
-        made.append(PipelineBatch(inputs, ids, wanted))
-    return made
+    parts = zip(dense, map(keyed, numbers), labels, strict=True)
+    return [PipelineBatch(*part) for part in parts]
 
 
 class SemiSync:
@@ -235,22 +232,13 @@ class SemiSync:
         Starts a process group of one process where there is none.
         """
         modules = extra("torchrec.modules.embedding_modules")
-        configs = extra("torchrec.modules.embedding_configs")
         in_backward = extra("torchrec.optim.apply_optimizer_in_backward")
         parallel = extra("torchrec.distributed.model_parallel")
         plans = extra("torchrec.distributed.sharding_plan")
         types = extra("torchrec.distributed.types")
         sharder = extra("torchrec.distributed.embeddingbag").EmbeddingBagCollectionSharder()
         _alone()
-        tables = modules.EmbeddingBagCollection(
-            tables=[
-                configs.EmbeddingBagConfig(
-                    name=f"t{f}", embedding_dim=dim, num_embeddings=n, feature_names=[f"f{f}"]
-                )
-                for f, n in enumerate(rows)
-            ],
-            device=CPU,
-        )
+        tables = modules.EmbeddingBagCollection(tables=tables_of(rows, dim), device=CPU)
         in_backward.apply_optimizer_in_backward(
             torch.optim.Adagrad, tables.parameters(), {"lr": LR, "eps": EPS}
         )

@@ -135,15 +135,9 @@ def paired_ratio(windows: Sequence[Window], name: str, base: str) -> Ratio:
     pairs = [(by_key[r, name], by_key[r, base]) for r in rounds]
     quiet = [(a, b) for a, b in pairs if a.quiet and b.quiet]
     used = quiet if len(quiet) >= 3 else pairs
-    interval = t_interval([math.log(a.value / b.value) for a, b in used])
-    ends = interval.mean - interval.half_width, interval.mean + interval.half_width
-    return Ratio(
-        math.exp(interval.mean),
-        math.exp(ends[0]),
-        math.exp(ends[1]),
-        len(used),
-        len(quiet) >= 3,
-    )
+    logs = t_interval([math.log(a.value / b.value) for a, b in used])
+    ends = (logs.mean, logs.mean - logs.half_width, logs.mean + logs.half_width)
+    return Ratio(*map(math.exp, ends), len(used), len(quiet) >= 3)
 
 
 class ForeignLoad:

@@ -22,7 +22,7 @@ from persia_sim.model.cluster import Cluster
 from persia_sim.model.costs import Costs
 from persia_sim.model.demand import demand
 from persia_sim.model.incidents import Purpose, lognormal_factors, stream
-from persia_sim.model.scenario import Scenario
+from persia_sim.model.scenario import Noise, Scenario
 from persia_sim.model.workload import Workload
 from persia_sim.oracle.closed_form import answer
 from persia_sim.presets.catalogue import CLUSTERS, workloads
@@ -63,20 +63,14 @@ class Point:
 def points() -> list[Point]:
     """Persia's points; bars that only halve another bar are no measurement and left out."""
     found = []
-    for line in published_rates("throughput_public.csv"):
-        gpus = int(line["gpus"])
-        if line["system"] == "Persia" and (gpus > 1 or "dashed" in line["note"]):
-            rate = number(line, "samples_per_s")
-            found.append(Point(line["cluster"], line["dataset"], Mode.HYBRID, gpus, rate,
-                               150 / rate))  # fmt: skip
-    for line in published_rates("throughput_kwai.csv"):
-        rate = number(line, "samples_per_s")
-        found.append(Point(line["cluster"], line["dataset"], MODES[line["mode"]],
-                           int(line["gpus"]), rate, 4000 / rate))  # fmt: skip
-    for line in published_rates("throughput_model_size.csv"):
-        rate = number(line, "samples_per_s")
-        found.append(Point(line["cluster"], line["workload"], MODES[line["mode"]], 64, rate,
-                           15000 / rate))  # fmt: skip
+    for end, misread in (("public", 150), ("kwai", 4000), ("model_size", 15000)):
+        for line in published_rates(f"throughput_{end}.csv"):
+            gpus, rate = int(line.get("gpus", 64)), number(line, "samples_per_s")
+            halved = end == "public" and gpus == 1 and "dashed" not in line["note"]
+            if line.get("system", "Persia") == "Persia" and not halved:
+                work = line.get("dataset") or line["workload"]
+                mode = MODES[line["mode"]]
+                found.append(Point(line["cluster"], work, mode, gpus, rate, misread / rate))
     return found
 
 
@@ -119,6 +113,22 @@ def slowest(ranks: int) -> float:
     return float(np.max(draws, axis=0).mean())
 
 
+def scenario_of(
+    cluster: Cluster, work: Workload, costs: Costs, mode: Mode, steps: int, gpu_cv: float = 0.0
+) -> Scenario:
+    """The original: wide window, pushes on arrival."""
+    return Scenario(
+        cluster=cluster,
+        workload=work,
+        costs=costs,
+        mode=mode,
+        tau=WIDE_TAU if mode.reads_late_rows else None,
+        merge_pushes=False if mode.may_merge else None,
+        noise=Noise(gpu_cv=gpu_cv),
+        steps=steps,
+    )
+
+
 Edit = Callable[[str, Costs], Costs]
 """What a hypothesis changes in the costs of a cluster."""
 
@@ -130,15 +140,8 @@ def rate(
     work = workloads()[point.workload]
     work = replace(work, batch_per_rank=batches.get(point.cluster, work.batch_per_rank))
     costs = calibrated(values, point.cluster)
-    scenario = Scenario(
-        cluster=cluster_of(point.cluster, point.gpus),
-        workload=work,
-        costs=edit(point.cluster, costs) if edit else costs,
-        mode=point.mode,
-        tau=WIDE_TAU if point.mode.reads_late_rows else None,
-        merge_pushes=False if point.mode.may_merge else None,
-        steps=60,
-    )
+    costs = edit(point.cluster, costs) if edit else costs
+    scenario = scenario_of(cluster_of(point.cluster, point.gpus), work, costs, point.mode, 60)
     try:
         need = demand(scenario)
     except ValueError:  # a round of averaging that never ends
@@ -309,13 +312,12 @@ def divided_bar(bar: float, other: float, divisor: int, reading: float, model: f
 
 def divided_bars() -> dict[str, float]:
     """Log likelihood ratio of each bar that may be another one divided."""
-    found = {}
+    found: dict[str, float] = {}
     public: dict[str, dict[int, float]] = {}
     for line in published_rates("throughput_public.csv"):
         if line["system"] == "Persia" and "dashed" not in line["note"]:
-            public.setdefault(line["dataset"], {})[int(line["gpus"])] = number(
-                line, "samples_per_s"
-            )
+            own = public.setdefault(line["dataset"], {})
+            own[int(line["gpus"])] = number(line, "samples_per_s")
     for name, rates in public.items():
         ratio = divided_bar(rates[1], rates[2], 2, 150 / rates[2], 0.3)
         found[f"{name} hybrid: 1 GPU = 2 GPUs / 2"] = ratio

@@ -8,14 +8,13 @@ from functools import cache
 
 from experiments.options import SimulatedSteps, StudyOptions
 from experiments.published.descriptions import published_rates
-from experiments.published.persia import MODES, WIDE_TAU
+from experiments.published.persia import MODES, scenario_of
 from experiments.published.rivals import GPU_CV, RIVALS, samples_per_s
 from experiments.tables import drawn, write_csv
 from persia_sim.engine.simulate import simulate
 from persia_sim.insight.measure import throughput
 from persia_sim.model.cluster import Cluster
 from persia_sim.model.costs import Costs
-from persia_sim.model.scenario import Noise, Scenario
 from persia_sim.model.workload import Workload
 from persia_sim.presets.catalogue import CLUSTERS, costs_of, workloads
 from persia_sim.words.vocabulary import Mode
@@ -67,17 +66,7 @@ def simulated(cluster: str, workload: str, mode: Mode, ranks: int, steps: int) -
 
 def rate_of(cluster: Cluster, work: Workload, costs: Costs, mode: Mode, steps: int) -> float:
     """Simulated samples per second of the original: wide window, pushes on arrival."""
-    scenario = Scenario(
-        cluster=cluster,
-        workload=work,
-        costs=costs,
-        mode=mode,
-        tau=WIDE_TAU if mode.reads_late_rows else None,
-        merge_pushes=False if mode.may_merge else None,
-        noise=Noise(gpu_cv=GPU_CV),
-        steps=steps,
-    )
-    return throughput(simulate(scenario)).mean
+    return throughput(simulate(scenario_of(cluster, work, costs, mode, steps, GPU_CV))).mean
 
 
 def public(steps: int = 80) -> Iterator[Row]:

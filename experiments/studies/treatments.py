@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from experiments.gaps import Run, finished, gap_columns, gap_over_seeds, thousandths
+from experiments.gaps import Run, finished, gap_columns, gap_over_seeds, of_sync
 from experiments.options import (
     Count,
     PairedSeeds,
@@ -19,7 +19,6 @@ from experiments.options import (
     Tau,
 )
 from experiments.points import Point, data_sha256, expected_samples, over_seeds
-from experiments.statistics import Interval
 from experiments.studies.demo import LEAST_TEST_ROWS, REAL_DATA, SYNTHETIC_STEPS, find_data
 from experiments.sweep import print_plan, run_points
 from experiments.tables import Column, drawn, table, write_csv
@@ -190,17 +189,12 @@ def _line(
     }
 
 
-def _gap(line: dict[str, Any], other: str) -> str:
-    mean, half = line[f"gap_to_{other}"], line[f"gap_to_{other}_half_width_95"]
-    return thousandths(Interval(mean, half, 0 if math.isnan(mean) else line["seeds"]))
-
-
 COLUMNS: dict[str, Column] = {
     "base": "{base}",
     "treatment": "{treatment}",
     "late": "{rows_late} / {dense_late}",
     "test AUC": "{test_auc:.4f}",
-    "gap to sync": lambda line: "-" if line["base"] == "sync" else _gap(line, "sync"),
-    "gap to untreated": lambda line: _gap(line, "untreated"),
+    "gap to sync": lambda line: "-" if line["base"] == "sync" else of_sync(line),
+    "gap to untreated": lambda line: of_sync(line, "gap_to_untreated"),
     "log-loss": "{log_loss:.4f}",
 }
