@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -79,12 +79,6 @@ class RunsList:
     folder: Annotated[Path, POSITIONAL] = Path(RUNS)
     """A run, a sweep, or any folder with runs below it."""
 
-    def said(self) -> str:
-        """The table."""
-        from experiments.registry.runs import listing
-
-        return listing(self.folder)
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunsCompare:
@@ -94,12 +88,6 @@ class RunsCompare:
     """A run or a sweep: A."""
     second: Annotated[Path, POSITIONAL]
     """Another of the same kind: B."""
-
-    def said(self) -> str:
-        """Options, scores and curves that differ."""
-        from experiments.registry.compare import comparison  # late: numpy
-
-        return comparison(self.first, self.second)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,14 +99,13 @@ class RunsReport:
     out: Path | None = None
     """File to write; else report.html in the folder."""
 
-    def said(self) -> str:
-        """Where the page was written."""
-        from experiments.registry.report import write_page  # late: numpy
 
-        return str(write_page(self.folder, self.out or self.folder / "report.html"))
-
-
-RUNS_COMMANDS = {"list": RunsList, "compare": RunsCompare, "report": RunsReport}
+RUNS_COMMANDS: dict[str, tuple[type[Any], str, str]] = {
+    "list": (RunsList, "runs", "listing"),
+    "compare": (RunsCompare, "compare", "comparison"),
+    "report": (RunsReport, "report", "write_page"),
+}
+"""Options, whose fields a function takes: its module in experiments/registry, and its name."""
 
 
 def _run_folders(arguments: list[str]) -> None:
@@ -128,6 +115,8 @@ def _run_folders(arguments: list[str]) -> None:
     name, *words = arguments
     if name not in RUNS_COMMANDS:
         raise ValueError(f"runs has no command {name!r}; choose one of {', '.join(RUNS_COMMANDS)}")
-    chosen: type[Any] = RUNS_COMMANDS[name]
-    options = read_options(chosen, words, f"persia-experiments runs {name}")
-    print(printable(options.said(), keep="\n"))
+    kind, module, function = RUNS_COMMANDS[name]
+    options = read_options(kind, words, f"persia-experiments runs {name}")
+    carry_out = getattr(importlib.import_module(f"experiments.registry.{module}"), function)
+    told = carry_out(*(getattr(options, field.name) for field in fields(options)))
+    print(printable(str(told), keep="\n"))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from experiments.published.descriptions import number, published_rates, read_csv
 from experiments.published.rivals import GPU_CV, RIVALS, scenario_of
@@ -41,18 +42,9 @@ Key = tuple[str, str, str]
 """Data set, system, mode."""
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """One published line, in order of steps."""
-
-    step: np.ndarray
-    """int64 [n]: dense updates."""
-    samples: np.ndarray
-    """float64 [n]: NaN where the plot does not tell them."""
-    auc: np.ndarray
-    """float64 [n]."""
-    reading_error: np.ndarray
-    """float64 [n]: of each AUC, as a bound."""
+Curve = pd.DataFrame
+"""One published line, in order of steps: step (dense updates), samples (NaN where the plot does not
+tell them), auc, reading_error (of each AUC, as a bound)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,19 +108,17 @@ def published_curves(path: Path = CURVES) -> dict[Key, Curve]:
 
     Raises ValueError naming the file where it is missing or a cell is no number.
     """
-    lines: dict[Key, list[tuple[float, ...]]] = {}
+    points: dict[Key, list[tuple[float, ...]]] = {}
     for line in read_csv(path, "published AUC curves"):
+        point = [number(line, "step"), number(line, "samples", nan)]
+        point += [number(line, column) for column in ("auc", "reading_error")]
         key = line["data_set"], line["system"], line["mode"]
-        point = (
-            number(line, "step"), number(line, "samples", nan), number(line, "auc"),
-            number(line, "reading_error"),
-        )  # fmt: skip
-        lines.setdefault(key, []).append(point)
-    found = {}
-    for key, points in lines.items():
-        step, samples, auc, error = np.array(sorted(points)).T
-        found[key] = Curve(step.astype(np.int64), samples, auc, error)
-    return found
+        points.setdefault(key, []).append(tuple(point))
+    columns = ["step", "samples", "auc", "reading_error"]
+    return {
+        key: pd.DataFrame(sorted(own), columns=columns).astype({"step": np.int64})
+        for key, own in points.items()
+    }
 
 
 def gap_to_sync(curves: Mapping[Key, Curve], data_set: str, system: str, mode: str) -> PublishedGap:
@@ -145,10 +135,10 @@ def gap_to_sync(curves: Mapping[Key, Curve], data_set: str, system: str, mode: s
     step, of_own, of_sync = np.intersect1d(own.step, sync.step, return_indices=True)
     return PublishedGap(
         step,
-        own.samples[of_own],
-        own.auc[of_own] - sync.auc[of_sync],
-        own.reading_error[of_own] + sync.reading_error[of_sync],
-        bool(len(step)) and step[-1] == own.step[-1],
+        own.samples.to_numpy()[of_own],
+        own.auc.to_numpy()[of_own] - sync.auc.to_numpy()[of_sync],
+        own.reading_error.to_numpy()[of_own] + sync.reading_error.to_numpy()[of_sync],
+        bool(len(step)) and step[-1] == own.step.iloc[-1],
     )
 
 
@@ -298,7 +288,7 @@ def published_seconds(curves: Mapping[Key, Curve], share: float) -> dict[tuple[s
         if rate is None:
             continue
         sync = curves[(chosen.workload, *SYNC_OF[chosen.workload])]
-        goal = NO_SKILL + share * (sync.auc[-1] - NO_SKILL)
+        goal = NO_SKILL + share * (sync.auc.iloc[-1] - NO_SKILL)
         own = curves[(chosen.workload, *contender.published[0])]
         crossing = first_crossing(own.samples.tolist(), own.auc.tolist(), goal)
         found[data_set, name] = crossing.at / rate if crossing.reached else nan

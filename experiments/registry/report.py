@@ -43,8 +43,12 @@ class Part:
     """Paragraphs at the end."""
 
 
-def write_page(folder: Path, path: Path) -> Path:
-    """Write the page of a run or a sweep. Raises ValueError where the folder is neither."""
+def write_page(folder: Path, path: Path | None = None) -> Path:
+    """Write the page of a run or a sweep, else into the folder; returns where.
+
+    Raises ValueError where the folder is neither.
+    """
+    path = path or folder / "report.html"
     title, lead, parts = _sweep(folder) if is_sweep(folder) else _run(the_run(folder))
     template = Path(__file__).with_name("page.html")
     content = rendered(template, title=title, lead=lead, parts=parts)
