@@ -81,7 +81,7 @@ class DenseSync:
     def on(self, hosts: Sequence[Host], reach: Reach) -> Self:
         """With what the slowest of these machines gives in place of what was not measured."""
         found = {
-            "intra_bytes_per_s": min(map(reach.inside, hosts)),
+            "intra_bytes_per_s": min(reach.inside(host, host.gpus) for host in hosts),
             "inter_bytes_per_s": min(map(reach.outside, hosts)) or inf,
             "intra_latency_s": reach.intra_latency_s,
             "inter_latency_s": reach.inter_latency_s,
@@ -147,7 +147,7 @@ def exchange_s(system: System, reach: Reach, bytes_each: float) -> float:
     if gpus == 1 or not bytes_each:
         return 0.0
     inside = bytes_each * (local - 1) / (gpus - 1)
-    took = reach.intra_latency_s + inside / reach.inside(system.host)
+    took = reach.intra_latency_s + inside / reach.across(system.host, local)
     if system.nodes > 1:
         each = nics_of_group(system, reach) / local
         took = max(took, reach.inter_latency_s + (bytes_each - inside) / each)
@@ -162,7 +162,7 @@ def gather_s(system: System, reach: Reach, bytes_each: float) -> float:
     gpus = system.gpus
     if gpus == 1:
         return 0.0
-    rate = reach.inside(system.host)
+    rate = reach.inside(system.host, system.local)
     hops_s = (gpus - system.nodes) * reach.intra_latency_s
     if system.nodes > 1:
         rate = min(rate, nics_of_group(system, reach))

@@ -24,9 +24,11 @@ from persia_sim.words.rules import (
     require_within,
 )
 
-PEER_BYTES_PER_S = 32e9
-"""Nominal rate of the bus above which GPUs without NVLink exchange no faster: host bridges bind
-(PCIe 5.0 boxes show no more than those with 4.0)."""
+_SOCKETS_BYTES_PER_S = 20e9
+"""Between the two halves of a machine without NVLink, each way, where it has more GPUs than a
+socket: NCCL's own table has 10 (Skylake), 16 to 24 (AMD) and 22 (Sapphire Rapids) GB/s."""
+_LINKED = 4  # of the hybrid cube mesh: all pairs of so many have NVLinks
+_TO_A_SWITCH, _TO_A_SOCKET = 2, 4  # usual servers of eight GPUs have four PCIe switches
 
 
 class Precision(StrEnum):
@@ -205,10 +207,11 @@ class Reach:
     switch: float
     """Of NVLink through a switch, all at once, in (0, 1]."""
     mesh: float
-    """Of a GPU's NVLinks in a cube mesh, all at once, in (0, 1]."""
+    """Of a GPU's NVLinks in a cube mesh, round a ring, in (0, 1]."""
+    pairs: float = 0.2
+    """The same where each of more than four sends to every other: some pairs have no link."""
     pcie: float
-    """Of the bus between GPUs, all at once, in (0, 1]; beyond PEER_BYTES_PER_S a faster bus gains
-    nothing."""
+    """Of the bus between GPUs, all at once, in (0, 1]."""
     nic: float
     """Of the NICs with RDMA, in (0, 1]; TCP gets `tcp` of that."""
     tcp: float
@@ -228,7 +231,7 @@ class Reach:
     def __post_init__(self) -> None:
         require_within(
             self, prefix="reach.", fp32=SHARE, tf32=SHARE, fp16=SHARE, hbm=SHARE, switch=SHARE,
-            mesh=SHARE, pcie=SHARE, nic=SHARE, tcp=SHARE, host=SHARE, uvm=SHARE,
+            mesh=SHARE, pairs=SHARE, pcie=SHARE, nic=SHARE, tcp=SHARE, host=SHARE, uvm=SHARE,
             activation_passes=(0, 1e6), intra_latency_s=SECONDS, inter_latency_s=SECONDS,
         )  # fmt: skip
 
@@ -237,11 +240,23 @@ class Reach:
         share: float = getattr(self, precision)
         return share
 
-    def inside(self, host: Host) -> float:
-        """What a GPU gets to the others of its machine, all at once, bytes per second."""
-        if host.fabric is Fabric.PCIE:
-            return self.pcie * min(host.peer_bytes_per_s, PEER_BYTES_PER_S)
-        return host.peer_bytes_per_s * (self.mesh if host.fabric is Fabric.MESH else self.switch)
+    def inside(self, host: Host, gpus: int) -> float:
+        """What each of so many GPUs of a machine gets round a ring of them, bytes per second."""
+        shares = {Fabric.SWITCH: self.switch, Fabric.MESH: self.mesh, Fabric.PCIE: self.pcie}
+        two_sockets = host.fabric is Fabric.PCIE and gpus > _TO_A_SOCKET
+        rate = host.peer_bytes_per_s * shares[host.fabric]
+        return min(rate, _SOCKETS_BYTES_PER_S) if two_sockets else rate
+
+    def across(self, host: Host, gpus: int) -> float:
+        """The same where every one sends to every other."""
+        if host.fabric is Fabric.MESH and gpus > _LINKED:
+            return host.peer_bytes_per_s * self.pairs
+        if host.fabric is not Fabric.PCIE or gpus <= _TO_A_SWITCH:
+            return self.inside(host, gpus)
+        # The GPUs of a switch share its way out, those of a socket the way to the other.
+        out = self.pcie * host.peer_bytes_per_s / _TO_A_SWITCH * (gpus - 1) / (gpus - _TO_A_SWITCH)
+        far = _SOCKETS_BYTES_PER_S * (gpus - 1) / (gpus / 2) ** 2
+        return out if gpus <= _TO_A_SOCKET else min(out, far)
 
     def outside(self, host: Host) -> float:
         """What the GPUs of a machine get to other machines, together, bytes per second."""

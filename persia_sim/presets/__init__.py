@@ -1,4 +1,4 @@
-"""Named clusters, workloads and costs, each constant with its source; or the same from files.
+"""Named clusters and workloads, each constant with its source; or the same from files.
 
 Each function takes a preset's name or a .toml file's, and raises ValueError where there is none.
 """
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from persia_sim.model.cluster import Cluster
-    from persia_sim.model.costs import Costs
     from persia_sim.model.workload import Workload
 
 
@@ -18,13 +17,6 @@ def cluster(name: str) -> Cluster:
     from persia_sim.presets import from_file  # late: the package is imported first
 
     return from_file.find_cluster(name)[0]
-
-
-def costs_for(name: str) -> Costs:
-    """The cost laws (seconds of each stage) that belong to a cluster."""
-    from persia_sim.presets import from_file
-
-    return from_file.find_cluster(name)[1]
 
 
 def workload(name: str) -> Workload:

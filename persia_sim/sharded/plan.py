@@ -35,7 +35,7 @@ class Storage(StrEnum):
 
 
 class RowUpdate(StrEnum):
-    """What an optimiser does to rows; the passes over them are in `passes`."""
+    """What an optimiser does to rows: it reads and writes values and state (`values_per_value`)."""
 
     SGD = "sgd"
     ADAGRAD = "adagrad"
@@ -44,15 +44,6 @@ class RowUpdate(StrEnum):
     """Adam on the rows of the batch only."""
     DENSE_ADAM = "dense_adam"
     """Adam on every row of the table in every step."""
-
-    @property
-    def passes(self) -> int:
-        """Reads and writes of a row's worth of bytes: the gradient once, values and state twice.
-
-        >>> RowUpdate.SGD.passes, RowUpdate.ADAGRAD.passes, RowUpdate.LAZY_ADAM.passes
-        (3, 5, 7)
-        """
-        return {"sgd": 3, "rowwise_adagrad": 3, "adagrad": 5}.get(self, 7)
 
     @property
     def values_per_value(self) -> int:
@@ -292,7 +283,7 @@ def make_plan(
         for table, share in kept:
             ids, elements = share * table.ids, share * table.ids * table.dim
             sent, size = share * table.pooled, size_of(table)
-            fair = cost_of(ids, elements, sent) * gpus / total if total else 0.0
+            fair = cost_of(0.0, elements, sent) * gpus / total if total else 0.0
             if by_memory:
                 fair = max(fair, size * gpus / total_bytes)
             ways = {Strategy.ROW: gpus, Strategy.COLUMN: gpus}.get(strategy, 1)
@@ -384,6 +375,8 @@ class Software:
     """Of a step on the GPU, whatever its size: the chain of small kernels, >= 0."""
     id_bytes: float
     """What an id costs beside its row (hash, sort, scattered access), as bytes of HBM, >= 0."""
+    planned_id_bytes: float = 256.0
+    """The same as its planner takes it when tables are dealt, >= 0."""
     exposed: float = 1.0
     """Share of the exchange of pooled rows that nothing hides, in [0, 1]."""
     strategy: Strategy = Strategy.PLANNED
@@ -403,6 +396,7 @@ class Software:
         rows = (0, AMOUNT[1])
         require_within(
             self, host_s=SECONDS, host_reading_s=SECONDS, host_per_table_s=SECONDS,
-            host_multi_s=SECONDS, gpu_s=SECONDS, id_bytes=(0, 1e9), exposed=(0, 1),
+            host_multi_s=SECONDS, gpu_s=SECONDS, id_bytes=(0, 1e9),
+            planned_id_bytes=(0, 1e9), exposed=(0, 1),
             replicate_rows=rows, hot_rows=rows,
         )  # fmt: skip

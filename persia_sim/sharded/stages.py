@@ -33,8 +33,6 @@ _DENSE_STATE_BYTES = 16
 """Of a weight of the dense network: float32 weight, gradient and Adam's two moments."""
 WORKSPACE_BYTES = 2e9
 """CUDA's context, buffers of collectives and libraries, what the allocator cannot use. Assumed."""
-_PLAN_ID_ELEMENTS = 16.0
-"""What a planner takes an id to cost beside its row, in numbers (a sector or two)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +68,7 @@ class Job:
         soft = self.software
         return _plan(
             self.ranker, self.system.gpus, soft.strategy, soft.replicate_rows, soft.hot_rows,
-            self.system.host.chip.hbm_bytes - self.beside_rows_bytes,
+            soft.planned_id_bytes / 4.0, self.system.host.chip.hbm_bytes - self.beside_rows_bytes,
         )  # fmt: skip
 
     @property
@@ -90,11 +88,11 @@ class Job:
 @lru_cache(maxsize=4096)
 def _plan(
     ranker: Ranker, gpus: int, strategy: Strategy, replicate_rows: float, hot_rows: float,
-    room_bytes: float,
+    id_elements: float, room_bytes: float,
 ) -> Plan:  # fmt: skip
     return make_plan(
         ranker, gpus, strategy, replicate_rows=replicate_rows, hot_rows=hot_rows,
-        id_elements=_PLAN_ID_ELEMENTS, room_bytes=room_bytes,
+        id_elements=id_elements, room_bytes=room_bytes,
     )  # fmt: skip
 
 
@@ -138,11 +136,13 @@ def stages(job: Job) -> Stages:
 
     ids = plan.sharded.ids * job.batch + plan.local_ids * b
     row_bytes = 4.0 * (plan.sharded.elements * job.batch + plan.local_elements * b)
-    read = float((row_bytes + soft.id_bytes * ids).max()) / hbm
-    written = float((ranker.update.passes * row_bytes + soft.id_bytes * ids).max()) / hbm
+    pooled_bytes = wire * (plan.sharded.sent * job.batch + plan.local_elements * b)
+    beside = pooled_bytes + soft.id_bytes * ids
+    kept = 2.0 * ranker.update.values_per_value * row_bytes  # values and state, read and written
+    read, written = (float((each + beside).max()) / hbm for each in (row_bytes, kept))
     if ranker.update is RowUpdate.DENSE_ADAM:
         every = 4.0 * sum(t.count * t.rows * t.dim for t in ranker.tables) / gpus
-        written += ranker.update.passes * every / hbm
+        written += (1 + 2.0 * ranker.update.values_per_value) * every / hbm
 
     sent = float(plan.sharded.sent.max()) * job.batch * wire
     keys = b * ranker.ids * _ID_BYTES

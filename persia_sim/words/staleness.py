@@ -113,16 +113,6 @@ class PushStaleness:
     step: np.ndarray
     """int64 [n]"""
 
-    def mean_by_shard(self) -> dict[int, tuple[float, float]]:
-        """Both means of each shard; the discrete Little's law says that they are equal (law 7)."""
-        return {
-            int(k): (
-                float(self.missed_pushes[self.shard == k].mean()),
-                float(self.in_flight[self.shard == k].mean()),
-            )
-            for k in np.unique(self.shard)
-        }
-
 
 def staleness_in_pushes(trace: Trace) -> PushStaleness:
     """Read the versions that the stores recorded, and count batches in flight beside them.

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from persia_sim.model.incidents import Purpose, Recovery, stream
 from persia_sim.model.popularity import expected_distinct
 from persia_sim.model.workload import Workload
 from persia_sim.words.orders import constant_lag
+from persia_sim.words.staleness import PushStaleness
 from persia_sim.words.trace import Trace
 from persia_sim.words.vocabulary import Mode
 
@@ -89,3 +92,10 @@ def constant_lag_trace(
         mode, ranks=ranks, has_batch=lambda k: k < steps, tau=tau, merge_pushes=merge_pushes
     )
     return Trace.of(list(events), mode=str(mode), ranks=ranks, tau=tau)
+
+
+def mean_by_shard(pushes: PushStaleness) -> dict[int, tuple[float, float]]:
+    """Means of pushes missed and of batches in flight: Little's law says that they are equal."""
+    of = {int(k): pushes.shard == k for k in np.unique(pushes.shard)}
+    both = pushes.missed_pushes, pushes.in_flight
+    return {k: (float(both[0][own].mean()), float(both[1][own].mean())) for k, own in of.items()}

@@ -20,6 +20,7 @@ from persia_sim.model.machine import Gpu, Host
 from persia_sim.presets.catalogue import CLUSTERS, costs_of, ranker_of, rankers, workloads
 from persia_sim.presets.costs import CATALOGUE
 from persia_sim.presets.from_file import (
+    find_cluster,
     read_cluster,
     read_host,
     read_model,
@@ -231,7 +232,7 @@ def test_one_import_gives_what_a_simulation_needs():
     assert isinstance(cluster, persia_sim.Cluster)
     scenario = persia_sim.Scenario(
         cluster=cluster, workload=persia_sim.presets.workload("taobao-ad"),
-        costs=persia_sim.presets.costs_for("this-host"), mode=persia_sim.Mode.HYBRID, tau=2,
+        costs=find_cluster("this-host")[1], mode=persia_sim.Mode.HYBRID, tau=2,
         steps=12,
     )  # fmt: skip
     assert persia_sim.throughput(persia_sim.simulate(scenario)).mean > 0

@@ -39,8 +39,8 @@ HOST = Host(
     nic_bytes_per_s=40e9, cores=8, ram_bytes=1e12, core_speed=1.0, source="round figures",
 )  # fmt: skip
 WHOLE = Reach(
-    fp32=1.0, tf32=1.0, fp16=1.0, hbm=1.0, switch=1.0, mesh=0.5, pcie=1.0, nic=1.0, tcp=0.5,
-    host=1.0, uvm=0.1, activation_passes=0.0, source="everything at its nominal rate",
+    fp32=1.0, tf32=1.0, fp16=1.0, hbm=1.0, switch=1.0, mesh=0.5, pairs=0.25, pcie=1.0, nic=1.0,
+    tcp=0.5, host=1.0, uvm=0.1, activation_passes=0.0, source="everything at its nominal rate",
 )  # fmt: skip
 BARE = Software(name="bare", host_s=0.0, id_bytes=0.0, strategy=Strategy.TABLE, source="nothing")
 FOUR = Ranker(
@@ -116,6 +116,9 @@ def test_a_planner_splits_the_table_that_costs_more_than_a_fair_share():
     whole = make_plan(ranker, 8, Strategy.TABLE).imbalance
     assert whole == pytest.approx(100 / (107 / 8))
     assert make_plan(ranker, 8, Strategy.PLANNED).imbalance < 1.3
+    # Columns read every id again: where ids are what costs, nothing is split.
+    by_ids = make_plan(ranker, 8, Strategy.PLANNED, id_elements=1e6).sharded
+    assert by_ids.ids.max() == 100
 
 
 def test_hot_rows_take_their_share_of_the_lookups_as_zipf_says():
@@ -133,9 +136,10 @@ def test_one_gpu_exchanges_nothing():
 
 def test_stages_are_bytes_and_multiplications_over_rates():
     parts = stages(job())
-    # 4,000 samples look up one row of 40 bytes on each GPU; SGD passes over it three times.
-    assert parts.lookup_s == pytest.approx(4000 * 40 / 1e12)
-    assert parts.update_s == pytest.approx(3 * 4000 * 40 / 1e12)
+    # 4,000 samples look up one row of 40 bytes on each GPU and make a vector of 20 of it; SGD reads
+    # the vector's gradient, and reads and writes the row.
+    assert parts.lookup_s == pytest.approx(4000 * (40 + 20) / 1e12)
+    assert parts.update_s == pytest.approx(4000 * (20 + 2 * 40) / 1e12)
     # A GPU sends three quarters of its vectors of 10 numbers of 2 bytes.
     assert parts.exchange_s == pytest.approx(4000 * 20 * 3 / 4 / 100e9)
     assert parts.dense_s == pytest.approx(1000 * 6e6 / 200e12)
@@ -157,12 +161,34 @@ def test_between_nodes_the_nic_binds_and_an_nvlink_domain_has_none():
     assert gather_s(two, WHOLE, 1e6) == pytest.approx(7e6 / 40e9)
 
 
-def test_tcp_and_a_bus_in_place_of_nvlink_cost_their_share():
+def test_tcp_costs_its_share():
     tcp = System(host=replace(HOST, rdma=False), gpus=8)
     assert exchange_s(tcp, WHOLE, 7e6) == pytest.approx(2 * 4e6 / 10e9)
-    for bus in (32e9, 64e9):  # PCIe 5.0 brings nothing between GPUs
-        boxes = System(host=replace(HOST, fabric=Fabric.PCIE, intra_bytes_per_s=bus), gpus=4)
-        assert exchange_s(boxes, WHOLE, 32e9) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "bus", "ring", "pairs"),
+    [
+        (2, 32e9, 32e9, 32e9),  # behind one switch
+        (4, 32e9, 32e9, 16e9 * 3 / 2),  # two share a way out, which two thirds of the bytes take
+        (8, 32e9, 20e9, 5e9 * 7 / 4),  # four share the way to the other socket with four sevenths
+        (8, 64e9, 20e9, 5e9 * 7 / 4),  # which a faster bus does not widen
+    ],
+)
+def test_gpus_without_nvlink_share_switches_and_the_way_between_sockets(gpus, bus, ring, pairs):
+    host = replace(HOST, gpus=gpus, fabric=Fabric.PCIE, intra_bytes_per_s=bus)
+    box = System(host=host, gpus=gpus)
+    assert exchange_s(box, WHOLE, 1e9) == pytest.approx(1e9 / pairs)
+    assert allreduce_s(box, WHOLE, 1e9) == pytest.approx(2 * (gpus - 1) / gpus * 1e9 / ring)
+
+
+def test_some_pairs_of_a_cube_mesh_of_eight_have_no_nvlink():
+    mesh = replace(HOST, gpus=8, fabric=Fabric.MESH)
+    for gpus, rate in ((4, 50e9), (8, 25e9)):
+        system = System(host=mesh, gpus=gpus)
+        assert exchange_s(system, WHOLE, 1e9) == pytest.approx(1e9 / rate)
+        summed = 2 * (gpus - 1) / gpus * 1e9 / 50e9
+        assert allreduce_s(system, WHOLE, 1e9) == pytest.approx(summed)
 
 
 def test_adam_over_the_whole_table_streams_it():

@@ -21,6 +21,7 @@ from persia_sim.words.orders import constant_lag
 from persia_sim.words.staleness import staleness_in_pushes, staleness_in_steps
 from persia_sim.words.trace import ALL, Event, Kind, Trace
 from persia_sim.words.vocabulary import Mode
+from tests.persia_sim.oracles import mean_by_shard
 from tests.persia_sim.sim_configurations import message_to_each_host, small_scenario
 from tests.persia_sim.test_laws import contended, traced
 from tests.runtime.worlds import ArraySource, config, run
@@ -36,7 +37,7 @@ def by_shard(scenario: Scenario) -> Trace:
 @given(contended())
 def test_littles_law_is_exact_at_every_shard(scenario: Scenario) -> None:
     trace = by_shard(scenario)
-    means = staleness_in_pushes(trace).mean_by_shard()
+    means = mean_by_shard(staleness_in_pushes(trace))
     assert set(means) == set(range(scenario.cluster.servers.processes))
     for missed, in_flight in means.values():
         assert missed == in_flight
@@ -57,7 +58,7 @@ def test_versions_count_the_batches_applied_at_the_shard(merge: bool) -> None:
                     assert event.version == version
                     version += (4 if merge else 1) if event.kind == Kind.PUSH else 0
             assert version == 4 * base.steps
-        means = staleness_in_pushes(trace).mean_by_shard().values()
+        means = mean_by_shard(staleness_in_pushes(trace)).values()
         assert all(missed == in_flight > 0 for missed, in_flight in means)
 
 
@@ -115,7 +116,7 @@ def test_a_crashed_server_loses_its_part_of_a_push_and_no_other(merge: bool) -> 
         applied = events[-1].version + (4 if merge else 1)
         assert applied == 4 * 30 - len(lost) * (shard == 3)
         assert set(grown) <= ({1} if not merge else set(range(1, 5)))
-    assert all(a == b for a, b in staleness_in_pushes(trace).mean_by_shard().values())
+    assert all(a == b for a, b in mean_by_shard(staleness_in_pushes(trace)).values())
     # One shard for all has no parts: most of each push is applied, so it is.
     whole, trace = traced(crashed)
     assert whole.losses == run.losses and not any(e.kind == Kind.LOST_PUSH for e in trace)
@@ -144,8 +145,8 @@ def test_an_order_by_server_trains_and_its_versions_are_the_stores(mode: Mode, m
     late = {"tau": base.tau, **choice} if mode is Mode.HYBRID else {}
     chosen = config(mode=mode, ranks=4, shards=SHARDS, steps=20, **late)
     world = run(chosen, ArraySource(600), order=order)
-    simulated = staleness_in_pushes(order).mean_by_shard()
-    trained = staleness_in_pushes(world.trace).mean_by_shard()
+    simulated = mean_by_shard(staleness_in_pushes(order))
+    trained = mean_by_shard(staleness_in_pushes(world.trace))
     assert set(trained) == set(simulated)
     for missed, in_flight in trained.values():
         assert missed == in_flight

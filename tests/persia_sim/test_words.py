@@ -14,7 +14,7 @@ from persia_sim.words.staleness import staleness_in_pushes, staleness_in_steps, 
 from persia_sim.words.trace import ALL, Event, Kind, Trace
 from persia_sim.words.vocabulary import Mode
 from persia_sim.words.window import Watermarks
-from tests.persia_sim.oracles import constant_lag_trace
+from tests.persia_sim.oracles import constant_lag_trace, mean_by_shard
 
 SHORT = {
     Kind.LOOKUP: "L",
@@ -246,7 +246,7 @@ def test_missing_steps_of_a_timeline_by_hand():
     pushes = staleness_in_pushes(trace)
     assert pushes.missed_pushes.tolist() == [0, 1, 2, 1]
     assert pushes.in_flight.tolist() == [2, 1, 1, 0]
-    assert pushes.mean_by_shard() == {0: (1.0, 1.0)}
+    assert mean_by_shard(pushes) == {0: (1.0, 1.0)}
 
 
 def test_another_ranks_open_push_counts_in_barrier_modes_and_not_in_async():

@@ -14,6 +14,7 @@ from persia_sim.words.trace import Kind
 from persia_sim.words.vocabulary import Mode
 from runtime.rank.feed import Feed, training_stream
 from runtime.stop import Stop
+from tests.persia_sim.oracles import mean_by_shard
 from tests.runtime.worlds import ENGINES, ArraySource, config, on_engine, run
 
 SOURCE = ArraySource(600)
@@ -108,7 +109,7 @@ def test_mean_staleness_in_pushes_is_mean_batches_in_flight_exactly(name):
     if "lost pushes" in name:
         faults = {"lose_push": lambda rank, step: (rank + step) % 3 == 0}
     world = run(config(ranks=4, **chosen, **on_engine(engine, 3)), SOURCE, **faults)
-    for shard, (missed, in_flight) in staleness_in_pushes(world.trace).mean_by_shard().items():
+    for shard, (missed, in_flight) in mean_by_shard(staleness_in_pushes(world.trace)).items():
         assert missed == in_flight, f"shard {shard}"
         assert missed > 0
 
