@@ -8,15 +8,16 @@ wide as its start is not identified, and the table says so.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, log, nan, sqrt
 
 import numpy as np
 
 from experiments.published.gpu_rows import Measured
-from persia_sim.model.machine import Reach
+from persia_sim.model.machine import Fabric, Reach
 from persia_sim.presets.software import FITTED, REACH, SOFTWARE, Constant
 from persia_sim.sharded.plan import Software
 from persia_sim.sharded.stages import Job, step_s
@@ -27,6 +28,9 @@ kind differ by 5 %, software versions by more."""
 _MOST_WEIGHT = 4
 """A series counts as at most so many points, however long it is."""
 _STEP = 0.02
+
+Errors = np.ndarray
+"""float64 [model and naive, points]: ln(predicted rate / measured rate)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,16 +174,38 @@ def fit(
     return Fit(constants, at(found.x), float(found.cost), data)
 
 
-def without_each_series(rows: Sequence[Measured], whole: Fit, rounds: int = 4) -> np.ndarray:
-    """Log errors of each row by constants that its own series had no part in, float64 [rows]."""
-    found = np.full(len(rows), np.nan)
-    for series in dict.fromkeys(row.series for row in rows):
-        mine = [i for i, row in enumerate(rows) if row.series == series]
-        others = [row for row in rows if row.series != series]
-        if others:
-            again = fit(others, whole.constants, whole.logs, rounds)
-            found[mine] = log_errors([rows[i] for i in mine], *again.applied())
-    return found
+def kinds(row: Measured) -> list[str]:
+    """Classes of machine and model that a row is of: each is left out of a fit as a whole."""
+    system = row.job.system
+    chip = re.match(r"[A-Za-z]*\d*", system.host.chip.name)
+    found = [chip.group(), f"{row.job.ranker.name.split('_')[0]} models"]
+    found += ["several nodes"] * (system.nodes > 1)
+    return found + ["no NVLink"] * (system.host.fabric is Fabric.PCIE)
+
+
+def without(rows: Sequence[Measured], places: Sequence[int], whole: Fit, rounds: int = 8) -> Errors:
+    """Log errors of the rates of these rows by constants that they had no part in, and of the
+    nearest of the others; NaN where none of those has the software: it would be assumed."""
+    others = [row for place, row in enumerate(rows) if place not in set(places)]
+    mine, families = [rows[place] for place in places], {row.family for row in others}
+    known = np.array([row.family in families for row in mine])
+    if not known.any():
+        return np.full((2, len(mine)), np.nan)
+    again = fit(others, whole.constants, whole.logs, rounds)
+    naive = np.array(naive_rates(mine, others)) / [row.samples_per_s for row in mine]
+    both = np.array([-log_errors(mine, *again.applied()), np.log(naive)])
+    return np.where(known, both, np.nan)
+
+
+def left_out(
+    rows: Sequence[Measured], whole: Fit, labels: Callable[[Measured], Iterable[str]]
+) -> dict[str, tuple[list[int], Errors]]:
+    """Label -> its rows' places, and `without` them."""
+    groups: dict[str, list[int]] = defaultdict(list)
+    for place, row in enumerate(rows):
+        for label in labels(row):
+            groups[label].append(place)
+    return {label: (places, without(rows, places, whole)) for label, places in groups.items()}
 
 
 def interval(

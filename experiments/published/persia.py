@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.published.calibration import HEADER, score
 from experiments.published.descriptions import number, published_rates
 from experiments.published.rivals import GPU_CV, RIVALS, refitted, samples_per_s, told, within
 from persia_sim.model.cluster import Cluster
@@ -351,41 +352,72 @@ def _bar(line: dict[str, str]) -> tuple[Cluster, Workload, float]:
     return cluster, workloads()[line["dataset"]], number(line, "samples_per_s")
 
 
-def left_out(
-    data_set: str, known: Sequence[Point], batches: dict[str, int]
-) -> list[dict[str, object]]:
-    """A line for each bar of a public data set, predicted by constants fitted without the set."""
-    values = fit_shared([p for p in known if p.workload != data_set], batches).values
-    found = [
-        ("Persia hybrid", p.gpus, p.samples_per_s, rate(p, values, batches)[0])
-        for p in known
-        if p.workload == data_set
-    ]
+def left_out(known: Sequence[Point], batches: dict[str, int]) -> list[dict[str, Any]]:
+    """A line for each point of each class, predicted by constants fitted without the class: the
+    series, the data sets, the modes, and what has several GPU hosts. Batches are those of all
+    points. The naive rate: a GPU does what it does in the series with the nearest number of GPUs.
+    """
+    classes: dict[str, list[Point]] = {}
+    for point in known:
+        several = cluster_of(point.cluster, point.gpus).nn.all_hosts > 1
+        names = point.series, *point.series.split(), *["several hosts"] * several
+        for name in names:
+            classes.setdefault(name, []).append(point)
+    lines: list[dict[str, Any]] = []
+    for name, points_of_it in classes.items():
+        others = [point for point in known if point not in points_of_it]
+        values = fit_shared(others, batches).values
+        for point in points_of_it:
+            nearest = min(others, key=lambda other: abs(log(other.gpus / point.gpus)))
+            naive = nearest.samples_per_s / nearest.gpus * point.gpus
+            predicted = rate(point, values, batches)[0]
+            lines.append(_line(name, f"Persia {point.mode}", point.workload, point.gpus,
+                               point.samples_per_s, predicted, naive))  # fmt: skip
+    return lines
+
+
+def rivals_left_out(data_set: str) -> list[dict[str, Any]]:
+    """The same of the rivals' bars of one public data set."""
+    found = []
     for (system, mode), rival in RIVALS.items():
         lines = _bars(system, mode)
         again, _ = refitted(rival, [_bar(x) for x in lines if x["dataset"] != data_set])
         for line in (x for x in lines if x["dataset"] == data_set):
             cluster, work, measured = _bar(line)
-            found.append((rival.name, cluster.ranks, measured, samples_per_s(again, cluster, work)))
-    return [
-        {"left_out": data_set, "system": system, "gpus": gpus, "published": published,
-         "predicted": predicted, "ln_rate_error": log(predicted / published)}
-        for system, gpus, published, predicted in found
-    ]  # fmt: skip
+            predicted = samples_per_s(again, cluster, work)
+            found.append(_line(data_set, rival.name, data_set, cluster.ranks, measured, predicted))
+    return found
 
 
-def left_out_table(lines: Sequence[dict[str, Any]]) -> str:
-    """How far the predictions are off, and the speed-ups at 8 GPUs that they give."""
-    size = np.abs([float(line["ln_rate_error"]) for line in lines])
-    set_, at_8 = lines[0]["left_out"], {x["system"]: x for x in lines if x["gpus"] == 8}
-    told = [
-        f"{set_} left out of the fit: its {len(lines)} bars are predicted within"
-        f" {exp(float(np.median(size))) - 1:.0%} (median), {exp(float(size.max())) - 1:.0%} (most)"
-    ]
-    own = at_8.pop("Persia hybrid")
-    for system, line in at_8.items():
+def _line(
+    without: str, system: str, workload: str, gpus: int, published: float, predicted: float,
+    naive: float | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    return {
+        "left_out": without, "system": system, "workload": workload, "gpus": gpus,
+        "published": published, "predicted": predicted, "ln_rate_error": log(predicted / published),
+        "naive_ln_rate_error": "" if naive is None else log(naive / published),
+    }  # fmt: skip
+
+
+def left_out_table(lines: Sequence[dict[str, Any]], rivals: Sequence[dict[str, Any]]) -> str:
+    """How far predictions of each class are off, and the naive ones; the speed-ups over rivals at 8
+    GPUs that they give."""
+    told = [f"\n{'left out of the fit':28} {HEADER}   nearest number of GPUs: median, p90"]
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        groups.setdefault(line["left_out"], []).append(line)
+    for name, members in (groups | {"each in turn": list(lines)}).items():
+        model, naive = (score([x[column] for x in members])
+                        for column in ("ln_rate_error", "naive_ln_rate_error"))  # fmt: skip
+        theirs = f"{np.expm1(naive.median):7.1%} {np.expm1(naive.p90):7.1%}"
+        told.append(f"{name:28} {model}   {theirs}")
+    data_set = rivals[0]["left_out"]
+    (own,) = (x for x in groups[data_set] if x["gpus"] == 8)
+    for line in (x for x in rivals if x["gpus"] == 8):
         predicted, published = (own[c] / line[c] for c in ("predicted", "published"))
-        told.append(f"  over {system:20} {predicted:5.2f} predicted, {published:5.2f} published")
+        over = f"{data_set}, Persia over {line['system']}"
+        told.append(f"{over:40} {predicted:5.2f} predicted, {published:5.2f} published")
     return "\n".join(told)
 
 

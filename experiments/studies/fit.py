@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, log
+from math import exp
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +12,16 @@ import numpy as np
 from experiments.published.calibration import (
     HEADER,
     NOISE,
+    Errors,
     Fit,
     classes,
     fit,
     interval,
+    kinds,
+    left_out,
     log_errors,
     naive_rates,
     score,
-    without_each_series,
 )
 from experiments.published.gpu_rows import Measured, MeasuredFiles
 from experiments.tables import aligned, write_csv
@@ -31,8 +33,7 @@ class Options(MeasuredFiles):
     """Persia's published points; with CSVs as of `predict-published`, GPU-sharded training."""
 
     held_out: bool = True
-    """Also predict what is left out: each series in turn, or of Persia's points Taobao-Ad's (a
-    minute or two)."""
+    """Also predict what is left out: each series in turn, and each class (a minute or two)."""
     profiles: bool = False
     """Also refit along each constant for its 95 % interval (ten to thirty minutes)."""
 
@@ -47,7 +48,7 @@ def run(options: Options) -> None:
     if not options.rows:
         _persia(options.out, options.held_out)
         return
-    rows, left_out = options.load(options.rows)
+    rows, why_not = options.load(options.rows)
     rows = [row for row in rows if row.samples_per_s]
     if len(rows) < 2:
         raise ValueError(f"rows hold {len(rows)} measurements; a fit needs two or more")
@@ -56,35 +57,41 @@ def run(options: Options) -> None:
     write_csv(options.out / "constants.csv", records)
     print(table(records))
     print(counts(rows, found))
-    pairs = zip(rows, log_errors(rows, *found.applied()), strict=True)
-    errors = [errors_record(row, e) for row, e in pairs]
-    print(f"\n{'errors':34} {HEADER}")
-    own = [-float(e["ln_step_error"]) for e in errors]
-    lines = {"on the points that were fitted to": own}
+    naive = np.log(np.array(naive_rates(rows, rows)) / [row.samples_per_s for row in rows])
+    own = np.array([-log_errors(rows, *found.applied()), naive])
+    print(f"\n{'errors':34} {HEADER}   nearest other series: median, p90")
+    print(compared("on the points that were fitted to", _by_job(rows, own)))
+    lines = [errors_record(row, "", error) for row, error in zip(rows, own.T, strict=True)]
     if options.held_out:
-        held = (-without_each_series(rows, found)).tolist()
-        for record, error in zip(errors, held, strict=True):
-            record["held_out_ln_rate_error"] = round(error, 4)
-        lines["each series left out in turn"] = held
-    naive = naive_rates(rows, rows)
-    lines["nearest other series (naive)"] = [
-        log(rate / (row.samples_per_s or 1.0)) for rate, row in zip(naive, rows, strict=True)
-    ]
-    for name, values in lines.items():
-        print(f"{name + ', classes':34} {score(_by_class(rows, values))}")
-        print(f"{name + ', series':34} {score(_by_series(rows, values))}")
-    if options.held_out:
-        series = _by_series(rows, lines["each series left out in turn"])
-        print(f"90 % band of a prediction: factor {exp(float(np.quantile(series, 0.9))):.2f}")
-    write_csv(options.out / "errors.csv", errors)
-    for why in left_out:
+        each = left_out(rows, found, lambda row: [row.series])
+        print(compared("each series left out in turn", _joined(rows, each)))
+        whole = left_out(rows, found, kinds)
+        for name, (places, errors) in sorted(whole.items()):
+            print(compared(f"  {name} left out", _by_job([rows[k] for k in places], errors)))
+        together = _joined(rows, whole)
+        print(compared("each class left out in turn", together))
+        band = float(np.nanquantile(np.abs(together[0]), 0.9))
+        print(f"90 % band of a prediction: factor {exp(band):.2f} ({band:.2f} in its logarithm)")
+        for name, (places, errors) in (each | whole).items():
+            lines += [
+                errors_record(rows[k], name, e) for k, e in zip(places, errors.T, strict=True)
+            ]
+    write_csv(options.out / "errors.csv", lines)
+    for why in why_not:
         print(f"left out: {why}")
     print(f"{len(records)} constants in {options.out / 'constants.csv'}; errors.csv beside it")
 
 
 def _persia(out: Path, held_out: bool) -> None:
     # Late: they load the simulator.
-    from experiments.published.persia import best_batches, left_out, left_out_table, points, report
+    from experiments.published.persia import (
+        best_batches,
+        left_out,
+        left_out_table,
+        points,
+        report,
+        rivals_left_out,
+    )  # fmt: skip
 
     known = points()
     found = best_batches(known)
@@ -98,9 +105,9 @@ def _persia(out: Path, held_out: bool) -> None:
     write_csv(out / "persia.csv", records)
     print(f"{len(records)} points in {out / 'persia.csv'}")
     if held_out:
-        lines = left_out("taobao-ad", known, best.batches)
-        write_csv(out / "persia_left_out.csv", lines)
-        print(f"\n{left_out_table(lines)}")
+        lines, theirs = left_out(known, best.batches), rivals_left_out("taobao-ad")
+        write_csv(out / "persia_left_out.csv", lines + theirs)
+        print(left_out_table(lines, theirs))
 
 
 def constants(rows: Sequence[Measured], found: Fit, profiles: bool) -> list[dict[str, object]]:
@@ -141,17 +148,26 @@ def counts(rows: Sequence[Measured], found: Fit) -> str:
     )
 
 
-def errors_record(row: Measured, error: float) -> dict[str, object]:
+def errors_record(row: Measured, without: str, errors: Errors) -> dict[str, object]:
     """One line of errors.csv."""
-    return {"id": row.label, "series": row.series, "ln_step_error": round(float(error), 4)}
+    model, naive = (round(float(error), 4) for error in errors)
+    return {"id": row.label, "series": row.series, "left_out": without, "ln_rate_error": model,
+            "naive_ln_rate_error": naive}  # fmt: skip
 
 
-def _by_class(rows: Sequence[Measured], errors: Sequence[float]) -> list[float]:
-    return [float(np.median([errors[k] for k in places])) for places in classes(rows)]
+def compared(name: str, errors: Errors) -> str:
+    """The model's errors, and beside them the naive ones of the same points."""
+    known = errors[:, np.isfinite(errors[0])]
+    naive = score(known[1])
+    told = f"{np.expm1(naive.median):7.1%} {np.expm1(naive.p90):7.1%}" if naive.points else ""
+    return f"{name:34} {score(known[0])}   {told}".rstrip()
 
 
-def _by_series(rows: Sequence[Measured], errors: Sequence[float]) -> list[float]:
-    groups: dict[str, list[float]] = {}
-    for row, error in zip(rows, errors, strict=True):
-        groups.setdefault(row.series, []).append(abs(error))
-    return [float(np.median(group)) for group in groups.values()]
+def _by_job(rows: Sequence[Measured], errors: Errors) -> Errors:
+    """Submitters of one class count as one point."""
+    return np.array([np.median(errors[:, places], axis=1) for places in classes(rows)]).T
+
+
+def _joined(rows: Sequence[Measured], groups: dict[str, tuple[list[int], Errors]]) -> Errors:
+    parts = [_by_job([rows[k] for k in places], errors) for places, errors in groups.values()]
+    return np.concatenate(parts, axis=1)

@@ -57,7 +57,7 @@ FITTED = {
 }
 """By owner and field. What stands in no line here is assumed, and its owner's `source` says so."""
 
-BAND_LN = 0.33
+BAND_LN = 0.34
 """Half width of the 90 % band of a predicted rate, in its logarithm: the 90 % point of the errors
 where whole classes were left out of the fit, as `experiments fit` prints it."""
 

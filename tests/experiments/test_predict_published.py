@@ -15,16 +15,18 @@ from experiments.commands import main
 from experiments.published.calibration import (
     Constants,
     fit,
+    kinds,
+    left_out,
     log_errors,
     naive_rates,
     nearest,
     scaling_ratios,
     score,
-    without_each_series,
+    without,
 )
 from experiments.published.descriptions import hosts_of, rankers_of
 from experiments.published.gpu_rows import Measured, MeasuredFiles, family_of, host_for, measured_of
-from persia_sim.model.machine import System
+from persia_sim.model.machine import Fabric, System
 from persia_sim.presets.software import BAND_LN, FITTED
 from persia_sim.sharded.stages import step_s
 
@@ -238,12 +240,27 @@ def test_a_fit_finds_the_constants_that_made_the_measurements(rows):
     assert found.logs[here] == constants.start()[here] and not known["oneflow.host_s"]
 
 
-def test_a_series_left_out_is_predicted_by_the_others(rows):
+def test_what_is_left_out_is_predicted_by_the_others(rows):
     measured = planted(rows[:1], Constants().start())
     odd = replace(measured[-1], series="odd", samples_per_s=3.0 * measured[-1].samples_per_s)
-    together = [*measured[:3], odd]
-    held = without_each_series(together, fit(together))
-    assert held[-1] == pytest.approx(log(3.0), abs=0.1)  # nothing of it leaked into the constants
+    unheard = replace(odd, family="oneflow")
+    together = [*measured[:3], odd, unheard]
+    held, naive = without(together, [3, 4], fit(together))
+    assert held[0] == pytest.approx(-log(3.0), abs=0.1)  # nothing of it leaked into the constants
+    # A GPU of the nearest of the others did so many samples.
+    per_gpu = measured[2].per_gpu / odd.per_gpu
+    assert naive[0] == pytest.approx(log(per_gpu))
+    assert np.isnan(held[1]) and np.isnan(naive[1])  # nothing known is of its software
+
+
+def test_a_row_is_of_the_classes_of_its_machine_and_its_model(rows):
+    host = rows[0].job.system.host
+    box = replace(host, gpu=replace(host.chip, name="A100-PCIe-80GB"), fabric=Fabric.PCIE)
+    far = replace(rows[0], job=replace(rows[0].job, system=System(host=box, gpus=2 * box.gpus)))
+    model = far.job.ranker.name.split("_")[0]
+    assert kinds(far) == ["A100", f"{model} models", "several nodes", "no NVLink"]
+    found = left_out([rows[0], far], fit([rows[0]]), kinds)
+    assert found["no NVLink"][0] == [1] and found[f"{model} models"][0] == [0, 1]
 
 
 @pytest.mark.parametrize(
