@@ -130,7 +130,7 @@ def plain_loop(
     from runtime.rank.learner import autocast
 
     config, model = parts.config, parts.learner.model
-    optimizer = make_optimizer(config.model, model)
+    optimizer = make_optimizer(config, model)
     device, precision = config.engine.device, config.engine.precision
     dense = [torch.from_numpy(b.dense).to(device) for b in source.batches]
     labels = [torch.from_numpy(b.labels).to(device) for b in source.batches]

@@ -28,8 +28,9 @@ from runtime.config.sync import (
     of_executor,
 )
 from runtime.embedding.config import TableConfig
+from runtime.embedding.schedule import Schedule
 
-DenseOptimizer = Literal["adam", "sgd", "adagrad"]
+DenseOptimizer = Literal["adam", "adamw", "sgd", "adagrad"]
 MOST = 2**62
 
 
@@ -70,14 +71,34 @@ class ModelConfig:
     hidden: tuple[Annotated[int, Within(1, 2**20)], ...] = (256, 128)
     """Widths of the hidden layers; the paper's are 4096 2048 1024 512 256."""
     optimizer: DenseOptimizer = "adam"
-    """torch's, without decay or momentum."""
+    """torch's, without momentum."""
     lr: Annotated[float, Within(0, 1e6, without="least")] = 1e-3
     """Learning rate of the dense weights, > 0."""
+    schedule: Schedule = field(default_factory=Schedule)
+    """That rate as a function of the steps (times ``batch`` samples), in every mode alike."""
+    weight_decay: Annotated[float, Within(0, 1e6)] = 0.0
+    """Of the dense weights, >= 0: added to the gradient; in adamw, pulled off the weights."""
+    clip_norm: Annotated[float | None, Within(0, 1e9, without="least")] = None
+    """Most that the norm of all dense gradients of one update may be, > 0; None: no bound. An
+    update is a step; in async it is one rank's push, in async_averaging one rank's step."""
+    dropout: Annotated[float, Within(0, 1, without="most")] = 0.0
+    """Share of each hidden layer's outputs that training leaves out, drawn from (seed, rank, step);
+    of built-in networks: a class of your own has its own nn.Dropout."""
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.dropout and ":" in self.name:
+            raise Refused(
+                "dropout",
+                f"is of built-in networks, got {self.dropout} with {self.name}; give your class an"
+                " nn.Dropout of its own",
+            )
         if not self.hidden:
             raise Refused("hidden", "must be one or more widths, got none")
+
+    def lr_at(self, step: int) -> float:
+        """The learning rate of a step, counted from 1."""
+        return self.lr * self.schedule.factor(step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ class AveragedReplicas(DenseRule):
     ) -> None:
         self._model, self._recorder, self._on_update = model, recorder, on_update
         self._replicas = [replica(model, shared=False) for _ in range(config.sync.ranks)]
-        self._optimizers = [make_optimizer(config.model, one) for one in self._replicas]
+        self._optimizers = [make_optimizer(config, one) for one in self._replicas]
         self._rounds: dict[int, AveragingRound] = {}
         """By number, those that are not over."""
         self._version = self._begun = 0

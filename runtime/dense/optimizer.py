@@ -18,7 +18,8 @@ from torch.optim.adagrad import adagrad
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-from runtime.config import DenseOptimizer, ModelConfig
+from persia_sim.words.vocabulary import Mode
+from runtime.config import ModelConfig, TrainConfig
 
 DenseGradients = list[Tensor | None]
 """One per parameter of the model, in its order; None where the loss does not reach."""
@@ -26,28 +27,45 @@ DenseGradients = list[Tensor | None]
 State = dict[str, Tensor]
 """What one parameter's past updates left behind; empty before the first."""
 
-_NEW: dict[str, tuple[str, ...]] = {"adam": ("exp_avg", "exp_avg_sq"), "adagrad": ("sum",)}
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+_NEW: dict[str, tuple[str, ...]] = {"adam": _MOMENTS, "adamw": _MOMENTS, "adagrad": ("sum",)}
 
 
 class FunctionalOptimizer:
-    """adam, adagrad or sgd with torch's defaults, over the given parameters."""
+    """adam, adamw, adagrad or sgd with torch's defaults, over the given parameters.
 
-    def __init__(self, kind: DenseOptimizer, parameters: Iterable[Tensor], lr: float) -> None:
-        self._kind, self._lr = kind, lr
+    The schedule goes by the run's steps, so that it runs equally fast in every mode.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        parameters: Iterable[Tensor],
+        *,
+        pushes_per_update: int = 1,
+        pushes_per_step: int = 1,
+    ) -> None:
+        """``pushes_per_update``: how many ranks take an update at about the same time, each in an
+        optimiser of its own; ``pushes_per_step``: of how many is a step of the run."""
+        self._config, self._kind, self._lr = config, config.optimizer, config.lr
         self._parameters = list(parameters)
         self._states: list[State] = [{} for _ in self._parameters]
+        self._per_update, self._per_step = pushes_per_update, pushes_per_step
+        self._pushes = 0
         steps: dict[str, Callable[[list[Tensor], list[Tensor], list[State]], None]] = {
             "adam": self._adam,
+            "adamw": self._adam,
             "adagrad": self._adagrad,
             "sgd": self._sgd,
         }
-        self._update = steps[kind]
+        self._update = steps[self._kind]
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor | None] | None = None) -> None:
         """One update; a parameter whose gradient is None stays as it is, and so does its state.
 
-        Without ``gradients`` those of the parameters are taken.
+        The gradients are clipped together where the config says so. Without ``gradients`` those of
+        the parameters are taken.
         """
         if gradients is None:
             gradients = [p.grad for p in self._parameters]
@@ -58,7 +76,17 @@ class FunctionalOptimizer:
             for parameter, state in zip(parameters, states, strict=True):
                 if not state:
                     self._begin(parameter, state)
-            self._update(parameters, known, states)
+            self._lr = self._config.lr_at(self._pushes // self._per_step + 1)
+            self._update(parameters, self._clipped(known), states)
+        self._pushes += self._per_update
+
+    def _clipped(self, gradients: list[Tensor]) -> list[Tensor]:
+        """Scaled down to the bound on their common norm, as torch's `clip_grad_norm_` does."""
+        if self._config.clip_norm is None:
+            return gradients
+        norm = torch.nn.utils.get_total_norm(gradients)
+        factor = torch.clamp(self._config.clip_norm / (norm + 1e-6), max=1.0)
+        return [gradient * factor for gradient in gradients]
 
     def zero_grad(self) -> None:
         """Forget the parameters' gradients."""
@@ -66,8 +94,10 @@ class FunctionalOptimizer:
             parameter.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """``state`` as torch writes it: by the parameter's number, tensors by torch's names."""
-        return {"state": {n: dict(state) for n, state in enumerate(self._states) if state}}
+        """``state`` as torch writes it: by the parameter's number, tensors by torch's names; and
+        where the schedule stands."""
+        states = {n: dict(state) for n, state in enumerate(self._states) if state}
+        return {"state": states, "pushes": self._pushes, "pushes_per_step": self._per_step}
 
     def load_state_dict(self, found: dict[str, Any]) -> None:
         """Go on from what `state_dict` gave; the tensors are copied.
@@ -75,6 +105,7 @@ class FunctionalOptimizer:
         Raises ValueError when it is of another kind of optimiser or of other parameters.
         """
         saved: dict[int, State] = found["state"]
+        self._pushes = found["pushes"] * self._per_step // found["pushes_per_step"]
         names = {"step", *_NEW[self._kind]} if self._kind in _NEW else set()
         for number, state in saved.items():
             if number >= len(self._parameters) or set(state) != names:
@@ -98,7 +129,7 @@ class FunctionalOptimizer:
         """Before a parameter's first update."""
         if self._kind == "sgd":
             return
-        device = parameter.device if self._kind == "adam" else torch.device("cpu")
+        device = parameter.device if _NEW[self._kind] is _MOMENTS else torch.device("cpu")
         state["step"] = torch.zeros((), dtype=torch.float32, device=device)
         for name in _NEW[self._kind]:
             state[name] = torch.zeros_like(parameter)
@@ -112,11 +143,12 @@ class FunctionalOptimizer:
             [],
             [s["step"] for s in states],
             fused=True,
+            decoupled_weight_decay=self._kind == "adamw",
             amsgrad=False,
             beta1=0.9,
             beta2=0.999,
             lr=self._lr,
-            weight_decay=0.0,
+            weight_decay=self._config.weight_decay,
             eps=1e-8,
             maximize=False,
         )
@@ -130,7 +162,7 @@ class FunctionalOptimizer:
             [s["sum"] for s in states],
             [s["step"] for s in states],
             lr=self._lr,
-            weight_decay=0.0,
+            weight_decay=self._config.weight_decay,
             lr_decay=0.0,
             eps=1e-10,
             maximize=False,
@@ -141,7 +173,7 @@ class FunctionalOptimizer:
             parameters,
             gradients,
             [None] * len(parameters),
-            weight_decay=0.0,
+            weight_decay=self._config.weight_decay,
             momentum=0.0,
             lr=self._lr,
             dampening=0.0,
@@ -150,9 +182,15 @@ class FunctionalOptimizer:
         )
 
 
-def make_optimizer(config: ModelConfig, model: nn.Module) -> FunctionalOptimizer:
-    """The configured optimiser over the model's parameters."""
-    return FunctionalOptimizer(config.optimizer, model.parameters(), config.lr)
+def make_optimizer(config: TrainConfig, model: nn.Module) -> FunctionalOptimizer:
+    """The configured optimiser over the model's parameters: that of all ranks, or of a replica."""
+    replicas = config.sync.ranks if config.sync.mode is Mode.ASYNC_AVERAGING else 1
+    return FunctionalOptimizer(
+        config.model,
+        model.parameters(),
+        pushes_per_update=replicas,
+        pushes_per_step=config.dense_updates_per_step,
+    )
 
 
 def sum_in_rank_order(gradients: Sequence[Tensor | None]) -> Tensor | None:

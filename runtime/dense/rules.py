@@ -125,7 +125,7 @@ class _OneModel(DenseRule):
         self, config: TrainConfig, model: nn.Module, recorder: TraceRecorder, on_update: OnUpdate
     ) -> None:
         self._model, self._recorder, self._on_update = model, recorder, on_update
-        self._optimizer = make_optimizer(config.model, model)
+        self._optimizer = make_optimizer(config, model)
         self._late = LateGradients(config.sync.dense_lag, self._optimizer)
         self._version = 0
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from runtime.config import ModelConfig
+from runtime.config import TrainConfig
 from runtime.dense.optimizer import DenseGradients, FunctionalOptimizer, make_optimizer
 
 DenseState = dict[str, Any]
@@ -78,7 +78,7 @@ def pending_of(state: DenseState, model: nn.Module) -> list[DenseGradients | Non
     ]
 
 
-def drain_into(model: nn.Module, config: ModelConfig, state: DenseState) -> None:
+def drain_into(model: nn.Module, config: TrainConfig, state: DenseState) -> None:
     """Apply what waits in a checkpoint to a model that holds its weights and is trained no more."""
     pending = pending_of(state, model)
     if not pending:  # then no optimiser is needed, and a checkpoint may hold none

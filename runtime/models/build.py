@@ -8,6 +8,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,13 +21,17 @@ from runtime.models.networks import DLRM, DCNv2, DeepFM, FeedForward
 BUILT_IN = {"ffnn": FeedForward, "dlrm": DLRM, "deepfm": DeepFM, "dcn": DCNv2}
 
 
-def build_model(name: str, shape: InputShape, hidden: Sequence[int], seed: int) -> nn.Module:
+def build_model(
+    name: str, shape: InputShape, hidden: Sequence[int], seed: int, dropout: float = 0.0
+) -> nn.Module:
     """A freshly initialised network, a function of its arguments alone.
 
     ``name`` is built in, or ``package.module:Class`` for a class (or function) of the user's that
     takes (shape, hidden) and gives a module whose ``forward(dense, embeddings)`` returns [B, T].
+    ``dropout`` is of built-in ones.
     """
-    make = BUILT_IN.get(name) or _import(name)
+    built_in = BUILT_IN.get(name)
+    make = partial(built_in, dropout=dropout) if built_in else _import(name)
     remedy = "see runtime/models/networks.py for one that can"
     try:
         with (

@@ -30,12 +30,14 @@ class FirstLinear(nn.Linear):
         return linear(input, filled, self.bias)
 
 
-def mlp(width: int, hidden: Sequence[int]) -> nn.Sequential:
-    """Linear layers with ReLU after each, [B, width] -> [B, hidden[-1]]."""
+def mlp(width: int, hidden: Sequence[int], dropout: float = 0.0) -> nn.Sequential:
+    """Linear layers with ReLU and dropout after each, [B, width] -> [B, hidden[-1]]."""
     layers: list[nn.Module] = []
     for number, out in enumerate(hidden):
         kind = nn.Linear if number else FirstLinear
-        layers += [kind(width, out), nn.ReLU(inplace=True)]  # a linear layer keeps its input only
+        relu = nn.ReLU(inplace=True)  # a linear layer keeps its input only
+        # In one module: the weights have the same names with dropout and without.
+        layers += [kind(width, out), nn.Sequential(relu, nn.Dropout(dropout)) if dropout else relu]
         width = out
     return nn.Sequential(*layers)
 
@@ -43,9 +45,9 @@ def mlp(width: int, hidden: Sequence[int]) -> nn.Sequential:
 class FeedForward(nn.Module):
     """All inputs side by side through one MLP, one logit per task."""
 
-    def __init__(self, shape: InputShape, hidden: Sequence[int]) -> None:
+    def __init__(self, shape: InputShape, hidden: Sequence[int], dropout: float = 0.0) -> None:
         super().__init__()
-        self.tower = mlp(shape.width, hidden)
+        self.tower = mlp(shape.width, hidden, dropout)
         last = nn.Linear if hidden else FirstLinear
         self.head = last(hidden[-1] if hidden else shape.width, shape.tasks)
 
@@ -61,15 +63,15 @@ class DLRM(nn.Module):
     The dense features pass through a bottom MLP to one more vector of the fields' width.
     """
 
-    def __init__(self, shape: InputShape, hidden: Sequence[int]) -> None:
+    def __init__(self, shape: InputShape, hidden: Sequence[int], dropout: float = 0.0) -> None:
         super().__init__()
         self.dim = shape.one_dim("dlrm")
         fields = len(shape.layout.fields) + bool(shape.layout.dense)
-        self.bottom = mlp(len(shape.layout.dense), (4 * self.dim, self.dim))
+        self.bottom = mlp(len(shape.layout.dense), (4 * self.dim, self.dim), dropout)
         self.pairs: Tensor
         self.register_buffer("pairs", torch.tril_indices(fields, fields, -1), persistent=False)
         width = self.pairs.shape[1] + self.dim * bool(shape.layout.dense)
-        self.top = mlp(width, hidden)
+        self.top = mlp(width, hidden, dropout)
         self.head = nn.Linear(hidden[-1], shape.tasks)
 
     def forward(self, dense: Tensor, embeddings: Embeddings) -> Tensor:
@@ -93,12 +95,12 @@ class DeepFM(nn.Module):
     the machine's two terms enter each logit with a learned weight.
     """
 
-    def __init__(self, shape: InputShape, hidden: Sequence[int]) -> None:
+    def __init__(self, shape: InputShape, hidden: Sequence[int], dropout: float = 0.0) -> None:
         super().__init__()
         self.dim = shape.one_dim("deepfm")
         if self.dim < 2:
             raise ValueError(f"deepfm needs dim >= 2 (a weight and factors), got {self.dim}")
-        self.tower = mlp(shape.width, hidden)
+        self.tower = mlp(shape.width, hidden, dropout)
         self.head = nn.Linear(hidden[-1] + 2 + len(shape.layout.dense), shape.tasks)
 
     def forward(self, dense: Tensor, embeddings: Embeddings) -> Tensor:
@@ -115,10 +117,12 @@ class DeepFM(nn.Module):
 class DCNv2(nn.Module):
     """Cross layers x0 * (W x + b) + x beside an MLP (Wang et al. 2021, arXiv 2008.13535)."""
 
-    def __init__(self, shape: InputShape, hidden: Sequence[int], layers: int = 3) -> None:
+    def __init__(
+        self, shape: InputShape, hidden: Sequence[int], dropout: float = 0.0, layers: int = 3
+    ) -> None:
         super().__init__()
         self.cross = nn.ModuleList(nn.Linear(shape.width, shape.width) for _ in range(layers))
-        self.tower = mlp(shape.width, hidden)
+        self.tower = mlp(shape.width, hidden, dropout)
         self.head = nn.Linear(hidden[-1] + shape.width, shape.tasks)
 
     def forward(self, dense: Tensor, embeddings: Embeddings) -> Tensor:

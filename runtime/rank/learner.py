@@ -96,7 +96,8 @@ class Learner:
     def __init__(self, config: TrainConfig, layout: Layout, dims: dict[str, int]) -> None:
         self.config, self.layout = config, layout
         shape = InputShape(layout=layout, dims=dims)
-        self.model = build_model(config.model.name, shape, config.model.hidden, config.seed)
+        network = config.model
+        self.model = build_model(network.name, shape, network.hidden, config.seed, network.dropout)
         self.dtype = torch.float64 if config.engine.precision == "float64" else torch.float32
         self.device = open_device(config.engine.device)
         enter_device(config.engine.device)

@@ -170,7 +170,7 @@ def _measure(
     }
     seconds["server_create"] = max(0.0, created_s - seconds["server_lookup"])
     distinct = sum(len(plan.ids) for plan in plans.values())
-    optimizer = make_optimizer(config.model, learner.model)
+    optimizer = make_optimizer(config, learner.model)
 
     def dense_step() -> None:
         staged = learner.stage(batch, vectors)

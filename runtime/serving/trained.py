@@ -47,7 +47,8 @@ class Trained:
 def find_checkpoint(
     path: Path, on_warning: Callable[[str], None] = lambda text: None
 ) -> Checkpoint:
-    """The checkpoint of this folder, or the newest of this run's folder that can be trusted.
+    """The checkpoint of this folder, or of this run's folder: the best where the run was
+    to keep it, else the newest that can be trusted.
 
     Raises ValueError naming the path and what it would have to hold; ``on_warning`` is told of
     damaged newer checkpoints.
@@ -99,7 +100,7 @@ def open_trained(
     try:
         dense = checkpoint.dense()
         load_model(learner.model, dense)
-        drain_into(learner.model, config.model, dense)
+        drain_into(learner.model, config, dense)
     except ValueError as error:
         raise ValueError(f"{checkpoint.folder}: {error}") from None
     store = NativeStore(

@@ -26,7 +26,7 @@ from runtime.run.folder import plain, read_summary
     [
         (
             lambda: ModelConfig(optimizer="Adam"),
-            ["optimizer", "'Adam'", "adam, sgd"],
+            ["optimizer", "'Adam'", "adam, adamw, sgd"],
         ),
         (lambda: EngineConfig(precision="fp16"), ["precision", "'fp16'", "bfloat16"]),
         (lambda: EngineConfig(executor="threads"), ["executor", "'threads'", "lag, concurrent"]),

@@ -8,13 +8,27 @@ import sys
 import pytest
 import torch
 
+from runtime.config import DenseOptimizer, ModelConfig
 from runtime.dense.optimizer import FunctionalOptimizer
 
 TORCHS = {
-    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.03, fused=True),
-    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.03),
-    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.03),
+    "adam": lambda parameters, decay: torch.optim.Adam(
+        parameters, lr=0.03, weight_decay=decay, fused=True
+    ),
+    "adamw": lambda parameters, decay: torch.optim.AdamW(
+        parameters, lr=0.03, weight_decay=decay, fused=True
+    ),
+    "adagrad": lambda parameters, decay: torch.optim.Adagrad(
+        parameters, lr=0.03, weight_decay=decay
+    ),
+    "sgd": lambda parameters, decay: torch.optim.SGD(parameters, lr=0.03, weight_decay=decay),
 }
+
+
+def made(
+    kind: DenseOptimizer, parameters: list[torch.nn.Parameter], decay: float = 0.0
+) -> FunctionalOptimizer:
+    return FunctionalOptimizer(ModelConfig(optimizer=kind, lr=0.03, weight_decay=decay), parameters)
 
 
 def weights(dtype: torch.dtype) -> list[torch.nn.Parameter]:
@@ -32,10 +46,11 @@ def drawn(step: int, parameters: list[torch.nn.Parameter]) -> list[torch.Tensor 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("decay", [0.0, 0.01])
 @pytest.mark.parametrize("kind", sorted(TORCHS))
-def test_every_step_has_the_bytes_of_torchs_own_class(kind, dtype):
+def test_every_step_has_the_bytes_of_torchs_own_class(kind, decay, dtype):
     mine, theirs = weights(dtype), weights(dtype)
-    ours, torchs = FunctionalOptimizer(kind, mine, 0.03), TORCHS[kind](theirs)
+    ours, torchs = made(kind, mine, decay), TORCHS[kind](theirs, decay)
     for step in range(20):
         gradients = drawn(step, mine)
         ours.step(gradients)
@@ -54,11 +69,11 @@ def test_every_step_has_the_bytes_of_torchs_own_class(kind, dtype):
 @pytest.mark.parametrize("kind", sorted(TORCHS))
 def test_a_loaded_optimizer_goes_on_with_the_same_bytes(kind):
     whole, first, second = (weights(torch.float32) for _ in range(3))
-    undisturbed, stopped = (FunctionalOptimizer(kind, p, 0.03) for p in (whole, first))
+    undisturbed, stopped = (made(kind, p) for p in (whole, first))
     for step in range(4):
         undisturbed.step(drawn(step, whole))
         stopped.step(drawn(step, first))
-    resumed = FunctionalOptimizer(kind, second, 0.03)
+    resumed = made(kind, second)
     resumed.load_state_dict(stopped.state_dict())
     stopped.step(drawn(9, first))  # what was loaded is a copy
     with torch.no_grad():
@@ -76,19 +91,19 @@ def test_a_loaded_optimizer_goes_on_with_the_same_bytes(kind):
     [("adagrad", "adagrad cannot go on from exp_avg"), ("sgd", "sgd cannot go on from")],
 )
 def test_the_state_of_another_kind_is_refused(kind, why):
-    saved = FunctionalOptimizer("adam", weights(torch.float32), 0.03)
+    saved = made("adam", weights(torch.float32))
     saved.step(drawn(3, weights(torch.float32)))
     with pytest.raises(ValueError, match=why):
-        FunctionalOptimizer(kind, weights(torch.float32), 0.03).load_state_dict(saved.state_dict())
+        made(kind, weights(torch.float32)).load_state_dict(saved.state_dict())
 
 
 def test_the_state_of_other_parameters_is_refused():
     parameters = weights(torch.float32)
-    saved = FunctionalOptimizer("adam", parameters, 0.03)
+    saved = made("adam", parameters)
     saved.step(drawn(3, parameters))
     turned = [parameters[1], parameters[0], parameters[2]]
     with pytest.raises(ValueError, match=r"of parameter 0 is \(5, 3\), the parameter \(7,\)"):
-        FunctionalOptimizer("adam", turned, 0.03).load_state_dict(saved.state_dict())
+        made("adam", turned).load_state_dict(saved.state_dict())
 
 
 def test_a_run_imports_neither_torchs_compiler_nor_sklearn():

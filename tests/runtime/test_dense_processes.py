@@ -22,7 +22,7 @@ from runtime.dense.averaging import AveragingRound, mean_model
 from runtime.dense.distributed import DistributedWeights
 from runtime.dense.group import ENDED, RankGroup
 from runtime.dense.loss_scale import LossScale
-from runtime.dense.optimizer import make_optimizer
+from runtime.dense.optimizer import FunctionalOptimizer
 from runtime.dense.rules import AsyncRule, DenseRule, SharedWeights
 from runtime.engines.processes.averaging import AveragingRule
 from runtime.engines.processes.channel import listen
@@ -341,7 +341,7 @@ def test_averaging_over_processes_is_its_trace_by_hand(found):
     """Own optimisers, and rounds at the recorded instants, carried out one after the other."""
     events = [Event(*row) for row in np.load(found / "averaging-events.npy").tolist()]
     replicas = [fresh_model() for _ in range(RANKS)]
-    optimizers = [make_optimizer(CONFIG, replica) for replica in replicas]
+    optimizers = [FunctionalOptimizer(CONFIG, replica.parameters()) for replica in replicas]
     rounds: dict[int, AveragingRound] = {}
     pushes = 0
     for event in events:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,11 +17,13 @@ from persia_sim.words.trace import Event, Kind, Trace
 from persia_sim.words.vocabulary import Mode
 from persia_sim.words.window import updates_missed
 from runtime.embedding.features import Admission, Capacity
+from runtime.embedding.schedule import Schedule
 from runtime.order.replayable import DECIDES_NO_BYTE, refuse_other_run, trace_meta
 from runtime.rank.parts import tables_of
 from tests.runtime.worlds import (
     ENGINES,
     OPTIONS,
+    TUNED,
     ArraySource,
     assert_same_bytes,
     changed,
@@ -73,12 +76,39 @@ def test_concurrent_sync_equals_lag_sync(engine):
 @given(ranks=st.integers(1, 8), tau=st.integers(0, 4), shards=st.integers(1, 2))
 def test_async_is_hybrid_with_rows_and_dense_weights_as_many_updates_late(ranks, tau, shards):
     late = updates_missed(Mode.ASYNC, tau, ranks=ranks)
-    one = run(config(mode=Mode.ASYNC, tau=tau, ranks=ranks, batch=6, shards=shards), SOURCE)
+    shared = {"batch": 6, "shards": shards, "model": TUNED}
+    one = run(config(mode=Mode.ASYNC, tau=tau, ranks=ranks, **shared), SOURCE)
     hybrid = config(
-        mode=Mode.HYBRID, tau=late.rows, dense_lag=late.dense, merge_pushes=False, batch=6,
-        shards=shards,
-    )  # fmt: skip
+        mode=Mode.HYBRID, tau=late.rows, dense_lag=late.dense, merge_pushes=False, **shared
+    )
     assert_same_bytes(one, run(hybrid, SOURCE))
+
+
+@pytest.mark.parametrize("executor", ["lag", "concurrent"])
+@pytest.mark.parametrize("mode", list(Mode))
+def test_schedule_decay_clipping_and_dropout_are_the_same_in_every_mode(mode, executor):
+    """One rank without lateness computes in every mode what it computes in sync."""
+    model = replace(TUNED, dropout=0.3)
+    late = {"tau": 0} if mode.reads_late_rows else {}
+    if mode is Mode.ASYNC_AVERAGING:  # the mean of one replica moves it by zero
+        late |= {"average_every_steps": 3} if executor == "lag" else {"average_every_s": 1.0}
+    one = run(config(mode=mode, model=model, executor=executor, **late), SOURCE)
+    assert_same_bytes(run(config(model=model), SOURCE), one)
+
+
+@pytest.mark.parametrize("mode", [Mode.ASYNC, Mode.ASYNC_AVERAGING])
+@pytest.mark.parametrize("match", ["update", "global"])
+def test_a_schedule_goes_by_samples_in_modes_without_a_common_step(mode, match):
+    """At the end of the same samples, the rate of every optimiser is that of sync."""
+    fall = replace(TUNED, schedule=Schedule(decay="step", decay_steps=6, step_factor=0.0))
+    source = ArraySource(24 * 12)
+    weights = {}
+    for steps in (4, 6, 12):
+        chosen = config(mode=mode, ranks=2, tau=0, match=match, model=fall, steps=steps)
+        model = run(chosen, source).model
+        weights[steps] = torch.cat([p.detach().flatten() for p in model.parameters()])
+    assert torch.allclose(weights[6], weights[12], rtol=0, atol=1e-6)  # the rate is 0 from there
+    assert not torch.allclose(weights[4], weights[6], rtol=0, atol=1e-4)
 
 
 def test_ranks_with_equal_shares_equal_one_rank_in_float64_after_100_steps():

@@ -25,6 +25,7 @@ from runtime.data.batch import Batch, Field, Layout
 from runtime.data.ids import hash_integers, tag
 from runtime.data.source import Part, Provenance
 from runtime.embedding.config import RowOptimizer, TableConfig
+from runtime.embedding.schedule import Schedule
 from runtime.embedding.verbs import EmbeddingStore
 from runtime.embedding.worker import EmbeddingWorker
 from runtime.engines.open import assemble_for
@@ -75,6 +76,17 @@ class TwoTables(ArraySource):
     def layout(self) -> Layout:
         first, second, third = super().layout.fields
         return replace(super().layout, fields=(first, replace(second, table="items"), third))
+
+
+TUNED = ModelConfig(
+    hidden=(8,),
+    optimizer="adamw",
+    lr=0.02,
+    schedule=Schedule(warmup_steps=3, decay="cosine", decay_steps=9, floor=0.1),
+    weight_decay=0.1,
+    clip_norm=0.02,
+)
+"""A network with a schedule, decay and clipping, which all act in a dozen steps."""
 
 
 def config(**changes: Any) -> TrainConfig:

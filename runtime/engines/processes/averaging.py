@@ -147,7 +147,7 @@ class AveragingRule(DenseRule):
         self._ranks, self._period_s = config.sync.ranks, config.sync.average_every_s
         for parameter in model.parameters():
             group.broadcast(parameter)
-        self._optimizer = make_optimizer(config.model, model)
+        self._optimizer = make_optimizer(config, model)
         self._changing = threading.Lock()  # held while the replica is in the middle of a step
         self._due_s: float | None = time.perf_counter() + self._period_s
         self._snapshot: list[Tensor] | None = None

@@ -30,7 +30,7 @@ from runtime.run.ending import Interrupted
 from runtime.run.ranks import follow
 from runtime.run.record import run_into
 from tests.runtime.spawned import Processes
-from tests.runtime.worlds import ArraySource, World, changed, config, run
+from tests.runtime.worlds import TUNED, ArraySource, World, changed, config, run
 
 RANKS, SERVERS = 3, 2
 SOURCE = ArraySource(24 * 17 + 7)
@@ -55,7 +55,8 @@ EQUAL_TO_SYNC = ["sync", "lookahead", "hybrid, tau 0"]
 def settings_of(name: str) -> TrainConfig:
     barrier = "async" not in str(SETTINGS[name].get("mode", "sync"))
     gather = {"dense_sum": "gather"} if barrier else {}
-    chosen = {"ranks": RANKS, "servers": SERVERS, "executor": "concurrent"}
+    chosen: dict[str, Any] = {"ranks": RANKS, "servers": SERVERS, "executor": "concurrent"}
+    chosen["model"] = replace(TUNED, dropout=0.2)
     return config(**(chosen | gather | SETTINGS[name]))
 
 
@@ -110,7 +111,7 @@ def state_in(folder: Path) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def sync():
-    return run(config(ranks=RANKS), SOURCE)
+    return run(config(ranks=RANKS, model=replace(TUNED, dropout=0.2)), SOURCE)
 
 
 @pytest.mark.parametrize("name", EQUAL_TO_SYNC)
