@@ -203,6 +203,8 @@ def describe(summary: dict) -> str:  # type: ignore[type-arg]
         pause_s = summary["longest_pause_s"]
         written = counted(summary["checkpoints_written"], "checkpoint")
         lines.append(f"  {written} written; training paused for {pause_s:.3f} s at most")
+    if summary["best_checkpoint"]:
+        lines.append(f"  the best checkpoint, which evaluate takes: {summary['best_checkpoint']}")
     data = summary["data"]
     bad_rows = f"bad rows skipped: {data.skipped_where}; in all" if data.skipped_where else ""
     left_out = {

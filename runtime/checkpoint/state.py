@@ -123,6 +123,8 @@ class RunState:
     """Losses, instants, and what was skipped or lost."""
     staleness: Staleness | None = None
     """Staleness so far, of a run that keeps no trace."""
+    score: float | None = None
+    """Of this very state, by the score that ``keep_best`` names; None: it was not judged."""
     told: dict[str, Any]
     """What the summary says of the time before: seconds, warnings, pauses."""
     files: dict[str, str]

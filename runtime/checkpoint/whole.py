@@ -165,10 +165,42 @@ def check_files(checkpoint: Checkpoint) -> None:
             check_file(checkpoint.rows / part.file_of(shard), digest)
 
 
-def keep_newest(run: Path, count: int) -> None:
-    """Remove all complete checkpoints but the newest ``count``, and what was left half written."""
+LOWER_IS_BETTER = ("log_loss",)
+
+
+def best(run: Path, by: str | None) -> Path | None:
+    """The folder of the complete checkpoint with the best score, the newest of equal ones; None
+    where none was judged, or nothing is asked for."""
+    sign = -1.0 if by in LOWER_IS_BETTER else 1.0
+    judged: list[tuple[float, Path]] = []
+    for folder in complete_checkpoints(run) if by else []:
+        with suppress(BrokenFileError):  # whoever reads it says so
+            score = read_state(folder).score
+            if score is not None:
+                judged.append((sign * score, folder))
+    return max(judged)[1] if judged else None
+
+
+def best_or_newest(run: Path, on_warning: Callable[[str], None]) -> Checkpoint:
+    """The best checkpoint of a run that was to keep it, else the newest, as `newest` does."""
+    last = newest(run, on_warning)
+    folder = best(run, last.state.config["checkpoint"].get("keep_best"))
+    if folder in (None, last.folder):
+        return last
+    try:
+        found = read_checkpoint(folder)
+        check_files(found)
+    except BrokenFileError as error:
+        on_warning(f"{error}; the newest checkpoint is used in place of this, the best")
+        return last
+    return found
+
+
+def keep_newest(run: Path, count: int, best_by: str | None = None) -> None:
+    """Remove all complete checkpoints but the newest ``count`` and the best, and what was left
+    half written."""
     complete = complete_checkpoints(run)
-    keep = set(complete[-count:])
+    keep = {*complete[-count:], best(run, best_by)}
     for folder in (run / CHECKPOINTS).glob("[0-9]*"):
         if folder not in keep:
             _remove(folder)

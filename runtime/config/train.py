@@ -141,6 +141,9 @@ class CheckpointConfig:
     when training ends. None: only when a signal ends the run."""
     keep: Annotated[int, Within(1, 1_000_000)] = 2
     """Checkpoints that stay, the newest ones, >= 1."""
+    keep_best: Literal["auc", "gauc", "log_loss"] | None = None
+    """Judge each checkpoint on the validation part by this score of the first task, keep the best
+    one beside the newest, and let evaluate, predict and export take it."""
     checkpoint_incremental: bool = False
     """Write only rows that changed since the checkpoint before (native kernels); each still holds
     all rows, by links to files that it shares with others."""
@@ -161,8 +164,9 @@ class CheckpointConfig:
                 )
         if isinstance(every, int) and not 1 <= every <= 2**62:
             raise Refused("checkpoint_every", f"must be >= 1 step, got {every}")
-        if self.checkpoint_incremental and every is None:
-            raise Refused("checkpoint_incremental", "is used with --checkpoint-every; add it")
+        for name in ("checkpoint_incremental", "keep_best"):
+            if getattr(self, name) and every is None:
+                raise Refused(name, "is used with --checkpoint-every; add it")
 
     @property
     def every_steps(self) -> int | None:
@@ -332,6 +336,11 @@ class TrainConfig:
             raise Refused(
                 "checkpoint.checkpoint_every",
                 "is not of a replay, whose order has no cuts; remove it",
+            )
+        if self.checkpoint.keep_best is not None and self.evaluation.part == "test":
+            raise Refused(
+                "checkpoint.keep_best",
+                "would choose by the test part; add --part validation, and test after",
             )
         for group, rows in {"rows": self.rows, **self._apart_by_path()}.items():
             if rows.name != "rows":

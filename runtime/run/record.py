@@ -14,7 +14,7 @@ from persia_sim.words.chrome import chrome_events, write_chrome_trace
 from persia_sim.words.files import atomic_write
 from persia_sim.words.trace import SIMULATED_BATCH
 from persia_sim.words.vocabulary import Mode
-from runtime.checkpoint.whole import Checkpoint
+from runtime.checkpoint.whole import Checkpoint, best
 from runtime.config import TrainConfig, read_config
 from runtime.data.source import Provenance, Source, refuse_other_data
 from runtime.engines.open import opened
@@ -273,6 +273,7 @@ def summarize_run(
         "tasks": scores(outcome.final),
         "ids_with_row": outcome.final.ids_with_row,
         "best_auc_on_the_way": best_auc(folder),
+        "best_checkpoint": best(folder, config.checkpoint.keep_best),
         "staleness": outcome.staleness,
         "row_staleness_histogram": outcome.store.row_staleness.tolist(),
         "warnings": outcome.warnings,

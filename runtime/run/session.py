@@ -196,8 +196,13 @@ def _trained(
         many = len(curve) >= MOST_WHOLE_SNAPSHOTS
         curve.append(replace(point, evaluation=found.without_predictions()) if many else point)
 
+    def judge(model: nn.Module) -> float:
+        found = evaluate(parts.learner, model, parts.worker, held_out)
+        return float(getattr(next(iter(found.tasks.values())), keep_best))
+
+    keep_best = config.checkpoint.keep_best or ""
     on_begin()
-    training.begin(snapshot, on_samples)
+    training.begin(snapshot, on_samples, judge if keep_best else None)
     if isinstance(training.engine, OrderedRun) and recorded is not None:
         training.engine.run(recorded)
     else:

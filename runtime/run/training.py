@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
+from torch import nn
+
 from persia_sim.words.schema import Count, parse
 from persia_sim.words.staleness import StalenessCounter, StalenessSummary, summary_of
 from persia_sim.words.trace import Trace
@@ -28,6 +30,8 @@ from runtime.run.ending import ENOUGH
 from runtime.run.folder import plain
 from runtime.run.saver import Comeback, Cut, Saver, Saving, Schedule, take_rows
 
+Judge = Callable[[nn.Module], float]
+"""The score of the weights given and the rows as they are."""
 _CLOCK = ("updates_per_step", "base_update", "base_step")
 
 
@@ -86,9 +90,17 @@ class Training:
             self.saver = Saver(saving.run, config.checkpoint, saving.on_warning, start)
         self.comeback: Comeback | None = None
         self._began_s = time.perf_counter()
+        self._judge: Judge | None = None
+        self._score: float | None = None
 
-    def begin(self, evaluate: Evaluate | None, on_samples: Callable[[int], None] | None) -> None:
-        """The first sample is about to be read."""
+    def begin(
+        self,
+        evaluate: Evaluate | None,
+        on_samples: Callable[[int], None] | None,
+        judge: Judge | None = None,
+    ) -> None:
+        """The first sample is about to be read; ``judge`` gives the score of each checkpoint."""
+        self._judge = judge
         parts, self._began_s = self.parts, time.perf_counter()
         every = parts.config.evaluate_every_updates if self.leads else None
         parts.meter.start(every=every, evaluate=evaluate, on_samples=on_samples)
@@ -123,6 +135,7 @@ class Training:
                 at_end = at_end or asked == ENOUGH
                 due = asked not in (None, ENOUGH) or parts.config.checkpoint.at_end
                 if self.saver is not None and parts.meter.samples and due:
+                    self._score = self._judged(ends=asked not in (None, ENOUGH))
                     self.saver.save(parts.meter.samples, self.take)
                 if at_end or asked:
                     return at_end
@@ -132,6 +145,14 @@ class Training:
             if self.saver is not None:
                 self.saver.wait()  # a checkpoint of before is worth waiting for
             raise
+
+    def _judged(self, *, ends: bool) -> float | None:
+        """The score of what is about to be saved; after a signal there is no time for it."""
+        if self._judge is None or ends:
+            return None
+        with self.parts.stop.working():
+            score = self._judge(self.engine.rule.snapshot())
+        return score if math.isfinite(score) else None
 
     def note_score(self, auc: float, stop_after: int) -> None:
         """An evaluation on the way; so many in a row that are no better end the run."""
@@ -208,6 +229,7 @@ class Training:
             },
             meter=plain(meter.state()),
             staleness=None if recorder.keeps or servers else cast(Any, self._counter.totals()),
+            score=self._score,
             told=plain(asdict(told)) | {"wall_s": self.wall_s(), "row_counts": self.row_counts()},
             files={},
         )

@@ -20,7 +20,7 @@ class Evaluate:
     """Evaluate a trained model on a test part: AUC and log-loss of each task."""
 
     run: Annotated[Path, POSITIONAL]
-    """Folder of a run, whose newest checkpoint is taken, or of one checkpoint."""
+    """Folder of a run, whose best (`--keep-best`) or newest checkpoint is taken, or of one."""
     data: str | None = None
     """Another data set with the same fields, dense features and tasks; else the run's own."""
     data_dir: Path | None = None
@@ -39,7 +39,7 @@ class Export:
     """Write a trained model as files for others: rows as parquet, the network by torch.export."""
 
     run: Annotated[Path, POSITIONAL]
-    """Folder of a run, whose newest checkpoint is taken, or of one checkpoint."""
+    """Folder of a run, whose best (`--keep-best`) or newest checkpoint is taken, or of one."""
     out: Path
     """Folder to make; nothing is overwritten."""
 

@@ -12,8 +12,8 @@ from runtime.checkpoint.state import NAME as STATE
 from runtime.checkpoint.whole import (
     CHECKPOINTS,
     Checkpoint,
+    best_or_newest,
     check_files,
-    newest,
     read_checkpoint,
     run_of,
 )
@@ -72,7 +72,7 @@ def find_checkpoint(
             f"{path} holds no {CHECKPOINTS}/ and no {STATE}: it is neither the folder of a run that"
             " wrote checkpoints nor a checkpoint"
         )
-    return newest(path, on_warning)
+    return best_or_newest(path, on_warning)
 
 
 def open_trained(

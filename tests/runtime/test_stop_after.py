@@ -1,22 +1,28 @@
-"""A run ends where evaluations on the way are no better any more, as at the end of its data."""
+"""What the validation part decides: where a run ends, and which checkpoint is the best one."""
 
 from dataclasses import replace
 
 import pytest
 
 from persia_sim.words.rules import Refused
+from runtime.checkpoint.whole import complete_checkpoints, newest, read_checkpoint
 from runtime.commands import main
 from runtime.config import (
     CheckpointConfig,
     DataConfig,
     EngineConfig,
     EvaluationConfig,
+    ModelConfig,
+    SyncConfig,
     TrainConfig,
 )
+from runtime.engines.open import source_of
 from runtime.run.ending import Ending
+from runtime.run.evaluate import HeldOut, evaluate
 from runtime.run.folder import read_metrics
 from runtime.run.record import run_into
 from runtime.run.session import Interrupted
+from runtime.serving.trained import find_checkpoint, open_trained
 
 STOP = EvaluationConfig(part="validation", evaluate_every_steps=10, stop_after=2, test_rows=400)
 DATA = DataConfig(name="synthetic")
@@ -94,3 +100,49 @@ def test_a_model_that_was_stopped_is_tested_afterwards(tmp_path, capsys):
     run(tmp_path / "run")
     assert main(["evaluate", str(tmp_path / "run"), "--test-rows", "500"]) == 0
     assert "500 evaluated" in capsys.readouterr().out
+
+
+def keeping(by, keep, steps=60):
+    checkpoint = CheckpointConfig(checkpoint_every=10, keep=keep, keep_best=by)
+    judged = EvaluationConfig(part="validation", test_rows=400)
+    late = SyncConfig(mode="hybrid", tau=3, ranks=2)
+    fast = ModelConfig(hidden=(16,), lr=0.05)  # gets worse soon
+    return replace(
+        CONFIG, checkpoint=checkpoint, evaluation=judged, sync=late, model=fast, steps=steps
+    )
+
+
+@pytest.mark.parametrize(("by", "choose"), [("auc", max), ("log_loss", min)])
+def test_the_best_checkpoint_stays_and_is_taken(tmp_path, by, choose):
+    run_into(tmp_path / "all", keeping(by, keep=100))
+    states = [read_checkpoint(f).state for f in complete_checkpoints(tmp_path / "all")]
+    assert [state.samples for state in states] == [640 * n for n in range(1, 7)]
+    first = choose(states[:-1], key=lambda state: state.score)
+    assert choose(states, key=lambda state: state.score) is first  # else it would stay anyway
+    summary = run_into(tmp_path / "few", keeping(by, keep=1))
+    stayed = [int(folder.name) for folder in complete_checkpoints(tmp_path / "few")]
+    assert stayed == [first.samples, states[-1].samples]
+    assert int(summary["best_checkpoint"].name) == first.samples
+    found = find_checkpoint(tmp_path / "few")
+    assert (found.state.samples, found.state.score) == (first.samples, first.score)
+    assert (
+        newest(tmp_path / "few").state.samples == states[-1].samples
+    )
+    trained = open_trained(found)
+    validation = HeldOut(source_of(trained.config), 400, "validation")
+    again = evaluate(trained.learner, trained.learner.model, trained.worker, validation)
+    assert getattr(next(iter(again.tasks.values())), by) == first.score
+
+
+def test_judging_checkpoints_changes_nothing_that_is_trained(tmp_path):
+    judged = run_into(tmp_path / "judged", keeping("auc", keep=1))
+    plain = run_into(tmp_path / "plain", keeping(None, keep=1))
+    assert judged["tasks"] == plain["tasks"] and plain["best_checkpoint"] is None
+
+
+def test_the_test_part_never_decides_which_checkpoint_stays():
+    judged = CheckpointConfig(checkpoint_every=10, keep_best="auc")
+    with pytest.raises(Refused, match="--part validation"):
+        TrainConfig(checkpoint=judged)
+    with pytest.raises(Refused, match="--checkpoint-every"):
+        CheckpointConfig(keep_best="auc")
