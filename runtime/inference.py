@@ -10,13 +10,14 @@ import numpy as np
 import torch
 
 from persia_sim.words.schema import shown
+from runtime.checkpoint.whole import find_checkpoint
 from runtime.data.batch import Batch, Layout
 from runtime.embedding.native.plan import plan_natively
 from runtime.embedding.open import open_pooling
 from runtime.serving.columns import Columns
 from runtime.serving.exported import is_export, read_export
 from runtime.serving.network import Scorer, score_with
-from runtime.serving.trained import find_checkpoint, open_trained
+from runtime.serving.trained import open_trained
 from runtime.serving.vectors import Vectors, ids_of
 
 if TYPE_CHECKING:

@@ -15,13 +15,20 @@ import shutil
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from runtime.checkpoint.manifest import NAME, Manifest, Part, check_same_rows, read_manifest
+from runtime.checkpoint.manifest import (
+    NAME,
+    Manifest,
+    Part,
+    check_same_rows,
+    check_same_shape,
+    read_manifest,
+)
 from runtime.checkpoint.reshard import NO_ID, Arrays, divide, living
 from runtime.embedding.config import TableConfig
 from runtime.embedding.verbs import EmbeddingStore
@@ -187,6 +194,49 @@ def load(store: EmbeddingStore, path: Path) -> None:
                 store.restore(name, [asdict(s) for s in shards])
 
 
+def load_values(store: EmbeddingStore, path: Path) -> None:
+    """Fill an empty store, of any number of shards, with the values of the rows saved there.
+
+    Each row is as one that was just created with this value: its optimiser's state is fresh, and
+    nobody has used it yet. Seed, rates, optimiser and limits may be others. Raises ValueError when
+    rows would mean something else, and `BrokenFileError` for damage.
+    """
+    for name, table in store.tables.items():
+        if table.optimizer.kind == "ftrl":
+            raise ValueError(
+                f"rows of table {name} cannot begin with values of others under optimizer.kind"
+                " ftrl, which makes each value from its state; use another kind"
+            )
+    with folder_lock(path, shared=True):
+        manifest = read_manifest(path)
+        check_same_shape(manifest, store.tables, path)
+        for part in manifest.parts:
+            every = [_read_shard(path, part, shard) for shard in range(len(part.digests))]
+            for name in _tables_of(manifest, part):
+                saved = [living(of[name], _expiry(manifest.tables[name])) for of in every]
+                parts = saved if len(saved) == store.shards else divide(saved, store.shards)
+                fresh = [asdict(_as_created(one, store.tables[name])) for one in parts]
+                store.restore(name, fresh)
+
+
+def _as_created(saved: Arrays, table: TableConfig) -> Arrays:
+    """The same values in rows of this table, each laid out as `options.hpp` says."""
+    rows, optimizer = len(saved.ids), table.optimizer
+    itemsize = np.dtype(table.dtype).itemsize
+    value_bytes = table.dim * (itemsize if table.storage == "dtype" else 2)
+    values = saved.rows[:, : value_bytes + -value_bytes % itemsize]
+    floats = rows, optimizer.state_floats(table.dim)
+    state = np.full(floats, optimizer.initial_accumulator, table.dtype).view(np.uint8)
+    return replace(
+        saved,
+        words=np.zeros(rows, np.uint32),
+        stamps=np.empty(0, np.uint32),
+        rows=np.hstack([values, state]),
+        sightings=np.empty(0, np.uint8),
+        latest_step=0,
+    )
+
+
 def _tables_of(manifest: Manifest, part: Part) -> list[str]:
     """The tables whose rows in this part no later part has all of."""
     later = manifest.parts[manifest.parts.index(part) + 1 :]
@@ -202,10 +252,15 @@ def _shared_out(
     """
     if len(every) == shards and saved.get("capacity") == asdict(now.capacity):
         return every
+    every = [living(one, _expiry(saved)) for one in every]
+    return every if len(every) == shards else divide(every, shards)
+
+
+def _expiry(saved: dict[str, Any]) -> int | None:
+    """Steps after which rows of a saved table expire."""
     capacity = saved.get("capacity")
     expiry = capacity.get("expire_after_steps") if isinstance(capacity, dict) else None
-    every = [living(one, expiry if isinstance(expiry, int) else None) for one in every]
-    return every if len(every) == shards else divide(every, shards)
+    return expiry if isinstance(expiry, int) else None
 
 
 def _write_part(

@@ -181,10 +181,36 @@ def best(run: Path, by: str | None) -> Path | None:
     return max(judged)[1] if judged else None
 
 
-def best_or_newest(run: Path, on_warning: Callable[[str], None]) -> Checkpoint:
-    """The best checkpoint of a run that was to keep it, else the newest, as `newest` does."""
-    last = newest(run, on_warning)
-    folder = best(run, last.state.config["checkpoint"].get("keep_best"))
+def find_checkpoint(
+    path: Path, on_warning: Callable[[str], None] = lambda text: None
+) -> Checkpoint:
+    """The checkpoint of this folder, or of this run's folder: the best where the run was
+    to keep it, else the newest that can be trusted.
+
+    Raises ValueError naming the path and what it would have to hold; ``on_warning`` is told of
+    damaged newer checkpoints.
+    """
+    if not path.is_dir():
+        there = "is a file" if path.exists() else "does not exist"
+        raise ValueError(f"{path} {there}; give the folder of a run, or of one of its checkpoints")
+    if (path / NAME).exists():
+        found = read_checkpoint(path)
+        check_files(found)
+        return found
+    if path.parent.name == CHECKPOINTS:
+        raise BrokenFileError(f"{path} was never finished: it has no {NAME}; give another one")
+    if not (path / CHECKPOINTS).is_dir() and (path / "config.json").exists():
+        raise ValueError(
+            f"the run in {path} wrote no checkpoint, so its model is gone; train with"
+            " --checkpoint-every end, or with steps or a time, to keep one"
+        )
+    if not (path / CHECKPOINTS).is_dir():
+        raise ValueError(
+            f"{path} holds no {CHECKPOINTS}/ and no {NAME}: it is neither the folder of a run that"
+            " wrote checkpoints nor a checkpoint"
+        )
+    last = newest(path, on_warning)
+    folder = best(path, last.state.config["checkpoint"].get("keep_best"))
     if folder in (None, last.folder):
         return last
     try:

@@ -297,6 +297,9 @@ class TrainConfig:
     """What is different in single tables of the schema: ``[tables.NAME]`` in a file."""
     seed: Annotated[int, Within(0, 2**63 - 1)] = 0
     """Of initial weights, initial rows, and shuffling."""
+    warm_start: Path | None = None
+    """Folder of a run, or of a checkpoint: begin with its rows and dense weights. The optimisers,
+    schedules and the age of rows begin anew."""
     evaluation: Annotated[EvaluationConfig, FLAT] = field(default_factory=EvaluationConfig)
     checkpoint: Annotated[CheckpointConfig, FLAT] = field(default_factory=CheckpointConfig)
     nonfinite: Literal["stop", "skip"] = "stop"

@@ -36,10 +36,12 @@ DECIDES_NO_BYTE = {
     **dict.fromkeys(("trace", "trace-order", "timeline", "tensorboard"), "what is told of a run"),
     **dict.fromkeys(("data.dir", "data.keep"), "where data lie; their checksum counts"),
     "data.name": "what the data are called; their checksum and schema count",
+    "warm-start": "where the model is that the run began with; its digest counts",
     "data.validation-fraction": "part of the schema's split, which counts",
     **dict.fromkeys(("part", "evaluate-every-steps", "test-rows"), "what is judged, and when"),
     **dict.fromkeys(
-        ("checkpoint-every", "keep", "checkpoint-incremental"), "cuts, which the order has"
+        ("checkpoint-every", "keep", "keep-best", "checkpoint-incremental"),
+        "cuts, which the order has",
     ),
 }
 """Options that a replay may have otherwise than its trace, and why. Every other option, of whatever

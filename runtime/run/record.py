@@ -166,6 +166,8 @@ def _fill(
         at = f"{start.state.samples:,} samples, {start.state.updates:,} updates"
         on_start(f"goes on from {start.folder}: {at}")
         on_samples(start.state.samples)
+    elif config.warm_start is not None:
+        on_start(f"begins with the rows and dense weights of {config.warm_start}")
     board: TensorBoard | None = None
 
     def on_begin() -> None:

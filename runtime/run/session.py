@@ -14,11 +14,14 @@ from persia_sim.words.chrome import Span
 from persia_sim.words.staleness import StalenessSummary
 from persia_sim.words.trace import SIMULATED_BATCH, Trace
 from persia_sim.words.vocabulary import DEFAULT_TAU
+from runtime.checkpoint.state import NAME as STATE
+from runtime.checkpoint.whole import Checkpoint, find_checkpoint
 from runtime.config import TrainConfig
-from runtime.data.source import Source, refuse_other_data
+from runtime.data.source import Source, refuse_other_columns, refuse_other_data
 from runtime.embedding.config import TableConfig
 from runtime.embedding.verbs import EmbeddingStore
 from runtime.engines.open import assemble_for, source_of
+from runtime.files import digest_of
 from runtime.order.executor import OrderedRun
 from runtime.order.merge import whole_trace
 from runtime.order.replayable import (
@@ -38,6 +41,8 @@ from runtime.stop import RunStopped
 if TYPE_CHECKING:
     from runtime.engines.processes.ranks import ProcessRank  # loads torch.distributed
 
+ORIGIN = "warm_start"
+"""In a trace, the digest of the checkpoint that its run began with."""
 MOST_WHOLE_SNAPSHOTS = 64
 """Snapshots of a curve that keep their predictions; of later ones the scores are kept."""
 
@@ -150,9 +155,12 @@ def train(
     if saving.start is not None:
         refuse_other_data(saving.start.state.facts, source.provenance())
     samples = saving.start.state.samples if saving.start else 0
+    origin = None
+    if config.warm_start is not None and saving.start is None:
+        origin = find_checkpoint(config.warm_start, saving.on_warning)
     parts = assemble_for(config, source, tables, samples=samples, rank=rank)
     try:
-        return _trained(parts, source, saving, on_samples, on_snapshot, on_begin)
+        return _trained(parts, source, saving, origin, on_samples, on_snapshot, on_begin)
     except RunStopped:  # met on the way, between legs or in an evaluation: why is what is told
         parts.close()
         if parts.stop.error is None:
@@ -167,6 +175,7 @@ def _trained(
     parts: Parts,
     source: Source,
     saving: Saving,
+    origin: Checkpoint | None,
     on_samples: Callable[[int], None] | None,
     on_snapshot: Callable[[CurvePoint], None] | None,
     on_begin: Callable[[], None],
@@ -179,8 +188,14 @@ def _trained(
     meta = trace_meta(config, source, parts.store.tables)
     if parts.fused:
         meta[FUSED] = True
+    if saving.start is not None:
+        meta[ORIGIN] = saving.start.state.facts.get(ORIGIN)
+    else:
+        meta[ORIGIN] = None if origin is None else digest_of(origin.folder / STATE)
     recorded = _recorded_order(config, meta)
-    training = Training(parts, meta, saving)
+    if origin is not None:
+        refuse_other_columns(origin.state.facts.get("data_schema", {}), source.provenance())
+    training = Training(parts, meta, saving, origin)
     history, rule = training.history, training.engine.rule
 
     def snapshot(updates: int, samples: int, model: nn.Module) -> None:

@@ -16,10 +16,11 @@ from torch import nn
 from persia_sim.words.schema import Count, parse
 from persia_sim.words.staleness import StalenessCounter, StalenessSummary, summary_of
 from persia_sim.words.trace import Trace
-from runtime.checkpoint.rows import Taken, load
+from runtime.checkpoint.rows import Taken, load, load_values
 from runtime.checkpoint.state import RunState
 from runtime.checkpoint.whole import DENSE, Checkpoint
-from runtime.dense.state import load_generators, load_model
+from runtime.config import TrainConfig
+from runtime.dense.state import drain_into, load_generators, load_model
 from runtime.engines.threads import ConcurrentRun
 from runtime.order.executor import OrderedRun
 from runtime.order.merge import merged_trace
@@ -60,8 +61,15 @@ class History:
 class Training:
     """From assembled parts, fresh or as a checkpoint has them, to the end of the data."""
 
-    def __init__(self, parts: Parts, facts: dict[str, Any], saving: Saving | None = None) -> None:
-        """``facts`` are those of `trace_meta`; ``saving`` says what is gone on from."""
+    def __init__(
+        self,
+        parts: Parts,
+        facts: dict[str, Any],
+        saving: Saving | None = None,
+        origin: Checkpoint | None = None,
+    ) -> None:
+        """``facts`` are those of `trace_meta`; ``saving`` says what is gone on from, ``origin``
+        whose rows and weights a new run begins with."""
         config, saving = parts.config, saving or Saving()
         start = self._start = saving.start
         self.parts, self.facts, self._saving = parts, facts, saving
@@ -78,6 +86,8 @@ class Training:
         if start is not None and dense is not None:
             with _naming(start.folder / DENSE):
                 load_model(parts.learner.model, dense)
+        if origin is not None:
+            self._begin_with(origin)
         concurrent = config.engine.executor == "concurrent"
         self.engine = ConcurrentRun(parts) if concurrent else OrderedRun(parts)
         if start is not None and dense is not None:
@@ -239,6 +249,16 @@ class Training:
         facts = {**self.facts, "updates": meter.updates}
         own = functools.partial(recorder.so_far(), **facts)
         return Cut(state, dense, own, rows, parts.store.recorded())
+
+    def _begin_with(self, origin: Checkpoint) -> None:
+        """Take the values of another model, nothing of how it came to them. Ranks that are other
+        processes are given the weights by this one."""
+        load_values(self.parts.store, origin.rows)
+        model, config = self.parts.learner.model, origin.state.config
+        with _naming(origin.folder / DENSE):
+            dense = origin.dense()
+            load_model(model, dense)
+            drain_into(model, parse(TrainConfig, config, "config"), dense)
 
     def _go_on(self, start: Checkpoint) -> None:
         """Take up everything but the dense weights and the meter."""

@@ -70,9 +70,10 @@ def evaluate(arguments: Sequence[str]) -> None:
 def export(arguments: Sequence[str]) -> None:
     """Write the folder and say what lies in it."""
     options = read_options(Export, arguments, "persia-runtime export")
+    from runtime.checkpoint.whole import find_checkpoint
     from runtime.serving.exported import export as write
     from runtime.serving.exported import refuse_place
-    from runtime.serving.trained import find_checkpoint, open_trained
+    from runtime.serving.trained import open_trained
 
     refuse_place(options.out)
     trained = open_trained(find_checkpoint(options.run, warn), device="cpu", on_warning=warn)

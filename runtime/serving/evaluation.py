@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from runtime.checkpoint.whole import find_checkpoint
 from runtime.data.batch import Layout
 from runtime.data.files import FileSource
 from runtime.data.open import open_source
@@ -17,7 +18,7 @@ from runtime.data.source import Source, refuse_other_columns
 from runtime.data.split import CODES, Split
 from runtime.run.evaluate import HeldOut, evaluate
 from runtime.run.folder import plain
-from runtime.serving.trained import Trained, find_checkpoint, open_trained
+from runtime.serving.trained import Trained, open_trained
 
 _MOST_TOLD = 3
 

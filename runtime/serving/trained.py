@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from persia_sim.words.schema import parse
 from runtime.checkpoint.rows import load
 from runtime.checkpoint.state import NAME as STATE
-from runtime.checkpoint.whole import (
-    CHECKPOINTS,
-    Checkpoint,
-    best_or_newest,
-    check_files,
-    read_checkpoint,
-    run_of,
-)
+from runtime.checkpoint.whole import Checkpoint, run_of
 from runtime.config import EngineConfig, TrainConfig
 from runtime.data.batch import Layout
 from runtime.data.open import open_source
@@ -25,7 +17,6 @@ from runtime.embedding.config import TableConfig
 from runtime.embedding.features import Admission, Capacity
 from runtime.embedding.native.store import NativeStore
 from runtime.embedding.worker import EmbeddingWorker
-from runtime.files import BrokenFileError
 from runtime.models.imported import refuse_code_in
 from runtime.rank.learner import Learner
 
@@ -42,37 +33,6 @@ class Trained:
     """As they were trained."""
     learner: Learner
     worker: EmbeddingWorker
-
-
-def find_checkpoint(
-    path: Path, on_warning: Callable[[str], None] = lambda text: None
-) -> Checkpoint:
-    """The checkpoint of this folder, or of this run's folder: the best where the run was
-    to keep it, else the newest that can be trusted.
-
-    Raises ValueError naming the path and what it would have to hold; ``on_warning`` is told of
-    damaged newer checkpoints.
-    """
-    if not path.is_dir():
-        there = "is a file" if path.exists() else "does not exist"
-        raise ValueError(f"{path} {there}; give the folder of a run, or of one of its checkpoints")
-    if (path / STATE).exists():
-        found = read_checkpoint(path)
-        check_files(found)
-        return found
-    if path.parent.name == CHECKPOINTS:
-        raise BrokenFileError(f"{path} was never finished: it has no {STATE}; give another one")
-    if not (path / CHECKPOINTS).is_dir() and (path / "config.json").exists():
-        raise ValueError(
-            f"the run in {path} wrote no checkpoint, so its model is gone; train with"
-            " --checkpoint-every end, or with steps or a time, to keep one"
-        )
-    if not (path / CHECKPOINTS).is_dir():
-        raise ValueError(
-            f"{path} holds no {CHECKPOINTS}/ and no {STATE}: it is neither the folder of a run that"
-            " wrote checkpoints nor a checkpoint"
-        )
-    return best_or_newest(path, on_warning)
 
 
 def open_trained(

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from persia_sim.words.rules import Refused
-from runtime.checkpoint.whole import complete_checkpoints, newest, read_checkpoint
+from runtime.checkpoint.whole import complete_checkpoints, find_checkpoint, newest, read_checkpoint
 from runtime.commands import main
 from runtime.config import (
     CheckpointConfig,
@@ -22,7 +22,7 @@ from runtime.run.evaluate import HeldOut, evaluate
 from runtime.run.folder import read_metrics
 from runtime.run.record import run_into
 from runtime.run.session import Interrupted
-from runtime.serving.trained import find_checkpoint, open_trained
+from runtime.serving.trained import open_trained
 
 STOP = EvaluationConfig(part="validation", evaluate_every_steps=10, stop_after=2, test_rows=400)
 DATA = DataConfig(name="synthetic")
@@ -125,9 +125,7 @@ def test_the_best_checkpoint_stays_and_is_taken(tmp_path, by, choose):
     assert int(summary["best_checkpoint"].name) == first.samples
     found = find_checkpoint(tmp_path / "few")
     assert (found.state.samples, found.state.score) == (first.samples, first.score)
-    assert (
-        newest(tmp_path / "few").state.samples == states[-1].samples
-    )
+    assert newest(tmp_path / "few").state.samples == states[-1].samples
     trained = open_trained(found)
     validation = HeldOut(source_of(trained.config), 400, "validation")
     again = evaluate(trained.learner, trained.learner.model, trained.worker, validation)

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from persia_sim.words.staleness import staleness_in_steps
 from persia_sim.words.vocabulary import Mode
-from runtime.checkpoint.whole import complete_checkpoints, read_checkpoint
+from runtime.checkpoint.whole import complete_checkpoints, find_checkpoint, read_checkpoint
 from runtime.config import ModelConfig, SyncConfig
 from runtime.embedding.config import RowOptimizer
 from runtime.embedding.features import Admission, Capacity
-from runtime.serving.trained import find_checkpoint, open_trained
+from runtime.serving.trained import open_trained
 from tests.runtime import test_law_of_resume as resume
 from tests.runtime import test_nonfinite as nonfinite
 from tests.runtime.plain import assert_equal_to, plain_training

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from runtime.checkpoint.whole import find_checkpoint
 from runtime.config import ModelConfig
 from runtime.data.batch import Batch
 from runtime.data.ids import mix64
@@ -24,7 +25,7 @@ from runtime.files import BrokenFileError, write_sealed
 from runtime.inference import Model, open_model
 from runtime.run.evaluate import evaluate
 from runtime.serving.exported import Exported, export
-from runtime.serving.trained import find_checkpoint, open_trained
+from runtime.serving.trained import open_trained
 from runtime.serving.vectors import Vectors, read_vectors
 from tests.oracles.reference.initial import table_key, uniform_rows
 from tests.runtime.serving.trained_runs import checkpoint_of

@@ -1,0 +1,146 @@
+"""A run that begins with the rows and weights of another one, and with nothing else of it."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from persia_sim.words.vocabulary import Mode
+from runtime.checkpoint.whole import complete_checkpoints, read_checkpoint
+from runtime.commands import main
+from runtime.config import ModelConfig, TrainConfig
+from runtime.embedding.config import RowOptimizer
+from runtime.embedding.features import Capacity
+from runtime.run.saver import Saving
+from runtime.run.session import Outcome, train
+from tests.runtime.clicks_of_a_user import EDITS, edited, write_clicks
+from tests.runtime.worlds import ArraySource, config, on_engine
+
+SGD = {"optimizer": RowOptimizer(kind="sgd", lr=0.5)}
+PLAIN = ModelConfig(hidden=(8,), optimizer="sgd", lr=0.1)
+
+
+class Part(ArraySource):
+    """Some samples of a source, which is judged by all of them."""
+
+    def __init__(self, first: int, last: int) -> None:
+        super().__init__(300)
+        self._first, self._last = first, last
+
+    def chunks(self, part):
+        if part != "train":
+            yield from super().chunks(part)
+        else:
+            yield self._all.rows(self._first, self._last)
+
+
+def trained(settings: TrainConfig, source: ArraySource, run: Path, start=None) -> Outcome:
+    return train(settings, source, saving=Saving(run, start))
+
+
+def state(outcome: Outcome) -> dict[str, np.ndarray]:
+    found = {}
+    for name, (ids, values, own) in outcome.store.export().items():
+        order = np.argsort(ids)
+        found |= {f"{name} ids": ids[order], f"{name} values": values[order]}
+        found[f"{name} state"] = own[order]
+    return found | {n: t.numpy() for n, t in outcome.model.state_dict().items()}
+
+
+def assert_same(one: Outcome, other: Outcome) -> None:
+    first, second = state(one), state(other)
+    assert [n for n in first if first[n].tobytes() != second[n].tobytes()] == []
+
+
+@pytest.mark.parametrize("engine", ["lag", "threads", "processes"])
+def test_without_state_two_runs_are_one(engine, tmp_path):
+    """SGD keeps nothing of the past, so half the data and then the other half are the whole."""
+    chosen = config(model=PLAIN, checkpoint_every="end", **SGD)
+    whole = trained(chosen, Part(0, 288), tmp_path / "whole")
+    trained(chosen, Part(0, 144), tmp_path / "first")
+    options = on_engine(engine, 2) | {"warm_start": tmp_path / "first"}
+    second = config(model=PLAIN, checkpoint_every="end", **SGD, **options)
+    outcome = trained(second, Part(144, 288), tmp_path / "second")
+    assert_same(whole, outcome)
+    outcome.store.close()
+
+
+def test_values_are_the_others_and_all_else_is_new(tmp_path):
+    """Other shards, seed, optimiser and limits; with next to no rate the values stay."""
+    adam = RowOptimizer(kind="adam", lr=0.05)
+    first = config(
+        optimizer=adam, ranks=2, shards=3, mode=Mode.HYBRID, tau=1, dense_lag=2,
+        checkpoint_every=5, checkpoint_incremental=True,
+    )  # fmt: skip
+    origin = trained(first, ArraySource(300), tmp_path / "origin")
+    still = RowOptimizer(kind="adagrad_row", lr=1e-30, initial_accumulator=0.25)
+    second = config(
+        optimizer=still, shards=2, seed=7, model=replace(PLAIN, lr=1e-30),
+        warm_start=tmp_path / "origin",
+    )  # fmt: skip
+    expiring = replace(second.rows, capacity=Capacity(expire_after_steps=20))
+    outcome = train(replace(second, rows=expiring, steps=1), ArraySource(300))
+    before, after = state(origin), state(outcome)
+    assert [n for n in before if "state" not in n and not np.array_equal(before[n], after[n])] == []
+    touched = (after["rows state"] != 0.25).sum()
+    assert 0 < touched < len(after["rows state"])  # by the one step; the others are as created
+
+
+def test_a_run_that_began_warm_resumes_and_replays(tmp_path):
+    trained(config(checkpoint_every="end"), Part(0, 144), tmp_path / "origin")
+    chosen = config(
+        ranks=2, mode=Mode.ASYNC, tau=1, checkpoint_every=3, keep=9, warm_start=tmp_path / "origin"
+    )
+    whole = trained(chosen, Part(144, 288), tmp_path / "whole")
+    whole.trace.save(tmp_path / "trace.npz")
+    again = config(ranks=2, mode=Mode.ASYNC, tau=1, executor="replay", trace=tmp_path / "trace.npz")
+    replayed = train(replace(again, warm_start=tmp_path / "origin"), Part(144, 288))
+    assert_same(whole, replayed)
+    with pytest.raises(ValueError, match="warm_start"):
+        train(again, Part(144, 288))
+    shutil.rmtree(tmp_path / "origin")  # a checkpoint has all of it
+    cut = read_checkpoint(complete_checkpoints(tmp_path / "whole")[0])
+    assert_same(whole, trained(chosen, Part(144, 288), tmp_path / "resumed", cut))
+
+
+@pytest.mark.parametrize(
+    ("edit", "told"),
+    [
+        ("order", "the columns stand in another order (item where user was)"),
+        ("column gone", "column item is gone"),
+        ("modulo", "column item: modulo was 50, is 5"),
+    ],
+)
+def test_other_columns_are_refused(edit, told, tmp_path, capsys):
+    schema = write_clicks(tmp_path / "data")
+    words = ["train", "--batch", "64", "--model.hidden", "8", "--data.name", str(schema)]
+    origin = str(tmp_path / "origin")
+    assert main([*words, "--out", origin, "--checkpoint-every", "end"]) == 0
+    schema.write_text(edited(schema.read_text(), EDITS[edit]))
+    capsys.readouterr()
+    new = tmp_path / "new"
+    assert main([*words, "--out", str(new), "--warm-start", origin]) == 2
+    said = capsys.readouterr().err
+    assert told in said and "Traceback" not in said
+    assert not (new / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"rows": {"dim": 8}}, "table rows was saved with dim=4, the store has dim=8"),
+        ({"rows": {"optimizer": RowOptimizer(kind="ftrl")}}, "ftrl"),
+        ({"model": ModelConfig(hidden=(9,))}, "of another network"),
+        ({"warm_start": Path("nowhere")}, "nowhere does not exist"),
+    ],
+)
+def test_another_model_is_refused(changes, told, tmp_path):
+    trained(config(checkpoint_every="end"), Part(0, 48), tmp_path)
+    chosen = config(warm_start=tmp_path)
+    rows = replace(chosen.rows, **changes.pop("rows", {}))
+    with pytest.raises(ValueError, match=told):
+        train(replace(chosen, rows=rows, **changes), Part(0, 48))
