@@ -44,7 +44,7 @@ class Model:
         self._pooling = open_pooling(layout.fields, dims)
         self._configs = [vectors.config for vectors in tables.values()]
         self._score = score_with(
-            network, torch.float64 if precision == "float64" else torch.float32
+            network, torch.float64 if precision == "float64" else torch.float32, layout
         )
 
     def lookup(self, table: str, ids: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -90,7 +90,8 @@ class Model:
         return {fields[n].name: float(found.mean()) for n, found in there.items() if len(found)}
 
     def predict(self, batch: Batch) -> np.ndarray:
-        """float64 [B, T]: the probability of each task, in the order of ``layout.tasks``.
+        """float64 [B, T]: the probability of each task, of a regression the number, in
+        the order of ``layout.tasks``.
 
         The batch must be of the model's layout, or ValueError is raised; its labels are not looked
         at.

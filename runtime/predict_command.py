@@ -25,7 +25,8 @@ class Predict:
     data: Path
     """The table; labels need not be there."""
     out: Path
-    """File to write, .parquet or .csv: a column a task with its probability, a row a row."""
+    """File to write, .parquet or .csv: a row a row, a column a task with its probability, or
+    number of a regression."""
     also: tuple[str, ...] = ()
     """Columns of the table that are written, too, such as user and item."""
 

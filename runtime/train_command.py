@@ -177,6 +177,12 @@ def describe(summary: dict) -> str:  # type: ignore[type-arg]
     ]
     part = summary["evaluated_on"].split()[0]
     for task, score in summary["tasks"].items():
+        if "rmse" in score:
+            lines.append(
+                f"  {task:<12} {part} RMSE {score['rmse']:.4g}   MAE {score['mae']:.4g}   (RMSE of"
+                f" always saying {score['label_rate']:.4g}: {math.sqrt(score['trivial_mse']):.4g})"
+            )
+            continue
         lines.append(
             f"  {task:<12} {part} AUC {score['auc']:.4f}   log-loss {score['log_loss']:.4f}"
             f"   (always saying {score['label_rate']:.3f}: {score['trivial_log_loss']:.4f})"
@@ -186,6 +192,7 @@ def describe(summary: dict) -> str:  # type: ignore[type-arg]
         if score.get("gauc_groups"):
             more += f"   GAUC {score['gauc']:.4f} of {score['gauc_groups']:,} groups"
             more += f" ({score['gauc_groups_left_out']:,} of one label left out)"
+            more += "".join(f"   {name} {score[name]:.4f}" for name in score if "@" in name)
         lines.append(f"  {'':<12} {more}")
     if summary["best_reachable_auc"] is not None:
         lines.append(

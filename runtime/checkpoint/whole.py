@@ -165,7 +165,7 @@ def check_files(checkpoint: Checkpoint) -> None:
             check_file(checkpoint.rows / part.file_of(shard), digest)
 
 
-LOWER_IS_BETTER = ("log_loss",)
+LOWER_IS_BETTER = ("log_loss", "mse")
 
 
 def best(run: Path, by: str | None) -> Path | None:

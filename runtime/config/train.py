@@ -112,9 +112,11 @@ class EvaluationConfig:
     """Evaluate a snapshot on that part every so many times ``batch`` samples (for curves)."""
     stop_after: Annotated[int | None, Within(1, MOST)] = None
     """End training when so many evaluations on the way, one after another, were no better than the
-    best before them: AUC of the first task, on the validation part alone. `evaluate` then tests."""
+    best before them: AUC (of a regression MSE) of the first task, on the validation part alone."""
     test_rows: Annotated[int | None, Within(2, MOST)] = None
     """Evaluate on the first rows of that part only, >= 2."""
+    top: Annotated[int, Within(1, 1_000_000)] = 10
+    """K of Recall@K and NDCG@K, which are of data whose schema names a group (a user)."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -141,7 +143,7 @@ class CheckpointConfig:
     when training ends. None: only when a signal ends the run."""
     keep: Annotated[int, Within(1, 1_000_000)] = 2
     """Checkpoints that stay, the newest ones, >= 1."""
-    keep_best: Literal["auc", "gauc", "log_loss"] | None = None
+    keep_best: Literal["auc", "gauc", "recall", "ndcg", "log_loss", "mse"] | None = None
     """Judge each checkpoint on the validation part by this score of the first task, keep the best
     one beside the newest, and let evaluate, predict and export take it."""
     checkpoint_incremental: bool = False

@@ -38,6 +38,10 @@ class Layout:
     """Names of the numeric features."""
     tasks: tuple[str, ...] = ("label",)
     """Names of the behaviours to predict; one logit and one label each."""
+    regression: tuple[str, ...] = ()
+    """Tasks whose label is any number; the logit is the prediction."""
+    weighted: bool = False
+    """Whether a sample's weight stands behind its labels."""
     group: str | None = None
     """The field whose ids group the samples for GAUC, one a sample (a user); no model sees it."""
 
@@ -81,7 +85,7 @@ class Batch:
     dense: np.ndarray
     """float32 [B, D]"""
     labels: np.ndarray
-    """float32 [B, T], 0 or 1"""
+    """float32 [B, T], 0 or 1, of a regression any number; [B, T + 1] with the samples' weights."""
 
     @property
     def size(self) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from runtime.data.convert import MISSING, Values, absent_share, column_values, zero_or_one
+from runtime.data.convert import MISSING, Values, absent_share, column_values, label_values
 from runtime.data.files import FileSource
 from runtime.data.rows import Rows
 from runtime.data.schema import Schema
@@ -68,7 +68,7 @@ class ColumnCheck:
                     values.rule,
                 )
             self.bad += int(values.bad.sum())
-        if self.kind in ("numeric", "label", "split"):
+        if self.kind in ("numeric", "label", "weight", "split"):
             return
         if values.lengths is not None:
             self.lists += int((values.lengths > 1).sum())
@@ -87,6 +87,8 @@ def check(source: FileSource) -> list[ColumnCheck]:
     schema = source.schema
     found = {c.name: ColumnCheck(c.name, c.kind) for c in schema.columns}
     found |= {name: ColumnCheck(name, "label") for name in schema.labels}
+    if schema.weight is not None:
+        found[schema.weight] = ColumnCheck(schema.weight, "weight")
     if schema.split.column is not None:
         found.setdefault(schema.split.column, ColumnCheck(schema.split.column, "split"))
     for rows, codes in source.placed_rows():
@@ -103,8 +105,8 @@ def _values(schema: Schema, name: str, rows: Rows, codes: np.ndarray) -> Values:
         other = columns[name].with_column
         second = None if other is None else rows.table.column(other)
         return column_values(columns[name], array, second, schema.missing)
-    if name in schema.labels:
-        return zero_or_one(array, schema.missing)
+    if name in schema.told_columns:
+        return label_values(schema, name, array)
     return Values(np.empty(0), None, codes == UNPLACED, schema.split.rule)
 
 

@@ -21,7 +21,7 @@ from runtime.data.rows import (
     to_numpy,
     whole_numbers_of,
 )
-from runtime.data.schema import LARGEST_FEATURE, Column
+from runtime.data.schema import LARGEST_FEATURE, Column, Schema
 
 MISSING = np.uint64(hash_text(""))
 """The value hash of "no value": that of the empty text."""
@@ -57,11 +57,18 @@ def column_values(
             return _categorical(column, array, other, missing)
 
 
-def zero_or_one(array: ArrowArray, missing: Collection[str]) -> Values:
-    """A label column."""
-    numbers, absent, bad = numbers_of(array, missing)
-    bad |= absent | ~((numbers == 0) | (numbers == 1))
-    return Values(numbers, None, bad, "a label must be 0 or 1")
+def label_values(schema: Schema, name: str, array: ArrowArray) -> Values:
+    """A column of labels, or of weights."""
+    numbers, absent, bad = numbers_of(array, schema.missing)
+    finite = np.abs(numbers) <= LARGEST_FEATURE
+    if name == schema.weight:
+        good, rule = finite & (numbers >= 0), "a weight must be a finite number >= 0"
+    elif name in (schema.regression or ()):
+        good, rule = finite, "a label of a regression must be a finite number"
+    else:
+        good, rule = (numbers == 0) | (numbers == 1), "a label must be 0 or 1"
+    bad |= absent | ~good
+    return Values(numbers, None, bad, rule)
 
 
 def absent_share(array: ArrowArray, missing: Collection[str]) -> float:

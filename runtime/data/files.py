@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from runtime.data.batch import Batch, Layout, interleave
-from runtime.data.convert import Values, absent_share, column_values, zero_or_one
+from runtime.data.convert import Values, absent_share, column_values, label_values
 from runtime.data.errors import DataError, regular_file
 from runtime.data.ids import tag
 from runtime.data.rows import Rows
@@ -24,9 +24,11 @@ from runtime.data.table import Table, main_files, open_table
 
 @dataclass(slots=True)
 class Census:
-    """Rows of each part by label; rows with a bad label or split value are left out."""
+    """Rows of each part by label; rows with a bad label, weight or split value are left out."""
 
     labels: tuple[str, ...]
+    numbers: frozenset[str] = frozenset()
+    """Those that may be any number, so that there are no classes to count: all rows are 0."""
     counts: dict[Part, np.ndarray] = field(init=False)
     """int64 [T, 2] of each part: rows with label 0 and with label 1."""
     bad_rows: int = 0
@@ -47,7 +49,8 @@ class Census:
             if part == "train" and train_rows is not None:
                 mine = mine[: train_rows - int(self.counts[part][0].sum())]
             for place, value in enumerate(values):
-                self.counts[part][place] += np.bincount(value.data[mine].astype(int), minlength=2)
+                classes = value.data[mine] * (self.labels[place] not in self.numbers)
+                self.counts[part][place] += np.bincount(classes.astype(int), minlength=2)
 
     def check(self, where: str, split: str) -> None:
         """Raise when the train or the test part is empty, or has one class of a label."""
@@ -55,7 +58,7 @@ class Census:
             if not self.counts[part].any():
                 raise _empty(part, where, self.bad_rows, split)
             for label, (zeros, ones) in zip(self.labels, self.counts[part].tolist(), strict=True):
-                if not zeros or not ones:
+                if label not in self.numbers and (not zeros or not ones):
                     raise DataError(
                         f"{where}: the {part} part holds one class of column {label}: {zeros:,}"
                         f" rows of 0 and {ones:,} of 1, and a task needs both\n"
@@ -206,12 +209,14 @@ class FileSource:
         """Rows of each part by label, counted once; DataError where a part cannot be used."""
         if self._census is not None:
             return self._census
-        found, labels, missing = Census(self.schema.labels), self.schema.labels, self.schema.missing
+        schema, names = self.schema, self.schema.told_columns
+        numbers = frozenset({*(schema.regression or ()), *names[len(schema.labels) :]})
+        found = Census(names, numbers)
         for rows, codes in self._placed(self._table(), self.schema.placing_columns, self._count()):
-            values = [zero_or_one(rows.table.column(name), missing) for name in labels]
+            values = [label_values(schema, name, rows.table.column(name)) for name in names]
             found.add(values, codes, self.rows)
         if self.skip_bad_rows or not found.bad_rows:  # else the stream says which row is bad
-            found.check(str(self.path), str(self.schema.split))
+            found.check(str(self.path), str(schema.split))
             self._census = found
         return found
 
@@ -326,8 +331,8 @@ def batch_of(schema: Schema, rows: Rows, refuse: Refuse | None, *, labelled: boo
         checked(c.name, partial(column_values, c, of(c.name), of(c.with_column), missing))
         for c in schema.id_columns + schema.dense_columns
     ]
-    told = schema.labels if labelled else ()
-    labels = [checked(name, partial(zero_or_one, of(name), missing)) for name in told]
+    told = schema.told_columns if labelled else ()
+    labels = [checked(name, partial(label_values, schema, name, of(name))) for name in told]
     n_fields = len(schema.id_columns)
     ids, offsets = interleave(
         [tag(n, v.data) for n, v in zip(schema.field_numbers, values[:n_fields], strict=True)],

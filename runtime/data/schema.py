@@ -4,6 +4,8 @@ name = "mine"
 file = "clicks.csv"                        # relative to this file; parquet, CSV, also .gz;
                                            # or a pattern: "day-*.parquet", in order of names
 labels = ["clicked"]
+regression = ["watch_s"]                   # labels that are numbers; else they are 0 and 1
+weight = "importance"                      # how much each sample counts; may be left out
 group = "user"                             # GAUC by this column of ids; may be left out
 split = { column = "day", test_from = 7 }  # or test_from = 2024-05-01, a date;
                                            # or { column = "part", test_equals = "test" };
@@ -142,7 +144,11 @@ class Schema:
     name: str
     columns: tuple[Column, ...]
     labels: tuple[str, ...] = ("label",)
-    """Columns of 0 and 1, one task each; both values in both parts."""
+    """Columns of 0 and 1, one task each; both values in both parts. See `regression`."""
+    regression: tuple[str, ...] | None = None
+    """Those labels that are numbers, such as a time: learned by their squared error."""
+    weight: str | None = None
+    """A column of numbers >= 0: what each sample counts in the loss and in the scores."""
     tasks: tuple[str, ...] | None = None
     """Names of the tasks, when the label columns should not give them."""
     split: Split
@@ -179,7 +185,7 @@ class Schema:
                 yield f"{key} is empty; give it a text"
         if not self.labels:
             yield "labels is empty; name a column of 0 and 1 for each task"
-        for key in ("labels", "tasks"):
+        for key in ("labels", "regression", "tasks"):
             if doubled := _doubled(getattr(self, key) or ()):
                 yield f"{key} must be different, got {doubled[0]!r} twice"
         if self.tasks is not None and len(self.tasks) != len(self.labels):
@@ -187,9 +193,13 @@ class Schema:
                 f"{self.name} has {len(self.labels)} labels and {len(self.tasks)} tasks: name one"
                 " task a label, or leave tasks out"
             )
+        if strange := sorted(set(self.regression or ()) - set(self.labels)):
+            yield f"regression names {strange[0]!r}, which is no label; add it to labels"
         read = {c.name for c in self.columns} | {c.with_column for c in self.columns}
         if leaked := sorted(set(self.labels) & read):
             yield f"{self.name}: {leaked} are labels, leave them out of the columns"
+        if self.weight is not None and self.weight in read | set(self.labels):
+            yield f"weight {self.weight!r} is a column or a label, too; leave it out there"
         if self.split.column in self.labels:
             yield (
                 f"split by column {self.split.column!r}, which is a label: each part would hold"
@@ -275,10 +285,15 @@ class Schema:
         return tuple(dict.fromkeys((*self.feature_columns, *self.placing_columns)))
 
     @property
+    def told_columns(self) -> tuple[str, ...]:
+        """What `Batch.labels` holds: the labels, and behind them the weight."""
+        return self.labels if self.weight is None else (*self.labels, self.weight)
+
+    @property
     def placing_columns(self) -> tuple[str, ...]:
-        """The labels, and the column that decides the split."""
+        """The labels and the weight, and the column that decides the split."""
         decides = () if self.split.column is None else (self.split.column,)
-        return (*self.labels, *decides)
+        return (*self.told_columns, *decides)
 
     @property
     def layout(self) -> Layout:
@@ -294,7 +309,13 @@ class Schema:
                 for c in self.id_columns
             ),
             dense=tuple(c.name for c in self.dense_columns),
-            tasks=self.tasks or self.labels,
+            tasks=(tasks := self.tasks or self.labels),
+            regression=tuple(
+                task
+                for task, label in zip(tasks, self.labels, strict=False)
+                if label in (self.regression or ())
+            ),
+            weighted=self.weight is not None,
             group=self.group,
         )
 

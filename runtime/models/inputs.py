@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -63,6 +64,17 @@ class InputShape:
                 " give their tables the same dim or choose ffnn or dcn"
             )
         return dims.pop()
+
+
+def predictions(logits: Tensor, layout: Layout) -> np.ndarray:
+    """float64 [B, T]: the probability of each task, and of a regression the number itself."""
+    numbers = logits.double()
+    found = torch.sigmoid(numbers)
+    for k, task in enumerate(layout.tasks):
+        if task in layout.regression:
+            found[:, k] = numbers[:, k]
+    given: np.ndarray = found.cpu().numpy()
+    return given
 
 
 def sequence_means(embeddings: Embeddings) -> list[Tensor]:

@@ -38,7 +38,9 @@ DECIDES_NO_BYTE = {
     "data.name": "what the data are called; their checksum and schema count",
     "warm-start": "where the model is that the run began with; its digest counts",
     "data.validation-fraction": "part of the schema's split, which counts",
-    **dict.fromkeys(("part", "evaluate-every-steps", "test-rows"), "what is judged, and when"),
+    **dict.fromkeys(
+        ("part", "evaluate-every-steps", "test-rows", "top"), "what is judged, and when"
+    ),
     **dict.fromkeys(
         ("checkpoint-every", "keep", "keep-best", "checkpoint-incremental"),
         "cuts, which the order has",

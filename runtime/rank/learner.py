@@ -15,7 +15,7 @@ from typing import Any, Protocol, SupportsFloat
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 from torch.nn.modules.dropout import _DropoutNd
 
 from persia_sim.words.vocabulary import Stage
@@ -25,7 +25,7 @@ from runtime.dense.loss_scale import LossScale
 from runtime.dense.optimizer import DenseGradients
 from runtime.embedding.store import FieldVectors, VectorGradients
 from runtime.models.build import BUILT_IN, ModelError, blamed_on, build_model
-from runtime.models.inputs import Embeddings, InputShape
+from runtime.models.inputs import Embeddings, InputShape, predictions
 from runtime.rank.staging import Coming, Staged, StreamStaging, open_staging
 
 StageSpan = Callable[[str], AbstractContextManager[None]]
@@ -198,12 +198,10 @@ class Learner:
             )
 
     def predict(self, model: nn.Module, batch: Batch, vectors: FieldVectors) -> np.ndarray:
-        """Probabilities [B, T] of a batch, given its vectors."""
+        """What is predicted of a batch, [B, T], given its vectors."""
         staged = self._staging.send(batch, vectors)
         with torch.inference_mode():
-            logits = self._logits(model, staged)
-            probabilities: np.ndarray = torch.sigmoid(logits.double()).cpu().numpy()
-        return probabilities
+            return predictions(self._logits(model, staged), self.layout)
 
     def _drawing(self, where: Where) -> AbstractContextManager[None]:
         """Around a forward pass: its draws are seeded, or noticed; those built in have none."""
@@ -245,8 +243,18 @@ class Learner:
         )
 
     def _loss(self, logits: Tensor, labels: Tensor, samples: int) -> Tensor:
-        total = binary_cross_entropy_with_logits(logits.to(self.dtype), labels, reduction="sum")
-        return total / (samples * labels.shape[1])
+        """The step's mean loss over samples and tasks, this batch's part of it; a weight multiplies
+        its sample's loss, and does not change the number of samples."""
+        layout, logits, tasks = self.layout, logits.to(self.dtype), len(self.layout.tasks)
+        if not layout.regression and not layout.weighted:
+            total = binary_cross_entropy_with_logits(logits, labels, reduction="sum")
+            return total / (samples * tasks)
+        total = logits.new_zeros(())
+        for k, task in enumerate(layout.tasks):
+            of_task = mse_loss if task in layout.regression else binary_cross_entropy_with_logits
+            losses = of_task(logits[:, k], labels[:, k], reduction="none")
+            total = total + (losses * labels[:, tasks] if layout.weighted else losses).sum()
+        return total / (samples * tasks)
 
 
 def _all_finite(loss: float, dense: DenseGradients, vectors: FieldVectors) -> bool:

@@ -25,12 +25,16 @@ _KEPT_BATCHES = 128  # a million samples
 
 @dataclass(frozen=True, slots=True)
 class TaskScore:
-    """How well one behaviour is predicted."""
+    """How well one behaviour is predicted; NaN for what a task does not have.
+
+    Weights of samples count in all figures but those within groups, where each counts once.
+    """
 
     auc: float
     """Area under the ROC curve; NaN when the test part holds one class only."""
     log_loss: float
     label_rate: float
+    """The mean label; of a regression, too."""
     trivial_log_loss: float
     """Of always predicting the label rate of the test part."""
     normalized_entropy: float = float("nan")
@@ -44,12 +48,37 @@ class TaskScore:
     """Groups that it is of: those that hold both labels."""
     gauc_groups_left_out: int = 0
     """Groups that hold one label only."""
+    recall: float = float("nan")
+    """Recall@K: the share of a group's clicks among its K best predictions, mean over the groups
+    that have a click."""
+    ndcg: float = float("nan")
+    """NDCG@K of the same groups: clicks discounted by their place, over the best order's."""
+    k: int = 0
+    """That K; 0 without groups."""
+    mse: float = float("nan")
+    """Of a regression: the mean squared error."""
+    mae: float = float("nan")
+    rmse: float = float("nan")
+    trivial_mse: float = float("nan")
+    """Of always predicting the mean label of the test part."""
+    is_regression: bool = False
+
+    @property
+    def goodness(self) -> float:
+        """What early stopping goes by, the higher the better."""
+        return -self.mse if self.is_regression else self.auc
 
     def figures(self) -> dict[str, Any]:
-        """All of them by name; those of groups only where the samples have groups."""
-        grouped = self.gauc_groups + self.gauc_groups_left_out > 0
+        """Those that the task has, by name; of groups only where the samples have groups. A
+        regression keeps the names of AUC and log-loss, as None."""
+        left_out = {"k", "is_regression"}
+        if not self.is_regression:
+            left_out |= {"mse", "mae", "rmse", "trivial_mse"}
+        if not self.k:
+            left_out |= {"gauc", "gauc_groups", "gauc_groups_left_out", "recall", "ndcg"}
+        renamed = {"recall": f"recall@{self.k}", "ndcg": f"ndcg@{self.k}"}
         found = asdict(self).items()
-        return {name: value for name, value in found if grouped or not name.startswith("gauc")}
+        return {renamed.get(name, name): value for name, value in found if name not in left_out}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +87,7 @@ class Evaluation:
 
     tasks: dict[str, TaskScore]
     predictions: np.ndarray
-    """float64 [n, T]: probabilities, in the order of the test part."""
+    """float64 [n, T]: probabilities (of a regression, numbers), in the order of the test part."""
     labels: np.ndarray
     """float32 [n, T]"""
     warnings: list[str]
@@ -131,10 +160,19 @@ def evaluate(
             predicted = learner.predict(model, batch, worker.pool(ticket))
             scored.append((predicted, batch.labels, layout.groups(batch)))
     predictions, labels, groups = _columns(scored)
-    tasks = {
-        name: score(labels[:, k], predictions[:, k], groups)
-        for k, name in enumerate(learner.layout.tasks)
-    }
+    labels, weights = np.split(labels, [len(layout.tasks)], axis=1)
+    weight = weights[:, 0].astype(np.float64) if weights.shape[1] else None
+    if weight is not None and len(weight) and not weight.any():
+        raise ValueError(
+            "every row to evaluate has weight 0; correct the weights, or leave them out"
+        )
+    tasks = {}
+    for k, name in enumerate(layout.tasks):
+        if name in layout.regression:
+            tasks[name] = regression_score(labels[:, k], predictions[:, k], weight)
+        else:
+            top = learner.config.evaluation.top
+            tasks[name] = score(labels[:, k], predictions[:, k], groups, weight, top)
     health = _health(worker, tasks, predictions)
     return Evaluation(tasks, predictions, labels, health, groups, found.shares())
 
@@ -229,30 +267,59 @@ def best_reachable_auc(source: Source, rows: int | None, part: Part = "test") ->
     return score(labels, truth).auc
 
 
-def score(
-    labels: np.ndarray, predictions: np.ndarray, groups: np.ndarray | None = None
+def regression_score(
+    labels: np.ndarray, predictions: np.ndarray, weights: np.ndarray | None = None
 ) -> TaskScore:
-    """The figures of one task; ``groups`` [n]: whose samples they are, for GAUC."""
-    rate = float(labels.mean())
+    """The figures of a task whose labels are numbers; ``weights`` [n]: what each sample counts."""
+    labels = labels.astype(np.float64)
+    mean, errors = float(np.average(labels, weights=weights)), predictions - labels
+    mse = float(np.average(errors**2, weights=weights))
+    return TaskScore(
+        auc=math.nan,
+        log_loss=math.nan,
+        label_rate=mean,
+        trivial_log_loss=math.nan,
+        mse=mse,
+        mae=float(np.average(np.abs(errors), weights=weights)),
+        rmse=math.sqrt(mse),
+        trivial_mse=float(np.average((labels - mean) ** 2, weights=weights)),
+        is_regression=True,
+    )
+
+
+def score(
+    labels: np.ndarray,
+    predictions: np.ndarray,
+    groups: np.ndarray | None = None,
+    weights: np.ndarray | None = None,
+    top: int = 10,
+) -> TaskScore:
+    """The figures of one task; ``groups`` [n]: whose samples they are, for GAUC, Recall and NDCG
+    at ``top``; ``weights`` [n]: what each sample counts."""
+    rate = float(np.average(labels, weights=weights))
     if rate in (0.0, 1.0):  # always saying the only label there is loses nothing
         return TaskScore(float("nan"), float("nan"), rate, 0.0)
     trivial = -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate))
     if not np.isfinite(predictions).all():
         return TaskScore(float("nan"), float("nan"), rate, float(trivial))
-    loss = log_loss(labels, predictions)
+    loss = log_loss(labels, predictions, weights)
     found = TaskScore(
-        auc=auc(labels, predictions),
+        auc=auc(labels, predictions, weights),
         log_loss=loss,
         label_rate=rate,
         trivial_log_loss=float(trivial),
         normalized_entropy=float(loss / trivial),
-        calibration=calibration(labels, predictions),
+        calibration=calibration(labels, predictions, weights),
     )
     if groups is None:
         return found
     within = group_auc(labels, predictions, groups)
+    recall, ndcg = at_top(labels, predictions, groups, top)
     return replace(
         found,
+        recall=recall,
+        ndcg=ndcg,
+        k=top,
         gauc=within.gauc,
         gauc_groups=within.groups,
         gauc_groups_left_out=within.groups_left_out,
@@ -268,7 +335,13 @@ def _health(
     if not np.isfinite(predictions).all():
         found.append("predictions are not finite: lower the learning rates")
     for k, (name, figures) in enumerate(tasks.items()):
-        if figures.label_rate in (0.0, 1.0):
+        if figures.is_regression:
+            if figures.mse > 1.05 * figures.trivial_mse:
+                found.append(
+                    f"{name}: MSE {figures.mse:.4g} is worse than that of the mean label"
+                    f" ({figures.trivial_mse:.4g}): are labels far from 0 and 1? bring them there"
+                )
+        elif figures.label_rate in (0.0, 1.0):
             found.append(f"{name}: the test part holds only the label {figures.label_rate:.0f}")
         elif float(np.std(predictions[:, k])) < 1e-6:
             found.append(
@@ -298,11 +371,12 @@ LEAST_PROBABILITY = 1e-15
 """Probabilities nearer to 0 or 1 count as this, so that no loss is infinite."""
 
 
-def auc(labels: np.ndarray, predictions: np.ndarray) -> float:
+def auc(labels: np.ndarray, predictions: np.ndarray, weights: np.ndarray | None = None) -> float:
     """The share of pairs of a 1 and a 0 in which the 1 is predicted higher; a tie is half a pair.
 
-    Counted in whole numbers, so nothing is rounded before the one division. Both labels must occur,
-    and predictions be finite.
+    A pair counts as the product of its ``weights``. Without them all is counted in whole numbers,
+    so nothing is rounded before the one division. Both labels must occur, and predictions be
+    finite.
 
     >>> auc(np.array([0, 0, 1, 1]), np.array([0.1, 0.4, 0.4, 0.8]))
     0.875
@@ -310,22 +384,25 @@ def auc(labels: np.ndarray, predictions: np.ndarray) -> float:
     order = np.argsort(predictions)
     ranked = predictions[order]
     ends = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))  # the last of equal ones
-    ones_so_far = np.cumsum(labels[order] > 0)[ends]
+    counts = np.ones(len(labels), np.int64) if weights is None else weights[order]
+    ones_so_far = np.cumsum(counts * (labels[order] > 0))[ends]
     ones = np.diff(ones_so_far, prepend=0)
-    zeros = np.diff(ends + 1 - ones_so_far, prepend=0)
+    zeros = np.diff(np.cumsum(counts)[ends] - ones_so_far, prepend=0)
     zeros_below = np.cumsum(zeros) - zeros
-    half_wins = int(np.dot(ones, 2 * zeros_below + zeros))
-    return half_wins / (2 * int(ones.sum()) * int(zeros.sum()))
+    half_wins = np.dot(ones, 2 * zeros_below + zeros).item()
+    return float(half_wins / (2 * ones.sum().item() * zeros.sum().item()))
 
 
-def log_loss(labels: np.ndarray, probabilities: np.ndarray) -> float:
+def log_loss(
+    labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray | None = None
+) -> float:
     """The mean of -ln of the probability that was given to what happened.
 
     >>> round(log_loss(np.array([0, 1]), np.array([0.5, 0.25])), 6)
     1.039721
     """
     of_one = np.clip(probabilities.astype(np.float64), LEAST_PROBABILITY, 1 - LEAST_PROBABILITY)
-    return float(-np.log(np.where(labels > 0, of_one, 1 - of_one)).mean())
+    return float(np.average(-np.log(np.where(labels > 0, of_one, 1 - of_one)), weights=weights))
 
 
 class GroupAuc(NamedTuple):
@@ -369,10 +446,46 @@ def group_auc(labels: np.ndarray, predictions: np.ndarray, groups: np.ndarray) -
     return GroupAuc(float(np.average(aucs, weights=weights)), int(both.sum()), int((~both).sum()))
 
 
-def calibration(labels: np.ndarray, probabilities: np.ndarray) -> float:
+def at_top(
+    labels: np.ndarray, predictions: np.ndarray, groups: np.ndarray, top: int
+) -> tuple[float, float]:
+    """Recall and NDCG at ``top``: means over the groups with a 1, each of which counts once.
+
+    Equal predictions share the places that they take together, as in scikit-learn.
+
+    >>> at_top(np.array([0, 1, 1]), np.array([0.9, 0.5, 0.4]), np.array([7, 7, 7]), top=2)
+    (0.5, 0.38685280723454163)
+    """
+    order = np.lexsort((-predictions, groups))
+    ranked, grouped, ones = predictions[order], groups[order], labels[order] > 0
+    new_group = np.append(True, grouped[1:] != grouped[:-1])
+    firsts = np.flatnonzero(new_group)
+    sizes = np.diff(np.append(firsts, len(order)))
+    places = np.arange(len(order)) - np.repeat(firsts, sizes)
+    seen = places < top
+    gains = np.where(seen, 1 / np.log2(places + 2.0), 0.0)
+    runs = np.flatnonzero(new_group | np.append(True, ranked[1:] != ranked[:-1]))
+    share = np.add.reduceat(ones, runs, dtype=float) / np.diff(np.append(runs, len(order)))
+    share = np.repeat(share, np.diff(np.append(runs, len(order))))  # of a 1, at each place
+    clicks = np.add.reduceat(ones, firsts, dtype=np.int64)
+    best = np.append(0.0, np.cumsum(1 / np.log2(np.arange(top) + 2.0)))[np.minimum(clicks, top)]
+    hit = clicks > 0
+    if not hit.any():
+        return math.nan, math.nan
+    recall = np.add.reduceat(share * seen, firsts)[hit] / clicks[hit]
+    ndcg = np.add.reduceat(share * gains, firsts)[hit] / best[hit]
+    return float(recall.mean()), float(ndcg.mean())
+
+
+def calibration(
+    labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray | None = None
+) -> float:
     """Mean prediction over label rate: above 1 promises too many clicks. A click must occur.
 
     >>> calibration(np.array([0, 1]), np.array([0.5, 0.75]))
     1.25
     """
-    return float(probabilities.astype(np.float64).mean() / labels.astype(np.float64).mean())
+    promised, came = (
+        np.average(of.astype(np.float64), weights=weights) for of in (probabilities, labels)
+    )
+    return float(promised / came)

@@ -225,7 +225,7 @@ class Predictions(NamedTuple):
     """predictions.npz: what a finished run says of its test part."""
 
     labels: np.ndarray
-    """Whole numbers [B, T]."""
+    """Numbers [B, T], 0 and 1 but for regressions."""
     predictions: np.ndarray
     """Floats [B, T]."""
     groups: np.ndarray | None
@@ -248,9 +248,9 @@ def read_predictions(folder: Path) -> Predictions | None:
     labels, predictions = found.labels, found.predictions
     fits = labels.ndim == 2 and labels.shape == predictions.shape
     fits = fits and (groups is None or groups.shape == labels.shape[:1])
-    if not fits or labels.dtype.kind not in "iub" or predictions.dtype.kind != "f":
+    if not fits or labels.dtype.kind not in "iubf" or predictions.dtype.kind != "f":
         raise ValueError(
-            f"{file} is damaged: labels and predictions must be whole numbers and floats of one"
+            f"{file} is damaged: labels and predictions must be numbers of one"
             f" shape [samples, tasks], got {labels.dtype} {labels.shape} and {predictions.dtype}"
             f" {predictions.shape}"
         )

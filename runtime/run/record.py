@@ -218,7 +218,7 @@ def _write_down(
     final = outcome.final
     arrays: dict[str, Any] = {
         "predictions": final.predictions.astype(np.float32),
-        "labels": final.labels.astype(np.int8),
+        "labels": final.labels.astype(np.float32 if source.layout.regression else np.int8),
     }
     if final.groups is not None:
         arrays["groups"] = final.groups

@@ -205,7 +205,7 @@ def _trained(
         point = CurvePoint(updates, samples, found)
         stop_after = config.evaluation.stop_after
         if stop_after is not None:
-            training.note_score(next(iter(found.tasks.values())).auc, stop_after)
+            training.note_score(next(iter(found.tasks.values())).goodness, stop_after)
         if on_snapshot:
             on_snapshot(point)
         many = len(curve) >= MOST_WHOLE_SNAPSHOTS
@@ -216,6 +216,12 @@ def _trained(
         return float(getattr(next(iter(found.tasks.values())), keep_best))
 
     keep_best = config.checkpoint.keep_best or ""
+    layout = parts.learner.layout
+    if keep_best and (keep_best == "mse") != (layout.tasks[0] in layout.regression):
+        is_ = "a regression, judged by mse alone" if keep_best != "mse" else "no regression"
+        raise ValueError(f"keep_best {keep_best}: task {layout.tasks[0]} is {is_}; choose another")
+    if keep_best in ("gauc", "recall", "ndcg") and layout.group is None:
+        raise ValueError(f"keep_best {keep_best} ranks within groups; name one in the schema")
     on_begin()
     training.begin(snapshot, on_samples, judge if keep_best else None)
     if isinstance(training.engine, OrderedRun) and recorded is not None:

@@ -50,7 +50,7 @@ class History:
     checkpoints_failed: Count = 0
     row_counts: dict[str, Count] = field(default_factory=dict)
     """Counters of the rows' store, which begin anew where a run goes on."""
-    best_auc: float = 0.0
+    best_score: float | None = None
     """Of the evaluations on the way, where they may end the run; of its first task."""
     since_best: Count = 0
     """Evaluations after that one."""
@@ -164,11 +164,11 @@ class Training:
             score = self._judge(self.engine.rule.snapshot())
         return score if math.isfinite(score) else None
 
-    def note_score(self, auc: float, stop_after: int) -> None:
+    def note_score(self, score: float, stop_after: int) -> None:
         """An evaluation on the way; so many in a row that are no better end the run."""
         told = self.history
-        better = auc > told.best_auc
-        told.best_auc = auc if better else told.best_auc
+        better = told.best_score is None or score > told.best_score
+        told.best_score = score if better else told.best_score
         told.since_best = 0 if better else told.since_best + 1
         if told.since_best >= stop_after:
             self._saving.ending.ask(ENOUGH)

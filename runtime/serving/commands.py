@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -89,15 +90,24 @@ def export(arguments: Sequence[str]) -> None:
 
 def describe(found: dict[str, Any]) -> str:
     """What a person reads after an evaluation."""
-    tasks = found["tasks"]
+    tasks = {name: score for name, score in found["tasks"].items() if "rmse" not in score}
+    numbers = {name: score for name, score in found["tasks"].items() if "rmse" in score}
     width = max(len(name) for name in (*tasks, "task"))
     grouped = any(score.get("gauc_groups") for score in tasks.values())
     lines = [
         f"{found['checkpoint']}, after {found['samples']:,} samples",
         f"data: {found['data_says']}; {found['rows_evaluated']:,} evaluated",
-        f"{'task':<{width}}     AUC  log-loss  label rate  log-loss of the rate"
-        f"  calibration{'    GAUC' if grouped else ''}",
     ]
+    for name, score in numbers.items():
+        lines.append(
+            f"{name}: RMSE {score['rmse']:.4g}, MAE {score['mae']:.4g}; RMSE of always saying"
+            f" {score['label_rate']:.4g}: {math.sqrt(score['trivial_mse']):.4g}"
+        )
+    if tasks:
+        lines.append(
+            f"{'task':<{width}}     AUC  log-loss  label rate  log-loss of the rate"
+            f"  calibration{'    GAUC' if grouped else ''}"
+        )
     for name, score in tasks.items():
         known = {key: nan if value is None else value for key, value in score.items()}
         auc, loss, gauc = known["auc"], known["log_loss"], known.get("gauc", nan)
@@ -106,6 +116,9 @@ def describe(found: dict[str, Any]) -> str:
             f"                {score['trivial_log_loss']:.4f}"
             f"       {known['calibration']:6.3f}{f'  {gauc:.4f}' if grouped else ''}"
         )
+    for name, score in tasks.items():
+        if at_top := ", ".join(f"{key} {v:.4f}" for key, v in score.items() if "@" in key and v):
+            lines.append(f"{name}: {at_top} within the groups")
     from runtime.run.evaluate import told_of_rows
 
     lines += told_of_rows(found["ids_with_row"], "test")

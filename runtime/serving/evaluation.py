@@ -110,7 +110,8 @@ def refuse_other_layout(trained: Layout, given: Layout, name: str) -> None:
     differences = [
         f"{field.name.replace('dense', 'dense features')}: {_difference(was, now)}"
         for field in fields(Layout)
-        if field.name != "group"  # by which a model is judged, not of what kind it is
+        # By which samples are judged, not of what kind the model is.
+        if field.name not in ("group", "weighted")
         if (was := getattr(trained, field.name)) != (now := getattr(given, field.name))
     ]
     if differences:

@@ -19,10 +19,10 @@ from persia_sim.words.files import read_regular
 from runtime.data.batch import Layout
 from runtime.embedding.store import FieldVectors
 from runtime.files import BrokenFileError
-from runtime.models.inputs import Embeddings, InputShape
+from runtime.models.inputs import Embeddings, InputShape, predictions
 
 Score = Callable[[np.ndarray, FieldVectors], np.ndarray]
-"""Dense features [B, D] and vectors to probabilities float64 [B, T]."""
+"""Dense features [B, D] and vectors to what is predicted, float64 [B, T]."""
 
 PROGRAM, WEIGHTS = "dense.pt2", "dense.pt"
 _SHORT = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -47,8 +47,8 @@ class Scorer(nn.Module):
         return logits
 
 
-def score_with(network: Callable[..., Tensor], dtype: torch.dtype) -> Score:
-    """Probabilities by a `Scorer` or a loaded program."""
+def score_with(network: Callable[..., Tensor], dtype: torch.dtype, layout: Layout) -> Score:
+    """Predictions by a `Scorer` or a loaded program."""
 
     def score(dense: np.ndarray, vectors: FieldVectors) -> np.ndarray:
         def to(array: np.ndarray) -> Tensor:
@@ -58,8 +58,7 @@ def score_with(network: Callable[..., Tensor], dtype: torch.dtype) -> Score:
         masks = {name: torch.from_numpy(mask) for name, mask in vectors.masks.items()}
         with torch.inference_mode():
             logits = network(to(dense), to(vectors.pooled), sequences, masks)
-        probabilities: np.ndarray = torch.sigmoid(logits.double()).numpy()
-        return probabilities
+            return predictions(logits, layout)
 
     return score
 

@@ -260,6 +260,7 @@ class Oracle:
 
     def __init__(self, predictions):
         self.layout, self._predictions = ArraySource(4).layout, predictions
+        self.config = config()
 
     def predict(self, model, batch, vectors):
         return self._predictions

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.optim import lr_scheduler
 
 from runtime.config import ModelConfig
@@ -15,7 +18,7 @@ from runtime.models.inputs import Embeddings
 from runtime.rank.feed import training_stream
 from runtime.rank.parts import assemble
 from tests.oracles.reference.optimizers import apply
-from tests.runtime.worlds import ArraySource, config, run
+from tests.runtime.worlds import ArraySource, changed, config, run
 
 TORCH = {
     "sgd": lambda p, o: torch.optim.SGD(p, lr=o.lr),
@@ -42,7 +45,9 @@ def torchs_schedule(schedule, optimizer):
     return lr_scheduler.SequentialLR(optimizer, [rise, fall], [warm - 1])
 
 
-def plain_pytorch(chosen, source) -> tuple[dict[int, np.ndarray], torch.nn.Module]:
+def plain_pytorch(
+    chosen, source, loss_of=binary_cross_entropy_with_logits
+) -> tuple[dict[int, np.ndarray], torch.nn.Module]:
     """The same training with nn.Embedding and torch's own optimiser: rows by id, and the model."""
     learner = assemble(chosen, source).learner
     everything = Batch.concat(list(source.chunks("train")))
@@ -66,9 +71,7 @@ def plain_pytorch(chosen, source) -> tuple[dict[int, np.ndarray], torch.nn.Modul
         pooled = pooled / torch.from_numpy(divisor[:, None]).to(learner.dtype)
         embeddings = Embeddings(pooled.reshape(batch.size, -1), {}, {})
         logits = learner.model(torch.from_numpy(batch.dense).to(learner.dtype), embeddings)
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(
-            logits, torch.from_numpy(batch.labels).to(learner.dtype)
-        )
+        loss = loss_of(logits, torch.from_numpy(batch.labels).to(learner.dtype))
         row_optimizer.zero_grad()
         dense_optimizer.zero_grad()
         loss.backward()
@@ -124,6 +127,37 @@ def test_schedule_weight_decay_and_clipping_are_those_of_torch(schedule):
     mine = run(chosen, source).model.parameters()
     for one, other in zip(mine, expected.parameters(), strict=True):
         assert float((one - other).detach().abs().max()) < 1e-10
+
+
+class Weighed(ArraySource):
+    """The second task is a number, and each sample has a weight."""
+
+    def __init__(self, samples: int) -> None:
+        super().__init__(samples)
+        draw = np.random.default_rng(6)
+        numbers = draw.normal(size=samples), draw.integers(0, 4, samples)
+        labels = np.column_stack([self._all.labels[:, 0], *numbers]).astype(np.float32)
+        self._all = replace(self._all, labels=labels)
+
+    @property
+    def layout(self):
+        return replace(super().layout, regression=("buy",), weighted=True)
+
+
+def test_a_weighted_regression_beside_a_task_equals_plain_pytorch():
+    def loss_of(logits, told):
+        click = binary_cross_entropy_with_logits(logits[:, 0], told[:, 0], weight=told[:, 2])
+        return (click + (told[:, 2] * (logits[:, 1] - told[:, 1]) ** 2).mean()) / 2
+
+    chosen = config(optimizer=RowOptimizer(kind="sgd", lr=0.1), dtype="float64")
+    source = Weighed(24 * 20)
+    expected, model = plain_pytorch(chosen, source, loss_of)
+    for settings in (chosen, changed(chosen, ranks=4), changed(chosen, ranks=3, fuse_ranks=True)):
+        world = run(settings, source)
+        for mine, theirs in zip(world.model.parameters(), model.parameters(), strict=True):
+            assert float((mine - theirs).detach().abs().max()) < 1e-10
+        ids, values, _ = world.store.export()["rows"]
+        assert np.abs(values - np.stack([expected[int(i)] for i in ids])).max() < 1e-10
 
 
 def updates(optimizer: RowOptimizer, gradients: np.ndarray, values: np.ndarray) -> np.ndarray:

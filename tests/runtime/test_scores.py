@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics
 
-from runtime.run.evaluate import auc, calibration, group_auc, log_loss, score
+from runtime.run.evaluate import (
+    at_top,
+    auc,
+    calibration,
+    group_auc,
+    log_loss,
+    regression_score,
+    score,
+)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 6)), min_size=2, max_size=40))
@@ -38,6 +46,42 @@ def test_both_figures_are_those_of_scikit_learn(distinct):
     clipped = np.clip(predictions, 1e-15, 1 - 1e-15)
     assert log_loss(labels, predictions) == pytest.approx(metrics.log_loss(labels, clipped))
     assert 0.4 < auc(labels, predictions) < 0.9
+
+
+def test_weighted_figures_are_those_of_scikit_learn():
+    draw = np.random.default_rng(4)
+    labels = (draw.random(2_000) < 0.3).astype(np.float32)
+    guesses, weights = draw.integers(1, 20, 2_000) / 20, draw.integers(0, 4, 2_000).astype(float)
+    found = score(labels, guesses, weights=weights)
+    whole = {"sample_weight": weights}
+    assert found.auc == pytest.approx(metrics.roc_auc_score(labels, guesses, **whole), abs=1e-12)
+    assert found.log_loss == pytest.approx(metrics.log_loss(labels, guesses, **whole))
+    assert found.label_rate == pytest.approx(np.repeat(labels, weights.astype(int)).mean())
+    numbers = draw.normal(size=2_000)
+    errors = regression_score(numbers.astype(np.float32), guesses, weights)
+    told = numbers.astype(np.float32)
+    assert errors.mse == pytest.approx(metrics.mean_squared_error(told, guesses, **whole))
+    assert errors.mae == pytest.approx(metrics.mean_absolute_error(told, guesses, **whole))
+    assert errors.rmse == pytest.approx(errors.mse**0.5)
+    assert errors.figures()["auc"] is not None and np.isnan(errors.auc)
+
+
+@pytest.mark.parametrize("top", [1, 3, 50])
+def test_ndcg_is_that_of_scikit_learn_and_recall_counts_hits(top):
+    draw = np.random.default_rng(5)
+    groups = draw.integers(0, 40, 400)
+    labels = (draw.random(400) < 0.2).astype(np.float32)
+    coarse = draw.integers(0, 6, 400) / 6  # many are equal
+    fine = draw.random(400)
+    clicked = [np.flatnonzero(groups == g) for g in range(40) if labels[groups == g].any()]
+    for guesses in (coarse, fine):
+        expected = [
+            metrics.ndcg_score([labels[own]], [guesses[own]], k=top) if len(own) > 1 else 1.0
+            for own in clicked
+        ]
+        assert at_top(labels, guesses, groups, top)[1] == pytest.approx(np.mean(expected))
+    hits = [labels[own][np.argsort(-fine[own])[:top]].sum() / labels[own].sum() for own in clicked]
+    assert at_top(labels, fine, groups, top)[0] == pytest.approx(np.mean(hits))
 
 
 def test_gauc_by_hand_weights_groups_by_their_samples_and_leaves_one_class_out():

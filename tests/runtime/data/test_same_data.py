@@ -37,6 +37,8 @@ OF_KIND = {
 KEYS = {
     "columns": COLUMNS[:2],
     "labels": ("click",),
+    "regression": ("label",),
+    "weight": "importance",
     "tasks": ("click",),
     "file": "b.csv",
     "group": "user",
