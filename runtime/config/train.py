@@ -67,7 +67,8 @@ class ModelConfig:
     """The dense network and its optimiser."""
 
     name: str = "ffnn"
-    """ffnn, dlrm, deepfm, dcn, or package.module:Class for your own."""
+    """ffnn, dlrm, deepfm, dcn; mmoe, ple (of several tasks); or package.module:Class for
+    your own."""
     hidden: tuple[Annotated[int, Within(1, 2**20)], ...] = (256, 128)
     """Widths of the hidden layers; the paper's are 4096 2048 1024 512 256."""
     optimizer: DenseOptimizer = "adam"

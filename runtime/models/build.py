@@ -16,9 +16,16 @@ from torch import nn
 
 from runtime.models.imported import refuse_code_in
 from runtime.models.inputs import InputShape
-from runtime.models.networks import DLRM, DCNv2, DeepFM, FeedForward
+from runtime.models.networks import DLRM, PLE, DCNv2, DeepFM, FeedForward, MMoE
 
-BUILT_IN = {"ffnn": FeedForward, "dlrm": DLRM, "deepfm": DeepFM, "dcn": DCNv2}
+BUILT_IN = {
+    "ffnn": FeedForward,
+    "dlrm": DLRM,
+    "deepfm": DeepFM,
+    "dcn": DCNv2,
+    "mmoe": MMoE,
+    "ple": PLE,
+}
 
 
 def build_model(

@@ -1,8 +1,9 @@
-"""The built-in networks: an MLP, and models with explicit products of fields."""
+"""The built-in networks: an MLP, models with products of fields, and mixtures of experts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, pairwise
 
 import torch
 from torch import Tensor, nn
@@ -133,3 +134,79 @@ class DCNv2(nn.Module):
             crossed = first * layer(crossed) + crossed
         logits: Tensor = self.head(torch.cat([crossed, self.tower(first)], dim=1))
         return logits
+
+
+def mixed(gate: Tensor, experts: Sequence[Tensor]) -> Tensor:
+    """Experts' outputs, each [B, H], weighted by the softmax of a gate [B, experts]: [B, H]."""
+    weighted = gate.softmax(1)[:, :, None] * torch.stack(list(experts), 1)
+    return weighted.sum(1)
+
+
+class MMoE(nn.Module):
+    """Experts that all tasks share, mixed by a gate of each task (Ma et al. 2018, KDD).
+
+    An expert is an MLP of the hidden widths; behind its gate a task has a layer of the last width.
+    """
+
+    def __init__(
+        self, shape: InputShape, hidden: Sequence[int], dropout: float = 0.0, experts: int = 4
+    ) -> None:
+        super().__init__()
+        width, last = shape.width, hidden[-1]
+        self.experts = nn.ModuleList(mlp(width, hidden, dropout) for _ in range(experts))
+        self.gates = nn.ModuleList(nn.Linear(width, experts) for _ in range(shape.tasks))
+        self.towers = nn.ModuleList(mlp(last, (last,), dropout) for _ in range(shape.tasks))
+        self.heads = nn.ModuleList(nn.Linear(last, 1) for _ in range(shape.tasks))
+
+    def forward(self, dense: Tensor, embeddings: Embeddings) -> Tensor:
+        """[B, D], embeddings -> logits [B, T]."""
+        flat = flatten(dense, embeddings)
+        experts = [expert(flat) for expert in self.experts]
+        of_tasks = zip(self.gates, self.towers, self.heads, strict=True)
+        return torch.cat([h(t(mixed(gate(flat), experts))) for gate, t, h in of_tasks], dim=1)
+
+
+class Extraction(nn.Module):
+    """One layer of `PLE`: T + 1 groups of experts, of each task and, last, of all of them."""
+
+    def __init__(
+        self, width: int, out: int, tasks: int, experts: int, dropout: float, *, shares: bool
+    ) -> None:
+        """``shares``: whether a layer follows, which needs what is common to all tasks."""
+        super().__init__()
+        self.experts = nn.ModuleList(
+            nn.ModuleList(mlp(width, (out,), dropout) for _ in range(experts))
+            for _ in range(tasks + 1)
+        )
+        sizes = [2 * experts] * tasks + [(tasks + 1) * experts] * shares
+        self.gates = nn.ModuleList(nn.Linear(width, size) for size in sizes)
+
+    def forward(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """[B, width] of each group -> [B, out] of each group; of the tasks alone in the last."""
+        pairs = zip(self.experts, inputs, strict=True)
+        found = [[expert(given) for expert in own] for own, given in pairs]  # type: ignore[attr-defined]
+        seen = [own + found[-1] for own in found[:-1]] + [list(chain(*found))]
+        return [mixed(g(x), s) for g, x, s in zip(self.gates, inputs, seen, strict=False)]
+
+
+class PLE(nn.Module):
+    """Experts of each task beside shared ones, mixed again in every layer (Tang et al. 2020,
+    RecSys: progressive layered extraction). A hidden width is a layer."""
+
+    def __init__(
+        self, shape: InputShape, hidden: Sequence[int], dropout: float = 0.0, experts: int = 2
+    ) -> None:
+        super().__init__()
+        widths, last = [shape.width, *hidden], len(hidden) - 1
+        self.layers = nn.ModuleList(
+            Extraction(width, out, shape.tasks, experts, dropout, shares=number < last)
+            for number, (width, out) in enumerate(pairwise(widths))
+        )
+        self.heads = nn.ModuleList(nn.Linear(hidden[-1], 1) for _ in range(shape.tasks))
+
+    def forward(self, dense: Tensor, embeddings: Embeddings) -> Tensor:
+        """[B, D], embeddings -> logits [B, T]."""
+        found = [flatten(dense, embeddings)] * (len(self.heads) + 1)
+        for layer in self.layers:
+            found = layer(found)
+        return torch.cat([head(x) for head, x in zip(self.heads, found, strict=True)], dim=1)

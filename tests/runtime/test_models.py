@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -80,6 +81,12 @@ def dot(a: list[float], b: list[float]) -> float:
     return sum(x * y for x, y in zip(a, b, strict=True))
 
 
+def blend(gate: list[float], experts: list[list[float]]) -> list[float]:
+    weights = [math.exp(v) for v in gate]
+    columns = zip(*experts, strict=True)
+    return [dot(weights, list(column)) / sum(weights) for column in columns]
+
+
 def slow_logits(name: str, model, dense: list[float], fields: list[list[float]]) -> list[float]:
     """The logits of one sample from its dense features and field vectors, in Python's numbers."""
     flat = [v for field in fields for v in field] + dense
@@ -94,6 +101,22 @@ def slow_logits(name: str, model, dense: list[float], fields: list[list[float]])
         first = sum(field[0] for field in fields)
         second = sum(dot(a[1:], b[1:]) for a, b in itertools.combinations(fields, 2))
         return linear(model.head, [*tower(model.tower, flat), first, second, *dense])
+    if name == "mmoe":
+        experts = [tower(expert, flat) for expert in model.experts]
+        mixtures = [blend(linear(gate, flat), experts) for gate in model.gates]
+        own = zip(model.heads, model.towers, mixtures, strict=True)
+        return [linear(head, tower(layers, x))[0] for head, layers, x in own]
+    if name == "ple":
+        found = [flat] * (len(model.heads) + 1)
+        for layer in model.layers:
+            groups = [
+                [tower(e, x) for e in own] for own, x in zip(layer.experts, found, strict=True)
+            ]
+            seen = [own + groups[-1] for own in groups[:-1]] + [list(itertools.chain(*groups))]
+            found = [
+                blend(linear(g, x), s) for g, x, s in zip(layer.gates, found, seen, strict=False)
+            ]
+        return [linear(head, x)[0] for head, x in zip(model.heads, found, strict=True)]
     crossed = flat
     for layer in model.cross:
         crossed = [

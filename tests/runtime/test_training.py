@@ -16,6 +16,7 @@ from runtime.config import DataConfig, ModelConfig, TrainConfig
 from runtime.dense.averaging import AveragingRound
 from runtime.embedding.config import RowOptimizer
 from runtime.engines.threads import ConcurrentRun
+from runtime.models.build import BUILT_IN
 from runtime.order.executor import OrderedRun
 from runtime.rank.parts import assemble
 from runtime.rank.progress import SpanRecorder
@@ -50,7 +51,7 @@ def test_evaluation_creates_no_row_and_sees_initial_values():
     assert (world.store.peek(batch).values["rows"] == other.store.peek(batch).values["rows"]).all()
 
 
-@pytest.mark.parametrize("name", ["ffnn", "dlrm", "deepfm", "dcn"])
+@pytest.mark.parametrize("name", list(BUILT_IN))
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.HYBRID])
 def test_every_model_learns_in_sync_and_hybrid(name, mode):
     source = ArraySource(1500)
