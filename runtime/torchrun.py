@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Mapping
@@ -18,10 +20,9 @@ if TYPE_CHECKING:  # every command comes by here, and most have no config
     from runtime.config import TrainConfig
 
 _NAMES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-_RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 _REMEDY = "start with torchrun --nproc-per-node N, or unset it to train in one process"
 _LOOK_UP_WITHIN_S = 3.0
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _SIOCGIFADDR = 1, 0x8915
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,34 +33,34 @@ class Launch:
     local_rank: int
     """Among the ranks of this host."""
     ranks: int
-    restarts: int
-    """How often torchrun has started all ranks anew."""
+    ranks_here: int
+    """On this host."""
     host: str
     port: int
     agent_has_store: bool
     """Whether torchrun itself holds the store of all ranks; else rank 0 does."""
 
+    @property
+    def spans_hosts(self) -> bool:
+        """Whether other ranks are on other hosts, so that no memory is shared with them."""
+        return self.ranks_here < self.ranks
+
 
 def launched(environment: Mapping[str, str] = os.environ) -> Launch | None:
     """The place that torchrun gave this process; None when it did not start it.
 
-    Raises ValueError for several hosts, for variables that torchrun would not give, and where
-    something else has started several processes, each of which would train alone.
+    Raises ValueError for variables that torchrun would not give, and where something else has
+    started several processes, each of which would train alone.
     """
     if not all(name in environment for name in _NAMES):
         _refuse_other_launchers(environment)
         return None
     ranks, here = (_number(environment, name, 1) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-    if ranks != here:
-        raise ValueError(
-            f"torchrun started {ranks} ranks, {here} of them on this host; rows travel through the"
-            " memory of one host: use --nnodes 1"
-        )
     launch = Launch(
         rank=_number(environment, "RANK", 0, ranks - 1),
-        local_rank=_number(environment, "LOCAL_RANK", 0, ranks - 1),
+        local_rank=_number(environment, "LOCAL_RANK", 0, here - 1),
         ranks=ranks,
-        restarts=_number({_RESTARTS: "0", **environment}, _RESTARTS, 0),
+        ranks_here=here,
         host=environment.get("MASTER_ADDR", ""),
         port=_number(environment, "MASTER_PORT", 1, 65535),
         agent_has_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
@@ -125,8 +126,11 @@ def as_launched(
     return replace(config, sync=replace(config.sync, ranks=launch.ranks), engine=engine)
 
 
-def refuse_other(config: TrainConfig, launch: Launch) -> None:
-    """Raise ValueError for what was typed and cannot be done by ranks that are processes."""
+def refuse_other(config: TrainConfig, launch: Launch, folder: Path | None) -> None:
+    """Raise ValueError for what was typed and cannot be done by ranks that are processes.
+
+    ``folder``: of the run, where it was named.
+    """
     if config.sync.ranks != launch.ranks:
         raise _other_ranks("--ranks", config, launch)
     if not config.engine.servers:
@@ -134,6 +138,21 @@ def refuse_other(config: TrainConfig, launch: Launch) -> None:
             "--servers 0 keeps the rows inside one process, and torchrun started"
             f" {launch.ranks}; use --servers 1 or more"
         )
+    if not launch.spans_hosts:
+        return
+    hosts = f"torchrun started {launch.ranks} ranks, {launch.ranks_here} of them on this host"
+    if not config.engine.servers_at:
+        raise ValueError(
+            f"{hosts}, and servers that rank 0 starts share its memory; start `persia-runtime"
+            " serve` on the hosts of the rows and add --servers-at HOST:PORT --servers-secret FILE"
+        )
+    if not config.sync.mode.has_barrier:
+        raise ValueError(
+            f"{hosts}, and the dense weights of --mode {config.sync.mode} are in the memory of"
+            " rank 0; use another mode, or --nnodes 1"
+        )
+    if folder is None:
+        raise ValueError(f"{hosts}, which name their run folder by their own clock; add --out")
 
 
 def refuse_executor(name: str | None) -> None:
@@ -165,6 +184,25 @@ def device_of(name: str, local_rank: int, devices: int) -> str:
     return f"cuda:{local_rank}"
 
 
+def address_towards(host: str) -> str:
+    """This host's own IPv4 address on its route to another host; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))
+        return str(probe.getsockname()[0])
+
+
+def interface_of(address: str) -> str:
+    """The network interface that has an IPv4 address of this host. Raises OSError."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # it has no such address
+                asked = struct.pack("256s", name.encode())
+                found = fcntl.ioctl(asking, _SIOCGIFADDR, asked)[20:24]
+                if socket.inet_ntoa(found) == address:
+                    return name
+    raise OSError(f"no network interface of this host has the address {address}")
+
+
 def started_s() -> float:
     """When torchrun itself was started, in seconds since 1970: the same for all ranks, and after
     it has started them anew."""
@@ -194,4 +232,5 @@ def tell_torchrun(sentence: str, *, comes_second: bool = False) -> None:
     if comes_second:
         time.sleep(1.5)
     extra = {"py_callstack": sentence, "timestamp": str(int(time.time()))}
+    extra["follows"] = str(comes_second)
     Path(file).write_text(json.dumps({"message": {"message": sentence, "extraInfo": extra}}))

@@ -14,7 +14,7 @@ from persia_sim.words.rules import Refused, counted, printable
 from runtime.config.presets import told_of
 from runtime.stop import PeerError
 from runtime.torchrun import Launch, launched, started_s
-from runtime.train_options import Train, read_train, told_as_typed, told_of_options
+from runtime.train_options import Train, cluster_asked, read_train, told_as_typed, told_of_options
 
 if TYPE_CHECKING:
     from runtime.engines.processes.ranks import ProcessRank
@@ -36,6 +36,11 @@ def train(arguments: list[str]) -> None:
 
 def _train(arguments: list[str]) -> None:
     launch = launched()
+    if launch is None and (asked := cluster_asked(arguments)):
+        from runtime.cluster import train_on_cluster  # torch, and Ray
+
+        train_on_cluster(*asked, arguments)
+        return
     try:
         command = read_train(arguments, launch)
     except (ValueError, OSError):
@@ -98,12 +103,12 @@ def _train_as_rank(command: Train, launch: Launch, folder: Path, arguments: list
     from runtime.run.folder import claimed
     from runtime.run.ranks import follow, joined
 
-    if launch.restarts and complete_checkpoints(folder):
-        command = replace(command, resume=folder, out=None)  # all were lost, and go on
     with joined(command.run, launch) as rank:
         if not rank.leads:
             follow(command.run, rank)
             return
+        if rank.attempt > 1 and complete_checkpoints(folder):
+            command = replace(command, resume=folder, out=None)  # all were lost, and go on
         with claimed(folder, resume=command.resume is not None):
             work(command, folder, arguments, rank)
 

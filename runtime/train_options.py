@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -14,6 +15,7 @@ from persia_sim.words.schema import Unread
 from persia_sim.words.vocabulary import with_unbounded
 from runtime.config import TrainConfig, read_config
 from runtime.config.presets import PresetName, with_preset
+from runtime.config.train import HOST_PORT
 from runtime.torchrun import Launch, as_launched, refuse_executor, refuse_other
 
 
@@ -33,6 +35,11 @@ class Train:
     resume: Path | None = None
     """Folder of a run that was interrupted or killed: go on in it from its newest checkpoint, with
     its config.json. Ranks, shards, engine, device, steps and checkpoints may be given anew."""
+    cluster: str | None = None
+    """Have Ray place each rank and server: local:N starts N nodes on this machine, auto or
+    HOST:PORT joins a cluster that is there. `pip install 'persia-testbed[cluster]'`."""
+    cluster_wait_s: float = 300.0
+    """Seconds to wait until the cluster has room for all of them."""
     dry_run: bool = False
     """Read no data and train nothing: print every option that the run would read, its value, and
     whether it was typed, or is a file's, a preset's or the default."""
@@ -41,6 +48,14 @@ class Train:
         own = {"--out": self.out, "--config": self.config, "--preset": self.preset}
         for name in [name for name, value in own.items() if value and self.resume]:
             raise ValueError(f"--resume goes on in its folder with its config; remove {name}")
+        if self.cluster is not None and not _CLUSTER.fullmatch(self.cluster):
+            raise ValueError(
+                f"--cluster must be local:N with N from 1 to 64, auto or HOST:PORT, got"
+                f" {self.cluster!r}"
+            )
+
+
+_CLUSTER = re.compile(rf"local:([1-9]|[1-5]\d|6[0-4])|auto|(?!local:){HOST_PORT.pattern}", re.ASCII)
 
 
 def read_train(arguments: list[str], launch: Launch | None = None) -> Train:
@@ -48,10 +63,7 @@ def read_train(arguments: list[str], launch: Launch | None = None) -> Train:
 
     ``launch``: as which of torchrun's processes; None: as the only one.
     """
-    typed = read_words(Train, with_unbounded(arguments), "persia-runtime train")
-    options = {path.removeprefix("run."): v for path, v in typed.items() if path.startswith("run.")}
-    own = {path: value for path, value in typed.items() if not path.startswith("run.")}
-    command = Train(run=TrainConfig(), **own)
+    command, options = _read(arguments)
     config = _begun(command, options, launch)[-1][1]
     try:
         run = with_changes(config, options)
@@ -66,7 +78,7 @@ def read_train(arguments: list[str], launch: Launch | None = None) -> Train:
             " --executor",
         ) from None
     if launch is not None:
-        refuse_other(run, launch)
+        refuse_other(run, launch, command.resume or command.out)
     unread = run.unread()
     if launch is None:
         unread["engine.dense_sum"] = "ranks that torchrun has started as processes"
@@ -77,19 +89,37 @@ def read_train(arguments: list[str], launch: Launch | None = None) -> Train:
     return replace(command, run=run)
 
 
-def told_of_options(arguments: list[str]) -> str:
-    """A line for each option of the run: its value and where it comes from, changed ones first."""
-    command = read_train(arguments)
+def _read(arguments: list[str]) -> tuple[Train, dict[str, Any]]:
+    """The command without its run, and what was typed of that."""
     typed = read_words(Train, with_unbounded(arguments), "persia-runtime train")
-    executor = {"engine.executor": typed.get("run.engine.executor")}
-    layers = [*_begun(command, executor, None), ("typed", command.run)]
+    options = {path.removeprefix("run."): v for path, v in typed.items() if path.startswith("run.")}
+    own = {path: value for path, value in typed.items() if not path.startswith("run.")}
+    return Train(run=TrainConfig(), **own), options
+
+
+def cluster_asked(arguments: list[str]) -> tuple[str, int] | None:
+    """The cluster that was typed, and how many ranks the run has on it. Raises ValueError."""
+    command, options = _read(arguments)
+    if command.cluster is None:
+        return None
+    if "engine.servers_at" in options:
+        raise ValueError("--cluster places the servers itself; remove --servers-at")
+    ranks = _begun(command, options, None)[-1][1].sync.ranks
+    return command.cluster, options.get("sync.ranks", ranks)
+
+
+def told_of_options(arguments: list[str], launch: Launch | None = None) -> str:
+    """A line for each option of the run: its value and where it comes from, changed ones first."""
+    command, (_, typed) = read_train(arguments, launch), _read(arguments)
+    executor = {"engine.executor": typed.get("engine.executor")}
+    layers = [*_begun(command, executor, launch), ("typed", command.run)]
     unread = command.run.unread()
     changed: list[tuple[str, Any, str]] = []
     left: list[tuple[str, Any, str]] = []
     for option in options_of(TrainConfig):
         values = [reduce(getattr, option.path.split("."), config) for _, config in layers]
         steps = [number for number in range(1, len(layers)) if values[number] != values[number - 1]]
-        last = len(layers) - 1 if f"run.{option.path}" in typed else max(steps, default=0)
+        last = len(layers) - 1 if option.path in typed else max(steps, default=0)
         if option.path not in unread:
             (changed if last else left).append((option.name, values[-1], layers[last][0]))
     return "\n".join(_aligned([*changed, *left]))

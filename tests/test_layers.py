@@ -26,7 +26,8 @@ ROOMS = {
     "runtime": [
         "files", "start", "stop", "command_line", "data", "embedding", "config", "torchrun",
         "models", "dense", "rank", "checkpoint", "order", "engines", "run", "serving", "inference",
-        "predict_command", "guarded", "train_options", "train_command", "commands", "__main__",
+        "predict_command", "guarded", "train_options", "cluster",
+        "train_command", "commands", "__main__",
     ],
     "experiments": [
         "catalogue", "options", "statistics", "tables", "targets", "kept", "points", "gaps",
@@ -109,8 +110,9 @@ def test_importing_loads_nothing_of_these(statement, absent):
     assert found.stdout.strip() == "[]", found.stdout + found.stderr
 
 
-MOST_LINES = {"persia_sim": 11_910, "runtime": 26_700, "experiments": 16_720, "paper_figs": 1_370}
-"""Of Python and C++. It falls where something is deleted or merged; who raises it says why."""
+MOST_LINES = {"persia_sim": 11_910, "runtime": 27_300, "experiments": 16_720, "paper_figs": 1_370}
+"""Of Python and C++. It falls where something is deleted or merged; who raises it says why.
+Ranks on several hosts and Ray took 600 (issue 20)."""
 MOST_WITH_ONE_IMPORTER = 58
 """Modules of the packages: what only one file imports is better part of that file."""
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from runtime.stop import PeerError, Silence, Stop
+from runtime.torchrun import address_towards, interface_of
 
 BEAT_S = 2.0
 """Seconds between two signs of life."""
@@ -37,6 +39,23 @@ _Seen = dict[int, tuple[str, Silence]]
 
 ENDED = "it has ended"
 """How the status of a rank begins that trains no further step."""
+
+
+class _Here(NamedTuple):
+    """What the ranks must know of one before they connect."""
+
+    pid: int
+    host: str
+    address: str
+    """Of its host, on the route to the store."""
+    takes_nccl: bool
+
+
+def _address_for(own: _Here, others: list[_Here]) -> str:
+    """Whence a rank sends tensors. On the store's own host the route to it may be the loopback
+    device, where other hosts do not come: then it is the route to one of those."""
+    away = [other.address for other in others if not other.address.startswith("127.")]
+    return address_towards(away[0]) if own.address.startswith("127.") and away else own.address
 
 
 class _Heard:
@@ -75,6 +94,7 @@ class RankGroup:
         device: torch.device,
         *,
         ranks_here: int = 1,
+        towards: str = "127.0.0.1",
         beat_s: float = BEAT_S,
         silence_s: float = SILENCE_S,
         join_s: float = JOIN_S,
@@ -82,21 +102,33 @@ class RankGroup:
         """Wait until all ranks are here, and connect them. Closed by `close`.
 
         ``ranks_here``: ranks on this host; NCCL carries the tensors where each has a GPU to itself.
+        ``towards``: the host of the store; gloo's tensors take the interface of that route.
         """
         self.rank, self.ranks = rank, ranks
         self.status = "starts"
         """What this rank does; part of its sign of life."""
+        self.places: dict[int, str] = {}
+        """Each rank with its process and host, in words, once all are here."""
         self._store, self._beat_s, self._silence_s = _Heard(store, rank), beat_s, silence_s
         self._stop = Stop()
         self._closed = threading.Event()
         self._beating = threading.Thread(target=self._beat, name="beat", daemon=True)
         self._beating.start()
         try:
-            self.gather("here", str(os.getpid()), patience_s=join_s)
             own_gpu = device.type == "cuda" and torch.cuda.device_count() >= ranks_here
-            backend = "nccl" if own_gpu and dist.is_nccl_available() else "gloo"
-            if backend == "gloo":
-                os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host's name may be any card's
+            here = _Here(
+                os.getpid(),
+                platform.node(),
+                address_towards(towards),
+                own_gpu and dist.is_nccl_available(),
+            )
+            found = self.gather("here", json.dumps(here), patience_s=join_s)
+            all_here = [_Here(*json.loads(text)) for text in found]
+            self.places = {r: f"rank {r} (pid {o.pid}, {o.host})" for r, o in enumerate(all_here)}
+            backend = "nccl" if all(other.takes_nccl for other in all_here) else "gloo"
+            if backend == "gloo" and "GLOO_SOCKET_IFNAME" not in os.environ:
+                address = _address_for(here, all_here)  # a host's name may be any card's
+                os.environ["GLOO_SOCKET_IFNAME"] = interface_of(address)
             own = dist.PrefixStore("tensors", store)  # type: ignore[attr-defined]
             dist.init_process_group(backend, store=own, rank=rank, world_size=ranks, timeout=_NEVER)
         except BaseException:
@@ -257,7 +289,7 @@ class RankGroup:
         waited_s = time.monotonic() - began
         return (
             f"rank {self.rank} has waited {waited_s:.0f} s for the {what} of"
-            f" {'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}: {why}"
+            f" {', '.join(self.places.get(rank, f'rank {rank}') for rank in ranks)}: {why}"
         )
 
     def _beat(self) -> None:

@@ -31,8 +31,8 @@ def source_of(config: TrainConfig) -> Source:
 def opened(config: TrainConfig, rank: ProcessRank | None = None) -> Iterator[Source]:
     """The data that the config names, its training part read here or by loaders.
 
-    ``rank``: the rank that this process is; rank 0 starts the loaders of all. They end with the
-    context.
+    ``rank``: the rank that this process is; the first one of a host starts the loaders of all
+    there. They end with the context.
     """
     source, loaders = source_of(config), config.engine.loaders
     if not loaders:
@@ -42,11 +42,11 @@ def opened(config: TrainConfig, rank: ProcessRank | None = None) -> Iterator[Sou
     from runtime.engines.processes.loaders import LoadedSource, LoaderProcesses
 
     processes, place, who = None, "", "the run" if rank is None else f"rank {rank.group.rank}"
-    if rank is None or rank.leads:
-        processes = LoaderProcesses(config.data, loaders, 1 if rank is None else rank.group.ranks)
+    if rank is None or not rank.local_rank:
+        processes = LoaderProcesses(config.data, loaders, 1 if rank is None else rank.ranks_here)
         place = processes.leave_address()
     if rank is not None:
-        place = rank.group.gather("loaders", place)[0]
+        place = rank.group.gather("loaders", place)[rank.group.rank - rank.local_rank]
     how = processes.how_it_ended if processes else (lambda loader: "has died")
     loaded = LoadedSource(cast(SharedSource, source), Address.found_at(place), how, who)
     try:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import platform
+import secrets
 import signal
+import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,7 +30,7 @@ from runtime.rank.learner import enter_device
 from runtime.run.folder import flat, plain
 from runtime.run.saver import Saving
 from runtime.run.training import Training
-from runtime.stop import PeerError
+from runtime.stop import PeerError, Silence
 from runtime.torchrun import Launch, device_of, die_with_parent
 
 
@@ -41,11 +44,19 @@ def joined(config: TrainConfig, launch: Launch) -> Iterator[ProcessRank]:
     devices = torch.cuda.device_count() if config.engine.device == "cuda" else 0
     device = device_of(config.engine.device, launch.local_rank, devices)
     enter_device(device)
-    store = dist.PrefixStore(f"attempt {launch.restarts}", _store(launch))  # type: ignore[attr-defined]
+    whole = _store(launch)
+    attempt = _attempt(whole, launch)
+    store = dist.PrefixStore(f"attempt {attempt}", whole)  # type: ignore[attr-defined]
     group = RankGroup(
-        launch.rank, launch.ranks, store, torch.device(device), ranks_here=launch.ranks
+        launch.rank,
+        launch.ranks,
+        store,
+        torch.device(device),
+        ranks_here=launch.ranks_here,
+        towards=launch.host if launch.spans_hosts else "127.0.0.1",
     )
-    rank = ProcessRank(group, device)
+    rank = ProcessRank(group, device, local_rank=launch.local_rank, ranks_here=launch.ranks_here)
+    rank.attempt = attempt
     yield rank
     rank.close()
 
@@ -58,16 +69,38 @@ def agree(rank: ProcessRank, config: TrainConfig, source: Source) -> None:
     facts |= {"the schema": json.dumps(found.schema)}
     facts |= {"Python": platform.python_version(), "torch": torch.__version__}
     facts |= {"numpy": metadata.version("numpy")}
+    del facts["engine.servers_secret"]  # a file of its host
     rank.group.agree("what is trained", facts)
 
 
-def lead(rank: ProcessRank, config: TrainConfig, start: Checkpoint | None) -> None:
-    """Tell the ranks that follow from where the run goes on."""
+def lead(rank: ProcessRank, config: TrainConfig, start: Checkpoint | None, folder: Path) -> None:
+    """Tell the ranks that follow from where the run goes on.
+
+    Raises ValueError, at every rank, where one of them does not see the run's ``folder`` and would
+    have to read a checkpoint there.
+    """
     told = {
         "from": None if start is None else str(start.folder.resolve()),
         "trace_order": config.engine.trace_order,
+        "sees": None,
     }
-    rank.group.gather(_START, json.dumps(told))
+    if not (rank.spans_hosts and config.checkpoint.at_end):
+        rank.group.gather(_START, json.dumps(told))
+        return
+    with tempfile.NamedTemporaryFile(dir=folder, prefix="seen-by-all-ranks-") as mark:
+        rank.group.gather(_START, json.dumps(told | {"sees": str(Path(mark.name).resolve())}))
+        _refuse_folder_of_one_host(rank, mark.name)
+
+
+def _refuse_folder_of_one_host(rank: ProcessRank, mark: str) -> None:
+    """Raise ValueError at every rank unless all see a file that rank 0 has just made."""
+    seen = rank.group.gather("who sees the run folder", "yes" if Path(mark).exists() else "no")
+    if "no" in seen:
+        raise ValueError(
+            f"{rank.group.places[seen.index('no')]} does not see {Path(mark).parent}, the run"
+            f" folder of {rank.group.places[0]}, and could not go on from a checkpoint there: name"
+            " a folder with --out that all hosts share, or leave --checkpoint-every out"
+        )
 
 
 def follow(config: TrainConfig, rank: ProcessRank) -> None:
@@ -76,6 +109,8 @@ def follow(config: TrainConfig, rank: ProcessRank) -> None:
     with opened(config, rank) as source:
         agree(rank, config, source)
         told = json.loads(rank.group.gather(_START, "")[0])
+        if told["sees"] is not None:
+            _refuse_folder_of_one_host(rank, told["sees"])
         start = None if told["from"] is None else read_checkpoint(Path(told["from"]))
         config = replace(config, engine=replace(config.engine, trace_order=told["trace_order"]))
         samples = start.state.samples if start else 0
@@ -88,6 +123,37 @@ def follow(config: TrainConfig, rank: ProcessRank) -> None:
 
 
 _START = "where the run goes on"
+
+
+def _attempt(store: Any, launch: Launch) -> int:
+    """The number of this start of all ranks, from 1, the same at each of them.
+
+    torchrun counts a restart on the host alone on which a rank has failed. So every process makes
+    up a word, and rank 0 numbers the list of all; what it finds of a start before is replaced as
+    soon as its rank is here, and that list then has another number.
+    """
+    own, apart, listed = secrets.token_hex(8), Silence(), ""
+    words = [f"start/{rank}" for rank in range(launch.ranks)]
+    store.set(words[launch.rank], own)
+    while True:
+        if launch.rank == 0 and store.check(words):
+            found = json.dumps([store.get(word).decode() for word in words])
+            if found != listed:
+                listed = found
+                store.set("starts", json.dumps([store.add("starts so far", 1), found]))
+        if store.check(["starts"]):
+            number, found = json.loads(store.get("starts"))
+            if dict(enumerate(json.loads(found))).get(launch.rank) == own:
+                store.set(f"start {number}/{launch.rank}", "")
+                if store.check([f"start {number}/{rank}" for rank in range(launch.ranks)]):
+                    return int(number)
+        if apart.look() > JOIN_S:
+            missing = [f"rank {r}" for r, word in enumerate(words) if not store.check([word])]
+            raise PeerError(
+                f"rank {launch.rank} has waited {JOIN_S:.0f} s for all {launch.ranks} ranks to"
+                f" start; {', '.join(missing) or 'one that has ended'} has not: look at its host"
+            )
+        time.sleep(0.05)
 
 
 def _store(launch: Launch) -> Any:

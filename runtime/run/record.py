@@ -90,7 +90,7 @@ def run_into(
             from runtime.run.ranks import agree, lead  # loads torch.distributed
 
             agree(rank, asked, source)
-            lead(rank, config, start)
+            lead(rank, config, start, folder)
         return _fill(folder, config, source, saving, listeners, rank, beginning)
 
 

@@ -310,7 +310,9 @@ def test_processes_train_as_threads_do(name, found):
 def test_a_wait_names_the_rank_that_has_ended_and_the_one_that_hangs(found):
     for rank in (1, 2):
         ended, hangs = (found / f"told-{rank}").read_text().splitlines()
-        start = rf"rank {rank} has waited \d+ s for the gradients of step 7 of rank 0: "
+        start = (
+            rf"rank {rank} has waited \d+ s for the gradients of step 7 of rank 0 \(pid \d+, .+\): "
+        )
         assert re.fullmatch(start + "it has ended after 7 steps", ended)
         silent = r"silent for 6 s; the last that it said was: trains step 7"
         assert re.fullmatch(start + silent, hangs)

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +20,16 @@ from runtime.torchrun import Launch, device_of, launched, started_s
 
 ENVIRONMENT = {
     "RANK": "1", "LOCAL_RANK": "1", "GROUP_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
-    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29411", "TORCHELASTIC_RESTART_COUNT": "3",
-    "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29411", "TORCHELASTIC_USE_AGENT_STORE": "True",
 }  # fmt: skip
 LAUNCH = Launch(
-    rank=1, local_rank=1, ranks=2, restarts=3, host="127.0.0.1", port=29411, agent_has_store=True
+    rank=1,
+    local_rank=1,
+    ranks=2,
+    ranks_here=2,
+    host="127.0.0.1",
+    port=29411,
+    agent_has_store=True,
 )
 
 
@@ -31,8 +37,9 @@ def test_the_environment_says_where_a_process_stands():
     assert launched(ENVIRONMENT) == LAUNCH
     assert launched({}) is None
     assert launched({"WORLD_SIZE": "1", "RANK": "0", "SLURM_STEP_NUM_TASKS": "1"}) is None
-    with pytest.raises(ValueError, match=r"4 ranks, 2 of them on this host; .* use --nnodes 1"):
-        launched(ENVIRONMENT | {"WORLD_SIZE": "4"})
+    there = launched(ENVIRONMENT | {"WORLD_SIZE": "4", "RANK": "3"})
+    assert there == replace(LAUNCH, rank=3, ranks=4)
+    assert there.spans_hosts and not LAUNCH.spans_hosts
 
 
 NOT_TORCHRUNS = {
@@ -40,7 +47,6 @@ NOT_TORCHRUNS = {
     "LOCAL_RANK": ["2", "-1", "x"],
     "WORLD_SIZE": ["0", "-1", "x", ""],
     "LOCAL_WORLD_SIZE": ["0", "x"],
-    "TORCHELASTIC_RESTART_COUNT": ["-1", "x"],
     "MASTER_ADDR": ["", "no.such.host.invalid", "a..b", "x" * 300, None],
     "MASTER_PORT": ["99999", "-1", "0", "x", "", None],
 }
@@ -97,6 +103,22 @@ def test_torchrun_decides_ranks_executor_and_servers_unless_they_are_typed():
 def test_what_ranks_as_processes_cannot_do_is_refused(words, sentence):
     with pytest.raises(ValueError, match=sentence):
         train_options.read_train(words, LAUNCH)
+
+
+AT = ["--servers", "1", "--servers-at", "10.0.0.1:7800", "--servers-secret", "secret"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--out", "a"], "4 ranks, 2 of them on this host, and servers .* add --servers-at HOST"),
+        (["--mode", "async", "--out", "a", *AT], "of --mode async are in the memory of rank 0"),
+        (AT, "2 of them on this host, which name their run folder .* add --out"),
+    ],
+)
+def test_what_ranks_on_several_hosts_cannot_do_is_refused(words, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        train_options.read_train(words, replace(LAUNCH, ranks=4))
 
 
 def test_ranks_in_a_file_must_be_torchruns(tmp_path):
@@ -179,9 +201,11 @@ class Net(FeedForward):
         assert torch.get_num_threads() == 2, torch.get_num_threads()
         self.batches += self.training
         if self.batches == 30 and os.environ.get("RANK") == "1":
-            if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            killed = Path(os.environ["RUN"] + ".killed")
+            if not killed.exists():
                 while not list(Path(os.environ["RUN"]).glob("checkpoints/*/state.json")):
                     time.sleep(0.02)
+                killed.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
         return super().forward(dense, embeddings)
 """

@@ -7,6 +7,8 @@ side of the process that was started.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
 import json
 import os
 import secrets
@@ -55,6 +57,26 @@ class Address:
         kept.append(note)
         return f"/proc/{os.getpid()}/fd/{note.fileno()}"
 
+    def sealed(self, secret: str) -> str:
+        """The address for processes of other hosts that know the ``secret``; nobody else can read
+        or change it. Hidden by the stream of a keyed SHAKE-256, authenticated by an HMAC."""
+        text, salt = json.dumps(asdict(self)).encode(), secrets.token_bytes(32)
+        hidden = _hide(text, secret, salt)
+        return (salt + hmac.digest(secret.encode(), salt + hidden, "sha256") + hidden).hex()
+
+    @classmethod
+    def unsealed(cls, text: str, secret: str) -> Address:
+        """What `sealed` gave; raises PeerError where it was given another secret."""
+        data = bytes.fromhex(text)
+        salt, mark, hidden = data[:32], data[32:64], data[64:]
+        if not hmac.compare_digest(hmac.digest(secret.encode(), salt + hidden, "sha256"), mark):
+            raise PeerError("the ranks have other secrets; give all the same --servers-secret")
+        return cls._read(_hide(hidden, secret, salt).decode())
+
+    @classmethod
+    def _read(cls, text: str) -> Address:
+        return cls(**{name: tuple(values) for name, values in json.loads(text).items()})
+
     @classmethod
     def found_at(cls, place: str) -> Address:
         """What another process of this user has left; raises PeerError for anybody else's."""
@@ -66,7 +88,13 @@ class Address:
             about = os.fstat(descriptor)
             if about.st_uid != os.geteuid() or not stat.S_ISREG(about.st_mode):
                 raise PeerError(f"an address of the run, at {place}, is not of this user's run")
-            return cls(**{name: tuple(values) for name, values in json.load(note).items()})
+            return cls._read(note.read())
+
+
+def _hide(text: bytes, secret: str, salt: bytes) -> bytes:
+    """Hidden, or read again."""
+    stream = hashlib.shake_256(b"address of servers" + salt + secret.encode()).digest(len(text))
+    return bytes(a ^ b for a, b in zip(text, stream, strict=True))
 
 
 class Processes:

@@ -18,7 +18,7 @@ from runtime.embedding.config import TableConfig
 from runtime.embedding.verbs import EmbeddingStore
 from runtime.engines.processes.averaging import AveragingRule
 from runtime.engines.processes.dense_server import RemoteWeights, WeightsServer
-from runtime.engines.processes.hosts import HostedServers
+from runtime.engines.processes.hosts import HostedServers, read_secret
 from runtime.engines.processes.launch import Address, ServerProcesses
 from runtime.engines.processes.links import Links
 from runtime.engines.processes.open import launch, segments
@@ -36,10 +36,24 @@ class ProcessRank(RankProcess):
 
     alone = False
 
-    def __init__(self, group: RankGroup, device: str = "cpu") -> None:
-        """``device``: of this rank's dense network."""
+    def __init__(
+        self,
+        group: RankGroup,
+        device: str = "cpu",
+        *,
+        local_rank: int | None = None,
+        ranks_here: int | None = None,
+    ) -> None:
+        """``device``: of this rank's dense network; ``local_rank`` among the ``ranks_here`` on this
+        host (None: all are)."""
         super().__init__(range(group.rank, group.rank + 1))
         self.group, self.device, self.leads = group, device, group.rank == 0
+        self.local_rank = group.rank if local_rank is None else local_rank
+        self.ranks_here = group.ranks if ranks_here is None else ranks_here
+        self.spans_hosts = self.ranks_here < group.ranks
+        """Whether other ranks are on other hosts, and share no memory with this one."""
+        self.attempt = 1
+        """Which start of all ranks this is; what ended the one before is not known here."""
         self._leg = 0
         self._said = (0, 0)
         self._closing: list[Callable[[], None]] = []
@@ -63,10 +77,13 @@ class ProcessRank(RankProcess):
             )
         processes: ServerProcesses | HostedServers | None = None
         told = ""
+        secret = config.engine.servers_secret
+        seal = read_secret(secret) if self.spans_hosts and secret else None
         if self.leads:
             try:
                 processes = launch(config, tables)
-                told = processes.leave_address()  # the secret is not for the store of all ranks
+                # The servers' secrets are not for the store of all ranks.
+                told = processes.address.sealed(seal) if seal else processes.leave_address()
             finally:  # the others wait for its place, or hear that there will be none
                 found = self.group.gather("servers", told)[0]
         else:
@@ -74,7 +91,8 @@ class ProcessRank(RankProcess):
         if not found:
             raise RuntimeError("rank 0 could not start the embedding servers")
         how = processes.how_it_ended if processes else (lambda shard: "has died")
-        links = Links(Address.found_at(found), self.ranks, how)
+        address = Address.unsealed(found, seal) if seal else Address.found_at(found)
+        links = Links(address, self.ranks, how)
         store = RemoteStore(
             layout, tables, links, seed=config.seed, segments=segments(config), stop=stop,
             close=processes.close if processes else lambda: None,

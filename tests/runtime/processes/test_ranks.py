@@ -68,24 +68,31 @@ def train_all(rank: int, ranks: int, store: dist.Store, folder: Path) -> None:
             group = RankGroup(rank, ranks, words, torch.device("cpu"))
             here = ProcessRank(group)
             settings = changed(settings_of(name), latency_s=latency_s)
-            parts = assemble_for(settings, SOURCE, rank=here)
-            parts.meter.start()
-            losing = LOST if name == "losing" else {}
-            run = ConcurrentRun(parts, lose_push=lambda *push, of=losing: push in of)
-            for end in [9, None] if losing else [None]:
-                parts.feed.begin_leg(end)
-                run.run()
+            world = train_one(settings, here, LOST if name == "losing" else set())
             rounds = ""
-            if here.leads:
-                world = World(
-                    parts.worker, parts.learner, trace_of(parts), parts.meter, run.rule.snapshot()
-                )
+            if world is not None:
                 write_down(folder / name, world)
                 rounds = str(len(world.trace.of_kind(Kind.AVERAGE_WRITE)) // ranks)
             enough = int(group.gather("rounds", rounds)[0])
             here.close()
             if enough:
                 break
+
+
+def train_one(
+    settings: TrainConfig, here: ProcessRank, losing: set[tuple[int, int]]
+) -> World | None:
+    """As one rank; where pushes get lost, in two legs. What came of it, at rank 0."""
+    parts = assemble_for(settings, SOURCE, rank=here)
+    parts.meter.start()
+    run = ConcurrentRun(parts, lose_push=lambda *push: push in losing)
+    for end in [9, None] if losing else [None]:
+        parts.feed.begin_leg(end)
+        run.run()
+    if not here.leads:
+        return None
+    model = run.rule.snapshot()
+    return World(parts.worker, parts.learner, trace_of(parts), parts.meter, model)
 
 
 def trace_of(parts) -> Trace:

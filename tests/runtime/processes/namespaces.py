@@ -1,0 +1,74 @@
+"""Hosts for tests: network namespaces of this machine, which share its files and nothing else."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.worlds import host_of_servers
+
+_CLONE_NEWNET = 0x40000000
+MISSING = "" if os.geteuid() == 0 and shutil.which("ip") else "network namespaces need root and ip"
+needed = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+ADDRESSES = "10.77.0.1", "10.77.0.2"
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+@contextmanager
+def two_hosts() -> Iterator[tuple[str, str]]:
+    """The names of two namespaces that one cable joins; gone afterwards, with what runs there."""
+    names = f"persia-{os.getpid()}-a", f"persia-{os.getpid()}-b"
+    try:
+        for name in names:
+            ip("netns", "add", name)
+            ip("-n", name, "link", "set", "lo", "up")
+        ends = [["name", f"v{k}", "netns", names[k]] for k in (0, 1)]
+        ip("link", "add", *ends[0], "type", "veth", "peer", *ends[1])
+        for k, name in enumerate(names):
+            ip("-n", name, "address", "add", f"{ADDRESSES[k]}/24", "dev", f"v{k}")
+            ip("-n", name, "link", "set", f"v{k}", "up")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+
+
+def enter(name: str) -> None:
+    """From now on this process, which must have one thread, is on that host."""
+    with open(f"/run/netns/{name}") as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"cannot enter {name}")
+
+
+@contextmanager
+def serving(hosts: tuple[str, str]) -> Iterator[tuple[tuple[str, ...], Path]]:
+    """`serve` on every host: its addresses, and the file with its secret."""
+    secret, at = host_of_servers()[1], [f"{address}:7800" for address in ADDRESSES]
+    words = ["-m", "runtime", "serve", "--secret", str(secret), "--listen"]
+    servers = [
+        subprocess.Popen(
+            ["ip", "netns", "exec", host, sys.executable, *words, name],
+            stdout=subprocess.PIPE, text=True,
+        )
+        for host, name in zip(hosts, at, strict=True)
+    ]  # fmt: skip
+    try:
+        for server in servers:
+            assert server.stdout is not None
+            assert "ready" in server.stdout.readline()
+        yield tuple(at), secret
+    finally:
+        for server in servers:
+            server.terminate()
+            server.wait(20)
