@@ -1,8 +1,9 @@
-"""One connection: whole messages, each with the memory that belongs to it.
+"""One channel: whole messages, each once, with the memory that belongs to it.
 
 On one host a connection is a Unix socket. Arrays lie in memory that both sides have mapped; its
 descriptor travels with the message that names it. Between hosts it is TCP, and the arrays follow
-the message: they are sent from where they lie and received where they belong.
+the message: they are sent from where they lie and received where they belong; a connection that
+breaks there is made again, and what was lost with it is sent again.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import os
 import socket
 import struct
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,7 +29,7 @@ from runtime.engines.processes.messages import (
     unpack_segment,
 )
 from runtime.engines.processes.segments import Segment
-from runtime.stop import Silence
+from runtime.stop import PeerError, Silence
 
 _LOOK_EVERY_S = 0.2
 """How often a wait looks whether the run has stopped."""
@@ -35,30 +38,64 @@ _MOST_BUFFERS = 512
 _DROPPED_BYTES = 1 << 20
 """At a time, of what nobody wants."""
 
+RESUMED_WITHIN_S = 20.0
+"""Who has not come back until then, or takes nothing for so long, is gone."""
+_OPTIONS = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
+)
+"""While nothing is said the kernel looks whether the other host is there: 25 s."""
+
+Reconnect = Callable[[int], tuple["Channel", int]]
+"""Connects again and says how many messages were received here; how many were there."""
 Place = Callable[[Message], Sequence[memoryview] | None]
 """Where the arrays of a message belong; None: nobody wants them."""
 
 
 class PeerGoneError(ConnectionError):
-    """The other end of a connection is closed: its process has ended."""
+    """The other end of a connection is closed, for good: its process has ended."""
 
 
 class Channel:
-    """A connected stream socket; any thread may send, one receives."""
+    """A connected stream socket; any thread may send, one receives.
+
+    Between hosts a connection may break though both processes live. Who has connected then connects
+    again, each side says how many messages it has received, and the other sends again what is
+    missing: every message is received once, in order, or the channel ends. On one host a connection
+    breaks only with its process.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
-        sock.settimeout(_LOOK_EVERY_S)
         self.shares_memory = sock.family == socket.AF_UNIX
         """Whether both ends see the same segments; else arrays follow their message."""
-        if not self.shares_memory:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.takes_arrays = False
+        self.is_known = False
         """Whether the other end has said who it is: a stranger's message has no arrays."""
-        self._sending = threading.Lock()
+        self._socket = sock
+        sock.settimeout(_LOOK_EVERY_S)
+        if not self.shares_memory:
+            for level, option, value in _OPTIONS:
+                sock.setsockopt(level, option, value)
+        self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._header, self._header_bytes = bytearray(HEADER_BYTES), 0
         self._descriptor = -1  # came with the header
         self._left_bytes = 0  # of the message that is being received
+        self._ended = threading.Event()
+        # What makes a connection again, and what is sent again over it:
+        self._reconnect: Reconnect | None = None
+        self._connections = 1
+        self._made_again = threading.Condition()
+        self._unreceived: deque[list[memoryview]] = deque()  # by the other side, as far as is known
+        self._forgotten = 0  # messages before these
+        self.received = 0
+        """Messages that have come, whole."""
+
+    def know(self, reconnect: Reconnect | None = None) -> None:
+        """The other end has said who it is: from now on nothing is lost. ``reconnect`` makes the
+        connection again; without it the other end does."""
+        self.is_known, self._reconnect = True, reconnect
 
     def fileno(self) -> int:
         """Of the socket, for selectors."""
@@ -73,13 +110,6 @@ class Channel:
             return f"{host}:{port}"
         return "a host that has gone"
 
-    def keep_alive(self, options: Sequence[tuple[int, int]]) -> None:
-        """Have the kernel look whether the other host is there, while nothing is said."""
-        if not self.shares_memory:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in options:
-                self._socket.setsockopt(socket.IPPROTO_TCP, option, value)
-
     def is_own_user(self) -> bool:
         """Whether a process of this user is at the other end; abstract names have no permissions.
 
@@ -93,14 +123,14 @@ class Channel:
         arrays: Sequence[Any] = (),
         *,
         segment: Segment | None = None,
-        within_s: float = 20.0,
+        within_s: float = RESUMED_WITHIN_S,
     ) -> None:
-        """Send all of it.
+        """Send all of it; over a connection that has broken, as soon as it is made again.
 
         ``arrays``, of a batch, lie in a segment that the other end knows, and travel where it has
-        one of its own. ``segment`` comes with the message: all of it, but for SEGMENT, where the
-        other end makes one as large. Raises PeerGoneError, TimeoutError when the other end takes
-        nothing for ``within_s``.
+        one of its own; they stay as they are until they are received. ``segment`` comes with the
+        message: all of it, but for SEGMENT, where the other end makes one as large. Raises
+        PeerGoneError, TimeoutError when the other end takes nothing for ``within_s``.
         """
         descriptor, views = -1, []
         if self.shares_memory:
@@ -109,11 +139,21 @@ class Channel:
             views = [] if message.kind is MessageKind.SEGMENT else [segment.view()]
         else:
             views = [memoryview(array).cast("B") for array in arrays if len(array)]
-        buffers = [memoryview(pack(message, sum(map(len, views)))), *views]
         if not self._sending.acquire(timeout=within_s):
             raise TimeoutError
         try:
-            self._send_all(buffers, descriptor, within_s)
+            header = memoryview(pack(message, sum(map(len, views)), self.received))
+            if self._resumes():
+                self._unreceived.append([header, *views])
+            self._send_all([header, *views], descriptor, within_s)
+        except PeerGoneError:
+            if not self._resumes():
+                raise
+            self._break()  # who receives makes it again
+        except TimeoutError:
+            if self._unreceived:
+                self._unreceived.pop()
+            raise
         finally:
             self._sending.release()
 
@@ -123,37 +163,130 @@ class Channel:
         """The next message, whenever it comes, and the memory that came with it.
 
         ``place`` says where its arrays belong if they follow it. ``goes_on`` is called again and
-        again while nothing comes, and may raise: the rest of the message is then dropped. Raises
+        again until it is there, and may raise: the rest of the message is then dropped. Raises
         PeerGoneError at the end, BadMessageError for what is no message.
         """
-        while self._left_bytes:  # of a message in whose middle a wait was given up
-            self._fill(memoryview(bytearray(min(self._left_bytes, _DROPPED_BYTES))), goes_on)
+        while True:
+            connections = self._connections
+            try:
+                with self._receiving:
+                    return self._receive(goes_on, place)
+            except PeerGoneError:
+                if not self._resumes():
+                    raise
+            self.make_again(goes_on, connections)
+
+    def make_again(self, goes_on: Callable[[], None], connections: int | None = None) -> None:
+        """Return when the connection, or another one than the first ``connections``, is there.
+
+        Raises PeerGoneError when there will be none.
+        """
+        if not self._resumes():
+            raise PeerGoneError("closed")
+        before, silence = self._connections if connections is None else connections, Silence()
+        while self._connections == before:
+            try:
+                if self._reconnect is not None:
+                    self.resume(*self._reconnect(self.received))
+                    return
+                with self._made_again:
+                    self._made_again.wait(_LOOK_EVERY_S)
+            except (ConnectionRefusedError, PeerError) as error:  # its process has ended
+                self.close()
+                raise PeerGoneError(str(error)) from None
+            except OSError:
+                time.sleep(_LOOK_EVERY_S)
+            goes_on()
+            if self._ended.is_set() or silence.look() > RESUMED_WITHIN_S:
+                self.close()
+                raise PeerGoneError("closed")
+
+    def resume(
+        self, other: Channel, received: int, answer: Callable[[int], None] = lambda received: None
+    ) -> None:
+        """Go on over the connection of ``other``, whose end has ``received`` messages of ours; what
+        it has not is sent again. ``answer`` tells it how many are here. Raises OSError."""
+        self._break()  # whoever sends or receives there lets go
+        with self._sending:
+            with self._receiving:
+                if self._ended.is_set():
+                    raise PeerGoneError("closed")
+                old, self._socket = self._socket, other._socket
+                old.close()
+                self._header_bytes = self._left_bytes = 0
+                self._forget(received)
+                answer(self.received)
+                self._connections += 1
+            try:
+                for buffers in list(self._unreceived):
+                    self._send_all(list(buffers), -1, RESUMED_WITHIN_S)
+            except OSError:
+                self._break()
+        if self._ended.is_set():  # meanwhile
+            self.close()
+        with self._made_again:
+            self._made_again.notify_all()
+
+    def is_broken(self) -> bool:
+        """Whether what makes the socket readable is its end."""
+        try:
+            return not self._socket.recv(1, socket.MSG_PEEK)
+        except TimeoutError:
+            return False
+        except OSError:
+            return True
+
+    def hang_up(self) -> None:
+        """For good; what has come can still be received. Whoever waits at either end is woken."""
+        self._ended.set()
+        self._break()
+
+    def close(self) -> None:
+        """For good."""
+        self.hang_up()
+        self._socket.close()
+
+    def _resumes(self) -> bool:
+        return self.is_known and not self.shares_memory and not self._ended.is_set()
+
+    def _break(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _forget(self, received: int) -> None:
+        """The other end has that many messages: they need not be sent again."""
+        while self._forgotten < received and self._unreceived:
+            self._unreceived.popleft()
+            self._forgotten += 1
+
+    def _receive(self, goes_on: Callable[[], None], place: Place) -> tuple[Message, Segment | None]:
+        if self._left_bytes:  # of a message in whose middle a wait was given up
+            while self._left_bytes:
+                self._fill(memoryview(bytearray(min(self._left_bytes, _DROPPED_BYTES))), goes_on)
+            self.received += self.is_known
         while self._header_bytes < HEADER_BYTES:
             self._receive_header(goes_on)
         descriptor, self._descriptor, self._header_bytes = self._descriptor, -1, 0
         try:
-            message, body_bytes, array_bytes = unpack_header(self._header)
-            if (array_bytes or descriptor >= 0) and not self.takes_arrays:
+            message, body_bytes, array_bytes, received = unpack_header(self._header)
+            if (array_bytes or descriptor >= 0) and not self.is_known:
                 raise BadMessageError(f"a {message.kind.name} of a stranger brings arrays")
+            self._forget(received)
             self._left_bytes = body_bytes + array_bytes
             body = bytearray(body_bytes)
             self._fill(memoryview(body), goes_on)
             message = message._replace(body=bytes(body))
-            if descriptor >= 0:
-                taken, descriptor = descriptor, -1
-                return message, Segment.attach(taken)
+            taken, descriptor = descriptor, -1
+            found = None if taken < 0 else Segment.attach(taken)
         finally:
             if descriptor >= 0:
                 os.close(descriptor)
-        if message.kind is MessageKind.SEGMENT and not self.shares_memory:
-            return message, Segment.private(unpack_segment(message.body)[1])
-        return message, self._receive_arrays(message, array_bytes, goes_on, place)
-
-    def close(self) -> None:
-        """Both directions; whoever waits at either end is woken."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+        if found is None and message.kind is MessageKind.SEGMENT and not self.shares_memory:
+            found = Segment.private(unpack_segment(message.body)[1])
+        elif found is None:
+            found = self._receive_arrays(message, array_bytes, goes_on, place)
+        self.received += self.is_known
+        return message, found
 
     def _send_all(self, buffers: list[memoryview], descriptor: int, within_s: float) -> None:
         silence, begun = Silence(), False
@@ -181,6 +314,8 @@ class Channel:
 
     def _receive_header(self, goes_on: Callable[[], None]) -> None:
         """Some of it; what has come stays if ``goes_on`` raises."""
+        if self._header_bytes:
+            goes_on()
         try:
             data, found, flags, _ = socket.recv_fds(
                 self._socket, HEADER_BYTES - self._header_bytes, 1, socket.MSG_CMSG_CLOEXEC
@@ -230,6 +365,8 @@ class Channel:
                 raise PeerGoneError("closed")
             self._left_bytes -= count
             view = view[count:]
+            if view:  # whoever sends byte by byte
+                goes_on()
 
 
 def listen(name: str) -> tuple[socket.socket, str]:

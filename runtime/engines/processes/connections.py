@@ -90,8 +90,9 @@ class Connections:
             raise ServerRevivedError
         return channels
 
-    def connect(self, shard: int, role: str, rank: int = -1) -> Channel:
-        """One more connection; raises PeerError where the server is not there or refuses."""
+    def connect(self, shard: int, role: str, rank: int = -1, *, awaited_s: float = 0.0) -> Channel:
+        """One more connection; raises PeerError where the server is not there, perhaps also
+        ``awaited_s`` from now, or refuses."""
         server = f"embedding server {shard}"
         hello = {
             "secret": self._address.secrets[shard],
@@ -101,7 +102,7 @@ class Connections:
             "pid": os.getpid(),
         }
         try:
-            channel = come_in(self._address.names[shard], server, hello, rank)
+            channel = come_in(self._address.names[shard], server, hello, rank, awaited_s=awaited_s)
             self._open.append(channel)
             while True:
                 message, _ = channel.receive(until(START_WITHIN_S, server))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -31,7 +30,7 @@ from runtime.engines.processes.messages import (
     Message,
     MessageKind,
 )
-from runtime.engines.processes.peers import START_WITHIN_S, come_in, greeting, serve_all, until
+from runtime.engines.processes.peers import START_WITHIN_S, Listener, come_in, until
 from runtime.stop import PeerError, RunStopped, Stop
 
 _HOST = "rank 0, where the dense weights are,"
@@ -91,11 +90,12 @@ class DenseServer:
         self._verbs = {name: partial(self._do, verb) for name, verb in verbs.items()}
         self._stop = stop
         self._secret, self._notes = secrets.token_hex(SECRET_BYTES), list[IO[str]]()
-        self._listener, self._name = listen(f"\0persia-testbed-dense-{secrets.token_hex(16)}")
+        sock, self._name = listen(f"\0persia-testbed-dense-{secrets.token_hex(16)}")
+        self._listener = Listener(sock, self._secret, self._serve, "rank 0")
         self._closing = threading.Event()
         self._channels: list[Channel] = []
         self._listening: dict[int, Channel] = {}
-        threading.Thread(target=serve_all, args=(self._listener, self._serve), daemon=True).start()
+        threading.Thread(target=self._listener.serve_all, daemon=True).start()
 
     def leave_address(self) -> str:
         """The place of the address, for other processes of this user."""
@@ -115,22 +115,17 @@ class DenseServer:
     def close(self) -> None:
         """No more visitors."""
         self._closing.set()
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that lets in
         self._listener.close()
         for channel in self._channels:
             channel.close()
         for note in self._notes:
             note.close()
 
-    def _serve(self, channel: Channel) -> None:
-        who = ""
+    def _serve(self, channel: Channel, hello: Message, said: Said) -> None:
+        self._channels.append(channel)
         try:
-            message, said = greeting(channel, self._secret)
-            who = f"rank {message.rank}"
-            self._channels.append(channel)
             if said.get("listens"):
-                self._listening[message.rank] = channel
+                self._listening[hello.rank] = channel
                 channel.send(Message(MessageKind.WELCOME))
                 self._closing.wait()
                 return
@@ -139,12 +134,10 @@ class DenseServer:
         except RunStopped:
             pass
         except (PeerGoneError, BadMessageError) as error:
-            if who:  # else a stranger
-                self._fail(PeerError(f"{who} has gone before the end of the run: {error}"))
+            gone = f"rank {hello.rank} has gone before the end of the run: {error}"
+            self._fail(PeerError(gone))
         except BaseException as error:
             self._fail(error)
-        finally:
-            channel.close()
 
     def _do(self, verb: Callable[..., Any], **asked: Any) -> Any:
         """What goes wrong in it is an error of this rank's run, too."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import stat
 import threading
 from collections.abc import Sequence
@@ -30,21 +29,18 @@ from runtime.data.errors import DataError, regular_file
 from runtime.engines.processes.calls import Said, Verbs, answer, ask
 from runtime.engines.processes.channel import Channel, PeerGoneError, listen
 from runtime.engines.processes.launch import Address, ServerProcesses
-from runtime.engines.processes.messages import BadMessageError
+from runtime.engines.processes.messages import BadMessageError, Message, MessageKind
 from runtime.engines.processes.peers import (
     START_WITHIN_S,
     STUCK_S,
+    Listener,
     come_in,
-    greeting,
-    serve_all,
     until,
 )
 from runtime.engines.processes.server_config import ServerConfig
 from runtime.stop import PeerError
 
 LEAST_SECRET = 16
-_ALIVE = ((socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))
-"""A host that is gone without a word is noticed after 40 s."""
 
 
 def read_secret(file: Path) -> str:
@@ -67,38 +63,32 @@ class Host:
 
     def __init__(self, at: str, secret: str) -> None:
         """Listen at HOST:PORT. Raises OSError."""
-        self._listener, self.name = listen(at)
-        self._secret, self._host = secret, at.rpartition(":")[0]
+        sock, self.name = listen(at)
+        self._listener = Listener(sock, secret, self._work, "the host of embedding servers")
+        self._host = at.rpartition(":")[0]
 
     def serve(self) -> None:
         """Return when the host is closed."""
-        serve_all(self._listener, self._work)
+        self._listener.serve_all()
 
     def close(self) -> None:
         """No new servers; those that run go on."""
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
-    def _work(self, channel: Channel) -> None:
+    def _work(self, channel: Channel, hello: Message, said: Said) -> None:
         """One server of one run, until the run ends its connection."""
         started: list[ServerProcesses] = []
+        verbs: Verbs = {
+            "start": partial(self._start, started),
+            "restart": lambda awaits_rows: started[0].restart(0, awaits_rows=awaits_rows),
+            "how_it_ended": lambda: {"how": started[0].how_it_ended(0)},
+        }
         try:
-            greeting(channel, self._secret)
-            channel.keep_alive(_ALIVE)
-            verbs: Verbs = {
-                "start": partial(self._start, started),
-                "restart": lambda awaits_rows: started[0].restart(0, awaits_rows=awaits_rows),
-                "how_it_ended": lambda: {"how": started[0].how_it_ended(0)},
-            }
-            while True:
-                answer(channel, *channel.receive(), verbs)
-        except (BadMessageError, PeerGoneError, TimeoutError):
-            pass  # a stranger, or the end of the run
+            while (found := channel.receive())[0].kind is not MessageKind.GOODBYE:
+                answer(channel, *found, verbs)
         finally:
             for servers in started:
                 servers.close()
-            channel.close()
 
     def _start(self, started: list[ServerProcesses], config: np.ndarray) -> Said:
         if started:
@@ -145,6 +135,8 @@ class HostedServers:
     def close(self) -> None:
         """End them all."""
         for channel in self._channels.values():
+            with suppress(PeerGoneError, TimeoutError):
+                channel.send(Message(MessageKind.GOODBYE), within_s=1.0)
             channel.close()
         for note in self._notes:
             note.close()
@@ -152,9 +144,12 @@ class HostedServers:
     def _started(self, secret: str, shard: int, config: ServerConfig) -> Said:
         host = f"the host of embedding server {shard} at {self._at[shard]}"
         remedy = "; start `persia-runtime serve` there first"
-        channel = come_in(self._at[shard], host, {"secret": secret}, remedy=remedy)
-        self._channels[shard] = channel
-        channel.keep_alive(_ALIVE)
+        try:
+            self._channels[shard] = come_in(
+                self._at[shard], host, {"secret": secret}, remedy=remedy
+            )
+        except PeerGoneError:
+            raise PeerError(f"{host} has ended while it was asked for the server") from None
         text = np.frombuffer(config.to_json().encode(), np.uint8)
         return self._ask(shard, "start", config=text)
 
@@ -167,8 +162,7 @@ class HostedServers:
                 return ask(channel, verb, until(within_s, f"the host at {at}"), at, **asked)
         except PeerGoneError:
             raise PeerError(
-                f"the host at {at} has closed the connection of embedding server {shard}:"
-                " it has ended, or was given another secret"
+                f"the host at {at} has closed the connection of embedding server {shard}"
             ) from None
         except TimeoutError as error:
             channel.close()  # what it says later answers no question of ours

@@ -119,14 +119,13 @@ class Processes:
         common = {"secret": secret, "dies_with_parent": of_main}
         self._role, self._configs = role, [{**config, **common} for config in configs]
         unix = f"\0persia-testbed-{secrets.token_hex(16)}-{role}-"
-        doors = [listen(f"{host}:0" if host else f"{unix}{k}") for k in range(len(configs))]
-        self._doors = [door for door, _ in doors]
+        self._names = [f"{host}:0" if host else f"{unix}{k}" for k in range(len(configs))]
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * len(configs)
         self._pipes: list[socket.socket | None] = [None] * len(configs)
         self._notes: list[IO[str]] = []
         self._starting = threading.Lock()
         self._end = weakref.finalize(
-            self, _end_all, self._starting, self._doors, self._processes, self._pipes, self._notes
+            self, _end_all, self._starting, self._processes, self._pipes, self._notes
         )
         try:
             for k in range(len(configs)):
@@ -135,8 +134,7 @@ class Processes:
         except BaseException:
             self._end()
             raise
-        names = tuple(name for _, name in doors)
-        self.address = Address(names, (secret,) * len(configs), tuple(self.pids))
+        self.address = Address(tuple(self._names), (secret,) * len(configs), tuple(self.pids))
 
     @property
     def pids(self) -> list[int]:
@@ -165,17 +163,17 @@ class Processes:
         self._end()
 
     def _wait_until_started(self) -> None:
-        """What is not started again has its socket alone, so that who connects hears of its end."""
-        for door in self._doors:
-            door.close()
+        """Loaders are waited for by those who connect."""
 
     def _spawn(self, k: int) -> None:
+        """The process alone has its socket, so that who connects after its death is refused."""
+        listening, self._names[k] = listen(self._names[k])
         ours, theirs = socket.socketpair()
         text = os.memfd_create(f"{self._role}-config", os.MFD_CLOEXEC)
         try:
             os.write(text, json.dumps(self._configs[k]).encode())
             os.lseek(text, 0, os.SEEK_SET)
-            inherited = (self._doors[k].fileno(), text, theirs.fileno())
+            inherited = (listening.fileno(), text, theirs.fileno())
             path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
             module = f"runtime.engines.processes.{self._role}_process"
             # What is sent to the whole group is not for it, also before it can say so.
@@ -192,6 +190,7 @@ class Processes:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
             self._pipes[k] = ours
         finally:
+            listening.close()
             theirs.close()
             os.close(text)
 
@@ -243,14 +242,13 @@ class ServerProcesses(Processes):
 
 def _end_all(
     starting: threading.Lock,
-    doors: list[socket.socket],
     processes: list[subprocess.Popen[bytes] | None],
     pipes: list[socket.socket | None],
     notes: list[IO[str]],
 ) -> None:
     """Closing the pipe is how a process hears that it is over; a stuck one is killed."""
     with starting:
-        for closing in (*pipes, *doors, *notes):
+        for closing in (*pipes, *notes):
             if closing is not None:
                 closing.close()
     ends_s = time.monotonic() + 2.0

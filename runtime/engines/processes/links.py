@@ -28,7 +28,7 @@ from runtime.engines.processes.messages import (
     pack_segment,
     unpack_json,
 )
-from runtime.engines.processes.peers import BEATS_EVERY_S, STUCK_S, clock, until
+from runtime.engines.processes.peers import BEATS_EVERY_S, START_WITHIN_S, STUCK_S, clock, until
 from runtime.engines.processes.revival import MOST_REVIVALS, Fresh, fill
 from runtime.engines.processes.segments import Segment
 from runtime.stop import PeerError
@@ -218,11 +218,11 @@ class Listening:
                 if failed:
                     raise PeerError(f"{failed}{connections.waits.told()}")
             except PeerGoneError:
+                if connections.closing.is_set():
+                    return
                 found = connections.after_death(shard, life)
                 if isinstance(found, ServerGoneError):
-                    if not connections.closing.is_set():
-                        connections.stop.set(found)
-                    return
+                    return connections.stop.set(found)
             except TimeoutError:
                 silent = f"has given no sign of life for {STUCK_S:.0f} s, since {clock(STUCK_S)}"
                 stuck = f"{connections.name(shard)} {silent}: it is stopped or stuck"
@@ -243,6 +243,9 @@ class Listening:
                     try:
                         try:
                             self._hear_closing(shard, channel)
+                            if channel.fileno() != key.fd:  # its connection was made again
+                                selector.unregister(key.fd)
+                                selector.register(channel, selectors.EVENT_READ, key.data)
                         except ServerGoneError:
                             self._hear_the_rest(shard, selector)
                             with self._all.stop.working():
@@ -263,12 +266,18 @@ class Listening:
         for rank in self._all.ranks:
             channel = self._all.at(shard)[1]["pushes", rank]
             selector.unregister(channel)
+            channel.hang_up()
             with suppress(PeerError, BadMessageError):
                 while True:
                     self._hear_closing(shard, channel)
 
     def _hear_closing(self, shard: int, channel: Channel) -> None:
         life = self._all.life_of(shard)
+        if channel.is_broken():  # and perhaps nothing is said when it is made again
+            try:
+                return channel.make_again(lambda: None)
+            except PeerGoneError:
+                raise self._all.after_death(shard, life) from None
         message, _ = self._all.receive(channel, shard, life, stops=False)
         if message.kind is MessageKind.FAILED:
             raise self._all.failure(message)
@@ -285,7 +294,7 @@ class Listening:
         connections.let_go(shard)
         if revival.restart is not None:
             revival.restart(shard)
-        control = connections.connect(shard, "control")
+        control = connections.connect(shard, "control", awaited_s=START_WITHIN_S)
         call = partial(connections.call_on, control, shard, connections.life_of(shard))
         if revival.saved is not None:
             call("filling")  # from now on: rows may have to be read from a disk first

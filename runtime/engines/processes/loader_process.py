@@ -18,7 +18,7 @@ from runtime.engines.processes.calls import send_said, tell
 from runtime.engines.processes.channel import Channel, PeerGoneError
 from runtime.engines.processes.launch import launched
 from runtime.engines.processes.messages import BadMessageError, Message, MessageKind, pack_json
-from runtime.engines.processes.peers import greeting, serve_all
+from runtime.engines.processes.peers import Listener
 
 AHEAD = 4
 """Chunks that a rank may be behind its loader."""
@@ -26,10 +26,11 @@ AHEAD = 4
 
 def main() -> None:
     """Load until nobody takes anything any more, or the launcher is gone."""
-    door, text, _ = launched()
+    sock, text, _ = launched()
     asked = json.loads(text)
-    takers = Takers(asked["secret"], asked["takers"])
-    threading.Thread(target=serve_all, args=(door, takers.serve), daemon=True).start()
+    takers = Takers(asked["takers"])
+    listener = Listener(sock, asked["secret"], takers.serve, f"loader {asked['loader']}")
+    threading.Thread(target=listener.serve_all, daemon=True).start()
     takers.wait_for_all()
     try:
         give_out(asked, takers)
@@ -50,9 +51,9 @@ class Takers:
     """All of them; a thread for each hears what it has taken, and whether it asks for a sign of
     life."""
 
-    def __init__(self, secret: str, expected: int) -> None:
-        """``expected``: processes that know the secret; nobody else is let in."""
-        self._secret, self._expected = secret, expected
+    def __init__(self, expected: int) -> None:
+        """``expected``: processes; nobody else is let in."""
+        self._expected = expected
         self._taken: list[Taker] = []
         self._changed = threading.Condition()
         self._reads_since_s: float | None = None
@@ -78,15 +79,13 @@ class Takers:
         for taker in self._taken:
             tell(taker.channel, error)
 
-    def serve(self, channel: Channel) -> None:
-        """One visitor, from the first word on: whatever is wrong with it is its own end only."""
+    def serve(self, channel: Channel, hello: Message, said: dict[str, Any]) -> None:
+        """One process, until it ends: whatever is wrong with it is its own end only."""
         taker = Taker(channel)
+        self._admit(taker)
         try:
-            self._greet(taker)
             while True:
                 self._hear(taker)
-        except Exception:
-            channel.close()
         finally:
             with self._changed:
                 taker.is_there = False
@@ -103,8 +102,7 @@ class Takers:
             except PeerGoneError:
                 taker.is_there = False
 
-    def _greet(self, taker: Taker) -> None:
-        greeting(taker.channel, self._secret)
+    def _admit(self, taker: Taker) -> None:
         with self._changed:
             if len(self._taken) == self._expected:
                 raise BadMessageError(f"all {self._expected} takers of this loader are there")

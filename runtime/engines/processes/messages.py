@@ -21,14 +21,15 @@ from runtime.data.errors import DataError
 from runtime.stop import PeerError
 
 MAGIC = b"PtbR"
-VERSION = 3
+VERSION = 4
 MOST_BODY_BYTES = 1 << 16
 MOST_SEGMENTS = 1 << 16
 """Of one rank: far beyond any window that fits a memory."""
 MOST_SEGMENT_BYTES = 1 << 40
 SECRET_BYTES = 32
 
-_HEADER = struct.Struct("<4sHHIiqQ")  # magic, version, kind, body bytes, rank, step, array bytes
+_HEADER = struct.Struct("<4sHHIiqQQ")
+# magic, version, kind, body bytes, rank, step, array bytes, messages received so far
 HEADER_BYTES = _HEADER.size
 _SEGMENT = struct.Struct("<IQ")  # number, bytes
 _BATCH = struct.Struct("<IH")  # segment, tables
@@ -41,11 +42,14 @@ class MessageKind(IntEnum):
     """What a message asks for or answers; ``rank`` and ``step`` are in every header."""
 
     HELLO = 1
-    """First on a connection: JSON with secret, role, pid and client."""
+    """First on a connection: JSON with secret, role, pid and client; between hosts also with the
+    connection's own name and how many messages have been received over it before it broke."""
     WELCOME = 2
     """The answer: JSON with pid, shard and shards."""
     FILLING = 3
     """To who waits for WELCOME: the server is getting its rows; it may take minutes."""
+    ACCEPTED = 4
+    """The first answer between hosts: JSON with how many messages have been received here."""
     SEGMENT = 10
     """A segment's number and size, on one host its descriptor with it; not answered."""
     LOOK_UP = 11
@@ -128,21 +132,22 @@ WITH_ARRAYS = frozenset({MessageKind.CALL, MessageKind.RESULT, MessageKind.CHUNK
 """Kinds whose arrays come in a segment of their own, not in that of a batch."""
 
 
-def pack(message: Message, array_bytes: int = 0) -> bytes:
-    """Header and body; ``array_bytes`` will follow."""
+def pack(message: Message, array_bytes: int = 0, received: int = 0) -> bytes:
+    """Header and body; ``array_bytes`` will follow, ``received`` messages have come so far."""
     size = len(message.body)
     if size > MOST_BODY_BYTES:
         raise BadMessageError(_too_large(size))
     kind, rank, step, body = message
-    return _HEADER.pack(MAGIC, VERSION, kind, size, rank, step, array_bytes) + body
+    return _HEADER.pack(MAGIC, VERSION, kind, size, rank, step, array_bytes, received) + body
 
 
-def unpack_header(data: bytes | bytearray) -> tuple[Message, int, int]:
-    """The message without its body, the bytes of that, and of the arrays that follow.
+def unpack_header(data: bytes | bytearray) -> tuple[Message, int, int, int]:
+    """The message without its body, the bytes of that, and of the arrays that follow; how many
+    messages its sender had received.
 
     Raises BadMessageError.
     """
-    magic, version, kind, size, rank, step, array_bytes = _HEADER.unpack(data)
+    magic, version, kind, size, rank, step, array_bytes, received = _HEADER.unpack(data)
     if magic != MAGIC:
         raise BadMessageError(f"a message starts with {magic!r}, not with {MAGIC!r}")
     if version != VERSION:
@@ -155,7 +160,7 @@ def unpack_header(data: bytes | bytearray) -> tuple[Message, int, int]:
     if array_bytes > MOST_SEGMENT_BYTES:
         raise BadMessageError(f"a message has {array_bytes} bytes of arrays")
     try:
-        return Message(MessageKind(kind), rank, step), size, array_bytes
+        return Message(MessageKind(kind), rank, step), size, array_bytes, received
     except ValueError:
         raise BadMessageError(f"a message is of kind {kind}, which is not known") from None
 

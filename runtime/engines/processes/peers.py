@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import errno
 import hmac
+import secrets
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from runtime.engines.processes.channel import Channel, connect
+from runtime.engines.processes.calls import tell
+from runtime.engines.processes.channel import (
+    RESUMED_WITHIN_S,
+    Channel,
+    PeerGoneError,
+    connect,
+)
 from runtime.engines.processes.messages import (
     BadMessageError,
     Message,
@@ -22,7 +31,7 @@ from runtime.engines.processes.messages import (
 )
 from runtime.stop import PeerError, Silence, Stop
 
-STUCK_S = 20.0
+STUCK_S = RESUMED_WITHIN_S
 """A process that has sent no sign of life for this long is stuck."""
 BEATS_EVERY_S = 1.0
 START_WITHIN_S = 60.0
@@ -33,25 +42,91 @@ FIRST_WORD_WITHIN_S = 10.0
 # Who comes in.
 
 
-def serve_all(door: socket.socket, serve: Callable[[Channel], None]) -> None:
-    """``serve`` each process of this user that connects, in a thread of its own, until the socket
-    is closed; another user is not even heard."""
-    while True:
+class Listener:
+    """Lets in whoever knows the secret, each in a thread of its own. One whose connection broke
+    comes again under the name of that connection, and goes on in the thread that it had."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        secret: str,
+        serve: Callable[[Channel, Message, dict[str, Any]], None],
+        who: str,
+    ) -> None:
+        """``serve`` is given a connection, its first message and what that says, and returns when
+        all is said; ``who`` listens, in words."""
+        self._socket, self._secret, self._serve, self._who = sock, secret, serve, who
+        self._known: dict[str, Channel] = {}
+        self._lock = threading.Lock()
+
+    def serve_all(self) -> None:
+        """Until the socket is closed. Another user of this host is not even heard."""
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError as error:
+                if error.errno in (errno.EBADF, errno.EINVAL):
+                    return
+                time.sleep(0.1)  # no descriptor is free: who is connected is served all the same
+                continue
+            channel = Channel(connection)
+            if channel.is_own_user():
+                threading.Thread(target=self._hear, args=(channel,), daemon=True).start()
+            else:
+                channel.close()
+
+    def close(self) -> None:
+        """Nobody else comes in."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for somebody
+        self._socket.close()
+
+    def _hear(self, channel: Channel) -> None:
+        """Whatever is wrong with a stranger ends its connection, and nothing else."""
+        said: dict[str, Any] = {}
+        is_new = True
         try:
-            connection, _ = door.accept()
-        except OSError as error:
-            if error.errno in (errno.EBADF, errno.EINVAL):
-                return
-            time.sleep(0.1)  # no descriptor is free: whoever is connected is served all the same
-            continue
-        channel = Channel(connection)
-        if channel.is_own_user():
-            threading.Thread(target=serve, args=(channel,), daemon=True).start()
-        else:
-            channel.close()
+            message, said = _greeting(channel, self._secret)
+            name = str(said.get("connection", id(channel)))
+            is_new = self._is_new(channel, name, int(said.get("received", 0)))
+            if is_new:
+                try:
+                    self._serve(channel, message, said)
+                finally:
+                    self._known.pop(name)
+        except BadMessageError as error:
+            who = f"{said['ranks']} (pid {said['pid']})" if "ranks" in said else channel.who()
+            sentence = f"{self._who}: closed a connection of {who}: {error}"
+            print(sentence, file=sys.stderr, flush=True)
+            tell(channel, error)
+        except OSError:
+            pass  # it has gone
+        finally:
+            if is_new:
+                channel.close()
+
+    def _is_new(self, channel: Channel, name: str, received: int) -> bool:
+        """If not, the channel of that name goes on over this connection."""
+
+        def accept(received: int) -> None:
+            if not channel.shares_memory:
+                body = pack_json({"received": received})
+                channel.send(Message(MessageKind.ACCEPTED, body=body), within_s=1.0)
+
+        with self._lock:
+            known = self._known.get(name)
+            if known is None:
+                if received:
+                    raise BadMessageError("this process has never had the connection that broke")
+                accept(0)
+                channel.know()
+                self._known[name] = channel
+        if known is not None:
+            known.resume(channel, received, accept)
+        return known is None
 
 
-def greeting(channel: Channel, secret: str) -> tuple[Message, dict[str, Any]]:
+def _greeting(channel: Channel, secret: str) -> tuple[Message, dict[str, Any]]:
     """The first message of who has connected, and what it says: it knows the secret of the run.
 
     Raises BadMessageError for whatever else it is, and when it does not come in time.
@@ -74,26 +149,64 @@ def greeting(channel: Channel, secret: str) -> tuple[Message, dict[str, Any]]:
         raise BadMessageError(f"the first message cannot be read: {error}") from None
     if not known:
         raise BadMessageError("the first message does not know the secret of this run")
-    channel.takes_arrays = True
     return message, said
 
 
 def come_in(
-    name: str, server: str, hello: Mapping[str, Any], rank: int = -1, remedy: str = ""
+    name: str,
+    server: str,
+    hello: Mapping[str, Any],
+    rank: int = -1,
+    remedy: str = "",
+    awaited_s: float = 0.0,
 ) -> Channel:
-    """A connection to who listens there, and the first word. Raises PeerError, which names the
-    ``server``, and PeerGoneError."""
+    """A channel to who listens there, and perhaps for so long is about to. Raises PeerError, which
+    names the ``server``, and PeerGoneError."""
+    silence, refused_s = Silence(), time.monotonic() + awaited_s
+    greet = partial(_greet, name, server, {**hello, "connection": secrets.token_hex(16)}, rank)
+    while True:
+        try:
+            channel, _ = greet(0, START_WITHIN_S)
+            channel.know(greet)
+            return channel
+        except PeerGoneError:  # in the middle of the greeting
+            if name.startswith("\0") or silence.look() > RESUMED_WITHIN_S:
+                raise
+        except OSError as error:
+            if isinstance(error, PeerError):
+                raise
+            if not isinstance(error, ConnectionRefusedError) or time.monotonic() > refused_s:
+                why = error.strerror or error
+                raise PeerError(f"{server} cannot be reached: {why}{remedy}") from None
+        time.sleep(0.1)
+
+
+def _greet(
+    name: str,
+    server: str,
+    hello: Mapping[str, Any],
+    rank: int,
+    received: int,
+    within_s: float = 5.0,
+) -> tuple[Channel, int]:
+    """A connection to who listens there, and how many messages were received there over the one
+    before. Raises PeerError when it is refused in a sentence, OSError."""
+    channel = connect(name, within_s)
     try:
-        channel = connect(name, START_WITHIN_S)
-    except OSError as error:
-        why = error.strerror or error
-        raise PeerError(f"{server} cannot be reached: {why}{remedy}") from None
-    if not channel.is_own_user():
+        if not channel.is_own_user():
+            raise PeerError(f"{server} is another user's; start the run again")
+        body = pack_json({**hello, "received": received})
+        channel.send(Message(MessageKind.HELLO, rank, body=body))
+        if channel.shares_memory:
+            return channel, 0
+        message, _ = channel.receive(until(within_s, server))
+        said = unpack_json(message.body)
+        if message.kind is MessageKind.FAILED:
+            raise PeerError(f"{server} lets nobody in: {said.get('sentence')}")
+        return channel, int(said["received"])
+    except BaseException:
         channel.close()
-        raise PeerError(f"{server} is another user's; start the run again")
-    channel.takes_arrays = True
-    channel.send(Message(MessageKind.HELLO, rank, body=pack_json(hello)))
-    return channel
+        raise
 
 
 def until(seconds: float, who: str) -> Callable[[], None]:

@@ -143,7 +143,7 @@ class RemoteStore(RemoteControl):
         with self._changed:
             self._finished[rank] = steps
         for shard in range(self.shards):
-            self._links.send_again("lookups", shard, Message(MessageKind.FINISH, rank, steps))
+            self._links.send_again("pushes", shard, Message(MessageKind.FINISH, rank, steps))
 
     def drain(self) -> None:
         """Return when every push of this process is closed at every server."""

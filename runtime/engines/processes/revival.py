@@ -124,7 +124,7 @@ def rejoin(
             given = [] if lost_push else sent.arrays("gradients", shard)
             fresh.channels["pushes", rank].send(sent.push, given)
     for rank, steps in finished.items():
-        fresh.channels["lookups", rank].send(Message(MessageKind.FINISH, rank, steps))
+        fresh.channels["pushes", rank].send(Message(MessageKind.FINISH, rank, steps))
     return lost
 
 

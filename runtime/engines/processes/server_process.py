@@ -5,14 +5,14 @@ from __future__ import annotations
 from runtime.embedding.native.extension import native
 from runtime.engines.processes.launch import launched
 from runtime.engines.processes.messages import error_document, pack_json
-from runtime.engines.processes.peers import serve_all
+from runtime.engines.processes.peers import Listener
 from runtime.engines.processes.server_config import ServerConfig
 from runtime.engines.processes.service import Service
 
 
 def main() -> None:
     """Serve until the launcher has enough, or is gone."""
-    door, text, pipe = launched()
+    sock, text, pipe = launched()
     try:
         config = ServerConfig.from_json(text)
         native.set_threads(config.threads)
@@ -21,7 +21,7 @@ def main() -> None:
         pipe.sendall(pack_json(error_document(error)))
         return
     pipe.sendall(b"{}")
-    serve_all(door, service.serve)
+    Listener(sock, config.secret, service.serve, f"embedding server {config.shard}").serve_all()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,13 +29,13 @@ from runtime.engines.processes.messages import (
     unpack_fate,
     unpack_lease,
 )
-from runtime.engines.processes.peers import Peers, ServerStop, greeting
+from runtime.engines.processes.peers import Peers, ServerStop
 from runtime.engines.processes.rare_verbs import RareVerbs
 from runtime.engines.processes.revival import Filling
 from runtime.engines.processes.server_config import ServerConfig, rules_from
 from runtime.stop import PeerError, RunStopped
 
-ROLES = ("lookups", "pushes", "prefetches", "control", "heartbeat")
+RANK_ROLES = ("lookups", "pushes", "prefetches")
 
 
 class OwnGate(PushGate):
@@ -84,53 +83,55 @@ class Service:
         """What is held here."""
         return self._config.tables
 
-    def serve(self, channel: Channel) -> None:
-        """One connection, from its first word to its end; never raises."""
-        said: dict[str, Any] = {}
+    def serve(self, channel: Channel, hello: Message, said: dict[str, Any]) -> None:
+        """One connection of a client, from its first word to its end.
+
+        Raises BadMessageError for what breaks the protocol.
+        """
+        role, rank = self._role_of(said), hello.rank
+        if role != "control":  # a heartbeat too: it does not beat before its ranks are in
+            self.filling.wait(channel)
+        self._admit(role, rank, said)
+        about = {"pid": os.getpid(), "shard": self._config.shard, "shards": self._config.shards}
+        who = f"{said['ranks']} (pid {said['pid']})"
         try:
-            said = self._greet(channel)
-            self._work(channel, said)
+            channel.send(Message(MessageKind.WELCOME, body=pack_json(about)))
+            self._work(channel, role, rank, said["client"])
         except BadMessageError as error:
-            self._refuse(channel, said, str(error))
+            if role in RANK_ROLES:
+                self._stop.set(PeerError(f"{who} sent what no server takes: {error}"))
+            raise
         except PeerGoneError:
-            self._miss(said)
+            if role == "heartbeat":
+                ended = f"its connection to embedding server {self._config.shard} ended"
+                self._stop.set(PeerError(f"{who} has died: {ended} without a goodbye"))
         except BaseException as error:  # an error of this process, which goes on serving others
             tell(channel, error)
             self._stop.set(error)
         finally:
             with self._lock:
-                if said and said["role"] in ("lookups", "pushes", "prefetches"):
-                    self._users.pop((said["rank"], said["role"]), None)
-            if said and said["role"] == "heartbeat":
+                self._users.pop((rank, role), None)
+            if role == "heartbeat":
                 self.peers.remove(said["client"])
-            channel.close()
 
     # The first word.
 
-    def _greet(self, channel: Channel) -> dict[str, Any]:
-        """Whatever is wrong with a first message ends its connection, and nothing else."""
-        message, said = greeting(channel, self._config.secret)
+    def _role_of(self, said: Mapping[str, Any]) -> str:
         fits = (
-            said.get("role") in ROLES
+            said.get("role") in (*RANK_ROLES, "control", "heartbeat")
             and isinstance(said.get("client"), str)
             and isinstance(said.get("pid"), int)
             and isinstance(said.get("ranks"), str)
         )
         if not fits:
             raise BadMessageError("the first message lacks role, client, ranks or pid")
-        said["rank"] = message.rank
-        if said["role"] != "control":  # a heartbeat too: it does not beat before its ranks are in
-            self.filling.wait(channel)
-        if said["role"] in ("lookups", "pushes", "prefetches"):
-            self._admit(said)
-        if said["role"] == "heartbeat":
-            self.peers.add(said["client"], said["pid"], said["ranks"])
-        about = {"pid": os.getpid(), "shard": self._config.shard, "shards": self._config.shards}
-        channel.send(Message(MessageKind.WELCOME, body=pack_json(about)))
-        return said
+        return str(said["role"])
 
-    def _admit(self, said: dict[str, Any]) -> None:
-        rank, role = said["rank"], said["role"]
+    def _admit(self, role: str, rank: int, said: Mapping[str, Any]) -> None:
+        if role == "heartbeat":
+            self.peers.add(said["client"], said["pid"], said["ranks"])
+        if role not in RANK_ROLES:
+            return
         ranks = self._rules.ranks
         if not 0 <= rank < ranks:
             raise BadMessageError(f"rank {rank} does not exist, the run has {ranks}")
@@ -145,13 +146,12 @@ class Service:
 
     # The words after it.
 
-    def _work(self, channel: Channel, said: dict[str, Any]) -> None:
-        role = said["role"]
+    def _work(self, channel: Channel, role: str, rank: int, client: str) -> None:
         if role == "heartbeat":
-            return self._beat(channel, said)
+            return self._beat(channel, client)
         if role == "control":
             return RareVerbs(self, channel).work()
-        batches = self._batches[said["rank"]]
+        batches = self._batches[rank]
         while True:
             message, segment = channel.receive(place=batches.place)
             if message.kind is MessageKind.SEGMENT:
@@ -261,7 +261,7 @@ class Service:
         for batches in list(self._batches.values()):
             batches.forget_all()
 
-    def _beat(self, channel: Channel, said: dict[str, Any]) -> None:
+    def _beat(self, channel: Channel, client: str) -> None:
         def others() -> None:
             stuck = self.peers.stuck()
             if stuck and not self._stop:
@@ -273,27 +273,8 @@ class Service:
                 return
             if message.kind is not MessageKind.PING:
                 raise BadMessageError(f"a {message.kind.name} is no sign of life")
-            self.peers.heard(said["client"], bool(unpack_fate(message.body)))
+            self.peers.heard(client, bool(unpack_fate(message.body)))
             others()
             error = self._stop.error
             told = {"failed": f"{error}" if isinstance(error, PeerError) else None}
             channel.send(Message(MessageKind.PONG, body=pack_json(told)))
-
-    def _miss(self, said: dict[str, Any]) -> None:
-        """A connection ended without a goodbye: its process has died."""
-        if not said or said["role"] != "heartbeat":
-            return
-        who = f"{said['ranks']} (pid {said['pid']})"
-        self._stop.set(PeerError(f"{who} has died: its connection to embedding server"
-                                 f" {self._config.shard} ended without a goodbye"))  # fmt: skip
-
-    def _refuse(self, channel: Channel, said: dict[str, Any], sentence: str) -> None:
-        who = f"{said['ranks']} (pid {said['pid']})" if said else channel.who()
-        print(
-            f"embedding server {self._config.shard}: closed a connection of {who}: {sentence}",
-            file=sys.stderr,
-            flush=True,
-        )
-        tell(channel, BadMessageError(sentence))
-        if said and said["role"] in ("lookups", "pushes", "prefetches"):
-            self._stop.set(PeerError(f"{who} sent what no server takes: {sentence}"))

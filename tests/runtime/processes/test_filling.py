@@ -32,7 +32,8 @@ def empty(monkeypatch):
 
     def connected(role: str) -> Channel:
         ours, theirs = map(Channel, socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
-        threading.Thread(target=server.serve, args=(theirs,), daemon=True).start()
+        listener = peers.Listener(None, "", server.serve, "server")
+        threading.Thread(target=listener._hear, args=(theirs,), daemon=True).start()
         opened.append(ours)
         hello = {"secret": "", "role": role, "client": "c", "ranks": "rank 0", "pid": 1}
         ours.send(Message(MessageKind.HELLO, 0, body=pack_json(hello)))

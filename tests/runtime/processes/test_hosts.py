@@ -29,7 +29,7 @@ from runtime.engines.processes.messages import (
     pack,
     pack_json,
 )
-from runtime.engines.processes.peers import greeting
+from runtime.engines.processes.peers import Listener
 from runtime.engines.processes.remote_store import RemoteStore
 from runtime.engines.processes.revival import Revival, SavedServer
 from runtime.engines.processes.server_config import ServerConfig
@@ -50,7 +50,7 @@ def pair(kind: int = socket.AF_INET) -> tuple[Channel, Channel]:
             ends = socket.create_connection(door.getsockname()), door.accept()[0]
     channels = Channel(ends[0]), Channel(ends[1])
     for channel in channels:
-        channel.takes_arrays = True
+        channel.is_known = True
     return channels
 
 
@@ -80,7 +80,7 @@ def test_what_nobody_wants_is_dropped_and_the_next_message_is_whole():
     sender.join()
 
 
-@pytest.mark.parametrize("cut", [5, 35, 45, 60])
+@pytest.mark.parametrize("cut", [5, 43, 53, 68])
 def test_a_wait_that_is_given_up_inside_a_message_loses_that_message_alone(cut):
     """At any byte of header, body or arrays; a header that is not whole is waited for."""
     data = pack(Message(MessageKind.ROWS, 0, 7, b"12345678"), 40) + np.arange(5.0).tobytes()
@@ -108,7 +108,7 @@ def test_arrays_of_another_size_than_their_place_are_refused():
 
 def test_a_stranger_brings_no_arrays():
     one, other = pair()
-    other.takes_arrays = False
+    other.is_known = False
     one.send(push(1), [np.ones(4)])
     with pytest.raises(BadMessageError, match="a PUSH of a stranger brings arrays"):
         other.receive()
@@ -181,23 +181,24 @@ def test_servers_end_with_the_host_that_started_them(tmp_path):
 def test_a_host_that_is_stopped_is_not_waited_for(monkeypatch):
     """It has started a server, and says nothing more: as a frozen machine does."""
     monkeypatch.setattr(hosts, "STUCK_S", 0.5)
-    door, name = listen("127.0.0.1:0")
+    sock, name = listen("127.0.0.1:0")
 
-    def starts_and_stops() -> None:
-        channel = Channel(door.accept()[0])
-        greeting(channel, SECRET)
+    def starts_and_stops(channel: Channel, hello: Message, said: dict) -> None:
         channel.receive()
         found = {"name": "127.0.0.1:1", "secret": "x"}
         channel.send(Message(MessageKind.RESULT, body=pack_json(found)))
+        ended.wait()
 
-    threading.Thread(target=starts_and_stops, daemon=True).start()
+    ended, listener = threading.Event(), Listener(sock, SECRET, starts_and_stops, "a host")
+    threading.Thread(target=listener.serve_all, daemon=True).start()
     server = ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,))
     processes = HostedServers([server], [name], SECRET)
     assert processes.how_it_ended(0) == f"has gone with its host {name}"
     with pytest.raises(PeerError, match="has closed the connection of embedding server 0"):
         processes.restart(0)
     processes.close()
-    door.close()
+    ended.set()
+    listener.close()
 
 
 @pytest.mark.parametrize("said", [{"secret": "wrong"}, {}, {"secret": None}])
@@ -205,9 +206,10 @@ def test_who_does_not_know_the_secret_starts_nothing(said):
     channel = connect(host_of_servers()[0][0], 20)
     channel.send(Message(MessageKind.HELLO, body=pack_json(said)))
     channel.send(Message(MessageKind.CALL, body=pack_json({"verb": "how_it_ended"})))
+    assert channel.receive()[0].kind is MessageKind.FAILED
     with pytest.raises(ConnectionError):
         channel.receive()
-    with pytest.raises(PeerError, match="it has ended, or was given another secret"):
+    with pytest.raises(PeerError, match=r"lets nobody in: .* does not know the secret of this run"):
         HostedServers(
             [ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,))], host_of_servers()[0], "wrong"
         )

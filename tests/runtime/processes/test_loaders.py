@@ -32,8 +32,15 @@ from runtime.engines.processes.channel import Channel
 from runtime.engines.processes.launch import Address
 from runtime.engines.processes.loader_process import AHEAD, Takers
 from runtime.engines.processes.loaders import LoadedSource, LoaderProcesses
-from runtime.engines.processes.messages import Message, MessageKind, pack, pack_json
-from runtime.engines.processes.peers import serve_all
+from runtime.engines.processes.messages import (
+    HEADER_BYTES,
+    Message,
+    MessageKind,
+    pack,
+    pack_json,
+    unpack_header,
+)
+from runtime.engines.processes.peers import Listener
 from runtime.engines.processes.segments import pack_arrays
 from runtime.rank.feed import Feed, training_stream
 from runtime.run.record import run_into
@@ -211,8 +218,9 @@ def loader():
     door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     door.bind(name)
     door.listen(8)
-    takers = Takers("the secret", 1)
-    threading.Thread(target=serve_all, args=(door, takers.serve), daemon=True).start()
+    takers = Takers(1)
+    listener = Listener(door, "the secret", takers.serve, "loader 0")
+    threading.Thread(target=listener.serve_all, daemon=True).start()
     yield takers, Address((name,), ("the secret",), (os.getpid(),))
     door.close()
 
@@ -239,12 +247,13 @@ STRANGERS = {
 
 
 def turned_away(visitor: socket.socket) -> bool:
-    """Whether nothing is said to him but the end; a reset, where he had said more than was read."""
+    """Whether nothing is said to him but why; a reset, where he had said more than was read."""
     visitor.settimeout(60)
-    try:
-        return visitor.recv(1 << 17) == b""
-    except ConnectionResetError:
-        return True
+    heard = b""
+    with contextlib.suppress(ConnectionResetError):
+        while data := visitor.recv(1 << 17):
+            heard += data
+    return not heard or unpack_header(heard[:HEADER_BYTES])[0].kind is MessageKind.FAILED
 
 
 def test_a_stranger_gets_nothing_and_takes_nobodys_place():

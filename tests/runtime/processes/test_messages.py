@@ -29,9 +29,9 @@ SMALL = st.integers(0, 2**31 - 1)
 
 @given(st.sampled_from(MessageKind), SMALL, st.integers(0, 2**63 - 1), st.binary(max_size=99))
 def test_a_message_comes_out_as_it_went_in(kind, rank, step, body):
-    data = pack(Message(kind, rank, step, body), 7)
+    data = pack(Message(kind, rank, step, body), 7, 9)
     assert data[HEADER_BYTES:] == body
-    assert unpack_header(data[:HEADER_BYTES]) == (Message(kind, rank, step), len(body), 7)
+    assert unpack_header(data[:HEADER_BYTES]) == (Message(kind, rank, step), len(body), 7, 9)
 
 
 @given(st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES))
@@ -47,9 +47,9 @@ WHOLE = pack(Message(MessageKind.PUSH, 3, 7, b"\0"))[:HEADER_BYTES]
     ("data", "sentence"),
     [
         (b"HTTP" + WHOLE[4:], "a message starts with b'HTTP', not with b'PtbR'"),
-        (WHOLE[:4] + b"\x09\0" + WHOLE[6:], "has version 9 of the protocol, this side speaks 3"),
+        (WHOLE[:4] + b"\x09\0" + WHOLE[6:], "has version 9 of the protocol, this side speaks 4"),
         (WHOLE[:6] + b"\xff\0" + WHOLE[8:], "of kind 255, which is not known"),
-        (WHOLE[:-1] + b"\x01", "has 72057594037927936 bytes of arrays"),
+        (WHOLE[:-9] + b"\x01" + WHOLE[-8:], "has 72057594037927936 bytes of arrays"),
         (WHOLE[:8] + b"\0\0\0\x01" + WHOLE[12:], "a body of 16777216 bytes, more than the 65536"),
     ],
 )

@@ -32,7 +32,7 @@ from tests.runtime.worlds import config
 
 def greeted(address: Address, **changes) -> Channel:
     channel = connect(address.names[0], 20)
-    channel.takes_arrays = True
+    channel.know()
     hello = {
         "secret": address.secrets[0], "role": "lookups", "client": "c", "ranks": "rank 1", "pid": 1,
     } | changes  # fmt: skip
@@ -160,7 +160,7 @@ def test_whoever_does_not_greet_first_is_refused(one_of_two):
     assert refusal(channel) == "the first message is PING, not HELLO"
 
 
-GOOD = bytes.fromhex("50746252" + "0300" + "0b00" + "00000000" + "01000000" + "00" * 16)
+GOOD = bytes.fromhex("50746252" + "0400" + "0b00" + "00000000" + "01000000" + "00" * 24)
 """A LOOK_UP of rank 1, step 0, that says nothing about where the batch lies."""
 
 
@@ -168,10 +168,10 @@ GOOD = bytes.fromhex("50746252" + "0300" + "0b00" + "00000000" + "01000000" + "0
     ("data", "sentence"),
     [
         (GOOD, "the place of a batch takes more than 0 bytes"),
-        (GOOD[:4] + b"\x09\0" + GOOD[6:], "version 9 of the protocol, this side speaks 3"),
+        (GOOD[:4] + b"\x09\0" + GOOD[6:], "version 9 of the protocol, this side speaks 4"),
         (b"x" * 100_000, "a message starts with b'xxxx', not with b'PtbR'"),
         (GOOD[:24] + b"\x08" + GOOD[25:], "the place of a batch takes more than 0 bytes"),
-        (GOOD[:31] + b"\x01", "a message has 72057594037927936 bytes of arrays"),
+        (GOOD[:31] + b"\x01" + GOOD[32:], "a message has 72057594037927936 bytes of arrays"),
         (GOOD[:6] + b"\x0a\0" + GOOD[8:], "a segment comes with its descriptor"),
         (GOOD[:6] + b"\x1e\0" + GOOD[8:], "a body has 0 bytes, its kind takes 1"),
         (GOOD[:6] + b"\x0d\0" + GOOD[8:], "step 0 of rank 1 was never prefetched"),
@@ -194,7 +194,7 @@ def test_the_server_says_too_whose_connection_it_has_closed_and_why(capfd):
         refusal(channel)
     assert capfd.readouterr().err == (
         "embedding server 0: closed a connection of rank 1 (pid 1): a message has version 9 of the"
-        " protocol, this side speaks 3; run the same release on both sides\n"
+        " protocol, this side speaks 4; run the same release on both sides\n"
     )
 
 

@@ -1,0 +1,283 @@
+"""A connection that breaks is not a dead peer: it is made again, and nothing is lost or doubled.
+
+Between client and server stands a proxy that knows where a message begins and ends, and cuts the
+connection there or in its middle.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from persia_sim.words.vocabulary import Mode
+from runtime.embedding.server_rules import ServerRules
+from runtime.engines.processes import channel, links, open
+from runtime.engines.processes.launch import ServerProcesses
+from runtime.engines.processes.links import Links
+from runtime.engines.processes.messages import HEADER_BYTES, Message, MessageKind, unpack_header
+from runtime.engines.processes.remote_store import RemoteStore
+from runtime.engines.processes.server_config import ServerConfig
+from runtime.stop import PeerError, Stop
+from tests.runtime.processes.served import LAYOUT, SGD, batch_of, one_step, ones
+from tests.runtime.processes.test_faults import until
+from tests.runtime.worlds import ArraySource, assert_same_bytes, config, run
+
+SOURCE = ArraySource(300)
+Cut = Callable[[Message, int], int | None]
+"""Of a message of so many bytes how many are let through before the cut; None: no cut."""
+
+
+class Proxy:
+    """Stands before one server."""
+
+    def __init__(self, target: str, cut: Cut) -> None:
+        host, _, port = target.rpartition(":")
+        self._target, self._cut = (host, int(port)), cut
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.name = f"127.0.0.1:{self._door.getsockname()[1]}"
+        self._lock, self._open = threading.Lock(), list[socket.socket]()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._door.shutdown(socket.SHUT_RDWR)
+        self._door.close()
+        self.cut_all()
+
+    def cut_all(self) -> None:
+        for sock in self._open:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._door.accept()
+                server = socket.create_connection(self._target)
+            except OSError:
+                return
+            self._open += [client, server]
+            for pair in ((client, server), (server, client)):
+                threading.Thread(target=self._pump, args=pair, daemon=True).start()
+
+    def _pump(self, source: socket.socket, drain: socket.socket) -> None:
+        with suppress(OSError):
+            while (whole := self._message(source)) is not None:
+                message, data = whole
+                with self._lock:
+                    through = self._cut(message, len(data))
+                drain.sendall(data[:through])
+                if through is not None:
+                    if through % 2:  # a reset, else a plain end
+                        drain.setsockopt(
+                            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                        )
+                    break
+        for sock in (source, drain):
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        drain.close()
+
+    def _message(self, source: socket.socket) -> tuple[Message, bytes] | None:
+        header = _exactly(source, HEADER_BYTES)
+        if len(header) < HEADER_BYTES:
+            return None
+        message, body_bytes, array_bytes, _ = unpack_header(header)
+        rest = _exactly(source, body_bytes + array_bytes)
+        return None if len(rest) < body_bytes + array_bytes else (message, header + rest)
+
+
+def _exactly(source: socket.socket, size: int) -> bytes:
+    found = bytearray()
+    while len(found) < size and (data := source.recv(size - len(found))):
+        found += data
+    return bytes(found)
+
+
+class AtKind:
+    """Cuts before a message of this kind, in the middle of a later one, and after another one."""
+
+    def __init__(self, kind: MessageKind) -> None:
+        self._kind, self.seen, self.cuts = kind, 0, 0
+
+    def __call__(self, message: Message, size: int) -> int | None:
+        if message.kind is not self._kind:
+            return None
+        self.seen += 1
+        where = {1: 0, 3: size // 2, 6: size}.get(self.seen)
+        self.cuts += where is not None
+        return where
+
+
+@contextmanager
+def proxied(monkeypatch, cut: Cut):
+    """The servers of runs are over TCP, behind proxies."""
+    proxies = []
+
+    def launched(configs) -> ServerProcesses:
+        found = ServerProcesses(configs, "127.0.0.1")
+        proxies.extend(Proxy(name, cut) for name in found.address.names)
+        found.address = replace(found.address, names=tuple(p.name for p in proxies))
+        return found
+
+    monkeypatch.setattr(open, "ServerProcesses", launched)
+    yield proxies
+    for proxy in proxies:
+        proxy.close()
+
+
+SYNC = {"mode": Mode.SYNC, "ranks": 2}
+LOOKAHEAD = {"mode": Mode.LOOKAHEAD, "ranks": 2}
+HYBRID = {"mode": Mode.HYBRID, "ranks": 2, "tau": 0}
+FORWARDED = {"mode": Mode.LOOKAHEAD, "ranks": 2, "lookahead": "forwarded"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [
+        (MessageKind.HELLO, SYNC), (MessageKind.ACCEPTED, SYNC), (MessageKind.WELCOME, SYNC),
+        (MessageKind.SEGMENT, HYBRID), (MessageKind.LOOK_UP, HYBRID), (MessageKind.ROWS, HYBRID),
+        (MessageKind.LOOK_AHEAD, LOOKAHEAD), (MessageKind.BRING_UP_TO_DATE, LOOKAHEAD),
+        (MessageKind.ROWS, LOOKAHEAD), (MessageKind.PUSH, SYNC), (MessageKind.CLOSED, LOOKAHEAD),
+        (MessageKind.FINISH, SYNC), (MessageKind.CALL, SYNC), (MessageKind.RESULT, SYNC),
+        (MessageKind.PING, HYBRID), (MessageKind.PONG, HYBRID), (MessageKind.LEASE, FORWARDED),
+    ],
+)  # fmt: skip
+def test_exact_modes_end_with_the_bytes_of_an_uncut_run(kind, mode, monkeypatch):
+    monkeypatch.setattr(links, "BEATS_EVERY_S", 0.02)
+    expected = run(config(executor="concurrent", shards=2, **mode), SOURCE)
+    cut = AtKind(kind)
+    with proxied(monkeypatch, cut):
+        found = run(config(executor="concurrent", servers=2, **mode), SOURCE)
+        assert cut.cuts >= 1
+        assert_same_bytes(expected, found)
+        assert found.store.repeated_pushes == 0
+        assert [status["lost"] for status in found.store._status()] == [0, 0]
+        if kind is not MessageKind.LEASE:  # nothing is recorded there
+            assert _events(found) == _events(expected)
+        found.store.close()
+
+
+def _events(world) -> list[list[int]]:
+    """What happened where, without the order between ranks."""
+    return sorted(world.trace.events[:, :4].tolist())
+
+
+class AtByte:
+    """Cuts as soon as so many bytes have gone through, again and again."""
+
+    def __init__(self, every: list[int]) -> None:
+        self._left, self.cuts = every, 0
+
+    def __call__(self, message: Message, size: int) -> int | None:
+        if not self._left:
+            return None
+        self._left[0] -= size
+        if self._left[0] > 0:
+            return None
+        self.cuts += 1
+        return size + self._left.pop(0)
+
+
+@contextmanager
+def store_behind(cut: Cut, rules: ServerRules, **changes):
+    server = ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,), rules=rules, **changes)
+    processes = ServerProcesses([server], "127.0.0.1")
+    proxy = Proxy(processes.address.names[0], cut)
+    address = replace(processes.address, names=(proxy.name,))
+    found = Links(address, range(rules.ranks), processes.how_it_ended)
+    store = RemoteStore(LAYOUT, [SGD], found, seed=0, segments=8, close=processes.close)
+    try:
+        yield store, processes, proxy
+    finally:
+        store.close()
+        proxy.close()
+
+
+@given(st.lists(st.integers(1, 4000), min_size=1, max_size=12))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+def test_wherever_connections_are_cut_each_push_is_applied_once(every):
+    cut = AtByte([])
+    rules = ServerRules(tau=2)
+    with store_behind(cut, rules) as (store, _, _):
+        cut._left = list(every)
+        for step in range(20):
+            one_step(store, 0, step, *range(12))
+        store.drain()
+        assert store.export()["rows"][1].tolist() == [[-20.0, -20.0]] * 12
+        status = store._status()[0]
+        assert (status["version"], status["lost"], status["repeated_pushes"]) == (20, 0, 0)
+
+
+def test_a_cut_while_a_lookup_waits_for_its_window_is_not_noticed():
+    rules = ServerRules(ranks=2, tau=0)
+    with store_behind(lambda message, size: None, rules) as (store, _, proxy):
+        first = [store.begin(rank, 0, batch_of(7)) for rank in (0, 1)]
+        for handle in first:
+            store.look_up(handle)
+        late = store.begin(0, 1, batch_of(7))
+        waiting = threading.Thread(target=store.look_up, args=(late,))
+        waiting.start()
+        until(lambda: store._links.waits.told())
+        proxy.cut_all()
+        for handle in first:
+            store.give((handle, ones(handle)))
+        waiting.join(60)
+        assert late.values["rows"].tolist() == [[-2.0, -2.0]]
+
+
+def test_a_server_that_is_stopped_for_a_while_is_waited_for(monkeypatch):
+    monkeypatch.setattr(links, "STUCK_S", 120.0)
+    with store_behind(lambda m, size: None, ServerRules(), patience_s=120.0) as (store, servers, _):
+        one_step(store, 0, 0, 7)
+        os.kill(servers.pids[0], signal.SIGSTOP)
+        threading.Timer(5.0, os.kill, (servers.pids[0], signal.SIGCONT)).start()
+        one_step(store, 0, 1, 7)
+        store.drain()
+        assert store.export()["rows"][1].tolist() == [[-2.0, -2.0]]
+
+
+def test_a_server_that_is_dead_is_not_waited_for(monkeypatch):
+    """Who connects again is refused: within no time, so far below the patience with a network."""
+    monkeypatch.setattr(channel, "RESUMED_WITHIN_S", 1e6)
+    server = ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,))
+    processes = ServerProcesses([server], "127.0.0.1")
+    found = Links(processes.address, [0], processes.how_it_ended)
+    store = RemoteStore(LAYOUT, [SGD], found, seed=0, segments=2, close=processes.close)
+    os.kill(processes.pids[0], signal.SIGKILL)
+    until(lambda: bool(store._stop))
+    assert "was killed by SIGKILL" in str(store._stop.error)
+    store.close()
+
+
+def test_a_connection_that_is_not_made_again_ends_the_run_in_a_sentence(monkeypatch):
+    monkeypatch.setattr(channel, "RESUMED_WITHIN_S", 1.0)
+    with store_behind(lambda m, size: None, ServerRules()) as (store, _, proxy):
+        store._links.stop = stop = Stop()
+        proxy._target = "127.0.0.1", 1  # nobody listens there
+        proxy.cut_all()
+        until(lambda: bool(stop))
+        assert isinstance(stop.error, PeerError)
+        assert "embedding server 0 (pid" in str(stop.error)
+
+
+def test_what_was_sent_is_kept_no_longer_than_until_it_is_received():
+    with store_behind(lambda m, size: None, ServerRules(tau=2)) as (store, _, _):
+        for step in range(30):
+            one_step(store, 0, step, *np.arange(100).tolist())
+        store.drain()
+        one_step(store, 0, 30, 7)
+        store.drain()
+        kept = [len(c._unreceived) for c in store._links.at(0)[1].values()]
+        assert max(kept) <= 4, kept
