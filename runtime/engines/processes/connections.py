@@ -19,7 +19,7 @@ from runtime.engines.processes.messages import (
     unpack_json,
 )
 from runtime.engines.processes.peers import START_WITHIN_S, Waits, come_in, until
-from runtime.engines.processes.revival import Revival
+from runtime.engines.processes.revival import Fresh, Revival
 from runtime.engines.processes.segments import Segment
 from runtime.stop import PeerError, Stop
 
@@ -59,6 +59,7 @@ class Connections:
         self._open: list[Channel] = []
         self._changed, self._noticing = threading.Condition(), threading.Lock()
         self._lives = [0] * len(address.names)
+        self._welcomed = [0] * len(address.names)  # by which life, the last time
         self._deaths: dict[int, str] = {}
         try:
             self._channels = [
@@ -75,7 +76,7 @@ class Connections:
         return len(self._address.names)
 
     def life_of(self, shard: int) -> int:
-        """Times that a server has been brought back."""
+        """The incarnation of a server that this process talks to: the newest that it has met."""
         return self._lives[shard]
 
     def at(self, shard: int) -> tuple[int, Channels]:
@@ -96,6 +97,7 @@ class Connections:
         server = f"embedding server {shard}"
         hello = {
             "secret": self._address.secrets[shard],
+            "life": self._lives[shard],
             "role": role,
             "client": self._client,
             "ranks": self.who,
@@ -115,7 +117,7 @@ class Connections:
         about = unpack_json(message.body)
         if (about.get("shard"), about.get("shards")) != (shard, self.servers):
             raise PeerError(f"the server at place {shard} of {self.servers} says it is {about}")
-        self.pids[shard] = int(about["pid"])
+        self.pids[shard], self._welcomed[shard] = int(about["pid"]), int(about["life"])
         return channel
 
     def receive(
@@ -163,6 +165,9 @@ class Connections:
         if threading.current_thread() is self.reviver:
             return self.gone(shard)
         with self._changed, self.stop.working():
+            if self._lives[shard] == life:  # one connection is lost for good: so all are
+                for channel in self._channels[shard].values():
+                    channel.hang_up()
             while (
                 self.revival is not None
                 and not self.closing.is_set()
@@ -199,11 +204,18 @@ class Connections:
         roles = [(role, rank) for role in _RANK_ROLES for rank in self.ranks]
         return found | {key: self.connect(shard, *key) for key in roles}
 
-    def lives_again(self, shard: int, channels: Channels) -> None:
-        """From now on everybody uses these; those that waited go on."""
+    def next_life_of(self, shard: int) -> int:
+        """Of the server that has let this process in; raises ServerGoneError if it is the old."""
+        if self._welcomed[shard] == self._lives[shard]:
+            raise self.gone(shard)
+        return self._welcomed[shard]
+
+    def lives_again(self, fresh: Fresh) -> None:
+        """From now on everybody uses its channels; those that waited go on."""
+        shard = fresh.shard
         with self._changed:
-            self._channels[shard] = channels
-            self._lives[shard] += 1
+            self._channels[shard] = fresh.channels
+            self._lives[shard] = fresh.life
             self._deaths.pop(shard, None)
             self._changed.notify_all()
 

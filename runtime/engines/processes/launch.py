@@ -208,10 +208,14 @@ class ServerProcesses(Processes):
         It is empty; with ``awaits_rows`` it lets no rank in before its rows are back.
         """
         # Whichever thread does this may end before the run: the pipe alone tells of our end.
-        self._configs[shard] |= {"awaits_rows": awaits_rows, "dies_with_parent": False}
+        again = {"awaits_rows": awaits_rows, "dies_with_parent": False}
+        self._configs[shard] |= again | {"life": self._configs[shard]["life"] + 1}
         with self._starting:  # not while, or after, all are ended
-            if not self._end.alive:
+            old = self._processes[shard]
+            if not self._end.alive or old is None:
                 raise PeerError(f"embedding server {shard} is not started again: the run is over")
+            old.kill()  # nobody could reach it; two of one shard never take the same pushes
+            old.wait()
             self._spawn(shard)
         self._wait_until_ready(shard)
 

@@ -217,16 +217,17 @@ class Listening:
                 failed = unpack_json(message.body).get("failed")
                 if failed:
                     raise PeerError(f"{failed}{connections.waits.told()}")
-            except PeerGoneError:
+            except (PeerGoneError, TimeoutError) as error:
                 if connections.closing.is_set():
                     return
+                if isinstance(error, TimeoutError) and not channel.is_broken():
+                    silent = f"has given no sign of life for {STUCK_S:.0f} s"
+                    stuck = f"{silent}, since {clock(STUCK_S)}: it is stopped or stuck"
+                    why = f"{connections.name(shard)} {stuck}{connections.waits.told()}"
+                    return connections.give_up(shard, why)
                 found = connections.after_death(shard, life)
                 if isinstance(found, ServerGoneError):
                     return connections.stop.set(found)
-            except TimeoutError:
-                silent = f"has given no sign of life for {STUCK_S:.0f} s, since {clock(STUCK_S)}"
-                stuck = f"{connections.name(shard)} {silent}: it is stopped or stuck"
-                return connections.give_up(shard, f"{stuck}{connections.waits.told()}")
             except (BadMessageError, PeerError) as error:
                 connections.stop.set(error)
             connections.closing.wait(BEATS_EVERY_S)
@@ -289,18 +290,20 @@ class Listening:
         gone = connections.gone(shard)
         if revival is None or connections.closing.is_set() or connections.stop:
             raise gone
-        if connections.life_of(shard) == MOST_REVIVALS:
+        if connections.life_of(shard) >= MOST_REVIVALS:
             raise PeerError(f"{gone}, for the {MOST_REVIVALS + 1}th time in this run")
         connections.let_go(shard)
         if revival.restart is not None:
             revival.restart(shard)
         control = connections.connect(shard, "control", awaited_s=START_WITHIN_S)
+        life = connections.next_life_of(shard)
         call = partial(connections.call_on, control, shard, connections.life_of(shard))
         if revival.saved is not None:
             call("filling")  # from now on: rows may have to be read from a disk first
             fill(revival.saved(shard), call)
         channels = connections.channels_at(shard, control)
-        lost = self.rejoin(Fresh(shard, channels, call))
-        connections.lives_again(shard, channels)
+        fresh = Fresh(shard, life, channels, call)
+        lost = self.rejoin(fresh)
+        connections.lives_again(fresh)
         who = connections.who
         revival.told(f"{gone}; it is back, and {lost} pushes of {who} are lost with it")

@@ -67,7 +67,7 @@ class RemoteStore(RemoteControl):
         self._sent: dict[tuple[int, int], SentBatch] = {}
         self._begun: dict[int, int] = {}  # per rank: steps that have begun, or were before
         self._finished: dict[int, int] = {}
-        self._heard_last = [0] * links.servers  # lives that have ended, of each server
+        self._heard_last = [0] * links.servers  # of each server, lives below have ended
         self._changed = threading.Condition()
         self._on_closed: Callable[[int, int], None] = lambda rank, step: None
         links.stop = self._stop
@@ -252,13 +252,13 @@ class RemoteStore(RemoteControl):
     def _rejoin(self, fresh: Fresh) -> int:
         shard, ranks = fresh.shard, list(self._pools)
         with self._changed:
-            self._heard_last[shard] += 1
+            self._heard_last[shard] = fresh.life
             batches = {k: b for k, b in sorted(self._sent.items()) if shard in b.open_at}
             begun = {rank: self._begun.get(rank, 0) for rank in ranks}
             finished = dict(self._finished)
         for (rank, _), sent in batches.items():
             if shard in sent.read_at:
-                key = shard, self._links.life_of(shard) + 1, rank, sent.number
+                key = shard, fresh.life, rank, sent.number
                 self._links.known[key] = sent.segment
         return rejoin(fresh, batches, begun, finished)
 

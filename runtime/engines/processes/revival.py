@@ -87,6 +87,7 @@ class Fresh(NamedTuple):
     """A server that has come back, before anybody else uses it."""
 
     shard: int
+    life: int
     channels: dict[tuple[str, int], Channel]
     """By role and rank."""
     call: Call

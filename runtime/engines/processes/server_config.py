@@ -31,6 +31,8 @@ class ServerConfig:
     deadlock."""
     awaits_rows: bool = False
     """Ranks are let in when the rows of a checkpoint are here."""
+    life: int = 0
+    """Its incarnation: how many servers of this shard were started before it in this run."""
     secret: str = ""
     """What a client must know, hexadecimal."""
     dies_with_parent: bool = True

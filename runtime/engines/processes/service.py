@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -89,10 +90,13 @@ class Service:
         Raises BadMessageError for what breaks the protocol.
         """
         role, rank = self._role_of(said), hello.rank
+        if said.get("life", 0) > self._config.life:
+            self._make_way(channel)
         if role != "control":  # a heartbeat too: it does not beat before its ranks are in
             self.filling.wait(channel)
         self._admit(role, rank, said)
-        about = {"pid": os.getpid(), "shard": self._config.shard, "shards": self._config.shards}
+        own = self._config
+        about = {"pid": os.getpid(), "shard": own.shard, "shards": own.shards, "life": own.life}
         who = f"{said['ranks']} (pid {said['pid']})"
         try:
             channel.send(Message(MessageKind.WELCOME, body=pack_json(about)))
@@ -126,6 +130,14 @@ class Service:
         if not fits:
             raise BadMessageError("the first message lacks role, client, ranks or pid")
         return str(said["role"])
+
+    def _make_way(self, channel: Channel) -> None:
+        """A newer server of this shard has begun: what is applied here would be lost."""
+        own = self._config
+        sentence = f"embedding server {own.shard} (pid {os.getpid()}) ends: a newer one has begun"
+        tell(channel, PeerError(sentence))
+        print(sentence, file=sys.stderr, flush=True)
+        os._exit(0)
 
     def _admit(self, role: str, rank: int, said: Mapping[str, Any]) -> None:
         if role == "heartbeat":

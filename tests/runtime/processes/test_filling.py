@@ -114,7 +114,7 @@ def test_a_client_waits_as_long_as_it_is_told_that_a_server_is_filled(monkeypatc
             for _ in range(3 if number == 0 else 0):
                 quiet.wait(0.6)
                 channel.send(Message(MessageKind.FILLING))
-            about = {"pid": 7, "shard": 0, "shards": 1}
+            about = {"pid": 7, "shard": 0, "shards": 1, "life": 0}
             channel.send(Message(MessageKind.WELCOME, body=pack_json(about)))
 
     server = threading.Thread(target=answers, daemon=True)

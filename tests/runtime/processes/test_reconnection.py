@@ -23,14 +23,24 @@ from hypothesis import strategies as st
 from persia_sim.words.vocabulary import Mode
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines.processes import channel, links, open
-from runtime.engines.processes.launch import ServerProcesses
+from runtime.engines.processes.calls import ask
+from runtime.engines.processes.channel import Channel
+from runtime.engines.processes.launch import Address, ServerProcesses
 from runtime.engines.processes.links import Links
-from runtime.engines.processes.messages import HEADER_BYTES, Message, MessageKind, unpack_header
+from runtime.engines.processes.messages import (
+    HEADER_BYTES,
+    Message,
+    MessageKind,
+    unpack_header,
+    unpack_json,
+)
+from runtime.engines.processes.peers import come_in
 from runtime.engines.processes.remote_store import RemoteStore
+from runtime.engines.processes.revival import Revival, SavedServer
 from runtime.engines.processes.server_config import ServerConfig
 from runtime.stop import PeerError, Stop
 from tests.runtime.processes.served import LAYOUT, SGD, batch_of, one_step, ones
-from tests.runtime.processes.test_faults import until
+from tests.runtime.processes.test_faults import lives, until
 from tests.runtime.worlds import ArraySource, assert_same_bytes, config, run
 
 SOURCE = ArraySource(300)
@@ -259,6 +269,48 @@ def test_a_server_that_is_dead_is_not_waited_for(monkeypatch):
     until(lambda: bool(store._stop))
     assert "was killed by SIGKILL" in str(store._stop.error)
     store.close()
+
+
+def test_two_servers_of_one_shard_never_both_apply_pushes(monkeypatch):
+    """The old one is cut off, and alive: the run goes on with a newer one, at another address. When
+    the old one hears of that, it ends."""
+    monkeypatch.setattr(channel, "RESUMED_WITHIN_S", 1.0)
+    rules = ServerRules(tau=None)
+    newer = []
+    with store_behind(lambda m, size: None, rules) as (store, old, proxy):
+        for step in range(5):
+            one_step(store, 0, step, 7)
+        store.drain()
+
+        def elsewhere(shard: int) -> None:
+            server = ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,), rules=rules, life=1)
+            newer.append(ServerProcesses([server], "127.0.0.1"))
+            store._links._address = newer[0].address
+
+        told: list[str] = []
+        store._links.revival = Revival(elsewhere, lambda k: SavedServer(rules, [0]), told.append)
+        proxy._target = "127.0.0.1", 1  # nobody listens there
+        proxy.cut_all()
+        for step in range(5, 10):
+            one_step(store, 0, step, 7)
+        store.drain()
+        assert "5 pushes of rank 0 are lost with it" in told[0]
+        assert store.export()["rows"][1].tolist() == [[-5.0, -5.0]]
+        assert (store._status()[0]["version"], store._status()[0]["lost"]) == (5, 5)
+        still = asks(old.address, life=0)
+        assert still.receive()[0].kind is MessageKind.WELCOME
+        assert ask(still, "status", lambda: None)["version"] == 5
+        assert lives(old.pids[0])
+        again = asks(old.address, life=1)
+        assert "a newer one has begun" in unpack_json(again.receive()[0].body)["sentence"]
+        until(lambda: not lives(old.pids[0]))
+    newer[0].close()
+
+
+def asks(address: Address, life: int) -> Channel:
+    """A connection for rare requests, of a client that has met servers up to this life."""
+    hello = {"role": "control", "client": "c", "ranks": "rank 0", "pid": 1, "life": life}
+    return come_in(address.names[0], "server", {**hello, "secret": address.secrets[0]})
 
 
 def test_a_connection_that_is_not_made_again_ends_the_run_in_a_sentence(monkeypatch):

@@ -74,6 +74,19 @@ def test_pushes_before_the_death_are_lost_and_counted_and_those_after_it_applied
         assert "5 pushes" in told[0]
 
 
+def test_a_server_that_one_connection_has_lost_for_good_is_lost_and_ended():
+    rules = ServerRules(tau=4)
+    with served(rules) as found:
+        told, old = may_come_back(found, rules), found.processes.pids[0]
+        one_step(found.store, 0, 0, *IDS)
+        found.store.drain()
+        found.links.at(0)[1]["lookups", 0].hang_up()
+        one_step(found.store, 0, 1, *IDS)
+        found.store.drain()
+        assert len(told) == 1 and set(counts(found.store).values()) == {1}
+        assert lost_at(found.store) == [1] and found.processes.pids[0] != old
+
+
 def _ids_by_server(store) -> list[list[int]]:
     plan = store.begin(0, 10_000, batch_of(*IDS)).plans["rows"]
     return [plan.ids[plan.part(k)].tolist() for k in range(store.shards)]
