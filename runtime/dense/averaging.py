@@ -9,15 +9,14 @@ import copy
 import threading
 import time
 from collections.abc import Sequence
-from typing import SupportsFloat
 
 import torch
 from torch import Tensor, nn
 
 from persia_sim.words.trace import ALL, Kind, TraceRecorder
 from runtime.config import TrainConfig
-from runtime.dense.optimizer import DenseGradients, make_optimizer, replica
-from runtime.dense.rules import DenseRule, OnUpdate
+from runtime.dense.optimizer import make_optimizer, replica
+from runtime.dense.rules import DenseRule, OnUpdate, StepGradients
 from runtime.dense.state import DenseState, capture, load_optimizers, load_replicas
 
 
@@ -44,15 +43,9 @@ class AveragedReplicas(DenseRule):
         """The rank's own replica."""
         return self._replicas[rank]
 
-    def end_step(
-        self,
-        rank: int,
-        step: int,
-        gradients: DenseGradients | None,
-        loss: SupportsFloat,
-        samples: int,
-    ) -> None:
+    def end_step(self, given: StepGradients) -> None:
         """One step of the rank's own optimiser; nobody else is touched."""
+        rank, step, gradients, loss, samples = given
         with self._lock:  # so that a snapshot never sees half a step
             if gradients is not None:
                 self._optimizers[rank].step(gradients)
@@ -118,17 +111,10 @@ class TimedAveraging(AveragedReplicas):
             if round_.is_complete and not round_.has_written(rank):
                 self._leave(rank, step - 1, number)
 
-    def end_step(
-        self,
-        rank: int,
-        step: int,
-        gradients: DenseGradients | None,
-        loss: SupportsFloat,
-        samples: int,
-    ) -> None:
+    def end_step(self, given: StepGradients) -> None:
         """One step of the rank's own optimiser; nobody else is touched."""
-        self._last_step[rank] = step
-        super().end_step(rank, step, gradients, loss, samples)
+        self._last_step[given.rank] = given.step
+        super().end_step(given)
 
     def end_leg(self) -> None:
         """Ranks that know the mean move to it; a round that some have not entered is given up."""

@@ -12,7 +12,7 @@ order, which gives the bytes of ranks that are threads, for W times the memory a
 
 from __future__ import annotations
 
-from typing import NamedTuple, SupportsFloat
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,7 @@ from runtime.config import TrainConfig
 from runtime.dense.group import RankGroup
 from runtime.dense.loss_scale import LossScale
 from runtime.dense.optimizer import Buckets, DenseGradients, sum_in_rank_order
-from runtime.dense.rules import BarrierRule, OnUpdate
+from runtime.dense.rules import BarrierRule, OnUpdate, StepGradients
 from runtime.stop import Stop
 
 _LEFT_OUT, _SPOILT, _LOSS, _SAMPLES, _FINITE, _OVERFLOW, _STEP, _PRESENT = range(8)
@@ -56,25 +56,17 @@ class DistributedWeights(BarrierRule):
         if overlapped and group.ranks > 1:
             self._reduce.overlap()
 
-    def end_step(
-        self,
-        rank: int,
-        step: int,
-        gradients: DenseGradients | None,
-        loss: SupportsFloat,
-        samples: int,
-    ) -> None:
+    def end_step(self, given: StepGradients) -> None:
         """Send what is not yet sent, and wait until all ranks' gradients are here."""
-        self._group.status = f"trains step {step}"
+        self._group.status = f"trains step {given.step}"
         with self._stop.working():  # the others may still compute: nobody is stuck
-            sums, said = self._reduce.join(gradients, self._vector(gradients, loss, samples, step))
+            sums, said = self._reduce.join(given.gradients, self._vector(given))
         self._scale.take_in(bool(said[:, _FINITE].any()), bool(said[:, _OVERFLOW].any()))
         losses = said[said[:, _LEFT_OUT] == 0, _LOSS].tolist()
         self.update(self._version, sums, losses, int(said[:, _SAMPLES].sum()))
 
-    def _vector(
-        self, gradients: DenseGradients | None, loss: SupportsFloat, samples: int, step: int
-    ) -> list[float]:
+    def _vector(self, given: StepGradients) -> list[float]:
+        _, step, gradients, loss, samples = given
         finite, overflow = self._scale.reports
         present = gradients if gradients is not None else [None] * len(self._parameters)
         left_out = gradients is None

@@ -11,7 +11,7 @@ import copy
 import math
 import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol, SupportsFloat
+from typing import NamedTuple, Protocol, SupportsFloat
 
 from torch import nn
 
@@ -68,6 +68,18 @@ def is_known(loss: SupportsFloat | Late) -> bool:
     return isinstance(loss, float) or not hasattr(loss, "is_known") or loss.is_known()
 
 
+class StepGradients(NamedTuple):
+    """What a rank hands in after its backward pass."""
+
+    rank: int
+    step: int
+    gradients: DenseGradients | None
+    """None leaves the rank out of the step (not finite)."""
+    loss: SupportsFloat
+    """The rank's share of the step's mean loss."""
+    samples: int
+
+
 class DenseRule:
     """What keeps the dense weights up to date; one for all ranks of a process.
 
@@ -81,19 +93,8 @@ class DenseRule:
     def begin_step(self, rank: int, step: int) -> None:
         """Before forward: async pulls the weights, averaging may enter or leave a round."""
 
-    def end_step(
-        self,
-        rank: int,
-        step: int,
-        gradients: DenseGradients | None,
-        loss: SupportsFloat,
-        samples: int,
-    ) -> None:
-        """After backward: hand in the gradients; in barrier modes wait for the update.
-
-        ``gradients`` None leaves this rank out of the step (not finite). ``loss`` is the rank's
-        share of the step's mean loss.
-        """
+    def end_step(self, given: StepGradients) -> None:
+        """After backward: hand in the gradients; in barrier modes wait for the update."""
         raise NotImplementedError
 
     def snapshot(self) -> nn.Module:
@@ -213,21 +214,14 @@ class SharedWeights(BarrierRule):
         """The rank's model; the weights are those of all ranks."""
         return self._models[rank]
 
-    def end_step(
-        self,
-        rank: int,
-        step: int,
-        gradients: DenseGradients | None,
-        loss: SupportsFloat,
-        samples: int,
-    ) -> None:
+    def end_step(self, given: StepGradients) -> None:
         """Sum what is not yet summed, and wait until the weights are updated."""
-        self._buckets[rank].end_step(gradients)
+        self._buckets[given.rank].end_step(given.gradients)
         with self._lock:
-            self._losses.append(loss)
-            self._samples += samples
-            self._any_left_out |= gradients is None
-        self._rendezvous.meet(rank)
+            self._losses.append(given.loss)
+            self._samples += given.samples
+            self._any_left_out |= given.gradients is None
+        self._rendezvous.meet(given.rank)
 
     def _contribute(self, bucket: int) -> None:
         with self._lock:
@@ -319,18 +313,11 @@ class AsyncRule(_OneModel):
             self._recorder.record(Kind.DENSE_PULL, rank, step, ALL, self._version)
             copy_weights(self._model, self._pulled[rank])
 
-    def end_step(
-        self,
-        rank: int,
-        step: int,
-        gradients: DenseGradients | None,
-        loss: SupportsFloat,
-        samples: int,
-    ) -> None:
+    def end_step(self, given: StepGradients) -> None:
         """One optimiser step with the rank's gradients (None: they are left out)."""
         with self._lock:
-            self._take(Kind.DENSE_PUSH, rank, step, gradients)
-        self._on_update(loss, samples)
+            self._take(Kind.DENSE_PUSH, given.rank, given.step, given.gradients)
+        self._on_update(given.loss, given.samples)
 
     def snapshot(self) -> nn.Module:
         """A copy of the weights, whole at one version: others may push meanwhile."""

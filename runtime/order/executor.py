@@ -19,7 +19,7 @@ from persia_sim.words.trace import ALL, Event, Kind, Trace
 from persia_sim.words.vocabulary import Mode
 from runtime.config import TrainConfig
 from runtime.dense.averaging import AveragedReplicas
-from runtime.dense.rules import AsyncRule, BarrierRule, DenseRule, OnUpdate, summed
+from runtime.dense.rules import AsyncRule, BarrierRule, DenseRule, OnUpdate, StepGradients, summed
 from runtime.embedding.sharded import ShardedStore
 from runtime.embedding.store import Handle, RowGradients
 from runtime.order.replayable import refuse_other_version
@@ -242,7 +242,7 @@ class OrderedRun:
         flying = self._batch(event.rank, event.step)
         found, samples = self._compute(flying), flying.handle.batch.size
         dense = found.dense if found.finite else None
-        self.rule.end_step(event.rank, event.step, dense, _loss(found), samples)
+        self.rule.end_step(StepGradients(event.rank, event.step, dense, _loss(found), samples))
         self._end_dense(flying)
 
     def _end_dense(self, flying: _InFlight) -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from typing import NamedTuple, SupportsFloat
 
 from persia_sim.words.vocabulary import Mode, Stage
-from runtime.dense.rules import DenseRule, OnUpdate
+from runtime.dense.rules import DenseRule, OnUpdate, StepGradients
 from runtime.embedding.lease import LeasedRows
 from runtime.embedding.store import Handle, RowGradients, VectorGradients
 from runtime.embedding.verbs import Lease
@@ -113,7 +113,7 @@ class RankStages:
         loss = found.loss if found.finite else math.nan
         ends = Stage.DENSE_SYNC if self._mode.has_barrier else Stage.DENSE_PUSH
         with self._spans.span("dense", ends, rank, handle.step):
-            self._rule.end_step(rank, handle.step, dense, loss, handle.batch.size)
+            self._rule.end_step(StepGradients(rank, handle.step, dense, loss, handle.batch.size))
         return Computed(handle, found.vectors if found.finite else None, found.finite)
 
     def push(self, computed: Computed) -> None:

@@ -23,7 +23,7 @@ from runtime.dense.distributed import DistributedWeights
 from runtime.dense.group import ENDED, RankGroup
 from runtime.dense.loss_scale import LossScale
 from runtime.dense.optimizer import FunctionalOptimizer
-from runtime.dense.rules import AsyncRule, DenseRule, SharedWeights
+from runtime.dense.rules import AsyncRule, DenseRule, SharedWeights, StepGradients
 from runtime.engines.processes.averaging import AveragingRule
 from runtime.engines.processes.channel import listen
 from runtime.engines.processes.dense_server import (
@@ -68,7 +68,7 @@ def train(rule: DenseRule, rank: int) -> None:
         draw = torch.Generator().manual_seed(100 * step + rank)
         x = torch.randn(8, 5, generator=draw)
         if rank == 1 and step == NO_SAMPLES:
-            rule.end_step(rank, step, [None] * len(list(model.parameters())), 0.0, 0)
+            rule.end_step(StepGradients(rank, step, [None] * len(list(model.parameters())), 0.0, 0))
             continue
         broken = rank == 1 and step == NOT_FINITE
         if broken:
@@ -79,7 +79,7 @@ def train(rule: DenseRule, rank: int) -> None:
         gradients = [p.grad for p in model.parameters()]
         for parameter in model.parameters():
             parameter.grad = None
-        rule.end_step(rank, step, None if broken else gradients, loss.item(), 8)
+        rule.end_step(StepGradients(rank, step, None if broken else gradients, loss.item(), 8))
 
 
 def weights_of(model: nn.Module) -> dict[str, np.ndarray]:
@@ -145,7 +145,7 @@ def over_processes(rank: int, ranks: int, store: dist.Store, folder: Path) -> No
     assert scale.value == 8.0
     if rank == 2:
         scale.note_overflow(0)
-    rule.end_step(rank, STEPS, [None] * len(list(model.parameters())), 0.0, 1)
+    rule.end_step(StepGradients(rank, STEPS, [None] * len(list(model.parameters())), 0.0, 1))
     assert scale.value == 4.0, "an overflow at one rank halves the factor of all"
     group.agree("facts", {"tau": 4, "data": "abc"})
     try:
@@ -220,7 +220,7 @@ def async_over_processes(rank: int, ranks: int, store: dist.Store, folder: Path)
 
         def push() -> None:
             given = None if (rank, step) == (1, 1) else gradients_for(model, rank, step)  # noqa: B023
-            rule.end_step(rank, step, given, float(step), 10 + rank)  # noqa: B023
+            rule.end_step(StepGradients(rank, step, given, float(step), 10 + rank))  # noqa: B023
 
         in_turn(group, f"push {step}", push)
     if host is not None:
@@ -247,7 +247,9 @@ def averaging_over_processes(rank: int, ranks: int, store: dist.Store, folder: P
         for step in range(steps, steps + 20):
             rule.begin_step(rank, step)
             time.sleep(0.002)  # the mean comes while the rank computes
-            rule.end_step(rank, step, gradients_for(model, rank, step), 1.0, 10 + rank)
+            rule.end_step(
+                StepGradients(rank, step, gradients_for(model, rank, step), 1.0, 10 + rank)
+            )
         steps += 20
         over = group.gather(
             f"rounds after {steps}", str(rule.averager.rounds) if rule.averager else ""
@@ -331,7 +333,7 @@ def test_async_over_processes_pulls_and_pushes_as_threads_do(found):
                     assert arrays[key].tobytes() == weights.tobytes()
         for rank in range(RANKS):
             given = None if (rank, step) == (1, 1) else gradients_for(model, rank, step)
-            server.end_step(rank, step, given, float(step), 10 + rank)
+            server.end_step(StepGradients(rank, step, given, float(step), 10 + rank))
     with np.load(found / "async.npz") as arrays:
         for key, weights in weights_of(server.snapshot()).items():
             assert arrays[key].tobytes() == weights.tobytes()
@@ -379,7 +381,7 @@ def test_a_stop_ends_a_push_that_a_stopped_rank_does_not_answer():
     stop = Stop()
     rule = RemoteWeights(place, 1, fresh_model(), stop)
     gradients: list = [p.detach() for p in rule.model(1).parameters()]
-    training, errors = in_thread(lambda: rule.end_step(1, 0, gradients, 0.0, 8))
+    training, errors = in_thread(lambda: rule.end_step(StepGradients(1, 0, gradients, 0.0, 8)))
     training.join(1)
     assert training.is_alive()
     stop.set(PeerError("rank 0 is stuck"))

@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from functools import partial
-from typing import Any, SupportsFloat
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,8 +22,8 @@ from persia_sim.words.trace import ALL, Kind, TraceRecorder
 from runtime.config import TrainConfig
 from runtime.dense.averaging import mean_model, mean_weights, move, snapshot_of
 from runtime.dense.group import RankGroup
-from runtime.dense.optimizer import DenseGradients, make_optimizer
-from runtime.dense.rules import DenseRule, OnUpdate
+from runtime.dense.optimizer import make_optimizer
+from runtime.dense.rules import DenseRule, OnUpdate, StepGradients
 from runtime.dense.state import DenseState, capture, load_model, load_optimizers
 from runtime.engines.processes.calls import Said, Verbs
 from runtime.engines.processes.dense_server import (
@@ -187,20 +187,14 @@ class AveragingRule(DenseRule):
                 self._outbox.put(("snapshot", step - 1, arrays_of(self._snapshot)))
             self._take_mean_in(step - 1)
 
-    def end_step(
-        self,
-        rank: int,
-        step: int,
-        gradients: DenseGradients | None,
-        loss: SupportsFloat,
-        samples: int,
-    ) -> None:
+    def end_step(self, given: StepGradients) -> None:
         """One step of the rank's own optimiser."""
         with self._changing:
-            if gradients is not None:
-                self._optimizer.step(gradients)
-            self._outbox.put(("trained", step, {"loss": float(loss), "samples": samples}))
-            self._last_step = step
+            if given.gradients is not None:
+                self._optimizer.step(given.gradients)
+            told = {"loss": float(given.loss), "samples": given.samples}
+            self._outbox.put(("trained", given.step, told))
+            self._last_step = given.step
 
     def snapshot(self) -> nn.Module:
         """At rank 0 a model with the mean of the replicas, elsewhere the own one."""

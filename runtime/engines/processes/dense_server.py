@@ -12,14 +12,14 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import IO, Any, SupportsFloat
+from typing import IO, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from runtime.dense.optimizer import DenseGradients
-from runtime.dense.rules import AsyncRule, DenseRule
+from runtime.dense.rules import AsyncRule, DenseRule, StepGradients
 from runtime.dense.state import DenseState
 from runtime.engines.processes.calls import Said, Verbs, answer, ask
 from runtime.engines.processes.channel import Channel, PeerGoneError, listen
@@ -208,7 +208,7 @@ class WeightsServer(DenseServer):
     def _push(self, rank: int, step: int, loss: float, samples: int, **gradients: Any) -> None:
         like = self._rule.model(rank).parameters()
         found = gradients_in(gradients, like) if gradients else None
-        self._rule.end_step(rank, step, found, loss, samples)
+        self._rule.end_step(StepGradients(rank, step, found, loss, samples))
 
 
 class RemoteWeights(DenseRule):
@@ -230,17 +230,11 @@ class RemoteWeights(DenseRule):
             for mine, theirs in zip(own, found, strict=True):
                 mine.copy_(theirs)
 
-    def end_step(
-        self,
-        rank: int,
-        step: int,
-        gradients: DenseGradients | None,
-        loss: SupportsFloat,
-        samples: int,
-    ) -> None:
+    def end_step(self, given: StepGradients) -> None:
         """Push the gradients; they have taken effect when this returns, so before the rows' do."""
-        given = arrays_of(gradients or [])
-        self._client.ask("push", rank=rank, step=step, loss=float(loss), samples=samples, **given)
+        rank, step, gradients, loss, samples = given
+        arrays = arrays_of(gradients or [])
+        self._client.ask("push", rank=rank, step=step, loss=float(loss), samples=samples, **arrays)
 
     def snapshot(self) -> nn.Module:
         """The weights as they were pulled last; those of the run are at rank 0."""
