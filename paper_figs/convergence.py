@@ -10,7 +10,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from paper_figs.style import GAP_LABEL, MARKERS, STYLE, TICKS
+from paper_figs.style import GAP_LABEL, MARKERS, STYLE, show_ticks
 
 REFERENCE = "sync"
 SETTLED = 0.15
@@ -112,10 +112,7 @@ def _times(axes: Axes, own: pd.DataFrame, names: list[str]) -> None:
         label="published",
     )  # fmt: skip
     axes.set_xscale("log")
-    low, high = axes.get_xlim()
-    ticks = [tick for tick in (0.01, 0.03, 0.1, 0.3, 1, 3, 10) if low <= tick <= high]
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.minorticks_off()
+    show_ticks(axes, "x", (0.01, 0.03, 0.1, 0.3, 1, 3, 10))
     axes.set_yticks(list(places.values()), names, fontsize=6)
     axes.set_ylim(0.4, len(names) + 0.6)
 
@@ -160,6 +157,4 @@ def _gaps(axes: Axes, own: pd.DataFrame, names: list[str], papers: pd.DataFrame)
     low, high = axes.get_ylim()
     axes.set_yscale("symlog", linthresh=1)
     axes.set_ylim(low, high)
-    ticks = [tick for tick in TICKS if low <= tick <= high]
-    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.minorticks_off()
+    show_ticks(axes, "y")

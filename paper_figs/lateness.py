@@ -10,8 +10,10 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from paper_figs.style import GAP_LABEL, MARKERS, STYLE, TICKS
+from paper_figs.style import GAP_LABEL, MARKERS, STYLE, show_ticks
 
+DECADES = [m * 10.0**n for n in range(-7, 3) for m in (1, 3)]
+"""Ticks of a logarithmic x axis."""
 RULER = (
     # Rows late, dense late, rates, name; a batch of twice the samples has a name of its own.
     (4, 0, "own", "rows 4 late"),
@@ -59,21 +61,12 @@ def _along(axes: Axes, delays: pd.DataFrame) -> None:
     low, high = axes.get_ylim()[0], max(1.0, 1.2e3 * delays.gap.max())
     axes.set_yscale("symlog", linthresh=1)
     axes.set_ylim(low, high)
-    shown = [tick for tick in TICKS if low <= tick <= high]
-    axes.set_yticks(shown, [f"{tick:g}" for tick in shown])
-    _plain_ticks(axes)
-    axes.minorticks_off()
+    show_ticks(axes, "y")
+    show_ticks(axes, "x", DECADES)
     axes.set_xlabel("rows late / updates so far (logarithmic)")
     axes.set_ylabel(GAP_LABEL + ", linear within 1")
     axes.set_title("rows late: gap along the run", fontsize=8)
     axes.legend(fontsize=6)
-
-
-def _plain_ticks(axes: Axes) -> None:
-    """1, 3 and 10 of each decade of a logarithmic x axis, in plain numbers."""
-    low, high = axes.get_xlim()
-    ticks = [m * 10.0**n for n in range(-7, 3) for m in (1, 3) if low <= m * 10.0**n <= high]
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
 
 
 def _dense_rates(axes: Axes, rates: pd.DataFrame, data: str) -> None:
@@ -86,8 +79,7 @@ def _dense_rates(axes: Axes, rates: pd.DataFrame, data: str) -> None:
             label=f"dense {late} late",
         )  # fmt: skip
     axes.set_xscale("log")
-    _plain_ticks(axes)
-    axes.minorticks_off()
+    show_ticks(axes, "x", DECADES)
     axes.set_xlabel("dense learning rate (Adam, logarithmic)")
     axes.set_ylabel("validation AUC")
     axes.set_title(f"{data}: where the best rate lies", fontsize=8)

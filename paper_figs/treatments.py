@@ -10,7 +10,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from paper_figs.style import GAP_LABEL, STYLE, TICKS
+from paper_figs.style import GAP_LABEL, STYLE, show_ticks
 
 NAMES = {
     "untreated": "untreated",
@@ -80,7 +80,4 @@ def _dots(axes: Axes, places: np.ndarray, rows: pd.DataFrame, name: str) -> None
     )
     axes.grid(axis="y", visible=False)
     axes.set_xscale("symlog", linthresh=1, linscale=1)
-    low, high = axes.get_xlim()
-    ticks = [tick for tick in TICKS if low <= tick <= high]
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.minorticks_off()
+    show_ticks(axes, "x")
