@@ -11,14 +11,14 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import exp, log, nan, sqrt
 
 import numpy as np
 
 from experiments.published.gpu_rows import Measured
 from persia_sim.model.machine import Fabric, Reach
-from persia_sim.presets.software import FITTED, REACH, SOFTWARE, Constant
+from persia_sim.presets.software import FITTED, REACH, SOFTWARE
 from persia_sim.sharded.plan import Software
 from persia_sim.sharded.stages import Job, step_s
 
@@ -33,48 +33,30 @@ Errors = np.ndarray
 """float64 [model and naive, points]: ln(predicted rate / measured rate)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Constants:
-    """Everything that is fitted, by logarithm, in the order of ``table``."""
+NAMES = tuple(FITTED)
+"""Of the constants, as owner.field; arrays [constants] are in this order, and of logarithms."""
+START = np.array([log(each.start) for each in FITTED.values()])
+WIDTHS = np.array([each.width for each in FITTED.values()])
+"""How far each start is trusted."""
+MOST = np.array([0.0 if each.is_share else 30.0 for each in FITTED.values()])
+"""Shares end at 1."""
 
-    table: dict[str, Constant] = field(default_factory=lambda: dict(FITTED))
 
-    @property
-    def names(self) -> list[str]:
-        """Of each constant, as owner.field."""
-        return list(self.table)
+def applied(logs: np.ndarray) -> tuple[Reach, dict[str, Software]]:
+    """The presets with these values."""
+    reach, software = REACH, dict(SOFTWARE)
+    for name, value in zip(NAMES, logs, strict=True):
+        owner, _, what = name.rpartition(".")
+        if owner == "reach":
+            reach = replace(reach, **{what: exp(value)})
+        else:
+            software[owner] = replace(software[owner], **{what: exp(value)})
+    return reach, software
 
-    def start(self) -> np.ndarray:
-        """Logarithms of the starts, float64 [constants]."""
-        return np.array([log(each.start) for each in self.table.values()])
 
-    def widths(self) -> np.ndarray:
-        """How far each start is trusted, float64 [constants]."""
-        return np.array([each.width for each in self.table.values()])
-
-    def most(self) -> np.ndarray:
-        """Upper limits: shares end at 1."""
-        return np.array([0.0 if each.is_share else 30.0 for each in self.table.values()])
-
-    def preset(self) -> np.ndarray:
-        """Logarithms of what an earlier fit found, float64 [constants]."""
-        return np.array([log(each.value) for each in self.table.values()])
-
-    def applied(self, logs: np.ndarray) -> tuple[Reach, dict[str, Software]]:
-        """The presets with these values."""
-        reach, software = REACH, dict(SOFTWARE)
-        for name, value in zip(self.names, logs, strict=True):
-            owner, _, what = name.rpartition(".")
-            if owner == "reach":
-                reach = replace(reach, **{what: exp(value)})
-            else:
-                software[owner] = replace(software[owner], **{what: exp(value)})
-        return reach, software
-
-    def touches(self, name: str, family: str) -> bool:
-        """Whether a constant enters the steps of a family of software."""
-        owner = name.rpartition(".")[0]
-        return owner in ("reach", family)
+def touches(name: str, family: str) -> bool:
+    """Whether a constant enters the steps of a family of software."""
+    return name.rpartition(".")[0] in ("reach", family)
 
 
 def log_errors(rows: Sequence[Measured], reach: Reach, software: dict[str, Software]) -> np.ndarray:
@@ -92,7 +74,6 @@ def weights(rows: Sequence[Measured]) -> np.ndarray:
 class Fit:
     """The outcome of one fit."""
 
-    constants: Constants
     logs: np.ndarray
     """float64 [constants]"""
     cost: float
@@ -100,24 +81,19 @@ class Fit:
     precision: np.ndarray
     """float64 [constants, constants]: curvature of the data's part of the cost."""
 
-    def applied(self) -> tuple[Reach, dict[str, Software]]:
-        """The presets with the fitted values."""
-        return self.constants.applied(self.logs)
-
     def spread(self) -> np.ndarray:
         """Standard deviation of each log with all others free, starts included: the profile
         likelihood in its quadratic form, float64 [constants]."""
-        inverse = np.linalg.inv(self.precision + np.diag(self.constants.widths() ** -2.0))
+        inverse = np.linalg.inv(self.precision + np.diag(WIDTHS**-2.0))
         return np.asarray(np.sqrt(np.diag(inverse)))
 
     def identified(self) -> np.ndarray:
         """Whether the data narrow a constant to less than half the width of its start."""
-        return np.asarray(self.spread() < 0.5 * self.constants.widths())
+        return np.asarray(self.spread() < 0.5 * WIDTHS)
 
 
 def fit(
     rows: Sequence[Measured],
-    constants: Constants | None = None,
     first: np.ndarray | None = None,
     rounds: int = 25,
     held: dict[str, float] | None = None,
@@ -129,13 +105,11 @@ def fit(
     """
     from scipy.optimize import least_squares  # late: a second to import
 
-    constants = constants or Constants()
-    names, widths, most = constants.names, constants.widths(), constants.most()
-    start, scale = constants.start(), weights(rows) / NOISE
-    logs = np.minimum(start if first is None else first, most)
-    free = np.array([name not in (held or {}) for name in names])
+    scale = weights(rows) / NOISE
+    logs = np.minimum(START if first is None else first, MOST)
+    free = np.array([name not in (held or {}) for name in NAMES])
     for name, value in (held or {}).items():
-        logs[names.index(name)] = value
+        logs[NAMES.index(name)] = value
 
     def at(x: np.ndarray) -> np.ndarray:
         whole = logs.copy()
@@ -143,10 +117,10 @@ def fit(
         return whole
 
     def errors(x: np.ndarray) -> np.ndarray:
-        return scale * log_errors(rows, *constants.applied(at(x)))
+        return scale * log_errors(rows, *applied(at(x)))
 
     def residuals(x: np.ndarray) -> np.ndarray:
-        return np.concatenate([errors(x), (x - start[free]) / widths[free]])
+        return np.concatenate([errors(x), (x - START[free]) / WIDTHS[free]])
 
     def robust(squares: np.ndarray) -> np.ndarray:
         root = np.sqrt(1 + squares)
@@ -155,23 +129,23 @@ def fit(
         return np.where(np.arange(len(squares)) < len(rows), loss, plain)
 
     def slopes(x: np.ndarray) -> np.ndarray:
-        found, error = np.zeros((len(rows), len(names))), errors(x)
+        found, error = np.zeros((len(rows), len(NAMES))), errors(x)
         for k in np.flatnonzero(free):
-            mine = [i for i, row in enumerate(rows) if constants.touches(names[k], row.family)]
+            mine = [i for i, row in enumerate(rows) if touches(NAMES[k], row.family)]
             moved = at(x)
             moved[k] -= _STEP  # downwards: a share may stand at its limit
-            shifted = log_errors([rows[i] for i in mine], *constants.applied(moved))
+            shifted = log_errors([rows[i] for i in mine], *applied(moved))
             found[mine, k] = (error[mine] - scale[mine] * shifted) / _STEP
         return found
 
     found = least_squares(
         residuals, logs[free], loss=robust, max_nfev=rounds, ftol=1e-5,
-        bounds=(np.full(free.sum(), -np.inf), most[free]),
-        jac=lambda x: np.vstack([slopes(x)[:, free], np.diag(1 / widths[free])]),
+        bounds=(np.full(free.sum(), -np.inf), MOST[free]),
+        jac=lambda x: np.vstack([slopes(x)[:, free], np.diag(1 / WIDTHS[free])]),
     )  # fmt: skip
     jacobian = slopes(found.x)
     data = jacobian.T @ (((1.0 + errors(found.x) ** 2) ** -0.5)[:, None] * jacobian)
-    return Fit(constants, at(found.x), float(found.cost), data)
+    return Fit(at(found.x), float(found.cost), data)
 
 
 def kinds(row: Measured) -> list[str]:
@@ -191,9 +165,9 @@ def without(rows: Sequence[Measured], places: Sequence[int], whole: Fit, rounds:
     known = np.array([row.family in families for row in mine])
     if not known.any():
         return np.full((2, len(mine)), np.nan)
-    again = fit(others, whole.constants, whole.logs, rounds)
+    again = fit(others, whole.logs, rounds)
     naive = np.array(naive_rates(mine, others)) / [row.samples_per_s for row in mine]
-    both = np.array([-log_errors(mine, *again.applied()), np.log(naive)])
+    both = np.array([-log_errors(mine, *applied(again.logs)), np.log(naive)])
     return np.where(known, both, np.nan)
 
 
@@ -213,15 +187,15 @@ def interval(
 ) -> tuple[float, float]:
     """Where refitting all others raises the cost by ``rise`` (95 % for one constant): the profile
     likelihood itself, found by halving steps from the optimum. Takes tens of fits."""
-    place = whole.constants.names.index(name)
-    best, width = whole.logs[place], whole.constants.widths()[place]
+    place = NAMES.index(name)
+    best, width = whole.logs[place], WIDTHS[place]
     ends = []
     for sign in (-1.0, 1.0):
         near, far = 0.0, 3.0 * width
         for _ in range(5):
             middle = (near + far) / 2.0
             held = {name: best + sign * middle}
-            raised = fit(rows, whole.constants, whole.logs, 3, held).cost - whole.cost
+            raised = fit(rows, whole.logs, 3, held).cost - whole.cost
             near, far = (middle, far) if raised < rise else (near, middle)
         ends.append(exp(best + sign * near))
     return ends[0], ends[1]
@@ -308,18 +282,9 @@ def naive_rates(rows: Sequence[Measured], known: Sequence[Measured]) -> list[flo
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """How much faster more GPUs were than the fewest of the same software, model and machine."""
-
-    series: str
-    gpus: tuple[int, int]
-    measured: float
-    predicted: float
-
-
-def scaling_ratios(rows: Sequence[Measured], rates: Sequence[float]) -> list[Ratio]:
-    """Ratios of rates against numbers of GPUs: at one global batch, and at one batch a GPU."""
+def scaling_ratios(rows: Sequence[Measured], rates: Sequence[float]) -> list[tuple[float, float]]:
+    """How much faster more GPUs are than the fewest of the same software, model and machine, by
+    these rates and measured: at one global batch, and at one batch a GPU."""
     groups: dict[tuple[str, str, float], list[int]] = defaultdict(list)
     for place, row in enumerate(rows):
         if row.samples_per_s:
@@ -334,6 +299,5 @@ def scaling_ratios(rows: Sequence[Measured], rates: Sequence[float]) -> list[Rat
             row = rows[place]
             if row.job.system.gpus > base.job.system.gpus:
                 measured = (row.samples_per_s or nan) / (base.samples_per_s or nan)
-                gpus = (base.job.system.gpus, row.job.system.gpus)
-                found.append(Ratio(row.series, gpus, measured, rates[place] / rates[first]))
+                found.append((rates[place] / rates[first], measured))
     return found

@@ -11,9 +11,11 @@ import numpy as np
 
 from experiments.published.calibration import (
     HEADER,
+    NAMES,
     NOISE,
     Errors,
     Fit,
+    applied,
     classes,
     fit,
     interval,
@@ -22,6 +24,7 @@ from experiments.published.calibration import (
     log_errors,
     naive_rates,
     score,
+    touches,
 )
 from experiments.published.gpu_rows import Measured, MeasuredFiles
 from experiments.tables import aligned, write_csv
@@ -58,7 +61,7 @@ def run(options: Options) -> None:
     print(table(records))
     print(counts(rows, found))
     naive = np.log(np.array(naive_rates(rows, rows)) / [row.samples_per_s for row in rows])
-    own = np.array([-log_errors(rows, *found.applied()), naive])
+    own = np.array([-log_errors(rows, *applied(found.logs)), naive])
     print(f"\n{'errors':34} {HEADER}   nearest other series: median, p90")
     print(compared("on the points that were fitted to", _by_job(rows, own)))
     lines = [errors_record(row, "", error) for row, error in zip(rows, own.T, strict=True)]
@@ -113,13 +116,13 @@ def _persia(out: Path, held_out: bool) -> None:
 def constants(rows: Sequence[Measured], found: Fit, profiles: bool) -> list[dict[str, object]]:
     """One record a constant."""
     records = []
-    parts = zip(found.constants.names, found.logs, found.spread(), found.identified(), strict=True)
+    parts = zip(NAMES, found.logs, found.spread(), found.identified(), strict=True)
     for name, value, spread, known in parts:
         low, high = exp(value - 1.96 * spread), exp(value + 1.96 * spread)
         if profiles:
             low, high = interval(rows, found, name)
-        about = found.constants.table[name]
-        entered = sum(found.constants.touches(name, row.family) for row in rows)
+        about = FITTED[name]
+        entered = sum(touches(name, row.family) for row in rows)
         records.append(
             {
                 "constant": name, "value": f"{exp(value):.4g}", "low_95": f"{low:.3g}",

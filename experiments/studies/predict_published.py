@@ -126,7 +126,7 @@ def report(rows: Sequence[Measured], records: Sequence[dict[str, object]]) -> st
     inside = [abs(e) <= BAND_LN for e in of_class.values() if np.isfinite(e)]
     lines.append(f"90 % band (factor {exp(BAND_LN):.2f}) holds {np.mean(inside):.0%} of the points")
     rates = [_number(r["predicted_samples_per_s"]) for r in records]
-    ratios = [log(r.predicted / r.measured) for r in scaling_ratios(rows, rates)]
+    ratios = [log(own / measured) for own, measured in scaling_ratios(rows, rates)]
     if ratios:
         close = np.mean(np.abs(ratios) < log(1.15))
         lines.append(
