@@ -15,7 +15,6 @@ from experiments.kept import Kept, sole_writer
 from experiments.options import OneOf, Planned, Some
 from experiments.tables import Column, aligned, table, write_csv
 from experiments.validating.cases import Case, chosen, held_by
-from experiments.validating.host_laws import MISSING, Point, costs_by_law
 from experiments.validating.profiling import (
     REPEATS,
     Found,
@@ -29,7 +28,7 @@ from experiments.validating.profiling import (
     sleeps,
 )
 from experiments.validating.schedule import Schedule, contended, cores_here, schedule
-from experiments.validating.stages import Stages
+from experiments.validating.stages import MISSING, Point, Stages, costs_by_law
 from persia_sim.words.schema import Within, parse
 from persia_sim.words.vocabulary import Mode
 

@@ -17,26 +17,24 @@ from typing import Any
 import numpy as np
 
 from experiments.validating.cases import Case, Held, held_by
-from experiments.validating.host_laws import (
-    LATE,
-    OF_SERVED,
-    SERVED,
-    Costs,
-    HostLaw,
-    Point,
-    costs_by_law,
-    fit_law,
-    quantities,
-)
 from experiments.validating.schedule import Burden, Host, burdens, threads, threads_of
 from experiments.validating.stages import (
+    LATE,
     OF_A_MODE,
+    OF_SERVED,
+    SERVED,
     STAGES,
+    Costs,
+    HostLaw,
     Measured,
+    Point,
     Stages,
     TimedCalls,
     TimedSpans,
+    costs_by_law,
+    fit_law,
     measured_stages,
+    quantities,
 )
 from persia_sim.words.staleness import staleness_in_steps
 from persia_sim.words.vocabulary import Mode

@@ -33,8 +33,7 @@ from math import exp, log
 import numpy as np
 
 from experiments.validating.cases import Case
-from experiments.validating.host_laws import Costs
-from experiments.validating.stages import Stages
+from experiments.validating.stages import Costs, Stages
 from persia_sim.engine.run import Run
 from persia_sim.engine.simulate import simulate
 from persia_sim.insight.measure import throughput

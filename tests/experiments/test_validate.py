@@ -23,18 +23,6 @@ from experiments.benching.validate import (
 )
 from experiments.commands import main
 from experiments.validating.cases import Case, Held, held_by, weights_of
-from experiments.validating.host_laws import (
-    LATE,
-    OF_SERVED,
-    SERVED,
-    TERMS,
-    Costs,
-    HostLaw,
-    Point,
-    costs_by_law,
-    fit_law,
-    quantities,
-)
 from experiments.validating.profiling import Found, ProfileRun, fit_profile, run_case
 from experiments.validating.schedule import (
     Host,
@@ -48,10 +36,20 @@ from experiments.validating.schedule import (
     threads,
 )
 from experiments.validating.stages import (
+    LATE,
+    OF_SERVED,
+    SERVED,
+    TERMS_AND_RANGES,
+    Costs,
+    HostLaw,
     Measured,
+    Point,
     Stages,
     TimedSpan,
+    costs_by_law,
+    fit_law,
     measured_stages,
+    quantities,
     spread_of,
 )
 from persia_sim.words.vocabulary import Mode
@@ -190,7 +188,7 @@ def flat_laws(factor: float = 1.0) -> dict[str, HostLaw]:
     }  # fmt: skip
     found = {}
     for name, (item, each) in grows.items():
-        terms = dict.fromkeys(TERMS[name], 0.0) | {"one": 2e-4, item: each}
+        terms = dict.fromkeys(TERMS_AND_RANGES[name][0], 0.0) | {"one": 2e-4, item: each}
         found[name] = HostLaw(terms, 0.0, 5)
         found[name + LATE] = HostLaw({n: factor * s for n, s in terms.items()}, 0.0, 5)
     return found
