@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 from experiments.benching.engine_options import Options
 from experiments.benching.wide import full_store, handle_of, uniform_ids
 from experiments.benching.windows import ForeignLoad
-from experiments.tables import aligned, table, write_csv
+from experiments.tables import Column, table, write_csv
 from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig, EngineConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.data.batch import Field, Layout
@@ -32,28 +32,8 @@ READINGS = 100
 _GIB = 1 << 30
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """One snapshot."""
-
-    round: int
-    way: str
-    pause_s: float
-    """How long pushes and lookups were held back."""
-    whole_s: float
-    """Until the copy was there."""
-    step_s: float
-    """Median step before."""
-    step_meanwhile_s: float
-    """Median step that overlaps the snapshot."""
-    longest_step_s: float
-    """Of those."""
-    copy_bytes: int
-    """Of the columns that are handed on."""
-    more_bytes: float
-    """Most resident memory meanwhile beyond that before; NaN where the system does not say."""
-    foreign_cores: float
-    """Cores that other processes used."""
+Taken = dict[str, Any]
+"""One snapshot as the CSV has it."""
 
 
 def snapshot(options: Options) -> None:
@@ -67,11 +47,11 @@ def snapshot(options: Options) -> None:
     for number in tqdm(range(options.rounds), desc="rounds", disable=None):
         for way in WAYS:
             with ForeignLoad() as load:
-                values = _take(options, store, way, seed=number)
-            found.append(Taken(number, way, *values, foreign_cores=load.cores))
-    path = write_csv(options.out / "bench_snapshot.csv", [asdict(one) for one in found])
+                taken = _take(options, store, way, seed=number)
+            found.append({"round": number, "way": way, **taken, "foreign_cores": load.cores})
+    path = write_csv(options.out / "bench_snapshot.csv", found)
     print(_snapshot_table(found))
-    own = [t.pause_s for t in found if t.way == WAYS[1]]
+    own = [t["pause_s"] for t in found if t["way"] == WAYS[1]]
     verdict = "met" if np.median(own) < PAUSE_GOAL_S else "MISSED"
     print(f"goal: pause behind training < {1e3 * PAUSE_GOAL_S:.0f} ms: {verdict}")
     if options.rows != 1_000_000 or options.dim != 16:
@@ -79,26 +59,29 @@ def snapshot(options: Options) -> None:
     print(str(path))
 
 
-def _snapshot_table(found: list[Taken]) -> str:
+def _snapshot_table(found: Sequence[Taken]) -> str:
     """A line a way: medians, and of the pause the longest."""
-    lines = []
-    for way in WAYS:
-        own = [one for one in found if one.way == way]
-        columns = "pause_s", "whole_s", "step_s", "step_meanwhile_s", "longest_step_s"
-        medians = [1e3 * float(np.median([getattr(o, c) for o in own])) for c in columns]
-        longest = 1e3 * max(o.pause_s for o in own)
-        numbers = [medians[0], longest, *medians[1:]]
-        sizes = [np.median([getattr(o, c) for o in own]) for c in ("copy_bytes", "more_bytes")]
-        foreign = float(np.median([o.foreign_cores for o in own]))
-        words = [f"{n:.2f}" for n in numbers] + [f"{size / 1e6:.0f}" for size in sizes]
-        lines.append([way, *words, f"{foreign:.2f}"])
-    head = ["copied", "pause [ms]", "longest", "until copied", "step before", "step meanwhile"]
-    return aligned([*head, "longest step", "copy [MB]", "memory [MB]", "foreign cores"], lines)
+
+    def median(column: str, scale: float, form: str) -> Column:
+        return lambda own: format(scale * float(np.median([o[column] for o in own])), form)
+
+    groups = [[one for one in found if one["way"] == way] for way in WAYS]
+    columns: dict[str, Column] = {
+        "copied": lambda own: own[0]["way"],
+        "pause [ms]": median("pause_s", 1e3, ".2f"),
+        "longest": lambda own: f"{1e3 * max(o['pause_s'] for o in own):.2f}",
+        "until copied": median("whole_s", 1e3, ".2f"),
+        "step before": median("step_s", 1e3, ".2f"),
+        "step meanwhile": median("step_meanwhile_s", 1e3, ".2f"),
+        "longest step": median("longest_step_s", 1e3, ".2f"),
+        "copy [MB]": median("copy_bytes", 1e-6, ".0f"),
+        "memory [MB]": median("more_bytes", 1e-6, ".0f"),
+        "foreign cores": median("foreign_cores", 1.0, ".2f"),
+    }
+    return table(groups, columns)
 
 
-def _take(
-    options: Options, store: Any, way: str, seed: int
-) -> tuple[float, float, float, float, float, int, float]:
+def _take(options: Options, store: Any, way: str, seed: int) -> Taken:
     stop, ends = threading.Event(), [time.perf_counter()]
 
     def train() -> None:
@@ -136,10 +119,16 @@ def _take(
     copy_bytes = sum(a.nbytes for a in columns if isinstance(a, np.ndarray))
     at, steps = np.array(ends[1:]), np.diff(ends)
     before, meanwhile = at < began, (at >= began) & (at - steps <= copied)
-    typical = float(np.median(steps[before])) if before.any() else float("nan")
     during = steps[meanwhile]
-    median, longest = float(np.median(during)), float(during.max())
-    return pause_s, copied - began, typical, median, longest, copy_bytes, more_bytes
+    return {
+        "pause_s": pause_s,  # for which pushes and lookups were held back
+        "whole_s": copied - began,
+        "step_s": float(np.median(steps[before])) if before.any() else float("nan"),
+        "step_meanwhile_s": float(np.median(during)),  # of those that overlap the snapshot
+        "longest_step_s": float(during.max()),
+        "copy_bytes": copy_bytes,  # of the columns that are handed on
+        "more_bytes": more_bytes,  # of resident memory at most; NaN where the system does not say
+    }
 
 
 def _resident_bytes(*, reset_peak: bool) -> float:
