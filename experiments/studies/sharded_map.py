@@ -1,37 +1,231 @@
 """Hybrid training against tables on the GPUs: who wins at which model size and network, and price.
 
-What the two systems are: `experiments/published/two_systems.py`. Hybrid's hosts are chosen by the
-closed form, then simulated.
+Both systems have the same fields, rows, dims, dense network and global batch, the same seconds for
+the dense network, its launching and its all-reduce, and pay for loading nothing. On both sides the
+all-reduce has the NICs that rows and vectors have. Hybrid has 64 GPUs and as many CPU hosts as it
+gains from, chosen by the closed form, then simulated; the sharded system has 64 GPUs, or as many
+more as its rows need memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import product
+from math import ceil
 from statistics import median
 from typing import Annotated, Any
 
 from experiments.kept import Kept, sole_writer
 from experiments.options import OneOf, Planned, SimulatedSteps, Some
-from experiments.published.two_systems import (
-    GPUS_OF_HYBRID,
-    MACHINE_OF,
-    hybrid_of,
-    price_date,
-    sharded_of,
-    workload_of,
-)
 from experiments.studies.predict_published import seconds_by_part
 from experiments.tables import aligned, drawn, write_csv
 from persia_sim.engine.simulate import simulate
+from persia_sim.insight.compare import alike
 from persia_sim.insight.critical_path import blame_of_resources
 from persia_sim.insight.measure import throughput
+from persia_sim.model.cluster import Cluster, Role
+from persia_sim.model.costs import Costs
+from persia_sim.model.machine import Host, Precision, System
+from persia_sim.model.memory import FORMATS
+from persia_sim.model.scenario import Scenario
+from persia_sim.model.workload import Workload
 from persia_sim.oracle.closed_form import answer
-from persia_sim.presets.catalogue import ranker_of
-from persia_sim.presets.software import SOFTWARE
+from persia_sim.presets.catalogue import gcp_100t, ranker_of
+from persia_sim.presets.costs import CATALOGUE
+from persia_sim.presets.machines import MACHINES
+from persia_sim.presets.software import REACH, SOFTWARE
+from persia_sim.sharded.plan import Ranker, Strategy
+from persia_sim.sharded.stages import Job, Stages, stages, step_of
 from persia_sim.words.schema import Within
+from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
+
+MACHINE_OF = {"v100": "p3.16xlarge", "a100": "nd96amsr-a100-v4", "h100": "p5.48xlarge"}
+"""GPU -> the machine of eight that is rented; a machine's price is the same with any NIC."""
+DIM, FIELDS, DENSE_FEATURES = 128, 26, 13  # Criteo's columns, as the 100T run
+GPUS_OF_HYBRID = 64
+ROWS = "f32-sgd"  # a number of 4 bytes, and row-wise Adagrad's one number a row, on both sides
+HBM_SHARE, FULLEST = 0.8, 0.95
+"""Of a GPU's memory for rows, on average and on the fullest GPU. Assumed."""
+PARTS = tuple(2**k for k in range(6))
+"""Into so many parts a table's columns may be cut (parts of 4: kernels read rows in fours)."""
+ROW_PARTS = tuple(2**k for k in range(9))
+"""And its rows: each part then gives a partial sum."""
+WORKERS = (4, 8, 16, 32, 64, 128, 256)
+LEAST_SERVERS = (2, 8, 32)
+MOST_SERVER_PROCESSES = 1024
+NEAR, SLACK = 0.95, 0.7
+"""Hybrid rents the cheapest hosts with which it is at least so fast as with any, where NICs gave
+only this share of their rate: the closed form knows no queues."""
+_GBIT = 1e9 / 8
+
+
+def price_date(host: Host) -> str:
+    """The month of a machine's list price, which its source ends with.
+
+    >>> price_date(MACHINES["p3.16xlarge"])
+    '2020-06'
+    """
+    return host.source.rpartition(";")[0].rpartition(", ")[2]
+
+
+def host_of(gpu: str, nic_gbit_per_s: float) -> Host:
+    """The rented machine with other NICs, which read and write GPU memory (RDMA)."""
+    return replace(MACHINES[MACHINE_OF[gpu]], nic_bytes_per_s=nic_gbit_per_s * _GBIT, rdma=True)
+
+
+@cache
+def workload_of(parameters: float, batch: int) -> Workload:
+    """Criteo's columns with tables of so many parameters."""
+    return Workload(
+        name=f"criteo-{parameters:g}",
+        fields=FIELDS,
+        dense_features=DENSE_FEATURES,
+        dim=DIM,
+        rows=parameters / DIM,
+        batch_per_rank=ceil(batch / GPUS_OF_HYBRID),
+        precision=Precision.FP16,
+        source="Criteo's columns, dim 128, ids as popular as assumed for the 100T run",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Sharded:
+    """The sharded side at one place: its GPUs, and its step under the fastest plan with room."""
+
+    job: Job
+    parts: Stages
+    step_s: float
+    plan: str
+    gpus_for_memory: int
+
+
+@cache
+def sharded_of(gpu: str, software: str, nic: float, parameters: float, batch: int) -> Sharded:
+    """Tables cut into parts of columns and rows which are dealt to GPUs, or every table's rows
+    over all GPUs; whichever is fastest among those that fit."""
+    host = host_of(gpu, nic)
+    ranker = ranker_of(workload_of(parameters, batch))
+    memory = host.chip.hbm_bytes
+    needed = ceil(ranker.table_bytes / (HBM_SHARE * memory))
+    gpus = host.gpus * ceil(max(needed, GPUS_OF_HYBRID) / host.gpus)
+
+    def job_of(cut: Ranker, strategy: Strategy) -> Job:
+        soft = replace(SOFTWARE[software], strategy=strategy)
+        system = System(host=host, gpus=gpus)
+        return Job(ranker=cut, system=system, software=soft, reach=REACH, batch=batch)
+
+    whole = job_of(ranker, Strategy.ROW)
+    dense = stages(whole)
+    found = [Sharded(whole, dense, step_of(dense, whole.software), "rows over all GPUs", needed)]
+    for columns in PARTS:
+        fitting = 0
+        for rows in ROW_PARTS:
+            job = job_of(cut_tables(ranker, columns, rows), Strategy.TABLE)
+            if FIELDS * columns * rows < gpus or fitting == 2:
+                continue  # some GPU would have nothing; or parts are small enough
+            if float(job.plan.sharded.bytes.max()) > FULLEST * memory:
+                continue
+            fitting += 1
+            # What the parts send is summed before the dense network, which is that of the whole.
+            parts = replace(stages(job), forward_s=dense.forward_s, backward_s=dense.backward_s)
+            told = f"{columns} x {rows} parts"
+            found.append(Sharded(job, parts, step_of(parts, job.software), told, needed))
+    return min(found, key=lambda side: side.step_s)
+
+
+def cut_tables(ranker: Ranker, columns: int, rows: int) -> Ranker:
+    """Each table as parts that are placed apart: a part of the columns reads every id of its
+    field, a part of the rows only those that lie there."""
+    return replace(
+        ranker,
+        tables=tuple(
+            replace(
+                table,
+                rows=table.rows / rows,
+                dim=table.dim / columns,
+                ids_per_sample=tuple(ids / rows for ids in table.ids_per_sample),
+                count=table.count * columns * rows,
+            )
+            for table in ranker.tables
+        ),
+    )
+
+
+@cache
+def hybrid_of(gpu: str, software: str, nic: float, parameters: float, batch: int) -> Scenario:
+    """Hybrid on the hosts that it rents."""
+    work = workload_of(parameters, batch)
+    costs = costs_of(gpu, software, nic, parameters, batch)
+    options = []
+    for workers, servers in product(WORKERS, server_roles(work, nic)):
+        scenario = Scenario(
+            cluster=cluster_of(gpu, nic, workers, servers),
+            workload=work,
+            costs=costs,
+            mode=Mode.HYBRID,
+            tau=DEFAULT_TAU,
+            dense_on_nics=True,
+            steps=1,
+        )
+        link = scenario.cluster.link
+        busy = replace(link, header_efficiency=SLACK * link.header_efficiency)
+        planned = replace(scenario, cluster=replace(scenario.cluster, link=busy))
+        rate = answer(planned).samples_per_s
+        options.append((rate, scenario.cluster.usd_per_hour, scenario))
+    most = max(rate for rate, *_ in options)
+    near = [option for option in options if option[0] >= NEAR * most]
+    return min(near, key=lambda option: option[1])[2]
+
+
+def costs_of(gpu: str, software: str, nic: float, parameters: float, batch: int) -> Costs:
+    """CPU stages as in the catalogue; the dense network, its launching and its all-reduce as on the
+    sharded side's GPUs."""
+    system = System(host=host_of(gpu, nic), gpus=GPUS_OF_HYBRID)
+    ranker = ranker_of(workload_of(parameters, batch))
+    job = Job(ranker=ranker, system=system, software=SOFTWARE[software], reach=REACH, batch=batch)
+    return alike(CATALOGUE, job)
+
+
+def server_roles(work: Workload, nic: float) -> list[Role]:
+    """Hosts that hold all rows: small ones or large ones, as few as that takes or more."""
+    base = gcp_100t()
+    small, large = base.embedding_workers, base.servers
+    each = FORMATS[ROWS].row_bytes(work.dim)
+    roles = []
+    for role in (small, large):
+        held = role.processes_per_host * (role.ram_bytes_per_process // each)
+        for least in LEAST_SERVERS:
+            hosts = max(least, ceil(work.rows / held))
+            if hosts * role.processes_per_host <= MOST_SERVER_PROCESSES:
+                host = replace(role.host, nic_bytes_per_s=nic * _GBIT)
+                made = replace(role, hosts=hosts, host=host)
+                roles += [made] if made not in roles else []
+    return roles
+
+
+def cluster_of(gpu: str, nic: float, workers: int, servers: Role) -> Cluster:
+    """64 GPUs with these CPU hosts; every NIC alike, CPU hosts speak TCP."""
+    base, machine = gcp_100t(), host_of(gpu, nic)
+    each = base.nn.processes_per_host
+    rate = nic * _GBIT
+    role = base.embedding_workers
+    return replace(
+        base,
+        nn=replace(
+            base.nn,
+            host=machine,
+            cores_per_process=machine.cores // each,
+            ram_bytes_per_process=machine.ram_bytes / each,
+        ),
+        embedding_workers=replace(
+            role, hosts=workers, host=replace(role.host, nic_bytes_per_s=rate)
+        ),
+        servers=servers,
+        link=replace(base.link, header_efficiency=REACH.nic * REACH.tcp),
+    )
+
 
 Rate = Annotated[float, Within(0.1, 1e4)]
 Size = Annotated[float, Within(1e7, 1e15)]

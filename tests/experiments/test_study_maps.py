@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from experiments.kept import Kept
-from experiments.published import two_systems
 from experiments.studies import ablation, modes_timeline, sharded_map
 from experiments.studies.ablation import ALL_ON, HALF_ROWS, MERGING, VARIANTS, WINDOW
 from experiments.studies.modes_timeline import recorded_bars, simulated_bars
@@ -225,8 +224,8 @@ def test_auc_differences_are_paired_by_seed(monkeypatch):
 
 def test_both_sides_of_the_map_train_the_same_dense_network_as_fast():
     for gpu, software in (("v100", "torchrec"), ("h100", "hugectr")):
-        scenario = two_systems.hybrid_of(gpu, software, 100.0, 1e11, 55_296)
-        side = two_systems.sharded_of(gpu, software, 100.0, 1e11, 55_296)
+        scenario = sharded_map.hybrid_of(gpu, software, 100.0, 1e11, 55_296)
+        side = sharded_map.sharded_of(gpu, software, 100.0, 1e11, 55_296)
         assert (side.job.system.gpus, side.job.batch) == (64, scenario.batch)
         parts, need = side.parts, demand(scenario)
         launching = need.compute_s - parts.dense_s
@@ -242,9 +241,9 @@ def test_both_sides_of_the_map_train_the_same_dense_network_as_fast():
 
 def test_the_all_reduce_takes_the_same_nics_for_as_long_on_both_sides():
     """2-byte gradients round the eight hosts at the rate of RDMA, beside hybrid's rows, too."""
-    work = two_systems.workload_of(1e10, 55_296)
+    work = sharded_map.workload_of(1e10, 55_296)
     for nic in (10.0, 100.0):
-        scenario = two_systems.hybrid_of("a100", "torchrec", nic, 1e10, 55_296)
+        scenario = sharded_map.hybrid_of("a100", "torchrec", nic, 1e10, 55_296)
         need, rate = demand(scenario), scenario.cluster.nic_rates(scenario.cluster.nn)[0]
         on_nic_s = sum(bucket.nic_bytes for bucket in need.buckets) / rate
         rdma = nic * 1e9 / 8 * REACH.nic
@@ -265,7 +264,7 @@ def test_slow_nics_hide_nothing_of_hybrids_all_reduce():
 
 @pytest.mark.long  # two minutes: fluid shares of many hosts
 def test_rows_that_do_not_fit_64_gpus_take_as_many_as_they_need():
-    side = two_systems.sharded_of("a100", "torchrec", 100.0, 1e14, 55_296)
+    side = sharded_map.sharded_of("a100", "torchrec", 100.0, 1e14, 55_296)
     assert side.gpus_for_memory == 6250  # 400 TB in 64 GB each
     assert side.job.system.gpus == 6256, "whole machines of eight"
     held = side.job.plan.sharded.bytes
@@ -273,8 +272,8 @@ def test_rows_that_do_not_fit_64_gpus_take_as_many_as_they_need():
 
 
 def test_parts_of_tables_read_and_send_what_the_whole_does():
-    ranker = ranker_of(two_systems.workload_of(1e11, 55_296))
-    cut = two_systems.cut_tables(ranker, columns=4, rows=2)
+    ranker = ranker_of(sharded_map.workload_of(1e11, 55_296))
+    cut = sharded_map.cut_tables(ranker, columns=4, rows=2)
     assert cut.table_bytes == pytest.approx(ranker.table_bytes)
     assert cut.ids == pytest.approx(4 * ranker.ids), "every part of the columns reads the id"
     assert cut.pooled == pytest.approx(2 * ranker.pooled), "a partial sum from each part of rows"
@@ -283,7 +282,7 @@ def test_parts_of_tables_read_and_send_what_the_whole_does():
 
 
 def test_hybrid_rents_hosts_that_hold_its_rows_and_is_near_its_best():
-    scenario = two_systems.hybrid_of("a100", "torchrec", 25.0, 1e13, 55_296)
+    scenario = sharded_map.hybrid_of("a100", "torchrec", 25.0, 1e13, 55_296)
     servers = scenario.cluster.servers
     rows_bytes = 1e13 / 128 * FORMATS["f32-sgd"].row_bytes(128)
     assert servers.processes * servers.ram_bytes_per_process >= rows_bytes
@@ -293,7 +292,7 @@ def test_hybrid_rents_hosts_that_hold_its_rows_and_is_near_its_best():
         + (scenario.cluster.embedding_workers.hosts * 1007 + servers.hosts * (
             45251 if "m2" in servers.host.name else 1007)) / 730
     )  # fmt: skip
-    most = two_systems.cluster_of("a100", 25.0, 256, servers)
+    most = sharded_map.cluster_of("a100", 25.0, 256, servers)
     best = answer(replace(scenario, cluster=most)).samples_per_s
     assert answer(scenario).samples_per_s >= 0.95 * best
 
