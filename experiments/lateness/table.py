@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from experiments.gaps import Run
+from experiments.gaps import Run, gap_columns
 from experiments.lateness.streams import RANKS, SYNC, Cell, Rates, Stream, stream_of
 from experiments.statistics import GapInterval, Interval, paired_gap, t_interval
 from runtime.run.folder import read_metrics
@@ -21,36 +21,18 @@ from runtime.run.folder import read_metrics
 RESAMPLES = 400
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delay:
-    """Of one cell after ``updates`` updates, over the seeds."""
-
-    updates: int
-    behind: float
-    """Updates; NaN where sync never was so low, or the late run is above all of sync's curve."""
-    low: float
-    high: float
-    """Of the 95 % interval over seeds (bootstrap of pairs)."""
-    gap: float
-    """Mean AUC minus that of sync."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
-    """Of the delay with the length of the run, over all snapshots."""
-
-    a_doubling: float
-    """Share by which it grows when the run is twice as long; 0 where it is constant."""
-    low: float
-    high: float
-    """As of `Delay`."""
+Ends = tuple[float, float]
+"""Of a 95 % interval."""
 
 
 def delays(
     updates: Sequence[int], sync: np.ndarray, late: np.ndarray, seed: int = 0
-) -> tuple[list[Delay], Growth]:
-    """The delay at each snapshot, and its growth; ``sync`` and ``late`` [seeds, snapshots] are
-    AUCs, paired.
+) -> tuple[list[dict[str, float]], tuple[float, Ends]]:
+    """The delay at each snapshot as the CSV has it, in updates: NaN where sync never was so low, or
+    the late run is above all of sync's curve. And the share by which it grows when the run is twice
+    as long, 0 where it is constant, with its interval over seeds (bootstrap of pairs), as all are.
+
+    ``sync`` and ``late`` [seeds, snapshots] are AUCs, paired.
 
     Curves are means over seeds; sync's is made to rise (its running maximum) and read backwards,
     linear between snapshots and from (0 updates, 0.5) on. The growth leaves the first snapshot out.
@@ -64,11 +46,11 @@ def delays(
     ):
         low, high = _ends(drawn[:, number])
         gap = float(late[:, number].mean() - sync[:, number].mean())
-        found.append(Delay(updates=count, behind=float(middle), low=low, high=high, gap=gap))
+        found.append({"updates": count, "gap": gap, "behind": float(middle),
+                      "behind_low_95": low, "behind_high_95": high})  # fmt: skip
     slopes = [doubling_slope(updates[1:], line[1:]) for line in drawn]
-    low, high = _ends(np.array(slopes))
-    whole = doubling_slope(updates[1:], [d.behind for d in found[1:]])
-    return found, Growth(a_doubling=whole, low=low, high=high)
+    whole = doubling_slope(updates[1:], [d["behind"] for d in found[1:]])
+    return found, (whole, _ends(np.array(slopes)))
 
 
 def _ends(drawn: np.ndarray) -> tuple[float, float]:
@@ -104,7 +86,6 @@ def doubling_slope(updates: Sequence[int], behind: Sequence[float]) -> float:
     return float(2 ** np.polyfit(counts, lags, 1)[0] - 1)
 
 
-Ends = tuple[float, float]
 RatesOf = Literal["of sync", "own"]
 Key = tuple[Cell, RatesOf]
 
@@ -157,7 +138,7 @@ class Group:
         found = run.predictions(root)
         return found.labels[:, number], found.predictions[:, number], found.groups
 
-    def delays(self, key: Key, root: Path) -> tuple[list[Delay], Growth]:
+    def delays(self, key: Key, root: Path) -> tuple[list[dict[str, float]], tuple[float, Ends]]:
         """Behind sync at each snapshot, and the growth; pushes on their way are not applied yet."""
         seeds = self.seeds(key)
         curves = [
@@ -201,10 +182,7 @@ def gap_lines(group: Group, root: Path) -> list[dict[str, Any]]:
                 "seeds_planned": stream_of(group.stream.name).seeds,
                 "redrawn": group.stream.is_drawn,
                 "test_auc": float(np.mean([run.auc(group.task) for run in runs.values()])),
-                "gap_to_sync": gap.mean,
-                "gap_to_sync_half_width_95": gap.half_width,
-                "seeds_error": gap.seeds_error,
-                "rows_error": gap.rows_error,
+                **gap_columns(gap),
                 "drift_of_sync": group.drifts.get(cell.rows_late, math.nan)
                 if key == (Cell(rows_late=cell.rows_late), "of sync")
                 else math.nan,
@@ -220,11 +198,7 @@ def delay_lines(group: Group, root: Path) -> list[dict[str, Any]]:
             "data": group.stream.name,
             "optimizer_start": group.start,
             "rows_late": cell.rows_late,
-            "updates": one.updates,
-            "gap": one.gap,
-            "behind": one.behind,
-            "behind_low_95": one.low,
-            "behind_high_95": one.high,
+            **one,
         }
         for (cell, kind) in group.runs
         if cell.rows_late and not cell.dense_late and kind == "of sync"
@@ -297,11 +271,10 @@ def hypothesis_lines(group: Group, root: Path) -> list[dict[str, Any]]:
     for rows in (7, 16, 64):
         key = own(rows, 0, "of sync")
         (along, growth), n = group.delays(key, root), len(group.seeds(key))
-        end = along[-1]
-        add("H1", f"growth of the delay a doubling, rows {rows} late", growth.a_doubling,
-            (growth.low, growth.high), (-0.1, 0.1), n)  # fmt: skip
-        add("H2", f"delay over lateness at the end, rows {rows} late", end.behind / rows,
-            (end.low / rows, end.high / rows), (0.5, 2.0), n)  # fmt: skip
+        end, low, high = (along[-1][f"behind{e}"] / rows for e in ("", "_low_95", "_high_95"))
+        add("H1", f"growth of the delay a doubling, rows {rows} late", *growth, (-0.1, 0.1), n)
+        add("H2", f"delay over lateness at the end, rows {rows} late", end, (low, high), (0.5, 2.0),
+            n)  # fmt: skip
     dense = own(0, 7)
     costs = ((dense, (-0.5e-3, math.inf)), (own(0, 7, "of sync"), (-math.inf, -2e-3)))
     for key, asked in costs:
