@@ -67,8 +67,8 @@ print(rates.div(rates.sync, axis=0).round(2).to_string())
 # %% [markdown]
 # ## Time to sync's AUC
 #
-# To 95 % of sync's climb from 0.5, over the time of XDL's sync; published: samples of the curves
-# over the rate of the bars.
+# To 95 % of sync's climb from 0.5, over the time of XDL's sync where its costs were fitted, else of
+# Persia's sync; published: samples of the curves over the rate of the bars.
 
 # %%
 times = pd.read_csv(stored / "convergence_targets.csv")

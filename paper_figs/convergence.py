@@ -45,14 +45,18 @@ def convergence_figure(table: Path, published: Path, targets: Path) -> Figure:
             column[0].set_title(own.title.iloc[0].replace("; ", "\n"))
             column[0].set_xlabel("training samples [thousands]")
             column[1].set_xlabel(f"time to {times.target_share.iloc[0]:.0%} of sync's climb,\n"
-                                 f"over {_reference(names)}'s")  # fmt: skip
+                                 f"over {_reference(set(own.line))}'s")  # fmt: skip
             column[2].set_xlabel("share of the run (grey: pass)")
         for row, label in ((0, "test AUC"), (2, GAP_LABEL)):
             grid[row, 0].set_ylabel(label)
         for axes in grid[1, 1:]:
             axes.set_yticklabels([])
-        handles, labels = grid[0, 0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+        shown = {
+            label: handle
+            for axes in grid[0]
+            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
+        figure.legend(shown.values(), shown, loc="outside lower center", ncols=len(shown))
         figure.suptitle(
             f"True gradients in simulated orders; bands: 95 % t intervals over"
             f" {rows.seed.nunique()} paired seeds\n(scaled by the means). Grey: published, of other"
@@ -91,7 +95,7 @@ def _scale(axes: Axes, values: list[float]) -> None:
         axes.set_ylim(min(told) - room, max(told) + room)
 
 
-def _reference(names: list[str]) -> str:
+def _reference(names: set[str]) -> str:
     return "xdl_sync" if "xdl_sync" in names else REFERENCE
 
 
@@ -119,7 +123,7 @@ def _times(axes: Axes, own: pd.DataFrame, names: list[str]) -> None:
 
 def _aucs(axes: Axes, own: pd.DataFrame, names: list[str]) -> None:
     means: list[float] = []
-    for name in names:
+    for name in [name for name in names if name in set(own.line)]:
         lines = own[own.line == name]
         mean, half = _spread(lines.pivot(index="seed", columns="samples", values="auc"))
         x = mean.index.to_numpy() / 1e3
@@ -143,9 +147,10 @@ def _gaps(axes: Axes, own: pd.DataFrame, names: list[str], papers: pd.DataFrame)
     wide = {
         name: own[own.line == name].pivot(index="seed", columns="share_of_run", values="auc")
         for name in names
+        if name in set(own.line)
     }
     axes.axhline(0, color="black", linewidth=0.8)
-    for name in names:
+    for name in wide:
         if name == REFERENCE or wide[name].equals(wide[REFERENCE]):
             continue  # the same order, hence the same AUC
         mean, half = _spread(1e3 * (wide[name] - wide[REFERENCE]))

@@ -204,6 +204,10 @@ class Contender:
     published: tuple[tuple[str, str], ...] = ()
     """System and mode of its curve in `auc_curves.csv`; the first that a set has."""
 
+    def has_clock(self, data_set: str) -> bool:
+        """Whether its costs hold for a set."""
+        return self.rival is None or SETS[data_set].workload in RIVALS[self.rival].holds_for
+
 
 CONTENDERS = {
     "sync": Contender(mode=Mode.SYNC, published=(("Persia", "sync"),)),

@@ -17,7 +17,7 @@ from persia_sim.insight.measure import throughput
 from persia_sim.model.cluster import Cluster
 from persia_sim.model.scenario import Noise, Scenario
 from persia_sim.model.workload import Workload
-from persia_sim.presets.catalogue import costs_of
+from persia_sim.presets.catalogue import costs_of, workloads
 from persia_sim.words.vocabulary import Mode
 
 GPU_CV = 0.05  # assumed; see simulators' practice for healthy machines
@@ -45,8 +45,8 @@ class Rival:
     """The all-reduce has no fixed cost and NVLink's rate."""
     fitted: tuple[str, ...]
     """Which of these were fitted."""
-    only_its_sets: bool = False
-    """What an id costs does not carry over to a set that it was not fitted to."""
+    holds_for: tuple[str, ...] = tuple(workloads())
+    """Workloads that its costs hold for: what an id costs it need not carry over to others."""
     source: str
     """The points they were fitted to, and the reading behind the form."""
 
@@ -69,7 +69,7 @@ RIVALS = {
         server_s_per_id=7.61e-6,
         server_threads=1,
         fitted=("worker_s_per_id", "server_s_per_id"),
-        only_its_sets=True,
+        holds_for=("taobao-ad", "avazu-ad"),
         source=f"{_BARS}; a server applies the pushes of a step one after the other; on a third set"
         " it was 30 % off, always to one side",
     ),

@@ -100,7 +100,7 @@ def public(steps: int = 80) -> Iterator[Row]:
             note = "if plotted as half of 2 GPUs, as on the other sets"
             yield Row(f"{name} Persia hybrid", "1 GPUs", 1, None, model / 2, "prediction", note)
     for (system, mode), rival in RIVALS.items():
-        for gpus in (1, 2, 4, 8) if not rival.only_its_sets else ():
+        for gpus in (1, 2, 4, 8) if name in rival.holds_for else ():
             machine = CLUSTERS[cluster]().with_ranks(gpus)
             model = samples_per_s(rival, machine, workloads()[name], steps)
             yield Row(f"{name} {system} {mode}", f"{gpus} GPUs", gpus, None, model, "prediction")

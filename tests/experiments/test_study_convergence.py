@@ -12,6 +12,7 @@ import pytest
 from experiments.published.curves import (
     CONTENDERS,
     CURVES,
+    KUAIRAND,
     SETS,
     PublishedGap,
     all_gaps,
@@ -101,6 +102,15 @@ def test_xdl_sync_is_sync_on_a_slower_clock(ran):
     sync, slow = own(ran, "sync", 1), own(ran, "xdl_sync", 1)
     assert [r["auc"] for r in sync] == [r["auc"] for r in slow]
     assert float(slow[-1]["simulated_s"]) > 2 * float(sync[-1]["simulated_s"])
+
+
+def test_xdl_sync_has_no_clock_on_a_set_that_it_was_not_fitted_to(tmp_path):
+    chosen = options(tmp_path)
+    assert chosen.lines_of("taobao-ad") == list(LINES)
+    assert convergence._reference("taobao-ad", chosen) == "xdl_sync"
+    for data_set in ("criteo-ad", KUAIRAND):
+        assert chosen.lines_of(data_set) == ["sync", "hybrid", "xdl_async"]
+        assert convergence._reference(data_set, chosen) == "sync"
 
 
 def test_late_rows_are_those_of_the_bound_and_rivals_have_their_own(ran):
