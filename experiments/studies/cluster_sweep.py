@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 from experiments.kept import Kept, sole_writer
-from experiments.options import Count, OneOf, Parallel, Positive, Ranks, Some, Tau, hold
-from experiments.tables import Column, table, write_csv
+from experiments.options import Count, Parallel, Positive, Ranks, Some, Tau, hold
+from experiments.tables import Column, drawn, table, write_csv
 from persia_sim.insight.sweep import (
     Point,
     evaluate,
@@ -22,8 +24,8 @@ from persia_sim.insight.sweep import (
     pareto,
     scenario_of,
 )
-from persia_sim.model.memory import FORMATS, Capacity, capacity
-from persia_sim.presets.catalogue import CLUSTERS, workloads
+from persia_sim.model.memory import Capacity, capacity
+from persia_sim.presets.from_file import find_cluster, find_rows, find_workload
 from persia_sim.words.schema import Within
 from persia_sim.words.vocabulary import DEFAULT_TAU, Mode
 
@@ -35,24 +37,24 @@ MOST_POINTS = 100_000
 class Options(Parallel):
     """Every combination of the lists, or a Latin hypercube over them; finished points are kept."""
 
-    cluster: Annotated[str, OneOf(CLUSTERS)] = "gcp-100t"
-    """A preset of the simulator."""
-    workloads: Some[Annotated[str, OneOf(workloads())]] = SIZES
-    """Workload presets."""
+    cluster: str = "gcp-100t"
+    """A preset of the simulator, or a .toml file as `persia-sim init` writes it."""
+    workloads: Some[str] = SIZES
+    """Presets or .toml files."""
     modes: Some[Mode] = (Mode.SYNC, Mode.HYBRID, Mode.ASYNC_AVERAGING)
     """Modes to compare."""
-    ranks: Some[Ranks] = (64,)
-    """GPUs."""
-    workers: Some[Ranks] = (100,)
+    ranks: tuple[Ranks, ...] = ()
+    """GPUs; none given, here and of hosts: as many as the cluster has."""
+    workers: tuple[Ranks, ...] = ()
     """Embedding worker hosts."""
-    servers: Some[Ranks] = (30,)
+    servers: tuple[Ranks, ...] = ()
     """Server hosts."""
-    batch_per_rank: Some[Count] = (8192,)
-    """Samples of a rank in a step."""
+    batch_per_rank: tuple[Count, ...] = ()
+    """Samples of a rank in a step; none given: the workload's."""
     taus: Some[Tau] = (DEFAULT_TAU,)
     """Windows; modes without one count once."""
-    rows: Annotated[str, OneOf(FORMATS)] = "fp16-lean"
-    """How servers keep rows: fp16-lean, f32-adagrad or f32-sgd."""
+    rows: str = "fp16-lean"
+    """How servers keep rows: fp16-lean, f32-adagrad, f32-adam, f32-sgd or a .toml file."""
     evict: bool = False
     """Simulate points whose rows do not all fit, too; else they only say what they would need."""
     latin: Annotated[int, Within(1, MOST_POINTS)] | None = None
@@ -66,9 +68,12 @@ class Options(Parallel):
         """How many points there are, and what they read."""
         if len(self.taus) > 1 and not any(mode.reads_late_rows for mode in self.modes):
             raise ValueError("taus is only used by a mode that reads late rows; add one")
+        find_cluster(self.cluster), find_rows(self.rows)
+        for name in self.workloads:
+            find_workload(name)
         if self.latin is None:
             lists = ("workloads", "modes", "ranks", "workers", "servers", "batch_per_rank", "taus")
-            points = math.prod(len(getattr(self, name)) for name in lists)
+            points = math.prod(len(getattr(self, name)) or 1 for name in lists)
             hold("the number of points", points, Within(1, MOST_POINTS))
         if self.half_width >= 1:
             raise ValueError(f"half_width must be < 1, a share of the mean, got {self.half_width}")
@@ -80,10 +85,10 @@ def points_of(options: Options) -> list[Point]:
         "cluster": (options.cluster,),
         "workload": options.workloads,
         "mode": options.modes,
-        "ranks": options.ranks,
-        "workers": options.workers,
-        "servers": options.servers,
-        "batch_per_rank": options.batch_per_rank,
+        "ranks": options.ranks or (None,),
+        "workers": options.workers or (None,),
+        "servers": options.servers or (None,),
+        "batch_per_rank": options.batch_per_rank or (None,),
         "tau": options.taus,
         "seed": (options.seed,),
     }
@@ -105,12 +110,12 @@ def run(options: Options) -> None:
     started = time.perf_counter()
     points = points_of(options)
     memory = {p.label: _memory(p, options.rows) for p in points}
-    simulated = [p for p in points if options.evict or memory[p.label].fits]
+    simulated = [p for p in points if _may_run(memory[p.label], options)]
     kept = Kept(options.out / "points.jsonl")
     missing = [p for p in simulated if _label(p, options) not in kept]
     print(
         f"{len(points)} points ({len(simulated) - len(missing)} done, {len(missing)} to run,"
-        f" {len(points) - len(simulated)} without room for their rows), {options.jobs} at a time"
+        f" {len(points) - len(simulated)} that cannot be), {options.jobs} at a time"
     )
     if options.dry_run:
         for point in points:
@@ -118,32 +123,44 @@ def run(options: Options) -> None:
         return
     work = {
         _label(p, options): partial(
-            evaluate, p, half_width=options.half_width, miss_rate=memory[p.label].miss_rate
+            evaluate, p, half_width=options.half_width, miss_rate=room.miss_rate
         )
         for p in simulated
+        if isinstance(room := memory[p.label], Capacity)
     }
     with sole_writer(options.out):
         rows_found = kept.fill(work, "simulations", options.jobs)
         found = dict(zip((p.label for p in simulated), rows_found, strict=True))
         rows = [_row(p, found.get(p.label), memory[p.label]) for p in points]
         _mark_fronts(rows)
-        write_csv(options.out / "cluster_sweep.csv", rows)
+        path = write_csv(options.out / "cluster_sweep.csv", rows)
     print(table(rows, COLUMNS))
     print(_notes(rows, options), end="")
     print(
         f"{len(missing)} points in {time.perf_counter() - started:.1f} s "
-        f"(load {os.getloadavg()[0]:.1f}); {options.out / 'cluster_sweep.csv'}"
+        f"(load {os.getloadavg()[0]:.1f}); {path}; {drawn(path)}"
     )
 
 
-def _memory(point: Point, rows: str) -> Capacity:
-    scenario = scenario_of(point, 1)
-    return capacity(scenario.cluster, scenario.workload, FORMATS[rows])
+def _memory(point: Point, rows: str) -> Capacity | str:
+    """Of the point's servers; or why there cannot be such a point."""
+    try:
+        scenario = scenario_of(point, 1)
+    except ValueError as error:
+        return str(error)
+    return capacity(scenario.cluster, scenario.workload, find_rows(rows))
+
+
+def _may_run(memory: Capacity | str, options: Options) -> bool:
+    return isinstance(memory, Capacity) and (options.evict or memory.fits)
 
 
 def _label(point: Point, options: Options) -> str:
     """Under which a point's row is kept: with what decides it beside the point itself."""
-    return f"{point.label}, {options.rows}, half width {options.half_width:g}"
+    files = [n for n in (point.cluster, point.workload, options.rows) if n.endswith(".toml")]
+    text = "".join(Path(name).read_text() for name in files)  # an edited file is another point
+    told = f", {hashlib.sha256(text.encode()).hexdigest()[:12]}" if files else ""
+    return f"{point.label}, {options.rows}, half width {options.half_width:g}{told}"
 
 
 ROW_KEYS = (
@@ -154,15 +171,21 @@ ROW_KEYS = (
 """What `evaluate` finds of a point."""
 
 
-def _row(point: Point, found: dict[str, Any] | None, memory: Capacity) -> dict[str, Any]:
-    """One line of the table; without ``found`` the point was not simulated, for want of memory."""
+def _row(point: Point, found: dict[str, Any] | None, memory: Capacity | str) -> dict[str, Any]:
+    """One line of the table; without ``found`` the point was not simulated: ``why_not`` says it."""
     figures = dict.fromkeys(ROW_KEYS) if found is None else {key: found[key] for key in ROW_KEYS}
-    return named(point) | {
+    room = memory if isinstance(memory, Capacity) else None
+    why = "" if found is not None else memory if isinstance(memory, str) else (
+        f"a server needs {memory.bytes_per_server / 2**30:,.0f} GiB"
+        f" of {memory.limit_bytes_per_server / 2**30:,.0f}"
+    )  # fmt: skip
+    return (named(point) if room else asdict(point) | {"batch": ""}) | {
         "simulated": found is not None,
-        "fits": memory.fits,
-        "bytes_per_server": memory.bytes_per_server,
-        "limit_bytes_per_server": memory.limit_bytes_per_server,
-        "miss_rate": memory.miss_rate,
+        "fits": room is not None and room.fits,
+        "why_not": why,
+        "bytes_per_server": room and room.bytes_per_server,
+        "limit_bytes_per_server": room and room.limit_bytes_per_server,
+        "miss_rate": room and room.miss_rate,
         **figures,
     }
 
@@ -186,9 +209,10 @@ def _notes(rows: Sequence[dict[str, Any]], options: Options) -> str:
             f"{len(wide)} of {len(ran)} points are wider than the half_width"
             f" {options.half_width:.2%} after the most steps that a point gets"
         )
-    if len(ran) < len(rows):
+    full = sum(not row["simulated"] and bool(row["bytes_per_server"]) for row in rows)
+    if full:
         lines.append(
-            f"{len(rows) - len(ran)} points do not fit in memory as {options.rows} and were not"
+            f"{full} points do not fit in memory as {options.rows} and were not"
             " simulated; add servers, or --evict to keep the most recently used rows"
         )
     return "".join(f"{line}\n" for line in lines)
@@ -202,9 +226,7 @@ def _simulated(show: str) -> Column:
 COLUMNS: dict[str, Column] = {
     "workload": "{workload}", "mode": "{mode}", "GPUs": "{ranks}", "workers": "{workers}",
     "servers": "{servers}", "batch": "{batch}", "a rank": "{batch_per_rank}", "tau": "{tau}",
-    "samples/s": lambda row: (
-        f"{row['samples_per_s']:,.0f}" if row["simulated"] else "does not fit"
-    ),
+    "samples/s": _simulated("{samples_per_s:,.0f}"),
     "+-": lambda row: "" if not row["simulated"] else (
         f"{width:.2%}" if math.isfinite(width := row["relative_half_width_95"]) else "?"
     ),
@@ -212,4 +234,5 @@ COLUMNS: dict[str, Column] = {
     "$/M": _simulated("{usd_per_million_samples:.3f}"),
     "binds": _simulated("{binds}"),
     "front": lambda row: "*" if row["on_front"] else "",
+    "why not": "{why_not}",
 }  # fmt: skip

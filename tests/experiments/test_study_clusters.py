@@ -14,6 +14,7 @@ import pytest
 from experiments.studies import checkpoint_interval, cluster_sweep, simulator_speed
 from persia_sim.cli import Options as Simulation
 from persia_sim.cli import scenario_of
+from persia_sim.cli.example import write_examples
 from persia_sim.engine.simulate import simulate
 from persia_sim.insight.sweep import Point
 from persia_sim.insight.sweep import scenario_of as of_point
@@ -66,7 +67,8 @@ def test_a_point_without_room_for_its_rows_is_not_simulated(swept):
     refused = [(r["workload"], r["servers"]) for r in swept[2] if r["fits"] == "False"]
     assert set(refused) == {("criteo-syn5", "4")}
     assert "3 points do not fit in memory as fp16-lean" in swept[1]
-    assert "does not fit" in swept[1]
+    assert "a server needs" in swept[1] and all(bool(r["why_not"]) != (r["simulated"] == "True")
+                                                for r in swept[2])  # fmt: skip
 
 
 def test_dollars_and_rates_of_a_row_are_those_of_its_simulation(swept):
@@ -125,6 +127,33 @@ def test_a_second_sweep_computes_only_what_is_missing(swept, monkeypatch, capsys
     assert len(computed) == 6, "kept points are of another row format"
 
 
+def test_a_cluster_of_ones_own_is_swept_and_an_edited_file_is_another_point(tmp_path, monkeypatch):
+    write_examples(tmp_path)
+    mine, work = (str(tmp_path / f"{name}.toml") for name in ("cluster", "workload"))
+    chosen = {"cluster": mine, "workloads": (work,), "modes": (Mode.HYBRID,), "taus": (2,),
+              "ranks": (), "workers": (), "servers": (30, 20_000),
+              "batch_per_rank": ()}  # fmt: skip
+    computed: list[str] = []
+
+    def evaluate(point: Point, **_):
+        computed.append(point.label)
+        return dict.fromkeys(cluster_sweep.ROW_KEYS, 1.0) | {"binds": "x", "dense_late": False}
+
+    monkeypatch.setattr(cluster_sweep, "evaluate", evaluate)
+    options = sweep_options(tmp_path, **chosen)
+    told = printed_by(cluster_sweep.run, options)
+    here, cannot = read_csv(tmp_path / "cluster_sweep.csv")
+    assert (here["ranks"], here["workers"], here["batch_per_rank"]) == ("64", "100", "8192")
+    assert cannot["simulated"] == "False" and "servers is 20000: must be <= 10,000" in told
+    assert (tmp_path / "cluster_sweep.png").is_file()
+    cluster_sweep.run(options)
+    assert len(computed) == 1
+    text = (tmp_path / "cluster.toml").read_text()
+    (tmp_path / "cluster.toml").write_text(text.replace("loaders = 240", "loaders = 120"))
+    cluster_sweep.run(options)
+    assert len(computed) == 2
+
+
 def test_evicting_points_pay_for_their_misses(monkeypatch, tmp_path):
     rates: dict[str, float] = {}
 
@@ -171,7 +200,7 @@ def test_a_dry_run_of_the_sweep_shows_the_points_and_writes_nothing(tmp_path, ca
     out = tmp_path / "none"
     cluster_sweep.run(sweep_options(out, dry_run=True))
     told = capsys.readouterr().out
-    assert "12 points (0 done, 9 to run, 3 without room for their rows)" in told
+    assert "12 points (0 done, 9 to run, 3 that cannot be)" in told
     assert told.count("to run ") == 9
     assert not out.exists()
 
