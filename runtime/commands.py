@@ -10,7 +10,7 @@ from runtime.guarded import guarded
 
 USAGE = """usage: persia-runtime COMMAND [options]
 
-  train      train one model and write its run folder     (train --help lists every option)
+  train      train one model and write its run folder     (train --help all: every option)
   evaluate   judge a trained model again, on its test part or on other data
   predict    score the rows of a table with a trained model
   export     write a trained model as files: rows as parquet, the network by torch.export

@@ -58,6 +58,15 @@ class Train:
 _CLUSTER = re.compile(rf"local:([1-9]|[1-5]\d|6[0-4])|auto|(?!local:){HOST_PORT.pattern}", re.ASCII)
 
 
+COMMON = (
+    "data.name", "data.dir", "data.rows", "data.validation-fraction", "data.passes", "model.name",
+    "model.hidden", "model.lr", "rows.dim", "rows.optimizer.kind", "rows.optimizer.lr", "mode",
+    "ranks", "tau", "batch", "steps", "executor", "device", "seed", "part", "evaluate-every-steps",
+    "checkpoint-every", "config", "preset", "out", "resume", "dry-run",
+)  # fmt: skip
+"""What `--help` shows; `--help all` shows the rest."""
+
+
 def read_train(arguments: list[str], launch: Launch | None = None) -> Train:
     """What was asked for: the file's options, and over them those of the command line.
 
@@ -91,7 +100,7 @@ def read_train(arguments: list[str], launch: Launch | None = None) -> Train:
 
 def _read(arguments: list[str]) -> tuple[Train, dict[str, Any]]:
     """The command without its run, and what was typed of that."""
-    typed = read_words(Train, with_unbounded(arguments), "persia-runtime train")
+    typed = read_words(Train, with_unbounded(arguments), "persia-runtime train", COMMON)
     options = {path.removeprefix("run."): v for path, v in typed.items() if path.startswith("run.")}
     own = {path: value for path, value in typed.items() if not path.startswith("run.")}
     return Train(run=TrainConfig(), **own), options

@@ -228,9 +228,10 @@ def test_every_command_line_is_one_that_the_parser_takes(command, monkeypatch, t
 def options_of(module: str, words: list[str], monkeypatch, capsys) -> set[str]:
     monkeypatch.setenv("COLUMNS", "240")
     monkeypatch.setattr(sys, "argv", [module, *words, "--help"])
+    every = ["all"] if words == ["train"] else []
     main = main_of(module)
     with pytest.raises(SystemExit) as end:
-        main() if module == "persia_sim" else main([*words, "--help"])
+        main() if module == "persia_sim" else main([*words, "--help", *every])
     assert end.value.code == 0
     return set(re.findall(r"--[a-z][\w.-]*", capsys.readouterr().out))
 

@@ -29,6 +29,8 @@ FLAT = "flat"
 """In the annotation of a group: its options stand without a prefix."""
 POSITIONAL = "positional"
 """In the annotation of a field: its value stands without a name."""
+OF_GROUP = "of group"
+"""In the annotation of a field: its value may stand behind its group's name, too."""
 _WIDTH = 100
 
 
@@ -58,6 +60,8 @@ class Option(NamedTuple):
     default: Any
     means: str = ""
     """What its default comes to, where that says more than the value."""
+    short: str = ""
+    """Another name: ``data`` of ``data.name``; empty where it has none."""
 
 
 def options_of(record: Any, prefix: str = "", path: str = "") -> tuple[Option, ...]:
@@ -85,7 +89,8 @@ def _each_option(record: Any, prefix: str, path: str) -> Iterator[Option]:
         made = field.default_factory is not MISSING
         default = field.default_factory() if made else field.default
         means = next((note.means for note in notes if isinstance(note, Unset)), "")
-        yield Option(typed, f"{path}{name}", kind, positional, text, default, means)
+        short = prefix.removesuffix(".") if OF_GROUP in notes else ""
+        yield Option(typed, f"{path}{name}", kind, positional, text, default, means, short)
 
 
 def option_values(record: Any) -> Iterator[tuple[str, Any]]:
@@ -128,17 +133,21 @@ def read_options(record: type[T], words: Sequence[str], command: str) -> T:
         raise ValueError(as_typed(error, record)) from None
 
 
-def read_words(record: type, words: Sequence[str], command: str) -> dict[str, Any]:
+def read_words(
+    record: type, words: Sequence[str], command: str, common: Sequence[str] = ()
+) -> dict[str, Any]:
     """The values that are typed, by the paths of their fields.
 
-    Prints what there is and leaves with 0 at ``--help``. Raises ValueError for an option that is
+    Prints what there is and leaves with 0 at ``--help``: the ``common`` options where there are
+    such, and all of them at ``--help all``. Raises ValueError for an option that is
     not known, typed twice or given something that it does not take.
     """
     if {"-h", "--help"} & set(words):
-        print(help_of(record, command))
+        print(help_of(record, command, () if "all" in words else common))
         sys.exit(0)
     refuse_doubled(words)
     options = {option.name: option for option in options_of(record)}
+    options |= {option.short: option for option in options.values() if option.short}
     free = [option for option in options.values() if option.positional]
     given: dict[str, list[str]] = {}
     last, found = "", {}
@@ -147,6 +156,8 @@ def read_words(record: type, words: Sequence[str], command: str) -> dict[str, An
             flag, equals, value = word.partition("=")
             option, truth = _named(flag[2:], options)
             last = option.name
+            if last in given:
+                raise ValueError(f"--{option.short} and --{last} are one option; give it once")
             options[last] = option  # of a single table, it was not among them
             if not _is_truth(option.kind):
                 given[last] = [value] if equals else []
@@ -233,9 +244,11 @@ def _is_truth(kind: Any) -> bool:
     return bool in _alternatives(kind)
 
 
-def help_of(record: type, command: str) -> str:
-    """What a command is for, and each of its options with values, default and meaning."""
-    options = options_of(record)
+def help_of(record: type, command: str, common: Sequence[str] = ()) -> str:
+    """What a command is for, and each of its options with values, default and meaning, or the
+    ``common`` ones alone."""
+    every = options_of(record)
+    options = [option for option in every if not common or option.name in common]
     free = "".join(f" {option.name.upper()}" for option in options if option.positional)
     lines = [f"usage: {command}{free} [options]", "", inspect.cleandoc(record.__doc__ or ""), ""]
     for option in options:
@@ -243,7 +256,8 @@ def help_of(record: type, command: str) -> str:
         lines += textwrap.wrap(
             option.text, _WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6
         )
-    return "\n".join([*lines, "  -h, --help"])
+    rest = "" if len(options) == len(every) else f" (--help all: {len(every)} options)"
+    return "\n".join([*lines, f"  -h, --help{rest}"])
 
 
 def _usage(option: Option) -> str:
@@ -256,7 +270,8 @@ def _usage(option: Option) -> str:
         return f"--{option.name}.NAME.OPTION VALUE  (OPTION as of --{option.kind.group})"
     if _is_truth(option.kind):
         return f"--{option.name}, --{group}{dot}no-{leaf}{default}"
-    return f"--{option.name} {_words(option.kind)}{default}"
+    short = f"--{option.short}, " if option.short else ""
+    return f"{short}--{option.name} {_words(option.kind)}{default}"
 
 
 def _said(value: Any) -> str:

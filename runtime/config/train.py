@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from persia_sim.words.command_line import FLAT, AsGroup
+from persia_sim.words.command_line import FLAT, OF_GROUP, AsGroup
 from persia_sim.words.documents import read_document
 from persia_sim.words.rules import Refused
 from persia_sim.words.schema import (
@@ -38,7 +38,7 @@ MOST = 2**62
 class DataConfig:
     """Which samples, in which order."""
 
-    name: str = "kuairand-pure-14d"
+    name: Annotated[str, OF_GROUP] = "kuairand-pure-14d"
     """A data set of `persia-runtime data list`, `synthetic`, `synthetic:PRESET`, or the path of
     a schema file (.toml)."""
     dir: Path | None = None
@@ -66,7 +66,7 @@ class DataConfig:
 class ModelConfig:
     """The dense network and its optimiser."""
 
-    name: str = "ffnn"
+    name: Annotated[str, OF_GROUP] = "ffnn"
     """ffnn, dlrm, deepfm, dcn; mmoe, ple (of several tasks); or package.module:Class for
     your own."""
     hidden: tuple[Annotated[int, Within(1, 2**20)], ...] = (256, 128)

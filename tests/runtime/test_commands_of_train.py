@@ -24,7 +24,7 @@ from runtime.config import SyncConfig, TrainConfig
 from runtime.order.replayable import config_facts
 from runtime.run.folder import claimed, plain
 from runtime.torchrun import launched
-from runtime.train_options import read_train
+from runtime.train_options import COMMON, read_train
 
 ABSURD = st.sampled_from(["inf", "-inf", "nan", "1e400", "-1", "x", "", "1e12", str(10**30)])
 NUMBERS = [
@@ -339,3 +339,23 @@ def test_names_in_a_schema_never_steer_the_terminal(tmp_path, capsys, refused):
     assert "\x1b" not in told.err + told.out
     schema.write_text('name = "\\u001b[2J"\nfil = "rows.csv"\n')
     assert "\x1b" not in refused("train", *["--data.name", str(schema)])
+
+
+def test_help_shows_the_usual_options_and_help_all_every_one(capsys):
+    shown = []
+    for words in (["--help"], ["--help", "all"]):
+        with pytest.raises(SystemExit) as end:
+            main(["train", *words])
+        assert end.value.code == 0
+        lines = [n for n in capsys.readouterr().out.splitlines() if n.startswith("  --")]
+        shown.append({name for line in lines for name in re.findall(r"--([\w.-]+)", line)})
+    usual, every = shown
+    assert usual == {*COMMON, "data", "model", "no-dry-run"} < every
+    assert every >= {option.name for option in options_of(TrainConfig)} - {"tables"}
+
+
+def test_the_name_of_data_and_model_may_stand_behind_their_group():
+    found = read_train(["--data", "synthetic", "--model=dcn"]).run
+    assert (found.data.name, found.model.name) == ("synthetic", "dcn")
+    with pytest.raises(ValueError, match=r"--data and --data\.name are one option; give it once"):
+        read_train(["--data", "synthetic", "--data.name", "adult"])
