@@ -17,9 +17,10 @@ CARRIED = ("simpy", "nanobind", "scikit_build_core", "packaging", "pathspec")
 """What the machine may lack: hidden from the fresh environment, as this project is."""
 
 
-def bare_python(folder: Path) -> Path:
-    """A Python of its own that sees what is installed here, but for what the bundle carries."""
-    seen, hidden = folder / "seen", (*CARRIED, "pip", "_editable", "persia", "__pycache__")
+def bare_python(folder: Path, lacks: tuple[str, ...] = CARRIED) -> Path:
+    """A Python of its own that sees what is installed here, but for this project and what it
+    ``lacks``."""
+    seen, hidden = folder / "seen", (*lacks, "pip", "_editable", "persia", "__pycache__")
     seen.mkdir(parents=True)
     for package in Path(torch.__file__).parents[1].iterdir():
         if not package.name.startswith(hidden) and package.suffix != ".pth":
