@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import signal
+import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 from experiments.kept import settle_in, sole_writer, surroundings
-from experiments.points import Point
+from experiments.points import Point, expected_samples
 from persia_sim.words.documents import read_document
-from runtime.run.folder import environment
+from runtime.run.folder import environment, plain, read_summary
 
 FAILED = "failed.txt"
 PRELOADED = ["runtime.run.record"]
@@ -34,6 +38,40 @@ def print_plan(points: Sequence[Point], root: Path, jobs: int) -> None:
     older = sum(_commit_of(p.folder(root)) != commit for p in done)
     if older:
         print(f"  {older} of the done points were made by another commit of this project")
+
+
+MEASURED_STEPS = 30
+
+
+def minutes_left(points: Sequence[Point], root: Path, jobs: int) -> str:
+    """In words, how long the points that are not done will train; evaluations come on top.
+
+    As fast as those that are done were, else as a few steps of the first one are now.
+    """
+    from runtime.run.record import run_into  # late: torch
+
+    left = [point for point in points if not point.is_done(root)]
+    if not left:
+        return "nothing is left to run"
+    done = [read_summary(p.folder(root)) or {} for p in points if p.is_done(root)]
+    how = f"as {len(done)} points that are done"
+    if not done:
+        first = left[0].config
+        judged = replace(first.evaluation, evaluate_every_steps=None, stop_after=None, test_rows=64)
+        steps = min(MEASURED_STEPS, first.steps or MEASURED_STEPS)
+        with tempfile.TemporaryDirectory() as folder:
+            short = replace(first, steps=steps, evaluation=judged)
+            done = [plain(run_into(Path(folder), short))]
+        how = f"as {steps} steps of the first point did"
+    rates = [summary["samples_per_s"] for summary in done if summary["samples_per_s"]]
+    rows = done[0]["data"]["train_rows"] or math.inf
+    samples = sum(
+        min(expected_samples(point.config), rows * point.config.data.passes) for point in left
+    )
+    if not rates:
+        return "too short to say how long it takes"
+    minutes = samples / statistics.mean(rates) / jobs / 60
+    return f"about {minutes:,.2g} minutes of training, {how}"
 
 
 def run_points(

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import product
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from experiments.gaps import (
@@ -20,13 +21,22 @@ from experiments.gaps import (
 from experiments.options import Count, Parallel, Ranks, Seeds, Some, Tau, TestRows
 from experiments.points import Point, expected_samples, setting_points
 from experiments.statistics import t_interval
-from experiments.sweep import print_plan, run_points
+from experiments.sweep import minutes_left, print_plan, run_points
 from experiments.tables import Column, table, write_csv
 from persia_sim.words.command_line import Option, options_of, read_words, with_changes
 from persia_sim.words.rules import Refused
 from persia_sim.words.schema import Unread, Within, fit, nearest
 from persia_sim.words.vocabulary import Mode
-from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
+from runtime.config import (
+    CheckpointConfig,
+    DataConfig,
+    EngineConfig,
+    ModelConfig,
+    SyncConfig,
+    TrainConfig,
+    read_config,
+)
+from runtime.config.presets import PresetName, with_preset
 from runtime.embedding.config import TableConfig
 
 DEFAULT_TAUS = (0, 4, 16)
@@ -54,6 +64,11 @@ class Options(Parallel):
     """Any options of training by dotted name, with the values that are tried: model.lr=1e-3,2e-3
     sync.dense_lag=0,1 rows.optimizer.initial_accumulator=0,0.01. All are crossed; what only some
     modes read varies in these alone, and what sync reads of `sync` stays as it is in sync."""
+    config: Path | None = None
+    """Options of training from a file, as `train --config`; those typed here win. Its mode, bound
+    and seed are not read: the sweep has its own."""
+    preset: PresetName | None = None
+    """What others run, as `train --preset`, against sync: in place of modes and taus."""
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     rows: TableConfig = field(default_factory=TableConfig)
@@ -68,6 +83,22 @@ class Options(Parallel):
     test_rows: TestRows | None = None
     """Evaluate on the first rows of that part only."""
 
+    @classmethod
+    def under(cls, typed: Mapping[str, Any]) -> dict[str, Any]:
+        """What a file and a preset say of these options."""
+        start, plain = _start(typed.get("config")), TrainConfig()
+        names = {option.path for option in options_of(cls)}
+        found: dict[str, Any] = {}
+        for path in (option.path for option in options_of(TrainConfig)):
+            name = path.removeprefix("evaluation.").removeprefix("sync.")
+            if name in names and of(start, path) != of(plain, path):
+                found[name] = of(start, path)
+        if typed.get("preset") is not None:
+            sync = with_preset(plain, typed["preset"]).sync
+            found["modes"] = (Mode.SYNC, sync.mode)
+            found["taus"] = (sync.tau,) if sync.mode.reads_late_rows else ()
+        return found
+
     def check(self) -> None:
         """That something reads each factor."""
         if self.windows is not None:
@@ -78,7 +109,7 @@ class Options(Parallel):
             )
         read: set[str] = set()
         why: dict[str, Refused] = {}
-        for chosen in combinations(factors_of(self.factor)):
+        for chosen in combinations(_factors(self)):
             for mode in self.modes:
                 base = _base(self)
                 config = replace(base, sync=replace(base.sync, mode=mode))
@@ -126,6 +157,25 @@ def factors_of(words: Sequence[str]) -> dict[str, list[Any]]:
     return found
 
 
+def _start(file: Path | None) -> TrainConfig:
+    return TrainConfig() if file is None else read_config(file)
+
+
+def _factors(options: Options) -> dict[str, list[Any]]:
+    """The factors, and with one value each what file and preset say of `sync`."""
+    config = replace(_start(options.config), engine=EngineConfig(), sync=SyncConfig())
+    said = [_start(options.config).sync]
+    if options.preset is not None:
+        said.append(with_preset(config, options.preset).sync)
+    fixed: dict[str, list[Any]] = {}
+    for path in (o.path for o in options_of(TrainConfig) if o.path.startswith("sync.")):
+        name = path.removeprefix("sync.")
+        values = [getattr(sync, name) for sync in said]
+        given = [value for value in values if value != getattr(config.sync, name)]
+        fixed |= {path: given[-1:]} if given and path not in VARIED else {}
+    return fixed | factors_of(options.factor)
+
+
 def of(config: TrainConfig, path: str) -> Any:
     """The value of an option by its dotted name."""
     return reduce(getattr, path.split("."), config)
@@ -163,14 +213,19 @@ def treated(
 
 
 def _base(options: Options) -> TrainConfig:
-    return TrainConfig(
+    start = _start(options.config)
+    return replace(
+        start,
         sync=SyncConfig(ranks=options.ranks),
+        engine=replace(start.engine, executor="lag", trace=None),
+        checkpoint=CheckpointConfig(),
         batch=options.batch,
         steps=options.steps,
         data=options.data,
         model=options.model,
         rows=options.rows,
-        evaluation=EvaluationConfig(
+        evaluation=replace(
+            start.evaluation,
             evaluate_every_steps=options.evaluate_every_steps,
             part=options.part if options.windows is None else "validation",
             test_rows=options.test_rows,
@@ -190,6 +245,7 @@ def run(options: Options) -> None:
                 state = "done" if point.is_done(options.out) else "to run"
                 print(f"    {point.label:<24} {state:<7} {point.folder(options.out)}")
     if options.dry_run:
+        print(f"  {minutes_left(points, options.out, options.jobs)}")
         return
     run_points(points, options.out, options.jobs, expected_samples(points[0].config))
     records: list[dict[str, Any]] = []
@@ -213,7 +269,7 @@ def run(options: Options) -> None:
 
 def plan(options: Options) -> list[tuple[str, list[Point]]]:
     """The points, grouped by the values of the factors that vary."""
-    factors = factors_of(options.factor)
+    factors = _factors(options)
     windows: Sequence[int | None] = [None]
     rows = None
     if options.windows is not None:

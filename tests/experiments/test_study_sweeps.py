@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from experiments.commands import main
 from experiments.studies import staleness_sweep
+from persia_sim.words.command_line import read_options
 from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig, ModelConfig, SyncConfig
 from runtime.data.batch import Batch
@@ -140,6 +142,64 @@ def test_crossed_factors_reach_the_configs_of_the_modes_that_have_them():
             assert (config.model.optimizer, config.model.lr) == ("sgd", 0.5)
         assert [c.sync.merges for c in (sync, hybrid, late)] == [True, False, False]
         assert late.batch_per_push == batch // 8 and hybrid.batch_per_push == batch
+
+
+RUN = """batch = 64
+[sync]
+mode = "hybrid"
+dense_lag = 2
+[model]
+hidden = [16]
+[model.schedule]
+warmup_steps = 5
+[tables.rows]
+dim = 4
+[evaluation]
+test_rows = 128
+"""
+
+
+def test_a_file_says_what_is_not_typed(tmp_path):
+    (tmp_path / "run.toml").write_text(RUN)
+    words = ["--config", str(tmp_path / "run.toml"), "--data", "synthetic", "--seeds", "1"]
+    words += ["--taus", "1", "--steps", "3", "--batch", "32"]
+    options = read_options(staleness_sweep.Options, words, "staleness-sweep")
+    ((label, points),) = staleness_sweep.plan(options)
+    assert [p.label for p in points] == ["sync-seed0", "hybrid-tau1-seed0", "async-tau1-seed0"]
+    assert label == ""
+    for config in (p.config for p in points):
+        assert (config.batch, config.steps, config.sync.ranks) == (32, 3, 8)
+        assert (config.model.hidden, config.model.schedule.warmup_steps) == ((16,), 5)
+        assert (config.tables, config.evaluation.test_rows) == ({"rows": {"dim": 4}}, 128)
+    assert [p.config.sync.dense_lag for p in points] == [0, 2, 0]  # none in sync, async has its own
+
+
+def test_a_preset_is_compared_with_sync():
+    words = ["--preset", "torchrec-semisync-stash", "--data", "synthetic", "--seeds", "1"]
+    options = read_options(staleness_sweep.Options, words, "staleness-sweep")
+    ((_, points),) = staleness_sweep.plan(options)
+    assert [p.label for p in points] == ["sync-seed0", "hybrid-tau1-seed0"]
+    asked = points[1].config.sync
+    assert (asked.sync_steps, asked.dense_lag) == (900, 1)
+    assert points[0].config.sync == SyncConfig(ranks=8)
+
+
+def test_what_no_mode_of_the_sweep_reads_is_refused_in_a_file_too(tmp_path):
+    (tmp_path / "run.toml").write_text('[sync]\nmode = "lookahead"\nahead = 7\n')
+    words = ["--config", str(tmp_path / "run.toml"), "--data", "synthetic"]
+    with pytest.raises(ValueError, match="ahead"):
+        read_options(staleness_sweep.Options, words, "staleness-sweep")
+
+
+def test_a_plan_says_minutes(tmp_path, capsys):
+    words = "staleness-sweep --data synthetic --modes sync --seeds 1 --steps 40 --model.hidden 8"
+    words += f" --test-rows 128 --jobs 1 --out {tmp_path}"
+    assert main([*words.split(), "--dry-run"]) == 0
+    assert "minutes of training, as 30 steps of the first point did" in capsys.readouterr().out
+    assert not list(tmp_path.glob("sync*"))
+    assert main(words.split()) == 0
+    assert main([*words.split(), "--dry-run"]) == 0
+    assert "nothing is left to run" in capsys.readouterr().out
 
 
 def test_each_window_is_judged_after_training_on_all_rows_before_it(tmp_path, monkeypatch):
