@@ -37,8 +37,16 @@ def train(arguments: list[str]) -> None:
 def _train(arguments: list[str]) -> None:
     launch = launched()
     if launch is None and (asked := cluster_asked(arguments)):
-        from runtime.cluster import train_on_cluster  # torch, and Ray
-
+        os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # a line of each rank, not one for all
+        try:
+            from runtime.cluster.supervisor import train_on_cluster  # loads torch, and Ray
+        except ModuleNotFoundError as error:
+            if error.name != "ray":
+                raise
+            raise ValueError(
+                "--cluster needs Ray, which is not installed here: pip install"
+                " 'persia-testbed[cluster]', or start the ranks by torchrun"
+            ) from None
         train_on_cluster(*asked, arguments)
         return
     try:

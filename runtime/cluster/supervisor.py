@@ -19,15 +19,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from persia_sim.words.rules import counted
-from runtime.config import TrainConfig
+import ray
+import torch.distributed as dist
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from runtime.checkpoint.whole import complete_checkpoints
+from runtime.cluster.placement import RANK, SERVER, Plan, connected, placed, reserved
+from runtime.engines.processes.hosts import Host
 from runtime.stop import PeerError
 from runtime.torchrun import Launch
 from runtime.train_options import Train, read_train, told_of_options
@@ -36,8 +39,7 @@ MOST_RESTARTS = 8
 """Times that a run goes back to its last checkpoint by itself."""
 ALL_END_WITHIN_S = 60.0
 """When one rank has failed, the others say within that time why they cannot go on."""
-_OBJECT_STORE_BYTES = 80_000_000  # Ray's least is 75 MiB; the run puts nothing into it
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 _SECRET_BYTES = 32
 
 
@@ -95,42 +97,12 @@ class ServerActor:
     or on another host, at another address."""
 
     def __init__(self, secret: str) -> None:
-        import ray
-
-        from runtime.engines.processes.hosts import Host
-
         self._host = Host(f"{ray.util.get_node_ip_address()}:0", secret)
         threading.Thread(target=self._host.serve, daemon=True).start()
 
     def name(self) -> str:
         """HOST:PORT, as --servers-at takes it."""
         return self._host.name
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a run asks of a cluster."""
-
-    ranks: list[dict[str, float]]
-    """The resources of each rank: cores of its dense operations and loaders, or a GPU, too."""
-    servers: list[dict[str, float]]
-
-    @classmethod
-    def of(cls, config: TrainConfig) -> Plan:
-        """Of a run."""
-        rank = {"CPU": float(config.engine.threads + config.engine.loaders)}
-        if config.engine.device != "cpu":
-            rank["GPU"] = 1.0
-        return cls([rank] * config.sync.ranks, [{"CPU": 1.0}] * config.engine.servers)
-
-    @property
-    def bundles(self) -> list[dict[str, float]]:
-        """Of everybody."""
-        return [*self.ranks, *self.servers]
-
-    def asks(self, resource: str) -> float:
-        """How much in all."""
-        return sum(bundle.get(resource, 0.0) for bundle in self.bundles)
 
 
 def train_on_cluster(where: str, ranks: int, arguments: list[str]) -> None:
@@ -141,128 +113,19 @@ def train_on_cluster(where: str, ranks: int, arguments: list[str]) -> None:
     launch = Launch(  # each rank is alone on its host
         rank=0, local_rank=0, ranks=ranks, ranks_here=1, host="", port=1, agent_has_store=True
     )
-    placed = ["--servers-at", "placed.by.ray:1", "--servers-secret", "placed by ray"]
+    unknown = ["--servers-at", "placed.by.ray:1", "--servers-secret", "placed by ray"]
     words = list(arguments)
     if not {"--out", "--resume"} & {word.partition("=")[0] for word in words}:
         words += ["--out", f"runs/train/{time.strftime('%Y%m%d-%H%M%S')}-cluster"]
-    command = read_train([*words, *placed], launch)
+    command = read_train([*words, *unknown], launch)
     plan = Plan.of(command.run)
-    with _connected(where, plan), _reserved(plan, command.cluster_wait_s) as groups:
-        print("\n".join(_placed(groups)), flush=True)
+    with connected(where, plan), reserved(plan, command.cluster_wait_s) as groups:
+        print(placed(groups), flush=True)
         if command.dry_run:
-            print(told_of_options([*words, *placed], launch))
+            print(told_of_options([*words, *unknown], launch))
             return
         with Supervised(command, words, plan, groups) as run:
             run.supervise()
-
-
-@contextmanager
-def _connected(where: str, plan: Plan) -> Iterator[None]:
-    """This process as a driver of the cluster, which ends with the context where it is local."""
-    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # a line of each rank, not one for all
-    try:
-        import ray
-    except ImportError:
-        raise ValueError(
-            "--cluster needs Ray, which is not installed here: pip install"
-            " 'persia-testbed[cluster]', or start the ranks by torchrun"
-        ) from None
-    nodes = where.partition("local:")[2]
-    with ExitStack() as ends:
-        if nodes:
-            where = ends.enter_context(local_nodes(int(nodes), plan))
-        try:
-            ray.init(where, logging_level="ERROR")
-        except (ConnectionError, ValueError) as error:
-            raise ValueError(
-                f"--cluster {where}: no Ray cluster is there ({str(error).splitlines()[0]}); start"
-                " one, or use local:2"
-            ) from None
-        ends.callback(ray.shutdown)
-        yield
-
-
-@contextmanager
-def local_nodes(count: int, plan: Plan) -> Iterator[str]:
-    """As many Ray nodes on this machine with room for the plan; their address."""
-    from ray.cluster_utils import Cluster
-
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    common = {
-        "num_cpus": max(-(-int(plan.asks("CPU")) // count) + 1, int(plan.bundles[0]["CPU"])),
-        "num_gpus": -(-int(plan.asks("GPU")) // count),
-        "object_store_memory": _OBJECT_STORE_BYTES,
-    }
-    # Before a node is there its agents load Python; a busy machine needs longer than Ray has it.
-    os.environ.setdefault("RAY_agent_register_timeout_ms", "180000")
-    head = {"include_dashboard": False}
-    try:
-        cluster = Cluster(initialize_head=True, head_node_args={**head, **common})
-    except Exception as error:
-        raise PeerError(f"Ray has started no node on this machine: {error}") from error
-    try:
-        for _ in range(count - 1):
-            cluster.add_node(**common)
-        yield cluster.address
-    finally:
-        cluster.shutdown()
-
-
-@contextmanager
-def _reserved(plan: Plan, wait_s: float) -> Iterator[dict[str, Any]]:
-    """Room for all ranks, close together, and for all servers, apart, or for nobody."""
-    from ray.util import placement_group, remove_placement_group
-
-    groups = {
-        "rank": placement_group(plan.ranks, strategy="PACK"),
-        "embedding server": placement_group(plan.servers, strategy="SPREAD"),
-    }
-    ends_s = time.monotonic() + wait_s
-    try:
-        for group in groups.values():
-            if not group.wait(max(1.0, ends_s - time.monotonic())):
-                raise ValueError(_shortage(plan, wait_s))
-        yield groups
-    finally:
-        for group in groups.values():
-            remove_placement_group(group)
-
-
-def _shortage(plan: Plan, wait_s: float) -> str:
-    """Which resource is short, and what the cluster has."""
-    import ray
-
-    hosts = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    told = []
-    for resource in ("CPU", "GPU"):
-        asked, most = plan.asks(resource), max(b.get(resource, 0.0) for b in plan.bundles)
-        has = sum(host.get(resource, 0.0) for host in hosts)
-        largest = max(host.get(resource, 0.0) for host in hosts)
-        if asked > has:
-            told.append(f"{asked:g} {resource} are asked for, and all hosts have {has:g}")
-        elif most > largest:
-            told.append(f"one process asks for {most:g} {resource}, and a host has {largest:g}")
-    why = "; ".join(told) or "what it has is in use, or no host has enough of all at once"
-    return (
-        f"the cluster of {counted(len(hosts), 'host')} has had no room for"
-        f" {counted(len(plan.ranks), 'rank')} and {counted(len(plan.servers), 'server')} for"
-        f" {wait_s:g} s: {why}; add hosts, or use fewer --ranks, --threads, --loaders or --servers"
-    )
-
-
-def _placed(groups: Mapping[str, Any]) -> list[str]:
-    """A line for each process: where Ray has made room for it."""
-    import ray
-    from ray.util import placement_group_table
-
-    hosts = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
-    lines = []
-    for role, group in groups.items():
-        table = placement_group_table(group)
-        for number, node in sorted(table["bundles_to_node_id"].items()):
-            room = ", ".join(f"{n:g} {what}" for what, n in table["bundles"][number].items())
-            lines.append(f"{role} {number}: {room} on {hosts[node]} (node {node[:8]})")
-    return lines
 
 
 class Supervised:
@@ -271,9 +134,6 @@ class Supervised:
     def __init__(
         self, command: Train, words: Sequence[str], plan: Plan, groups: Mapping[str, Any]
     ) -> None:
-        import ray
-        import torch.distributed as dist
-
         self._command, self._words, self._plan, self._groups = command, words, plan, groups
         self._secret, self._asked = secrets.token_hex(_SECRET_BYTES), list[int]()
         self._wait_s = command.cluster_wait_s
@@ -285,9 +145,9 @@ class Supervised:
             timeout=timedelta(seconds=60), master_listen_fd=listener.detach(),
         )  # fmt: skip
         self._servers = [
-            self._actor(
-                ServerActor, "embedding server", shard, max_restarts=16, max_task_retries=-1
-            ).remote(self._secret)
+            self._actor(ServerActor, SERVER, shard, max_restarts=16, max_task_retries=-1).remote(
+                self._secret
+            )
             for shard in range(len(plan.servers))
         ]
         self._ranks: list[Any] = []
@@ -298,15 +158,11 @@ class Supervised:
         return self
 
     def __exit__(self, *error: object) -> None:
-        import ray
-
         for actor in (*self._ranks, *self._servers):
             ray.kill(actor)
 
     def supervise(self) -> None:
         """Train to the end, from the last checkpoint as often as ranks are lost."""
-        from runtime.checkpoint.whole import complete_checkpoints
-
         folder = self._command.resume or self._command.out
         assert folder is not None
         for restarts in range(MOST_RESTARTS + 1):
@@ -324,17 +180,15 @@ class Supervised:
 
     def _train_once(self) -> list[Ended]:
         """Start all ranks, and wait until all have ended."""
-        import ray
-
         for rank in self._ranks:
             ray.kill(rank)
         ranks = range(len(self._plan.ranks))
-        self._ranks = [self._actor(RankActor, "rank", k, max_concurrency=2).remote() for k in ranks]
+        self._ranks = [self._actor(RankActor, RANK, k, max_concurrency=2).remote() for k in ranks]
         try:
             names = ray.get([one.name.remote() for one in self._servers], timeout=self._wait_s)
             ray.get([one.__ray_ready__.remote() for one in self._ranks], timeout=self._wait_s)
         except ray.exceptions.GetTimeoutError:
-            raise PeerError(_shortage(self._plan, self._wait_s)) from None
+            raise PeerError(self._plan.shortage(self._wait_s)) from None
         words = [*self._words, "--servers-at", *names]
         return self._wait_for(
             {
@@ -346,8 +200,6 @@ class Supervised:
     def _wait_for(self, waiting: dict[Any, int]) -> list[Ended]:
         """How each rank has ended. Signals are passed on to all; when one rank is lost, the others
         have a while to end by themselves."""
-        import ray
-
         ended, sent, ends_s = dict[int, Ended](), 0, float("inf")
         while waiting:
             done, _ = ray.wait(list(waiting), timeout=0.5)
@@ -370,9 +222,6 @@ class Supervised:
 
     def _actor(self, kind: type, role: str, number: int, **options: Any) -> Any:
         """Of that kind, where room was made for it."""
-        import ray
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
         group = self._groups[role]
         bundle = dict(group.bundle_specs[number])
         return ray.remote(kind).options(

@@ -1,0 +1,1 @@
+"""Runs on a Ray cluster: who is placed where, and who starts again what dies."""

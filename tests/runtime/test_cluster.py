@@ -1,0 +1,220 @@
+"""Runs on Ray: two nodes of this machine, real processes, real deaths. Nothing here stops a Ray
+that others have started: nodes end with the fixture, what else is killed is known by its pid."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from persia_sim.words.staleness import summarize
+from persia_sim.words.trace import Kind, Trace
+from runtime import commands
+from runtime.train_options import cluster_asked, read_train
+
+MARK = "PERSIA_TESTBED_TEST_OF_RAY"
+WORDS = ["--data.name", "synthetic", "--steps", "60", "--batch", "64", "--test-rows", "500"]
+ON_TWO = ["--ranks", "2", "--servers", "2"]
+
+KILLER = """
+import os, signal, time
+from pathlib import Path
+from runtime.models.networks import FeedForward
+
+def servers():
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            mine = {mark!r}.encode() in (process / "environ").read_bytes()
+            if mine and b"server_process" in (process / "cmdline").read_bytes():
+                yield int(process.name)
+        except OSError:
+            pass
+
+class Net(FeedForward):
+    batches = 0
+
+    def forward(self, dense, embeddings):
+        self.batches += self.training
+        killed = Path({run!r} + ".killed")
+        if self.batches == 30 and os.environ.get("RANK") == "1" and not killed.exists():
+            while not list(Path({run!r}).glob("checkpoints/*/state.json")):
+                time.sleep(0.02)
+            killed.touch()
+            os.kill({victim}, signal.SIGKILL)
+        return super().forward(dense, embeddings)
+"""
+
+
+@pytest.fixture(scope="module")
+def mark():
+    """In the environment of every process of these nodes, and of no other."""
+    os.environ[MARK] = f"{MARK}-{os.getpid()}"
+    yield os.environ[MARK]
+    del os.environ[MARK]
+
+
+@pytest.fixture(scope="module")
+def address(mark):
+    pytest.importorskip("ray", reason="Ray is not installed (the extra `cluster`)")
+    from runtime.cluster.placement import local_nodes
+
+    with local_nodes(2, cores=6) as address:
+        yield address
+
+
+def start(where: str, *words: str, folder: Path) -> subprocess.Popen[str]:
+    line = [sys.executable, "-m", "runtime", "train", "--cluster", where, *words]
+    return subprocess.Popen(
+        line, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def train(where: str, *words: str, folder: Path) -> tuple[int, str, str]:
+    process = start(where, *words, folder=folder)
+    try:
+        out, err = process.communicate(timeout=200)
+    finally:
+        process.kill()
+    return process.returncode, out, err
+
+
+def predictions(run: Path) -> bytes:
+    with np.load(run / "predictions.npz") as arrays:
+        return arrays["predictions"].tobytes()
+
+
+@pytest.mark.ray
+def test_a_rank_killed_on_ray_costs_no_byte(address, mark, tmp_path, monkeypatch):
+    """Laws 1 and 11: all go back to the last checkpoint, and end with the bytes of threads."""
+    run = tmp_path / "run"
+    killer = KILLER.format(mark=mark, run=str(run), victim="os.getpid()")
+    (tmp_path / "mortal_on_ray.py").write_text(killer)
+    words = [*WORDS, "--model.name", "mortal_on_ray:Net", "--checkpoint-every", "20"]
+    more = ["--dense-sum", "gather", "--loaders", "1", "--out", "run"]
+    code, told, error = train(address, *words, *ON_TWO, *more, folder=tmp_path)
+    assert code == 0, told + error
+    assert re.search(r"warning: .*rank 1 was killed by SIGKILL; all ranks go back to the", error)
+    assert len(json.loads((run / "summary.json").read_text())["resumed_at_samples"]) == 1
+    monkeypatch.syspath_prepend(tmp_path)
+    threads = ["--ranks", "2", "--executor", "concurrent", "--out", str(tmp_path / "threads")]
+    assert commands.main(["train", *words, *threads]) == 0
+    assert predictions(run) == predictions(tmp_path / "threads")
+
+
+@pytest.mark.ray
+def test_on_ray_the_window_holds_and_each_batch_is_trained_once(address, tmp_path):
+    """Laws 5 and 9."""
+    hybrid = ["--mode", "hybrid", "--tau", "3", "--no-merge-pushes", "--out", "run"]
+    code, told, error = train(address, *WORDS, *ON_TWO, *hybrid, folder=tmp_path)
+    assert code == 0, told + error
+    for role, number in (
+        ("rank", 0),
+        ("rank", 1),
+        ("embedding server", 0),
+        ("embedding server", 1),
+    ):
+        assert re.search(rf"^{role} {number}: 1 CPU on [\w.]+ \(node \w+\)$", told, re.MULTILINE)
+    order = Trace.load(tmp_path / "run" / "trace.npz")
+    assert 0 < summarize(order).max_steps <= 3
+    pushes = [tuple(row) for row in order.of_kind(Kind.PUSH)[:, [2, 3, 4]].tolist()]
+    assert sorted(pushes) == [(r, s, k) for r in range(2) for s in range(60) for k in range(2)]
+
+
+@pytest.mark.ray
+def test_a_server_killed_on_ray_comes_back_with_its_shard(address, mark, tmp_path):
+    run = tmp_path / "run"
+    killer = KILLER.format(mark=mark, run=str(run), victim="next(servers())")
+    (tmp_path / "killer_of_servers.py").write_text(killer)
+    words = ["--model.name", "killer_of_servers:Net", "--checkpoint-every", "20", "--out", "run"]
+    hybrid = ["--mode", "hybrid", "--tau", "3", "--latency-s", "0.01"]
+    code, told, error = train(address, *WORDS, *ON_TWO, *hybrid, *words, folder=tmp_path)
+    assert code == 0, told + error
+    assert re.search(r"embedding server \d \(pid \d+.*\) was killed by SIGKILL.* it is back", told)
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["updates"], summary["resumed_at_samples"]) == (60, [])
+    assert sum(summary["pushes_lost_at"]) > 0  # of steps 20 to 26, at least
+
+
+@pytest.mark.ray
+def test_nothing_outlives_the_supervisor(address, tmp_path):
+    process = start(
+        address, *WORDS[:2], "--batch", "64", "--checkpoint-every", "20", *ON_TWO, "--out", "run",
+        folder=tmp_path,
+    )  # fmt: skip
+    until(lambda: any((tmp_path / "run").glob("checkpoints/*/state.json")))
+    process.kill()
+    process.communicate()
+    until(lambda: not left_of(tmp_path))
+
+
+def until(holds) -> None:
+    ends_s = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < ends_s
+        time.sleep(0.1)
+
+
+def left_of(folder: Path) -> list[str]:
+    """Processes that still work in the folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.readlink(process / "cwd") == str(folder):
+                found.append((process / "cmdline").read_text())
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.ray
+def test_what_the_cluster_is_short_of_is_said(address, tmp_path):
+    words = [*WORDS, "--ranks", "9", "--servers", "1", "--cluster-wait-s", "1"]
+    code, _, error = train(address, *words, folder=tmp_path)
+    assert code == 2
+    assert re.search(
+        r"error: the cluster of 2 hosts has had no room for 9 ranks and 1 server for 1 s: 10 CPU"
+        r" are asked for, and all hosts have 8; add hosts, or use fewer --ranks", error,
+    )  # fmt: skip
+
+
+@pytest.mark.ray
+def test_a_dry_run_prints_places_and_trains_nothing(address, tmp_path):
+    code, told, error = train(address, *WORDS, *ON_TWO, "--dry-run", folder=tmp_path)
+    assert code == 0, error
+    assert "embedding server 1: 1 CPU on " in told and "--ranks" in told
+    assert not list(tmp_path.iterdir())
+
+
+def test_ranks_of_a_cluster_stand_where_they_are_typed_or_in_the_file(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text("[sync]\nranks = 8\n")
+    words = ["--cluster", "auto", "--config", str(file)]
+    assert cluster_asked(words) == ("auto", 8)
+    assert cluster_asked([*words, "--ranks", "3"]) == ("auto", 3)
+    assert cluster_asked(["--ranks", "3"]) is None
+
+
+@pytest.mark.parametrize("where", ["local", "local:0", "local:65", "local:x", "here", "a:b"])
+def test_what_names_no_cluster_is_refused(where):
+    with pytest.raises(ValueError, match=f"--cluster must be local:N .* got '{where}'"):
+        read_train(["--cluster", where])
+
+
+def test_servers_that_are_there_are_not_for_a_cluster():
+    at = ["--servers", "1", "--servers-at", "a:1", "--servers-secret", "s"]
+    with pytest.raises(ValueError, match="--cluster places the servers itself; remove --servers-a"):
+        cluster_asked(["--cluster", "auto", *at])
+
+
+def test_without_ray_a_sentence_says_what_to_install(refused, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    for module in [name for name in sys.modules if name.startswith("runtime.cluster")]:
+        monkeypatch.delitem(sys.modules, module)
+    assert "pip install 'persia-testbed[cluster]'" in refused("train", "--cluster", "local:2")
