@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # every command comes by here, and most have no config
     from runtime.config import TrainConfig
 
+MOST_RESTARTS = 8
+"""Times that a run goes back to its last checkpoint by itself, where torchrun does not do it."""
 _NAMES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 _REMEDY = "start with torchrun --nproc-per-node N, or unset it to train in one process"
 _LOOK_UP_WITHIN_S = 3.0

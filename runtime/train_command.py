@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from persia_sim.words.rules import Refused, counted, printable
 from runtime.config.presets import told_of
 from runtime.stop import PeerError
-from runtime.torchrun import Launch, launched, started_s
+from runtime.torchrun import MOST_RESTARTS, Launch, launched, started_s
 from runtime.train_options import Train, cluster_asked, read_train, told_as_typed, told_of_options
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 RANK_0_TELLS_WITHIN_S = 5.0
 """By then torchrun has ended the ranks that make the same mistake."""
-MOST_RESTARTS = 8
-"""Times that a run goes back to its last checkpoint by itself."""
 _RESTARTS = "PERSIA_TESTBED_RESTARTS"
 
 

@@ -45,22 +45,19 @@ class Plan:
     def shortage(self, waited_s: float) -> str:
         """Which resource is short, and what the cluster has."""
         hosts = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        told = []
+        free, told = ray.available_resources(), []
         for resource in ("CPU", "GPU"):
             asked, most = self.asks(resource)
             has = [host.get(resource, 0.0) for host in hosts]
-            if asked > sum(has):
-                told.append(f"{asked:g} {resource} are asked for, and all hosts have {sum(has):g}")
-            elif most > max(has):
-                told.append(
-                    f"one process asks for {most:g} {resource}, and a host has {max(has):g}"
-                )
-        why = "; ".join(told) or "what there is is in use, or no host has enough of all at once"
+            told.append(
+                f"{asked:g} {resource} are asked for ({most:g} of one process), {sum(has):g} are"
+                f" there ({max(has):g} on a host), {free.get(resource, 0.0):g} are free"
+            )
         return (
             f"the cluster of {counted(len(hosts), 'host')} has had no room for"
             f" {counted(len(self.ranks), 'rank')} and {counted(len(self.servers), 'server')} for"
-            f" {waited_s:g} s: {why}; add hosts, or use fewer --ranks, --threads, --loaders or"
-            " --servers"
+            f" {waited_s:g} s: {'; '.join(told)}; add hosts, or use fewer --ranks, --threads,"
+            " --loaders or --servers"
         )
 
 

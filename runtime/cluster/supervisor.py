@@ -32,11 +32,9 @@ from runtime.checkpoint.whole import complete_checkpoints
 from runtime.cluster.placement import RANK, SERVER, Plan, connected, placed, reserved
 from runtime.engines.processes.hosts import Host
 from runtime.stop import PeerError
-from runtime.torchrun import Launch
+from runtime.torchrun import MOST_RESTARTS, Launch
 from runtime.train_options import Train, read_train, told_of_options
 
-MOST_RESTARTS = 8
-"""Times that a run goes back to its last checkpoint by itself."""
 ALL_END_WITHIN_S = 60.0
 """When one rank has failed, the others say within that time why they cannot go on."""
 _ROOT = Path(__file__).parents[2]
@@ -51,6 +49,11 @@ class Ended(NamedTuple):
     sentence: str = ""
     follows: bool = True
     """Whether it only lost another process; else it names a mistake, which would come again."""
+
+    def __str__(self) -> str:
+        if self.code < 0:
+            return f"was killed by {signal.Signals(-self.code).name}"
+        return f"ended with exit code {self.code} ({self.sentence or 'it said nothing'})"
 
 
 class RankActor:
@@ -139,9 +142,8 @@ class Supervised:
         self._wait_s = command.cluster_wait_s
         self._host = ray.util.get_node_ip_address()
         listener = socket.create_server((self._host, 0))  # of this address alone
-        self._port = listener.getsockname()[1]
         self._store = dist.TCPStore(  # type: ignore[attr-defined]
-            self._host, self._port, is_master=True, wait_for_workers=False,
+            self._host, listener.getsockname()[1], is_master=True, wait_for_workers=False,
             timeout=timedelta(seconds=60), master_listen_fd=listener.detach(),
         )  # fmt: skip
         self._servers = [
@@ -167,7 +169,7 @@ class Supervised:
         assert folder is not None
         for restarts in range(MOST_RESTARTS + 1):
             ended = self._train_once()
-            lost = [f"rank {r} {_how(one)}" for r, one in enumerate(ended) if one.code]
+            lost = [f"rank {r} {one}" for r, one in enumerate(ended) if one.code]
             if not lost:
                 return
             mistakes = [one.sentence for one in ended if one.code and not one.follows]
@@ -190,12 +192,15 @@ class Supervised:
         except ray.exceptions.GetTimeoutError:
             raise PeerError(self._plan.shortage(self._wait_s)) from None
         words = [*self._words, "--servers-at", *names]
-        return self._wait_for(
-            {
-                actor.train.remote(words, self._place_of(k), self._secret, os.getcwd()): k
-                for k, actor in enumerate(self._ranks)
-            }
-        )
+        common = {"WORLD_SIZE": len(self._ranks), "LOCAL_WORLD_SIZE": 1, "LOCAL_RANK": 0}
+        common |= {"MASTER_ADDR": self._host, "MASTER_PORT": self._store.port}
+        common |= {"TORCHELASTIC_USE_AGENT_STORE": True}
+        waiting = {}
+        for rank, actor in enumerate(self._ranks):
+            place = {"RANK": rank, "GROUP_RANK": rank, **common}  # alone on its host
+            told = {name: str(value) for name, value in place.items()}
+            waiting[actor.train.remote(words, told, self._secret, os.getcwd())] = rank
+        return self._wait_for(waiting)
 
     def _wait_for(self, waiting: dict[Any, int]) -> list[Ended]:
         """How each rank has ended. Signals are passed on to all; when one rank is lost, the others
@@ -208,7 +213,7 @@ class Supervised:
                 try:
                     ended[rank] = ray.get(found)
                 except ray.exceptions.RayActorError:
-                    ended[rank] = Ended(-signal.SIGKILL, "its actor is gone")
+                    ended[rank] = Ended(-signal.SIGKILL)  # with its actor
                 if ended[rank].code:
                     ends_s = min(ends_s, time.monotonic() + ALL_END_WITHIN_S)
             asked = [] if time.monotonic() < ends_s else [signal.SIGKILL]
@@ -230,21 +235,3 @@ class Supervised:
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, number),
             **options,
         )
-
-    def _place_of(self, rank: int) -> dict[str, str]:
-        """What torchrun would tell this rank, alone on its host."""
-        found = {
-            "RANK": rank, "LOCAL_RANK": 0, "GROUP_RANK": rank,
-            "WORLD_SIZE": len(self._plan.ranks), "LOCAL_WORLD_SIZE": 1,
-            "MASTER_ADDR": self._host, "MASTER_PORT": self._port,
-            "TORCHELASTIC_USE_AGENT_STORE": True,
-        }  # fmt: skip
-        return {name: str(value) for name, value in found.items()}
-
-
-def _how(ended: Ended) -> str:
-    if ended.code >= 0:
-        return f"ended with exit code {ended.code} ({ended.sentence or 'it said nothing'})"
-    return f"was killed by {signal.Signals(-ended.code).name}" + (
-        ended.sentence and f": {ended.sentence}"
-    )

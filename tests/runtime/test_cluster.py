@@ -37,6 +37,9 @@ def servers():
         except OSError:
             pass
 
+def parent_of(pid):
+    return int(Path(f"/proc/{{pid}}/stat").read_text().rpartition(")")[2].split()[1])
+
 class Net(FeedForward):
     batches = 0
 
@@ -143,6 +146,21 @@ def test_a_server_killed_on_ray_comes_back_with_its_shard(address, mark, tmp_pat
 
 
 @pytest.mark.ray
+def test_a_server_whose_actor_is_killed_is_started_again_by_ray(address, mark, tmp_path):
+    """At another address, so all ranks go back to the last checkpoint."""
+    run = tmp_path / "run"
+    killer = KILLER.format(mark=mark, run=str(run), victim="parent_of(next(servers()))")
+    (tmp_path / "killer_of_actors.py").write_text(killer)
+    words = ["--model.name", "killer_of_actors:Net", "--checkpoint-every", "20", "--out", "run"]
+    hybrid = ["--mode", "hybrid", "--tau", "3"]
+    code, told, error = train(address, *WORDS, *ON_TWO, *hybrid, *words, folder=tmp_path)
+    assert code == 0, told + error
+    assert re.search(r"warning: rank .*; all ranks go back to the last checkpoint", error)
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["updates"], len(summary["resumed_at_samples"])) == (60, 1)
+
+
+@pytest.mark.ray
 def test_nothing_outlives_the_supervisor(address, tmp_path):
     process = start(
         address, *WORDS[:2], "--batch", "64", "--checkpoint-every", "20", *ON_TWO, "--out", "run",
@@ -180,7 +198,8 @@ def test_what_the_cluster_is_short_of_is_said(address, tmp_path):
     assert code == 2
     assert re.search(
         r"error: the cluster of 2 hosts has had no room for 9 ranks and 1 server for 1 s: 10 CPU"
-        r" are asked for, and all hosts have 8; add hosts, or use fewer --ranks", error,
+        r" are asked for \(1 of one process\), 8 are there \(4 on a host\), 8 are free; 0 GPU .*;"
+        r" add hosts, or use fewer --ranks", error,
     )  # fmt: skip
 
 

@@ -7,9 +7,10 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,18 +52,18 @@ def enter(name: str) -> None:
             raise OSError(ctypes.get_errno(), f"cannot enter {name}")
 
 
+def start(host: str, *words: str, before: Sequence[str] = (), **more: Any) -> subprocess.Popen[str]:
+    """Python on a host."""
+    line = ["ip", "netns", "exec", host, *before, sys.executable, *words]
+    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
+
+
 @contextmanager
 def serving(hosts: tuple[str, str]) -> Iterator[tuple[tuple[str, ...], Path]]:
     """`serve` on every host: its addresses, and the file with its secret."""
     secret, at = host_of_servers()[1], [f"{address}:7800" for address in ADDRESSES]
     words = ["-m", "runtime", "serve", "--secret", str(secret), "--listen"]
-    servers = [
-        subprocess.Popen(
-            ["ip", "netns", "exec", host, sys.executable, *words, name],
-            stdout=subprocess.PIPE, text=True,
-        )
-        for host, name in zip(hosts, at, strict=True)
-    ]  # fmt: skip
+    servers = [start(host, *words, name) for host, name in zip(hosts, at, strict=True)]
     try:
         for server in servers:
             assert server.stdout is not None

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -24,7 +22,7 @@ from runtime.engines.processes.ranks import ProcessRank
 from runtime.stop import PeerError
 from runtime.torchrun import address_towards, interface_of
 from tests.runtime.processes import namespaces
-from tests.runtime.processes.namespaces import ADDRESSES, enter, serving, two_hosts
+from tests.runtime.processes.namespaces import ADDRESSES, enter, serving, start, two_hosts
 from tests.runtime.processes.test_ranks import (
     EQUAL_TO_SYNC,
     SETTINGS,
@@ -118,11 +116,8 @@ def torchrun(hosts, words, before=("", ""), **more) -> list[tuple[int, str, str]
         started = []
         for k, name in enumerate(names):
             own = ["--rdzv-conf", f"is_host={int(not k)}", "--local-addr", ADDRESSES[k]]
-            line = ["ip", "netns", "exec", name, *before[k].split(), sys.executable, "-m"]
-            line += ["torch.distributed.run", *common, *own, *run]
-            one = subprocess.Popen(
-                line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more
-            )
+            line = ["-m", "torch.distributed.run", *common, *own, *run]
+            one = start(name, *line, before=before[k].split(), **more)
             ends.callback(one.kill)
             started.append(one)
         told = [one.communicate(timeout=280) for one in started]
