@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from math import inf
 
 import numpy as np
 import pytest
@@ -119,6 +120,14 @@ def test_a_planner_splits_the_table_that_costs_more_than_a_fair_share():
     # Columns read every id again: where ids are what costs, nothing is split.
     by_ids = make_plan(ranker, 8, Strategy.PLANNED, id_elements=1e6).sharded
     assert by_ids.ids.max() == 100
+
+
+def test_tables_that_are_alike_are_dealt_in_turn_also_where_they_have_no_room():
+    alike = replace(FOUR, tables=(Table(rows=1000, dim=10, count=7),))
+    for room in (inf, 1.0):
+        load = make_plan(alike, 3, Strategy.TABLE, room_bytes=room).sharded
+        assert load.ids.tolist() == [3.0, 2.0, 2.0]
+        assert load.bytes.tolist() == [120e3, 80e3, 80e3]
 
 
 def test_hot_rows_take_their_share_of_the_lookups_as_zipf_says():
