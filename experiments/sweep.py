@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import multiprocessing
 import signal
-import statistics
 import sys
 import tempfile
 import time
@@ -18,7 +17,7 @@ from typing import Any
 from experiments.kept import settle_in, sole_writer, surroundings
 from experiments.points import Point, expected_samples
 from persia_sim.words.documents import read_document
-from runtime.run.folder import environment, plain, read_summary
+from runtime.run.folder import environment, plain
 
 FAILED = "failed.txt"
 PRELOADED = ["runtime.run.record"]
@@ -44,34 +43,22 @@ MEASURED_STEPS = 30
 
 
 def minutes_left(points: Sequence[Point], root: Path, jobs: int) -> str:
-    """In words, how long the points that are not done will train; evaluations come on top.
-
-    As fast as those that are done were, else as a few steps of the first one are now.
-    """
+    """In words, how long the points that are not done will train, as fast as a few steps of the
+    first one are now; evaluations come on top."""
     from runtime.run.record import run_into  # late: torch
 
     left = [point for point in points if not point.is_done(root)]
     if not left:
         return "nothing is left to run"
-    done = [read_summary(p.folder(root)) or {} for p in points if p.is_done(root)]
-    how = f"as {len(done)} points that are done"
-    if not done:
-        first = left[0].config
-        judged = replace(first.evaluation, evaluate_every_steps=None, stop_after=None, test_rows=64)
-        steps = min(MEASURED_STEPS, first.steps or MEASURED_STEPS)
-        with tempfile.TemporaryDirectory() as folder:
-            short = replace(first, steps=steps, evaluation=judged)
-            done = [plain(run_into(Path(folder), short))]
-        how = f"as {steps} steps of the first point did"
-    rates = [summary["samples_per_s"] for summary in done if summary["samples_per_s"]]
-    rows = done[0]["data"]["train_rows"] or math.inf
-    samples = sum(
-        min(expected_samples(point.config), rows * point.config.data.passes) for point in left
-    )
-    if not rates:
-        return "too short to say how long it takes"
-    minutes = samples / statistics.mean(rates) / jobs / 60
-    return f"about {minutes:,.2g} minutes of training, {how}"
+    first = left[0].config
+    steps = min(MEASURED_STEPS, first.steps or MEASURED_STEPS)
+    judged = replace(first.evaluation, evaluate_every_steps=None, stop_after=None, test_rows=64)
+    with tempfile.TemporaryDirectory() as folder:
+        found = plain(run_into(Path(folder), replace(first, steps=steps, evaluation=judged)))
+    rate, rows = found["samples_per_s"] or math.inf, found["data"]["train_rows"] or math.inf
+    samples = sum(min(expected_samples(p.config), rows * p.config.data.passes) for p in left)
+    minutes = samples / rate / jobs / 60
+    return f"about {minutes:,.2g} minutes of training, as {steps} steps of the first point did"
 
 
 def run_points(

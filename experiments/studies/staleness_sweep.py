@@ -30,7 +30,6 @@ from persia_sim.words.vocabulary import Mode
 from runtime.config import (
     CheckpointConfig,
     DataConfig,
-    EngineConfig,
     ModelConfig,
     SyncConfig,
     TrainConfig,
@@ -84,20 +83,27 @@ class Options(Parallel):
     """Evaluate on the first rows of that part only."""
 
     @classmethod
-    def under(cls, typed: Mapping[str, Any]) -> dict[str, Any]:
-        """What a file and a preset say of these options."""
-        start, plain = _start(typed.get("config")), TrainConfig()
-        names = {option.path for option in options_of(cls)}
+    def completed(cls, typed: Mapping[str, Any]) -> dict[str, Any]:
+        """What is typed, and what a file and a preset say else; of `sync`, as factors of one
+        value."""
+        start, names = _start(typed.get("config")), {option.path for option in options_of(cls)}
         found: dict[str, Any] = {}
-        for path in (option.path for option in options_of(TrainConfig)):
-            name = path.removeprefix("evaluation.").removeprefix("sync.")
-            if name in names and of(start, path) != of(plain, path):
-                found[name] = of(start, path)
         if typed.get("preset") is not None:
-            sync = with_preset(plain, typed["preset"]).sync
-            found["modes"] = (Mode.SYNC, sync.mode)
-            found["taus"] = (sync.tau,) if sync.mode.reads_late_rows else ()
-        return found
+            start = with_preset(start, typed["preset"], "lag")
+            found = {"modes": (Mode.SYNC, start.sync.mode)}
+            found |= {"taus": (start.sync.tau,)} if start.sync.mode.reads_late_rows else {}
+        factors = list(typed.get("factor", ()))
+        for path, default in ((o.path, o.default) for o in options_of(TrainConfig)):
+            name = path.removeprefix("evaluation.").removeprefix("sync.")
+            value = of(start, path)
+            if value == default:
+                continue
+            if name in names:
+                found[name] = value
+            elif path.startswith("sync.") and path not in VARIED:
+                said = any(word.startswith(f"{path}=") for word in factors)
+                factors += [] if said else [f"{path}={value}"]
+        return found | typed | {"factor": tuple(factors)}
 
     def check(self) -> None:
         """That something reads each factor."""
@@ -109,7 +115,7 @@ class Options(Parallel):
             )
         read: set[str] = set()
         why: dict[str, Refused] = {}
-        for chosen in combinations(_factors(self)):
+        for chosen in combinations(factors_of(self.factor)):
             for mode in self.modes:
                 base = _base(self)
                 config = replace(base, sync=replace(base.sync, mode=mode))
@@ -159,21 +165,6 @@ def factors_of(words: Sequence[str]) -> dict[str, list[Any]]:
 
 def _start(file: Path | None) -> TrainConfig:
     return TrainConfig() if file is None else read_config(file)
-
-
-def _factors(options: Options) -> dict[str, list[Any]]:
-    """The factors, and with one value each what file and preset say of `sync`."""
-    config = replace(_start(options.config), engine=EngineConfig(), sync=SyncConfig())
-    said = [_start(options.config).sync]
-    if options.preset is not None:
-        said.append(with_preset(config, options.preset).sync)
-    fixed: dict[str, list[Any]] = {}
-    for path in (o.path for o in options_of(TrainConfig) if o.path.startswith("sync.")):
-        name = path.removeprefix("sync.")
-        values = [getattr(sync, name) for sync in said]
-        given = [value for value in values if value != getattr(config.sync, name)]
-        fixed |= {path: given[-1:]} if given and path not in VARIED else {}
-    return fixed | factors_of(options.factor)
 
 
 def of(config: TrainConfig, path: str) -> Any:
@@ -269,7 +260,7 @@ def run(options: Options) -> None:
 
 def plan(options: Options) -> list[tuple[str, list[Point]]]:
     """The points, grouped by the values of the factors that vary."""
-    factors = _factors(options)
+    factors = factors_of(options.factor)
     windows: Sequence[int | None] = [None]
     rows = None
     if options.windows is not None:

@@ -121,12 +121,10 @@ def with_changes(record: T, changes: Mapping[str, Any]) -> T:
 def read_options(record: type[T], words: Sequence[str], command: str) -> T:
     """The dataclass that the words of a command make; raises ValueError naming what is wrong.
 
-    A dataclass with a class method ``under`` has other values than its defaults for what is not
-    typed: those that it gives by their paths, asked with what is.
+    A dataclass with a class method ``completed`` has it say what is not typed, by paths.
     """
     values = read_words(record, words, command)
-    if under := getattr(record, "under", None):
-        values = under(values) | values
+    values = getattr(record, "completed", dict)(values)
     for option in options_of(record):
         if option.default is MISSING and option.path not in values:
             name = option.name.upper() if option.positional else f"--{option.name}"
