@@ -217,6 +217,8 @@ class EngineConfig:
     there; none: this host."""
     servers_secret: Annotated[Path | None, CONCURRENT] = None
     """Of ``servers_at``: the file with the secret that `serve` was given, too."""
+    tls: Annotated[bool, CONCURRENT] = True
+    """Of ``servers_at``: encrypt what travels, by TLS 1.3; `serve` there must say the same."""
     loaders: Annotated[int, Within(0, 64), CONCURRENT] = 0
     """Of concurrent: processes that parse and hash the training data ahead of the ranks, 0 to 64;
     0: the ranks do it. Linux."""

@@ -28,7 +28,8 @@ DECIDES_NO_BYTE = {
     "lookahead": "how rows are brought up to date, to the same bytes",
     "executor": "who carries the order out",
     **dict.fromkeys(
-        ("servers", "servers-at", "servers-secret"), "where the shards are, whose number counts"
+        ("servers", "servers-at", "servers-secret", "tls"),
+        "where the shards are, whose number counts",
     ),
     "loaders": "who parses, to the same samples",
     "dense-sum": "of ranks that are processes; a ring marks its trace as not replayable",

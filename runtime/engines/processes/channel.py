@@ -29,10 +29,9 @@ from runtime.engines.processes.messages import (
     unpack_segment,
 )
 from runtime.engines.processes.segments import Segment
+from runtime.engines.processes.tls import LOOK_EVERY_S, TLS, Certificate, TlsSocket
 from runtime.stop import PeerError, Silence
 
-_LOOK_EVERY_S = 0.2
-"""How often a wait looks whether the run has stopped."""
 _MOST_BUFFERS = 512
 """Of one system call; the kernel takes 1,024."""
 _DROPPED_BYTES = 1 << 20
@@ -68,16 +67,20 @@ class Channel:
     breaks only with its process.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(
+        self, sock: socket.socket, *, tls: bool = False, certificate: Certificate | None = None
+    ) -> None:
+        """``tls``: encrypted; ``certificate``: of this side, where it has listened."""
         self.shares_memory = sock.family == socket.AF_UNIX
         """Whether both ends see the same segments; else arrays follow their message."""
         self.is_known = False
         """Whether the other end has said who it is: a stranger's message has no arrays."""
-        self._socket = sock
-        sock.settimeout(_LOOK_EVERY_S)
+        self.encrypts = tls
+        sock.settimeout(LOOK_EVERY_S)
         if not self.shares_memory:
             for level, option, value in _OPTIONS:
                 sock.setsockopt(level, option, value)
+        self._socket: Any = TlsSocket(sock, certificate) if tls else sock
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._header, self._header_bytes = bytearray(HEADER_BYTES), 0
         self._descriptor = -1  # came with the header
@@ -99,7 +102,15 @@ class Channel:
 
     def fileno(self) -> int:
         """Of the socket, for selectors."""
-        return self._socket.fileno()
+        return int(self._socket.fileno())
+
+    def fingerprint(self) -> str:
+        """Of the certificate with which the connection is encrypted, if it is."""
+        return str(self._socket.fingerprint()) if self.encrypts else ""
+
+    def has_more(self) -> bool:
+        """Whether something has come of which no selector knows: it is decrypted already."""
+        return self.encrypts and self._socket.pending() > 0
 
     def who(self) -> str:
         """The process or host at the other end, in words, as the kernel knows it."""
@@ -190,12 +201,12 @@ class Channel:
                     self.resume(*self._reconnect(self.received))
                     return
                 with self._made_again:
-                    self._made_again.wait(_LOOK_EVERY_S)
+                    self._made_again.wait(LOOK_EVERY_S)
             except (ConnectionRefusedError, PeerError) as error:  # its process has ended
                 self.close()
                 raise PeerGoneError(str(error)) from None
             except OSError:
-                time.sleep(_LOOK_EVERY_S)
+                time.sleep(LOOK_EVERY_S)
             goes_on()
             if self._ended.is_set() or silence.look() > RESUMED_WITHIN_S:
                 self.close()
@@ -261,8 +272,7 @@ class Channel:
 
     def _receive(self, goes_on: Callable[[], None], place: Place) -> tuple[Message, Segment | None]:
         if self._left_bytes:  # of a message in whose middle a wait was given up
-            while self._left_bytes:
-                self._fill(memoryview(bytearray(min(self._left_bytes, _DROPPED_BYTES))), goes_on)
+            self._drop(goes_on)
             self.received += self.is_known
         while self._header_bytes < HEADER_BYTES:
             self._receive_header(goes_on)
@@ -289,7 +299,7 @@ class Channel:
         return message, found
 
     def _send_all(self, buffers: list[memoryview], descriptor: int, within_s: float) -> None:
-        silence, begun = Silence(), False
+        silence, begun = Silence(), self.encrypts  # part of it may be under way, encrypted
         while buffers:
             try:
                 if descriptor >= 0:
@@ -317,9 +327,13 @@ class Channel:
         if self._header_bytes:
             goes_on()
         try:
-            data, found, flags, _ = socket.recv_fds(
-                self._socket, HEADER_BYTES - self._header_bytes, 1, socket.MSG_CMSG_CLOEXEC
-            )
+            size, found, flags = HEADER_BYTES - self._header_bytes, list[int](), 0
+            if self.shares_memory:
+                data, found, flags, _ = socket.recv_fds(
+                    self._socket, size, 1, socket.MSG_CMSG_CLOEXEC
+                )
+            else:
+                data = self._socket.recv(size)
         except TimeoutError:
             return goes_on()
         except OSError as error:
@@ -343,7 +357,9 @@ class Channel:
             self._fill(segment.view(), goes_on)
             return segment
         views = place(message) if size else None
-        if views is not None:
+        if views is None:
+            self._drop(goes_on)
+        else:
             if (room := sum(map(len, views))) != size:
                 raise BadMessageError(
                     f"a {message.kind.name} brings {size} bytes of arrays, {room} belong to it"
@@ -351,6 +367,11 @@ class Channel:
             for view in views:
                 self._fill(view, goes_on)
         return None
+
+    def _drop(self, goes_on: Callable[[], None]) -> None:
+        """What is left of a message that nobody wants."""
+        while self._left_bytes:
+            self._fill(memoryview(bytearray(min(self._left_bytes, _DROPPED_BYTES))), goes_on)
 
     def _fill(self, view: memoryview, goes_on: Callable[[], None]) -> None:
         while view:
@@ -371,22 +392,24 @@ class Channel:
 
 def listen(name: str) -> tuple[socket.socket, str]:
     """A listening socket, and its name as `connect` takes it: an abstract one of this host (it
-    starts with a zero byte, and leaves no file behind), or HOST:PORT, where port 0 is any."""
+    starts with a zero byte, and leaves no file behind), or HOST:PORT, where port 0 is any, with
+    `TLS` before it if it is encrypted."""
     if name.startswith("\0"):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.bind(name)
         sock.listen(128)
         return sock, name
     host, _, port = name.rpartition(":")
-    sock = socket.create_server((host, int(port)), backlog=128)
+    sock = socket.create_server((host.removeprefix(TLS), int(port)), backlog=128)
     return sock, f"{host}:{sock.getsockname()[1]}"
 
 
 def connect(name: str, within_s: float) -> Channel:
     """A connection to who listens there. Raises OSError."""
     if not name.startswith("\0"):
-        host, _, port = name.rpartition(":")
-        return Channel(socket.create_connection((host, int(port)), within_s))
+        host, _, port = name.removeprefix(TLS).rpartition(":")
+        sock = socket.create_connection((host, int(port)), within_s)
+        return _encrypted(sock, within_s) if name.startswith(TLS) else Channel(sock)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.settimeout(within_s)
@@ -395,6 +418,21 @@ def connect(name: str, within_s: float) -> Channel:
         sock.close()
         raise
     return Channel(sock)
+
+
+def _encrypted(sock: socket.socket, within_s: float) -> Channel:
+    channel, ends_s = Channel(sock, tls=True), time.monotonic() + within_s
+    while True:
+        try:
+            channel._socket.shake_hands()
+            return channel
+        except TimeoutError:
+            if time.monotonic() > ends_s:
+                channel.close()
+                raise
+        except BaseException:
+            channel.close()
+            raise
 
 
 def _peer(sock: socket.socket) -> tuple[int, int]:

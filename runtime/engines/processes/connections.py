@@ -96,7 +96,6 @@ class Connections:
         ``awaited_s`` from now, or refuses."""
         server = f"embedding server {shard}"
         hello = {
-            "secret": self._address.secrets[shard],
             "life": self._lives[shard],
             "role": role,
             "client": self._client,
@@ -104,7 +103,10 @@ class Connections:
             "pid": os.getpid(),
         }
         try:
-            channel = come_in(self._address.names[shard], server, hello, rank, awaited_s=awaited_s)
+            channel = come_in(
+                self._address.names[shard], server, self._address.secrets[shard], hello, rank,
+                awaited_s=awaited_s,
+            )  # fmt: skip
             self._open.append(channel)
             while True:
                 message, _ = channel.receive(until(START_WITHIN_S, server))

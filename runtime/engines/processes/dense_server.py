@@ -160,8 +160,8 @@ class DenseClient:
     def __init__(self, place: str, rank: int, stop: Stop, *, listens: bool = False) -> None:
         """``place``: of the address; ``listens``: this side answers what rank 0 asks."""
         address = Address.found_at(place)
-        hello = {"secret": address.secrets[0], "listens": listens}
-        self._channel, self._stop = come_in(address.names[0], _HOST, hello, rank), stop
+        name, secret, hello = address.names[0], address.secrets[0], {"listens": listens}
+        self._channel, self._stop = come_in(name, _HOST, secret, hello, rank), stop
         self.closing = False
         """Whether it is no mistake if rank 0 goes."""
         if listens:

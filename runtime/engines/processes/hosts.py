@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,6 +39,7 @@ from runtime.engines.processes.peers import (
     until,
 )
 from runtime.engines.processes.server_config import ServerConfig
+from runtime.engines.processes.tls import TLS, named
 from runtime.stop import PeerError
 
 LEAST_SECRET = 16
@@ -58,14 +60,24 @@ def read_secret(file: Path) -> str:
     return secret
 
 
+def warn_of_plain() -> None:
+    """What who says --no-tls should know."""
+    told = (
+        "warning: --no-tls: ids, rows and gradients travel in plain; use a network that you trust"
+    )
+    print(told, file=sys.stderr, flush=True)
+
+
 class Host:
     """Starts servers on this host for whoever knows the secret, until it is closed."""
 
-    def __init__(self, at: str, secret: str) -> None:
-        """Listen at HOST:PORT. Raises OSError."""
-        sock, self.name = listen(at)
-        self._listener = Listener(sock, secret, self._work, "the host of embedding servers")
-        self._host = at.rpartition(":")[0]
+    def __init__(self, at: str, secret: str, *, tls: bool = True) -> None:
+        """Listen at HOST:PORT; encrypted (``tls``), but on the loopback device. Raises OSError, and
+        ValueError where ``tls`` cannot be had."""
+        sock, name = listen(named(at, tls=tls))
+        self.name, self._host = name.removeprefix(TLS), name.rpartition(":")[0]
+        who, encrypts = "the host of embedding servers", name.startswith(TLS)
+        self._listener = Listener(sock, secret, self._work, who, tls=encrypts)
 
     def serve(self) -> None:
         """Return when the host is closed."""
@@ -101,9 +113,13 @@ class Host:
 class HostedServers:
     """As `ServerProcesses`: the embedding servers of a run, on the hosts at these addresses."""
 
-    def __init__(self, configs: Sequence[ServerConfig], at: Sequence[str], secret: str) -> None:
+    def __init__(
+        self, configs: Sequence[ServerConfig], at: Sequence[str], secret: str, *, tls: bool = True
+    ) -> None:
         """Start all of them, in turn on each host, and wait until they listen."""
-        self._at = [at[k % len(at)] for k in range(len(configs))]
+        if not tls:
+            warn_of_plain()
+        self._at, self._tls = [at[k % len(at)] for k in range(len(configs))], tls
         self._asking, self._notes = [threading.Lock() for _ in configs], list[IO[str]]()
         self._channels: dict[int, Channel] = {}
         try:
@@ -145,9 +161,8 @@ class HostedServers:
         host = f"the host of embedding server {shard} at {self._at[shard]}"
         remedy = "; start `persia-runtime serve` there first"
         try:
-            self._channels[shard] = come_in(
-                self._at[shard], host, {"secret": secret}, remedy=remedy
-            )
+            name = named(self._at[shard], tls=self._tls)
+            self._channels[shard] = come_in(name, host, secret, {}, remedy=remedy)
         except PeerGoneError:
             raise PeerError(f"{host} has ended while it was asked for the server") from None
         text = np.frombuffer(config.to_json().encode(), np.uint8)
@@ -174,7 +189,7 @@ class Serve:
     """Start embedding servers on this host for runs of other hosts, until Ctrl-C.
 
     A run says where: `train --executor concurrent --servers 2 --servers-at HOST:PORT ...
-    --servers-secret FILE`. What travels is not encrypted: only on a network that you trust.
+    --servers-secret FILE`. What travels is encrypted (TLS 1.3), but on the loopback device.
     """
 
     secret: Path
@@ -182,6 +197,8 @@ class Serve:
     listen: str = "127.0.0.1:7800"
     """HOST:PORT; the address of the network that the ranks come from, and any free port if it is 0.
     Servers listen at the same address, on ports of their own."""
+    tls: bool = True
+    """Encrypt what travels, which takes the `openssl` command; the run must say the same."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -192,7 +209,9 @@ class Serve:
 def run(arguments: Sequence[str]) -> None:
     """Serve until Ctrl-C or SIGTERM; what runs on servers of this host then ends."""
     options = read_options(Serve, arguments, "persia-runtime serve")
-    host = Host(options.listen, read_secret(options.secret))
+    if not options.tls:
+        warn_of_plain()
+    host = Host(options.listen, read_secret(options.secret), tls=options.tls)
     signal.signal(signal.SIGTERM, lambda number, frame: host.close())
     print(f"ready for embedding servers at {host.name}; Ctrl-C ends it, and them", flush=True)
     try:

@@ -29,6 +29,7 @@ from runtime.engines.processes.channel import listen
 from runtime.engines.processes.messages import SECRET_BYTES, error_from
 from runtime.engines.processes.peers import START_WITHIN_S
 from runtime.engines.processes.server_config import ServerConfig
+from runtime.engines.processes.tls import TLS
 from runtime.stop import PeerError
 from runtime.torchrun import die_with_parent
 
@@ -116,7 +117,8 @@ class Processes:
         secret = secrets.token_hex(SECRET_BYTES)
         # The kernel kills a process with the *thread* that started it.
         of_main = threading.current_thread() is threading.main_thread()
-        common = {"secret": secret, "dies_with_parent": of_main}
+        tls = host.startswith(TLS)
+        common = {"secret": secret, "dies_with_parent": of_main, "tls": tls}
         self._role, self._configs = role, [{**config, **common} for config in configs]
         unix = f"\0persia-testbed-{secrets.token_hex(16)}-{role}-"
         self._names = [f"{host}:0" if host else f"{unix}{k}" for k in range(len(configs))]

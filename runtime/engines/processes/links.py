@@ -244,6 +244,8 @@ class Listening:
                     try:
                         try:
                             self._hear_closing(shard, channel)
+                            while channel.has_more():
+                                self._hear_closing(shard, channel)
                             if channel.fileno() != key.fd:  # its connection was made again
                                 selector.unregister(key.fd)
                                 selector.register(channel, selectors.EVENT_READ, key.data)

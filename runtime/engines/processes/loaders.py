@@ -65,7 +65,7 @@ class LoadedSource:
         self.stop = Stop()
         """Ends a wait for data when the run stops; that of the run."""
         self._channels = [
-            come_in(name, f"loader {k}", {"secret": address.secrets[k]})
+            come_in(name, f"loader {k}", address.secrets[k], {})
             for k, name in enumerate(address.names)
         ]
         self._has_spoken = [False] * len(self._channels)

@@ -60,7 +60,8 @@ def launch(config: TrainConfig, tables: list[TableConfig]) -> ServerProcesses | 
     ]
     if engine.servers_at:
         assert engine.servers_secret is not None  # as the config checks
-        return HostedServers(configs, engine.servers_at, read_secret(engine.servers_secret))
+        secret = read_secret(engine.servers_secret)
+        return HostedServers(configs, engine.servers_at, secret, tls=engine.tls)
     return ServerProcesses(configs)
 
 

@@ -6,6 +6,7 @@ import errno
 import hmac
 import secrets
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -29,6 +30,7 @@ from runtime.engines.processes.messages import (
     pack_json,
     unpack_json,
 )
+from runtime.engines.processes.tls import Certificate, proof
 from runtime.stop import PeerError, Silence, Stop
 
 STUCK_S = RESUMED_WITHIN_S
@@ -37,6 +39,8 @@ BEATS_EVERY_S = 1.0
 START_WITHIN_S = 60.0
 """A process that was just started loads Python first."""
 FIRST_WORD_WITHIN_S = 10.0
+NOT_YET = -1
+"""Messages received by who has never been let in."""
 
 
 # Who comes in.
@@ -52,10 +56,13 @@ class Listener:
         secret: str,
         serve: Callable[[Channel, Message, dict[str, Any]], None],
         who: str,
+        *,
+        tls: bool = False,
     ) -> None:
         """``serve`` is given a connection, its first message and what that says, and returns when
-        all is said; ``who`` listens, in words."""
+        all is said; ``who`` listens, in words. Raises ValueError where ``tls`` cannot be had."""
         self._socket, self._secret, self._serve, self._who = sock, secret, serve, who
+        self._certificate = Certificate() if tls else None
         self._known: dict[str, Channel] = {}
         self._lock = threading.Lock()
 
@@ -69,11 +76,7 @@ class Listener:
                     return
                 time.sleep(0.1)  # no descriptor is free: who is connected is served all the same
                 continue
-            channel = Channel(connection)
-            if channel.is_own_user():
-                threading.Thread(target=self._hear, args=(channel,), daemon=True).start()
-            else:
-                channel.close()
+            threading.Thread(target=self._hear, args=(connection,), daemon=True).start()
 
     def close(self) -> None:
         """Nobody else comes in."""
@@ -81,14 +84,21 @@ class Listener:
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for somebody
         self._socket.close()
 
-    def _hear(self, channel: Channel) -> None:
+    def _hear(self, sock: socket.socket) -> None:
         """Whatever is wrong with a stranger ends its connection, and nothing else."""
+        try:
+            tls = self._certificate is not None
+            channel = Channel(sock, tls=tls, certificate=self._certificate)
+        except OSError:  # it has gone before a word
+            return sock.close()
+        if not channel.is_own_user():
+            return channel.close()
         said: dict[str, Any] = {}
         is_new = True
         try:
             message, said = _greeting(channel, self._secret)
             name = str(said.get("connection", id(channel)))
-            is_new = self._is_new(channel, name, int(said.get("received", 0)))
+            is_new = self._is_new(channel, name, int(said.get("received", NOT_YET)))
             if is_new:
                 try:
                     self._serve(channel, message, said)
@@ -110,19 +120,20 @@ class Listener:
 
         def accept(received: int) -> None:
             if not channel.shares_memory:
-                body = pack_json({"received": received})
+                told = {"received": received, "proof": _proof(self._secret, "server", channel)}
+                body = pack_json(told)
                 channel.send(Message(MessageKind.ACCEPTED, body=body), within_s=1.0)
 
         with self._lock:
             known = self._known.get(name)
             if known is None:
-                if received:
+                if received != NOT_YET:
                     raise BadMessageError("this process has never had the connection that broke")
                 accept(0)
                 channel.know()
                 self._known[name] = channel
         if known is not None:
-            known.resume(channel, received, accept)
+            known.resume(channel, max(received, 0), accept)
         return known is None
 
 
@@ -142,7 +153,8 @@ def _greeting(channel: Channel, secret: str) -> tuple[Message, dict[str, Any]]:
         raise BadMessageError(f"the first message is {message.kind.name}, not HELLO")
     try:
         said = unpack_json(message.body)
-        known = hmac.compare_digest(str(said.get("secret", "")).encode(), secret.encode())
+        right = _proof(secret, "client", channel)
+        known = hmac.compare_digest(str(said.get("proof", "")).encode(), right.encode())
     except BadMessageError:
         raise
     except Exception as error:
@@ -152,21 +164,27 @@ def _greeting(channel: Channel, secret: str) -> tuple[Message, dict[str, Any]]:
     return message, said
 
 
+def _proof(secret: str, side: str, channel: Channel) -> str:
+    return proof(secret, side, channel.fingerprint())
+
+
 def come_in(
     name: str,
     server: str,
+    secret: str,
     hello: Mapping[str, Any],
     rank: int = -1,
     remedy: str = "",
     awaited_s: float = 0.0,
 ) -> Channel:
     """A channel to who listens there, and perhaps for so long is about to. Raises PeerError, which
-    names the ``server``, and PeerGoneError."""
+    names the ``server``, and PeerGoneError. The ``secret`` itself does not travel."""
     silence, refused_s = Silence(), time.monotonic() + awaited_s
-    greet = partial(_greet, name, server, {**hello, "connection": secrets.token_hex(16)}, rank)
+    hello = {**hello, "connection": secrets.token_hex(16)}
+    greet = partial(_greet, name, server, secret, hello, rank)
     while True:
         try:
-            channel, _ = greet(0, START_WITHIN_S)
+            channel, _ = greet(NOT_YET, START_WITHIN_S)
             channel.know(greet)
             return channel
         except PeerGoneError:  # in the middle of the greeting
@@ -177,6 +195,8 @@ def come_in(
                 raise
             if not isinstance(error, ConnectionRefusedError) or time.monotonic() > refused_s:
                 why = error.strerror or error
+                if isinstance(error, ssl.SSLError):
+                    why = f"{why}; say --no-tls on both sides, or on none"
                 raise PeerError(f"{server} cannot be reached: {why}{remedy}") from None
         time.sleep(0.1)
 
@@ -184,6 +204,7 @@ def come_in(
 def _greet(
     name: str,
     server: str,
+    secret: str,
     hello: Mapping[str, Any],
     rank: int,
     received: int,
@@ -195,7 +216,8 @@ def _greet(
     try:
         if not channel.is_own_user():
             raise PeerError(f"{server} is another user's; start the run again")
-        body = pack_json({**hello, "received": received})
+        known = {"received": received, "proof": _proof(secret, "client", channel)}
+        body = pack_json({**hello, **known})
         channel.send(Message(MessageKind.HELLO, rank, body=body))
         if channel.shares_memory:
             return channel, 0
@@ -203,6 +225,9 @@ def _greet(
         said = unpack_json(message.body)
         if message.kind is MessageKind.FAILED:
             raise PeerError(f"{server} lets nobody in: {said.get('sentence')}")
+        right = _proof(secret, "server", channel)
+        if not hmac.compare_digest(str(said.get("proof", "")).encode(), right.encode()):
+            raise PeerError(f"{server} does not know the secret of this run, or is not the one")
         return channel, int(said["received"])
     except BaseException:
         channel.close()

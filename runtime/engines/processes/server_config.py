@@ -33,6 +33,8 @@ class ServerConfig:
     """Ranks are let in when the rows of a checkpoint are here."""
     life: int = 0
     """Its incarnation: how many servers of this shard were started before it in this run."""
+    tls: bool = False
+    """Whether clients come by encrypted connections."""
     secret: str = ""
     """What a client must know, hexadecimal."""
     dies_with_parent: bool = True

@@ -17,11 +17,13 @@ def main() -> None:
         config = ServerConfig.from_json(text)
         native.set_threads(config.threads)
         service = Service(config)
+        who = f"embedding server {config.shard}"
+        listener = Listener(sock, config.secret, service.serve, who, tls=config.tls)
     except Exception as error:
         pipe.sendall(pack_json(error_document(error)))
         return
     pipe.sendall(b"{}")
-    Listener(sock, config.secret, service.serve, f"embedding server {config.shard}").serve_all()
+    listener.serve_all()
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from runtime.engines.processes.launch import Address
 from runtime.engines.processes.messages import Message, MessageKind, pack_json, unpack_json
 from runtime.engines.processes.server_config import ServerConfig
 from runtime.engines.processes.service import Service
+from runtime.engines.processes.tls import proof
 from tests.runtime.processes.served import SGD
 
 BEAT_S = 0.05
@@ -31,11 +32,18 @@ def empty(monkeypatch):
     opened = []
 
     def connected(role: str) -> Channel:
-        ours, theirs = map(Channel, socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
+        near, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        ours = Channel(near)
         listener = peers.Listener(None, "", server.serve, "server")
         threading.Thread(target=listener._hear, args=(theirs,), daemon=True).start()
         opened.append(ours)
-        hello = {"secret": "", "role": role, "client": "c", "ranks": "rank 0", "pid": 1}
+        hello = {
+            "proof": proof("", "client"),
+            "role": role,
+            "client": "c",
+            "ranks": "rank 0",
+            "pid": 1,
+        }
         ours.send(Message(MessageKind.HELLO, 0, body=pack_json(hello)))
         return ours
 

@@ -42,6 +42,7 @@ from runtime.engines.processes.messages import (
 )
 from runtime.engines.processes.peers import Listener
 from runtime.engines.processes.segments import pack_arrays
+from runtime.engines.processes.tls import proof
 from runtime.rank.feed import Feed, training_stream
 from runtime.run.record import run_into
 from runtime.stop import PeerError, Stop
@@ -271,7 +272,8 @@ def test_a_stranger_gets_nothing_and_takes_nobodys_place():
             assert turned_away(stranger), name
     strangers.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
     strangers[-1].connect(processes.address.names[0])
-    late = Message(MessageKind.HELLO, body=pack_json({"secret": processes.address.secrets[0]}))
+    known = {"proof": proof(processes.address.secrets[0], "client")}
+    late = Message(MessageKind.HELLO, body=pack_json(known))
     strangers[-1].send(pack(late))
     assert turned_away(strangers[-1]), "the only seat is taken"
     source.close()
@@ -287,7 +289,12 @@ def test_another_user_is_not_let_in_even_with_the_secret(loader, monkeypatch):
     visitor.connect(address.names[0])
     with contextlib.suppress(BrokenPipeError):  # it was turned away before a word
         visitor.send(
-            pack(Message(MessageKind.HELLO, body=pack_json({"secret": address.secrets[0]})))
+            pack(
+                Message(
+                    MessageKind.HELLO,
+                    body=pack_json({"proof": proof(address.secrets[0], "client")}),
+                )
+            )
         )
     assert turned_away(visitor)
     assert not takers.any_there()

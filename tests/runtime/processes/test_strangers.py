@@ -26,6 +26,7 @@ from runtime.engines.processes.messages import (
     unpack_json,
 )
 from runtime.engines.processes.ranks import ProcessRank
+from runtime.engines.processes.tls import proof
 from tests.runtime.processes.served import LAYOUT, SGD, batch_of, one_step, served
 from tests.runtime.worlds import config
 
@@ -33,8 +34,9 @@ from tests.runtime.worlds import config
 def greeted(address: Address, **changes) -> Channel:
     channel = connect(address.names[0], 20)
     channel.know()
+    known = proof(changes.pop("secret", address.secrets[0]), "client")
     hello = {
-        "secret": address.secrets[0], "role": "lookups", "client": "c", "ranks": "rank 1", "pid": 1,
+        "proof": known, "role": "lookups", "client": "c", "ranks": "rank 1", "pid": 1,
     } | changes  # fmt: skip
     rank = hello.pop("rank", 1)
     channel.send(Message(MessageKind.HELLO, rank, body=pack_json(hello)))
@@ -67,7 +69,7 @@ def goes_on(found, step: int) -> None:
     ("changes", "sentence"),
     [
         ({"secret": "0" * 64}, "the first message does not know the secret of this run"),
-        ({"secret": None}, "the first message does not know the secret of this run"),
+        ({"proof": None}, "the first message does not know the secret of this run"),
         ({"role": "boss"}, "the first message lacks role, client, ranks or pid"),
         ({"pid": "x"}, "the first message lacks role, client, ranks or pid"),
         ({"rank": 2}, "rank 2 does not exist, the run has 2"),

@@ -1,0 +1,139 @@
+"""Encrypted connections between hosts: TLS 1.3, and a certificate for which the secret stands.
+
+Who listens makes a key and a self-signed certificate when it starts, by the `openssl` command (the
+standard library has no call for that); the key never leaves its process. Nobody else signs it: each
+side proves, by a hash of the certificate keyed with the secret, that it knows the secret and sees
+this certificate. So nobody can stand between the two, and the secret itself never travels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import select
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+TLS = "tls:"
+"""Before HOST:PORT in the name of a socket: what travels is encrypted."""
+LOOK_EVERY_S = 0.2
+"""How often a wait looks whether the run has stopped."""
+_MOST_BYTES = 1 << 18
+"""Of one call of OpenSSL, for which others wait."""
+T = TypeVar("T")
+
+
+def named(at: str, *, tls: bool) -> str:
+    """The name of a socket at HOST:PORT: encrypted, but on the loopback device."""
+    is_loopback = at.startswith(("127.", "localhost:"))
+    return f"{TLS}{at}" if tls and not is_loopback else at
+
+
+def proof(secret: str, side: str, fingerprint: str = "") -> str:
+    """That this side (``client`` or ``server``) knows the secret and sees that certificate."""
+    return hmac.new(secret.encode(), f"{side} {fingerprint}".encode(), "sha256").hexdigest()
+
+
+class Certificate:
+    """Of who listens."""
+
+    def __init__(self) -> None:
+        """Raises ValueError where it cannot be made."""
+        line = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
+        words = [*line.split(), "-subj", "/CN=persia-testbed", "-days", "3650", "-keyout", "-"]
+        try:
+            pem = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise ValueError(
+                f"a connection is encrypted with a certificate of the `openssl` command, which"
+                f" fails here ({error}); install it, or say --no-tls on both sides"
+            ) from None
+        own = ssl.PEM_cert_to_DER_cert(pem[pem.index("-----BEGIN CERTIFICATE") :])
+        self.fingerprint = hashlib.sha256(own).hexdigest()
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_3
+        self.context.num_tickets = 0  # else a client has something to read that is no message
+        note = os.memfd_create("certificate", os.MFD_CLOEXEC)
+        try:
+            os.write(note, pem.encode())
+            self.context.load_cert_chain(f"/proc/self/fd/{note}")
+        finally:
+            os.close(note)
+
+
+class TlsSocket:
+    """As a socket with a time-out. OpenSSL is called by one thread at a time, which waits for the
+    network outside of the call: so one may send while another receives."""
+
+    def __init__(self, sock: socket.socket, certificate: Certificate | None = None) -> None:
+        """``certificate``: of this side, which listens."""
+        context = _of_client() if certificate is None else certificate.context
+        self.family, self._certificate, self._turn = sock.family, certificate, threading.Lock()
+        sock.setblocking(False)
+        self._tls = context.wrap_socket(
+            sock, server_side=certificate is not None, do_handshake_on_connect=False
+        )
+        self.fileno, self.close = self._tls.fileno, self._tls.close
+        self.getpeername, self.pending = self._tls.getpeername, self._tls.pending
+
+    def shake_hands(self) -> None:
+        """Raises TimeoutError when that takes longer; it can be called again."""
+        self._in_turn(self._tls.do_handshake)
+
+    def fingerprint(self) -> str:
+        """Of the certificate of who listens, once hands are shaken."""
+        if self._certificate is not None:
+            return self._certificate.fingerprint
+        return hashlib.sha256(self._tls.getpeercert(binary_form=True) or b"").hexdigest()
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        """As of a socket; what is only looked at may be encrypted still."""
+        if not flags:
+            return self._in_turn(lambda: self._tls.recv(size))
+        try:
+            return b"?" if self.pending() else socket.socket.recv(self._tls, size, flags)
+        except BlockingIOError:
+            raise TimeoutError from None
+
+    def recv_into(self, view: memoryview) -> int:
+        """As of a socket."""
+        return self._in_turn(lambda: self._tls.recv_into(view))
+
+    def sendmsg(self, buffers: list[memoryview]) -> int:
+        """Some bytes of the first; after a TimeoutError only the same may be sent."""
+        return self._in_turn(lambda: self._tls.send(buffers[0][:_MOST_BYTES]))
+
+    def shutdown(self, how: int) -> None:
+        """As of the socket below: what has come can still be decrypted."""
+        socket.socket.shutdown(self._tls, how)
+
+    def _in_turn(self, call: Callable[[], T]) -> T:
+        ends_s = time.monotonic() + LOOK_EVERY_S
+        while True:
+            try:
+                with self._turn:
+                    return call()
+            except ssl.SSLWantReadError:
+                event = select.POLLIN
+            except ssl.SSLWantWriteError:
+                event = select.POLLOUT
+            ready: Any = select.poll()
+            if (number := self.fileno()) < 0:
+                raise OSError("closed")
+            ready.register(number, event)
+            if not ready.poll(max(0.0, ends_s - time.monotonic()) * 1000):
+                raise TimeoutError
+
+
+def _of_client() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # the secret says who it is, not a name
+    context.verify_mode = ssl.CERT_NONE
+    return context
