@@ -99,8 +99,8 @@ class ServerActor:
     """`serve` for one embedding server, on the host that Ray has chosen; there again after a death,
     or on another host, at another address."""
 
-    def __init__(self, secret: str) -> None:
-        self._host = Host(f"{ray.util.get_node_ip_address()}:0", secret)
+    def __init__(self, secret: str, tls: bool) -> None:
+        self._host = Host(f"{ray.util.get_node_ip_address()}:0", secret, tls=tls)
         threading.Thread(target=self._host.serve, daemon=True).start()
 
     def name(self) -> str:
@@ -148,7 +148,7 @@ class Supervised:
         )  # fmt: skip
         self._servers = [
             self._actor(ServerActor, SERVER, shard, max_restarts=16, max_task_retries=-1).remote(
-                self._secret
+                self._secret, command.run.engine.tls
             )
             for shard in range(len(plan.servers))
         ]

@@ -10,7 +10,10 @@ import os
 import signal
 import socket
 import struct
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -41,6 +44,7 @@ from runtime.engines.processes.revival import Revival, SavedServer
 from runtime.engines.processes.server_config import ServerConfig
 from runtime.engines.processes.tls import Certificate, named
 from runtime.stop import PeerError, Stop
+from tests.runtime.processes import namespaces
 from tests.runtime.processes.served import LAYOUT, SGD, batch_of, one_step, ones
 from tests.runtime.processes.test_faults import lives, until
 from tests.runtime.worlds import ArraySource, assert_same_bytes, config, run
@@ -495,3 +499,49 @@ def test_what_travels_in_plain_is_warned_of_and_loopback_is_plain(capfd):
         hosts.HostedServers([ServerConfig(shard=0, shards=1, seed=0, tables=())],
                             ["127.0.0.1:1"], SECRET, tls=False)  # fmt: skip
     assert "warning: --no-tls: ids, rows and gradients travel in plain" in capfd.readouterr().err
+
+
+RUN = """
+import hashlib, sys
+from pathlib import Path
+from persia_sim.words.vocabulary import Mode
+from runtime.rank.progress import Meter
+from tests.runtime.worlds import ArraySource, config, run
+far = dict(servers=2, servers_at=(sys.argv[1],), servers_secret=Path(sys.argv[2]),
+           tls=sys.argv[3] == "False") \\
+    if len(sys.argv) > 2 else dict(shards=2)
+start = Meter.start
+Meter.start = lambda self: start(self, on_samples=lambda samples: print("trains", flush=True))
+world = run(config(mode=Mode.SYNC, ranks=2, executor="concurrent", latency_s=0.01, **far),
+            ArraySource(24 * 300))
+digest = hashlib.sha256()
+for name, array in sorted(world.state().items()):
+    digest.update(name.encode() + array.tobytes())
+print(digest.hexdigest(), len(world.trace.events), flush=True)
+world.store.close()
+"""
+
+
+@pytest.mark.netns
+@namespaces.needed
+@pytest.mark.parametrize("more", [[], ["--no-tls"]], ids=["encrypted", "plain"])
+def test_a_cable_that_is_out_for_five_seconds_changes_no_byte(more):
+    line, plain = [sys.executable, "-c", RUN], str(bool(more))
+    alone = subprocess.run(line, capture_output=True, text=True, check=True)
+    with namespaces.two_hosts() as names, namespaces.serving(names, *more) as (at, secret):
+        inside = ["ip", "netns", "exec", names[0], *line, at[1], str(secret), plain]
+        with subprocess.Popen(
+            inside, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as near:
+            try:
+                for _ in range(20):
+                    assert near.stdout.readline() == "trains\n", near.stderr.read()
+                namespaces.ip("-n", names[0], "link", "set", "v0", "down")
+                time.sleep(5.0)
+                namespaces.ip("-n", names[0], "link", "set", "v0", "up")
+                told, failed = near.communicate(timeout=300)
+            finally:
+                near.kill()
+        assert near.returncode == 0, failed
+        assert told.splitlines()[-1] == alone.stdout.splitlines()[-1]
+        assert ("warning: --no-tls" in failed) == bool(more)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,20 +18,28 @@ import pytest
 from persia_sim.words.trace import TraceRecorder
 from runtime import stop
 from runtime.embedding.server_rules import ServerRules
-from runtime.engines.processes.channel import Channel, PeerGoneError, connect
+from runtime.engines.processes import peers
+from runtime.engines.processes.channel import Channel, PeerGoneError, connect, listen
+from runtime.engines.processes.dense_server import DenseServer
 from runtime.engines.processes.launch import Address
 from runtime.engines.processes.links import Links
+from runtime.engines.processes.loader_process import Takers
 from runtime.engines.processes.messages import (
     BadMessageError,
     Message,
     MessageKind,
+    pack,
     pack_fate,
     pack_json,
     unpack_json,
 )
+from runtime.engines.processes.peers import Listener, come_in
 from runtime.engines.processes.ranks import ProcessRank
-from runtime.engines.processes.tls import proof
+from runtime.engines.processes.server_config import ServerConfig
+from runtime.engines.processes.service import Service
+from runtime.engines.processes.tls import TLS, proof
 from tests.runtime.processes.served import LAYOUT, SGD, batch_of, one_step, served
+from tests.runtime.processes.test_faults import until
 from tests.runtime.worlds import config
 
 
@@ -209,3 +221,90 @@ def test_an_id_of_another_servers_shard_is_refused():
         sent.parts.reverse()
         with pytest.raises(BadMessageError, match=r"id \d+ of table rows belongs to server"):
             store.look_up(handle)
+
+
+# Whoever listens: an embedding server, the dense weights at rank 0, a loader; plain or encrypted.
+
+
+@contextmanager
+def embedding_server(name: str):
+    sock, name = listen(name)
+    service = Service(ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,)))
+    yield Listener(sock, "secret", service.serve, "server", tls=name.startswith(TLS)), name
+
+
+@contextmanager
+def dense_server(name: str):
+    failed = stop.Stop()
+    host = DenseServer({}, failed)
+    sock, name = listen(name)
+    yield Listener(sock, "secret", host._serve, "rank 0", tls=name.startswith(TLS)), name
+    host.close()
+    assert not failed
+
+
+@contextmanager
+def loader(name: str):
+    sock, name = listen(name)
+    yield Listener(sock, "secret", Takers(1).serve, "loader", tls=name.startswith(TLS)), name
+
+
+def hello(secret: str) -> bytes:
+    return pack(Message(MessageKind.HELLO, body=pack_json({"proof": proof(secret, "client")})))
+
+
+WORDS = {
+    "no word": [],
+    "a wrong secret": [hello("another")],
+    "too many bytes": [b"x" * (1 << 20)],
+    "a long body": [hello("secret")[:8] + b"\xff\xff\xff\xff" + hello("secret")[12:]],
+    "arrays of a stranger": [hello("secret")[:24] + b"\xff" * 5 + bytes(3) + hello("secret")[32:]],
+    "slow bytes": [bytes([b]) for b in pack(Message(MessageKind.HELLO, body=b" " * 60_000))],
+    "half a handshake": [b"\x16\x03\x01"],
+}
+
+
+@pytest.mark.parametrize("words", WORDS)
+@pytest.mark.parametrize("name", ["unix", "127.0.0.1:0", "tls:127.0.0.1:0"])
+@pytest.mark.parametrize("kind", [embedding_server, dense_server, loader])
+def test_no_stranger_keeps_a_thread_or_ends_who_listens(kind, name, words, monkeypatch):
+    monkeypatch.setattr(peers, "FIRST_WORD_WITHIN_S", 0.5)
+    own = f"\0test-strangers-{os.getpid()}-{time.monotonic_ns()}" if name == "unix" else name
+    with kind(own) as (listener, at):
+        hearing, hear = [], listener._hear
+
+        def noted(sock: socket.socket) -> None:
+            hearing.append(sock)
+            hear(sock)
+            hearing.remove(sock)
+
+        monkeypatch.setattr(listener, "_hear", noted)
+        accepting = threading.Thread(target=listener.serve_all, daemon=True)
+        accepting.start()
+        stranger = _socket_to(at)
+        with suppress(OSError):  # it has been turned away
+            for data in WORDS[words]:
+                stranger.sendall(data)
+                time.sleep(0.02)
+        with suppress(ConnectionResetError):
+            while stranger.recv(1 << 16):
+                pass
+        until(lambda: not hearing)
+        assert accepting.is_alive()
+        monkeypatch.setattr(peers, "FIRST_WORD_WITHIN_S", 60.0)
+        client = {"role": "control", "client": "c", "ranks": "rank 0", "pid": 1}
+        channel = come_in(at, "server", "secret", client)
+        until(lambda: bool(hearing))
+        channel.send(Message(MessageKind.GOODBYE))
+        channel.close()
+        listener.close()
+
+
+def _socket_to(name: str) -> socket.socket:
+    if name.startswith("\0"):
+        found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        found.connect(name)
+    else:
+        found = socket.create_connection(("127.0.0.1", int(name.rpartition(":")[2])))
+    found.settimeout(60)
+    return found
