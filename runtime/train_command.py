@@ -35,7 +35,6 @@ def train(arguments: list[str]) -> None:
 def _train(arguments: list[str]) -> None:
     launch = launched()
     if launch is None and (asked := cluster_asked(arguments)):
-        os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # a line of each rank, not one for all
         try:
             from runtime.cluster.supervisor import train_on_cluster  # loads torch, and Ray
         except ModuleNotFoundError as error:

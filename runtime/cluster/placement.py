@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -88,26 +87,35 @@ def connected(where: str, plan: Plan) -> Iterator[None]:
 def local_nodes(count: int, cores: float, least: float = 1.0, gpus: float = 0.0) -> Iterator[str]:
     """Ray nodes on this machine, whose ``cores`` are claims and may be more than there are; each
     has the ``least``. Gives their address. Raises PeerError."""
-    # Before a node is there its agents load Python; a busy machine needs longer than Ray has it.
-    os.environ.setdefault("RAY_agent_register_timeout_ms", "180000")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     common = {
         "num_cpus": int(max(-(-cores // count) + 1, least)),
         "num_gpus": int(-(-gpus // count)),
         "object_store_memory": _OBJECT_STORE_BYTES,
     }
-    cluster = Cluster()
+    cluster = _started(count, common)
     try:
-        cluster.add_node(include_dashboard=False, **common)
-        for _ in range(count - 1):
-            cluster.add_node(**common)
         yield cluster.address
-    except Exception as error:
-        if len(cluster.list_all_nodes()) == count:
-            raise
-        raise PeerError(f"Ray could not start {count} nodes on this machine: {error}") from error
     finally:
         cluster.shutdown()
+
+
+def _started(count: int, node: Mapping[str, Any]) -> Cluster:
+    """Ray gives the agents of a node 15 s to load Python, which a busy machine may exceed."""
+    for again in (True, True, False):
+        cluster = Cluster()
+        try:
+            cluster.add_node(include_dashboard=False, **node)
+            for _ in range(count - 1):
+                cluster.add_node(**node)
+            return cluster
+        except Exception as error:
+            cluster.shutdown()
+            if not again:
+                raise PeerError(
+                    f"Ray could not start {counted(count, 'node')} on this machine, which may be"
+                    f" too busy ({error}); start again"
+                ) from error
+    raise AssertionError
 
 
 @contextmanager
