@@ -24,6 +24,7 @@ from runtime.embedding.verbs import EmbeddingStore
 from runtime.engines.processes.revival import SavedServer
 from runtime.files import BrokenFileError
 from runtime.run.ending import Ending
+from runtime.stop import PeerError
 
 
 def warn_nobody(text: str) -> None:
@@ -187,9 +188,12 @@ class Saver:
 class Comeback:
     """What the servers of one run had at its cuts, and which of them have died."""
 
-    def __init__(self, store: EmbeddingStore, rules: ServerRules, run: Path | None) -> None:
-        """``run``: the folder with the checkpoints; None: a server comes back empty."""
-        self._store, self._rules, self._run = store, rules, run
+    def __init__(
+        self, store: EmbeddingStore, rules: ServerRules, run: Path | None, *, warm: bool
+    ) -> None:
+        """``run``: the folder with the checkpoints; None: a server comes back empty. ``warm``: the
+        run began with rows, so that an empty server is none of it."""
+        self._store, self._rules, self._run, self._warm = store, rules, run, warm
         self._first_steps: dict[int, list[int]] = {}
         self.told: list[str] = []
         """A sentence for each server that came back."""
@@ -215,6 +219,11 @@ class Comeback:
                 raise BrokenFileError("no run folder")
             found = newest(self._run)
         except BrokenFileError:
+            if self._warm:
+                raise PeerError(
+                    f"embedding server {shard} has died before the first checkpoint, and with it"
+                    " rows that --warm-start brought; start the run again, with --checkpoint-every"
+                ) from None
             return SavedServer(rules, self._first_steps[min(self._first_steps)])
         shards = store.shards
         return SavedServer(

@@ -86,6 +86,7 @@ class Training:
         if start is not None and dense is not None:
             with _naming(start.folder / DENSE):
                 load_model(parts.learner.model, dense)
+        self._is_warm = origin is not None
         if origin is not None:
             self._begin_with(origin)
         concurrent = config.engine.executor == "concurrent"
@@ -119,7 +120,7 @@ class Training:
             if not self.leads:  # these are counted already, where they are told
                 parts.meter.batches_skipped = parts.meter.pushes_lost = 0
         if parts.config.sync.mode.reads_late_rows:
-            self.comeback = Comeback(parts.store, self._rules, self._saving.run)
+            self.comeback = Comeback(parts.store, self._rules, self._saving.run, warm=self._is_warm)
             self._note_cut()
             self.comeback.allow(self._saving.on_warning)
 

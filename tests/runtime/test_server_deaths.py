@@ -131,3 +131,24 @@ def test_an_exact_run_starts_again_and_nothing_of_the_dead_attempt_stays(tmp_pat
     assert commands.main(options(tmp_path / "calm", "sync", 4)) == 0
     one, other = (np.load(tmp_path / name / "predictions.npz") for name in ("run", "calm"))
     assert one["predictions"].tobytes() == other["predictions"].tobytes()
+
+
+def test_a_server_that_dies_with_the_rows_of_a_warm_start_ends_the_run(
+    tmp_path, launched, monkeypatch, capsys
+):
+    """No checkpoint has them yet: an empty server would train on, and nobody would know."""
+    assert commands.main(options(tmp_path / "origin", "hybrid")) == 0
+    push, killed = RankStages.push, []
+
+    def pushed(stages: RankStages, computed: Computed) -> None:
+        if not killed and computed.handle.rank == 0 and computed.handle.step >= 5:
+            killed.append(launched[-1].pids[1])
+            os.kill(killed[0], signal.SIGKILL)
+        push(stages, computed)
+
+    monkeypatch.setattr(RankStages, "push", pushed)
+    again = options(tmp_path / "run", "hybrid", every=50)
+    assert commands.main([*again, "--warm-start", str(tmp_path / "origin")]) == 2
+    assert (
+        killed and "rows that --warm-start brought; start the run again" in capsys.readouterr().err
+    )
