@@ -17,7 +17,12 @@ from persia_sim.words.vocabulary import DEFAULT_TAU
 from runtime.checkpoint.state import NAME as STATE
 from runtime.checkpoint.whole import Checkpoint, find_checkpoint
 from runtime.config import TrainConfig
-from runtime.data.source import Source, refuse_other_columns, refuse_other_data
+from runtime.data.source import (
+    Source,
+    heads_taken_over,
+    refuse_other_columns,
+    refuse_other_data,
+)
 from runtime.embedding.config import TableConfig
 from runtime.embedding.verbs import EmbeddingStore
 from runtime.engines.open import assemble_for, source_of
@@ -194,7 +199,10 @@ def _trained(
         meta[ORIGIN] = None if origin is None else digest_of(origin.folder / STATE)
     recorded = _recorded_order(config, meta)
     if origin is not None:
-        refuse_other_columns(origin.state.facts.get("data_schema", {}), source.provenance())
+        before = origin.state.facts.get("data_schema", {})
+        refuse_other_columns(before, source.provenance())
+        if changed := heads_taken_over(before, source.provenance()):
+            saving.on_warning(f"begins with the head of another label: {', '.join(changed)}")
     training = Training(parts, meta, saving, origin)
     history, rule = training.history, training.engine.rule
 

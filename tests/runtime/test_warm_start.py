@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from persia_sim.words.vocabulary import Mode
@@ -127,6 +128,30 @@ def test_other_columns_are_refused(edit, told, tmp_path, capsys):
     said = capsys.readouterr().err
     assert told in said and "Traceback" not in said
     assert not (new / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        ('["place", "label"]', "the labels stand in another order"),
+        ('["label", "other"]\nregression = ["other"]', "a number is no click"),
+        ('["label", "other"]', None),
+    ],
+)
+def test_a_head_never_begins_another_label_unsaid(labels, told, tmp_path, capsys):
+    """Two heads of one shape fit each other's weights, whatever they say."""
+    schema = write_clicks(tmp_path / "data")
+    table = pd.read_csv(schema.with_name("clicks.csv"))
+    table.assign(place=table.label, other=table.label).to_csv(schema.with_name("clicks.csv"))
+    two = schema.read_text().replace('["label"]', '["label", "place"]')
+    schema.write_text(two)
+    words = ["train", "--batch", "64", "--model.hidden", "8", "--data.name", str(schema)]
+    origin = str(tmp_path / "origin")
+    assert main([*words, "--out", origin, "--checkpoint-every", "end"]) == 0
+    schema.write_text(two.replace('["label", "place"]', labels))
+    code = main([*words, "--out", str(tmp_path / "new"), "--warm-start", origin])
+    assert code == (0 if told is None else 2)
+    assert (told or "head of another label: place -> other") in "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize(
