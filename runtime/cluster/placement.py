@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -17,6 +18,7 @@ from runtime.config import TrainConfig
 from runtime.stop import PeerError
 
 RANK, SERVER = "rank", "embedding server"
+_CONNECT_S = 10.0
 _OBJECT_STORE_BYTES = 80_000_000  # Ray's least is 75 MiB; a run puts nothing into it
 
 
@@ -73,8 +75,11 @@ def connected(where: str, plan: Plan) -> Iterator[None]:
                 local_nodes(int(nodes), *plan.asks("CPU"), plan.asks("GPU")[0])
             )
         try:
+            if ":" in where:  # Ray itself tries an address where nobody listens for minutes
+                host, port = where.rsplit(":", 1)
+                socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
             ray.init(where, logging_level="ERROR")
-        except (ConnectionError, ValueError) as error:
+        except (OSError, ValueError) as error:
             raise ValueError(
                 f"--cluster {where}: no Ray cluster is there ({str(error).splitlines()[0]}); start"
                 " one, or use local:2"
