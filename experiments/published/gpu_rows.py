@@ -282,7 +282,10 @@ def files(needed: bool = False, **options: Path | tuple[Path, ...]) -> None:
             path for path in ((value,) if isinstance(value, Path) else value) if path != Path()
         ]
         if needed and not named:
-            raise ValueError(f"{name} must name a CSV file, got none")
+            raise ValueError(
+                f"--{name} names no file; give one or more CSVs with measured rates, as"
+                " docs/simulator.md describes them"
+            )
         for path in named:
             if not path.is_file():
                 raise ValueError(f"{name} {path} is missing; name a CSV with a header line")

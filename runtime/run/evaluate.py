@@ -50,7 +50,7 @@ class TaskScore:
     """Groups that hold one label only."""
     recall: float = float("nan")
     """Recall@K: the share of a group's clicks among its K best predictions, mean over the groups
-    that have a click."""
+    of ``gauc``."""
     ndcg: float = float("nan")
     """NDCG@K of the same groups: clicks discounted by their place, over the best order's."""
     k: int = 0
@@ -449,7 +449,7 @@ def group_auc(labels: np.ndarray, predictions: np.ndarray, groups: np.ndarray) -
 def at_top(
     labels: np.ndarray, predictions: np.ndarray, groups: np.ndarray, top: int
 ) -> tuple[float, float]:
-    """Recall and NDCG at ``top``: means over the groups with a 1, each of which counts once.
+    """Recall and NDCG at ``top``: means over the groups with both labels, each counts once.
 
     Equal predictions share the places that they take together, as in scikit-learn.
 
@@ -469,7 +469,7 @@ def at_top(
     share = np.repeat(share, np.diff(np.append(runs, len(order))))  # of a 1, at each place
     clicks = np.add.reduceat(ones, firsts, dtype=np.int64)
     best = np.append(0.0, np.cumsum(1 / np.log2(np.arange(top) + 2.0)))[np.minimum(clicks, top)]
-    hit = clicks > 0
+    hit = (clicks > 0) & (clicks < sizes)  # where all are clicked any order is the best
     if not hit.any():
         return math.nan, math.nan
     recall = np.add.reduceat(share * seen, firsts)[hit] / clicks[hit]

@@ -167,7 +167,7 @@ def _fill(
         on_start(f"goes on from {start.folder}: {at}")
         on_samples(start.state.samples)
     elif config.warm_start is not None:
-        on_start(f"begins with the rows and dense weights of {config.warm_start}")
+        on_start(f"is to begin with the rows and dense weights of {config.warm_start}")
     board: TensorBoard | None = None
 
     def on_begin() -> None:
