@@ -81,7 +81,8 @@ def found(hosts, tmp_path_factory):
 @pytest.mark.parametrize("name", EQUAL_TO_SYNC)
 def test_ranks_on_two_hosts_give_the_bytes_of_threads(name, found):
     """Laws 1, 2 and 12."""
-    threads, state = run(config(ranks=2), SOURCE), state_in(found / name)
+    threads = run(config(ranks=2, model=settings_of(name).model), SOURCE)
+    state = state_in(found / name)
     for key, array in threads.state().items():
         assert state[key].tobytes() == array.tobytes(), key
     told = json.loads((found / name / "told.json").read_text())
