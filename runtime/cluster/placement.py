@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -105,7 +106,9 @@ def local_nodes(count: int, cores: float, least: float = 1.0, gpus: float = 0.0)
 
 
 def _started(count: int, node: Mapping[str, Any]) -> Cluster:
-    """Ray gives the agents of a node 15 s to load Python, which a busy machine may exceed."""
+    """Ray gives the agents of a node 15 s to load Python, which a busy machine may exceed; and it
+    runs actors at nice 15, where ranks starve beside anything else."""
+    os.environ.setdefault("RAY_worker_niceness", "0")
     for again in (True, True, False):
         cluster = Cluster()
         try:
