@@ -171,15 +171,14 @@ def hold(tmp_path, monkeypatch):
     return tmp_path / "hold"
 
 
-def process_of_the_first(root: Path, ended: Callable[[], object]) -> int:
-    """The process of a sweep's first point, once it works in its folder: it says so in env.json.
+def process_of(folder: Path, ended: Callable[[], object]) -> int:
+    """The process of a point, once it works in its folder: it says so in env.json.
 
     ``ended``: whether the sweep has ended, which it must not.
     """
-    folder = points(3, model=HELD)[0].folder(root)
     deadline = time.monotonic() + 300
     while not (folder / "env.json").exists() and time.monotonic() < deadline:
-        assert not ended(), [file.read_text() for file in root.glob("*/failed.txt")]
+        assert not ended(), [file.read_text() for file in folder.parent.glob("*/failed.txt")]
         time.sleep(0.02)
     found: int = json.loads((folder / "env.json").read_text())["process"]
     return found
@@ -187,9 +186,11 @@ def process_of_the_first(root: Path, ended: Callable[[], object]) -> int:
 
 def test_a_killed_point_loses_itself_only(tmp_path, hold):
     """Kill -9 one process of a running sweep; the others finish, and a second run mends it."""
+    three = points(3, model=HELD)
+    first = three[0].folder(tmp_path)  # now: Python 3.11 parses sources in one thread at a time
     with ThreadPoolExecutor(1) as pool:
-        sweep = pool.submit(run_points, points(3, model=HELD), tmp_path, 1, 512)
-        os.kill(process_of_the_first(tmp_path, sweep.done), signal.SIGKILL)
+        sweep = pool.submit(run_points, three, tmp_path, 1, 512)
+        os.kill(process_of(first, sweep.done), signal.SIGKILL)
         hold.unlink()
         with pytest.raises(ValueError, match=r"seed0: its process was killed \(SIGKILL\)"):
             sweep.result(timeout=200)
@@ -211,7 +212,8 @@ if __name__ == "__main__":
     run_points(points(3, model=HELD), Path({str(tmp_path)!r}), 1, 512)
 """)
     sweep = subprocess.Popen([sys.executable, str(script)])
-    child = process_of_the_first(tmp_path, lambda: sweep.poll() is not None)
+    first = points(3, model=HELD)[0].folder(tmp_path)
+    child = process_of(first, lambda: sweep.poll() is not None)
     sweep.kill()
     sweep.wait()
     deadline = time.monotonic() + 120
