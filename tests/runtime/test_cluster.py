@@ -200,7 +200,7 @@ def test_what_the_cluster_is_short_of_is_said(address, tmp_path):
     assert code == 2
     assert re.search(
         r"error: the cluster of 2 hosts has had no room for 9 ranks and 1 server for 1 s: 10 CPU"
-        r" are asked for \(1 of one process\), 8 are there \(4 on a host\), 8 are free; 0 GPU .*;"
+        r" are asked for \(1 of one process\), 8 are there \(4 on a host\), \d are free; 0 GPU .*;"
         r" add hosts, or use fewer --ranks", error,
     )  # fmt: skip
 
