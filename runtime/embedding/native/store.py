@@ -11,36 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from persia_sim.words.trace import TraceRecorder
-from runtime.data.batch import Batch, Layout
+from runtime.data.batch import Batch
 from runtime.embedding.config import TableConfig
 from runtime.embedding.native.extension import empty
 from runtime.embedding.native.plan import plan_natively
 from runtime.embedding.native.rows import open_table
-from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.shard import STALENESS_BINS, WholePush
 from runtime.embedding.sharded import ShardedStore
 from runtime.embedding.store import ABSENT, Handle, Plans
-from runtime.stop import Stop
 
 
 class NativeStore(ShardedStore):
     """Rows in C++ tables, one for each table and shard."""
-
-    def __init__(
-        self,
-        layout: Layout,
-        tables: Sequence[TableConfig],
-        *,
-        shards: int = 1,
-        seed: int = 0,
-        recorder: TraceRecorder | None = None,
-        rules: ServerRules | None = None,
-        stop: Stop | None = None,
-    ) -> None:
-        super().__init__(
-            layout, tables, shards=shards, seed=seed, recorder=recorder, rules=rules, stop=stop
-        )
 
     @property
     def _native(self) -> list[dict[str, Any]]:
