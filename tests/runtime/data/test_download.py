@@ -267,6 +267,7 @@ def test_without_a_network_the_error_says_so(site, tmp_path):
         (tar_gz({"a/adult.data": "x" * 5000})[:40], "no archive or is damaged"),
         (zipped({"adult.data": ""}), "holds no adult.test"),
     ],
+    ids=["a page", "cut short", "another member"],
 )
 def test_a_wrong_archive_is_an_error(site, tmp_path, body, message):
     with pytest.raises(DataError, match=message):

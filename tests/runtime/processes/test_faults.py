@@ -50,11 +50,7 @@ def in_thread(work) -> tuple[threading.Thread, list[BaseException]]:
 
 def lives(pid: int) -> bool:
     """Whether a process does anything still: it exists and is no zombie."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):  # gone before, or while it is read
-        return False
-    return state != "Z"
+    return _state(Path(f"/proc/{pid}/stat")) not in ("Z", None)
 
 
 def until(holds) -> None:
@@ -62,6 +58,21 @@ def until(holds) -> None:
     while not holds():
         assert time.monotonic() < ends_s
         time.sleep(0.02)
+
+
+def suspend(pid: int) -> None:
+    """Stop a process and all of its threads: the signal stops the one that the kernel chooses, and
+    on a busy machine the others go on until that one has had its turn."""
+    os.kill(pid, signal.SIGSTOP)
+    threads = Path(f"/proc/{pid}/task")
+    until(lambda: not {_state(one) for one in threads.glob("*/stat")} & {"R", "S", "D"})
+
+
+def _state(stat: Path) -> str | None:
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):  # gone before, or while it is read
+        return None
 
 
 def test_the_death_of_a_server_ends_a_wait_with_its_name_and_who_waited():
@@ -124,7 +135,7 @@ def test_a_stopped_server_is_told_from_a_slow_one(monkeypatch):
             thread.join(2 * patience_s)
             waits = thread.is_alive()  # its server is well, and waits for rank 1
             pid = found.processes.pids[0]
-            os.kill(pid, signal.SIGSTOP)
+            suspend(pid)
             thread.join(120)
             assert isinstance(errors[0], stop.RunStopped)
             told = str(found.links.stop.error)
@@ -141,7 +152,7 @@ def test_an_evaluation_does_not_wait_for_a_stopped_server(monkeypatch):
     monkeypatch.setattr(links, "STUCK_S", 1.0)
     with served(ServerRules(tau=0), servers=2) as found:
         pid = found.processes.pids[1]
-        os.kill(pid, signal.SIGSTOP)
+        suspend(pid)
         thread, errors = in_thread(lambda: found.store.peek(batch_of(*range(20))))
         thread.join(60)
         assert not thread.is_alive()
@@ -274,7 +285,7 @@ def test_a_killed_launcher_leaves_no_process_and_no_file(stopped, tmp_path):
     assert all(map(lives, pids))
     if stopped:
         for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
+            suspend(pid)
     launcher.kill()
     launcher.wait()
     until(lambda: not any(map(lives, pids)))

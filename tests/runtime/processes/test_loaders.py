@@ -47,7 +47,7 @@ from runtime.rank.feed import Feed, training_stream
 from runtime.run.record import run_into
 from runtime.stop import PeerError, Stop
 from tests.runtime import worlds
-from tests.runtime.processes.test_faults import in_thread, lives, until
+from tests.runtime.processes.test_faults import in_thread, lives, suspend, until
 
 SCHEMA = """name = "made"
 file = "data.parquet"
@@ -188,7 +188,7 @@ def one_that_waits_and_is_stopped(patience_s: float, monkeypatch) -> tuple[list,
     for _ in range(2):
         next(others)
     thread.join(60)
-    os.kill(pid, signal.SIGSTOP)
+    suspend(pid)
     thread, errors = in_thread(lambda: list(stream if not early else others))
     thread.join(120)
     for source in (one, other):
@@ -337,7 +337,7 @@ def test_a_killed_launcher_leaves_no_loader_not_even_a_stopped_one():
     )
     pids = [int(word) for word in launcher.stdout.readline().split()]
     until(lambda: all(map(has_begun, pids)))
-    os.kill(pids[0], signal.SIGSTOP)
+    suspend(pids[0])
     launcher.kill()
     launcher.wait()
     until(lambda: not any(map(lives, pids)))

@@ -46,7 +46,7 @@ from runtime.engines.processes.tls import Certificate, named
 from runtime.stop import PeerError, Stop
 from tests.runtime.processes import namespaces
 from tests.runtime.processes.served import LAYOUT, SGD, batch_of, one_step, ones
-from tests.runtime.processes.test_faults import lives, until
+from tests.runtime.processes.test_faults import lives, suspend, until
 from tests.runtime.worlds import ArraySource, assert_same_bytes, config, run
 
 SOURCE = ArraySource(300)
@@ -257,7 +257,7 @@ def test_a_server_that_is_stopped_for_a_while_is_waited_for(monkeypatch):
     monkeypatch.setattr(links, "STUCK_S", 120.0)
     with store_behind(lambda m, size: None, ServerRules(), patience_s=120.0) as (store, servers, _):
         one_step(store, 0, 0, 7)
-        os.kill(servers.pids[0], signal.SIGSTOP)
+        suspend(servers.pids[0])
         threading.Timer(5.0, os.kill, (servers.pids[0], signal.SIGCONT)).start()
         one_step(store, 0, 1, 7)
         store.drain()

@@ -24,7 +24,7 @@ from runtime.engines.processes.revival import Revival, SavedServer
 from runtime.run.saver import take_rows
 from runtime.stop import PeerError, RunStopped
 from tests.runtime.processes.served import LAYOUT, SGD, Served, batch_of, one_step, ones, served
-from tests.runtime.processes.test_faults import until
+from tests.runtime.processes.test_faults import suspend, until
 
 IDS = tuple(range(12))
 
@@ -245,7 +245,7 @@ def test_an_evaluation_goes_on_over_the_death_of_a_server(dies):
         found.store.drain()
         late = dies == "before it answers"
         if late:
-            os.kill(found.processes.pids[1], signal.SIGSTOP)
+            suspend(found.processes.pids[1])
         else:
             kill(found.processes, 1)
         peeked: list = []
