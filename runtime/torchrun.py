@@ -148,11 +148,6 @@ def refuse_other(config: TrainConfig, launch: Launch, folder: Path | None) -> No
             f"{hosts}, and servers that rank 0 starts share its memory; start `persia-runtime"
             " serve` on the hosts of the rows and add --servers-at HOST:PORT --servers-secret FILE"
         )
-    if not config.sync.mode.has_barrier:
-        raise ValueError(
-            f"{hosts}, and the dense weights of --mode {config.sync.mode} are in the memory of"
-            " rank 0; use another mode, or --nnodes 1"
-        )
     if folder is None:
         raise ValueError(f"{hosts}, which name their run folder by their own clock; add --out")
 

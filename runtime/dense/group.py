@@ -7,6 +7,7 @@ rank that is waited for has given no sign of life for a while.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import platform
@@ -14,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -111,6 +113,8 @@ class RankGroup:
         """Each rank with its process and host, in words, once all are here."""
         self._store, self._beat_s, self._silence_s = _Heard(store, rank), beat_s, silence_s
         self._stop = Stop()
+        self._torch: Any = None  # torch's own group of all ranks
+        self._refuses_ended = True
         self._closed = threading.Event()
         self._beating = threading.Thread(target=self._beat, name="beat", daemon=True)
         self._beating.start()
@@ -125,10 +129,11 @@ class RankGroup:
             found = self.gather("here", json.dumps(here), patience_s=join_s)
             all_here = [_Here(*json.loads(text)) for text in found]
             self.places = {r: f"rank {r} (pid {o.pid}, {o.host})" for r, o in enumerate(all_here)}
+            self.address = _address_for(here, all_here)
+            """Of this host, where the others reach it; its name may be any card's."""
             backend = "nccl" if all(other.takes_nccl for other in all_here) else "gloo"
-            if backend == "gloo" and "GLOO_SOCKET_IFNAME" not in os.environ:
-                address = _address_for(here, all_here)  # a host's name may be any card's
-                os.environ["GLOO_SOCKET_IFNAME"] = interface_of(address)
+            if "GLOO_SOCKET_IFNAME" not in os.environ:
+                os.environ["GLOO_SOCKET_IFNAME"] = interface_of(self.address)
             own = dist.PrefixStore("tensors", store)  # type: ignore[attr-defined]
             dist.init_process_group(backend, store=own, rank=rank, world_size=ranks, timeout=_NEVER)
         except BaseException:
@@ -136,6 +141,14 @@ class RankGroup:
             raise
         self.wire = device if backend == "nccl" else torch.device("cpu")
         """Where tensors must lie to travel."""
+
+    def beside(self) -> RankGroup:
+        """The same ranks over connections of their own, for a thread beside training, from the CPU;
+        all ranks call it. There ranks meet that have ended a leg, too."""
+        other = copy.copy(self)
+        other._torch = dist.new_group(backend="gloo", timeout=_NEVER)
+        other.wire, other._refuses_ended = torch.device("cpu"), False
+        return other
 
     def attach(self, stop: Stop) -> None:
         """This run is stopped when the launcher is gone."""
@@ -154,13 +167,15 @@ class RankGroup:
 
     def all_reduce(self, buffer: Tensor) -> dist.Work:
         """Start to add up the ranks' buffers, in place; every rank ends with the same bytes."""
-        return self._told_of_loss(lambda: dist.all_reduce(buffer, async_op=True))
+        start = partial(dist.all_reduce, buffer, group=self._torch, async_op=True)
+        return self._told_of_loss(start)
 
     def all_gather(self, buffer: Tensor) -> tuple[dist.Work, Tensor]:
         """Start to collect the ranks' buffers: [ranks, n]."""
         found = buffer.new_empty((self.ranks, *buffer.shape))
         parts = list(found.unbind(0))
-        return self._told_of_loss(lambda: dist.all_gather(parts, buffer, async_op=True)), found
+        start = partial(dist.all_gather, parts, buffer, group=self._torch, async_op=True)
+        return self._told_of_loss(start), found
 
     def broadcast(self, tensor: Tensor) -> None:
         """Give every rank the bytes of rank 0."""
@@ -259,7 +274,7 @@ class RankGroup:
         self._refuse_silent(what, began, others, seen)
         for rank in others:
             status = self._status_of(rank)  # read once: the next beat may say something else
-            if status.startswith(ENDED):
+            if status.startswith(ENDED) and self._refuses_ended:
                 raise PeerError(self._sentence([rank], what, began, status))
 
     def _go_on(self) -> None:

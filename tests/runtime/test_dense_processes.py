@@ -19,16 +19,15 @@ from torch import Tensor, nn
 from persia_sim.words.trace import Event, Kind, TraceRecorder
 from runtime.config import EngineConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.dense.averaging import AveragingRound, mean_model
-from runtime.dense.distributed import DistributedWeights
+from runtime.dense.distributed import DistributedReplicas, DistributedWeights
 from runtime.dense.group import ENDED, RankGroup
 from runtime.dense.loss_scale import LossScale
 from runtime.dense.optimizer import FunctionalOptimizer
 from runtime.dense.rules import AsyncRule, DenseRule, SharedWeights, StepGradients
-from runtime.engines.processes.averaging import AveragingRule
 from runtime.engines.processes.channel import listen
 from runtime.engines.processes.dense_server import (
+    DenseServer,
     RemoteWeights,
-    WeightsServer,
     arrays_of,
     gradients_in,
     tensors_in,
@@ -207,12 +206,13 @@ def async_over_processes(rank: int, ranks: int, store: dist.Store, folder: Path)
     host, rule = None, None
     if rank == 0:
         rule = AsyncRule(config, model, recorder, lambda *news: told.append(news))
-        host = WeightsServer(rule, stop)
-    place = group.gather("host", host.leave_address() if host else "")[0]
+        host = DenseServer(rule, stop)
+    kept: list = []
+    place = group.gather("host", host.address.leave(kept) if host else "")[0]
     if rule is None:
         for parameter in model.parameters():
             parameter.data.zero_()  # pulled weights are rank 0's
-        rule = RemoteWeights(place, rank, model, stop)
+        rule = RemoteWeights(Address.found_at(place), rank, model, stop)
     for step in range(ASYNC_STEPS):
         in_turn(group, f"pull {step}", lambda: rule.begin_step(rank, step))  # noqa: B023
         pulled = weights_of(rule.model(rank))
@@ -241,7 +241,9 @@ def averaging_over_processes(rank: int, ranks: int, store: dist.Store, folder: P
     sync = SyncConfig(mode="async_averaging", ranks=ranks, average_every_s=0.01)
     engine = EngineConfig(executor="concurrent")
     settings = TrainConfig(sync=sync, model=CONFIG, engine=engine)
-    rule = AveragingRule(settings, model, group, recorder, lambda *news: told.append(news), stop)
+    rule = DistributedReplicas(
+        settings, model, recorder, lambda *news: told.append(news), group=group, stop=stop
+    )
     steps, rounds = 0, 0
     while rounds < 2:  # how many steps that takes depends on the machine
         for step in range(steps, steps + 20):
@@ -251,10 +253,7 @@ def averaging_over_processes(rank: int, ranks: int, store: dist.Store, folder: P
                 StepGradients(rank, step, gradients_for(model, rank, step), 1.0, 10 + rank)
             )
         steps += 20
-        over = group.gather(
-            f"rounds after {steps}", str(rule.averager.rounds) if rule.averager else ""
-        )
-        rounds = int(over[0])
+        rounds = int(group.gather(f"rounds after {steps}", str(rule.rounds))[0])
     rule.end_leg()
     np.savez(folder / f"replica-{rank}.npz", **weights_of(rule.model(rank)))
     group.gather("settled", "")
@@ -376,10 +375,8 @@ def test_averaging_over_processes_is_its_trace_by_hand(found):
 def test_a_stop_ends_a_push_that_a_stopped_rank_does_not_answer():
     """The hook said goodbye first, which waits for the push, and kept all hooks behind it."""
     door, name = listen(f"\0persia-testbed-test-{os.getpid()}-{time.monotonic_ns()}")
-    kept: list = []
-    place = Address((name,), ("",)).leave(kept)
     stop = Stop()
-    rule = RemoteWeights(place, 1, fresh_model(), stop)
+    rule = RemoteWeights(Address((name,), ("",)), 1, fresh_model(), stop)
     gradients: list = [p.detach() for p in rule.model(1).parameters()]
     training, errors = in_thread(lambda: rule.end_step(StepGradients(1, 0, gradients, 0.0, 8)))
     training.join(1)

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -120,7 +120,7 @@ class HostedServers:
         if not tls:
             warn_of_plain()
         self._at, self._tls = [at[k % len(at)] for k in range(len(configs))], tls
-        self._asking, self._notes = [threading.Lock() for _ in configs], list[IO[str]]()
+        self._asking = [threading.Lock() for _ in configs]
         self._channels: dict[int, Channel] = {}
         try:
             with ThreadPoolExecutor(len(configs)) as pool:
@@ -132,10 +132,6 @@ class HostedServers:
         self.address = Address(
             tuple(one["name"] for one in found), tuple(one["secret"] for one in found)
         )
-
-    def leave_address(self) -> str:
-        """As `ServerProcesses.leave_address`."""
-        return self.address.leave(self._notes)
 
     def restart(self, shard: int, *, awaits_rows: bool = False) -> None:
         """Start a server that has died anew, on its host, at the same address."""
@@ -154,8 +150,6 @@ class HostedServers:
             with suppress(PeerGoneError, TimeoutError):
                 channel.send(Message(MessageKind.GOODBYE), within_s=1.0)
             channel.close()
-        for note in self._notes:
-            note.close()
 
     def _started(self, secret: str, shard: int, config: ServerConfig) -> Said:
         host = f"the host of embedding server {shard} at {self._at[shard]}"

@@ -6,23 +6,24 @@ import json
 import threading
 from collections.abc import Callable
 from functools import partial
+from typing import IO
 
 from persia_sim.words.trace import TraceRecorder
 from persia_sim.words.vocabulary import Mode
 from runtime.config import TrainConfig
 from runtime.data.batch import Layout
-from runtime.dense.distributed import DistributedWeights
+from runtime.dense.distributed import DistributedReplicas, DistributedWeights
 from runtime.dense.group import ENDED, RankGroup
 from runtime.dense.rules import AsyncRule, DenseRule, OnUpdate
 from runtime.embedding.config import TableConfig
 from runtime.embedding.verbs import EmbeddingStore
-from runtime.engines.processes.averaging import AveragingRule
-from runtime.engines.processes.dense_server import RemoteWeights, WeightsServer
+from runtime.engines.processes.dense_server import DenseServer, RemoteWeights
 from runtime.engines.processes.hosts import HostedServers, read_secret
 from runtime.engines.processes.launch import Address, ServerProcesses
 from runtime.engines.processes.links import Links
 from runtime.engines.processes.open import launch, segments
 from runtime.engines.processes.remote_store import RemoteStore
+from runtime.engines.processes.tls import named
 from runtime.rank.feed import Feed
 from runtime.rank.parts import Parts, RankProcess
 from runtime.stop import RunStopped, Stop
@@ -59,6 +60,7 @@ class ProcessRank(RankProcess):
         self._closing: list[Callable[[], None]] = []
         self._hosted: list[Callable[[], None]] = []
         """What the other ranks use goes last."""
+        self._notes: list[IO[str]] = []
         self._watch: LegWatch | None = None
 
     def open_rows(
@@ -76,22 +78,14 @@ class ProcessRank(RankProcess):
                 " reread, or start it without torchrun"
             )
         processes: ServerProcesses | HostedServers | None = None
-        told = ""
-        secret = config.engine.servers_secret
-        seal = read_secret(secret) if self.spans_hosts and secret else None
-        if self.leads:
-            try:
+        own = None
+        try:
+            if self.leads:
                 processes = launch(config, tables)
-                # The servers' secrets are not for the store of all ranks.
-                told = processes.address.sealed(seal) if seal else processes.leave_address()
-            finally:  # the others wait for its place, or hear that there will be none
-                found = self.group.gather("servers", told)[0]
-        else:
-            found = self.group.gather("servers", told)[0]
-        if not found:
-            raise RuntimeError("rank 0 could not start the embedding servers")
+                own = processes.address
+        finally:  # the others wait for it, or hear that there will be none
+            address = self._shared("embedding servers", own, config)
         how = processes.how_it_ended if processes else (lambda shard: "has died")
-        address = Address.unsealed(found, seal) if seal else Address.found_at(found)
         links = Links(address, self.ranks, how)
         store = RemoteStore(
             layout, tables, links, seed=config.seed, segments=segments(config), stop=stop,
@@ -108,8 +102,8 @@ class ProcessRank(RankProcess):
         if config.sync.mode is Mode.ASYNC:
             return self._async_rule(parts, on_update)
         if config.sync.mode is Mode.ASYNC_AVERAGING:
-            averaged = AveragingRule(
-                config, learner.model, group, parts.recorder, on_update, parts.stop
+            averaged = DistributedReplicas(
+                config, learner.model, parts.recorder, on_update, group=group, stop=parts.stop
             )
             self._closing.append(averaged.close)
             return averaged
@@ -164,22 +158,37 @@ class ProcessRank(RankProcess):
         for close in self._closing:
             close()
         self.group.gather("closing", "")
-        for close in self._hosted:
+        for close in (*self._hosted, *(note.close for note in self._notes)):
             close()
         self.group.close()
 
     def _async_rule(self, parts: Parts, on_update: OnUpdate) -> DenseRule:
-        config, model = parts.config, parts.learner.model
+        config, model, own = parts.config, parts.learner.model, None
         if self.leads:
-            server = AsyncRule(config, model, parts.recorder, on_update)
-            host = WeightsServer(server, parts.stop)
-            self._hosted.append(host.close)
-            self.group.gather("weights", host.leave_address())
-            return server
-        place = self.group.gather("weights", "")[0]
-        rule = RemoteWeights(place, self.group.rank, model, parts.stop)
-        self._closing.append(rule.close)
-        return rule
+            rule = AsyncRule(config, model, parts.recorder, on_update)
+            at = named(f"{self.group.address}:0", tls=config.engine.tls)
+            server = DenseServer(rule, parts.stop, at if self.spans_hosts else "")
+            self._hosted.append(server.close)
+            own = server.address
+        address = self._shared("dense weights", own, config)
+        if self.leads:
+            return rule
+        remote = RemoteWeights(address, self.group.rank, model, parts.stop)
+        self._closing.append(remote.close)
+        return remote
+
+    def _shared(self, what: str, own: Address | None, config: TrainConfig) -> Address:
+        """Where rank 0 has started ``what`` all ranks use: its ``own`` address. The secrets in it
+        are not for the store of all ranks."""
+        secret = config.engine.servers_secret
+        seal = read_secret(secret) if self.spans_hosts and secret else None
+        told = ""
+        if own is not None:
+            told = own.sealed(seal) if seal else own.leave(self._notes)
+        found = self.group.gather(what, told)[0]
+        if not found:
+            raise RuntimeError(f"rank 0 could not start the {what}")
+        return Address.unsealed(found, seal) if seal else Address.found_at(found)
 
 
 class LegWatch:

@@ -238,7 +238,7 @@ def embedding_server(name: str):
 @contextmanager
 def dense_server(name: str):
     failed = stop.Stop()
-    host = DenseServer({}, failed)
+    host = DenseServer(SimpleNamespace(), failed)
     sock, name = listen(name)
     yield Listener(sock, "secret", host._serve, "rank 0", tls=name.startswith(TLS)), name
     host.close()
