@@ -112,7 +112,6 @@ AT = ["--servers", "1", "--servers-at", "10.0.0.1:7800", "--servers-secret", "se
     ("words", "sentence"),
     [
         (["--out", "a"], "4 ranks, 2 of them on this host, and servers .* add --servers-at HOST"),
-        (["--mode", "async", "--out", "a", *AT], "of --mode async are in the memory of rank 0"),
         (AT, "2 of them on this host, which name their run folder .* add --out"),
     ],
 )
