@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from persia_sim.words.trace import Event, Kind, TraceRecorder
 from runtime.config import EngineConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.dense.averaging import AveragingRound, mean_model
-from runtime.dense.distributed import DistributedReplicas, DistributedWeights
+from runtime.dense.distributed import DistributedWeights
 from runtime.dense.group import ENDED, RankGroup
 from runtime.dense.loss_scale import LossScale
 from runtime.dense.optimizer import FunctionalOptimizer
+from runtime.dense.replicas import DistributedReplicas
 from runtime.dense.rules import AsyncRule, DenseRule, SharedWeights, StepGradients
 from runtime.engines.processes.channel import listen
 from runtime.engines.processes.dense_server import (

@@ -12,8 +12,9 @@ from persia_sim.words.trace import TraceRecorder
 from persia_sim.words.vocabulary import Mode
 from runtime.config import TrainConfig
 from runtime.data.batch import Layout
-from runtime.dense.distributed import DistributedReplicas, DistributedWeights
+from runtime.dense.distributed import DistributedWeights
 from runtime.dense.group import ENDED, RankGroup
+from runtime.dense.replicas import DistributedReplicas
 from runtime.dense.rules import AsyncRule, DenseRule, OnUpdate
 from runtime.embedding.config import TableConfig
 from runtime.embedding.verbs import EmbeddingStore
