@@ -96,7 +96,8 @@ def paired_interval(
     if not all(np.array_equal(kept[0].labels, one.labels) for one in kept):
         return GapInterval(found.mean, found.half_width, found.n, error, 0.0)
     scores = [one.predictions[:, task] for one in kept]
-    both = paired_gap(kept[0].labels[:, task], scores[::2], scores[1::2], kept[0].groups)
+    labels, groups, weights = kept[0].labels[:, task], kept[0].groups, kept[0].weights
+    both = paired_gap(labels, scores[::2], scores[1::2], groups, weights=weights)
     # The mean of the summaries, whose scores were not rounded to float32 before they were ranked.
     return GapInterval(found.mean, both.half_width, found.n, both.seeds_error, both.rows_error)
 

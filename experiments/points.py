@@ -51,11 +51,18 @@ class Point:
 
 
 def data_sha256(config: TrainConfig) -> str:
-    """What stands for the data of a config: bytes, schema and split."""
+    """What stands for the data of a config: bytes, schema and split. Raises ValueError for data
+    without an AUC, which studies compare."""
     from runtime.data.open import open_source  # late: a second to import
 
     data = config.data
-    return open_source(data.name, data_dir=data.dir, keep=data.keep).provenance().digest
+    source = open_source(data.name, data_dir=data.dir, keep=data.keep)
+    if (first := source.layout.tasks[0]) in source.layout.regression:
+        raise ValueError(
+            f"studies compare AUC, and {first}, the first task of {data.name}, is a regression"
+            " without one; put a label of 0 and 1 before it in the schema's labels"
+        )
+    return source.provenance().digest
 
 
 def _what_decides(config: TrainConfig) -> dict[str, Any]:

@@ -61,13 +61,15 @@ class DeLong:
         return math.erfc(abs(difference) / self.difference_standard_error / math.sqrt(2))
 
 
-def delong(labels: np.ndarray, first: np.ndarray, second: np.ndarray) -> DeLong:
+def delong(
+    labels: np.ndarray, first: np.ndarray, second: np.ndarray, weights: np.ndarray | None = None
+) -> DeLong:
     """DeLong's test of two correlated ROC curves (Biometrics 44, 1988), by midranks.
 
-    ``labels`` [n] are 0 or 1, the others [n] scores. It answers for these two fitted models on new
-    samples; seeds answer for the training procedure.
+    ``labels`` [n] are 0 or 1, the others [n] scores, ``weights`` [n] what a row counts. It
+    answers for these two fitted models on new samples; seeds answer for the training procedure.
     """
-    shares = [placements(labels, scores) for scores in (first, second)]
+    shares = [placements(labels, scores, weights) for scores in (first, second)]
     covariance = covariance_over_rows(labels, np.stack(shares))
     variance = covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1]
     positive = labels > 0.5
@@ -105,16 +107,16 @@ def paired_gap(
     first: Sequence[np.ndarray],
     second: Sequence[np.ndarray],
     clusters: np.ndarray | None = None,
-    confidence: float = 0.95,
+    weights: np.ndarray | None = None,
 ) -> GapInterval:
     """Mean over seeds of AUC(second) - AUC(first), with its interval over seeds and test rows.
 
     ``labels`` [n] are 0 or 1; ``first`` and ``second`` hold the scores [n] of one seed each, paired
-    by place; ``clusters`` [n]: rows of one value (a user's) come together.
+    by place; ``clusters`` [n]: rows of one value (a user's) come together; ``weights`` [n]: what a
+    row counts.
     """
-    differences = np.stack(
-        [placements(labels, b) - placements(labels, a) for a, b in zip(first, second, strict=True)]
-    )
+    shares = [[placements(labels, s, weights) for s in own] for own in (first, second)]
+    differences = np.stack(shares[1]) - np.stack(shares[0])
     gaps = differences[:, labels > 0.5].mean(axis=1)
     mean, seeds = float(gaps.mean()), len(gaps)
     if seeds < 2:
@@ -122,7 +124,7 @@ def paired_gap(
     over_rows = covariance_over_rows(labels, differences, clusters)
     shared = (over_rows.sum() - np.trace(over_rows)) / (seeds * (seeds - 1))
     of_seeds, of_rows = float(gaps.var(ddof=1)) / seeds, max(0.0, float(shared))
-    half_width = half_width_of(of_seeds, of_rows, seeds, confidence)
+    half_width = half_width_of(of_seeds, of_rows, seeds)
     return GapInterval(mean, half_width, seeds, math.sqrt(of_seeds), math.sqrt(of_rows))
 
 
@@ -134,21 +136,29 @@ def half_width_of(of_seeds: float, of_rows: float, seeds: int, confidence: float
     return float(t.ppf(0.5 + confidence / 2, freedom)) * math.sqrt(of_seeds + of_rows)
 
 
-def placements(labels: np.ndarray, scores: np.ndarray) -> np.ndarray:
+def placements(
+    labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None
+) -> np.ndarray:
     """float64 [n]: of each row, the share of the other label's rows that it is right against.
 
-    Their mean over the rows of either label is the AUC (ties count half).
+    Their mean over the rows of either label is the AUC (ties count half). With ``weights`` [n], as
+    much as a row adds to the weighted AUC: its distance from it, times its weight over the mean.
     """
-    from scipy.stats import rankdata  # late: a second to import
-
     positive = labels > 0.5
     m, n = int(positive.sum()), int((~positive).sum())
     if m < 2 or n < 2:
         raise ValueError(f"an AUC's error needs two samples of each label, got {m} and {n}")
-    ranks = rankdata(scores)
+    counts = np.ones(len(scores)) if weights is None else weights
+    values, place = np.unique(scores, return_inverse=True)
     found = np.empty(len(scores))
-    found[positive] = (ranks[positive] - rankdata(scores[positive])) / n
-    found[~positive] = 1 - (ranks[~positive] - rankdata(scores[~positive])) / m
+    for rows in (positive, ~positive):
+        others = np.bincount(place[~rows], counts[~rows], len(values))
+        found[rows] = (np.cumsum(others) - others / 2)[place[rows]] / others.sum()
+    found[~positive] = 1 - found[~positive]
+    if weights is not None:
+        auc = np.average(found[positive], weights=weights[positive])
+        for rows in (positive, ~positive):
+            found[rows] = auc + weights[rows] / weights[rows].mean() * (found[rows] - auc)
     return found
 
 

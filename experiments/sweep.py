@@ -72,20 +72,14 @@ def run_points(
     counts already and leaves its line to.
     """
     with sole_writer(root):
-        _run_missing(points, root, jobs, samples_per_point, later)
-
-
-def _run_missing(
-    points: Sequence[Point], root: Path, jobs: int, samples_per_point: int, later: int
-) -> None:
-    distinct = list({p.folder(root): p for p in points}.values())
-    waiting = [p for p in distinct if not p.is_done(root)]
-    waiting.sort(key=lambda p: p.exclusive)  # speeds are measured last, when nothing else runs
-    if not waiting:
-        return
-    done = len(distinct) - len(waiting)
-    runner = _Runner(waiting, root, jobs, samples_per_point, already=done, later=later)
-    runner.run()
+        distinct = list({p.folder(root): p for p in points}.values())
+        waiting = [p for p in distinct if not p.is_done(root)]
+        waiting.sort(key=lambda p: p.exclusive)  # speeds are measured last, when nothing else runs
+        if not waiting:
+            return
+        done = len(distinct) - len(waiting)
+        runner = _Runner(waiting, root, jobs, samples_per_point, already=done, later=later)
+        runner.run()
     failures = {
         p.label: runner.why.get(number, "not started")
         for number, p in enumerate(waiting)

@@ -13,6 +13,7 @@ import io
 import json
 import math
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -21,7 +22,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from persia_sim.words.documents import parsed
+from persia_sim.words.documents import parsed, read_document
 from persia_sim.words.files import atomic_write, open_regular, read_regular
 from persia_sim.words.schema import parse
 
@@ -34,6 +35,32 @@ _MOST_HEADER_BYTES = 1 << 24
 
 class BrokenFileError(ValueError):
     """A file that cannot be trusted: its name and the reason."""
+
+
+def ensure_place(out: Path, kind: str, *keys: set[str]) -> None:
+    """Find out before any work whether a document can be written where it is wanted; its folder is
+    made.
+
+    ``keys``: an earlier one of its ``kind``, which may be replaced, has one of each set. Raises
+    ValueError for a folder, and for a file that would be lost; OSError for what cannot be made.
+    """
+    if out.is_dir():  # Path("") too
+        raise ValueError(f"out {out} is a folder; name a file, such as {out / kind}.json")
+    if out.exists():
+        try:
+            found = read_document(out)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or not all(own & found.keys() for own in keys):
+            raise ValueError(
+                f"out {out} is a file that is no {kind}; it would be lost: name another"
+            )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    # The system's own answer: rights, a read-only disk, a folder that takes no files.
+    try:
+        tempfile.TemporaryFile(dir=out.parent).close()
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(out)) from None
 
 
 def digest_of(file: Path) -> str:

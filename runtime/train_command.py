@@ -173,14 +173,11 @@ def work(
         )
 
 
-def _tau_word(tau: int | None) -> str:
-    return "unbounded" if tau is None else str(tau)
-
-
 def describe(summary: dict) -> str:  # type: ignore[type-arg]
     """The few lines that a person reads after one run."""
+    tau = "unbounded" if summary["tau"] is None else summary["tau"]
     lines = [
-        f"{summary['mode']}, tau {_tau_word(summary['tau'])}, {counted(summary['ranks'], 'rank')}:"
+        f"{summary['mode']}, tau {tau}, {counted(summary['ranks'], 'rank')}:"
         f" {summary['samples']:,} samples in {summary['updates']:,} updates,"
         f" {summary['samples_per_s']:,.0f} samples/s ({summary['executor']} executor"
         f"{', ranks of a step as one batch' if summary['ranks_fused'] else ''})"

@@ -128,15 +128,11 @@ class Group:
             found = t_interval(list(self.gaps(key, seeds)))
             error = float(np.std(self.gaps(key, seeds)) / math.sqrt(max(1, len(seeds) - 1)))
             return GapInterval(found.mean, found.half_width, found.n, error, math.nan)
-        sync, late = ([self._scores(runs[s], root) for s in seeds] for runs in
+        sync, late = ([runs[s].predictions(root) for s in seeds] for runs in
                       (self._sync, self.runs[key]))  # fmt: skip
-        labels, _, users = sync[0]
-        return paired_gap(labels, [s[1] for s in sync], [s[1] for s in late], users)
-
-    def _scores(self, run: Run, root: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        number = list(run.summary["tasks"]).index(self.task)
-        found = run.predictions(root)
-        return found.labels[:, number], found.predictions[:, number], found.groups
+        first, second = ([found.predictions[:, 0] for found in own] for own in (sync, late))
+        one = sync[0]
+        return paired_gap(one.labels[:, 0], first, second, one.groups, weights=one.weights)
 
     def delays(self, key: Key, root: Path) -> tuple[list[dict[str, float]], tuple[float, Ends]]:
         """Behind sync at each snapshot, and the growth; pushes on their way are not applied yet."""

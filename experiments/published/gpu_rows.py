@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 from experiments.options import StudyOptions
 from experiments.published.descriptions import (
@@ -21,6 +22,7 @@ from persia_sim.model.machine import Fabric, Host, Precision, Reach, System
 from persia_sim.presets.software import REACH, SOFTWARE
 from persia_sim.sharded.plan import Ranker, Software
 from persia_sim.sharded.stages import Job
+from persia_sim.words.command_line import Unset
 from persia_sim.words.rules import require
 
 _MEASURED = {"samples_per_s": 1.0, "Msamples_s_median": 1e6, "train_Msamples_s": 1e6}
@@ -241,9 +243,9 @@ class MeasuredFiles(StudyOptions):
     rows: tuple[Path, ...] = ()
     """Lines of measurements: workload, system, framework, precision, gpus, global_batch and the
     like; measured columns may be empty where only a prediction is asked for."""
-    workloads: Path = Path()
+    workloads: Annotated[Path, Unset("none")] = Path()
     """What the workloads of the rows are made of."""
-    systems: Path = Path()
+    systems: Annotated[Path, Unset("none")] = Path()
     """What the systems of the rows are made of."""
     tables: Path | None = None
     """Tables of each workload; default: workload_tables.csv beside the workloads, if there."""

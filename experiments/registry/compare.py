@@ -76,7 +76,7 @@ def _scores(first: Run, second: Run) -> str:
         return "no scores to compare: a run without a summary has none, and tasks must be the same"
     rows = []
     for task in shared:
-        for name, unit in (("auc", "AUC"), ("log_loss", "log-loss")):
+        for name, unit in (("auc", "AUC"), ("log_loss", "log-loss"), ("mse", "MSE")):
             a, b = first.tasks[task].get(name), second.tasks[task].get(name)
             if a is not None and b is not None:
                 rows.append([f"{task} {unit}", f"{a:.4f}", f"{b:.4f}", f"{1e3 * (b - a):+.2f}e-3"])
@@ -88,16 +88,18 @@ def _significance(first: Run, second: Run) -> str:
     kept = [read_predictions(run.folder) for run in (first, second)]
     if kept[0] is None or kept[1] is None:
         return "no DeLong test: a run keeps no predictions"
-    (labels, a, _), (others, b, _) = kept
+    (labels, a, _, weights), (others, b, _, _) = kept
     if labels.shape != others.shape or not np.array_equal(labels, others):
         return "no DeLong test: the two were not tested on the same rows"
     if list(first.tasks) != list(second.tasks) or labels.shape[1] != len(first.tasks):
         return "no DeLong test: the two do not keep predictions of the same tasks"
     pairs = zip(first.tasks, labels.T, a.T, b.T, strict=True)
-    return "\n".join(told for task in pairs if (told := _delong_of(*task)))
+    return "\n".join(told for task in pairs if (told := _delong_of(*task, weights)))
 
 
-def _delong_of(task: str, labels: np.ndarray, a: np.ndarray, b: np.ndarray) -> str:
+def _delong_of(
+    task: str, labels: np.ndarray, a: np.ndarray, b: np.ndarray, weights: np.ndarray | None
+) -> str:
     """The test of one task in words; nothing where too few rows have a label."""
     for name, scores in (("A", a), ("B", b)):
         odd = int((~np.isfinite(scores)).sum())
@@ -107,7 +109,7 @@ def _delong_of(task: str, labels: np.ndarray, a: np.ndarray, b: np.ndarray) -> s
         return f"{task}: no DeLong test, its labels are not all 0 or 1"
     if min(labels.sum(), len(labels) - labels.sum()) < 2:
         return ""
-    test = delong(labels, a, b)
+    test = delong(labels, a, b, weights)
     difference = test.auc[1] - test.auc[0]
     return (
         f"{task}, {len(labels):,} test rows: B - A = {1e3 * difference:+.2f}e-3, standard error"

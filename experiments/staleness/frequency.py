@@ -22,6 +22,7 @@ from persia_sim.words.trace import ALL, Event, Kind
 from runtime.data.batch import Batch
 from runtime.data.ids import VALUE_BITS
 from runtime.data.source import Part, Source
+from runtime.run.folder import Predictions
 
 BATCHES = (128, 4096)
 """For which alpha of a batch is told: the demo's, and the paper's."""
@@ -133,14 +134,9 @@ EDGES = (0, 1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 2**62)
 LEAST_OF_EACH_LABEL = 100
 """Test samples of each label that a bin needs for an AUC."""
 
-Scores = Mapping[tuple[Setting, int], np.ndarray]
-"""float [B] by setting and seed: predictions of the first task on the same test samples."""
-
 
 def gap_lines(
-    labels: np.ndarray,
-    scores: Scores,
-    users: np.ndarray | None,
+    read: Mapping[tuple[Setting, int], Predictions],
     taus: Sequence[int],
     seeds: int,
     by: str,
@@ -148,12 +144,16 @@ def gap_lines(
 ) -> Iterator[dict[str, Any]]:
     """A line per bound and bin that has enough samples of both labels.
 
-    ``labels``: [B]; ``counts``: [B], by which the samples are binned, or None for one bin of all,
-    and ``by`` is what a line calls them. Gaps are hybrid minus sync, paired by seed, their
-    intervals over seeds and test rows (by ``users`` [B]), of log-losses over seeds alone.
+    ``read``: by setting and seed, of the same test samples; their first task is told. ``counts``:
+    [B], by which the samples are binned, or None for one bin of all, and ``by`` is what a line
+    calls them. Gaps are hybrid minus sync, paired by seed, their intervals over seeds and test rows
+    (user by user), of log-losses over seeds alone.
     """
     from runtime.run.evaluate import auc, log_loss  # late: sklearn
 
+    first = next(iter(read.values()))
+    labels = first.labels[:, 0].astype(np.float32)
+    scores = {key: found.predictions[:, 0].astype(float) for key, found in read.items()}
     edges = EDGES if counts is not None else (EDGES[0], EDGES[-1])
     for low, high in pairwise(edges):
         here = slice(None) if counts is None else (counts >= low) & (counts < high)
@@ -165,9 +165,9 @@ def gap_lines(
                 (scores[("sync", 0), seed][here], scores[("hybrid", tau), seed][here])
                 for seed in range(seeds)
             ]
-            whose = None if users is None else users[here]
-            gap = paired_gap(own, *zip(*pairs, strict=True), whose)
-            loss = t_interval([log_loss(own, late) - log_loss(own, sync) for sync, late in pairs])
+            whose, w = (None if a is None else a[here] for a in (first.groups, first.weights))
+            gap = paired_gap(own, *zip(*pairs, strict=True), whose, weights=w)
+            loss = t_interval([log_loss(own, b, w) - log_loss(own, a, w) for a, b in pairs])
             yield {
                 "tau": tau,
                 "by": by,
@@ -175,7 +175,7 @@ def gap_lines(
                 "test_samples": len(own),
                 "positives": int(own.sum()),
                 "seeds": seeds,
-                "auc_sync": float(np.mean([auc(own, sync) for sync, _ in pairs])),
+                "auc_sync": float(np.mean([auc(own, sync, w) for sync, _ in pairs])),
                 "gap_to_sync": gap.mean,
                 "gap_to_sync_half_width_95": gap.half_width,
                 "log_loss_gap": loss.mean,

@@ -16,7 +16,6 @@ from experiments.points import SYNTHETIC_SETS, Point, one_draw, present, setting
 from experiments.staleness.frequency import (
     LEAST_OF_EACH_LABEL,
     MEASURES,
-    Scores,
     gap_lines,
     missed_lines,
     order_of_losses,
@@ -130,11 +129,11 @@ def _gaps_and_staleness(
     known = frequencies(Batch.concat(batches))
     tested = first_samples(source, "test", options.test_rows)
     counts = rarest(known, tested)
-    labels, scores, users = _scores(options, runs)
+    read = {(r.setting, r.summary["seed"]): r.predictions(options.out) for r in runs}
     gaps = [
         {"data": group.data, **line}
         for by, own in (("all", None), ("rarest", counts))
-        for line in gap_lines(labels, scores, users, options.taus, options.seeds, by, own)
+        for line in gap_lines(read, options.taus, options.seeds, by, own)
     ]
     stale = [
         {"data": group.data, **line}
@@ -142,14 +141,6 @@ def _gaps_and_staleness(
         for line in _staleness(options, runs, tau, batches)
     ]
     return gaps, stale
-
-
-def _scores(options: Options, runs: Sequence[Run]) -> tuple[np.ndarray, Scores, np.ndarray | None]:
-    """Labels of the first task, every run's predictions of it, and whose rows they are."""
-    read = {(r.setting, r.summary["seed"]): r.predictions(options.out) for r in runs}
-    one = next(iter(read.values()))
-    scores = {key: found.predictions[:, 0].astype(float) for key, found in read.items()}
-    return one.labels[:, 0].astype(np.float32), scores, one.groups
 
 
 def _staleness(

@@ -243,7 +243,10 @@ def run(options: Options) -> None:
     curves: list[dict[str, Any]] = []
     for label, group in groups:
         runs = finished(group, options.out)
-        for task in runs[0].summary["tasks"]:
+        for task, scores in runs[0].summary["tasks"].items():
+            if "mse" in scores:
+                print(f"\n{task} is a regression, without AUC: its MSE is on the runs' pages")
+                continue
             rows = gap_table(runs, task, options.out)
             print(f"\n{task}, {label or options.data.name}, W = {options.ranks}")
             print(table(rows, COLUMNS))

@@ -35,7 +35,8 @@ _FURTHER_KIND = """
 def write_examples(folder: Path) -> list[Path]:
     """Write cluster.toml, workload.toml, model.toml, system.toml; none that is there is touched.
 
-    Raises ValueError naming the first that is there, OSError where the folder cannot be written.
+    Raises ValueError for what is no folder, and naming the first file that is there; OSError where
+    the folder cannot be written.
     """
     from persia_sim.presets.catalogue import CLUSTERS, rankers, workloads
     from persia_sim.presets.costs import CATALOGUE
@@ -60,6 +61,10 @@ def write_examples(folder: Path) -> list[Path]:
         "system.toml": "# A machine with GPUs: `sharded --system system.toml`.\n"
         + table(dataclasses.replace(MACHINES["dgx-h100"], name="my-machine")),
     }
+    at = next(path for path in (folder, *folder.parents) if path.exists())
+    if folder.suffix == ".toml" or not at.is_dir():
+        told = f"{at} is a file" if at.is_file() else f"{folder} is a file's name"
+        raise ValueError(f"init writes {len(texts)} files into a folder, and {told}; name a folder")
     paths = [folder / name for name in texts]
     for path in paths:
         if path.exists():

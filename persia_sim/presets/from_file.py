@@ -156,7 +156,7 @@ def find(name: str, what: str, known: Mapping[str, Found], read: Callable[[Path]
     if name.endswith(".toml"):
         return read(Path(name))
     if name not in known:
-        raise ValueError(f"{what} is {name!r}: {nearest(name, known)}")
+        raise ValueError(f"{what} is {name!r}: {nearest(name, known)}; a file's ends in .toml")
     return known[name]
 
 

@@ -111,8 +111,8 @@ class RunState:
     """The `TrainConfig` that it was trained with."""
     tables: dict[str, dict[str, Any]]
     """Per table the `TableConfig` that it was trained with, whoever set it."""
-    layout: dict[str, Any] | None = None
-    """The `Layout` that it was trained on; None: that of the data that the config names."""
+    layout: dict[str, Any]
+    """The `Layout` that it was trained on."""
     facts: dict[str, Any]
     """What must be the same for a replay (`trace_meta`): seed, data, versions and so on."""
     servers: list[ServerCounters]
@@ -163,8 +163,7 @@ def _check(state: RunState) -> None:
     parse(TrainConfig, state.config, "config")
     for name, table in state.tables.items():
         parse(TableConfig, table, f"tables.{name}")
-    if state.layout is not None:
-        parse(Layout, state.layout, "layout")
+    parse(Layout, state.layout, "layout")
 
 
 _FACTS = {"ranks": Count, "shards": Count, "data_sha256": str}

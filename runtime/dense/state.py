@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -46,11 +46,23 @@ def capture(
 
 def load_model(model: nn.Module, state: DenseState) -> None:
     """Overwrite the weights in their place; ValueError when they are of another network."""
-    try:
-        model.load_state_dict(state["model"])
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"the checkpoint holds the weights of another network: {reason}") from None
+    own, saved = _shapes(model.state_dict()), _shapes(state["model"])
+    for name in (*own, *saved):
+        was, is_ = saved.get(name, "not there"), own.get(name, "not there")
+        if was != is_:
+            raise ValueError(
+                f"the checkpoint holds the weights of another network: {name} is {was} there, and"
+                f" {is_} in model {type(model).__name__} here; give the columns and the options"
+                " --model.name and --model.hidden that it was trained with"
+            )
+    model.load_state_dict(state["model"])
+
+
+def _shapes(weights: Mapping[str, Any]) -> dict[str, object]:
+    return {
+        name: list(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+        for name, tensor in weights.items()
+    }
 
 
 def load_optimizers(optimizers: Sequence[FunctionalOptimizer], state: DenseState) -> None:

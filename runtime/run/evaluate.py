@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from dataclasses import field as dataclass_field
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,19 +95,22 @@ class Evaluation:
     """Why the figures may mean nothing, in plain words; empty when healthy."""
     groups: np.ndarray | None = None
     """uint64 [n]: whose samples they are (a user's); None where the data set names no group."""
+    weights: np.ndarray | None = None
+    """float64 [n]: what each sample counts; None where all count the same."""
     ids_with_row: dict[str, float] = dataclass_field(default_factory=dict)
     """Field -> the share of its ids that have a row; empty where server processes hold the rows."""
 
     def without_predictions(self) -> Evaluation:
         """The scores alone, for a curve of many points."""
         nothing = self.predictions[:0].copy(), self.labels[:0].copy()
-        return replace(self, predictions=nothing[0], labels=nothing[1], groups=None)
+        return replace(self, predictions=nothing[0], labels=nothing[1], groups=None, weights=None)
 
 
 class HeldOut:
     """The test part (or validation), or its first rows, in the source's order, any number of times.
 
-    A part of usual size is kept between evaluations; a larger one is streamed anew each time.
+    A part of usual size is kept between evaluations; a larger one is streamed anew each time. To
+    stream a part that is empty or weighs nothing raises ValueError at its end.
     """
 
     def __init__(self, source: Source, rows: int | None = None, part: Part = "test") -> None:
@@ -127,21 +131,41 @@ class HeldOut:
         if kept is not None:
             self._kept, self._complete = kept, True
 
-    def refuse_empty(self) -> None:
-        """Raise ValueError, before anything is trained, where there is no validation part."""
-        if self._part == "validation" and not any(b.size for b in self._source.chunks(self._part)):
-            raise ValueError(
-                "part validation needs a validation part, and this data set has none; give the"
-                " share of the training rows that it takes: --data.validation-fraction 0.1"
-            )
+    def read_first(self) -> None:
+        """Before anything is trained: read what is kept, or the first rows of a larger part, so
+        that a fault in them costs no training. Raises ValueError."""
+        for _ in islice(self, _KEPT_BATCHES + 1):
+            pass
 
     def _stream(self) -> Iterator[Batch]:
         left = self._rows if self._rows is not None else 2**62
+        tasks = len(self._source.layout.tasks)
+        is_empty = weighs_nothing = True
         for batch in rebatch(self._source.chunks(self._part), _EVALUATION_BATCH):
-            yield batch.rows(0, min(left, batch.size))
+            first = batch.rows(0, min(left, batch.size))
+            weights = first.labels[:, tasks:]
+            weighs_nothing = weighs_nothing and weights.size > 0 and not weights.any()
+            is_empty = False
+            yield first
             left -= batch.size
             if left <= 0:
-                return
+                break
+        if is_empty:
+            raise ValueError(self._told_empty())
+        if weighs_nothing:
+            raise ValueError(
+                f"every row of the {self._part} part that is evaluated has weight 0; correct the"
+                " weights, or leave them out"
+            )
+
+    def _told_empty(self) -> str:
+        if self._part == "test":
+            name = self._source.provenance().name
+            return f"data set {name} gave no test sample; is its split right?"
+        return (
+            "part validation needs a validation part, and this data set has none; give the"
+            " share of the training rows that it takes: --data.validation-fraction 0.1"
+        )
 
 
 def evaluate(
@@ -162,10 +186,6 @@ def evaluate(
     predictions, labels, groups = _columns(scored)
     labels, weights = np.split(labels, [len(layout.tasks)], axis=1)
     weight = weights[:, 0].astype(np.float64) if weights.shape[1] else None
-    if weight is not None and len(weight) and not weight.any():
-        raise ValueError(
-            "every row to evaluate has weight 0; correct the weights, or leave them out"
-        )
     tasks = {}
     for k, name in enumerate(layout.tasks):
         if name in layout.regression:
@@ -174,7 +194,7 @@ def evaluate(
             top = learner.config.evaluation.top
             tasks[name] = score(labels[:, k], predictions[:, k], groups, weight, top)
     health = _health(worker, tasks, predictions)
-    return Evaluation(tasks, predictions, labels, health, groups, found.shares())
+    return Evaluation(tasks, predictions, labels, health, groups, weight, found.shares())
 
 
 class _RowsFound:

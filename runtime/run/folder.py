@@ -230,6 +230,8 @@ class Predictions(NamedTuple):
     """Floats [B, T]."""
     groups: np.ndarray | None
     """Ids [B] of the samples' groups, of data that has groups."""
+    weights: np.ndarray | None = None
+    """Floats [B], what each sample counts, of data that has weights."""
 
 
 def read_predictions(folder: Path) -> Predictions | None:
@@ -238,8 +240,8 @@ def read_predictions(folder: Path) -> Predictions | None:
     try:
         content = io.BytesIO(read_regular(file))
         with np.load(content, allow_pickle=False) as arrays:
-            groups = arrays.get("groups")
-            found = Predictions(arrays["labels"], arrays["predictions"], groups)
+            groups, weights = arrays.get("groups"), arrays.get("weights")
+            found = Predictions(arrays["labels"], arrays["predictions"], groups, weights)
     except FileNotFoundError:
         return None
     except Exception as error:  # numpy and zipfile have a dozen kinds for a damaged file
@@ -247,7 +249,7 @@ def read_predictions(folder: Path) -> Predictions | None:
         raise ValueError(f"{file} cannot be read: {reason}") from None
     labels, predictions = found.labels, found.predictions
     fits = labels.ndim == 2 and labels.shape == predictions.shape
-    fits = fits and (groups is None or groups.shape == labels.shape[:1])
+    fits = fits and all(a is None or a.shape == labels.shape[:1] for a in (groups, weights))
     if not fits or labels.dtype.kind not in "iubf" or predictions.dtype.kind != "f":
         raise ValueError(
             f"{file} is damaged: labels and predictions must be numbers of one"

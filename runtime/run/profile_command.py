@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from persia_sim.words.command_line import read_options
-from persia_sim.words.documents import read_document
 from persia_sim.words.schema import Within, check_fields
 from runtime.config import ModelConfig
 from runtime.embedding.config import MOST_DIM
+from runtime.files import ensure_place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +41,7 @@ class Profile:
 def run(arguments: Sequence[str]) -> None:
     """Measure, write the file, and print a line for each law."""
     options = read_options(Profile, arguments, "persia-runtime profile")
-    ensure_place(options.out)
+    ensure_place(options.out, "profile", {"schema"}, {"laws", "gpu"})
     from tqdm import tqdm
 
     from runtime.run.profile import measure_profile, measurements, write_profile
@@ -55,24 +54,6 @@ def run(arguments: Sequence[str]) -> None:
     write_profile(options.out, profile)
     print(describe(profile))
     print(f"profile: {options.out}   (load {profile['provenance']['load_1min']:.1f} cores)")
-
-
-def ensure_place(out: Path) -> None:
-    """Find out before any work whether the profile can be written where it is wanted.
-
-    Its folder is made. Raises ValueError for a folder, and for a file that is no profile and would
-    be lost; OSError naming what cannot be made.
-    """
-    if out.is_dir():  # Path("") too
-        raise ValueError(f"out {out} is a folder; name a file, such as {out / 'profile.json'}")
-    if out.exists() and not _is_profile(out):
-        raise ValueError(f"out {out} is a file that is no profile; it would be lost: name another")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    # The system's own answer: rights, a read-only disk, a folder that takes no files.
-    try:
-        tempfile.TemporaryFile(dir=out.parent).close()
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(out)) from None
 
 
 def describe(profile: dict[str, Any]) -> str:
@@ -95,11 +76,3 @@ def _line(name: str, law: dict[str, Any], each: float, unit: str, at: Sequence[f
         f"  {name:<15} {1e6 * law['fixed_s']:8.1f} us + {each:7.1f} {unit}"
         f"   (+-{100 * law['spread']:.0f} %, {low:,.0f} to {high:,.0f} {unit.split()[-1]}s)"
     )
-
-
-def _is_profile(file: Path) -> bool:
-    try:
-        found = read_document(file)
-    except ValueError:
-        return False
-    return isinstance(found, dict) and "schema" in found and bool({"laws", "gpu"} & set(found))

@@ -220,8 +220,8 @@ def _write_down(
         "predictions": final.predictions.astype(np.float32),
         "labels": final.labels.astype(np.float32 if source.layout.regression else np.int8),
     }
-    if final.groups is not None:
-        arrays["groups"] = final.groups
+    of_samples = {"groups": final.groups, "weights": final.weights}
+    arrays |= {name: array for name, array in of_samples.items() if array is not None}
     with atomic_write(folder / PREDICTIONS) as file:
         if source.provenance().private:
             os.fchmod(file.fileno(), 0o600)

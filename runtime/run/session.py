@@ -188,7 +188,6 @@ def _trained(
     """Train what was assembled, evaluate it, and tell all about it."""
     config, meter = parts.config, parts.meter
     held_out = HeldOut(source, config.evaluation.test_rows, config.evaluation.part)
-    held_out.refuse_empty()
     curve: list[CurvePoint] = []
     meta = trace_meta(config, source, parts.store.tables)
     if parts.fused:
@@ -230,6 +229,8 @@ def _trained(
         raise ValueError(f"keep_best {keep_best}: task {layout.tasks[0]} is {is_}; choose another")
     if keep_best in ("gauc", "recall", "ndcg") and layout.group is None:
         raise ValueError(f"keep_best {keep_best} ranks within groups; name one in the schema")
+    with parts.stop.working():
+        held_out.read_first()
     on_begin()
     training.begin(snapshot, on_samples, judge if keep_best else None)
     if isinstance(training.engine, OrderedRun) and recorded is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import time
@@ -158,11 +159,17 @@ class Training:
             raise
 
     def _judged(self, *, ends: bool) -> float | None:
-        """The score of what is about to be saved; after a signal there is no time for it."""
+        """The score of what is about to be saved, as it is when opened: with the gradients applied
+        that wait (a dense lag). After a signal there is no time for it."""
         if self._judge is None or ends:
             return None
+        config, rule = self.parts.config, self.engine.rule
         with self.parts.stop.working():
-            score = self._judge(self.engine.rule.snapshot())
+            model = rule.snapshot()
+            if config.sync.dense_lag:
+                model = copy.deepcopy(model)
+                drain_into(model, config, rule.state())
+            score = self._judge(model)
         return score if math.isfinite(score) else None
 
     def note_score(self, score: float, stop_after: int) -> None:

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import nan
 from pathlib import Path
 from typing import Annotated, Any
 
-from persia_sim.words.command_line import POSITIONAL, read_options
+from persia_sim.words.command_line import OF_GROUP, POSITIONAL, read_options
 from persia_sim.words.rules import printable
 from persia_sim.words.schema import Within, check_fields
+from runtime.files import ensure_place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedData:
+    """What a model is judged on."""
+
+    name: Annotated[str | None, OF_GROUP] = None
+    """Another data set with the same fields, dense features and tasks; else the run's own."""
+    dir: Path | None = None
+    """Folder with the real data sets, as in training."""
+    skip_bad_rows: bool = False
+    """Count and leave out rows that break the schema, as a run does that was trained so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,10 +34,7 @@ class Evaluate:
 
     run: Annotated[Path, POSITIONAL]
     """Folder of a run, whose best (`--keep-best`) or newest checkpoint is taken, or of one."""
-    data: str | None = None
-    """Another data set with the same fields, dense features and tasks; else the run's own."""
-    data_dir: Path | None = None
-    """Folder with the real data sets, as in training."""
+    data: JudgedData = field(default_factory=JudgedData)
     test_rows: Annotated[int | None, Within(2, 2**62)] = None
     """Only the first rows of the test part, >= 2; of the run's own data as in training."""
     out: Path | None = None
@@ -49,13 +58,14 @@ def evaluate(arguments: Sequence[str]) -> None:
     """Print a line a task, and write the JSON file that was asked for."""
     options = read_options(Evaluate, arguments, "persia-runtime evaluate")
     if options.out is not None:
-        _ensure_place(options.out)
+        ensure_place(options.out, "evaluation", {"checkpoint"}, {"tasks"})
     from runtime.serving.evaluation import evaluate_run
 
     found = evaluate_run(
         options.run,
-        data=options.data,
-        data_dir=options.data_dir,
+        data=options.data.name,
+        data_dir=options.data.dir,
+        skip_bad_rows=options.data.skip_bad_rows,
         test_rows=options.test_rows,
         on_warning=warn,
     )
@@ -98,6 +108,8 @@ def describe(found: dict[str, Any]) -> str:
         f"{found['checkpoint']}, after {found['samples']:,} samples",
         f"data: {found['data_says']}; {found['rows_evaluated']:,} evaluated",
     ]
+    if found["data"]["rows_skipped"]:
+        lines.append(f"bad rows skipped: {found['data']['skipped_where']}")
     for name, score in numbers.items():
         lines.append(
             f"{name}: RMSE {score['rmse']:.4g}, MAE {score['mae']:.4g}; RMSE of always saying"
@@ -129,22 +141,3 @@ def describe(found: dict[str, Any]) -> str:
 def warn(text: str) -> None:
     """Tell a person on stderr."""
     print(printable(f"warning: {text}", keep="\n"), file=sys.stderr)
-
-
-def _ensure_place(out: Path) -> None:
-    """Before any work: whether the file can be written, and what it would replace."""
-    if out.is_dir():
-        raise ValueError(f"out {out} is a folder; name a file, such as {out / 'evaluation.json'}")
-    if out.exists() and not _is_evaluation(out):
-        raise ValueError(
-            f"out {out} is a file that is no evaluation; it would be lost: name another"
-        )
-    out.parent.mkdir(parents=True, exist_ok=True)
-
-
-def _is_evaluation(file: Path) -> bool:
-    try:
-        found = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return False
-    return isinstance(found, dict) and {"checkpoint", "tasks"} <= set(found)

@@ -28,6 +28,7 @@ def evaluate_run(
     *,
     data: str | None = None,
     data_dir: Path | None = None,
+    skip_bad_rows: bool = False,
     test_rows: int | None = None,
     on_warning: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
@@ -39,24 +40,20 @@ def evaluate_run(
     config = trained.config
     torch.set_num_threads(config.engine.threads)
     own = config.data
+    skips = skip_bad_rows or own.skip_bad_rows
     if data is None:
         directory = data_dir if data_dir is not None else own.dir
         source = open_source(
-            own.name, directory, own.rows, own.skip_bad_rows,
-            validation_fraction=own.validation_fraction,
-        )  # fmt: skip
+            own.name, directory, own.rows, skips, validation_fraction=own.validation_fraction
+        )
         test_rows = config.evaluation.test_rows if test_rows is None else test_rows
     else:
-        source = open_source(data, data_dir, skip_bad_rows=own.skip_bad_rows)
+        source = open_source(data, data_dir, skip_bad_rows=skips)
     refuse_other_layout(trained.layout, source.layout, data or own.name)
-    facts = trained.checkpoint.state.facts
-    if "data_schema" in facts:  # a checkpoint of before does not say it
-        refuse_other_columns(facts["data_schema"], source.provenance())
+    refuse_other_columns(trained.checkpoint.state.facts.get("data_schema", {}), source.provenance())
     leaked = rows_trained_on(trained, source, test_rows)
     held_out = HeldOut(source, test_rows)
     found = evaluate(trained.learner, trained.learner.model, trained.worker, held_out)
-    if not len(found.labels):
-        raise ValueError(f"data set {data or own.name} gave no test sample; is its split right?")
     return {
         "checkpoint": str(trained.checkpoint.folder),
         "samples": trained.checkpoint.state.samples,

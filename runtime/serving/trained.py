@@ -11,7 +11,6 @@ from runtime.checkpoint.state import NAME as STATE
 from runtime.checkpoint.whole import Checkpoint, run_of
 from runtime.config import EngineConfig, TrainConfig
 from runtime.data.batch import Layout
-from runtime.data.open import open_source
 from runtime.dense.state import drain_into, load_model
 from runtime.embedding.config import TableConfig
 from runtime.embedding.features import Admission, Capacity
@@ -55,7 +54,7 @@ def open_trained(
         name: parse(TableConfig, table, f"{checkpoint.folder / STATE}: tables.{name}")
         for name, table in state.tables.items()
     }
-    layout = layout_of(checkpoint, config)
+    layout = parse(Layout, state.layout, f"{checkpoint.folder / STATE}: layout")
     learner = Learner(config, layout, {name: table.dim for name, table in tables.items()})
     try:
         dense = checkpoint.dense()
@@ -73,14 +72,6 @@ def open_trained(
     worker = EmbeddingWorker(store)
     worker.go_on(state.learner["rows"])
     return Trained(checkpoint, config, layout, tables, learner, worker)
-
-
-def layout_of(checkpoint: Checkpoint, config: TrainConfig) -> Layout:
-    """The fields, dense features and tasks that the model was trained on."""
-    if checkpoint.state.layout is not None:
-        return parse(Layout, checkpoint.state.layout, f"{checkpoint.folder / STATE}: layout")
-    data = config.data
-    return open_source(data.name, data.dir, data.rows, skip_bad_rows=data.skip_bad_rows).layout
 
 
 def on_device(engine: EngineConfig, device: str) -> EngineConfig:

@@ -196,6 +196,22 @@ def test_the_interval_holds_over_new_seeds_and_new_rows():
     assert abs(held / 300 - 0.95) < 3 * math.sqrt(0.95 * 0.05 / 300)
 
 
+def test_a_row_of_weight_three_counts_as_three_rows_of_one_user():
+    """AUC, and its error where the three come together; ties among the scores."""
+    labels, *drawn = scores(8, n=300)
+    first, second = ([np.round(s + 0.1 * k, 1) for k in (0, drawn[0])] for s in drawn)
+    weights, rows = np.arange(300) % 3 + 1, np.arange(300)
+    again = np.repeat(rows, weights)
+    found = paired_gap(labels, first, second, rows, weights=weights.astype(float))
+    repeated = [[s[again] for s in own] for own in (first, second)]
+    wanted = paired_gap(labels[again], *repeated, again)
+    gaps = [roc_auc_score(labels, b, sample_weight=weights)
+            - roc_auc_score(labels, a, sample_weight=weights)
+            for a, b in zip(first, second, strict=True)]  # fmt: skip
+    assert found.mean == pytest.approx(np.mean(gaps)) == pytest.approx(wanted.mean)
+    assert found.half_width == pytest.approx(wanted.half_width) and found.rows_error > 0
+
+
 def test_rows_of_one_user_count_as_one():
     """Every row twice: as clusters the error stays, as single rows it shrinks by root two."""
     labels, first, second = scores(8)

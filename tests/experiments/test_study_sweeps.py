@@ -13,6 +13,7 @@ from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig, ModelConfig, SyncConfig
 from runtime.data.batch import Batch
 from tests.experiments.raw_runs import check_gap_table, close, raw_runs, read_csv
+from tests.runtime.clicks_of_a_user import write_clicks
 
 pytestmark = pytest.mark.multiproc
 PAPER = Path(__file__).parents[2] / "docs" / "results"
@@ -189,6 +190,14 @@ def test_what_no_mode_of_the_sweep_reads_is_refused_in_a_file_too(tmp_path):
     words = ["--config", str(tmp_path / "run.toml"), "--data", "synthetic"]
     with pytest.raises(ValueError, match="ahead"):
         read_options(staleness_sweep.Options, words, "staleness-sweep")
+
+
+def test_a_regression_which_has_no_auc_is_refused_before_the_first_point(tmp_path, capsys):
+    schema = write_clicks(tmp_path)
+    schema.write_text(f'regression = ["label"]\n{schema.read_text()}')
+    words = ["staleness-sweep", "--data", str(schema), "--out", str(tmp_path / "out")]
+    assert main(words) == 2
+    assert "studies compare AUC, and label, the first task of" in capsys.readouterr().err
 
 
 def test_a_plan_says_minutes(tmp_path, capsys):

@@ -65,6 +65,8 @@ def refused(
         ("--checkpoint-s 3", "--checkpoint-every-s is not: add it, or drop --checkpoint-s"),
         ("sharded --gpus 0", "error: --gpus is 0: must lie in [1, 16,384]"),
         ("sharded --batch-per-gpu 0", "error: --batch-per-gpu is 0: must lie in [1, 10,000,000]"),
+        ("init my/cluster.toml", "into a folder, and my/cluster.toml is a file's name; name a"),
+        ("init /etc/passwd/x", "into a folder, and /etc/passwd is a file; name a folder"),
         ("init /proc/xx", "error: /proc/xx: No such file or directory; name another place"),
         ("--trace-shards", "--trace-shards is set but --trace is not"),
         ("--timeline /no-such-folder/t.json", "there is no folder /no-such-folder; make it first"),

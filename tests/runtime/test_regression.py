@@ -103,6 +103,26 @@ def test_a_value_that_breaks_its_rule_is_named(change, told, schema, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("column", "value", "told"),
+    [
+        ("importance", "0", "every row of the test part that is evaluated has weight 0"),
+        ("clicked", "2", "column clicked: '2'; a label must be 0 or 1"),
+        ("price", "dear", "column price: 'dear'"),
+    ],
+)
+def test_a_fault_of_the_test_part_is_seen_before_the_first_step(
+    column, value, told, schema, tmp_path, refused
+):
+    frame = pd.read_csv(schema.parent / "watched.csv", dtype=str)
+    frame.loc[frame.index[-1] if column != "importance" else frame.day > "7", column] = value
+    frame.to_csv(tmp_path / "watched.csv", index=False)
+    (tmp_path / "watched.toml").write_text(SCHEMA)
+    words = ["--data", str(tmp_path / "watched.toml"), "--out", str(tmp_path / "run")]
+    assert told in refused("train", *words)
+    assert not (tmp_path / "run" / "config.json").exists()  # nothing has begun
+
+
+@pytest.mark.parametrize(
     ("old", "new", "told"),
     [
         ('["watch_s"]\nw', '["watched_s"]\nw', "regression names 'watched_s', which is no label"),

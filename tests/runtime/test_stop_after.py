@@ -102,14 +102,26 @@ def test_a_model_that_was_stopped_is_tested_afterwards(tmp_path, capsys):
     assert "500 evaluated" in capsys.readouterr().out
 
 
-def keeping(by, keep, steps=60):
+def keeping(by, keep, dense_lag=0):
     checkpoint = CheckpointConfig(checkpoint_every=10, keep=keep, keep_best=by)
     judged = EvaluationConfig(part="validation", test_rows=400)
-    late = SyncConfig(mode="hybrid", tau=3, ranks=2)
+    late = SyncConfig(mode="hybrid", tau=3, ranks=2, dense_lag=dense_lag)
     fast = ModelConfig(hidden=(16,), lr=0.05)  # gets worse soon
     return replace(
-        CONFIG, checkpoint=checkpoint, evaluation=judged, sync=late, model=fast, steps=steps
+        CONFIG, checkpoint=checkpoint, evaluation=judged, sync=late, model=fast, steps=60
     )
+
+
+def judged_again(found, by):
+    trained = open_trained(found)
+    validation = HeldOut(source_of(trained.config), 400, "validation")
+    again = evaluate(trained.learner, trained.learner.model, trained.worker, validation)
+    return getattr(next(iter(again.tasks.values())), by)
+
+
+def test_what_waits_for_a_dense_lag_is_applied_to_what_is_judged(tmp_path):
+    run_into(tmp_path, keeping("log_loss", keep=1, dense_lag=2))
+    assert judged_again(newest(tmp_path), "log_loss") == newest(tmp_path).state.score
 
 
 @pytest.mark.parametrize(("by", "choose"), [("auc", max), ("log_loss", min)])
@@ -126,10 +138,7 @@ def test_the_best_checkpoint_stays_and_is_taken(tmp_path, by, choose):
     found = find_checkpoint(tmp_path / "few")
     assert (found.state.samples, found.state.score) == (first.samples, first.score)
     assert newest(tmp_path / "few").state.samples == states[-1].samples
-    trained = open_trained(found)
-    validation = HeldOut(source_of(trained.config), 400, "validation")
-    again = evaluate(trained.learner, trained.learner.model, trained.worker, validation)
-    assert getattr(next(iter(again.tasks.values())), by) == first.score
+    assert judged_again(found, by) == first.score
 
 
 def test_judging_checkpoints_changes_nothing_that_is_trained(tmp_path):

@@ -159,7 +159,11 @@ def test_a_head_never_begins_another_label_unsaid(labels, told, tmp_path, capsys
     [
         ({"rows": {"dim": 8}}, "table rows was saved with dim=4, the store has dim=8"),
         ({"rows": {"optimizer": RowOptimizer(kind="ftrl")}}, "ftrl"),
-        ({"model": ModelConfig(hidden=(9,))}, "of another network"),
+        (
+            {"model": ModelConfig(hidden=(9,))},
+            r"of another network: [\w.]+ is \[8, \d+\] there, and \[9, \d+\] in model",
+        ),
+        ({"model": ModelConfig(name="dlrm", hidden=(8,))}, "another network: .* not there"),
         ({"warm_start": Path("nowhere")}, "nowhere does not exist"),
     ],
 )

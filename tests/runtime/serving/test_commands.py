@@ -165,7 +165,7 @@ def test_gauc_is_told_where_samples_have_groups_alone(groups):
     score = {"auc": 0.7, "log_loss": 0.5, "label_rate": 0.3, "trivial_log_loss": 0.6}
     score |= {"calibration": 1.0} | ({"gauc": 0.6, "gauc_groups": groups} if groups else {})
     found = {"checkpoint": "c", "samples": 9, "data_says": "d", "rows_evaluated": 5, "warnings": [],
-             "ids_with_row": {}}  # fmt: skip
+             "ids_with_row": {}, "data": {"rows_skipped": 0}}  # fmt: skip
     said = describe({**found, "tasks": {"click": score}})
     assert ("GAUC" in said, "nan" in said) == (groups > 0, False)
     assert len({len(line) for line in said.splitlines()[2:]}) == 1, "aligned"
@@ -200,6 +200,17 @@ def test_a_model_is_not_judged_on_columns_that_mean_something_else(
     assert "has another schema than the model was trained on" in told
     if edit == "log":
         assert "column price: log was true, is false; correct the schema, or train" in told
+
+
+def test_bad_rows_are_skipped_where_asked_and_counted(own, tmp_path, refused, capsys):
+    run_folder, schema = own
+    text = (schema.parent / "clicks.csv").read_text()
+    (tmp_path / "clicks.csv").write_text(f"{text}u1,2,3|4,dear,p1,9,1\n")
+    (tmp_path / "other.toml").write_text(schema.read_text())
+    words = ["evaluate", str(run_folder), "--data", str(tmp_path / "other.toml")]
+    assert "--data.skip-bad-rows" in refused(*words)
+    assert main([*words, "--data.skip-bad-rows"]) == 0
+    assert "bad rows skipped: 1 of test (whole file read)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("edit", NO_EDITS)
