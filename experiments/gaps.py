@@ -157,8 +157,8 @@ def curve_records(runs: Sequence[Run], root: Path) -> list[dict[str, Any]]:
 
 
 FOOTNOTE = """\
-late: updates that a batch misses. ± is 95 % over seeds and test rows together (a user's rows as
-one); where each seed has a stream and test rows of its own, over seeds."""
+late: updates that a batch misses, under the executor lag. ± is 95 % over seeds and test rows
+together (a user's rows as one); where each seed has a stream and rows of its own, over seeds."""
 
 
 def of_sync(line: Mapping[str, Any], name: str = "gap_to_sync") -> str:
