@@ -61,13 +61,6 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_mistake_is_one_line_and_exit_code_two() -> None:
-    done = command("--mode", "sync", "--tau", "1")
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr == "error: tau is 1: sync does not read it; drop it\n"
-    assert command("--no-such-option", "1").returncode == 2
-
-
 def test_a_simulation_starts_without_heavy_packages() -> None:
     code = (
         "import sys; from persia_sim.cli import Options, run; run(Options(steps=2));"
@@ -75,21 +68,6 @@ def test_a_simulation_starts_without_heavy_packages() -> None:
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_this_host_is_a_cluster() -> None:
-    said = run(Options(cluster="this-host", workload="taobao-ad", steps=12, rows="f32-adagrad"))
-    assert said.startswith("this-host: 1 x one CPU core")
-
-
-def test_the_commands_defaults_are_those_of_the_words() -> None:
-    hybrid, lookahead = scenario_of(Options()), scenario_of(Options(mode=Mode.LOOKAHEAD))
-    assert (hybrid.window, hybrid.merges, lookahead.window) == (4, True, 4)
-    assert scenario_of(Options(tau=None)).window is None
-    assert scenario_of(Options(mode=Mode.ASYNC_AVERAGING)).rounds.period_s == 0.5
-    assert not scenario_of(Options(merge_pushes=False)).merges
-    with pytest.raises(ValueError, match="merge_pushes is False: sync always merges; drop it"):
-        scenario_of(Options(mode=Mode.SYNC, merge_pushes=False))
 
 
 @pytest.mark.parametrize("arguments", [["--steps", "5"], ["--help"]])

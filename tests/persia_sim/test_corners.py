@@ -18,9 +18,18 @@ from persia_sim.insight.sweep import Point
 from persia_sim.insight.sweep import scenario_of as scenario_of_point
 from persia_sim.model.demand import demand
 from persia_sim.model.incidents import Checkpoints, Crash, SlowDown, Target
-from persia_sim.model.scenario import Averaging, DenseHome, Discipline, Noise, Scenario
+from persia_sim.model.scenario import (
+    Averaging,
+    DenseHome,
+    Discipline,
+    Noise,
+    Queues,
+    Scenario,
+    WorkerChoice,
+)
 from persia_sim.model.stamps import Mark
 from persia_sim.oracle.closed_form import answer, shared
+from persia_sim.presets.costs import CATALOGUE
 from persia_sim.words.staleness import staleness_in_steps
 from persia_sim.words.trace import Kind
 from persia_sim.words.vocabulary import Mode
@@ -326,3 +335,29 @@ def test_the_wait_for_the_busiest_server_is_in_the_lookup_and_the_push() -> None
     ends = [simulate(base, need=n).stamps[Mark.APPLIED].max() for n in (need, without)]
     each = need.fetch.join_s + need.update_join_s
     assert ends[0] - ends[1] == pytest.approx(base.steps * each, rel=1e-6)
+
+
+def test_loaders_in_step_collide_on_one_worker() -> None:
+    base = small_scenario(Mode.ASYNC, steps=30, tau=0)
+    part = base.cluster.embedding_workers
+    slow = replace(part, host=replace(part.host, nic_bytes_per_s=2e7))
+    cluster = replace(base.cluster, embedding_workers=slow, loaders=16).with_workers(4)
+    rates = {
+        choice: throughput(simulate(replace(base, cluster=cluster, worker_choice=choice))).mean
+        for choice in WorkerChoice
+    }
+    spread = rates[WorkerChoice.SPREAD]
+    assert rates[WorkerChoice.PER_LOADER] < spread * 0.9 and rates[WorkerChoice.RANDOM] < spread
+
+
+@pytest.mark.parametrize("queue", Queues.__slots__)
+def test_every_queue_can_bind(queue: str) -> None:
+    """Behind each queue stands a slow stage, so a queue of one holds fewer batches."""
+    costs = replace(CATALOGUE, gpu_fixed_s=0.05)
+    if queue in ("backward", "copied_back", "push_tasks"):
+        costs = replace(CATALOGUE, server_update=replace(CATALOGUE.server_update, fixed_s=0.3))
+    base = small_scenario(Mode.ASYNC, costs=costs, tau=None, noise=Noise(gpu_cv=0.5), steps=40)
+    short = simulate(replace(base, queues=replace(Queues(), **{queue: 1})))
+    long = simulate(base)
+    assert short.stamps.tobytes() != long.stamps.tobytes()
+    assert short.max_in_flight <= long.max_in_flight

@@ -75,62 +75,6 @@ def test_of_several_ranks_the_last_push_is_followed(mode: Mode) -> None:
 STEPS = 40
 
 
-@pytest.mark.parametrize(
-    ("law_name", "part", "times", "seconds"),
-    [
-        # One loader: every batch waits for the one before it.
-        ("load", "load", STEPS, 1000 / 0.5 + 20.75),
-        ("copy_in", "copy to the GPU", STEPS, 1000 / 0.5 + 4.5),
-        ("copy_out", "copy from the GPU", STEPS, 1000 / 0.5 + 3),
-        # Ten lookups at once, eight pushes at once: 4 and 5 of them follow each other.
-        ("server_lookup", "lookup at servers", 4, 1000 / 0.25 + 7),
-        ("worker_pool", "rows to the rank", 4, 1000 / 2 + 21),
-        ("server_update", "push", 5, 1000 / 0.25 + 30),
-    ],
-)
-def test_a_slow_stage_is_to_blame_for_all_its_turns(
-    law_name: str, part: str, times: int, seconds: float
-) -> None:
-    slow = hand_costs(**{law_name: law(1000.0)})
-    run = simulate(hand_scenario(Mode.RAW_HYBRID, steps=STEPS, costs=slow))
-    blame = critical_path(run)
-    assert blame[part] == pytest.approx(times * seconds)
-    assert blame[part] / run.makespan_s > 0.85
-    others = {name: s for name, s in blame.items() if name != part}
-    assert max(others.values()) < blame[part] / 8
-
-
-def test_slow_compute_is_to_blame_for_all_steps_and_the_rest_once() -> None:
-    run = simulate(
-        hand_scenario(Mode.RAW_HYBRID, steps=STEPS, costs=hand_costs(gpu_fixed_s=1000.0))
-    )
-    blame = critical_path(run)
-    once = ONE_STEP | {"load": 23.0, "push answer": 1.0}
-    assert blame == pytest.approx(once | {"forward and backward": STEPS * 1000.0})
-
-
-def test_a_slow_dense_server_is_to_blame_in_async() -> None:
-    """A pull takes 904 / 1.13 = 800 s and one way each; the pushes of dense gradients are free."""
-    slow = hand_costs(dense_server_bytes_per_s=1.13)
-    run = simulate(hand_scenario(Mode.ASYNC, steps=STEPS, costs=slow))
-    blame = critical_path(run)
-    assert blame["dense pull"] == pytest.approx(STEPS * 801.0)
-    assert blame["forward and backward"] == pytest.approx(STEPS * 12.0)
-    assert blame["push"] == 41.0
-
-
-def test_a_window_passes_the_blame_to_the_push_it_waits_for() -> None:
-    """tau = 1 and slow pushes: the whole life of every second batch."""
-    slow = hand_costs(server_update=law(250.0))  # 1,000 s, so a life is 104 - 11 + 1,000
-    run = simulate(hand_scenario(Mode.HYBRID, tau=1, steps=STEPS, costs=slow))
-    blame = critical_path(run)
-    assert run.makespan_s == pytest.approx(46 + 20 * 1093 + 1)  # batches 1, 3, ... one by one
-    assert blame == pytest.approx(
-        {part: 20 * seconds for part, seconds in ONE_STEP.items()}
-        | {"push": 20 * 1030.0, "load": 46.0, "push answer": 1.0}
-    )
-
-
 @pytest.mark.parametrize("queue", ["forwarded", "on_gpu", "backward", "copied_back"])
 def test_short_buffers_never_blame_a_stage_that_stands_still(queue: str) -> None:
     """Whatever the buffers, a loop that is always busy is the path."""

@@ -10,7 +10,6 @@ import pytest
 from scipy.optimize import minimize_scalar
 
 from persia_sim.engine.simulate import DeadlockError, simulate
-from persia_sim.insight.measure import throughput
 from persia_sim.model.incidents import (
     Checkpoints,
     Crash,
@@ -32,14 +31,6 @@ from tests.persia_sim.sim_configurations import small_scenario
 
 def crash(target: Target, at_s: float, restart_s: float = 0.2) -> Crash:
     return Crash(target=target, index=0, at_s=at_s, detect_s=0.05, restart_s=restart_s, load_s=0.1)
-
-
-def test_one_slow_rank_slows_the_barrier_and_not_async() -> None:
-    slow = (SlowDown(target=Target.RANK, index=0, factor=3.0),)
-    for mode, worst in ((Mode.HYBRID, 0.8), (Mode.ASYNC, 0.85)):
-        base = small_scenario(mode, steps=30)
-        ratio = throughput(simulate(disturbed(base, slow))).mean / throughput(simulate(base)).mean
-        assert (ratio < worst) == (mode is Mode.HYBRID)
 
 
 def disturbed(base: Scenario, events: tuple[SlowDown | Crash, ...]) -> Scenario:
@@ -200,43 +191,6 @@ def test_best_interval_is_what_scipy_finds() -> None:
     found = minimize_scalar(lambda t: overhead(FULL, t), bounds=(1.0, 5000.0), method="bounded")
     assert best_interval_s(FULL) == pytest.approx(found.x, rel=1e-3)
     assert best_interval_s(PARTIAL) == pytest.approx(50 * 1000.0)  # the longest that is tried
-
-
-def failures(seed: int) -> np.random.Generator:
-    """The stream that the module's contract names: key (seed, purpose 5 and entity), counter 0."""
-    return np.random.Generator(np.random.Philox(key=np.array([seed, 5 << 32], np.uint64)))
-
-
-def test_full_recovery_repeats_a_segment_until_it_passes_whole() -> None:
-    for seed in range(5):
-        draws, wall, wasted = failures(seed), 0.0, 0.0
-        for _ in range(30):  # 6,000 useful seconds in segments of 200
-            while (failure := draws.exponential(1000.0)) < 220.0:
-                wall, wasted = wall + failure, wasted + failure
-                while (again := draws.exponential(1000.0)) < 50.0:
-                    wall += again
-                wall += 50.0
-            wall += 220.0
-        found, share = simulated_overhead(FULL, 200.0, 6000.0, seed)
-        assert found == pytest.approx(wall / 6000 - 1) and share == pytest.approx(wasted / wall)
-
-
-def test_partial_recovery_repeats_nothing() -> None:
-    for seed in range(5):
-        draws, wall = failures(seed), 0.0
-        for _ in range(30):
-            left = 220.0
-            while (failure := draws.exponential(1000.0)) < left:
-                left -= failure
-                wall += failure + 50.0
-            wall += left
-        found, share = simulated_overhead(PARTIAL, 200.0, 6000.0, seed)
-        assert found == pytest.approx(wall / 6000 - 1) and share == 0.0
-
-
-def test_a_run_shorter_than_an_interval_has_one_segment() -> None:
-    rare = Recovery(mtbf_s=1e12, checkpoint_s=20.0, back_s=50.0)
-    assert simulated_overhead(rare, 200.0, 1.0, 0) == pytest.approx((0.1, 0.0))
 
 
 def test_crashes_come_at_exponential_distances_to_random_ranks() -> None:

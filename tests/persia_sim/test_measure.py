@@ -22,7 +22,6 @@ from persia_sim.insight.measure import (
     warm_up,
 )
 from persia_sim.insight.report import (
-    RowStaleness,
     report,
     row_staleness,
     staleness,
@@ -78,14 +77,6 @@ def test_a_long_series_has_the_interval_of_its_600_block_means() -> None:
     assert found.half_width == pytest.approx(half_width(blocks), rel=1e-3)
     shorter = mean_interval(series[:1200])  # not yet cut into blocks
     assert shorter.half_width == pytest.approx(half_width(series[:1200]), rel=1e-3)
-
-
-def test_white_noise_has_students_interval_on_average() -> None:
-    """The mean square of the half widths is that of t(12) sigma / sqrt(n)."""
-    rng = np.random.default_rng(8)
-    squares = [mean_interval(rng.normal(0, 2.0, 160)).half_width ** 2 for _ in range(800)]
-    expected = stats.t.ppf(0.975, 12) * 2.0 / sqrt(160)
-    assert sqrt(np.mean(squares)) == pytest.approx(expected, rel=0.04)
 
 
 def test_fewer_than_sixteen_values_have_no_interval() -> None:
@@ -188,17 +179,6 @@ def test_another_entity_or_a_longer_run_sees_the_same_factors() -> None:
     assert np.array_equal(long[:10], short)
 
 
-def test_nothing_missed_is_fresh_everywhere() -> None:
-    found = row_staleness(np.zeros(5, np.int64), workloads()["criteo-ad"])
-    assert found == RowStaleness(0.0, 1.0, 0.0, 0.0, 0.0, 0.0)
-
-
-def test_the_mean_is_the_share_of_rows_that_another_batch_meets() -> None:
-    work = workloads()["criteo-syn5"]
-    found = row_staleness(np.array([4, 6]), work)
-    assert found.mean == pytest.approx(5 * work.pending_fraction(1.0), rel=1e-6)
-
-
 def test_distribution_agrees_with_batches_drawn_one_by_one() -> None:
     work = replace(workloads()["taobao-ad"], fields=1, rows=2000.0, batch_per_rank=64, zipf=1.1)
     lags = np.array([0, 3, 3, 12])
@@ -215,12 +195,6 @@ def test_distribution_agrees_with_batches_drawn_one_by_one() -> None:
     assert found.fresh == pytest.approx(np.mean(np.array(missed) == 0), abs=0.01)
     for level, value in ((50, found.p50), (90, found.p90), (99, found.p99)):
         assert value == pytest.approx(np.percentile(missed, level), abs=1)
-
-
-def test_popular_rows_are_later_than_rare_ones() -> None:
-    found = row_staleness(np.full(10, 20), workloads()["criteo-syn1"])
-    assert found.p50 <= found.p90 <= found.p99 <= found.hottest + 1 <= 21
-    assert 0 < found.fresh < 1
 
 
 def test_two_rows_a_field_by_hand() -> None:

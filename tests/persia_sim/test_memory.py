@@ -36,10 +36,6 @@ from tests.persia_sim.oracles import resident_after
 SYN5 = workloads()["criteo-syn5"]
 
 
-def test_float16_values_of_100t_are_200_tb() -> None:
-    assert SYN5.rows * SYN5.dim * 2 == pytest.approx(200e12)
-
-
 def test_100t_fits_at_dim_128_in_float16_and_nothing_else_does() -> None:
     cluster = gcp_100t()
     assert capacity(cluster, SYN5, FORMATS["fp16-lean"]).fits
@@ -70,21 +66,6 @@ def test_filling_781_billion_rows_takes_days_and_not_the_hours_of_new_ids_only()
     assert all_new_s / 3600 < 5 and filled_s / 3600 > 10 * 5
     assert resident_after(SYN5, rate * filled_s) == pytest.approx(0.9 * SYN5.rows, rel=1e-6)
     assert fill_s(SYN5, rate, SYN5.rows) == inf
-
-
-def test_distinct_ids_match_a_draw() -> None:
-    rng = np.random.default_rng(0)
-    probability, number = zipf_bins(1000.0, 1.05)
-    assert (number == 1).all() and probability.sum() == pytest.approx(1)
-    seen = [len(set(rng.choice(1000, 300, p=probability).tolist())) for _ in range(400)]
-    error = np.std(seen) / 20
-    assert expected_distinct(300, 1000.0, 1.05) == pytest.approx(np.mean(seen), abs=4 * error)
-
-
-def test_rows_fill_with_samples_up_to_the_table() -> None:
-    small = replace(SYN5, rows=26e4)
-    few, many = resident_after(small, 1e3), resident_after(small, 1e9)
-    assert few < many <= 26e4 and many == pytest.approx(26e4, rel=0.01)
 
 
 def test_servers_that_were_empty_miss_more_and_hold_less() -> None:
@@ -183,12 +164,6 @@ def test_memory_line_in_gib_bytes_rows_and_hours() -> None:
         "resident 44, evicted 16, misses 1.23%; "
         f"90 % full after {hours:.1f} h"
     )
-
-
-def test_rows_touched_by_samples() -> None:
-    """Two equally likely rows a field, 6 draws of each field: 2 (1 - 2^-6) rows, three fields."""
-    work = hand_workload(rows=6.0, zipf=0.0)
-    assert resident_after(work, 3.0) == pytest.approx(3 * 2 * (1 - 2.0**-6))
 
 
 def test_lru_miss_rate_matches_a_simulated_cache() -> None:

@@ -170,12 +170,6 @@ def test_one_flow_alone_is_shared_out_as_among_others(
         assert alone(weight, bound, [capacities[link] for link in path]) == rate
 
 
-def test_certificate_finds_a_wrong_solution() -> None:
-    assert violations([0.4, 0.6], [[0], [0]], [1, 1], [inf, inf], {0: 1.0})
-    assert violations([0.4, 0.4], [[0], [0]], [1, 1], [inf, inf], {0: 1.0})
-    assert violations([0.8, 0.8], [[0], [0]], [1, 1], [inf, inf], {0: 1.0})
-
-
 @given(sharing(), st.lists(st.tuples(st.floats(0, 5), st.floats(0.1, 50)), min_size=12))
 def test_fluid_drains_every_flow_within_the_links_capacity(
     problem: tuple[list[list[int]], list[float], list[float], dict[int, float]],

@@ -53,29 +53,6 @@ def test_an_answer_without_rows_still_has_its_latency() -> None:
     assert answered == pytest.approx(scenario.cluster.link.latency_s)
 
 
-def test_oracle_refuses_contention() -> None:
-    with pytest.raises(ValueError, match="exact only without contention"):
-        instants(small_scenario(discipline=Discipline.FIFO))
-
-
-def test_oracle_is_instant_on_the_large_cluster() -> None:
-    from persia_sim.presets.catalogue import gcp_100t, workloads
-    from persia_sim.presets.costs import CATALOGUE
-
-    scenario = Scenario(
-        cluster=gcp_100t(),
-        workload=workloads()["criteo-syn5"],
-        costs=CATALOGUE,
-        mode=Mode.HYBRID,
-        tau=4,
-        steps=30,
-        discipline=Discipline.UNSHARED,
-        infinite_cpus=True,
-        noise=Noise(gpu_cv=0.05),
-    )
-    assert np.array_equal(instants(scenario), simulate(scenario).stamps)
-
-
 def instant_cluster(base: Cluster) -> Cluster:
     """Cards, bus and links cost nothing; a core of every host has speed 1."""
     roles = {}

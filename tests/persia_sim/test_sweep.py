@@ -74,18 +74,6 @@ def test_a_sweep_keeps_its_points_and_does_only_what_is_missing(
     assert sum(line.endswith("}") and bool(json.loads(line)) for line in lines) == 2
 
 
-def test_sensitivity_finds_what_binds() -> None:
-    from persia_sim.insight.sensitivity import RESOURCES, gains
-    from tests.persia_sim.sim_configurations import small_scenario
-
-    scenario = small_scenario(Mode.HYBRID, steps=30, tau=4)
-    slow = replace(scenario.costs, gpu_fixed_s=0.1)
-    found = gains(replace(scenario, costs=slow))
-    assert set(found) == set(RESOURCES)
-    assert max(found, key=lambda name: found[name].mean) == "GPU"
-    assert found["GPU"].mean > 0.05 and found["loaders"].mean == pytest.approx(0, abs=1e-3)
-
-
 ROW = st.fixed_dictionaries({
     "samples_per_s": st.integers(1, 4).map(float),
     "staleness_steps_mean": st.integers(0, 3).map(float),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 
 from persia_sim.theory import convergence as share
 from persia_sim.theory.convergence import (
-    Bound,
     Problem,
     allowed_step,
     asynchronous,
@@ -93,12 +91,6 @@ def test_lateness_is_forgotten_as_the_run_grows(smoothness, variance, gap, batch
     assert found.total == pytest.approx(rate, rel=1e-3)
 
 
-def test_four_times_the_ranks_halve_the_rate_of_a_long_run():
-    problem = Problem(smoothness=2.0, variance=3.0, gap=0.5)
-    one, four = (sync(problem, updates=10**9, batch=64 * ranks) for ranks in (1, 4))
-    assert four.total == pytest.approx(one.total / 2)
-
-
 def test_a_bound_by_hand():
     """L 2, sigma^2 3, D 0.5, B 2, alpha 1/4, tau 4, gamma 1/8: 8 / T, 3/8, 3/16."""
     problem = Problem(smoothness=2.0, variance=3.0, gap=0.5)
@@ -130,9 +122,6 @@ def test_what_async_misses_is_counted_in_an_order_of_its_events(ranks, tau):
         closed = {Kind.PUSH: "rows", Kind.DENSE_PUSH: "dense"}.get(event.kind)
         in_flight[closed] -= bool(closed)
     assert updates_missed(Mode.ASYNC, tau, ranks=ranks) == (most["rows"], most["dense"])
-
-
-ONE = Problem(smoothness=1, variance=1, gap=1)
 
 
 @pytest.mark.parametrize(
@@ -259,9 +248,3 @@ def test_drift_is_the_mean_over_samples_of_what_their_rows_miss():
     assert drift(np.array([0.75, 0.25]), missed) == pytest.approx(np.mean(per_sample))
     assert relative_drift(np.array([0.75, 0.25]), missed, 10 * missed) == pytest.approx(0.01)
     assert relative_drift(np.ones(1), np.zeros((1, 2)), np.zeros((1, 2))) == 0.0
-
-
-def test_bounds_of_one_problem_compare_by_their_parts():
-    problem = Problem(smoothness=1.0, variance=1.0, gap=1.0)
-    found = sync(problem, updates=50, batch=1)
-    assert isinstance(found, Bound) and replace(found, late=1.0).total == found.total + 1.0

@@ -69,16 +69,6 @@ def test_simulated_spans_have_the_names_and_tracks_of_the_real_ones() -> None:
         assert found == (real | copies) ^ changes
 
 
-def test_a_crash_is_marked_where_it_happens() -> None:
-    quiet = simulate(small_scenario(tau=4))
-    at_s = float(quiet.stamps[Mark.START, 0, 5])
-    crash = Crash(target=Target.RANK, index=2, at_s=at_s, detect_s=0.01, restart_s=0.02)
-    late = replace(crash, target=Target.SERVER, at_s=1e6)
-    run = simulate(small_scenario(tau=4, disturbances=(crash, late)))
-    [mark] = [e for e in timeline(run, 3, 7) if e["ph"] == "i"]
-    assert (mark["name"], mark["pid"], mark["ts"]) == ("crash of rank 2", 2, at_s * 1e6)
-
-
 def test_spans_read_back_are_the_stamps_in_microseconds() -> None:
     """Sync of one rank by hand: step 1 begins at 127 s (test_timeline_by_hand)."""
     run = simulate(hand_scenario(Mode.SYNC, steps=3))

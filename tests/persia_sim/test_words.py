@@ -154,15 +154,6 @@ def test_every_order_reads_updates_and_pushes_each_batch_once(
     assert sorted(reads) == sorted(expected) == sorted(pushes)
 
 
-def test_a_trace_survives_its_file(tmp_path):
-    events = [Event(Kind.LOOKUP, 0, 0, 2, 7), Event(Kind.PUSH, ALL, 0)]
-    trace = Trace.of(events, mode="sync", ranks=1, seed=3)
-    trace.save(tmp_path / "t.npz")
-    again = Trace.load(tmp_path / "t.npz")
-    assert list(again) == list(trace)
-    assert again.meta == {"mode": "sync", "ranks": 1, "seed": 3}
-
-
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut short", b"not a trace"])
 def test_a_file_that_is_no_trace_is_refused_by_name(tmp_path, content):
     path = tmp_path / "foreign.npz"

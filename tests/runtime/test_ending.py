@@ -181,24 +181,6 @@ def test_a_full_disk_ends_in_that_failure_and_leaves_no_part_of_a_checkpoint(sma
         assert (left / "state.json").exists()
 
 
-def test_an_older_checkpoint_stays_while_the_disk_has_no_room_for_a_newer_one(
-    tmp_path, monkeypatch, capsys
-):
-    write = whole.write_dense
-
-    def until_the_disk_is_full(file, dense):
-        return write(file, dense) if dense["version"] <= 4 else full()
-
-    monkeypatch.setattr(whole, "write_dense", until_the_disk_is_full)
-    words = [*WORDS, "--checkpoint-every", "2", "--keep", "1", "--out", str(tmp_path / "run")]
-    assert main(words) == 3
-    told = capsys.readouterr()
-    assert "that at 128 samples stays, and older ones do until a newer one is whole" in (
-        told.err + told.out
-    )
-    assert [int(f.name) for f in complete_checkpoints(tmp_path / "run")] == [128]
-
-
 @pytest.mark.parametrize("name", MODES)
 def test_a_run_that_is_interrupted_before_its_first_step_says_so(name, tmp_path):
     """It ends as other interrupted ones do, and a later one in its folder is not disturbed."""

@@ -60,10 +60,6 @@ def test_health_checks_say_why_an_auc_is_a_half():
     assert any("no row was created" in w for w in found.warnings)
 
 
-def test_test_rows_limits_the_test_part():
-    assert sum(b.size for b in HeldOut(ArraySource(100), 30)) == 30
-
-
 def test_a_curve_evaluates_snapshots_and_the_last_figure_is_drained():
     synthetic = TrainConfig(
         data=DataConfig(name="synthetic"),

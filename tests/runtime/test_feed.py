@@ -100,13 +100,6 @@ def test_shuffle_permutes_each_pass_anew_with_the_seed(trained):
     assert abs(moved - SAMPLES / 3) < SAMPLES / 8
 
 
-def test_shuffled_rows_are_the_first_rows_in_another_order(trained):
-    seen, outcome = trained(data=DataConfig(shuffle=True, rows=50))
-    assert sorted(in_order(seen)) == list(range(50))
-    assert in_order(seen) != list(range(50))
-    assert outcome.figures.samples == 50
-
-
 @EXECUTORS
 def test_shuffled_training_is_the_same_in_both_executors(trained, executor):
     data = DataConfig(shuffle=True)

@@ -252,13 +252,6 @@ def test_bound_zero_equals_sync_with_eviction(eviction):
     assert_same_bytes(run(base, SOURCE), run(changed(base, mode=Mode.HYBRID, tau=0), SOURCE))
 
 
-def test_async_with_one_rank_and_no_lag_equals_sync():
-    """Pull, compute, push, in turn: nothing is late. The dense server against the barrier."""
-    sync = run(config(), SOURCE)
-    for executor in ("lag", "concurrent"):
-        assert_same_bytes(sync, run(config(mode=Mode.ASYNC, tau=0, executor=executor), SOURCE))
-
-
 def test_ranks_are_weighted_by_their_share_of_a_short_last_batch():
     """31 samples, 24 a step, 5 ranks: shares of 5, 5, 4, ... and of 1 and 2 in the last step."""
     source = ArraySource(31)
@@ -272,21 +265,6 @@ def test_a_rank_without_samples_in_the_last_step_is_replayed(samples):
     source = ArraySource(samples)
     recorded = run(config(ranks=4, shards=2, executor="concurrent"), source)
     assert_same_bytes(recorded, run(config(ranks=4, shards=2), source, order=recorded.trace))
-
-
-def test_overlapped_buckets_of_one_parameter_each_change_no_byte(monkeypatch):
-    from runtime.dense import optimizer
-
-    def one_each(model):
-        return [[k] for k in reversed(range(len(list(model.parameters()))))]
-
-    chosen = {"mode": Mode.HYBRID, "tau": 2, "ranks": 4}
-    plain = run(config(**chosen), SOURCE)
-    monkeypatch.setattr(optimizer, "bucket_plan", one_each)
-    recorded = run(config(executor="concurrent", **chosen), SOURCE)
-    replayed = run(config(**chosen), SOURCE, order=recorded.trace)
-    assert_same_bytes(recorded, replayed)
-    assert plain.meter.updates == recorded.meter.updates
 
 
 def test_replay_refuses_to_train_on_rows_that_were_not_read():

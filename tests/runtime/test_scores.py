@@ -21,20 +21,6 @@ from runtime.run.evaluate import (
 )
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 6)), min_size=2, max_size=40))
-def test_auc_is_the_share_of_pairs_in_the_right_order(samples):
-    labels = np.array([one for one, _ in samples], np.float32)
-    predictions = np.array([p for _, p in samples]) / 7
-    if labels.min() == labels.max():
-        return
-    won = [
-        1.0 if p > q else 0.5 if p == q else 0.0
-        for p in predictions[labels == 1]
-        for q in predictions[labels == 0]
-    ]
-    assert auc(labels, predictions) == pytest.approx(np.mean(won), abs=1e-15)
-
-
 @pytest.mark.parametrize("distinct", [5, 10**9])
 def test_both_figures_are_those_of_scikit_learn(distinct):
     draw = np.random.default_rng(3)
@@ -82,17 +68,6 @@ def test_ndcg_is_that_of_scikit_learn_and_recall_counts_hits(top):
         assert at_top(labels, guesses, groups, top)[1] == pytest.approx(np.mean(expected))
     hits = [labels[own][np.argsort(-fine[own])[:top]].sum() / labels[own].sum() for own in clicked]
     assert at_top(labels, fine, groups, top)[0] == pytest.approx(np.mean(hits))
-
-
-def test_gauc_by_hand_weights_groups_by_their_samples_and_leaves_one_class_out():
-    # user 5: 1 over both zeros, one tie with a zero -> (1 + 1 + 1 + 0.5) / 4 of 4 samples;
-    # user 2: 0 above 1 -> 0 of 2 samples; users 9 and 4: one label only.
-    groups = np.array([5, 2, 9, 5, 5, 2, 9, 5, 4])
-    labels = np.array([1, 1, 1, 0, 1, 0, 1, 0, 0])
-    predictions = np.array([0.9, 0.1, 0.5, 0.2, 0.6, 0.8, 0.4, 0.6, 0.99])
-    found = group_auc(labels, predictions, groups)
-    assert found.gauc == pytest.approx((4 * 0.875 + 2 * 0.0) / 6)
-    assert (found.groups, found.groups_left_out) == (2, 2)
 
 
 @given(

@@ -6,7 +6,6 @@ import pytest
 
 from persia_sim.words.rules import Refused
 from runtime.checkpoint.whole import complete_checkpoints, find_checkpoint, newest, read_checkpoint
-from runtime.commands import main
 from runtime.config import (
     CheckpointConfig,
     DataConfig,
@@ -94,12 +93,6 @@ def test_a_run_that_was_interrupted_counts_on(tmp_path):
 def test_the_test_part_never_decides_when_to_stop(options, sentence):
     with pytest.raises(Refused, match=sentence):
         EvaluationConfig(stop_after=2, **options)
-
-
-def test_a_model_that_was_stopped_is_tested_afterwards(tmp_path, capsys):
-    run(tmp_path / "run")
-    assert main(["evaluate", str(tmp_path / "run"), "--test-rows", "500"]) == 0
-    assert "500 evaluated" in capsys.readouterr().out
 
 
 def keeping(by, keep, dense_lag=0):

@@ -159,13 +159,6 @@ def test_snapshots_of_threads_in_sync_are_those_of_the_lag_executor():
     assert len(scores[0]) == 3
 
 
-def test_global_batches_train_on_as_many_samples_for_the_same_steps():
-    worlds = [run(config(mode=Mode.ASYNC, ranks=4, steps=10, match=m), SOURCE)
-              for m in ("update", "global")]  # fmt: skip
-    assert [w.meter.samples for w in worlds] == [240, 240]
-    assert [w.meter.updates for w in worlds] == [10, 40]
-
-
 def test_a_schema_with_two_tables_of_different_width_trains():
     wide = replace(config().rows, dim=6)
     outcome = train(config(mode=Mode.HYBRID, tau=1), TwoTables(300), tables={"items": wide})

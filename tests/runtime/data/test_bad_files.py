@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -76,20 +74,6 @@ def test_a_file_that_may_not_be_read_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may read everything
     with pytest.raises(DataError, match="may not be read by this user"):
         opened(tmp_path)
-
-
-@pytest.mark.multiproc
-def test_a_pipe_as_data_ends_the_command_with_2_and_one_sentence(tmp_path):
-    opened(tmp_path)
-    (tmp_path / "d.csv").unlink()
-    os.mkfifo(tmp_path / "d.csv")
-    words = ["train", "--data.name", str(tmp_path / "s.toml"), "--out", str(tmp_path / "run")]
-    done = subprocess.run(
-        [sys.executable, "-m", "runtime", *words], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 2
-    assert "is a named pipe" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("name", ["a\\u0000b.csv", "x" * 300 + ".csv"])
@@ -183,16 +167,6 @@ def test_two_stray_quotes_swallow_no_row(tmp_path, monkeypatch, block_bytes, ski
     read = numbers(source) + numbers(source, "test")
     assert read == [float(n) for n in range(200) if n not in (20, 70)]
     assert source.provenance().rows_skipped == 2
-
-
-def test_the_announced_rows_are_those_that_train_and_the_bad_ones_of_their_part(tmp_path):
-    lines = [f"a,{n},{n % 2}" for n in range(200)]
-    lines[2], lines[3], lines[90], lines[150] = "a,x,0", "torn", "a,90,7", "a,150,"
-    text = ("x,n,label\n" + "\n".join(lines)).encode()
-    source = opened(tmp_path, text, skip_bad_rows=True)
-    for part in ("train", "test"):
-        announced = getattr(source.provenance(), f"{part}_rows")
-        assert len(numbers(source, part)) + source.left_out(part)[0] == announced
 
 
 def test_a_line_end_in_quotes_may_lie_at_the_border_of_two_blocks(tmp_path, monkeypatch):

@@ -56,21 +56,6 @@ def cut(rows: list[int]) -> list[list[int]]:
 ALL = list(range(1, N_TRAIN + 1))
 
 
-def test_samples_come_in_the_order_of_the_file_and_a_pass_ends_with_a_short_batch(tmp_path):
-    assert trained_rows(write_data(tmp_path)) == cut(ALL)
-
-
-def test_passes_read_the_part_again_and_no_batch_holds_samples_of_two(tmp_path):
-    assert trained_rows(write_data(tmp_path), passes=3) == cut(ALL) * 3
-
-
-def test_rows_are_the_first_of_the_training_part(tmp_path):
-    name = write_data(tmp_path)
-    assert trained_rows(name, rows=20) == [ALL[:16], ALL[16:20]]
-    assert trained_rows(name, rows=16, passes=2) == [ALL[:16]] * 2
-    assert trained_rows(name, rows=1000) == cut(ALL)
-
-
 def test_shuffling_permutes_each_pass_with_the_seed_the_pass_and_the_window(tmp_path):
     name = write_data(tmp_path)
 
@@ -101,13 +86,6 @@ def test_a_run_says_its_split_and_its_rows_before_it_trains(tmp_path, capsys):
     assert summary["data"]["split"] == split
     assert (summary["data"]["train_rows"], summary["data"]["test_rows"]) == (40, 12)
     assert (summary["samples"], summary["updates"]) == (40, 5)
-
-
-def test_a_run_on_the_first_rows_says_so(tmp_path):
-    summary = run(tmp_path, write_data(tmp_path), "--data.rows", "10", "--data.passes", "2")
-    assert summary["samples"] == 20
-    assert summary["data"]["train_rows"] == 10
-    assert summary["data"]["split"].endswith("; of train the first 10 rows")
 
 
 def test_bad_rows_are_counted_in_a_run_of_few_steps(tmp_path, capsys, monkeypatch):

@@ -133,16 +133,6 @@ def test_the_type_in_a_parquet_file_does_not_change_an_id(tmp_path):
     assert len(seen) == 1
 
 
-def test_many_small_blocks_give_what_one_block_gives(tmp_path, monkeypatch):
-    rng = np.random.default_rng(3)
-    many = {k: [v[i] for i in rng.integers(0, 6, 3000)] for k, v in GOOD.items()}
-    at_once = whole(source(tmp_path, many))
-    monkeypatch.setattr("runtime.data.table.CSV_BLOCK_BYTES", 4096)
-    made = FileSource(schema=schema(), folder=tmp_path)
-    assert len(list(made.chunks("train"))) > 10
-    assert (whole(made).ids == at_once.ids).all()
-
-
 def test_a_group_shares_ids_and_a_joined_column_makes_them_differ(tmp_path):
     columns = {"tour": ["a", "b"], "x": [5, 5], "y": [5, 6], "label": [0, 1], "day": [1, 1]}
     both = (

@@ -155,16 +155,6 @@ def test_every_file_counts_in_the_checksum_and_in_what_is_kept(folder, tmp_path)
     assert rows_of(KeptSource(again, tmp_path / "kept"), "test") == read[::-1]
 
 
-def test_a_schema_of_ones_own_names_the_files_of_its_parts(folder):
-    (folder / "mine.toml").write_text(
-        'name = "mine"\nfile = "part-0.csv"\n'
-        'split = { test_file = "part-2.csv", validation_file = "part-1.csv" }\n'
-        '[[columns]]\nname = "user"\n[[columns]]\nname = "item"\n'
-    )
-    found = open_source(str(folder / "mine.toml"))
-    assert sum(batch.size for batch in found.chunks("test")) == 40
-
-
 def test_a_split_with_known_checksums_refuses_other_files(folder):
     split = Split(test_file="part-2.csv", validation_file="part-1.csv")
     found = source(folder, "part-0.csv", split)

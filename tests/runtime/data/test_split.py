@@ -42,11 +42,6 @@ def numbered_file(path: Path, n_rows: int, half: str = "b") -> Path:
     return path
 
 
-def test_a_threshold_splits_by_value(tmp_path):
-    parts = parts_of(numbered_file(tmp_path / "d.csv", 6), Split(column="time", test_from=50))
-    assert parts == {"train": [1, 2, 3, 4], "validation": [], "test": [5, 6]}
-
-
 def test_a_text_names_the_test_rows(tmp_path):
     parts = parts_of(numbered_file(tmp_path / "d.csv", 6), Split(column="part", test_equals="b"))
     assert parts["train"] == [1, 2, 3]

@@ -5,13 +5,10 @@ from itertools import islice
 
 import numpy as np
 import pytest
-import torch
 from sklearn.metrics import roc_auc_score
 
 from runtime.data.batch import Batch
-from runtime.data.ids import mix64
 from runtime.data.open import open_source
-from runtime.data.source import rebatch
 from runtime.data.synthetic import (
     CHUNK_ROWS,
     Recipe,
@@ -76,11 +73,6 @@ def test_the_true_probabilities_are_calibrated():
         assert abs(labels[tenth].mean() - truth[tenth].mean()) < 4 * spread
 
 
-def test_bags_of_the_stream_are_averaged_as_its_truth_does():
-    poolings = {f.name: f.pooling for f in SyntheticSource(recipe=tiny()).layout.fields}
-    assert poolings == {"user": "sum", "tags": "mean"}
-
-
 def test_the_layout_fits_the_batches():
     source = SyntheticSource(recipe=recipe("default"), train_rows=1000)
     batch = next(source.chunks("train"))
@@ -127,76 +119,6 @@ def test_the_fields_of_a_shape_are_as_described():
     assert {(f.values >= 1_000_000, f.weight) for f in video} == {(True, 0.5), (False, 1.0)}
     for exponent in (1.1, 1.4, 1.8):
         assert {f.exponent for f in recipe(f"zipf-{exponent}").fields} == {exponent}
-
-
-class PlainNet(torch.nn.Module):
-    """A click model in plain PyTorch; ``dim`` 0 makes it a logistic regression."""
-
-    table_bits = 21  # 2 million rows for 1.3 million ids, shared by hash
-
-    def __init__(self, n_fields: int, n_dense: int, dim: int) -> None:
-        super().__init__()
-        self.n_fields, self.linear = n_fields, dim == 0
-        self.rows = torch.nn.EmbeddingBag(
-            2**self.table_bits, max(dim, 1), mode="mean", sparse=True, include_last_offset=True
-        )
-        torch.nn.init.normal_(self.rows.weight, std=0.0 if self.linear else 0.01)
-        width = n_fields * max(dim, 1) + n_dense
-        self.tower = torch.nn.Sequential(
-            torch.nn.Linear(width, 256),
-            torch.nn.ReLU(),
-            torch.nn.Linear(256, 128),
-            torch.nn.ReLU(),
-            torch.nn.Linear(128, 1),
-        )
-        self.slope = torch.nn.Linear(n_dense, 1)
-
-    def forward(self, batch: Batch) -> torch.Tensor:
-        assert batch.offsets is not None
-        place = mix64(batch.ids) >> np.uint64(64 - self.table_bits)
-        pooled = self.rows(
-            torch.from_numpy(place.astype(np.int64)), torch.from_numpy(batch.offsets)
-        )
-        x, dense = pooled.view(batch.size, -1), torch.from_numpy(batch.dense)
-        if self.linear:
-            return x.sum(1) + self.slope(dense)[:, 0]
-        return self.tower(torch.cat([x, dense], 1))[:, 0]  # type: ignore[no-any-return]
-
-
-def trained_auc(source: SyntheticSource, dim: int, steps: int, batch: int) -> float:
-    torch.manual_seed(0)
-    net = PlainNet(len(source.layout.fields), len(source.layout.dense), dim)
-    sparse = torch.optim.Adagrad(net.rows.parameters(), lr=0.05)
-    dense = torch.optim.Adam([*net.tower.parameters(), *net.slope.parameters()], lr=1e-3)
-    for part in islice(rebatch(source.chunks("train"), batch), steps):
-        labels = torch.from_numpy(part.labels[:, 0])
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(net(part), labels)
-        for optimizer in (sparse, dense):
-            optimizer.zero_grad()
-        loss.backward()
-        for optimizer in (sparse, dense):
-            optimizer.step()
-    with torch.no_grad():
-        scores = np.concatenate([net(part).numpy() for part in source.chunks("test")])
-    return float(roc_auc_score(np.concatenate([b.labels for b in source.chunks("test")]), scores))
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-@pytest.mark.long
-def test_one_pass_of_a_plain_net_comes_near_the_best_auc_and_a_linear_model_does_not():
-    source = SyntheticSource(recipe=recipe("default"))
-    labels = np.concatenate([b.labels for b in source.chunks("test")])
-    best = roc_auc_score(labels, source.true_probabilities("test"))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        linear = trained_auc(source, dim=0, steps=6_000, batch=256)
-        net = trained_auc(source, dim=8, steps=10_000, batch=256)
-    finally:
-        torch.set_num_threads(threads)
-    assert linear < best - 0.01
-    assert best - 0.01 < net < best
 
 
 def test_another_draw_has_another_truth_other_samples_and_other_test_rows():

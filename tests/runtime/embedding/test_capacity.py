@@ -148,12 +148,3 @@ def test_ten_billion_virtual_ids_stream_through_a_small_budget():
     assert late - early < 4096
     assert late - before < (64 << 10) + (96 << 10)  # the batch's own arrays stand beside the budget
     assert table.store.counters["evicted"] > 3_000_000
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1800)  # two minutes on a free core
-def test_ten_billion_virtual_ids_stream_through_one_gibibyte():
-    table, early, late = stream_through(10_000_000_000, 1 << 30, 200_000_000)
-    assert table.store.resident_bytes <= 1 << 30
-    assert late - early < 8192
-    assert table.store.counters["evicted"] > 190_000_000

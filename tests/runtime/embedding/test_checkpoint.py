@@ -103,39 +103,6 @@ def test_incremental_save_needs_a_tracked_one_before(one_table, tmp_path):
         save(table.store, tmp_path, incremental=True)
 
 
-def test_a_cut_during_training_holds_whole_pushes_only(one_table, tmp_path):
-    """Every push adds 1 to all rows of two shards, so a whole cut has one value everywhere."""
-    sgd = RowOptimizer(kind="sgd", lr=1.0)
-    config = {"dim": 2, "optimizer": sgd, "initial": "constant", "initial_scale": 0.0}
-    table = one_table(shards=4, **config)
-    ids, stop, pushes = np.arange(400), threading.Event(), [0]
-
-    def trainer():
-        while not stop.is_set():
-            table.push(table.look_up(ids, pushes[0]), -1.0)
-            pushes[0] += 1
-
-    table.look_up(ids)
-    thread = threading.Thread(target=trainer)
-    thread.start()
-    values = []
-    try:
-        for _ in range(10):
-            before = pushes[0]
-            while pushes[0] == before and thread.is_alive():
-                stop.wait(0.001)
-            save(table.store, tmp_path)
-            other = one_table(shards=1, **config)
-            load(other.store, tmp_path)
-            values.append(np.unique(other.store.export()["rows"][1]))
-    finally:
-        stop.set()
-        thread.join()
-    assert all(len(v) == 1 for v in values)
-    assert values[-1] > values[0]
-    assert (table.values(ids) == pushes[0]).all()
-
-
 def test_a_half_applied_push_is_waited_for(one_table, tmp_path):
     table = one_table(shards=2, dim=2, optimizer=RowOptimizer(kind="sgd", lr=1.0))
     handle = table.look_up(np.arange(50))
@@ -242,19 +209,6 @@ def test_what_a_failed_save_would_have_written_is_in_the_next_one(
     left = {file.name for file in tmp_path.iterdir()}
     parts = 1 if eviction == "clock" else 2  # every save of a table with a clock is whole
     assert len(left) == 2 * parts + 1  # a file a shard, and the manifest: no half-written file
-
-
-def test_the_checkpoint_before_a_failed_save_still_loads(one_table, tmp_path, monkeypatch):
-    table, other = one_table(shards=2, dim=3), one_table(shards=2, dim=3)
-    train(table, range(4))
-    save(table.store, tmp_path, track_changes=True)
-    saved = table.store.export()["rows"][1].copy()
-    train(table, range(4, 6))
-    full_disk(monkeypatch, "rows")
-    with pytest.raises(OSError, match="No space left"):
-        save(table.store, tmp_path, incremental=True)
-    load(other.store, tmp_path)
-    np.testing.assert_array_equal(other.store.export()["rows"][1], saved)
 
 
 def test_threads_that_save_to_one_folder_wait_for_each_other(one_table, tmp_path):

@@ -38,25 +38,7 @@ def admitted(key: int, one: int, step: int, p: float) -> bool:
     return (bits >> 11) * 2.0**-53 < p
 
 
-@given(seed=st.integers(0, 10**6), sightings=st.integers(1, 6))
-@settings(max_examples=25, deadline=None)
-def test_a_wide_sketch_counts_exactly(seed, sightings):
-    rng = np.random.default_rng(seed)
-    admission = Admission(kind="frequency", sightings=sightings)
-    table = OneTable(dim=1, admission=admission)
-    seen: dict[int, int] = {}
-    refused = 0
-    for step in range(20):
-        ids = ids_of(rng, 40, 10)
-        table.look_up(ids, step)
-        for one in ids:
-            seen[one] = seen.get(one, 0) + 1
-            refused += seen[one] < sightings
-        assert table.resident() == {i for i, n in seen.items() if n >= sightings}
-        assert table.store.counters["not_admitted"] == refused
-
-
-@given(seed=st.integers(0, 10**6), width=st.integers(1, 12), sightings=st.integers(2, 5))
+@given(seed=st.integers(0, 10**6), width=st.integers(1, 12), sightings=st.integers(1, 5))
 @settings(max_examples=40, deadline=None)
 def test_a_narrow_sketch_lets_ids_in_early_as_the_published_one_does(seed, width, sightings):
     """Count-min with conservative update: only the smaller of an id's two counts is believed."""
@@ -67,6 +49,7 @@ def test_a_narrow_sketch_lets_ids_in_early_as_the_published_one_does(seed, width
     counts = [[0] * width, [0] * width]
     exact: dict[int, int] = {}
     resident: set[int] = set()
+    refused = 0
     for step in range(15):
         ids = ids_of(rng, 60, 8)
         table.look_up(ids, step)
@@ -79,9 +62,11 @@ def test_a_narrow_sketch_lets_ids_in_early_as_the_published_one_does(seed, width
             if now >= sightings:
                 resident.add(one)
             else:
+                refused += 1
                 for row, place in enumerate(places):
                     counts[row][place] = max(counts[row][place], now)
         assert table.resident() == resident
+        assert table.store.counters["not_admitted"] == refused
         assert resident >= {i for i, n in exact.items() if n >= sightings}
 
 

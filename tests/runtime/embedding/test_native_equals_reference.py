@@ -147,10 +147,9 @@ def test_native_engine_gives_the_bytes_of_the_reference(
     assert found == train("reference", LAYOUTS[layout], config, seed, one_id)
 
 
-@pytest.mark.parametrize("engine", ["native", "reference"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: f"{o.kind}-{o.bias_correction}")
 @pytest.mark.parametrize("schedule", SCHEDULES[1:], ids=lambda s: f"{s.warmup_steps}-{s.decay}")
-def test_a_fresh_row_moves_by_the_rate_of_its_step(engine, optimizer, schedule):
+def test_a_fresh_row_moves_by_the_rate_of_its_step(optimizer, schedule):
     """The first move of a row is the schedule's factor times that without a schedule."""
     layout = LAYOUTS["one_table"]
     for step in range(5):
@@ -159,7 +158,7 @@ def test_a_fresh_row_moves_by_the_rate_of_its_step(engine, optimizer, schedule):
             table = TableConfig(
                 dim=4, dtype="float64", optimizer=replace(optimizer, schedule=chosen)
             )
-            store = ENGINES[engine][0](layout, [table])
+            store = open_store(layout, [table])
             ids = np.array([1, 2], np.uint64)
             batch = Batch(ids, None, np.zeros((1, 0)), np.zeros((1, 1)))
             handle = store.begin(0, step, batch)

@@ -11,23 +11,6 @@ from runtime.embedding.shard import shard_of
 from tests.runtime.embedding.test_checkpoint import ADAM, equal_stores, train
 
 
-@pytest.mark.parametrize("shards", [2, 3])
-def test_incremental_saves_add_up_to_the_whole(one_table, shards, tmp_path):
-    config = {"dim": 3, "optimizer": ADAM, "capacity": Capacity(rows=100 * shards)}
-    table, other = one_table(shards=2, **config), one_table(shards=shards, **config)
-    train(table, range(10))
-    save(table.store, tmp_path, track_changes=True)
-    for start in (10, 13):
-        train(table, range(start, start + 1))
-        changed = save(table.store, tmp_path, incremental=True)
-        assert changed.rows == 20
-    load(other.store, tmp_path)
-    for found, expected in zip(
-        other.store.export()["rows"], table.store.export()["rows"], strict=True
-    ):
-        np.testing.assert_array_equal(found, expected)
-
-
 @pytest.mark.parametrize("eviction", ["lru", "clock"])
 @pytest.mark.parametrize("shards", [1, 2, 3])
 def test_evicted_rows_do_not_come_back_with_incremental_saves(

@@ -102,20 +102,13 @@ def test_a_finished_run_is_evaluated_to_its_own_figures(tmp_path, capsys, option
     np.testing.assert_allclose(predictions, kept, rtol=0, atol=1e-6)
 
 
-def test_export_says_what_it_wrote_and_predicts_as_evaluate_does(
-    trained, tmp_path, capsys, refused
-):
+def test_export_says_what_it_wrote(trained, tmp_path, capsys, refused):
     world, folder = trained
     out = tmp_path / "exported"
     assert main(["export", str(folder), "--out", str(out)]) == 0
     told = capsys.readouterr().out
     assert "dense network: dense.pt2, a torch.export program" in told
     assert f"table rows: {len(world.store):,} rows" in told
-    held_out = HeldOut(open_source("synthetic", rows=2000), TEST_ROWS)
-    ours = evaluate(world.learner, world.model, world.worker, held_out).predictions
-    model = open_model(out)
-    found = np.concatenate([model.predict(batch) for batch in held_out])
-    np.testing.assert_allclose(found, ours, rtol=0, atol=1e-6)
     told = refused("export", str(folder), "--out", str(out))
     assert f"{out} is there already; an export overwrites nothing" in told
 
