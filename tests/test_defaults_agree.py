@@ -35,30 +35,25 @@ def default(group: type, name: str) -> object:
     return inspect.signature(group).parameters[name].default
 
 
-def test_the_vocabulary_holds_the_numbers_of_the_contract():
-    for word in ("tau", "ahead", "average_every_s"):
-        assert getattr(vocabulary, f"DEFAULT_{word.upper()}") == CONTRACT[word]
-
-
 @pytest.mark.parametrize("word", CONTRACT)
 def test_a_training_run_has_the_defaults_of_the_contract(word):
     assert default(SyncConfig, word) == getattr(TrainConfig().sync, word) == CONTRACT[word]
+    assert getattr(vocabulary, f"DEFAULT_{word.upper()}", CONTRACT[word]) == CONTRACT[word]
 
 
-@pytest.mark.parametrize("mode", [m for m in MODES if m.reads_late_rows])
-def test_the_window_that_nobody_asked_for_is_the_same(mode):
-    assert simulated(mode).window == SyncConfig(mode=mode).window == 4
-
-
-def test_a_mode_without_a_window_has_none_in_either_half():
-    assert simulated(Mode.SYNC).window == SyncConfig(mode=Mode.SYNC).window == 0
-    assert simulated(Mode.LOOKAHEAD).tau is None and SyncConfig(mode=Mode.LOOKAHEAD).window == 0
-
-
-@pytest.mark.parametrize("mode", [m for m in MODES if m.reads_late_rows])
-def test_an_unbounded_window_is_none_in_both_halves(mode):
-    assert scenario_of(Options(mode=mode, tau=None)).window is None
-    assert SyncConfig(mode=mode, tau=None).window is None
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mode_means_the_same_in_both_halves(mode):
+    here, there = SyncConfig(mode=mode), simulated(mode)
+    assert there.merges == here.merges == mode.has_barrier
+    assert there.lookahead == here.lookahead == "reread"
+    if mode.reads_late_rows:
+        assert there.window == here.window == 4
+        assert scenario_of(Options(mode=mode, tau=None)).window is None
+        assert SyncConfig(mode=mode, tau=None).window is None
+    else:
+        assert here.window == 0 and there.tau is None
+    if mode is Mode.ASYNC_AVERAGING:
+        assert there.rounds.period_s == Averaging().period_s == here.average_every_s == 0.5
 
 
 @pytest.mark.parametrize("typed", ["none", "None", "unbounded"])
@@ -85,21 +80,6 @@ def test_an_option_of_the_simulator_that_is_typed_twice_is_refused(monkeypatch, 
         monkeypatch.setattr(sys, "argv", ["persia_sim", *words])
         assert simulator.main() == 2
         assert "and only one of them can count; give it once" in capsys.readouterr().err
-
-
-def test_lookahead_brings_its_rows_up_to_date_in_the_same_way():
-    assert simulated(Mode.LOOKAHEAD).lookahead == SyncConfig(mode=Mode.LOOKAHEAD).lookahead
-    assert default(Scenario, "lookahead") == default(Options, "lookahead") == "reread"
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_pushes_are_merged_by_default_in_the_same_modes(mode):
-    assert simulated(mode).merges == SyncConfig(mode=mode).merges == mode.has_barrier
-
-
-def test_replicas_are_averaged_equally_often():
-    period_s = simulated(Mode.ASYNC_AVERAGING).rounds.period_s
-    assert period_s == Averaging().period_s == SyncConfig().average_every_s == 0.5
 
 
 def test_only_the_runtime_has_these_words():

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from persia_sim.cli import Options, run, scenario_of
@@ -92,31 +91,15 @@ def line(said: str, word: str) -> str:
     return found.removeprefix(word).strip()
 
 
-def test_every_line_of_a_sync_run(tmp_path: Path) -> None:
+def test_the_lines_of_memory_order_and_gains_are_those_of_the_options(tmp_path: Path) -> None:
     trace, timeline = tmp_path / "order.npz", tmp_path / "window.json"
     options = Options(**OPTIONS, trace=trace, timeline=timeline, sensitivity=True)  # type: ignore[arg-type]
     said = run(options)
-    stamps = simulate(scenario_of(options)).stamps
-    step = np.diff(stamps[Mark.UPDATED, 0])[5:].mean()  # the first five are the start
-    rate = 2 * 512 / step
-    assert line(said, "throughput").startswith(f"{rate / 1e3:.3g} ksamples/s")
-    assert line(said, "step ").startswith(f"{step * 1e3:.2f} ms; bound ")
-    bound = float(re.search(r"bound ([\d.]+) ms", said)[1])  # type: ignore[index]
-    assert 0.9 * step * 1e3 < bound <= step * 1e3 + 0.01
-    assert line(said, "staleness").startswith(
-        "steps 0.00 (p99 0, oldest 0); pushes 0.0 (p99 0); by row 0.00 (fresh 100.0%, p50 0"
-    )
-    assert line(said, "in flight") == "at most 2 batches"
     # 29 M / 16 rows of 16 numbers, each with Adagrad's, and 66 bytes more; ten servers of 440 GB
     assert line(said, "memory").startswith(
         "33.5 MiB of 410 GiB a server, 194 B a row as f32-adagrad; resident 1.81e+06, evicted 0, "
         "misses 0.00%; "
     )
-    compute = (stamps[Mark.BACKWARD_END] - stamps[Mark.START]).sum() / 2
-    assert f"GPU {compute / 20 / step:.1%}" in line(said, "in use")
-    gap = np.maximum(stamps[Mark.LOOKUP, :, 1:] - stamps[Mark.UPDATED, :, :-1], 0).mean()
-    loaded = np.maximum(stamps[Mark.LOADED, :, 1:] - stamps[Mark.UPDATED, :, :-1], 0).mean()
-    assert f"lookup task {(gap - loaded) * 1e3:.2f}" in line(said, "exposed, ms")
     # Two lookups, one dense update and one merged push a step.
     assert line(said, "order") == f"80 events in {trace}; to train in it:"
     assert len(Trace.load(trace)) == 80

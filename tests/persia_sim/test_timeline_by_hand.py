@@ -222,21 +222,6 @@ def test_streams_cap_a_message_and_a_fan_out_has_one_a_server() -> None:
         assert run.stamps[end, 0, 0] - run.stamps[begin, 0, 0] == seconds
 
 
-def test_two_server_hosts_carry_two_and_one_of_three_rows() -> None:
-    """The host with two rows binds: 12 bytes a second for 2/3 of a message are 18 for all of it."""
-    base = hand_scenario(Mode.SYNC, steps=1)
-    run = simulate(replace(base, cluster=base.cluster.with_servers(2)))
-    # request 48 / min(16, 18) = 3, rows 96 / 16 = 6, push 120 / 16 = 7.5
-    gaps = [(M.LOOKUP, M.READ, 9.0), (M.READ, M.ROWS, 25.0), (M.PUSH, M.APPLIED, 38.5)]
-    for begin, end, seconds in gaps:
-        assert run.stamps[end, 0, 0] - run.stamps[begin, 0, 0] == seconds
-    wide = replace(base.cluster.embedding_workers.host, nic_bytes_per_s=72.0)  # 36 of payload
-    workers = replace(base.cluster.embedding_workers, host=wide)
-    cluster = replace(base.cluster, embedding_workers=workers).with_servers(2)
-    run = simulate(replace(base, cluster=cluster))
-    assert run.stamps[M.READ, 0, 0] - run.stamps[M.LOOKUP, 0, 0] == pytest.approx(6 + 48 / 18)
-
-
 def test_noise_multiplies_compute_by_the_seeds_own_factors() -> None:
     """The draws again, from numpy's generator: key (seed, purpose 1 and rank), counter 0."""
     base = hand_scenario(Mode.SYNC, ranks=2, steps=6, noise=Noise(gpu_cv=0.5), seed=7)

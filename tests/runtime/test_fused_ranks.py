@@ -61,12 +61,6 @@ def test_order_and_trace_are_those_of_the_ranks(mode):
     assert fused.meter.losses == pytest.approx(apart.meter.losses, rel=1e-5)
 
 
-def test_two_fused_runs_have_the_same_bytes():
-    chosen = config(ranks=4, fuse_ranks=True, **MODES["hybrid"])
-    source = ArraySource(480)
-    assert_same_bytes(run(chosen, source), run(chosen, source))
-
-
 @pytest.mark.parametrize("mode", ["hybrid", "raw_hybrid"])
 def test_fused_ranks_at_tau_0_have_the_bytes_of_fused_sync_and_of_lookahead(mode):
     """Laws 1 and 2 hold among fused runs, too."""

@@ -75,17 +75,6 @@ def test_each_message_of_a_batch_has_its_latency_once(exposed, hidden, chosen, m
     assert told == {"exposed": [1e-3] * 6 * exposed, "hidden": [1e-3] * 6 * hidden}
 
 
-def test_sync_and_lookahead_pay_both_messages_in_every_step():
-    for chosen in ({}, {"mode": Mode.LOOKAHEAD, "ahead": 4}):
-        assert seconds(8, **chosen) >= 8 * 2 * LATENCY_S
-
-
-def test_no_window_beats_the_law():
-    """tau + 1 steps share two messages: steps * 2 L / (tau + 1) is a lower bound."""
-    for tau in (0, 1, 3):
-        assert seconds(16, mode=Mode.HYBRID, tau=tau) >= 16 * 2 * LATENCY_S / (tau + 1)
-
-
 def test_a_wide_window_hides_most_of_the_latency():
     """2 L a step in sync, 2 L / 9 with tau 8; asked for is a factor of two, not of nine.
 
