@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from persia_sim.words.schema import nearest
 from runtime.guarded import guarded
@@ -39,7 +40,12 @@ def main(arguments: Sequence[str]) -> int:
 
     if name in LOAD_TORCH and sys.stderr.isatty() and not {"-h", "--help"} & set(rest):
         print("loading torch", file=sys.stderr, flush=True)  # seconds, and nothing else is said
-    return guarded(lambda: COMMANDS[name](rest))
+    return guarded(lambda: _carry_out(COMMANDS[name], rest))
+
+
+def _carry_out(command: str, arguments: list[str]) -> None:
+    module, function = command.split(":")
+    getattr(importlib.import_module(f"runtime.{module}"), function)(arguments)
 
 
 def _version() -> str:
@@ -51,55 +57,14 @@ def _version() -> str:
         return "(not installed: runs from its source folder)"
 
 
-def _train(arguments: list[str]) -> None:
-    from runtime.train_command import train
-
-    train(arguments)
-
-
-def _evaluate(arguments: list[str]) -> None:
-    from runtime.serving.commands import evaluate
-
-    evaluate(arguments)
-
-
-def _export(arguments: list[str]) -> None:
-    from runtime.serving.commands import export
-
-    export(arguments)
-
-
-def _predict(arguments: list[str]) -> None:
-    from runtime.predict_command import predict
-
-    predict(arguments)
-
-
-def _profile(arguments: list[str]) -> None:
-    from runtime.run.profile_command import run
-
-    run(arguments)
-
-
-def _serve(arguments: list[str]) -> None:
-    from runtime.engines.processes.hosts import run
-
-    run(arguments)
-
-
-def _data(arguments: list[str]) -> None:
-    from runtime.data.download import run
-
-    run(arguments)
-
-
-COMMANDS: dict[str, Callable[[list[str]], None]] = {
-    "train": _train,
-    "evaluate": _evaluate,
-    "predict": _predict,
-    "export": _export,
-    "serve": _serve,
-    "profile": _profile,
-    "data": _data,
+COMMANDS = {
+    "train": "train_command:train",
+    "evaluate": "model_commands:evaluate",
+    "predict": "model_commands:predict",
+    "export": "model_commands:export",
+    "serve": "engines.processes.hosts:run",
+    "profile": "run.profile_command:run",
+    "data": "data.download:run",
 }
+"""Module and function of each."""
 LOAD_TORCH = {"train", "evaluate", "predict", "export", "profile"}

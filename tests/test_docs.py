@@ -22,13 +22,12 @@ import pytest
 import persia_sim.__main__ as simulator
 from experiments import commands as studies
 from experiments.commands import BENCHES, STUDIES, module_of
-from runtime import predict_command, train_options
+from runtime import model_commands, train_options
 from runtime.config import TrainConfig, read_config
 from runtime.data import download
 from runtime.data.schema import read_schema
 from runtime.engines.processes import hosts
 from runtime.run import profile_command
-from runtime.serving import commands as serving_commands
 from tests.tree import PACKAGES, ROOT, sentence, sources
 
 README = ROOT / "README.md"
@@ -204,8 +203,7 @@ def test_every_command_line_is_one_that_the_parser_takes(command, monkeypatch, t
     monkeypatch.setattr(train_options, "with_changes", stop(train_options.with_changes))
     for reader in (
         simulator,
-        serving_commands,
-        predict_command,
+        model_commands,
         profile_command,
         download,
         hosts,

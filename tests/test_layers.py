@@ -26,7 +26,7 @@ ROOMS = {
     "runtime": [
         "files", "start", "stop", "command_line", "data", "embedding", "config", "torchrun",
         "models", "dense", "rank", "checkpoint", "order", "engines", "run", "serving", "inference",
-        "predict_command", "guarded", "train_options", "cluster",
+        "model_commands", "guarded", "train_options", "cluster",
         "train_command", "commands", "__main__",
     ],
     "experiments": [

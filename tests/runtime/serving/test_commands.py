@@ -16,8 +16,8 @@ from runtime.config import DataConfig
 from runtime.data.open import open_source
 from runtime.data.source import rebatch
 from runtime.inference import open_model
+from runtime.model_commands import describe
 from runtime.run.evaluate import HeldOut, evaluate, score
-from runtime.serving.commands import describe
 from tests.runtime.clicks_of_a_user import EDITS, NO_EDITS, edited, write_clicks
 from tests.runtime.serving.trained_runs import checkpoint_of
 from tests.runtime.worlds import World, config, run
