@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 RANK_0_TELLS_WITHIN_S = 5.0
 """By then torchrun has ended the ranks that make the same mistake."""
+LAST_WORDS_S = 300.0
+"""Rank 0 of the attempt before may have lost its launcher alone, and be writing a checkpoint."""
 _RESTARTS = "PERSIA_TESTBED_RESTARTS"
 
 
@@ -105,15 +107,17 @@ def _start_again(error: PeerError, folder: Path, arguments: list[str]) -> None:
 def _train_as_rank(command: Train, launch: Launch, folder: Path, arguments: list[str]) -> None:
     """Rank 0 trains as a single process does, and the others follow it."""
     from runtime.checkpoint.whole import complete_checkpoints
-    from runtime.run.folder import claimed
+    from runtime.run.folder import claimed, wait_until_free
     from runtime.run.ranks import follow, joined
 
     with joined(command.run, launch) as rank:
         if not rank.leads:
             follow(command.run, rank)
             return
-        if rank.attempt > 1 and complete_checkpoints(folder):
-            command = replace(command, resume=folder, out=None)  # all were lost, and go on
+        if rank.attempt > 1:  # all were lost, and go on
+            wait_until_free(folder, LAST_WORDS_S)
+            if complete_checkpoints(folder):
+                command = replace(command, resume=folder, out=None)
         with claimed(folder, resume=command.resume is not None):
             work(command, folder, arguments, rank)
 

@@ -31,6 +31,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from runtime.checkpoint.whole import complete_checkpoints
 from runtime.cluster.placement import RANK, SERVER, Plan, connected, placed, reserved
 from runtime.engines.processes.hosts import Host
+from runtime.guarded import NOT_KEPT
+from runtime.run.ending import NotKept
 from runtime.stop import PeerError
 from runtime.torchrun import MOST_RESTARTS, Launch
 from runtime.train_options import Train, read_train, told_of_options
@@ -54,6 +56,11 @@ class Ended(NamedTuple):
         if self.code < 0:
             return f"was killed by {signal.Signals(-self.code).name}"
         return f"ended with exit code {self.code} ({self.sentence or 'it said nothing'})"
+
+    def as_error(self) -> Exception:
+        """What ends this command with the same exit code, in the same sentence."""
+        kind = NotKept if self.code == NOT_KEPT else ValueError
+        return kind(self.sentence.removeprefix("error: "))
 
 
 class RankActor:
@@ -172,11 +179,10 @@ class Supervised:
             lost = [f"rank {r} {one}" for r, one in enumerate(ended) if one.code]
             if not lost:
                 return
-            mistakes = [one.sentence for one in ended if one.code and not one.follows]
-            sentence = (mistakes or lost)[0]
+            mistakes = [one for one in ended if one.code and not one.follows]
             again = not mistakes and not self._asked and restarts < MOST_RESTARTS
             if not again or not complete_checkpoints(folder):
-                raise (ValueError if mistakes else PeerError)(sentence.removeprefix("error: "))
+                raise mistakes[0].as_error() if mistakes else PeerError(lost[0])
             told = f"warning: {'; '.join(lost)}; all ranks go back to the last checkpoint"
             print(told, file=sys.stderr, flush=True)
 

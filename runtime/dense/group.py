@@ -11,9 +11,11 @@ import copy
 import json
 import os
 import platform
+import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -22,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from runtime.stop import PeerError, Silence, Stop
+from runtime.stop import PeerError, RunStopped, Silence, Stop
 from runtime.torchrun import address_towards, interface_of
 
 BEAT_S = 2.0
@@ -61,10 +63,16 @@ def _address_for(own: _Here, others: list[_Here]) -> str:
 
 
 class _Heard:
-    """A store of torch.distributed, whose holder may go: torchrun, or rank 0."""
+    """A store of torch.distributed, whose holder (torchrun, or rank 0) may go, or be cut off: then
+    torch itself would wait for minutes, so a thread asks, and its answer is waited for here."""
 
-    def __init__(self, store: Any, rank: int) -> None:
-        self._store, self._rank = store, rank
+    def __init__(
+        self, store: Any, rank: int, silence_s: float, goes_on: Callable[[], None]
+    ) -> None:
+        """``goes_on`` is called while an answer is waited for, and may raise."""
+        self._store, self._rank, self._silence_s, self._goes_on = store, rank, silence_s, goes_on
+        self._asked = queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]]()
+        threading.Thread(target=self._ask_in_turn, name="store", daemon=True).start()
 
     def set(self, key: str, value: str) -> None:
         self._ask(lambda: self._store.set(key, value))
@@ -76,13 +84,31 @@ class _Heard:
         return bool(self._ask(lambda: self._store.check(keys)))
 
     def _ask(self, ask: Callable[[], _T]) -> _T:
-        try:
-            return ask()
-        except RuntimeError:  # of torch's store, whose words name a socket
-            raise PeerError(
-                f"the launcher of rank {self._rank} is gone, and the ranks cannot agree without"
-                " it; start torchrun again, with --resume if the run has a checkpoint"
-            ) from None
+        found, silence = Future[_T](), Silence()
+        self._asked.put((ask, found))
+        while True:
+            try:
+                return found.result(timeout=0.2)
+            except TimeoutError:
+                self._goes_on()
+                if silence.look() > self._silence_s:
+                    why = f"has not answered rank {self._rank} for {self._silence_s:.0f} s"
+                    break
+            except RuntimeError:  # of torch's store, whose words name a socket
+                why = "is gone"
+                break
+        raise PeerError(
+            f"the launcher of rank {self._rank} {why}, and the ranks cannot agree without it;"
+            " start torchrun again, with --resume if the run has a checkpoint"
+        )
+
+    def _ask_in_turn(self) -> None:
+        while True:
+            ask, found = self._asked.get()
+            try:
+                found.set_result(ask())
+            except BaseException as error:
+                found.set_exception(error)
 
 
 class RankGroup:
@@ -111,8 +137,8 @@ class RankGroup:
         """What this rank does; part of its sign of life."""
         self.places: dict[int, str] = {}
         """Each rank with its process and host, in words, once all are here."""
-        self._store, self._beat_s, self._silence_s = _Heard(store, rank), beat_s, silence_s
-        self._stop = Stop()
+        self._beat_s, self._silence_s, self._stop = beat_s, silence_s, Stop()
+        self._store = _Heard(store, rank, silence_s, self._go_on)
         self._torch: Any = None  # torch's own group of all ranks
         self._refuses_ended = True
         self._closed = threading.Event()
@@ -313,7 +339,7 @@ class RankGroup:
             number += 1
             try:
                 self._store.set(f"beat/{self.rank}", f"{number} {self.status}")
-            except PeerError as error:
+            except (PeerError, RunStopped) as error:
                 self.fail(error)
                 return
             self._closed.wait(self._beat_s)

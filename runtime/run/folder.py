@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -51,6 +51,18 @@ def claimed(folder: Path, *, resume: bool = False) -> Iterator[None]:
         if error.errno in _OF_THE_DISK and error.filename is None:
             error.filename = str(folder)  # whose disk it is
         raise
+    finally:
+        os.close(lock)
+
+
+def wait_until_free(folder: Path, within_s: float) -> None:
+    """Return when nobody fills the folder any more, or at last: then `claimed` says who does."""
+    lock, ends_s = _lock_of(folder), time.monotonic() + within_s
+    try:
+        while time.monotonic() < ends_s:
+            with suppress(ValueError):
+                return _hold(lock, folder)
+            time.sleep(0.1)
     finally:
         os.close(lock)
 

@@ -18,6 +18,7 @@ import pytest
 from persia_sim.words.staleness import summarize
 from persia_sim.words.trace import Kind, Trace
 from runtime import commands
+from runtime.guarded import NOT_KEPT, guarded
 from runtime.stop import PeerError
 from runtime.train_options import cluster_asked, read_train
 
@@ -211,6 +212,18 @@ def test_a_dry_run_prints_places_and_trains_nothing(address, tmp_path):
     assert code == 0, error
     assert "embedding server 1: 1 CPU on " in told and "--ranks" in told
     assert not list(tmp_path.iterdir())
+
+
+def test_an_exit_code_of_a_rank_is_that_of_the_command():
+    pytest.importorskip("ray", reason="Ray is not installed (the extra `cluster`)")
+    from runtime.cluster.supervisor import Ended
+
+    for code in (2, NOT_KEPT):
+
+        def fails(code: int = code) -> None:
+            raise Ended(code, "error: the disk is full", follows=False).as_error()
+
+        assert guarded(fails) == code
 
 
 def test_ranks_of_a_cluster_stand_where_they_are_typed_or_in_the_file(tmp_path):

@@ -10,6 +10,7 @@ import os
 import shutil
 import socket
 import threading
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from runtime.checkpoint.whole import complete_checkpoints
 from runtime.commands import main
 from runtime.config import DataConfig
 from runtime.files import write_sealed
-from runtime.run.folder import claimed
+from runtime.run.folder import claimed, wait_until_free
 from runtime.run.record import run_into
 from tests.runtime.worlds import config
 
@@ -131,6 +132,19 @@ def test_a_lock_is_held_by_one_run_alone(tmp_path):
         thread.start()
         thread.join()
         assert "another run is filling" in refused[0]
+    with claimed(tmp_path / "run"):
+        pass
+
+
+def test_a_run_that_was_started_again_waits_for_the_one_before_to_write_itself_down(tmp_path):
+    with ExitStack() as before:
+        before.enter_context(claimed(tmp_path / "run"))
+        wait_until_free(tmp_path / "run", within_s=0.2)  # it gives up: `claimed` says why
+        waiting = threading.Thread(target=wait_until_free, args=(tmp_path / "run", 600.0))
+        waiting.start()
+        waiting.join(0.5)
+        assert waiting.is_alive()
+    waiting.join()
     with claimed(tmp_path / "run"):
         pass
 

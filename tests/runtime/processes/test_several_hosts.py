@@ -5,8 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from contextlib import ExitStack
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +22,10 @@ from persia_sim.words.staleness import staleness_in_pushes, summarize
 from persia_sim.words.trace import Trace
 from runtime import commands
 from runtime.dense.group import RankGroup
+from runtime.engines.open import assemble_for
 from runtime.engines.processes.launch import Address
 from runtime.engines.processes.ranks import ProcessRank
+from runtime.engines.threads import ConcurrentRun
 from runtime.stop import PeerError
 from runtime.torchrun import address_towards, interface_of
 from tests.persia_sim.oracles import mean_by_shard
@@ -37,7 +44,7 @@ from tests.runtime.processes.test_ranks import (
 )
 from tests.runtime.spawned import Processes
 from tests.runtime.test_torchrun import MORTAL, path_with
-from tests.runtime.worlds import config, host_of_servers, run
+from tests.runtime.worlds import ArraySource, changed, config, host_of_servers, run
 
 TRAINED = [*EQUAL_TO_SYNC, "merged", "on arrival", "losing", "async", "averaging"]
 LATE = ["merged", "on arrival", "losing", "async"]
@@ -45,24 +52,32 @@ LATE = ["merged", "on arrival", "losing", "async"]
 
 def on_a_host(rank: int, ranks: int, store: dist.Store, folder: Path) -> None:
     """A rank of each run, which shares no memory with the other."""
-    told = json.loads((folder / "hosts.json").read_text())
-    away = bool(told["names"])
-    if away:
-        enter(told["names"][rank])
-        store = dist.TCPStore(ADDRESSES[0], 29500, is_master=rank == 0, wait_for_workers=False)
-
-    def join(rank: int, ranks: int, words: dist.Store) -> ProcessRank:
-        towards = ADDRESSES[0] if away else "127.0.0.1"
-        group = RankGroup(rank, ranks, words, torch.device("cpu"), towards=towards)
-        return ProcessRank(group, local_rank=0, ranks_here=1)
-
-    servers = {"servers_at": tuple(told["at"]), "servers_secret": Path(told["secret"])}
+    store, join, servers = place_in(rank, store, folder)
     train_all(rank, ranks, store, folder, TRAINED, join, **servers)
     (folder / f"interface-{rank}").write_text(os.environ["GLOO_SOCKET_IFNAME"])
     done = dist.PrefixStore("done", store)
     done.set(str(rank), "")
     if rank == 0:  # who holds the store ends last
         done.wait([str(other) for other in range(ranks)])
+
+
+def place_in(rank: int, store: dist.Store, folder: Path) -> tuple[dist.Store, Any, dict[str, Any]]:
+    """From now on this process is on its host: the store, how it joins, where the servers are."""
+    told = json.loads((folder / "hosts.json").read_text())
+    towards = "127.0.0.1"
+    if told["names"]:
+        enter(told["names"][rank])
+        towards = ADDRESSES[0]
+        store = dist.TCPStore(towards, 29500, is_master=rank == 0, wait_for_workers=False)
+
+    def join(rank: int, ranks: int, words: dist.Store) -> ProcessRank:
+        device, patience = torch.device("cpu"), {"beat_s": 0.5, "silence_s": told["silence_s"]}
+        group = RankGroup(rank, ranks, words, device, towards=towards, **patience)
+        return ProcessRank(group, local_rank=0, ranks_here=1)
+
+    return store, join, {
+        "servers_at": tuple(told["at"]), "servers_secret": Path(told["secret"])
+    }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -75,15 +90,24 @@ ON_TWO_HOSTS = pytest.param("two hosts", marks=[pytest.mark.netns, namespaces.ne
 
 
 @pytest.fixture(scope="module", params=["loopback", ON_TWO_HOSTS])
-def found(request, tmp_path_factory):
+def place(request):
     """Over TCP with servers of `serve`: on this host's loopback device, and between two hosts."""
-    folder = tmp_path_factory.mktemp("hosts")
-    names, (at, secret) = (), host_of_servers()
     if request.param == "two hosts":
-        names, at, secret = request.getfixturevalue("hosts")
-    document = {"names": names, "at": at, "secret": str(secret)}
+        return request.getfixturevalue("hosts")
+    return ((), *host_of_servers())
+
+
+def started(body, place, folder: Path, silence_s: float = 30.0) -> Processes:
+    names, at, secret = place
+    document = {"names": names, "at": at, "secret": str(secret), "silence_s": silence_s}
     (folder / "hosts.json").write_text(json.dumps(document))
-    Processes(2, on_a_host, folder).join_well()
+    return Processes(2, body, folder)
+
+
+@pytest.fixture(scope="module")
+def found(place, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hosts")
+    started(on_a_host, place, folder).join_well()
     return folder
 
 
@@ -122,6 +146,83 @@ def test_gloo_takes_the_interface_between_the_hosts(found):
     names = json.loads((found / "hosts.json").read_text())["names"]
     expected = ["v0", "v1"] if names else ["lo", "lo"]
     assert [(found / f"interface-{k}").read_text() for k in (0, 1)] == expected
+
+
+# A rank, or a host, that says nothing more.
+
+
+def trains_for_long(rank: int, ranks: int, store: dist.Store, folder: Path) -> None:
+    """What ends it is written down."""
+    store, join, servers = place_in(rank, store, folder)
+    settings = changed(settings_of("sync"), ranks=ranks, servers=1, **servers)
+    parts = assemble_for(settings, ArraySource(24 * 20_000), rank=join(rank, ranks, store))
+    parts.meter.start(on_samples=lambda samples: (folder / "trains").touch())
+    try:
+        ConcurrentRun(parts).run()
+    except PeerError as error:
+        (folder / f"told-{rank}.part").write_text(str(error))
+        (folder / f"told-{rank}.part").rename(folder / f"told-{rank}")
+        while True:  # it still holds the store
+            time.sleep(1)
+
+
+@contextmanager
+def long_run(place, folder: Path, **more: float) -> Iterator[Processes]:
+    """Two ranks that train already."""
+    ranks = started(trains_for_long, place, folder, **more)
+    try:
+        wait_for(lambda: (folder / "trains").exists() or ranks.members[0].exitcode is not None)
+        yield ranks
+    finally:
+        for member in ranks.members:
+            member.kill()
+            member.join()
+
+
+def wait_for(holds) -> None:
+    """pytest's own limit is the only one."""
+    while not holds():
+        time.sleep(0.05)
+
+
+def test_a_rank_that_is_stopped_on_its_host_is_named_by_the_other(place, tmp_path):
+    with long_run(place, tmp_path, silence_s=6.0) as ranks:
+        os.kill(ranks.members[1].pid, signal.SIGSTOP)
+        wait_for(lambda: (tmp_path / "told-0").exists())
+    stopped = rf"rank 1 \(pid {ranks.members[1].pid}"
+    waits_for_gradients = (
+        rf"rank 0 has waited \d+ s for the gradients of step \d+ of {stopped}, .+\): silent for 6"
+        " s; the last that it said was: "
+    )
+    waits_for_rows = (
+        rf"{stopped}\) has given no sign of life for \d+ s, since [\d:]+: .*; rank 0 waits for the"
+        r" rows of step \d+ from embedding server 0 since [\d:]+"
+    )
+    told = (tmp_path / "told-0").read_text()
+    assert re.match(f"{waits_for_gradients}|{waits_for_rows}", told), told
+
+
+@pytest.mark.netns
+@namespaces.needed
+def test_a_cable_that_stays_out_is_a_death_on_both_sides(tmp_path):
+    """Both say who waited for whom since when; the server that is cut off ends itself."""
+    with two_hosts() as names, serving(names) as (at, secret):
+        idle = len(pids_on(names[1]))
+        place = names, at[1:], secret
+        with long_run(place, tmp_path):
+            namespaces.ip("-n", names[0], "link", "set", "v0", "down")
+            wait_for(lambda: all((tmp_path / f"told-{k}").exists() for k in (0, 1)))
+        told = [(tmp_path / f"told-{k}").read_text() for k in (0, 1)]
+        since = r"given no sign of life for \d+ s, since [\d:]+|has (waited|not answered)"
+        assert all(re.search(since, sentence) for sentence in told), told
+        assert re.search(r"embedding server 0|of rank 1", told[0]), told
+        assert re.search(r"rank 0 \(|launcher of rank 1", told[1]), told
+        wait_for(lambda: len(pids_on(names[1])) == idle)
+
+
+def pids_on(host: str) -> list[str]:
+    found = subprocess.run(["ip", "netns", "pids", host], capture_output=True, text=True)
+    return found.stdout.split()
 
 
 def torchrun(hosts, words, before=("", ""), **more) -> list[tuple[int, str, str]]:
