@@ -88,7 +88,7 @@ def refuse_other_columns(before: Mapping[str, Any], now: Provenance) -> None:
 
 
 def heads_taken_over(before: Mapping[str, Any], now: Provenance) -> list[str]:
-    """The labels whose heads a new run would take over for another label: "click -> buy".
+    """The labels whose heads would be those of another label: "click -> buy".
 
     Raises ValueError where no head could be meant so: the same labels in another order, or a
     number in place of a click.
@@ -100,14 +100,14 @@ def heads_taken_over(before: Mapping[str, Any], now: Provenance) -> list[str]:
     ]
     changed = [f"{old} -> {new}" for old, new in zip(was, is_, strict=False) if old != new]
     if changed and sorted(was) == sorted(is_):
-        rule = "the labels stand in another order, and each would begin with another's head"
+        rule = "the labels stand in another order, and each would have another's head"
     elif len(was) == len(is_) and numbers[0] != numbers[1]:
         rule = "regression is of another label's place, and a number is no click"
     else:
         return changed
     raise ValueError(
         f"data set {now.name} has labels {', '.join(is_)}, the model was trained on"
-        f" {', '.join(was)}: {rule}; put them back, or train without the other model"
+        f" {', '.join(was)}: {rule}; put them back, or train a model for them alone"
     )
 
 

@@ -14,7 +14,7 @@ from runtime.checkpoint.whole import find_checkpoint
 from runtime.data.batch import Layout
 from runtime.data.files import FileSource
 from runtime.data.open import open_source
-from runtime.data.source import Source, refuse_other_columns
+from runtime.data.source import Source, heads_taken_over, refuse_other_columns
 from runtime.data.split import CODES, Split
 from runtime.run.evaluate import HeldOut, evaluate
 from runtime.run.folder import plain
@@ -50,7 +50,10 @@ def evaluate_run(
     else:
         source = open_source(data, data_dir, skip_bad_rows=skips)
     refuse_other_layout(trained.layout, source.layout, data or own.name)
-    refuse_other_columns(trained.checkpoint.state.facts.get("data_schema", {}), source.provenance())
+    before = trained.checkpoint.state.facts.get("data_schema", {})
+    refuse_other_columns(before, source.provenance())
+    if changed := heads_taken_over(before, source.provenance()):
+        on_warning(f"judged by another label than it was trained on: {', '.join(changed)}")
     leaked = rows_trained_on(trained, source, test_rows)
     held_out = HeldOut(source, test_rows)
     found = evaluate(trained.learner, trained.learner.model, trained.worker, held_out)

@@ -143,15 +143,20 @@ def test_a_head_never_begins_another_label_unsaid(labels, told, tmp_path, capsys
     schema = write_clicks(tmp_path / "data")
     table = pd.read_csv(schema.with_name("clicks.csv"))
     table.assign(place=table.label, other=table.label).to_csv(schema.with_name("clicks.csv"))
-    two = schema.read_text().replace('["label"]', '["label", "place"]')
+    heads = '["label", "place"]\ntasks = ["label", "place"]'
+    two = schema.read_text().replace('["label"]', heads)
     schema.write_text(two)
     words = ["train", "--batch", "64", "--model.hidden", "8", "--data.name", str(schema)]
     origin = str(tmp_path / "origin")
     assert main([*words, "--out", origin, "--checkpoint-every", "end"]) == 0
-    schema.write_text(two.replace('["label", "place"]', labels))
+    schema.write_text(two.replace('["label", "place"]', labels, 1))
     code = main([*words, "--out", str(tmp_path / "new"), "--warm-start", origin])
     assert code == (0 if told is None else 2)
     assert (told or "head of another label: place -> other") in "".join(capsys.readouterr())
+    assert main(["evaluate", origin, "--data", str(schema)]) == code
+    also = {None: "judged by another label than it was trained on: place -> other",
+            "a number is no click": "regression: has beside them place"}  # fmt: skip
+    assert also.get(told, told) in "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize(
@@ -163,7 +168,7 @@ def test_a_head_never_begins_another_label_unsaid(labels, told, tmp_path, capsys
             {"model": ModelConfig(hidden=(9,))},
             r"of another network: [\w.]+ is \[8, \d+\] there, and \[9, \d+\] in model",
         ),
-        ({"model": ModelConfig(name="dlrm", hidden=(8,))}, "another network: .* not there"),
+        ({"model": ModelConfig(name="dlrm", hidden=(8,))}, "another network: .* is absent there"),
         ({"warm_start": Path("nowhere")}, "nowhere does not exist"),
     ],
 )
