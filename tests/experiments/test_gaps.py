@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.gaps import COLUMNS, Run, curve_records, gap_over_seeds, gap_table
+from experiments.gaps import COLUMNS, Run, curve_records, gap_table
 from experiments.points import Point, over_seeds, setting_point, with_seed
 from experiments.statistics import paired_gap
 from experiments.tables import table
@@ -133,15 +133,6 @@ def test_a_person_reads_the_updates_missed_and_the_gap_in_thousandths(tmp_path):
     assert cells[0][6] == "-" and cells[4][:5] == ["async", "0", "7", "7", "0.00025"]
     gap, half = rows[1]["gap_to_sync"], rows[1]["gap_to_sync_half_width_95"]
     assert cells[1][6] == f"{1e3 * gap:+.2f} ± {1e3 * half:.2f}"
-
-
-def test_a_line_of_the_csv_has_both_sources_of_error(tmp_path):
-    made = runs(tmp_path)
-    line = gap_table(made, "click", tmp_path)[3]
-    assert (line["rows_late"], line["dense_late"], line["seeds"]) == (7, 7, SEEDS)
-    gap = gap_over_seeds(made[9:12], made[:3], "click", tmp_path)
-    assert (line["gap_to_sync"], line["gap_to_sync_half_width_95"]) == (gap.mean, gap.half_width)
-    assert (line["seeds_error"], line["rows_error"]) == (gap.seeds_error, gap.rows_error)
 
 
 def test_a_task_of_one_class_has_no_auc_and_does_not_break_the_table(tmp_path):

@@ -236,17 +236,6 @@ def test_a_point_that_left_a_checkpoint_goes_on_from_it(tmp_path):
     assert summary["tasks"] == run_into(tmp_path / "whole", long)["tasks"]
 
 
-def test_a_summary_is_there_whole_or_not_at_all(tmp_path):
-    run_points(points(1), tmp_path, jobs=1, samples_per_point=512)
-    folder = points(1)[0].folder(tmp_path)
-    summary = read_summary(folder)
-    assert summary is not None
-    assert set(summary["tasks"]) == {"click"}
-    assert not list(folder.glob("*.tmp"))
-    for name in ("config.json", "env.json", "metrics.jsonl", "trace.npz", "predictions.npz"):
-        assert (folder / name).exists()
-
-
 class FullDisk(torch.nn.Module):
     """A model whose first batch finds the disk full."""
 

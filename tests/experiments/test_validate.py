@@ -373,19 +373,6 @@ def test_a_band_ends_where_normal_errors_leave_one_in_twenty_on_each_side():
     assert ends == (pytest.approx(-1.645 * 0.2, abs=0.026), pytest.approx(1.645 * 0.2, abs=0.026))
 
 
-def test_bands_hold_about_nine_in_ten_of_normal_errors():
-    random = np.random.default_rng(3)
-    inside = []
-    for _ in range(60):
-        ratios = {
-            str(n): np.exp(random.normal(0.1, 0.1) + random.normal(0, 0.03, 3)) for n in range(20)
-        }
-        band = band_of("0", ratios)
-        assert band is not None
-        inside += [band.holds(ratio) for ratio in ratios["0"]]
-    assert 0.82 <= np.mean(inside) <= 0.97  # the mean of 60: standard error 0.04
-
-
 def test_goals_stand_beside_what_was_found():
     found = verdicts([0.04, -0.16], [0.02, -0.06], [True] * 9 + [False])
     told = [line.rpartition(": ")[2] for line in found]

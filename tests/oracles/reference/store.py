@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 
-from runtime.data.batch import Batch, Layout
+from runtime.data.batch import Batch, Field, Layout
 from runtime.embedding.config import TableConfig
-from runtime.embedding.shard import STALENESS_BINS, WholePush
+from runtime.embedding.shard import STALENESS_BINS, WholePush, shard_of
 from runtime.embedding.sharded import ShardedStore
-from runtime.embedding.store import ABSENT, Handle
-from runtime.embedding.verbs import TableSnapshot
-from tests.oracles.reference.plan import plan_tables
-from tests.oracles.reference.rows import Rows
+from runtime.embedding.store import ABSENT, Handle, TablePlan
+from tests.oracles.reference import optimizers
+from tests.oracles.reference.initial import table_key, uniform_rows
 
 
 class ReferenceStore(ShardedStore):
@@ -25,31 +24,12 @@ class ReferenceStore(ShardedStore):
             _refuse_features(table)
         super().__init__(layout, tables, **others)
 
-    _frozen: Sequence[dict[str, TableSnapshot]] = ()
-
     def __len__(self) -> int:
-        return sum(len(rows) for shard in self._shards() for rows in shard.tables.values())
-
-    @property
-    def resident_bytes(self) -> int:
-        """Bytes of values and optimiser state of all rows."""
-        return sum(
-            len(rows)
-            * np.dtype(rows.config.dtype).itemsize
-            * (rows.config.dim + rows.config.optimizer.state_floats(rows.config.dim))
-            for shard in self._shards()
-            for rows in shard.tables.values()
-        )
-
-    @property
-    def counters(self) -> dict[str, int]:
-        """Rows created; nothing leaves or refuses a row here."""
-        none = "evicted", "expired", "not_admitted", "gradients_not_admitted", "gradients_evicted"
-        return {"created": len(self)} | dict.fromkeys(none, 0)
+        return sum(len(rows.slots) for shard in self._shards() for rows in shard.tables.values())
 
     def begin(self, rank: int, step: int, batch: Batch) -> Handle:
         """Merge duplicates and plan the shards; touches no row."""
-        plans = plan_tables(batch, self.layout.fields, list(self.tables), self.shards)
+        plans = _plan_tables(batch, self.layout.fields, list(self.tables), self.shards)
         values, slots, writes = {}, {}, {}
         for name, plan in plans.items():
             config = self.tables[name]
@@ -58,29 +38,11 @@ class ReferenceStore(ShardedStore):
             writes[name] = np.zeros(len(plan.ids), np.int64)
         return Handle(rank, step, batch, plans, values, slots, writes)
 
-    def freeze_snapshots(self, *, only_changed: bool, track: bool) -> None:
-        """Copy all rows; call inside `consistent_cut`."""
-        if only_changed or track:
-            raise ValueError("the reference engine does not know which rows changed; save them all")
-        self._frozen = [
-            {name: rows.snapshot() for name, rows in shard.tables.items()}
-            for shard in self._shards()
-        ]
+    def _not_here(self, *_: Any, **__: Any) -> NoReturn:
+        raise NotImplementedError("the reference has rows, and no copies of them")
 
-    def collect_snapshots(self) -> list[dict[str, TableSnapshot]]:
-        """What was frozen."""
-        return list(self._frozen)
-
-    def settle_snapshots(self, *, kept: bool) -> None:
-        """Forget the copies."""
-        self._frozen = ()
-
-    def restore(
-        self, table: str, shards: Sequence[Mapping[str, Any]], *, keep_present: bool = False
-    ) -> None:
-        """Put rows of one table back, those of each shard."""
-        for shard, arrays in zip(self._shards(), shards, strict=True):
-            shard.tables[table].restore(arrays, keep_present=keep_present)
+    freeze_snapshots = collect_snapshots = settle_snapshots = restore = _not_here
+    resident_bytes = counters = property(_not_here)
 
     def _open_rows(self, shard: int) -> ReferenceShard:
         return ReferenceShard(shard, self.tables.values(), self.seed)
@@ -130,7 +92,7 @@ class ReferenceShard:
             stale = slots == ABSENT
             present = ~stale
             if present.any():
-                now = rows.write_counts(slots[present])
+                now = rows.writes[slots[present]]
                 stale[present] = now != handle.writes[name][part][present]
             where = np.flatnonzero(stale) + part.start
             found = rows.read(plan.ids[where], create=True)
@@ -138,10 +100,6 @@ class ReferenceShard:
             handle.writes[name][where] = found[2]
             replaced += len(where)
         return replaced
-
-    def lease(self, handle: Handle) -> dict[str, dict[str, Any]]:
-        """Not in the reference: `LeasedRows` refuses it before anything starts."""
-        raise NotImplementedError("the reference engine leases no rows")
 
     def update(
         self, pushes: Sequence[WholePush], update: int, step: int, rate: float = 1.0
@@ -162,7 +120,7 @@ class ReferenceShard:
         if not len(slots):
             return np.zeros(STALENESS_BINS, np.int64)
         read_at = np.concatenate([h.writes[name][part] for h, part, _ in parts])
-        late = np.minimum(rows.write_counts(slots) - read_at, STALENESS_BINS - 1)
+        late = np.minimum(rows.writes[slots] - read_at, STALENESS_BINS - 1)
         missed = np.bincount(late, minlength=STALENESS_BINS)
         if len(parts) == 1:
             rows.update(slots, parts[0][2][parts[0][1]], update, lr)
@@ -176,3 +134,85 @@ class ReferenceShard:
             start = stop
         rows.update(distinct, total, update, lr)
         return missed
+
+
+class Rows:
+    """The rows of one table that one shard owns, in the order in which they were created."""
+
+    def __init__(self, config: TableConfig, seed: int) -> None:
+        self.config = config
+        self._key = table_key(seed, config.name)
+        self.slots: dict[int, int] = {}
+        """Id -> place in the arrays."""
+        self._values = np.empty((0, config.dim), config.dtype)
+        self._state = np.empty((0, config.optimizer.state_floats(config.dim)), config.dtype)
+        self.writes = np.empty(0, np.int64)
+        """How many optimiser steps each row has taken."""
+
+    def read(self, ids: np.ndarray, create: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Rows of distinct ids: slots [n], values [n, d], write counts [n].
+
+        An absent id is created, or (``create=False``) gives its initial value, slot ABSENT and
+        count 0, and leaves no trace.
+        """
+        config = self.config
+        slots = np.array([self.slots.get(i, ABSENT) for i in ids.tolist()], np.int64)
+        values = uniform_rows(self._key, ids, config.dim, config.initial_scale, config.dtype)
+        writes = np.zeros(len(ids), np.int64)
+        known, fresh = slots != ABSENT, slots == ABSENT
+        values[known], writes[known] = self._values[slots[known]], self.writes[slots[known]]
+        if create and fresh.any():
+            slots[fresh] = len(self.slots) + np.arange(fresh.sum())
+            self.slots |= zip(ids[fresh].tolist(), slots[fresh].tolist(), strict=True)
+            self._values = np.concatenate([self._values, values[fresh]])
+            state = np.full(
+                (fresh.sum(), self._state.shape[1]),
+                config.optimizer.initial_accumulator,
+                config.dtype,
+            )
+            self._state = np.concatenate([self._state, state])
+            self.writes = np.concatenate([self.writes, writes[fresh]])
+        return slots, values, writes
+
+    def update(self, slots: np.ndarray, gradients: np.ndarray, step: int, lr: float) -> None:
+        """One optimiser step on distinct rows; ``step`` counts the run's steps from 1."""
+        values, state = self._values[slots], self._state[slots]
+        row_steps = self.writes[slots] + 1
+        optimizers.apply(self.config.optimizer, values, state, gradients, lr, step, row_steps)
+        self._values[slots], self._state[slots], self.writes[slots] = values, state, row_steps
+
+    def export(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """All ids [n], values [n, d] and state [n, k], sorted by id: what equality means."""
+        ids = np.array(list(self.slots), np.uint64)
+        order = np.argsort(ids)
+        return ids[order], self._values[order], self._state[order]
+
+
+def _plan_tables(
+    batch: Batch, fields: Sequence[Field], tables: Sequence[str], shards: int
+) -> dict[str, TablePlan]:
+    """Merge duplicates and split by shard, for each table."""
+    if len(tables) == 1:
+        return {tables[0]: _plan(batch.ids, slice(None), shards)}
+    table_of_field = np.array([tables.index(f.table) for f in fields])
+    bag_count = len(batch.ids) if batch.offsets is None else len(batch.offsets) - 1
+    table_of_id = np.tile(table_of_field, bag_count // len(fields))
+    if batch.offsets is not None:
+        table_of_id = np.repeat(table_of_id, np.diff(batch.offsets))
+    plans = {}
+    for number, name in enumerate(tables):
+        where = np.flatnonzero(table_of_id == number)
+        plans[name] = _plan(batch.ids[where], where, shards)
+    return plans
+
+
+def _plan(ids: np.ndarray, occurrences: np.ndarray | slice, shards: int) -> TablePlan:
+    distinct, inverse = np.unique(ids, return_inverse=True)
+    if shards == 1:
+        return TablePlan(distinct, np.array([0, len(distinct)]), inverse, occurrences)
+    shard = shard_of(distinct, shards)
+    order = np.argsort(shard, kind="stable")
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    bounds = np.searchsorted(shard[order], np.arange(shards + 1))
+    return TablePlan(distinct[order], bounds, place[inverse], occurrences)

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -80,9 +81,13 @@ class Proxy:
         while True:
             try:
                 client, _ = self._door.accept()
-                server = socket.create_connection(self._target)
             except OSError:
                 return
+            try:
+                server = socket.create_connection(self._target)
+            except OSError:
+                client.close()  # who waits for an answer would wait long
+                continue
             self._open += [client, server]
             for pair in ((client, server), (server, client)):
                 threading.Thread(target=self._pump, args=pair, daemon=True).start()
@@ -212,7 +217,8 @@ def store_behind(cut: Cut, rules: ServerRules, **changes):
     processes = ServerProcesses([server], "127.0.0.1")
     proxy = Proxy(processes.address.names[0], cut)
     address = replace(processes.address, names=(proxy.name,))
-    found = Links(address, range(rules.ranks), processes.how_it_ended)
+    ended = partial(processes.how_it_ended, within_s=0.5)  # where the server lives, it waits
+    found = Links(address, range(rules.ranks), ended)
     store = RemoteStore(LAYOUT, [SGD], found, seed=0, segments=8, close=processes.close)
     try:
         yield store, processes, proxy
@@ -258,7 +264,7 @@ def test_a_server_that_is_stopped_for_a_while_is_waited_for(monkeypatch):
     with store_behind(lambda m, size: None, ServerRules(), patience_s=120.0) as (store, servers, _):
         one_step(store, 0, 0, 7)
         suspend(servers.pids[0])
-        threading.Timer(5.0, os.kill, (servers.pids[0], signal.SIGCONT)).start()
+        threading.Timer(1.5, os.kill, (servers.pids[0], signal.SIGCONT)).start()
         one_step(store, 0, 1, 7)
         store.drain()
         assert store.export()["rows"][1].tolist() == [[-2.0, -2.0]]

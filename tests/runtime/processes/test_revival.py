@@ -78,6 +78,7 @@ def test_a_server_that_one_connection_has_lost_for_good_is_lost_and_ended():
     rules = ServerRules(tau=4)
     with served(rules) as found:
         told, old = may_come_back(found, rules), found.processes.pids[0]
+        found.links._how_it_ended = partial(found.processes.how_it_ended, within_s=0.2)
         one_step(found.store, 0, 0, *IDS)
         found.store.drain()
         found.links.at(0)[1]["lookups", 0].hang_up()

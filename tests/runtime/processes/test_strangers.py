@@ -270,7 +270,7 @@ WORDS = {
 @pytest.mark.parametrize("name", ["unix", "127.0.0.1:0", "tls:127.0.0.1:0"])
 @pytest.mark.parametrize("kind", [embedding_server, dense_server, loader])
 def test_no_stranger_keeps_a_thread_or_ends_who_listens(kind, name, words, monkeypatch):
-    monkeypatch.setattr(peers, "FIRST_WORD_WITHIN_S", 0.5)
+    monkeypatch.setattr(peers, "FIRST_WORD_WITHIN_S", 0.1)
     own = f"\0test-strangers-{os.getpid()}-{time.monotonic_ns()}" if name == "unix" else name
     with kind(own) as (listener, at):
         hearing, hear = [], listener._hear
