@@ -21,36 +21,31 @@ class Pooling:
     def __init__(self, fields: Sequence[Field], dims: dict[str, int]) -> None:
         self._fields = fields
         self._dims = [dims[f.table] for f in fields]
-        self._tables = list(dict.fromkeys(f.table for f in fields))
-        sequences = any(f.pooling == "sequence" for f in fields)
-        self._one_table = len(self._tables) == 1 and not sequences
 
     def forward(
         self, batch: Batch, plans: dict[str, TablePlan], values: dict[str, np.ndarray]
     ) -> FieldVectors:
         """The fields' vectors from the distinct rows of each table."""
-        if self._one_table:
-            table = self._tables[0]
-            if batch.offsets is None:  # one id in every bag: sum, mean and sqrtn are all the row
-                pooled = values[table].take(plans[table].inverse, axis=0)
-            else:
-                pooled = self._bags(batch, plans[table], values[table].dtype) @ values[table]
+        sequences = any(field.pooling == "sequence" for field in self._fields)
+        if batch.offsets is None and len(plans) == 1 and not sequences:
+            ((table, plan),) = plans.items()  # a row as it is, -0.0 too: nothing is summed
+            pooled = values[table].take(plan.inverse, axis=0)
             return FieldVectors(pooled.reshape(batch.size, -1), {}, {})
         dtype = next(iter(values.values())).dtype
         pooled_parts: list[np.ndarray] = []
-        sequences: dict[str, np.ndarray] = {}
+        found: dict[str, np.ndarray] = {}
         masks: dict[str, np.ndarray] = {}
         for number, field in enumerate(self._fields):
             matrix, mask = self._one_field(batch, plans, number, dtype)
             picked = matrix @ values[field.table]
             if field.pooling == "sequence":
                 shape = (batch.size, field.max_length, self._dims[number])
-                sequences[field.name] = picked.reshape(shape)
+                found[field.name] = picked.reshape(shape)
                 masks[field.name] = mask
             else:
                 pooled_parts.append(picked)
         empty = np.zeros((batch.size, 0), dtype)
-        return FieldVectors(np.concatenate([empty, *pooled_parts], axis=1), sequences, masks)
+        return FieldVectors(np.concatenate([empty, *pooled_parts], axis=1), found, masks)
 
     def backward(
         self,
@@ -64,10 +59,6 @@ class Pooling:
         ``into`` is for engines that can write them where they are wanted; this one makes new ones.
         """
         dtype = gradients.pooled.dtype
-        if self._one_table:
-            table = self._tables[0]
-            per_bag = gradients.pooled.reshape(batch.size * len(self._fields), -1)
-            return {table: self._bags(batch, plans[table], dtype).T @ per_bag}
         totals = {
             table: np.zeros((len(plans[table].ids), dim), dtype)
             for table, dim in zip((f.table for f in self._fields), self._dims, strict=True)
@@ -84,24 +75,11 @@ class Pooling:
             totals[field.table] += matrix.T @ np.ascontiguousarray(gradient)
         return totals
 
-    def _bags(self, batch: Batch, plan: TablePlan, dtype: np.dtype) -> csr_matrix:
-        """Bags by distinct ids, [B * F, U]: the weight of each id in each bag."""
-        if batch.offsets is None:
-            bounds = np.arange(len(plan.inverse) + 1)
-            weights = np.ones(len(plan.inverse), dtype)
-        else:
-            bounds = batch.offsets
-            lengths = np.diff(bounds).reshape(batch.size, -1)
-            per_bag = np.column_stack(
-                [_weights(f, lengths[:, n]) for n, f in enumerate(self._fields)]
-            )
-            weights = np.repeat(per_bag.ravel(), lengths.ravel()).astype(dtype)
-        return csr_matrix((weights, plan.inverse, bounds), shape=(len(bounds) - 1, len(plan.ids)))
-
     def _one_field(
         self, batch: Batch, plans: dict[str, TablePlan], number: int, dtype: np.dtype
     ) -> tuple[csr_matrix, np.ndarray]:
-        """As `_bags` for one field, with a row per place of a sequence; and a sequence's mask."""
+        """Of one field the weight of each distinct id in each bag, [B, U], or a row per
+        place of a sequence; and a sequence's mask."""
         field = self._fields[number]
         plan = plans[field.table]
         inverse = np.empty(len(batch.ids), np.int64)
