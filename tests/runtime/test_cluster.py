@@ -69,7 +69,7 @@ def mark():
 @pytest.fixture(scope="module")
 def address(mark):
     pytest.importorskip("ray", reason="Ray is not installed (the extra `cluster`)")
-    from runtime.cluster.placement import local_nodes
+    from runtime.cluster.supervisor import local_nodes
 
     with ExitStack() as ends:
         try:
