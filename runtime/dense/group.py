@@ -156,7 +156,7 @@ class RankGroup:
             all_here = [_Here(*json.loads(text)) for text in found]
             self.places = {r: f"rank {r} (pid {o.pid}, {o.host})" for r, o in enumerate(all_here)}
             self.address = _address_for(here, all_here)
-            """Of this host, where the others reach it; its name may be that of any NIC."""
+            """Of this host, where the others reach it; its name may be of any NIC."""
             backend = "nccl" if all(other.takes_nccl for other in all_here) else "gloo"
             if "GLOO_SOCKET_IFNAME" not in os.environ:
                 os.environ["GLOO_SOCKET_IFNAME"] = interface_of(self.address)

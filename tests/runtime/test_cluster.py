@@ -49,12 +49,19 @@ class Net(FeedForward):
     def forward(self, dense, embeddings):
         self.batches += self.training
         killed = Path({run!r} + ".killed")
-        if self.batches == 30 and os.environ.get("RANK") == "1" and not killed.exists():
+        last = int(os.environ["WORLD_SIZE"]) - 1
+        if self.batches == 30 and os.environ["RANK"] == str(last) and not killed.exists():
             while not list(Path({run!r}).glob("checkpoints/*/state.json")):
                 time.sleep(0.02)
             killed.touch()
             os.kill({victim}, signal.SIGKILL)
         return super().forward(dense, embeddings)
+"""
+SLOW_TO_WRITE = """
+    def state_dict(self, *words, **more):
+        if self.batches > 29 and self.training:
+            time.sleep(8)
+        return super().state_dict(*words, **more)
 """
 
 
@@ -116,6 +123,22 @@ def test_a_rank_killed_on_ray_costs_no_byte(address, mark, tmp_path, monkeypatch
     threads = ["--ranks", "2", "--executor", "concurrent", "--out", str(tmp_path / "threads")]
     assert commands.main(["train", *words, *threads]) == 0
     assert predictions(run) == predictions(tmp_path / "threads")
+
+
+@pytest.mark.ray
+def test_a_rank_whose_actor_is_killed_writes_itself_down_before_another_goes_on(
+    address, mark, tmp_path
+):
+    """Where Ray lets it: then it still holds the folder when the next one comes."""
+    run = tmp_path / "run"
+    killer = KILLER.format(mark=mark, run=str(run), victim="os.getppid()") + SLOW_TO_WRITE
+    (tmp_path / "slow_to_write.py").write_text(killer)
+    words = ["--model.name", "slow_to_write:Net", "--checkpoint-every", "20", "--out", "run"]
+    code, told, error = train(address, *WORDS, "--servers", "1", *words, folder=tmp_path)
+    assert code == 0, told + error
+    summary = json.loads((run / "summary.json").read_text())
+    (at,) = summary["resumed_at_samples"]
+    assert summary["updates"] == 60 and 64 * 20 <= at < 64 * 40
 
 
 @pytest.mark.ray

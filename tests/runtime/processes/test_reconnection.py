@@ -48,7 +48,7 @@ from runtime.stop import PeerError, Stop
 from tests.runtime.processes import namespaces
 from tests.runtime.processes.served import LAYOUT, SGD, batch_of, one_step, ones
 from tests.runtime.processes.test_faults import lives, suspend, until
-from tests.runtime.worlds import ArraySource, assert_same_bytes, config, run
+from tests.runtime.worlds import ArraySource, assert_same_bytes, config, host_of_servers, run
 
 SOURCE = ArraySource(300)
 Cut = Callable[[Message, int], int | None]
@@ -317,6 +317,22 @@ def test_two_servers_of_one_shard_never_both_apply_pushes(monkeypatch):
         assert "a newer one has begun" in unpack_json(again.receive()[0].body)["sentence"]
         until(lambda: not lives(old.pids[0]))
     newer[0].close()
+
+
+def test_a_server_whose_run_is_cut_off_ends_itself(monkeypatch):
+    """Between hosts the kernel notices within 25 s; here the connection to its host is cut."""
+    monkeypatch.setattr(channel, "RESUMED_WITHIN_S", 1.0)
+    server = ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,))
+    proxy = Proxy(host_of_servers()[0][0], lambda m, size: None)
+    processes = hosts.HostedServers([server], [proxy.name], SECRET)
+    found = Links(processes.address, [0], processes.how_it_ended)
+    assert lives(found.pids[0])
+    proxy._target = "127.0.0.1", 1  # nobody listens there
+    proxy.cut_all()
+    until(lambda: not lives(found.pids[0]))
+    found.close()
+    processes.close()
+    proxy.close()
 
 
 def asks(address: Address, life: int) -> Channel:
