@@ -71,7 +71,7 @@ class _Heard:
     ) -> None:
         """``goes_on`` is called while an answer is waited for, and may raise."""
         self._store, self._rank, self._silence_s, self._goes_on = store, rank, silence_s, goes_on
-        self._asked = queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]]()
+        self._asked = queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]()
         threading.Thread(target=self._ask_in_turn, name="store", daemon=True).start()
 
     def set(self, key: str, value: str) -> None:
@@ -82,6 +82,9 @@ class _Heard:
 
     def check(self, keys: list[str]) -> bool:
         return bool(self._ask(lambda: self._store.check(keys)))
+
+    def close(self) -> None:
+        self._asked.put(None)
 
     def _ask(self, ask: Callable[[], _T]) -> _T:
         found, silence = Future[_T](), Silence()
@@ -103,8 +106,7 @@ class _Heard:
         )
 
     def _ask_in_turn(self) -> None:
-        while True:
-            ask, found = self._asked.get()
+        for ask, found in iter(self._asked.get, None):
             try:
                 found.set_result(ask())
             except BaseException as error:
@@ -189,6 +191,7 @@ class RankGroup:
         if not self._closed.is_set():
             self._closed.set()
             self._beating.join()
+            self._store.close()
             dist.destroy_process_group()
 
     def all_reduce(self, buffer: Tensor) -> dist.Work:

@@ -21,14 +21,20 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import nn
 
+from persia_sim.words.trace import TraceRecorder
 from persia_sim.words.vocabulary import Mode
+from runtime.config import SyncConfig, TrainConfig
+from runtime.dense.rules import AsyncRule, StepGradients
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines.processes import channel, hosts, links, open
 from runtime.engines.processes.calls import ask
 from runtime.engines.processes.channel import Channel, PeerGoneError, connect, listen
+from runtime.engines.processes.dense_server import DenseServer, RemoteWeights
 from runtime.engines.processes.launch import Address, ServerProcesses
 from runtime.engines.processes.links import Links
 from runtime.engines.processes.messages import (
@@ -240,6 +246,38 @@ def test_wherever_connections_are_cut_each_push_is_applied_once(every):
         assert store.export()["rows"][1].tolist() == [[-20.0, -20.0]] * 12
         status = store._status()[0]
         assert (status["version"], status["lost"], status["repeated_pushes"]) == (20, 0, 0)
+
+
+def test_wherever_a_connection_to_the_dense_weights_is_cut_each_push_counts_once():
+    """Law 13 in async: the bytes of pulls and pushes that nobody has disturbed."""
+    settings = TrainConfig(sync=SyncConfig(mode=Mode.ASYNC, ranks=2))
+    draw, passed = np.random.default_rng(5), []
+
+    def cut(message: Message, size: int) -> int | None:
+        passed.append(message.kind)
+        return int(draw.integers(0, size + 1)) if len(passed) % 4 == 3 else None
+
+    def rule_of() -> AsyncRule:
+        torch.manual_seed(1)
+        return AsyncRule(settings, nn.Linear(300, 2), TraceRecorder(), lambda loss, samples: None)
+
+    far, near, stop = rule_of(), rule_of(), Stop()
+    server = DenseServer(far, stop, "127.0.0.1:0")
+    proxy = Proxy(server.address.names[0], cut)
+    address = replace(server.address, names=(proxy.name,))
+    remote = RemoteWeights(address, 1, nn.Linear(300, 2), stop)
+    for step in range(20):
+        for rule in (remote, near):
+            rule.begin_step(1, step)
+            given = [torch.sin(p.detach() + step) for p in rule.model(1).parameters()]
+            rule.end_step(StepGradients(1, step, given, 0.5, 8))
+    remote.close()
+    assert not stop and passed.count(MessageKind.HELLO) > 5
+    for one, other in zip(far.model(0).parameters(), near.model(0).parameters(), strict=True):
+        assert one.detach().numpy().tobytes() == other.detach().numpy().tobytes()
+    assert (far.state()["version"], near.state()["version"]) == (20, 20)
+    server.close()
+    proxy.close()
 
 
 def test_a_cut_while_a_lookup_waits_for_its_window_is_not_noticed():
