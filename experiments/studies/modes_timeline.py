@@ -24,8 +24,7 @@ from experiments.validating.schedule import need_of, scenario_of
 from experiments.validating.stages import Stages
 from persia_sim.cli import Options as Simulation
 from persia_sim.cli import scenario_of as scenario_of_options
-from persia_sim.engine.run import Run
-from persia_sim.engine.simulate import simulate
+from persia_sim.engine.simulate import Run, simulate
 from persia_sim.model.scenario import DenseHome
 from persia_sim.model.stamps import Leg, Mark
 from persia_sim.presets.catalogue import CLUSTERS, workloads

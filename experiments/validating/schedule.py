@@ -34,8 +34,7 @@ import numpy as np
 
 from experiments.validating.cases import Case
 from experiments.validating.stages import Costs, Stages
-from persia_sim.engine.run import Run
-from persia_sim.engine.simulate import simulate
+from persia_sim.engine.simulate import Run, simulate
 from persia_sim.insight.measure import throughput
 from persia_sim.insight.report import staleness
 from persia_sim.model.demand import Demand, Fetch, demand

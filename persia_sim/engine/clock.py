@@ -1,8 +1,8 @@
 """SimPy's environment with a loop of its own: the same events in the same order, for less.
 
-SimPy's events and processes ask two things of their environment: `schedule`, and what time it is.
-Both are here, with the loop written out where SimPy calls a function for each event. Ties are
-broken as in SimPy, by priority and then by order of scheduling.
+SimPy's events ask two things of their environment: `schedule`, and what time it is. Here what
+happens at one instant is one entry of the queue: a list, in the order of scheduling, as ties are
+broken in SimPy. Most instants of a run are shared by many ranks.
 """
 
 from __future__ import annotations
@@ -11,17 +11,52 @@ import gc
 from collections.abc import Generator
 from heapq import heappop, heappush
 from math import inf
+from operator import length_hint
 from typing import Any
 
 import simpy
 from simpy.events import NORMAL
 
-Process = Generator[simpy.Event, Any, None]
-"""What happens one after the other: it yields events to wait for."""
+Process = Generator["simpy.Event | float", Any, None]
+"""What happens one after the other: it yields events to wait for, or seconds to pass."""
 
 
 class NothingLeftError(RuntimeError):
     """No event is scheduled any more and the awaited one has not happened."""
+
+
+class Running:
+    """A process at work: it goes on when what it has yielded has happened. What it raises ends the
+    run."""
+
+    __slots__ = ("_clock", "_ended", "_send")
+
+    def __init__(self, clock: Clock, process: Process) -> None:
+        self._clock, self._send = clock, process.send
+        self._ended: simpy.Event | None = None
+
+    @property
+    def ended(self) -> simpy.Event:
+        """An event that happens when it ends; to be asked for before."""
+        self._ended = self._ended or self._clock.event()
+        return self._ended
+
+    def go_on(self, _: simpy.Event | None = None) -> None:
+        """Let it run until it waits for something."""
+        try:
+            awaited = self._send(None)
+            while isinstance(awaited, simpy.Event) and awaited.processed:
+                awaited = self._send(None)
+        except StopIteration:
+            if self._ended is not None:
+                self._ended.succeed()
+            return
+        if isinstance(awaited, simpy.Event):
+            awaited.callbacks.append(self.go_on)
+        elif awaited < 0:
+            raise ValueError(f"Negative delay {awaited}")
+        else:
+            self._clock.schedule(self, NORMAL, awaited)
 
 
 class Clock(simpy.Environment):
@@ -34,16 +69,35 @@ class Clock(simpy.Environment):
         super().__init__()
         self.events = 0
         """Events that were given to it until now."""
-        self._due: list[tuple[float, int, int, simpy.Event]] = []
+        self._instants: list[float] = []
+        self._due: dict[float, list[simpy.Event | Running]] = {0.0: []}
+        self._left = iter(self._due[0.0])  # of the present instant; it grows meanwhile
+        self._starting: list[Running] = []
 
-    def schedule(self, event: simpy.Event, priority: int = NORMAL, delay: float = 0) -> None:
-        """Let an event happen after so many seconds."""
-        self.events = number = self.events + 1
-        heappush(self._due, (self.now + delay, priority, number, event))
+    def schedule(
+        self, event: simpy.Event | Running, priority: int = NORMAL, delay: float = 0
+    ) -> None:
+        """Let an event happen, or a process go on, after so many seconds."""
+        self.events += 1
+        time_s = self.now + delay
+        due = self._due.get(time_s)
+        if due is None:
+            self._due[time_s] = [event]
+            heappush(self._instants, time_s)
+        else:
+            due.append(event)
+
+    def process(self, process: Process) -> Running:  # type: ignore[override]
+        """Start a process, when the present one waits."""
+        running = Running(self, process)
+        self._starting.append(running)
+        return running
 
     def peek(self) -> float:
         """When the next event happens; infinite if none is left."""
-        return self._due[0][0] if self._due else inf
+        if length_hint(self._left):
+            return self.now
+        return self._instants[0] if self._instants else inf
 
     def run_until(self, end: simpy.Event) -> None:
         """Let everything happen until this event has. Raises what a process has raised, or
@@ -60,14 +114,30 @@ class Clock(simpy.Environment):
     def _run_until(self, end: simpy.Event) -> None:
         over: list[simpy.Event] = []
         end.callbacks.append(over.append)
-        due = self._due
+        self._start()
+        starting, instants = self._starting, self._instants
         while not over:
-            if not due:
+            for event in self._left:
+                if isinstance(event, Running):
+                    event.go_on()
+                else:
+                    callbacks = event.callbacks
+                    event.callbacks = None  # type: ignore[assignment]  # SimPy's mark
+                    for callback in callbacks:
+                        callback(event)
+                if starting:
+                    self._start()
+                if over:
+                    self._due[self.now] = left = list(self._left)  # nothing that has happened
+                    self._left = iter(left)
+                    return
+            del self._due[self.now]
+            if not instants:
                 raise NothingLeftError("no scheduled events left")
-            self.now, _, _, event = heappop(due)
-            callbacks = event.callbacks
-            event.callbacks = None  # type: ignore[assignment]  # as SimPy marks what has happened
-            for callback in callbacks:
-                callback(event)
-            if not event.ok and not event.defused:
-                raise event.value  # type: ignore[misc]  # what a process has raised
+            self.now = heappop(instants)
+            self._left = iter(self._due[self.now])
+
+    def _start(self) -> None:
+        for running in self._starting:  # which may start others
+            running.go_on()
+        self._starting.clear()

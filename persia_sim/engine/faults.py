@@ -36,9 +36,9 @@ class Disturbed:
                     env.process(self._strike(event, platform))
 
     def _strike(self, crash: Crash, platform: Platform) -> Process:
-        yield self._env.timeout(crash.at_s)
+        yield crash.at_s
         if crash.target is Target.SERVER:
-            platform.servers.close_until(crash.index, crash.back_s)
+            platform.close_server_until(crash.index, crash.back_s)
         else:
             platform.workers[crash.index].close_until(crash.back_s)
 
@@ -75,7 +75,7 @@ class Disturbed:
             if crash.index == worker and crash.at_s <= self._env.now < crash.back_s:
                 if crash.back_s == np.inf:
                     yield self._env.event()
-                yield self._env.timeout(crash.back_s - self._env.now)
+                yield crash.back_s - self._env.now
 
     def worker_lost(self, worker: int, since_s: float) -> bool:
         """Whether the worker crashed while it held a push since then."""
@@ -205,7 +205,7 @@ class Recovery:
             self._env.process(self._forget(crash))
 
     def _forget(self, crash: Crash) -> Process:
-        yield self._env.timeout(crash.at_s)
+        yield crash.at_s
         self._ledger.server_forgets()
 
     def losses(self, crashes: list[Crash]) -> Losses:

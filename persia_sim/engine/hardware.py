@@ -9,7 +9,7 @@ import numpy as np
 import simpy
 
 from persia_sim.engine.clock import Clock, Process
-from persia_sim.engine.servers import Bank, FifoServer, HostMemory, Servers, Unlimited
+from persia_sim.engine.servers import Bank, FifoServer, HostMemory
 from persia_sim.model.allreduce import Algorithm
 from persia_sim.model.demand import Demand
 from persia_sim.model.placement import Placement, placement, server_groups
@@ -106,8 +106,8 @@ class Platform:
         # How much longer a worker's cores take than those of the first kind of host.
         first = workers.host.core_speed
         self._slower = workers.of_processes(lambda kind: first / kind.host.core_speed)
-        self.workers: list[FifoServer | Unlimited] = [
-            Unlimited() if unlimited else FifoServer(cores)
+        self.workers = [
+            FifoServer(inf if unlimited else cores)
             for cores in workers.of_processes(lambda kind: kind.cores_per_process)
         ]
         self.worker_memory = [
@@ -115,8 +115,8 @@ class Platform:
             for rate in workers.of_hosts(lambda kind: kind.host.memory_bytes_per_s)
         ]
         banks = [self._bank_of(scenario, group.first, group.end) for group in self.groups]
-        self.servers = Servers(self.groups, banks)
-        self.dense_server: FifoServer | Unlimited = Unlimited() if unlimited else FifoServer(1)
+        self.fan = list(zip(self.server_nic, self.groups, banks, strict=True))
+        self.dense_server = FifoServer(inf if unlimited else 1)
 
     def _bank_of(self, scenario: Scenario, first: int, end: int) -> Bank:
         """The servers of so many processes, which are whole hosts."""
@@ -141,10 +141,10 @@ class Platform:
     def _rank_link(self, r: int) -> int:
         return self._nic_of_rank[r]
 
-    def travel(self, after_s: float = 0.0, messages: int = 1) -> simpy.Event:
-        """Happens when a message is there that leaves after so much service, or several of which
+    def travel(self, after_s: float = 0.0, messages: int = 1) -> float:
+        """Seconds until a message is there that leaves after so much service, or several of which
         each answers the one before. Nothing else in the engine charges a latency."""
-        return self.env.timeout(after_s + messages * self.latency_s)
+        return after_s + messages * self.latency_s
 
     def to_worker_from_loader(self, worker: int) -> simpy.Event:
         """Ids from a loader; loaders have no NIC of their own in the model, and their latency is
@@ -196,7 +196,16 @@ class Platform:
         if self._home is not DenseHome.SERVERS:
             return self.dense_server.visit(now, need.dense_copy_s)
         size_bytes = 2 * need.dense_bytes  # read and written
-        return self.servers.longest(now, self._dense_part_s, size_bytes)
+        return max(
+            bank.longest(now, self._dense_part_s[group.processes], size_bytes * group.share)
+            for _, group, bank in self.fan
+        )
+
+    def close_server_until(self, process: int, time_s: float) -> None:
+        """No request of this server starts before this time (a crash)."""
+        for _, group, bank in self.fan:
+            if group.first <= process < group.end:
+                bank.close_until(process - group.first, time_s)
 
     def dense_to_rank(self, r: int) -> Process:
         """The bytes of the dense weights from their home (`travel` has charged the answer)."""

@@ -112,14 +112,14 @@ def load(world: World, loader: int) -> Process:
     ranks, steps, loaders = len(world.ranks), scenario.steps, scenario.cluster.loaders
     room = scenario.queues.dataset
     if loader:
-        yield world.env.timeout(loader_start_s(loader, scenario, need.load_s))
+        yield loader_start_s(loader, scenario, need.load_s)
     for batch in range(loader, ranks * steps, loaders):
         s, r = divmod(batch, ranks)
         rank = world.ranks[r]
         while s >= rank.looked_up + room:
             why = f"room for step {s} among {room} loaded batches"
             yield rank.wait(Waiter.LOADER, why, s)
-        yield world.env.timeout(world.needs[r].load_s)
+        yield world.needs[r].load_s
         yield world.platform.to_worker_from_loader(world.worker_of(r, s))
         if need.input_bytes:
             yield world.platform.to_rank_from_loader(r)
@@ -151,9 +151,9 @@ def fan_out(
     batch is later than that of the mean batch by ``join_s``. ``answer_bytes`` None: nobody
     waits for an answer; 0 is an answer without rows."""
     env, nic, send = platform.env, platform.worker_link(worker), platform.network.send
-    groups = list(zip(platform.server_nic, platform.servers.of_group, strict=True))
-    arrived = np.zeros(len(service_s) if platform.tells_each else 0)
-    done, last_s, left = arrived.copy(), 0.0, len(groups)
+    groups = platform.fan
+    arrived, done = np.zeros((2, len(service_s))) if platform.tells_each else (service_s, service_s)
+    last_s, left = 0.0, len(groups)
 
     def ask(server: int, group: ServerGroup, bank: Bank) -> Process:
         nonlocal last_s, left
@@ -169,7 +169,7 @@ def fan_out(
             delay = bank.longest(now, service_s[part], memory_bytes * share) + join_s
         if delay == inf:
             yield env.event()  # a server that never comes back
-        yield env.timeout(delay)
+        yield delay
         left -= 1
         if not left:
             at_servers(last_s, (arrived, done) if platform.tells_each else None)
@@ -179,6 +179,6 @@ def fan_out(
             yield send(platform.path(server, nic), answer_bytes * share, group.streams)
 
     if len(groups) == 1:
-        yield from ask(groups[0][0], *groups[0][1])
+        yield from ask(*groups[0])
     else:
-        yield simpy.AllOf(env, [env.process(ask(server, *group)) for server, group in groups])
+        yield simpy.AllOf(env, [env.process(ask(*group)).ended for group in groups])

@@ -43,7 +43,7 @@ class Pushes:
             rank.wake(Waiter.LOOKUP)
             world.ledger.returned()
 
-    def _send(self, r: int, s: int) -> Generator[simpy.Event, Any, np.ndarray | None]:
+    def _send(self, r: int, s: int) -> Generator[simpy.Event | float, Any, np.ndarray | None]:
         """Returns when each server has written its rows, where anybody asks (`tells_each`); what a
         crash loses is in the ledger."""
         world, env = self._world, self._world.env

@@ -12,15 +12,14 @@ from math import inf
 
 import numpy as np
 
-from persia_sim.model.placement import ServerGroup
-
 
 class FifoServer:
-    """One process with some cores; a request takes one core."""
+    """One process with some cores, or with any number of them; a request takes one core."""
 
-    def __init__(self, cores: int) -> None:
+    def __init__(self, cores: float = inf) -> None:
         self._cores = cores
         self._busy: list[float] = []
+        self._back_s = 0.0
         self.busy_s = 0.0
         self.visits = 0
 
@@ -29,33 +28,12 @@ class FifoServer:
         busy = self._busy
         while busy and busy[0] <= now_s:
             heappop(busy)
-        wait = heappop(busy) - now_s if len(busy) >= self._cores else 0.0
-        delay = wait + service_s
+        free_s = heappop(busy) if len(busy) >= self._cores else now_s
+        delay = max(free_s, self._back_s, now_s) - now_s + service_s
         heappush(busy, now_s + delay)
         self.busy_s += service_s
         self.visits += 1
         return delay
-
-    def close_until(self, time_s: float) -> None:
-        """No request starts before this time (a crash)."""
-        while len(self._busy) < self._cores:
-            self._busy.append(0.0)
-        self._busy = sorted(max(free, time_s) for free in self._busy)
-
-
-class Unlimited:
-    """A server that never queues."""
-
-    def __init__(self) -> None:
-        self.busy_s = 0.0
-        self.visits = 0
-        self._back_s = 0.0
-
-    def visit(self, now_s: float, service_s: float) -> float:
-        """The service alone, after a crash's end."""
-        self.busy_s += service_s
-        self.visits += 1
-        return max(self._back_s - now_s, 0.0) + service_s
 
     def close_until(self, time_s: float) -> None:
         """No request starts before this time (a crash)."""
@@ -202,33 +180,3 @@ class Bank:
         """No request of this server starts before this time (a crash)."""
         held = self._back if self._cores is None else self._written_out()
         held[process] = np.maximum(held[process], time_s)
-
-
-class Servers:
-    """All servers: a bank for each group, since a request reaches one group before another."""
-
-    def __init__(self, groups: Sequence[ServerGroup], banks: Sequence[Bank]) -> None:
-        self.of_group = list(zip(groups, banks, strict=True))
-
-    @property
-    def busy_s(self) -> np.ndarray:
-        """Of every server, float64 [servers]."""
-        return np.concatenate([bank.busy_s for _, bank in self.of_group])
-
-    @property
-    def memory_busy_s(self) -> np.ndarray:
-        """Of the memory of every server host, float64 [hosts]."""
-        return np.concatenate([bank.memory_busy_s for _, bank in self.of_group])
-
-    def longest(self, now_s: float, service_s: np.ndarray, memory_bytes: float) -> float:
-        """The longest delay, where requests reach all of them at once."""
-        return max(
-            bank.longest(now_s, service_s[group.processes], memory_bytes * group.share)
-            for group, bank in self.of_group
-        )
-
-    def close_until(self, process: int, time_s: float) -> None:
-        """No request of this server starts before this time (a crash)."""
-        for group, bank in self.of_group:
-            if group.first <= process < group.end:
-                bank.close_until(process - group.first, time_s)

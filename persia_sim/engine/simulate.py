@@ -1,25 +1,106 @@
-"""Build a run, let it happen, and check what must hold for every run."""
+"""Build a run, let it happen, hand it back, and check what must hold for every run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from persia_sim.engine.clock import Clock, NothingLeftError
-from persia_sim.engine.copies import copy_in, copy_out
+from persia_sim.engine.faults import Losses
 from persia_sim.engine.lookups import load, start_lookups
 from persia_sim.engine.order_log import EachShard, OneShard, OrderLog
 from persia_sim.engine.pushes import Pushes
 from persia_sim.engine.rank import Waiter
-from persia_sim.engine.run import Run, check
-from persia_sim.engine.training import Barrier, FreeRunning, average
+from persia_sim.engine.training import Barrier, FreeRunning, average, copy_in, copy_out
 from persia_sim.engine.world import World
 from persia_sim.model.demand import Demand, demand
 from persia_sim.model.incidents import Crash
 from persia_sim.model.scenario import Scenario
 from persia_sim.model.stamps import Mark
+from persia_sim.oracle.closed_form import cycles
+from persia_sim.words.trace import Trace
 from persia_sim.words.vocabulary import Mode
+
+_TINY = 1e-300  # a GPU that computes in no time
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What happened."""
+
+    scenario: Scenario
+    need: Demand
+    stamps: np.ndarray
+    """float64 [marks, ranks, steps]: simulated seconds of each `Mark`."""
+    legs: np.ndarray
+    """float64 [legs, ranks, steps]: simulated seconds of each `Leg`; nan where there is none."""
+    trace: Trace | None
+    """The order of events, all shards as one unless `Scenario.trace_shards`; None when it was not
+    asked for."""
+    computed_s: np.ndarray
+    """float64 [ranks, steps]: seconds of forward and backward as drawn, without what stopped it."""
+    served_s: np.ndarray
+    """float64 [2, ranks, steps]: longest service of each lookup and push at a server, as drawn;
+    0 where nothing is drawn."""
+    events: int
+    """Events that the engine handled."""
+    makespan_s: float
+    """Simulated time from start to the last push."""
+    busy_s: dict[str, float]
+    """Busy seconds of each kind of resource, divided by its number of units."""
+    link_bytes: dict[str, float]
+    """Payload bytes of each direction of each NIC."""
+    link_capacity: dict[str, float]
+    """Payload bytes per second of the same."""
+    losses: Losses
+    """What crashes and checkpoints cost."""
+    max_in_flight: int
+    """Most batches between the start of their lookup and the end of their push, all ranks."""
+
+    def drawn(self, first: int, end: int) -> Demand:
+        """The demand with the service times that the steps in [first, end) have drawn.
+
+        With them the closed form of the constraints bounds those steps as it does without noise:
+        all ranks of a step wait for the slowest, without a barrier their rates add up, and no
+        request was quicker than the quickest. A step waits for pushes of earlier ones, not its own.
+        """
+        need, barrier = self.need, self.scenario.mode.has_barrier
+        own = self.computed_s[:, first:end]
+        computed = own.max(0).mean() if barrier else 1 / (1 / np.maximum(own.mean(1), _TINY)).mean()
+        factor = float(computed) / need.compute_s if need.compute_s else 1.0
+        of_kinds: list[Demand] = []
+        for kind, each in enumerate(need.of_kinds):
+            mine = own[np.array(need.kind_of) == kind]
+            took = (
+                mine.max(0).mean() if barrier else 1 / (1 / np.maximum(mine.mean(1), _TINY)).mean()
+            )
+            more = float(took) / each.compute_s if each.compute_s else 1.0
+            forward_s, backward_s = each.forward_s * more, each.backward_s * more
+            of_kinds.append(replace(each, forward_s=forward_s, backward_s=backward_s))
+        before = min(first, 1)
+        lookup_s = float(self.served_s[0, :, first:end].min(0).mean())
+        update_s = float(self.served_s[1, :, first - before : end - before].min(0).mean())
+        found = replace(
+            need, forward_s=need.forward_s * factor, backward_s=need.backward_s * factor
+        )
+        if not lookup_s:
+            return replace(found, of_kinds=tuple(of_kinds))
+        served = [self._served(each, lookup_s, update_s) for each in (found, *of_kinds)]
+        return replace(served[0], of_kinds=tuple(served[1:]))
+
+    def _served(self, need: Demand, lookup_s: float, update_s: float) -> Demand:
+        """The demand where the slowest server takes so long for a lookup and for an update."""
+        fetch, refresh, push_s = need.fetch, need.refresh, need.server_update_s
+        if refresh is not None:
+            refresh = replace(refresh, server_s=np.zeros_like(push_s), join_s=0.0)
+        return replace(
+            need,
+            fetch=replace(fetch, server_s=fetch.server_s * (lookup_s / fetch.server_s.max())),
+            refresh=refresh,
+            server_update_s=push_s * (update_s / push_s.max()),
+        )
 
 
 class DeadlockError(RuntimeError):
@@ -115,15 +196,15 @@ def _busy(world: World, stamps: np.ndarray) -> dict[str, float]:
 
     workers = cluster.embedding_workers
     server_cores = np.array(cluster.servers.of_processes(lambda kind: kind.cores_per_process))
-    work = sum(worker.busy_s for worker in platform.workers)
+    work, banks = sum(worker.busy_s for worker in platform.workers), [b for *_, b in platform.fan]
     return {
         "GPU": float(world.computed_s.sum()) / ranks,
         "copy to the GPU": spent(Mark.ON_GPU, Mark.COPY_IN),
         "copy from the GPU": spent(Mark.COPIED_OUT, Mark.COPY_OUT),
         "worker cores": work / workers.cores,
         "worker memory": max(memory.busy_s for memory in platform.worker_memory),
-        "server cores": float((platform.servers.busy_s / server_cores).max()),
-        "server memory": float(platform.servers.memory_busy_s.max()),
+        "server cores": float((np.concatenate([b.busy_s for b in banks]) / server_cores).max()),
+        "server memory": max(float(bank.memory_busy_s.max()) for bank in banks),
         "dense server": platform.dense_server.busy_s,
     }
 
@@ -139,3 +220,41 @@ def _who_waits(world: World) -> str:
     shown = "; ".join(lines[:8]) + ("; ..." if len(lines) > 8 else "")
     missing = world.ledger.missing
     return f"deadlock at {world.env.now:.6g} s with {missing} pushes not applied: {shown}"
+
+
+def check(run: Run) -> None:
+    """Conservation and bounds, on every run: nothing is busier than time allows."""
+    stamps, scenario = run.stamps, run.scenario
+    if not np.isfinite(stamps).all():
+        raise AssertionError("a batch has not passed every stage")
+    order = np.diff(stamps, axis=0)
+    if (order < -1e-9 * run.makespan_s).any():
+        mark = Mark(int(np.argwhere((order < -1e-9 * run.makespan_s).any((1, 2)))[0, 0]))
+        raise AssertionError(f"a batch reached the stage after {mark.name} before {mark.name}")
+    slack = run.makespan_s * (1 + 1e-9)
+    for name, busy in run.busy_s.items():
+        if busy > slack and not (scenario.infinite_cpus and not name.startswith(("GPU", "copy"))):
+            raise AssertionError(f"{name} was busy {busy:.6g} s of {run.makespan_s:.6g} s")
+    if scenario.discipline != "unshared":
+        averages = scenario.dense_on_nics and scenario.mode is Mode.ASYNC_AVERAGING
+        open_bytes = run.need.averaging_nic_bytes if averages else 0.0  # of the unfinished round
+        for name, sent in run.link_bytes.items():
+            if sent - open_bytes > slack * run.link_capacity[name]:
+                raise AssertionError(f"NIC {name} carried more than its capacity")
+    if run.losses.lost_pushes:
+        return  # they were quicker than a push is
+    for name, seconds in cycles(scenario, run.need).items():
+        lag = _LAGS.get(name, 0)
+        if name == "window":
+            lag = (scenario.window or 0) + 1
+        elif name == "permits":
+            lag = scenario.permits or 1
+        rounds = scenario.steps // lag if lag else 0
+        if rounds:
+            seconds = cycles(scenario, run.drawn(0, rounds * lag))[name]
+        if slack < rounds * lag * seconds:
+            raise AssertionError(f"{run.makespan_s:.6g} s is faster than the {name} allows")
+
+
+_LAGS = {"training loop": 1, "copy to the GPU": 1, "copy from the GPU": 1, "refresh": 1}
+"""Steps between the two ends of a cycle of constraints, where it does not depend on a knob."""

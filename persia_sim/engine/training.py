@@ -1,5 +1,7 @@
-"""The training loops: with a barrier all ranks compute and then have the step's dense update; else
-a rank computes on weights of its own, waits for nobody, and replicas are averaged behind it.
+"""A rank's three threads: copies to the GPU, the training loop, copies back.
+
+With a barrier all ranks compute and then have the step's dense update; else a rank computes on
+weights of its own, waits for nobody, and replicas are averaged behind it.
 
 The all-reduce has a network of its own, or is traffic on the GPU hosts' NICs beside rows.
 """
@@ -12,14 +14,95 @@ import numpy as np
 import simpy
 
 from persia_sim.engine.clock import Clock, Process
-from persia_sim.engine.copies import hand_back, take
 from persia_sim.engine.hardware import Platform
+from persia_sim.engine.lookups import fetch, hand_on
 from persia_sim.engine.rank import Waiter
 from persia_sim.engine.world import World
 from persia_sim.model.allreduce import Bucket, sync_delay
+from persia_sim.model.demand import Forward
 from persia_sim.model.stamps import Leg, Mark
 from persia_sim.words.trace import ALL, Kind
 from persia_sim.words.vocabulary import Mode
+
+
+def copy_in(world: World, r: int) -> Process:
+    """Copy pooled rows to the GPU."""
+    rank, need = world.ranks[r], world.needs[r]
+    room = world.scenario.queues.on_gpu
+    for s in range(world.scenario.steps):
+        while s >= rank.handed_on:
+            yield rank.wait(Waiter.COPY_IN, f"the rows of step {s}")
+        rank.copied_in += 1
+        hand_on(world, r)
+        world.stamp(Mark.COPY_IN, r, s)
+        yield need.fetch.copy_in_s
+        world.stamp(Mark.ON_GPU, r, s)
+        while s >= rank.trained + room:
+            yield rank.wait(Waiter.COPY_IN, f"room on the GPU for step {s}")
+        rank.on_gpu += 1
+        rank.wake(Waiter.TRAIN)
+
+
+def hand_back(world: World, r: int, s: int) -> Process:
+    """The training loop leaves the gradient for the copying thread."""
+    rank, room = world.ranks[r], world.scenario.queues.backward
+    while len(rank.backward) >= room:
+        yield rank.wait(Waiter.TRAIN, f"room among {room} gradients for step {s}")
+    rank.backward.append(s)
+    rank.wake(Waiter.COPY_OUT)
+
+
+def copy_out(world: World, r: int) -> Process:
+    """Copy row gradients to the host."""
+    rank, room = world.ranks[r], world.scenario.queues.copied_back
+    for s in range(world.scenario.steps):
+        while not rank.backward:
+            yield rank.wait(Waiter.COPY_OUT, f"the gradient of step {s}")
+        rank.backward.popleft()
+        rank.wake(Waiter.TRAIN)
+        world.stamp(Mark.COPY_OUT, r, s)
+        yield world.needs[r].copy_out_s
+        world.stamp(Mark.COPIED_OUT, r, s)
+        while len(rank.to_push) >= room:
+            why = f"room among {room} copied gradients for step {s}"
+            yield rank.wait(Waiter.COPY_OUT, why)
+        rank.to_push.append(s)
+        rank.wake(Waiter.PUSH)
+
+
+def take(world: World, r: int, s: int) -> Process:
+    """Wait until the batch is on the GPU; lookahead brings its rows up to date."""
+    rank, refresh = world.ranks[r], world.needs[r].refresh
+    while s >= rank.on_gpu:
+        yield rank.wait(Waiter.TRAIN, f"step {s} on the GPU")
+    rank.trained += 1
+    rank.wake(Waiter.COPY_IN)
+    forward = world.needs[r].forward
+    if forward is not None:
+        yield from _bring_up_to_date(world, r, s, forward)
+    elif refresh is not None:
+        while not world.window.all_closed(s):
+            rank.reasons[Waiter.TRAIN] = f"all ranks' pushes of steps < {s}, to refresh step {s}"
+            yield world.window.all_close(s)
+        yield from fetch(world, r, s, refresh, Kind.REFRESH, Mark.REFRESHED)
+        yield refresh.copy_in_s
+    world.stamp(Mark.REFRESHED, r, s)
+
+
+def _bring_up_to_date(world: World, r: int, s: int, need: Forward) -> Process:
+    """The worker applies what has come since the prefetch to its rows on lease, and pools them."""
+    env, platform, given = world.env, world.platform, world.forwarded
+    while not given.all_closed(s):
+        world.ranks[r].reasons[Waiter.TRAIN] = f"all ranks' gradients of steps < {s}, for step {s}"
+        yield given.all_close(s)
+    legs, worker = world.legs[:, r, s], world.worker_of(r, s)
+    legs[Leg.ASKED_AGAIN] = env.now
+    world.order.rows(Kind.REFRESH, r, s, np.full(len(world.need.server_shares), env.now))
+    yield platform.travel(world.worker_delay(worker, need.worker_s, need.memory_bytes))
+    legs[Leg.POOLED_AGAIN] = env.now
+    yield platform.to_rank(worker, r, need.activation_bytes)
+    legs[Leg.ROWS_AGAIN] = env.now
+    yield need.copy_in_s
 
 
 class Barrier:
@@ -46,7 +129,7 @@ class Barrier:
             forward_end = env.now + forward
             if self._reduce is not None and overlaps:
                 self._reduced = self._reduce.will_compute(forward_end, backward)
-            yield env.timeout(forward + backward)
+            yield forward + backward
             world.stamp(Mark.BACKWARD_END, r, s)
             rank.reasons[Waiter.TRAIN] = f"the other ranks' gradients of step {s}"
             yield self._meet(s, r, forward_end, backward)
@@ -86,7 +169,7 @@ class Barrier:
         world, env = self._world, self._world.env
         yield reduced
         end_s = world.recovery.real_end_s(0, env.now + world.need.sync_overhead_s)
-        yield env.timeout(end_s - env.now) if end_s < inf else env.event()
+        yield end_s - env.now if end_s < inf else env.event()
         self._update(s, met)
 
     def _update(self, s: int, met: simpy.Event) -> None:
@@ -118,16 +201,16 @@ class ReduceOnNics:
         ends, backwards = np.array(self._ready).T
         self._ready = []
         ready = [float((ends + b.ready_share * backwards).max()) for b in self._buckets]
-        return self._env.process(self._reduce(ready))
+        return self._env.process(self._reduce(ready)).ended
 
     def reduce_now(self) -> simpy.Event:
         """All ranks have the whole gradient: the event that all buckets are summed."""
-        return self._env.process(self._reduce([self._env.now] * len(self._buckets)))
+        return self._env.process(self._reduce([self._env.now] * len(self._buckets))).ended
 
     def _reduce(self, ready_s: list[float]) -> Process:
         for bucket, ready in zip(self._buckets, ready_s, strict=True):
             if ready > self._env.now:
-                yield self._env.timeout(ready - self._env.now)
+                yield ready - self._env.now
             yield self._platform.ring(bucket.nic_bytes, bucket.seconds)
 
 
@@ -149,15 +232,15 @@ class FreeRunning:
             world.stamp(Mark.START, r, s)
             forward, backward = world.compute_s(r, s)
             rank.stall_s, rank.computes = max(0.0, rank.locked_until_s - env.now), True
-            yield env.timeout(forward + backward)
+            yield forward + backward
             while rank.stall_s > 0:
                 stall, rank.stall_s = rank.stall_s, 0.0
-                yield env.timeout(stall)
+                yield stall
             rank.computes = False
             stopped = world.recovery.real_end_s(r, env.now) - env.now
             if stopped:
                 rank.reasons[Waiter.TRAIN] = f"rank {r} to come back"
-                yield env.timeout(stopped) if stopped < inf else env.event()
+                yield stopped if stopped < inf else env.event()
             world.stamp(Mark.BACKWARD_END, r, s)
             if self._has_server:
                 env.process(self._push(r, s))
@@ -170,7 +253,7 @@ class FreeRunning:
         """Ask for the dense weights and get them."""
         platform = self._world.platform
         yield platform.travel()
-        yield platform.env.timeout(platform.dense_served())
+        yield platform.dense_served()
         self._world.legs[Leg.DENSE_SERVED, r, s] = self._world.env.now
         self._world.order.dense(Kind.DENSE_PULL, r, s, self._version)
         yield platform.travel()
@@ -180,7 +263,7 @@ class FreeRunning:
         """Send the dense gradient to where it is applied; the rank goes on meanwhile."""
         platform = self._world.platform
         yield from platform.dense_from_rank(r)
-        yield platform.env.timeout(platform.dense_served())
+        yield platform.dense_served()
         self._world.order.dense(Kind.DENSE_PUSH, r, s, self._version)
         self._version += 1
         self._world.ledger.returned()
@@ -192,7 +275,7 @@ def average(world: World) -> Process:
     env, rounds, duration = world.env, world.scenario.rounds, world.need.averaging_s
     number = 0
     while number == 0 or env.peek() < inf:  # else nobody will do anything any more
-        yield env.timeout(max(0.0, rounds.period_s - (duration if number else 0.0)))
+        yield max(0.0, rounds.period_s - (duration if number else 0.0))
         for kind, wait in ((Kind.AVERAGE_READ, duration), (Kind.AVERAGE_WRITE, 0.0)):
             for r, rank in enumerate(world.ranks):
                 world.order.dense(kind, r, max(0, rank.trained - 1), number)
@@ -203,5 +286,5 @@ def average(world: World) -> Process:
             if wait and world.scenario.dense_on_nics:
                 yield world.platform.ring(world.need.averaging_nic_bytes, wait)
             else:
-                yield env.timeout(wait)
+                yield wait
         number += 1

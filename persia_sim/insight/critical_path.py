@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from persia_sim.engine.run import Run
+from persia_sim.engine.simulate import Run
 from persia_sim.model.placement import placement, workers_of
 from persia_sim.model.scenario import DenseHome, Discipline
 from persia_sim.model.stamps import Leg, Mark

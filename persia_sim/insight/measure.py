@@ -7,7 +7,7 @@ from math import inf, sqrt
 
 import numpy as np
 
-from persia_sim.engine.run import Run
+from persia_sim.engine.simulate import Run
 from persia_sim.model.incidents import Crash
 from persia_sim.model.stamps import Mark
 from persia_sim.words.rules import require

@@ -7,7 +7,7 @@ from math import inf
 
 import numpy as np
 
-from persia_sim.engine.run import Run
+from persia_sim.engine.simulate import Run
 from persia_sim.insight.critical_path import blame_of_resources, critical_path
 from persia_sim.insight.measure import Estimate, steady_steps, step_time, throughput
 from persia_sim.model.incidents import Crash, Purpose, stream

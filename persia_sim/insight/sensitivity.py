@@ -11,8 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from persia_sim.engine.run import Run
-from persia_sim.engine.simulate import simulate
+from persia_sim.engine.simulate import Run, simulate
 from persia_sim.insight.measure import Estimate, mean_interval, steady_steps, step_durations
 from persia_sim.model.demand import demand
 from persia_sim.model.scenario import Scenario

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from persia_sim.engine.run import Run
+from persia_sim.engine.simulate import Run
 from persia_sim.model.incidents import Crash, Target
 from persia_sim.model.placement import workers_of
 from persia_sim.model.stamps import Leg, Mark

@@ -293,7 +293,7 @@ def test_every_run_with_noise_and_a_crash_passes_the_bounds(
 
 
 def test_a_run_that_is_faster_than_its_draws_allow_is_refused() -> None:
-    from persia_sim.engine.run import check
+    from persia_sim.engine.simulate import check
 
     run = simulate(small_scenario(Mode.HYBRID, noise=Noise(gpu_cv=0.3), steps=20))
     check(run)

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from scipy import stats
 
-from persia_sim.engine.run import Run
-from persia_sim.engine.simulate import simulate
+from persia_sim.engine.simulate import Run, simulate
 from persia_sim.insight.measure import (
     Estimate,
     mean_interval,

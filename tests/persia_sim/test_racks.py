@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from persia_sim.cli.example import write_examples
-from persia_sim.engine.run import Run
-from persia_sim.engine.simulate import simulate
+from persia_sim.engine.simulate import Run, simulate
 from persia_sim.insight.measure import throughput
 from persia_sim.insight.report import report, sent_bytes, text
 from persia_sim.insight.sensitivity import gains
