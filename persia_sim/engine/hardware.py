@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import inf
 
 import numpy as np
@@ -12,43 +12,10 @@ from persia_sim.engine.clock import Clock, Process
 from persia_sim.engine.servers import Bank, FifoServer, HostMemory
 from persia_sim.model.allreduce import Algorithm
 from persia_sim.model.demand import Demand
-from persia_sim.model.placement import Placement, placement, server_groups
+from persia_sim.model.placement import Wiring
 from persia_sim.model.scenario import DenseHome, Discipline, Scenario
 from persia_sim.network.flows import Fifo, Network, Unshared
 from persia_sim.network.fluid import Fluid
-
-
-class Links:
-    """A NIC is the number of its way out; its way in has the number after it."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self.capacities: list[float] = []
-        self._racks: list[int] = []
-        self._uplinks: list[int] = []
-
-    def nics(self, role: str, racks: Sequence[int], rates: Sequence[float]) -> list[int]:
-        """New NICs of a role, each in its rack."""
-        first = len(self.names)
-        for number, (rack, rate) in enumerate(zip(racks, rates, strict=True)):
-            self.names += [f"{role} {number} out", f"{role} {number} in"]
-            self.capacities += [rate, rate]
-            self._racks += [rack, rack]
-        return list(range(first, len(self.names), 2))
-
-    def uplinks(self, places: Placement) -> None:
-        """The racks' uplinks; from now on messages between racks cross them."""
-        racks = range(len(places.uplinks))
-        self._uplinks = self.nics("uplink", racks, places.uplinks)
-
-    def path(self, sender: int, receiver: int) -> tuple[int, ...]:
-        """From one NIC to another: out, over both racks' uplinks where they differ, and in."""
-        if self._uplinks:
-            here, there = self._racks[sender], self._racks[receiver]
-            if here != there:
-                return sender, self._uplinks[here], self._uplinks[there] + 1, receiver + 1
-        return sender, receiver + 1
-
 
 _DISCIPLINES: dict[Discipline, type[Fluid | Fifo | Unshared]] = {
     Discipline.FLUID: Fluid,
@@ -68,40 +35,21 @@ class Platform:
         self._dense_part_s = need.dense_part_s
         # Whether anybody asks when each single server has done its part; else the last one counts.
         self.tells_each = False
-        workers, rates = cluster.embedding_workers, cluster.nic_rates
-        shares, places = need.server_shares, placement(cluster)
+        workers = cluster.embedding_workers
+        shares = need.server_shares
         self.host_of_server = cluster.servers.host_of
         self.host_shares = np.bincount(self.host_of_server, weights=shares)
-        self.groups = server_groups(cluster, places, shares)
-        links, server_racks = Links(), places.server_hosts.tolist()
-        self.path = links.path
-        self.names, self.capacities = links.names, links.capacities
-        self._rank_nic = links.nics("GPU host", places.gpu_hosts.tolist(), rates(cluster.nn))
+        self.wiring = wiring = Wiring(cluster, shares, scenario.home)
+        self.path = wiring.path
         # Each GPU of a host has a ring of its own with its peers, or all GPUs are in one.
         rings = scenario.costs.dense_sync.algorithm is Algorithm.HIERARCHICAL
         self._ring_streams = cluster.nn.of_hosts(
             lambda kind: float(min(kind.processes_per_host, cluster.ranks)) if rings else 1.0
         )
-        self._worker_nic = links.nics("worker host", places.worker_hosts.tolist(), rates(workers))
-        self._nic_of_rank: list[int] = [
-            self._rank_nic[host] for host in cluster.nn.host_of.tolist()
-        ]
         self._host_of_worker: list[int] = workers.host_of.tolist()
-        self._nic_of_worker: list[int] = [self._worker_nic[host] for host in self._host_of_worker]
-        self.server_nic = links.nics(
-            "server hosts",
-            [group.rack for group in self.groups],
-            [group.bytes_per_s for group in self.groups],
-        )
-        self._dense_nic = -1
         self._home = scenario.home
-        if self._home is DenseHome.ONE:
-            [self._dense_nic] = links.nics(
-                "dense server", server_racks[:1], rates(cluster.servers)[:1]
-            )
-        links.uplinks(places)
         discipline = _DISCIPLINES[scenario.discipline]
-        self.network: Network = discipline(env, self.capacities, cluster.link.stream_bytes_per_s)
+        self.network: Network = discipline(env, wiring.capacities, cluster.link.stream_bytes_per_s)
         unlimited = scenario.infinite_cpus
         # How much longer a worker's cores take than those of the first kind of host.
         first = workers.host.core_speed
@@ -114,8 +62,8 @@ class Platform:
             HostMemory(inf if unlimited else rate)
             for rate in workers.of_hosts(lambda kind: kind.host.memory_bytes_per_s)
         ]
-        banks = [self._bank_of(scenario, group.first, group.end) for group in self.groups]
-        self.fan = list(zip(self.server_nic, self.groups, banks, strict=True))
+        banks = [self._bank_of(scenario, group.first, group.end) for group in wiring.groups]
+        self.fan = list(zip(wiring.of_group, wiring.groups, banks, strict=True))
         self.dense_server = FifoServer(inf if unlimited else 1)
 
     def _bank_of(self, scenario: Scenario, first: int, end: int) -> Bank:
@@ -136,10 +84,10 @@ class Platform:
 
     def worker_link(self, worker: int) -> int:
         """The link out of a worker's host; the link into it has the next number."""
-        return self._nic_of_worker[worker]
+        return self.wiring.of_worker[worker]
 
     def _rank_link(self, r: int) -> int:
-        return self._nic_of_rank[r]
+        return self.wiring.of_rank[r]
 
     def travel(self, after_s: float = 0.0, messages: int = 1) -> float:
         """Seconds until a message is there that leaves after so much service, or several of which
@@ -173,8 +121,8 @@ class Platform:
 
     def ring(self, nic_bytes: float, least_s: float) -> simpy.Event:
         """All GPU hosts pass so many bytes to the next; takes at least the closed form's time."""
-        following = [*self._rank_nic[1:], self._rank_nic[0]]
-        hosts = zip(self._rank_nic, following, self._ring_streams, strict=True)
+        nics = self.wiring.gpu_hosts
+        hosts = zip(nics, [*nics[1:], nics[0]], self._ring_streams, strict=True)
         passed = [
             self.network.send(self.path(nic, after), nic_bytes, streams)
             for nic, after, streams in hosts
@@ -217,13 +165,9 @@ class Platform:
         yield from self._dense_passes(lambda nic: self.path(self._rank_link(r), nic))
 
     def _dense_passes(self, path_of: Callable[[int], tuple[int, ...]]) -> Process:
-        size_bytes, network = self.need.dense_bytes, self.network
-        if self._home is DenseHome.ONE:
-            yield network.send(path_of(self._dense_nic), size_bytes)
-        elif self._home is DenseHome.SERVERS:
-            groups = zip(self.server_nic, self.groups, strict=True)
-            passed = [
-                network.send(path_of(nic), size_bytes * group.share, group.streams)
-                for nic, group in groups
-            ]
+        passed = [
+            self.network.send(path_of(nic), self.need.dense_bytes * share, streams)
+            for nic, share, streams in self.wiring.of_dense
+        ]
+        if passed:
             yield passed[0] if len(passed) == 1 else simpy.AllOf(self.env, passed)

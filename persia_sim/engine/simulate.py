@@ -143,8 +143,8 @@ def simulate(
         events=env.events,
         makespan_s=float(env.now),
         busy_s=_busy(world, stamps),
-        link_bytes=dict(zip(platform.names, platform.network.link_bytes, strict=True)),
-        link_capacity=dict(zip(platform.names, platform.capacities, strict=True)),
+        link_bytes=dict(zip(platform.wiring.names, platform.network.link_bytes, strict=True)),
+        link_capacity=dict(zip(platform.wiring.names, platform.wiring.capacities, strict=True)),
         losses=world.recovery.losses(crashes),
         max_in_flight=world.ledger.max_in_flight,
     )

@@ -15,7 +15,7 @@ from persia_sim.engine.simulate import Run
 from persia_sim.model.placement import placement, workers_of
 from persia_sim.model.scenario import DenseHome, Discipline
 from persia_sim.model.stamps import Leg, Mark
-from persia_sim.oracle.transfers import serving_racks
+from persia_sim.oracle.transfers import Transfers, serving_racks
 from persia_sim.words.vocabulary import Mode
 
 COPIES, GPU, LATENCY = "copies to and from the GPU", "GPU", "latency"
@@ -51,13 +51,10 @@ class Resources:
         end_s, legs = float(run.stamps[mark, r, s]), run.legs[:, r, s].tolist()
         took_s = end_s - since_s
         if mark is Mark.LOADED:
-            cluster = run.scenario.cluster
-            nn, workers, need = cluster.nn, cluster.embedding_workers, need.of_rank(r)
-            served = workers_of(run.scenario, r)[s]
-            rank_rate = cluster.nic_rates(nn)[int(nn.host_of[r])]
-            worker_rate = cluster.nic_rates(workers)[int(workers.host_of[served])]
-            dense_s = need.input_bytes / rank_rate  # alone; what it waits is the worker NICs'
-            alone_s = took_s - need.loader_bytes / worker_rate - dense_s
+            need = need.of_rank(r)
+            alone = Transfers(run.scenario, need, r, workers_of(run.scenario, r)[s])
+            dense_s = alone.input_s()  # what it waits is the worker NICs'
+            alone_s = took_s - alone.load_s() - dense_s
             loading_s = max(0.0, alone_s) if first else min(took_s, need.load_s)
             dense_s = min(dense_s, took_s - loading_s)
             yield LOADERS, loading_s

@@ -1,14 +1,15 @@
-"""Where the processes of a cluster are: their hosts, their racks, and who serves whom."""
+"""Where the processes of a cluster are: hosts, racks, the links between them, who serves whom."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from persia_sim.model.cluster import Cluster
 from persia_sim.model.incidents import Purpose, stream
-from persia_sim.model.scenario import Scenario, WorkerChoice
+from persia_sim.model.scenario import DenseHome, Scenario, WorkerChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +26,6 @@ class Placement:
     """int [ranks]: the rack of its host."""
     of_worker: np.ndarray
     """int [embedding workers]"""
-
-    def between(self, here: int, there: int) -> tuple[float, ...]:
-        """Rates of the uplinks on the way from a rack to another, or to itself."""
-        return () if here == there else (self.uplinks[here], self.uplinks[there])
 
 
 def placement(cluster: Cluster) -> Placement:
@@ -100,6 +97,53 @@ def server_groups(
         streams = float(count) * (share / (float(part.max()) * count))
         found.append(ServerGroup(int(rack), first, end, share, rate * share / busiest, streams))
     return tuple(found)
+
+
+class Wiring:
+    """Every NIC and every uplink of a cluster, and which of them a message crosses.
+
+    A NIC is the number of its way out; its way in has the number after it.
+    """
+
+    def __init__(self, cluster: Cluster, shares: np.ndarray, home: DenseHome | None) -> None:
+        """``shares``: of each server in the ids of a batch; ``home``: of async's dense weights."""
+        self.names: list[str] = []
+        self.capacities: list[float] = []
+        self._racks: list[int] = []
+        nn, workers, rates = cluster.nn, cluster.embedding_workers, cluster.nic_rates
+        places = placement(cluster)
+        self.groups = server_groups(cluster, places, shares)
+        self.gpu_hosts = self._nics("GPU host", places.gpu_hosts, rates(nn))
+        self.of_rank: list[int] = [self.gpu_hosts[host] for host in nn.host_of.tolist()]
+        worker_hosts = self._nics("worker host", places.worker_hosts, rates(workers))
+        self.of_worker: list[int] = [worker_hosts[host] for host in workers.host_of.tolist()]
+        racks, group_rates = zip(*((g.rack, g.bytes_per_s) for g in self.groups), strict=True)
+        self.of_group = self._nics("server hosts", racks, group_rates)
+        first = places.server_hosts[: int(home is DenseHome.ONE)]
+        of_home = self._nics("dense server", first, rates(cluster.servers)[: len(first)])
+        self._uplinks = self._nics("uplink", range(len(places.uplinks)), places.uplinks)
+        # What asks for dense weights meets: NIC, share of the bytes, streams.
+        self.of_dense = [(nic, 1.0, 1.0) for nic in of_home]
+        if home is DenseHome.SERVERS:
+            groups = zip(self.of_group, self.groups, strict=True)
+            self.of_dense = [(nic, group.share, group.streams) for nic, group in groups]
+
+    def _nics(self, role: str, racks: Iterable[int], rates: Sequence[float]) -> list[int]:
+        """New NICs of a role, each in its rack."""
+        first = len(self.names)
+        for number, (rack, rate) in enumerate(zip(racks, rates, strict=True)):
+            self.names += [f"{role} {number} out", f"{role} {number} in"]
+            self.capacities += [rate, rate]
+            self._racks += [int(rack)] * 2
+        return list(range(first, len(self.names), 2))
+
+    def path(self, sender: int, receiver: int) -> tuple[int, ...]:
+        """From one NIC to another: out, over both racks' uplinks where they differ, and in."""
+        if self._uplinks:
+            here, there = self._racks[sender], self._racks[receiver]
+            if here != there:
+                return sender, self._uplinks[here], self._uplinks[there] + 1, receiver + 1
+        return sender, receiver + 1
 
 
 def workers_of(scenario: Scenario, r: int) -> list[int]:

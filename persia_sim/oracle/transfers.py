@@ -3,109 +3,74 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
 
 from persia_sim.model.demand import Demand
-from persia_sim.model.placement import Placement, ServerGroup, placement, server_groups, workers_of
+from persia_sim.model.placement import ServerGroup, Wiring, placement, server_groups, workers_of
 from persia_sim.model.scenario import DenseHome, Scenario
 from persia_sim.network.flows import transfer_s
 
 
-@dataclass(frozen=True, slots=True)
 class Transfers:
     """Of a rank and of the embedding worker that serves it."""
 
-    scenario: Scenario
-    need: Demand
-    rank: int = 0
-    worker: int = 0
-    rank_rack: int = field(init=False)
-    worker_rack: int = field(init=False)
-    slower: float = field(init=False)
-    """How much longer the worker's cores take than those of the first kind of its role."""
-    places: Placement = field(init=False)
-    groups: tuple[ServerGroup, ...] = field(init=False)
-    _rates: tuple[float, float, float, float] = field(init=False)
+    def __init__(self, scenario: Scenario, need: Demand, rank: int = 0, worker: int = 0) -> None:
+        cluster = scenario.cluster
+        self._need, self._home = need, scenario.home
+        self._wiring = wiring = Wiring(cluster, need.server_shares, scenario.home)
+        self.groups = wiring.groups
+        self._stream_bytes_per_s = cluster.link.stream_bytes_per_s
+        self._rank, self._worker = wiring.of_rank[rank], wiring.of_worker[worker]
+        speeds = cluster.embedding_workers.of_processes(lambda kind: kind.host.core_speed)
+        self.slower = speeds[0] / speeds[worker]
+        """How much longer the worker's cores take than those of the first kind of its role."""
 
-    def __post_init__(self) -> None:
-        cluster = self.scenario.cluster
-        places = placement(cluster)
-        object.__setattr__(self, "places", places)
-        groups = server_groups(cluster, places, self.need.server_shares)
-        object.__setattr__(self, "groups", groups)
-        object.__setattr__(self, "rank_rack", int(places.of_rank[self.rank]))
-        object.__setattr__(self, "worker_rack", int(places.of_worker[self.worker]))
-        nn, workers = cluster.nn, cluster.embedding_workers
-        rates = (
-            cluster.nic_rates(nn)[int(nn.host_of[self.rank])],
-            cluster.nic_rates(workers)[int(workers.host_of[self.worker])],
-            cluster.nic_rates(cluster.servers)[0],
-            cluster.link.stream_bytes_per_s,
-        )
-        object.__setattr__(self, "_rates", rates)
-        speeds = workers.of_processes(lambda kind: kind.host.core_speed)
-        object.__setattr__(self, "slower", speeds[0] / speeds[self.worker])
+    def _alone_s(self, size_bytes: float, path: Sequence[int], streams: float = 1.0) -> float:
+        rates = [self._wiring.capacities[link] for link in path]
+        return transfer_s(size_bytes, rates, self._stream_bytes_per_s * streams)
 
-    def _between(self, here: int, there: int) -> tuple[float, ...]:
-        return self.places.between(here, there)
+    def _between_s(self, size_bytes: float, one: int, other: int, streams: float = 1.0) -> float:
+        """From a NIC to another; it takes as long back."""
+        return self._alone_s(size_bytes, self._wiring.path(one, other), streams)
 
     def load_s(self) -> float:
         """Loader to worker."""
-        _, worker, _, stream = self._rates
-        return transfer_s(self.need.loader_bytes, [worker], stream)
+        return self._alone_s(self._need.loader_bytes, [self._worker + 1])
 
     def input_s(self) -> float:
         """Loader to rank."""
-        rank, _, _, stream = self._rates
-        return transfer_s(self.need.input_bytes, [rank], stream)
+        return self._alone_s(self._need.input_bytes, [self._rank + 1])
 
     def fan_s(self, size_bytes: float, group: ServerGroup) -> float:
         """Worker to a rack's servers or back: their share of so many bytes for all servers."""
-        _, worker, _, stream = self._rates
-        rates = worker, group.bytes_per_s, *self._between(self.worker_rack, group.rack)
-        return transfer_s(size_bytes * group.share, rates, stream * group.streams)
+        nic = self._wiring.of_group[self.groups.index(group)]
+        return self._between_s(size_bytes * group.share, self._worker, nic, group.streams)
 
     def worker_s(self, size_bytes: float, other: Transfers | None = None) -> float:
         """Worker to the worker of others; by default to one of its kind inside the rack."""
-        _, worker, _, stream = self._rates
-        _, there, _, _ = (other or self)._rates
-        rack = (other or self).worker_rack
-        rates = worker, there, *self._between(self.worker_rack, rack)
-        return transfer_s(size_bytes, rates, stream)
+        return self._between_s(size_bytes, self._worker, (other or self)._worker)
 
     def dense_s(self) -> float:
         """A copy of the dense weights between their home and a rank (async)."""
-        rank, _, server, stream = self._rates
-        size_bytes, home = self.need.dense_bytes, self.scenario.home
-        if home is DenseHome.SERVERS:
-            return max(
-                transfer_s(
-                    size_bytes * group.share,
-                    [group.bytes_per_s, rank, *self._between(group.rack, self.rank_rack)],
-                    stream * group.streams,
-                )
-                for group in self.groups
-            )
-        if home is DenseHome.ONE:
-            rack = int(self.places.server_hosts[0])
-            rates = server, rank, *self._between(rack, self.rank_rack)
-            return transfer_s(size_bytes, rates, stream)
-        return 0.0
+        size_bytes, rank = self._need.dense_bytes, self._rank
+        parts = self._wiring.of_dense
+        return max(
+            (self._between_s(size_bytes * share, nic, rank, n) for nic, share, n in parts),
+            default=0.0,
+        )
 
     def dense_served_s(self) -> float:
         """A copy of the dense weights at their home (async)."""
-        if self.scenario.home is DenseHome.SERVERS:
-            return float(self.need.dense_part_s.max())
-        return self.need.dense_copy_s
+        if self._home is DenseHome.SERVERS:
+            return float(self._need.dense_part_s.max())
+        return self._need.dense_copy_s
 
     def rank_s(self, size_bytes: float) -> float:
         """Worker to rank or back."""
-        rank, worker, _, stream = self._rates
-        rates = worker, rank, *self._between(self.worker_rack, self.rank_rack)
-        return transfer_s(size_bytes, rates, stream)
+        return self._between_s(size_bytes, self._worker, self._rank)
 
 
 def serving_racks(scenario: Scenario) -> np.ndarray:

@@ -73,7 +73,7 @@ def message_to_each_host() -> Iterator[None]:
             found.append(ServerGroup(rack, first, end, share, rates[host], float(len(own))))
         return tuple(found)
 
-    with patch("persia_sim.engine.hardware.server_groups", each_host):
+    with patch("persia_sim.model.placement.server_groups", each_host):
         yield
 
 
