@@ -17,7 +17,7 @@ from persia_sim.words.trace import ALL, Kind, Trace
 from persia_sim.words.vocabulary import Mode
 
 _NONE = np.zeros(0, np.int64)
-_KIND, _RANK, _STEP, _SHARD, _VERSION = range(1, 6)  # columns of Trace.of_kind
+_KIND, _RANK, _STEP, _SHARD = range(1, 5)  # columns of Trace.of_kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,25 +161,6 @@ class StalenessSummary:
     """None when the trace carries no versions (an order that was never executed)."""
 
 
-def summarize(trace: Trace) -> StalenessSummary:
-    """Mean and maximum over all lookups of a run."""
-    steps = staleness_in_steps(trace)
-    if not len(steps.step):
-        return StalenessSummary(0.0, 0, 0, None)
-    pushes = trace.of_kind(Kind.PUSH)
-    has_versions = len(pushes) > 0 and bool((pushes[:, _VERSION] >= 0).all())
-    mean_pushes = None
-    if has_versions:
-        per_push = staleness_in_pushes(trace).missed_pushes
-        mean_pushes = float(per_push.mean()) if len(per_push) else 0.0
-    return StalenessSummary(
-        float(steps.missing_steps.mean()),
-        int(steps.missing_steps.max()),
-        int(steps.oldest_missing_steps.max()),
-        mean_pushes,
-    )
-
-
 SLACK_STEPS = 64
 """Steps that a batch is kept after the last rank has closed it. A rank with several lookups under
 way may write them down out of turn, and a push of one not yet written down still counts."""
@@ -190,14 +171,8 @@ _TOTALS = (
 )  # fmt: skip
 
 
-MOST_EVENTS_AT_ONCE = 2_000_000
-"""Of a longer trace the figures are counted event by event, in bounded memory."""
-
-
 def summary_of(trace: Trace) -> StalenessSummary:
-    """The figures of a finished trace, as `summarize` gives them, in bounded memory."""
-    if len(trace) <= MOST_EVENTS_AT_ONCE:
-        return summarize(trace)
+    """The figures of a finished trace, over all lookups of its run, in bounded memory."""
     counter = StalenessCounter(Mode(trace.meta["mode"]), int(trace.meta["ranks"]))
     for event in trace:
         counter.note(event)
@@ -205,8 +180,8 @@ def summary_of(trace: Trace) -> StalenessSummary:
 
 
 class StalenessCounter:
-    """The same figures while a run goes on, in memory for the batches in flight only: takes every
-    event in its order; `TraceRecorder.listen` brings them."""
+    """The figures while a run goes on, in memory for the batches in flight only: takes every event
+    in its order; `TraceRecorder.listen` brings them."""
 
     def __init__(self, mode: Mode, ranks: int) -> None:
         self._mode, self._ranks = mode, ranks
@@ -227,7 +202,7 @@ class StalenessCounter:
         if event.kind == self._reading:
             self._note_read(event)
         elif event.kind in (Kind.PUSH, Kind.LOST_PUSH):
-            self._any_push |= event.kind == Kind.PUSH
+            self._any_push |= event.kind == Kind.PUSH and event.version >= 0
             self._note_missing(event)
             for rank in range(self._ranks) if event.rank == ALL else (event.rank,):
                 self._close(rank, event)

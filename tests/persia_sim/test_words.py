@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from persia_sim.words.files import atomic_write
 from persia_sim.words.orders import constant_lag
 from persia_sim.words.rules import printable
-from persia_sim.words.staleness import staleness_in_pushes, staleness_in_steps, summarize
+from persia_sim.words.staleness import staleness_in_pushes, staleness_in_steps, summary_of
 from persia_sim.words.trace import ALL, Event, Kind, Trace
 from persia_sim.words.vocabulary import Mode
 from persia_sim.words.window import Watermarks
@@ -251,7 +251,7 @@ def test_another_ranks_open_push_counts_in_barrier_modes_and_not_in_async():
 
 
 def test_an_order_has_no_versions_to_count_pushes_with():
-    found = summarize(constant_lag_trace(Mode.HYBRID, ranks=2, steps=10, tau=3))
+    found = summary_of(constant_lag_trace(Mode.HYBRID, ranks=2, steps=10, tau=3))
     assert (found.max_steps, found.oldest_steps, found.mean_pushes) == (3, 3, None)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from persia_sim.words.staleness import summarize
+from persia_sim.words.staleness import summary_of
 from persia_sim.words.trace import Kind, Trace
 from runtime import commands
 from runtime.guarded import NOT_KEPT, guarded
@@ -155,7 +155,7 @@ def test_on_ray_the_window_holds_and_each_batch_is_trained_once(address, tmp_pat
     ):
         assert re.search(rf"^{role} {number}: 1 CPU on [\w.]+ \(node \w+\)$", told, re.MULTILINE)
     order = Trace.load(tmp_path / "run" / "trace.npz")
-    assert 0 < summarize(order).max_steps <= 3
+    assert 0 < summary_of(order).max_steps <= 3
     pushes = [tuple(row) for row in order.of_kind(Kind.PUSH)[:, [2, 3, 4]].tolist()]
     assert sorted(pushes) == [(r, s, k) for r in range(2) for s in range(60) for k in range(2)]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from persia_sim.words.staleness import summarize
+from persia_sim.words.staleness import summary_of
 from persia_sim.words.trace import Trace
 from persia_sim.words.vocabulary import Mode
 from runtime.config import DenseOptimizer, ModelConfig, TrainConfig
@@ -56,7 +56,7 @@ def test_order_and_trace_are_those_of_the_ranks(mode):
     apart, fused = pair(ArraySource(24 * 20 - 7), **MODES[mode])
     assert (apart.trace.events == fused.trace.events).all()
     assert {e.rank for e in fused.trace} == {-1, 0, 1, 2, 3}
-    assert summarize(apart.trace) == summarize(fused.trace)
+    assert summary_of(apart.trace) == summary_of(fused.trace)
     assert apart.meter.samples == fused.meter.samples
     assert fused.meter.losses == pytest.approx(apart.meter.losses, rel=1e-5)
 

@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persia_sim.words import staleness
 from persia_sim.words import trace as trace_module
 from persia_sim.words.staleness import (
     SLACK_STEPS,
     StalenessCounter,
     StalenessSummary,
-    summarize,
+    staleness_in_pushes,
+    staleness_in_steps,
+    summary_of,
 )
 from persia_sim.words.trace import ALL, Event, Kind, Trace, TraceRecorder
 from persia_sim.words.vocabulary import Mode
@@ -29,11 +30,12 @@ from tests.runtime.spawned import FORK
 from tests.runtime.worlds import ArraySource, changed, config, run
 
 
-def counted(trace, mode, ranks) -> StalenessSummary:
-    counter = StalenessCounter(mode, ranks)
-    for event in trace:
-        counter.note(event)
-    return counter.summary()
+def by_tables(trace) -> StalenessSummary:
+    """The figures from all events at once."""
+    steps, pushes = staleness_in_steps(trace), staleness_in_pushes(trace)
+    late, oldest = steps.missing_steps, steps.oldest_missing_steps
+    mean_pushes = float(pushes.missed_pushes.mean())
+    return StalenessSummary(float(late.mean()), int(late.max()), int(oldest.max()), mean_pushes)
 
 
 def assert_equal_figures(one: StalenessSummary, other: StalenessSummary) -> None:
@@ -61,7 +63,7 @@ def test_staleness_counted_on_the_way_is_that_of_the_whole_trace(name, executor)
     if executor == "concurrent":
         lossy = {"lose_push": lambda rank, step: (rank + step) % 11 == 0}
     trace = run(chosen, ArraySource(300), **lossy).trace
-    assert_equal_figures(counted(trace, chosen.sync.mode, 3), summarize(trace))
+    assert_equal_figures(summary_of(trace), by_tables(trace))
 
 
 def test_the_counter_forgets_what_is_closed():
@@ -76,7 +78,7 @@ def test_the_counter_forgets_what_is_closed():
 
 def test_a_run_without_a_push_has_no_staleness():
     assert StalenessCounter(Mode.SYNC, 1).summary() == StalenessSummary(0.0, 0, 0, None)
-    assert summarize(Trace.of([], mode="sync", ranks=1)) == StalenessSummary(0.0, 0, 0, None)
+    assert summary_of(Trace.of([], mode="sync", ranks=1)) == StalenessSummary(0.0, 0, 0, None)
 
 
 def test_a_trace_takes_twenty_bytes_an_event():
@@ -265,15 +267,6 @@ def test_a_disk_too_small_for_the_trace_is_told_with_a_remedy(small_limit, monke
     with pytest.raises(OSError, match="set TMPDIR to a larger disk"):
         for step in range(30_000):
             recorder.record(Kind.LOOKUP, 1, step, 2, 3)
-
-
-def test_the_figures_of_a_long_trace_are_counted_event_by_event(monkeypatch):
-    chosen = config(ranks=3, shards=2, batch=5, mode=Mode.HYBRID, tau=3)
-    trace = run(chosen, ArraySource(600)).trace
-    expected = summarize(trace)
-    monkeypatch.setattr(staleness, "MOST_EVENTS_AT_ONCE", 100)
-    monkeypatch.setattr(staleness, "summarize", None)
-    assert_equal_figures(staleness.summary_of(trace), expected)
 
 
 def bytes_of_a_step_more() -> float:

@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from persia_sim.words.staleness import summarize
+from persia_sim.words.staleness import summary_of
 from persia_sim.words.trace import Kind, Trace
 from persia_sim.words.vocabulary import Mode
 from runtime.config import CheckpointConfig, DataConfig, TrainConfig
@@ -195,7 +195,7 @@ def check_replay(found: Path, name: str, ranks: int = RANKS) -> None:
 def test_no_lookup_misses_more_than_tau_steps(name, found):
     """Law 5; and something is late, else there would be nothing to bound."""
     order = Trace.load(found / name / "trace.npz")
-    most = summarize(order).max_steps
+    most = summary_of(order).max_steps
     assert 0 < most <= SETTINGS[name]["tau"]
 
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from persia_sim.words.staleness import staleness_in_pushes, summarize
+from persia_sim.words.staleness import staleness_in_pushes, summary_of
 from persia_sim.words.trace import Trace
 from runtime import commands
 from runtime.dense.group import RankGroup
@@ -132,7 +132,7 @@ def test_a_run_of_two_hosts_replays_in_one_process(name, found):
 def test_between_hosts_the_window_holds_and_lateness_is_batches_in_flight(name, found):
     """Laws 5 and 7."""
     order = Trace.load(found / name / "trace.npz")
-    assert 0 < summarize(order).max_steps <= SETTINGS[name]["tau"]
+    assert 0 < summary_of(order).max_steps <= SETTINGS[name]["tau"]
     for missed, in_flight in mean_by_shard(staleness_in_pushes(order)).values():
         assert missed == in_flight > 0
 
