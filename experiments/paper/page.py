@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import base64
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from experiments.catalogue import SECTIONS, Size, Study
 from experiments.paper.record import Record, command, folder_of, kept, read_rows
 from experiments.paper.verdicts import RULE, Claim, Verdict, Word
-from persia_sim.words.files import atomic_write
+from persia_sim.words import page as pages
+from runtime.data.catalogue import CATALOGUE
 
 WORDS: dict[Word, str] = {
     "supported": "supported",
@@ -35,23 +34,11 @@ LEGEND = (
     "Each number: its value with its interval, behind the mark of its own verdict"
     f" ({', '.join(f'{mark} {verdict}' for verdict, mark in MARKS.items())})."
 )
+TEMPLATE = Path(__file__).with_name("report.html")
+CODE = Markup("<code>{}</code>")
 SHOWN_ROWS = 12
 """Of a table; the rest is in its file."""
-LICENCES = {
-    "kuairand-pure-14d": "KuaiRand-Pure, 25 April to 8 May 2022 (Gao et al., CIKM 2022),"
-    " CC BY-SA 4.0",
-    "kuairand-pure": "KuaiRand-Pure (Gao et al., CIKM 2022), CC BY-SA 4.0",
-    "kuairand-1k": "KuaiRand-1K (Gao et al., CIKM 2022), CC BY-SA 4.0",
-    "census-income-kdd": "Census-Income (KDD), UCI Machine Learning Repository, CC BY 4.0",
-    "adult": "Adult, UCI Machine Learning Repository, CC BY 4.0",
-    "nycflights13": "Flights from New York City in 2013 (US Bureau of Transportation Statistics;"
-    " nycflights13, H. Wickham), CC0",
-    "tennis": "Tennis matches (Jeff Sackmann, Tennis Abstract, github.com/JeffSackmann),"
-    " CC BY-NC-SA 4.0",
-    "criteo": "Criteo display advertising challenge, on its publisher's terms",
-    "avazu": "Avazu click-through rate prediction, on its publisher's terms",
-    "taobao": "Ad display/click data on Taobao, on its publisher's terms",
-}
+OWN = "the user's own, on its terms"
 SYNTHETIC = "made by this project from a planted truth; no terms"
 
 
@@ -77,14 +64,11 @@ class Report:
 
 def write_report(report: Report, path: Path) -> Path:
     """Write the page, whole or not at all."""
-    content = page(report)
-    with atomic_write(path) as file:
-        file.write(content.encode())
-    return path
+    return pages.write_page(path, TEMPLATE, **_values(report))
 
 
-def page(report: Report) -> str:
-    """The page as HTML."""
+def _values(report: Report) -> dict[str, Any]:
+    """What the template asks for."""
     records = report.records()
     days = sorted({record.day for record in records.values()})
     when = f" between {days[0]} and {days[-1]}" if days[1:] else f" on {days[0]}" if days else ""
@@ -96,40 +80,24 @@ def page(report: Report) -> str:
         ]
         for section in SECTIONS
     }
-    code = Markup("<code>{}</code>")
-    return rendered(
-        Path(__file__).with_name("report.html"),
-        claims=report.claims,
-        summary=summary(report.claims),
-        state=f"{report.size.capitalize()} report: {len(records)} of {len(report.plan)} pieces run"
-        f"{when}.",
-        missing=_missing(report, records),
-        sections={section: own for section, own in sections.items() if own},
-        again=f"persia-experiments paper --size {report.size}",
-        sums=[
-            (piece.name, name, code.format(sha256), record.day, record.commit)
+    return {
+        "claims": report.claims,
+        "summary": summary(report.claims),
+        "state": f"{report.size.capitalize()} report: {len(records)} of {len(report.plan)} pieces"
+        f" run{when}.",
+        "missing": _missing(report, records),
+        "sections": {section: own for section, own in sections.items() if own},
+        "again": f"persia-experiments paper --size {report.size}",
+        "sums": [
+            (piece.name, name, CODE.format(sha256), record.day, record.commit)
             for piece, record in records.items()
             for name, sha256 in record.sha256.items()
         ],
-        anchor=lambda title: title.lower().replace(" ", "-"),
-        signed=lambda claim, value: f"{claim.scale * value:.2f}".replace("-", "\N{MINUS SIGN}"),
-        rule=RULE,
-        legend=LEGEND,
-        marks=MARKS,
-    )
-
-
-def rendered(template: Path, **values: Any) -> str:
-    """A page of the project's style; whatever is no markup is escaped."""
-    templates = Environment(
-        loader=FileSystemLoader(template.parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        extensions=["jinja2.ext.do"],
-    )
-    style = Markup(Path(__file__).with_name("page.css").read_text())
-    return templates.get_template(template.name).render(style=style, **values)
+        "signed": lambda claim, value: f"{claim.scale * value:.2f}".replace("-", "\N{MINUS SIGN}"),
+        "rule": RULE,
+        "legend": LEGEND,
+        "marks": MARKS,
+    }
 
 
 def summary(claims: Sequence[Claim]) -> list[str]:
@@ -177,13 +145,20 @@ def _shown(piece: Study, record: Record | None, report: Report) -> dict[str, Any
     rows = tables[piece.csv[0]]
     header = list(rows[0]) if rows else []
     more = f", the first {SHOWN_ROWS} shown" if len(rows) > SHOWN_ROWS else ""
+    data = [f"{name}: {terms}" for name, terms in described(named)] or [piece.source]
+    sums = (Markup("{} <code>{}</code>").format(*pair) for pair in record.sha256.items())
     picture = folder / piece.png
     return {
         "piece": piece,
         "record": record,
-        "command": command(piece.name, record.arguments),
-        "data": [f"{name}: {terms}" for name, terms in described(named)] or [piece.source],
-        "picture": base64.b64encode(picture.read_bytes()).decode() if picture.is_file() else "",
+        "facts": [
+            ("command", CODE.format(command(piece.name, record.arguments))),
+            ("run", f"{record.date}, {record.seconds:.0f} s, commit {record.commit}"),
+            ("machine", record.machine),
+            ("data", "\n".join(data)),
+            ("sha256", Markup("\n").join(sums)),
+        ],
+        "picture": picture.read_bytes() if picture.is_file() else None,
         "header": header,
         "rows": [[_short(row[key]) for key in header] for row in rows[:SHOWN_ROWS]],
         "note": f"{piece.csv[0]}: {len(rows)} lines{more}",
@@ -198,14 +173,12 @@ def described(names: Iterable[str]) -> list[tuple[str, str]]:
     >>> described(["synthetic:avazu-ad:1:3", "tennis-random"])[1][1][:14]
     'Tennis matches'
     """
-    return [(name, _terms(name)) for name in dict.fromkeys(names)]
-
-
-def _terms(name: str) -> str:
-    if name.startswith(("synthetic", "planted")):
-        return SYNTHETIC
-    known = [key for key in LICENCES if name.startswith(key)]
-    return LICENCES[max(known, key=len)] if known else "a data set of the user's, on its terms"
+    found = []
+    for name in dict.fromkeys(names):
+        known = max((key for key in CATALOGUE if name.startswith(key)), key=len, default="")
+        made = SYNTHETIC if name.startswith(("synthetic", "planted")) else OWN
+        found.append((name, CATALOGUE[known].about if known else made))
+    return found
 
 
 def _short(value: str) -> str:

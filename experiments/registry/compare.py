@@ -14,11 +14,13 @@ import numpy as np
 
 from experiments.gaps import paired_interval, thousandths
 from experiments.points import SYNTHETIC, stream_of_seeds
-from experiments.registry.runs import Run, is_run, is_sweep, runs_below, the_run
-from experiments.statistics import delong
+from experiments.registry.runs import CONFIG, Run, is_run, is_sweep, runs_below, the_run
+from experiments.statistics import GapInterval, delong
 from experiments.tables import aligned
 from persia_sim.words.rules import counted
-from runtime.run.folder import read_metrics, read_predictions
+from persia_sim.words.window import updates_missed
+from runtime.config import read_config
+from runtime.run.folder import flat, read_metrics, read_predictions
 
 SHOWN_SNAPSHOTS = 12
 ABSENT = "(not there)"
@@ -147,12 +149,10 @@ def _sweeps(first: Path, second: Path) -> str:
         raise ValueError(f"{first} and {second} have no setting in common that has ended")
     rows = []
     for one, other in shared:
-        seeds = sorted(set(one.aucs) & set(other.aucs))
-        a, b = ([setting.aucs[seed] for seed in seeds] for setting in (one, other))
-        folders = [(one.folders[seed], other.folders[seed]) for seed in seeds]
-        gap = paired_interval(np.subtract(b, a).tolist(), folders, 0)
-        means = [f"{np.mean(x):.4f}" if seeds else "-" for x in (a, b)]
-        rows.append([one.name, str(len(seeds)), *means, thousandths(gap)])
+        seeds, gap = one.aucs.keys() & other.aucs.keys(), other.gap_to(one)
+        both = ([setting.aucs[seed] for seed in seeds] for setting in (one, other))
+        means = [f"{np.mean(aucs):.4f}" if seeds else "-" for aucs in both]
+        rows.append([one.name, str(gap.n), *means, thousandths(gap)])
     head = f"A  {first}\nB  {second}\nAUC of the first task, paired by seed; ± is 95 % over"
     head += " seeds, and over test rows where runs kept predictions"
     paired = [setting for pair in shared for setting in pair]
@@ -169,45 +169,72 @@ _DECIDES_NO_RESULT = ("seed", "data.dir", "data.keep")
 
 @dataclass(slots=True)
 class Setting:
-    """Runs of one label and one config, but for their seeds."""
+    """Runs of one config, but for their seeds."""
 
-    label: str
-    """Of the runs' folders, without the seed."""
-    label_of_sync: str
     options: Mapping[str, str]
     """Every option that decides a result, and the data."""
     aucs: dict[int, float] = field(default_factory=dict)
     """By seed, of the first task; of two runs with one seed, the one that was started last."""
     folders: dict[int, Path] = field(default_factory=dict)
     """Of those runs."""
-    name: str = ""
-    """The label, and what tells it from others of the same label."""
+    line: str = ""
+    """The mode, and what beside tau tells it from others of the same mode."""
+
+    @property
+    def mode(self) -> str:
+        """ "-" where it cannot be read."""
+        return self.options.get("sync.mode", "-")
+
+    @property
+    def label(self) -> str:
+        """Mode and bound."""
+        late = self.mode not in ("sync", "lookahead", "-")
+        return f"{self.mode}-tau{self.options.get('sync.tau')}" if late else self.mode
+
+    @property
+    def name(self) -> str:
+        """The label, and what tells it from others of the same mode."""
+        return self.label + self.line.removeprefix(self.mode)
+
+    @property
+    def rows_late(self) -> int | None:
+        """Updates that lookups miss; None without a bound, or where this version cannot tell."""
+        try:
+            sync = read_config(next(iter(self.folders.values())) / CONFIG).sync
+        except (OSError, ValueError):
+            return None
+        return updates_missed(sync.mode, sync.window, ranks=sync.ranks).rows
+
+    def gap_to(self, other: Setting) -> GapInterval:
+        """AUC minus the other's, over the seeds that both have."""
+        seeds = sorted(self.aucs.keys() & other.aucs.keys())
+        gaps = [self.aucs[seed] - other.aucs[seed] for seed in seeds]
+        return paired_interval(gaps, [(other.folders[s], self.folders[s]) for s in seeds], 0)
 
     def sync_beside_it(self, settings: Sequence[Setting]) -> Setting | None:
-        """The sync that this setting differs from in synchronisation alone, or, where labels are
-        of one config each, the one that is labelled so."""
-        called = [other for other in settings if other.label == self.label_of_sync]
+        """The sync that this setting differs from in synchronisation alone, or, where both labels
+        are of one config each, the only sync."""
+        syncs = [other for other in settings if other.mode == "sync"]
         own = _but_for_sync(self.options)
-        for other in called:
-            if _but_for_sync(other.options) == own:
-                return other
-        alone = sum(other.label == self.label for other in settings) == 1
-        return called[0] if alone and len(called) == 1 else None
+        alike = [other for other in syncs if _but_for_sync(other.options) == own]
+        if not alike and sum(other.label == self.label for other in settings) == len(syncs) == 1:
+            alike = syncs
+        return alike[0] if alike else None
 
 
 def settings_of(runs: Iterable[Run]) -> tuple[list[Setting], list[str]]:
     """The settings of all runs that have ended, and what a reader must know of them."""
-    found: dict[tuple[str, str], Setting] = {}
-    twice: Counter[tuple[str, str]] = Counter()
+    found: dict[str, Setting] = {}
+    twice: Counter[str] = Counter()
     for run in sorted(runs, key=lambda run: run.started):
         if run.state != "done" or run.auc is None or not isinstance(run.seed, int):
             continue
         options = dict(_options(run))
-        key = run.setting, json.dumps(options, sort_keys=True)
-        own = found.setdefault(key, Setting(run.setting, run.setting_of_sync, options))
+        key = json.dumps(options, sort_keys=True)
+        own = found.setdefault(key, Setting(options))
         twice[key] += run.seed in own.aucs
         own.aucs[run.seed], own.folders[run.seed] = run.auc, run.folder
-    settings = sorted(found.values(), key=lambda setting: setting.label)
+    settings = sorted(found.values(), key=lambda setting: (setting.mode, setting.rows_late or 0))
     notes = list(_tell_apart(settings))
     notes += [
         f"{found[key].name}: {counted(count, 'run')} left out, of a seed that ran again later"
@@ -229,18 +256,19 @@ def pairs(first: Sequence[Setting], second: Sequence[Setting]) -> Iterator[tuple
 
 
 def _tell_apart(settings: Sequence[Setting]) -> Iterator[str]:
-    """Names for all; a sentence for each label that has several configs."""
-    for label in dict.fromkeys(setting.label for setting in settings):
-        same = [setting for setting in settings if setting.label == label]
+    """Names for all; a sentence for each mode that has several configs, whatever their tau."""
+    for mode in dict.fromkeys(setting.mode for setting in settings):
+        same = [setting for setting in settings if setting.mode == mode]
         names = dict.fromkeys(name for setting in same for name in setting.options)
         unlike = [name for name in names if len({s.options.get(name) for s in same}) > 1]
+        unlike = [name for name in unlike if name != "sync.tau"]
         for setting in same:
             told = ", ".join(f"{name} {_short(setting.options.get(name, '-'))}" for name in unlike)
-            setting.name = f"{label} ({told})" if told else label
-        if len(same) > 1:
+            setting.line = f"{mode} ({told})" if told else mode
+        if unlike:
             yield (
-                f"{counted(len(same), 'different config')} are called {label}: they differ in"
-                f" {', '.join(unlike)}, and are told apart"
+                f"{mode}: {counted(len({s.line for s in same}), 'different config')}, which differ"
+                f" in {', '.join(unlike)}, and are told apart"
             )
 
 
@@ -253,7 +281,7 @@ def _short(value: str) -> str:
 
 def _options(run: Run) -> Iterator[tuple[str, str]]:
     stream = stream_of_seeds(str(run.data), run.seed if isinstance(run.seed, int) else 0)
-    for name, value in _flat(run.config):
+    for name, value in flat(run.config).items():
         if name == "data.name":
             value = stream
         if name not in _DECIDES_NO_RESULT:
@@ -263,14 +291,6 @@ def _options(run: Run) -> Iterator[tuple[str, str]]:
     told = ("schema",) if stream.startswith(SYNTHETIC) else ("sha256", "split", "schema")
     if isinstance(data, Mapping):
         yield from ((f"data's {n}", json.dumps(data.get(n))) for n in told)
-
-
-def _flat(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in document.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _but_for_sync(options: Mapping[str, str]) -> dict[str, str]:

@@ -2,122 +2,136 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-import numpy as np
 from markupsafe import Markup
 
 from experiments.gaps import thousandths
-from experiments.paper.page import described, rendered
-from experiments.registry.compare import curve, settings_of
+from experiments.paper.page import described
+from experiments.registry.compare import settings_of
 from experiments.registry.runs import HEADER, Run, cells, counts, is_sweep, runs_below, the_run
 from experiments.statistics import t_interval
-from persia_sim.words.files import atomic_write
-from runtime.run.folder import read_command
+from persia_sim.words import page as pages
+from persia_sim.words.command_line import option_values
+from persia_sim.words.page import Part
+from runtime.config import TrainConfig
+from runtime.run.folder import SUMMARY, flat, read_command, read_metrics
 
-COLOURS = ("#000000", "#0072b2", "#e69f00", "#009e73", "#cc79a7")
-DASHES = ("-", "--", ":", "-.", (0, (8, 3, 2, 3)))
-"""Lines differ in grey, too."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """A section of the page; what is empty is not shown."""
-
-    title: str
-    command: str = ""
-    chart: str = ""
-    """SVG that is marked as such."""
-    kind: str = "numbers"
-    """Of the table."""
-    header: Sequence[str] = ()
-    rows: Sequence[Sequence[object]] = ()
-    facts: Sequence[tuple[str, object]] = ()
-    said: Sequence[str] = ()
-    """Paragraphs at the end."""
+Lines = Mapping[str, Sequence[tuple[float, float, float]]]
+"""By name: x, y and half the width of y's interval (NaN for none) of each point."""
+PAGE = "report.html"
+MOST_LINES = 10
+"""Of a picture that can be read."""
 
 
 def write_page(folder: Path, path: Path | None = None) -> Path:
-    """Write the page of a run or a sweep, else into the folder; returns where.
+    """Write the page of a run or a sweep, else into the folder; returns where. Runs of a sweep get
+    pages in their own folders, where these lack one or have an older one.
 
     Raises ValueError where the folder is neither.
     """
-    path = path or folder / "report.html"
-    title, lead, parts = _sweep(folder) if is_sweep(folder) else _run(the_run(folder))
-    template = Path(__file__).with_name("page.html")
-    content = rendered(template, title=title, lead=lead, parts=parts)
-    with atomic_write(path) as file:
-        file.write(content.encode())
-    return path
+    path = path or folder / PAGE
+    title, lead, parts = _sweep(folder, path) if is_sweep(folder) else _run(the_run(folder))
+    return pages.write_page(path, title=title, lead=lead, parts=parts)
 
 
-def _run(run: Run) -> tuple[str, str, list[Part]]:
-    parts = [_scores(run), _curves(run), _staleness(run), _options(run), _environment(run)]
+def _run(run: Run) -> tuple[str, list[str], list[Part]]:
+    parts = [_scores(run), _curves(run), *_options(run), _staleness(run), _environment(run)]
     return f"Run {run.folder.name}: {run.mode} on {run.data}", _state(run), parts
 
 
-def _state(run: Run) -> str:
-    if run.state == "done":
-        samples = run.summary.get("samples")
-        return f"Done: {samples:,} samples." if isinstance(samples, int) else "Done."
-    last = f" It said: {run.why}" if run.why else ""
-    return f"This run is {run.state}; what follows is as far as it came.{last}"
+def _state(run: Run) -> list[str]:
+    if run.state != "done":
+        last = f" It said: {run.why}" if run.why else ""
+        return [f"This run is {run.state}; what follows is as far as it came.{last}"]
+    units = {"samples": "samples", "updates": "dense updates", "wall_s": "s",
+             "samples_per_s": "samples/s"}  # fmt: skip
+    known = {unit: run.summary.get(name) for name, unit in units.items()}
+    told = [f"{n:,.0f} {unit}" for unit, n in known.items() if isinstance(n, int | float)]
+    return [f"Done: {', '.join(told)}." if told else "Done."]
 
 
 def _scores(run: Run) -> Part:
     if not run.tasks:
         return Part(title="Scores", said=["The run has no summary, so it has no final scores."])
-    names = list(dict.fromkeys(name for scores in run.tasks.values() for name in scores))
+    counted = ("gauc_groups", "gauc_groups_left_out")  # beside the figure
+    names = dict.fromkeys(name for scores in run.tasks.values() for name in scores)
+    told = [run.summary.get(name) for name in ("warnings", "notes")]
     return Part(
         title="Scores",
-        header=["task", *(name.replace("_", " ") for name in names)],
+        kind="plain",
+        header=["score", *run.tasks],
         rows=[
-            [task, *(_number(scores.get(name), ".4f") for name in names)]
-            for task, scores in run.tasks.items()
+            [name.replace("_", " "), *(_score(scores, name) for scores in run.tasks.values())]
+            for name in names
+            if name not in counted
         ],
-        said=[str(run.summary.get("evaluated_on", ""))],
+        notes=[
+            str(run.summary.get("evaluated_on", "")),
+            *(str(line) for lines in told if isinstance(lines, list) for line in lines),
+        ],
     )
 
 
+def _score(scores: Mapping[str, Any], name: str) -> str:
+    value, groups = _number(scores.get(name), ".4f"), scores.get("gauc_groups")
+    return f"{value} over {groups:,} users" if name == "gauc" and groups else value
+
+
 def _curves(run: Run) -> Part:
-    lines = {task: sorted(curve(run.folder, task).items()) for task in run.tasks or ["click"]}
-    lines = {task: points for task, points in lines.items() if len(points) > 1}
-    if not lines:
-        said = "It was evaluated fewer than two times: there is no curve."
+    """AUC and log-loss of every task that was evaluated twice."""
+    lines = read_metrics(run.folder)
+    panels: dict[str, Lines] = {}
+    for label, name in (("test AUC", "auc"), ("test log-loss", "log_loss")):
+        found = {
+            task: [
+                (line.samples, value, math.nan)
+                for line in sorted(lines, key=lambda line: line.samples)
+                if (value := line.tasks.get(task, {}).get(name)) is not None
+            ]
+            for task in run.tasks or ["click"]
+        }
+        if found := {task: points for task, points in found.items() if len(points) > 1}:
+            panels[label] = found
+    if not panels:
+        said = "It was evaluated fewer than two times (--evaluate-every-steps): there is no curve."
         return Part(title="Along the run", said=[said])
-    said = "Test AUC after so many training samples; the last point is after all pushes."
-    chart = line_chart(lines, "training samples", "test AUC")
-    return Part(title="Along the run", chart=chart, said=[said])
+    said = "After so many training samples; the last point is after all pushes."
+    return Part(title="Along the run", chart=line_chart(panels, "training samples"), notes=[said])
 
 
-def line_chart(
-    lines: Mapping[str, Sequence[tuple[float, float]]], x_label: str, y_label: str
-) -> Markup:
-    """Named lines over one x axis, as SVG that stands inside a page."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure  # not pyplot, which takes seconds
+def line_chart(panels: Mapping[str, Lines], x_label: str, *, from_0: bool = False) -> str:
+    """Panels below each other, each called as its y axis, over one x axis; as SVG.
 
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "curves"}):  # text; equal bytes
-        picture = Figure(figsize=(7.0, 3.4), layout="constrained")
-        axes = picture.add_subplot(xlabel=x_label, ylabel=y_label)
-        axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.yaxis.set_major_formatter("{x:.4f}")
-        axes.grid(color="#d0d7de")
-        for number, points in enumerate(lines.values()):
-            style = {"color": COLOURS[number % 5], "linestyle": DASHES[number % 5]}
-            axes.plot(*zip(*points, strict=True), gid=f"line-{number}", **style)
-        for text in axes.legend(axes.lines, lines).get_texts():
-            text.set_parse_math(False)  # a task's name may hold a dollar sign
-        file = io.StringIO()
-        unsaid = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        picture.savefig(file, format="svg", metadata=unsaid)
-    return Markup(file.getvalue()[file.getvalue().index("<svg") :])
+    ``from_0``: points with intervals, over an axis that is logarithmic from 1 on and has a 0.
+    """
+
+    def draw(figure: Any) -> None:
+        every = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
+        for axes, (y_label, lines) in zip(every, panels.items(), strict=True):
+            handles = []
+            for number, points in enumerate(lines.values()):
+                x, y, half_width = zip(*sorted(points), strict=True)
+                gid, marker = f"{y_label} {number}", "o" if from_0 else ""
+                handles += axes.plot(x, y, marker=marker, gid=gid)
+                axes.errorbar(x, y, half_width, fmt="none", ecolor=handles[-1].get_color())
+            axes.set_ylabel(y_label)
+            axes.legend(handles, lines)
+        every[-1].set_xlabel(x_label)
+        if from_0:
+            every[-1].set_xscale("symlog", linthresh=1)
+        else:
+            every[-1].locator_params(axis="x", nbins=5)
+        every[-1].xaxis.set_major_formatter("{x:,.0f}")
+
+    return pages.drawn(draw, 2.4 * len(panels))
 
 
 def _staleness(run: Run) -> Part:
@@ -128,59 +142,89 @@ def _staleness(run: Run) -> Part:
     return Part(title="How late", facts=[pair for pair in pairs if len(pair[1]) < 200])
 
 
-def _options(run: Run) -> Part:
+def _options(run: Run) -> list[Part]:
+    """What was chosen, and folded away what was not."""
     typed = read_command(run.folder).train
     command = "" if typed is None else " ".join(["persia-runtime train", *typed])
-    code = Markup("<code>{}</code>")
-    rows = [[code.format(name), value] for name, value in run.typed_options().items()]
-    return Part(title="Options", command=command, header=["option", "value"], rows=rows,
-                kind="plain")  # fmt: skip
+    defaults = {f"--{name}": str(value) for name, value in option_values(TrainConfig())}
+    options = run.typed_options()
+    rows: tuple[list[Any], list[Any]] = [], []
+    for name, value in options.items():
+        rows[value == defaults.get(name)].append([Markup("<code>{}</code>").format(name), value])
+    return [Part(title="Options", command=command, header=["option", "value"], rows=rows[0],
+                 kind="plain", folded=f"The other {len(rows[1])}, at their defaults",
+                 more=rows[1])]  # fmt: skip
 
 
 def _environment(run: Run) -> Part:
-    pairs: list[tuple[str, object]] = [("commit", run.commit), ("started", run.started)]
     skipped = {"commit", "modified", "started", "process"}
-    for name, value in run.environment.items():
-        if name not in skipped:
-            several = value if isinstance(value, dict) else {}
-            shown = ", ".join(f"{k} {v}" for k, v in several.items()) or value
-            pairs.append((name.replace("_", " "), shown))
+    found = [("commit", run.commit), ("started", run.started)]
+    found += [(name, value) for name, value in flat(run.environment).items() if name not in skipped]
     data = run.summary.get("data")
     if isinstance(data, Mapping):
-        pairs += [(f"data {name}", value) for name, value in data.items()
+        found += [(f"data {name}", value) for name, value in data.items()
                   if isinstance(value, str | int) and value != ""]  # fmt: skip
-    pairs += [(f"terms of {name}", terms) for name, terms in described([run.data])]
-    return Part(title="Where it comes from", facts=pairs)
+    found += [(f"terms of {name}", terms) for name, terms in described([run.data])]
+    facts = [(name.replace("_", " "), value) for name, value in found]
+    return Part(title="Where it comes from", facts=facts)
 
 
-def _sweep(folder: Path) -> tuple[str, str, list[Part]]:
+def _sweep(folder: Path, path: Path) -> tuple[str, list[str], list[Part]]:
+    from tqdm import tqdm  # a page takes a third of a second
+
     runs = list(runs_below(folder))
     data = dict.fromkeys(run.data for run in runs if run.data != "-")
+    rows = []
+    for run in tqdm(runs, unit=" pages", delay=1, leave=False, disable=None):
+        name, *rest = cells(run, folder)
+        rows.append([_linked(run, name, path), *rest])
     parts = [
         _gaps(runs),
-        Part(title="Runs", header=HEADER, rows=[cells(run, folder) for run in runs]),
+        Part(title="Runs", kind="plain", header=HEADER, rows=rows),
         Part(title="Data", facts=described(data)),
     ]
-    return f"Sweep {folder.name}", counts(runs), parts
+    return f"Sweep {folder.name}", [counts(runs)], parts
+
+
+def _linked(run: Run, name: str, path: Path) -> str:
+    """A link from a page to the run's own; the name alone where that cannot be made."""
+    own = run.folder / PAGE
+    with suppress(ValueError, OSError):
+        if not own.exists() or own.stat().st_mtime < (run.folder / SUMMARY).stat().st_mtime:
+            write_page(run.folder)
+        link = quote(os.path.relpath(own, path.parent))
+        return Markup('<a href="{}">{}</a>').format(link, name)
+    return name
 
 
 def _gaps(runs: list[Run]) -> Part:
     """Mean AUC of each setting, and its gap to the sync of the same seeds where there is one."""
-    title = "Against sync, paired by seed"
+    title = "AUC against lateness"
     settings, notes = settings_of(runs)
     if not settings:
         return Part(title=title, said=["No run of it has ended."])
     rows = []
+    panels: dict[str, dict[str, list[Any]]] = {"test AUC": {}, "gap to sync [1e-3]": {}}
     for setting in settings:
-        own, sync = setting.aucs, setting.sync_beside_it(settings)
-        reference = {} if sync is None else sync.aucs
-        gap = t_interval([own[seed] - reference[seed] for seed in sorted({*own} & {*reference})])
-        told = "-" if sync is setting else thousandths(gap)
-        mean = float(np.mean(list(own.values())))
-        rows.append([setting.name, len(own), f"{mean:.4f}", told])
-    note = "AUC of the first task; ± is a 95 % t interval over paired seeds."
-    header = ["setting", "seeds", "mean AUC", "gap to sync [1e-3]"]
-    return Part(title=title, header=header, rows=rows, said=[note, *notes])
+        sync, late = setting.sync_beside_it(settings), setting.rows_late
+        auc = t_interval(list(setting.aucs.values()))
+        gap = None if sync is None or sync is setting else setting.gap_to(sync)
+        told = "-" if gap is None else thousandths(gap)
+        rows.append([setting.name, "-" if late is None else late, auc.n, f"{auc.mean:.4f}", told])
+        for found, scale, lines in zip((auc, gap), (1, 1e3), panels.values(), strict=True):
+            if found is not None and found.n and late is not None:
+                point = late, scale * found.mean, scale * found.half_width
+                lines.setdefault(setting.line, []).append(point)
+    panels = {label: lines for label, lines in panels.items() if 0 < len(lines) <= MOST_LINES}
+    return Part(
+        title=title,
+        chart=line_chart(panels, "updates that rows miss", from_0=True) if panels else "",
+        header=["setting", "rows late", "seeds", "mean AUC", "gap to sync [1e-3]"],
+        rows=rows,
+        notes=[*notes, "AUC of the first task; ± of it, in the picture, is a 95 % t interval over"
+               " seeds. ± of gaps is 95 % over paired seeds, and over test rows where runs kept"
+               " predictions."],
+    )  # fmt: skip
 
 
 def _number(value: Any, form: str = ".4g") -> str:

@@ -22,7 +22,6 @@ State = Literal["done", "interrupted", "failed", "unfinished", "damaged"]
 CONFIG, ENVIRONMENT = "config.json", "env.json"
 HEADER = ("folder", "mode", "tau", "ranks", "data", "seed", "AUC", "when (UTC)", "commit", "state")
 _OF_A_POINT = re.compile(r"-[0-9a-f]{8}$")
-_SEED = re.compile(r"-?seed(\d+)")
 _INSIDE_A_RUN = {"checkpoints"}
 
 
@@ -86,17 +85,6 @@ class Run:
         return (
             f"{str(found)[:8]}{'+' if self.environment.get('modified') else ''}" if found else "-"
         )
-
-    @property
-    def setting(self) -> str:
-        """Of a point of a sweep: its label without the seed."""
-        label = _OF_A_POINT.sub("", self.folder.name)
-        return _SEED.sub("", label).strip("-") or label
-
-    @property
-    def setting_of_sync(self) -> str:
-        """The setting of the sync beside it in a sweep: the same label with the mode exchanged."""
-        return self.setting.replace(f"{self.mode}-tau{self.tau}", "sync").replace(self.mode, "sync")
 
     def typed_options(self) -> dict[str, str]:
         """Every option by the name that is typed; what the config does not name has today's

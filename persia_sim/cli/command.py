@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from persia_sim.model.incidents import Crash
 from persia_sim.model.memory import capacity
@@ -44,6 +44,10 @@ class Options(Point):
     """Also run it with each resource ten per cent faster (a run for each)."""
     compare: Literal["sharded"] | None = None
     """Also say what tables on these GPUs would give, and how many GPUs have room for them."""
+    within: Annotated[float | None, Unset("0.02 where --steps is not typed")] = None
+    """Go on, with twice the steps, until the rate's 95 % interval is this share of it."""
+    html: Path | None = None
+    """Write the report as a page, too, with pictures."""
     timeline: Path | None = None
     """Write a Chrome trace (open it in Perfetto) of the steps in --timeline-steps."""
     timeline_steps: Annotated[tuple[int, int] | None, Unset("ten from the middle")] = None
@@ -51,29 +55,40 @@ class Options(Point):
     trace: Path | None = None
     """Write the order of events (.npz), which the replay can execute."""
 
+    @classmethod
+    def completed(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Who names no number of steps gets as many as the rate needs."""
+        from persia_sim.insight.measure import NARROW  # not for --help
+
+        return values if "steps" in values else {"within": NARROW} | values
+
+
+UNASKED_STEPS, UNASKED_BATCHES = 1_600, 100_000
+"""Until a run goes on by itself at most; batches of all ranks, of which 2,500 take a second."""
+
 
 BAR_AFTER_S = 1.0
 """Runs shorter than this show no progress."""
 
 
 @contextmanager
-def progress(total: int) -> Iterator[Callable[[], object]]:
+def progress(scenario: Scenario) -> Iterator[Callable[[], object]]:
     """A bar on a terminal, after a second; nothing where stderr is no terminal."""
     if not sys.stderr.isatty():
         yield lambda: None
         return
     from tqdm import tqdm  # only a terminal needs it
 
-    with tqdm(total=total, unit=" pushes", delay=BAR_AFTER_S, leave=False) as bar:
+    from persia_sim.engine.rank import pushes_of
+
+    with tqdm(total=pushes_of(scenario), unit=" pushes", delay=BAR_AFTER_S, leave=False) as bar:
         yield bar.update
 
 
 def run(options: Options) -> str:
     """Simulate and describe; writes the files that were asked for."""
-    from persia_sim.engine.rank import pushes_of
-    from persia_sim.engine.simulate import simulate
-    from persia_sim.insight.report import report, text
-    from persia_sim.insight.timeline import write_timeline
+    from persia_sim.insight import report as reports
+    from persia_sim.insight.measure import until_narrow
     from persia_sim.model.demand import demand
     from persia_sim.oracle.closed_form import answer
 
@@ -83,34 +98,46 @@ def run(options: Options) -> str:
     if not options.evict:
         held.refuse(scenario.cluster)
     first, last = _check_before(options)
-    with progress(pushes_of(scenario)) as on_push:
-        need = demand(scenario, held.miss_rate)
-        _check_step(answer(scenario, need))
-        done = simulate(scenario, trace=True, need=need, on_push=on_push)
+    _check_step(answer(scenario, demand(scenario, held.miss_rate)))
+    most_steps = min(UNASKED_STEPS, UNASKED_BATCHES // scenario.cluster.ranks)
+    if options.within is None or scenario.disturbances or scenario.checkpoints:
+        most_steps = 0  # those have their times
+    done = until_narrow(scenario, options.within or 0, most_steps, held.miss_rate, progress)
+    scenario = done.scenario
     _check_incidents(scenario, done.makespan_s)
-    lines = [text(report(done, held))]
+    result = reports.report(done, held)
+    found = reports.answers(result)
+    helps, details = found[reports.HELPS], found[reports.DETAILS]
+    changes: dict[str, dict[str, Estimate]] = {}
     if options.profile is not None:
-        lines.append(f"costs        {scenario.costs.source}")
+        details.append(("costs", scenario.costs.source))
     if options.sensitivity:
         from persia_sim.insight.sensitivity import choices, gains
 
-        lines.append(f"10 % faster  {_shown(gains(scenario, held.miss_rate))}")
-        lines.append(f"twice        {_shown(gains(scenario, held.miss_rate, choices(scenario)))}")
+        changes["10 % faster"] = gains(scenario, held.miss_rate)
+        changes["twice"] = gains(scenario, held.miss_rate, choices(scenario))
+        helps += [(name, _shown(own)) for name, own in changes.items()]
     if options.compare is not None:
         from persia_sim.insight.compare import compared
 
-        lines.append(compared(scenario, held.miss_rate))
+        helps.append(("compared", compared(scenario, held.miss_rate)))
     if options.trace is not None and done.trace is not None:
         done.trace.save(options.trace)
-        lines.append(f"order        {len(done.trace)} events in {options.trace}; to train in it:")
-        lines.append(
-            f"             persia-runtime train --mode {scenario.mode} --ranks"
-            f" {scenario.cluster.ranks} --executor replay --trace {options.trace}"
+        replay = (
+            f"persia-runtime train --mode {scenario.mode} --ranks {scenario.cluster.ranks}"
+            f" --executor replay --trace {options.trace}"
         )
+        told = f"{len(done.trace)} events in {options.trace}; to train in it:\n{replay}"
+        details.append(("order", told))
     if options.timeline is not None:
+        from persia_sim.insight.timeline import write_timeline
+
         count = write_timeline(done, options.timeline, first, last)
-        lines.append(f"timeline     {count} spans in {options.timeline}")
-    return "\n".join(lines)
+        details.append(("timeline", f"{count} spans in {options.timeline}"))
+    if options.html is not None:
+        reports.write_html(options.html, result, found, changes)
+        details.append(("page", str(options.html)))
+    return reports.text(result, found)
 
 
 def _shown(gains: dict[str, Estimate]) -> str:
@@ -126,13 +153,16 @@ def _shown(gains: dict[str, Estimate]) -> str:
 def _check_before(options: Options) -> tuple[int, int]:
     """What can be told before the run; returns the steps of the timeline."""
     require(options.steps >= 2, "steps", options.steps, "a time between steps needs >= 2")
+    narrow = options.within is None or 0 < options.within < 1
+    require(narrow, "within", options.within, "must lie in (0, 1)")
     if options.trace_shards and options.trace is None:
         raise ValueError("--trace-shards is set but --trace is not: name the file to write")
     if options.timeline_steps is not None and options.timeline is None:
         raise ValueError("--timeline-steps is set but --timeline is not: name the file to write")
-    for name, path in (("--timeline", options.timeline), ("--trace", options.trace)):
+    for name in ("timeline", "trace", "html"):
+        path: Path | None = getattr(options, name)
         if path is not None:
-            _require_writable(name, path)
+            _require_writable(f"--{name}", path)
     middle, end = options.steps // 2, options.steps - 1
     first, last = options.timeline_steps or (middle, min(middle + 9, end))
     rule = f"must be a range inside [0, {end}]"

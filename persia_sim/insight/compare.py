@@ -127,16 +127,15 @@ def sides(scenario: Scenario, miss_rate: float = 0.0, software: str = "torchrec"
 def compared(scenario: Scenario, miss_rate: float = 0.0, software: str = "torchrec") -> str:
     """Both answers as text."""
     ours, *others = sides(scenario, miss_rate, software)
-    lines = [f"compared     dense network as {software}'s, loading left out of both",
-             f"  {scenario.mode}: {ours}"]  # fmt: skip
+    lines = [f"dense network as {software}'s, loading left out of both", f"{scenario.mode}: {ours}"]
     if not others:
-        lines.append(f"  tables on the GPUs: no number up to {COMPARED:,} has room for the rows")
+        lines.append(f"tables on the GPUs: no number up to {COMPARED:,} has room for the rows")
     for theirs in others:
         few = "" if theirs.gpus == ours.gpus else " (fewer have no room for the rows)"
         low, high = (theirs.samples_per_s * exp(way * BAND_LN) for way in (-1, 1))
-        lines.append(f"  tables on the GPUs: {theirs}{few}; 90 % band {low:,.0f} to {high:,.0f}")
+        lines.append(f"tables on the GPUs: {theirs}{few}; 90 % band {low:,.0f} to {high:,.0f}")
         lines.append(
-            f"  {scenario.mode} has {ours.samples_per_s / theirs.samples_per_s:.2f} times the rate"
+            f"{scenario.mode} has {ours.samples_per_s / theirs.samples_per_s:.2f} times the rate"
             + (f" and {ours.usd / theirs.usd:.2f} times the price of a sample"
                if ours.usd_per_hour and theirs.usd_per_hour else "")
         )  # fmt: skip

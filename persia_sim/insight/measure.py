@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from math import inf, sqrt
 
 import numpy as np
 
-from persia_sim.engine.simulate import Run
+from persia_sim.engine.simulate import Run, simulate
+from persia_sim.model.demand import demand
 from persia_sim.model.incidents import Crash
+from persia_sim.model.scenario import Scenario
 from persia_sim.model.stamps import Mark
 from persia_sim.words.rules import require
 
+NARROW = 0.02
+"""Half of the 95 % interval of a rate, over the rate: what a run goes on for."""
 _WINDOWS = 8
 _BLOCKS = 600
 _T_975 = 2.179  # Student's t for 1.5 x 8 = 12 degrees of freedom
@@ -128,3 +134,24 @@ def throughput(run: Run) -> Estimate:
     samples = run.scenario.batch
     mean = samples / step.mean
     return Estimate(mean, mean * step.relative, step.values)
+
+
+def until_narrow(
+    scenario: Scenario,
+    half_width: float,
+    most_steps: int,
+    miss_rate: float = 0.0,
+    watch: Callable[[Scenario], AbstractContextManager[Callable[[], object]]] | None = None,
+) -> Run:
+    """Simulate, with twice the steps until the throughput's 95 % interval is narrow enough.
+
+    ``half_width`` is relative. A run that is not there at ``most_steps`` has what it has.
+    ``miss_rate`` is the share of lookups whose row was evicted; ``watch`` is entered for each try
+    and gives what is called at each push.
+    """
+    while True:
+        with watch(scenario) if watch else nullcontext(lambda: None) as on_push:
+            run = simulate(scenario, trace=True, need=demand(scenario, miss_rate), on_push=on_push)
+        if 2 * scenario.steps > most_steps or throughput(run).relative <= half_width:
+            return run
+        scenario = replace(scenario, steps=2 * scenario.steps)

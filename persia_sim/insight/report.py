@@ -1,15 +1,25 @@
-"""One screen about a run: throughput, staleness, use of resources, blame, memory and money."""
+"""One screen, or one page, about a run, in the order in which one decides."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf
+from math import ceil, inf, nan
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from persia_sim.engine.simulate import Run
 from persia_sim.insight.critical_path import blame_of_resources, critical_path
-from persia_sim.insight.measure import Estimate, steady_steps, step_time, throughput
+from persia_sim.insight.measure import (
+    NARROW,
+    Estimate,
+    first_incident_s,
+    steady_steps,
+    step_time,
+    throughput,
+)
 from persia_sim.model.incidents import Crash, Purpose, stream
 from persia_sim.model.memory import Capacity, binary, fill_s, lasting
 from persia_sim.model.popularity import zipf_bins
@@ -218,13 +228,19 @@ def _racks(run: Run) -> str:
     told = low if low == high else f"{low} to {high}"
     between = sum(size for name, size in run.link_bytes.items() if name.startswith("uplink")) / 2
     share = between / sent_bytes(run) if between else 0.0
-    return f"racks        {len(rates)}, uplinks {told} Gbit/s; {share:.1%} of the bytes cross them"
+    return f"{len(rates)}, uplinks {told} Gbit/s; {share:.1%} of the bytes cross them"
 
 
-def _interval(rate: Estimate) -> str:
+def _interval(rate: Estimate, run: Run) -> str:
     if rate.half_width == inf:
         return f"({rate.values} steps without the warm-up: too few for an interval)"
-    return f"+-{rate.relative:.2%} (95 %, {rate.values} steps, warm-up removed)"
+    told = f"+-{rate.relative:.2%} (95 %, {rate.values} steps, warm-up removed)"
+    if rate.relative <= NARROW or first_incident_s(run) < inf:  # a longer run is another one
+        return told
+    more = rate.values * ((rate.relative / NARROW) ** 2 - 1)
+    digits = 10 ** max(0, len(str(int(more))) - 2)
+    steps = run.scenario.steps + digits * ceil(more / digits)
+    return f"{told}; {100 * NARROW:g} % takes about --steps {steps}"
 
 
 def _si(value: float, unit: str = "") -> str:
@@ -244,7 +260,7 @@ def _faults(run: Run) -> str:
     losses, slow = run.losses, len(run.scenario.disturbances)
     slow -= sum(isinstance(event, Crash) for event in run.scenario.disturbances)
     return (
-        f"faults       {slow} slow, {counted(losses.crashes, 'crash')}: out of service "
+        f"{slow} slow, {counted(losses.crashes, 'crash')}: out of service "
         f"{losses.outage_s:.2f} s, training stopped {losses.down_s:.2f} s, redone "
         f"{losses.redone_s:.2f} s; pushes lost {losses.lost_pushes} and parts of others "
         f"{losses.lost_parts}, forgotten {losses.forgotten_pushes}; "
@@ -263,7 +279,7 @@ def _memory(cap: Capacity, work: Workload, samples_per_s: float) -> str:
     full_s = fill_s(work, samples_per_s, 0.9 * cap.resident_rows)
     as_what = f" as {cap.rows}" if cap.rows else ""
     return (
-        f"memory       {said}, {cap.row_bytes:.0f} B a row{as_what}; resident "
+        f"{said}, {cap.row_bytes:.0f} B a row{as_what}; resident "
         f"{cap.filled_rows:.3g}, evicted {cap.evicted_rows:.3g}, misses {cap.miss_rate:.2%}; "
         f"90 % full after {lasting(full_s)}"
     )
@@ -277,17 +293,81 @@ def _latency_of_a_core(result: Report) -> str:
     return "; one core serves a batch: faster ones or a wider window help, more do not"
 
 
-def text(result: Report) -> str:
-    """The report for a terminal."""
-    run, scenario = result.run, result.run.scenario
-    cluster, work = scenario.cluster, scenario.workload
+FITS, SPEED, BINDS = "Does it fit?", "How fast?", "What binds?"
+HELPS, COSTS, DETAILS = "What would help?", "What does it cost?", "Details"
+Answers = dict[str, list[tuple[str, str]]]
+"""Question -> what a line is called, and what it says; in the order in which one decides."""
+
+
+def answers(result: Report) -> Answers:
+    """What a run says to each question."""
     rate, step, bound = result.samples_per_s, result.step_s, result.bound
+    held, cluster = result.capacity, result.run.scenario.cluster
+    early = step.mean < 0.9995 * bound.step_s
+    exposed_ms = ", ".join(
+        f"{name} {seconds * 1e3:.2f}"
+        for name, seconds in sorted(result.exposed_s.items(), key=lambda item: -item[1])
+    )
+    memory = "" if held is None else _memory(held, result.run.scenario.workload, rate.mean)
+    not_priced = f"not known: no usd_per_hour of {', '.join(cluster.unpriced)}"
+    dollars = (
+        f"${result.usd_per_hour:,.0f} an hour, "
+        f"${result.usd_per_million_samples:.3f} per million samples"
+    )
+    found = {
+        FITS: [("memory", memory)],
+        SPEED: [
+            ("throughput", f"{_si(rate.mean, 'samples/s')}  {_interval(rate, result.run)}"),
+            ("step", f"{step.mean * 1e3:.2f} ms; bound {bound.step_s * 1e3:.2f} ms ({bound.binds}"
+             + (", not reached yet: use more --steps)" if early else ")")),
+        ],
+        BINDS: [
+            ("to blame", f"{_shares(result.blame, 6)}{_latency_of_a_core(result)}"),
+            ("at stages", _shares(result.stages, 5)),
+            ("exposed, ms", exposed_ms or "nothing"),
+            ("in use", _shares(result.use, 6)),
+        ],
+        HELPS: [],
+        COSTS: [
+            ("cost", not_priced if cluster.unpriced else ""),
+            ("cost", dollars if result.usd_per_hour else ""),
+        ],
+        DETAILS: _details(result),
+    }  # fmt: skip
+    return {question: [line for line in lines if line[1]] for question, lines in found.items()}
+
+
+def _details(result: Report) -> list[tuple[str, str]]:
+    run, late, scenario = result.run, result.staleness, result.run.scenario
     knobs = [f"tau {scenario.tau if scenario.tau is not None else 'unbounded'}"]
     if not scenario.mode.reads_late_rows:
         knobs = [f"ahead {scenario.window}, {scenario.lookahead}"] if scenario.window else []
     if scenario.permits:
         knobs.append(f"{scenario.permits} permits")
-    lines = [
+    spreads = ", ".join(f"{n} {spread:.0%}" for n, spread in scenario.costs.spreads.items())
+    outside = ", ".join(run.need.extrapolated)
+    return [
+        ("mode", f"{', '.join([str(scenario.mode), *knobs])}; {scenario.discipline} network; "
+         f"{counted(scenario.steps, 'step')}, seed {scenario.seed}"),
+        ("staleness", "" if late is None else
+         f"steps {late.steps_mean:.2f} (p99 {late.steps_p99:.0f}, oldest "
+         f"{late.steps_oldest}); pushes {late.pushes_mean:.1f} (p99 {late.pushes_p99:.0f}); "
+         f"by row {late.rows.mean:.2f} (fresh {late.rows.fresh:.1%}, p50 {late.rows.p50:.0f}, "
+         f"p90 {late.rows.p90:.0f}, p99 {late.rows.p99:.0f}, hottest {late.rows.hottest:.1f})"),
+        ("in flight", f"at most {counted(run.max_in_flight, 'batch')}"),
+        ("sent", f"{_si(sent_bytes(run) / scenario.steps, 'B')} a step"),
+        ("racks", _racks(run) if scenario.cluster.racks else ""),
+        ("faults", _faults(run) if scenario.disturbances or scenario.checkpoints else ""),
+        ("measured", f"within {spreads} of the laws (one standard deviation)" if spreads else ""),
+        ("borrowed", "; ".join(run.need.borrowed)),
+        ("extrapolated", f"{outside}: outside the fitted range" if outside else ""),
+    ]  # fmt: skip
+
+
+def _head(run: Run) -> tuple[str, str]:
+    """The cluster and the workload."""
+    scenario, cluster, work = run.scenario, run.scenario.cluster, run.scenario.workload
+    return (
         f"{cluster.name}: {' + '.join(f'{n} x {gpu.name}' for n, gpu in cluster.gpus)}, "
         f"{counted(cluster.embedding_workers.processes, 'embedding worker')}, "
         f"{counted(cluster.servers.processes, 'server')} on "
@@ -295,50 +375,63 @@ def text(result: Report) -> str:
         f"{work.name}: {work.rows:.3g} rows x {work.dim} = {work.rows * work.dim:.3g} parameters, "
         f"dense {work.dense_params / 1e6:.1f} M, batch {scenario.batch:,} "
         f"({work.batch_per_rank:,} a rank)",
-        f"mode         {', '.join([str(scenario.mode), *knobs])}; {scenario.discipline} network; "
-        f"{counted(scenario.steps, 'step')}, seed {scenario.seed}",
-        f"throughput   {_si(rate.mean, 'samples/s')}  {_interval(rate)}",
-        f"step         {step.mean * 1e3:.2f} ms; bound {bound.step_s * 1e3:.2f} ms ({bound.binds}"
-        + (", not reached yet: use more --steps)" if step.mean < 0.9995 * bound.step_s else ")"),
-    ]
-    if result.staleness is not None:
-        late = result.staleness
-        lines.append(
-            f"staleness    steps {late.steps_mean:.2f} (p99 {late.steps_p99:.0f}, oldest "
-            f"{late.steps_oldest}); pushes {late.pushes_mean:.1f} (p99 {late.pushes_p99:.0f}); "
-            f"by row {late.rows.mean:.2f} (fresh {late.rows.fresh:.1%}, p50 {late.rows.p50:.0f}, "
-            f"p90 {late.rows.p90:.0f}, p99 {late.rows.p99:.0f}, hottest {late.rows.hottest:.1f})"
-        )
-    exposed_ms = ", ".join(
-        f"{name} {seconds * 1e3:.2f}"
-        for name, seconds in sorted(result.exposed_s.items(), key=lambda item: -item[1])
     )
-    lines += [
-        f"in flight    at most {counted(run.max_in_flight, 'batch')}",
-        f"to blame     {_shares(result.blame, 6)}{_latency_of_a_core(result)}",
-        f"at stages    {_shares(result.stages, 5)}",
-        f"exposed, ms  {exposed_ms or 'nothing'}",
-        f"in use       {_shares(result.use, 6)}",
-        f"sent         {_si(sent_bytes(run) / scenario.steps, 'B')} a step",
-    ]
-    if cluster.racks:
-        lines.append(_racks(run))
-    if scenario.disturbances or scenario.checkpoints:
-        lines.append(_faults(run))
-    if result.capacity is not None:
-        lines.append(_memory(result.capacity, work, rate.mean))
-    if cluster.unpriced:
-        lines.append(f"cost         not known: no usd_per_hour of {', '.join(cluster.unpriced)}")
-    if result.usd_per_hour:
-        lines.append(
-            f"cost         ${result.usd_per_hour:,.0f} an hour, "
-            f"${result.usd_per_million_samples:.3f} per million samples"
-        )
-    if scenario.costs.spreads:
-        spreads = ", ".join(f"{n} {spread:.0%}" for n, spread in scenario.costs.spreads.items())
-        lines.append(f"measured     within {spreads} of the laws (one standard deviation)")
-    if run.need.borrowed:
-        lines.append(f"borrowed     {'; '.join(run.need.borrowed)}")
-    if run.need.extrapolated:
-        lines.append(f"extrapolated {', '.join(run.need.extrapolated)}: outside the fitted range")
-    return "\n".join(lines)
+
+
+def text(result: Report, found: Answers | None = None) -> str:
+    """The report for a terminal; ``found``: its answers with what was asked beside them."""
+    lines = [line for own in (found or answers(result)).values() for line in own]
+    below = f"\n{'':13}"
+    told = [f"{name:12} {said.replace(chr(10), below)}" for name, said in lines]
+    return "\n".join([*_head(result.run), *told])
+
+
+NOT_ASKED = (
+    "Not asked: --sensitivity runs it again with each resource 10 % faster, or twice as many."
+)
+
+
+def write_html(
+    path: Path, result: Report, found: Answers, gains: Mapping[str, Mapping[str, Estimate]]
+) -> None:
+    """The same as a page in one file, with pictures; ``gains``: relative ones, by kind of change.
+    Raises OSError."""
+    from persia_sim.words.page import Part, write_page  # jinja2: only a page needs it
+
+    shares = {"of the critical path": result.blame, "in use": result.use}
+    shown: dict[str, dict[str, Any]]
+    shown = {BINDS: {title: {n: Estimate(x, 0.0, 1) for n, x in own.items()}
+                     for title, own in shares.items()},
+             HELPS: {f"more samples/s, {name}": own for name, own in gains.items()}}  # fmt: skip
+    parts = [
+        Part(title=question, facts=lines, chart=_bars(shown.get(question, {})),
+             said=[NOT_ASKED] if question == HELPS and not gains else [])
+        for question, lines in found.items()
+        if lines or question == HELPS
+    ]  # fmt: skip
+    title = f"{result.run.scenario.mode} on {result.run.scenario.cluster.name}"
+    write_page(path, title=title, lead=_head(result.run), parts=parts)
+
+
+def _bars(panels: Mapping[str, Mapping[str, Estimate]]) -> str:
+    """Shares with their intervals, the largest on top; a panel for each kind, none for nothing."""
+    from persia_sim.words.page import drawn
+
+    top = {
+        title: [item for item in sorted(own.items(), key=lambda item: -item[1].mean)[:6]
+                if abs(item[1].mean) >= 5e-4]
+        for title, own in panels.items()
+    }  # fmt: skip
+    top = {title: own for title, own in top.items() if own}
+    sizes = [2 + len(own) for own in top.values()]
+
+    def draw(figure: Any) -> None:
+        every = figure.subplots(len(top), squeeze=False, height_ratios=sizes)[:, 0]
+        for axes, (title, own) in zip(every, top.items(), strict=True):
+            names, values = zip(*own, strict=True)
+            widths = [100 * v.half_width if 0 < v.half_width < inf else nan for v in values]
+            axes.barh(names, [100 * v.mean for v in values], xerr=widths, color="#56b4e9")
+            axes.invert_yaxis()
+            axes.set_xlabel(f"{title} [%]")
+
+    return drawn(draw, 0.3 * sum(sizes)) if top else ""

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from persia_sim.engine.simulate import simulate
-from persia_sim.insight.measure import throughput
+from persia_sim.insight.measure import throughput, until_narrow
 from persia_sim.insight.report import staleness
 from persia_sim.model.demand import demand
 from persia_sim.model.scenario import Scenario
@@ -53,19 +52,14 @@ def evaluate(
     ``miss_rate`` is the share of lookups whose row was evicted.
     """
     steps = FIRST_STEPS if point.mode.has_barrier else FIRST_STEPS_ASYNC
-    while True:
-        scenario = scenario_of(point, steps)
-        run = simulate(scenario, trace=True, need=demand(scenario, miss_rate))
-        rate = throughput(run)
-        if rate.relative <= half_width or 2 * steps > most_steps:
-            break
-        steps *= 2
+    run = until_narrow(scenario_of(point, steps), half_width, most_steps, miss_rate)
+    rate = throughput(run)
     late = staleness(run)
     dollars = run.scenario.cluster.usd_per_hour
     return named(point) | {
         "samples_per_s": rate.mean,
         "relative_half_width_95": rate.relative,
-        "steps": steps,
+        "steps": run.scenario.steps,
         "dense_late": not point.mode.has_barrier,
         "staleness_steps_mean": late.steps_mean,
         "staleness_pushes_mean": late.pushes_mean,

@@ -3,6 +3,7 @@ but for one tiny run."""
 
 from __future__ import annotations
 
+import base64
 import html
 import io
 import json
@@ -11,6 +12,7 @@ import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -24,6 +26,7 @@ from experiments.registry.runs import Run, listing, read_run, runs_below
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.run.folder import write_json
 from runtime.run.record import run_into
+from tests import browser
 
 BASE = TrainConfig(data=DataConfig(name="synthetic"), steps=4, batch=32,
                    evaluation=EvaluationConfig(test_rows=300, evaluate_every_steps=2))  # fmt: skip
@@ -67,6 +70,12 @@ def real(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "tiny"
     run_into(folder, hybrid(), typed=["--mode", "hybrid"])
     return folder
+
+
+def pictures(page: str) -> list[str]:
+    """The SVGs of a page."""
+    found = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', page)
+    return [base64.b64decode(one).decode() for one in found]
 
 
 def line_of(told: str, name: str) -> list[str]:
@@ -160,8 +169,13 @@ def test_a_page_of_a_run_has_its_options_scores_and_curve(real, tmp_path):
     text = path.read_text()
     summary = json.loads((real / "summary.json").read_text())
     assert f"{summary['tasks']['click']['auc']:.4f}" in text
-    assert "<code>--tau</code>" in text and "persia-runtime train --mode hybrid" in text
-    assert len(re.findall(r'id="line-\d"', text)) == 1 and "made by this project" in text
+    assert "<code>--mode</code>" in text and "persia-runtime train --mode hybrid" in text
+    [chart] = pictures(text)
+    assert re.findall(r'id="(test \S+) 0"', chart) == ["test AUC", "test log-loss"]
+    changed, rest = text.split("<details>")
+    assert "<code>--mode</code>" not in rest and "<code>--permits</code>" not in changed
+    assert "<code>--permits</code>" in rest and "made by this project" in text
+    assert f"{summary['samples_per_s']:,.0f} samples/s" in text
     assert not re.search(r'(?:src|href)="(?!data:|#)', text)
 
 
@@ -195,10 +209,10 @@ def test_sweeps_that_share_a_folder_are_told_apart_and_paired_with_their_own_syn
     text = write_page(root, tmp_path / "page.html").read_text()
     rows = [re.sub(r"<[^>]+>", " ", row).split() for row in text.split("<tr>")]
     of = {tuple(row[:3]): row for row in rows if row[1:2] == ["(model.hidden"]}
-    assert of["hybrid-tau4", "(model.hidden", "[8])"][3:6] == ["2", "0.7050", "-3.00"]
-    assert of["hybrid-tau4", "(model.hidden", "[16])"][3:6] == ["2", "0.8050", "-6.00"]
-    assert of["hybrid-tau4", "(model.hidden", "[32])"][3:6] == ["1", "0.9000", "-"]
-    assert "3 different configs are called hybrid-tau4: they differ in model.hidden" in text
+    assert of["hybrid-tau4", "(model.hidden", "[8])"][3:7] == ["4", "2", "0.7050", "-3.00"]
+    assert of["hybrid-tau4", "(model.hidden", "[16])"][3:7] == ["4", "2", "0.8050", "-6.00"]
+    assert of["hybrid-tau4", "(model.hidden", "[32])"][3:7] == ["4", "1", "0.9000", "-"]
+    assert "hybrid: 3 different configs, which differ in model.hidden, and are told apart" in text
 
 
 def test_two_sweeps_pair_equal_configs_where_a_label_has_several(tmp_path):
@@ -207,7 +221,7 @@ def test_two_sweeps_pair_equal_configs_where_a_label_has_several(tmp_path):
     told = comparison(first, second)
     assert re.search(r"hybrid-tau4 \(model.hidden \[16\]\) +1 +0.8000 +0.8100 +\+10.00", told)
     assert "in one of them only: hybrid-tau4 (model.hidden [8]), hybrid-tau4 (model.hidden" in told
-    assert "A: 2 different configs are called hybrid-tau4" in told and "+100" not in told
+    assert "A: hybrid: 2 different configs" in told and "+100" not in told
     other = two_models(tmp_path / "c", {"hybrid 64": {0: 0.75}})
     only = two_models(tmp_path / "d", {"hybrid 8": {0: 0.7}})
     assert "+50.00" in comparison(only, other), "sweeps of one model each: that is the question"
@@ -220,7 +234,7 @@ def test_other_data_under_one_label_are_another_setting(tmp_path):
         summary = json.loads((run / "summary.json").read_text())
         write_json(run / "summary.json", summary | {"data": {"sha256": "0", "schema": schema}})
     text = write_page(root, tmp_path / "page.html").read_text()
-    assert "3 different configs are called hybrid-tau4: they differ in data" in text
+    assert "hybrid: 3 different configs, which differ in data" in text
 
 
 def test_seeds_that_draw_a_synthetic_stream_anew_are_one_setting():
@@ -247,36 +261,80 @@ def test_of_two_runs_with_one_seed_the_later_counts_and_the_other_is_said(tmp_pa
     assert "hybrid-tau4: 1 run left out, of a seed that ran again later" in text
 
 
-def drawn(chart: str, number: int) -> np.ndarray:
+def drawn(chart: str, name: str) -> np.ndarray:
     """The points of a line in a chart, float64 [points, 2], downwards."""
-    path = re.search(rf'<g id="line-{number}">\s*<path d="([^"]+)"', chart)[1]
+    path = re.search(rf'<g id="{name}">\s*<path d="([^"]+)"', chart)[1]
     return np.array(re.findall(r"[ML] ([-\d.]+) ([-\d.]+)", path), float)
 
 
+NONE = float("nan")
+
+
 def test_a_chart_draws_each_line_to_scale():
-    lines = {"one": [(0, 0.5), (50, 0.6), (100, 0.7)], "other": [(0, 0.7), (100, 0.5)]}
-    chart = line_chart(lines, "samples", "test AUC")
-    one, other = (drawn(chart, number) for number in range(2))
+    lines = {"one": [(0, 0.5, NONE), (50, 0.6, NONE), (100, 0.7, NONE)],
+             "other": [(0, 0.7, NONE), (100, 0.5, NONE)]}  # fmt: skip
+    chart = line_chart({"test AUC": lines}, "samples")
+    one, other = (drawn(chart, f"test AUC {number}") for number in range(2))
     assert one[1] == pytest.approx((one[0] + one[2]) / 2)
     assert one[2, 0] > one[0, 0] and one[2, 1] < one[0, 1], "SVG counts downwards"
     assert other == pytest.approx(np.array([[one[0, 0], one[2, 1]], [one[2, 0], one[0, 1]]]))
-    assert (
-        ">samples<" in chart
-        and ">test AUC<" in chart
-        and line_chart(lines, "samples", "test AUC") == chart
-    )
+    assert ">samples<" in chart and ">test AUC<" in chart
+    assert line_chart({"test AUC": lines}, "samples") == chart
 
 
 @pytest.mark.parametrize("name", ["a & b", "_hidden", "$x^$"])
 def test_a_chart_names_its_lines_as_their_tasks_are_called(name):
-    chart = line_chart({name: [(0, 0.5), (50, 0.6)]}, "x", "y")
+    chart = line_chart({"y": {name: [(0, 0.5, NONE), (50, 0.6, NONE)]}}, "x")
     assert f">{html.escape(name)}<" in chart
 
 
-def test_a_page_shows_what_files_hold_as_text_and_never_as_markup(tmp_path):
-    """`<script>` in twelve places: task, score, note, data, options, words typed, environment..."""
-    evil = "<script>alert(1)</script>"
+def test_a_sweep_draws_auc_and_gap_against_lateness_with_intervals(tmp_path):
+    root = sweep(tmp_path / "sweep", {0: 0.70, 1: 0.71})
+    sweep(root, {0: 0.702, 1: 0.714}, mode="sync")
+    [chart] = pictures(write_page(root, tmp_path / "page.html").read_text())
+    for name in ("test AUC 0", "test AUC 1", "gap to sync [1e-3] 0"):
+        assert f'id="{name}"' in chart
+    bars = re.findall(r'id="LineCollection_\d+"', chart)
+    assert len(bars) == 3 and ">updates that rows miss<" in chart
+
+
+def test_runs_of_a_sweep_have_pages_that_it_links_to(tmp_path):
+    root = sweep(tmp_path / "sw eep", {0: 0.70, 1: 0.71})
+    made(root / "hybrid-tau4-seed2-0000dead", hybrid(seed=2), metrics_jsonl="5\n")
+    text = write_page(root, tmp_path / "page.html").read_text()
+    links = re.findall(r'<a href="([^#"]+)">([^<]+)</a>', text)
+    assert [name for _, name in links] == [f"hybrid-tau4-seed{seed}-0123abcd" for seed in (0, 1)]
+    for link, name in links:
+        assert f"Run {name}" in (tmp_path / unquote(link)).read_text()
+    assert "hybrid-tau4-seed2-0000dead" in text, "its page cannot be made, the sweep's can"
+
+
+def test_gauc_says_over_how_many_users_and_warnings_stand_on_the_page(tmp_path):
     run = made(tmp_path / "run")
+    summary = json.loads((run / "summary.json").read_text())
+    scores = {"auc": 0.7, "gauc": 0.65, "gauc_groups": 1392, "gauc_groups_left_out": 7}
+    write_json(run / "summary.json", summary | {"tasks": {"click": scores}, "warnings": ["odd"]})
+    text = write_page(run).read_text()
+    assert "0.6500 over 1,392 users" in text and "gauc groups" not in text
+    assert ">odd<" in text
+
+
+def test_nothing_of_a_page_overflows_on_a_phone_or_on_a_desk(tmp_path):
+    root = sweep(tmp_path / "sweep", {0: 0.70, 1: 0.71})
+    evaluated = [{"updates": n, "samples": n, "drained": n == 2, "tasks": {"click": {"auc": n / 4}}}
+                 for n in (1, 2)]  # fmt: skip
+    for run in root.iterdir():
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in evaluated))
+    for page in (write_page(root), *root.glob("*-seed0-*/report.html")):
+        widths = browser.measured(page, (400, 1300), tmp_path)
+        for width, told in widths.items():
+            assert told["content"] <= width and told["outside"] == [] and told["blank"] == 0
+
+
+def test_a_page_shows_what_files_hold_as_text_and_never_as_markup(tmp_path):
+    """`<script>` in twelve places and folders: task, score, note, data, words typed, commit..."""
+    evil = "<script>alert(1)</script>"
+    run = made(tmp_path / "<script>" / "<script>-seed0-0123abcd")
     scores = {"auc": 0.7, evil: 0.5}
     summary = json.loads((run / "summary.json").read_text()) | {
         "mode": evil, "tasks": {evil: scores}, "evaluated_on": evil,
@@ -290,10 +348,13 @@ def test_a_page_shows_what_files_hold_as_text_and_never_as_markup(tmp_path):
         {"updates": n, "samples": n, "drained": n == 2, "tasks": {evil: {"auc": 0.5 + n / 100}}}
         for n in (1, 2)
     ]
-    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, evaluated)))
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in evaluated))
     text = write_page(run, tmp_path / "page.html").read_text()
-    assert "<script" not in text.lower()
+    [chart] = pictures(text)
+    assert "<script" not in (text + chart).lower() and "&lt;script" in chart
     assert text.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 12
+    text = write_page(run.parent, tmp_path / "sweep.html").read_text()
+    assert "<script" not in text and "Sweep &lt;script&gt;" in text and "%3Cscript%3E" in text
 
 
 @pytest.mark.parametrize(

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from persia_sim.cli import Options, run, scenario_of
 from persia_sim.engine.simulate import simulate
-from persia_sim.insight.measure import Estimate
+from persia_sim.insight.measure import Estimate, throughput
 from persia_sim.insight.sensitivity import gains
 from persia_sim.model.stamps import Mark
+from persia_sim.words.command_line import read_options
 from persia_sim.words.trace import Trace
 from persia_sim.words.vocabulary import Mode
+from tests import browser
 
 
 def test_the_report_fits_one_screen(tmp_path: Path) -> None:
@@ -107,6 +111,58 @@ def test_the_lines_of_memory_order_and_gains_are_those_of_the_options(tmp_path: 
     expected = [f"{name} {gain.mean:+.1%}" for name, gain in best if gain.mean > 5e-4]
     assert line(said, "10 % faster") == ", ".join(expected) and len(expected) > 3
     assert line(said, "twice").startswith("batch +")
+
+
+QUESTIONS = ("Does it fit?", "How fast?", "What binds?", "What would help?", "What does it cost?",
+             "Details")  # fmt: skip
+
+
+def test_lines_and_sections_stand_in_the_order_in_which_one_decides(tmp_path: Path) -> None:
+    """On the screen and on the page, which says the same and needs nothing beside itself."""
+    page = tmp_path / "page.html"
+    said = run(Options(ranks=8, steps=12, html=page, sensitivity=True))
+    told = [line[:12].rstrip() for line in said.splitlines()[2:]]
+    expected = (
+        "memory", "throughput", "step", "to blame", "at stages", "exposed, ms", "in use",
+        "10 % faster", "twice", "cost", "mode", "staleness", "in flight", "sent",
+    )  # fmt: skip
+    assert [label for label in told if label in expected] == list(expected)
+    text = page.read_text()
+    places = [text.index(f"<h2>{question}</h2>") for question in QUESTIONS]
+    assert places == sorted(places)
+    pairs = dict(re.findall("<dt>(.*)</dt><dd>(.*)</dd>", html.unescape(text)))
+    assert {label: pairs[label] for label in expected} == {n: line(said, n) for n in expected}
+    assert text.count('src="data:image/svg+xml;base64,') == 2 and "Not asked" not in text
+    assert not re.search(r'(?:src|href)="(?!data:|#)|<script|url\((?!data:)|@import', text)
+    widths = browser.measured(page, (400, 1300), tmp_path)
+    for width, found in widths.items():
+        assert found["content"] <= width and found["outside"] == [] and found["blank"] == 0
+
+
+def test_names_from_files_are_text_on_the_page(tmp_path: Path) -> None:
+    evil, page = "<script>alert(1)</script>", tmp_path / "page.html"
+    (tmp_path / "w.toml").write_text(f'base = "taobao-ad"\nname = "{evil}"\n')
+    options = {**OPTIONS, "workload": str(tmp_path / "w.toml"), "rows": "f32-sgd"}
+    run(Options(**options, html=page))  # type: ignore[arg-type]
+    text = page.read_text()
+    assert "<script" not in text and html.escape(evil) in text and "Not asked" in text
+
+
+def test_who_names_no_steps_gets_as_many_as_the_rate_needs() -> None:
+    """From 100 on by doubling; a number that is typed is kept, and faults have their times."""
+    words = ("--cluster", "v100-2021-09", "--workload", "taobao-ad", "--ranks", "2")
+    assert read_options(Options, [*words, "--steps", "20"], "persia-sim").within is None
+    asked = read_options(Options, words, "persia-sim")
+    assert asked.within == 0.02 and "; 100 steps" in line(run(asked), "mode")
+    noisy = replace(asked, steps=20, gpu_cv=1.0, mode=Mode.SYNC)
+    said = run(noisy)
+    [steps] = re.findall(r"; (\d+) steps", line(said, "mode"))
+    [width] = re.findall(r"\+-([\d.]+)%", line(said, "throughput"))
+    assert int(steps) in (40, 80, 160, 320, 640, 1280) and float(width) <= 2
+    half = simulate(scenario_of(replace(noisy, steps=int(steps) // 2)))
+    assert throughput(half).relative > 0.02
+    slow = replace(noisy, slow=("rank:0x1.1",))
+    assert "; 20 steps" in line(run(slow), "mode")
 
 
 def test_the_timeline_holds_ten_steps_from_the_middle_or_those_asked_for(tmp_path: Path) -> None:

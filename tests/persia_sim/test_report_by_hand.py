@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persia_sim.engine.simulate import simulate
-from persia_sim.insight.measure import step_time
+from persia_sim.insight.measure import Estimate, step_time
 from persia_sim.insight.report import (
     Report,
     exposed,
@@ -50,6 +50,17 @@ def test_throughput_step_and_bound_of_two_ranks_in_sync() -> None:
 def test_too_few_steps_have_no_interval_and_say_so() -> None:
     said = text(report(simulate(sync_of_two(steps=12))))
     assert "too few for an interval" in line(said, "throughput") and "inf" not in said
+
+
+@pytest.mark.parametrize(
+    ("half_width", "said"),
+    [(0.04, "; 2 % takes about --steps 340"), (0.021, "; 2 % takes about --steps 51"), (0.02, "")],
+)
+def test_a_wide_interval_says_how_many_steps_a_narrow_one_takes(half_width, said) -> None:
+    """Its width falls with the root of the steps that count: of 100 here, in a run of 40."""
+    found = report(simulate(sync_of_two()))
+    wide = replace(found, samples_per_s=Estimate(1.0, half_width, 100))
+    assert line(text(wide), "throughput").endswith(f"warm-up removed){said}")
 
 
 def test_prefixes_of_large_numbers() -> None:
@@ -214,19 +225,18 @@ def test_blame_is_printed_as_shares_of_the_makespan() -> None:
 
 def test_head_of_the_report_says_what_was_simulated() -> None:
     base = hand_scenario(Mode.HYBRID, ranks=2, tau=3, permits=7, steps=20, seed=11)
-    first, second, third, *_ = text(report(simulate(base))).splitlines()
+    said = text(report(simulate(base)))
+    first, second, *_ = said.splitlines()
     assert first == "hand: 2 x abacus, 1 embedding worker, 1 server on 1 host"
     assert second == "hand: 3 rows x 8 = 24 parameters, dense 0.0 M, batch 8 (4 a rank)"
-    assert (
-        third.split(None, 1)[1] == "hybrid, tau 3, 7 permits; unshared network; 20 steps, seed 11"
-    )
+    assert line(said, "mode") == "hybrid, tau 3, 7 permits; unshared network; 20 steps, seed 11"
     for mode, knobs, said in (
         (Mode.SYNC, {}, "sync;"), (Mode.LOOKAHEAD, {"ahead": 2}, "lookahead, ahead 2, reread;"),
         (Mode.ASYNC, {"tau": None}, "async, tau unbounded;"),
         (Mode.ASYNC, {"tau": 0}, "async, tau 0;"),
     ):  # fmt: skip
-        found = text(report(simulate(hand_scenario(mode, steps=6, **knobs)))).splitlines()[2]
-        assert found.split(None, 1)[1].startswith(said)
+        found = text(report(simulate(hand_scenario(mode, steps=6, **knobs))))
+        assert line(found, "mode").startswith(said)
     default = simulate(hand_scenario(Mode.LOOKAHEAD, steps=6))
     assert f"ahead {default.scenario.window}, reread;" in text(report(default))
 
