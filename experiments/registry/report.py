@@ -43,7 +43,7 @@ def write_page(folder: Path, path: Path | None = None) -> Path:
 
 
 def _run(run: Run) -> tuple[str, list[str], list[Part]]:
-    parts = [_scores(run), _curves(run), *_options(run), _staleness(run), _environment(run)]
+    parts = [_scores(run), _curves(run), _options(run), _staleness(run), _environment(run)]
     return f"Run {run.folder.name}: {run.mode} on {run.data}", _state(run), parts
 
 
@@ -61,7 +61,6 @@ def _state(run: Run) -> list[str]:
 def _scores(run: Run) -> Part:
     if not run.tasks:
         return Part(title="Scores", said=["The run has no summary, so it has no final scores."])
-    counted = ("gauc_groups", "gauc_groups_left_out")  # beside the figure
     names = dict.fromkeys(name for scores in run.tasks.values() for name in scores)
     told = [run.summary.get(name) for name in ("warnings", "notes")]
     return Part(
@@ -71,7 +70,7 @@ def _scores(run: Run) -> Part:
         rows=[
             [name.replace("_", " "), *(_score(scores, name) for scores in run.tasks.values())]
             for name in names
-            if name not in counted
+            if not name.startswith("gauc_groups")  # said beside the figure
         ],
         notes=[
             str(run.summary.get("evaluated_on", "")),
@@ -86,9 +85,9 @@ def _score(scores: Mapping[str, Any], name: str) -> str:
 
 
 def _curves(run: Run) -> Part:
-    """AUC and log-loss of every task that was evaluated twice."""
+    """The training loss; AUC and log-loss of every task that was evaluated twice."""
     lines = read_metrics(run.folder)
-    panels: dict[str, Lines] = {}
+    panels = _training_loss(run)
     for label, name in (("test AUC", "auc"), ("test log-loss", "log_loss")):
         found = {
             task: [
@@ -101,10 +100,22 @@ def _curves(run: Run) -> Part:
         if found := {task: points for task, points in found.items() if len(points) > 1}:
             panels[label] = found
     if not panels:
-        said = "It was evaluated fewer than two times (--evaluate-every-steps): there is no curve."
+        said = "It has no curve: no summary, and fewer than two evaluations."
         return Part(title="Along the run", said=[said])
-    said = "After so many training samples; the last point is after all pushes."
+    said = "After so many training samples; of tests the last point is after all pushes."
     return Part(title="Along the run", chart=line_chart(panels, "training samples"), notes=[said])
+
+
+def _training_loss(run: Run) -> dict[str, Lines]:
+    names = "training_loss", "samples", "updates"
+    found, samples, updates = (run.summary.get(name) for name in names)
+    if not found or not samples or not updates:  # of an older version
+        return {}
+    each = samples / updates * found.get("updates_per_point", 1)
+    losses = enumerate(found.get("points", ()))
+    known = [(number, loss) for number, loss in losses if loss is not None]
+    points = [((number + 0.5) * each, loss, math.nan) for number, loss in known]
+    return {"training loss": {"all tasks": points}} if points else {}
 
 
 def line_chart(panels: Mapping[str, Lines], x_label: str, *, from_0: bool = False) -> str:
@@ -142,18 +153,22 @@ def _staleness(run: Run) -> Part:
     return Part(title="How late", facts=[pair for pair in pairs if len(pair[1]) < 200])
 
 
-def _options(run: Run) -> list[Part]:
+def _options(run: Run) -> Part:
     """What was chosen, and folded away what was not."""
     typed = read_command(run.folder).train
-    command = "" if typed is None else " ".join(["persia-runtime train", *typed])
     defaults = {f"--{name}": str(value) for name, value in option_values(TrainConfig())}
-    options = run.typed_options()
     rows: tuple[list[Any], list[Any]] = [], []
-    for name, value in options.items():
+    for name, value in run.typed_options().items():
         rows[value == defaults.get(name)].append([Markup("<code>{}</code>").format(name), value])
-    return [Part(title="Options", command=command, header=["option", "value"], rows=rows[0],
-                 kind="plain", folded=f"The other {len(rows[1])}, at their defaults",
-                 more=rows[1])]  # fmt: skip
+    return Part(
+        title="Options",
+        command="" if typed is None else " ".join(["persia-runtime train", *typed]),
+        kind="plain",
+        header=["option", "value"],
+        rows=rows[False],
+        folded=f"The other {len(rows[True])}, at their defaults",
+        more=rows[True],
+    )
 
 
 def _environment(run: Run) -> Part:

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -201,6 +201,15 @@ Scores = dict[str, int | float | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LossCurve:
+    """The training loss along a run."""
+
+    updates_per_point: Count = 1
+    points: tuple[int | float | None, ...] = ()
+    """The mean over each so many dense updates; None where none was a number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """What is asked for by name of a summary, which says much beside it."""
 
@@ -211,6 +220,7 @@ class Summary:
     samples: Count | None = None
     updates: Count | None = None
     staleness: dict[str, Any] | None = None
+    training_loss: LossCurve = field(default_factory=LossCurve)
 
 
 def checked_summary(folder: Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from runtime.checkpoint.whole import Checkpoint, best
 from runtime.config import TrainConfig, read_config
 from runtime.data.source import Provenance, Source, refuse_other_data
 from runtime.engines.open import opened
+from runtime.rank.progress import BlockMeans
 from runtime.run.ending import Ending, Interrupted
 from runtime.run.evaluate import best_reachable_auc
 from runtime.run.folder import (
@@ -26,6 +27,7 @@ from runtime.run.folder import (
     PREDICTIONS,
     SUMMARY,
     Line,
+    LossCurve,
     append_metrics,
     best_auc,
     command_with,
@@ -276,6 +278,7 @@ def summarize_run(
         "ids_with_row": outcome.final.ids_with_row,
         "best_auc_on_the_way": best_auc(folder),
         "best_checkpoint": best(folder, config.checkpoint.keep_best),
+        "training_loss": loss_curve(outcome),
         "staleness": outcome.staleness,
         "row_staleness_histogram": outcome.store.row_staleness.tolist(),
         "warnings": outcome.warnings,
@@ -283,6 +286,19 @@ def summarize_run(
         "data": provenance,
         **asdict(figures),
     }
+
+
+MOST_LOSSES = 128
+"""Points of the curve that a summary keeps, or half of them."""
+
+
+def loss_curve(outcome: Outcome) -> LossCurve:
+    """The mean loss of each so many dense updates, few enough to be drawn."""
+    means = BlockMeans(MOST_LOSSES // 2)
+    for loss in outcome.losses:
+        means.append(loss)
+    every = means.values_per_point * outcome.figures.updates_per_loss
+    return LossCurve(updates_per_point=every, points=tuple(means.points))
 
 
 def unreached(config: TrainConfig, updates: int, samples: int, *, whole: bool = True) -> list[str]:

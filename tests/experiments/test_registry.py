@@ -171,7 +171,10 @@ def test_a_page_of_a_run_has_its_options_scores_and_curve(real, tmp_path):
     assert f"{summary['tasks']['click']['auc']:.4f}" in text
     assert "<code>--mode</code>" in text and "persia-runtime train --mode hybrid" in text
     [chart] = pictures(text)
-    assert re.findall(r'id="(test \S+) 0"', chart) == ["test AUC", "test log-loss"]
+    names = ["training loss", "test AUC", "test log-loss"]
+    assert re.findall(r'id="(t\S+ \S+) 0"', chart) == names
+    losses = summary["training_loss"]
+    assert losses["updates_per_point"] == 1 and len(losses["points"]) == summary["updates"] == 4
     changed, rest = text.split("<details>")
     assert "<code>--mode</code>" not in rest and "<code>--permits</code>" not in changed
     assert "<code>--permits</code>" in rest and "made by this project" in text
@@ -398,6 +401,7 @@ DAMAGES = {
         SUMMARY | {"seed": "x"}, SUMMARY | {"seed": [1]}, SUMMARY | {"tau": "x"},
         SUMMARY | {"mode": 5}, SUMMARY | {"samples": "x"}, SUMMARY | {"samples": -1},
         SUMMARY | {"staleness": 5}, SUMMARY | {"updates": 1.5},
+        SUMMARY | {"training_loss": {"points": 5}},
     ])},
     **{f"{name} of {kind}": (name, text) for name in ("config.json", "env.json", "summary.json")
        for kind, text in {"bytes": b"\xff\xfe\x00", "half": '{"a"', "depth": "[" * 100_000,
