@@ -59,7 +59,7 @@ def test_a_mode_means_the_same_in_both_halves(mode):
 @pytest.mark.parametrize("typed", ["none", "None", "unbounded"])
 def test_both_commands_read_the_same_word_for_no_bound(typed, monkeypatch, capsys):
     words = ["--tau", typed, "--cluster", "this-host", "--workload", "taobao-ad", "--steps", "8"]
-    monkeypatch.setattr(sys, "argv", ["persia_sim", *words, "--rows", "f32-adagrad"])
+    monkeypatch.setattr(sys, "argv", ["persia_sim", *words, "--row-format", "f32-adagrad"])
     assert simulator.main() == 0 and "hybrid, tau unbounded;" in capsys.readouterr().out
     run = ["--mode", "hybrid", "--executor", "concurrent", "--data.name", "synthetic"]
     for tau in (["--tau", typed], [f"--tau={typed}"]):

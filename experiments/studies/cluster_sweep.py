@@ -53,7 +53,7 @@ class Options(Parallel):
     """Samples of a rank in a step; none given: the workload's."""
     taus: Some[Tau] = (DEFAULT_TAU,)
     """Windows; modes without one count once."""
-    rows: str = "fp16-lean"
+    row_format: str = "fp16-lean"
     """How servers keep rows: fp16-lean, f32-adagrad, f32-adam, f32-sgd or a .toml file."""
     evict: bool = False
     """Simulate points whose rows do not all fit, too; else they only say what they would need."""
@@ -68,7 +68,7 @@ class Options(Parallel):
         """How many points there are, and what they read."""
         if len(self.taus) > 1 and not any(mode.reads_late_rows for mode in self.modes):
             raise ValueError("taus is only used by a mode that reads late rows; add one")
-        find_cluster(self.cluster), find_rows(self.rows)
+        find_cluster(self.cluster), find_rows(self.row_format)
         for name in self.workloads:
             find_workload(name)
         if self.latin is None:
@@ -109,7 +109,7 @@ def run(options: Options) -> None:
     """Compute what is missing, write the table, print it with the front marked."""
     started = time.perf_counter()
     points = points_of(options)
-    memory = {p.label: _memory(p, options.rows) for p in points}
+    memory = {p.label: _memory(p, options.row_format) for p in points}
     simulated = [p for p in points if _may_run(memory[p.label], options)]
     kept = Kept(options.out / "points.jsonl")
     missing = [p for p in simulated if _label(p, options) not in kept]
@@ -157,10 +157,10 @@ def _may_run(memory: Capacity | str, options: Options) -> bool:
 
 def _label(point: Point, options: Options) -> str:
     """Under which a point's row is kept: with what decides it beside the point itself."""
-    files = [n for n in (point.cluster, point.workload, options.rows) if n.endswith(".toml")]
+    files = [n for n in (point.cluster, point.workload, options.row_format) if n.endswith(".toml")]
     text = "".join(Path(name).read_text() for name in files)  # an edited file is another point
     told = f", {hashlib.sha256(text.encode()).hexdigest()[:12]}" if files else ""
-    return f"{point.label}, {options.rows}, half width {options.half_width:g}{told}"
+    return f"{point.label}, {options.row_format}, half width {options.half_width:g}{told}"
 
 
 ROW_KEYS = (
@@ -212,7 +212,7 @@ def _notes(rows: Sequence[dict[str, Any]], options: Options) -> str:
     full = sum(not row["simulated"] and bool(row["bytes_per_server"]) for row in rows)
     if full:
         lines.append(
-            f"{full} points do not fit in memory as {options.rows} and were not"
+            f"{full} points do not fit in memory as {options.row_format} and were not"
             " simulated; add servers, or --evict to keep the most recently used rows"
         )
     return "".join(f"{line}\n" for line in lines)

@@ -151,7 +151,7 @@ def command(options: Options, trial: Trial, schema: Path, folder: Path) -> list[
     ranks = options.ranks
     words = ["train", "--out", str(folder), "--mode", trial.mode, "--executor", "concurrent"]
     words += ["--servers", str(options.servers), "--latency-s", str(options.latency_s)]
-    words += ["--checkpoint-every", str(max(1, options.steps // 8)), "--keep", "2"]
+    words += ["--checkpoint-every", str(max(1, options.steps // 8)), "--keep-checkpoints", "2"]
     words += ["--evaluate-every-steps", str(max(1, options.steps // EVALUATIONS))]
     words += ["--batch", str(IDS * ranks), "--steps", str(options.steps)]
     if trial.role == "loader":

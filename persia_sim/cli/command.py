@@ -34,7 +34,7 @@ class Options(Point):
     does not read is an error.
     """
 
-    rows: Annotated[str | None, Unset("f32-adagrad; fp16-lean for criteo-syn1 to 5")] = None
+    row_format: Annotated[str | None, Unset("f32-adagrad; fp16-lean for criteo-syn1 to 5")] = None
     """How servers keep rows: fp16-lean, f32-adagrad, f32-adam, f32-sgd, or a .toml file."""
     evict: bool = False
     """Keep the most recently used rows when not all fit, instead of refusing."""
@@ -93,7 +93,7 @@ def run(options: Options) -> str:
     from persia_sim.oracle.closed_form import answer
 
     scenario = scenario_of(options)
-    kept = find_rows(options.rows or rows_of(options.workload))
+    kept = find_rows(options.row_format or rows_of(options.workload))
     held = capacity(scenario.cluster, scenario.workload, kept, options.after_samples)
     if not options.evict:
         held.refuse(scenario.cluster)

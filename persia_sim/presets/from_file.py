@@ -173,7 +173,9 @@ def find_workload(name: str) -> Workload:
 
 def find_rows(name: str) -> RowFormat:
     """How servers keep rows."""
-    return find(name, "--rows", FORMATS, partial(_read, RowFormat, what="rows", known=FORMATS))
+    return find(
+        name, "--row-format", FORMATS, partial(_read, RowFormat, what="rows", known=FORMATS)
+    )
 
 
 def read_workload(path: Path) -> Workload:

@@ -142,7 +142,7 @@ class CheckpointConfig:
     checkpoint_every: int | str | None = None
     """Steps (times ``batch`` samples) from one to the next, or a time: 30s, 10min, 2h; end: only
     when training ends. None: only when a signal ends the run."""
-    keep: Annotated[int, Within(1, 1_000_000)] = 2
+    keep_checkpoints: Annotated[int, Within(1, 1_000_000)] = 2
     """Checkpoints that stay, the newest ones, >= 1."""
     keep_best: Literal["auc", "gauc", "recall", "ndcg", "log_loss", "mse"] | None = None
     """Judge each checkpoint on the validation part by this score of the first task, keep the best

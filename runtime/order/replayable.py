@@ -43,7 +43,7 @@ DECIDES_NO_BYTE = {
         ("part", "evaluate-every-steps", "test-rows", "top"), "what is judged, and when"
     ),
     **dict.fromkeys(
-        ("checkpoint-every", "keep", "keep-best", "checkpoint-incremental"),
+        ("checkpoint-every", "keep-checkpoints", "keep-best", "checkpoint-incremental"),
         "cuts, which the order has",
     ),
 }

@@ -123,7 +123,7 @@ def test_a_second_sweep_computes_only_what_is_missing(swept, monkeypatch, capsys
     cluster_sweep.run(sweep_options(swept[0], half_width=0.1, workloads=("criteo-syn1",)))
     assert len(computed) == 6, "kept points are not precise enough"
     computed.clear()
-    cluster_sweep.run(sweep_options(swept[0], rows="f32-sgd", workloads=("criteo-syn1",)))
+    cluster_sweep.run(sweep_options(swept[0], row_format="f32-sgd", workloads=("criteo-syn1",)))
     assert len(computed) == 6, "kept points are of another row format"
 
 

@@ -24,7 +24,7 @@ from persia_sim.presets.machines import MACHINES
 from persia_sim.presets.software import SOFTWARE
 from tests.persia_sim.sim_configurations import small_cluster
 
-SMALL = {"cluster": "this-host", "workload": "taobao-ad", "rows": "f32-adagrad", "steps": 20}
+SMALL = {"cluster": "this-host", "workload": "taobao-ad", "row_format": "f32-adagrad", "steps": 20}
 
 
 def refused(
@@ -76,7 +76,7 @@ def refused(
         ("--after-samples nan", "--after-samples must be a finite number, got nan"),
         ("--workload criteo", "did you mean criteo-ad?"),
         ("--cluster this_host", "did you mean this-host?"),
-        ("--rows f32", "did you mean f32-sgd?"),
+        ("--row-format f32", "did you mean f32-sgd?"),
         ("--timeline-steps 1 2", "--timeline-steps is set but --timeline is not"),
         ("--mode sync --tau 3", "tau is 3: sync does not read it; drop it"),
         ("--mode sync --permits 3", "permits is 3: sync does not read it"),
@@ -140,7 +140,7 @@ def example_files() -> dict[str, tuple[str, str]]:
     small = replace(small_cluster(4, 2, 2), name="mine")
     cluster = table(replace(small, racks=tuple(two_racks(small))))
     model = rankers()["dlrm"]
-    run_small = "--steps 3 --rows f32-adagrad --cluster"
+    run_small = "--steps 3 --row-format f32-adagrad --cluster"
     return {
         "cluster": (cluster + "\n" + table(costs_of("gcp-100t"), "costs"),
                     "--workload taobao-ad --dense-on-nics " + run_small),

@@ -40,8 +40,8 @@ def test_the_report_fits_one_screen(tmp_path: Path) -> None:
 
 def test_rows_that_do_not_fit_are_refused_unless_evicted() -> None:
     with pytest.raises(ValueError, match="memory per server is 2,500 GiB on gcp-100t"):
-        run(Options(rows="f32-adagrad", steps=2))
-    assert "evicted" in run(Options(rows="f32-adagrad", steps=12, evict=True))
+        run(Options(row_format="f32-adagrad", steps=2))
+    assert "evicted" in run(Options(row_format="f32-adagrad", steps=12, evict=True))
 
 
 def test_faults_are_told_on_the_command_line_and_reported() -> None:
@@ -200,7 +200,7 @@ def test_misses_of_evicted_rows_reach_the_gains(monkeypatch: pytest.MonkeyPatch)
         return {"GPU": Estimate(0.05, 0.01, 20), "latency": Estimate(0.01, 0.02, 20)}
 
     monkeypatch.setattr(module, "gains", spy)
-    said = run(Options(rows="f32-adagrad", ranks=8, steps=6, evict=True, sensitivity=True))
+    said = run(Options(row_format="f32-adagrad", ranks=8, steps=6, evict=True, sensitivity=True))
     [misses] = re.findall(r"misses ([\d.]+)%", said)
     assert [f"{100 * rate:.2f}" for rate in seen] == 2 * [misses] and seen[0] > 0
     assert line(said, "10 % faster") == "GPU +5.0% +-1.0%"

@@ -231,8 +231,8 @@ def test_what_the_runtime_measures_is_what_the_simulator_computes_with(
     kept = json.loads(path.read_text())
     assert (kept["dim"], kept["hidden"], kept["gpu"]["device"]) == (16, [8], "cpu")
     options = Options(
-        cluster="this-host", workload="taobao-ad", rows="f32-adagrad", batch_per_rank=64, steps=12,
-        profile=path, tau=2,
+        cluster="this-host", workload="taobao-ad", row_format="f32-adagrad", batch_per_rank=64,
+        steps=12, profile=path, tau=2,
     )  # fmt: skip
     scenario = scenario_of(options)
     [(_, _), (batch, rate)] = kept["gpu"]["flops_per_s"]

@@ -142,7 +142,7 @@ def test_a_missing_file_names_the_command_that_writes_one(monkeypatch, capsys):
 def test_a_run_from_files_is_the_run_of_the_presets_that_they_hold(tmp_path, monkeypatch, capsys):
     write_examples(tmp_path)
     written(tmp_path, 'base = "gcp-100t"\n')
-    common = ["--steps", "8", "--ranks", "8", "--gpu-cv", "0", "--rows", "f32-adam"]
+    common = ["--steps", "8", "--ranks", "8", "--gpu-cv", "0", "--row-format", "f32-adam"]
     paths = ["--cluster", str(tmp_path / "mine.toml"), "--workload",
              str(tmp_path / "workload.toml")]  # fmt: skip
     _, by_file, _ = answer(monkeypatch, capsys, *paths, *common)
@@ -266,7 +266,7 @@ def test_a_name_from_a_file_never_steers_the_terminal(where, tmp_path, monkeypat
     if where == "host":
         text += f"[servers]\nhosts = 0\n[servers.host]\nname = {json.dumps(ESCAPES)}\n"
     path.write_text(text if where != "file" else "hosts = 1\n")
-    words = ["--workload", "taobao-ad", "--rows", "f32-adagrad", "--steps", "3", "--cluster"]
+    words = ["--workload", "taobao-ad", "--row-format", "f32-adagrad", "--steps", "3", "--cluster"]
     code, out, err = answer(monkeypatch, capsys, *words, str(path))
     assert code == (0 if where == "name" else 2)
     assert all(c.isprintable() or c == "\n" for c in out + err)
@@ -276,10 +276,10 @@ def test_a_name_from_a_file_never_steers_the_terminal(where, tmp_path, monkeypat
 def test_rows_may_be_kept_as_a_file_says(tmp_path, monkeypatch, capsys):
     path = written(tmp_path, 'base = "f32-adam"\noverhead_bytes = 10.0\n', "rows.toml")
     common = ["--workload", "taobao-ad", "--cluster", "v100-2021-09", "--steps", "3"]
-    _, said, _ = answer(monkeypatch, capsys, *common, "--rows", str(path))
+    _, said, _ = answer(monkeypatch, capsys, *common, "--row-format", str(path))
     assert f"{16 * 12 + 10} B a row as rows; " in said
     path.write_text('base = "f32-adam"\nvalue_bytes = 0\n')
-    code, _, said = answer(monkeypatch, capsys, *common, "--rows", str(path))
+    code, _, said = answer(monkeypatch, capsys, *common, "--row-format", str(path))
     assert code == 2 and "value_bytes is 0: must be >= 1" in said
 
 

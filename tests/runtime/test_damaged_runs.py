@@ -111,7 +111,7 @@ def test_a_checkpoint_folder_that_is_a_link_loses_the_link_alone(run, tmp_path):
     shutil.move(place, moved)
     place.symlink_to(moved)
     before = {f: f.read_bytes() for f in moved.rglob("*") if f.is_file()}
-    words = ["--keep", "1", "--checkpoint-every", "1"]
+    words = ["--keep-checkpoints", "1", "--checkpoint-every", "1"]
     assert main([*COMMANDS["resume"], str(run), *words]) == 0
     assert not place.is_symlink() and len(complete_checkpoints(run)) == 1
     assert {f: f.read_bytes() for f in moved.rglob("*") if f.is_file()} == before

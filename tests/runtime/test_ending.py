@@ -126,7 +126,7 @@ def test_a_full_disk_is_told_and_counted_and_training_goes_on(tmp_path, monkeypa
         return write(file, dense)
 
     monkeypatch.setattr(whole, "write_dense", sometimes)
-    chosen = config(checkpoint_every=4, keep=9, checkpoint_incremental=True)
+    chosen = config(checkpoint_every=4, keep_checkpoints=9, checkpoint_incremental=True)
     outcome = train(chosen, SOURCE, saving=Saving(tmp_path / "run", on_warning=told.append))
     assert left == [[96]]
     assert [int(f.name) for f in complete_checkpoints(tmp_path / "run")] == [96, 288, 300]
@@ -221,7 +221,12 @@ def synthetic(**changes):
 
 def test_the_folder_of_a_resumed_run_is_that_of_an_undisturbed_one(tmp_path):
     chosen = synthetic(
-        mode="hybrid", tau=2, ranks=2, checkpoint_every=6, evaluate_every_steps=4, keep=3
+        mode="hybrid",
+        tau=2,
+        ranks=2,
+        checkpoint_every=6,
+        evaluate_every_steps=4,
+        keep_checkpoints=3,
     )
     told: list[str] = []
     run_into(tmp_path / "whole", chosen)

@@ -89,8 +89,10 @@ def test_tf32_rounds_products_of_the_gpu_and_leaves_those_of_the_cpu():
 
 @pytest.mark.parametrize("to", ["cuda", "cpu"])
 def test_a_run_goes_on_from_its_checkpoint_on_either_device(tmp_path, to):
-    whole = config(ranks=2, executor="lag", device="cuda", checkpoint_every=4, keep=100, tau=2,
-                   mode=Mode.HYBRID)  # fmt: skip
+    whole = config(
+        ranks=2, executor="lag", device="cuda", checkpoint_every=4, keep_checkpoints=100, tau=2,
+        mode=Mode.HYBRID,
+    )  # fmt: skip
     first = train(whole, SOURCE, saving=Saving(tmp_path / "a"))
     cut = read_checkpoint(complete_checkpoints(tmp_path / "a")[0])
     again = train(changed(whole, device=to), SOURCE, saving=Saving(tmp_path / "b", cut))
@@ -100,7 +102,7 @@ def test_a_run_goes_on_from_its_checkpoint_on_either_device(tmp_path, to):
 
 
 def test_the_generator_of_the_device_is_kept_and_restored(tmp_path):
-    settings = config(device="cuda", checkpoint_every=4, keep=100)
+    settings = config(device="cuda", checkpoint_every=4, keep_checkpoints=100)
     torch.cuda.manual_seed(5)
     train(settings, SOURCE, saving=Saving(tmp_path / "a"))
     kept = torch.cuda.get_rng_state()

@@ -18,7 +18,9 @@ from tests.runtime.worlds import config
 
 def settings(**changes) -> TrainConfig:
     data = DataConfig(name="synthetic", rows=2400)
-    return config(mode="hybrid", tau=2, ranks=2, data=data, test_rows=300, keep=2, **changes)
+    return config(
+        mode="hybrid", tau=2, ranks=2, data=data, test_rows=300, keep_checkpoints=2, **changes
+    )
 
 
 def child(folder: Path, chosen: TrainConfig, dies_at: int | None) -> None:

@@ -36,7 +36,7 @@ def run(
 
 
 def every(steps: Any, **changes: Any) -> TrainConfig:
-    return config(checkpoint_every=steps, keep=100, **changes)
+    return config(checkpoint_every=steps, keep_checkpoints=100, **changes)
 
 
 def state(outcome: Outcome) -> dict[str, bytes]:

@@ -85,8 +85,9 @@ def test_who_trains_and_how_far_may_be_given_anew(unfinished, monkeypatch, capsy
 
     monkeypatch.setattr("runtime.run.record.run_into", spied)
     words = (
-        "--ranks 4 --shards 3 --executor concurrent --threads 2 --steps 40 --keep 5 --latency-s 0.1"
-        " --checkpoint-every 30s --evaluate-every-steps 7 --test-rows 100 --permits 3"
+        "--ranks 4 --shards 3 --executor concurrent --threads 2 --steps 40 --latency-s 0.1"
+        " --keep-checkpoints 5 --checkpoint-every 30s --evaluate-every-steps 7 --test-rows 100"
+        " --permits 3"
     )
     assert main(["train", "--resume", str(unfinished), *words.split()]) == 2
     assert capsys.readouterr().err == "error: seen\n"
@@ -156,7 +157,11 @@ def test_a_time_ends_a_leg_wherever_it_is(tmp_path, monkeypatch):
     """A clock that goes a second a look: a checkpoint comes every so many batches."""
     looks = count()
     monkeypatch.setattr(saver, "time", SimpleNamespace(monotonic=lambda: next(looks)))
-    train(config(checkpoint_every="4s", keep=99), ArraySource(300), saving=Saving(tmp_path))
+    train(
+        config(checkpoint_every="4s", keep_checkpoints=99),
+        ArraySource(300),
+        saving=Saving(tmp_path),
+    )
     # A leg begins at second k and is due at k + 4: three batches, and the fourth look ends it.
     found = [int(cut.name) for cut in complete_checkpoints(tmp_path)]
     assert found == [3 * 24, 6 * 24, 9 * 24, 12 * 24, 300]

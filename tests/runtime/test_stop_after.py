@@ -96,7 +96,7 @@ def test_the_test_part_never_decides_when_to_stop(options, sentence):
 
 
 def keeping(by, keep, dense_lag=0):
-    checkpoint = CheckpointConfig(checkpoint_every=10, keep=keep, keep_best=by)
+    checkpoint = CheckpointConfig(checkpoint_every=10, keep_checkpoints=keep, keep_best=by)
     judged = EvaluationConfig(part="validation", test_rows=400)
     late = SyncConfig(mode="hybrid", tau=3, ranks=2, dense_lag=dense_lag)
     fast = ModelConfig(hidden=(16,), lr=0.05)  # gets worse soon

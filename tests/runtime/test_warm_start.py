@@ -94,7 +94,12 @@ def test_values_are_the_others_and_all_else_is_new(tmp_path):
 def test_a_run_that_began_warm_resumes_and_replays(tmp_path):
     trained(config(checkpoint_every="end"), Part(0, 144), tmp_path / "origin")
     chosen = config(
-        ranks=2, mode=Mode.ASYNC, tau=1, checkpoint_every=3, keep=9, warm_start=tmp_path / "origin"
+        ranks=2,
+        mode=Mode.ASYNC,
+        tau=1,
+        checkpoint_every=3,
+        keep_checkpoints=9,
+        warm_start=tmp_path / "origin",
     )
     whole = trained(chosen, Part(144, 288), tmp_path / "whole")
     whole.trace.save(tmp_path / "trace.npz")
