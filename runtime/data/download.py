@@ -394,7 +394,7 @@ def run(arguments: Sequence[str]) -> None:
         options = read_options(Get, words, command)
         _fetch(options.name, options.to)
     elif verb == "schema":
-        from runtime.data.guess import guessed
+        from runtime.data.check import guessed
 
         table = read_options(Guess, words, command)
         print(guessed(table.file, table.delimiter), end="")

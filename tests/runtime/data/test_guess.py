@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runtime.data.check import guessed
 from runtime.data.errors import DataError
-from runtime.data.guess import guessed
 from runtime.data.open import open_source
 from runtime.data.schema import read_schema
 
