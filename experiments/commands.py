@@ -57,8 +57,9 @@ def _run(name: str, arguments: list[str]) -> None:
         ensure_writable(options.out)
     try:
         module.run(options)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("interrupted; the same command does the rest") from None
+    except KeyboardInterrupt as stop:
+        rest = "; the same command does the rest"
+        raise KeyboardInterrupt((str(stop) or "interrupted") + rest) from None
 
 
 def _print_list() -> None:

@@ -51,8 +51,7 @@ class Point:
 
 
 def data_sha256(config: TrainConfig) -> str:
-    """What stands for the data of a config: bytes, schema and split. Raises ValueError for data
-    without an AUC, which studies compare."""
+    """Of bytes, schema and split of a config's data. ValueError where they have no AUC."""
     from runtime.data.open import open_source  # late: a second to import
 
     data = config.data

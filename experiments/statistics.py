@@ -112,8 +112,7 @@ def paired_gap(
     """Mean over seeds of AUC(second) - AUC(first), with its interval over seeds and test rows.
 
     ``labels`` [n] are 0 or 1; ``first`` and ``second`` hold the scores [n] of one seed each, paired
-    by place; ``clusters`` [n]: rows of one value (a user's) come together; ``weights`` [n]: what a
-    row counts.
+    by place; ``clusters`` [n]: rows of one value come together; ``weights`` [n]: what a row counts.
     """
     shares = [[placements(labels, s, weights) for s in own] for own in (first, second)]
     differences = np.stack(shares[1]) - np.stack(shares[0])

@@ -77,9 +77,13 @@ def run_points(
         waiting.sort(key=lambda p: p.exclusive)  # speeds are measured last, when nothing else runs
         if not waiting:
             return
-        done = len(distinct) - len(waiting)
-        runner = _Runner(waiting, root, jobs, samples_per_point, already=done, later=later)
-        runner.run()
+        already = len(distinct) - len(waiting)
+        runner = _Runner(waiting, root, jobs, samples_per_point, already, later)
+        try:
+            runner.run()
+        except KeyboardInterrupt:
+            done = sum(p.is_done(root) for p in distinct)
+            raise KeyboardInterrupt(f"interrupted: {done} of {len(distinct)} points done") from None
     failures = {
         p.label: runner.why.get(number, "not started")
         for number, p in enumerate(waiting)
@@ -194,6 +198,7 @@ def _work(
 ) -> None:
     """The body of a point's process."""
     from runtime.checkpoint.whole import complete_checkpoints
+    from runtime.run.ending import Ending
     from runtime.run.record import run_into
 
     settle_in(environment)
@@ -207,7 +212,7 @@ def _work(
         with sole_writer(folder, wait=True):
             (folder / FAILED).unlink(missing_ok=True)
             resume = bool(complete_checkpoints(folder))
-            run_into(folder, point.config, count, resume=resume)
+            run_into(folder, point.config, count, resume=resume, ending=Ending(quiet=True))
     except OSError as error:
         if error.errno == DISK_FULL_EXIT:
             sys.exit(DISK_FULL_EXIT)

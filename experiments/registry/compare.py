@@ -104,8 +104,7 @@ def _delong_of(
 ) -> str:
     """The test of one task in words; nothing where too few rows have a label."""
     for name, scores in (("A", a), ("B", b)):
-        odd = int((~np.isfinite(scores)).sum())
-        if odd:
+        if odd := int((~np.isfinite(scores)).sum()):
             return f"{task}: no DeLong test, {odd:,} of {name}'s predictions are not finite numbers"
     if not np.isin(labels, (0, 1)).all():
         return f"{task}: no DeLong test, its labels are not all 0 or 1"

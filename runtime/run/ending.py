@@ -20,7 +20,9 @@ ENOUGH = "enough"
 class Ending:
     """Whether a run was asked to end; `listening` hears signals, `ask` is for everybody else."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, quiet: bool = False) -> None:
+        """``quiet``: a signal is answered by nothing, as whoever sent it tells the user."""
+        self._quiet = quiet
         self.why: str | None = None
         """The name of the signal; None as long as nobody asked."""
 
@@ -58,7 +60,7 @@ class Ending:
             self.ask(signal.Signals(number).name)
             # Not print: the signal may have come in the middle of one.
             text = f"\n{self.why}: ends the step and writes a checkpoint; Ctrl-C ends at once\n"
-            os.write(2, text.encode())
+            os.write(2, b"" if self._quiet else text.encode())
 
 
 class NotKept(Exception):

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -251,6 +252,23 @@ def test_a_full_disk_stops_the_sweep_and_is_told(tmp_path):
     full = ModelConfig(name="tests.experiments.test_sweep:FullDisk")
     with pytest.raises(ValueError, match=r"seed0: the disk is full.*\n.*seed1: not started"):
         run_points(points(2, model=full), tmp_path, jobs=1, samples_per_point=512)
+
+
+def test_ctrl_c_says_how_many_points_are_done(tmp_path, monkeypatch):
+    run_points(points(1), tmp_path, jobs=1, samples_per_point=512)
+    monkeypatch.setattr("experiments.sweep._Runner.run", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt, match="interrupted: 1 of 2 points done"):
+        run_points(points(2), tmp_path, jobs=1, samples_per_point=512)
+
+
+def test_a_signal_to_a_point_is_answered_by_nothing(capfd):
+    ending = Ending(quiet=True)
+    with ending.listening():
+        os.kill(os.getpid(), signal.SIGTERM)
+        wait_until = time.monotonic() + 100
+        while not ending and time.monotonic() < wait_until:
+            time.sleep(0.001)
+    assert ending.why == "SIGTERM" and capfd.readouterr().err == ""
 
 
 def test_points_of_equal_config_run_once(tmp_path):
