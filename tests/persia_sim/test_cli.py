@@ -142,7 +142,7 @@ def test_lines_and_sections_stand_in_the_order_in_which_one_decides(tmp_path: Pa
 def test_names_from_files_are_text_on_the_page(tmp_path: Path) -> None:
     evil, page = "<script>alert(1)</script>", tmp_path / "page.html"
     (tmp_path / "w.toml").write_text(f'base = "taobao-ad"\nname = "{evil}"\n')
-    options = {**OPTIONS, "workload": str(tmp_path / "w.toml"), "rows": "f32-sgd"}
+    options = {**OPTIONS, "workload": str(tmp_path / "w.toml"), "row_format": "f32-sgd"}
     run(Options(**options, html=page))  # type: ignore[arg-type]
     text = page.read_text()
     assert "<script" not in text and html.escape(evil) in text and "Not asked" in text
