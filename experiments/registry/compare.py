@@ -14,12 +14,12 @@ import numpy as np
 
 from experiments.gaps import paired_interval, thousandths
 from experiments.points import SYNTHETIC, stream_of_seeds
-from experiments.registry.runs import CONFIG, Run, is_run, is_sweep, runs_below, the_run
+from experiments.registry.runs import Run, is_run, is_sweep, runs_below, the_run
 from experiments.statistics import GapInterval, delong
 from experiments.tables import aligned
 from persia_sim.words.rules import counted
+from persia_sim.words.vocabulary import Mode
 from persia_sim.words.window import updates_missed
-from runtime.config import read_config
 from runtime.run.folder import flat, read_metrics, read_predictions
 
 SHOWN_SNAPSHOTS = 12
@@ -197,12 +197,14 @@ class Setting:
 
     @property
     def rows_late(self) -> int | None:
-        """Updates that lookups miss; None without a bound, or where this version cannot tell."""
+        """Updates that lookups miss; None without a bound, or where that cannot be read."""
         try:
-            sync = read_config(next(iter(self.folders.values())) / CONFIG).sync
-        except (OSError, ValueError):
-            return None
-        return updates_missed(sync.mode, sync.window, ranks=sync.ranks).rows
+            mode = Mode(self.mode)
+            tau, ranks = (json.loads(self.options[f"sync.{name}"]) for name in ("tau", "ranks"))
+            window = tau if mode.reads_late_rows else 0
+            return updates_missed(mode, window, ranks=ranks).rows
+        except (KeyError, TypeError, ValueError):
+            return None  # of another version, or no config of a run
 
     def gap_to(self, other: Setting) -> GapInterval:
         """AUC minus the other's, over the seeds that both have."""
