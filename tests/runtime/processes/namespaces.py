@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.runtime.worlds import host_of_servers
 _CLONE_NEWNET = 0x40000000
 MISSING = "" if os.geteuid() == 0 and shutil.which("ip") else "network namespaces need root and ip"
 needed = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+_PAIRS = count()
 ADDRESSES = "10.77.0.1", "10.77.0.2"
 
 
@@ -29,7 +31,8 @@ def ip(*words: str) -> None:
 @contextmanager
 def two_hosts() -> Iterator[tuple[str, str]]:
     """The names of two namespaces that one cable joins; gone afterwards, with what runs there."""
-    names = f"persia-{os.getpid()}-a", f"persia-{os.getpid()}-b"
+    number = next(_PAIRS)
+    names = f"persia-{os.getpid()}-{number}a", f"persia-{os.getpid()}-{number}b"
     try:
         for name in names:
             ip("netns", "add", name)
