@@ -49,8 +49,8 @@ class Net(FeedForward):
     def forward(self, dense, embeddings):
         self.batches += self.training
         killed = Path({run!r} + ".killed")
-        last = int(os.environ["WORLD_SIZE"]) - 1
-        if self.batches == 30 and os.environ["RANK"] == str(last) and not killed.exists():
+        last = str(int(os.environ.get("WORLD_SIZE", 0)) - 1)
+        if self.batches == 30 and os.environ.get("RANK") == last and not killed.exists():
             while not list(Path({run!r}).glob("checkpoints/*/state.json")):
                 time.sleep(0.02)
             killed.touch()
