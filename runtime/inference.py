@@ -12,8 +12,9 @@ import torch
 from persia_sim.words.schema import shown
 from runtime.checkpoint.whole import find_checkpoint
 from runtime.data.batch import Batch, Layout
-from runtime.embedding.native.plan import plan_natively
+from runtime.embedding.native.plan import Planner
 from runtime.embedding.open import open_pooling
+from runtime.embedding.store import ByTable
 from runtime.serving.columns import Columns
 from runtime.serving.exported import is_export, read_export
 from runtime.serving.network import Scorer, score_with
@@ -42,7 +43,7 @@ class Model:
         self.layout, self.tables, self._schema = layout, tables, schema
         dims = {name: vectors.config.dim for name, vectors in tables.items()}
         self._pooling = open_pooling(layout.fields, dims)
-        self._configs = [vectors.config for vectors in tables.values()]
+        self._planner = Planner(layout.fields, (v.config for v in tables.values()), 1)
         self._score = score_with(
             network, torch.float64 if precision == "float64" else torch.float32, layout
         )
@@ -99,8 +100,9 @@ class Model:
         self._check(batch)
         if not batch.size:
             return np.empty((0, len(self.layout.tasks)))
-        plans = plan_natively(batch, self.layout.fields, self._configs, 1)
-        values = {name: self.tables[name].rows(plan.ids) for name, plan in plans.items()}
+        plans = self._planner.plan(batch)
+        rows = [self.tables[name].rows(plan.ids).ravel() for name, plan in plans.items()]
+        values = ByTable(np.concatenate(rows), plans, wide=True)
         return self._score(batch.dense, self._pooling.forward(batch, plans, values))
 
     def _check(self, batch: Batch) -> None:

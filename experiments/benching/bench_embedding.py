@@ -161,11 +161,13 @@ def _batch_kernels(options: Options, source: WideWorkload) -> dict[str, Callable
     import torch
 
     from runtime.embedding.native.extension import native
+    from runtime.embedding.native.plan import Planner
     from runtime.embedding.store import FieldVectors
 
     store, pooling = _filled(options, source)
     batches = source.batches
     count = len(batches[0].ids)
+    planner = Planner(source.layout.fields, store.tables.values(), 1)
     gradient = np.full((options.batch, FIELDS * options.dim), 1e-3, np.float32)
     turn = _turns(len(batches))
     plans = [store.begin(0, 0, b) for b in batches]
@@ -213,7 +215,7 @@ def _batch_kernels(options: Options, source: WideWorkload) -> dict[str, Callable
         # "clip" needs no second pass over the numbers, as checking them would.
         "random line rate": lambda: many.take(lines[next(line_turn)], mode="clip", out=firsts),
         "whole step": whole_step,
-        "dedup native": lambda: native.plan(batches[next(turn)].ids, 1, np.empty(count, np.int32)),
+        "dedup native": lambda: planner.plan(batches[next(turn)]),
         "dedup numpy": lambda: np.unique(batches[next(turn)].ids, return_inverse=True),
         "dedup torch": lambda: torch.unique(
             torch.from_numpy(batches[next(turn)].ids.view(np.int64)), return_inverse=True

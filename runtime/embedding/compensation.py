@@ -25,7 +25,7 @@ from dataclasses import replace
 import numpy as np
 
 from runtime.embedding.shard import ShardRows, WholePush
-from runtime.embedding.store import Handle, RowGradients
+from runtime.embedding.store import ByTable, Handle, RowGradients
 
 
 def compensated(
@@ -36,7 +36,7 @@ def compensated(
     Rows that nobody has written since they were read keep their gradients, to the bit.
     """
     moved = [_moved(rows, handle) for handle, _ in pushes]
-    found: list[RowGradients] = [dict(gradients) for _, gradients in pushes]
+    found: list[dict[str, np.ndarray]] = [dict(gradients) for _, gradients in pushes]
     for name in pushes[0][0].plans if pushes else ():
         parts = [handle.plans[name].part(shard) for handle, _ in pushes]
         own = [gradients[name][part] for (_, gradients), part in zip(pushes, parts, strict=True)]
@@ -57,12 +57,16 @@ def _moved(rows: ShardRows, handle: Handle) -> RowGradients:
     """Per table, by how much the rows of this shard have moved since they were read."""
     now = replace(
         handle,
-        values={name: values.copy() for name, values in handle.values.items()},
-        slots={name: slots.copy() for name, slots in handle.slots.items()},
-        writes={name: writes.copy() for name, writes in handle.writes.items()},
+        values=_copied(handle.values),
+        slots=handle.slots and _copied(handle.slots),
+        writes=handle.writes and _copied(handle.writes),
     )
     rows.read(now, False, 0)
     return {name: now.values[name] - values for name, values in handle.values.items()}
+
+
+def _copied(rows: ByTable) -> ByTable:
+    return rows.of(rows.flat.copy())
 
 
 def _merged(ids: Sequence[np.ndarray], gradients: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from runtime.embedding.store import Handle
@@ -19,8 +19,8 @@ class PushGate:
     long as a push takes, and for the copy.
     """
 
-    def __init__(self, shards: int) -> None:
-        self._shards = shards
+    def __init__(self, shards: Collection[int]) -> None:
+        self._shards = shards  # of this process
         self._changed = threading.Condition()
         self._open: dict[int, tuple[Handle, set[int]]] = {}
         self._cutters = 0
@@ -33,7 +33,7 @@ class PushGate:
             if len(fresh) == len(handles):
                 self._changed.wait_for(lambda: not self._cutters)
             for handle in fresh:
-                self._open[id(handle)] = handle, set(range(self._shards))
+                self._open[id(handle)] = handle, set(self._shards)
         try:
             yield
         finally:

@@ -22,7 +22,7 @@ from runtime.embedding.cut import PushGate
 from runtime.embedding.server import EmbeddingServer, Spans
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.shard import STALENESS_BINS, RankPush, ShardRows, WholePush
-from runtime.embedding.store import Handle, RowGradients
+from runtime.embedding.store import ByTable, Handle
 from runtime.embedding.verbs import EmbeddingStore, Lease, TableArrays
 from runtime.stop import Stop
 
@@ -50,7 +50,7 @@ class ShardedStore(EmbeddingStore):
             raise ValueError(f"fields use tables {unknown}, but only {configured} are configured")
         self.layout, self.shards, self.seed = layout, shards, seed
         self.tables = {t.name: t for t in tables if t.name in used}
-        self._gate = PushGate(shards)
+        self._gate = PushGate(range(shards))
         self.saving = threading.Lock()
         self.last_saved: tuple[str, str] | None = None
         rules, recorder = rules or ServerRules(), recorder or TraceRecorder()
@@ -105,7 +105,7 @@ class ShardedStore(EmbeddingStore):
         """lookahead `forwarded`: the batch's rows with their state, at most ``ahead`` steps old."""
         return [server.lease(handle, ahead) for server in self.servers]
 
-    def gradient_arrays(self, handle: Handle) -> RowGradients | None:
+    def gradient_arrays(self, handle: Handle) -> ByTable | None:
         """Anywhere: servers in this process read gradients where they are."""
         return None
 

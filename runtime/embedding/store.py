@@ -1,8 +1,11 @@
-"""What both engines and their callers hold in hand: a batch's distinct rows, and its vectors."""
+"""What engines and their callers hold of a batch: its distinct rows, and its vectors.
+
+The tables of a batch lie side by side in one array of each kind, so that one call serves them all.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -32,8 +35,102 @@ class TablePlan:
         return slice(int(self.bounds[shard]), int(self.bounds[shard + 1]))
 
 
-Plans = dict[str, TablePlan]
-"""Per table."""
+FIRST, ROWS, AT = range(3)
+"""Of a table's span: where its first id stands, how many there are, and the element of all values
+at which its first row starts."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchPlan(Mapping[str, TablePlan]):
+    """The distinct ids of one batch, T tables side by side; as a mapping, table by table."""
+
+    tables: Mapping[str, int]
+    """Their numbers by name."""
+    dims: np.ndarray
+    """int64 [T]"""
+    ids: np.ndarray
+    """uint64 [U], by table and shard."""
+    spans: np.ndarray
+    """int64 [T, 3]: FIRST, ROWS, AT."""
+    bounds: np.ndarray
+    """int64 [T, shards + 1]: as those of a `TablePlan`."""
+    inverse: np.ndarray
+    """int32 [N], by table."""
+    occurrences: np.ndarray
+    """int64 [N], by table; empty where there is one table."""
+    starts: np.ndarray
+    """int64 [2, T + 1]: where a table's ``inverse`` and ``occurrences`` start."""
+    only_shard: int | None = None
+    """The shard of all ids, where it is one."""
+
+    def __getitem__(self, name: str) -> TablePlan:
+        table = self.tables[name]
+        first, rows, _ = self.spans[table]
+        inverse, occurrences = (slice(*row[table : table + 2]) for row in self.starts)
+        return TablePlan(
+            self.ids[first : first + rows],
+            self.bounds[table],
+            self.inverse[inverse],
+            slice(None) if len(self.tables) == 1 else self.occurrences[occurrences],
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tables)
+
+    def __len__(self) -> int:
+        return len(self.tables)
+
+    def elements(self) -> int:
+        """Of the values of all rows."""
+        _, rows, at = self.spans[-1]
+        return int(at + rows * self.dims[-1])
+
+    def spans_of(self, shard: int) -> np.ndarray:
+        """int64 [T, 3]: those of one shard's rows."""
+        if shard == self.only_shard:
+            return self.spans
+        before, found = self.bounds[:, shard], self.spans.copy()
+        found[:, FIRST] += before
+        found[:, ROWS] = self.bounds[:, shard + 1] - before
+        found[:, AT] += before * self.dims
+        return found
+
+
+class ByTable(Mapping[str, np.ndarray]):
+    """Arrays of all tables of a batch side by side in one; as a mapping, the view of each."""
+
+    __slots__ = ("flat", "plan", "wide")
+
+    def __init__(self, flat: np.ndarray, plan: BatchPlan, *, wide: bool) -> None:
+        """``wide``: a row has the table's dim of numbers, [U, d]; else one, [U]."""
+        self.flat, self.plan, self.wide = flat, plan, wide
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        table = self.plan.tables[name]
+        first, rows, at = self.plan.spans[table]
+        if not self.wide:
+            return self.flat[first : first + rows]
+        dim = self.plan.dims[table]
+        return self.flat[at : at + rows * dim].reshape(rows, dim)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.plan.tables)
+
+    def __len__(self) -> int:
+        return len(self.plan.tables)
+
+    def of(self, flat: np.ndarray) -> ByTable:
+        """Other numbers of the same rows."""
+        return ByTable(flat, self.plan, wide=self.wide)
+
+    def filled(self, rows: Mapping[str, np.ndarray]) -> ByTable:
+        """These rows, in one array as the rows here."""
+        if isinstance(rows, ByTable):
+            return rows
+        found = self.of(np.zeros(self.flat.shape, next(iter(rows.values())).dtype))
+        for name, own in rows.items():
+            found[name][...] = own
+        return found
 
 
 @dataclass(slots=True)
@@ -43,18 +140,19 @@ class Handle:
     rank: int
     step: int
     batch: Batch
-    plans: Plans
-    values: dict[str, np.ndarray]
+    plans: BatchPlan
+    values: ByTable
     """Per table [U, d]: the rows as read, in the order of the plan's ids."""
-    slots: dict[str, np.ndarray]
-    """Per table int64 [U]: where the rows lie, so that a push need not search again."""
-    writes: dict[str, np.ndarray]
+    slots: ByTable | None = None
+    """Per table int64 [U]: where the rows lie, so that a push need not search again; None where
+    that is known elsewhere, to their servers."""
+    writes: ByTable | None = None
     """Per table int64 [U]: write counts at the moment of reading."""
     version: dict[int, int] = field(default_factory=dict)
     """Per shard: pushes applied there when the rows were read."""
 
 
-RowGradients = dict[str, np.ndarray]
+RowGradients = Mapping[str, np.ndarray]
 """Per table [U, d], in the order of the handle's plan."""
 
 

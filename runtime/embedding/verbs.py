@@ -14,7 +14,7 @@ from runtime.data.batch import Batch, Layout
 from runtime.embedding.config import TableConfig
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.shard import RankPush
-from runtime.embedding.store import Handle, RowGradients
+from runtime.embedding.store import ByTable, Handle
 from runtime.stop import Stop
 
 TableSnapshot = dict[str, Any]
@@ -80,7 +80,7 @@ class EmbeddingStore(ABC):
         """lookahead `forwarded`: the batch's rows with their state, at most ``ahead`` steps old."""
 
     @abstractmethod
-    def gradient_arrays(self, handle: Handle) -> RowGradients | None:
+    def gradient_arrays(self, handle: Handle) -> ByTable | None:
         """Where the servers will read the batch's gradients; None: wherever they are."""
 
     @abstractmethod

@@ -14,7 +14,7 @@ import numpy as np
 
 from runtime.data.batch import Batch
 from runtime.embedding.open import open_pooling
-from runtime.embedding.store import FieldVectors, Handle, RowGradients, VectorGradients
+from runtime.embedding.store import ByTable, FieldVectors, Handle, VectorGradients
 from runtime.embedding.verbs import EmbeddingStore
 
 
@@ -53,25 +53,25 @@ class EmbeddingWorker:
     def pool(self, ticket: Handle) -> FieldVectors:
         """The fields' vectors from the ticket's rows."""
         if not self._live_row_seen:
-            self._live_row_seen = any(bool(v.any()) for v in ticket.values.values())
+            self._live_row_seen = bool(ticket.values.flat.any())
         return self._pooling.forward(ticket.batch, ticket.plans, ticket.values)
 
-    def scatter(self, ticket: Handle, gradients: VectorGradients | None) -> RowGradients:
+    def scatter(self, ticket: Handle, gradients: VectorGradients | None) -> ByTable:
         """Gradients of the ticket's rows, duplicates summed; None is of a batch without samples.
 
         Raises `RowOverflowError` when a sum leaves the range of its numbers.
         """
         if gradients is None:
-            return {name: np.zeros_like(values) for name, values in ticket.values.items()}
+            return ticket.values.of(np.zeros_like(ticket.values.flat))
         with gradients.held:
             gradients.arrived()
             into = self.store.gradient_arrays(ticket)
             rows = self._pooling.backward(ticket.batch, ticket.plans, gradients.vectors, into)
         if gradients.factor != 1.0:
-            rows = {name: (g * gradients.factor).astype(g.dtype) for name, g in rows.items()}
+            rows = rows.of((rows.flat * gradients.factor).astype(rows.flat.dtype))
         if not self.row_gradient_seen:
-            self.row_gradient_seen = any(bool(g.any()) for g in rows.values())
-        _refuse_overflow(ticket, rows)
+            self.row_gradient_seen = bool(rows.flat.any())
+        _refuse_overflow(ticket, rows.flat)
         return rows
 
     def give_back(self, ticket: Handle, gradients: VectorGradients | None) -> None:
@@ -100,10 +100,10 @@ class EmbeddingWorker:
         return self._live_row_seen
 
 
-def _refuse_overflow(ticket: Handle, rows: RowGradients) -> None:
+def _refuse_overflow(ticket: Handle, gradients: np.ndarray) -> None:
     with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is an answer here
-        total = sum(float(g.sum()) for g in rows.values())
-    if math.isfinite(total) or all(bool(np.isfinite(g).all()) for g in rows.values()):
+        total = float(gradients.sum())
+    if math.isfinite(total) or bool(np.isfinite(gradients).all()):
         return
     raise RowOverflowError(
         f"the gradient of a row, summed over its occurrences at rank {ticket.rank}, step"

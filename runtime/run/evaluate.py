@@ -208,8 +208,8 @@ class _RowsFound:
     def note(self, ticket: Handle) -> None:
         """The ids of one batch; rows in other processes do not say where they lie."""
         batch, width = ticket.batch, len(self._fields)
-        self._known = self._known and ticket.slots.keys() >= ticket.plans.keys()
-        if not self._known:
+        self._known = self._known and ticket.slots is not None
+        if not self._known or ticket.slots is None:
             return
         has_row = np.zeros(len(batch.ids), bool)
         for name, plan in ticket.plans.items():

@@ -11,6 +11,7 @@ import numpy as np
 from runtime.data.ids import MAX_FIELDS, VALUE_BITS
 from runtime.embedding.config import TableConfig
 from runtime.embedding.features import Admission, Capacity
+from runtime.embedding.native.extension import native
 from runtime.embedding.native.plan import stacked
 from runtime.embedding.native.rows import open_table
 from runtime.files import BrokenFileError
@@ -54,8 +55,8 @@ class Vectors:
         count = len(ids)
         values = np.empty((count, self.config.dim), self.config.dtype)
         handles, writes = np.empty(count, np.int64), np.empty(count, np.int64)
-        ids = np.ascontiguousarray(ids)
-        self._empty.read(ids, 0, count, False, 0, handles, values, writes)
+        ids, span = np.ascontiguousarray(ids), np.array([[0, count, 0]])
+        native.read([self._empty], ids, span, handles, writes, values, False, 0)
         return values
 
 

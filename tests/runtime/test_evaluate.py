@@ -274,7 +274,7 @@ class Healthy:
         return 1
 
     def peek(self, batch):
-        return Handle(0, 0, batch, {"rows": None}, {}, {}, {})  # as from server processes
+        return Handle(0, 0, batch, None, None)  # as from server processes
 
     def pool(self, ticket):
         return None

@@ -27,7 +27,6 @@ _BY_NAME: dict[str, Callable[[int, int], np.ndarray]] = {
     "float32": native.empty_float32,
     "float64": native.empty_float64,
     "int64": native.empty_int64,
-    "int32": native.empty_int32,
 }
 # Asking a dtype for its name takes numpy longer than making the array.
 _MAKERS = _BY_NAME | {np.dtype(name): maker for name, maker in _BY_NAME.items()}

@@ -6,7 +6,7 @@ in which a lookup uses them, so it decides what a full table evicts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -15,41 +15,36 @@ from runtime.data.ids import VALUE_BITS, mix64
 from runtime.embedding.config import TableConfig
 from runtime.embedding.features import HashStack
 from runtime.embedding.native.extension import native
-from runtime.embedding.store import TablePlan
+from runtime.embedding.store import BatchPlan
 
 _VALUE_MASK = np.uint64(2**VALUE_BITS - 1)
 _NO_OFFSETS = np.empty(0, np.int64)
 
 
-def plan_natively(
-    batch: Batch, fields: Sequence[Field], tables: Sequence[TableConfig], shards: int
-) -> dict[str, TablePlan]:
-    """Per table, duplicates merged and split by shard.
+class Planner:
+    """Merges the duplicates of batches within each table, and splits distinct ids by shard."""
 
-    The inverse of a table with a hash stack has one entry for each round of each occurrence.
-    """
-    names = [table.name for table in tables]
-    shapes = [
-        (
-            t.share_rows,
-            t.hash_stack.rounds,
-            t.hash_stack.rows_per_round if t.hash_stack.rounds else 1,
+    def __init__(self, fields: Sequence[Field], tables: Iterable[TableConfig], shards: int) -> None:
+        every = list(tables)
+        self._numbers = {table.name: number for number, table in enumerate(every)}
+        self._dims, self._shards = np.array([t.dim for t in every]), shards
+        self._shapes = [
+            (t.dim, t.share_rows, t.hash_stack.rounds, t.hash_stack.rows_per_round) for t in every
+        ]
+        self._table_of_field = np.array([self._numbers[f.table] for f in fields], np.int32)
+
+    def plan(self, batch: Batch) -> BatchPlan:
+        """The inverse of a table with a hash stack has one entry for each round of each
+        occurrence."""
+        found = native.plan_tables(
+            np.ascontiguousarray(batch.ids),
+            _NO_OFFSETS if batch.offsets is None else batch.offsets,
+            self._table_of_field,
+            self._shapes,
+            int(_VALUE_MASK),
+            self._shards,
         )
-        for t in tables
-    ]
-    parts = native.plan_tables(
-        np.ascontiguousarray(batch.ids),
-        _NO_OFFSETS if batch.offsets is None else batch.offsets,
-        np.array([names.index(field.table) for field in fields], np.int32),
-        shapes,
-        int(_VALUE_MASK),
-        shards,
-    )
-    whole = len(tables) == 1
-    return {
-        name: TablePlan(ids, bounds, inverse, slice(None) if whole else occurrences)
-        for name, (ids, bounds, inverse, occurrences) in zip(names, parts, strict=True)
-    }
+        return BatchPlan(self._numbers, self._dims, *found, 0 if self._shards == 1 else None)
 
 
 def stacked(ids: np.ndarray, stack: HashStack) -> np.ndarray:

@@ -7,22 +7,27 @@ released.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from runtime.data.batch import Batch
 from runtime.embedding.config import TableConfig
-from runtime.embedding.native.extension import empty
-from runtime.embedding.native.plan import plan_natively
+from runtime.embedding.native.extension import empty, native
+from runtime.embedding.native.plan import Planner
 from runtime.embedding.native.rows import open_table
 from runtime.embedding.shard import STALENESS_BINS, WholePush
 from runtime.embedding.sharded import ShardedStore
-from runtime.embedding.store import ABSENT, Handle, Plans
+from runtime.embedding.store import ABSENT, BatchPlan, ByTable, Handle
 
 
 class NativeStore(ShardedStore):
     """Rows in C++ tables, one for each table and shard."""
+
+    @cached_property
+    def _planner(self) -> Planner:
+        return Planner(self.layout.fields, self.tables.values(), self.shards)
 
     @property
     def _native(self) -> list[dict[str, Any]]:
@@ -52,22 +57,12 @@ class NativeStore(ShardedStore):
 
     def begin(self, rank: int, step: int, batch: Batch) -> Handle:
         """Merge duplicates and plan the shards; touches no row."""
-        tables = list(self.tables.values())
-        return self.begin_with(
-            rank, step, batch, plan_natively(batch, self.layout.fields, tables, self.shards)
-        )
+        return self.begin_with(rank, step, batch, self._planner.plan(batch))
 
-    def begin_with(self, rank: int, step: int, batch: Batch, plans: Plans) -> Handle:
+    def begin_with(self, rank: int, step: int, batch: Batch, plan: BatchPlan) -> Handle:
         """As `begin`, where the plan is known."""
-        values, slots, writes = {}, {}, {}
-        for name, plan in plans.items():
-            config = self.tables[name]
-            values[name] = empty((len(plan.ids), config.dim), config.dtype)
-            slots[name] = empty((len(plan.ids),), "int64")
-            writes[name] = empty((len(plan.ids),), "int64")
-            slots[name].fill(ABSENT)
-            writes[name].fill(0)
-        return Handle(rank, step, batch, plans, values, slots, writes)
+        dtype = next(iter(self.tables.values())).dtype
+        return open_handle(rank, step, batch, plan, empty((plan.elements(),), dtype))
 
     def freeze_snapshots(self, *, only_changed: bool, track: bool) -> None:
         """Mark this instant in every table; call inside `consistent_cut`, then `collect_snapshots`.
@@ -130,35 +125,45 @@ class NativeStore(ShardedStore):
         return ids, values, state
 
 
+def open_handle(rank: int, step: int, batch: Batch, plan: BatchPlan, values: np.ndarray) -> Handle:
+    """A handle whose rows will be read into ``values`` [elements of the plan]."""
+    slots, writes = empty(plan.ids.shape, "int64"), empty(plan.ids.shape, "int64")
+    slots.fill(ABSENT)
+    writes.fill(0)
+    rows = ByTable(values, plan, wide=True)
+    found = ByTable(slots, plan, wide=False), ByTable(writes, plan, wide=False)
+    return Handle(rank, step, batch, plan, rows, *found)
+
+
 class NativeShard:
-    """The native tables of one server."""
+    """The native tables of one server; one call of a kernel serves all of them."""
 
     def __init__(self, shard: int, tables: Iterable[TableConfig], seed: int, shards: int) -> None:
-        self._shard = shard
-        self._configs = {t.name: t for t in tables}
-        self.tables = {t.name: open_table(t, seed, shards) for t in self._configs.values()}
+        self._shard, configs = shard, list(tables)
+        dtypes = {t.dtype for t in configs}
+        if len(dtypes) > 1:
+            found = ", ".join(f"{t.name} {t.dtype}" for t in configs)
+            raise ValueError(f"tables of a store have one dtype, got {found}; give all the same")
+        self._optimizers = list(dict.fromkeys(t.optimizer for t in configs))
+        self._optimizer_of = [self._optimizers.index(t.optimizer) for t in configs]
+        self.tables = {t.name: open_table(t, seed, shards) for t in configs}
+        self._all = list(self.tables.values())
 
     def read(self, handle: Handle, create: bool, batch_step: int) -> None:
         """Copy the batch's rows into the handle."""
-        for name, plan in handle.plans.items():
-            bounds = self._bounds(handle, name)
-            arrays = handle.slots[name], handle.values[name], handle.writes[name]
-            self.tables[name].read(plan.ids, *bounds, create, batch_step, *arrays)
+        native.read(self._all, *self._places(handle), handle.values.flat, create, batch_step)
 
     def refresh(self, handle: Handle, batch_step: int) -> int:
         """Replace rows written since the handle read them, create absent ones; how many."""
-        replaced = 0
-        for name, plan in handle.plans.items():
-            bounds = self._bounds(handle, name)
-            arrays = handle.slots[name], handle.values[name], handle.writes[name]
-            replaced += self.tables[name].refresh(plan.ids, *bounds, batch_step, *arrays)
-        return replaced
+        return native.refresh(self._all, *self._places(handle), handle.values.flat, batch_step)
 
     def lease(self, handle: Handle) -> dict[str, dict[str, Any]]:
         """Per table, the batch's rows with their state as they are; absent ones are left out."""
+        plan = handle.plans
+        spans = zip(self.tables.items(), plan.spans_of(self._shard), strict=True)
         return {
-            name: table.lease(handle.plans[name].ids, *self._bounds(handle, name))
-            for name, table in self.tables.items()
+            name: table.lease(plan.ids, first, first + rows)
+            for (name, table), (first, rows, _) in spans
         }
 
     def update(
@@ -166,16 +171,16 @@ class NativeShard:
     ) -> np.ndarray:
         """One optimiser update on each row; rows by updates that they had missed."""
         missed = np.zeros(STALENESS_BINS, np.int64)
-        for name, table in self.tables.items():
-            parts = []
-            for handle, gradients in pushes:
-                found = handle.slots[name], handle.writes[name]
-                ids, bounds = handle.plans[name].ids, self._bounds(handle, name)
-                parts.append((ids, *bounds, *found, np.ascontiguousarray(gradients[name])))
-            lr = self._configs[name].optimizer.lr_at(step) * rate
-            table.push(parts, update, lr, missed)
+        parts = [
+            (*self._places(handle), handle.values.filled(gradients).flat)
+            for handle, gradients in pushes
+        ]
+        lrs = [rule.lr_at(step) * rate for rule in self._optimizers]
+        native.push(self._all, parts, update, [lrs[k] for k in self._optimizer_of], missed)
         return missed
 
-    def _bounds(self, handle: Handle, table: str) -> tuple[int, int]:
-        bounds = handle.plans[table].bounds
-        return int(bounds[self._shard]), int(bounds[self._shard + 1])
+    def _places(self, handle: Handle) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Ids, the spans of those here, and what was found of their rows."""
+        plan, slots, writes = handle.plans, handle.slots, handle.writes
+        assert slots is not None and writes is not None, "of a handle that rows here were read into"
+        return plan.ids, plan.spans_of(self._shard), slots.flat, writes.flat

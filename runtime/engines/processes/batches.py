@@ -9,7 +9,7 @@ the rank can write.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -18,17 +18,15 @@ import numpy as np
 from persia_sim.words.events import ALL
 from runtime.data.batch import Batch
 from runtime.embedding.config import TableConfig
+from runtime.embedding.native.store import open_handle
 from runtime.embedding.shard import shard_of
-from runtime.embedding.store import ABSENT, Handle, Plans, RowGradients, TablePlan
+from runtime.embedding.store import AT, FIRST, ROWS, BatchPlan, ByTable, Handle
 from runtime.engines.processes.channel import Channel
 from runtime.engines.processes.messages import (
     BadMessageError,
     Message,
     MessageKind,
-    Part,
     Placed,
-    pack_placed,
-    unpack_lease,
     unpack_placed,
     unpack_segment,
 )
@@ -41,20 +39,39 @@ _NOTHING = Batch(
 """A server needs the distinct ids only, not the samples."""
 
 
-def row_bytes(table: TableConfig) -> int:
-    """Of a row's values, or gradients."""
-    return table.dim * np.dtype(table.dtype).itemsize
+class Spans:
+    """Pieces of an array in place; cut only for who asks."""
+
+    def __init__(self, cut: Callable[[], tuple[np.ndarray, np.ndarray, np.ndarray]]) -> None:
+        """``cut`` gives the whole, where pieces start, and their sizes."""
+        self._cut = cut
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        whole, starts, sizes = self._cut()
+        if sizes.sum() == len(whole):  # they touch
+            yield whole
+            return
+        for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
+            yield whole[start : start + size]
 
 
-def arrays_of(
-    which: Which, segment: Segment, parts: Sequence[Part], tables: Sequence[TableConfig]
-) -> list[memoryview]:
-    """One kind of array of a server's part of a batch, table by table, in place."""
-    found = []
-    for part, table in zip(parts, tables, strict=True):
-        at = {"ids": part.ids_at, "values": part.values_at, "gradients": part.gradients_at}[which]
-        found.append(segment.view(at, part.rows * (8 if which == "ids" else row_bytes(table))))
-    return found
+def spans_of(which: Which, segment: Segment, placed: Placed, dims: np.ndarray, dtype: str) -> Spans:
+    """One kind of array of a server's part of a batch."""
+
+    def cut() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        first, rows, at = placed.spans.T
+        if which == "ids":
+            ids = segment.array(placed.ids_at, (int(first[-1] + rows[-1]),), np.uint64)
+            return ids, first, rows
+        start = placed.values_at if which == "values" else placed.gradients_at
+        return segment.array(start, (placed.elements(dims),), dtype), at, rows * dims
+
+    return Spans(cut)
+
+
+def views(spans: Iterable[np.ndarray]) -> list[memoryview]:
+    """Their bytes, as sockets take them."""
+    return [span.data.cast("B") for span in spans if len(span)]
 
 
 # At the rank.
@@ -66,10 +83,10 @@ class SentBatch:
 
     number: int
     segment: Segment
-    tables: list[TableConfig]
-    parts: list[list[Part]]
-    """By server and table."""
-    gradients: RowGradients
+    plan: BatchPlan
+    starts: tuple[int, int, int]
+    """Bytes of the segment where ids, values and gradients start."""
+    gradients: ByTable
     open_at: set[int]
     """Servers that have not closed its push."""
     read_at: set[int] = field(default_factory=set)
@@ -77,47 +94,33 @@ class SentBatch:
     push: Message | None = None
     """What was sent to the servers, once it was."""
 
-    def placed(self, shard: int) -> bytes:
-        """Where a server's part lies: the body of a lookup."""
-        return pack_placed(self.number, self.parts[shard])
+    def placed(self, shard: int) -> Placed:
+        """Where a server's part lies."""
+        return Placed(self.number, *self.starts, self.plan.spans_of(shard))
 
-    def arrays(self, which: Which, shard: int) -> list[memoryview]:
-        """Of a server's part, table by table, in place."""
-        return arrays_of(which, self.segment, self.parts[shard], self.tables)
+    def arrays(self, which: Which, shard: int) -> Spans:
+        """Of a server's part, in place."""
+        dtype, dims = self.gradients.flat.dtype.name, self.plan.dims
+        return spans_of(which, self.segment, self.placed(shard), dims, dtype)
+
+    def views(self, which: Which, shard: int) -> list[memoryview]:
+        """The same, as a socket fills them."""
+        return views(self.arrays(which, shard))
 
 
-def lay_out(
-    plans: Plans, tables: Mapping[str, TableConfig], shards: int, pool: SegmentPool
-) -> tuple[SentBatch, dict[str, np.ndarray]]:
+def lay_out(plan: BatchPlan, dtype: str, pool: SegmentPool) -> tuple[SentBatch, ByTable]:
     """Waits for a segment that is free; ids are in it then, rows and gradients have their place.
-    Also the rows, by table."""
-    places, values, gradients = Places(), {}, {}
-    parts: list[list[Part]] = [[] for _ in range(shards)]
-    lies = {
-        name: [places.take(size) for size in _sizes(len(plan.ids), tables[name])]
-        for name, plan in plans.items()
-    }
+    Also the rows."""
+    places, count = Places(), plan.elements()
+    value_bytes = count * np.dtype(dtype).itemsize
+    starts = places.take(plan.ids.nbytes), places.take(value_bytes), places.take(value_bytes)
     number, segment = pool.take(places.size)
-    for name, plan in plans.items():
-        table, rows = tables[name], len(plan.ids)
-        ids_at, values_at, gradients_at = lies[name]
-        segment.array(ids_at, (rows,), np.uint64)[:] = plan.ids
-        shape = rows, table.dim
-        values[name] = segment.array(values_at, shape, table.dtype)
-        gradients[name] = segment.array(gradients_at, shape, table.dtype)
-        each = row_bytes(table)
-        for shard, found in enumerate(parts):
-            own = plan.part(shard)
-            at = ids_at + 8 * own.start, values_at + each * own.start
-            found.append(Part(own.stop - own.start, *at, gradients_at + each * own.start))
-    used = [tables[name] for name in plans]
-    return SentBatch(number, segment, used, parts, gradients, set(range(shards))), values
-
-
-def _sizes(rows: int, table: TableConfig) -> tuple[int, int, int]:
-    """Bytes of ids, values and gradients."""
-    values = rows * row_bytes(table)
-    return rows * 8, values, values
+    segment.array(starts[0], plan.ids.shape, np.uint64)[:] = plan.ids
+    values, gradients = (
+        ByTable(segment.array(start, (count,), dtype), plan, wide=True) for start in starts[1:]
+    )
+    servers = set(range(plan.bounds.shape[1] - 1))
+    return SentBatch(number, segment, plan, starts, gradients, servers), values
 
 
 # At a server.
@@ -128,7 +131,7 @@ class OpenBatch:
     """A batch between its lookup and the end of its push."""
 
     handle: Handle
-    gradients: RowGradients
+    gradients: ByTable
     placed: Placed
     answers_to: Channel | None = None
     """Who is told that its push is closed."""
@@ -140,7 +143,8 @@ class RankBatches:
     def __init__(self, rank: int, shard: int, shards: int, tables: Sequence[TableConfig]) -> None:
         self.rank = rank
         self._shard, self._shards, self._tables = shard, shards, tables
-        self._row_bytes = [row_bytes(table) for table in tables]
+        self._dims, self._dtype = np.array([table.dim for table in tables]), tables[0].dtype
+        self._numbers = {table.name: number for number, table in enumerate(tables)}
         self._segments: dict[int, Segment] = {}
         self._open: dict[int, OpenBatch] = {}
         self._lock = threading.Lock()
@@ -163,17 +167,15 @@ class RankBatches:
             if batch is None or batch.answers_to is not None:  # closed, or it came before
                 return None
             return self._arrays("gradients", batch.placed)
-        body = message.body
-        if message.kind is MessageKind.LEASE:
-            body = unpack_lease(body)[1]
         with self._lock:
             if message.step in self._open:  # asked again: its ids are here
                 return None
-            return self._arrays("ids", self._placed(message._replace(body=body)))
+            return self._arrays("ids", self._placed(message))
 
-    def values(self, batch: Handle) -> list[np.ndarray]:
-        """The rows that a rank on another host is sent, table by table."""
-        return [batch.values[table.name] for table in self._tables]
+    def values(self, batch: Handle) -> Spans:
+        """The rows that a rank on another host is sent."""
+        spans = batch.plans.spans
+        return Spans(lambda: (batch.values.flat, spans[:, AT], spans[:, ROWS] * self._dims))
 
     def batch(self, message: Message) -> Handle:
         """The batch of a lookup, which is opened by its first one."""
@@ -190,7 +192,7 @@ class RankBatches:
         The rank computes with the rows that it has; those found here stay here.
         """
         handle = self.batch(message)
-        handle.values = {name: np.empty_like(rows) for name, rows in handle.values.items()}
+        handle.values = handle.values.of(np.empty_like(handle.values.flat))
         return handle
 
     def known(self, step: int) -> OpenBatch | None:
@@ -217,7 +219,8 @@ class RankBatches:
     def _placed(self, message: Message) -> Placed:
         """Where a new batch lies: not where one lies that is not pushed."""
         sizes = {number: segment.size for number, segment in self._segments.items()}
-        placed = unpack_placed(message.body, sizes, self._row_bytes)
+        number_bytes = np.dtype(self._dtype).itemsize
+        placed = unpack_placed(message.body, sizes, self._dims, number_bytes)
         used_by = [s for s, b in self._open.items() if b.placed.segment == placed.segment]
         if used_by:
             raise BadMessageError(
@@ -227,31 +230,39 @@ class RankBatches:
         return placed
 
     def _arrays(self, which: Which, placed: Placed) -> list[memoryview]:
-        return arrays_of(which, self._segments[placed.segment], placed.parts, self._tables)
+        segment = self._segments[placed.segment]
+        return views(spans_of(which, segment, placed, self._dims, self._dtype))
 
     def _opened(self, rank: int, step: int, placed: Placed) -> OpenBatch:
         segment = self._segments[placed.segment]
-        handle = Handle(rank, step, _NOTHING, {}, {}, {}, {})
-        gradients = {}
-        for table, part in zip(self._tables, placed.parts, strict=True):
-            n, shape = part.rows, (part.rows, table.dim)
-            ids = segment.array(part.ids_at, (n,), np.uint64).copy()
-            self._check_owner(ids, table.name)
-            bounds = np.zeros(self._shards + 1, np.int64)
-            bounds[self._shard + 1 :] = n
-            handle.plans[table.name] = TablePlan(ids, bounds, ids[:0], slice(0))
-            handle.values[table.name] = segment.array(part.values_at, shape, table.dtype)
-            handle.slots[table.name] = np.full(n, ABSENT, np.int64)
-            handle.writes[table.name] = np.zeros(n, np.int64)
-            gradients[table.name] = segment.array(part.gradients_at, shape, table.dtype)
-        return OpenBatch(handle, gradients, placed)
+        ids = np.concatenate(list(spans_of("ids", segment, placed, self._dims, self._dtype)))
+        plan = self._plan(ids, placed)
+        self._check_owner(plan)
+        values, gradients = (
+            segment.array(start, (placed.elements(self._dims),), self._dtype)
+            for start in (placed.values_at, placed.gradients_at)
+        )
+        handle = open_handle(rank, step, _NOTHING, plan, values)
+        return OpenBatch(handle, handle.values.of(gradients), placed)
 
-    def _check_owner(self, ids: np.ndarray, table: str) -> None:
-        if self._shards > 1 and len(ids):
-            owners = shard_of(ids, self._shards)
-            if (owners != self._shard).any():
-                wrong = int(np.flatnonzero(owners != self._shard)[0])
-                raise BadMessageError(
-                    f"id {ids[wrong]} of table {table} belongs to server {owners[wrong]},"
-                    f" not to {self._shard}"
-                )
+    def _plan(self, ids: np.ndarray, placed: Placed) -> BatchPlan:
+        """Of what lies here, with the ids of all tables next to each other."""
+        spans = placed.spans.copy()
+        rows = spans[:, ROWS]
+        spans[:, FIRST] = rows.cumsum() - rows
+        bounds = np.outer(rows, np.arange(self._shards + 1) > self._shard)
+        nowhere = np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros((2, len(spans) + 1), int)
+        return BatchPlan(self._numbers, self._dims, ids, spans, bounds, *nowhere, self._shard)
+
+    def _check_owner(self, plan: BatchPlan) -> None:
+        if self._shards == 1:
+            return
+        owners = shard_of(plan.ids, self._shards)
+        wrong = np.flatnonzero(owners != self._shard)
+        if len(wrong):
+            first = int(wrong[0])
+            number = int(np.searchsorted(plan.spans[:, FIRST], first, "right")) - 1
+            raise BadMessageError(
+                f"id {plan.ids[first]} of table {self._tables[number].name} belongs to server"
+                f" {owners[first]}, not to {self._shard}"
+            )

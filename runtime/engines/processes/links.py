@@ -6,7 +6,7 @@ from __future__ import annotations
 import selectors
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -24,7 +24,6 @@ from runtime.engines.processes.messages import (
     BadMessageError,
     Message,
     MessageKind,
-    pack_fate,
     pack_segment,
     unpack_json,
 )
@@ -70,7 +69,7 @@ class Links(Connections):
         role: str,
         shard: int,
         message: Message,
-        arrays: Sequence[Any] = (),
+        arrays: Iterable[Any] = (),
         segment: Segment | None = None,
     ) -> None:
         """Send for the message's rank, as `Channel.send`.
@@ -120,7 +119,7 @@ class Links(Connections):
                 # an answer from before a stop
 
     def send_again(
-        self, role: str, shard: int, message: Message, arrays: Sequence[memoryview] = ()
+        self, role: str, shard: int, message: Message, arrays: Iterable[Any] = ()
     ) -> None:
         """What may reach a server twice: it tells repeated pushes apart."""
         while True:
@@ -210,9 +209,9 @@ class Listening:
         while not connections.closing.is_set():
             life, channels = connections.at(shard)
             channel = channels["heartbeat", ALL]
-            idle = pack_fate(connections.stop.only_waits())
+            idle = int(connections.stop.only_waits())
             try:
-                channel.send(Message(MessageKind.PING, body=idle))
+                channel.send(Message(MessageKind.PING, number=idle))
                 message, _ = channel.receive(until(STUCK_S, f"embedding server {shard}"))
                 failed = unpack_json(message.body).get("failed")
                 if failed:

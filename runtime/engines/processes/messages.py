@@ -13,33 +13,32 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from runtime.data.errors import DataError
 from runtime.stop import PeerError
 
 MAGIC = b"PtbR"
-VERSION = 4
+VERSION = 5
 MOST_BODY_BYTES = 1 << 16
 MOST_SEGMENTS = 1 << 16
 """Of one rank: far beyond any window that fits a memory."""
 MOST_SEGMENT_BYTES = 1 << 40
 SECRET_BYTES = 32
 
-_HEADER = struct.Struct("<4sHHIiqQQ")
-# magic, version, kind, body bytes, rank, step, array bytes, messages received so far
+_HEADER = struct.Struct("<4sHHIiqQQq")
+# magic, version, kind, body bytes, rank, step, array bytes, messages received so far, number
 HEADER_BYTES = _HEADER.size
 _SEGMENT = struct.Struct("<IQ")  # number, bytes
-_BATCH = struct.Struct("<IH")  # segment, tables
-_PART = struct.Struct("<QQQQ")  # rows of this server; where ids, values and gradients start
-_VERSION = struct.Struct("<q")
-_FATE = struct.Struct("<B")
+_BATCH = struct.Struct("<IIQQQ")  # tables, segment; where ids, values and gradients start
 
 
 class MessageKind(IntEnum):
-    """What a message asks for or answers; ``rank`` and ``step`` are in every header."""
+    """What a message asks for or answers; ``rank``, ``step`` and a number are in every header."""
 
     HELLO = 1
     """First on a connection: JSON with secret, role, pid and client; between hosts also with the
@@ -59,13 +58,13 @@ class MessageKind(IntEnum):
     BRING_UP_TO_DATE = 13
     """lookahead: replace what was written since. ROWS."""
     LEASE = 14
-    """lookahead forwarded: ``ahead``, and where the batch lies. RESULT: rows with their state."""
+    """lookahead forwarded: where the batch lies; number: ahead. RESULT: rows with their state."""
     REOPEN = 15
     """After a restart of the server: where a batch lies that an earlier one has read. ROWS."""
     ROWS = 20
-    """The rows are in the segment; the server's version when they were read."""
+    """The rows are in the segment; number: the server's version when they were read."""
     PUSH = 30
-    """The gradients are in the segment, or lost. CLOSED, whenever that is."""
+    """The gradients are in the segment, or (number 1) lost. CLOSED, whenever that is."""
     CLOSED = 31
     """The push of (rank, step) is applied or lost here; its gradients are no longer needed."""
     FINISH = 32
@@ -75,7 +74,7 @@ class MessageKind(IntEnum):
     RESULT = 41
     """JSON, and arrays."""
     PING = 50
-    """I am alive; a byte says whether nobody works here. PONG."""
+    """I am alive; number 1: nobody works here. PONG."""
     PONG = 51
     FAILED = 60
     """JSON with the kind of an error and its sentence."""
@@ -89,15 +88,6 @@ class MessageKind(IntEnum):
     """The connection will be closed, and all is well."""
 
 
-class Fate(IntEnum):
-    """What has become of a push."""
-
-    APPLIED = 0
-    LOST = 1
-    REPEATED = 2
-    """It had been closed before, and was not applied again."""
-
-
 class BadMessageError(ValueError):
     """A message that breaks the protocol; its connection is closed."""
 
@@ -109,23 +99,27 @@ class Message(NamedTuple):
     rank: int = -1
     step: int = -1
     body: bytes = b""
-
-
-class Part(NamedTuple):
-    """Of one table, the distinct rows of a batch that one server holds; bytes from the start of
-    the segment."""
-
-    rows: int
-    ids_at: int
-    values_at: int
-    gradients_at: int
+    number: int = 0
 
 
 class Placed(NamedTuple):
-    """Where a batch lies: its segment, and a part for each table of the server."""
+    """Where a batch lies: its segment, and in it the tables' ids, values and gradients, those of
+    all tables side by side."""
 
     segment: int
-    parts: list[Part]
+    ids_at: int
+    """Bytes from the start of the segment; so the next two."""
+    values_at: int
+    gradients_at: int
+    spans: np.ndarray
+    """int64 [tables, 3], as those of a `BatchPlan`: of the rows that this server holds."""
+
+    def elements(self, dims: np.ndarray) -> int:
+        """Numbers of values, or of gradients, up to the end of the last row."""
+        if not len(self.spans):
+            return 0
+        _, rows, at = self.spans[-1]
+        return int(at + rows * dims[-1])
 
 
 WITH_ARRAYS = frozenset({MessageKind.CALL, MessageKind.RESULT, MessageKind.CHUNK})
@@ -137,8 +131,9 @@ def pack(message: Message, array_bytes: int = 0, received: int = 0) -> bytes:
     size = len(message.body)
     if size > MOST_BODY_BYTES:
         raise BadMessageError(_too_large(size))
-    kind, rank, step, body = message
-    return _HEADER.pack(MAGIC, VERSION, kind, size, rank, step, array_bytes, received) + body
+    kind, rank, step, body, number = message
+    head = _HEADER.pack(MAGIC, VERSION, kind, size, rank, step, array_bytes, received, number)
+    return head + body
 
 
 def unpack_header(data: bytes | bytearray) -> tuple[Message, int, int, int]:
@@ -147,7 +142,7 @@ def unpack_header(data: bytes | bytearray) -> tuple[Message, int, int, int]:
 
     Raises BadMessageError.
     """
-    magic, version, kind, size, rank, step, array_bytes, received = _HEADER.unpack(data)
+    magic, version, kind, size, rank, step, array_bytes, received, number = _HEADER.unpack(data)
     if magic != MAGIC:
         raise BadMessageError(f"a message starts with {magic!r}, not with {MAGIC!r}")
     if version != VERSION:
@@ -160,7 +155,8 @@ def unpack_header(data: bytes | bytearray) -> tuple[Message, int, int, int]:
     if array_bytes > MOST_SEGMENT_BYTES:
         raise BadMessageError(f"a message has {array_bytes} bytes of arrays")
     try:
-        return Message(MessageKind(kind), rank, step), size, array_bytes, received
+        message = Message(MessageKind(kind), rank, step, number=number)
+        return message, size, array_bytes, received
     except ValueError:
         raise BadMessageError(f"a message is of kind {kind}, which is not known") from None
 
@@ -176,7 +172,9 @@ def pack_segment(number: int, size: int) -> bytes:
 
 def unpack_segment(body: bytes) -> tuple[int, int]:
     """Number and size of a segment."""
-    number, size = _fixed(_SEGMENT, body)
+    if len(body) != _SEGMENT.size:
+        raise BadMessageError(f"a segment is told in {_SEGMENT.size} bytes, not in {len(body)}")
+    number, size = _SEGMENT.unpack(body)
     if number >= MOST_SEGMENTS or not 0 < size <= MOST_SEGMENT_BYTES:
         raise BadMessageError(
             f"segment {number} of {size} bytes: numbers go to {MOST_SEGMENTS - 1},"
@@ -185,74 +183,52 @@ def unpack_segment(body: bytes) -> tuple[int, int]:
     return number, size
 
 
-def pack_placed(segment: int, parts: Sequence[Part]) -> bytes:
+def pack_placed(placed: Placed) -> bytes:
     """Body of LOOK_UP and LOOK_AHEAD."""
-    return _BATCH.pack(segment, len(parts)) + b"".join(_PART.pack(*part) for part in parts)
+    *head, spans = placed
+    return _BATCH.pack(len(spans), *head) + spans.astype("<i8").tobytes()
 
 
-def unpack_placed(body: bytes, segment_bytes: dict[int, int], row_bytes: Sequence[int]) -> Placed:
+def unpack_placed(
+    body: bytes, segment_bytes: Mapping[int, int], dims: np.ndarray, number_bytes: int
+) -> Placed:
     """Where a batch lies, every array inside its segment and none over another.
 
-    ``segment_bytes`` are the segments that the receiver has mapped, ``row_bytes`` the bytes of a
-    row's values in each table of the server.
+    ``segment_bytes`` are the segments that the receiver has mapped, ``dims`` int64 [tables] the
+    numbers of a row, each of ``number_bytes``.
     """
     if len(body) < _BATCH.size:
         raise BadMessageError(f"the place of a batch takes more than {len(body)} bytes")
-    segment, tables = _BATCH.unpack_from(body)
+    tables, segment, ids_at, values_at, gradients_at = _BATCH.unpack_from(body)
     if segment not in segment_bytes:
         raise BadMessageError(f"a batch lies in segment {segment}, which was never handed over")
-    if tables != len(row_bytes) or len(body) != _BATCH.size + tables * _PART.size:
+    if tables != len(dims) or len(body) != _BATCH.size + tables * 24:
         raise BadMessageError(
-            f"a batch has {tables} tables in {len(body)} bytes, the server has {len(row_bytes)}"
+            f"a batch has {tables} tables in {len(body)} bytes, the server has {len(dims)}"
         )
-    parts = [Part(*found) for found in _PART.iter_unpack(body[_BATCH.size :])]
-    spans = []
-    for part, size in zip(parts, row_bytes, strict=True):
-        spans += [(part.ids_at, 8), (part.values_at, size), (part.gradients_at, size)]
-        spans[-3:] = [(start, start + part.rows * each) for start, each in spans[-3:]]
-    end = 0
-    for start, stop in sorted(spans):
-        if start == stop:
-            continue
-        if start % 4 or start < end or stop > segment_bytes[segment]:
+    size = segment_bytes[segment]
+    found = np.frombuffer(body, "<u8", offset=_BATCH.size)
+    if (most := found.max()) > size:  # so that no product below overflows
+        raise BadMessageError(
+            f"a batch has spans of up to {most} in segment {segment}, which has {size} bytes"
+        )
+    spans = found.view("<i8").reshape(-1, 3)
+    first, rows, at = spans.T
+    ends, tops = first + rows, at + rows * dims
+    if (first[1:] < ends[:-1]).any() or (at[1:] < tops[:-1]).any():
+        raise BadMessageError(f"tables of a batch lie over each other in segment {segment}")
+    ids_bytes, value_bytes = int(ends[-1]) * 8, int(tops[-1]) * number_bytes
+    for start, taken, limit in (
+        (ids_at, ids_bytes, values_at),
+        (values_at, value_bytes, gradients_at),
+        (gradients_at, value_bytes, size),
+    ):
+        if start % 8 or start + taken > limit:
             raise BadMessageError(
-                f"an array of a batch takes bytes {start} to {stop} of segment {segment}, which"
-                f" has {segment_bytes[segment]} and is used to {end}"
+                f"an array of a batch takes bytes {start} to {start + taken} of segment {segment},"
+                f" and may go to {limit}"
             )
-        end = stop
-    return Placed(segment, parts)
-
-
-def pack_version(version: int) -> bytes:
-    """Body of ROWS."""
-    return _VERSION.pack(version)
-
-
-def unpack_version(body: bytes) -> int:
-    """The number in it."""
-    (version,) = _fixed(_VERSION, body)
-    return int(version)
-
-
-def pack_lease(ahead: int, placed: bytes) -> bytes:
-    """Body of LEASE; ``placed`` is that of a lookup."""
-    return _VERSION.pack(ahead) + placed
-
-
-def unpack_lease(body: bytes) -> tuple[int, bytes]:
-    """``ahead``, and the body of a lookup."""
-    return unpack_version(body[: _VERSION.size]), body[_VERSION.size :]
-
-
-def pack_fate(fate: int) -> bytes:
-    """Body of CLOSED, PUSH (1: the gradients are lost) and PING (1: nobody works here)."""
-    return _FATE.pack(fate)
-
-
-def unpack_fate(body: bytes) -> int:
-    """The byte."""
-    (fate,) = _fixed(_FATE, body)
-    return int(fate)
+    return Placed(segment, ids_at, values_at, gradients_at, spans)
 
 
 def pack_json(document: Any) -> bytes:
@@ -288,9 +264,3 @@ def error_from(document: dict[str, Any], more: str = "") -> Exception:
     """The error of such a document, ``more`` behind its sentence."""
     kind = _ERRORS.get(str(document.get("kind")), RuntimeError)
     return kind(f"{document.get('sentence')}{more}")
-
-
-def _fixed(shape: struct.Struct, body: bytes) -> tuple[Any, ...]:
-    if len(body) != shape.size:
-        raise BadMessageError(f"a body has {len(body)} bytes, its kind takes {shape.size}")
-    return shape.unpack(body)

@@ -9,7 +9,7 @@ from persia_sim.words.events import ALL
 from runtime.engines.processes.batches import RankBatches
 from runtime.engines.processes.calls import Said, Verbs, answer, tell
 from runtime.engines.processes.channel import Channel
-from runtime.engines.processes.messages import Message, MessageKind, pack_version
+from runtime.engines.processes.messages import Message, MessageKind
 from runtime.stop import RunStopped
 
 if TYPE_CHECKING:
@@ -75,8 +75,8 @@ class RareVerbs:
     def _peek(self, message: Message) -> None:
         handle = self._batches.unpushed(message)
         self._server.peek(handle)
-        version = pack_version(handle.version[self._server.shard])
-        self._channel.send(Message(MessageKind.ROWS, body=version), self._batches.values(handle))
+        rows = Message(MessageKind.ROWS, number=handle.version[self._server.shard])
+        self._channel.send(rows, self._batches.values(handle))
 
     def _status(self) -> Said:
         counters = [table.counters for table in self._tables.values()]

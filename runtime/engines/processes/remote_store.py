@@ -20,10 +20,10 @@ import numpy as np
 from persia_sim.words.events import ALL
 from runtime.data.batch import Batch, Layout
 from runtime.embedding.config import TableConfig
-from runtime.embedding.native.plan import plan_natively
+from runtime.embedding.native.plan import Planner
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.shard import RankPush
-from runtime.embedding.store import Handle, Plans, RowGradients
+from runtime.embedding.store import ByTable, Handle
 from runtime.embedding.verbs import Lease
 from runtime.engines.processes.batches import SentBatch, lay_out
 from runtime.engines.processes.calls import said_in
@@ -32,9 +32,7 @@ from runtime.engines.processes.links import Links
 from runtime.engines.processes.messages import (
     Message,
     MessageKind,
-    pack_fate,
-    pack_lease,
-    unpack_version,
+    pack_placed,
 )
 from runtime.engines.processes.remote_control import RemoteControl
 from runtime.engines.processes.revival import Fresh, rejoin
@@ -61,6 +59,8 @@ class RemoteStore(RemoteControl):
         ``restart`` starts a server again that awaits its rows, where this process may do that."""
         super().__init__(layout, tables, links, seed, restart)
         self._stop = Stop() if stop is None else stop
+        self._planner = Planner(layout.fields, self.tables.values(), self.shards)
+        self._dtype = next(iter(self.tables.values())).dtype
         self._pools = {
             rank: SegmentPool(segments, self._stop, f"rank {rank}") for rank in links.ranks
         }
@@ -83,12 +83,12 @@ class RemoteStore(RemoteControl):
 
     def begin(self, rank: int, step: int, batch: Batch) -> Handle:
         """Merge duplicates and plan the shards; waits for a segment of shared memory."""
-        plans = self._plan(batch)
-        sent, values = lay_out(plans, self.tables, self.shards, self._pools[rank])
+        plan = self._planner.plan(batch)
+        sent, values = lay_out(plan, self._dtype, self._pools[rank])
         with self._changed:
             self._sent[rank, step] = sent
             self._begun[rank] = step + 1
-        return Handle(rank, step, batch, plans, values, {}, {})
+        return Handle(rank, step, batch, plan, values)
 
     def look_up(self, handle: Handle) -> None:
         """Read the batch's rows at all servers, creating absent ones, when each allows it."""
@@ -107,7 +107,7 @@ class RemoteStore(RemoteControl):
         sent, key = self._sent[handle.rank, handle.step], (handle.rank, handle.step)
         for shard in range(self.shards):
             self._links.attach("prefetches", shard, handle.rank, sent.number, sent.segment)
-            lease = Message(MessageKind.LEASE, *key, pack_lease(ahead, sent.placed(shard)))
+            lease = Message(MessageKind.LEASE, *key, pack_placed(sent.placed(shard)), ahead)
             self._links.send("prefetches", shard, lease, sent.arrays("ids", shard))
         found: Lease = []
         for shard in range(self.shards):
@@ -120,7 +120,7 @@ class RemoteStore(RemoteControl):
             found.append(tables)
         return found
 
-    def gradient_arrays(self, handle: Handle) -> RowGradients | None:
+    def gradient_arrays(self, handle: Handle) -> ByTable | None:
         """In the batch's segment: what is written there need not be copied."""
         return self._sent[handle.rank, handle.step].gradients
 
@@ -128,14 +128,14 @@ class RemoteStore(RemoteControl):
         """Hand over a rank's gradients; the servers say later that they have closed the push."""
         handle, rows = push
         sent = self._sent[handle.rank, handle.step]
-        for name, gradients in (rows or {}).items():
-            if gradients is not sent.gradients[name]:
+        if rows is not None and rows is not sent.gradients:
+            for name, gradients in rows.items():
                 np.copyto(sent.gradients[name], gradients)
-        push_it = Message(MessageKind.PUSH, handle.rank, handle.step, pack_fate(rows is None))
+        push_it = Message(MessageKind.PUSH, handle.rank, handle.step, number=int(rows is None))
         with self._changed:
             sent.push = push_it  # from now on a server that comes back is sent it, too
         for shard in range(self.shards):
-            given = [] if rows is None else sent.arrays("gradients", shard)
+            given = () if rows is None else sent.arrays("gradients", shard)
             self._links.send_again("pushes", shard, push_it, given)
 
     def finish(self, rank: int, steps: int) -> None:
@@ -183,13 +183,13 @@ class RemoteStore(RemoteControl):
 
     def peek(self, batch: Batch) -> Handle:
         """The batch's rows as they are now, for evaluation: creates and records nothing."""
-        plans = self._plan(batch)
+        plan = self._planner.plan(batch)
         with self._links.alone:
-            sent, values = lay_out(plans, self.tables, self.shards, self._peeks)
-            handle = Handle(ALL, ALL, batch, plans, values, {}, {})
+            sent, values = lay_out(plan, self._dtype, self._peeks)
+            handle = Handle(ALL, ALL, batch, plan, values)
             try:
                 self._read(MessageKind.LOOK_AHEAD, handle, sent, "control")
-                handle.values = {name: array.copy() for name, array in values.items()}
+                handle.values = values.of(values.flat.copy())
             finally:
                 self._peeks.give_back(sent.number, sent.segment)
         return handle
@@ -200,10 +200,6 @@ class RemoteStore(RemoteControl):
         self._end()
 
     # Inside.
-
-    def _plan(self, batch: Batch) -> Plans:
-        tables = list(self.tables.values())
-        return plan_natively(batch, self.layout.fields, tables, self.shards)
 
     def _ask(self, kind: MessageKind, handle: Handle) -> None:
         """Prefetches have connections of their own: while one waits, the step before it is
@@ -223,8 +219,8 @@ class RemoteStore(RemoteControl):
     ) -> int:
         """Ask one server; in which of its lives."""
         known = kind is MessageKind.BRING_UP_TO_DATE
-        body = b"" if known else sent.placed(shard)
-        ids = [] if known else sent.arrays("ids", shard)
+        body = b"" if known else pack_placed(sent.placed(shard))
+        ids = () if known else sent.arrays("ids", shard)
         asked = Message(kind, handle.rank, handle.step, body)
         while True:
             life = self._links.life_of(shard)
@@ -238,7 +234,7 @@ class RemoteStore(RemoteControl):
         try:
             found, _ = self._links.answer(
                 role, shard, life, handle.rank, handle.step, "the rows",
-                lambda message: sent.arrays("values", shard),
+                lambda message: sent.views("values", shard),
             )  # fmt: skip
         except ServerRevivedError:
             return False
@@ -246,7 +242,7 @@ class RemoteStore(RemoteControl):
             if self._heard_last[shard] > life:
                 return False  # it had died when this was read, and does not know of it
             sent.read_at.add(shard)
-        handle.version[shard] = unpack_version(found.body)
+        handle.version[shard] = found.number
         return True
 
     def _rejoin(self, fresh: Fresh) -> int:

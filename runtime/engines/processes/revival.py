@@ -22,8 +22,8 @@ from runtime.engines.processes.messages import (
     BadMessageError,
     Message,
     MessageKind,
+    pack_placed,
     pack_segment,
-    unpack_fate,
 )
 from runtime.engines.processes.peers import BEATS_EVERY_S
 from runtime.stop import PeerError
@@ -115,14 +115,13 @@ def rejoin(
         channel = fresh.channels["lookups", rank]
         body = pack_segment(sent.number, sent.segment.size)
         channel.send(Message(MessageKind.SEGMENT, rank, ALL, body), segment=sent.segment)
-        reopen = Message(MessageKind.REOPEN, rank, step, sent.placed(shard))
+        reopen = Message(MessageKind.REOPEN, rank, step, pack_placed(sent.placed(shard)))
         channel.send(reopen, sent.arrays("ids", shard))
         answer, _ = channel.receive()
         if answer.kind is not MessageKind.ROWS:
             raise PeerError(f"embedding server {shard} does not open a batch again: {answer}")
         if sent.push is not None:
-            lost_push = bool(unpack_fate(sent.push.body))
-            given = [] if lost_push else sent.arrays("gradients", shard)
+            given = () if sent.push.number else sent.arrays("gradients", shard)
             fresh.channels["pushes", rank].send(sent.push, given)
     for rank, steps in finished.items():
         fresh.channels["pushes", rank].send(Message(MessageKind.FINISH, rank, steps))

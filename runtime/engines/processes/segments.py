@@ -10,6 +10,7 @@ side has a segment of its own, of the same number and size.
 from __future__ import annotations
 
 import fcntl
+import math
 import mmap
 import os
 import threading
@@ -99,8 +100,7 @@ class Segment:
 
     def array(self, at: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """The memory from byte ``at`` on as an array; it keeps the mapping alive."""
-        count = int(np.prod(shape))
-        return np.frombuffer(self._map, dtype, count, at).reshape(shape)
+        return np.frombuffer(self._map, dtype, math.prod(shape), at).reshape(shape)
 
     def close(self) -> None:
         """Give the descriptor back; the memory goes with the last array of it."""

@@ -15,20 +15,14 @@ from runtime.embedding.config import TableConfig
 from runtime.embedding.cut import PushGate
 from runtime.embedding.native.store import NativeShard
 from runtime.embedding.server import EmbeddingServer
-from runtime.embedding.store import Handle
 from runtime.engines.processes.batches import RankBatches
 from runtime.engines.processes.calls import send_said, tell
 from runtime.engines.processes.channel import Channel, PeerGoneError
 from runtime.engines.processes.messages import (
     BadMessageError,
-    Fate,
     Message,
     MessageKind,
-    pack_fate,
     pack_json,
-    pack_version,
-    unpack_fate,
-    unpack_lease,
 )
 from runtime.engines.processes.peers import Peers, ServerStop
 from runtime.engines.processes.rare_verbs import RareVerbs
@@ -37,21 +31,6 @@ from runtime.engines.processes.server_config import ServerConfig, rules_from
 from runtime.stop import PeerError, RunStopped
 
 RANK_ROLES = ("lookups", "pushes", "prefetches")
-
-
-class OwnGate(PushGate):
-    """A push is whole when it is applied at this process's only server."""
-
-    def __init__(self) -> None:
-        super().__init__(1)
-
-    def pushing(self, handles: Sequence[Handle], shard: int) -> Any:
-        """As if the shard were number 0 of one."""
-        return super().pushing(handles, 0)
-
-    def forget(self, handle: Handle, shard: int) -> None:
-        """As if the shard were number 0 of one."""
-        super().forget(handle, 0)
 
 
 class Service:
@@ -63,7 +42,7 @@ class Service:
         self._stop = ServerStop(self.peers)
         self.recorder = TraceRecorder(keep=config.records)
         self.rows = NativeShard(config.shard, config.tables, config.seed, config.shards)
-        self.gate = OwnGate()
+        self.gate = PushGate([config.shard])
         self.server = EmbeddingServer(
             config.shard, self.rows, config.rules, self.recorder, self.gate, self._stop
         )
@@ -206,24 +185,23 @@ class Service:
             return server.finish(batches.rank, step)
         else:
             raise BadMessageError(f"a {kind.name} is no request about a batch")
-        version = pack_version(handle.version[self._config.shard])
-        rows = [] if kind is MessageKind.REOPEN else batches.values(handle)
-        channel.send(Message(MessageKind.ROWS, batches.rank, step, version), rows)
+        version = handle.version[self._config.shard]
+        rows = () if kind is MessageKind.REOPEN else batches.values(handle)
+        channel.send(Message(MessageKind.ROWS, batches.rank, step, number=version), rows)
 
     def _lease(self, channel: Channel, batches: RankBatches, message: Message) -> None:
         """Rows with their state, per table and column an array."""
-        ahead, placed = unpack_lease(message.body)
-        handle = batches.batch(message._replace(body=placed))
+        leased = self.server.lease(batches.batch(message), message.number)
         said = {
             f"{table}/{column}": np.asarray(array)
-            for table, found in self.server.lease(handle, ahead).items()
+            for table, found in leased.items()
             for column, array in found.items()
         }
         send_said(channel.send, Message(MessageKind.RESULT, batches.rank, message.step), said)
 
     def _push(self, channel: Channel, batches: RankBatches, message: Message) -> None:
         """At most once: what is closed is acknowledged again, what waits is not taken twice."""
-        step, lost = message.step, bool(unpack_fate(message.body))
+        step, lost = message.step, bool(message.number)
         with self.server.lock:  # a push is closed under it
             batch = batches.known(step)
             repeated = self.server.has_closed(batches.rank, step)
@@ -234,9 +212,7 @@ class Service:
         if waiting:
             return
         if repeated:
-            told = pack_fate(Fate.REPEATED)
-            channel.send(Message(MessageKind.CLOSED, batches.rank, step, told))
-            return
+            return channel.send(Message(MessageKind.CLOSED, batches.rank, step))
         if batch is None:
             raise BadMessageError(
                 f"the push of rank {batches.rank}, step {step} has had no lookup here"
@@ -247,9 +223,8 @@ class Service:
         """Under the server's lock: a push is applied or lost."""
         channel = self._batches[rank].close(step)
         if channel is not None:
-            told = pack_fate(Fate.APPLIED)
             try:
-                channel.send(Message(MessageKind.CLOSED, rank, step, told))
+                channel.send(Message(MessageKind.CLOSED, rank, step))
             except (PeerGoneError, TimeoutError):
                 channel.close()  # its own thread notices
 
@@ -285,7 +260,7 @@ class Service:
                 return
             if message.kind is not MessageKind.PING:
                 raise BadMessageError(f"a {message.kind.name} is no sign of life")
-            self.peers.heard(client, bool(unpack_fate(message.body)))
+            self.peers.heard(client, bool(message.number))
             others()
             error = self._stop.error
             told = {"failed": f"{error}" if isinstance(error, PeerError) else None}

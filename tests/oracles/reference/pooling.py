@@ -6,13 +6,14 @@ sparse product whose matrix has one entry per occurrence: scipy walks it in that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_matrix
 
 from runtime.data.batch import Batch, Field
-from runtime.embedding.store import FieldVectors, TablePlan
+from runtime.embedding.store import BatchPlan, ByTable, FieldVectors, TablePlan
 
 
 class Pooling:
@@ -23,7 +24,7 @@ class Pooling:
         self._dims = [dims[f.table] for f in fields]
 
     def forward(
-        self, batch: Batch, plans: dict[str, TablePlan], values: dict[str, np.ndarray]
+        self, batch: Batch, plans: Mapping[str, TablePlan], values: Mapping[str, np.ndarray]
     ) -> FieldVectors:
         """The fields' vectors from the distinct rows of each table."""
         sequences = any(field.pooling == "sequence" for field in self._fields)
@@ -48,16 +49,18 @@ class Pooling:
         return FieldVectors(np.concatenate([empty, *pooled_parts], axis=1), found, masks)
 
     def backward(
-        self,
-        batch: Batch,
-        plans: dict[str, TablePlan],
-        gradients: FieldVectors,
-        into: dict[str, np.ndarray] | None = None,
-    ) -> dict[str, np.ndarray]:
+        self, batch: Batch, plans: BatchPlan, gradients: FieldVectors, into: Any = None
+    ) -> ByTable:
         """Per table the gradients of the distinct rows, [U, d]; duplicates summed.
 
         ``into`` is for engines that can write them where they are wanted; this one makes new ones.
         """
+        found = self._totals(batch, plans, gradients)
+        return ByTable(np.concatenate([found[name].ravel() for name in plans]), plans, wide=True)
+
+    def _totals(
+        self, batch: Batch, plans: Mapping[str, TablePlan], gradients: FieldVectors
+    ) -> dict[str, np.ndarray]:
         dtype = gradients.pooled.dtype
         totals = {
             table: np.zeros((len(plans[table].ids), dim), dtype)
@@ -76,7 +79,7 @@ class Pooling:
         return totals
 
     def _one_field(
-        self, batch: Batch, plans: dict[str, TablePlan], number: int, dtype: np.dtype
+        self, batch: Batch, plans: Mapping[str, TablePlan], number: int, dtype: np.dtype
     ) -> tuple[csr_matrix, np.ndarray]:
         """Of one field the weight of each distinct id in each bag, [B, U], or a row per
         place of a sequence; and a sequence's mask."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
 from runtime.data.batch import Batch, Field, Layout
 from runtime.embedding.config import TableConfig
+from runtime.embedding.native.store import open_handle
 from runtime.embedding.shard import STALENESS_BINS, WholePush, shard_of
 from runtime.embedding.sharded import ShardedStore
-from runtime.embedding.store import ABSENT, Handle, TablePlan
+from runtime.embedding.store import ABSENT, BatchPlan, Handle, TablePlan
 from tests.oracles.reference import optimizers
 from tests.oracles.reference.initial import table_key, uniform_rows
 
@@ -30,13 +31,9 @@ class ReferenceStore(ShardedStore):
     def begin(self, rank: int, step: int, batch: Batch) -> Handle:
         """Merge duplicates and plan the shards; touches no row."""
         plans = _plan_tables(batch, self.layout.fields, list(self.tables), self.shards)
-        values, slots, writes = {}, {}, {}
-        for name, plan in plans.items():
-            config = self.tables[name]
-            values[name] = np.empty((len(plan.ids), config.dim), config.dtype)
-            slots[name] = np.full(len(plan.ids), ABSENT, np.int64)
-            writes[name] = np.zeros(len(plan.ids), np.int64)
-        return Handle(rank, step, batch, plans, values, slots, writes)
+        plan = side_by_side(plans, {name: table.dim for name, table in self.tables.items()})
+        dtype = next(iter(self.tables.values())).dtype
+        return open_handle(rank, step, batch, plan, np.empty(plan.elements(), dtype))
 
     def _not_here(self, *_: Any, **__: Any) -> NoReturn:
         raise NotImplementedError("the reference has rows, and no copies of them")
@@ -216,3 +213,24 @@ def _plan(ids: np.ndarray, occurrences: np.ndarray | slice, shards: int) -> Tabl
     place[order] = np.arange(len(order))
     bounds = np.searchsorted(shard[order], np.arange(shards + 1))
     return TablePlan(distinct[order], bounds, place[inverse], occurrences)
+
+
+def side_by_side(plans: Mapping[str, TablePlan], dims: Mapping[str, int]) -> BatchPlan:
+    """The plans of a batch's tables as the engine keeps them."""
+    every = list(plans.values())
+    rows = np.array([len(plan.ids) for plan in every])
+    wide = np.array([dims[name] for name in plans])
+    spans = np.stack([np.cumsum(rows) - rows, rows, np.cumsum(rows * wide) - rows * wide], 1)
+    where = [np.r_[0:0] if isinstance(p.occurrences, slice) else p.occurrences for p in every]
+    inverse = [plan.inverse.astype(np.int32) for plan in every]
+    counts = [list(map(len, inverse)), list(map(len, where if len(every) > 1 else inverse))]
+    return BatchPlan(
+        {name: number for number, name in enumerate(plans)},
+        wide,
+        np.concatenate([plan.ids for plan in every]),
+        spans,
+        np.stack([plan.bounds for plan in every]),
+        np.concatenate(inverse),
+        np.concatenate(where),
+        np.pad(np.cumsum(counts, axis=1), ((0, 0), (1, 0))),
+    )

@@ -10,8 +10,9 @@ import pytest
 from runtime.data.batch import Batch, Field
 from runtime.embedding.native.extension import native
 from runtime.embedding.open import open_pooling
-from runtime.embedding.store import FieldVectors, TablePlan
+from runtime.embedding.store import BatchPlan, ByTable, FieldVectors, TablePlan
 from tests.oracles.reference.pooling import Pooling
+from tests.oracles.reference.store import side_by_side
 
 POOLINGS = [open_pooling, Pooling]
 
@@ -19,9 +20,13 @@ LENGTHS = [0, 1, 2, 9, 10, 11, 16, 17, 31, 63, 64, 65, 66, 130, 257]
 WEIGHTS = {"sum": lambda n: 1.0, "mean": lambda n: 1.0 / n, "sqrtn": lambda n: n**-0.5}
 
 
+def rows_of(plan: BatchPlan, rows: dict[str, np.ndarray]) -> ByTable:
+    return ByTable(np.concatenate([rows[name].ravel() for name in plan]), plan, wide=True)
+
+
 def random_bags(
-    rng: np.random.Generator, fields: list[Field], samples: int
-) -> tuple[Batch, dict[str, TablePlan], list[list[np.ndarray]]]:
+    rng: np.random.Generator, fields: list[Field], samples: int, dim: int
+) -> tuple[Batch, BatchPlan, list[list[np.ndarray]]]:
     """A batch, its plans, and per sample and field the numbers of distinct rows.
 
     No row belongs to two fields, so that its sum has one order in both engines.
@@ -44,7 +49,7 @@ def random_bags(
             distinct, np.array([0, count]), flat[where].astype(np.int32), where
         )
     batch = Batch(flat.astype(np.uint64), offsets, np.zeros((samples, 0)), np.zeros((samples, 1)))
-    return batch, plans, bags
+    return batch, side_by_side(plans, dict.fromkeys(plans, dim)), bags
 
 
 @pytest.mark.parametrize("pooling_of", POOLINGS, ids=["native", "reference"])
@@ -53,10 +58,10 @@ def random_bags(
 def test_long_bags_pool_and_scatter_as_loops_do(pooling_of, dim, tables):
     rng = np.random.default_rng(dim + tables)
     fields = [Field(name=p, pooling=p, table=f"t{n % tables}") for n, p in enumerate(WEIGHTS)]
-    batch, plans, bags = random_bags(rng, fields, 40)
+    batch, plans, bags = random_bags(rng, fields, 40, dim)
     rows = {t: rng.standard_normal((150, dim)).astype(np.float32) for t in plans}
     pooling = pooling_of(fields, dict.fromkeys(plans, dim))
-    out = pooling.forward(batch, plans, rows).pooled
+    out = pooling.forward(batch, plans, rows_of(plans, rows)).pooled
     gradient = rng.standard_normal(out.shape).astype(np.float32)
     found = pooling.backward(batch, plans, FieldVectors(gradient, {}, {}))
 
@@ -81,14 +86,14 @@ def test_long_bags_give_the_bytes_of_the_reference(dtype, tables, threads):
     """700 samples, so that three threads share the forward pass."""
     rng = np.random.default_rng(7)
     fields = [Field(name=p, pooling=p, table=f"t{n % tables}") for n, p in enumerate(WEIGHTS)]
-    batch, plans, _ = random_bags(rng, fields, 700)
+    batch, plans, _ = random_bags(rng, fields, 700, 8)
     rows = {t: rng.standard_normal((150, 8)).astype(dtype) for t in plans}
     native.set_threads(threads)
     try:
         results = []
         for pooling_of in POOLINGS:
             pooling = pooling_of(fields, dict.fromkeys(plans, 8))
-            out = pooling.forward(batch, plans, rows).pooled
+            out = pooling.forward(batch, plans, rows_of(plans, rows)).pooled
             back = pooling.backward(batch, plans, FieldVectors(out, {}, {}))
             results.append([out.tobytes(), *(back[t].tobytes() for t in plans)])
     finally:
@@ -100,15 +105,16 @@ def test_a_long_sequence_keeps_its_first_ids_and_no_gradient_reaches_the_others(
     field = Field(name="s", pooling="sequence", max_length=70)
     ids = np.arange(100, dtype=np.uint64)
     plan = TablePlan(ids, np.array([0, 100]), np.arange(100, dtype=np.int32), slice(None))
+    plans = side_by_side({"rows": plan}, {"rows": 3})
     batch = Batch(ids, np.array([0, 100]), np.zeros((1, 0)), np.zeros((1, 1)))
     rows = np.arange(300, dtype=np.float32).reshape(100, 3)
     for pooling_of in POOLINGS:
         pooling = pooling_of([field], {"rows": 3})
-        out = pooling.forward(batch, {"rows": plan}, {"rows": rows})
+        out = pooling.forward(batch, plans, rows_of(plans, {"rows": rows}))
         np.testing.assert_array_equal(out.sequences["s"][0], rows[:70])
         assert out.masks["s"].all()
         ones = FieldVectors(out.pooled, {"s": np.ones((1, 70, 3), np.float32)}, {})
-        back = pooling.backward(batch, {"rows": plan}, ones)["rows"]
+        back = pooling.backward(batch, plans, ones)["rows"]
         np.testing.assert_array_equal(
             back, np.repeat([[1.0], [0.0]], [70, 30], axis=0) * np.ones(3)
         )

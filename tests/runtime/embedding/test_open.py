@@ -11,6 +11,7 @@ import pytest
 from runtime.data.batch import Batch, Field, Layout
 from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.embedding.features import Capacity
+from runtime.embedding.native.extension import native
 from runtime.embedding.open import open_store, use_threads
 from runtime.embedding.store import FieldVectors, VectorGradients
 from runtime.embedding.worker import EmbeddingWorker
@@ -79,3 +80,30 @@ def test_seed_beyond_64_bits_and_tables_named_twice_are_refused():
             open_store(LAYOUT, [TableConfig()], seed=seed)
     with pytest.raises(ValueError, match=r"tables is .*: rows may stand only once"):
         open_store(LAYOUT, [TableConfig(), TableConfig(dim=4)])
+
+
+def test_tables_of_a_store_have_one_dtype():
+    fields = (Field(name="a", table="one"), Field(name="b", table="other"))
+    tables = [TableConfig(name="one"), TableConfig(name="other", dtype="float64")]
+    with pytest.raises(ValueError, match="have one dtype, got one float32, other float64"):
+        open_store(Layout(fields=fields), tables)
+
+
+@pytest.mark.parametrize(
+    ("spans", "rule"),
+    [
+        ([[0, 2, 0], [2, 1, 8]], "spans must be"),
+        ([[-1, 1, 0]], "inside ids"),
+        ([[1, 2, 0]], "inside ids"),
+        ([[0, 2, -4]], "inside values"),
+        ([[0, 2, 1]], "inside values"),
+    ],
+)
+def test_kernels_touch_nothing_outside_of_their_arrays(spans, rule):
+    (server,) = open_store(LAYOUT, [TableConfig(dim=4)]).servers
+    found = np.zeros(2, np.int64), np.zeros(2, np.int64), np.zeros((2, 4), np.float32)
+    with pytest.raises(ValueError, match=rule):
+        native.read(
+            list(server.rows.tables.values()), np.arange(2, dtype=np.uint64), np.array(spans),
+            *found, True, 0,
+        )  # fmt: skip

@@ -11,15 +11,16 @@ from runtime.data.ids import VALUE_BITS, tag
 from runtime.embedding.config import TableConfig
 from runtime.embedding.features import HashStack
 from runtime.embedding.native.extension import native
-from runtime.embedding.native.plan import plan_natively, stacked
+from runtime.embedding.native.plan import Planner, stacked
 from runtime.embedding.shard import shard_of
 from tests.runtime.embedding.test_index_model import unmix64
 
 
 def plan(ids: np.ndarray, shards: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    inverse = np.empty(len(ids), np.int32)
-    distinct, bounds = native.plan(ids, shards, inverse)
-    return distinct, bounds, inverse
+    no_offsets, one_table = np.empty(0, np.int64), [(1, False, 0, 1)]
+    found = native.plan_tables(ids, no_offsets, np.zeros(1, np.int32), one_table, 0, shards)
+    distinct, _, bounds, inverse, *_ = found
+    return distinct, bounds[0], inverse
 
 
 @given(
@@ -84,7 +85,7 @@ def test_one_call_plans_every_table_of_a_batch(seed, bags, shards):
     ids = np.array([tag(f, v)[()] for f, v in zip(field_of_id, values, strict=True)], np.uint64)
     empty = np.zeros((9, 1), np.float32)
     offsets = np.r_[0, np.cumsum(lengths)] if bags else None
-    plans = plan_natively(Batch(ids, offsets, empty, empty), fields, tables, shards)
+    plans = Planner(fields, tables, shards).plan(Batch(ids, offsets, empty, empty))
     assert list(plans) == ["both", "stack", "plain"]
     for name, own in (("both", (1, 3)), ("stack", (2,)), ("plain", (0,))):
         found, where = plans[name], np.flatnonzero(np.isin(field_of_id, own))

@@ -120,6 +120,8 @@ from runtime.embedding.native.extension import native
 gives_up_s = time.monotonic() + 100.0
 wrong, calls, sizes = [0], [0, 0], [0]
 no_offsets, no_inverse = np.empty(0, np.int64), np.empty(0, np.int32)
+layout = native.PoolLayout([], [1])
+spans, starts = np.array([[0, 8192, 0]]), np.zeros((2, 2), np.int64)
 
 def enough():
     return min(calls) > 400_000 and sizes[0] > 8_000
@@ -130,7 +132,7 @@ def goes_on():
 def scatter(number):  # the shortest call that is shared: sums of no samples are zeros
     rows, pooled = np.empty((8192, 1), np.float32), np.empty((0, 1), np.float32)
     while goes_on():
-        native.scatter([], 0, no_offsets, no_inverse, 1, pooled, rows)
+        native.scatter(layout, 0, no_offsets, spans, starts, no_inverse, rows, pooled, [])
         calls[number] += 1
     wrong[0] += int(rows.any())
 
@@ -162,9 +164,9 @@ def look_up():
     table = native.Table(options)
     ids = np.arange(50_000, dtype=np.uint64)
     handles, writes = np.full(len(ids), -1), np.zeros(len(ids), np.int64)
-    values = np.empty((len(ids), 8), np.float32)
+    values, span = np.empty((len(ids), 8), np.float32), np.array([[0, len(ids), 0]])
     for _ in range(3):
-        table.read(ids, 0, len(ids), True, 0, handles, values, writes)
+        native.read([table], ids, span, handles, writes, values, True, 0)
     return len(table)
 
 native.set_threads(4)

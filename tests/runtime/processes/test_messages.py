@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,16 +13,14 @@ from runtime.engines.processes.messages import (
     BadMessageError,
     Message,
     MessageKind,
-    Part,
+    Placed,
     pack,
     pack_placed,
     pack_segment,
-    unpack_fate,
     unpack_header,
     unpack_json,
     unpack_placed,
     unpack_segment,
-    unpack_version,
 )
 
 SMALL = st.integers(0, 2**31 - 1)
@@ -29,9 +28,10 @@ SMALL = st.integers(0, 2**31 - 1)
 
 @given(st.sampled_from(MessageKind), SMALL, st.integers(0, 2**63 - 1), st.binary(max_size=99))
 def test_a_message_comes_out_as_it_went_in(kind, rank, step, body):
-    data = pack(Message(kind, rank, step, body), 7, 9)
+    message = Message(kind, rank, step, body, 5)
+    data = pack(message, 7, 9)
     assert data[HEADER_BYTES:] == body
-    assert unpack_header(data[:HEADER_BYTES]) == (Message(kind, rank, step), len(body), 7, 9)
+    assert unpack_header(data[:HEADER_BYTES]) == (message._replace(body=b""), len(body), 7, 9)
 
 
 @given(st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES))
@@ -47,9 +47,9 @@ WHOLE = pack(Message(MessageKind.PUSH, 3, 7, b"\0"))[:HEADER_BYTES]
     ("data", "sentence"),
     [
         (b"HTTP" + WHOLE[4:], "a message starts with b'HTTP', not with b'PtbR'"),
-        (WHOLE[:4] + b"\x09\0" + WHOLE[6:], "has version 9 of the protocol, this side speaks 4"),
+        (WHOLE[:4] + b"\x09\0" + WHOLE[6:], "has version 9 of the protocol, this side speaks 5"),
         (WHOLE[:6] + b"\xff\0" + WHOLE[8:], "of kind 255, which is not known"),
-        (WHOLE[:-9] + b"\x01" + WHOLE[-8:], "has 72057594037927936 bytes of arrays"),
+        (WHOLE[:-17] + b"\x01" + WHOLE[-16:], "has 72057594037927936 bytes of arrays"),
         (WHOLE[:8] + b"\0\0\0\x01" + WHOLE[12:], "a body of 16777216 bytes, more than the 65536"),
     ],
 )
@@ -63,25 +63,41 @@ def test_what_is_too_large_is_not_even_sent():
         pack(Message(MessageKind.CALL, body=bytes(MOST_BODY_BYTES + 1)))
 
 
+DIMS = np.array([2, 4])
+
+
+def placed(*spans: tuple[int, int, int], segment: int = 5, starts: tuple = (0, 64, 128)) -> Placed:
+    return Placed(segment, *starts, np.array(spans))
+
+
 def test_a_batch_lies_where_it_is_said_to_lie():
-    parts = [Part(3, 0, 64, 128), Part(0, 0, 0, 0)]
-    assert unpack_placed(pack_placed(5, parts), {5: 256}, [8, 16]) == (5, parts)
+    given = placed((2, 3, 0), (5, 0, 6))
+    *head, spans = unpack_placed(pack_placed(given), {5: 256}, DIMS, 4)
+    assert head == [5, 0, 64, 128]
+    assert spans.tolist() == [[2, 3, 0], [5, 0, 6]]
+
+
+WHOLE_BATCH = (0, 1, 0), (1, 1, 2)
 
 
 @pytest.mark.parametrize(
-    ("segment", "parts", "sentence"),
+    ("given", "sentence"),
     [
-        (4, [Part(1, 0, 64, 128)], "lies in segment 4, which was never handed over"),
-        (5, [Part(1, 0, 64, 128)] * 2, "a batch has 2 tables .* the server has 1"),
-        (5, [Part(1, 0, 64, 250)], "takes bytes 250 to 258 of segment 5, which has 256"),
-        (5, [Part(1, 0, 64, 252)], "takes bytes 252 to 260 of segment 5, which has 256"),
-        (5, [Part(2**61, 0, 64, 128)], "takes bytes 0 to 18446744073709551616 of segment 5"),
-        (5, [Part(2, 0, 64, 72)], "takes bytes 72 to 88 of segment 5, .* is used to 80"),
+        (placed(*WHOLE_BATCH, segment=4), "lies in segment 4, which was never handed over"),
+        (placed((0, 1, 0)), "a batch has 1 tables .* the server has 2"),
+        (placed(*WHOLE_BATCH, starts=(0, 64, 250)), "takes bytes 250 to 274 of segment 5, .* 256"),
+        (placed(*WHOLE_BATCH, starts=(0, 64, 240)), "takes bytes 240 to 264 of segment 5, .* 256"),
+        (placed(*WHOLE_BATCH, starts=(0, 64, 80)), "takes bytes 64 to 88 of segment 5, .* 80"),
+        (placed(*WHOLE_BATCH, starts=(0, 8, 80)), "takes bytes 0 to 16 of segment 5, .* 8"),
+        (placed((0, 1, 0), (1, 2**61, 2)), "spans of up to 2305843009213693952 in segment 5"),
+        (placed((0, 1, 0), (1, -1, 2)), "spans of up to 18446744073709551615 in segment 5"),
+        (placed((0, 2, 0), (1, 1, 4)), "tables of a batch lie over each other in segment 5"),
+        (placed((0, 1, 0), (1, 1, 1)), "tables of a batch lie over each other in segment 5"),
     ],
 )
-def test_arrays_outside_their_segment_or_over_each_other_are_refused(segment, parts, sentence):
+def test_arrays_outside_their_segment_or_over_each_other_are_refused(given, sentence):
     with pytest.raises(BadMessageError, match=sentence):
-        unpack_placed(pack_placed(segment, parts), {5: 256}, [8])
+        unpack_placed(pack_placed(given), {5: 256}, DIMS, 4)
 
 
 @pytest.mark.parametrize("number, size", [(2**16, 8), (0, 0), (0, 2**50)])
@@ -90,11 +106,11 @@ def test_a_segment_has_a_number_and_a_size_within_bounds(number, size):
         unpack_segment(pack_segment(number, size))
 
 
-@given(st.binary(max_size=40))
+@given(st.binary(max_size=80))
 def test_bodies_of_any_bytes_end_in_a_value_or_in_a_sentence(body):
     for read in (
-        unpack_segment, unpack_version, unpack_fate, unpack_json,
-        lambda b: unpack_placed(b, {0: 64}, [4]),
+        unpack_segment, unpack_json,
+        lambda b: unpack_placed(b, {0: 64}, DIMS[:1], 4),
     ):  # fmt: skip
         try:
             read(body)

@@ -29,7 +29,6 @@ from runtime.engines.processes.launch import ServerProcesses
 from runtime.engines.processes.messages import (
     Message,
     MessageKind,
-    pack_fate,
 )
 from runtime.engines.processes.server_config import ServerConfig
 from runtime.run.session import train
@@ -110,7 +109,7 @@ def test_a_push_that_comes_again_is_acknowledged_and_counted_and_not_applied():
             store.look_up(handle)
         heard = []
         store.on_closed(lambda rank, step: heard.append((rank, step)))
-        again = Message(MessageKind.PUSH, 0, 0, pack_fate(0))
+        again = Message(MessageKind.PUSH, 0, 0)
         store.give((handles[0], ones(handles[0])))
         for repeated in (1, 2):
             found.links.send("pushes", 0, again)
@@ -225,7 +224,7 @@ def test_a_cut_waits_until_no_push_is_applied_at_one_server_only():
         store = found.store
         handle = store.begin(0, 0, batch_of(*range(20)))
         store.look_up(handle)
-        push = Message(MessageKind.PUSH, 0, 0, pack_fate(1))
+        push = Message(MessageKind.PUSH, 0, 0, number=1)
         found.links.send("pushes", 0, push)
         while found.links.call(0, "pushes")["closed"] == [[0]]:
             threading.Event().wait(0.01)

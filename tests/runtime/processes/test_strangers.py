@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from persia_sim.words.trace import TraceRecorder
@@ -29,7 +30,6 @@ from runtime.engines.processes.messages import (
     Message,
     MessageKind,
     pack,
-    pack_fate,
     pack_json,
     unpack_json,
 )
@@ -108,7 +108,7 @@ def test_no_first_message_of_a_stranger_ends_the_run(one_of_two, body):
     goes_on(one_of_two, 0)
     heart = greeted(one_of_two.processes.address, role="heartbeat", client="another")
     assert heart.receive()[0].kind is MessageKind.WELCOME
-    heart.send(Message(MessageKind.PING, body=pack_fate(1)))
+    heart.send(Message(MessageKind.PING, number=1))
     assert unpack_json(heart.receive()[0].body) == {"failed": None}
     heart.send(Message(MessageKind.GOODBYE))
 
@@ -176,7 +176,7 @@ def test_whoever_does_not_greet_first_is_refused(one_of_two):
     assert refusal(channel) == "the first message is PING, not HELLO"
 
 
-GOOD = bytes.fromhex("50746252" + "0400" + "0b00" + "00000000" + "01000000" + "00" * 24)
+GOOD = bytes.fromhex("50746252" + "0500" + "0b00" + "00000000" + "01000000" + "00" * 32)
 """A LOOK_UP of rank 1, step 0, that says nothing about where the batch lies."""
 
 
@@ -184,12 +184,12 @@ GOOD = bytes.fromhex("50746252" + "0400" + "0b00" + "00000000" + "01000000" + "0
     ("data", "sentence"),
     [
         (GOOD, "the place of a batch takes more than 0 bytes"),
-        (GOOD[:4] + b"\x09\0" + GOOD[6:], "version 9 of the protocol, this side speaks 4"),
+        (GOOD[:4] + b"\x09\0" + GOOD[6:], "version 9 of the protocol, this side speaks 5"),
         (b"x" * 100_000, "a message starts with b'xxxx', not with b'PtbR'"),
         (GOOD[:24] + b"\x08" + GOOD[25:], "the place of a batch takes more than 0 bytes"),
         (GOOD[:31] + b"\x01" + GOOD[32:], "a message has 72057594037927936 bytes of arrays"),
         (GOOD[:6] + b"\x0a\0" + GOOD[8:], "a segment comes with its descriptor"),
-        (GOOD[:6] + b"\x1e\0" + GOOD[8:], "a body has 0 bytes, its kind takes 1"),
+        (GOOD[:6] + b"\x1e\0" + GOOD[8:], "the push of rank 1, step 0 has had no lookup here"),
         (GOOD[:6] + b"\x0d\0" + GOOD[8:], "step 0 of rank 1 was never prefetched"),
         (GOOD[:23] + b"\xff" + GOOD[24:], "of a LOOK_UP does not exist"),
     ],
@@ -210,7 +210,7 @@ def test_the_server_says_too_whose_connection_it_has_closed_and_why(capfd):
         refusal(channel)
     assert capfd.readouterr().err == (
         "embedding server 0: closed a connection of rank 1 (pid 1): a message has version 9 of the"
-        " protocol, this side speaks 4; run the same release on both sides\n"
+        " protocol, this side speaks 5; run the same release on both sides\n"
     )
 
 
@@ -220,7 +220,8 @@ def test_an_id_of_another_servers_shard_is_refused():
         store = found.store
         handle = store.begin(0, 0, batch_of(*range(50)))
         sent = store._sent[0, 0]
-        sent.parts.reverse()
+        ids = sent.segment.array(sent.starts[0], (50,), np.uint64)
+        ids[:] = ids[::-1].copy()
         with pytest.raises(BadMessageError, match=r"id \d+ of table rows belongs to server"):
             store.look_up(handle)
 

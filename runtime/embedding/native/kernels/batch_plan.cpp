@@ -1,5 +1,8 @@
 #include "batch_plan.hpp"
 
+#include <algorithm>
+
+#include "dedup.hpp"
 #include "hash.hpp"
 
 namespace embedding {
@@ -20,62 +23,65 @@ void stack(const uint64_t* ids, size_t n, const TableShape& shape, uint64_t valu
   }
 }
 
-TablePart merge(const uint64_t* ids, size_t n, Column<int64_t> occurrences, const TableShape& shape,
-                const BatchIds& batch) {
-  static thread_local std::vector<uint64_t> kept_rows;
-  if (shape.rounds) {
-    stack(ids, n, shape, batch.value_mask, kept_rows);
-    ids = kept_rows.data();
-    n = kept_rows.size();
-  }
-  TablePart part{{}, Column<int32_t>(n), std::move(occurrences)};
-  merge_duplicates(ids, n, batch.shards, part.inverse.data(), part.distinct);
-  return part;
-}
-
 }  // namespace
 
-std::vector<TablePart> plan_batch(const BatchIds& batch, const std::vector<TableShape>& tables) {
-  static thread_local std::vector<uint64_t> kept_ids;
-  std::vector<uint64_t>& gathered = kept_ids;  // table by table
-  std::vector<TablePart> parts;
+BatchPlan plan_batch(const BatchIds& batch, const std::vector<TableShape>& tables) {
+  static thread_local std::vector<uint64_t> kept_ids, kept_rows;
   const size_t count = tables.size();
-  if (count == 1 && !tables[0].share_rows) {
-    parts.push_back(merge(batch.ids, batch.n, Column<int64_t>(0), tables[0], batch));
-    return parts;
-  }
+  BatchPlan plan;
+  plan.starts.assign(2 * (count + 1), 0);
+  int64_t* const rows_start = plan.starts.data();
+  int64_t* const start = rows_start + count + 1;
   const auto length = [&](size_t bag) {
-    return batch.offsets ? static_cast<size_t>(batch.offsets[bag + 1] - batch.offsets[bag]) : 1;
+    return batch.offsets ? batch.offsets[bag + 1] - batch.offsets[bag] : 1;
   };
-  std::vector<size_t> start(count + 1, 0), at(count, 0);
-  for (size_t bag = 0, f = 0; bag < batch.bags; ++bag, f = f + 1 == batch.fields ? 0 : f + 1) {
-    start[batch.table_of_field[f] + 1] += length(bag);
-  }
-  for (size_t t = 0; t < count; ++t) start[t + 1] += start[t];
-  std::vector<Column<int64_t>> places;
-  places.reserve(count);
-  std::vector<int64_t*> place(count);
-  for (size_t t = 0; t < count; ++t) {
-    places.emplace_back(count == 1 ? 0 : start[t + 1] - start[t]);
-    place[t] = count == 1 ? nullptr : places[t].data();
-  }
-  gathered.resize(batch.n);
-  size_t occurrence = 0;
-  for (size_t bag = 0, f = 0; bag < batch.bags; ++bag, f = f + 1 == batch.fields ? 0 : f + 1) {
-    const auto t = static_cast<size_t>(batch.table_of_field[f]);
-    const uint64_t mask = tables[t].share_rows ? batch.value_mask : ~uint64_t{0};
-    for (size_t end = occurrence + length(bag); occurrence < end; ++occurrence) {
-      gathered[start[t] + at[t]] = batch.ids[occurrence] & mask;
-      if (place[t]) place[t][at[t]] = static_cast<int64_t>(occurrence);
-      ++at[t];
+  if (count == 1) {
+    start[1] = static_cast<int64_t>(batch.n);
+  } else {
+    for (size_t bag = 0, f = 0; bag < batch.bags; ++bag, f = f + 1 == batch.fields ? 0 : f + 1) {
+      start[batch.table_of_field[f] + 1] += length(bag);
     }
   }
-  parts.reserve(count);
   for (size_t t = 0; t < count; ++t) {
-    parts.push_back(merge(&gathered[start[t]], start[t + 1] - start[t], std::move(places[t]),
-                          tables[t], batch));
+    rows_start[t + 1] = rows_start[t] + start[t + 1] * std::max<int64_t>(1, tables[t].rounds);
+    start[t + 1] += start[t];
   }
-  return parts;
+  // The ids as tables know them, table by table.
+  const uint64_t* gathered = batch.ids;
+  if (count > 1 || tables[0].share_rows) {
+    kept_ids.resize(batch.n);
+    gathered = kept_ids.data();
+    if (count > 1) plan.occurrences = Column<int64_t>(batch.n);
+    std::vector<int64_t> at(start, start + count);
+    int64_t occurrence = 0;
+    for (size_t bag = 0, f = 0; bag < batch.bags; ++bag, f = f + 1 == batch.fields ? 0 : f + 1) {
+      const auto t = static_cast<size_t>(batch.table_of_field[f]);
+      const uint64_t mask = tables[t].share_rows ? batch.value_mask : ~uint64_t{0};
+      for (const int64_t end = occurrence + length(bag); occurrence < end; ++occurrence) {
+        kept_ids[at[t]] = batch.ids[occurrence] & mask;
+        if (count > 1) plan.occurrences.data()[at[t]] = occurrence;
+        ++at[t];
+      }
+    }
+  }
+  plan.ids = Column<uint64_t>(rows_start[count]);
+  plan.inverse = Column<int32_t>(rows_start[count]);
+  plan.bounds.resize(count * (batch.shards + 1));
+  int64_t first = 0, element = 0;
+  for (size_t t = 0; t < count; ++t) {
+    const uint64_t* ids = gathered + start[t];
+    if (tables[t].rounds) {
+      stack(ids, start[t + 1] - start[t], tables[t], batch.value_mask, kept_rows);
+      ids = kept_rows.data();
+    }
+    const auto distinct = static_cast<int64_t>(merge_duplicates(
+        ids, rows_start[t + 1] - rows_start[t], batch.shards, plan.inverse.data() + rows_start[t],
+        plan.ids.data() + first, &plan.bounds[t * (batch.shards + 1)]));
+    plan.spans.insert(plan.spans.end(), {first, distinct, element});
+    first += distinct;
+    element += distinct * static_cast<int64_t>(tables[t].dim);
+  }
+  return plan;
 }
 
 }  // namespace embedding

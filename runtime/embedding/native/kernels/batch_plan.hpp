@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "buffers.hpp"
-#include "dedup.hpp"
 
 namespace embedding {
 
 struct TableShape {
+  size_t dim;
   bool share_rows;          // fields see the same rows: the field's number is left out of the id
   uint32_t rounds;          // of a hash stack, whose rows make up an id; 0: the id has its own row
   uint64_t rows_per_round;
@@ -27,12 +27,16 @@ struct BatchIds {
   uint32_t shards;
 };
 
-struct TablePart {
-  Distinct distinct;
-  Column<int32_t> inverse;      // one entry for each round of each occurrence
-  Column<int64_t> occurrences;  // where in the batch's ids; empty where there is one table
+// Of all tables, side by side.
+struct BatchPlan {
+  Column<uint64_t> ids{0};          // distinct, of each table grouped by shard; `spans` has their end
+  Column<int32_t> inverse{0};       // one entry for each round of each occurrence
+  Column<int64_t> occurrences{0};   // where in the batch's ids; empty where there is one table
+  std::vector<int64_t> spans;       // [tables, 3]: first id, ids, element where the first row starts
+  std::vector<int64_t> bounds;      // [tables, shards + 1]: where a shard's ids start
+  std::vector<int64_t> starts;      // [2, tables + 1]: of `inverse`, of `occurrences`
 };
 
-std::vector<TablePart> plan_batch(const BatchIds& batch, const std::vector<TableShape>& tables);
+BatchPlan plan_batch(const BatchIds& batch, const std::vector<TableShape>& tables);
 
 }  // namespace embedding

@@ -17,7 +17,6 @@ namespace nb = nanobind;
 namespace embedding {
 
 using Ids = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Int32s = nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Int64s = nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Bytes = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Matrix = nb::ndarray<nb::c_contig, nb::device::cpu>;  // float32 or float64
@@ -25,44 +24,29 @@ using ConstMatrix = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
 using Offsets = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Inverse = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-template <class T>
-nb::ndarray<nb::numpy, T> give(std::vector<T>&& values, std::initializer_list<size_t> shape) {
-  auto* owned = new std::vector<T>(std::move(values));
-  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-  return nb::ndarray<nb::numpy, T>(owned->data(), shape, owner);
-}
+// A batch's rows in the tables of a server lie side by side: of each table, where its first id
+// stands, how many there are, and the element of `numbers` at which the first row starts.
+using Spans = nb::ndarray<const int64_t, nb::shape<-1, 3>, nb::c_contig, nb::device::cpu>;
 
-template <class T>
-nb::ndarray<nb::numpy, T> give_pages(Pages&& pages, std::initializer_list<size_t> shape) {
-  auto* owned = new Pages(std::move(pages));
-  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<Pages*>(p); });
-  return nb::ndarray<nb::numpy, T>(owned->data(), shape, owner);
-}
+// [2, tables + 1]: where those of each table start in the arrays of a batch.
+using Starts = nb::ndarray<const int64_t, nb::shape<2, -1>, nb::c_contig, nb::device::cpu>;
 
-struct Buffer {
-  void* data;
-  size_t bytes;
-};
+// An array of numpy that keeps `held`, a vector, a column or pages, in which its numbers lie.
+template <class T, class Held>
+nb::ndarray<nb::numpy, T> give(Held&& held, std::initializer_list<size_t> shape) {
+  auto* kept = new Held(std::move(held));
+  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<Held*>(p); });
+  return nb::ndarray<nb::numpy, T>(kept->data(), shape, owner);
+}
 
 template <class T>
 nb::ndarray<nb::numpy, T> empty(size_t rows, size_t columns) {
-  const size_t bytes = rows * columns * sizeof(T);
-  auto* buffer = new Buffer{take_buffer(bytes), bytes};
-  nb::capsule owner(buffer, [](void* p) noexcept {
-    auto* held = static_cast<Buffer*>(p);
-    give_buffer(held->data, held->bytes);
-    delete held;
-  });
-  return nb::ndarray<nb::numpy, T>(buffer->data, {rows, columns}, owner);
+  return give<T>(Column<T>(rows * columns), {rows, columns});
 }
 
 inline nb::object give_floats(std::vector<char>&& bytes, size_t rows, size_t columns, bool wide) {
-  auto* owned = new std::vector<char>(std::move(bytes));
-  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<char>*>(p); });
-  if (wide) {
-    return nb::cast(nb::ndarray<nb::numpy, double>(owned->data(), {rows, columns}, owner));
-  }
-  return nb::cast(nb::ndarray<nb::numpy, float>(owned->data(), {rows, columns}, owner));
+  if (wide) return nb::cast(give<double>(std::move(bytes), {rows, columns}));
+  return nb::cast(give<float>(std::move(bytes), {rows, columns}));
 }
 
 inline void require(bool holds, const char* rule) {

@@ -2,6 +2,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+
 #include "bind_arrays.hpp"
 #include "kernels.hpp"
 #include "threads.hpp"
@@ -13,92 +15,139 @@ namespace {
 constexpr size_t kLeastSamples = 256;  // worth a second thread
 constexpr size_t kLeastRows = 2048;
 
-// (pooling kind, first column, places of a sequence, its array, its mask)
-using PythonField = std::tuple<int, size_t, size_t, ConstMatrix, Bytes>;
+// (table, pooling kind, first column, places of a sequence)
+using PythonField = std::tuple<size_t, int, size_t, size_t>;
+// (vectors or gradients, mask) of a sequence
+using PythonSequence = std::tuple<ConstMatrix, Bytes>;
 
-class Fields {
+// What the fields of a sample are made of.
+class PoolLayout {
  public:
-  Fields(const std::vector<PythonField>& fields, size_t samples, size_t dim, size_t width) {
-    for (const auto& [kind, column, places, sequence, mask] : fields) {
+  PoolLayout(const std::vector<PythonField>& fields, const std::vector<size_t>& dims)
+      : bags_(fields.size()), dims_(dims), of_table_(dims.size()) {
+    for (size_t bag = 0; bag < bags_; ++bag) {
+      const auto& [table, kind, column, places] = fields[bag];
+      require(table < dims_.size(), "each field has one of the tables");
       const auto as = static_cast<PoolKind>(kind);
+      of_table_[table].push_back({as, bag, column, places, nullptr, nullptr});
       if (as == PoolKind::sequence) {
-        require(sequence.size() == samples * places * dim &&
-                    (mask.size() == 0 || mask.size() == samples * places),
-                "a sequence must be [samples, places, dim] and its mask [samples, places] or empty");
-      } else if (as != PoolKind::other_table) {
-        require(column + dim <= width, "a pooled field must lie inside the pooled array");
+        sequences_.emplace_back(table, of_table_[table].size() - 1);
+      } else {
+        width_ = std::max(width_, column + dims_[table]);
       }
-      fields_.push_back({as, column, places, const_cast<void*>(sequence.data()), mask.size() ? mask.data() : nullptr});
     }
   }
-  const std::vector<PoolField>& all() const { return fields_; }
+
+  // A call for each table; `fields` is kept until they are done.
+  template <class Pooled>
+  std::vector<Pool> calls(size_t samples, const Offsets& offsets, const Spans& spans,
+                          const Starts& starts, const Inverse& inverse, const Matrix& rows,
+                          const Pooled& pooled, const std::vector<PythonSequence>& sequences,
+                          std::vector<std::vector<PoolField>>& fields) const {
+    const size_t count = dims_.size();
+    const bool bags = offsets.shape(0) > 0;
+    require(pooled.ndim() == 2 && pooled.shape(0) == samples && pooled.shape(1) >= width_,
+            "pooled must be [samples, width]");
+    require(spans.shape(0) == count && starts.shape(0) == 2 && starts.shape(1) == count + 1,
+            "spans must be [tables, 3] and starts [2, tables + 1]");
+    require(!bags || offsets.shape(0) == samples * bags_ + 1,
+            "offsets must have one entry a bag and one more");
+    require(starts(0, count) == static_cast<int64_t>(inverse.shape(0)),
+            "starts must end where inverse does");
+    require(sequences.size() == sequences_.size(), "each sequence has its array");
+    require(rows.dtype() == pooled.dtype(), "rows and pooled must be of one dtype");
+    fields = of_table_;
+    for (size_t k = 0; k < sequences.size(); ++k) {
+      const auto& [array, mask] = sequences[k];
+      const auto [table, number] = sequences_[k];
+      PoolField& field = fields[table][number];
+      const size_t places = samples * field.max_length;
+      require(array.size() == places * dims_[table] && (!mask.size() || mask.size() == places),
+              "a sequence must be [samples, places, dim] and its mask [samples, places] or empty");
+      field.sequence = const_cast<void*>(array.data());
+      field.mask = mask.size() ? mask.data() : nullptr;
+    }
+    const bool wide = is_wide(rows);
+    std::vector<Pool> calls(count);
+    for (size_t t = 0; t < count; ++t) {
+      const int64_t occurrences = starts(1, t + 1) - starts(1, t);
+      const int64_t distinct = spans(t, 1), at = spans(t, 2);
+      require(distinct >= 0 && at >= 0 && at + distinct * dims_[t] <= rows.size(),
+              "the rows of a table must lie inside rows");
+      Pool& call = calls[t];
+      call.samples = call.last_sample = samples;
+      call.bags = bags_;
+      call.fields = fields[t].size();
+      call.field = fields[t].data();
+      call.offsets = bags ? offsets.data() : nullptr;
+      call.inverse = inverse.data() + starts(0, t);
+      call.rounds = occurrences ? (starts(0, t + 1) - starts(0, t)) / occurrences : 1;
+      call.dim = dims_[t];
+      call.width = pooled.shape(1);
+      call.pooled = const_cast<void*>(static_cast<const void*>(pooled.data()));
+      call.rows = static_cast<char*>(rows.data()) + at * (wide ? 8 : 4);
+      call.wide = wide;
+      call.plain_copy = count == 1 && sequences.empty() && !bags && call.rounds == 1;
+      call.last_row = static_cast<int32_t>(distinct);
+    }
+    return calls;
+  }
 
  private:
-  std::vector<PoolField> fields_;
+  size_t bags_, width_ = 0;
+  std::vector<size_t> dims_;
+  std::vector<std::vector<PoolField>> of_table_;
+  std::vector<std::pair<size_t, size_t>> sequences_;  // table, and place among its fields
 };
 
-template <class Pooled>
-Pool pool_call(const std::vector<PoolField>& fields, size_t samples, const Offsets& offsets,
-               const Inverse& inverse, size_t rounds, const Pooled& pooled, const Matrix& rows) {
-  require(rows.ndim() == 2 && pooled.ndim() == 2 && pooled.shape(0) == samples,
-          "pooled must be [samples, width] and rows [distinct, dim]");
-  const bool bags = offsets.shape(0) > 0;
-  require(!bags || offsets.shape(0) == samples * fields.size() + 1,
-          "offsets must have one entry a bag and one more");
-  Pool call{};
-  call.samples = samples;
-  call.fields = fields.size();
-  call.field = fields.data();
-  call.offsets = bags ? offsets.data() : nullptr;
-  call.inverse = inverse.data();
-  call.rounds = rounds;
-  call.dim = rows.shape(1);
-  call.width = pooled.shape(1);
-  call.pooled = const_cast<void*>(pooled.data());  // the scatter only reads it
-  call.rows = rows.data();
-  call.wide = is_wide(rows);
-  call.last_sample = samples;
-  call.last_row = static_cast<int32_t>(rows.shape(0));
-  return call;
-}
-
-void pool_bags(const std::vector<PythonField>& fields, size_t samples, const Offsets& offsets,
-          const Inverse& inverse, size_t rounds, const Matrix& pooled, const Matrix& rows,
-          bool plain_copy) {
-  const Fields own(fields, samples, rows.shape(1), pooled.shape(1));
-  Pool call = pool_call(own.all(), samples, offsets, inverse, rounds, pooled, rows);
-  call.plain_copy = plain_copy;
+void pool_bags(const PoolLayout& layout, size_t samples, const Offsets& offsets, const Spans& spans,
+               const Starts& starts, const Inverse& inverse, const Matrix& rows,
+               const Matrix& pooled, const std::vector<PythonSequence>& sequences) {
+  std::vector<std::vector<PoolField>> fields;
+  const auto calls =
+      layout.calls(samples, offsets, spans, starts, inverse, rows, pooled, sequences, fields);
   nb::gil_scoped_release free;
-  share(samples, kLeastSamples, [&call](size_t from, size_t to) {
-    Pool part = call;
-    part.first_sample = from;
-    part.last_sample = to;
-    kernels().pool(part);
-  });
+  for (const Pool& call : calls) {
+    share(samples, kLeastSamples, [&call](size_t from, size_t to) {
+      Pool part = call;
+      part.first_sample = from;
+      part.last_sample = to;
+      kernels().pool(part);
+    });
+  }
 }
 
-void scatter_bags(const std::vector<PythonField>& fields, size_t samples, const Offsets& offsets,
-             const Inverse& inverse, size_t rounds, const ConstMatrix& pooled, const Matrix& rows) {
-  const Fields own(fields, samples, rows.shape(1), pooled.shape(1));
-  const Pool call = pool_call(own.all(), samples, offsets, inverse, rounds, pooled, rows);
+void scatter_bags(const PoolLayout& layout, size_t samples, const Offsets& offsets,
+                  const Spans& spans, const Starts& starts, const Inverse& inverse,
+                  const Matrix& rows, const ConstMatrix& pooled,
+                  const std::vector<PythonSequence>& sequences) {
+  std::vector<std::vector<PoolField>> fields;
+  const auto calls =
+      layout.calls(samples, offsets, spans, starts, inverse, rows, pooled, sequences, fields);
   nb::gil_scoped_release free;
   // By rows, not by samples: each row's sum keeps the order of samples.
-  share(rows.shape(0), kLeastRows, [&call](size_t from, size_t to) {
-    Pool part = call;
-    part.first_row = static_cast<int32_t>(from);
-    part.last_row = static_cast<int32_t>(to);
-    kernels().scatter(part);
-  });
+  for (const Pool& call : calls) {
+    share(call.last_row, kLeastRows, [&call](size_t from, size_t to) {
+      Pool part = call;
+      part.first_row = static_cast<int32_t>(from);
+      part.last_row = static_cast<int32_t>(to);
+      kernels().scatter(part);
+    });
+  }
 }
 
 }  // namespace
 
 void bind_pooling(nb::module_& module) {
-  module.def("pool", &pool_bags, nb::arg("fields"), nb::arg("samples"), nb::arg("offsets"),
-             nb::arg("inverse"), nb::arg("rounds"), nb::arg("pooled"), nb::arg("rows"),
-             nb::arg("plain_copy"));
-  module.def("scatter", &scatter_bags, nb::arg("fields"), nb::arg("samples"), nb::arg("offsets"),
-             nb::arg("inverse"), nb::arg("rounds"), nb::arg("pooled"), nb::arg("rows"));
+  nb::class_<PoolLayout>(module, "PoolLayout")
+      .def(nb::init<const std::vector<PythonField>&, const std::vector<size_t>&>(),
+           nb::arg("fields"), nb::arg("dims"));
+  module.def("pool", &pool_bags, nb::arg("layout"), nb::arg("samples"), nb::arg("offsets"),
+             nb::arg("spans"), nb::arg("starts"), nb::arg("inverse"), nb::arg("rows"),
+             nb::arg("pooled"), nb::arg("sequences"));
+  module.def("scatter", &scatter_bags, nb::arg("layout"), nb::arg("samples"), nb::arg("offsets"),
+             nb::arg("spans"), nb::arg("starts"), nb::arg("inverse"), nb::arg("rows"),
+             nb::arg("pooled"), nb::arg("sequences"));
 }
 
 }  // namespace embedding

@@ -11,63 +11,63 @@ namespace embedding {
 namespace {
 
 template <class Array>
-void require_rows(const Array& array, size_t rows, const Options& options, const char* rule) {
-  const auto expected = options.wide() ? nb::dtype<double>() : nb::dtype<float>();
-  require(array.ndim() == 2 && array.shape(0) >= rows && array.shape(1) == options.dim &&
-              array.dtype() == expected,
-          rule);
-}
-
-constexpr const char* kValueRule = "values must be [n, dim] of the table's dtype";
-
-struct Range {
-  size_t start, stop;
-};
-
-template <class Array>
-Range range_of(const Ids& ids, size_t start, size_t stop, const Int64s& handles,
-               const Int64s& writes, const Array& values, const Options& options) {
-  require(start <= stop && stop <= ids.shape(0) && handles.shape(0) == ids.shape(0) &&
-              writes.shape(0) == ids.shape(0),
-          "ids, handles and writes must have one length, and [start, stop) lie in it");
-  require_rows(values, ids.shape(0), options, kValueRule);
-  return {start, stop};
-}
-
-void read_rows(Table& table, const Ids& ids, size_t start, size_t stop, bool create, int64_t step,
-          const Int64s& handles, const Matrix& values, const Int64s& writes) {
-  range_of(ids, start, stop, handles, writes, values, table.options());
-  char* out = static_cast<char*>(values.data()) +
-              start * table.options().dim * table.options().compute_bytes();
-  nb::gil_scoped_release free;
-  table.read(ids.data() + start, stop - start, create, step, handles.data() + start, out,
-             writes.data() + start);
-}
-
-size_t refresh_rows(Table& table, const Ids& ids, size_t start, size_t stop, int64_t step,
-               const Int64s& handles, const Matrix& values, const Int64s& writes) {
-  range_of(ids, start, stop, handles, writes, values, table.options());
-  char* out = static_cast<char*>(values.data()) +
-              start * table.options().dim * table.options().compute_bytes();
-  nb::gil_scoped_release free;
-  return table.refresh(ids.data() + start, stop - start, step, handles.data() + start, out,
-                       writes.data() + start);
-}
-
-using PythonPart = std::tuple<Ids, size_t, size_t, Int64s, Int64s, ConstMatrix>;
-
-void push_rows(Table& table, const std::vector<PythonPart>& pushes, int64_t step, double lr,
-          const Int64s& staleness) {
-  require(staleness.shape(0) == 64, "staleness must have 64 places");
+std::vector<Part> parts_of(const std::vector<Table*>& tables, const Ids& ids, const Spans& spans,
+                           const Int64s& handles, const Int64s& writes, const Array& numbers) {
+  const auto n = static_cast<int64_t>(ids.shape(0)), all = static_cast<int64_t>(numbers.size());
+  require(spans.shape(0) == tables.size(), "spans must be [tables, 3]");
+  require(handles.shape(0) == ids.shape(0) && writes.shape(0) == ids.shape(0),
+          "ids, handles and writes must have one length");
   std::vector<Part> parts;
-  for (const auto& [ids, start, stop, handles, writes, gradients] : pushes) {
-    range_of(ids, start, stop, handles, writes, gradients, table.options());
-    const size_t row = table.options().dim * table.options().compute_bytes();
-    parts.push_back({ids.data() + start, handles.data() + start, writes.data() + start,
-                     static_cast<const char*>(gradients.data()) + start * row, stop - start});
+  for (size_t t = 0; t < tables.size(); ++t) {
+    const Options& options = tables[t]->options();
+    const int64_t first = spans(t, 0), rows = spans(t, 1), at = spans(t, 2);
+    require(numbers.dtype() == (options.wide() ? nb::dtype<double>() : nb::dtype<float>()),
+            "values and gradients must be of the tables' dtype");
+    require(first >= 0 && rows >= 0 && first <= n && rows <= n - first,
+            "the rows of a table must lie inside ids");
+    require(at >= 0 && at <= all && rows <= (all - at) / static_cast<int64_t>(options.dim),
+            "the rows of a table must lie inside values or gradients");
+    char* const start = static_cast<char*>(const_cast<void*>(
+        static_cast<const void*>(numbers.data())));  // a push only reads it
+    parts.push_back({ids.data() + first, handles.data() + first, writes.data() + first,
+                     start + at * options.compute_bytes(), static_cast<size_t>(rows)});
+  }
+  return parts;
+}
+
+void read_rows(const std::vector<Table*>& tables, const Ids& ids, const Spans& spans,
+               const Int64s& handles, const Int64s& writes, const Matrix& values, bool create,
+               int64_t step) {
+  const auto parts = parts_of(tables, ids, spans, handles, writes, values);
+  nb::gil_scoped_release free;
+  for (size_t t = 0; t < tables.size(); ++t) tables[t]->read(parts[t], create, step);
+}
+
+size_t refresh_rows(const std::vector<Table*>& tables, const Ids& ids, const Spans& spans,
+                    const Int64s& handles, const Int64s& writes, const Matrix& values,
+                    int64_t step) {
+  const auto parts = parts_of(tables, ids, spans, handles, writes, values);
+  nb::gil_scoped_release free;
+  size_t replaced = 0;
+  for (size_t t = 0; t < tables.size(); ++t) replaced += tables[t]->refresh(parts[t], step);
+  return replaced;
+}
+
+using PythonPush = std::tuple<Ids, Spans, Int64s, Int64s, ConstMatrix>;
+
+void push_rows(const std::vector<Table*>& tables, const std::vector<PythonPush>& pushes,
+               int64_t step, const std::vector<double>& lrs, const Int64s& staleness) {
+  require(staleness.shape(0) == 64, "staleness must have 64 places");
+  require(lrs.size() == tables.size(), "each table has a learning rate");
+  std::vector<std::vector<Part>> by_table(tables.size());
+  for (const auto& [ids, spans, handles, writes, gradients] : pushes) {
+    const auto parts = parts_of(tables, ids, spans, handles, writes, gradients);
+    for (size_t t = 0; t < tables.size(); ++t) by_table[t].push_back(parts[t]);
   }
   nb::gil_scoped_release free;
-  table.push(parts, step, lr, staleness.data());
+  for (size_t t = 0; t < tables.size(); ++t) {
+    tables[t]->push(by_table[t], step, lrs[t], staleness.data());
+  }
 }
 
 nb::tuple all_rows(const Table& table) {
@@ -78,22 +78,23 @@ nb::tuple all_rows(const Table& table) {
   }
   const size_t n = rows.ids.size();
   const bool wide = table.options().wide();
-  return nb::make_tuple(give(std::move(rows.ids), {n}),
+  return nb::make_tuple(give<uint64_t>(std::move(rows.ids), {n}),
                         give_floats(std::move(rows.values), n, table.options().dim, wide),
                         give_floats(std::move(rows.state), n, table.options().state_floats(), wide),
-                        give(std::move(rows.writes), {n}));
+                        give<int64_t>(std::move(rows.writes), {n}));
 }
 
-nb::dict give_snapshot(const Table& table, Snapshot found) {
-  const size_t n = found.ids.size(), stamps = found.stamps.size();
-  const size_t removed = found.removed.size(), sightings = found.sightings.size();
+// A snapshot or an image of n rows, as `restore` takes it.
+template <class Found>
+nb::dict give_rows(const Table& table, Found found, size_t n, size_t stamps, size_t sightings) {
+  const size_t removed = found.removed.size();
   nb::dict out;
-  out["ids"] = give(std::move(found.ids), {n});
-  out["words"] = give(std::move(found.words), {n});
-  out["stamps"] = give(std::move(found.stamps), {stamps});
-  out["rows"] = give(std::move(found.rows), {n, table.options().row_bytes()});
-  out["removed"] = give(std::move(found.removed), {removed});
-  out["sightings"] = give(std::move(found.sightings), {sightings});
+  out["ids"] = give<uint64_t>(std::move(found.ids), {n});
+  out["words"] = give<uint32_t>(std::move(found.words), {n});
+  out["stamps"] = give<uint32_t>(std::move(found.stamps), {stamps});
+  out["rows"] = give<uint8_t>(std::move(found.rows), {n, table.options().row_bytes()});
+  out["removed"] = give<uint64_t>(std::move(found.removed), {removed});
+  out["sightings"] = give<uint8_t>(std::move(found.sightings), {sightings});
   out["latest_step"] = found.latest_step;
   return out;
 }
@@ -104,31 +105,23 @@ nb::dict collect_snapshot(Table& table) {
     nb::gil_scoped_release free;
     found = table.collect();
   }
-  const size_t n = found.n, removed = found.removed.size();
-  const size_t stamps = found.stamps.data() ? n : 0;
-  nb::dict out;
-  out["ids"] = give_pages<uint64_t>(std::move(found.ids), {n});
-  out["words"] = give_pages<uint32_t>(std::move(found.words), {n});
-  out["stamps"] = give_pages<uint32_t>(std::move(found.stamps), {stamps});
-  out["rows"] = give_pages<uint8_t>(std::move(found.rows), {n, table.options().row_bytes()});
-  out["removed"] = give(std::move(found.removed), {removed});
-  out["sightings"] = give_pages<uint8_t>(std::move(found.sightings), {found.sightings_bytes});
-  out["latest_step"] = found.latest_step;
-  return out;
+  const size_t n = found.n, stamps = found.stamps.data() ? n : 0;
+  const size_t sightings = found.sightings_bytes;
+  return give_rows(table, std::move(found), n, stamps, sightings);
 }
 
 template <class T>
-using Column = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Given = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using RowBytes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 template <class T>
-std::vector<T> copy_of(const Column<T>& column) {
+std::vector<T> copy_of(const Given<T>& column) {
   return std::vector<T>(column.data(), column.data() + column.shape(0));
 }
 
-void restore(Table& table, const Column<uint64_t>& ids, const Column<uint32_t>& words,
-             const Column<uint32_t>& stamps, const RowBytes& rows, const Column<uint64_t>& removed,
-             const Column<uint8_t>& sightings, uint32_t latest_step, bool keep_present) {
+void restore(Table& table, const Given<uint64_t>& ids, const Given<uint32_t>& words,
+             const Given<uint32_t>& stamps, const RowBytes& rows, const Given<uint64_t>& removed,
+             const Given<uint8_t>& sightings, uint32_t latest_step, bool keep_present) {
   const size_t n = ids.shape(0);
   require(words.shape(0) == n && rows.shape(0) == n && (stamps.shape(0) == n || !stamps.shape(0)),
           "ids, words, stamps and rows must have one length");
@@ -146,14 +139,15 @@ void restore(Table& table, const Column<uint64_t>& ids, const Column<uint32_t>& 
   table.restore(from, keep_present);
 }
 
-nb::dict lease(Table& table, const Column<uint64_t>& ids, size_t start, size_t stop) {
+nb::dict lease(Table& table, const Given<uint64_t>& ids, size_t start, size_t stop) {
   require(start <= stop && stop <= ids.shape(0), "start and stop must lie inside ids");
   Snapshot found;
   {
     nb::gil_scoped_release free;
     found = table.lease(ids.data() + start, stop - start);
   }
-  return give_snapshot(table, std::move(found));
+  const size_t n = found.ids.size(), stamps = found.stamps.size();
+  return give_rows(table, std::move(found), n, stamps, 0);
 }
 
 }  // namespace
@@ -170,11 +164,6 @@ void bind_table(nb::module_& module) {
   nb::class_<Table>(module, "Table")
       .def(nb::init<const Options&>(), nb::arg("options"))
       .def("__len__", &Table::size)
-      .def("read", &read_rows, nb::arg("ids"), nb::arg("start"), nb::arg("stop"), nb::arg("create"),
-           nb::arg("step"), nb::arg("handles"), nb::arg("values"), nb::arg("writes"))
-      .def("refresh", &refresh_rows, nb::arg("ids"), nb::arg("start"), nb::arg("stop"), nb::arg("step"),
-           nb::arg("handles"), nb::arg("values"), nb::arg("writes"))
-      .def("push", &push_rows, nb::arg("parts"), nb::arg("step"), nb::arg("lr"), nb::arg("staleness"))
       .def("rows", &all_rows)
       .def("freeze", &Table::freeze, nb::arg("only_changed"), nb::arg("track"),
            nb::call_guard<nb::gil_scoped_release>())
@@ -188,6 +177,14 @@ void bind_table(nb::module_& module) {
       .def("lease", &lease, nb::arg("ids"), nb::arg("start"), nb::arg("stop"))
       .def_prop_ro("resident_bytes", &Table::resident_bytes)
       .def_prop_ro("counters", &Table::counters);
+
+  module.def("read", &read_rows, nb::arg("tables"), nb::arg("ids"), nb::arg("spans"),
+             nb::arg("handles"), nb::arg("writes"), nb::arg("values"), nb::arg("create"),
+             nb::arg("step"));
+  module.def("refresh", &refresh_rows, nb::arg("tables"), nb::arg("ids"), nb::arg("spans"),
+             nb::arg("handles"), nb::arg("writes"), nb::arg("values"), nb::arg("step"));
+  module.def("push", &push_rows, nb::arg("tables"), nb::arg("pushes"), nb::arg("step"),
+             nb::arg("lrs"), nb::arg("staleness"));
 }
 
 }  // namespace embedding

@@ -23,7 +23,6 @@ NB_MODULE(_kernels, module) {
   module.def("empty_float32", &empty<float>, nb::arg("rows"), nb::arg("columns"));
   module.def("empty_float64", &empty<double>, nb::arg("rows"), nb::arg("columns"));
   module.def("empty_int64", &empty<int64_t>, nb::arg("rows"), nb::arg("columns"));
-  module.def("empty_int32", &empty<int32_t>, nb::arg("rows"), nb::arg("columns"));
   module.def("idle_buffer_bytes", &idle_buffer_bytes);
   module.def("set_threads", &set_threads, nb::arg("count"),
              nb::call_guard<nb::gil_scoped_release>());

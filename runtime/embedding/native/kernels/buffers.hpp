@@ -12,7 +12,7 @@ namespace embedding {
 void* take_buffer(size_t bytes);
 void give_buffer(void* buffer, size_t bytes) noexcept;
 
-// One of these for n items; `release` leaves it to the caller to give back.
+// One of these for n items.
 template <class T>
 class Column {
  public:
@@ -29,11 +29,6 @@ class Column {
   T* data() { return data_; }
   size_t size() const { return n_; }
   size_t bytes() const { return n_ * sizeof(T); }
-  T* release() {
-    T* data = data_;
-    data_ = nullptr;
-    return data;
-  }
 
  private:
   T* data_;

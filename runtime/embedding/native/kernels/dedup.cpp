@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "hash.hpp"
 #include "prefetch.hpp"
@@ -74,49 +75,47 @@ class Scratch {
 
 }  // namespace
 
-void merge_duplicates(const uint64_t* ids, size_t n, uint32_t shards, int32_t* inverse,
-                      Distinct& found) {
+size_t merge_duplicates(const uint64_t* ids, size_t n, uint32_t shards, int32_t* inverse,
+                        uint64_t* distinct, int64_t* bounds) {
   static thread_local Scratch kept;
   static thread_local std::vector<uint64_t> kept_ids;
   static thread_local std::vector<uint32_t> kept_shard;
   static thread_local std::vector<int32_t> kept_place;
   Scratch scratch = std::move(kept);  // here, so that the loop may hold it in registers
   scratch.start(n / 2);
-  if (kept_ids.size() < n) kept_ids.resize(n);  // once: fresh memory costs more than the merge
-  uint64_t* const distinct = kept_ids.data();
+  if (shards > 1 && kept_ids.size() < n) kept_ids.resize(n);  // once: fresh memory costs more
+  uint64_t* const found = shards > 1 ? kept_ids.data() : distinct;
   uint32_t count = 0;
   uint64_t hashes[kAhead];
   for (size_t i = 0; i < std::min(kAhead, n); ++i) scratch.prefetch(hashes[i] = mix64(ids[i]));
   for (size_t i = 0; i < n; ++i) {
     const uint64_t hash = hashes[i % kAhead];
     if (i + kAhead < n) scratch.prefetch(hashes[i % kAhead] = mix64(ids[i + kAhead]));
-    inverse[i] = static_cast<int32_t>(scratch.number(ids[i], hash, distinct, count));
-    if (scratch.crowded(count)) scratch.grow(distinct, count);
+    inverse[i] = static_cast<int32_t>(scratch.number(ids[i], hash, found, count));
+    if (scratch.crowded(count)) scratch.grow(found, count);
   }
   kept = std::move(scratch);
-  found.ids = Column<uint64_t>(count);
-  found.bounds.assign(shards + 1, 0);
+  std::fill(bounds, bounds + shards + 1, 0);
   if (shards == 1) {
-    found.bounds[1] = count;
-    std::copy_n(distinct, count, found.ids.data());
-    return;
+    bounds[1] = count;
+    return count;
   }
   // A stable counting sort by shard.
   std::vector<uint32_t>& shard = kept_shard;
   shard.resize(count);
-  for (uint32_t u = 0; u < count; ++u) shard[u] = shard_of(mix64(distinct[u]), shards);
-  for (uint32_t s : shard) ++found.bounds[s + 1];
-  for (uint32_t s = 0; s < shards; ++s) found.bounds[s + 1] += found.bounds[s];
-  std::vector<int64_t> next(found.bounds.begin(), found.bounds.end() - 1);
+  for (uint32_t u = 0; u < count; ++u) shard[u] = shard_of(mix64(found[u]), shards);
+  for (uint32_t s : shard) ++bounds[s + 1];
+  for (uint32_t s = 0; s < shards; ++s) bounds[s + 1] += bounds[s];
+  std::vector<int64_t> next(bounds, bounds + shards);
   std::vector<int32_t>& place = kept_place;
-  uint64_t* grouped = found.ids.data();
   place.resize(count);
   for (uint32_t u = 0; u < count; ++u) {
     const int64_t to = next[shard[u]]++;
-    grouped[to] = distinct[u];
+    distinct[to] = found[u];
     place[u] = static_cast<int32_t>(to);
   }
   for (size_t i = 0; i < n; ++i) inverse[i] = place[inverse[i]];
+  return count;
 }
 
 }  // namespace embedding

@@ -3,19 +3,13 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
-
-#include "buffers.hpp"
 
 namespace embedding {
 
-struct Distinct {
-  Column<uint64_t> ids{0};        // [U], grouped by shard
-  std::vector<int64_t> bounds;    // [shards + 1]
-};
-
-// Fills `found`, and inverse [n]: which distinct id each of `ids` [n] is. Scratch is kept per thread.
-void merge_duplicates(const uint64_t* ids, size_t n, uint32_t shards, int32_t* inverse,
-                      Distinct& found);
+// Which distinct ids `ids` [n] holds: they go to `distinct` (room for n), inverse [n] says which one
+// each is, bounds [shards + 1] where those of a shard start. Returns how many. Scratch is kept per
+// thread.
+size_t merge_duplicates(const uint64_t* ids, size_t n, uint32_t shards, int32_t* inverse,
+                        uint64_t* distinct, int64_t* bounds);
 
 }  // namespace embedding

@@ -28,10 +28,11 @@ struct RowStep {
   size_t next_n;
 };
 
-enum class PoolKind : int { other_table = -1, sum, mean, sqrtn, sequence };
+enum class PoolKind : int { sum, mean, sqrtn, sequence };
 
 struct PoolField {
   PoolKind kind;
+  size_t bag;          // its place among the fields of a sample
   size_t column;       // of its first element in `pooled`
   size_t max_length;   // sequence: places L
   void* sequence;      // sequence: [samples, L, dim]
@@ -41,9 +42,10 @@ struct PoolField {
 // Bags of one table: rows -> vectors, or gradients of vectors -> gradients of rows.
 struct Pool {
   size_t samples;
+  size_t bags;              // of a sample, those of other tables with them
   size_t fields;
-  const PoolField* field;   // [fields]
-  const int64_t* offsets;   // [samples * fields + 1] bag bounds, null: one id in every bag
+  const PoolField* field;   // [fields] of this table
+  const int64_t* offsets;   // [samples * bags + 1] bag bounds, null: one id in every bag
   const int32_t* inverse;   // which distinct row each occurrence is; `rounds` entries an occurrence
   size_t rounds;
   size_t dim;

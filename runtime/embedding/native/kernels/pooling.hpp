@@ -16,19 +16,19 @@ using embedding::PoolKind;
 
 constexpr size_t kAhead = 16;  // occurrences between prefetch and use
 
-inline size_t bag_length(const Pool& call, size_t bag) {
-  return call.offsets ? static_cast<size_t>(call.offsets[bag + 1] - call.offsets[bag]) : 1;
+inline size_t bag_length(const Pool& call, size_t sample, const PoolField& field) {
+  if (!call.offsets) return 1;
+  const int64_t* const at = call.offsets + sample * call.bags + field.bag;
+  return static_cast<size_t>(at[1] - at[0]);
 }
 
 // How many occurrences of this table stand before a sample.
 inline size_t occurrences_before(const Pool& call, size_t sample) {
-  size_t own = 0;
-  for (size_t f = 0; f < call.fields; ++f) own += call.field[f].kind != PoolKind::other_table;
-  if (!call.offsets) return sample * own;
-  if (own == call.fields) return static_cast<size_t>(call.offsets[sample * call.fields]);
+  if (!call.offsets) return sample * call.fields;
+  if (call.fields == call.bags) return static_cast<size_t>(call.offsets[sample * call.bags]);
   size_t count = 0;
-  for (size_t bag = 0; bag < sample * call.fields; ++bag) {
-    if (call.field[bag % call.fields].kind != PoolKind::other_table) count += bag_length(call, bag);
+  for (size_t b = 0; b < sample; ++b) {
+    for (size_t f = 0; f < call.fields; ++f) count += bag_length(call, b, call.field[f]);
   }
   return count;
 }
@@ -80,8 +80,7 @@ void pool_samples(const Pool& call) {
   for (size_t b = call.first_sample; b < call.last_sample; ++b) {
     for (size_t f = 0; f < call.fields; ++f) {
       const PoolField& field = call.field[f];
-      if (field.kind == PoolKind::other_table) continue;
-      const size_t length = bag_length(call, b * call.fields + f);
+      const size_t length = bag_length(call, b, field);
       const int32_t* which = call.inverse + at;
       prefetch_bag<T>(call, at, length * call.rounds, total);
       at += length * call.rounds;
@@ -126,8 +125,7 @@ void scatter_samples(const Pool& call) {
   for (size_t b = 0; b < call.samples; ++b) {
     for (size_t f = 0; f < call.fields; ++f) {
       const PoolField& field = call.field[f];
-      if (field.kind == PoolKind::other_table) continue;
-      const size_t length = bag_length(call, b * call.fields + f);
+      const size_t length = bag_length(call, b, field);
       const int32_t* which = call.inverse + at;
       prefetch_bag<T>(call, at, length * call.rounds, total);
       at += length * call.rounds;

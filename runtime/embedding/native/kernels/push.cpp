@@ -61,7 +61,7 @@ size_t Table::collect(const Part& given, size_t from, size_t to, Collected& touc
     ++missed.writes[std::min<int64_t>(others, 63)];
     ids[count] = id;
     slots[count] = slot;
-    gradients[count++] = part.gradients + from * value_bytes;
+    gradients[count++] = part.numbers + from * value_bytes;
   }
   touched.count = count;
   return from;

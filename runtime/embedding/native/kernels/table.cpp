@@ -276,74 +276,63 @@ void Table::copy_initial(uint64_t id, char* out) const {
 }
 
 // What a read leaves for id i, whose row lies in `slot` if anywhere.
-inline void Table::put(size_t i, uint64_t id, uint32_t slot, const Found& found,
-                       const View& here) const {
-  char* out = found.values + i * value_bytes_;
+inline void Table::put(const Part& part, size_t i, uint32_t slot, const View& here) const {
+  char* out = part.numbers + i * value_bytes_;
   if (slot == kNoSlot) {
-    found.handles[i] = kAbsent;
-    found.writes[i] = 0;
-    copy_initial(id, out);
+    part.handles[i] = kAbsent;
+    part.writes[i] = 0;
+    copy_initial(part.ids[i], out);
   } else {
     const uint64_t counters = here.records.counters(slot);
-    found.handles[i] = handle_of(slot, counters);
-    found.writes[i] = Records::writes_in(counters);
+    part.handles[i] = handle_of(slot, counters);
+    part.writes[i] = Records::writes_in(counters);
     copy_values(here.row(slot), out);
   }
 }
 
-void Table::read(const uint64_t* ids, size_t n, bool create, int64_t step, int64_t* handles,
-                 char* values, int64_t* writes) {
+void Table::read(const Part& part, bool create, int64_t step) {
   const std::scoped_lock hold(lock_);
-  help_to_copy(n);
+  help_to_copy(part.n);
   const uint32_t at = create ? now(step) : latest_step_;  // reading ahead is no use of the table
   const bool stamped = records_.stamped();
-  const Found found{handles, values, writes};
   if (create && (options_.eviction != Eviction::none || stamped)) {
-    walk(ids, n, [=, this](size_t i, uint32_t slot, View& here) {
-      slot = obtain(ids[i], slot, at, here);
-      put(i, ids[i], slot, found, here);
+    walk(part.ids, part.n, [=, this](size_t i, uint32_t slot, View& here) {
+      slot = obtain(part.ids[i], slot, at, here);
+      put(part, i, slot, here);
     });
     return;
   }
   // Nothing is evicted: find and copy by several threads, then create what is absent, in order.
-  share(n, kLeast, [=, this](size_t from, size_t to) {
-    walk(ids + from, to - from, [=, this](size_t i, uint32_t slot, const View& here) {
+  share(part.n, kLeast, [=, this](size_t from, size_t to) {
+    walk(part.ids + from, to - from, [=, this](size_t i, uint32_t slot, const View& here) {
       i += from;
       if (stamped && slot != kNoSlot && expired(slot, at)) slot = kNoSlot;
       if (create && slot == kNoSlot) {
-        found.handles[i] = kAbsent;
+        part.handles[i] = kAbsent;
       } else {
-        put(i, ids[i], slot, found, here);
+        put(part, i, slot, here);
       }
     });
   });
   if (!create) return;
-  for (size_t i = 0; i < n; ++i) {
-    if (handles[i] != kAbsent) continue;
-    const uint32_t slot = obtain_anew(ids[i], kNoSlot, at);
-    put(i, ids[i], slot, found, view());
+  for (size_t i = 0; i < part.n; ++i) {
+    if (part.handles[i] != kAbsent) continue;
+    const uint32_t slot = obtain_anew(part.ids[i], kNoSlot, at);  // before the view: it moves rows
+    put(part, i, slot, view());
   }
 }
 
-size_t Table::refresh(const uint64_t* ids, size_t n, int64_t step, int64_t* handles, char* values,
-                      int64_t* writes) {
+size_t Table::refresh(const Part& part, int64_t step) {
   const std::scoped_lock hold(lock_);
-  help_to_copy(n);
+  help_to_copy(part.n);
   const uint32_t at = now(step);
   size_t replaced = 0;
-  walk(ids, n, [&](size_t i, uint32_t slot, View& here) {
-    slot = obtain(ids[i], slot, at, here);
+  walk(part.ids, part.n, [&](size_t i, uint32_t slot, View& here) {
+    slot = obtain(part.ids[i], slot, at, here);
     const uint64_t counters = slot == kNoSlot ? 0 : here.records.counters(slot);
     const int64_t handle = slot == kNoSlot ? kAbsent : handle_of(slot, counters);
-    const int64_t count = Records::writes_in(counters);
-    if (handle == handles[i] && count == writes[i]) return;
-    handles[i] = handle;
-    writes[i] = count;
-    if (slot == kNoSlot) {
-      copy_initial(ids[i], values + i * value_bytes_);
-    } else {
-      copy_values(here.row(slot), values + i * value_bytes_);
-    }
+    if (handle == part.handles[i] && Records::writes_in(counters) == part.writes[i]) return;
+    put(part, i, slot, here);
     ++replaced;
   });
   return replaced;

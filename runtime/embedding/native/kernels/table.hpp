@@ -34,12 +34,12 @@ struct Counters {
   uint64_t gradients_evicted = 0;         // dropped: the row went between lookup and push
 };
 
-// The gradients of one (rank, step) for this table and shard.
+// The rows of one (rank, step) in this table and shard, in a batch's arrays.
 struct Part {
-  const uint64_t* ids;
-  const int64_t* handles;
-  const int64_t* writes;    // write counts at the moment of the lookup
-  const char* gradients;    // [n, dim]
+  const uint64_t* ids;  // distinct
+  int64_t* handles;
+  int64_t* writes;  // write counts at the moment of the lookup
+  char* numbers;    // [n, dim]: values that a read fills, or gradients that a push takes
   size_t n;
 };
 
@@ -70,12 +70,10 @@ class Table {
 
   // Rows of distinct ids, in their order. `create`: a training lookup, which creates absent rows
   // (if admitted), evicts, and counts as a use; otherwise an absent id gives its initial value.
-  void read(const uint64_t* ids, size_t n, bool create, int64_t step, int64_t* handles,
-            char* values, int64_t* writes);
+  void read(const Part& part, bool create, int64_t step);
   // The training lookup of a batch that was read ahead: copies only rows written since (or new);
   // returns how many.
-  size_t refresh(const uint64_t* ids, size_t n, int64_t step, int64_t* handles, char* values,
-                 int64_t* writes);
+  size_t refresh(const Part& part, int64_t step);
   // One optimiser step on every row that the parts touch, gradients summed in the order of parts.
   // Adds to staleness [64] the number of writes that each gradient had missed.
   void push(const std::vector<Part>& parts, int64_t step, double lr, int64_t* staleness);
@@ -164,11 +162,6 @@ class Table {
     const char* row(uint32_t slot) const { return rows + slot * row_bytes; }
   };
   View view() const { return {index_.groups(), records_.reader(), slab_.data(), row_bytes_}; }
-  struct Found {  // what a read leaves, one place for each id
-    int64_t* handles;
-    char* values;
-    int64_t* writes;
-  };
 
   template <class Visit>
   void walk(const uint64_t* ids, size_t n, Visit visit) const;
@@ -191,7 +184,7 @@ class Table {
     return static_cast<int64_t>(counters >> 32 << 32 | slot);
   }
   char* row(uint32_t slot) const { return slab_.data() + slot * row_bytes_; }
-  void put(size_t i, uint64_t id, uint32_t slot, const Found& found, const View& here) const;
+  void put(const Part& part, size_t i, uint32_t slot, const View& here) const;
   size_t collect(const Part& part, size_t from, size_t to, Collected& touched,
                  Missed& missed) const;
   static void prefetch_record(const Part& part, size_t i, const Records::Reader& records) {
