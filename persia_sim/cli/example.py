@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from persia_sim.model.cluster import Cluster, Rack
 
 _WIDTH = 96
+_YOURS = "an example: write where your figures come from"
 
 _FURTHER_KIND = """
 # A further kind of host in a role (nn, embedding_workers or servers), by name or as a table; to
@@ -42,20 +43,24 @@ def write_examples(folder: Path) -> list[Path]:
     from persia_sim.presets.costs import CATALOGUE
     from persia_sim.presets.machines import MACHINES
 
-    cluster = CLUSTERS["gcp-100t"]()
+    cluster = yours(CLUSTERS["gcp-100t"]())
+    workload = dataclasses.replace(
+        workloads()["criteo-syn1"], name="my-workload", batch_per_rank=1024, source=_YOURS
+    )
     model = rankers()["dlrm"]
     few = dataclasses.replace(model, name="my-model", tables=model.tables[:3])
     texts = {
         "cluster.toml": "# A cluster of embedding servers: `--cluster cluster.toml`.\n"
         '# base = "gcp-100t" would start from a preset: then only what differs is needed.\n'
-        + table(dataclasses.replace(cluster, name="my-cluster"))
+        + table(cluster)
         + _FURTHER_KIND
         + "\n# Two racks, oversubscribed 4:1; to have them, remove the first `#` of each line.\n"
-        + racks_off(two_racks(cluster))
-        + "\n# What each stage costs; whatever is left out is the catalogue's.\n"
-        + table(CATALOGUE, "costs"),
-        "workload.toml": "# Data and network: `--workload workload.toml`.\n"
-        + table(dataclasses.replace(workloads()["criteo-syn1"], name="my-workload")),
+        + off("".join(f"[[racks]]\n{table(rack)}" for rack in two_racks(cluster)))
+        + "\n# What each stage costs is the catalogue's, measured or fitted on others' machines.\n"
+        "# To say what it costs on yours, remove the first `#` of a line and of its table's name;\n"
+        "# or measure it: `persia-runtime profile` writes what `--profile` reads.\n"
+        + off(table(CATALOGUE, "costs")),
+        "workload.toml": "# Data and network: `--workload workload.toml`.\n" + table(workload),
         "model.toml": "# A model with tables on the GPUs: `sharded --model model.toml`.\n"
         + table(few),
         "system.toml": "# A machine with GPUs: `sharded --system system.toml`.\n"
@@ -94,12 +99,20 @@ def two_racks(cluster: Cluster) -> list[Rack]:
     ]
 
 
-def racks_off(racks: list[Rack]) -> str:
-    """The racks as TOML, each line behind a `#`; the first one's comments are enough."""
-    lines = ["[[racks]]", *table(racks[0]).splitlines()]
-    for rack in racks[1:]:
-        lines += ["[[racks]]", *(x for x in table(rack).splitlines() if not x.startswith("#"))]
-    return "\n".join(f"#{line}" for line in lines) + "\n"
+def yours(cluster: Cluster) -> Cluster:
+    """The cluster with hosts that are nobody's: no name, price or source of others."""
+    roles = {"nn": "GPU host", "embedding_workers": "worker host", "servers": "server host"}
+    mine: dict[str, Any] = {"name": "my-cluster", "source": _YOURS}
+    for role, name in roles.items():
+        own = getattr(cluster, role)
+        host = dataclasses.replace(own.host, name=f"my {name}", usd_per_hour=0.0, source=_YOURS)
+        mine[role] = dataclasses.replace(own, host=host)
+    return dataclasses.replace(cluster, **mine)
+
+
+def off(text: str) -> str:
+    """Each line behind a `#`."""
+    return "".join(f"#{line}\n" if line else "\n" for line in text.splitlines())
 
 
 def table(record: Any, name: str = "") -> str:

@@ -333,6 +333,8 @@ def _borrowed(scenario: Scenario) -> tuple[str, ...]:
     if not strange:
         return ()
     found = strange if known else []  # the catalogue follows machines
+    if not known and costs.reach.source.startswith("fitted"):
+        found = [f"shares of rates {costs.reach.source.partition(';')[0]}"]
     laws = [n for n in costs.__slots__ if getattr(getattr(costs, n), "source", "")[:7] == "assumed"]
     return (*found, *([f"{', '.join(laws)} assumed"] if laws else []))
 

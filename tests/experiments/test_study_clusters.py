@@ -143,7 +143,7 @@ def test_a_cluster_of_ones_own_is_swept_and_an_edited_file_is_another_point(tmp_
     options = sweep_options(tmp_path, **chosen)
     told = printed_by(cluster_sweep.run, options)
     here, cannot = read_csv(tmp_path / "cluster_sweep.csv")
-    assert (here["ranks"], here["workers"], here["batch_per_rank"]) == ("64", "100", "8192")
+    assert (here["ranks"], here["workers"], here["batch_per_rank"]) == ("64", "100", "1024")
     assert cannot["simulated"] == "False" and "servers is 20000: must be <= 10,000" in told
     assert (tmp_path / "cluster_sweep.png").is_file()
     cluster_sweep.run(options)

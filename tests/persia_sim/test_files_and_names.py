@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tomllib
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 import persia_sim
 from persia_sim import __main__ as command
-from persia_sim.cli.example import write_examples
+from persia_sim.cli.example import write_examples, yours
 from persia_sim.cli.sharded import ShardedOptions, job_of, run_sharded
 from persia_sim.model.cluster import Cluster
 from persia_sim.model.costs import Costs
@@ -26,6 +27,7 @@ from persia_sim.presets.from_file import (
     read_model,
     read_software,
     read_workload,
+    record_of,
 )
 from persia_sim.presets.machines import GPUS, MACHINES
 from persia_sim.sharded.plan import Ranker, Storage, Table
@@ -49,10 +51,10 @@ def answer(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
 def test_the_example_files_read_back_as_what_they_were_written_from(tmp_path):
     paths = {path.name: path for path in write_examples(tmp_path)}
     cluster, costs = read_cluster(paths["cluster.toml"])
-    assert cluster == replace(CLUSTERS["gcp-100t"](), name="my-cluster")
-    assert costs == CATALOGUE, "nothing that was fitted to others"
+    assert cluster == yours(CLUSTERS["gcp-100t"]())
+    assert costs == CATALOGUE
     workload = read_workload(paths["workload.toml"])
-    assert workload == replace(workloads()["criteo-syn1"], name="my-workload")
+    assert (workload.name, workload.dim, workload.batch_per_rank) == ("my-workload", 128, 1024)
     model = rankers()["dlrm"]
     assert read_model(paths["model.toml"]) == replace(
         model, name="my-model", tables=model.tables[:3]
@@ -70,6 +72,19 @@ def test_every_field_stands_in_the_example_under_its_meaning(tmp_path):
         for field in fields(kind):
             assert says[field.name][:30] in text[name], (kind, field.name)
             assert field.name in text[name]
+
+
+def test_the_example_of_a_cluster_is_the_readers(tmp_path):
+    """No price, name or source of others, and no constant that was fitted to their runs."""
+    [path] = (path for path in write_examples(tmp_path) if path.name == "cluster.toml")
+    table = tomllib.loads(path.read_text())
+    assert "costs" not in table
+    hosts = [table[role]["host"] for role in ("nn", "embedding_workers", "servers")]
+    assert all(host["usd_per_hour"] == 0 and host["name"].startswith("my ") for host in hosts)
+    assert "GKE" not in path.read_text().split("[costs")[0]
+    behind = path.read_text().split("`--profile` reads.")[1]
+    given = "\n".join(line[1:] for line in behind.splitlines())
+    assert record_of(Costs, tomllib.loads(given)["costs"], "costs") == CATALOGUE
 
 
 def test_init_touches_nothing_that_is_there(tmp_path, monkeypatch, capsys):
@@ -146,7 +161,9 @@ def test_a_run_from_files_is_the_run_of_the_presets_that_they_hold(tmp_path, mon
     paths = ["--cluster", str(tmp_path / "mine.toml"), "--workload",
              str(tmp_path / "workload.toml")]  # fmt: skip
     _, by_file, _ = answer(monkeypatch, capsys, *paths, *common)
-    _, by_name, _ = answer(monkeypatch, capsys, "--workload", "criteo-syn1", *common)
+    _, by_name, _ = answer(
+        monkeypatch, capsys, *["--workload", "criteo-syn1", "--batch-per-rank", "1024"], *common
+    )
     assert by_file.splitlines()[2:] == by_name.splitlines()[2:] and "throughput" in by_file
 
 
