@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import inf
 
 import numpy as np
@@ -40,7 +39,7 @@ class Platform:
         self.host_of_server = cluster.servers.host_of
         self.host_shares = np.bincount(self.host_of_server, weights=shares)
         self.wiring = wiring = Wiring(cluster, shares, scenario.home)
-        self.path = wiring.path
+        self.path, self.of_rank, self.of_worker = wiring.path, wiring.of_rank, wiring.of_worker
         # Each GPU of a host has a ring of its own with its peers, or all GPUs are in one.
         rings = scenario.costs.dense_sync.algorithm is Algorithm.HIERARCHICAL
         self._ring_streams = cluster.nn.of_hosts(
@@ -82,51 +81,28 @@ class Platform:
             hosts - hosts[0],
         )
 
-    def worker_link(self, worker: int) -> int:
-        """The link out of a worker's host; the link into it has the next number."""
-        return self.wiring.of_worker[worker]
-
-    def _rank_link(self, r: int) -> int:
-        return self.wiring.of_rank[r]
-
     def travel(self, after_s: float = 0.0, messages: int = 1) -> float:
         """Seconds until a message is there that leaves after so much service, or several of which
         each answers the one before. Nothing else in the engine charges a latency."""
         return after_s + messages * self.latency_s
 
-    def to_worker_from_loader(self, worker: int) -> simpy.Event:
-        """Ids from a loader; loaders have no NIC of their own in the model, and their latency is
-        part of what a batch costs them."""
-        return self.network.send((self.worker_link(worker) + 1,), self.need.loader_bytes)
+    def receive(self, nic: int, size_bytes: float) -> simpy.Event:
+        """A message from a loader; loaders have no NIC of their own in the model, and their latency
+        is part of what a batch costs them."""
+        return self.network.send((nic + 1,), size_bytes)
 
-    def to_rank_from_loader(self, r: int) -> simpy.Event:
-        """Dense features and labels from a loader, past the workers."""
-        return self.network.send((self._rank_link(r) + 1,), self.need.input_bytes)
-
-    def to_rank(self, worker: int, r: int, size_bytes: float) -> simpy.Event:
-        """Activations from a worker to a rank (`travel` has charged the latency)."""
-        path = self.path(self.worker_link(worker), self._rank_link(r))
-        return self.network.send(path, size_bytes)
-
-    def exchange(self, worker: int, other: int, size_bytes: float) -> simpy.Event:
-        """Gradients from one worker to another (`travel` has charged the latency)."""
-        path = self.path(self.worker_link(worker), self.worker_link(other))
-        return self.network.send(path, size_bytes)
-
-    def from_rank(self, worker: int, r: int, size_bytes: float) -> Process:
-        """Gradients from a rank to a worker."""
-        yield self.travel()
-        path = self.path(self._rank_link(r), self.worker_link(worker))
-        yield self.network.send(path, size_bytes)
+    def send(
+        self, sender: int, receiver: int, size_bytes: float, streams: float = 1.0
+    ) -> simpy.Event:
+        """A message from a NIC to another (`travel` has charged the latency)."""
+        return self.network.send(self.path(sender, receiver), size_bytes, streams)
 
     def ring(self, nic_bytes: float, least_s: float) -> simpy.Event:
         """All GPU hosts pass so many bytes to the next; takes at least the closed form's time."""
         nics = self.wiring.gpu_hosts
         hosts = zip(nics, [*nics[1:], nics[0]], self._ring_streams, strict=True)
         passed = [
-            self.network.send(self.path(nic, after), nic_bytes, streams)
-            for nic, after, streams in hosts
-            if nic_bytes
+            self.send(nic, after, nic_bytes, streams) for nic, after, streams in hosts if nic_bytes
         ]
         return simpy.AllOf(self.env, [self.env.timeout(least_s), *passed])
 
@@ -155,19 +131,12 @@ class Platform:
             if group.first <= process < group.end:
                 bank.close_until(process - group.first, time_s)
 
-    def dense_to_rank(self, r: int) -> Process:
-        """The bytes of the dense weights from their home (`travel` has charged the answer)."""
-        return self._dense_passes(lambda nic: self.path(nic, self._rank_link(r)))
-
-    def dense_from_rank(self, r: int) -> Process:
-        """A dense gradient to the home of the weights."""
-        yield self.travel()
-        yield from self._dense_passes(lambda nic: self.path(self._rank_link(r), nic))
-
-    def _dense_passes(self, path_of: Callable[[int], tuple[int, ...]]) -> Process:
-        passed = [
-            self.network.send(path_of(nic), self.need.dense_bytes * share, streams)
-            for nic, share, streams in self.wiring.of_dense
-        ]
+    def dense_copy(self, r: int, to_rank: bool) -> Process:
+        """The bytes of the dense weights between their home and a rank, one way (`travel` has
+        charged the latency)."""
+        passed = []
+        for home, share, streams in self.wiring.of_dense:
+            ends = (home, self.of_rank[r]) if to_rank else (self.of_rank[r], home)
+            passed.append(self.send(*ends, self.need.dense_bytes * share, streams))
         if passed:
             yield passed[0] if len(passed) == 1 else simpy.AllOf(self.env, passed)

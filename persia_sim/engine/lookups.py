@@ -86,7 +86,7 @@ def fetch(world: World, r: int, s: int, asked: Fetch, kind: Kind, mark: Mark) ->
     pooled_s = world.worker_delay(worker, asked.worker_pool_s, asked.pool_memory_bytes)
     yield platform.travel(pooled_s)
     legs[first + 4] = world.env.now
-    yield platform.to_rank(worker, r, asked.activation_bytes)
+    yield platform.send(platform.of_worker[worker], platform.of_rank[r], asked.activation_bytes)
     legs[first + 5] = world.env.now
 
 
@@ -108,7 +108,7 @@ def load(world: World, loader: int) -> Process:
 
     Loaders start spread over the time of one batch: in step they would send bursts.
     """
-    need, scenario = world.need, world.scenario
+    need, scenario, platform = world.need, world.scenario, world.platform
     ranks, steps, loaders = len(world.ranks), scenario.steps, scenario.cluster.loaders
     room = scenario.queues.dataset
     if loader:
@@ -120,9 +120,9 @@ def load(world: World, loader: int) -> Process:
             why = f"room for step {s} among {room} loaded batches"
             yield rank.wait(Waiter.LOADER, why, s)
         yield world.needs[r].load_s
-        yield world.platform.to_worker_from_loader(world.worker_of(r, s))
+        yield platform.receive(platform.of_worker[world.worker_of(r, s)], need.loader_bytes)
         if need.input_bytes:
-            yield world.platform.to_rank_from_loader(r)
+            yield platform.receive(platform.of_rank[r], need.input_bytes)
         world.stamp(Mark.LOADED, r, s)
         rank.early.add(s)
         while rank.loaded in rank.early:
@@ -150,7 +150,7 @@ def fan_out(
     is lost or slow at the servers is known only when it has arrived. The busiest server of a
     batch is later than that of the mean batch by ``join_s``. ``answer_bytes`` None: nobody
     waits for an answer; 0 is an answer without rows."""
-    env, nic, send = platform.env, platform.worker_link(worker), platform.network.send
+    env, nic = platform.env, platform.of_worker[worker]
     groups = platform.fan
     arrived, done = np.zeros((2, len(service_s))) if platform.tells_each else (service_s, service_s)
     last_s, left = 0.0, len(groups)
@@ -158,7 +158,7 @@ def fan_out(
     def ask(server: int, group: ServerGroup, bank: Bank) -> Process:
         nonlocal last_s, left
         part, share = group.processes, group.share
-        yield send(platform.path(nic, server), request_bytes * share, group.streams)
+        yield platform.send(nic, server, request_bytes * share, group.streams)
         last_s = now = env.now
         if platform.tells_each:
             delays = bank.visit(now, service_s[part], memory_bytes * share)
@@ -176,7 +176,7 @@ def fan_out(
         if answer_bytes is not None:
             if platform.latency_s:
                 yield platform.travel()
-            yield send(platform.path(server, nic), answer_bytes * share, group.streams)
+            yield platform.send(server, nic, answer_bytes * share, group.streams)
 
     if len(groups) == 1:
         yield from ask(*groups[0])

@@ -51,7 +51,8 @@ class Pushes:
         worker = world.worker_of(r, s)
         started = env.now
         legs = world.legs[:, r, s]
-        yield from platform.from_rank(worker, r, need.gradient_bytes)
+        yield platform.travel()
+        yield platform.send(platform.of_rank[r], platform.of_worker[worker], need.gradient_bytes)
         legs[Leg.AT_WORKER] = env.now
         scatter_s = world.worker_delay(worker, need.worker_scatter_s, need.scatter_memory_bytes)
         yield platform.travel(scatter_s)
@@ -96,7 +97,8 @@ class Pushes:
         world = self._world
         if size_bytes:
             here, there = world.worker_of(r, s), world.worker_of(r, (s + 1) % world.scenario.steps)
-            yield world.platform.exchange(here, there, size_bytes)
+            nics = world.platform.of_worker
+            yield world.platform.send(nics[here], nics[there], size_bytes)
         world.legs[Leg.FORWARDED, r, s] = world.env.now
         self._hand_over(r, s)
 

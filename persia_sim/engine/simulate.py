@@ -67,28 +67,21 @@ class Run:
         request was quicker than the quickest. A step waits for pushes of earlier ones, not its own.
         """
         need, barrier = self.need, self.scenario.mode.has_barrier
-        own = self.computed_s[:, first:end]
-        computed = own.max(0).mean() if barrier else 1 / (1 / np.maximum(own.mean(1), _TINY)).mean()
-        factor = float(computed) / need.compute_s if need.compute_s else 1.0
-        of_kinds: list[Demand] = []
-        for kind, each in enumerate(need.of_kinds):
-            mine = own[np.array(need.kind_of) == kind]
-            took = (
-                mine.max(0).mean() if barrier else 1 / (1 / np.maximum(mine.mean(1), _TINY)).mean()
-            )
-            more = float(took) / each.compute_s if each.compute_s else 1.0
-            forward_s, backward_s = each.forward_s * more, each.backward_s * more
-            of_kinds.append(replace(each, forward_s=forward_s, backward_s=backward_s))
+        own, kind_of = self.computed_s[:, first:end], np.array(need.kind_of)
+
+        def computed(need: Demand, own: np.ndarray) -> Demand:
+            mean = own.max(0).mean() if barrier else 1 / (1 / np.maximum(own.mean(1), _TINY)).mean()
+            more = float(mean) / need.compute_s if need.compute_s else 1.0
+            return replace(need, forward_s=need.forward_s * more, backward_s=need.backward_s * more)
+
+        found = computed(need, own)
+        kinds = [computed(each, own[kind_of == kind]) for kind, each in enumerate(need.of_kinds)]
         before = min(first, 1)
         lookup_s = float(self.served_s[0, :, first:end].min(0).mean())
         update_s = float(self.served_s[1, :, first - before : end - before].min(0).mean())
-        found = replace(
-            need, forward_s=need.forward_s * factor, backward_s=need.backward_s * factor
-        )
-        if not lookup_s:
-            return replace(found, of_kinds=tuple(of_kinds))
-        served = [self._served(each, lookup_s, update_s) for each in (found, *of_kinds)]
-        return replace(served[0], of_kinds=tuple(served[1:]))
+        if lookup_s:
+            found, *kinds = (self._served(each, lookup_s, update_s) for each in (found, *kinds))
+        return replace(found, of_kinds=tuple(kinds))
 
     def _served(self, need: Demand, lookup_s: float, update_s: float) -> Demand:
         """The demand where the slowest server takes so long for a lookup and for an update."""

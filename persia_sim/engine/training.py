@@ -100,7 +100,7 @@ def _bring_up_to_date(world: World, r: int, s: int, need: Forward) -> Process:
     world.order.rows(Kind.REFRESH, r, s, np.full(len(world.need.server_shares), env.now))
     yield platform.travel(world.worker_delay(worker, need.worker_s, need.memory_bytes))
     legs[Leg.POOLED_AGAIN] = env.now
-    yield platform.to_rank(worker, r, need.activation_bytes)
+    yield platform.send(platform.of_worker[worker], platform.of_rank[r], need.activation_bytes)
     legs[Leg.ROWS_AGAIN] = env.now
     yield need.copy_in_s
 
@@ -257,12 +257,13 @@ class FreeRunning:
         self._world.legs[Leg.DENSE_SERVED, r, s] = self._world.env.now
         self._world.order.dense(Kind.DENSE_PULL, r, s, self._version)
         yield platform.travel()
-        yield from platform.dense_to_rank(r)
+        yield from platform.dense_copy(r, to_rank=True)
 
     def _push(self, r: int, s: int) -> Process:
         """Send the dense gradient to where it is applied; the rank goes on meanwhile."""
         platform = self._world.platform
-        yield from platform.dense_from_rank(r)
+        yield platform.travel()
+        yield from platform.dense_copy(r, to_rank=False)
         yield platform.dense_served()
         self._world.order.dense(Kind.DENSE_PUSH, r, s, self._version)
         self._version += 1
