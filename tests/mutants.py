@@ -63,7 +63,7 @@ settings.load_profile("mutants")
 _NO_MATTER = {"frozen", "slots", "kw_only", "strict", "maxsize"}  # options that change no figure
 
 
-class ReplaceByTwin(Operator):  # type: ignore[misc]
+class ReplaceByTwin(Operator):
     """A function by the one next to it: max by min, mean by sum, ceil by floor."""
 
     def mutation_positions(self, node: Any) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:

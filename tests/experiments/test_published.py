@@ -46,12 +46,12 @@ def errors(rows: list[Row], series: str = "") -> list[float]:
     return [abs(r.error) for r in rows if r.error is not None and series in r.series]
 
 
-def test_persia_on_taobao_and_avazu_is_within_ten_percent(on_public_sets: list[Row]) -> None:
+def test_persia_on_taobao_and_avazu_is_within_ten_percent(on_public_sets):
     assert max(errors(on_public_sets, "Persia")) < 0.10
 
 
-def test_predictions_are_apart_from_fits(on_public_sets: list[Row]) -> None:
-    kinds = {r.series: set() for r in on_public_sets}  # type: ignore[var-annotated]
+def test_predictions_are_apart_from_fits(on_public_sets):
+    kinds = {r.series: set() for r in on_public_sets}
     for row in on_public_sets:
         if "all-reduce" not in row.note:
             kinds[row.series].add(row.kind)
@@ -59,7 +59,7 @@ def test_predictions_are_apart_from_fits(on_public_sets: list[Row]) -> None:
     assert kinds["avazu-ad Persia hybrid"] == kinds["taobao-ad Persia hybrid"] == both
 
 
-def test_criteo_is_predicted_and_not_published(on_public_sets: list[Row]) -> None:
+def test_criteo_is_predicted_and_not_published(on_public_sets):
     criteo = [r for r in on_public_sets if r.series.startswith("criteo")]
     assert all(r.published is None and r.kind == "prediction" for r in criteo)
     assert not any("XDL sync" in r.series for r in criteo), "its cost of an id does not carry over"
@@ -71,7 +71,7 @@ def test_criteo_is_predicted_and_not_published(on_public_sets: list[Row]) -> Non
             assert not any(row.get("dataset") == "criteo-ad" for row in csv.DictReader(file))
 
 
-def test_kwai_from_8_to_64_gpus_is_within_16_percent_with_the_constants_of_every_cluster() -> None:
+def test_kwai_from_8_to_64_gpus_is_within_16_percent_with_the_constants_of_every_cluster():
     rows = [r for r in kwai(steps=24) if r.gpus >= 8]
     found = errors(rows)
     assert len(rows) == 12 and max(found) < 0.16 and sum(found) / 12 < 0.06
@@ -79,7 +79,7 @@ def test_kwai_from_8_to_64_gpus_is_within_16_percent_with_the_constants_of_every
 
 
 @pytest.mark.slow
-def test_one_prediction_serves_five_sizes_and_three_modes() -> None:
+def test_one_prediction_serves_five_sizes_and_three_modes():
     rows = list(model_size(steps=24))
     sizes = errors(rows, "hybrid")
     assert sum(sizes) / len(sizes) <= 0.03 and max(sizes) <= 0.07
@@ -87,9 +87,7 @@ def test_one_prediction_serves_five_sizes_and_three_modes() -> None:
     assert list(FITS["gcp-100t"]) == ["batch_per_rank"]
 
 
-def test_swapped_and_halved_figures_of_the_paper_show_in_the_data(
-    on_public_sets: list[Row],
-) -> None:
+def test_swapped_and_halved_figures_of_the_paper_show_in_the_data(on_public_sets):
     bars = {(r.series, r.gpus, r.note[:6]): r.published for r in on_public_sets if r.published}
     persia = bars["taobao-ad Persia hybrid", 8, ""]
     assert persia / bars["taobao-ad XDL async", 8, ""] == pytest.approx(7.07, abs=0.01)
@@ -99,22 +97,22 @@ def test_swapped_and_halved_figures_of_the_paper_show_in_the_data(
         assert one == pytest.approx(bars[f"{name} Persia hybrid", 2, ""] / 2, rel=1e-3)
 
 
-def test_every_published_point_is_in_the_table(on_public_sets: list[Row]) -> None:
+def test_every_published_point_is_in_the_table(on_public_sets):
     with (DATA / "throughput_public.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len([r for r in on_public_sets if r.published])
 
 
-def test_missing_figures_say_where_they_should_be(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_missing_figures_say_where_they_should_be(tmp_path):
     with pytest.raises(ValueError, match="is missing; run from a checkout"):
         published_rates("throughput_public.csv", tmp_path)
 
 
-def test_one_gpu_needs_no_all_reduce() -> None:
+def test_one_gpu_needs_no_all_reduce():
     one, two = (simulated("v100-2021-09", "taobao-ad", Mode.HYBRID, g, 40) for g in (1, 2))
     assert one > two  # what the dashed bar shows and the halved one hides
 
 
-def test_the_stored_table_is_what_the_model_gives(on_public_sets: list[Row]) -> None:
+def test_the_stored_table_is_what_the_model_gives(on_public_sets):
     with (FIGURE_DATA / "scale_workers.csv").open() as file:
         stored = {
             (r["series"], r["gpus"], r["note"]): float(r["model"]) for r in csv.DictReader(file)

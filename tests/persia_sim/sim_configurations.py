@@ -53,7 +53,7 @@ def small_scenario(mode: Mode = Mode.HYBRID, **changes: object) -> Scenario:
         merge_pushes=False if mode.may_merge else None,
         steps=12,
     )
-    return replace(base, **changes)  # type: ignore[arg-type]
+    return replace(base, **changes)
 
 
 @contextmanager

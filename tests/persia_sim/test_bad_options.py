@@ -94,9 +94,7 @@ def refused(
         ("--checkpoint-every-s 0", "checkpoints.interval_s is 0.0: must be > 0"),
     ],
 )
-def test_before_anything_runs(
-    words: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_before_anything_runs(words, said, monkeypatch, capsys):
     from persia_sim.engine import simulate as engine
 
     monkeypatch.setattr(engine, "simulate", None)  # to call it would be a traceback
@@ -127,9 +125,8 @@ FAR = [
 
 @pytest.mark.parametrize(("text", "said"), FAR)
 def test_a_cluster_that_cannot_be_is_a_sentence_and_no_traceback(
-    text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    text, said, tmp_path, monkeypatch, capsys
+):
     path = tmp_path / "mine.toml"
     path.write_text(f'base = "gcp-100t"\n{text}\n')
     assert said in refused(monkeypatch, capsys, "--cluster", str(path))
@@ -170,9 +167,8 @@ def with_absurd_numbers(text: str) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize(("kind", "numbers"), [("cluster", 90), ("workload", 14), ("model", 15),
                                                ("system", 10), ("software", 9)])  # fmt: skip
 def test_each_number_of_each_file_is_refused_or_gives_sane_figures(
-    kind: str, numbers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    kind, numbers, tmp_path, monkeypatch, capsys
+):
     text, words = example_files()[kind]
     path, tried = tmp_path / f"{kind}.toml", 0
     for what, changed in with_absurd_numbers(text):
@@ -200,27 +196,22 @@ def test_each_number_of_each_file_is_refused_or_gives_sane_figures(
     ],
 )
 def test_an_all_reduce_or_a_step_without_end_is_a_sentence(
-    text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    text, said, tmp_path, monkeypatch, capsys
+):
     path = tmp_path / "mine.toml"
     path.write_text(f'base = "gcp-100t"\n{text}\n')
     assert said in refused(monkeypatch, capsys, "--cluster", str(path))
 
 
 @pytest.mark.parametrize("text", ["ids_per_field = inf", "rows = inf", "zipf = inf", "dim = 0"])
-def test_a_workload_that_cannot_be_is_a_sentence(
-    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_workload_that_cannot_be_is_a_sentence(text, tmp_path, monkeypatch, capsys):
     path = tmp_path / "mine.toml"
     path.write_text(f'base = "taobao-ad"\n{text}\n')
     said = refused(monkeypatch, capsys, "--workload", str(path))
     assert f"{text.replace(' =', ' is')}: must lie in [" in said
 
 
-def test_a_full_disk_says_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_says_what_to_do(monkeypatch, capsys):
     def full(options: Options) -> str:
         raise OSError(errno.ENOSPC, "No space left on device", "/tmp/order.npz")
 
@@ -238,9 +229,9 @@ def test_a_full_disk_says_what_to_do(
         ({"checkpoint_every_s": 900.0}, "checkpoint_every_s is 900.0: the run ends at"),
     ],
 )
-def test_what_would_come_after_the_end_is_refused(options: dict[str, object], said: str) -> None:
+def test_what_would_come_after_the_end_is_refused(options, said):
     with pytest.raises(ValueError, match=said):
-        run(Options(**SMALL | options))  # type: ignore[arg-type]
+        run(Options(**SMALL | options))
 
 
 NUMBERS = ("--gpu-cv", "--server-cv", "--tau", "--permits", "--ahead", "--average-every-s",
@@ -254,7 +245,7 @@ NUMBERS = ("--gpu-cv", "--server-cv", "--tau", "--permits", "--ahead", "--averag
     st.sampled_from(["nan", "inf", "-inf", "-1", "1e400", "-1e-9", str(-(2**70))]),
     st.sampled_from(["sync", "lookahead", "hybrid", "async", "async_averaging"]),
 )
-def test_no_number_of_the_command_may_be_absurd(name: str, value: str, mode: str) -> None:
+def test_no_number_of_the_command_may_be_absurd(name, value, mode):
     """Numbers that no option takes, whatever the mode: exit 2 and one sentence."""
     words = ["persia_sim", "--mode", mode, f"{name}={value}", "--crash", "rank:0@0.1"]
     if name == "--checkpoint-s":
@@ -267,7 +258,7 @@ def test_no_number_of_the_command_may_be_absurd(name: str, value: str, mode: str
             assert wrong_type.code == 2
 
 
-def test_ctrl_c_in_a_long_simulation_ends_in_one_line(tmp_path: Path) -> None:
+def test_ctrl_c_in_a_long_simulation_ends_in_one_line(tmp_path):
     words = ["--steps", "100000", "--ranks", "8"]
     code = "import sys; from persia_sim.__main__ import main; print('up', flush=True)"
     code += "; sys.exit(main())"
@@ -285,9 +276,7 @@ def test_ctrl_c_in_a_long_simulation_ends_in_one_line(tmp_path: Path) -> None:
     assert (process.returncode, out, said) == (130, "", "interrupted: nothing was written\n")
 
 
-def test_a_terminal_gets_one_bar_and_a_pipe_none(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_terminal_gets_one_bar_and_a_pipe_none(monkeypatch, capsys):
     from persia_sim.engine.rank import pushes_of
     from persia_sim.engine.simulate import simulate
     from persia_sim.words.vocabulary import Mode
@@ -298,9 +287,9 @@ def test_a_terminal_gets_one_bar_and_a_pipe_none(
         scenario = small_scenario(mode)
         simulate(scenario, on_push=lambda told=told: told.append(1))
         assert len(told) == pushes_of(scenario) == 4 * 12 * (1 + (mode is Mode.ASYNC))
-    run(Options(**SMALL))  # type: ignore[arg-type]
+    run(Options(**SMALL))
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setattr(sys.modules["persia_sim.cli.command"], "BAR_AFTER_S", 0.0)
-    run(Options(**SMALL))  # type: ignore[arg-type]
+    run(Options(**SMALL))
     assert " pushes" in capsys.readouterr().err

@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -24,7 +23,7 @@ from persia_sim.words.vocabulary import Mode
 from tests import browser
 
 
-def test_the_report_fits_one_screen(tmp_path: Path) -> None:
+def test_the_report_fits_one_screen(tmp_path):
     timeline, trace = tmp_path / "window.json", tmp_path / "order.npz"
     said = run(Options(tau=4, steps=12, timeline=timeline, trace=trace))
     lines = said.splitlines()
@@ -38,13 +37,13 @@ def test_the_report_fits_one_screen(tmp_path: Path) -> None:
     assert saved.meta["batch_per_rank"] == 8192 and "batch" not in saved.meta
 
 
-def test_rows_that_do_not_fit_are_refused_unless_evicted() -> None:
+def test_rows_that_do_not_fit_are_refused_unless_evicted():
     with pytest.raises(ValueError, match="memory per server is 2,500 GiB on gcp-100t"):
         run(Options(row_format="f32-adagrad", steps=2))
     assert "evicted" in run(Options(row_format="f32-adagrad", steps=12, evict=True))
 
 
-def test_faults_are_told_on_the_command_line_and_reported() -> None:
+def test_faults_are_told_on_the_command_line_and_reported():
     said = run(
         Options(
             steps=12, tau=4, ranks=8, gpu_cv=0.0, slow=("rank:0x1.5@0-1",),
@@ -64,7 +63,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_simulation_starts_without_heavy_packages() -> None:
+def test_a_simulation_starts_without_heavy_packages():
     code = (
         "import sys; from persia_sim.cli import Options, run; run(Options(steps=2));"
         "heavy = {'torch', 'pandas', 'matplotlib', 'scipy'} & set(sys.modules);"
@@ -74,7 +73,7 @@ def test_a_simulation_starts_without_heavy_packages() -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--steps", "5"], ["--help"]])
-def test_a_reader_that_has_gone_ends_the_command_in_silence(arguments: list[str]) -> None:
+def test_a_reader_that_has_gone_ends_the_command_in_silence(arguments):
     """As `| head -1` does once it has its line."""
     read, write = os.pipe()
     os.close(read)
@@ -95,9 +94,9 @@ def line(said: str, word: str) -> str:
     return found.removeprefix(word).strip()
 
 
-def test_the_lines_of_memory_order_and_gains_are_those_of_the_options(tmp_path: Path) -> None:
+def test_the_lines_of_memory_order_and_gains_are_those_of_the_options(tmp_path):
     trace, timeline = tmp_path / "order.npz", tmp_path / "window.json"
-    options = Options(**OPTIONS, trace=trace, timeline=timeline, sensitivity=True)  # type: ignore[arg-type]
+    options = Options(**OPTIONS, trace=trace, timeline=timeline, sensitivity=True)
     said = run(options)
     # 29 M / 16 rows of 16 numbers, each with Adagrad's, and 66 bytes more; ten servers of 440 GB
     assert line(said, "memory").startswith(
@@ -117,7 +116,7 @@ QUESTIONS = ("Does it fit?", "How fast?", "What binds?", "What would help?", "Wh
              "Details")  # fmt: skip
 
 
-def test_lines_and_sections_stand_in_the_order_in_which_one_decides(tmp_path: Path) -> None:
+def test_lines_and_sections_stand_in_the_order_in_which_one_decides(tmp_path):
     """On the screen and on the page, which says the same and needs nothing beside itself."""
     page = tmp_path / "page.html"
     said = run(Options(ranks=8, steps=12, html=page, sensitivity=True))
@@ -139,16 +138,16 @@ def test_lines_and_sections_stand_in_the_order_in_which_one_decides(tmp_path: Pa
         assert found["content"] <= width and found["outside"] == [] and found["blank"] == 0
 
 
-def test_names_from_files_are_text_on_the_page(tmp_path: Path) -> None:
+def test_names_from_files_are_text_on_the_page(tmp_path):
     evil, page = "<script>alert(1)</script>", tmp_path / "page.html"
     (tmp_path / "w.toml").write_text(f'base = "taobao-ad"\nname = "{evil}"\n')
     options = {**OPTIONS, "workload": str(tmp_path / "w.toml"), "row_format": "f32-sgd"}
-    run(Options(**options, html=page))  # type: ignore[arg-type]
+    run(Options(**options, html=page))
     text = page.read_text()
     assert "<script" not in text and html.escape(evil) in text and "Not asked" in text
 
 
-def test_who_names_no_steps_gets_as_many_as_the_rate_needs() -> None:
+def test_who_names_no_steps_gets_as_many_as_the_rate_needs():
     """From 100 on by doubling; a number that is typed is kept, and faults have their times."""
     words = ("--cluster", "v100-2021-09", "--workload", "taobao-ad", "--ranks", "2")
     assert read_options(Options, [*words, "--steps", "20"], "persia-sim").within is None
@@ -165,24 +164,24 @@ def test_who_names_no_steps_gets_as_many_as_the_rate_needs() -> None:
     assert "; 20 steps" in line(run(slow), "mode")
 
 
-def test_the_timeline_holds_ten_steps_from_the_middle_or_those_asked_for(tmp_path: Path) -> None:
+def test_the_timeline_holds_ten_steps_from_the_middle_or_those_asked_for(tmp_path):
     for asked, steps in ((None, range(10, 20)), ((3, 4), range(3, 5))):
         file = tmp_path / "window.json"
-        said = run(Options(**OPTIONS, timeline=file, timeline_steps=asked))  # type: ignore[arg-type]
+        said = run(Options(**OPTIONS, timeline=file, timeline_steps=asked))
         spans = [e for e in json.loads(file.read_text())["traceEvents"] if e["ph"] == "X"]
         assert line(said, "timeline") == f"{len(spans)} spans in {file}"
         assert {e["args"]["step"] for e in spans} == set(steps)
         assert {e["pid"] for e in spans} == {0, 1}
-    short = Options(**OPTIONS | {"steps": 6}, timeline=file)  # type: ignore[arg-type]
+    short = Options(**OPTIONS | {"steps": 6}, timeline=file)
     run(short)
     spans = [e for e in json.loads(file.read_text())["traceEvents"] if e["ph"] == "X"]
     assert {e["args"]["step"] for e in spans} == {3, 4, 5}
 
 
 @pytest.mark.parametrize("mode", list(Mode))
-def test_every_mode_prints_its_report(mode: Mode) -> None:
-    said = run(Options(**OPTIONS | {"mode": mode, "steps": 12}))  # type: ignore[arg-type]
-    scenario = scenario_of(Options(**OPTIONS | {"mode": mode, "steps": 12}))  # type: ignore[arg-type]
+def test_every_mode_prints_its_report(mode):
+    said = run(Options(**OPTIONS | {"mode": mode, "steps": 12}))
+    scenario = scenario_of(Options(**OPTIONS | {"mode": mode, "steps": 12}))
     ends = simulate(scenario).stamps[Mark.UPDATED]
     assert line(said, "mode").startswith(str(mode))
     rate = float(line(said, "throughput").split()[0]) * 1e3
@@ -190,7 +189,7 @@ def test_every_mode_prints_its_report(mode: Mode) -> None:
     assert rate == pytest.approx(whole, rel=0.25)  # the start is not cut off here
 
 
-def test_misses_of_evicted_rows_reach_the_gains(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_misses_of_evicted_rows_reach_the_gains(monkeypatch):
     """The gains are those of the run that was reported, with its rows created again and again."""
     seen: list[float] = []
     import persia_sim.insight.sensitivity as module

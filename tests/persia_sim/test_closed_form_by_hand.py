@@ -37,7 +37,7 @@ from tests.persia_sim.hand_world import hand_cluster, hand_costs, hand_scenario,
 from tests.persia_sim.sim_configurations import small_cluster, small_scenario
 
 
-def test_closed_form_of_one_rank_by_hand() -> None:
+def test_closed_form_of_one_rank_by_hand():
     base = hand_scenario(Mode.HYBRID, tau=1)
     life = latencies(base, demand(base))
     assert (life.load_s, life.lookup_s, life.copy_in_s, life.compute_s) == (23, 37, 5, 12)
@@ -67,7 +67,7 @@ def test_closed_form_of_one_rank_by_hand() -> None:
     assert answer(many).seconds["loaders"] == 11.5
 
 
-def test_closed_form_waits_for_the_server_with_two_of_three_rows() -> None:
+def test_closed_form_waits_for_the_server_with_two_of_three_rows():
     """0.5 and 0.25 an id on a core of speed 0.25: 4 s for two rows, 3 s for one. The host with two
     takes 2/3 of a message at 12 bytes a second, 18 for all of it; a stream of 6 takes 9."""
     costs = hand_costs(server_lookup=law(0.5, 0.25), server_update=law(1.0, 0.5))
@@ -89,7 +89,7 @@ def test_closed_form_waits_for_the_server_with_two_of_three_rows() -> None:
         assert stamps[Mark.APPLIED] - stamps[Mark.PUSH] == pytest.approx(push)
 
 
-def test_closed_form_counts_what_overlap_leaves_of_the_all_reduce() -> None:
+def test_closed_form_counts_what_overlap_leaves_of_the_all_reduce():
     """Two ranks: 9 s exposed; in hybrid with buckets of 64 and 840 bytes what follows backward."""
     costs = hand_costs(gpu_fixed_s=48.0)  # 16 and 32: the first bucket is long through
     for mode, bucket, exposed in (
@@ -104,7 +104,7 @@ def test_closed_form_counts_what_overlap_leaves_of_the_all_reduce() -> None:
         assert answer(base).seconds["training loop"] == pytest.approx(48 + exposed)
 
 
-def test_shared_cards_bound_the_answer_unless_nothing_is_shared() -> None:
+def test_shared_cards_bound_the_answer_unless_nothing_is_shared():
     """One loader brings a batch in 23 s; its NIC takes in 556 bytes of each at 16 a second."""
     base = hand_scenario(Mode.RAW_HYBRID)
     alone = answer(base)
@@ -116,7 +116,7 @@ def test_shared_cards_bound_the_answer_unless_nothing_is_shared() -> None:
     assert not any("cores" in name or "memory" in name for name in found)  # infinite_cpus
 
 
-def test_averaging_lengthens_the_step_by_its_share_of_time() -> None:
+def test_averaging_lengthens_the_step_by_its_share_of_time():
     """Rounds of 9 s every 45 s, locked for all, half or none of it."""
     for share, step in ((1.0, 12 / 0.8), (0.5, 12 / 0.9), (0.0, 12.0)):
         rounds = Averaging(period_s=45.0, stall_share=share)
@@ -129,7 +129,7 @@ def test_averaging_lengthens_the_step_by_its_share_of_time() -> None:
     assert answer(short).seconds["training loop"] == pytest.approx((5 * 12 + 9) / 5)
 
 
-def test_rounds_that_would_lock_the_replicas_for_ever_are_refused() -> None:
+def test_rounds_that_would_lock_the_replicas_for_ever_are_refused():
     """A round takes 9 s: every 9 s or less nothing is ever trained, unless it locks only a part."""
     for period, share, refused in ((9.0, 1.0, True), (9.1, 1.0, False), (3.0, 0.9, False)):
         rounds = Averaging(period_s=period, stall_share=share)
@@ -143,7 +143,7 @@ def test_rounds_that_would_lock_the_replicas_for_ever_are_refused() -> None:
     assert simulate(hand_scenario(Mode.ASYNC_AVERAGING, averaging=alone)).makespan_s < 700
 
 
-def test_bounds_of_shared_resources_by_hand() -> None:
+def test_bounds_of_shared_resources_by_hand():
     """Two GPUs in one host, three workers on hosts of their own, servers with 2 and 1 rows."""
     cluster = hand_cluster(2).with_workers(3)
     fast = replace(cluster.nn.host, nic_bytes_per_s=50.0)  # 25 of payload
@@ -205,7 +205,7 @@ def sync(algorithm: Algorithm) -> DenseSync:
     )
 
 
-def test_ring_and_tree_in_numbers_that_are_no_integers() -> None:
+def test_ring_and_tree_in_numbers_that_are_no_integers():
     """4 ranks, 9 bytes at 4 a second: 6 hops pass on a quarter each, or up and down once whole."""
     assert ring_s(4, 9.0, 4.0, 0.25) == 1.5 + 3.375
     assert tree_s(4, 9.0, 4.0, 0.25) == 4 * 0.25 + 4.5
@@ -214,7 +214,7 @@ def test_ring_and_tree_in_numbers_that_are_no_integers() -> None:
     assert ring_s(1, 9.0, 4.0, 0.25) == tree_s(1, 9.0, 4.0, 0.25) == 0
 
 
-def test_buckets_go_from_the_output_to_the_input_and_hold_every_byte() -> None:
+def test_buckets_go_from_the_output_to_the_input_and_hold_every_byte():
     layers = (1000, 500, 100, 10)
     plan = bucket_sizes(layers, 400.0)
     assert plan == [(110 / 1610, 440.0), (610 / 1610, 2000.0), (1.0, 4000.0)]
@@ -222,7 +222,7 @@ def test_buckets_go_from_the_output_to_the_input_and_hold_every_byte() -> None:
     assert bucket_sizes(layers, 1e9) == [(1.0, 6440.0)]
 
 
-def test_overlap_hides_all_but_what_comes_after_the_last_bucket() -> None:
+def test_overlap_hides_all_but_what_comes_after_the_last_bucket():
     forward_end, backward = np.array([1.0, 1.0]), np.array([4.0, 4.0])
     plan = [Bucket(0.5, 1.5), Bucket(1.0, 0.5)]
     assert sync_delay(5.0, forward_end, backward, plan, True, 0.0) == 0.5
@@ -232,7 +232,7 @@ def test_overlap_hides_all_but_what_comes_after_the_last_bucket() -> None:
     assert sync_delay(5.0, forward_end, backward, late, True, 0.0) == 3.0 + 9.0 + 0.5 - 5.0
 
 
-def test_the_slowest_rank_decides_when_a_bucket_starts() -> None:
+def test_the_slowest_rank_decides_when_a_bucket_starts():
     plan = [Bucket(1.0, 1.0)]
     assert sync_delay(7.0, np.array([1.0, 3.0]), np.array([4.0, 4.0]), plan, True, 0.0) == 1.0
 
@@ -246,7 +246,7 @@ def test_the_slowest_rank_decides_when_a_bucket_starts() -> None:
         ("bucket_bytes", 0.0, "must be >= 1 "), ("bucket_bytes", 1e-300, "must be >= 1 "),
     ],
 )  # fmt: skip
-def test_a_wrong_constant_is_refused(field: str, value: float, rule: str) -> None:
+def test_a_wrong_constant_is_refused(field, value, rule):
     said = re.escape(f"{field} of the all-reduce is {value}: {rule}")
     with pytest.raises(ValueError, match=said):
         replace(sync(Algorithm.RING), **{field: value})
@@ -254,14 +254,14 @@ def test_a_wrong_constant_is_refused(field: str, value: float, rule: str) -> Non
     assert least.seconds(64.0, 2, 2) == 64 / 8
 
 
-def test_defaults_are_those_of_the_text() -> None:
+def test_defaults_are_those_of_the_text():
     """Buckets of 25 MiB as in PyTorch's DDP, nothing extra."""
     plain = DenseSync(source="test")
     assert (plain.bucket_bytes, plain.overhead_s) == (26_214_400, 0)
     assert plain.algorithm is Algorithm.HIERARCHICAL
 
 
-def test_no_bucket_means_no_delay() -> None:
+def test_no_bucket_means_no_delay():
     assert sync_delay(5.0, np.array([1.0]), np.array([4.0]), [], True, 0.0) == 0.0
 
 
@@ -277,7 +277,7 @@ def slow_cards() -> Cluster:
 
 
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.LOOKAHEAD, Mode.RAW_HYBRID, Mode.HYBRID])
-def test_alone_on_its_cards_the_all_reduce_takes_its_closed_form(mode: Mode) -> None:
+def test_alone_on_its_cards_the_all_reduce_takes_its_closed_form(mode):
     base = small_scenario(
         mode, discipline=Discipline.UNSHARED, infinite_cpus=True, noise=Noise(gpu_cv=0.2)
     )
@@ -289,7 +289,7 @@ def test_alone_on_its_cards_the_all_reduce_takes_its_closed_form(mode: Mode) -> 
 
 @pytest.mark.parametrize("mode", [m for m in Mode if m.has_barrier])
 @pytest.mark.parametrize("discipline", [Discipline.FLUID, Discipline.FIFO])
-def test_sharing_the_cards_is_slower_where_they_bind(mode: Mode, discipline: Discipline) -> None:
+def test_sharing_the_cards_is_slower_where_they_bind(mode, discipline):
     cluster = slow_cards()
     base = small_scenario(mode, cluster=cluster, discipline=discipline)
     apart, shared = (simulate(s) for s in both(base))
@@ -300,7 +300,7 @@ def test_sharing_the_cards_is_slower_where_they_bind(mode: Mode, discipline: Dis
     assert more == pytest.approx(sent * base.steps, rel=1e-9)
 
 
-def test_background_averaging_disturbs_the_rows_on_the_cards() -> None:
+def test_background_averaging_disturbs_the_rows_on_the_cards():
     rounds = Averaging(period_s=0.02, stall_share=0)
     mode = Mode.ASYNC_AVERAGING
     base = small_scenario(mode, cluster=slow_cards(), tau=None, steps=40, averaging=rounds)
@@ -309,7 +309,7 @@ def test_background_averaging_disturbs_the_rows_on_the_cards() -> None:
     assert late.mean() > (apart.stamps[Mark.ROWS] - apart.stamps[Mark.LOOKUP]).mean()
 
 
-def test_each_gpu_of_a_host_has_a_ring_of_its_own_with_its_peers() -> None:
+def test_each_gpu_of_a_host_has_a_ring_of_its_own_with_its_peers():
     """Beside one flow of rows, the rings of two GPUs have two thirds of a NIC, and one ring half:
     300 bytes at 10 a second and a flow of 400 take 45 or 60 s, and 70 s together."""
 
@@ -333,7 +333,7 @@ def test_each_gpu_of_a_host_has_a_ring_of_its_own_with_its_peers() -> None:
     assert times(Algorithm.RING) == (60.0, 70.0)
 
 
-def test_one_host_has_no_dense_traffic() -> None:
+def test_one_host_has_no_dense_traffic():
     cluster = small_cluster(ranks=2)
     apart, shared = both(small_scenario(Mode.SYNC, cluster=cluster, costs=costs_of("gcp-100t")))
     assert np.allclose(simulate(apart).stamps, simulate(shared).stamps, rtol=1e-12)

@@ -24,7 +24,6 @@ from persia_sim.model.scenario import (
     Discipline,
     Noise,
     Queues,
-    Scenario,
     WorkerChoice,
 )
 from persia_sim.model.stamps import Mark
@@ -44,7 +43,7 @@ def crash(at_s: float, target: Target = Target.RANK, index: int = 0) -> Crash:
 
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.1, 0.5])
 @pytest.mark.parametrize("mode", [Mode.HYBRID, Mode.ASYNC])
-def test_a_crash_early_in_a_run_is_in_its_throughput(mode: Mode, share: float) -> None:
+def test_a_crash_early_in_a_run_is_in_its_throughput(mode, share):
     """What is lost stays in the rate, wherever the crash falls: the warm-up ends before it."""
     base = small_scenario(mode, steps=60)
     plain = simulate(base)
@@ -58,7 +57,7 @@ def test_a_crash_early_in_a_run_is_in_its_throughput(mode: Mode, share: float) -
     assert throughput(run).mean < throughput(plain).mean / 2
 
 
-def test_a_straggler_throughout_has_a_warm_up_and_a_passing_one_has_none() -> None:
+def test_a_straggler_throughout_has_a_warm_up_and_a_passing_one_has_none():
     base = small_scenario(Mode.HYBRID, steps=60)
     end = simulate(base).makespan_s
     slow = SlowDown(target=Target.RANK, index=0, factor=2.0)
@@ -72,7 +71,7 @@ def test_a_straggler_throughout_has_a_warm_up_and_a_passing_one_has_none() -> No
 
 
 @pytest.mark.parametrize("steps", [60, 240])
-def test_staleness_and_use_are_those_of_the_steady_steps(steps: int) -> None:
+def test_staleness_and_use_are_those_of_the_steady_steps(steps):
     """Without a bound the queues fill up for long, and the start must not count."""
     base = small_scenario(Mode.HYBRID, tau=None, steps=steps)
     run = simulate(base, trace=True)
@@ -87,7 +86,7 @@ def test_staleness_and_use_are_those_of_the_steady_steps(steps: int) -> None:
 
 
 @pytest.mark.parametrize("stall_share", [0.0, 0.5, 0.999])
-def test_rounds_longer_than_their_period_follow_each_other_to_the_end(stall_share: float) -> None:
+def test_rounds_longer_than_their_period_follow_each_other_to_the_end(stall_share):
     """A step takes thousands of rounds and meets them all; the closed form bounds the run."""
     slow = hand_costs(gpu_fixed_s=30_000.0 * (1 - stall_share) + 10)
     rounds = Averaging(period_s=1.0, stall_share=stall_share)  # a round takes 9 s
@@ -102,7 +101,7 @@ def test_rounds_longer_than_their_period_follow_each_other_to_the_end(stall_shar
     assert answer(base).step_s * 3 <= last
 
 
-def test_single_messages_use_the_memory_of_the_servers_too() -> None:
+def test_single_messages_use_the_memory_of_the_servers_too():
     base = small_scenario(Mode.HYBRID, steps=20)
     host = replace(base.cluster.servers.host, memory_bytes_per_s=2e8)
     servers = replace(base.cluster.servers, host=host)
@@ -117,7 +116,7 @@ def test_single_messages_use_the_memory_of_the_servers_too() -> None:
 
 
 @pytest.mark.parametrize("target", [Target.WORKER, Target.SERVER])
-def test_without_limits_of_cores_a_crash_is_an_outage_and_nothing_more(target: Target) -> None:
+def test_without_limits_of_cores_a_crash_is_an_outage_and_nothing_more(target):
     """Memory of 1e3 bytes a second would take for ever: without cores there is no memory either."""
     base = small_scenario(Mode.SYNC, infinite_cpus=True, steps=12)
     roles = {}
@@ -133,7 +132,7 @@ def test_without_limits_of_cores_a_crash_is_an_outage_and_nothing_more(target: T
     assert later == pytest.approx(np.diff(plain.stamps[Mark.UPDATED][0])[-3:], rel=1e-6)
 
 
-def test_the_memory_of_worker_hosts_binds() -> None:
+def test_the_memory_of_worker_hosts_binds():
     base = small_scenario(Mode.HYBRID, steps=30)
     part = base.cluster.embedding_workers
     scarce = replace(part, host=replace(part.host, memory_bytes_per_s=1e8))
@@ -145,7 +144,7 @@ def test_the_memory_of_worker_hosts_binds() -> None:
     assert step_time(run).mean == pytest.approx(bound, rel=0.05)
 
 
-def test_what_a_law_cannot_use_is_refused_or_said() -> None:
+def test_what_a_law_cannot_use_is_refused_or_said():
     costs = hand_costs()
     rpc = replace(costs.worker_rpc, per_item_s=1.0)
     with pytest.raises(ValueError, match=r"worker_rpc\.per_item_s is 1\.0: a call has a fixed"):
@@ -158,7 +157,7 @@ def test_what_a_law_cannot_use_is_refused_or_said() -> None:
 
 @pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.parametrize("ranks", [8, 64])
-def test_the_command_and_a_sweep_mean_the_same_cluster(mode: Mode, ranks: int) -> None:
+def test_the_command_and_a_sweep_mean_the_same_cluster(mode, ranks):
     command = Options(mode=mode, ranks=ranks, workers=13, servers=4, batch_per_rank=500)
     point = Point(mode=mode, ranks=ranks, workers=13, servers=4, batch_per_rank=500)
     assert scenario_of(command) == scenario_of_point(point, 100)
@@ -168,7 +167,7 @@ def test_the_command_and_a_sweep_mean_the_same_cluster(mode: Mode, ranks: int) -
     assert scenario_of(told).cluster.loaders == 7
 
 
-def test_asynchronous_dense_weights_are_traffic_unless_asked_otherwise() -> None:
+def test_asynchronous_dense_weights_are_traffic_unless_asked_otherwise():
     """By default a step moves a copy each way over the NICs of the rank's host and the servers."""
     base = small_scenario(Mode.ASYNC, tau=None, steps=40)
     assert base.home is DenseHome.SERVERS
@@ -195,7 +194,7 @@ def test_asynchronous_dense_weights_are_traffic_unless_asked_otherwise() -> None
     assert carried - apart == pytest.approx(40 * 4 * 2 * dense * 2)  # both ways, two NICs each
 
 
-def test_dense_weights_in_single_messages_are_those_of_the_coflow() -> None:
+def test_dense_weights_in_single_messages_are_those_of_the_coflow():
     base = small_scenario(Mode.ASYNC, tau=None, steps=20)
     coflows = throughput(simulate(base)).mean
     with message_to_each_host():
@@ -203,7 +202,7 @@ def test_dense_weights_in_single_messages_are_those_of_the_coflow() -> None:
     assert coflows == pytest.approx(messages, rel=0.02)
 
 
-def test_a_knob_of_dense_weights_is_refused_where_it_is_not_read() -> None:
+def test_a_knob_of_dense_weights_is_refused_where_it_is_not_read():
     with pytest.raises(ValueError, match="dense_home is one: hybrid does not read it; drop it"):
         small_scenario(Mode.HYBRID, dense_home=DenseHome.ONE)
     with pytest.raises(ValueError, match="dense_on_nics is True: async has no all-reduce"):
@@ -211,14 +210,13 @@ def test_a_knob_of_dense_weights_is_refused_where_it_is_not_read() -> None:
 
 
 @pytest.mark.parametrize("shards", [False, True])
-def test_forwarded_rows_are_never_late_and_nobody_waits_for_the_servers(shards: bool) -> None:
+def test_forwarded_rows_are_never_late_and_nobody_waits_for_the_servers(shards):
     """Slow updates at the servers (law 15); later steps read what the workers have applied."""
     slow = small_scenario().costs
     slow = replace(slow, server_update=replace(slow.server_update, fixed_s=0.05))
     again = small_scenario(Mode.LOOKAHEAD, costs=slow, ahead=4, steps=40, trace_shards=shards)
     runs = {
-        how: simulate(replace(again, lookahead=how), trace=True)  # type: ignore[arg-type]
-        for how in ("reread", "forwarded")
+        how: simulate(replace(again, lookahead=how), trace=True) for how in ("reread", "forwarded")
     }
     for run in runs.values():
         assert run.trace is not None
@@ -234,7 +232,7 @@ def test_forwarded_rows_are_never_late_and_nobody_waits_for_the_servers(shards: 
         small_scenario(Mode.HYBRID, lookahead="forwarded")
 
 
-def test_a_small_batch_leaves_a_gpu_idle_and_what_nobody_measured_is_flagged() -> None:
+def test_a_small_batch_leaves_a_gpu_idle_and_what_nobody_measured_is_flagged():
     """The catalogue's GPU is known at 512: a step of b below it takes (b + 64) / (512 + 64)."""
     base = small_scenario()
 
@@ -252,12 +250,12 @@ def test_a_small_batch_leaves_a_gpu_idle_and_what_nobody_measured_is_flagged() -
         replace(base.costs, gpu_half_batch=-1)
 
 
-def test_one_step_has_no_step_time() -> None:
+def test_one_step_has_no_step_time():
     with pytest.raises(ValueError, match="steps is 1: a time between steps needs >= 2"):
         step_time(simulate(hand_scenario(steps=1)))
 
 
-def test_an_outage_lasts_from_the_crash_to_the_return() -> None:
+def test_an_outage_lasts_from_the_crash_to_the_return():
     base = small_scenario(Mode.HYBRID, steps=60)
     two = (crash(0.1, Target.SERVER), crash(0.2, Target.WORKER))
     losses = simulate(replace(base, disturbances=two)).losses
@@ -269,7 +267,7 @@ def test_an_outage_lasts_from_the_crash_to_the_return() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.HYBRID, Mode.ASYNC])
-def test_no_step_is_faster_than_its_bound_under_noise(mode: Mode, seed: int) -> None:
+def test_no_step_is_faster_than_its_bound_under_noise(mode, seed):
     """The bound is of the times that the kept steps have drawn, here where compute binds."""
     costs = hand_costs(gpu_fixed_s=1000.0)
     for ranks in (1, 3):
@@ -282,9 +280,7 @@ def test_no_step_is_faster_than_its_bound_under_noise(mode: Mode, seed: int) -> 
 
 @settings(max_examples=25)
 @given(contended(), st.floats(0.05, 0.9), st.sampled_from(list(Target)))
-def test_every_run_with_noise_and_a_crash_passes_the_bounds(
-    scenario: Scenario, share: float, target: Target
-) -> None:
+def test_every_run_with_noise_and_a_crash_passes_the_bounds(scenario, share, target):
     """`simulate` checks each run against its bounds, faults or not; here it must find nothing."""
     noisy = replace(scenario, noise=Noise(gpu_cv=0.5, server_cv=0.5))
     at_s = share * simulate(noisy).makespan_s
@@ -292,7 +288,7 @@ def test_every_run_with_noise_and_a_crash_passes_the_bounds(
     assert run.makespan_s >= run.computed_s.sum(1).max()
 
 
-def test_a_run_that_is_faster_than_its_draws_allow_is_refused() -> None:
+def test_a_run_that_is_faster_than_its_draws_allow_is_refused():
     from persia_sim.engine.simulate import check
 
     run = simulate(small_scenario(Mode.HYBRID, noise=Noise(gpu_cv=0.3), steps=20))
@@ -301,7 +297,7 @@ def test_a_run_that_is_faster_than_its_draws_allow_is_refused() -> None:
         check(replace(run, computed_s=run.computed_s * 3))
 
 
-def test_the_last_server_of_a_fan_out_is_later_than_the_mean_one() -> None:
+def test_the_last_server_of_a_fan_out_is_later_than_the_mean_one():
     """Uniform ids without repeats: Poisson numbers at each server, whose largest is known."""
     from scipy import stats
 
@@ -318,7 +314,7 @@ def test_the_last_server_of_a_fan_out_is_later_than_the_mean_one() -> None:
     assert few.busiest_extra(4) == pytest.approx(0, abs=1e-6)
 
 
-def test_the_wait_for_the_busiest_server_is_in_the_lookup_and_the_push() -> None:
+def test_the_wait_for_the_busiest_server_is_in_the_lookup_and_the_push():
     slow = replace(
         small_scenario().costs,
         server_lookup=replace(small_scenario().costs.server_lookup, per_item_s=1e-5),
@@ -337,7 +333,7 @@ def test_the_wait_for_the_busiest_server_is_in_the_lookup_and_the_push() -> None
     assert ends[0] - ends[1] == pytest.approx(base.steps * each, rel=1e-6)
 
 
-def test_loaders_in_step_collide_on_one_worker() -> None:
+def test_loaders_in_step_collide_on_one_worker():
     base = small_scenario(Mode.ASYNC, steps=30, tau=0)
     part = base.cluster.embedding_workers
     slow = replace(part, host=replace(part.host, nic_bytes_per_s=2e7))
@@ -351,7 +347,7 @@ def test_loaders_in_step_collide_on_one_worker() -> None:
 
 
 @pytest.mark.parametrize("queue", Queues.__slots__)
-def test_every_queue_can_bind(queue: str) -> None:
+def test_every_queue_can_bind(queue):
     """Behind each queue stands a slow stage, so a queue of one holds fewer batches."""
     costs = replace(CATALOGUE, gpu_fixed_s=0.05)
     if queue in ("backward", "copied_back", "push_tasks"):

@@ -47,16 +47,14 @@ def measured(path: Path, **changes: object) -> Costs:
     return read.apply(scenario.cluster, scenario.workload, CATALOGUE)[1]
 
 
-def test_a_profile_replaces_laws_and_says_so(tmp_path: Path) -> None:
+def test_a_profile_replaces_laws_and_says_so(tmp_path):
     costs = measured(tmp_path / "profile.json")
     assert costs.server_lookup(100.0) == pytest.approx(3e-5)
     assert costs.server_update == CATALOGUE.server_update
     assert "bench of 2026-01-01" in costs.source
 
 
-def test_the_rate_of_a_cpu_makes_the_core_of_this_host_and_nothing_of_a_gpu(
-    tmp_path: Path,
-) -> None:
+def test_the_rate_of_a_cpu_makes_the_core_of_this_host_and_nothing_of_a_gpu(tmp_path):
     work = small_scenario().workload
     profile = read_profile(write(tmp_path / "profile.json", PROFILE))
     cluster, costs = profile.apply(this_host(), work, CATALOGUE)
@@ -68,7 +66,7 @@ def test_the_rate_of_a_cpu_makes_the_core_of_this_host_and_nothing_of_a_gpu(
     assert "the rate of a cpu is not used for a A100" in gpu.source
 
 
-def test_the_rate_of_a_gpu_is_a_share_of_the_clusters_peak_and_not_above_it(tmp_path: Path) -> None:
+def test_the_rate_of_a_gpu_is_a_share_of_the_clusters_peak_and_not_above_it(tmp_path):
     gpu = {"device": "A100", "fixed_s": 0, "flops_per_s": [[64, 3.9e12], [512, 9.75e12]]}
     costs = measured(tmp_path / "profile.json", gpu=gpu)
     assert costs.gpu_efficiency == ((64, pytest.approx(0.2)), (512, pytest.approx(0.5)))
@@ -79,7 +77,7 @@ def test_the_rate_of_a_gpu_is_a_share_of_the_clusters_peak_and_not_above_it(tmp_
         measured(tmp_path / "profile.json", gpu=gpu)
 
 
-def test_another_width_of_rows_is_refused_and_another_mlp_is_said(tmp_path: Path) -> None:
+def test_another_width_of_rows_is_refused_and_another_mlp_is_said(tmp_path):
     with pytest.raises(ValueError, match=r"dim of .* is 8: rows of criteo-ad have dim 16; measure"):
         measured(tmp_path / "profile.json", dim=8)
     assert "at an MLP of 256-128" in measured(tmp_path / "profile.json").source
@@ -87,7 +85,7 @@ def test_another_width_of_rows_is_refused_and_another_mlp_is_said(tmp_path: Path
     assert "MLP" not in same.source
 
 
-def test_use_outside_the_fitted_range_is_flagged(tmp_path: Path) -> None:
+def test_use_outside_the_fitted_range_is_flagged(tmp_path):
     far = replace(small_scenario(), costs=measured(tmp_path / "profile.json"))
     assert demand(far).extrapolated == ("server_lookup",)
     assert demand(small_scenario(costs=CATALOGUE)).extrapolated == ()
@@ -100,9 +98,7 @@ def test_use_outside_the_fitted_range_is_flagged(tmp_path: Path) -> None:
 SUMMED = {"ranks": 2, "fixed_s": 2e-4, "per_byte_s": 1e-9, "fitted_bytes": [1e3, 1e6]}
 
 
-def test_a_measured_all_reduce_is_a_ring_of_this_hosts_ranks_and_flagged_outside(
-    tmp_path: Path,
-) -> None:
+def test_a_measured_all_reduce_is_a_ring_of_this_hosts_ranks_and_flagged_outside(tmp_path):
     """Two ranks: what was measured. Four: three times the hops, 3/2 of the bytes' seconds."""
     work = small_scenario().workload
     profile = read_profile(write(tmp_path / "profile.json", PROFILE | {"all_reduce": SUMMED}))
@@ -120,7 +116,7 @@ def test_a_measured_all_reduce_is_a_ring_of_this_hosts_ranks_and_flagged_outside
     assert gpu.dense_sync == CATALOGUE.dense_sync and "is not used for GPUs" in gpu.source
 
 
-def test_where_nothing_is_copied_nothing_is_charged_and_a_gpu_keeps_its_bus(tmp_path: Path) -> None:
+def test_where_nothing_is_copied_nothing_is_charged_and_a_gpu_keeps_its_bus(tmp_path):
     work, said = small_scenario().workload, {"copies": "none: one memory"}
     profile = read_profile(write(tmp_path / "profile.json", PROFILE | said))
     cluster, costs = profile.apply(this_host(), work, CATALOGUE)
@@ -149,14 +145,12 @@ def test_where_nothing_is_copied_nothing_is_charged_and_a_gpu_keeps_its_bus(tmp_
         ({"laws": {}, "gpu": None}, "gpu must be a table, got None"),
     ],
 )
-def test_a_wrong_profile_is_refused_by_name(
-    tmp_path: Path, change: dict[str, object], message: str
-) -> None:
+def test_a_wrong_profile_is_refused_by_name(tmp_path, change, message):
     with pytest.raises(ValueError, match=message):
         read_profile(write(tmp_path / "profile.json", PROFILE | change))
 
 
-def test_a_profile_in_which_nothing_was_measured_is_refused(tmp_path: Path) -> None:
+def test_a_profile_in_which_nothing_was_measured_is_refused(tmp_path):
     empty = {"schema": 3, "source": "x", "laws": {}}
     with pytest.raises(ValueError, match="without laws and gpu: nothing in it was measured"):
         read_profile(write(tmp_path / "profile.json", empty))
@@ -178,9 +172,7 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         st.sampled_from([float("nan"), float("inf"), -1, -1e-9, 10**400]),
     ),
 )  # fmt: skip
-def test_junk_in_the_place_of_any_number_is_one_sentence(
-    tmp_path_factory: pytest.TempPathFactory, place: tuple[Any, ...], junk: object
-) -> None:
+def test_junk_in_the_place_of_any_number_is_one_sentence(tmp_path_factory, place, junk):
     document = deepcopy(PROFILE)
     inner: Any = document
     for key in place[:-1]:
@@ -194,16 +186,14 @@ def test_junk_in_the_place_of_any_number_is_one_sentence(
 
 
 @given(st.binary(max_size=40))
-def test_any_bytes_are_a_profile_or_one_sentence(
-    tmp_path_factory: pytest.TempPathFactory, content: bytes
-) -> None:
+def test_any_bytes_are_a_profile_or_one_sentence(tmp_path_factory, content):
     path = tmp_path_factory.mktemp("junk") / "profile.json"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=str(path)):
         read_profile(path)
 
 
-def test_a_missing_or_broken_profile_says_what_to_do(tmp_path: Path) -> None:
+def test_a_missing_or_broken_profile_says_what_to_do(tmp_path):
     with pytest.raises(ValueError, match="does not exist; write it with"):
         read_profile(tmp_path / "none.json")
     with pytest.raises(ValueError, match="is not a plain file"):
@@ -216,9 +206,7 @@ def test_a_missing_or_broken_profile_says_what_to_do(tmp_path: Path) -> None:
         read_profile(tmp_path / "twice.json")
 
 
-def test_what_the_runtime_measures_is_what_the_simulator_computes_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_runtime_measures_is_what_the_simulator_computes_with(tmp_path, monkeypatch):
     """End to end: measure, write, read, simulate; a step takes the rate of the file."""
     pytest.importorskip("torch")
     from runtime.run import profile as measuring
@@ -252,7 +240,7 @@ def test_what_the_runtime_measures_is_what_the_simulator_computes_with(
     assert "measured by runtime profile" in said and "at an MLP of 8, another one" in said
 
 
-def test_every_constant_has_a_source() -> None:
+def test_every_constant_has_a_source():
     for name in CATALOGUE.__slots__:
         law = getattr(CATALOGUE, name)
         if isinstance(law, Law):

@@ -12,7 +12,7 @@ from persia_sim.engine.simulate import simulate
 from persia_sim.insight.critical_path import critical_path
 from persia_sim.model.demand import Demand, demand
 from persia_sim.model.incidents import SlowDown, Target
-from persia_sim.model.scenario import Noise, Queues, Scenario
+from persia_sim.model.scenario import Noise, Queues
 from persia_sim.model.stamps import Mark
 from persia_sim.words.vocabulary import Mode
 from tests.oracles.max_plus import instants
@@ -25,27 +25,27 @@ ONE_STEP = {  # of one rank alone, see test_timeline_by_hand
 }  # fmt: skip
 
 
-def test_in_sync_every_part_is_to_blame_for_its_own_time() -> None:
+def test_in_sync_every_part_is_to_blame_for_its_own_time():
     for steps in (1, 7):
         blame = critical_path(simulate(hand_scenario(Mode.SYNC, steps=steps)))
         each = {part: seconds * steps for part, seconds in ONE_STEP.items()}
         assert blame == pytest.approx({"load": 23.0, "push answer": 1.0} | each)
 
 
-def test_with_one_permit_every_answer_counts_too() -> None:
+def test_with_one_permit_every_answer_counts_too():
     blame = critical_path(simulate(hand_scenario(Mode.RAW_HYBRID, steps=6, permits=1)))
     each = {part: seconds * 6 for part, seconds in ONE_STEP.items()}
     assert blame == pytest.approx({"load": 23.0, "push answer": 6.0} | each)
 
 
-def test_the_all_reduce_and_the_last_rank_are_on_the_path() -> None:
+def test_the_all_reduce_and_the_last_rank_are_on_the_path():
     """Rank 1 starts 23 s later (one loader); the all-reduce takes 9 of the 113 s of a step."""
     blame = critical_path(simulate(hand_scenario(Mode.SYNC, ranks=2, steps=4)))
     each = {part: seconds * 4 for part, seconds in ONE_STEP.items()}
     assert blame == pytest.approx({"load": 46.0, "push answer": 1.0, "dense sync": 36.0} | each)
 
 
-def test_lookahead_blames_the_second_look() -> None:
+def test_lookahead_blames_the_second_look():
     """From step 1 on a step waits for the last push, then looks again (40.5) and computes."""
     blame = critical_path(simulate(hand_scenario(Mode.LOOKAHEAD, steps=5, ahead=2)))
     first = {"load": 23.0, "lookup at servers": 10.0, "rows to the rank": 27.0,
@@ -56,7 +56,7 @@ def test_lookahead_blames_the_second_look() -> None:
 
 
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.LOOKAHEAD])
-def test_of_several_ranks_the_last_push_is_followed(mode: Mode) -> None:
+def test_of_several_ranks_the_last_push_is_followed(mode):
     """Rank 1's worker is three times as slow: 4 s more to ask, 12 to pool, 14 to scatter."""
     slow = SlowDown(target=Target.WORKER, index=1, factor=3.0)
     base = hand_scenario(mode, ranks=2, steps=4)
@@ -76,7 +76,7 @@ STEPS = 40
 
 
 @pytest.mark.parametrize("queue", ["forwarded", "on_gpu", "backward", "copied_back"])
-def test_short_buffers_never_blame_a_stage_that_stands_still(queue: str) -> None:
+def test_short_buffers_never_blame_a_stage_that_stands_still(queue):
     """Whatever the buffers, a loop that is always busy is the path."""
     queues = replace(Queues(), **{queue: 1})
     slow = hand_costs(gpu_fixed_s=1000.0)
@@ -84,7 +84,7 @@ def test_short_buffers_never_blame_a_stage_that_stands_still(queue: str) -> None
     assert critical_path(simulate(base))["forward and backward"] == STEPS * 1000.0
 
 
-def test_full_buffers_pass_the_blame_to_the_stage_behind_them() -> None:
+def test_full_buffers_pass_the_blame_to_the_stage_behind_them():
     """A slow push with buffers of one: load and compute stand still, pushes follow each other."""
     slow = hand_costs(server_update=law(250.0))
     short = Queues(
@@ -131,9 +131,7 @@ def slowed(need: Demand, part: str, factor: float) -> Demand:
 
 @settings(max_examples=100)
 @given(uncontended(), st.sampled_from([*FETCH, *OTHERS, "dense sync"]), st.sampled_from([0.0, 1.0]))
-def test_a_part_is_to_blame_for_as_much_as_slowing_it_costs(
-    scenario: Scenario, part: str, gpu_cv: float
-) -> None:
+def test_a_part_is_to_blame_for_as_much_as_slowing_it_costs(scenario, part, gpu_cv):
     """Instants are maxima of sums, so the end is convex in the seconds of a stage: what the path
     blames lies between what one per mille less saves and what one per mille more costs.
 

@@ -28,7 +28,7 @@ from tests.persia_sim.hand_world import (
 )
 
 
-def test_bytes_of_a_batch() -> None:
+def test_bytes_of_a_batch():
     work = hand_workload()
     assert work.ids_per_batch == 4 * 3 * 2 == 24
     assert work.distinct_ids == work.sent_ids == 3  # one row a field
@@ -42,7 +42,7 @@ def test_bytes_of_a_batch() -> None:
     assert work.push_bytes == (8 + 32) * 3 == 120
 
 
-def test_bytes_with_other_wires() -> None:
+def test_bytes_with_other_wires():
     all_of_them = hand_workload(wire=Wire(deduplicate=False))
     sent = (all_of_them.request_bytes, all_of_them.rows_bytes, all_of_them.push_bytes)
     assert sent == (16 * 24, 32 * 24, 40 * 24)
@@ -55,7 +55,7 @@ def test_bytes_with_other_wires() -> None:
     assert apart.activation_bytes == (3 + 3) * 8 * 2 + 8 * 24 + 8 * 4 * 3 == 384
 
 
-def test_parameters_and_operations_of_the_dense_network() -> None:
+def test_parameters_and_operations_of_the_dense_network():
     work = hand_workload()
     assert work.input_width == 3 * 8 + 5
     assert work.layer_params == ((29 + 1) * 7, (7 + 1) * 2)
@@ -83,7 +83,7 @@ def scenario_with_every_law(mode: Mode = Mode.SYNC, **changes: Any) -> Scenario:
     return hand_scenario(mode, 2, cluster=cluster, costs=costs, **changes)
 
 
-def test_shares_of_the_servers_follow_the_hash_of_each_row() -> None:
+def test_shares_of_the_servers_follow_the_hash_of_each_row():
     """SplitMix64 written out; its first output for the state 0 is the published test vector."""
 
     def hashed(key: int) -> int:
@@ -110,7 +110,7 @@ def test_shares_of_the_servers_follow_the_hash_of_each_row() -> None:
     assert each.server_shares(4) == pytest.approx(load / load.sum(), rel=1e-9)
 
 
-def test_rows_beyond_the_hashed_ones_spread_evenly() -> None:
+def test_rows_beyond_the_hashed_ones_spread_evenly():
     """5,000 equally likely values: the first 1,024 keys are placed one by one."""
     work = hand_workload(fields=1, rows=5000.0, zipf=0.0, batch_per_rank=100, ids_per_field=1.0)
     placed = np.bincount(mix64(np.arange(1024, dtype=np.uint64)) % np.uint64(8), minlength=8)
@@ -118,7 +118,7 @@ def test_rows_beyond_the_hashed_ones_spread_evenly() -> None:
     assert work.server_shares(8) == pytest.approx(expected, rel=1e-4)
 
 
-def test_seconds_of_one_batch() -> None:
+def test_seconds_of_one_batch():
     need = demand(scenario_with_every_law())
     zero, one = need.server_shares.tolist()  # two rows on one server, one on the other (see above)
     assert sorted((zero, one)) == pytest.approx([1 / 3, 2 / 3])
@@ -140,7 +140,7 @@ def test_seconds_of_one_batch() -> None:
     assert (fetch.server_memory_bytes, need.update_memory_bytes) == (2 * 96, 4 * 96)
 
 
-def test_compute_is_operations_over_half_of_the_peak() -> None:
+def test_compute_is_operations_over_half_of_the_peak():
     need = demand(scenario_with_every_law())
     compute = 3.0 + 4 * 1356 / (0.5 * 4096)
     assert need.forward_s == pytest.approx(compute / 3)
@@ -152,14 +152,14 @@ def test_compute_is_operations_over_half_of_the_peak() -> None:
     assert demand(slower).dense_copy_s == 4.52
 
 
-def test_efficiency_is_linear_in_the_logarithm_of_the_batch() -> None:
+def test_efficiency_is_linear_in_the_logarithm_of_the_batch():
     costs = hand_costs(gpu_efficiency=((4, 0.1), (64, 0.5)))
     found = [costs.efficiency(batch) for batch in (1, 4, 16, 32, 64, 1000)]
     between = 0.1 + 0.4 * (log(32) - log(4)) / (log(64) - log(4))
     assert found == pytest.approx([0.1, 0.1, 0.3, between, 0.5, 0.5])
 
 
-def test_rows_that_miss_cost_their_creation() -> None:
+def test_rows_that_miss_cost_their_creation():
     scenario = scenario_with_every_law()
     without, with_misses = demand(scenario), demand(scenario, 0.5)
     missing = 1.5 * without.server_shares  # every second one of three ids; no call without any
@@ -178,7 +178,7 @@ def test_rows_that_miss_cost_their_creation() -> None:
         (Algorithm.HIERARCHICAL, 2 * 0.25 + 904 / 113, 904),
     ],
 )
-def test_all_reduce_of_two_ranks(algorithm: Algorithm, seconds: float, on_card: float) -> None:
+def test_all_reduce_of_two_ranks(algorithm, seconds, on_card):
     scenario = scenario_with_every_law()
     sync = replace(scenario.costs.dense_sync, algorithm=algorithm)
     need = demand(replace(scenario, costs=replace(scenario.costs, dense_sync=sync)))
@@ -188,7 +188,7 @@ def test_all_reduce_of_two_ranks(algorithm: Algorithm, seconds: float, on_card: 
     assert need.averaging_s == seconds + 0.5 and need.averaging_nic_bytes == on_card
 
 
-def test_all_reduce_over_twelve_gpus_in_three_hosts() -> None:
+def test_all_reduce_over_twelve_gpus_in_three_hosts():
     """1,200 bytes; 4 GPUs a host, 600 bytes a second inside and 100 between, a hop is 1 s."""
     numbers = {
         # 22 hops; each rank passes on 11/12 of the bytes twice, and a host's NIC every one of them
@@ -214,7 +214,7 @@ def test_all_reduce_over_twelve_gpus_in_three_hosts() -> None:
     assert sync.nic_bytes(1200.0, 5, 4) == 1200.0
 
 
-def test_buckets_of_hybrid_hold_whole_layers_from_the_output_on() -> None:
+def test_buckets_of_hybrid_hold_whole_layers_from_the_output_on():
     """Layers of 210 and 16 parameters: 64 bytes are there after 16/226 of the backward pass."""
     base = scenario_with_every_law(Mode.HYBRID)
     sync = replace(base.costs.dense_sync, bucket_bytes=64.0)
@@ -230,7 +230,7 @@ def test_buckets_of_hybrid_hold_whole_layers_from_the_output_on() -> None:
     assert demand(hand_scenario(Mode.SYNC)).averaging_s == 0.0
 
 
-def test_lookahead_looks_again_at_the_rows_with_pending_pushes() -> None:
+def test_lookahead_looks_again_at_the_rows_with_pending_pushes():
     """Half of a batch's ids stand in the batches ahead: fixed parts stay, the rest halves."""
     base = scenario_with_every_law(Mode.LOOKAHEAD, ahead=3)
     values = 2.0
@@ -266,7 +266,7 @@ def test_lookahead_looks_again_at_the_rows_with_pending_pushes() -> None:
     assert demand(replace(scenario, mode=Mode.SYNC, ahead=None)).refresh is None
 
 
-def test_pending_fraction_by_drawing() -> None:
+def test_pending_fraction_by_drawing():
     work = hand_workload(fields=1, rows=50.0, zipf=0.8, batch_per_rank=20, ids_per_field=1.0)
     chance = np.arange(1, 51) ** -0.8
     rng = np.random.default_rng(3)
@@ -279,7 +279,7 @@ def test_pending_fraction_by_drawing() -> None:
     assert work.pending_fraction(0) == work.pending_fraction(-1) == 0.0
 
 
-def test_zipf_bins_hold_the_sums_of_the_law() -> None:
+def test_zipf_bins_hold_the_sums_of_the_law():
     for values, exponent in ((10.0, 1.3), (5000.0, 1.05), (5000.0, 0.0)):
         each = np.arange(1, values + 1) ** -exponent
         each /= each.sum()
@@ -291,12 +291,12 @@ def test_zipf_bins_hold_the_sums_of_the_law() -> None:
             assert expected_distinct(draws, values, exponent) == pytest.approx(exact, rel=1e-5)
 
 
-def test_distinct_ids_never_pass_the_table() -> None:
+def test_distinct_ids_never_pass_the_table():
     assert expected_distinct(1.0, 100.0, 1.0) == pytest.approx(1.0)
     assert expected_distinct(1e9, 100.0, 1.0) == pytest.approx(100.0)
 
 
-def test_loaders_start_evenly_over_one_batch() -> None:
+def test_loaders_start_evenly_over_one_batch():
     scenario = hand_scenario(ranks=2, steps=3)
     cluster = replace(scenario.cluster, loaders=4)
     starts = [loader_start_s(k, replace(scenario, cluster=cluster), 8.0) for k in range(4)]
@@ -305,7 +305,7 @@ def test_loaders_start_evenly_over_one_batch() -> None:
     assert [loader_start_s(k, idle, 6.0) for k in (0, 1, 5, 6)] == [0.0, 1.0, 5.0, 0.0]
 
 
-def test_a_law_is_flagged_at_its_own_number_of_items() -> None:
+def test_a_law_is_flagged_at_its_own_number_of_items():
     """24 occurrences a batch at the worker, 1.5 ids a server; 4 samples of 3 fields and
     5 dense features at the loader."""
     scenario = scenario_with_every_law()
@@ -322,12 +322,12 @@ def test_a_law_is_flagged_at_its_own_number_of_items() -> None:
             assert demand(replace(scenario, costs=costs)).extrapolated == outside
 
 
-def test_law_is_affine() -> None:
+def test_law_is_affine():
     assert Law(fixed_s=1.0, per_item_s=2.0, per_byte_s=4.0, source=HAND)(3, 5) == 1 + 6 + 20
     assert not law().extrapolates(1e30)
 
 
-def test_parameters_of_the_named_workloads() -> None:
+def test_parameters_of_the_named_workloads():
     """Published sizes: 6.25 to 100 trillion parameters for Criteo-Syn 1 to 5."""
     named: dict[str, Workload] = workloads()
     for number, trillions in enumerate((6.25, 12.5, 25.0, 50.0, 100.0), start=1):

@@ -37,7 +37,7 @@ def disturbed(base: Scenario, events: tuple[SlowDown | Crash, ...]) -> Scenario:
     return replace(base, disturbances=events)
 
 
-def test_a_transient_slow_down_hurts_only_while_it_lasts() -> None:
+def test_a_transient_slow_down_hurts_only_while_it_lasts():
     base = small_scenario(Mode.HYBRID, steps=40)
     end = simulate(base).makespan_s
     event = SlowDown(target=Target.RANK, index=1, factor=4.0, start_s=end / 4, end_s=end / 2)
@@ -50,7 +50,7 @@ def test_a_transient_slow_down_hurts_only_while_it_lasts() -> None:
 
 
 @pytest.mark.parametrize("target", list(Target))
-def test_a_crash_delays_everyone_and_losses_are_counted(target: Target) -> None:
+def test_a_crash_delays_everyone_and_losses_are_counted(target):
     base = small_scenario(Mode.HYBRID, steps=30)
     plain = simulate(base)
     at = float(plain.stamps[Mark.PUSH][0, 10]) + 2.5e-4  # in the worker's hands
@@ -68,14 +68,14 @@ def test_a_crash_delays_everyone_and_losses_are_counted(target: Target) -> None:
         assert (run.losses.lost_parts > 0) == (target is Target.SERVER)
 
 
-def test_a_server_that_never_returns_is_a_deadlock_that_names_who_waits() -> None:
+def test_a_server_that_never_returns_is_a_deadlock_that_names_who_waits():
     base = small_scenario(Mode.HYBRID, steps=30)
     event = crash(Target.SERVER, 0.05, restart_s=float("inf"))
     with pytest.raises(DeadlockError, match=r"rank 0: lookup waits for all ranks' pushes"):
         simulate(disturbed(base, (event,)))
 
 
-def test_overhead_agrees_with_random_failures() -> None:
+def test_overhead_agrees_with_random_failures():
     for partial in (False, True):
         policy = Recovery(mtbf_s=20_000.0, checkpoint_s=120.0, back_s=600.0, partial=partial)
         interval = 2_000.0
@@ -85,7 +85,7 @@ def test_overhead_agrees_with_random_failures() -> None:
         assert overhead(policy, interval) == pytest.approx(mean, abs=4 * spread)
 
 
-def test_cprs_figures_follow_from_stated_assumptions() -> None:
+def test_cprs_figures_follow_from_stated_assumptions():
     """CPR publishes 8.3 % with full and about 0.6 % with partial recovery. Assumed: a crash every
     28 h, 5 minutes for a checkpoint, 2 to be back; partial recovery checkpoints every 20 h."""
     full = Recovery(mtbf_s=28 * 3600.0, checkpoint_s=300.0, back_s=120.0)
@@ -93,14 +93,14 @@ def test_cprs_figures_follow_from_stated_assumptions() -> None:
     assert overhead(replace(full, partial=True), 20 * 3600.0) == pytest.approx(0.006, abs=0.001)
 
 
-def test_faults_are_checked() -> None:
+def test_faults_are_checked():
     with pytest.raises(ValueError, match=r"slow-down factor is 0\.5: must lie in \[1, 10000\]"):
         SlowDown(target=Target.RANK, index=0, factor=0.5)
     with pytest.raises(ValueError, match="index of rank is 9: the cluster has 4"):
         disturbed(small_scenario(), (SlowDown(target=Target.RANK, index=9, factor=2.0),))
 
 
-def test_a_rank_crash_does_the_work_since_its_checkpoint_again() -> None:
+def test_a_rank_crash_does_the_work_since_its_checkpoint_again():
     base = small_scenario(Mode.HYBRID, steps=30)
     ends = simulate(base).stamps[Mark.UPDATED][0]
     at, every = float(ends[20] + ends[21]) / 2, float(ends[9])
@@ -120,7 +120,7 @@ def test_a_rank_crash_does_the_work_since_its_checkpoint_again() -> None:
     assert never.losses.redone_s == pytest.approx(at)  # no checkpoint: from the start
 
 
-def test_in_async_a_crashed_rank_goes_back_alone() -> None:
+def test_in_async_a_crashed_rank_goes_back_alone():
     base = small_scenario(Mode.ASYNC, steps=30, tau=None, dense_home=DenseHome.APART)
     plain = simulate(base)
     at = float(plain.stamps[Mark.BACKWARD_END][0, 15])
@@ -131,7 +131,7 @@ def test_in_async_a_crashed_rank_goes_back_alone() -> None:
     assert run.losses.redone_s == pytest.approx(at / 4)  # the mean over four loops
 
 
-def test_a_server_forgets_or_everybody_goes_back() -> None:
+def test_a_server_forgets_or_everybody_goes_back():
     base = small_scenario(Mode.HYBRID, steps=30)
     plain = simulate(base)
     at = float(plain.stamps[Mark.UPDATED][0, 15])
@@ -145,7 +145,7 @@ def test_a_server_forgets_or_everybody_goes_back() -> None:
         replace(crash(Target.RANK, 1.0), full=True)
 
 
-def test_a_rank_that_never_returns_is_a_deadlock() -> None:
+def test_a_rank_that_never_returns_is_a_deadlock():
     for mode in (Mode.HYBRID, Mode.ASYNC):
         base = small_scenario(mode, steps=30)
         event = crash(Target.RANK, 0.05, restart_s=float("inf"))
@@ -154,7 +154,7 @@ def test_a_rank_that_never_returns_is_a_deadlock() -> None:
 
 
 @pytest.mark.parametrize("factor", [0.4, 1.0, 2.5])
-def test_the_overhead_of_runs_with_checkpoints_is_dalys(factor: float) -> None:
+def test_the_overhead_of_runs_with_checkpoints_is_dalys(factor):
     """Random crashes inside simulated runs against the closed form, within four standard errors."""
     base = small_scenario(Mode.HYBRID, steps=200)
     useful = simulate(base).makespan_s
@@ -178,7 +178,7 @@ FULL = Recovery(mtbf_s=1000.0, checkpoint_s=20.0, back_s=50.0)
 PARTIAL = Recovery(mtbf_s=1000.0, checkpoint_s=20.0, back_s=50.0, partial=True)
 
 
-def test_overhead_by_dalys_formula_and_by_partial_recovery() -> None:
+def test_overhead_by_dalys_formula_and_by_partial_recovery():
     # exp(50/1000) x 1000 x (exp(220/1000) - 1) seconds of wall time for 200 useful ones
     assert overhead(FULL, 200.0) == pytest.approx(exp(0.05) * 1000 * (exp(0.22) - 1) / 200 - 1)
     # 220 seconds for 200, and 50 more for every 1,000
@@ -187,13 +187,13 @@ def test_overhead_by_dalys_formula_and_by_partial_recovery() -> None:
         overhead(FULL, 0.0)
 
 
-def test_best_interval_is_what_scipy_finds() -> None:
+def test_best_interval_is_what_scipy_finds():
     found = minimize_scalar(lambda t: overhead(FULL, t), bounds=(1.0, 5000.0), method="bounded")
     assert best_interval_s(FULL) == pytest.approx(found.x, rel=1e-3)
     assert best_interval_s(PARTIAL) == pytest.approx(50 * 1000.0)  # the longest that is tried
 
 
-def test_crashes_come_at_exponential_distances_to_random_ranks() -> None:
+def test_crashes_come_at_exponential_distances_to_random_ranks():
     draws = np.random.Generator(np.random.Philox(key=np.array([3, (5 << 32) + 1], np.uint64)))
     now, expected = 0.0, []
     while (now := now + draws.exponential(100.0)) < 2000.0:
@@ -215,7 +215,7 @@ def test_crashes_come_at_exponential_distances_to_random_ranks() -> None:
         ({"back_s": -1.0}, r"back_s is -1\.0: must be >= 0"),
     ],
 )
-def test_a_wrong_recovery_is_refused(change: dict[str, float], message: str) -> None:
+def test_a_wrong_recovery_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
-        Recovery(**({"mtbf_s": 1.0, "checkpoint_s": 1.0, "back_s": 0.0} | change))  # type: ignore[arg-type]
+        Recovery(**({"mtbf_s": 1.0, "checkpoint_s": 1.0, "back_s": 0.0} | change))
     assert Recovery(mtbf_s=1.0, checkpoint_s=1.0, back_s=0.0).back_s == 0

@@ -65,7 +65,7 @@ def job(**changes: object) -> Job:
         ranker=FOUR, system=System(host=HOST, gpus=4), software=BARE, reach=WHOLE, batch=4000,
         precision=Precision.FP16,
     )  # fmt: skip
-    return replace(base, **changes)  # type: ignore[arg-type]
+    return replace(base, **changes)
 
 
 @given(RANKERS, st.integers(1, 9), st.sampled_from([Strategy.TABLE, Strategy.ROW]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -85,7 +84,7 @@ def split(role: Role, hosts: int) -> Role:
 
 @pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.parametrize("racks", [False, True])
-def test_two_kinds_that_do_not_differ_are_one_in_bytes(mode: Mode, racks: bool) -> None:
+def test_two_kinds_that_do_not_differ_are_one_in_bytes(mode, racks):
     cluster = small_cluster(6, 4, 3)
     slow = replace(cluster.servers.host, nic_bytes_per_s=0.2e9)
     cluster = replace(cluster, servers=replace(cluster.servers, host=slow))
@@ -110,16 +109,14 @@ def test_two_kinds_that_do_not_differ_are_one_in_bytes(mode: Mode, racks: bool) 
 
 @settings(max_examples=30)
 @given(uncontended(), st.data())
-def test_max_plus_gives_the_bits_of_a_run_on_several_kinds(
-    scenario: Scenario, data: st.DataObject
-) -> None:
+def test_max_plus_gives_the_bits_of_a_run_on_several_kinds(scenario, data):
     scenario = replace(scenario, cluster=data.draw(mixed(scenario.cluster)))
     assert simulate(scenario).stamps.tobytes() == instants(scenario).tobytes()
 
 
 @settings(max_examples=20)
 @given(of_kinds())
-def test_bytes_are_kept_and_no_run_is_faster_than_its_hosts_allow(scenario: Scenario) -> None:
+def test_bytes_are_kept_and_no_run_is_faster_than_its_hosts_allow(scenario):
     run, cluster = simulate(scenario), scenario.cluster
     need, batches = run.need, cluster.ranks * scenario.steps
     servers = sum(size for name, size in run.link_bytes.items() if name.startswith("server host"))
@@ -139,9 +136,7 @@ def test_bytes_are_kept_and_no_run_is_faster_than_its_hosts_allow(scenario: Scen
 
 @settings(max_examples=20)
 @given(uncontended(), st.data(), st.sampled_from(["core_speed", "nic_bytes_per_s"]))
-def test_without_contention_a_faster_kind_is_never_slower(
-    scenario: Scenario, data: st.DataObject, field: str
-) -> None:
+def test_without_contention_a_faster_kind_is_never_slower(scenario, data, field):
     slow = data.draw(mixed(scenario.cluster))
 
     def quicker(role: Role) -> Role:
@@ -171,7 +166,7 @@ def gpu_bound(mode: Mode, slow_hosts: int) -> Scenario:
     return replace(base, costs=replace(base.costs, gpu_fixed_s=0.0, gpu_efficiency=((16, 1e-3),)))
 
 
-def test_a_barrier_waits_for_the_slow_kind_and_without_one_rates_add_up() -> None:
+def test_a_barrier_waits_for_the_slow_kind_and_without_one_rates_add_up():
     sync = [throughput(simulate(gpu_bound(Mode.HYBRID, slow))).mean for slow in (0, 1)]
     assert sync[1] == pytest.approx(sync[0] * 6 / 4 / 4, rel=0.1)
     alone = [throughput(simulate(gpu_bound(Mode.ASYNC, slow))).mean for slow in (0, 1)]
@@ -180,7 +175,7 @@ def test_a_barrier_waits_for_the_slow_kind_and_without_one_rates_add_up() -> Non
         assert found < 1.01 * answer(gpu_bound(mode, 1)).samples_per_s < 1.1 * found
 
 
-def test_prices_names_and_what_would_help_are_of_all_kinds() -> None:
+def test_prices_names_and_what_would_help_are_of_all_kinds():
     scenario = gpu_bound(Mode.HYBRID, 1)
     cluster = scenario.cluster
     dear = replace(cluster.nn.also[0].host, usd_per_hour=1000.0)
@@ -197,7 +192,7 @@ def test_prices_names_and_what_would_help_are_of_all_kinds() -> None:
     assert helped["GPU"] == max(helped.values()) > 0.08
 
 
-def test_the_smallest_server_is_full_first() -> None:
+def test_the_smallest_server_is_full_first():
     cluster = small_cluster()
     less = replace(cluster.servers, hosts=1, ram_bytes_per_process=1e9)
     mixed_servers = replace(cluster.servers, also=(less,))
@@ -209,7 +204,7 @@ def test_the_smallest_server_is_full_first() -> None:
 
 
 @pytest.mark.parametrize("algorithm", list(Algorithm))
-def test_an_all_reduce_counts_the_hosts_of_all_kinds(algorithm: Algorithm) -> None:
+def test_an_all_reduce_counts_the_hosts_of_all_kinds(algorithm):
     sync = DenseSync(
         algorithm=algorithm, intra_bytes_per_s=8.0, inter_bytes_per_s=2.0, intra_latency_s=1.0,
         inter_latency_s=0.5, source="a test",
@@ -224,7 +219,7 @@ def test_an_all_reduce_counts_the_hosts_of_all_kinds(algorithm: Algorithm) -> No
         )
 
 
-def test_each_rank_has_the_gpu_of_its_host() -> None:
+def test_each_rank_has_the_gpu_of_its_host():
     scenario = gpu_bound(Mode.SYNC, 1)
     need = demand(scenario)
     took = [need.of_rank(r).compute_s for r in range(6)]
@@ -254,12 +249,12 @@ def test_each_rank_has_the_gpu_of_its_host() -> None:
         ),
     ],
 )
-def test_what_is_not_said_is_refused_in_a_sentence(change, says: str) -> None:  # type: ignore[no-untyped-def]
+def test_what_is_not_said_is_refused_in_a_sentence(change, says):
     with pytest.raises(ValueError, match=says):
         change(gpu_bound(Mode.SYNC, 1).cluster)
 
 
-def test_a_file_adds_kinds_by_their_names(tmp_path: Path) -> None:
+def test_a_file_adds_kinds_by_their_names(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(
         'base = "gcp-100t"\nranks = 96\n[[nn.also]]\nhost = "v100-100gbit"\nhosts = 4\n'
@@ -275,7 +270,7 @@ def test_a_file_adds_kinds_by_their_names(tmp_path: Path) -> None:
         read_cluster(path)
 
 
-def test_the_further_kinds_of_the_example_can_be_switched_on(tmp_path: Path) -> None:
+def test_the_further_kinds_of_the_example_can_be_switched_on(tmp_path):
     path = write_examples(tmp_path)[0]
     written = path.read_text()
     start = written.index("#[[nn.also]]")

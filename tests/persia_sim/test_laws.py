@@ -63,7 +63,7 @@ def contended(draw: st.DrawFn) -> Scenario:
 
 
 @given(contended())
-def test_window_permits_and_batches_are_kept_in_every_mode(scenario: Scenario) -> None:
+def test_window_permits_and_batches_are_kept_in_every_mode(scenario):
     run, trace = traced(scenario)
     ranks, steps = scenario.cluster.ranks, scenario.steps
     reads = Counter((e.rank, e.step) for e in trace if e.kind == Kind.LOOKUP)
@@ -89,7 +89,7 @@ def test_window_permits_and_batches_are_kept_in_every_mode(scenario: Scenario) -
 
 
 @given(contended())
-def test_discrete_littles_law_is_exact(scenario: Scenario) -> None:
+def test_discrete_littles_law_is_exact(scenario):
     _, trace = traced(scenario)
     pushes = staleness_in_pushes(trace)
     assert len(pushes.shard) == scenario.cluster.ranks * scenario.steps
@@ -99,14 +99,14 @@ def test_discrete_littles_law_is_exact(scenario: Scenario) -> None:
 
 
 @given(contended())
-def test_critical_path_adds_up_to_the_time_of_the_last_push(scenario: Scenario) -> None:
+def test_critical_path_adds_up_to_the_time_of_the_last_push(scenario):
     run = simulate(scenario)
     end = run.stamps[Mark.RETURNED].max()
     assert sum(critical_path(run).values()) == pytest.approx(end, rel=1e-9)
 
 
 @given(contended())
-def test_same_seed_gives_the_same_bytes(scenario: Scenario) -> None:
+def test_same_seed_gives_the_same_bytes(scenario):
     (first, trace), (again, other) = traced(scenario), traced(scenario)
     assert first.stamps.tobytes() == again.stamps.tobytes()
     assert trace.events.tobytes() == other.events.tobytes()
@@ -114,7 +114,7 @@ def test_same_seed_gives_the_same_bytes(scenario: Scenario) -> None:
 
 
 @pytest.mark.parametrize("discipline", list(Discipline))
-def test_raw_hybrid_with_bound_zero_and_merged_pushes_is_sync(discipline: Discipline) -> None:
+def test_raw_hybrid_with_bound_zero_and_merged_pushes_is_sync(discipline):
     sync = small_scenario(Mode.SYNC, discipline=discipline, noise=Noise(gpu_cv=0.1))
     zero = replace(sync, mode=Mode.RAW_HYBRID, tau=0, merge_pushes=True)
     (a, first), (b, second) = traced(sync), traced(zero)
@@ -122,13 +122,13 @@ def test_raw_hybrid_with_bound_zero_and_merged_pushes_is_sync(discipline: Discip
     assert first.events.tobytes() == second.events.tobytes()
 
 
-def test_bound_is_reached_and_never_passed() -> None:
+def test_bound_is_reached_and_never_passed():
     for tau in (0, 1, 3):
         _, trace = traced(small_scenario(Mode.HYBRID, tau=tau, steps=30))
         assert staleness_in_steps(trace).oldest_missing_steps.max() == tau
 
 
-def test_unbounded_window_is_bounded_by_the_queues() -> None:
+def test_unbounded_window_is_bounded_by_the_queues():
     queues = Queues(lookup_tasks=2, forwarded=1, on_gpu=1, backward=1, copied_back=1, push_tasks=1)
     costs = replace(CATALOGUE, server_update=replace(CATALOGUE.server_update, fixed_s=0.1))
     scenario = small_scenario(Mode.HYBRID, tau=None, queues=queues, steps=40, costs=costs)
@@ -140,7 +140,7 @@ def test_unbounded_window_is_bounded_by_the_queues() -> None:
 
 
 @given(uncontended(), st.sampled_from(["gpu", "copy", "server", "tau", "permits"]))
-def test_without_contention_more_of_anything_is_never_slower(scenario: Scenario, knob: str) -> None:
+def test_without_contention_more_of_anything_is_never_slower(scenario, knob):
     before = simulate(scenario).makespan_s
     costs = scenario.costs
     if knob == "gpu":
@@ -161,9 +161,7 @@ def test_without_contention_more_of_anything_is_never_slower(scenario: Scenario,
 
 
 @given(uncontended())
-def test_without_contention_sync_raw_hybrid_and_hybrid_come_in_this_order(
-    scenario: Scenario,
-) -> None:
+def test_without_contention_sync_raw_hybrid_and_hybrid_come_in_this_order(scenario):
     base = replace(
         scenario, tau=None, permits=None, ahead=None, lookahead="reread", merge_pushes=None
     )
@@ -193,8 +191,8 @@ NAMED = {
 @pytest.mark.parametrize("name", NAMED)
 @pytest.mark.parametrize("discipline", [Discipline.FLUID, Discipline.FIFO])
 def test_at_named_contended_configurations_a_larger_bound_costs_at_most_two_percent(
-    name: str, discipline: Discipline
-) -> None:
+    name, discipline
+):
     [(role, (field, factor))] = NAMED[name].items()
     base = small_scenario(Mode.HYBRID, steps=40, discipline=discipline)
     part = getattr(base.cluster, role)
@@ -207,7 +205,7 @@ def test_at_named_contended_configurations_a_larger_bound_costs_at_most_two_perc
         assert larger >= smaller * 0.98
 
 
-def test_with_queues_a_larger_bound_can_be_slower() -> None:
+def test_with_queues_a_larger_bound_can_be_slower():
     """An anomaly of sharing, which is why law 8 is stated without contention only."""
     cluster = small_cluster(8, 2, 2)
     part = cluster.embedding_workers
@@ -221,7 +219,7 @@ def test_with_queues_a_larger_bound_can_be_slower() -> None:
 
 
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.HYBRID, Mode.ASYNC])
-def test_an_idle_worker_host_changes_nothing(mode: Mode) -> None:
+def test_an_idle_worker_host_changes_nothing(mode):
     base = small_scenario(
         mode,
         discipline=Discipline.UNSHARED,
@@ -232,7 +230,7 @@ def test_an_idle_worker_host_changes_nothing(mode: Mode) -> None:
     assert simulate(base).stamps.tobytes() == simulate(more).stamps.tobytes()
 
 
-def test_an_idle_loader_changes_nothing() -> None:
+def test_an_idle_loader_changes_nothing():
     base = small_scenario(Mode.HYBRID)
     enough = replace(base, cluster=replace(base.cluster, loaders=4 * 12))
     more = replace(base, cluster=replace(base.cluster, loaders=4 * 12 + 100))
@@ -241,7 +239,7 @@ def test_an_idle_loader_changes_nothing() -> None:
 
 @pytest.mark.parametrize("discipline", list(Discipline))
 @pytest.mark.parametrize("factor", [2.0, 1024.0])
-def test_rescaling_time_rescales_every_instant(discipline: Discipline, factor: float) -> None:
+def test_rescaling_time_rescales_every_instant(discipline, factor):
     base = small_scenario(Mode.HYBRID, discipline=discipline, noise=Noise(gpu_cv=0.1))
     slow = simulate(slower(base, factor)).stamps
     fast = simulate(base).stamps
@@ -254,7 +252,7 @@ def test_rescaling_time_rescales_every_instant(discipline: Discipline, factor: f
 def slower(scenario: Scenario, factor: float) -> Scenario:
     cluster, costs = scenario.cluster, scenario.costs
 
-    def law(name: str):  # type: ignore[no-untyped-def]
+    def law(name: str):
         old = getattr(costs, name)
         return replace(
             old,
@@ -299,7 +297,7 @@ def slower(scenario: Scenario, factor: float) -> Scenario:
 
 
 @given(contended())
-def test_time_in_flight_obeys_littles_law(scenario: Scenario) -> None:
+def test_time_in_flight_obeys_littles_law(scenario):
     """Mean number in flight (from events) = rate x mean time in flight (from durations)."""
     stamps = simulate(scenario).stamps
     starts, ends = stamps[Mark.LOOKUP].ravel(), stamps[Mark.APPLIED].ravel()

@@ -29,7 +29,7 @@ from persia_sim.insight.report import (
 )
 from persia_sim.model.incidents import Purpose, SlowDown, Target, lognormal_factors, stream
 from persia_sim.model.popularity import zipf_bins
-from persia_sim.model.scenario import Noise, Scenario
+from persia_sim.model.scenario import Noise
 from persia_sim.model.stamps import Mark
 from persia_sim.presets.catalogue import workloads
 from persia_sim.words.trace import Event, Kind, Trace
@@ -57,7 +57,7 @@ def half_width(values: np.ndarray) -> float:
 
 @pytest.mark.parametrize("size", [16, 17, 100, 1200])
 @pytest.mark.parametrize("memory", [0.0, 0.8, -0.9])
-def test_interval_of_a_series_with_memory(size: int, memory: float) -> None:
+def test_interval_of_a_series_with_memory(size, memory):
     shocks = np.random.default_rng(size).normal(3.0, 1.0, size)
     series = np.zeros(size)
     for k in range(size):
@@ -68,7 +68,7 @@ def test_interval_of_a_series_with_memory(size: int, memory: float) -> None:
     assert found.relative == pytest.approx(found.half_width / found.mean)
 
 
-def test_a_long_series_has_the_interval_of_its_600_block_means() -> None:
+def test_a_long_series_has_the_interval_of_its_600_block_means():
     series = np.random.default_rng(5).normal(1.0, 0.3, 2 * 600 + 137)
     blocks = series[:1200].reshape(600, 2).mean(1)
     found = mean_interval(series)
@@ -78,13 +78,13 @@ def test_a_long_series_has_the_interval_of_its_600_block_means() -> None:
     assert shorter.half_width == pytest.approx(half_width(series[:1200]), rel=1e-3)
 
 
-def test_fewer_than_sixteen_values_have_no_interval() -> None:
+def test_fewer_than_sixteen_values_have_no_interval():
     assert mean_interval(np.arange(15.0)) == Estimate(7.0, inf, 15)
     assert mean_interval(np.arange(16.0)).half_width < inf
     assert Estimate(0.0, 1.0, 20).relative == inf
 
 
-def test_warm_up_leaves_the_rest_with_the_least_standard_error() -> None:
+def test_warm_up_leaves_the_rest_with_the_least_standard_error():
     """MSER-5 in its own words: drop k blocks of five such that the mean of the others is surest."""
     rng = np.random.default_rng(4)
     found = set()
@@ -103,14 +103,14 @@ def test_warm_up_leaves_the_rest_with_the_least_standard_error() -> None:
     assert len(found) > 4  # from none to a third of the blocks
 
 
-def test_a_slow_start_is_cut_and_a_short_series_loses_a_quarter() -> None:
+def test_a_slow_start_is_cut_and_a_short_series_loses_a_quarter():
     slow = np.concatenate([np.full(10, 9.0), np.ones(50)])
     assert warm_up(slow) == 10
     assert [warm_up(np.ones(n)) for n in (4, 8, 19)] == [1, 2, 4]
     assert warm_up(np.ones(20)) == 0
 
 
-def test_steps_of_a_barrier_are_the_distances_of_its_updates() -> None:
+def test_steps_of_a_barrier_are_the_distances_of_its_updates():
     run = simulate(hand_scenario(Mode.SYNC, ranks=2, steps=30))
     assert step_durations(run) == pytest.approx([113.0] * 29)
     assert step_time(run).mean == pytest.approx(113.0)
@@ -123,7 +123,7 @@ def test_steps_of_a_barrier_are_the_distances_of_its_updates() -> None:
     assert rate.values == step.values <= 24
 
 
-def test_rates_of_ranks_that_wait_for_nobody_add_up() -> None:
+def test_rates_of_ranks_that_wait_for_nobody_add_up():
     """Async: rank 0 computes 2,000 s, rank 1 three times as long, each with 5 s of pulling."""
     slow = SlowDown(target=Target.RANK, index=1, factor=3.0)
     costs = hand_costs(gpu_fixed_s=2000.0)
@@ -135,15 +135,13 @@ def test_rates_of_ranks_that_wait_for_nobody_add_up() -> None:
 
 
 @pytest.mark.parametrize(("tau", "dropped"), [(0, 5), (3, 8), (30, 14)])
-def test_the_window_and_five_steps_are_dropped_at_least_but_never_more_than_half(
-    tau: int, dropped: int
-) -> None:
+def test_the_window_and_five_steps_are_dropped_at_least_but_never_more_than_half(tau, dropped):
     run = simulate(hand_scenario(Mode.HYBRID, tau=tau, steps=30, costs=hand_costs(gpu_fixed_s=2e4)))
     assert step_time(run).values == 29 - dropped
 
 
 @pytest.mark.parametrize("cv", [0.1, 0.5, 1.5])
-def test_factors_have_mean_one_and_the_asked_variation(cv: float) -> None:
+def test_factors_have_mean_one_and_the_asked_variation(cv):
     drawn = lognormal_factors(np.random.default_rng(1), cv, 2_000_000)
     assert drawn.mean() == pytest.approx(1, abs=4 * cv / np.sqrt(2e6))
     assert drawn.std() == pytest.approx(cv, rel=0.02)
@@ -153,11 +151,11 @@ def test_factors_have_mean_one_and_the_asked_variation(cv: float) -> None:
     assert np.median(drawn) == pytest.approx(np.exp(-(sigma**2) / 2), rel=0.01)
 
 
-def test_no_variation_is_exactly_one() -> None:
+def test_no_variation_is_exactly_one():
     assert lognormal_factors(np.random.default_rng(1), 0.0, 5).tolist() == [1.0] * 5
 
 
-def test_a_draw_belongs_to_seed_purpose_entity_and_step() -> None:
+def test_a_draw_belongs_to_seed_purpose_entity_and_step():
     def first(*place: int) -> float:
         seed, purpose, entity, step = place
         return float(stream(seed, Purpose(purpose), entity, step).random())
@@ -172,13 +170,13 @@ def test_a_draw_belongs_to_seed_purpose_entity_and_step() -> None:
         assert np.random.Generator(bits).random() == value
 
 
-def test_another_entity_or_a_longer_run_sees_the_same_factors() -> None:
+def test_another_entity_or_a_longer_run_sees_the_same_factors():
     short = lognormal_factors(stream(3, Purpose.GPU, 2), 0.3, 10)
     long = lognormal_factors(stream(3, Purpose.GPU, 2), 0.3, 50)
     assert np.array_equal(long[:10], short)
 
 
-def test_distribution_agrees_with_batches_drawn_one_by_one() -> None:
+def test_distribution_agrees_with_batches_drawn_one_by_one():
     work = replace(workloads()["taobao-ad"], fields=1, rows=2000.0, batch_per_rank=64, zipf=1.1)
     lags = np.array([0, 3, 3, 12])
     probability, number = zipf_bins(work.rows, work.zipf)
@@ -196,7 +194,7 @@ def test_distribution_agrees_with_batches_drawn_one_by_one() -> None:
         assert value == pytest.approx(np.percentile(missed, level), abs=1)
 
 
-def test_two_rows_a_field_by_hand() -> None:
+def test_two_rows_a_field_by_hand():
     """Two draws of a fair coin: a row stands in another batch with chance 1 - 1/4; of three missed
     pushes 2.25 touched it, Binomial(3, 3/4)."""
     work = replace(
@@ -208,7 +206,7 @@ def test_two_rows_a_field_by_hand() -> None:
     assert (found.p50, found.p90, found.p99) == (2, 3, 3)
 
 
-def test_popular_rows_weigh_by_how_often_batches_meet_them() -> None:
+def test_popular_rows_weigh_by_how_often_batches_meet_them():
     """Chances 2/3 and 1/3: met by 8/9 and 5/9 of batches, so weights 8/13 and 5/13."""
     work = replace(workloads()["taobao-ad"], fields=1, rows=2.0, batch_per_rank=2, zipf=1.0)
     found = row_staleness(np.array([1]), work)
@@ -249,7 +247,7 @@ def percentile(values: np.ndarray, level: float) -> float:
 
 
 @pytest.mark.parametrize("mode", [Mode.RAW_HYBRID, Mode.HYBRID, Mode.ASYNC])
-def test_staleness_from_the_instants_themselves(mode: Mode) -> None:
+def test_staleness_from_the_instants_themselves(mode):
     noise = Noise(gpu_cv=0.4, server_cv=1.0)
     run = simulate(small_scenario(mode, tau=5, steps=60, noise=noise, seed=3), trace=True)
     # The first ten steps are the start; at the end a run empties itself.
@@ -265,7 +263,7 @@ def test_staleness_from_the_instants_themselves(mode: Mode) -> None:
     assert found.pushes_p99 == pytest.approx(percentile(pushes, 0.99))
 
 
-def test_staleness_of_a_window_of_one_by_hand() -> None:
+def test_staleness_of_a_window_of_one_by_hand():
     """Reads at 33, 56, 137, 160, ...; pushes applied at 127, 150, 231, ...: all but the first miss
     exactly the step before, and the first three of six are the start."""
     run = simulate(hand_scenario(Mode.HYBRID, tau=1, steps=6), trace=True)
@@ -288,7 +286,7 @@ def test_staleness_of_a_window_of_one_by_hand() -> None:
         staleness(untraced)
 
 
-def test_percentiles_of_lookups_that_miss_0_to_100_steps() -> None:
+def test_percentiles_of_lookups_that_miss_0_to_100_steps():
     """All 101 lookups of a rank come before its first push, so lookup s misses s steps."""
     events = [Event(Kind.LOOKUP, 0, s, 0, 0) for s in range(101)]
     events += [Event(Kind.PUSH, 0, s, 0, s) for s in range(101)]
@@ -305,7 +303,7 @@ def test_percentiles_of_lookups_that_miss_0_to_100_steps() -> None:
 
 
 @given(uncontended())
-def test_most_batches_in_flight_counted_from_the_instants(scenario: Scenario) -> None:
+def test_most_batches_in_flight_counted_from_the_instants(scenario):
     run = simulate(scenario)
     starts, ends = (np.sort(run.stamps[m].ravel()) for m in (Mark.LOOKUP, Mark.APPLIED))
     most = {

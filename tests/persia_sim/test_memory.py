@@ -36,7 +36,7 @@ from tests.persia_sim.oracles import resident_after
 SYN5 = workloads()["criteo-syn5"]
 
 
-def test_100t_fits_at_dim_128_in_float16_and_nothing_else_does() -> None:
+def test_100t_fits_at_dim_128_in_float16_and_nothing_else_does():
     cluster = gcp_100t()
     assert capacity(cluster, SYN5, FORMATS["fp16-lean"]).fits
     for dim in (16, 32, 64):
@@ -49,7 +49,7 @@ def test_100t_fits_at_dim_128_in_float16_and_nothing_else_does() -> None:
             held.refuse(cluster)
 
 
-def test_the_remedy_in_the_refusal_is_enough() -> None:
+def test_the_remedy_in_the_refusal_is_enough():
     cluster = gcp_100t()
     held = capacity(cluster, SYN5, FORMATS["f32-sgd"])
     with pytest.raises(ValueError) as refusal:
@@ -59,7 +59,7 @@ def test_the_remedy_in_the_refusal_is_enough() -> None:
     assert capacity(cluster.with_servers(hosts), SYN5, FORMATS["f32-sgd"]).fits
 
 
-def test_filling_781_billion_rows_takes_days_and_not_the_hours_of_new_ids_only() -> None:
+def test_filling_781_billion_rows_takes_days_and_not_the_hours_of_new_ids_only():
     rate = 1.91e6
     all_new_s = SYN5.rows / (rate * SYN5.fields)
     filled_s = fill_s(SYN5, rate, 0.9 * SYN5.rows)
@@ -68,7 +68,7 @@ def test_filling_781_billion_rows_takes_days_and_not_the_hours_of_new_ids_only()
     assert fill_s(SYN5, rate, SYN5.rows) == inf
 
 
-def test_servers_that_were_empty_miss_more_and_hold_less() -> None:
+def test_servers_that_were_empty_miss_more_and_hold_less():
     cluster, rows = gcp_100t(), FORMATS["fp16-lean"]
     full = capacity(cluster, SYN5, rows)
     assert full.filled_rows == full.resident_rows and full.miss_rate == 0
@@ -80,7 +80,7 @@ def test_servers_that_were_empty_miss_more_and_hold_less() -> None:
     assert older.filled_rows == pytest.approx(expected, rel=1e-3)
 
 
-def test_the_command_tells_the_misses_of_servers_that_fill_and_charges_them() -> None:
+def test_the_command_tells_the_misses_of_servers_that_fill_and_charges_them():
     common = {"ranks": 8, "steps": 8, "gpu_cv": 0.0, "mode": Mode.SYNC}
     full, young = run(Options(**common)), run(Options(**common, after_samples=1e6))
     assert "misses 0.00%" in full
@@ -93,7 +93,7 @@ def test_the_command_tells_the_misses_of_servers_that_fill_and_charges_them() ->
     assert step_ms(young) > step_ms(full)
 
 
-def test_memory_of_rows_in_bytes() -> None:
+def test_memory_of_rows_in_bytes():
     """Four servers of 1,000 bytes; a row of 8 numbers of 2 bytes, 1.5 x 4 bytes of state each."""
     rows = RowFormat(
         name="x", value_bytes=2, state_values_per_value=1.5, state_bytes=4, overhead_bytes=26.0,
@@ -125,7 +125,7 @@ def test_memory_of_rows_in_bytes() -> None:
     full.refuse(cluster)
 
 
-def test_bytes_of_the_named_row_formats() -> None:
+def test_bytes_of_the_named_row_formats():
     """128 numbers of 2 or 4 bytes, Adagrad's sum for each, and 90 or 66 bytes beside them."""
     found = {name: rows.row_bytes(128) for name, rows in FORMATS.items()}
     assert found == {"fp16-lean": 256 + 90, "f32-adagrad": 512 + 512 + 66,
@@ -136,7 +136,7 @@ def test_bytes_of_the_named_row_formats() -> None:
     assert replace(FORMATS["f32-sgd"], value_bytes=1, overhead_bytes=0.0).row_bytes(3) == 3
 
 
-def test_the_servers_in_the_refusal_hold_whole_rows() -> None:
+def test_the_servers_in_the_refusal_hold_whole_rows():
     """A server of 1,000 bytes holds one row of 600, so ten rows need ten servers, not six."""
     tight = Capacity(10, 4, 600.0, 1500.0, 1000.0, 0.1, 4)
     with pytest.raises(ValueError, match="use at least 10 servers, a leaner row format"):
@@ -149,7 +149,7 @@ def test_the_servers_in_the_refusal_hold_whole_rows() -> None:
         never.refuse(hand_scenario().cluster)
 
 
-def test_memory_line_in_gib_bytes_rows_and_hours() -> None:
+def test_memory_line_in_gib_bytes_rows_and_hours():
     held = Capacity(60.0, 44.0, 345.6, 2560.75 * 2**30, 1280.75 * 2**30, 0.0123, 44.0)
     uniform = hand_workload(rows=60.0, zipf=0.0)
     run = simulate(replace(sync_of_two(), workload=uniform))
@@ -166,7 +166,7 @@ def test_memory_line_in_gib_bytes_rows_and_hours() -> None:
     )
 
 
-def test_lru_miss_rate_matches_a_simulated_cache() -> None:
+def test_lru_miss_rate_matches_a_simulated_cache():
     rng = np.random.default_rng(1)
     probability, _ = zipf_bins(1000.0, 0.9)
     cache: dict[int, None] = {}
@@ -182,7 +182,7 @@ def test_lru_miss_rate_matches_a_simulated_cache() -> None:
     assert lru_miss_rate(1000.0, 1000.0, 0.9) == 0
 
 
-def test_a_store_that_fills_has_the_rows_and_misses_of_a_simulated_one() -> None:
+def test_a_store_that_fills_has_the_rows_and_misses_of_a_simulated_one():
     probability, _ = zipf_bins(1000.0, 0.9)
     resident: dict[int, list[int]] = {n: [] for n in (50, 200, 1000, 4000)}
     missed: dict[int, list[bool]] = {n: [] for n in resident}
@@ -206,7 +206,7 @@ def test_a_store_that_fills_has_the_rows_and_misses_of_a_simulated_one() -> None
         assert miss == pytest.approx(np.mean(missed[n]), abs=4 * error + 0.02), n
 
 
-def test_filling_begins_with_nothing_and_ends_in_the_steady_state() -> None:
+def test_filling_begins_with_nothing_and_ends_in_the_steady_state():
     assert lru_after(0.0, 100.0, 1e6, 1.05) == (0.0, pytest.approx(1.0))
     rows, miss = lru_after(1e12, 100.0, 1e6, 1.05)
     assert rows == pytest.approx(100.0)
@@ -246,9 +246,7 @@ def missed_of_a_simulated_table(
     seed=st.integers(0, 99),
 )
 @settings(max_examples=10)
-def test_batches_miss_what_a_simulated_table_misses(
-    exponent: float, share: float, draws: int, seed: int
-) -> None:
+def test_batches_miss_what_a_simulated_table_misses(exponent, share, draws, seed):
     """Che's only approximation is that the characteristic time is no random number: a window of
     that many requests holds capacity rows in the mean, with the variance sum m (1 - m), m the
     chance that a row is missing. A table with that many rows more or less bounds the error; to it
@@ -270,9 +268,7 @@ def test_batches_miss_what_a_simulated_table_misses(
 @pytest.mark.parametrize(
     ("room", "exponent", "draws"), [(60, 0.0, 200), (100, 1.05, 500), (400, 0.9, 2000)]
 )
-def test_batches_of_more_ids_than_the_table_has_rows_hit_what_came_late(
-    room: int, exponent: float, draws: int
-) -> None:
+def test_batches_of_more_ids_than_the_table_has_rows_hit_what_came_late(room, exponent, draws):
     """Without the batch before, the law would say that 95 to 100 % miss."""
     rows = 300 if exponent == 0 else 1000
     assert expected_distinct(draws, float(rows), exponent) > 1.4 * room
@@ -281,13 +277,13 @@ def test_batches_of_more_ids_than_the_table_has_rows_hit_what_came_late(
     assert law == pytest.approx(np.mean(found), abs=0.01) and law < 0.96
 
 
-def test_single_requests_are_batches_of_one() -> None:
+def test_single_requests_are_batches_of_one():
     for room in (50.0, 200.0, 900.0):
         one = batch_miss_rate(np.inf, 1.0, room, 1000.0, 0.9)
         assert one == pytest.approx(lru_miss_rate(room, 1000.0, 0.9), rel=2e-2)
 
 
-def test_distinct_ids_miss_more_often_than_draws_do() -> None:
+def test_distinct_ids_miss_more_often_than_draws_do():
     """Popular ids are many draws and one distinct id, and they do not miss."""
     each = lru_miss_rate(1000.0, 5000.0, 1.1)
     distinct = batch_miss_rate(np.inf, 800.0, 1000.0, 5000.0, 1.1)
@@ -300,15 +296,13 @@ def test_distinct_ids_miss_more_often_than_draws_do() -> None:
     exponent=st.floats(0.0, 1.3), draws=st.floats(1.0, 1e5), room=st.floats(1.0, 1e4),
     before=st.floats(0.0, 1e9),
 )  # fmt: skip
-def test_a_larger_or_older_table_never_misses_more(
-    exponent: float, draws: float, room: float, before: float
-) -> None:
+def test_a_larger_or_older_table_never_misses_more(exponent, draws, room, before):
     at = batch_miss_rate(before, draws, room, 1e4, exponent)
     assert 0 <= batch_miss_rate(2 * before + 1, draws, room, 1e4, exponent) <= at <= 1 + 1e-12
     assert batch_miss_rate(before, draws, min(1e4, 1.5 * room), 1e4, exponent) <= at + 1e-12
 
 
-def test_an_empty_table_misses_everything_and_one_with_room_for_all_nothing() -> None:
+def test_an_empty_table_misses_everything_and_one_with_room_for_all_nothing():
     assert batch_miss_rate(0.0, 100.0, 10.0, 1e4, 1.05) == pytest.approx(1.0)
     assert batch_miss_rate(np.inf, 100.0, 1e4, 1e4, 1.05) == 0.0
     assert draws_until(1e4, 1e4, 1.05) == np.inf

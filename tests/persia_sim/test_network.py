@@ -35,7 +35,7 @@ def ends(
     network = kind(env, capacities, inf)
     found = [0.0] * len(messages)
 
-    def one(number: int, message: Message):  # type: ignore[no-untyped-def]
+    def one(number: int, message: Message):
         start, path, size, streams = message
         yield env.timeout(start)
         yield network.send(path, size, streams)
@@ -47,12 +47,12 @@ def ends(
     return found
 
 
-def test_cascade_of_two_links_shares_half_half_and_one_and_a_half() -> None:
+def test_cascade_of_two_links_shares_half_half_and_one_and_a_half():
     rates = max_min([[0], [0, 1], [1]], [1, 1, 1], [inf, inf, inf], {0: 1.0, 1: 2.0})
     assert rates == pytest.approx([0.5, 0.5, 1.5])
 
 
-def test_fifo_serves_in_order_and_unshared_lets_pass() -> None:
+def test_fifo_serves_in_order_and_unshared_lets_pass():
     messages: list[Message] = [(0, (0, 1), 1, 1), (0, (0, 1), 2, 1), (1, (1,), 1, 1)]
     assert ends([1.0, 1.0], messages, Fifo) == [1, 3, 4]
     assert ends([1.0, 1.0], messages, Unshared) == [1, 2, 2]
@@ -98,9 +98,7 @@ def naive_max_min(
 
 
 @given(sharing())
-def test_rates_on_any_network_are_those_of_exact_progressive_filling(
-    problem: tuple[list[list[int]], list[float], list[float], dict[int, float]],
-) -> None:
+def test_rates_on_any_network_are_those_of_exact_progressive_filling(problem):
     rates = max_min(*problem)
     exact = naive_max_min(*problem)
     assert violations([float(rate) for rate in exact], *problem) == []
@@ -108,9 +106,7 @@ def test_rates_on_any_network_are_those_of_exact_progressive_filling(
 
 
 @given(st.integers(2, 300), st.integers(0, 2**32), st.sampled_from([1e-12, 1.0, 1e5]))
-def test_however_many_flows_of_whatever_weight_meet_the_solver_ends(
-    flows: int, seed: int, scale: float
-) -> None:
+def test_however_many_flows_of_whatever_weight_meet_the_solver_ends(flows, seed, scale):
     """A sum of weights from which all were taken again is seldom exactly 0."""
     draws = Random(seed)
     paths = [draws.sample(range(4), draws.randint(1, 3)) for _ in range(flows)]
@@ -122,9 +118,7 @@ def test_however_many_flows_of_whatever_weight_meet_the_solver_ends(
 
 
 @given(sharing())
-def test_one_flow_alone_is_shared_out_as_among_others(
-    problem: tuple[list[list[int]], list[float], list[float], dict[int, float]],
-) -> None:
+def test_one_flow_alone_is_shared_out_as_among_others(problem):
     paths, weights, bounds, capacities = problem
     for path, weight, bound in zip(paths, weights, bounds, strict=True):
         [rate] = max_min([path], [weight], [bound], capacities)
@@ -147,7 +141,7 @@ def _slow_nic(scenario: Scenario, role: str, factor: float) -> Scenario:
 
 
 @pytest.mark.parametrize("binds", SLOW_CARDS)
-def test_coflows_agree_with_single_messages_within_two_percent(binds: str) -> None:
+def test_coflows_agree_with_single_messages_within_two_percent(binds):
     base = small_scenario(
         Mode.HYBRID, cluster=small_cluster(6, 4, 3), tau=4, steps=25, discipline=Discipline.FLUID
     )
@@ -161,8 +155,8 @@ def test_coflows_agree_with_single_messages_within_two_percent(binds: str) -> No
 @pytest.mark.parametrize("cluster", [(6, 4, 3), (8, 1, 4)])
 @pytest.mark.parametrize(("role", "factor"), [("servers", 100), ("embedding_workers", 60)])
 def test_fifo_fan_outs_that_pass_whole_are_within_an_eighth_of_their_messages(
-    cluster: tuple[int, int, int], role: str, factor: float
-) -> None:
+    cluster, role, factor
+):
     """By the length of the run, where worker NICs bind and where server NICs do."""
     for mode in (Mode.HYBRID, Mode.SYNC):
         base = small_scenario(
@@ -177,7 +171,7 @@ def test_fifo_fan_outs_that_pass_whole_are_within_an_eighth_of_their_messages(
 
 
 @pytest.mark.parametrize("discipline", list(Discipline))
-def test_every_byte_that_is_asked_for_is_carried_once(discipline: Discipline) -> None:
+def test_every_byte_that_is_asked_for_is_carried_once(discipline):
     run = simulate(small_scenario(Mode.HYBRID, discipline=discipline))
     need, batches = run.need, run.scenario.cluster.ranks * run.scenario.steps
     sent = dict.fromkeys(("GPU host", "worker host", "server hosts"), 0.0)
@@ -222,9 +216,7 @@ def racks(draw: st.DrawFn) -> tuple[list[float], list[Message]]:
 
 
 @given(racks(), st.integers(1, 4))
-def test_a_hub_gives_the_same_ends_on_any_network(
-    problem: tuple[list[float], list[Message]], hub_flows: int
-) -> None:
+def test_a_hub_gives_the_same_ends_on_any_network(problem, hub_flows):
     single = ends(*problem, partial(Fluid, hub_flows=10**9))
     assert ends(*problem, partial(Fluid, hub_flows=hub_flows)) == pytest.approx(single, rel=1e-7)
 
@@ -257,9 +249,7 @@ def exact_ends(capacities: list[float], messages: list[Message]) -> list[float]:
 
 @settings(max_examples=25)
 @given(racks(), st.integers(1, 4))
-def test_over_time_any_network_is_shared_as_exact_filling_shares_it(
-    problem: tuple[list[float], list[Message]], hub_flows: int
-) -> None:
+def test_over_time_any_network_is_shared_as_exact_filling_shares_it(problem, hub_flows):
     capacities, messages = problem[0], problem[1][:9]
     coarse = [(round(8 * s) / 8, path, round(4 * n) / 4, w) for s, path, n, w in messages]
     assert ends(capacities, coarse, partial(Fluid, hub_flows=hub_flows)) == pytest.approx(
@@ -268,8 +258,6 @@ def test_over_time_any_network_is_shared_as_exact_filling_shares_it(
 
 
 @given(crowded(), st.integers(1, 8))
-def test_a_hub_gives_the_same_ends_as_flow_by_flow(
-    problem: tuple[list[float], list[Message]], hub_flows: int
-) -> None:
+def test_a_hub_gives_the_same_ends_as_flow_by_flow(problem, hub_flows):
     single = ends(*problem, partial(Fluid, hub_flows=10**9))
     assert ends(*problem, partial(Fluid, hub_flows=hub_flows)) == pytest.approx(single, rel=1e-8)

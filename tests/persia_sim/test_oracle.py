@@ -27,14 +27,14 @@ from tests.persia_sim.sim_configurations import small_scenario, uncontended
 
 
 @given(uncontended())
-def test_simpy_equals_max_plus_bit_for_bit_without_contention(scenario: Scenario) -> None:
+def test_simpy_equals_max_plus_bit_for_bit_without_contention(scenario):
     simulated, oracle = simulate(scenario).stamps, instants(scenario)
     for mark in Mark:
         assert np.array_equal(simulated[mark], oracle[mark]), mark.name
 
 
 @given(uncontended())
-def test_closed_form_is_the_growth_rate_of_the_recursion(scenario: Scenario) -> None:
+def test_closed_form_is_the_growth_rate_of_the_recursion(scenario):
     scenario = replace(scenario, noise=Noise(), steps=240)
     returned = instants(scenario)[Mark.RETURNED].max(0)
     # Over a multiple of every period (steps to 5, tasks to 4) the growth is the cycle mean.
@@ -42,7 +42,7 @@ def test_closed_form_is_the_growth_rate_of_the_recursion(scenario: Scenario) -> 
     assert growth == pytest.approx(answer(scenario).step_s, rel=1e-9)
 
 
-def test_an_answer_without_rows_still_has_its_latency() -> None:
+def test_an_answer_without_rows_still_has_its_latency():
     scenario = small_scenario(discipline=Discipline.UNSHARED, infinite_cpus=True)
     need = demand(scenario)
     empty = replace(need, fetch=replace(need.fetch, rows_bytes=0.0))
@@ -98,9 +98,7 @@ def step_s(scenario: Scenario) -> float:
 @pytest.mark.parametrize(("latency", "compute"), CASES)
 @pytest.mark.parametrize("tau", [0, 1, 4, 16])
 @pytest.mark.parametrize("mode", [Mode.RAW_HYBRID, Mode.HYBRID])
-def test_a_window_of_tau_hides_all_but_one_in_tau_plus_one(
-    mode: Mode, tau: int, latency: float, compute: float
-) -> None:
+def test_a_window_of_tau_hides_all_but_one_in_tau_plus_one(mode, tau, latency, compute):
     expected = max(compute, (2 * latency + compute) / (tau + 1))
     for ranks in (1, 3):
         scenario = bare(mode, latency, compute, ranks, tau=tau)
@@ -110,7 +108,7 @@ def test_a_window_of_tau_hides_all_but_one_in_tau_plus_one(
 
 
 @pytest.mark.parametrize(("latency", "compute"), CASES)
-def test_sync_pays_both_latencies_in_every_step(latency: float, compute: float) -> None:
+def test_sync_pays_both_latencies_in_every_step(latency, compute):
     for ranks in (1, 3):
         scenario = bare(Mode.SYNC, latency, compute, ranks)
         assert step_s(scenario) == pytest.approx(2 * latency + compute, rel=1e-9)
@@ -119,9 +117,7 @@ def test_sync_pays_both_latencies_in_every_step(latency: float, compute: float) 
 
 @pytest.mark.parametrize(("latency", "compute"), CASES)
 @pytest.mark.parametrize("ahead", [1, 4, 16])
-def test_lookahead_that_reads_again_pays_as_much_as_sync(
-    ahead: int, latency: float, compute: float
-) -> None:
+def test_lookahead_that_reads_again_pays_as_much_as_sync(ahead, latency, compute):
     scenario = bare(Mode.LOOKAHEAD, latency, compute, 3, ahead=ahead)
     assert step_s(scenario) == pytest.approx(2 * latency + compute, rel=1e-9)
     assert answer(scenario).step_s == pytest.approx(2 * latency + compute, rel=1e-9)
@@ -129,9 +125,7 @@ def test_lookahead_that_reads_again_pays_as_much_as_sync(
 
 @pytest.mark.parametrize(("latency", "compute"), CASES)
 @pytest.mark.parametrize("ahead", [1, 4, 16])
-def test_lookahead_that_forwards_hides_as_much_as_a_window_of_ahead(
-    ahead: int, latency: float, compute: float
-) -> None:
+def test_lookahead_that_forwards_hides_as_much_as_a_window_of_ahead(ahead, latency, compute):
     """And no row is late: the workers have applied all earlier steps before the batch trains."""
     expected = max(compute, (2 * latency + compute) / (ahead + 1))
     for ranks in (1, 3):
@@ -143,7 +137,7 @@ def test_lookahead_that_forwards_hides_as_much_as_a_window_of_ahead(
     assert trace is not None and staleness_in_steps(trace).missing_steps.max() == 0
 
 
-def test_the_originals_tasks_bind_beyond_their_number() -> None:
+def test_the_originals_tasks_bind_beyond_their_number():
     """Eight pushes at once: with tau = 16 a step takes L / 8, not (2 L + C) / 17."""
     scenario = replace(bare(Mode.HYBRID, 1000.0, 1.0, tau=16), queues=Queues())
     found = answer(scenario)
@@ -152,7 +146,7 @@ def test_the_originals_tasks_bind_beyond_their_number() -> None:
     assert float(updated[-1] - updated[-81]) / 80 == pytest.approx(125.0)
 
 
-def test_cards_without_limit_carry_messages_in_no_time() -> None:
+def test_cards_without_limit_carry_messages_in_no_time():
     """All disciplines agree where nothing can be shared."""
     base = bare(Mode.HYBRID, 20.0, 4.0, 2, tau=1)
     expected = simulate(base).stamps
@@ -180,8 +174,8 @@ def carried(run: Run, role: str, way: str) -> float:
     cpus=st.booleans(),
 )
 def test_every_byte_of_every_batch_crosses_its_cards_once(
-    mode: Mode, ranks: int, steps: int, workers: int, discipline: Discipline, cpus: bool
-) -> None:
+    mode, ranks, steps, workers, discipline, cpus
+):
     """268 from the loader and 96 past the worker, 48 and 120 to the servers, 96 back, 192 to the
     rank and 192 back."""
     rounds = Averaging(period_s=100.0) if mode is Mode.ASYNC_AVERAGING else None
@@ -198,7 +192,7 @@ def test_every_byte_of_every_batch_crosses_its_cards_once(
     assert carried(run, "server host", "out") == 96 * batches
 
 
-def test_lookahead_carries_its_second_look_too() -> None:
+def test_lookahead_carries_its_second_look_too():
     run = simulate(hand_scenario(Mode.LOOKAHEAD, 2, steps=4, ahead=2))
     assert carried(run, "server host", "out") == 2 * 96 * 8
     assert carried(run, "server host", "in") == (2 * 48 + 120) * 8
@@ -207,9 +201,7 @@ def test_lookahead_carries_its_second_look_too() -> None:
 
 @settings(max_examples=20)
 @given(st.sampled_from(LATE), st.integers(0, 4), st.integers(0, 3), st.booleans())
-def test_no_lookup_starts_before_its_window_opens(
-    mode: Mode, tau: int, seed: int, merged: bool
-) -> None:
+def test_no_lookup_starts_before_its_window_opens(mode, tau, seed, merged):
     """The sentence of the contract: all pushes of all steps < s - tau are applied (in async the
     rank's own). And where it binds, some lookup starts at the very instant."""
     merge = {"merge_pushes": merged} if mode.may_merge else {}
@@ -226,7 +218,7 @@ def test_no_lookup_starts_before_its_window_opens(
 
 
 @pytest.mark.parametrize("mode", LATE)
-def test_missed_pushes_are_others_in_flight_on_average(mode: Mode) -> None:
+def test_missed_pushes_are_others_in_flight_on_average(mode):
     """Law 7: versions from the trace on the left; on the right the batches of others that had read
     and were not applied when a push was, counted from the instants."""
     noise = Noise(gpu_cv=0.4, server_cv=1.0)
@@ -245,7 +237,7 @@ def test_missed_pushes_are_others_in_flight_on_average(mode: Mode) -> None:
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.HYBRID, Mode.ASYNC])
 @pytest.mark.parametrize("target", [Target.WORKER, Target.SERVER])
 @pytest.mark.parametrize("at", [0.2, 0.4, 0.6, 0.8])
-def test_what_was_sent_is_applied_or_counted_as_lost(mode: Mode, target: Target, at: float) -> None:
+def test_what_was_sent_is_applied_or_counted_as_lost(mode, target, at):
     base = small_scenario(mode, steps=15)
     end = simulate(base).makespan_s
     crash = Crash(target=target, index=0, at_s=at * end, detect_s=0.01, restart_s=0.02)

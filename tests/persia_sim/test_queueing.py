@@ -36,7 +36,7 @@ def poisson(rng: np.random.Generator, rate: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("cores", "load"), [(1, 0.7), (2, 0.7), (8, 0.85)])
-def test_m_m_c_wait_is_erlang_c(cores: int, load: float) -> None:
+def test_m_m_c_wait_is_erlang_c(cores, load):
     rng = np.random.default_rng(4)
     offered = cores * load
     tail = offered**cores / factorial(cores) / (1 - load)
@@ -46,7 +46,7 @@ def test_m_m_c_wait_is_erlang_c(cores: int, load: float) -> None:
 
 
 @pytest.mark.parametrize("memory", [0.0, 0.5, -0.5])
-def test_intervals_cover_the_truth(memory: float) -> None:
+def test_intervals_cover_the_truth(memory):
     hits = 0
     for seed in range(300):
         shocks = np.random.default_rng(seed).normal(0.0, 1.0, 400)
@@ -58,7 +58,7 @@ def test_intervals_cover_the_truth(memory: float) -> None:
     assert 0.91 <= hits / 300 <= 0.99  # 95 % nominal; 300 trials have a standard error of 1.3 %
 
 
-def test_a_periodic_series_gets_a_narrow_interval() -> None:
+def test_a_periodic_series_gets_a_narrow_interval():
     series = np.tile([1.0, 2.0, 6.0], 40)
     assert mean_interval(series).relative < 0.04
     rng = np.random.default_rng(0)
@@ -66,7 +66,7 @@ def test_a_periodic_series_gets_a_narrow_interval() -> None:
     assert np.mean(shuffled) > 3 * mean_interval(series).relative
 
 
-def test_bank_of_one_equals_a_single_server() -> None:
+def test_bank_of_one_equals_a_single_server():
     rng = np.random.default_rng(9)
     arrivals, service = np.cumsum(rng.exponential(1.0, 500)), rng.exponential(2.0, 500)
     bank, server = Bank(1, 3, 1, np.inf), FifoServer(3)
@@ -75,7 +75,7 @@ def test_bank_of_one_equals_a_single_server() -> None:
 
 
 @pytest.mark.parametrize("cores", [1, 2, 6])
-def test_bank_is_its_servers_and_the_memory_of_its_hosts(cores: int) -> None:
+def test_bank_is_its_servers_and_the_memory_of_its_hosts(cores):
     """Bursts that find free cores, then none, then some again; sometimes only the last is asked."""
     rng = np.random.default_rng(cores)
     shares = np.array([0.4, 0.6])
@@ -143,7 +143,7 @@ def end_of(process: simpy.Process | Running) -> simpy.Event:
     return process.ended if isinstance(process, Running) else process
 
 
-def test_events_are_counted_as_they_are_given() -> None:
+def test_events_are_counted_as_they_are_given():
     env = Clock()
     for number in range(3):
         assert env.events == number
@@ -153,7 +153,7 @@ def test_events_are_counted_as_they_are_given() -> None:
 
 
 @given(PLANS)
-def test_events_happen_in_simpys_order(plans: list[list[tuple[str, float]]]) -> None:
+def test_events_happen_in_simpys_order(plans):
     plain = simpy.Environment()
     end, expected = story(plain, plans)
     plain.run(until=end)
@@ -169,14 +169,14 @@ def failing(env: Clock) -> Process:
     raise ValueError("a pipe burst")
 
 
-def test_what_a_process_raises_ends_the_run() -> None:
+def test_what_a_process_raises_ends_the_run():
     clock = Clock()
     clock.process(failing(clock))
     with pytest.raises(ValueError, match="a pipe burst"):
         clock.run_until(clock.event())
 
 
-def test_nothing_left_to_happen_is_an_error_and_a_negative_delay_too() -> None:
+def test_nothing_left_to_happen_is_an_error_and_a_negative_delay_too():
     clock = Clock()
     with pytest.raises(NothingLeftError):
         clock.run_until(clock.event())
@@ -187,7 +187,7 @@ def test_nothing_left_to_happen_is_an_error_and_a_negative_delay_too() -> None:
 
 
 @pytest.mark.parametrize("collects", [True, False])
-def test_a_run_leaves_the_collector_of_cycles_as_it_was(collects: bool) -> None:
+def test_a_run_leaves_the_collector_of_cycles_as_it_was(collects):
     seen: list[bool] = []
 
     def looks() -> Process:
@@ -206,7 +206,7 @@ def test_a_run_leaves_the_collector_of_cycles_as_it_was(collects: bool) -> None:
         gc.enable() if before else gc.disable()
 
 
-def test_processes_leave_no_reference_cycles_behind() -> None:
+def test_processes_leave_no_reference_cycles_behind():
     def left(processes: int) -> int:
         gc.collect()
         clock = Clock()
@@ -218,7 +218,7 @@ def test_processes_leave_no_reference_cycles_behind() -> None:
     assert left(50) == left(2)
 
 
-def test_what_happens_at_once_comes_next() -> None:
+def test_what_happens_at_once_comes_next():
     clock = Clock()
     assert clock.peek() == float("inf")
     clock.timeout(2.0)

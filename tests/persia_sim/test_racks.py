@@ -6,7 +6,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from math import inf
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -66,7 +65,7 @@ def racked(
 
 
 @st.composite
-def places(draw: st.DrawFn, uplinks: st.SearchStrategy[float]) -> tuple[list, list[float]]:  # type: ignore[type-arg]
+def places(draw: st.DrawFn, uplinks: st.SearchStrategy[float]) -> tuple[list, list[float]]:
     count = draw(st.integers(2, 3))
     part = st.sampled_from([0.0, 0.3, 0.5, 0.7, 1.0])
     cut = st.tuples(part, part, part)
@@ -110,7 +109,7 @@ def same(one: Run, other: Run) -> bool:
 
 @pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.parametrize("discipline", list(Discipline))
-def test_one_rack_is_no_rack_in_bytes(mode: Mode, discipline: Discipline) -> None:
+def test_one_rack_is_no_rack_in_bytes(mode, discipline):
     scenario = small_scenario(mode, discipline=discipline)
     cluster = replace(scenario.cluster, racks=(rack("all", 2, 3, 2, 1.0),))
     assert same(simulate(scenario), simulate(replace(scenario, cluster=cluster)))
@@ -118,7 +117,7 @@ def test_one_rack_is_no_rack_in_bytes(mode: Mode, discipline: Discipline) -> Non
 
 @settings(max_examples=15)
 @given(in_racks(), st.sampled_from([1e18, inf]))
-def test_an_uplink_that_cannot_bind_is_none_in_bytes(scenario: Scenario, rate: float) -> None:
+def test_an_uplink_that_cannot_bind_is_none_in_bytes(scenario, rate):
     """Message by message; and as coflows, where the servers stand in one rack."""
     racks = [replace(each, uplink_bytes_per_s=rate) for each in scenario.cluster.racks]
     one_rack = [replace(each, server_hosts=0) for each in racks]
@@ -132,7 +131,7 @@ def test_an_uplink_that_cannot_bind_is_none_in_bytes(scenario: Scenario, rate: f
 
 @settings(max_examples=25)
 @given(in_racks())
-def test_every_byte_between_racks_crosses_two_uplinks_once(scenario: Scenario) -> None:
+def test_every_byte_between_racks_crosses_two_uplinks_once(scenario):
     run = simulate(scenario)
     found = {name: size for name, size in run.link_bytes.items() if "uplink" in name}
     assert found == pytest.approx(uplink_bytes(scenario, run.need), rel=1e-9, abs=1e-6)
@@ -142,7 +141,7 @@ def test_every_byte_between_racks_crosses_two_uplinks_once(scenario: Scenario) -
 
 @settings(max_examples=25)
 @given(in_racks())
-def test_no_run_is_faster_than_its_uplinks_and_its_constraints_allow(scenario: Scenario) -> None:
+def test_no_run_is_faster_than_its_uplinks_and_its_constraints_allow(scenario):
     run = simulate(scenario)
     bounds = shared(scenario, run.need)
     for way in ("out", "in"):
@@ -154,21 +153,14 @@ def test_no_run_is_faster_than_its_uplinks_and_its_constraints_allow(scenario: S
 
 @settings(max_examples=25)
 @given(uncontended(), places(SLOW))
-def test_max_plus_gives_the_bits_of_a_run_over_racks(
-    scenario: Scenario,
-    where: tuple[list, list[float]],  # type: ignore[type-arg]
-) -> None:
+def test_max_plus_gives_the_bits_of_a_run_over_racks(scenario, where):
     scenario = replace(scenario, cluster=racked(scenario.cluster, *where))
     assert simulate(scenario).stamps.tobytes() == instants(scenario).tobytes()
 
 
 @settings(max_examples=25)
 @given(uncontended(), places(SLOW), st.floats(1, 20))
-def test_without_contention_a_faster_uplink_is_never_slower(
-    scenario: Scenario,
-    where: tuple[list, list[float]],
-    factor: float,  # type: ignore[type-arg]
-) -> None:
+def test_without_contention_a_faster_uplink_is_never_slower(scenario, where, factor):
     cuts, uplinks = where
     slow = replace(scenario, cluster=racked(scenario.cluster, cuts, uplinks))
     fast = replace(scenario, cluster=racked(scenario.cluster, cuts, [factor * u for u in uplinks]))
@@ -179,7 +171,7 @@ HALVES = [(0.5, 0.5, 0.5)]
 
 
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.HYBRID, Mode.ASYNC])
-def test_at_named_contended_runs_throughput_rises_with_the_uplinks_rate(mode: Mode) -> None:
+def test_at_named_contended_runs_throughput_rises_with_the_uplinks_rate(mode):
     cluster = small_cluster(4, 4, 2)
     rates = [0.05, 0.2, 0.8, 100.0]
     found = [
@@ -194,7 +186,7 @@ def test_at_named_contended_runs_throughput_rises_with_the_uplinks_rate(mode: Mo
 
 
 @pytest.mark.parametrize("uplink", [0.3 * GBIT, 3 * GBIT])
-def test_coflows_over_racks_agree_with_single_messages_within_three_percent(uplink: float) -> None:
+def test_coflows_over_racks_agree_with_single_messages_within_three_percent(uplink):
     cluster = racked(small_cluster(4, 4, 3), [(0.5, 0.5, 0.25)], [uplink, 2 * uplink])
     base = small_scenario(Mode.HYBRID, cluster=cluster, tau=4, steps=15)
     coflows = throughput(simulate(base)).mean
@@ -203,7 +195,7 @@ def test_coflows_over_racks_agree_with_single_messages_within_three_percent(upli
     assert coflows == pytest.approx(messages, rel=0.03)
 
 
-def test_a_narrow_uplink_binds_and_the_closed_form_says_so() -> None:
+def test_a_narrow_uplink_binds_and_the_closed_form_says_so():
     cluster = racked(small_cluster(8, 4, 4), HALVES, [0.2 * GBIT] * 2)
     scenario = small_scenario(Mode.HYBRID, cluster=cluster, steps=40)
     bound = answer(scenario)
@@ -212,7 +204,7 @@ def test_a_narrow_uplink_binds_and_the_closed_form_says_so() -> None:
     assert 0.8 * bound.samples_per_s < found < 1.02 * bound.samples_per_s
 
 
-def test_traffic_inside_a_rack_does_not_meet_the_uplink() -> None:
+def test_traffic_inside_a_rack_does_not_meet_the_uplink():
     """Workers beside the servers, GPUs elsewhere: fan-outs stay, activations and gradients go."""
     apart = racked(small_cluster(), [(1.0, 0.0, 0.0)], [0.5 * GBIT, 0.7 * GBIT])
     run = simulate(small_scenario(Mode.HYBRID, cluster=apart))
@@ -221,7 +213,7 @@ def test_traffic_inside_a_rack_does_not_meet_the_uplink() -> None:
     assert run.link_bytes["uplink 0 out"] == pytest.approx(batches * need.gradient_bytes)
 
 
-def test_an_uplink_of_three_bytes_a_second_by_hand() -> None:
+def test_an_uplink_of_three_bytes_a_second_by_hand():
     """Activations and gradients of 192 bytes over 1.5 payload bytes a second: 128 s, not 12; the
     GPU host is alone in its rack, so nothing else changes."""
     racks = (rack("gpu", 1, 0, 0, 3.0), rack("cpu", 0, 1, 1, 6.0))
@@ -231,7 +223,7 @@ def test_an_uplink_of_three_bytes_a_second_by_hand() -> None:
     assert simulate(far).makespan_s == near + 2 * (128.0 - 12.0)
 
 
-def test_a_fan_out_to_two_racks_waits_for_the_farther_one_by_hand() -> None:
+def test_a_fan_out_to_two_racks_waits_for_the_farther_one_by_hand():
     """A request of 48 bytes, of which the second server gets two thirds over 0.25 payload bytes a
     second; without racks the worker's 16 bytes a second count."""
     cluster = hand_scenario().cluster
@@ -245,7 +237,7 @@ def test_a_fan_out_to_two_racks_waits_for_the_farther_one_by_hand() -> None:
     assert late[Mark.READ, 0, 0] == pytest.approx(48 * 2 / 3 / 0.25 - 48 / 16)
 
 
-def test_no_more_than_the_racks_hosts() -> None:
+def test_no_more_than_the_racks_hosts():
     with pytest.raises(ValueError, match="server_hosts of all racks together is 1: the cluster"):
         replace(small_cluster(), racks=(rack("one", 2, 3, 1), rack("two", 0, 0, 0)))
     split = racked(small_cluster(), HALVES, [GBIT, GBIT])
@@ -255,19 +247,19 @@ def test_no_more_than_the_racks_hosts() -> None:
         split.with_workers(7)
 
 
-def test_fifo_refuses_racks_and_names_the_remedy() -> None:
+def test_fifo_refuses_racks_and_names_the_remedy():
     split = racked(small_cluster(), HALVES, [GBIT, GBIT])
     with pytest.raises(ValueError, match=r"discipline is fifo: gcp-100t has racks.*choose fluid"):
         small_scenario(Mode.HYBRID, cluster=split, discipline=Discipline.FIFO)
 
 
 @pytest.mark.parametrize("field", ["gpu_hosts", "uplink_bytes_per_s"])
-def test_a_rack_refuses_what_makes_no_sense(field: str) -> None:
+def test_a_rack_refuses_what_makes_no_sense(field):
     with pytest.raises(ValueError, match=f"{field} of rack one is -1"):
         replace(rack("one", 1, 1, 1), **{field: -1})
 
 
-def test_a_crash_strikes_the_server_of_its_rack() -> None:
+def test_a_crash_strikes_the_server_of_its_rack():
     cluster = racked(small_cluster(), HALVES, [GBIT, GBIT])
     base = small_scenario(Mode.HYBRID, cluster=cluster)
     end = simulate(base).makespan_s
@@ -278,7 +270,7 @@ def test_a_crash_strikes_the_server_of_its_rack() -> None:
     assert np.isfinite(run.stamps).all()
 
 
-def test_a_narrow_uplink_is_blamed_used_reported_and_what_would_help() -> None:
+def test_a_narrow_uplink_is_blamed_used_reported_and_what_would_help():
     cluster = racked(small_cluster(8, 4, 4), HALVES, [0.2 * GBIT] * 2)
     scenario = small_scenario(Mode.HYBRID, cluster=cluster, steps=40)
     found = report(simulate(scenario))
@@ -296,7 +288,7 @@ def test_a_narrow_uplink_is_blamed_used_reported_and_what_would_help() -> None:
     assert "uplinks" not in gains(small_scenario(Mode.SYNC, steps=3))
 
 
-def test_the_racks_of_the_example_can_be_switched_on(tmp_path: Path) -> None:
+def test_the_racks_of_the_example_can_be_switched_on(tmp_path):
     cluster_file = write_examples(tmp_path)[0]
     written = cluster_file.read_text()
     assert read_cluster(cluster_file)[0].racks == ()
@@ -312,7 +304,7 @@ def test_the_racks_of_the_example_can_be_switched_on(tmp_path: Path) -> None:
     assert all(each.uplink_bytes_per_s < inf for each in racks)
 
 
-def test_a_file_with_racks_for_other_hosts_is_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_a_file_with_racks_for_other_hosts_is_refused_in_a_sentence(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(
         'base = "gcp-100t"\n[[racks]]\nname = "a"\ngpu_hosts = 8\nworker_hosts = 100\n'
@@ -324,9 +316,7 @@ def test_a_file_with_racks_for_other_hosts_is_refused_in_a_sentence(tmp_path: Pa
 
 @pytest.mark.parametrize("each", [False, True])
 @pytest.mark.parametrize("mode", [Mode.HYBRID, Mode.ASYNC])
-def test_a_server_of_a_rack_is_charged_with_its_share_of_the_memory_traffic(
-    mode: Mode, each: bool
-) -> None:
+def test_a_server_of_a_rack_is_charged_with_its_share_of_the_memory_traffic(mode, each):
     """The same bytes as without racks, host by host, whatever the racks hold; in async a copy of
     the dense weights is read and written for each pull and each push. ``each``: the run asks when
     every single server was done."""
@@ -344,9 +334,7 @@ def test_a_server_of_a_rack_is_charged_with_its_share_of_the_memory_traffic(
         assert run.busy_s["server memory"] == pytest.approx(touched * busiest / 1e9)
 
 
-def test_a_fan_out_to_a_rack_weighs_its_streams_of_which_the_hottest_holds_the_others_back() -> (
-    None
-):
+def test_a_fan_out_to_a_rack_weighs_its_streams_of_which_the_hottest_holds_the_others_back():
     """Shares of 1/2, 1/4 in one rack count as 1.5 streams, two of 1/8 in the other as 2."""
     cluster = small_cluster(server_hosts=2)
     cluster = replace(cluster, servers=replace(cluster.servers, processes_per_host=2))

@@ -34,7 +34,7 @@ def shares(said: str) -> dict[str, float]:
     }
 
 
-def test_throughput_step_and_bound_of_two_ranks_in_sync() -> None:
+def test_throughput_step_and_bound_of_two_ranks_in_sync():
     found = report(simulate(sync_of_two()))
     # 40 steps have 39 durations; the first five are the start.
     assert found.samples_per_s.mean == pytest.approx(2 * 4 / 113)
@@ -47,7 +47,7 @@ def test_throughput_step_and_bound_of_two_ranks_in_sync() -> None:
     assert line(said, "step ") == "113000.00 ms; bound 113000.00 ms (window)"
 
 
-def test_too_few_steps_have_no_interval_and_say_so() -> None:
+def test_too_few_steps_have_no_interval_and_say_so():
     said = text(report(simulate(sync_of_two(steps=12))))
     assert "too few for an interval" in line(said, "throughput") and "inf" not in said
 
@@ -56,14 +56,14 @@ def test_too_few_steps_have_no_interval_and_say_so() -> None:
     ("half_width", "said"),
     [(0.04, "; 2 % takes about --steps 340"), (0.021, "; 2 % takes about --steps 51"), (0.02, "")],
 )
-def test_a_wide_interval_says_how_many_steps_a_narrow_one_takes(half_width, said) -> None:
+def test_a_wide_interval_says_how_many_steps_a_narrow_one_takes(half_width, said):
     """Its width falls with the root of the steps that count: of 100 here, in a run of 40."""
     found = report(simulate(sync_of_two()))
     wide = replace(found, samples_per_s=Estimate(1.0, half_width, 100))
     assert line(text(wide), "throughput").endswith(f"warm-up removed){said}")
 
 
-def test_prefixes_of_large_numbers() -> None:
+def test_prefixes_of_large_numbers():
     """A step of 1 to 1e-12 of 8 seconds: 1, 1 k, 1 M, ... samples a second, and a little less."""
     run = simulate(sync_of_two())
     each = {1.0: "1 s", 1e3: "1 ks", 1e6: "1 Ms", 1e9: "1 Gs", 1e12: "1 Ts"}
@@ -75,7 +75,7 @@ def test_prefixes_of_large_numbers() -> None:
         assert line(text(report(quick)), "throughput").startswith(shown), factor
 
 
-def test_dollars_per_hour_and_per_million_samples() -> None:
+def test_dollars_per_hour_and_per_million_samples():
     found = report(simulate(sync_of_two()))
     assert found.usd_per_hour == 2 * 8 + 4 + 2 == 22
     # A million samples are 125,000 steps of 113 s: 3,923.6 hours.
@@ -90,7 +90,7 @@ def test_dollars_per_hour_and_per_million_samples() -> None:
     assert "cost" not in text(report(simulate(base)))
 
 
-def test_use_of_every_resource_of_one_rank_in_sync() -> None:
+def test_use_of_every_resource_of_one_rank_in_sync():
     """Seconds of one step over the 104 that a step takes once the first 23 have passed."""
     run = simulate(hand_scenario(Mode.SYNC, steps=10))
     seconds = {
@@ -113,7 +113,7 @@ def test_use_of_every_resource_of_one_rank_in_sync() -> None:
     assert line(text(report(in_part)), "sent") == "1.5 B a step"
 
 
-def test_use_of_the_busiest_of_several() -> None:
+def test_use_of_the_busiest_of_several():
     """Three workers share 8 batches as 3, 3, 2; of two GPU hosts each has four. All of it over four
     steps of the steady length."""
     base = hand_scenario(Mode.SYNC, ranks=2, steps=4)
@@ -133,7 +133,7 @@ def test_use_of_the_busiest_of_several() -> None:
     assert quarter["worker cores"] == pytest.approx(found["worker cores"] / 4)
 
 
-def test_use_in_async_has_the_dense_server_and_its_card() -> None:
+def test_use_in_async_has_the_dense_server_and_its_card():
     base = hand_scenario(Mode.ASYNC, ranks=2, steps=6, dense_home=DenseHome.ONE)
     run = simulate(base)
     use, end = report(run).use, 6 * step_time(run).mean
@@ -143,7 +143,7 @@ def test_use_in_async_has_the_dense_server_and_its_card() -> None:
     assert use["GPU host NIC, in"] == pytest.approx(6 * (192 + 96 + 904) / 24 / end)
 
 
-def test_a_gpu_is_idle_while_a_round_or_a_crash_stops_it() -> None:
+def test_a_gpu_is_idle_while_a_round_or_a_crash_stops_it():
     """12 s of each of 8 steps, whatever the time from the start of forward to the end of backward:
     rounds of 9 s every 70 s lock the replicas, and a crash stops rank 0 for 51 s."""
     rounds = Averaging(period_s=70.0)
@@ -159,13 +159,13 @@ def test_a_gpu_is_idle_while_a_round_or_a_crash_stops_it() -> None:
     assert report(run).use["GPU"] == pytest.approx(12 / step_time(run).mean)
 
 
-def test_a_slow_gpu_is_busy_longer() -> None:
+def test_a_slow_gpu_is_busy_longer():
     slow = SlowDown(target=Target.RANK, index=1, factor=3.0)
     run = simulate(hand_scenario(Mode.SYNC, ranks=2, steps=8, disturbances=(slow,)))
     assert report(run).use["GPU"] == pytest.approx((12 + 36) / 2 / step_time(run).mean)
 
 
-def test_exposed_times_of_sync_are_the_life_without_compute() -> None:
+def test_exposed_times_of_sync_are_the_life_without_compute():
     """Between two steps the loop waits for copies back and push (50), then for 10, 27 and 5."""
     one = exposed(simulate(hand_scenario(Mode.SYNC, steps=7)))
     assert one == pytest.approx({
@@ -178,7 +178,7 @@ def test_exposed_times_of_sync_are_the_life_without_compute() -> None:
     assert {name: s for name, s in two.items() if name in one} == pytest.approx(one)
 
 
-def test_exposed_times_of_a_starved_and_of_a_pulling_loop() -> None:
+def test_exposed_times_of_a_starved_and_of_a_pulling_loop():
     slow = hand_scenario(Mode.RAW_HYBRID, steps=7, costs=hand_costs(load=law(500.0)))
     assert exposed(simulate(slow)) == pytest.approx({
         # Batches come 1,020.75 s apart; the life before compute is 42, compute itself 12.
@@ -194,7 +194,7 @@ def test_exposed_times_of_a_starved_and_of_a_pulling_loop() -> None:
     assert exposed(run) == {} and "exposed, ms  nothing" in text(report(run))
 
 
-def test_exposed_times_are_printed_in_milliseconds_largest_first() -> None:
+def test_exposed_times_are_printed_in_milliseconds_largest_first():
     said = line(text(report(simulate(hand_scenario(Mode.SYNC, steps=7)))), "exposed, ms")
     assert said == (
         "window, permit or lookup task 50000.00, rows to the rank 27000.00, "
@@ -202,7 +202,7 @@ def test_exposed_times_are_printed_in_milliseconds_largest_first() -> None:
     )
 
 
-def test_blame_is_printed_as_shares_of_the_makespan() -> None:
+def test_blame_is_printed_as_shares_of_the_makespan():
     found = report(simulate(hand_scenario(Mode.SYNC, steps=10)))
     said = shares(line(text(found), "at stages"))
     expected = {"push": 410, "rows to the rank": 270, "forward and backward": 120,
@@ -223,7 +223,7 @@ def test_blame_is_printed_as_shares_of_the_makespan() -> None:
     assert said == pytest.approx(dict(largest), abs=6e-4)
 
 
-def test_head_of_the_report_says_what_was_simulated() -> None:
+def test_head_of_the_report_says_what_was_simulated():
     base = hand_scenario(Mode.HYBRID, ranks=2, tau=3, permits=7, steps=20, seed=11)
     said = text(report(simulate(base)))
     first, second, *_ = said.splitlines()
@@ -241,7 +241,7 @@ def test_head_of_the_report_says_what_was_simulated() -> None:
     assert f"ahead {default.scenario.window}, reread;" in text(report(default))
 
 
-def test_extrapolated_laws_are_named() -> None:
+def test_extrapolated_laws_are_named():
     measured = replace(law(1.0), fitted_items=(100.0, 200.0))
     run = simulate(hand_scenario(costs=hand_costs(server_lookup=measured, load=measured)))
     assert line(text(report(run)), "extrapolated") == (
@@ -250,14 +250,14 @@ def test_extrapolated_laws_are_named() -> None:
     assert "extrapolated" not in text(report(simulate(hand_scenario())))
 
 
-def test_a_share_is_printed_from_half_a_tenth_of_a_per_cent_on() -> None:
+def test_a_share_is_printed_from_half_a_tenth_of_a_per_cent_on():
     found = report(simulate(hand_scenario()))
     small = replace(found, use={"a": 0.5, "b": 0.0005, "c": 0.00049}, blame={"d": 0.0005})
     assert line(text(small), "in use") == "a 50.0%, b 0.1%"
     assert line(text(small), "to blame") == "d 0.1%"
 
 
-def test_faults_line_of_a_run_by_hand() -> None:
+def test_faults_line_of_a_run_by_hand():
     """Sync of one rank updates at 77, 181, 285, ...: the crash at 200 loses the work since the
     checkpoint after 181, which took 5 s, and 2 + 3 + 4 s until it is back."""
     crash = Crash(
@@ -284,7 +284,7 @@ def test_faults_line_of_a_run_by_hand() -> None:
     assert "faults" not in text(report(simulate(hand_scenario())))
 
 
-def test_lost_and_forgotten_pushes_by_hand() -> None:
+def test_lost_and_forgotten_pushes_by_hand():
     """A server of sync dies at 120, with the push of step 0 in its hands (116 to 127)."""
     crash = Crash(target=Target.SERVER, index=0, at_s=120.0, detect_s=10.0, restart_s=20.0)
     base = hand_scenario(Mode.SYNC, steps=3, disturbances=(crash,), infinite_cpus=False)
@@ -296,9 +296,7 @@ def test_lost_and_forgotten_pushes_by_hand() -> None:
 
 
 @given(st.sampled_from(list(Discipline)), st.integers(0, 3))
-def test_shares_of_use_and_blame_lie_between_nothing_and_all(
-    discipline: Discipline, seed: int
-) -> None:
+def test_shares_of_use_and_blame_lie_between_nothing_and_all(discipline, seed):
     noise = Noise(gpu_cv=0.3)
     found: Report = report(simulate(small_scenario(discipline=discipline, noise=noise, seed=seed)))
     for shares_of in (found.use, found.blame):

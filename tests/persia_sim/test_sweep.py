@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -35,29 +33,27 @@ from tests.persia_sim.sim_configurations import small_scenario
 SMALL = Point(ranks=4, workers=4, servers=2, batch_per_rank=512)
 
 
-def test_a_point_is_run_until_its_interval_is_narrow_enough() -> None:
+def test_a_point_is_run_until_its_interval_is_narrow_enough():
     rough, fine = evaluate(SMALL, 0.05), evaluate(SMALL, 0.004)
     assert rough["steps"] <= fine["steps"]
     assert fine["relative_half_width_95"] <= 0.004
     assert fine["samples_per_s"] == pytest.approx(rough["samples_per_s"], rel=0.05)
 
 
-def test_the_closed_form_bounds_the_simulation() -> None:
+def test_the_closed_form_bounds_the_simulation():
     for mode in (Mode.SYNC, Mode.HYBRID, Mode.ASYNC):
         point = replace(SMALL, mode=mode, gpu_cv=0.0)
         assert evaluate(point)["samples_per_s"] <= analytic(point)["samples_per_s"] * 1.001
 
 
-def test_modes_without_a_window_count_once() -> None:
+def test_modes_without_a_window_count_once():
     options = Options(workloads=("criteo-syn1",), taus=(1, 2, 4))
     modes = [p.mode for p in points_of(options)]
     assert modes.count(Mode.SYNC) == 1 and modes.count(Mode.HYBRID) == 3
 
 
 @pytest.mark.multiproc
-def test_a_sweep_keeps_its_points_and_does_only_what_is_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_keeps_its_points_and_does_only_what_is_missing(tmp_path, capsys):
     options = Options(
         workloads=("criteo-syn1",), modes=(Mode.SYNC,), ranks=(4, 6), workers=(4,), servers=(2,),
         batch_per_rank=(256,), out=tmp_path, half_width=0.02, jobs=1,
@@ -83,7 +79,7 @@ ROW = st.fixed_dictionaries({
 
 
 @given(st.lists(ROW, max_size=8))
-def test_the_front_is_what_no_other_point_beats(rows: list[dict[str, float]]) -> None:
+def test_the_front_is_what_no_other_point_beats(rows):
     """By brute force: at least as good in all four, and better in one."""
 
     def beats(a: dict[str, float], b: dict[str, float]) -> bool:
@@ -99,16 +95,14 @@ def test_the_front_is_what_no_other_point_beats(rows: list[dict[str, float]]) ->
 
 
 @given(st.integers(1, 30), st.integers(1, 12), st.integers(0, 3))
-def test_a_hypercube_takes_every_value_of_an_axis_evenly(
-    count: int, levels: int, seed: int
-) -> None:
+def test_a_hypercube_takes_every_value_of_an_axis_evenly(count, levels, seed):
     points = latin_hypercube(count, seed, ranks=range(1, levels + 1))
     taken = np.bincount([p.ranks for p in points], minlength=levels + 1)[1:]
     assert len(points) == count == taken.sum()
     assert taken.max() - taken.min() <= 1
 
 
-def test_axes_of_a_hypercube_are_shuffled_apart() -> None:
+def test_axes_of_a_hypercube_are_shuffled_apart():
     points = latin_hypercube(64, 0, ranks=range(1, 65), workers=range(1, 65))
     pairs = np.array([(p.ranks, p.workers) for p in points])
     assert abs(np.corrcoef(pairs.T)[0, 1]) < 0.4
@@ -116,7 +110,7 @@ def test_axes_of_a_hypercube_are_shuffled_apart() -> None:
     assert [p.ranks for p in other] != [p.ranks for p in points]
 
 
-def test_a_grid_holds_every_combination_once_the_last_axis_fastest() -> None:
+def test_a_grid_holds_every_combination_once_the_last_axis_fastest():
     points = grid(ranks=(8, 16), tau=(1, 2, 4))
     assert [(p.ranks, p.tau) for p in points] == [
         (8, 1), (8, 2), (8, 4), (16, 1), (16, 2), (16, 4)
@@ -124,17 +118,17 @@ def test_a_grid_holds_every_combination_once_the_last_axis_fastest() -> None:
     assert {p.workers for p in points} == {Point().workers}
 
 
-def test_labels_tell_points_apart() -> None:
+def test_labels_tell_points_apart():
     point = Point()
     other: dict[str, object] = {
         "cluster": "v100-paper", "workload": "criteo-syn1", "mode": Mode.SYNC, "ranks": 8,
         "workers": 9, "servers": 10, "batch_per_rank": 11, "tau": None, "gpu_cv": 0.5, "seed": 12,
     }  # fmt: skip
-    labels = {point.label} | {replace(point, **{k: v}).label for k, v in other.items()}  # type: ignore[arg-type]
+    labels = {point.label} | {replace(point, **{k: v}).label for k, v in other.items()}
     assert len(labels) == 1 + len(other) and point.label == Point().label
 
 
-def test_a_point_becomes_the_cluster_that_it_names() -> None:
+def test_a_point_becomes_the_cluster_that_it_names():
     """The preset has 240 loaders for 64 ranks, so 3.75 for each."""
     scenario = scenario_of(replace(SMALL, gpu_cv=0.25, seed=9), steps=7)
     cluster = scenario.cluster
@@ -156,7 +150,7 @@ def turns(point: Point) -> Iterator[tuple[int, float]]:
 
 
 @pytest.mark.parametrize("mode", [Mode.HYBRID, Mode.ASYNC])
-def test_columns_of_a_simulated_point(mode: Mode) -> None:
+def test_columns_of_a_simulated_point(mode):
     point = replace(SMALL, mode=mode, gpu_cv=0.2)
     point = replace(point, merge_pushes=False if mode.may_merge else None)
     row = evaluate(point, half_width=0.01)
@@ -193,14 +187,14 @@ def test_columns_of_a_simulated_point(mode: Mode) -> None:
     assert set(asdict(point)) <= set(row)
 
 
-def test_a_point_that_stays_wide_stops_before_the_most_steps() -> None:
+def test_a_point_that_stays_wide_stops_before_the_most_steps():
     row = evaluate(replace(SMALL, gpu_cv=0.5), half_width=1e-9, most_steps=200)
     assert row["steps"] == 128 and row["relative_half_width_95"] > 1e-9
     assert evaluate(SMALL, half_width=1e-9, most_steps=128)["steps"] == 128
     assert evaluate(SMALL, half_width=1e-9, most_steps=127)["steps"] == 64
 
 
-def test_the_closed_forms_row_by_its_dollars() -> None:
+def test_the_closed_forms_row_by_its_dollars():
     row = analytic(SMALL)
     dollars = (1 * 21888 + 4 * 1007 + 2 * 45251) / 730
     assert row["usd_per_million_samples"] == pytest.approx(
@@ -213,7 +207,7 @@ def sensitivity(scenario: Scenario, miss_rate: float = 0.0) -> dict[str, float]:
     return {name: gain.mean for name, gain in gains(scenario, miss_rate).items()}
 
 
-def test_in_sync_every_resource_gives_its_own_share_of_the_step() -> None:
+def test_in_sync_every_resource_gives_its_own_share_of_the_step():
     """Two ranks, 113 s a step: what takes x of it saves x / 11 when 1.1 times as fast."""
     seconds = {
         "GPU": 12.0,
@@ -255,9 +249,7 @@ def test_in_sync_every_resource_gives_its_own_share_of_the_step() -> None:
         ("servers' cores", {"server_update": law(5e5)}),
     ],
 )
-def test_a_stage_that_binds_gives_ten_per_cent_and_all_others_nothing(
-    resource: str, costs: dict[str, Any]
-) -> None:
+def test_a_stage_that_binds_gives_ten_per_cent_and_all_others_nothing(resource, costs):
     one_by_one = Queues(lookup_tasks=1, push_tasks=1, backward=1, copied_back=1)  # no bursts
     base = hand_scenario(Mode.RAW_HYBRID, steps=20, costs=hand_costs(**costs), queues=one_by_one)
     found = sensitivity(base)
@@ -265,7 +257,7 @@ def test_a_stage_that_binds_gives_ten_per_cent_and_all_others_nothing(
     assert all(abs(gain) < 2e-4 for gain in found.values()), found
 
 
-def test_a_card_that_binds_gives_ten_per_cent() -> None:
+def test_a_card_that_binds_gives_ten_per_cent():
     """One role's NIC so slow that a step of sync is its messages and nothing else."""
     for role, name in (
         ("nn", "GPU hosts' NICs"), ("embedding_workers", "worker hosts' NICs"),
@@ -279,7 +271,7 @@ def test_a_card_that_binds_gives_ten_per_cent() -> None:
         assert all(abs(gain) < 2e-4 for gain in found.values()), (role, found)
 
 
-def test_memory_dense_server_bus_and_latency_can_bind() -> None:
+def test_memory_dense_server_bus_and_latency_can_bind():
     busy = hand_scenario(Mode.RAW_HYBRID, steps=30, infinite_cpus=False)
     host = replace(busy.cluster.servers.host, memory_bytes_per_s=0.01)
     servers = replace(busy.cluster.servers, host=host)
@@ -301,11 +293,11 @@ def test_memory_dense_server_bus_and_latency_can_bind() -> None:
     assert found["latency"] == pytest.approx(0.1, abs=1e-3)
 
 
-def test_each_constant_of_the_all_reduce_counts() -> None:
+def test_each_constant_of_the_all_reduce_counts():
     """Overhead, hops and rate are three parts of its time: where one is all, it gives all."""
     for change in ({"overhead_s": 1e5}, {"inter_latency_s": 1e5}, {"inter_bytes_per_s": 0.01}):
         base = hand_scenario(Mode.RAW_HYBRID, ranks=2, steps=20)
-        sync = replace(base.costs.dense_sync, **change)  # type: ignore[arg-type]
+        sync = replace(base.costs.dense_sync, **change)
         found = sensitivity(replace(base, costs=replace(base.costs, dense_sync=sync)))
         assert found["all-reduce"] == pytest.approx(0.1, abs=1e-3), change
     one_host = replace(base.cluster, nn=replace(
@@ -316,13 +308,13 @@ def test_each_constant_of_the_all_reduce_counts() -> None:
     assert sensitivity(slow)["all-reduce"] == pytest.approx(0.1, abs=1e-3)
 
 
-def test_the_peak_rate_of_the_gpu_counts() -> None:
+def test_the_peak_rate_of_the_gpu_counts():
     base = hand_scenario(Mode.RAW_HYBRID, steps=20)
     slow = base.cluster.with_gpu(fp32_flops=5424 / 2e4)  # 2e4 s a step
     assert sensitivity(replace(base, cluster=slow))["GPU"] == pytest.approx(0.1, abs=1e-3)
 
 
-def test_rows_that_miss_are_part_of_the_servers_work() -> None:
+def test_rows_that_miss_are_part_of_the_servers_work():
     """Every row misses and costs 1,000 s to create: then servers bind, and without misses not."""
     costs = hand_costs(server_create=law(per_item_s=1e5), gpu_fixed_s=500.0)
     base = hand_scenario(Mode.RAW_HYBRID, steps=20, costs=costs, queues=Queues(lookup_tasks=1))
@@ -330,7 +322,7 @@ def test_rows_that_miss_are_part_of_the_servers_work() -> None:
     assert sensitivity(base)["servers' cores"] == pytest.approx(0, abs=1e-6)
 
 
-def test_a_faster_resource_that_nobody_waits_for_has_no_effect_beyond_its_interval() -> None:
+def test_a_faster_resource_that_nobody_waits_for_has_no_effect_beyond_its_interval():
     """Common random draws: noise of the rate is not noise of the difference."""
     noisy = small_scenario(Mode.SYNC, steps=80, noise=Noise(gpu_cv=0.3))
     found = gains(noisy, changes={name: RESOURCES[name] for name in ("loaders", "GPU")})
@@ -338,7 +330,7 @@ def test_a_faster_resource_that_nobody_waits_for_has_no_effect_beyond_its_interv
     assert found["GPU"].mean - found["GPU"].half_width > 0
 
 
-def test_twice_the_window_helps_where_one_core_serves_a_batch() -> None:
+def test_twice_the_window_helps_where_one_core_serves_a_batch():
     """A lookup of 1,000 s and a core to spare: more hosts give nothing, a wider window does."""
     costs = hand_costs(worker_pool=law(2000.0), load=law(0.0))
     base = hand_scenario(Mode.RAW_HYBRID, steps=40, costs=costs, tau=1)

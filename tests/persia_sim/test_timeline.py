@@ -6,7 +6,6 @@ import gzip
 import json
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +19,7 @@ from tests.persia_sim.hand_world import hand_scenario
 from tests.persia_sim.sim_configurations import small_scenario
 
 
-def test_spans_of_a_lane_do_not_overlap_and_arrows_have_two_ends() -> None:
+def test_spans_of_a_lane_do_not_overlap_and_arrows_have_two_ends():
     run = simulate(small_scenario(tau=4))
     events = timeline(run, 3, 7)
     spans = [e for e in events if e["ph"] == "X"]
@@ -37,7 +36,7 @@ def test_spans_of_a_lane_do_not_overlap_and_arrows_have_two_ends() -> None:
     assert min(counts) >= 0 and max(counts) <= 5
 
 
-def test_the_same_run_writes_the_same_compressed_bytes(tmp_path: Path) -> None:
+def test_the_same_run_writes_the_same_compressed_bytes(tmp_path):
     run = simulate(small_scenario())
     for name in ("a.json.gz", "b.json.gz"):
         assert write_timeline(run, tmp_path / name, 0, 2) == 8 * 4 * 3
@@ -45,7 +44,7 @@ def test_the_same_run_writes_the_same_compressed_bytes(tmp_path: Path) -> None:
     assert json.loads(gzip.decompress((tmp_path / "a.json.gz").read_bytes()))["traceEvents"]
 
 
-def test_a_window_outside_the_run_is_refused() -> None:
+def test_a_window_outside_the_run_is_refused():
     run = simulate(small_scenario())
     for first, last in ((5, 99), (-1, 3), (4, 3), (11, 12)):
         message = rf"timeline steps is \({first}, {last}\): must be a range inside \[0, 11\]"
@@ -54,7 +53,7 @@ def test_a_window_outside_the_run_is_refused() -> None:
     assert timeline(run, 0, 0) and timeline(run, 11, 11)
 
 
-def test_simulated_spans_have_the_names_and_tracks_of_the_real_ones() -> None:
+def test_simulated_spans_have_the_names_and_tracks_of_the_real_ones():
     """The runtime's own recorder is read by tests/runtime; here are its (track, stage) pairs."""
     real = {("load", "load"), ("lookup", "lookup"), ("dense", "forward"), ("dense", "backward"),
             ("dense", "dense_sync"), ("push", "push")}  # fmt: skip
@@ -69,7 +68,7 @@ def test_simulated_spans_have_the_names_and_tracks_of_the_real_ones() -> None:
         assert found == (real | copies) ^ changes
 
 
-def test_spans_read_back_are_the_stamps_in_microseconds() -> None:
+def test_spans_read_back_are_the_stamps_in_microseconds():
     """Sync of one rank by hand: step 1 begins at 127 s (test_timeline_by_hand)."""
     run = simulate(hand_scenario(Mode.SYNC, steps=3))
     spans = {e["name"]: e for e in timeline(run, 1, 1) if e["ph"] == "X"}
@@ -86,7 +85,7 @@ def test_spans_read_back_are_the_stamps_in_microseconds() -> None:
     assert (pull["ts"], pull["dur"]) == (65e6, 5e6)
 
 
-def test_a_file_read_back_holds_every_stage_of_every_batch_at_its_instants(tmp_path: Path) -> None:
+def test_a_file_read_back_holds_every_stage_of_every_batch_at_its_instants(tmp_path):
     run = simulate(small_scenario(tau=4, noise=Noise(gpu_cv=0.3)))
     file = tmp_path / "new folder" / "window.json"
     count = write_timeline(run, file, 3, 5)
@@ -114,7 +113,7 @@ def test_a_file_read_back_holds_every_stage_of_every_batch_at_its_instants(tmp_p
     assert {(r, f"rank {r}") for r in range(4)} | {(r, "push") for r in range(4)} <= named
 
 
-def test_arrows_and_counters_by_hand() -> None:
+def test_arrows_and_counters_by_hand():
     """tau = 1: lookups at 23, 46, 127, 150; pushes begin 63 s later and end after 104."""
     run = simulate(hand_scenario(Mode.HYBRID, tau=1, steps=4))
     events = timeline(run, 1, 2)
@@ -125,7 +124,7 @@ def test_arrows_and_counters_by_hand() -> None:
     assert levels == [(46, 2), (127, 1), (127, 2), (150, 1), (150, 2), (231, 1)]
 
 
-def test_a_crash_is_marked_on_the_edges_of_its_window_and_not_outside() -> None:
+def test_a_crash_is_marked_on_the_edges_of_its_window_and_not_outside():
     """Steps 1 and 2 of sync last from 127 to 335."""
     for at_s, marks in ((126.0, 0), (127.0, 1), (335.0, 1), (336.0, 0)):
         crash = Crash(target=Target.SERVER, index=0, at_s=at_s, detect_s=0.0, restart_s=0.0)
@@ -136,7 +135,7 @@ def test_a_crash_is_marked_on_the_edges_of_its_window_and_not_outside() -> None:
         assert all(e["name"] == "crash of server 0" and e["s"] == "g" for e in found)
 
 
-def test_the_window_of_marks_lasts_from_the_first_ranks_lookup_to_the_last_ranks_push() -> None:
+def test_the_window_of_marks_lasts_from_the_first_ranks_lookup_to_the_last_ranks_push():
     """Async: rank 0 looks up at 23 and is applied at 132, rank 1 both 23 s later."""
     quiet = simulate(hand_scenario(Mode.ASYNC, ranks=2, steps=1, tau=0))
     for at_s, marks in ((22.0, 0), (24.0, 1), (154.0, 1), (156.0, 0)):

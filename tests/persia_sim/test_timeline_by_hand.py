@@ -39,7 +39,7 @@ def column(run: Run, r: int, s: int) -> dict[Mark, float]:
 
 
 @pytest.mark.parametrize("discipline", list(Discipline))
-def test_sync_of_one_rank_adds_up_a_batchs_life(discipline: Discipline) -> None:
+def test_sync_of_one_rank_adds_up_a_batchs_life(discipline):
     steps = 3 if discipline is Discipline.UNSHARED else 1  # else loading would meet the rows
     base = hand_scenario(Mode.SYNC, discipline=discipline, infinite_cpus=False, steps=steps)
     run = simulate(base)
@@ -53,13 +53,13 @@ def test_sync_of_one_rank_adds_up_a_batchs_life(discipline: Discipline) -> None:
     assert run.max_in_flight == 1
 
 
-def test_loads_follow_each_other_and_stop_where_the_buffer_is_full() -> None:
+def test_loads_follow_each_other_and_stop_where_the_buffer_is_full():
     run = simulate(hand_scenario(Mode.SYNC, steps=5, queues=Queues(dataset=2)))
     # Two batches may lie ready: 0 and 1 at once, 2 from the start of lookup 0 (23), 3 from 127.
     assert run.stamps[M.LOADED, 0].tolist() == [23, 46, 69, 150, 254]
 
 
-def test_two_ranks_meet_at_the_barrier() -> None:
+def test_two_ranks_meet_at_the_barrier():
     """One loader serves both; the all-reduce of 904 bytes takes 2 hops and 904 / 113, then 0.5."""
     run = simulate(hand_scenario(Mode.SYNC, ranks=2, steps=2))
     first, second = column(run, 0, 0), column(run, 1, 0)
@@ -72,7 +72,7 @@ def test_two_ranks_meet_at_the_barrier() -> None:
         assert column(run, r, 1)[M.APPLIED] == 159 + 104 + 9
 
 
-def test_hybrid_hides_the_all_reduce_behind_the_backward_pass() -> None:
+def test_hybrid_hides_the_all_reduce_behind_the_backward_pass():
     """Buckets of 64 and 840 bytes, there after 16/226 and all of the 8 seconds of backward."""
     base = hand_scenario(Mode.HYBRID, ranks=2, steps=1, tau=0)
     for bucket, exposed in ((1e9, 8.5), (64.0, 0.5 + 840 / 113)):
@@ -86,19 +86,19 @@ def test_hybrid_hides_the_all_reduce_behind_the_backward_pass() -> None:
     assert run.stamps[M.UPDATED, 0, 0] == pytest.approx(first_ready + both + 0.5)
 
 
-def test_hybrid_starts_a_lookup_when_the_window_opens() -> None:
+def test_hybrid_starts_a_lookup_when_the_window_opens():
     run = simulate(hand_scenario(Mode.HYBRID, steps=6, tau=1, queues=Queues(dataset=6)))
     # Lookup s waits for the push of s - 2; the loader brings a batch every 23 s until then.
     assert run.stamps[M.LOOKUP, 0].tolist() == [23, 46, 127, 150, 231, 254]
     assert run.stamps[M.APPLIED, 0].tolist() == [127, 150, 231, 254, 335, 358]
 
 
-def test_a_permit_is_back_when_the_rank_knows() -> None:
+def test_a_permit_is_back_when_the_rank_knows():
     run = simulate(hand_scenario(Mode.RAW_HYBRID, steps=4, permits=1))
     assert run.stamps[M.LOOKUP, 0].tolist() == [23, 128, 233, 338]
 
 
-def test_lookahead_looks_again_after_the_last_push_and_pays_for_it() -> None:
+def test_lookahead_looks_again_after_the_last_push_and_pays_for_it():
     """Every row is pending (each field has one): the second look takes 37 and a copy of 0.5 + 3."""
     run = simulate(hand_scenario(Mode.LOOKAHEAD, steps=3, ahead=1))
     assert run.stamps[M.LOOKUP, 0].tolist() == [23, 46, 167.5]  # applied: step 0
@@ -107,7 +107,7 @@ def test_lookahead_looks_again_after_the_last_push_and_pays_for_it() -> None:
     assert run.stamps[M.APPLIED, 0].tolist() == [167.5, 270, 372.5]
 
 
-def test_async_pulls_and_pushes_the_dense_weights() -> None:
+def test_async_pulls_and_pushes_the_dense_weights():
     """A copy of 904 bytes at 226 a second takes 4, and one way each for asking and answer."""
     run = simulate(hand_scenario(Mode.ASYNC, steps=2, tau=0), trace=True)
     for s, begin in enumerate((23.0, 23.0 + 104 + 5)):
@@ -117,7 +117,7 @@ def test_async_pulls_and_pushes_the_dense_weights() -> None:
         assert column(run, 0, s)[M.APPLIED] == begin + 109
 
 
-def test_async_ranks_queue_at_the_dense_server() -> None:
+def test_async_ranks_queue_at_the_dense_server():
     """Both pull at once: 4 seconds each on one core, so the second waits for the first."""
     cluster = replace(hand_scenario(ranks=2).cluster, loaders=2)
     cluster = replace(cluster, servers=replace(cluster.servers, cores_per_process=2))
@@ -128,7 +128,7 @@ def test_async_ranks_queue_at_the_dense_server() -> None:
     assert sorted(gap[:, 0].tolist()) == [5.0, 9.0]
 
 
-def test_averaging_stops_compute_for_its_round() -> None:
+def test_averaging_stops_compute_for_its_round():
     """A round begins at 70 and takes 9 s; both ranks compute from 62.75 on."""
     cluster = replace(hand_scenario(ranks=2).cluster, loaders=2)
     base = hand_scenario(Mode.ASYNC_AVERAGING, 2, steps=1, cluster=cluster)
@@ -151,9 +151,7 @@ def test_averaging_stops_compute_for_its_round() -> None:
         (Target.SERVER, (M.PUSH, M.APPLIED), 22.0),  # 11 s of updating
     ],
 )
-def test_a_straggler_takes_three_times_its_own_part(
-    target: Target, part: tuple[Mark, Mark], more: float
-) -> None:
+def test_a_straggler_takes_three_times_its_own_part(target, part, more):
     base = hand_scenario(Mode.SYNC, steps=3)
     begin, end = part
 
@@ -171,7 +169,7 @@ def test_a_straggler_takes_three_times_its_own_part(
     assert took(replace(base, disturbances=(once,))) == [plain[0], plain[1] + more, plain[2]]
 
 
-def test_another_process_slow_changes_nothing_here() -> None:
+def test_another_process_slow_changes_nothing_here():
     base = hand_scenario(Mode.SYNC, ranks=2, cluster=replace(hand_cluster(2)).with_workers(3))
     base = replace(base, steps=4)
     # Eight batches go round three workers: worker 1 has batches 1, 4 and 7.
@@ -183,7 +181,7 @@ def test_another_process_slow_changes_nothing_here() -> None:
     assert asked.T.ravel().tolist() == [0, 4, 0, 0, 4, 0, 0, 4]
 
 
-def test_a_busy_worker_core_makes_the_second_batch_wait() -> None:
+def test_a_busy_worker_core_makes_the_second_batch_wait():
     """Two batches reach one core at once: 2 s of asking each, so the second is read 2 s later."""
     cluster = replace(hand_scenario(ranks=2).cluster, loaders=2)
     base = hand_scenario(Mode.SYNC, 2, cluster=cluster, steps=1, costs=hand_costs(load=law(0.0)))
@@ -198,7 +196,7 @@ def test_a_busy_worker_core_makes_the_second_batch_wait() -> None:
     assert free[M.READ, :, 0].tolist() == [30.75, 30.75]
 
 
-def test_fluid_cards_are_halved_between_two_messages() -> None:
+def test_fluid_cards_are_halved_between_two_messages():
     """Both loads of 268 bytes enter one worker's NIC of 16 bytes a second together; then 96 bytes
     go to each rank in 4 s."""
     cluster = replace(hand_scenario(ranks=2).cluster, loaders=2)
@@ -209,7 +207,7 @@ def test_fluid_cards_are_halved_between_two_messages() -> None:
     assert one_by_one[M.LOADED, :, 0] == pytest.approx([16.75 + 4, 33.5 + 4])
 
 
-def test_streams_cap_a_message_and_a_fan_out_has_one_a_server() -> None:
+def test_streams_cap_a_message_and_a_fan_out_has_one_a_server():
     base = hand_scenario(Mode.SYNC, steps=1)
     link = replace(base.cluster.link, stream_bytes_per_s=8.0)
     run = simulate(replace(base, cluster=replace(base.cluster, link=link)))
@@ -221,7 +219,7 @@ def test_streams_cap_a_message_and_a_fan_out_has_one_a_server() -> None:
         assert run.stamps[end, 0, 0] - run.stamps[begin, 0, 0] == seconds
 
 
-def test_noise_multiplies_compute_by_the_seeds_own_factors() -> None:
+def test_noise_multiplies_compute_by_the_seeds_own_factors():
     """The draws again, from numpy's generator: key (seed, purpose 1 and rank), counter 0."""
     base = hand_scenario(Mode.SYNC, ranks=2, steps=6, noise=Noise(gpu_cv=0.5), seed=7)
     run = simulate(base)

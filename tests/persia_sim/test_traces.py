@@ -35,7 +35,7 @@ def by_shard(scenario: Scenario) -> Trace:
 
 @settings(max_examples=15)
 @given(contended())
-def test_littles_law_is_exact_at_every_shard(scenario: Scenario) -> None:
+def test_littles_law_is_exact_at_every_shard(scenario):
     trace = by_shard(scenario)
     means = mean_by_shard(staleness_in_pushes(trace))
     assert set(means) == set(range(scenario.cluster.servers.processes))
@@ -48,7 +48,7 @@ def test_littles_law_is_exact_at_every_shard(scenario: Scenario) -> None:
 
 
 @pytest.mark.parametrize("merge", [True, False])
-def test_versions_count_the_batches_applied_at_the_shard(merge: bool) -> None:
+def test_versions_count_the_batches_applied_at_the_shard(merge):
     base = small_scenario(Mode.HYBRID, merge_pushes=merge, tau=2, noise=Noise(gpu_cv=0.3))
     for trace in (by_shard(base), traced(base)[1]):
         for shard in {e.shard for e in trace if e.kind == Kind.PUSH}:
@@ -63,7 +63,7 @@ def test_versions_count_the_batches_applied_at_the_shard(merge: bool) -> None:
 
 
 @pytest.mark.parametrize("resolve", [True, False])
-def test_servers_see_different_orders_of_the_same_batches(resolve: bool) -> None:
+def test_servers_see_different_orders_of_the_same_batches(resolve):
     base = small_scenario(Mode.HYBRID, tau=4, noise=Noise(gpu_cv=0.3, server_cv=2.0))
     with message_to_each_host() if resolve else nullcontext():
         trace = by_shard(base)
@@ -75,7 +75,7 @@ def test_servers_see_different_orders_of_the_same_batches(resolve: bool) -> None
     assert set(Counter(orders[0]).values()) == {1}
 
 
-def test_the_order_by_server_tells_of_the_same_run() -> None:
+def test_the_order_by_server_tells_of_the_same_run():
     base = small_scenario(Mode.HYBRID, noise=Noise(gpu_cv=0.1))
     whole, parts = (
         simulate(base, trace=True),
@@ -88,7 +88,7 @@ def test_the_order_by_server_tells_of_the_same_run() -> None:
     assert dense[0] == dense[1]
 
 
-def test_every_row_of_a_batch_is_read_before_it_trains_and_written_after() -> None:
+def test_every_row_of_a_batch_is_read_before_it_trains_and_written_after():
     trace = by_shard(small_scenario(Mode.RAW_HYBRID, tau=3, noise=Noise(server_cv=1.0)))
     updated = {e.step: k for k, e in enumerate(trace) if e.kind == Kind.DENSE_UPDATE}
     for k, event in enumerate(trace):
@@ -99,7 +99,7 @@ def test_every_row_of_a_batch_is_read_before_it_trains_and_written_after() -> No
 
 
 @pytest.mark.parametrize("merge", [True, False])
-def test_a_crashed_server_loses_its_part_of_a_push_and_no_other(merge: bool) -> None:
+def test_a_crashed_server_loses_its_part_of_a_push_and_no_other(merge):
     base = small_scenario(Mode.HYBRID, merge_pushes=merge, steps=30)
     plain = simulate(base)
     at = float(plain.stamps[13][0, 10] - plain.need.server_update_s.max() / 2)
@@ -123,7 +123,7 @@ def test_a_crashed_server_loses_its_part_of_a_push_and_no_other(merge: bool) -> 
     assert sum(e.kind == Kind.PUSH for e in trace) == 30 * (1 if merge else 4)
 
 
-def test_an_empty_order_is_a_trace() -> None:
+def test_an_empty_order_is_a_trace():
     import simpy
 
     assert len(EachShard(simpy.Environment(), 3).finish(mode="sync")) == 0
@@ -136,7 +136,7 @@ SHARDS = 8  # server processes of the small cluster
 @pytest.mark.parametrize(
     ("mode", "merge"), [(Mode.HYBRID, True), (Mode.HYBRID, False), (Mode.LOOKAHEAD, True)]
 )
-def test_an_order_by_server_trains_and_its_versions_are_the_stores(mode: Mode, merge: bool) -> None:
+def test_an_order_by_server_trains_and_its_versions_are_the_stores(mode, merge):
     noise = Noise(gpu_cv=0.3, server_cv=1.5)
     choice = {"merge_pushes": merge} if mode is Mode.HYBRID else {}
     base = small_scenario(mode, noise=noise, trace_shards=True, steps=20, **choice)

@@ -121,7 +121,7 @@ def both_parts(folder: Path, *, skip: bool) -> tuple[Any, list[Batch]] | None:
     """The source and its parts, or None where it was refused; in words, with a file's name."""
     try:
         source = open_source(str(folder / "s.toml"), skip_bad_rows=skip)
-        parts = [Batch.concat(list(source.chunks(part))) for part in ("train", "test")]  # type: ignore[arg-type]
+        parts = [Batch.concat(list(source.chunks(part))) for part in ("train", "test")]
         seen = source.provenance()
     except DataError as error:
         words = str(error)

@@ -52,7 +52,7 @@ def test_an_option_that_the_kind_does_not_read_is_refused(option, kind):
 
 def test_an_option_that_the_kind_reads_has_its_default_and_no_other_has_one():
     filled = {
-        kind: {o for o in OPTIONS if getattr(Column(name="x", kind=kind), o) is not None}  # type: ignore[arg-type]
+        kind: {o for o in OPTIONS if getattr(Column(name="x", kind=kind), o) is not None}
         for kind in ("categorical", "bucket", "multi", "sequence", "numeric")
     }
     assert filled == {

@@ -130,7 +130,7 @@ def test_a_file_of_mixed_parts_gives_each_part_its_own_rows_with_their_bags(tmp_
             expected += tag(0, hash_integers(np.array([n]))).tolist()
             texts = tags[n].split("|")
             expected += tag(1, np.array([hash_text(t) for t in texts], np.uint64)).tolist()
-        chunks = list(source.chunks(part))  # type: ignore[arg-type]
+        chunks = list(source.chunks(part))
         assert len(chunks) > 3
         assert np.concatenate([c.ids for c in chunks]).tolist() == expected
         labels = np.concatenate([c.labels[:, 0] for c in chunks])

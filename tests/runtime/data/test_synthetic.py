@@ -28,7 +28,7 @@ def tiny(**changes: object) -> Recipe:
         SyntheticField(name="user", values=1000),
         SyntheticField(name="tags", values=50, max_length=3),
     )
-    return replace(Recipe(name="tiny", fields=fields, dense=1), **changes)  # type: ignore[arg-type]
+    return replace(Recipe(name="tiny", fields=fields, dense=1), **changes)
 
 
 def same(a: Batch, b: Batch) -> bool:
