@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from paper_figs.style import STYLE
+from paper_figs.style import of_tables
 
 ALL_ON = "all on"
 
@@ -17,10 +15,10 @@ ALL_ON = "all on"
 COLUMNS = 3
 
 
-def ablation_figure(table: Path) -> Figure:
+@of_tables
+def ablation_figure(rows: pd.DataFrame) -> Figure:
     """A panel a cluster: throughput as a share of that with everything on, and what then binds; the
     last panel is the test AUC minus that with everything on. Bars at the points are 95 %."""
-    rows = pd.read_csv(table)
     rates = rows[rows.kind == "throughput"]
     aucs = rows[rows.kind == "auc"]
     variants = list(dict.fromkeys(rows.variant))
@@ -28,20 +26,19 @@ def ablation_figure(table: Path) -> Figure:
     panels += [aucs] if len(aucs) else []
     columns = min(COLUMNS, len(panels))
     lines = -(-len(panels) // columns)
-    with plt.style.context(STYLE):
-        size = (7.2, lines * (0.2 * len(variants) + 0.9))
-        figure, grid = plt.subplots(
-            lines, columns, figsize=size, layout="constrained", sharey=True, squeeze=False
-        )
-        for ax, own in zip(grid.flat, panels, strict=False):
-            if own.kind.iloc[0] == "auc":
-                _aucs(ax, own, variants)
-            else:
-                _rates(ax, own, variants)
-            ax.set_ylim(len(variants) - 0.4, -0.6)
-            ax.set_yticks(range(len(variants)), variants)
-        for ax in grid.flat[len(panels) :]:
-            ax.remove()
+    size = (7.2, lines * (0.2 * len(variants) + 0.9))
+    figure, grid = plt.subplots(
+        lines, columns, figsize=size, layout="constrained", sharey=True, squeeze=False
+    )
+    for ax, own in zip(grid.flat, panels, strict=False):
+        if own.kind.iloc[0] == "auc":
+            _aucs(ax, own, variants)
+        else:
+            _rates(ax, own, variants)
+        ax.set_ylim(len(variants) - 0.4, -0.6)
+        ax.set_yticks(range(len(variants)), variants)
+    for ax in grid.flat[len(panels) :]:
+        ax.remove()
     return figure
 
 

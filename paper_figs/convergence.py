@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from paper_figs.style import GAP_LABEL, MARKERS, STYLE, show_ticks
+from paper_figs.style import GAP_LABEL, MARKERS, of_tables, show_ticks
 
 REFERENCE = "sync"
 SETTLED = 0.15
@@ -19,7 +17,8 @@ _LOWEST = -60.0  # thousandths; a published gap below is left out of the scale
 _PUBLISHED = {"hybrid": "-", "xdl_async": "--", "async_averaging": "--"}
 
 
-def convergence_figure(table: Path, published: Path, targets: Path) -> Figure:
+@of_tables
+def convergence_figure(rows: pd.DataFrame, papers: pd.DataFrame, times: pd.DataFrame) -> Figure:
     """A column a data set. Rows: AUC by samples, simulated time to a share of sync's climb over
     that of XDL's sync (else sync), and gaps along the run.
 
@@ -27,44 +26,42 @@ def convergence_figure(table: Path, published: Path, targets: Path) -> Figure:
     the first row, of the paired ratio in the second and of the paired gap in the third; what is
     grey is published, of other data.
     """
-    rows, papers, times = (pd.read_csv(path) for path in (table, published, targets))
     rows = rows[~rows.drained]  # the ends, all pushes applied, are no points of the curves
     sets = list(dict.fromkeys(rows.data_set))
     names = list(dict.fromkeys(rows.line))
-    with plt.style.context(STYLE):
-        figure, grid = plt.subplots(
-            3, len(sets), figsize=(max(5.0, 2.3 * len(sets)), 6.6), layout="constrained",
-            squeeze=False,
-        )  # fmt: skip
-        for column, data_set in zip(grid.T, sets, strict=True):
-            own = rows[rows.data_set == data_set]
-            own = own[own.task == own.task.iloc[0]]
-            _aucs(column[0], own, names)
-            _times(column[1], times[times.data_set == data_set], names)
-            _gaps(column[2], own, names, papers[papers.data_set == data_set])
-            column[0].set_title(own.title.iloc[0].replace("; ", "\n"))
-            column[0].set_xlabel("training samples [thousands]")
-            column[1].set_xlabel(f"time to {times.target_share.iloc[0]:.0%} of sync's climb,\n"
-                                 f"over {_reference(set(own.line))}'s")  # fmt: skip
-            column[2].set_xlabel("share of the run (grey: pass)")
-        for row, label in ((0, "test AUC"), (2, GAP_LABEL)):
-            grid[row, 0].set_ylabel(label)
-        for axes in grid[1, 1:]:
-            axes.set_yticklabels([])
-        shown = {
-            label: handle
-            for axes in grid[0]
-            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-        }
-        figure.legend(shown.values(), shown, loc="outside lower center", ncols=len(shown))
-        figure.suptitle(
-            f"True gradients in simulated orders; bands: 95 % t intervals over"
-            f" {rows.seed.nunique()} paired seeds\n(scaled by the means). Grey: published, of other"
-            " data and without seeds (times: crosses; gaps to sync: solid Persia's hybrid,\ndashed"
-            " async). Times are logarithmic; gaps are linear within a thousandth, logarithmic"
-            " beyond",
-            fontsize=8,
-        )
+    figure, grid = plt.subplots(
+        3, len(sets), figsize=(max(5.0, 2.3 * len(sets)), 6.6), layout="constrained",
+        squeeze=False,
+    )  # fmt: skip
+    for column, data_set in zip(grid.T, sets, strict=True):
+        own = rows[rows.data_set == data_set]
+        own = own[own.task == own.task.iloc[0]]
+        _aucs(column[0], own, names)
+        _times(column[1], times[times.data_set == data_set], names)
+        _gaps(column[2], own, names, papers[papers.data_set == data_set])
+        column[0].set_title(own.title.iloc[0].replace("; ", "\n"))
+        column[0].set_xlabel("training samples [thousands]")
+        column[1].set_xlabel(f"time to {times.target_share.iloc[0]:.0%} of sync's climb,\n"
+                             f"over {_reference(set(own.line))}'s")  # fmt: skip
+        column[2].set_xlabel("share of the run (grey: pass)")
+    for row, label in ((0, "test AUC"), (2, GAP_LABEL)):
+        grid[row, 0].set_ylabel(label)
+    for axes in grid[1, 1:]:
+        axes.set_yticklabels([])
+    shown = {
+        label: handle
+        for axes in grid[0]
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(shown.values(), shown, loc="outside lower center", ncols=len(shown))
+    figure.suptitle(
+        f"True gradients in simulated orders; bands: 95 % t intervals over"
+        f" {rows.seed.nunique()} paired seeds\n(scaled by the means). Grey: published, of other"
+        " data and without seeds (times: crosses; gaps to sync: solid Persia's hybrid,\ndashed"
+        " async). Times are logarithmic; gaps are linear within a thousandth, logarithmic"
+        " beyond",
+        fontsize=8,
+    )
     return figure
 
 

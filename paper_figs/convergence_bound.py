@@ -2,46 +2,42 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from paper_figs.style import MARKERS, STYLE
+from paper_figs.style import MARKERS, legend_below, of_tables
 
 BATCHES = (128, 4096)
 LINES = ("-", "--", "-.", ":")
 
 
-def convergence_bound_figure(table: Path, alphas: Path) -> Figure:
+@of_tables
+def convergence_bound_figure(rows: pd.DataFrame, shares: pd.DataFrame) -> Figure:
     """A panel per case at the largest T and B: bound and measured; then alpha of the data sets."""
-    rows, shares = pd.read_csv(table), pd.read_csv(alphas)
     rows = rows[(rows.updates == rows.updates.max()) & (rows.batch == rows.batch.max())]
     cases = list(dict.fromkeys(rows.case))
-    with plt.style.context(STYLE):
-        count = len(cases) + 1
-        widths = [1.0] * len(cases) + [1.35]
-        figure, axes = plt.subplots(
-            1, count, figsize=(7.0, 3.5), layout="constrained", width_ratios=widths
-        )
-        for ax, case in zip(axes, cases, strict=False):
-            _bounds(ax, rows[rows.case == case])
-            ax.sharey(axes[0])
-            alpha = rows[(rows.case == case) & (rows["mode"] == "hybrid")].alpha.max()
-            ax.set_title(f"{case}: $\\alpha$ = {alpha:.2g}")
-        axes[0].set_ylabel("mean of ‖∇f‖² over the run")
-        handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower left", ncols=4)
-        _alphas(axes[-1], shares[shares.field == "all"])
-        updates, batch, seeds = (int(rows[c].iloc[0]) for c in ("updates", "batch", "seeds"))
-        figure.suptitle(
-            f"Left: logistic regression, {updates:,} updates of {batch} samples, {seeds} seeds;"
-            " bars: 95 % t interval; axes logarithmic.\n"
-            "Right: lookups at rows that at most a share p of the samples read; vertical: p = 1/B.",
-            fontsize=8,
-        )
+    count = len(cases) + 1
+    widths = [1.0] * len(cases) + [1.35]
+    figure, axes = plt.subplots(
+        1, count, figsize=(7.0, 3.5), layout="constrained", width_ratios=widths
+    )
+    for ax, case in zip(axes, cases, strict=False):
+        _bounds(ax, rows[rows.case == case])
+        ax.sharey(axes[0])
+        alpha = rows[(rows.case == case) & (rows["mode"] == "hybrid")].alpha.max()
+        ax.set_title(f"{case}: $\\alpha$ = {alpha:.2g}")
+    axes[0].set_ylabel("mean of ‖∇f‖² over the run")
+    legend_below(figure, axes[0], loc="outside lower left", ncols=4)
+    _alphas(axes[-1], shares[shares.field == "all"])
+    updates, batch, seeds = (int(rows[c].iloc[0]) for c in ("updates", "batch", "seeds"))
+    figure.suptitle(
+        f"Left: logistic regression, {updates:,} updates of {batch} samples, {seeds} seeds;"
+        " bars: 95 % t interval; axes logarithmic.\n"
+        "Right: lookups at rows that at most a share p of the samples read; vertical: p = 1/B.",
+        fontsize=8,
+    )
     return figure
 
 

@@ -2,43 +2,40 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from paper_figs.style import GAP_LABEL, STYLE
+from paper_figs.style import GAP_LABEL, of_tables
 
 
-def demo_figure(table: Path) -> Figure:
+@of_tables
+def demo_figure(rows: pd.DataFrame) -> Figure:
     """A dot per setting with its 95 % interval, of the first task of the table.
 
     Settings stand under what is late in them; an open dot has a dense rate of its own.
     """
-    rows = pd.read_csv(table)
     task, data, seeds = rows.task.iloc[0], rows.data.iloc[0], rows.seeds.max()
     rows = rows[rows.task == task].reset_index(drop=True)
     shared = rows.lr.iloc[0]
     rows = rows[rows["mode"] != "sync"]
-    with plt.style.context(STYLE):
-        figure, axes = plt.subplots(figsize=(7.0, 3.3), layout="constrained")
-        labels = _draw(axes, rows, shared)
-        axes.axvline(0, color="black", linewidth=0.8)
-        axes.set_yticks([place for place, _ in labels], [name for _, name in labels])
-        for tick in axes.get_yticklabels():
-            tick.set_fontweight("normal" if "rate" in tick.get_text() else "bold")
-        axes.set_ylim(labels[-1][0] + 0.7, -0.7)
-        axes.grid(axis="y", visible=False)
-        axes.set_xlabel(GAP_LABEL)
-        figure.suptitle(
-            f"Test AUC ({task}, {data}) minus that of sync: means of {seeds} paired seeds, 95 %"
-            " over seeds and test rows.\nUpdates that rows / dense weights miss; filled: sync's"
-            " dense rate, open: a rate of its own",
-            fontsize=8,
-        )
+    figure, axes = plt.subplots(figsize=(7.0, 3.3), layout="constrained")
+    labels = _draw(axes, rows, shared)
+    axes.axvline(0, color="black", linewidth=0.8)
+    axes.set_yticks([place for place, _ in labels], [name for _, name in labels])
+    for tick in axes.get_yticklabels():
+        tick.set_fontweight("normal" if "rate" in tick.get_text() else "bold")
+    axes.set_ylim(labels[-1][0] + 0.7, -0.7)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel(GAP_LABEL)
+    figure.suptitle(
+        f"Test AUC ({task}, {data}) minus that of sync: means of {seeds} paired seeds, 95 %"
+        " over seeds and test rows.\nUpdates that rows / dense weights miss; filled: sync's"
+        " dense rate, open: a rate of its own",
+        fontsize=8,
+    )
     return figure
 
 

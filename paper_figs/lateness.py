@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from paper_figs.style import GAP_LABEL, MARKERS, STYLE, show_ticks
+from paper_figs.style import GAP_LABEL, MARKERS, gap_dots, of_tables, show_ticks
 
 DECADES = [m * 10.0**n for n in range(-7, 3) for m in (1, 3)]
 """Ticks of a logarithmic x axis."""
@@ -26,20 +24,19 @@ RULER = (
 )
 
 
-def lateness_figure(table: Path, rates_table: Path, delays_table: Path) -> Figure:
+@of_tables
+def lateness_figure(gaps: pd.DataFrame, rates: pd.DataFrame, delays: pd.DataFrame) -> Figure:
     """Left: the gap of late rows along each run, against lateness over updates so far. Middle:
     validation AUC against the dense rate, dense weights 0, 1 and 7 late (first stream). Right: what
     each lateness costs there, beside a doubling of the batch; bars 95 % of seeds and test rows.
     """
-    gaps, rates, delays = map(pd.read_csv, (table, rates_table, delays_table))
-    with plt.style.context(STYLE):
-        figure, (left, middle, right) = plt.subplots(
-            1, 3, figsize=(10.0, 3.4), layout="constrained", width_ratios=(1, 0.9, 1.1)
-        )
-        _along(left, delays)
-        data, start = gaps.data.iloc[0], gaps.optimizer_start.iloc[0]
-        _dense_rates(middle, _of(rates, data, start), data)
-        _ruler(right, _of(gaps, data, start), data)
+    figure, (left, middle, right) = plt.subplots(
+        1, 3, figsize=(10.0, 3.4), layout="constrained", width_ratios=(1, 0.9, 1.1)
+    )
+    _along(left, delays)
+    data, start = gaps.data.iloc[0], gaps.optimizer_start.iloc[0]
+    _dense_rates(middle, _of(rates, data, start), data)
+    _ruler(right, _of(gaps, data, start), data)
     return figure
 
 
@@ -93,15 +90,9 @@ def _ruler(axes: Axes, gaps: pd.DataFrame, data: str) -> None:
         found.append((name, line[line.batch == gaps.batch.min()]))
     doubled = gaps[(gaps.batch > gaps.batch.min()) & (gaps.rates == "own")]
     found.append(("batch twice as large, own rates", doubled))
-    found = [(name, line.iloc[0]) for name, line in found if len(line)]
+    found = [(name, line.iloc[:1]) for name, line in found if len(line)]
     places = np.arange(len(found))[::-1]
-    axes.axvline(0, color="black", linewidth=0.8)
-    axes.errorbar(
-        [1e3 * line.gap_to_sync for _, line in found], places,
-        xerr=[1e3 * line.gap_to_sync_half_width_95 for _, line in found],
-        fmt="o", color="black", markersize=4, capsize=2.5,
-    )  # fmt: skip
+    gap_dots(axes, pd.concat(line for _, line in found), places)
     axes.set_yticks(places, [name for name, _ in found], fontsize=6.5)
     axes.set_xlabel(GAP_LABEL)
     axes.set_title(f"{data}: on one ruler", fontsize=8)
-    axes.grid(axis="y", visible=False)

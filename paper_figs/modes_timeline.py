@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
@@ -11,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from paper_figs.style import STYLE
+from paper_figs.style import of_tables
 
 LOOKS = {
     "load": ("white", "...."),
@@ -36,50 +34,45 @@ NUMBERS_ACROSS = 32
 """So many numbers fit side by side into a panel."""
 
 
-def modes_timeline_figure(table: Path) -> Figure:
+@of_tables
+def modes_timeline_figure(rows: pd.DataFrame) -> Figure:
     """A row of panels a mode, a column a system; bars are stages, their numbers are steps.
 
     Panels of a column share their axis of time, so that the same steps end earlier in a faster
     mode. Batches of a rank that are in flight together lie above each other. A bar that is too
     narrow for its number has none.
     """
-    rows = pd.read_csv(table)
     rows = rows[rows.stage.isin(ROWS)]
     modes = [*dict.fromkeys(rows["mode"])]
     columns = [*dict.fromkeys(zip(rows.source, rows.system, strict=True))]
     columns.sort(key=lambda c: (c[1] == "this host", c[0] == "recorded"))
-    with plt.style.context(STYLE):
-        size = (7.2, 1.15 * len(modes) + 0.9)
-        figure, axes = plt.subplots(
-            len(modes), len(columns), figsize=size, layout="constrained", sharex="col",
-            squeeze=False,
-        )  # fmt: skip
-        for line, mode in enumerate(modes):
-            for place, (source, system) in enumerate(columns):
-                own = rows[
-                    (rows["mode"] == mode) & (rows.source == source) & (rows.system == system)
-                ]
-                ax = axes[line, place]
-                _panel(ax, own, _span_ms(rows, source, system) / NUMBERS_ACROSS)
-                step_ms = 1e3 * own.mean_step_s.iloc[0]
-                head = f"{source}, {system}\n" if line == 0 else ""
-                ax.set_title(f"{head}{mode}: {step_ms:.3g} ms a step")
-                if place:
-                    ax.tick_params(labelleft=False)
-        for ax in axes[-1]:
-            ax.set_xlabel("time [ms]")
-            ax.xaxis.set_major_locator(MaxNLocator(4, prune="upper"))  # a label there is cut off
-        shares = (rows.end_s - rows.start_s) / rows.groupby(["source", "system"]).end_s.transform(
-            "max"
-        )
-        widest = shares.groupby(rows.stage).max()
-        shown = [stage for stage in LOOKS if widest.get(stage, 0.0) > LEAST_SHOWN]
-        marks = [
-            Patch(facecolor=LOOKS[s][0], hatch=LOOKS[s][1], edgecolor="black", linewidth=0.4)
-            for s in shown
-        ]
-        names = [s.replace("_", " ") for s in shown]
-        figure.legend(marks, names, loc="outside lower center", ncols=len(marks))
+    size = (7.2, 1.15 * len(modes) + 0.9)
+    figure, axes = plt.subplots(
+        len(modes), len(columns), figsize=size, layout="constrained", sharex="col",
+        squeeze=False,
+    )  # fmt: skip
+    for line, mode in enumerate(modes):
+        for place, (source, system) in enumerate(columns):
+            own = rows[(rows["mode"] == mode) & (rows.source == source) & (rows.system == system)]
+            ax = axes[line, place]
+            _panel(ax, own, _span_ms(rows, source, system) / NUMBERS_ACROSS)
+            step_ms = 1e3 * own.mean_step_s.iloc[0]
+            head = f"{source}, {system}\n" if line == 0 else ""
+            ax.set_title(f"{head}{mode}: {step_ms:.3g} ms a step")
+            if place:
+                ax.tick_params(labelleft=False)
+    for ax in axes[-1]:
+        ax.set_xlabel("time [ms]")
+        ax.xaxis.set_major_locator(MaxNLocator(4, prune="upper"))  # a label there is cut off
+    shares = (rows.end_s - rows.start_s) / rows.groupby(["source", "system"]).end_s.transform("max")
+    widest = shares.groupby(rows.stage).max()
+    shown = [stage for stage in LOOKS if widest.get(stage, 0.0) > LEAST_SHOWN]
+    marks = [
+        Patch(facecolor=LOOKS[s][0], hatch=LOOKS[s][1], edgecolor="black", linewidth=0.4)
+        for s in shown
+    ]
+    names = [s.replace("_", " ") for s in shown]
+    figure.legend(marks, names, loc="outside lower center", ncols=len(marks))
     return figure
 
 

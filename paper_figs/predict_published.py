@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from paper_figs.style import MARKERS, STYLE
+from paper_figs.style import MARKERS, legend_below, of_tables
 
 NOISE = 0.045
 """Spread of one machine: 22 submissions of MLPerf on a node of eight H100 (rounds 3.0 to 5.1)."""
@@ -19,24 +17,23 @@ CLASSES = {"V100": "V100", "A100": "A100", "H100": "H100 / H200", "H200": "H100 
 """Word in a GPU's name -> what its points are drawn as."""
 
 
-def predict_published_figure(table: Path) -> Figure:
+@of_tables
+def predict_published_figure(rows: pd.DataFrame) -> Figure:
     """Left: each point once, a colour a class of GPU, a marker a framework, the dark band being
     what one machine differs by from itself. Right: the same points as errors."""
-    rows = pd.read_csv(table).dropna(subset=["measured_step_ms"])
+    rows = rows.dropna(subset=["measured_step_ms"])
     rows = rows.assign(hardware=[hardware_class(name) for name in rows.accelerator])
-    with plt.style.context(STYLE):
-        figure, (left, right) = plt.subplots(1, 2, figsize=(7.2, 3.9), layout="constrained")
-        _steps(left, rows)
-        _errors(right, rows)
-        lines, labels = left.get_legend_handles_labels()
-        figure.legend(lines, labels, loc="outside lower center", ncols=4, fontsize=6.5)
-        error = np.expm1(rows.ln_error.abs())
-        figure.suptitle(
-            f"{len(rows)} published points, repeats counted: median error"
-            f" {error.median():.1%}, nine in ten below {error.quantile(0.9):.0%}"
-            " (most constants were fitted to them)",
-            fontsize=8,
-        )
+    figure, (left, right) = plt.subplots(1, 2, figsize=(7.2, 3.9), layout="constrained")
+    _steps(left, rows)
+    _errors(right, rows)
+    legend_below(figure, left, ncols=4, fontsize=6.5)
+    error = np.expm1(rows.ln_error.abs())
+    figure.suptitle(
+        f"{len(rows)} published points, repeats counted: median error"
+        f" {error.median():.1%}, nine in ten below {error.quantile(0.9):.0%}"
+        " (most constants were fitted to them)",
+        fontsize=8,
+    )
     return figure
 
 

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from paper_figs.style import GAP_LABEL, MARKERS, STYLE
+from paper_figs.style import GAP_LABEL, MARKERS, of_tables
 
 
-def row_frequency_figure(table: Path, staleness: Path, drift: Path) -> Figure:
+@of_tables
+def row_frequency_figure(gaps: pd.DataFrame, stale: pd.DataFrame, drifts: pd.DataFrame) -> Figure:
     """Gap by frequency at the largest bound; missed pushes of the first data set; drift of all."""
-    gaps, stale, drifts = (pd.read_csv(path) for path in (table, staleness, drift))
     data = gaps.data.iloc[0]
-    with plt.style.context(STYLE):
-        figure, axes = plt.subplots(1, 3, figsize=(7.0, 2.9), layout="constrained")
-        _gaps(axes[0], gaps[(gaps.tau == gaps.tau.max()) & (gaps.by == "rarest")])
-        _staleness(axes[1], stale[stale.data == data])
-        _drift(axes[2], drifts)
-        figure.suptitle(
-            f"Hybrid against sync, bars: 95 % over {int(gaps.seeds.iloc[0])} paired seeds and test"
-            f" rows; middle: {data}",
-            fontsize=8,
-        )
+    figure, axes = plt.subplots(1, 3, figsize=(7.0, 2.9), layout="constrained")
+    _gaps(axes[0], gaps[(gaps.tau == gaps.tau.max()) & (gaps.by == "rarest")])
+    _staleness(axes[1], stale[stale.data == data])
+    _drift(axes[2], drifts)
+    figure.suptitle(
+        f"Hybrid against sync, bars: 95 % over {int(gaps.seeds.iloc[0])} paired seeds and test"
+        f" rows; middle: {data}",
+        fontsize=8,
+    )
     return figure
 
 

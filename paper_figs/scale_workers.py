@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from paper_figs.style import MARKERS, STYLE
+from paper_figs.style import MARKERS, legend_below, of_tables
 
 SETS = ("taobao-ad", "avazu-ad", "criteo-ad", "kwai-video")
 
@@ -26,25 +24,23 @@ COLOURS = {
 }
 
 
-def scale_workers_figure(table: Path) -> Figure:
+@of_tables
+def scale_workers_figure(rows: pd.DataFrame) -> Figure:
     """One panel a data set, one colour a system and mode: open markers are published, lines are
     the model (full where a constant was fitted to the series, dashed where none was)."""
-    rows = pd.read_csv(table)
     # The bars of one GPU without all-reduce are another experiment than the scaling series.
     rows = rows[~rows.note.fillna("").str.contains("all-reduce")]
-    with plt.style.context(STYLE):
-        figure, axes = plt.subplots(1, 4, figsize=(7.2, 2.7), layout="constrained")
-        for ax, name in zip(axes, SETS, strict=True):
-            _panel(ax, rows[rows.series.str.startswith(name)], name)
-        axes[0].set_ylabel("thousand samples per second")
-        lines, labels = axes[0].get_legend_handles_labels()
-        figure.legend(lines, labels, loc="outside lower center", ncols=4)
-        axes[3].legend(loc="lower right")
-        figure.suptitle(
-            "lines: simulator (full: constants fitted to the series, dashed: prediction);"
-            " open markers: published; axes logarithmic",
-            fontsize=8,
-        )
+    figure, axes = plt.subplots(1, 4, figsize=(7.2, 2.7), layout="constrained")
+    for ax, name in zip(axes, SETS, strict=True):
+        _panel(ax, rows[rows.series.str.startswith(name)], name)
+    axes[0].set_ylabel("thousand samples per second")
+    legend_below(figure, axes[0], ncols=4)
+    axes[3].legend(loc="lower right")
+    figure.suptitle(
+        "lines: simulator (full: constants fitted to the series, dashed: prediction);"
+        " open markers: published; axes logarithmic",
+        fontsize=8,
+    )
     return figure
 
 

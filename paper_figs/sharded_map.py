@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 from matplotlib import pyplot as plt
@@ -11,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 
-from paper_figs.style import STYLE
+from paper_figs.style import of_tables
 
 RATIOS = {
     "throughput_ratio": ("samples/s: hybrid over {}", 2.5),
@@ -20,33 +18,32 @@ RATIOS = {
 """Column -> what it is, and the gain at which the shade ends."""
 
 
-def sharded_map_figure(table: Path) -> Figure:
+@of_tables
+def sharded_map_figure(rows: pd.DataFrame) -> Figure:
     """A column of panels a GPU, a row a ratio and rival; the darker, the more hybrid gains.
 
     Numbers are ratios above 1 where hybrid wins, the thick line is break-even. A star says that the
     sharded side needs more GPUs than hybrid has for the memory of its rows.
     """
-    rows = pd.read_csv(table)
     gpus, rivals = list(rows.gpu.unique()), list(rows.software.unique())
     lines = [(ratio, rival) for ratio in RATIOS for rival in rivals]
-    with plt.style.context(STYLE):
-        size = (min(7.2, 2.2 * len(gpus) + 1.0), 2.0 * len(lines) + 0.5)
-        figure, axes = plt.subplots(
-            len(lines), len(gpus), figsize=size, layout="constrained", squeeze=False
-        )
-        for line, (ratio, rival) in enumerate(lines):
-            for column, gpu in enumerate(gpus):
-                own = rows[(rows.gpu == gpu) & (rows.software == rival)]
-                _panel(axes[line, column], own, ratio)
-                axes[line, column].set_title(gpu.upper())
-            axes[line, 0].set_ylabel(f"{RATIOS[ratio][0].format(rival)}\nparameters", fontsize=6.5)
-        for ax in axes[-1]:
-            ax.set_xlabel("NIC of a host [Gbit/s]")
-        figure.suptitle(
-            "above 1 (dark) hybrid wins; line: break-even;\n"
-            "*: the other side needs more GPUs for memory",
-            fontsize=8,
-        )
+    size = (min(7.2, 2.2 * len(gpus) + 1.0), 2.0 * len(lines) + 0.5)
+    figure, axes = plt.subplots(
+        len(lines), len(gpus), figsize=size, layout="constrained", squeeze=False
+    )
+    for line, (ratio, rival) in enumerate(lines):
+        for column, gpu in enumerate(gpus):
+            own = rows[(rows.gpu == gpu) & (rows.software == rival)]
+            _panel(axes[line, column], own, ratio)
+            axes[line, column].set_title(gpu.upper())
+        axes[line, 0].set_ylabel(f"{RATIOS[ratio][0].format(rival)}\nparameters", fontsize=6.5)
+    for ax in axes[-1]:
+        ax.set_xlabel("NIC of a host [Gbit/s]")
+    figure.suptitle(
+        "above 1 (dark) hybrid wins; line: break-even;\n"
+        "*: the other side needs more GPUs for memory",
+        fontsize=8,
+    )
     return figure
 
 

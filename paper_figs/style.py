@@ -1,10 +1,13 @@
-"""What the figures share: the style sheet, markers, the label of a gap, saving."""
+"""What the figures share: reading tables, the style, markers, axes and dots of gaps, saving."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import wraps
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,6 +17,35 @@ MARKERS = "osD^vPX*"  # so that lines differ in grey, too
 TICKS = (-100, -30, -10, -3, -1, -0.5, 0, 0.5, 1, 3, 10, 30, 100)
 """Of an axis of gaps that is linear within a thousandth of AUC, logarithmic beyond."""
 GAP_LABEL = "AUC gap to sync [$10^{-3}$]"
+
+
+def of_tables(draw: Callable[..., Figure]) -> Callable[..., Figure]:
+    """A function that draws tables as one that is given their CSVs, in the house's style."""
+
+    @wraps(draw)
+    def drawn(*given: Path | str) -> Figure:
+        with plt.style.context(STYLE):
+            return draw(*(pd.read_csv(one) if isinstance(one, Path) else one for one in given))
+
+    return drawn
+
+
+def gap_dots(axes: Axes, rows: pd.DataFrame, places: Any, name: str = "gap_to_sync") -> None:
+    """A dot with its 95 % interval for each row, at these heights, in thousandths of AUC."""
+    axes.axvline(0, color="black", linewidth=0.8)
+    half = 1e3 * rows[f"{name}_half_width_95"]
+    axes.errorbar(
+        1e3 * rows[name], places, xerr=half, fmt="o", color="black", markersize=4, capsize=2.5
+    )
+    axes.grid(axis="y", visible=False)
+
+
+def legend_below(figure: Figure, axes: Axes, **options: Any) -> None:
+    """The legend of one panel as that of the figure; a line unless told."""
+    handles, labels = axes.get_legend_handles_labels()
+    if labels:
+        options = {"loc": "outside lower center", "ncols": len(labels)} | options
+        figure.legend(handles, labels, **options)
 
 
 def show_ticks(axes: Axes, which: str, ticks: Iterable[float] = TICKS) -> None:

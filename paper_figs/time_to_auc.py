@@ -2,46 +2,43 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from paper_figs.style import MARKERS, STYLE
+from paper_figs.style import MARKERS, of_tables
 
 
-def time_to_auc_figure(table: Path, targets: Path) -> Figure:
+@of_tables
+def time_to_auc_figure(rows: pd.DataFrame, ends: pd.DataFrame) -> Figure:
     """Left: what a person waiting for the cluster sees. Middle: what a sample teaches.
 
     Right: the wait for each target with its 95 % interval; an arrow where a seed never reaches it.
     """
-    rows, ends = pd.read_csv(table), pd.read_csv(targets)
     rows = rows[rows.task == rows.task.iloc[0]]
     modes = list(dict.fromkeys(rows["mode"]))
-    with plt.style.context(STYLE):
-        figure, axes = plt.subplots(1, 3, figsize=(7.0, 2.8), layout="constrained")
-        axes[1].sharey(axes[0])
-        for ax, column, unit, label in (
-            (axes[0], "simulated_s", 1.0, f"simulated time on {rows.cluster.iloc[0]} [s]"),
-            (axes[1], "samples", 1e3, "training samples [thousands]"),
-        ):
-            for number, mode in enumerate(modes):
-                curves = rows[rows["mode"] == mode].groupby(column).auc
-                x = curves.mean().index.to_numpy() / unit
-                (line,) = ax.plot(x, curves.mean(), marker=MARKERS[number], label=mode)
-                ax.fill_between(x, curves.min(), curves.max(), alpha=0.15, color=line.get_color())
-            ax.set_xlabel(label)
-        axes[0].set_ylabel("test AUC")
-        axes[0].legend()
-        _waits(axes[2], ends, modes)
-        figure.suptitle(
-            "True gradients in the simulated order of reads and writes; bands: range, bars: 95 % t"
-            f" interval, over {rows.seed.nunique()} seeds",
-            fontsize=8,
-        )
+    figure, axes = plt.subplots(1, 3, figsize=(7.0, 2.8), layout="constrained")
+    axes[1].sharey(axes[0])
+    for ax, column, unit, label in (
+        (axes[0], "simulated_s", 1.0, f"simulated time on {rows.cluster.iloc[0]} [s]"),
+        (axes[1], "samples", 1e3, "training samples [thousands]"),
+    ):
+        for number, mode in enumerate(modes):
+            curves = rows[rows["mode"] == mode].groupby(column).auc
+            x = curves.mean().index.to_numpy() / unit
+            (line,) = ax.plot(x, curves.mean(), marker=MARKERS[number], label=mode)
+            ax.fill_between(x, curves.min(), curves.max(), alpha=0.15, color=line.get_color())
+        ax.set_xlabel(label)
+    axes[0].set_ylabel("test AUC")
+    axes[0].legend()
+    _waits(axes[2], ends, modes)
+    figure.suptitle(
+        "True gradients in the simulated order of reads and writes; bands: range, bars: 95 % t"
+        f" interval, over {rows.seed.nunique()} seeds",
+        fontsize=8,
+    )
     return figure
 
 
