@@ -130,18 +130,9 @@ def _as_fast(rows: Sequence[Row]) -> tuple[Found, ...]:
     found = []
     for late in (r for r in own if r["mode"] == "hybrid" and r["tau"] == "4"):
         sync = next(r for r in own if r["mode"] == "sync" and r["case"] == late["case"])
-        top, above = (float(late[f"measured_at_sync_step{e}"]) for e in ("", "_half_width_95"))
-        base, below = (float(sync[f"measured{e}"]) for e in ("", "_half_width_95"))
-        label = f"{late['case']} (alpha {float(late['alpha']):.2g})"
-        found.append(
-            Found(
-                label=label,
-                value=top / base,
-                low=(top - above) / (base + below),
-                high=(top + above) / (base - below),
-                n=int(late["seeds"]),
-            )
-        )
+        seeds, label = int(late["seeds"]), f"{late['case']} (alpha {float(late['alpha']):.2g})"
+        top = _measured(late, "measured_at_sync_step", label=label, n=seeds)
+        found.append(top.over(_measured(sync, "measured", label=""), label))
     return tuple(found)
 
 
@@ -210,13 +201,15 @@ def _said(row: Row) -> str:
     return f"{row['rows_late']} / {row['dense_late']}"
 
 
+def _measured(row: Row, column: str, **more: Any) -> Found:
+    return Found.around(float(row[column]), _number(row[f"{column}_half_width_95"]), **more)
+
+
 def _gap(row: Row) -> Found:
-    value, half = float(row["gap_to_sync"]), _number(row["gap_to_sync_half_width_95"])
-    return Found(
+    return _measured(
+        row,
+        "gap_to_sync",
         label=f"{row['data']}, {row['task']}, {_said(row)} updates late",
-        value=value,
-        low=value - half,
-        high=value + half,
         n=int(row["seeds"]),
         seeds_error=_number(row["seeds_error"]),
         rows_error=_number(row["rows_error"]),
@@ -229,13 +222,10 @@ def _difference(hybrid: Row, late: Row) -> Found:
     n = min(one.n or 0, other.n or 0)
     seeds, rows = (math.hypot(getattr(one, e), getattr(other, e)) for e in
                    ("seeds_error", "rows_error"))  # fmt: skip
-    value = one.value - other.value
-    half = half_width_of(seeds**2, rows**2, n) if n > 1 else math.nan
-    return Found(
+    return Found.around(
+        one.value - other.value,
+        half_width_of(seeds**2, rows**2, n) if n > 1 else math.nan,
         label=f"{hybrid['data']}, {hybrid['task']}, {_said(hybrid)} minus {_said(late)}",
-        value=value,
-        low=value - half,
-        high=value + half,
         n=n,
         seeds_error=seeds,
         rows_error=rows,
@@ -247,29 +237,20 @@ def plotted_auc_gaps(mode: str) -> tuple[Found, ...]:
     """At the end of every published curve of a mode; the interval is the error of reading."""
     from experiments.published.curves import all_gaps, published_curves  # late: numpy
 
-    found = []
-    for (data, system, own_mode), gap in all_gaps(published_curves()).items():
-        if own_mode != mode or system == "PaddlePaddle" or math.isnan(gap.at_end):
-            continue
-        end, error = gap.at_end, gap.error_at_end
-        label = f"{data}, {system}, at the end"
-        found.append(Found(label=label, value=end, low=end - error, high=end + error, data=data))
-    return tuple(found)
+    return tuple(
+        Found.around(gap.at_end, gap.error_at_end, label=f"{data}, {system}, at the end", data=data)
+        for (data, system, own_mode), gap in all_gaps(published_curves()).items()
+        if own_mode == mode and system != "PaddlePaddle" and not math.isnan(gap.at_end)
+    )
 
 
 def plotted_kept_by_hybrid() -> tuple[Found, ...]:
     """Persia's hybrid minus XDL's async at the end of the published curves."""
     late = {f.data: f for f in plotted_auc_gaps("async")}
     return tuple(
-        Found(
-            label=f"{f.data}, Persia hybrid minus XDL async",
-            value=f.value - other.value,
-            low=f.low - other.high,
-            high=f.high - other.low,
-            data=f.data,
-        )
+        f.minus(late[f.data], f"{f.data}, Persia hybrid minus XDL async")
         for f in plotted_auc_gaps("hybrid")
-        if (other := late.get(f.data)) is not None
+        if f.data in late
     )
 
 

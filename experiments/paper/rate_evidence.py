@@ -9,7 +9,15 @@ from functools import cache
 from typing import Any, Literal
 
 from experiments.paper.record import Lookup, Row, Table
-from experiments.paper.verdicts import Claim, Found, Part, Range, known_tables
+from experiments.paper.verdicts import (
+    FITTED,
+    PREDICTED,
+    Claim,
+    Found,
+    Part,
+    Range,
+    known_tables,
+)
 from experiments.published.descriptions import published_rates
 
 SCALING = (
@@ -20,10 +28,6 @@ SCALING = (
     ("kwai-video hybrid", 8, 64),
 )
 """Series, and from how many GPUs to how many."""
-FITTED = "constants of the simulator were fitted to these very bars"
-PREDICTED = (
-    "a prediction from the same authors' other bars tests the simulator, not the measurement"
-)
 SIZES = "100T cluster hybrid"
 Kind = Literal["plots", "found"]
 """Of a number: read off the paper's plots, or simulated."""
@@ -31,57 +35,40 @@ Kind = Literal["plots", "found"]
 
 def ratio(kind: Kind, rows: Sequence[Row], above: str, below: str, gpus: int) -> tuple[Found, ...]:
     """One rate over another at so many GPUs."""
-    top, bottom = _point(kind, rows, above, gpus), _point(kind, rows, below, gpus)
-    if top is None or bottom is None:
-        return ()
-    return (_over(kind, rows, f"{gpus} GPUs", top, bottom),)
+    top, bottom = rate(kind, rows, above, gpus), rate(kind, rows, below, gpus)
+    return (top.over(bottom, f"{gpus} GPUs"),) if top and bottom else ()
 
 
 def plotted_speed_up_over(rows: Sequence[Row], rival: str, gpus: int) -> tuple[Found, ...]:
     """Persia's speed-up over a rival on Avazu-Ad, over that on Taobao-Ad, as published."""
-    ratios = [
+    avazu, taobao = (
         ratio("plots", rows, f"{data} Persia hybrid", f"{data} {rival}", gpus)
         for data in ("avazu-ad", "taobao-ad")
-    ]
-    if not all(ratios):
-        return ()
-    (avazu,), (taobao,) = ratios
-    return (
-        Found(
-            label=f"Avazu-Ad over Taobao-Ad, {gpus} GPUs",
-            value=avazu.value / taobao.value,
-            low=avazu.low / taobao.high,
-            high=avazu.high / taobao.low,
-        ),
     )
+    label = f"Avazu-Ad over Taobao-Ad, {gpus} GPUs"
+    return (avazu[0].over(taobao[0], label),) if avazu and taobao else ()
 
 
 def efficiencies(kind: Kind, rows: Sequence[Row]) -> tuple[Found, ...]:
     """Speed-up over the ratio of GPUs."""
-    found = []
-    for series, few, many in SCALING:
-        top, bottom = _point(kind, rows, series, many), _point(kind, rows, series, few)
-        if top is not None and bottom is not None:
-            label = f"{series}, {few} to {many} GPUs"
-            found.append(_over(kind, rows, label, top, bottom, few, many))
-    return tuple(found)
+    pairs = (
+        (rate(kind, rows, series, many), rate(kind, rows, series, few), series, few, many)
+        for series, few, many in SCALING
+    )
+    return tuple(
+        top.over(bottom, f"{series}, {few} to {many} GPUs", many / few)
+        for top, bottom, series, few, many in pairs
+        if top and bottom
+    )
 
 
 def deviations(kind: Kind, rows: Sequence[Row]) -> tuple[Found, ...]:
     """The lowest and the highest rate of the sizes over the mean of all."""
-    points = [row for row in rows if row["series"] == SIZES]
-    column = "published" if kind == "plots" else "model"
-    ordered = sorted(points, key=lambda row: float(row[column]))
-    mean = sum(float(row[column]) for row in ordered) / max(1, len(ordered))
-    found = []
-    for row in (ordered[0], ordered[-1]) if ordered else ():
-        label, rate = row["label"], float(row[column])
-        if kind == "found":
-            found.append(_simulated(label, rate / mean, _largest_error(rows, row), [row]))
-        else:
-            low, high = ((rate + e) / mean for e in (-reading_error(SIZES), reading_error(SIZES)))
-            found.append(Found(label=label, value=rate / mean, low=low, high=high))
-    return tuple(found)
+    sizes = [_rate(kind, rows, row) for row in rows if row["series"] == SIZES]
+    ordered = sorted(sizes, key=lambda one: one.value)
+    mean = sum(one.value for one in ordered) / max(1, len(ordered))
+    middle = Found.around(mean, 0.0, label="")
+    return tuple(one.over(middle, one.label) for one in (*ordered[:1], *ordered[-1:]))
 
 
 @cache
@@ -96,42 +83,28 @@ def reading_error(series: str) -> float:
     return max(found)
 
 
-def _over(
-    kind: Kind, rows: Sequence[Row], label: str, top: Row, bottom: Row, few: int = 1, many: int = 1
-) -> Found:
-    """A rate over another, over the ratio of GPUs: published within the error of reading, simulated
-    within the largest errors on points of the same kind of both series."""
-    if kind == "found":
-        value = float(top["model"]) / float(bottom["model"]) * few / many
-        band = _largest_error(rows, top) + _largest_error(rows, bottom)
-        return _simulated(label, value, band, [top, bottom])
-    high, low = float(top["published"]), float(bottom["published"])
-    above, below = reading_error(top["series"]), reading_error(bottom["series"])
-    over = many / few
-    return Found(
-        label=label,
-        value=high / low / over,
-        low=(high - above) / (low + below) / over,
-        high=(high + above) / (low - below) / over if low > below else math.inf,
-    )
+def rate(kind: Kind, rows: Sequence[Row], series: str, gpus: int) -> Found | None:
+    """The rate of a series at a size; of several the measured one, and that of the largest model.
 
-
-def _simulated(label: str, value: float, band: float, points: Sequence[Row]) -> Found:
-    return Found(
-        label=label,
-        value=value,
-        low=value * math.exp(-band),
-        high=value * math.exp(band),
-        no_evidence=FITTED if all(row["kind"] == "fit" for row in points) else PREDICTED,
-    )
-
-
-def _point(kind: Kind, rows: Sequence[Row], series: str, gpus: int) -> Row | None:
-    """The row of a series at a size; of several, the measured one, and of the largest model."""
+    Published within the error of reading, simulated within the largest error on points of the same
+    kind of the series.
+    """
     found = [row for row in rows if row["series"] == series and int(row["gpus"]) == gpus]
     measured = [row for row in found if "plotted as half" not in row["note"]]
-    row = measured[-1] if measured else None
-    return None if row is not None and kind == "plots" and not row["published"] else row
+    if not measured or (kind == "plots" and not measured[-1]["published"]):
+        return None
+    return _rate(kind, rows, measured[-1])
+
+
+def _rate(kind: Kind, rows: Sequence[Row], row: Row) -> Found:
+    if kind == "plots":
+        error = reading_error(row["series"])
+        return Found.around(float(row["published"]), error, label=row["label"])
+    value, off = float(row["model"]), math.exp(_largest_error(rows, row))
+    reason = FITTED if row["kind"] == "fit" else PREDICTED
+    return Found(
+        label=row["label"], value=value, low=value / off, high=value * off, no_evidence=reason
+    )
 
 
 def _largest_error(rows: Sequence[Row], point: Row) -> float:
@@ -249,8 +222,7 @@ def _capacity() -> Claim:
     """Arithmetic: it is evidence of its own."""
     two = 2 * PARAMETERS
     low, high = (two + PARAMETERS / 128 * extra for extra in ROW_OVERHEAD_BYTES)
-    values = Found(label="values alone", value=two / MEMORY_BYTES, low=two / MEMORY_BYTES,
-                   high=two / MEMORY_BYTES)  # fmt: skip
+    values = Found.around(two / MEMORY_BYTES, 0.0, label="values alone")
     rows = Found(label="rows of 128 with their overhead", value=(low + high) / 2 / POD_BYTES,
                  low=low / POD_BYTES, high=high / POD_BYTES)  # fmt: skip
     return Claim(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from experiments.paper.record import Table
 from experiments.statistics import half_width_of, half_width_ratio
@@ -29,6 +29,12 @@ LEAST_DATA_SETS = 3
 MOST_SEEDS = 10_000
 """Beyond which nobody would run."""
 READING = "the error of reading the plot reaches over the edge of the range"
+FITTED = "constants of the simulator were fitted to these very bars"
+PREDICTED = (
+    "a prediction from the same authors' other bars tests the simulator, not the measurement"
+)
+REASONS = ("", FITTED, PREDICTED)
+"""Why a number is no evidence, the weaker reason last: a ratio of both is a prediction."""
 TEST_ROWS = "no number of seeds decides it: the error of these test rows reaches over the edge"
 
 
@@ -101,6 +107,29 @@ class Found:
     data: str = ""
     """Data set; empty where the number is of none."""
 
+    @classmethod
+    def around(cls, value: float, half_width: float, **more: Any) -> Found:
+        """A number with a symmetric interval."""
+        return cls(value=value, low=value - half_width, high=value + half_width, **more)
+
+    def over(self, other: Found, label: str, times: float = 1.0) -> Found:
+        """The ratio of two positive numbers over ``times``, by the ends of both intervals."""
+        return Found(
+            label=label,
+            value=self.value / other.value / times,
+            low=self.low / other.high / times,
+            high=self.high / other.low / times if other.low > 0 else math.inf,
+            n=self.n,
+            # Of numbers that are no evidence for several reasons the least of them counts.
+            no_evidence=max(self.no_evidence, other.no_evidence, key=REASONS.index),
+            data=self.data,
+        )
+
+    def minus(self, other: Found, label: str) -> Found:
+        """The difference of two numbers whose intervals are the error of reading them."""
+        ends = {"low": self.low - other.high, "high": self.high - other.low}
+        return Found(label=label, value=self.value - other.value, data=self.data, **ends)
+
     def widened(self, family: int) -> Range:
         """The interval that holds with 95 % in all of ``family`` such intervals at once."""
         if self.n is None or self.n < 2 or family == 1:
@@ -144,22 +173,15 @@ def judged(claimed: Range, found: Found, family: int = 1) -> Verdict:
 
 def together(verdicts: Iterable[Verdict], nothing: str = "no table yet") -> Verdict:
     """The rule, for the parts of a claim; ``nothing``: why there may be none."""
-    known = list(verdicts)
-    of = {word: [v for v in known if v.word == word] for word in
-          ("contradicted", "none possible", "more seeds")}  # fmt: skip
-    if not known:
-        return Verdict("none possible", why=nothing)
-    if of["contradicted"]:
-        return Verdict("contradicted")
-    if of["none possible"]:
-        return _why(of["none possible"])
-    if of["more seeds"]:
-        return Verdict("more seeds", seeds=max(v.seeds for v in of["more seeds"]))
-    return Verdict("supported")
+    known = list(verdicts) or [Verdict("none possible", why=nothing)]
+    worst = min((v.word for v in known), key=WORST_FIRST.index)
+    of = [v for v in known if v.word == worst]
+    why = "; ".join(dict.fromkeys(v.why for v in of))
+    return Verdict(worst, seeds=max(v.seeds for v in of), why=why)
 
 
-def _why(verdicts: Sequence[Verdict]) -> Verdict:
-    return Verdict("none possible", why="; ".join(dict.fromkeys(v.why for v in verdicts)))
+WORST_FIRST: tuple[Word, ...] = ("contradicted", "none possible", "more seeds", "supported")
+"""A claim of several parts is as good as the worst of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,15 +14,17 @@ from experiments.paper.claims import (
     judged_claims,
     kept_by_hybrid,
 )
-from experiments.paper.rate_evidence import (
+from experiments.paper.rate_evidence import deviations, efficiencies, ratio
+from experiments.paper.record import Table, table
+from experiments.paper.verdicts import (
     FITTED,
     PREDICTED,
-    deviations,
-    efficiencies,
-    ratio,
-)
-from experiments.paper.record import Table, table
-from experiments.paper.verdicts import Found, Range, Verdict, judged, together
+    Found,
+    Range,
+    Verdict,
+    judged,
+    together,
+)  # fmt: skip
 
 
 def found(low: float, high: float, no_evidence: str = "") -> Found:
