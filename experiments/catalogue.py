@@ -14,7 +14,7 @@ SECTIONS = ("Accuracy", "Throughput", "Theory", "Faults", "The simulator itself"
 """Of the report, in its order."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Study:
     """One study or bench; its module has `Options`, a dataclass, and `run(options)`.
 
@@ -84,11 +84,7 @@ def _by_name(*studies: Study) -> dict[str, Study]:
 
 
 STUDIES = _by_name(
-    Study(
-        name="paper",
-        says="every piece below, the paper's claims judged, one page: report.html",
-        minutes=20,
-    ),
+    Study("paper", "every piece below, the paper's claims judged, one page: report.html", 20),
     Study(
         name="demo",
         says="AUC lost by hybrid and async against sync, with intervals",
@@ -101,11 +97,7 @@ STUDIES = _by_name(
         quick_minutes=4,
         fills_cores=True,
     ),
-    Study(
-        name="staleness-sweep",
-        says="the same over any modes, bounds, seeds and factors",
-        minutes=None,
-    ),
+    Study("staleness-sweep", "the same over any modes, bounds, seeds and factors", None),
     Study(
         name="lateness",
         says="what late rows and late dense weights cost, rates of their own",
@@ -252,11 +244,7 @@ STUDIES = _by_name(
         quick_minutes=0.5,
         source=PUBLISHED,
     ),
-    Study(
-        name="cluster-sweep",
-        says="simulated clusters: grid or Latin hypercube, Pareto front",
-        minutes=None,
-    ),
+    Study("cluster-sweep", "simulated clusters: grid or Latin hypercube, Pareto front", None),
     Study(
         name="convergence-bound",
         says="the bound of late rows against measured gradients; alpha",
@@ -297,11 +285,7 @@ STUDIES = _by_name(
         quick="--seeds 3 --steps 160 --factors 0.25 1 4",
         quick_minutes=0.3,
     ),
-    Study(
-        name="fault-drill",
-        says="processes killed at random: what goes on, what is lost",
-        minutes=30,
-    ),
+    Study("fault-drill", "processes killed at random: what goes on, what is lost", 30),
     Study(
         name="simulator-speed",
         says="events and CPU time against the size of the cluster",
@@ -320,36 +304,12 @@ PIECES = tuple(study for study in STUDIES.values() if study.section)
 """Of the report."""
 
 BENCHES = _by_name(
-    Study(
-        name="bench-engines",
-        says="sync, latency, transport, processes, snapshots, memory, each with its goal",
-        minutes=11,
-    ),
-    Study(
-        name="bench-embedding",
-        says="the store's kernels against numpy, torch and a dict",
-        minutes=5,
-    ),
-    Study(
-        name="bench-sweep",
-        says="core-seconds of a sweep's point against plain torch",
-        minutes=15,
-    ),
-    Study(
-        name="validate",
-        says="runs of this host against their predictions, with bands",
-        minutes=15,
-    ),
-    Study(
-        name="bench-peers",
-        says="whole steps against FBGEMM, TorchRec and torch",
-        minutes=40,
-    ),
-    Study(
-        name="gpu",
-        says="everything a GPU is to tell: tests, sanitizers, speeds, feed, profile",
-        minutes=10,
-    ),
+    Study("bench-engines", "latency, transport, processes, snapshots, memory; their goals", 9),
+    Study("bench-embedding", "the store's kernels against numpy, torch and a dict", 5),
+    Study("bench-sweep", "core-seconds of a sweep's point against plain torch", 15),
+    Study("validate", "runs of this host against their predictions, with bands", 15),
+    Study("bench-peers", "whole steps against FBGEMM, TorchRec and torch", 40),
+    Study("gpu", "everything a GPU is to tell: tests, sanitizers, speeds, feed, profile", 10),
 )
 """The same for speeds, in experiments/benching."""
 

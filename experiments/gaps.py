@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from experiments.points import Point, Setting
-from experiments.statistics import GapInterval, Interval, paired_gap, t_interval
+from experiments.statistics import Interval, paired_gap, t_interval
 from experiments.tables import Column
 from persia_sim.words.window import UpdatesMissed, updates_missed
 from runtime.run.folder import Predictions, read_metrics, read_predictions, read_summary
@@ -67,7 +67,7 @@ def finished(points: Sequence[Point], root: Path) -> list[Run]:
 
 def gap_over_seeds(
     runs: Sequence[Run], reference: Sequence[Run], task: str, root: Path
-) -> GapInterval:
+) -> Interval:
     """Mean AUC of ``runs`` minus ``reference``, paired by seed, by the predictions in ``root``."""
     others = {run.summary["seed"]: run for run in reference}
     pairs = [(others[s], run) for run in runs if (s := run.summary["seed"]) in others]
@@ -78,7 +78,7 @@ def gap_over_seeds(
 
 def paired_interval(
     gaps: Sequence[float], folders: Sequence[tuple[Path, Path]], task: int
-) -> GapInterval:
+) -> Interval:
     """Of gaps of AUC, a seed each: second minus first of the ``folders`` of the two runs.
 
     Seeds that share their test rows: the interval is over seeds and over the rows, which come user
@@ -87,19 +87,19 @@ def paired_interval(
     """
     found = t_interval(gaps)
     if found.n < 2 or math.isnan(found.mean):
-        return GapInterval(found.mean, math.nan, found.n, math.nan, math.nan)
+        return Interval(found.mean, math.nan, found.n)
     error = float(np.std(gaps, ddof=1)) / math.sqrt(found.n)
     read = [read_predictions(path) for pair in folders for path in pair]
     kept = [one for one in read if one is not None]
     if len(kept) < len(read):
-        return GapInterval(found.mean, found.half_width, found.n, error, math.nan)
+        return replace(found, seeds_error=error)
     if not all(np.array_equal(kept[0].labels, one.labels) for one in kept):
-        return GapInterval(found.mean, found.half_width, found.n, error, 0.0)
+        return replace(found, seeds_error=error, rows_error=0.0)
     scores = [one.predictions[:, task] for one in kept]
     labels, groups, weights = kept[0].labels[:, task], kept[0].groups, kept[0].weights
     both = paired_gap(labels, scores[::2], scores[1::2], groups, weights=weights)
     # The mean of the summaries, whose scores were not rounded to float32 before they were ranked.
-    return GapInterval(found.mean, both.half_width, found.n, both.seeds_error, both.rows_error)
+    return replace(both, mean=found.mean)
 
 
 def gap_table(runs: Sequence[Run], task: str, root: Path) -> list[dict[str, Any]]:
@@ -114,25 +114,37 @@ def gap_table(runs: Sequence[Run], task: str, root: Path) -> list[dict[str, Any]
         key = (*run.setting, run.late, run.point.config.model.lr)
         groups.setdefault(key, []).append(run)
     sync: Sequence[Run] = next((own for own in groups.values() if own[0].setting[0] == "sync"), ())
-    lines = []
-    for (mode, tau, late, lr), own in groups.items():
-        gap = gap_over_seeds(own, sync, task, root)
-        lines.append(
-            {
-                "mode": mode,
-                "tau": tau,
-                "rows_late": late.rows,
-                "dense_late": late.dense,
-                "lr": lr,
-                "ranks": own[0].summary["ranks"],
-                "task": task,
-                "seeds": gap.n,
-                "test_auc": float(np.mean([run.auc(task) for run in own])),
-                **gap_columns(gap),
-                "log_loss": float(np.mean([run.log_loss(task) for run in own])),
-            }
-        )
-    return lines
+    return [
+        {
+            "mode": mode,
+            "tau": tau,
+            "rows_late": late.rows,
+            "dense_late": late.dense,
+            "lr": lr,
+            "ranks": own[0].summary["ranks"],
+            "task": task,
+            **means_and_gap(own, sync, task, root),
+        }
+        for (mode, tau, late, lr), own in groups.items()
+    ]
+
+
+def means_and_gap(
+    own: Sequence[Run], sync: Sequence[Run], task: str, root: Path
+) -> dict[str, float]:
+    """What a line of the CSV says of a setting's runs: seeds, scores, the gap to sync."""
+    gap = gap_over_seeds(own, sync, task, root)
+    return {
+        "seeds": gap.n,
+        "test_auc": mean_auc(own, task),
+        **gap_columns(gap),
+        "log_loss": float(np.mean([run.log_loss(task) for run in own])),
+    }
+
+
+def mean_auc(runs: Sequence[Run], task: str) -> float:
+    """Final test AUC over seeds."""
+    return float(np.mean([run.auc(task) for run in runs]))
 
 
 def curve_records(runs: Sequence[Run], root: Path) -> list[dict[str, Any]]:
@@ -184,7 +196,7 @@ COLUMNS: dict[str, Column] = {
 """Of `gap_table` as a person reads it."""
 
 
-def thousandths(gap: Interval | GapInterval) -> str:
+def thousandths(gap: Interval) -> str:
     """A gap in thousandths of AUC with its interval; "-" where no seed has both runs."""
     if gap.n == 0:
         return "-"
@@ -193,7 +205,7 @@ def thousandths(gap: Interval | GapInterval) -> str:
     return f"{1e3 * gap.mean:+.2f} ± {1e3 * gap.half_width:.2f}"
 
 
-def gap_columns(gap: GapInterval, name: str = "gap_to_sync") -> dict[str, float]:
+def gap_columns(gap: Interval, name: str = "gap_to_sync") -> dict[str, float]:
     """A gap in the columns of a CSV: its interval, and the two standard errors that make it."""
     prefix = "" if name == "gap_to_sync" else f"{name}_"
     return {

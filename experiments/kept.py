@@ -9,11 +9,12 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ class Kept:
 
     A label must name everything that decides its result. A line that a crash cut short is left out,
     so that its point is computed again; so is one that somebody else wrote. One writer at a time:
-    see `sole_writer`.
+    `fill` sees to it, for the rest see `sole_writer`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -57,12 +58,6 @@ class Kept:
             file.write(f"\n{line}\n" if self._is_cut else f"{line}\n")
         self._is_cut = False
 
-    def row(self, label: str, compute: Callable[[], Any]) -> Any:
-        """What is kept under this label, or else what is computed now, which is then kept."""
-        if label not in self._rows:
-            self.add(label, compute())
-        return self._rows[label]
-
     def fill(
         self,
         work: Mapping[str, Callable[[], Any]],
@@ -78,7 +73,10 @@ class Kept:
 
         missing = {label: compute for label, compute in work.items() if label not in self}
         done = len(work) - len(missing)
-        with tqdm(total=len(work), initial=done, desc=said, disable=None) as bar:
+        with (
+            sole_writer(self._path.parent),
+            tqdm(total=len(work), initial=done, desc=said, disable=None) as bar,
+        ):
             for label, row in computed(missing, jobs, preloaded):
                 self.add(label, row)
                 bar.update()
@@ -172,3 +170,25 @@ def die_with_the_parent() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
         threading.Thread(target=watch, name="sweep", daemon=True).start()
+
+
+def children_of(pid: int | str = "self") -> list[int]:
+    """Processes that a process has started and that are still there (Linux)."""
+    found: list[int] = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # the thread has ended
+            found += map(int, file.read_text().split())
+    return found
+
+
+def ends_in_time(process: subprocess.Popen[bytes], limit_s: float) -> bool:
+    """Whether a process that leads a session does; else it is killed with its children."""
+    try:
+        process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        return False
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return True

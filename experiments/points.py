@@ -34,8 +34,6 @@ class Point:
     config: TrainConfig
     data_sha256: str = ""
     """Of the data, their schema and split: a point whose data changed runs anew."""
-    exclusive: bool = False
-    """Runs alone on the machine, because what its threads do is a result."""
 
     def folder(self, root: Path) -> Path:
         """Its run folder: the label, and a hash so that a changed config or model runs anew."""

@@ -11,12 +11,24 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean with its 95 % t interval."""
+    """A mean with its 95 % interval.
+
+    That of a gap of AUC may be over seeds and test rows at once: seeds are readers and test rows
+    cases of a multi-reader multi-case comparison, the variance is that of Obuchowski and Rockette
+    (Commun. Stat. Simul. 24, 1995) with the degrees of freedom of Hillis (Stat. Med. 26, 2007), for
+    two modalities.
+    """
 
     mean: float
     half_width: float
     """NaN with fewer than two values."""
     n: int
+    """Values: seeds, of a gap."""
+    seeds_error: float = math.nan
+    """Standard error of a mean gap that comes from seeds alone."""
+    rows_error: float = math.nan
+    """What test rows add, as a standard error: what the gaps of all seeds have in common on them,
+    which no further seed takes away."""
 
 
 def t_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
@@ -28,6 +40,35 @@ def t_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
         return Interval(float(np.mean(values)) if n else math.nan, math.nan, n)
     error = float(np.std(values, ddof=1)) / math.sqrt(n)
     return Interval(float(np.mean(values)), float(t.ppf(0.5 + confidence / 2, n - 1)) * error, n)
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A geometric mean of paired ratios with its 95 % t interval, on the scale of logarithms."""
+
+    mean: float
+    low: float
+    high: float
+    """NaN, as ``low``, with fewer than two pairs."""
+    pairs: int
+    clean: bool = True
+    """Whether nothing else loaded the machine meanwhile."""
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+def paired_ratio(own: Sequence[float], base: Sequence[float], clean: bool = True) -> Ratio:
+    """The ratio own / base over pairs; all NaN where a value is not > 0.
+
+    >>> paired_ratio([2.0, 2.0], [4.0, 4.0])
+    Ratio(mean=0.5, low=0.5, high=0.5, pairs=2, clean=True)
+    """
+    if min(*own, *base, math.inf) <= 0:
+        return Ratio(math.nan, math.nan, math.nan, len(own), clean)
+    logs = t_interval(np.log(np.asarray(own) / np.asarray(base)).tolist())
+    ends = (logs.mean, logs.mean - logs.half_width, logs.mean + logs.half_width)
+    return Ratio(*(float(np.exp(x)) for x in ends), logs.n, clean)
 
 
 def half_width_ratio(n: int, family: int, confidence: float = 0.95) -> float:
@@ -81,34 +122,13 @@ def delong(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class GapInterval:
-    """A mean gap of AUC over paired seeds, and what other seeds and other test rows would change.
-
-    Seeds are readers and test rows cases of a multi-reader multi-case comparison: the variance of
-    Obuchowski and Rockette (Commun. Stat. Simul. 24, 1995) with the degrees of freedom of Hillis
-    (Stat. Med. 26, 2007), for two modalities.
-    """
-
-    mean: float
-    half_width: float
-    """Of the 95 % interval over both sources; NaN with fewer than two seeds."""
-    n: int
-    """Seeds."""
-    seeds_error: float
-    """Standard error of the mean that comes from seeds alone."""
-    rows_error: float
-    """What test rows add, as a standard error: what the gaps of all seeds have in common on them,
-    which no further seed takes away."""
-
-
 def paired_gap(
     labels: np.ndarray,
     first: Sequence[np.ndarray],
     second: Sequence[np.ndarray],
     clusters: np.ndarray | None = None,
     weights: np.ndarray | None = None,
-) -> GapInterval:
+) -> Interval:
     """Mean over seeds of AUC(second) - AUC(first), with its interval over seeds and test rows.
 
     ``labels`` [n] are 0 or 1; ``first`` and ``second`` hold the scores [n] of one seed each, paired
@@ -119,12 +139,12 @@ def paired_gap(
     gaps = differences[:, labels > 0.5].mean(axis=1)
     mean, seeds = float(gaps.mean()), len(gaps)
     if seeds < 2:
-        return GapInterval(mean, math.nan, seeds, math.nan, math.nan)
+        return Interval(mean, math.nan, seeds)
     over_rows = covariance_over_rows(labels, differences, clusters)
     shared = (over_rows.sum() - np.trace(over_rows)) / (seeds * (seeds - 1))
     of_seeds, of_rows = float(gaps.var(ddof=1)) / seeds, max(0.0, float(shared))
     half_width = half_width_of(of_seeds, of_rows, seeds)
-    return GapInterval(mean, half_width, seeds, math.sqrt(of_seeds), math.sqrt(of_rows))
+    return Interval(mean, half_width, seeds, math.sqrt(of_seeds), math.sqrt(of_rows))
 
 
 def half_width_of(of_seeds: float, of_rows: float, seeds: int, confidence: float = 0.95) -> float:

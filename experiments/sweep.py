@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.context import ForkServerContext, ForkServerProcess
@@ -28,10 +29,9 @@ DISK_FULL_EXIT = 28  # errno.ENOSPC: no sense in starting further points
 def print_plan(points: Sequence[Point], root: Path, jobs: int) -> None:
     """What will run, what is done, and where it goes."""
     done = [p for p in points if p.is_done(root)]
-    alone = sum(p.exclusive for p in points)
     print(
         f"{len(points)} points ({len(done)} done, {len(points) - len(done)} to run),"
-        f" {jobs} at a time{f', {alone} of them alone' if alone else ''}; results in {root}"
+        f" {jobs} at a time; results in {root}"
     )
     commit = environment()["commit"]
     older = sum(_commit_of(p.folder(root)) != commit for p in done)
@@ -61,36 +61,32 @@ def minutes_left(points: Sequence[Point], root: Path, jobs: int) -> str:
     return f"about {minutes:,.2g} minutes of training, as {steps} steps of the first point did"
 
 
-def run_points(
-    points: Sequence[Point], root: Path, jobs: int, samples_per_point: int, later: int = 0
-) -> None:
+def run_points(points: Sequence[Point], root: Path, jobs: int, samples_per_point: int) -> None:
     """Run every point that has no summary yet; points of equal config run once.
 
     Raises ValueError naming the points that failed, after all others have run; at once, when
     another sweep is writing into ``root``. The progress bar is in points; ``samples_per_point`` (an
-    estimate) lets it move within one. ``later``: points that a next call will add, which the bar
-    counts already and leaves its line to.
+    estimate) lets it move within one.
     """
     with sole_writer(root):
         distinct = list({p.folder(root): p for p in points}.values())
         waiting = [p for p in distinct if not p.is_done(root)]
-        waiting.sort(key=lambda p: p.exclusive)  # speeds are measured last, when nothing else runs
         if not waiting:
             return
         already = len(distinct) - len(waiting)
-        runner = _Runner(waiting, root, jobs, samples_per_point, already, later)
+        runner = _Runner(waiting, root, jobs, samples_per_point)
         try:
-            runner.run()
+            runner.run(already)
         except KeyboardInterrupt:
             done = sum(p.is_done(root) for p in distinct)
             raise KeyboardInterrupt(f"interrupted: {done} of {len(distinct)} points done") from None
-    failures = {
-        p.label: runner.why.get(number, "not started")
-        for number, p in enumerate(waiting)
-        if not p.is_done(root)
-    }
+        failures = [
+            f"  {p.label}: {runner.why.get(number, 'not started')}"
+            for number, p in enumerate(waiting)
+            if not p.is_done(root)
+        ]
     if failures:
-        told = "\n".join(f"  {label}: {why}" for label, why in failures.items())
+        told = "\n".join(failures)
         raise ValueError(
             f"{len(failures)} of {len(distinct)} points have no result; the others are kept and a"
             f" second run does only these:\n{told}"
@@ -108,47 +104,35 @@ def _commit_of(folder: Path) -> str | None:
 class _Runner:
     """Starts, watches and reaps the processes of one sweep."""
 
-    def __init__(
-        self,
-        waiting: list[Point],
-        root: Path,
-        jobs: int,
-        samples_per_point: int,
-        already: int,
-        later: int,
-    ) -> None:
+    def __init__(self, waiting: list[Point], root: Path, jobs: int, samples_per_point: int) -> None:
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
         # The server imports torch once; each point is then a cheap fork of it.
         self._context.set_forkserver_preload(PRELOADED)
         self._waiting, self._root, self._jobs = waiting, root, jobs
-        self._samples_per_point, self._already, self._later = samples_per_point, already, later
+        self._samples_per_point = samples_per_point
         self._samples: Any = self._context.Array("q", len(waiting), lock=False)
         self._running: dict[int, ForkServerProcess] = {}
-        self._next = 0
-        self._disk_is_full = False
+        self._not_started = deque(range(len(waiting)))
         self.why: dict[int, str] = {}
         """Why a point has no result."""
 
-    def run(self) -> None:
+    def run(self, already: int) -> None:
+        """Until all have ended; ``already``: points that have a result, for the bar."""
         from tqdm import tqdm
 
-        total = self._already + len(self._waiting) + self._later
         form = "{desc}: {percentage:3.0f}%|{bar}| {n:.1f}/{total} points [{elapsed}<{remaining}]"
+        total = already + len(self._waiting)
         with tqdm(
-            total=total,
-            initial=self._already,
-            desc="training",
-            bar_format=form,
-            disable=None,
-            leave=not self._later,
+            total=total, initial=already, desc="training", bar_format=form, disable=None
         ) as bar:
             try:
-                while self._running or self._has_next():
-                    self._start_some()
+                while self._running or self._not_started:
+                    while self._not_started and len(self._running) < self._jobs:
+                        self._start(self._not_started.popleft())
                     time.sleep(0.1)
                     self._reap()
                     done = sum(min(1.0, own / self._samples_per_point) for own in self._samples)
-                    bar.n = min(total, self._already + done)
+                    bar.n = min(total, already + done)
                     bar.refresh()
             finally:
                 for process in self._running.values():
@@ -156,23 +140,15 @@ class _Runner:
                 for process in self._running.values():
                     process.join()
 
-    def _has_next(self) -> bool:
-        return self._next < len(self._waiting) and not self._disk_is_full
-
-    def _start_some(self) -> None:
-        while self._has_next():
-            alone = self._waiting[self._next].exclusive
-            if len(self._running) >= (1 if alone else self._jobs):
-                return
-            number, self._next = self._next, self._next + 1
-            point = self._waiting[number]
-            process = self._context.Process(
-                target=_work,
-                args=(point, point.folder(self._root), self._samples, number, surroundings()),
-                name=point.label,
-            )
-            process.start()
-            self._running[number] = process
+    def _start(self, number: int) -> None:
+        point = self._waiting[number]
+        process = self._context.Process(
+            target=_work,
+            args=(point, point.folder(self._root), self._samples, number, surroundings()),
+            name=point.label,
+        )
+        process.start()
+        self._running[number] = process
 
     def _reap(self) -> None:
         for number in [n for n, process in self._running.items() if not process.is_alive()]:
@@ -183,7 +159,7 @@ class _Runner:
 
     def _note_end(self, number: int, code: int) -> None:
         if code == DISK_FULL_EXIT:
-            self._disk_is_full = True
+            self._not_started.clear()
             self.why[number] = "the disk is full: free some space and run again"
         elif code < 0:
             self.why[number] = f"its process was killed ({signal.Signals(-code).name})"

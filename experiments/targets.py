@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.statistics import Interval, t_interval
-from experiments.tables import aligned
+from experiments.statistics import Interval, Ratio, paired_ratio, t_interval
+from experiments.tables import Column
 
 NO_SKILL = 0.5
 """AUC of a model that has learned nothing: where every curve begins, at 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class Crossing:
+class Crossing(NamedTuple):
     """Where one curve reaches a target."""
 
     at: float
@@ -52,190 +50,90 @@ def first_crossing(at: Sequence[float], auc: Sequence[float], target: float) -> 
     return Crossing(instants[-1], False)
 
 
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """A geometric mean of paired ratios with its 95 % t interval, on the scale of logarithms.
+Snapshot = tuple[str, int, float, float, float]
+"""Mode, seed, second, samples, AUC."""
+Curve = list[tuple[float, ...]]
+"""Second, samples and AUC of one run's snapshots, in order; the last are those of its end."""
+UNKNOWN = Ratio(math.nan, math.nan, math.nan, 0)
 
-    All NaN where a value is not > 0.
+
+def target_lines(
+    snapshots: Iterable[Snapshot],
+    reference: str,
+    shares: Sequence[float],
+    cluster: str = "",
+    usd_per_hour: float = 0.0,
+) -> list[dict[str, Any]]:
+    """A line of the CSV for each share of the reference's climb from 0.5 and each mode.
+
+    Each seed has the goal of the reference's run of that seed, since each may have streams of its
+    own. What is not known is NaN: means where a seed never reaches its goal, the ratio to the
+    reference where a seed of either does not or their seeds differ, dollars of a cluster without a
+    price. Dollars for a million are of the samples that the *reference* needs, so that a mode that
+    needs more of them for the same AUC is dearer at the same throughput.
     """
-
-    mean: float
-    low: float
-    high: float
-    """NaN, as ``low``, with fewer than two pairs."""
-    n: int
-
-
-def paired_ratio(own: Sequence[float], reference: Sequence[float]) -> Ratio:
-    """The ratio own / reference over pairs.
-
-    >>> paired_ratio([2.0, 2.0], [4.0, 4.0])
-    Ratio(mean=0.5, low=0.5, high=0.5, n=2)
-    """
-    if min(*own, *reference, math.inf) <= 0:
-        return Ratio(math.nan, math.nan, math.nan, len(own))
-    logs = t_interval(np.log(np.asarray(own) / np.asarray(reference)).tolist())
-    ends = (logs.mean, logs.mean - logs.half_width, logs.mean + logs.half_width)
-    mean, low, high = (float(np.exp(x)) for x in ends)
-    return Ratio(mean, low, high, logs.n)
-
-
-def mean_of(crossings: Sequence[Crossing]) -> Interval:
-    """Mean and interval where every curve reaches the target; else NaN, being unknown."""
-    if all(c.reached for c in crossings):
-        return t_interval([c.at for c in crossings])
-    return Interval(math.nan, math.nan, len(crossings))
-
-
-def told(crossings: Sequence[Crossing], unit: str = "s") -> str:
-    """Mean with interval, or how many never reached it and how long they were watched.
-
-    >>> told([Crossing(1.0, True), Crossing(4.0, False)])
-    'not reached by 1 of 2 seeds, > 4.0 s'
-    """
-    late = [c.at for c in crossings if not c.reached]
-    if late:
-        return f"not reached by {len(late)} of {len(crossings)} seeds, > {min(late):.1f} {unit}"
-    return _with_spread(mean_of(crossings), 1)
-
-
-def _with_spread(found: Interval, digits: int) -> str:
-    spread = "" if math.isnan(found.half_width) else f" ± {found.half_width:.{digits}f}"
-    return f"{found.mean:.{digits}f}{spread}"
-
-
-class Journey(NamedTuple):
-    """One seed's curve, by seconds and by samples."""
-
-    seconds: Sequence[float]
-    samples: Sequence[float]
-    auc: Sequence[float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """How long one mode takes to one AUC, over its seeds, beside the mode of reference."""
-
-    mode: str
-    share: float
-    """Of the climb of the reference's run of the same seed, from 0.5 to its AUC at the end."""
-    auc: float
-    """Mean over the reference's seeds: each has its own, since each may have streams of its own."""
-    crossings: tuple[Crossing, ...]
-    """In seconds, a seed each."""
-    seconds: Interval
-    """NaN where a seed does not reach it."""
-    ratio: Ratio
-    """Seconds over those of the reference, paired by seed; NaN where a seed of either is late."""
-    samples: float
-    """Mean; NaN as ``seconds``."""
-    reference_samples: float
-    """The same of the reference: what the price of a sample is told for."""
-
-    @property
-    def reached(self) -> int:
-        """Seeds that reach it."""
-        return sum(c.reached for c in self.crossings)
-
-    @property
-    def not_before(self) -> float:
-        """The least that a seed that does not reach it was watched; NaN where all do."""
-        return min((c.at for c in self.crossings if not c.reached), default=math.nan)
-
-    def usd(self, usd_per_hour: float) -> Interval:
-        """Price of the cluster until the target; NaN where it has no price or is not reached."""
-        per_s = usd_per_hour / 3600 if usd_per_hour > 0 else math.nan
-        found = self.seconds
-        return Interval(per_s * found.mean, per_s * found.half_width, found.n)
-
-    def usd_per_million(self, usd_per_hour: float) -> float:
-        """Price until the target for a million of the samples that the *reference* needs to it.
-
-        So a mode that needs more samples for the same AUC is dearer at the same throughput.
-        """
-        return 1e6 * self.usd(usd_per_hour).mean / self.reference_samples
-
-
-def journeys(
-    snapshots: Iterable[tuple[str, int, float, float, float]],
-) -> dict[str, dict[int, Journey]]:
-    """Mode -> seed -> way, of snapshots in order: mode, seed, second, samples, AUC."""
-    found: dict[str, dict[int, list[tuple[float, ...]]]] = {}
+    curves: dict[str, dict[int, Curve]] = {}
     for mode, seed, *point in snapshots:
-        found.setdefault(mode, {}).setdefault(seed, []).append(tuple(point))
-    return {
-        mode: {seed: Journey(*zip(*points, strict=True)) for seed, points in seeds.items()}
-        for mode, seeds in found.items()
-    }
-
-
-def targets(
-    ways_of: Mapping[str, Mapping[int, Journey]], reference: str, shares: Sequence[float]
-) -> list[Target]:
-    """Every mode's way to every share of the reference's climb; ``ways_of``: mode -> seed -> way.
-
-    A way's last AUC is that of the end of its run.
-    """
-    found = []
+        curves.setdefault(mode, {}).setdefault(seed, []).append(tuple(point))
+    per_s = usd_per_hour / 3600 if usd_per_hour > 0 else math.nan
+    lines = []
     for share in shares:
         goals = {
-            seed: NO_SKILL + share * (way.auc[-1] - NO_SKILL)
-            for seed, way in ways_of[reference].items()
+            seed: NO_SKILL + share * (curve[-1][-1] - NO_SKILL)
+            for seed, curve in curves[reference].items()
         }
-        auc = float(np.mean(list(goals.values())))
-        by_s = {m: _ways(ways, "seconds", goals) for m, ways in ways_of.items()}
-        by_samples = {m: mean_of(_ways(ways, "samples", goals)).mean for m, ways in ways_of.items()}
-        for mode, own in by_s.items():
-            both = own + by_s[reference]
-            paired = ways_of[mode].keys() == ways_of[reference].keys()
-            ratio = Ratio(math.nan, math.nan, math.nan, 0)
-            if paired and all(crossing.reached for crossing in both):
-                ratio = paired_ratio([c.at for c in own], [c.at for c in by_s[reference]])
-            found.append(
-                Target(
-                    mode=mode,
-                    share=share,
-                    auc=auc,
-                    crossings=tuple(own),
-                    seconds=mean_of(own),
-                    ratio=ratio,
-                    samples=by_samples[mode],
-                    reference_samples=by_samples[reference],
-                )
+        seconds_of = {mode: _crossings(own, 0, goals) for mode, own in curves.items()}
+        samples_of = {mode: _mean(_crossings(own, 1, goals)).mean for mode, own in curves.items()}
+        for mode, own in seconds_of.items():
+            base, seconds = seconds_of[reference], _mean(own)
+            paired = curves[mode].keys() == curves[reference].keys()
+            known = paired and all(crossing.reached for crossing in own + base)
+            ratio = paired_ratio([c.at for c in own], [c.at for c in base]) if known else UNKNOWN
+            lines.append(
+                {
+                    "cluster": cluster,
+                    "mode": mode,
+                    "target_share": share,
+                    "target_auc": float(np.mean(list(goals.values()))),
+                    "seeds": len(own),
+                    "reached": sum(c.reached for c in own),
+                    "seconds": seconds.mean,
+                    "seconds_half_width_95": seconds.half_width,
+                    # The least that a seed that does not reach it was watched.
+                    "not_before_s": min((c.at for c in own if not c.reached), default=math.nan),
+                    "ratio_to_sync": ratio.mean,
+                    "ratio_to_sync_low_95": ratio.low,
+                    "ratio_to_sync_high_95": ratio.high,
+                    "samples": samples_of[mode],
+                    "usd_per_hour": usd_per_hour,
+                    "usd": per_s * seconds.mean,
+                    "usd_half_width_95": per_s * seconds.half_width,
+                    "usd_per_million_samples_of_sync": (
+                        1e6 * (per_s * seconds.mean) / samples_of[reference]
+                    ),
+                }
             )
-    return found
+    return lines
 
 
-def _ways(ways: Mapping[int, Journey], axis: str, goals: Mapping[int, float]) -> list[Crossing]:
-    """The crossings of all seeds, in order of seed; one without a goal never reaches it."""
+def _crossings(
+    curves: Mapping[int, Curve], axis: int, goals: Mapping[int, float]
+) -> list[Crossing]:
+    """Of all seeds, in their order; one without a goal never reaches it."""
     return [
-        first_crossing(getattr(way, axis), way.auc, goals.get(seed, math.nan))
-        for seed, way in sorted(ways.items())
+        first_crossing(
+            [point[axis] for point in curve],
+            [point[-1] for point in curve],
+            goals.get(seed, math.nan),
+        )
+        for seed, curve in sorted(curves.items())
     ]
 
 
-def target_record(target: Target, cluster: str, usd_per_hour: float) -> dict[str, Any]:
-    """One line of the CSV; NaN where a seed does not reach it, or the cluster has no price."""
-    usd = target.usd(usd_per_hour)
-    return {
-        "cluster": cluster,
-        "mode": target.mode,
-        "target_share": target.share,
-        "target_auc": target.auc,
-        "seeds": len(target.crossings),
-        "reached": target.reached,
-        "seconds": target.seconds.mean,
-        "seconds_half_width_95": target.seconds.half_width,
-        "not_before_s": target.not_before,
-        "ratio_to_sync": target.ratio.mean,
-        "ratio_to_sync_low_95": target.ratio.low,
-        "ratio_to_sync_high_95": target.ratio.high,
-        "samples": target.samples,
-        "usd_per_hour": usd_per_hour,
-        "usd": usd.mean,
-        "usd_half_width_95": usd.half_width,
-        "usd_per_million_samples_of_sync": target.usd_per_million(usd_per_hour),
-    }
+def _mean(crossings: Sequence[Crossing]) -> Interval:
+    if all(c.reached for c in crossings):
+        return t_interval([c.at for c in crossings])
+    return Interval(math.nan, math.nan, len(crossings))
 
 
 FOOTNOTE = """\
@@ -245,22 +143,35 @@ are 95 % t intervals over paired seeds, the ratio's of its logarithm. $/M: dolla
 for a million of the samples that sync needs."""
 
 
-def target_table(found: Sequence[Target], usd_per_hour: float) -> str:
-    """The same for a terminal; the first line of a target is that of the reference."""
-    header = ["mode", "target", "AUC", "simulated s", "times sync's [95 %]", "$", "$/M"]
-    cells = []
-    for t in found:
-        usd, ratio = t.usd(usd_per_hour), t.ratio
-        spread = f"{ratio.mean:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
-        cells.append(
-            [
-                t.mode,
-                f"{t.share:.0%}",
-                f"{t.auc:.4f}",
-                told(t.crossings),
-                "-" if math.isnan(ratio.mean) else spread,
-                "-" if math.isnan(usd.mean) else _with_spread(usd, 2),
-                "-" if math.isnan(usd.mean) else f"{t.usd_per_million(usd_per_hour):.3f}",
-            ]
-        )
-    return aligned(header, cells)
+def _seconds(line: Mapping[str, Any]) -> str:
+    """Mean with interval, or how many never reached it and how long they were watched."""
+    late = line["seeds"] - line["reached"]
+    if late:
+        least_s = line["not_before_s"]
+        return f"not reached by {late} of {line['seeds']} seeds, > {least_s:.1f} s"
+    return _with_spread(line, "seconds", 1)
+
+
+def _with_spread(line: Mapping[str, Any], name: str, digits: int) -> str:
+    half = line[f"{name}_half_width_95"]
+    spread = "" if math.isnan(half) else f" ± {half:.{digits}f}"
+    return f"{line[name]:.{digits}f}{spread}"
+
+
+def _ratio(line: Mapping[str, Any]) -> str:
+    mean, low, high = (line[f"ratio_to_sync{end}"] for end in ("", "_low_95", "_high_95"))
+    return "-" if math.isnan(mean) else f"{mean:.3f} [{low:.3f}, {high:.3f}]"
+
+
+COLUMNS: dict[str, Column] = {
+    "mode": "{mode}",
+    "target": "{target_share:.0%}",
+    "AUC": "{target_auc:.4f}",
+    "simulated s": _seconds,
+    "times sync's [95 %]": _ratio,
+    "$": lambda line: "-" if math.isnan(line["usd"]) else _with_spread(line, "usd", 2),
+    "$/M": lambda line: (
+        "-" if math.isnan(line["usd"]) else f"{line['usd_per_million_samples_of_sync']:.3f}"
+    ),
+}
+"""Of `target_lines` as a person reads them."""

@@ -9,9 +9,10 @@ threads, and copies between host and device.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import cycle
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -100,14 +101,7 @@ def run(options: Options) -> None:
         "one wide batch": _batch_kernels(options, source),
         "uniform ids": _uniform_kernels(options),
     }
-    records: list[dict[str, Any]] = []
-    medians: dict[str, float] = {}
-    for group, kernels in groups.items():
-        windows = interleave(kernels, options.rounds, options.most_foreign_cores, group)
-        records += [{"workload": group, **asdict(w)} for w in windows]
-        summaries = [summarize(windows, name) for name in kernels]
-        medians |= {own.name: own.median for own in summaries}
-        print(table(summaries, {f"{group}: M ids/s": "{name}", **COLUMNS}) + "\n")
+    records, medians = _measured(options, groups, "workload", "{}: M ids/s")
     for name, (goal, words) in GOALS.items():
         verdict = "met" if medians[name] >= goal else "MISSED"
         print(f"goal: {name} >= {words}: {medians[name]:.1f} M ids/s: {verdict}")
@@ -126,6 +120,22 @@ def run(options: Options) -> None:
         print("(the goals are for 10 M rows and dim 16)")
     path = write_csv(options.out / "bench_embedding.csv", records)
     print(f"{path}  {drawn(path)}")
+
+
+def _measured(
+    options: Options, groups: Mapping[str, Mapping[str, Callable[[], float]]], key: str, header: str
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """The lines of the CSV, each with its group as ``key``, and medians by candidate; prints a
+    table of each group."""
+    records: list[dict[str, Any]] = []
+    medians: dict[str, float] = {}
+    for group, candidates in groups.items():
+        windows = interleave(candidates, options.rounds, options.most_foreign_cores, group)
+        records += [{key: group, **asdict(w)} for w in windows]
+        summaries = [summarize(windows, name) for name in candidates]
+        medians |= {own.name: own.median for own in summaries}
+        print(table(summaries, {header.format(group): "{name}", **COLUMNS}) + "\n")
+    return records, medians
 
 
 def _rate(work: Callable[[], Any], count: int = 0, timed: bool = True) -> Callable[[], float]:
@@ -169,7 +179,7 @@ def _batch_kernels(options: Options, source: WideWorkload) -> dict[str, Callable
     count = len(batches[0].ids)
     planner = Planner(source.layout.fields, store.tables.values(), 1)
     gradient = np.full((options.batch, FIELDS * options.dim), 1e-3, np.float32)
-    turn = _turns(len(batches))
+    turn = cycle(range(len(batches)))
     plans = [store.begin(0, 0, b) for b in batches]
     for handle in plans:
         store.read(handle, 0)
@@ -178,7 +188,7 @@ def _batch_kernels(options: Options, source: WideWorkload) -> dict[str, Callable
     per_id = gradient.reshape(-1, options.dim)
     table = {int(i): k for k, i in enumerate(plans[0].plans["rows"].ids)}
     lines = _random_lines(options.rows, count)
-    line_turn = _turns(len(lines))
+    line_turn = cycle(range(len(lines)))
     many = native.empty_float32(options.rows, LINE_FLOATS).reshape(-1)
     many.fill(0.0)
     firsts = np.empty(count, np.float32)
@@ -304,13 +314,6 @@ def _random_lines(lines: int, count: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, lines, (calls, count)) * LINE_FLOATS
 
 
-def _turns(count: int) -> Iterator[int]:
-    number = 0
-    while True:
-        number = (number + 1) % count
-        yield number
-
-
 # What feeds a GPU
 
 
@@ -321,11 +324,7 @@ def _feed(options: Options) -> None:
         "M ids/s": _feeding_kernels(options, source),
         "GB/s": _copies(options.device, options.batch * FIELDS * options.dim),
     }
-    records: list[dict[str, Any]] = []
-    for unit, candidates in groups.items():
-        windows = interleave(candidates, options.rounds, options.most_foreign_cores, unit)
-        records += [{"unit": unit, **asdict(w)} for w in windows]
-        print(table([summarize(windows, name) for name in candidates], {unit: "{name}", **COLUMNS}))
+    records, _ = _measured(options, groups, "unit", "{}")
     print(write_csv(options.out / "bench_feed.csv", records))
 
 
@@ -350,7 +349,7 @@ def _feeding_kernels(options: Options, source: WideWorkload) -> dict[str, Callab
 
     store, pooling = _filled(options, source)
     gradient = np.full((options.batch, FIELDS * options.dim), 1e-3, np.float32)
-    turn = _turns(len(source.batches))
+    turn = cycle(range(len(source.batches)))
 
     def fetch(threads: int) -> Any:
         native.set_threads(threads)

@@ -1,6 +1,5 @@
 """Engines beside each other and beside their bounds, in interleaved windows of all candidates:
 
-- sync: the concurrent executor beside the dense network alone, which no embedding work can beat;
 - latency: every mode with injected latency beside law 15;
 - transport: rows in server processes beside rows in the process of the ranks;
 - scaling: whole runs with ranks and servers as threads or as processes, each a start of its own.
@@ -22,24 +21,22 @@ from typing import Any
 
 from experiments.benching.engine_options import Options
 from experiments.benching.row_memory import memory, snapshot
-from experiments.benching.wide import concurrent_samples_per_s, plain_loop, wide_workload
+from experiments.benching.wide import concurrent_samples_per_s, wide_workload
 from experiments.benching.windows import (
-    Ratio,
     Window,
     by_cpu,
     interleave,
-    paired_ratio,
+    ratio_of,
     summarize,
     verdict,
 )
-from experiments.tables import aligned, table, write_csv
+from experiments.statistics import Ratio
+from experiments.tables import aligned, write_csv
 from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig, EngineConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.run.folder import read_summary
 
-SYNC_GOAL = 0.70
-"""Share of the dense network's samples/s that sync reaches."""
 LATENCY_GOAL = 0.10
 """Measured and predicted differ by at most this share (design of the testbed, law 15)."""
 TRANSPORT_GOALS = {"wide": 0.05, "small": 0.15}
@@ -53,8 +50,8 @@ SLOW_LR = 1e-6
 """The batches repeat: learned by heart, they have gradients that underflow, and a processor is five
 times slower with those."""
 MOST_RUN_S = 300.0
-WARM_UP = {"sync": 2, "transport": 3}
-"""Steps of a window that are not timed; elsewhere a third of them, and a tenth of whole runs."""
+WARM_UP_STEPS = 3
+"""Of transport, not timed; of latency a third of a window's steps, a tenth of whole runs."""
 
 
 def run(options: Options) -> None:
@@ -85,39 +82,6 @@ def config_of(options: Options, sync: SyncConfig | None = None, **engine: Any) -
         rows=TableConfig(dim=options.dim),
         model=ModelConfig(hidden=options.hidden or TOWERS["small"]),
     )
-
-
-class SyncBesideDense:
-    """One model, one store, two loops over the same batches."""
-
-    def __init__(self, options: Options) -> None:
-        import torch
-
-        from runtime.rank.parts import assemble
-
-        torch.set_num_threads(options.threads)
-        config = config_of(options, threads=options.threads)
-        source = wide_workload(options.batch, options.rows)
-        parts = assemble(config, source)
-        pooled = torch.zeros(config.batch, len(source.layout.fields) * config.rows.dim)
-        skip = WARM_UP["sync"]
-        dense = plain_loop(parts, source, lambda _: pooled.detach(), skip)
-        sync = partial(concurrent_samples_per_s, parts, source, skip)
-        sync()  # creates the rows; not counted
-        self.candidates = {"dense-only": dense, "sync": sync}
-
-    def report(self, windows: Sequence[Window]) -> str:
-        """Medians, and the paired ratio with its goal."""
-        columns = {
-            "": "{name}", "samples/s": "{median:,.0f}", "range": "{low:,.0f} to {high:,.0f}",
-            "quiet windows": "{quiet}/{windows}", "foreign cores": "{foreign_cores:.2f}",
-        }  # fmt: skip
-        ratio = paired_ratio(windows, "sync", "dense-only")
-        return (
-            table([summarize(windows, name) for name in self.candidates], columns)
-            + f"\nsync / dense-only: {ratio.mean:.2f} [{ratio.low:.2f}, {ratio.high:.2f}] over"
-            f" {ratio.pairs} pairs; goal {SYNC_GOAL:.2f}: {verdict(ratio, SYNC_GOAL)}"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +222,7 @@ class Transport:
         for tower, mode in self._cases:
             for where in ("threads", "processes"):
                 parts = assemble_for(transport_config(options, tower, mode, where), source)
-                measure = partial(concurrent_samples_per_s, parts, source, WARM_UP["transport"])
+                measure = partial(concurrent_samples_per_s, parts, source, WARM_UP_STEPS)
                 measure()  # creates the rows; not counted
                 name = f"{tower}, {mode}, {where}"
                 samples = options.window_steps * options.batch
@@ -271,7 +235,7 @@ class Transport:
         for tower, mode in self._cases:
             both = [f"{tower}, {mode}, {where}" for where in ("threads", "processes")]
             steps_ms = [1e3 * self._batch / summarize(windows, name).median for name in both]
-            judgement = judged(paired_ratio(windows, *both), tower, mode)
+            judgement = judged(ratio_of(windows, *both), tower, mode)
             lines.append([f"{tower}, {mode}", *(f"{ms:.2f}" for ms in steps_ms), *judgement])
         columns = ["", "threads [ms]", "processes [ms]", "share of a step", "goal", ""]
         return aligned(columns, lines)
@@ -303,12 +267,13 @@ class ScalingCase:
 
 def scaling_command(options: Options, case: ScalingCase, folder: Path) -> list[str]:
     """The words behind ``python`` of one run."""
-    words = ["-m", "runtime", "train", "--out", str(folder), "--mode", case.mode]
-    words += ["--executor", "concurrent", "--data.name", options.data]
-    words += ["--batch", str(options.batch), "--steps", str(options.window_steps)]
-    words += ["--rows.dim", str(options.dim), "--model.hidden", *map(str, options.hidden)]
-    words += ["--latency-s", str(case.latency_s), "--test-rows", "512"]
-    words += ["--shards" if case.engine == "threads" else "--servers", str(case.servers)]
+    said = (
+        f"--mode {case.mode} --executor concurrent --batch {options.batch}"
+        f" --steps {options.window_steps} --rows.dim {options.dim} --latency-s {case.latency_s}"
+        f" --model.hidden {' '.join(map(str, options.hidden))} --test-rows 512"
+        f" --{'shards' if case.engine == 'threads' else 'servers'} {case.servers}"
+    ).split()
+    words = ["-m", "runtime", "train", "--out", str(folder), "--data.name", options.data, *said]
     if case.engine == "processes":
         torchrun = ["-m", "torch.distributed.run", "--standalone"]
         return [*torchrun, "--nproc-per-node", str(case.ranks), *words]
@@ -350,7 +315,7 @@ class Scaling:
         for case in self._cases:
             ratio, ends, says = "", "", ""
             if case.engine != "threads" and paired:
-                found = paired_ratio(windows, case.name, replace(case, engine="threads").name)
+                found = ratio_of(windows, case.name, replace(case, engine="threads").name)
                 ratio, ends = f"{found.mean:.2f}", f"{found.low:.2f}-{found.high:.2f}"
                 says = verdict(found, SCALING_GOAL)
             rate = f"{summarize(windows, case.name).median:,.0f}"
@@ -360,7 +325,6 @@ class Scaling:
 
 
 QUESTIONS: dict[str, Callable[[Options], Any]] = {
-    "sync": SyncBesideDense,
     "latency": LatencyBesideLaw,
     "transport": Transport,
     "scaling": Scaling,

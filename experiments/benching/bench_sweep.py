@@ -14,7 +14,7 @@ from experiments.benching.windows import (
     Bench,
     Window,
     interleave,
-    paired_ratio,
+    ratio_of,
     summarize,
     verdict,
 )
@@ -76,22 +76,22 @@ def commands(
     options: Options, file: Path, ranks: int, batch: int
 ) -> dict[str, tuple[list[str], int]]:
     """Kind -> the words behind ``python -m``, and how many points they train."""
-    tau, scratch = str(options.tau), options.out / SCRATCH
-    every = str(max(1, TRAIN_SAMPLES // batch // SNAPSHOTS))
+    scratch = options.out / SCRATCH
+    every = max(1, TRAIN_SAMPLES // batch // SNAPSHOTS)
+    of_all = f"--batch {batch} --evaluate-every"
+    ours = f"--ranks {ranks} --data.name {DATA} {of_all}-steps {every}"
+    point = f"runtime train --mode hybrid --tau {options.tau} {ours} --out"
+    sweep = f"experiments staleness-sweep --modes hybrid --taus {options.tau} {ours}"
+    sweep += f" --seeds {options.seeds} --jobs {options.jobs} --out"
+    plain = ["experiments.benching.plain_loop", str(file)]
+    plain += f"--taus {options.tau} {of_all} {every} --seeds".split()
     seeds = [str(seed) for seed in range(options.seeds)]
-    ours = ["--ranks", str(ranks), "--batch", str(batch), "--data.name", DATA]
-    ours += ["--evaluate-every-steps", every]
-    sweep = ["--seeds", str(options.seeds), "--jobs", str(options.jobs)]
-    plain = ["experiments.benching.plain_loop", str(file), "--taus", tau, "--batch", str(batch)]
-    plain += ["--evaluate-every", every, "--seeds"]
     return {
-        "point": (["runtime", "train", "--mode", "hybrid", "--tau", tau, *ours,
-                   "--out", str(scratch / "point")], 1),
+        "point": ([*point.split(), str(scratch / "point")], 1),
         "plain": ([*plain, *seeds[:1]], 1),
-        "sweep": (["experiments", "staleness-sweep", "--modes", "hybrid", "--taus", tau, *sweep,
-                   *ours, "--out", str(scratch / "sweep")], options.seeds),
+        "sweep": ([*sweep.split(), str(scratch / "sweep")], options.seeds),
         "plain sweep": ([*plain, *seeds], options.seeds),
-    }  # fmt: skip
+    }
 
 
 def _core_s_a_point(options: Options, words: list[str], points: int) -> float:
@@ -136,7 +136,7 @@ def _goals(windows: list[Window], settings: list[tuple[int, int]]) -> str:
         ):
             if len({w.round for w in windows}) < 2:
                 continue  # an interval needs two pairs
-            ratio = paired_ratio(windows, theirs, mine)
+            ratio = ratio_of(windows, theirs, mine)
             share, low, high = 1 / ratio.mean, 1 / ratio.high, 1 / ratio.low
             lines.append(
                 f"  of the plain loop's, {where}: {share:.2f} [{low:.2f}, {high:.2f}];"

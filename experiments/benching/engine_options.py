@@ -17,10 +17,6 @@ ENGINES = {
     "processes": "each rank and each server in its own",
 }
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "sync": {
-        "rounds": 12, "window_steps": 12, "batch": 4096, "dim": 16, "hidden": (1024, 512, 256),
-        "threads": 2, "rows": 1_000_000,
-    },
     "latency": {
         "rounds": 5, "window_steps": 60, "batch": 256, "dim": 8, "hidden": (256, 128),
         "ranks": (1,), "latency_s": (0.01, 0.02), "windows": (1, 4, 16),
@@ -44,15 +40,15 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """What each question reads, and takes where nothing was typed."""
 OWN = sorted({name for own in DEFAULTS.values() for name in own})
-LEAST_STEPS = {"sync": 3, "latency": 9, "transport": 4, "scaling": 20}
+LEAST_STEPS = {"latency": 9, "transport": 4, "scaling": 20}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(Bench):
     """Candidates in turn, round after round; what is not given is each question's own."""
 
-    what: Some[Annotated[str, OneOf(DEFAULTS)]] = ("sync", "latency", "transport")
-    """sync, latency, transport, scaling (half an hour), snapshot (a minute), memory (an hour)."""
+    what: Some[Annotated[str, OneOf(DEFAULTS)]] = ("latency", "transport")
+    """latency, transport, scaling (half an hour), snapshot (a minute), memory (an hour)."""
     rounds: Count | None = None
     """Interleaved rounds of all candidates."""
     window_steps: Annotated[int, Within(3, MOST)] | None = None

@@ -1,14 +1,13 @@
 """What a GPU is asked, in one command: tests, sanitizers, speeds, feed and profile.
 
 Each part is one or more commands of this testbed, a process each with a limit of its own. What a
-part found is written as soon as one of its commands ends, so that a kill keeps the rest, and a
-second run does what has not succeeded yet. With ``device cpu`` the same commands run in small: what
+command found is written as soon as it ends, so that a kill keeps the rest, and a second run does
+what has not succeeded yet. With ``device cpu`` the same commands run in small: what
 breaks there would have cost time of a GPU.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
@@ -20,15 +19,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from experiments.benching.bench_peers import CEILING, MERGED, ONE_STEP_LATE, OURS
+from experiments.kept import Kept, ends_in_time
 from experiments.options import OneOf, Planned, hold
 from experiments.paper.record import read_rows
 from experiments.tables import table
 from persia_sim.words.files import atomic_write
 
 GPU_TESTS = "tests/runtime/test_gpu.py"
+RECORDS = "gpu.jsonl"
+"""What each command found: where, how long, its last words, the tables that it wrote."""
+PASSED = "passed"
 TABLE = "gpu.txt"
 """The table of all parts, and what their commands printed last."""
 LAST_LINES = 60
@@ -92,12 +95,16 @@ def run(options: Options) -> None:
 
     if options.device == "cuda" and not torch.cuda.is_available():  # which opens no context
         raise ValueError("device 'cuda' cannot be used: no GPU is found; try --device cpu")
-    options.out.mkdir(parents=True, exist_ok=True)
+    kept, found = Kept(options.out / RECORDS), []
     for part, commands in plan.items():
-        _fill(part, commands, options.out)
-    found = [
-        {"part": part, **record} for part in plan for record in _kept(options.out / f"{part}.json")
-    ]
+        for command in commands:
+            label = f"{part}: {command.shown}"
+            if label not in kept or kept[label]["outcome"] != PASSED:
+                print(f"{part}: {command.name} ...", flush=True)
+                record = _carried_out(command, options.out)
+                kept.add(label, {"part": part, "machine": _machine(), **record})
+                print(f"{part}: {command.name}: {record['outcome']} in {record['seconds']:.0f} s")
+            found.append(kept[label])
     columns = {"part": "{part}", "command": "{name}", "s": "{seconds:.0f}", "outcome": "{outcome}"}
     told = table(found, columns)
     outputs = [f"\n== {r['part']} {r['name']}\n{r['output']}" for r in found]
@@ -112,8 +119,13 @@ def plan_of(device: Device) -> dict[str, list[Command]]:
     first, batch = sizes.workloads[0], sizes.batches[0]
     feed = _module("experiments", "bench-embedding --what feed --device", device, sizes.feed)
     precision = sizes.precisions.split()[-1]
-    profile = _peers_words(device, first, batch, f"{precision} --profile {sizes.profile}",
-                           (CEILING, OURS[0], OURS[2]))  # fmt: skip
+    traced = f"{precision} --profile {sizes.profile}"
+    profile = _peers(device, first, batch, traced, (CEILING, OURS[0], OURS[2]))
+
+    def speeds(workload: str, batch: int, limit_s: float, systems: Sequence[str]) -> Command:
+        words = _peers(device, workload, batch, f"{sizes.precisions} {sizes.peers}", systems)
+        return Command(words, limit_s, f"{workload}, {batch}")
+
     return {
         "tests": [
             Command(  # on a CPU each is skipped with its reason
@@ -127,18 +139,17 @@ def plan_of(device: Device) -> dict[str, list[Command]]:
         ],
         "sanitizers": list(_sanitizers(device)),
         "peers": [
-            _peers(device, sizes, workload, batch, 40 if batch < 10_000 else 60, sizes.systems)
+            speeds(workload, batch, 40 if batch < 10_000 else 60, sizes.systems)
             for batch in sizes.batches
             for workload in sizes.workloads
         ],
-        "hbm": [_peers(device, sizes, first, sizes.batches[-1], 60, (CEILING, *MERGED))],
+        "hbm": [speeds(first, sizes.batches[-1], 60, (CEILING, *MERGED))],
         "feed": [Command(feed, 60, "fetch, push, copies")],
         "profile": [Command(profile, 30, "20 steps", keeps="trace_*.json.gz")],
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Sizes:
+class _Sizes(NamedTuple):
     workloads: tuple[str, ...]
     batches: tuple[int, ...]
     precisions: str
@@ -194,49 +205,15 @@ def _sanitizers(device: Device) -> Iterator[Command]:
 
 
 def _peers(
-    device: Device, sizes: _Sizes, workload: str, batch: int, limit_s: float, systems: Sequence[str]
-) -> Command:
-    words = _peers_words(device, workload, batch, f"{sizes.precisions} {sizes.peers}", systems)
-    return Command(words, limit_s, f"{workload}, {batch}")
-
-
-def _peers_words(
     device: Device, workload: str, batch: int, precision_and_more: str, systems: Sequence[str]
 ) -> tuple[str, ...]:
     words = f"bench-peers --workloads {workload} --batch {batch} --device {device} --precision"
     return (*_module("experiments", words, precision_and_more), "--systems", *systems)
 
 
-def _fill(part: str, commands: list[Command], out: Path) -> None:
-    """Run what has not succeeded; the file is written after each command."""
-    path = out / f"{part}.json"
-    known = {record["command"]: record for record in _kept(path)}
-    records = []
-    for command in commands:
-        record = known.get(command.shown, {})
-        if record.get("outcome") != "passed":
-            print(f"{part}: {command.name} ...", flush=True)
-            record = _carried_out(command, out)
-            print(f"{part}: {command.name}: {record['outcome']} in {record['seconds']:.0f} s")
-        records.append(record)
-        document = {"part": part, "machine": _machine(), "commands": records}
-        with atomic_write(path) as file:
-            file.write(json.dumps(document, indent=1).encode())
-
-
-def _kept(path: Path) -> list[dict[str, Any]]:
-    """The records of a part; none where there is no file, or one of somebody else."""
-    try:
-        found: list[dict[str, Any]] = json.loads(path.read_text())["commands"]
-        return [record for record in found if "command" in record and "outcome" in record]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-
-
 def _carried_out(command: Command, out: Path) -> dict[str, Any]:
     """Run one command in a folder of its own, and bring back what it left."""
-    record: dict[str, Any] = {"name": command.name, "command": command.shown, "seconds": 0.0}
-    record |= {"outcome": "skipped", "output": "", "tables": {}, "limit_s": command.limit_s}
+    record: dict[str, Any] = {"name": command.name, "seconds": 0.0, "output": "", "tables": {}}
     if command.needs and not (shutil.which(command.needs) or Path(command.needs).is_dir()):
         return record | {"outcome": f"skipped: {command.needs} is not here"}
     with tempfile.TemporaryDirectory(prefix="persia-gpu-") as folder:
@@ -251,7 +228,7 @@ def _carried_out(command: Command, out: Path) -> dict[str, Any]:
         for file in results.glob(command.keeps) if command.keeps else ():
             shutil.copy(file, out / file.name)
     outlasted = f"outlasted {command.limit_s:.0f} s"
-    outcomes = {0: "passed", None: outlasted}
+    outcomes = {0: PASSED, None: outlasted}
     return record | {"outcome": outcomes.get(code, f"failed with exit code {code}")}
 
 
@@ -262,14 +239,7 @@ def _limited(words: list[str], command: Command, log: Path) -> tuple[int | None,
         process = subprocess.Popen(
             words, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True
         )
-        try:
-            code: int | None = process.wait(command.limit_s)
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, 9)
-                process.wait()
+        code = process.returncode if ends_in_time(process, command.limit_s) else None
     return code, log.read_text(errors="replace")
 
 

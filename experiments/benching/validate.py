@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import numpy as np
 
 from experiments.benching.windows import ForeignCores, ForeignLoad
-from experiments.kept import Kept, sole_writer
-from experiments.options import OneOf, Planned, Some
+from experiments.kept import Kept
+from experiments.options import OneOf, Planned, Some, default_jobs
 from experiments.tables import Column, aligned, table, write_csv
 from experiments.validating.cases import Case, chosen, held_by
 from experiments.validating.profiling import (
@@ -27,7 +27,7 @@ from experiments.validating.profiling import (
     run_case,
     sleeps,
 )
-from experiments.validating.schedule import Schedule, contended, cores_here, schedule
+from experiments.validating.schedule import Schedule, contended, schedule
 from experiments.validating.stages import MISSING, Point, Stages, costs_by_law
 from persia_sim.words.schema import Within, parse
 from persia_sim.words.vocabulary import Mode
@@ -42,16 +42,8 @@ DRAWS = 4_000
 LEAST_OTHERS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Band:
-    """Where a measurement lies in 90 % of cases, as factors on the prediction."""
-
-    low: float
-    high: float
-
-    def holds(self, ratio: float) -> bool:
-        """Whether a measurement over its prediction lies inside."""
-        return self.low <= ratio <= self.high
+Band = tuple[float, float]
+"""Where a measurement lies in 90 % of cases, as factors on the prediction."""
 
 
 def error(predicted: float, measured: float) -> float:
@@ -86,7 +78,7 @@ def band_of(name: str, ratios: Mapping[str, Sequence[float]], seed: int = 0) -> 
     apart = (means - means.mean())[random.integers(n, size=DRAWS)] * np.sqrt(n / (n - 1))
     drawn = centres + apart + within[random.integers(len(within), size=DRAWS)]
     low, high = np.exp(np.quantile(drawn, [(1 - SHARE) / 2, (1 + SHARE) / 2]))
-    return Band(float(low), float(high))
+    return float(low), float(high)
 
 
 def verdicts(
@@ -183,11 +175,10 @@ def run(options: Options) -> None:
     print(plan(options, every))
     if options.dry_run:
         return
-    with sole_writer(options.out):
-        profile, foreign, done = _measure(options, every)
-        forecasts = {case.name: forecast(profile, case, options.steps) for case in every}
-        records = compare(every, forecasts, done)
-        write_csv(options.out / "validate.csv", records)
+    profile, foreign, done = _measure(options, every)
+    forecasts = {case.name: forecast(profile, case, options.steps) for case in every}
+    records = compare(every, forecasts, done)
+    write_csv(options.out / "validate.csv", records)
     print(profile_table(profile, foreign))
     print(table(records, COLUMNS))
     print(table(records, STAGE_COLUMNS))
@@ -253,10 +244,10 @@ def compare(
             "predicted": predicted,
             "error": error(predicted, rate),
             "schedule_error": float(np.median(errors)),
-            "band_low": predicted * band.low if band else "",
-            "band_high": predicted * band.high if band else "",
+            "band_low": predicted * band[0] if band else "",
+            "band_high": predicted * band[1] if band else "",
             "runs": len(own),
-            "inside": sum(map(band.holds, ratios[case.name])) if band else "",
+            "inside": sum(band[0] <= r <= band[1] for r in ratios[case.name]) if band else "",
             "stale_steps": late,
             "stale_predicted": told.schedule.stale_steps,
             "stale_error": error(told.schedule.stale_steps, late),
@@ -355,41 +346,35 @@ def _measure(
 
     Rounds of both take turns, so that a slow minute is in both.
     """
-    from tqdm import tqdm
-
-    own = profiled()
-    total = len(every) * options.rounds + REPEATS * len(own)
-    runs: dict[ProfileRun, list[Done]] = {run: [] for run in own}
-    done: dict[str, list[Done]] = {case.name: [] for case in every}
-    kept = Kept(options.out / KEPT)
-    loops = {
-        name: [parse(Point, p, name) for p in kept.row(name, lambda m=measure: [*map(asdict, m())])]
-        for name, measure in (("add_gradient", additions), ("pull", pulls), ("sleep", sleeps))
+    own, kept = profiled(), Kept(options.out / KEPT)
+    wanted = [ProfileRun(case, options.steps) for case in every]
+    loops = {"add_gradient": additions, "pull": pulls, "sleep": sleeps}
+    work: dict[str, Callable[[], Any]] = {
+        name: lambda measure=measure: [*map(asdict, measure())] for name, measure in loops.items()
     }
+    for number in range(max(REPEATS, options.rounds)):
+        runs = [*(own if number < REPEATS else ()), *(wanted if number < options.rounds else ())]
+        work |= {_label(run, number): partial(_run, run, options) for run in runs}
+    kept.fill(work, "validate")
 
-    def ran(run: ProfileRun, number: int) -> Done:
-        label = _label(run, number)
-        row = kept.row(label, partial(_run, run, options.most_foreign_cores))
-        bar.update()
-        return parse(Done, row, f"{label} of {options.out / KEPT}")
+    def done(run: ProfileRun, count: int) -> list[Done]:
+        labels = [_label(run, number) for number in range(count)]
+        return [parse(Done, kept[label], f"{label} of {options.out / KEPT}") for label in labels]
 
-    with tqdm(total=total, desc="validate", disable=None) as bar:
-        for number in range(max(REPEATS, options.rounds)):
-            for run in own if number < REPEATS else ():
-                runs[run].append(ran(run, number))
-            for case in every if number < options.rounds else ():
-                done[case.name].append(ran(ProfileRun(case, options.steps), number))
-    loads = [one.foreign_cores for own_runs in runs.values() for one in own_runs]
-    found = {run: [one.found for one in own_runs] for run, own_runs in runs.items()}
-    return fit_profile(found, loops, cores_here()), float(np.median(loads)), done
+    points = {name: [parse(Point, p, name) for p in kept[name]] for name in loops}
+    profile = {run: done(run, REPEATS) for run in own}
+    found = {run: [one.found for one in many] for run, many in profile.items()}
+    foreign = float(np.median([one.foreign_cores for many in profile.values() for one in many]))
+    of_cases = {run.case.name: done(run, options.rounds) for run in wanted}
+    return fit_profile(found, points, default_jobs()), foreign, of_cases
 
 
-def _run(run: ProfileRun, most_foreign: float) -> dict[str, Any]:
+def _run(run: ProfileRun, options: Options) -> dict[str, Any]:
     """What a run measures, for a file; a loaded run is repeated once, then kept as such."""
     for _ in range(2):
         with ForeignLoad() as load:
             found = run_case(run.case, run.steps)
-        if load.cores <= most_foreign:
+        if load.cores <= options.most_foreign_cores:
             break
     return asdict(Done(found, load.cores))
 

@@ -5,20 +5,18 @@ And what else the machine did meanwhile, which makes a window a loaded one.
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated
 
 import numpy as np
 
+from experiments.kept import children_of
 from experiments.options import StudyOptions
-from experiments.statistics import t_interval
+from experiments.statistics import Ratio, paired_ratio
 from persia_sim.words.schema import Within
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -107,18 +105,6 @@ def summarize(windows: Sequence[Window], name: str) -> Summary:
     return Summary(name, float(np.median(values)), *ends, len(quiet), len(own), foreign)
 
 
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """The ratio of two candidates over the rounds in which both windows count (paired)."""
-
-    mean: float
-    low: float
-    high: float
-    """Ends of the 95 % t interval of the mean logarithm."""
-    pairs: int
-    clean: bool
-
-
 def verdict(ratio: Ratio, goal: float) -> str:
     """Whether a ratio reaches its goal: its whole interval does, or none of it, or neither.
 
@@ -128,16 +114,15 @@ def verdict(ratio: Ratio, goal: float) -> str:
     return found if ratio.clean else f"not decided, the machine was loaded (would be {found})"
 
 
-def paired_ratio(windows: Sequence[Window], name: str, base: str) -> Ratio:
-    """Geometric mean of ``name / base``; loaded pairs count only when quiet ones are too few."""
+def ratio_of(windows: Sequence[Window], name: str, base: str) -> Ratio:
+    """``name / base`` over the rounds; loaded pairs count only when quiet ones are too few."""
     by_key = {(w.round, w.name): w for w in windows}
     rounds = sorted({w.round for w in windows})
     pairs = [(by_key[r, name], by_key[r, base]) for r in rounds]
     quiet = [(a, b) for a, b in pairs if a.quiet and b.quiet]
-    used = quiet if len(quiet) >= 3 else pairs
-    logs = t_interval([math.log(a.value / b.value) for a, b in used])
-    ends = (logs.mean, logs.mean - logs.half_width, logs.mean + logs.half_width)
-    return Ratio(*map(math.exp, ends), len(used), len(quiet) >= 3)
+    clean = len(quiet) >= 3
+    used = quiet if clean else pairs
+    return paired_ratio([a.value for a, _ in used], [b.value for _, b in used], clean)
 
 
 class ForeignLoad:
@@ -153,12 +138,7 @@ class ForeignLoad:
         self._start = time.perf_counter(), _busy_s(), own_cpu_s()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         wall_s = max(time.perf_counter() - self._start[0], 1e-3)
         busy_s = _busy_s()
         if busy_s is None or self._start[1] is None:
@@ -182,7 +162,7 @@ def own_cpu_s() -> float:
     """CPU seconds of this process and its children, those that still run too (servers)."""
     used = os.times()
     ended = used.children_user + used.children_system
-    return time.process_time() + ended + sum(map(_used_s, _living_children()))
+    return time.process_time() + ended + sum(map(_used_s, children_of()))
 
 
 def by_cpu(measure: Callable[[], float], samples: int) -> Callable[[], float]:
@@ -196,15 +176,7 @@ def by_cpu(measure: Callable[[], float], samples: int) -> Callable[[], float]:
     return per_cpu_s
 
 
-def _living_children() -> list[str]:
-    found: list[str] = []
-    for file in Path("/proc/self/task").glob("*/children"):
-        with suppress(OSError):  # the thread has ended
-            found += file.read_text().split()
-    return found
-
-
-def _used_s(pid: str) -> float:
+def _used_s(pid: int) -> float:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

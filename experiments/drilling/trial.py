@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.kept import children_of, ends_in_time
 from persia_sim.words.files import atomic_write
 
 
@@ -115,20 +116,9 @@ def alive(pid: int) -> bool:
 
 
 def _descendants(root: int) -> Iterator[int]:
-    children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                text = Path(f"/proc/{entry}/stat").read_text()
-            except OSError:
-                continue  # it has gone meanwhile
-            parent = int(text.rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(entry))
-    waiting = list(children.get(root, []))
-    while waiting:
-        pid = waiting.pop()
+    for pid in children_of(root):
         yield pid
-        waiting += children.get(pid, [])
+        yield from _descendants(pid)
 
 
 def _words(pid: int, of: str = "cmdline") -> list[str]:
@@ -188,7 +178,7 @@ def run_undisturbed(start: list[str], run_folder: Path, patience_s: float) -> No
     log = run_folder.with_suffix(".log")
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
-        _ends_in_time(_launch(start, output), patience_s)
+        ends_in_time(_launch(start, output), patience_s)
 
 
 def run_trial(
@@ -207,47 +197,48 @@ def run_trial(
     """
     from runtime.checkpoint.whole import CHECKPOINTS  # late: loads torch
 
+    family: set[int] = set()
+    inside = evaluates = False
+    began_s = killed_at_s = None
     with log.open("wb") as output:
         process = _launch(start, output, evaluated=run_folder.with_suffix(".evaluated"))
-        family: set[int] = set()
-        killed, inside, evaluates, killed_at_s = False, False, False, 0.0
-        began_s = None
         ends_s = time.monotonic() + patience_s
-        while process.poll() is None and time.monotonic() < ends_s:
+        while process.poll() is None and (now_s := time.monotonic()) < ends_s:
             time.sleep(LOOK_EVERY_S)
-            if killed:
+            if killed_at_s is not None:
                 continue
             if began_s is None:
                 # The first checkpoint has begun: batches are trained since a while.
-                began_s = time.monotonic() if (run_folder / CHECKPOINTS).is_dir() else None
-                continue
-            if time.monotonic() < began_s + trial.after_s:
+                began_s = now_s if (run_folder / CHECKPOINTS).is_dir() else None
                 continue
             inside = _checkpoint_is_open(run_folder)
             evaluates = _evaluates(run_folder, trial.in_evaluation)
-            wanted = trial.in_evaluation is not None
-            if (trial.in_checkpoint and not inside) or (wanted and not evaluates):
+            if (
+                now_s < began_s + trial.after_s
+                or (trial.in_checkpoint and not inside)
+                or (trial.in_evaluation is not None and not evaluates)
+            ):
                 continue
             roles = processes_of(process.pid)
             family |= {pid for pids in roles.values() for pid in pids}
-            if not roles.get(trial.role):
-                continue
-            victim = random.Random(trial.number).choice(roles[trial.role])
-            os.kill(victim, trial.sign)
-            killed, killed_at_s = True, time.monotonic()
-            ends_s = killed_at_s + patience_s
-        hung = not _ends_in_time(process, 0.0)
+            if victims := roles.get(trial.role):
+                os.kill(random.Random(trial.number).choice(victims), trial.sign)
+                killed_at_s = time.monotonic()
+                ends_s = killed_at_s + patience_s
+        hung = not ends_in_time(process, 0.0)
         words = log.read_text(errors="replace").replace("\r", "\n").splitlines()
         said = next((line.strip() for line in reversed(words) if line.strip()), "")
         resumes = 0
         while not hung and not (run_folder / "summary.json").exists() and resumes < MOST_RESUMES:
             resumes += 1
-            hung = not _ends_in_time(_launch(_again(start, resume, run_folder), output), patience_s)
-    ended_s = time.monotonic()
-    rest_s = max(0.0, undisturbed_s - (killed_at_s - (began_s or killed_at_s)))
-    extra_s = ended_s - killed_at_s - rest_s if killed else 0.0
-    left = _outlived(family)
-    return Ending(killed, inside, evaluates, hung, left, resumes, extra_s, said)
+            hung = not ends_in_time(_launch(_again(start, resume, run_folder), output), patience_s)
+    ended_s, extra_s = time.monotonic(), 0.0
+    if killed_at_s is not None:
+        trained_s = killed_at_s - (began_s or killed_at_s)
+        extra_s = ended_s - killed_at_s - max(0.0, undisturbed_s - trained_s)
+    return Ending(
+        killed_at_s is not None, inside, evaluates, hung, _outlived(family), resumes, extra_s, said
+    )
 
 
 def _again(start: list[str], resume: list[str], run_folder: Path) -> list[str]:
@@ -271,17 +262,6 @@ def _launch(
         [sys.executable, *command], stdin=subprocess.DEVNULL, stdout=output, stderr=output,  # type: ignore[call-overload]
         start_new_session=True, env=environment,
     )  # fmt: skip
-
-
-def _ends_in_time(process: subprocess.Popen[bytes], patience_s: float) -> bool:
-    """Whether it does; else it is killed with its children."""
-    try:
-        process.wait(patience_s)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        return False
-    return True
 
 
 def _outlived(family: set[int]) -> int:

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from experiments.gaps import Run, gap_columns
+from experiments.gaps import Run, gap_columns, gap_over_seeds
 from experiments.lateness.streams import RANKS, SYNC, Cell, Rates, Stream, stream_of
-from experiments.statistics import GapInterval, Interval, paired_gap, t_interval
+from experiments.statistics import Interval, t_interval
 from runtime.run.folder import read_metrics
 
 RESAMPLES = 400
@@ -121,18 +121,10 @@ class Group:
         pairs = [(self.runs[key][s], self._sync[s]) for s in seeds]
         return np.array([late.auc(self.task) - sync.auc(self.task) for late, sync in pairs])
 
-    def gap(self, key: Key, root: Path) -> GapInterval:
+    def gap(self, key: Key, root: Path) -> Interval:
         """Its interval: over seeds and test rows, or over draws, which have rows of their own."""
-        seeds = self.seeds(key)
-        if self.stream.is_drawn or key == (SYNC, "own"):
-            found = t_interval(list(self.gaps(key, seeds)))
-            error = float(np.std(self.gaps(key, seeds)) / math.sqrt(max(1, len(seeds) - 1)))
-            return GapInterval(found.mean, found.half_width, found.n, error, math.nan)
-        sync, late = ([runs[s].predictions(root) for s in seeds] for runs in
-                      (self._sync, self.runs[key]))  # fmt: skip
-        first, second = ([found.predictions[:, 0] for found in own] for own in (sync, late))
-        one = sync[0]
-        return paired_gap(one.labels[:, 0], first, second, one.groups, weights=one.weights)
+        runs = list(self.runs[key].values())
+        return gap_over_seeds(runs, list(self._sync.values()), self.task, root)
 
     def delays(self, key: Key, root: Path) -> tuple[list[dict[str, float]], tuple[float, Ends]]:
         """Behind sync at each snapshot, and the growth; pushes on their way are not applied yet."""
@@ -258,7 +250,7 @@ def hypothesis_lines(group: Group, root: Path) -> list[dict[str, Any]]:
     def add(name: str, what: str, value: float, ends: Ends, asked: Ends, seeds: int) -> None:
         lines.append(stream | _outcome(name, what, value, ends, asked) | {"seeds": seeds})
 
-    def around(found: Interval | GapInterval) -> Ends:
+    def around(found: Interval) -> Ends:
         return found.mean - found.half_width, found.mean + found.half_width
 
     def own(rows: int, dense: int, kind: RatesOf = "own") -> Key:

@@ -217,14 +217,23 @@ class Score:
 
     def __str__(self) -> str:
         if not self.points:
-            return f"{0:4} {'-':>7} {'-':>7} {'-':>7} {'-':>7}"
-        return (
-            f"{self.points:4} {np.expm1(self.median):7.1%} {np.expm1(self.p90):7.1%} "
-            f"{self.within_20:7.0%} {self.mean:+7.3f}"
-        )
+            return f"{0:4} {self.short} {'-':>7} {'-':>7}"
+        return f"{self.points:4} {self.short} {self.within_20:7.0%} {self.mean:+7.3f}"
+
+    @property
+    def short(self) -> str:
+        """Median and 90 % point alone."""
+        if not self.points:
+            return f"{'-':>7} {'-':>7}"
+        return f"{np.expm1(self.median):7.1%} {np.expm1(self.p90):7.1%}"
 
 
 HEADER = f"{'n':>4} {'median':>7} {'p90':>7} {'<20 %':>7} {'mean ln':>7}"
+
+
+def compared(name: str, model: Iterable[float], naive: Iterable[float], width: int = 34) -> str:
+    """A line below `HEADER`: the model's errors, and the naive ones of the same points."""
+    return f"{name:{width}} {score(model)}   {score(naive).short}"
 
 
 def score(errors: Iterable[float]) -> Score:

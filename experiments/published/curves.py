@@ -49,58 +49,27 @@ tell them), auc, reading_error (of each AUC, as a bound)."""
 
 @dataclass(frozen=True, slots=True)
 class PublishedGap:
-    """One curve minus that of sync, at the steps that both have."""
+    """One curve minus that of sync, in AUC, at the steps that both have."""
 
-    step: np.ndarray
-    """int64 [n]."""
-    samples: np.ndarray
-    """float64 [n]."""
-    gap: np.ndarray
-    """float64 [n]: in AUC; below 0 where the curve is below sync."""
-    reading_error: np.ndarray
-    """float64 [n]: both readings' together."""
-    reaches_the_end: bool
-    """Whether sync is plotted as far as the curve is."""
-
-    @property
-    def at_end(self) -> float:
-        """At the last step; NaN where sync is not plotted so far."""
-        return float(self.gap[-1]) if self.reaches_the_end else nan
-
-    @property
-    def mean_of_last(self) -> float:
-        """Over the last five points; NaN where sync is not plotted so far."""
-        return float(self.gap[-LAST:].mean()) if self.reaches_the_end else nan
-
-    @property
-    def largest(self) -> float:
-        """The lowest gap behind the start, without points that are read too roughly."""
-        told = self._told
-        return float(self.gap[told].min()) if told.any() else nan
-
-    @property
-    def largest_at_step(self) -> int:
-        """The step of the lowest gap; -1 where no point tells."""
-        told = np.flatnonzero(self._told)
-        return int(self.step[told[self.gap[told].argmin()]]) if len(told) else -1
-
-    @property
-    def error_at_end(self) -> float:
-        """How far reading the plot may have moved the gap at the end."""
-        return float(self.reading_error[-1]) if self.reaches_the_end else nan
+    points: pd.DataFrame
+    """step, samples, gap (below 0: the curve is below sync), reading_error of both together."""
+    at_end: float
+    """At the last step; this and the next two are NaN where sync is not plotted so far."""
+    error_at_end: float
+    """How far reading the plot may have moved that gap."""
+    mean_of_last: float
+    """Over the last five points."""
+    largest: float
+    """The lowest behind the start, without points that are read too roughly; NaN without any."""
+    largest_at_step: int
+    """-1 without any."""
 
     def at_samples(self, samples: float) -> float:
         """After so many training samples, linear between points; NaN outside the curve."""
-        known = np.isfinite(self.samples)
-        if not known.any():
+        known = self.points.dropna(subset="samples")
+        if known.empty:
             return nan
-        found = np.interp(samples, self.samples[known], self.gap[known], left=nan, right=nan)
-        return float(found)
-
-    @property
-    def _told(self) -> np.ndarray:
-        told: np.ndarray = (self.step > 0) & (self.reading_error <= ROUGH)
-        return told
+        return float(np.interp(samples, known.samples, known.gap, left=nan, right=nan))
 
 
 def published_curves(path: Path = CURVES) -> dict[Key, Curve]:
@@ -132,13 +101,21 @@ def gap_to_sync(curves: Mapping[Key, Curve], data_set: str, system: str, mode: s
         there = ", ".join(" ".join(key) for key in curves)
         raise ValueError(f"no curve {data_set} {system} {mode} is published; there are: {there}")
     own, sync = curves[data_set, system, mode], curves[(data_set, *SYNC_OF[data_set])]
-    step, of_own, of_sync = np.intersect1d(own.step, sync.step, return_indices=True)
+    both = own.merge(sync, on="step", suffixes=("", "_of_sync"))
+    points = both[["step", "samples"]].assign(
+        gap=both.auc - both.auc_of_sync,
+        reading_error=both.reading_error + both.reading_error_of_sync,
+    )
+    reaches_the_end = len(points) and points.step.iloc[-1] == own.step.iloc[-1]
+    last = points.tail(LAST) if reaches_the_end else pd.DataFrame([dict.fromkeys(points, nan)])
+    sharp = points[(points.step > 0) & (points.reading_error <= ROUGH)].nsmallest(1, "gap")
     return PublishedGap(
-        step,
-        own.samples.to_numpy()[of_own],
-        own.auc.to_numpy()[of_own] - sync.auc.to_numpy()[of_sync],
-        own.reading_error.to_numpy()[of_own] + sync.reading_error.to_numpy()[of_sync],
-        bool(len(step)) and step[-1] == own.step.iloc[-1],
+        points,
+        at_end=float(last.gap.iloc[-1]),
+        error_at_end=float(last.reading_error.iloc[-1]),
+        mean_of_last=float(last.gap.mean()),
+        largest=float(sharp.gap.min()),
+        largest_at_step=int(sharp.step.iloc[0]) if len(sharp) else -1,
     )
 
 

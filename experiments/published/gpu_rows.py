@@ -250,13 +250,20 @@ class MeasuredFiles(StudyOptions):
     tables: Path | None = None
     """Tables of each workload; default: workload_tables.csv beside the workloads, if there."""
 
-    def check_files(self, needed: bool, **others: Path | tuple[Path, ...]) -> None:
+    def check_files(self, needed: bool, **others: tuple[Path, ...]) -> None:
         """Raise ValueError naming the first option whose file is not there, or that is needed and
         not given."""
-        given = {"rows": self.rows, "workloads": self.workloads, "systems": self.systems}
-        files(**given, **others, tables=self.tables or ())
-        if needed:
-            files(needed=True, **given)
+        asked = {"rows": self.rows, "workloads": (self.workloads,), "systems": (self.systems,)}
+        for name, paths in (asked | others | {"tables": (self.tables or Path(),)}).items():
+            for path in paths:
+                if path != Path() and not path.is_file():
+                    raise ValueError(f"{name} {path} is missing; name a CSV with a header line")
+        for name, paths in asked.items():
+            if needed and set(paths) <= {Path()}:
+                raise ValueError(
+                    f"--{name} names no file; give one or more CSVs with measured rates, as"
+                    " docs/simulator.md describes them"
+                )
 
     def load(self, rows: Sequence[Path]) -> tuple[list[Measured], list[str]]:
         """All lines of some files as jobs, and why others are left out. Raises ValueError where
@@ -275,19 +282,3 @@ class MeasuredFiles(StudyOptions):
             first = left_out[0] if left_out else "no file was named"
             raise ValueError(f"rows give nothing to predict: {first}")
         return found, left_out
-
-
-def files(needed: bool = False, **options: Path | tuple[Path, ...]) -> None:
-    """Raise ValueError naming the first option whose file is not there, or that is not given."""
-    for name, value in options.items():
-        named = [
-            path for path in ((value,) if isinstance(value, Path) else value) if path != Path()
-        ]
-        if needed and not named:
-            raise ValueError(
-                f"--{name} names no file; give one or more CSVs with measured rates, as"
-                " docs/simulator.md describes them"
-            )
-        for path in named:
-            if not path.is_file():
-                raise ValueError(f"{name} {path} is missing; name a CSV with a header line")

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from experiments.published.calibration import HEADER, score
+from experiments.published.calibration import HEADER, compared
 from experiments.published.descriptions import number, published_rates
-from experiments.published.rivals import GPU_CV, RIVALS, refitted, samples_per_s, told, within
+from experiments.published.rivals import GPU_CV, RIVALS, refitted, samples_per_s
 from persia_sim.model.cluster import Cluster
-from persia_sim.model.costs import Costs
+from persia_sim.model.costs import Costs, Law
 from persia_sim.model.demand import demand
 from persia_sim.model.incidents import Purpose, lognormal_factors, stream
 from persia_sim.model.scenario import Noise, Scenario
@@ -136,8 +136,8 @@ Edit = Callable[[str, Costs], Costs]
 
 def rate(
     point: Point, values: dict[str, float], batches: dict[str, int], edit: Edit | None = None
-) -> tuple[float, str]:
-    """Predicted samples per second, and what binds; 0 where the run would be refused."""
+) -> float:
+    """Predicted samples per second; 0 where the run would be refused."""
     work = workloads()[point.workload]
     work = replace(work, batch_per_rank=batches.get(point.cluster, work.batch_per_rank))
     costs = calibrated(values, point.cluster)
@@ -146,11 +146,10 @@ def rate(
     try:
         need = demand(scenario)
     except ValueError:  # a round of averaging that never ends
-        return 0.0, "refused"
+        return 0.0
     factor = slowest(point.gpus) if point.mode.has_barrier else 1.0
     drawn = replace(need, forward_s=need.forward_s * factor, backward_s=need.backward_s * factor)
-    found = answer(scenario, need, drawn)
-    return found.samples_per_s, found.binds
+    return answer(scenario, need, drawn).samples_per_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +191,7 @@ def fit_shared(
 
     def errors(logs: np.ndarray) -> np.ndarray:
         values = fixed | dict(zip(names, np.exp(logs).tolist(), strict=True))
-        rates = [rate(point, values, batches, edit)[0] for point in known]
+        rates = [rate(point, values, batches, edit) for point in known]
         return np.array(
             [log(r / p.samples_per_s) if r else _REFUSED
              for r, p in zip(rates, known, strict=True)]
@@ -248,29 +247,20 @@ def moves(known: Sequence[Point], found: SharedFit) -> dict[str, list[Point]]:
     """Part made 10 % faster -> points whose predicted rate gains 1 % or more by it."""
 
     def faster(*laws: str) -> Edit:
-        parts = ("fixed_s", "per_item_s", "per_byte_s")
-
         def edit(_: str, costs: Costs) -> Costs:
-            old = {law: getattr(costs, law) for law in laws}
-            return replace(costs, **{
-                law: replace(own, **{part: getattr(own, part) / 1.1 for part in parts})
-                for law, own in old.items()
-            })  # fmt: skip
+            return replace(costs, **{law: _over(getattr(costs, law), 1.1) for law in laws})
 
         return edit
 
     def gpu(_: str, costs: Costs) -> Costs:
         points = tuple((batch, min(1.0, 1.1 * share)) for batch, share in costs.gpu_efficiency)
-        return replace(costs, gpu_efficiency=points,
-                       gpu_fixed_s=costs.gpu_fixed_s / 1.1)  # fmt: skip
+        return replace(costs, gpu_efficiency=points, gpu_fixed_s=costs.gpu_fixed_s / 1.1)
 
     def dense_sync(_: str, costs: Costs) -> Costs:
         sync, reach = costs.dense_sync, costs.reach
+        links = {link: 1.1 * getattr(reach, link) for link in ("mesh", "switch", "nic")}
         quicker = replace(sync, overhead_s=sync.overhead_s / 1.1)
-        links = replace(
-            reach, mesh=1.1 * reach.mesh, switch=1.1 * reach.switch, nic=1.1 * reach.nic
-        )
-        return replace(costs, dense_sync=quicker, reach=links)
+        return replace(costs, dense_sync=quicker, reach=replace(reach, **links))
 
     edits = {
         "GPUs": gpu, "all-reduce": dense_sync, "loaders": faster("load"),
@@ -278,19 +268,19 @@ def moves(known: Sequence[Point], found: SharedFit) -> dict[str, list[Point]]:
                                     "worker_scatter"),
         "servers": faster("server_lookup", "server_update"),
     }  # fmt: skip
+    gained: dict[str, list[Point]] = {part: [] for part in edits}
+    for point in known:
+        before = rate(point, found.values, found.batches)
+        for part, edit in edits.items():
+            if before and rate(point, found.values, found.batches, edit) / before >= 1.01:
+                gained[part].append(point)
+    return gained
 
-    def rates(edit: Edit | None) -> list[float]:
-        return [rate(point, found.values, found.batches, edit)[0] for point in known]
 
-    before = rates(None)
-    return {
-        part: [
-            point
-            for point, old, new in zip(known, before, rates(edit), strict=True)
-            if old and new / old >= 1.01
-        ]
-        for part, edit in edits.items()
-    }
+def _over(law: Law, factor: float) -> Law:
+    """A law of so many times less seconds."""
+    parts = ("fixed_s", "per_item_s", "per_byte_s")
+    return replace(law, **{part: getattr(law, part) / factor for part in parts})
 
 
 def divided_bar(bar: float, other: float, divisor: int, reading: float, model: float) -> float:
@@ -313,22 +303,20 @@ def divided_bar(bar: float, other: float, divisor: int, reading: float, model: f
 
 def divided_bars() -> dict[str, float]:
     """Log likelihood ratio of each bar that may be another one divided."""
-    found: dict[str, float] = {}
-    public: dict[str, dict[int, float]] = {}
-    for line in published_rates("throughput_public.csv"):
-        if line["system"] == "Persia" and "dashed" not in line["note"]:
-            own = public.setdefault(line["dataset"], {})
-            own[int(line["gpus"])] = number(line, "samples_per_s")
-    for name, rates in public.items():
-        ratio = divided_bar(rates[1], rates[2], 2, 150 / rates[2], 0.3)
-        found[f"{name} hybrid: 1 GPU = 2 GPUs / 2"] = ratio
-    kwai: dict[str, dict[int, float]] = {}
-    for line in published_rates("throughput_kwai.csv"):
-        kwai.setdefault(line["mode"], {})[int(line["gpus"])] = number(line, "samples_per_s")
-    for mode, rates in kwai.items():
-        for gpus in (1, 4):
-            ratio = divided_bar(rates[gpus], rates[8], 8 // gpus, 4000 / rates[gpus], 0.3)
-            found[f"kwai-video {mode}: {gpus} GPUs = 8 GPUs / {8 // gpus}"] = ratio
+    bars: dict[str, dict[int, float]] = {}
+    for end in ("public", "kwai"):
+        for line in published_rates(f"throughput_{end}.csv"):
+            if line.get("system", "Persia") == "Persia" and "dashed" not in line["note"]:
+                series = f"{line.get('dataset', 'kwai-video')} {line['mode']}"
+                bars.setdefault(series, {})[int(line["gpus"])] = number(line, "samples_per_s")
+    found = {}
+    for series, rates in bars.items():
+        whole, misread = (8, 4000) if series.startswith("kwai") else (2, 150)
+        for gpus in (1, 4) if whole == 8 else (1,):
+            bar, of = rates[gpus], f"{whole} GPUs / {whole // gpus}"
+            name = f"{series}: {gpus} GPU{'s' * (gpus > 1)} = {of}"
+            reading = misread / (bar if whole == 8 else rates[whole])
+            found[name] = divided_bar(bar, rates[whole], whole // gpus, reading, 0.3)
     return found
 
 
@@ -338,7 +326,10 @@ def rivals() -> list[str]:
     for (system, mode), rival in RIVALS.items():
         measured = [_bar(line) for line in _bars(system, mode)]
         again, errors = refitted(rival, measured)
-        lines.append(f"  {rival.name:20} {told(again)}; {len(measured)} points: {within(errors)}")
+        constants = ", ".join(f"{name} {getattr(again, name):.3g}" for name in again.fitted)
+        size = np.expm1(np.abs(errors))
+        within = f"median {np.median(size):.1%}, largest {size.max():.1%}"
+        lines.append(f"  {rival.name:20} {constants}; {len(measured)} points: {within}")
     return lines
 
 
@@ -370,7 +361,7 @@ def left_out(known: Sequence[Point], batches: dict[str, int]) -> list[dict[str, 
         for point in points_of_it:
             nearest = min(others, key=lambda other: abs(log(other.gpus / point.gpus)))
             naive = nearest.samples_per_s / nearest.gpus * point.gpus
-            predicted = rate(point, values, batches)[0]
+            predicted = rate(point, values, batches)
             lines.append(_line(name, f"Persia {point.mode}", point.workload, point.gpus,
                                point.samples_per_s, predicted, naive))  # fmt: skip
     return lines
@@ -408,10 +399,9 @@ def left_out_table(lines: Sequence[dict[str, Any]], rivals: Sequence[dict[str, A
     for line in lines:
         groups.setdefault(line["left_out"], []).append(line)
     for name, members in (groups | {"each in turn": list(lines)}).items():
-        model, naive = (score([x[column] for x in members])
-                        for column in ("ln_rate_error", "naive_ln_rate_error"))  # fmt: skip
-        theirs = f"{np.expm1(naive.median):7.1%} {np.expm1(naive.p90):7.1%}"
-        told.append(f"{name:28} {model}   {theirs}")
+        errors = ([x[column] for x in members] for column in
+                  ("ln_rate_error", "naive_ln_rate_error"))  # fmt: skip
+        told.append(compared(name, *errors, 28))
     data_set = rivals[0]["left_out"]
     (own,) = (x for x in groups[data_set] if x["gpus"] == 8)
     for line in (x for x in rivals if x["gpus"] == 8):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import exp, log
+from math import log
 
 import numpy as np
 
@@ -141,14 +141,3 @@ def refitted(
         lambda x: errors(x) / 0.1, start, loss="soft_l1", max_nfev=8, diff_step=0.01
     )
     return with_logs(found.x), errors(found.x)
-
-
-def told(rival: Rival) -> str:
-    """The fitted constants, in units that one reads."""
-    return ", ".join(f"{name} {getattr(rival, name):.3g}" for name in rival.fitted)
-
-
-def within(errors: np.ndarray) -> str:
-    """Median and largest of log errors, as ratios."""
-    size = np.abs(errors)
-    return f"median {exp(float(np.median(size))) - 1:.1%}, largest {exp(float(size.max())) - 1:.1%}"

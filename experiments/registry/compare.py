@@ -15,7 +15,7 @@ import numpy as np
 from experiments.gaps import paired_interval, thousandths
 from experiments.points import SYNTHETIC, stream_of_seeds
 from experiments.registry.runs import Run, is_run, is_sweep, runs_below, the_run
-from experiments.statistics import GapInterval, delong
+from experiments.statistics import Interval, delong
 from experiments.tables import aligned
 from persia_sim.words.rules import counted
 from persia_sim.words.vocabulary import Mode
@@ -206,7 +206,7 @@ class Setting:
         except (KeyError, TypeError, ValueError):
             return None  # of another version, or no config of a run
 
-    def gap_to(self, other: Setting) -> GapInterval:
+    def gap_to(self, other: Setting) -> Interval:
         """AUC minus the other's, over the seeds that both have."""
         seeds = sorted(self.aucs.keys() & other.aucs.keys())
         gaps = [self.aucs[seed] - other.aucs[seed] for seed in seeds]

@@ -8,16 +8,14 @@ that misses nothing, what one would miss that came so many updates late.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from experiments.kept import Kept, sole_writer
+from experiments.kept import Kept
 from experiments.staleness.frequency import first_samples
 from experiments.sweep import PRELOADED
 from persia_sim.theory.convergence import drift, relative_drift
@@ -34,19 +32,10 @@ PROBED_SAMPLES = 4096
 """First samples of the test part."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drift:
-    """At one step of a run."""
-
-    step: int
-    updates: int
-    """Later than what the lookup missed."""
-    drift: float
-    """sum_id p_id ||d_id||^2, over the rows of a sample."""
-    relative: float
-    """The same over sum_id p_id ||row_id||^2."""
-    predictions: float
-    """Mean square of what the missed updates change in the predicted probabilities."""
+Drift = dict[str, float]
+"""At one ``step``, so many ``updates`` later than what its lookup missed. ``drift``: sum_id p_id
+||d_id||^2 over the rows of a sample; ``relative``: the same over sum_id p_id ||row_id||^2;
+``predictions``: mean square of what the missed updates change in predicted probabilities."""
 
 
 def measured(
@@ -57,14 +46,45 @@ def measured(
 
     A step that the run does not reach, or not so long before its end, is left out.
     """
-    source = _source(config)
     torch.set_num_threads(config.engine.threads)
-    parts = assemble(config, source)
+    parts = assemble(config, _source(config))
     found: list[Drift] = []
-    probe = _Probe(parts, samples, found)
-    order = probe.watch(lag_order(config, parts.feed), frozenset(steps), updates)
-    OrderedRun(parts).run(order)
+
+    def watched() -> Iterator[Event]:
+        """The order as it is; behind a ``yield`` its event has been carried out."""
+        as_read: dict[tuple[int, int], Handle] = {}
+        pushed, last_rank = -1, config.sync.ranks - 1
+        for event in lag_order(config, parts.feed):
+            yield event
+            if event.kind == Kind.LOOKUP and event.rank == last_rank and event.step in steps:
+                read = parts.store.peek(samples)
+                as_read.update({(event.step, more): read for more in updates})
+            elif event.kind == Kind.PUSH:
+                pushed = event.step
+            for step, more in [key for key in as_read if sum(key) <= pushed + 1]:
+                late = as_read.pop((step, more))
+                found.append({"step": step, "updates": more, **_drift_of(parts, samples, late)})
+
+    OrderedRun(parts).run(watched())
     return found
+
+
+def _drift_of(parts: Parts, samples: Batch, late: Handle) -> Drift:
+    """Of rows since they were read."""
+    fresh = parts.store.peek(samples)
+    shares, missed, rows = [], [], []
+    for name, plan in fresh.plans.items():
+        shares.append(np.bincount(plan.inverse, minlength=len(plan.ids)) / samples.size)
+        missed.append(np.square(fresh.values[name] - late.values[name]).sum(1) ** 0.5)
+        rows.append(np.square(fresh.values[name]).sum(1) ** 0.5)
+    share, miss, row = (np.concatenate(part) for part in (shares, missed, rows))
+    learner, pool = parts.learner, parts.worker.pool
+    now, then = (learner.predict(learner.model, samples, pool(read)) for read in (fresh, late))
+    return {
+        "drift": drift(share, miss[:, None]),
+        "relative": relative_drift(share, miss[:, None], row[:, None]),
+        "predictions": float(np.square(now - then).mean()),
+    }
 
 
 def _source(config: TrainConfig) -> Source:
@@ -83,62 +103,18 @@ def drifts(
 
     ``wanted``: label -> config and dense updates of a run; ``updates`` as `measured` takes them.
     """
-    with sole_writer(root):
-        kept = Kept(root / "drift.jsonl")
-        work = {k: partial(_drifts_of, *one, probes, updates) for k, one in wanted.items()}
-        kept.fill(work, "drift", jobs, PRELOADED)
+    kept = Kept(root / "drift.jsonl")
+    work = {k: partial(_drifts_of, *one, probes, updates) for k, one in wanted.items()}
+    kept.fill(work, "drift", jobs, PRELOADED)
     return kept
 
 
 def _drifts_of(
     config: TrainConfig, length: int, probes: int, updates: Sequence[int]
-) -> list[dict[str, Any]]:
+) -> list[Drift]:
     """In a process of its own: at steps from where lookups are as late as they get."""
     held_out = first_samples(_source(config), "test", PROBED_SAMPLES)
     last = max(1, length - 1)
     ends = min(config.sync.window or 0, last), max(0, last - max(updates))
     steps = np.linspace(*ends, probes).round().astype(int)
-    return [asdict(d) for d in measured(config, sorted(set(steps.tolist())), held_out, updates)]
-
-
-class _Probe:
-    def __init__(self, parts: Parts, samples: Batch, found: list[Drift]) -> None:
-        self._parts, self._samples, self._found = parts, samples, found
-        self._last_rank = parts.config.sync.ranks - 1
-
-    def watch(
-        self, order: Iterable[Event], steps: frozenset[int], updates: Sequence[int]
-    ) -> Iterator[Event]:
-        """The order as it is; behind a ``yield`` its event has been carried out."""
-        as_read: dict[tuple[int, int], Handle] = {}
-        pushed = -1
-        for event in order:
-            yield event
-            if event.kind == Kind.LOOKUP and event.rank == self._last_rank and event.step in steps:
-                read = self._parts.store.peek(self._samples)
-                as_read |= {(event.step, more): read for more in updates}
-            elif event.kind == Kind.PUSH:
-                pushed = event.step
-            for step, more in [key for key in as_read if sum(key) <= pushed + 1]:
-                self._found.append(self._compare(step, more, as_read.pop((step, more))))
-
-    def _compare(self, step: int, updates: int, late: Handle) -> Drift:
-        fresh = self._parts.store.peek(self._samples)
-        shares, missed, rows = [], [], []
-        for name, plan in fresh.plans.items():
-            shares.append(np.bincount(plan.inverse, minlength=len(plan.ids)) / self._samples.size)
-            missed.append(np.square(fresh.values[name] - late.values[name]).sum(1) ** 0.5)
-            rows.append(np.square(fresh.values[name]).sum(1) ** 0.5)
-        share, miss, row = (np.concatenate(part) for part in (shares, missed, rows))
-        change = self._predict(fresh) - self._predict(late)
-        return Drift(
-            step=step,
-            updates=updates,
-            drift=drift(share, miss[:, None]),
-            relative=relative_drift(share, miss[:, None], row[:, None]),
-            predictions=float(np.square(change).mean()),
-        )
-
-    def _predict(self, handle: Handle) -> np.ndarray:
-        learner = self._parts.learner
-        return learner.predict(learner.model, self._samples, self._parts.worker.pool(handle))
+    return measured(config, sorted(set(steps.tolist())), held_out, updates)

@@ -7,6 +7,7 @@ rows, as the theorem wants it. The samples are a finite population, drawn from w
 expectations over it are exact sums.
 
 Shape letters: S seeds, N samples, B of them drawn, F fields, R rows of all fields, k dense ones.
+Weights of S runs side by side are one array [S, R + k]: the rows, then the dense ones.
 """
 
 from __future__ import annotations
@@ -23,16 +24,6 @@ DENSE = 4
 RIDGE = 1e-3
 VARIANCE_MARGIN = 1.25
 """The assumed variance over that of the start; a table says the largest that was met."""
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """Of S runs side by side."""
-
-    rows: np.ndarray
-    """[S, R]"""
-    dense: np.ndarray
-    """[S, k]"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +44,9 @@ class Logistic:
         """[R]: the share of samples that read each row."""
         return np.bincount(self.ids.ravel(), minlength=self.rows) / len(self.ids)
 
-    def start(self, seeds: int) -> Weights:
-        """All zero."""
-        return Weights(np.zeros((seeds, self.rows)), np.zeros((seeds, self.dense.shape[1])))
+    def start(self, seeds: int) -> np.ndarray:
+        """[S, R + k]: all zero."""
+        return np.zeros((seeds, self.rows + self.dense.shape[1]))
 
     @property
     def smoothness(self) -> float:
@@ -63,34 +54,40 @@ class Logistic:
         fields = self.ids.shape[1]
         return float((fields + np.square(self.dense).sum(axis=1).max()) / 4 + RIDGE)
 
-    def loss(self, weights: Weights) -> np.ndarray:
+    def loss(self, weights: np.ndarray) -> np.ndarray:
         """[S]: f, over the whole population."""
         logits, own = self._logits(weights, self.ids[None], self.dense[None])
-        ridge = np.square(own).sum(-1).mean(-1) + np.square(weights.dense).sum(-1)
+        ridge = np.square(own).sum(-1).mean(-1) + np.square(weights[:, self.rows :]).sum(-1)
         losses: np.ndarray = (np.logaddexp(0.0, logits) - self.labels * logits).mean(-1)
         return losses + RIDGE / 2 * ridge
 
-    def gradient(self, read: Weights, drawn: np.ndarray | None = None) -> Weights:
-        """Mean gradient of the samples ``drawn`` [S, B]; else grad f."""
+    def gradient(self, read: np.ndarray, drawn: np.ndarray | None = None) -> np.ndarray:
+        """[S, R + k]: mean gradient of the samples ``drawn`` [S, B]; else grad f."""
         ids, x, labels = self.ids[None], self.dense[None], self.labels[None]
         if drawn is not None:
             ids, x, labels = self.ids[drawn], self.dense[drawn], self.labels[drawn]
         logits, own = self._logits(read, ids, x)
         error = (_sigmoid(logits) - labels) / labels.shape[1]
         per_id = error[..., None] + RIDGE / labels.shape[1] * own
-        seeds = len(read.rows)
+        seeds = len(read)
         place = np.broadcast_to(ids + self.rows * np.arange(seeds)[:, None, None], per_id.shape)
         rows = np.bincount(place.ravel(), per_id.ravel(), seeds * self.rows)
-        dense = (error[..., None] * x).sum(axis=1) + RIDGE * read.dense
-        return Weights(rows.reshape(seeds, self.rows), dense)
+        dense = (error[..., None] * x).sum(axis=1) + RIDGE * read[:, self.rows :]
+        return np.concatenate([rows.reshape(seeds, self.rows), dense], axis=1)
 
-    def variance(self, read: Weights) -> np.ndarray:
+    def square_norm(self, weights: np.ndarray) -> np.ndarray:
+        """[S]: rows and dense weights summed apart."""
+        squares = np.square(weights)
+        found: np.ndarray = squares[:, : self.rows].sum(-1) + squares[:, self.rows :].sum(-1)
+        return found
+
+    def variance(self, read: np.ndarray) -> np.ndarray:
         """[S]: E ||grad F - grad f||^2 of one sample."""
         logits, own = self._logits(read, self.ids[None], self.dense[None])
         error = (_sigmoid(logits) - self.labels)[..., None]
-        of_dense = error * self.dense + RIDGE * read.dense[:, None]
+        of_dense = error * self.dense + RIDGE * read[:, None, self.rows :]
         square = np.square(error + RIDGE * own).sum(-1) + np.square(of_dense).sum(-1)
-        found: np.ndarray = square.mean(-1) - square_norm(self.gradient(read))
+        found: np.ndarray = square.mean(-1) - self.square_norm(self.gradient(read))
         return found
 
     def least_loss(self) -> float:
@@ -98,12 +95,10 @@ class Logistic:
         from scipy.optimize import minimize  # late: half a second
 
         def value(flat: np.ndarray) -> tuple[float, np.ndarray]:
-            weights = Weights(flat[None, : self.rows], flat[None, self.rows :])
-            slope = self.gradient(weights)
-            return float(self.loss(weights)[0]), np.concatenate([slope.rows[0], slope.dense[0]])
+            return float(self.loss(flat[None])[0]), self.gradient(flat[None])[0]
 
-        flat = np.zeros(self.rows + self.dense.shape[1])
-        found = minimize(value, flat, jac=True, method="L-BFGS-B", options={"maxiter": 2000})
+        options = {"maxiter": 2000}
+        found = minimize(value, self.start(1)[0], jac=True, method="L-BFGS-B", options=options)
         return float(found.fun)
 
     def problem(self) -> Problem:
@@ -116,17 +111,11 @@ class Logistic:
         )
 
     def _logits(
-        self, weights: Weights, ids: np.ndarray, x: np.ndarray
+        self, weights: np.ndarray, ids: np.ndarray, x: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Logits [S, B], and the rows that each sample reads [S, B, F]."""
-        own = weights.rows[np.arange(len(weights.rows))[:, None, None], ids]
-        return own.sum(-1) + (x * weights.dense[:, None]).sum(-1), own
-
-
-def square_norm(weights: Weights) -> np.ndarray:
-    """[S]"""
-    found: np.ndarray = np.square(weights.rows).sum(-1) + np.square(weights.dense).sum(-1)
-    return found
+        own = weights[np.arange(len(weights))[:, None, None], ids]
+        return own.sum(-1) + (x * weights[:, None, self.rows :]).sum(-1), own
 
 
 def made(
@@ -204,27 +193,24 @@ def train(
     """
     draws = [np.random.default_rng([seed, batch]) for seed in range(seeds)]
     now, late = problem.start(seeds), problem.start(seeds)
-    flying: deque[Weights] = deque()
+    flying: deque[np.ndarray] = deque()
     places, squares, variance = looked_at(updates), [], 0.0
     wanted = set(places.tolist())
+    fresh = now.shape[1] if dense_late else problem.rows  # from here on weights are read in time
     for t in range(updates):
-        read = Weights(late.rows, late.dense if dense_late else now.dense)
+        read = late.copy()
+        read[:, fresh:] = now[:, fresh:]
         if t in wanted:
-            squares.append(square_norm(problem.gradient(now)))
+            squares.append(problem.square_norm(problem.gradient(now)))
             variance = max(variance, float(problem.variance(read).max()))
         drawn = np.stack([draw.integers(0, len(problem.labels), batch) for draw in draws])
-        found = problem.gradient(read, drawn)
-        flying.append(found)
-        now = _moved(now, found, step)
+        flying.append(problem.gradient(read, drawn))
+        now = now - step * flying[-1]
         if len(flying) > tau:
-            late = _moved(late, flying.popleft(), step)
+            late = late - step * flying.popleft()
     curve = np.array(squares)
     mean = curve[0] if len(places) == 1 else np.trapezoid(curve, places, axis=0) / (updates - 1)
     return Measured(mean, variance, problem.loss(now))
-
-
-def _moved(weights: Weights, gradient: Weights, step: float) -> Weights:
-    return Weights(weights.rows - step * gradient.rows, weights.dense - step * gradient.dense)
 
 
 HALVINGS = 6

@@ -13,7 +13,7 @@ from math import hypot, isfinite
 from typing import Annotated, Any
 
 from experiments.gaps import finished, gap_over_seeds
-from experiments.kept import Kept, sole_writer
+from experiments.kept import Kept
 from experiments.options import (
     Count,
     OneOf,
@@ -133,12 +133,11 @@ def run(options: Options) -> None:
     print_plan(every, options.out / "runs", options.jobs)
     if options.dry_run:
         return
-    with sole_writer(options.out):
-        records = simulated(options)
-        if every:
-            run_points(every, options.out / "runs", options.jobs, options.samples)
-            records += learned(options, points)
-        path = write_csv(options.out / "ablation.csv", records)
+    records = simulated(options)
+    if every:
+        run_points(every, options.out / "runs", options.jobs, options.samples)
+        records += learned(options, points)
+    path = write_csv(options.out / "ablation.csv", records)
     print(table(records, COLUMNS))
     print(f"{path}; {drawn(path)}")
 

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from math import sqrt
-from statistics import fmean, stdev
 from typing import Annotated, Any
 
-from experiments.kept import Kept, sole_writer
+from experiments.kept import Kept
 from experiments.options import (
     OneOf,
     Positive,
@@ -103,26 +102,22 @@ def run(options: Options) -> None:
     run_of = {name: getattr(options, name) for name in names}
     scenarios = {mode: scenario_of(Simulation(mode=mode, **run_of)) for mode in options.modes}
     shares = (options.checkpoint_share, options.back_share)
-    with sole_writer(options.out):
-        kept = Kept(options.out / "runs.jsonl")
-        calm = {
-            label_of(options, mode, "undisturbed"): partial(makespan_s, scenario)
-            for mode, scenario in scenarios.items()
-        }
-        useful_s = dict(zip(scenarios, kept.fill(calm, "undisturbed"), strict=True))
-        work = {
-            label_of(options, mode, *shares, *cell): partial(
-                interrupted, options, scenario, useful_s[mode], *cell
-            )
-            for mode, scenario in scenarios.items()
-            for cell in cells
-        }
-        records: list[dict[str, Any]] = kept.fill(work, "simulations")
+    kept = Kept(options.out / "runs.jsonl")
+    calm = {
+        label_of(options, mode, "undisturbed"): partial(makespan_s, scenario)
+        for mode, scenario in scenarios.items()
+    }
+    useful_s = dict(zip(scenarios, kept.fill(calm, "undisturbed"), strict=True))
+    work = {
+        label_of(options, mode, *shares, *cell): partial(
+            interrupted, options, scenario, useful_s[mode], *cell
+        )
+        for mode, scenario in scenarios.items()
+        for cell in cells
+    }
+    records: list[dict[str, Any]] = kept.fill(work, "simulations")
     path = write_csv(options.out / "checkpoint_interval.csv", records)
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for line in records:
-        groups.setdefault((line["mode"], line["crashes_expected"], line["factor"]), []).append(line)
-    print(table(list(groups.values()), columns_of(options.seeds)))
+    print(table(over_seeds(records), columns_of(options.seeds)))
     for crashes in options.crashes:
         policy = policy_of(options, useful_s[options.modes[0]], crashes)
         best_s = best_interval_s(policy)
@@ -183,20 +178,30 @@ def interrupted(
     }
 
 
+def over_seeds(records: Sequence[dict[str, Any]]) -> list[Any]:
+    """A row for each mode, rate of crashes and interval, in the order of the runs."""
+    import pandas as pd  # late: a second to import
+
+    groups = pd.DataFrame(records).groupby(["mode", "crashes_expected", "factor"], sort=False)
+    found = groups.agg(
+        asked_s=("interval_s", "first"),
+        kept_s=("interval_kept_s", "mean"),
+        overhead=("overhead", "mean"),
+        error=("overhead", "sem"),
+        daly=("overhead_closed_form", "mean"),
+    )
+    return list(found.reset_index().itertuples())
+
+
 def columns_of(seeds: int) -> dict[str, Column]:
-    """Of the runs of one mode, rate of crashes and interval, as a person reads them."""
-
-    def overhead_of(own: Sequence[dict[str, Any]]) -> str:
-        values = [r["overhead"] for r in own]
-        error = "" if len(values) < 2 else f" ± {stdev(values) / sqrt(len(values)):.1%}"
-        return f"{fmean(values):.1%}{error}"
-
+    """Of these rows, as a person reads them."""
+    error = " ± {error:.1%}" if seeds > 1 else ""
     return {
-        "mode": lambda own: own[0]["mode"],
-        "crashes": lambda own: f"{own[0]['crashes_expected']:g}",
-        "interval": lambda own: f"{own[0]['factor']:g} x Young",
-        "asked s": lambda own: f"{own[0]['interval_s']:.3f}",
-        "kept s": lambda own: f"{fmean(r['interval_kept_s'] for r in own):.3f}",
-        f"overhead (n={seeds}, s.e.)": overhead_of,
-        "Daly": lambda own: f"{fmean(r['overhead_closed_form'] for r in own):.1%}",
+        "mode": "{mode}",
+        "crashes": "{crashes_expected:g}",
+        "interval": "{factor:g} x Young",
+        "asked s": "{asked_s:.3f}",
+        "kept s": "{kept_s:.3f}",
+        f"overhead (n={seeds}, s.e.)": f"{{overhead:.1%}}{error}",
+        "Daly": "{daly:.1%}",
     }

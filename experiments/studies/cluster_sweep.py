@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from experiments.kept import Kept, sole_writer
+from experiments.kept import Kept
 from experiments.options import Count, Parallel, Positive, Ranks, Some, Tau, hold
 from experiments.tables import Column, drawn, table, write_csv
 from persia_sim.insight.sweep import (
@@ -128,12 +128,11 @@ def run(options: Options) -> None:
         for p in simulated
         if isinstance(room := memory[p.label], Capacity)
     }
-    with sole_writer(options.out):
-        rows_found = kept.fill(work, "simulations", options.jobs)
-        found = dict(zip((p.label for p in simulated), rows_found, strict=True))
-        rows = [_row(p, found.get(p.label), memory[p.label]) for p in points]
-        _mark_fronts(rows)
-        path = write_csv(options.out / "cluster_sweep.csv", rows)
+    rows_found = kept.fill(work, "simulations", options.jobs)
+    found = dict(zip((p.label for p in simulated), rows_found, strict=True))
+    rows = [_row(p, found.get(p.label), memory[p.label]) for p in points]
+    _mark_fronts(rows)
+    path = write_csv(options.out / "cluster_sweep.csv", rows)
     print(table(rows, COLUMNS))
     print(_notes(rows, options), end="")
     print(

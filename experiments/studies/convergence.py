@@ -9,9 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
-
-from experiments.gaps import Run, curve_records, finished, gap_over_seeds, thousandths
+from experiments.gaps import Run, curve_records, finished, gap_over_seeds, mean_auc, thousandths
 from experiments.options import MOST, OneOf, PairedSeeds, Parallel, Some, Tau, TestRows, hold
 from experiments.points import Point, data_sha256, over_seeds
 from experiments.published.curves import (
@@ -26,8 +24,8 @@ from experiments.published.curves import (
 )
 from experiments.studies.demo import find_data
 from experiments.sweep import print_plan, run_points
-from experiments.tables import aligned, drawn, write_csv
-from experiments.targets import FOOTNOTE, Target, journeys, target_record, target_table, targets
+from experiments.tables import Column, drawn, table, write_csv
+from experiments.targets import COLUMNS, FOOTNOTE, target_lines
 from persia_sim.model.scenario import Scenario
 from persia_sim.presets.catalogue import CLUSTERS
 from persia_sim.words.schema import Within
@@ -108,19 +106,20 @@ def run(options: Options) -> None:
         for (s, c), rate in rates.items()
         for line in _records(runs[s, _learns_as(c)], s, c, rate, options)
     ]
-    table, published = options.out / "convergence.csv", options.out / "convergence_published.csv"
-    write_csv(table, records)
-    write_csv(published, published_lines(published_curves()))
-    times, found = options.out / "convergence_targets.csv", _targets(records, data, options)
-    write_csv(times, [line for s in data for line in _target_lines(s, found[s], options)])
-    figure = drawn(table, published, times)
+    papers, found = published_lines(published_curves()), _targets(records, data, options)
+    csv = write_csv(options.out / "convergence.csv", records)
+    published = write_csv(options.out / "convergence_published.csv", papers)
+    times = write_csv(
+        options.out / "convergence_targets.csv", [line for own in found.values() for line in own]
+    )
+    figure = drawn(csv, published, times)
     for s in data:
         title = _title(s, runs[s, "sync"])
         print(f"\n{title} ({data[s].name}), W = {RANKS}, {BATCH} samples a dense update")
-        print(_table(s, runs, rates, options))
-        print(f"\nthe time to it; sync is {_reference(s, options)}\n{target_table(found[s], 0)}")
+        print(_ends(s, runs, rates, papers, options))
+        print(f"\nthe time to it; sync is {_reference(s, options)}\n{table(found[s], COLUMNS)}")
     print(f"\n± of a gap is 95 % over {options.seeds} paired seeds and test rows; published gaps"
-          f" are of other data and have no seeds.\n{FOOTNOTE}\ntables: {table}   {times}\n"
+          f" are of other data and have no seeds.\n{FOOTNOTE}\ntables: {csv}   {times}\n"
           f"figure: {figure}")  # fmt: skip
 
 
@@ -243,31 +242,28 @@ def _reference(data_set: str, options: Options) -> str:
 
 def _targets(
     records: Sequence[dict[str, Any]], data_sets: Iterable[str], options: Options
-) -> dict[str, list[Target]]:
-    """By data set, each line's way to the target, in the cluster's seconds and samples."""
-    found = {}
+) -> dict[str, list[dict[str, Any]]]:
+    """By data set, each line's way to the target in the cluster's seconds and samples, and the
+    published time to the same share of the published climb of sync."""
+    published, found = published_seconds(published_curves(), options.target), {}
     for data_set in data_sets:
         own = [r for r in records if r["data_set"] == data_set]
-        ways = journeys(
+        snapshots = (
             (r["line"], r["seed"], r["simulated_s"],
              r["simulated_s"] * r["simulated_samples_per_s"], r["auc"])
             for r in own
             if r["task"] == own[0]["task"]
         )  # fmt: skip
-        found[data_set] = targets(ways, _reference(data_set, options), [options.target])
+        cluster = SETS[data_set].cluster
+        reference, usd_per_hour = _reference(data_set, options), CLUSTERS[cluster]().usd_per_hour
+        lines = target_lines(snapshots, reference, [options.target], cluster, usd_per_hour)
+        times = {line["mode"]: published.get((data_set, line["mode"]), math.nan) for line in lines}
+        sync_s = published.get((data_set, "xdl_sync"), math.nan)
+        found[data_set] = [
+            {"data_set": data_set, **line, "published_ratio_to_sync": times[line["mode"]] / sync_s}
+            for line in lines
+        ]
     return found
-
-
-def _target_lines(data_set: str, found: Sequence[Target], options: Options) -> list[dict[str, Any]]:
-    """Each with the published time to the same share of the published climb of sync."""
-    cluster = SETS[data_set].cluster
-    told = published_seconds(published_curves(), options.target)
-    sync_s = told.get((data_set, "xdl_sync"), math.nan)
-    return [
-        {"data_set": data_set, **target_record(target, cluster, CLUSTERS[cluster]().usd_per_hour)}
-        | {"published_ratio_to_sync": told.get((data_set, target.mode), math.nan) / sync_s}
-        for target in found
-    ]
 
 
 def _title(data_set: str, runs: Sequence[Run]) -> str:
@@ -278,36 +274,34 @@ def _title(data_set: str, runs: Sequence[Run]) -> str:
     return SETS[data_set].title
 
 
-def _table(
+def _ends(
     data_set: str,
     runs: dict[tuple[str, str], list[Run]],
     rates: dict[tuple[str, str], float],
+    papers: Sequence[dict[str, Any]],
     options: Options,
 ) -> str:
     """At the end of the run, all pushes applied."""
-    task = next(iter(runs[data_set, "sync"][0].summary["tasks"]))
     sync = runs[data_set, "sync"]
-    last = {
-        line["line"]: line["gap_to_sync"]
-        for line in published_lines(published_curves())
-        if line["data_set"] == data_set
+    task = next(iter(sync[0].summary["tasks"]))
+    last = {line["line"]: line["gap_to_sync"] for line in papers if line["data_set"] == data_set}
+    batch_of = {
+        name: scenario(name, data_set, tau=options.tau, steps=2).batch
+        for name in options.lines_of(data_set)
     }
-    cells = []
-    for name in options.lines_of(data_set):
+
+    def gap(name: str) -> str:
         own = runs[data_set, _learns_as(name)]
-        gap = gap_over_seeds(own, sync, task, options.out)
-        rate = rates[data_set, name]
-        seconds = options.steps * scenario(name, data_set, tau=options.tau, steps=2).batch / rate
-        told = last.get(name, "")
-        cells.append(
-            [
-                name,
-                f"{np.mean([run.auc(task) for run in own]):.4f}",
-                "-" if name == "sync" else thousandths(gap),
-                f"{1e3 * told:+.1f}" if told != "" and name != "sync" else "-",
-                f"{rate:,.0f}",
-                f"{seconds:.1f}",
-            ]
-        )
-    header = ["line", "test AUC", "gap to sync [1e-3]", "published", "samples/s", "simulated s"]
-    return aligned(header, cells)
+        return thousandths(gap_over_seeds(own, sync, task, options.out))
+
+    columns: dict[str, Column] = {
+        "line": str,
+        "test AUC": lambda name: f"{mean_auc(runs[data_set, _learns_as(name)], task):.4f}",
+        "gap to sync [1e-3]": lambda name: "-" if name == "sync" else gap(name),
+        "published": lambda name: (
+            f"{1e3 * last[name]:+.1f}" if name != "sync" and last.get(name, "") != "" else "-"
+        ),
+        "samples/s": lambda name: f"{rates[data_set, name]:,.0f}",
+        "simulated s": lambda name: f"{options.steps * batch_of[name] / rates[data_set, name]:.1f}",
+    }
+    return table(list(batch_of), columns)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from experiments.kept import Kept, sole_writer
+from experiments.kept import Kept
 from experiments.options import Count, OneOf, PairedSeeds, Planned, Some
 from experiments.points import LARGEST, SYNTHETIC_SETS, present
 from experiments.staleness.frequency import BATCHES, alpha_lines
@@ -121,13 +121,12 @@ def run(options: Options) -> None:
         label: partial(_measure, options, setting, *problems[setting.case])
         for setting, label in labels.items()
     }
-    with sole_writer(options.out):
-        ran = trained.fill(training, "settings")
-        shares = counted.fill(
-            {label: partial(alpha_lines, name, options.samples) for name, label in sets.items()},
-            "data sets",
-        )
-        limits = turned.fill({k: partial(_stable, *one) for k, one in steps.items()}, "steps")
+    ran = trained.fill(training, "settings")
+    shares = counted.fill(
+        {label: partial(alpha_lines, name, options.samples) for name, label in sets.items()},
+        "data sets",
+    )
+    limits = turned.fill({k: partial(_stable, *one) for k, one in steps.items()}, "steps")
     records = [
         _record(options, setting, one, *problems[setting.case])
         for setting, one in zip(labels, ran, strict=True)

@@ -118,33 +118,26 @@ def find_data(data_dir: Path | None) -> DataConfig:
     return DataConfig(name=SYNTHETIC)
 
 
+def one_pass(data: DataConfig, batch: int, samples: int | None) -> TrainConfig:
+    """A run of one pass, or of the first ``samples``, then tested on as many (2,000 at least)."""
+    steps = SYNTHETIC_STEPS if data.name == SYNTHETIC else None
+    test_rows = None
+    if samples is not None:
+        steps, test_rows = max(1, samples // batch), max(LEAST_TEST_ROWS, samples)
+    return TrainConfig(
+        batch=batch, data=data, steps=steps, evaluation=EvaluationConfig(test_rows=test_rows)
+    )
+
+
 def plan(data: DataConfig, options: Options) -> list[Point]:
     """The points, seed by seed, so that pairs are complete early."""
-    steps = test_rows = None
-    if data.name == SYNTHETIC:
-        steps = SYNTHETIC_STEPS
-    if options.samples is not None:
-        steps = max(1, options.samples // BATCH)
-        test_rows = max(LEAST_TEST_ROWS, options.samples)
-    base = TrainConfig(
-        batch=BATCH, data=data, steps=steps, evaluation=EvaluationConfig(test_rows=test_rows)
-    )
-    return [p for seed in range(options.seeds) for p in _points_of_a_seed(base, seed)]
-
-
-def _points_of_a_seed(base: TrainConfig, seed: int) -> list[Point]:
-    """Every setting with one seed."""
-    base = with_seed(base, seed)
-    checksum = data_sha256(base)
-    return [
-        Point(
-            label=f"{s.label}-seed{seed}",
-            config=replace(
-                base,
-                sync=s.sync,
-                model=replace(base.model, lr=s.lr),
-            ),
-            data_sha256=checksum,
-        )
-        for s in SETTINGS
-    ]
+    points = []
+    for seed in range(options.seeds):
+        base = with_seed(one_pass(data, BATCH, options.samples), seed)
+        checksum = data_sha256(base)
+        for setting in SETTINGS:
+            model = replace(base.model, lr=setting.lr)
+            config = replace(base, sync=setting.sync, model=model)
+            label = f"{setting.label}-seed{seed}"
+            points.append(Point(label=label, config=config, data_sha256=checksum))
+    return points

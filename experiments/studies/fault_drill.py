@@ -78,24 +78,25 @@ class Options(Planned):
 
 def run(options: Options) -> None:
     """Undisturbed runs first, then the trials; prints the table of what came out."""
-    from tqdm import tqdm
-
     print(describe(options))
     if options.dry_run:
         return
     schema = write_world(options.out / "world", options.steps * options.ranks)
+    kept, what = Kept(options.out / "trials.jsonl"), _what(options)
     kinds = sorted({(t.mode, t.engine, t.world) for t in plan(options, None)})
-    calm: dict[tuple[str, str, str], tuple[float, float]] = {}
-    with tqdm(total=len(kinds) + options.kills, desc="runs", disable=None) as bar:
-        for kind in kinds:
-            calm[kind] = _undisturbed(options, kind, schema)
-            bar.update()
-        kept, lines = Kept(options.out / "trials.jsonl"), []
-        for trial in plan(options, {kind: seconds for kind, (seconds, _) in calm.items()}):
-            label = f"kill {trial.number} of {_what(options)}"
-            undisturbed = calm[trial.mode, trial.engine, trial.world]
-            lines.append(kept.row(label, partial(_one, options, trial, schema, *undisturbed)))
-            bar.update()
+    work = {
+        f"undisturbed {', '.join(kind)} of {what}": partial(_undisturbed, options, kind, schema)
+        for kind in kinds
+    }
+    calm = dict(zip(kinds, kept.fill(work, "undisturbed"), strict=True))
+    trials = plan(options, {kind: seconds for kind, (seconds, _) in calm.items()})
+    killing = {
+        f"kill {t.number} of {what}": partial(
+            _one, options, t, schema, *calm[t.mode, t.engine, t.world]
+        )
+        for t in trials
+    }
+    lines: list[Line] = kept.fill(killing, "kills")
     write_csv(options.out / "fault_drill.csv", lines)
     print(_table(lines))
     print(verdict(lines))
@@ -148,27 +149,24 @@ def engine_of(role: str) -> str:
 
 def command(options: Options, trial: Trial, schema: Path, folder: Path) -> list[str]:
     """The words behind ``python`` that start a trial's run."""
-    ranks = options.ranks
-    words = ["train", "--out", str(folder), "--mode", trial.mode, "--executor", "concurrent"]
-    words += ["--servers", str(options.servers), "--latency-s", str(options.latency_s)]
-    words += ["--checkpoint-every", str(max(1, options.steps // 8)), "--keep-checkpoints", "2"]
-    words += ["--evaluate-every-steps", str(max(1, options.steps // EVALUATIONS))]
-    words += ["--batch", str(IDS * ranks), "--steps", str(options.steps)]
-    if trial.role == "loader":
-        words += ["--loaders", "1"]
-    if Mode(trial.mode).may_merge:
-        words += ["--no-merge-pushes"]
+    ranks, merging = options.ranks, Mode(trial.mode).may_merge
+    said = (
+        f"--mode {trial.mode} --executor concurrent --servers {options.servers}"
+        f" --latency-s {options.latency_s} --batch {IDS * ranks} --steps {options.steps}"
+        f" --checkpoint-every {max(1, options.steps // 8)} --keep-checkpoints 2"
+        f" --evaluate-every-steps {max(1, options.steps // EVALUATIONS)}"
+    )
+    said += " --loaders 1" * (trial.role == "loader") + " --no-merge-pushes" * merging
     if trial.world == "counting":
-        words += ["--data.name", str(schema), "--rows.dim", "4", "--rows.initial-scale", "0"]
-        words += ["--model.name", "experiments.drilling.counting:Counting"]
-        words += ["--rows.optimizer.kind", "sgd", "--rows.optimizer.lr", str(RATE)]
+        data, network = str(schema), "experiments.drilling.counting:Counting"
+        said += f" --model.name {network} --rows.dim 4 --rows.initial-scale 0"
+        said += f" --rows.optimizer.kind sgd --rows.optimizer.lr {RATE}"
     else:
-        words += ["--data.name", "synthetic", "--model.hidden", "32"]
-    return [
-        *_launcher(trial, ranks),
-        *words,
-        *([] if trial.engine == "processes" else ["--ranks", str(ranks)]),
-    ]
+        data = "synthetic"
+        said += " --model.hidden 32"
+    said += "" if trial.engine == "processes" else f" --ranks {ranks}"
+    launcher = _launcher(trial, ranks)
+    return [*launcher, "train", "--out", str(folder), "--data.name", data, *said.split()]
 
 
 def _launcher(trial: Trial, ranks: int) -> list[str]:
@@ -184,9 +182,8 @@ def _undisturbed(options: Options, kind: tuple[str, str, str], schema: Path) -> 
     role = "rank" if engine == "processes" else "server"
     folder = options.out / "undisturbed" / "-".join(kind)
     trial = Trial(-1, mode, role, engine, world, 0.0, False)
-    if read_summary(folder) is None:
-        shutil.rmtree(folder, ignore_errors=True)
-        run_undisturbed(command(options, trial, schema, folder), folder, options.patience_s)
+    shutil.rmtree(folder, ignore_errors=True)
+    run_undisturbed(command(options, trial, schema, folder), folder, options.patience_s)
     summary = read_summary(folder)
     if summary is None:
         raise ValueError(f"the undisturbed run in {folder} did not finish; see the .log beside it")

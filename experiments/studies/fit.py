@@ -17,17 +17,17 @@ from experiments.published.calibration import (
     Fit,
     applied,
     classes,
+    compared,
     fit,
     interval,
     kinds,
     left_out,
     log_errors,
     naive_rates,
-    score,
     touches,
 )
 from experiments.published.gpu_rows import Measured, MeasuredFiles
-from experiments.tables import aligned, write_csv
+from experiments.tables import table, write_csv
 from persia_sim.presets.software import FITTED
 
 
@@ -58,21 +58,21 @@ def run(options: Options) -> None:
     found = fit(rows)
     records = constants(rows, found, options.profiles)
     write_csv(options.out / "constants.csv", records)
-    print(table(records))
+    print(table(records, {name: f"{{{name}}}" for name in SHOWN}))
     print(counts(rows, found))
     naive = np.log(np.array(naive_rates(rows, rows)) / [row.samples_per_s for row in rows])
     own = np.array([-log_errors(rows, *applied(found.logs)), naive])
     print(f"\n{'errors':34} {HEADER}   nearest other series: median, p90")
-    print(compared("on the points that were fitted to", _by_job(rows, own)))
+    print(line_of("on the points that were fitted to", _by_job(rows, own)))
     lines = [errors_record(row, "", error) for row, error in zip(rows, own.T, strict=True)]
     if options.held_out:
         each = left_out(rows, found, lambda row: [row.series])
-        print(compared("each series left out in turn", _joined(rows, each)))
+        print(line_of("each series left out in turn", _joined(rows, each)))
         whole = left_out(rows, found, kinds)
         for name, (places, errors) in sorted(whole.items()):
-            print(compared(f"  {name} left out", _by_job([rows[k] for k in places], errors)))
+            print(line_of(f"  {name} left out", _by_job([rows[k] for k in places], errors)))
         together = _joined(rows, whole)
-        print(compared("each class left out in turn", together))
+        print(line_of("each class left out in turn", together))
         band = float(np.nanquantile(np.abs(together[0]), 0.9))
         print(f"90 % band of a prediction: factor {exp(band):.2f} ({band:.2f} in its logarithm)")
         for name, (places, errors) in (each | whole).items():
@@ -134,10 +134,8 @@ def constants(rows: Sequence[Measured], found: Fit, profiles: bool) -> list[dict
     return records
 
 
-def table(records: Sequence[dict[str, object]]) -> str:
-    """The constants, aligned."""
-    shown = ("constant", "value", "low_95", "high_95", "start", "preset", "points", "identified")
-    return aligned(shown, [[str(record[c]) for c in shown] for record in records])
+SHOWN = ("constant", "value", "low_95", "high_95", "start", "preset", "points", "identified")
+"""Columns of the constants on a terminal."""
 
 
 def counts(rows: Sequence[Measured], found: Fit) -> str:
@@ -158,12 +156,9 @@ def errors_record(row: Measured, without: str, errors: Errors) -> dict[str, obje
             "naive_ln_rate_error": naive}  # fmt: skip
 
 
-def compared(name: str, errors: Errors) -> str:
+def line_of(name: str, errors: Errors) -> str:
     """The model's errors, and beside them the naive ones of the same points."""
-    known = errors[:, np.isfinite(errors[0])]
-    naive = score(known[1])
-    told = f"{np.expm1(naive.median):7.1%} {np.expm1(naive.p90):7.1%}" if naive.points else ""
-    return f"{name:34} {score(known[0])}   {told}".rstrip()
+    return compared(name, *errors[:, np.isfinite(errors[0])])
 
 
 def _by_job(rows: Sequence[Measured], errors: Errors) -> Errors:

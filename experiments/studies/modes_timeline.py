@@ -16,9 +16,9 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from experiments.kept import Kept, sole_writer
+from experiments.kept import Kept
 from experiments.options import MOST, OneOf, Some, StudyOptions, hold
-from experiments.tables import aligned, drawn, write_csv
+from experiments.tables import Column, drawn, table, write_csv
 from experiments.validating.cases import Case
 from experiments.validating.schedule import need_of, scenario_of
 from experiments.validating.stages import Stages
@@ -92,30 +92,27 @@ class Options(StudyOptions):
 
 def run(options: Options) -> None:
     """Record, simulate, write the table and the figure, print the time of a step of each."""
-    from tqdm import tqdm
-
     asked = [mode for mode in MODES if str(mode) in options.modes]
+    kept = Kept(options.out / "timelines.jsonl")
+    recordings = {
+        label: partial(recording, options, mode)
+        for mode in dict.fromkeys((Mode.SYNC, *asked))
+        for label in of_rounds(options, mode)
+    }
+    kept.fill(recordings, "recordings")
+    stages = quickest(options, Mode.SYNC, kept)[1]
     found: dict[tuple[str, str, Mode], Timeline] = {}
-    with (
-        sole_writer(options.out),
-        tqdm(total=3 * len(asked) + 1, desc="timelines", disable=None) as bar,
-    ):
-        kept = Kept(options.out / "timelines.jsonl")
-        sync, stages = quickest(options, Mode.SYNC, kept)
-        bar.update()
-        for mode in asked:
-            ran = sync if mode is Mode.SYNC else quickest(options, mode, kept)[0]
-            found["recorded", HOST, mode] = ran
-            bar.update()
-            for system, label, by in (
-                (HOST, f"{on_this_host(options, mode)}, {stages}", stages),
-                (options.cluster, on_the_cluster(options, mode), None),
-            ):
-                row = kept.row(label, partial(simulated, options, mode, by))
-                found["simulated", system, mode] = Timeline.of_lists(*row)
-                bar.update()
+    for mode in asked:
+        work = {
+            f"{on_this_host(options, mode)}, {stages}": partial(simulated, options, mode, stages),
+            on_the_cluster(options, mode): partial(simulated, options, mode, None),
+        }
+        here, there = kept.fill(work, f"simulations of {mode}")
+        found["recorded", HOST, mode] = quickest(options, mode, kept)[0]
+        found["simulated", HOST, mode] = Timeline.of_lists(*here)
+        found["simulated", options.cluster, mode] = Timeline.of_lists(*there)
     path = write_csv(options.out / "modes_timeline.csv", records(found))
-    print(table(found, asked, options.cluster))
+    print(times(found, asked, options.cluster))
     print(f"{path}; {drawn(path)}")
 
 
@@ -125,37 +122,28 @@ def records(found: dict[tuple[str, str, Mode], Timeline]) -> list[dict[str, obje
     for (source, system, mode), (bars, step_s) in found.items():
         zero_s = min(bar.start_s for bar in bars)
         for bar in bars:
-            lines.append(
-                {
-                    "source": source,
-                    "system": system,
-                    "mode": str(mode),
-                    "rank": bar.rank,
-                    "step": bar.step,
-                    "stage": bar.stage,
-                    "start_s": round(bar.start_s - zero_s, 7),
-                    "end_s": round(bar.end_s - zero_s, 7),
-                    "mean_step_s": round(step_s, 7),
-                }
-            )
+            ends = {name: round(getattr(bar, name) - zero_s, 7) for name in ("start_s", "end_s")}
+            about = {"source": source, "system": system, "mode": str(mode)}
+            lines.append(about | bar._asdict() | ends | {"mean_step_s": round(step_s, 7)})
     return lines
 
 
-def table(
-    found: dict[tuple[str, str, Mode], Timeline],
-    modes: Sequence[Mode],
-    cluster: str,
-) -> str:
+def times(found: dict[tuple[str, str, Mode], Timeline], modes: Sequence[Mode], cluster: str) -> str:
     """Milliseconds of a step by mode: this host recorded and simulated, and the cluster."""
-    lines = []
-    for mode in modes:
-        ran, told = (1e3 * found[way, HOST, mode].step_s for way in ("recorded", "simulated"))
-        there = 1e3 * found["simulated", cluster, mode].step_s
-        lines.append(
-            [str(mode), f"{ran:.2f}", f"{told:.2f}", f"{told / ran - 1:+.1%}", f"{there:.1f}"]
-        )
-    header = ["mode", "recorded [ms]", "simulated [ms]", "difference", f"{cluster} [ms]"]
-    return aligned(header, lines)
+
+    def step_ms(mode: Mode, source: str, system: str = HOST) -> float:
+        return 1e3 * found[source, system, mode].step_s
+
+    columns: dict[str, Column] = {
+        "mode": str,
+        "recorded [ms]": lambda mode: f"{step_ms(mode, 'recorded'):.2f}",
+        "simulated [ms]": lambda mode: f"{step_ms(mode, 'simulated'):.2f}",
+        "difference": lambda mode: (
+            f"{step_ms(mode, 'simulated') / step_ms(mode, 'recorded') - 1:+.1%}"
+        ),
+        f"{cluster} [ms]": lambda mode: f"{step_ms(mode, 'simulated', cluster):.1f}",
+    }
+    return table(modes, columns)
 
 
 def case_of(options: Options, mode: Mode) -> Case:
@@ -185,17 +173,22 @@ def on_the_cluster(options: Options, mode: Mode) -> str:
     )
 
 
+def of_rounds(options: Options, mode: Mode) -> list[str]:
+    """Under which the recordings of a mode are kept."""
+    return [f"{on_this_host(options, mode)}, round {n}" for n in range(options.rounds)]
+
+
 def quickest(options: Options, mode: Mode, kept: Kept) -> tuple[Timeline, Stages]:
-    """The recording with the shortest mean step, of several; those that are kept count."""
-
-    def record() -> tuple[Timeline, dict[str, float]]:
-        timeline, stages = recorded(options, mode)
-        return timeline, asdict(stages)
-
-    label = on_this_host(options, mode)
-    found = [kept.row(f"{label}, round {number}", record) for number in range(options.rounds)]
+    """The recording with the shortest mean step."""
+    found = [kept[label] for label in of_rounds(options, mode)]
     timelines = [(Timeline.of_lists(*bars), Stages(**stages)) for bars, stages in found]
     return min(timelines, key=lambda one: one[0].step_s)
+
+
+def recording(options: Options, mode: Mode) -> tuple[Timeline, dict[str, float]]:
+    """As it is kept."""
+    timeline, stages = recorded(options, mode)
+    return timeline, asdict(stages)
 
 
 def recorded(options: Options, mode: Mode) -> tuple[Timeline, Stages]:

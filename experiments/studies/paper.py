@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from experiments.catalogue import PIECES, Size, Study, chosen
-from experiments.kept import die_with_the_parent, sole_writer
+from experiments.kept import die_with_the_parent, ends_in_time, sole_writer
 from experiments.options import Planned, default_jobs
 from experiments.paper.record import FILE, command, folder_of, is_done, keep, store
 from experiments.tables import Column, table, write_csv
@@ -129,7 +127,8 @@ def missing(plan: Plan, out: Path) -> dict[Study, Sequence[str]]:
 
 
 def run_pieces(plan: Plan, size: Size, out: Path) -> dict[Study, str]:
-    """Run what is missing; returns the pieces that failed, with the last lines of each.
+    """Run what is missing, as many pieces at a time as there are cores, or one that fills them;
+    returns those that failed, with the last lines of each.
 
     Raises KeyboardInterrupt on Ctrl-C after the running pieces have ended; what they had finished
     is kept by the studies themselves.
@@ -137,108 +136,77 @@ def run_pieces(plan: Plan, size: Size, out: Path) -> dict[Study, str]:
     from tqdm import tqdm
 
     waiting = missing(plan, out)
+    done = sum(piece.share_of_time(size) for piece in plan if piece not in waiting)
     total = sum(piece.share_of_time(size) for piece in plan)
-    done = total - sum(piece.share_of_time(size) for piece in waiting)
     form = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
+    running: dict[Study, tuple[subprocess.Popen[bytes], float]] = {}
+    failed: dict[Study, str] = {}
     with tqdm(
         total=total, initial=done, desc="paper", bar_format=form, smoothing=0, disable=None
     ) as bar:
-        return _Runner(waiting, size, out, bar, done).run()
 
+        def tell(piece: Study, what: str) -> None:
+            bar.write(f"{piece.name}: {what}")
+            sys.stdout.flush()
 
-@dataclass(slots=True)
-class _Running:
-    process: subprocess.Popen[bytes]
-    piece: Study
-    arguments: Sequence[str]
-    started: float = field(default_factory=time.monotonic)
-
-    def seconds(self) -> float:
-        return time.monotonic() - self.started
-
-
-class _Runner:
-    """Starts and reaps; as many pieces at a time as there are cores, or one that fills them."""
-
-    def __init__(self, waiting: Plan, size: Size, out: Path, bar: Any, done: float) -> None:
-        self._waiting, self._size, self._out = dict(waiting), size, out
-        self._bar, self._done = bar, done
-        self._running: list[_Running] = []
-        self._failed: dict[Study, str] = {}
-        self._cores = default_jobs()
-
-    def run(self) -> dict[Study, str]:
-        """Until all have ended."""
         try:
-            while self._waiting or self._running:
-                while (piece := self._next()) is not None:
-                    self._start(piece)
+            not_started = dict(waiting)
+            while not_started or running:
+                while (piece := _fitting(not_started, running)) is not None:
+                    del not_started[piece]
+                    running[piece] = _started(piece, waiting[piece], out), time.monotonic()
+                    tell(piece, f"started, some {piece.minutes_of(size):g} min")
                 time.sleep(0.1)
-                self._reap()
-                self._show()
+                took_s = {p: time.monotonic() - began_s for p, (_, began_s) in running.items()}
+                for piece in [p for p in running if running[p][0].poll() is not None]:
+                    process, _ = running.pop(piece)
+                    done += piece.share_of_time(size)
+                    why = _why(piece, process.returncode, waiting[piece], took_s[piece], out)
+                    if why:
+                        failed[piece] = why
+                        tell(piece, f"FAILED; {folder_of(piece, out) / LOG}")
+                    else:
+                        tell(piece, f"done in {took_s[piece]:.0f} s")
+                bar.set_description_str(", ".join(p.name for p in running) or "paper", False)
+                bar.n = done + sum(
+                    p.share_of_time(size) * min(ALMOST, took_s[p] / 60 / p.minutes_of(size))
+                    for p in running
+                )
+                bar.refresh()
         finally:
-            _end([one.process for one in self._running])
-        return self._failed
+            _end([process for process, _ in running.values()])
+    return failed
 
-    def _next(self) -> Study | None:
-        """The first piece for which there is room."""
-        if any(one.piece.fills_cores for one in self._running):
-            return None
-        room = self._cores - len(self._running)
-        fits = (p for p in self._waiting if not (p.fills_cores and self._running))
-        return next(fits, None) if room > 0 else None
 
-    def _start(self, piece: Study) -> None:
-        arguments = self._waiting.pop(piece)
-        folder = folder_of(piece, self._out)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / FILE).unlink(missing_ok=True)
-        words = [sys.executable, "-u", "-m", "experiments", piece.name, *arguments]
-        with (folder / LOG).open("wb") as log:
-            process = subprocess.Popen(
-                [*words, "--out", str(folder)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is ours to hand on
-                preexec_fn=die_with_the_parent,
-            )
-        self._running.append(_Running(process, piece, arguments))
-        self._tell(f"{piece.name}: started, some {piece.minutes_of(self._size):g} min")
+def _fitting(waiting: Plan, running: Collection[Study]) -> Study | None:
+    """The first piece for which there is room."""
+    if len(running) >= default_jobs() or any(piece.fills_cores for piece in running):
+        return None
+    return next((piece for piece in waiting if not (piece.fills_cores and running)), None)
 
-    def _reap(self) -> None:
-        for one in [r for r in self._running if r.process.poll() is not None]:
-            self._running.remove(one)
-            self._done += one.piece.share_of_time(self._size)
-            why = _why(one, self._out)
-            if why:
-                self._failed[one.piece] = why
-                self._tell(f"{one.piece.name}: FAILED; {folder_of(one.piece, self._out) / LOG}")
-            else:
-                self._tell(f"{one.piece.name}: done in {one.seconds():.0f} s")
 
-    def _show(self) -> None:
-        parts = (
-            one.piece.share_of_time(self._size)
-            * min(ALMOST, one.seconds() / 60 / one.piece.minutes_of(self._size))
-            for one in self._running
+def _started(piece: Study, arguments: Sequence[str], out: Path) -> subprocess.Popen[bytes]:
+    folder = folder_of(piece, out)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / FILE).unlink(missing_ok=True)
+    words = [sys.executable, "-u", "-m", "experiments", piece.name, *arguments]
+    with (folder / LOG).open("wb") as log:
+        return subprocess.Popen(
+            [*words, "--out", str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is ours to hand on
+            preexec_fn=die_with_the_parent,
         )
-        names = ", ".join(one.piece.name for one in self._running)
-        self._bar.set_description_str(names or "paper", refresh=False)
-        self._bar.n = self._done + sum(parts)
-        self._bar.refresh()
-
-    def _tell(self, line: str) -> None:
-        self._bar.write(line)
-        sys.stdout.flush()
 
 
-def _why(one: _Running, out: Path) -> str:
+def _why(piece: Study, code: int, arguments: Sequence[str], seconds: float, out: Path) -> str:
     """Why a piece has no result: its last lines; "" where it has one, which is written down."""
-    folder, code = folder_of(one.piece, out), one.process.returncode
+    folder = folder_of(piece, out)
     if code == 0:
         try:
-            keep(one.piece, folder, one.arguments, one.seconds())
+            keep(piece, folder, arguments, seconds)
             return ""
         except OSError as error:
             return f"it ended well, but left no {error.filename}"
@@ -254,8 +222,4 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
         process.send_signal(signal.SIGINT)
     until = time.monotonic() + PATIENCE_S
     for process in processes:
-        try:
-            process.wait(max(0.0, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        ends_in_time(process, max(0.0, until - time.monotonic()))

@@ -12,8 +12,8 @@ import numpy as np
 
 from experiments.published.calibration import (
     HEADER,
-    Score,
     classes,
+    compared,
     naive_rates,
     scaling_ratios,
     score,
@@ -115,11 +115,10 @@ def report(rows: Sequence[Measured], records: Sequence[dict[str, object]]) -> st
     width = max(len(name) for name in groups)
     lines = [f"{'series':{width}} {HEADER}   nearest series: median, p90"]
     for name, places in groups.items():
-        theirs = score(naive_of[p] for p in places)
-        lines.append(f"{name:{width}} {score(of_class[p] for p in places)}   {_shown(theirs)}")
-    base = score(naive_of.values())
-    lines.append(f"{'all (one point a class)':{width}} {score(of_class.values())}   {_shown(base)}")
-    if not base.points:
+        own = ([of[p] for p in places] for of in (of_class, naive_of))
+        lines.append(compared(name, *own, width))
+    lines.append(compared("all (one point a class)", of_class.values(), naive_of.values(), width))
+    if not np.isfinite(list(naive_of.values())).any():
         lines.append("nearest series: no measured row is of another series; name some with --known")
     each = [_median([abs(of_class[p]) for p in places]) for places in groups.values()]
     lines.append(f"{'all (one point a series)':{width}} {score(each)}")
@@ -160,12 +159,6 @@ def _median(values: Sequence[float]) -> float:
     """Of those that are there."""
     known = [value for value in values if np.isfinite(value)]
     return float(np.median(known)) if known else nan
-
-
-def _shown(of_nearest: Score) -> str:
-    if not of_nearest.points:
-        return f"{'-':>7} {'-':>7}"
-    return f"{np.expm1(of_nearest.median):7.1%} {np.expm1(of_nearest.p90):7.1%}"
 
 
 def _number(cell: object) -> float:

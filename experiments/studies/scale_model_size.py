@@ -9,9 +9,16 @@ from typing import Any
 from experiments.options import SimulatedSteps, StudyOptions
 from experiments.published.descriptions import published_rates
 from experiments.published.persia import MODES
-from experiments.studies.scale_workers import Row, rate_of, records, simulated, summary, table
-from experiments.tables import drawn, write_csv
-from experiments.tables import table as shown
+from experiments.studies.scale_workers import (
+    COLUMNS,
+    Row,
+    rate_of,
+    row_of,
+    simulated,
+    summary,
+    within,
+)  # fmt: skip
+from experiments.tables import drawn, table, write_csv
 from persia_sim.presets.catalogue import CLUSTERS, costs_of, workloads
 from persia_sim.presets.costs import CATALOGUE, EVERY, FITS
 
@@ -41,19 +48,13 @@ class Options(StudyOptions):
 def run(options: Options) -> None:
     """Simulate, write the tables and the figure, print the signed errors."""
     rows = list(model_size(steps=options.steps))
-    path = write_csv(options.out / "scale_model_size.csv", records(rows))
-    print(table(rows))
+    path = write_csv(options.out / "scale_model_size.csv", rows)
+    print(table(rows, COLUMNS))
     print(summary(rows))
-    sizes = [row for row in rows if row.series.endswith("hybrid")]
-    held_out = []
-    for row in sizes:
-        others = [r.published for r in sizes if r is not row and r.published]
-        level = sum(others) / len(others)
-        held_out.append(abs(level / (row.published or level) - 1))
-    print(
-        f"one level fitted to four sizes, the fifth held out: mean |error| "
-        f"{sum(held_out) / len(held_out):.1%}, largest {max(held_out):.1%}"
-    )
+    sizes = [row["published"] for row in rows if row["series"].endswith("hybrid")]
+    levels = [(sum(sizes) - own) / (len(sizes) - 1) for own in sizes]
+    held_out = [abs(level / own - 1) for level, own in zip(levels, sizes, strict=True)]
+    print(f"one level fitted to four sizes, the fifth held out: {within(held_out)}")
     shared, own = FITS[EVERY], FITS["gcp-100t"]
     print(f"fitted constants: {len(shared)} of {EVERY} ({', '.join(shared)})")
     print(f"and {len(own)} of this one ({', '.join(own)})")
@@ -61,7 +62,7 @@ def run(options: Options) -> None:
         lines = candidates(steps=min(options.steps, SUSPECT_STEPS))
         write_csv(options.out / "scale_model_size_suspects.csv", lines)
         print("\none resource alone slowed until async fits; the rest nominal")
-        print(shown(lines, SUSPECTS))
+        print(table(lines, SUSPECTS))
     print(f"{len(rows)} points in {path}; {drawn(path)}")
 
 
@@ -72,7 +73,7 @@ def model_size(steps: int = 100) -> Iterator[Row]:
         model = simulated("gcp-100t", row["workload"], mode, 64, steps)
         label = f"{float(row['params']) / 1e12:g}T"
         published = float(row["samples_per_s"])
-        yield Row(f"100T cluster {row['mode']}", label, 64, published, model, "fit")
+        yield row_of(f"100T cluster {row['mode']}", label, 64, published, model, "fit")
 
 
 def candidates(steps: int = 60, per_rank: tuple[int, ...] = (1024, 8192)) -> list[dict[str, Any]]:

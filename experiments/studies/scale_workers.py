@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from experiments.options import SimulatedSteps, StudyOptions
 from experiments.published.descriptions import published_rates
 from experiments.published.persia import MODES, scenario_of
 from experiments.published.rivals import GPU_CV, RIVALS, samples_per_s
-from experiments.tables import drawn, write_csv
+from experiments.tables import Column, drawn, table, write_csv
 from persia_sim.engine.simulate import simulate
 from persia_sim.insight.measure import throughput
 from persia_sim.model.cluster import Cluster
@@ -31,30 +32,26 @@ class Options(StudyOptions):
 def run(options: Options) -> None:
     """Simulate every point, write the table and the figure, print the signed errors."""
     rows = [*public(steps=options.steps), *kwai(steps=options.steps)]
-    path = write_csv(options.out / "scale_workers.csv", records(rows))
-    print(table(rows))
+    path = write_csv(options.out / "scale_workers.csv", rows)
+    print(table(rows, COLUMNS))
     print(summary(rows))
     print(f"{len(rows)} points in {path}; {drawn(path)}")
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One published point, or one that is only predicted."""
+Row = dict[str, Any]
+"""One published point, or one that is only predicted, as the CSV has it; rates in samples/s."""
 
-    series: str
-    label: str
-    gpus: int
-    published: float | None
-    """Samples per second; None where the project predicts without a published figure."""
-    model: float
-    kind: str
-    """``fit``: a constant was fitted to this point; ``prediction``: none was."""
-    note: str = ""
 
-    @property
-    def error(self) -> float | None:
-        """Model over published, minus one."""
-        return self.model / self.published - 1 if self.published else None
+def row_of(
+    series: str, label: str, gpus: int, published: float | None, model: float, kind: str,
+    note: str = "",
+) -> Row:  # fmt: skip
+    """``kind``: a constant was fitted to this point (``fit``), or none was (``prediction``);
+    ``error`` is model over published, minus one."""
+    return {
+        "series": series, "label": label, "gpus": gpus, "published": published, "model": model,
+        "kind": kind, "note": note, "error": model / published - 1 if published else None,
+    }  # fmt: skip
 
 
 @cache
@@ -90,20 +87,20 @@ def public(steps: int = 80) -> Iterator[Row]:
         else:
             model = simulated(cluster, name, MODES[mode], gpus, steps)
             kind = "fit"
-        yield Row(f"{name} {system} {mode}", f"{gpus} GPUs", gpus, published, model, kind, note)
+        yield row_of(f"{name} {system} {mode}", f"{gpus} GPUs", gpus, published, model, kind, note)
     name = "criteo-ad"
     for gpus in (1, 2, 4, 8):
         model = simulated(cluster, name, Mode.HYBRID, gpus, steps)
         note = "without all-reduce (a dashed bar)" if gpus == 1 else ""
-        yield Row(f"{name} Persia hybrid", f"{gpus} GPUs", gpus, None, model, "prediction", note)
+        yield row_of(f"{name} Persia hybrid", f"{gpus} GPUs", gpus, None, model, "prediction", note)
         if gpus == 2:
             note = "if plotted as half of 2 GPUs, as on the other sets"
-            yield Row(f"{name} Persia hybrid", "1 GPUs", 1, None, model / 2, "prediction", note)
+            yield row_of(f"{name} Persia hybrid", "1 GPUs", 1, None, model / 2, "prediction", note)
     for (system, mode), rival in RIVALS.items():
         for gpus in (1, 2, 4, 8) if name in rival.holds_for else ():
             machine = CLUSTERS[cluster]().with_ranks(gpus)
             model = samples_per_s(rival, machine, workloads()[name], steps)
-            yield Row(f"{name} {system} {mode}", f"{gpus} GPUs", gpus, None, model, "prediction")
+            yield row_of(f"{name} {system} {mode}", f"{gpus} GPUs", gpus, None, model, "prediction")
 
 
 def kwai(steps: int = 60) -> Iterator[Row]:
@@ -112,35 +109,29 @@ def kwai(steps: int = 60) -> Iterator[Row]:
         gpus = int(row["gpus"])
         model = simulated("v100-paper", "kwai-video", MODES[row["mode"]], gpus, steps)
         published = float(row["samples_per_s"])
-        yield Row(f"kwai-video {row['mode']}", f"{gpus} GPUs", gpus, published, model, "fit")
+        yield row_of(f"kwai-video {row['mode']}", f"{gpus} GPUs", gpus, published, model, "fit")
 
 
-def table(rows: list[Row]) -> str:
-    """Aligned text, one line a point."""
-    lines = [f"{'series':28} {'point':8} {'published':>10} {'model':>10} {'error':>8}  kind"]
-    for row in rows:
-        published = f"{row.published:,.0f}" if row.published else "-"
-        error = f"{row.error:+.1%}" if row.error is not None else "-"
-        kind = f"{row.kind}{'; ' + row.note if row.note else ''}"
-        lines.append(
-            f"{row.series:28} {row.label:8} {published:>10} {row.model:>10,.0f} {error:>8}  {kind}"
-        )
-    return "\n".join(lines)
+COLUMNS: dict[str, Column] = {
+    "series": "{series}",
+    "point": "{label}",
+    "published": lambda row: f"{row['published']:,.0f}" if row["published"] else "-",
+    "model": "{model:,.0f}",
+    "error": lambda row: f"{row['error']:+.1%}" if row["error"] is not None else "-",
+    "kind": lambda row: f"{row['kind']}{'; ' + row['note'] if row['note'] else ''}",
+}
 
 
-def records(rows: list[Row]) -> list[dict[str, object]]:
-    """Rows for a CSV, with the error."""
-    return [asdict(row) | {"error": row.error} for row in rows]
-
-
-def summary(rows: list[Row]) -> str:
+def summary(rows: Sequence[Row]) -> str:
     """Mean and largest absolute error of fits and of predictions."""
     lines = []
     for kind in ("fit", "prediction"):
-        errors = [abs(r.error) for r in rows if r.kind == kind and r.error is not None]
+        errors = [abs(r["error"]) for r in rows if r["kind"] == kind and r["error"] is not None]
         if errors:
-            mean = sum(errors) / len(errors)
-            lines.append(
-                f"{kind}: {len(errors)} points, mean |error| {mean:.1%}, largest {max(errors):.1%}"
-            )
+            lines.append(f"{kind}: {len(errors)} points, {within(errors)}")
     return "\n".join(lines)
+
+
+def within(errors: Sequence[float]) -> str:
+    """Mean and largest of magnitudes."""
+    return f"mean |error| {sum(errors) / len(errors):.1%}, largest {max(errors):.1%}"

@@ -17,7 +17,7 @@ from math import ceil
 from statistics import median
 from typing import Annotated, Any
 
-from experiments.kept import Kept, sole_writer
+from experiments.kept import Kept
 from experiments.options import OneOf, Planned, SimulatedSteps, Some
 from experiments.studies.predict_published import seconds_by_part
 from experiments.tables import aligned, drawn, write_csv
@@ -277,12 +277,11 @@ def run(options: Options) -> None:
     print(f"{len(places)} cells ({missing} to run)")
     if options.dry_run:
         return
-    with sole_writer(options.out):
-        work = {
-            label: partial(cell_of, *place, options.batch, options.steps)
-            for label, place in zip(labels, places, strict=True)
-        }
-        cells: list[Cell] = kept.fill(work, "cells")
+    work = {
+        label: partial(cell_of, *place, options.batch, options.steps)
+        for label, place in zip(labels, places, strict=True)
+    }
+    cells: list[Cell] = kept.fill(work, "cells")
     path = write_csv(options.out / "sharded_map.csv", cells)
     print(table(cells))
     print(summary(cells))

@@ -9,19 +9,12 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from experiments.gaps import Run, curve_records, finished, gap_over_seeds, thousandths
+from experiments.gaps import Run, curve_records, finished, gap_over_seeds, mean_auc, thousandths
 from experiments.options import Count, OneOf, Parallel, Seeds, Some, Tau, TestRows, hold
 from experiments.points import Point, data_sha256, over_seeds
 from experiments.sweep import print_plan, run_points
-from experiments.tables import aligned, drawn, write_csv
-from experiments.targets import (
-    FOOTNOTE,
-    Target,
-    journeys,
-    target_record,
-    target_table,
-    targets,
-)
+from experiments.tables import Column, drawn, table, write_csv
+from experiments.targets import COLUMNS, FOOTNOTE, target_lines
 from persia_sim.presets.catalogue import CLUSTERS, workloads
 from persia_sim.words.schema import Within
 from persia_sim.words.trace import Trace
@@ -78,15 +71,23 @@ def run(options: Options) -> None:
     run_points(points, options.out, options.jobs, points[0].config.batch * options.steps)
     runs = finished(points, options.out)
     records = _with_time(curve_records(runs, options.out), options, instants)
-    csv, csv_of_targets = (options.out / f"time_to_auc{end}.csv" for end in ("", "_targets"))
-    write_csv(csv, records)
-    found, per_hour = _targets(records, options), CLUSTERS[options.cluster]().usd_per_hour
-    write_csv(csv_of_targets, [target_record(t, options.cluster, per_hour) for t in found])
+    snapshots = (
+        (r["mode"], r["seed"], r["simulated_s"],
+         r["samples"] * _stands_for(options, Mode(r["mode"])), r["auc"])
+        for r in records
+        if r["task"] == records[0]["task"]
+    )  # fmt: skip
+    found = target_lines(
+        snapshots, "sync", options.targets, options.cluster,
+        CLUSTERS[options.cluster]().usd_per_hour,
+    )  # fmt: skip
+    csv = write_csv(options.out / "time_to_auc.csv", records)
+    csv_of_targets = write_csv(options.out / "time_to_auc_targets.csv", found)
     figure = drawn(csv, csv_of_targets)
     print(f"\n{options.cluster}, {options.workload}, tau {options.tau}; learning on"
           f" {options.data.name}, {points[0].config.batch} samples a step")  # fmt: skip
-    print(_table(runs, instants, options))
-    print(f"\n{target_table(found, per_hour)}\n{FOOTNOTE}")
+    print(_ends(runs, instants, options))
+    print(f"\n{table(found, COLUMNS)}\n{FOOTNOTE}")
     print(f"table:  {csv}\ntargets: {csv_of_targets}\nfigure: {figure}")
 
 
@@ -180,34 +181,21 @@ def _samples_of(options: Options, mode: Mode, updates: int) -> int:
     return updates * options.batch_per_rank * (ranks if mode.has_barrier else 1)
 
 
-def _table(runs: Sequence[Run], instants: dict[Mode, np.ndarray], options: Options) -> str:
+def _ends(runs: Sequence[Run], instants: dict[Mode, np.ndarray], options: Options) -> str:
     """At the end of the run, all pushes applied."""
     task = next(iter(runs[0].summary["tasks"]))
     by_mode = {mode: [r for r in runs if r.setting[0] == mode] for mode in instants}
-    cells = []
-    for mode, own in by_mode.items():
-        aucs = [run.auc(task) for run in own]
-        gap = gap_over_seeds(own, by_mode[Mode.SYNC], task, options.out)
-        cells.append(
-            [
-                str(mode),
-                f"{instants[mode][-1]:.1f}",
-                f"{np.mean(aucs):.4f}",
-                "-" if mode is Mode.SYNC else thousandths(gap),
-            ]
-        )
-    return aligned(["mode", "simulated s", "test AUC", "gap to sync [1e-3]"], cells)
 
+    def gap(mode: Mode) -> str:
+        return thousandths(gap_over_seeds(by_mode[mode], by_mode[Mode.SYNC], task, options.out))
 
-def _targets(records: Sequence[dict[str, Any]], options: Options) -> list[Target]:
-    """Each mode's way to each target, by the cluster's seconds and by the cluster's samples."""
-    ways = journeys(
-        (r["mode"], r["seed"], r["simulated_s"],
-         r["samples"] * _stands_for(options, Mode(r["mode"])), r["auc"])
-        for r in records
-        if r["task"] == records[0]["task"]
-    )  # fmt: skip
-    return targets(ways, "sync", options.targets)
+    columns: dict[str, Column] = {
+        "mode": str,
+        "simulated s": lambda mode: f"{instants[mode][-1]:.1f}",
+        "test AUC": lambda mode: f"{mean_auc(by_mode[mode], task):.4f}",
+        "gap to sync [1e-3]": lambda mode: "-" if mode is Mode.SYNC else gap(mode),
+    }
+    return table(list(by_mode), columns)
 
 
 def _stands_for(options: Options, mode: Mode) -> float:

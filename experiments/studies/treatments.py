@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from experiments.gaps import Run, finished, gap_columns, gap_over_seeds, of_sync
+from experiments.gaps import (
+    Run,
+    finished,
+    gap_columns,
+    gap_over_seeds,
+    means_and_gap,
+    of_sync,
+)
 from experiments.options import (
     Count,
     PairedSeeds,
@@ -19,12 +25,12 @@ from experiments.options import (
     Tau,
 )
 from experiments.points import Point, data_sha256, expected_samples, over_seeds
-from experiments.studies.demo import LEAST_TEST_ROWS, REAL_DATA, SYNTHETIC_STEPS, find_data
+from experiments.studies.demo import REAL_DATA, find_data, one_pass
 from experiments.sweep import print_plan, run_points
 from experiments.tables import Column, drawn, table, write_csv
 from persia_sim.words.schema import Within
 from persia_sim.words.vocabulary import Mode
-from runtime.config import DataConfig, EvaluationConfig, SyncConfig, TrainConfig
+from runtime.config import DataConfig, SyncConfig, TrainConfig
 from runtime.config.presets import PresetName, with_preset
 from runtime.config.sync import MOST_DENSE_LAG
 
@@ -143,19 +149,8 @@ def _value(options: Options, treatment: Treatment) -> float | bool:
 
 
 def _points(options: Options, setting: Setting) -> list[Point]:
-    steps = test_rows = None
-    if options.data.name == "synthetic":
-        steps = SYNTHETIC_STEPS
-    if options.samples is not None:
-        steps = max(1, options.samples // options.batch)
-        test_rows = max(LEAST_TEST_ROWS, options.samples)
-    config = TrainConfig(
-        sync=setting.sync,
-        batch=options.batch,
-        data=options.data,
-        steps=steps,
-        evaluation=EvaluationConfig(test_rows=test_rows),
-    )
+    base = one_pass(options.data, options.batch, options.samples)
+    config = replace(base, sync=setting.sync)
     return over_seeds(setting.slug, config, options.seeds, data_sha256(config))
 
 
@@ -166,26 +161,23 @@ def _line(
     own, sync = runs[setting], setting.sync
     twins = [s for s in runs if s.base == setting.base and s.treatment == UNTREATED]
     untreated = runs[twins[0]] if twins and twins[0] != setting else []
-    gap = gap_over_seeds(own, runs[next(iter(runs))], task, root)
+    of_setting = means_and_gap(own, runs[next(iter(runs))], task, root)
+    given_back = gap_columns(gap_over_seeds(own, untreated, task, root), "gap_to_untreated")
+    log_loss = of_setting.pop("log_loss")
     return {
         "base": setting.base,
         "treatment": setting.treatment,
         "mode": str(sync.mode),
         "tau": sync.window,
         "merge_pushes": sync.merges,
-        "sync_steps": sync.sync_steps,
-        "dense_lag": sync.dense_lag,
-        "delay_compensation": sync.delay_compensation,
-        "lr_by_staleness": sync.lr_by_staleness,
+        **{name: getattr(sync, name) for name in EVERY},
         "ranks": sync.ranks,
         "task": task,
         "rows_late": own[0].late.rows,
         "dense_late": own[0].late.dense,
-        "seeds": gap.n,
-        "test_auc": math.fsum(run.auc(task) for run in own) / len(own),
-        **gap_columns(gap),
-        **gap_columns(gap_over_seeds(own, untreated, task, root), "gap_to_untreated"),
-        "log_loss": math.fsum(run.log_loss(task) for run in own) / len(own),
+        **of_setting,
+        **given_back,
+        "log_loss": log_loss,
     }
 
 

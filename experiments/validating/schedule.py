@@ -25,7 +25,6 @@ Where all cores are busy, who is given the lock waits for a core first, and ever
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, log
@@ -268,11 +267,6 @@ def _simulated(
 
 def _steps_per_s(run: Run) -> float:
     return throughput(run).mean / run.scenario.batch
-
-
-def cores_here() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def scenario_of(case: Case, steps: int) -> Scenario:

@@ -32,26 +32,6 @@ from tests.experiments.test_benching import Quiet, printed
 TINY = {"rows": 2_600, "batch": 64, "dim": 4, "threads": 1, "rounds": 3}
 
 
-def test_bench_sync_tells_medians_and_the_paired_ratio_of_its_windows(tmp_path, monkeypatch):
-    monkeypatch.setattr(windows, "ForeignLoad", Quiet)
-    told = printed(monkeypatch)
-    run(Options(what=("sync",), hidden=(8,), window_steps=4, out=tmp_path, **TINY))
-    rows = read_csv(tmp_path / "bench_sync.csv")
-    assert [(r["round"], r["name"]) for r in rows] == [
-        (str(n), name) for n in range(3) for name in ("dense-only", "sync")
-    ]
-    rates = {
-        name: [float(r["value"]) for r in rows if r["name"] == name]
-        for name in ("dense-only", "sync")
-    }
-    for name, values in rates.items():
-        assert min(values) > 0
-        assert re.search(rf"^{name} +{median(values):,.0f} ", told[0], re.MULTILINE)
-    logs = np.log(rates["sync"]) - np.log(rates["dense-only"])
-    assert f"sync / dense-only: {np.exp(logs.mean()):.2f} [" in told[0]
-    assert "over 3 pairs; goal 0.70" in told[0]
-
-
 L, C = 0.020, 0.006
 
 
@@ -161,7 +141,7 @@ def test_a_whole_run_is_timed_and_told_with_its_staleness(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"what": ("sync",), "servers": (2,)}, "servers is only used by --what transport, scaling"),
+        ({"what": ("latency",), "servers": (2,)}, "servers is only used by --what transport, scal"),
         ({"what": ("latency",), "modes": ("sync",)}, "modes is only used by --what scaling"),
         ({"what": ("transport",), "ranks": (1, 2)}, r"ranks must be one number .* got \[1, 2\]"),
         ({"what": ("transport",), "batch": 1, "ranks": (2,)}, "batch 1 gives 2 ranks less than a"),
@@ -174,12 +154,12 @@ def test_what_no_question_would_read_is_refused(given, said):
 
 
 def test_each_question_takes_what_is_its_own():
-    asked = Options(what=("sync", "transport"), batch=64, servers=(2,), rounds=3)
-    sync, transport = (asked.of(what) for what in asked.what)
-    assert (sync.servers, transport.servers) == (None, (2,))
-    assert (sync.rounds, sync.batch, sync.window_steps) == (3, 64, 12)
+    asked = Options(what=("latency", "transport"), batch=64, servers=(2,), rounds=3)
+    latency, transport = (asked.of(what) for what in asked.what)
+    assert (latency.servers, transport.servers) == (None, (2,))
+    assert (latency.rounds, latency.batch, latency.window_steps) == (3, 64, 60)
     assert (transport.rounds, transport.batch, transport.window_steps) == (3, 64, 15)
-    assert (sync.clock, transport.clock) == (None, "wall")
+    assert (latency.clock, transport.clock) == (None, "wall")
 
 
 @pytest.mark.parametrize(("goal_s", "verdict"), [(60.0, "met"), (0.0, "MISSED")])

@@ -27,6 +27,11 @@ WRITES = (
 )
 
 
+def records(out) -> list[dict]:
+    """In the order in which commands ended."""
+    return [json.loads(line)["row"] for line in (out / gpu.RECORDS).read_text().splitlines()]
+
+
 def test_a_part_that_fails_or_hangs_keeps_the_others_and_is_done_again(tmp_path, monkeypatch):
     marker = tmp_path / "may pass"
     plan = {
@@ -41,21 +46,19 @@ def test_a_part_that_fails_or_hangs_keeps_the_others_and_is_done_again(tmp_path,
     out = tmp_path / "out"
     options = gpu.Options(device="cpu", out=out)
     gpu.run(options)
-    document = json.loads((out / "feed.json").read_text())
-    assert "date" in document["machine"]
-    written, hung, skipped = document["commands"]
+    failed, written, hung, skipped = records(out)
+    assert "date" in written["machine"]
     assert written["tables"] == {"speed": [{"name": "a", "value": "1"}]}
     assert (written["exit_code"], written["output"]) == (0, "measured")
     assert (out / "kept.gz").read_text() == "x"
     assert hung["outcome"] == "outlasted 0 s" and hung["exit_code"] is None
     assert skipped["outcome"] == "skipped: no-such-tool is not here"
-    failed = json.loads((out / "tests.json").read_text())["commands"][0]
     assert failed["outcome"] == "failed with exit code 1" and "AssertionError" in failed["output"]
 
     marker.touch()
     gpu.run(options)
-    assert gpu._kept(out / "tests.json")[0]["outcome"] == "passed"
-    assert gpu._kept(out / "feed.json")[0] == written, "what passed is not run again"
+    again = records(out)[4:]
+    assert [r["outcome"] for r in again] == ["passed", hung["outcome"], skipped["outcome"]]
     assert "hangs" in (out / gpu.TABLE).read_text()
 
 
@@ -67,12 +70,6 @@ def test_the_plan_covers_the_goals_within_ten_minutes(capsys, tmp_path):
                   "float32 tf32 bfloat16", "ours hybrid tau 1", "torch merged"):  # fmt: skip
         assert words in told
     assert not (tmp_path / "out").exists()
-
-
-def test_files_of_somebody_else_are_no_results(tmp_path):
-    for text in ("", "[]", '{"commands": 3}', '{"commands": [1]}'):
-        (tmp_path / "feed.json").write_text(text)
-        assert gpu._kept(tmp_path / "feed.json") == []
 
 
 def test_what_spans_cover_counts_overlaps_once():
@@ -92,9 +89,10 @@ def test_three_parts_run_on_a_cpu_to_their_end(tmp_path, monkeypatch):
     out = tmp_path / "out"
     words = ["--device", "cpu", "--only", "sanitizers", "feed", "profile", "--out", str(out)]
     assert main(["gpu", *words]) == 0
-    feed, profile = (gpu._kept(out / f"{part}.json")[0] for part in ("feed", "profile"))
+    by_part = {r["part"]: r for r in reversed(records(out))}
+    feed, profile = by_part["feed"], by_part["profile"]
     assert {r["outcome"] for r in (feed, profile)} == {"passed"}, feed["output"]
-    assert gpu._kept(out / "sanitizers.json")[0]["outcome"] == "passed"
+    assert by_part["sanitizers"]["outcome"] == "passed"
     names = {row["name"] for row in feed["tables"]["bench_feed"]}
     assert {"fetch, 2 threads", "push, 1 threads", "pageable to device"} <= names
     for row in profile["tables"]["profile_small"]:
@@ -106,5 +104,5 @@ def test_three_parts_run_on_a_cpu_to_their_end(tmp_path, monkeypatch):
 def test_without_a_gpu_nothing_is_begun(tmp_path, capsys):
     assert main(["gpu", "--out", str(tmp_path / "out")]) == 2
     assert "try --device cpu" in capsys.readouterr().err and not any(
-        (tmp_path / "out").glob("*.json")
+        (tmp_path / "out").glob("*.json*")
     )

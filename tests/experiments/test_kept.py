@@ -25,10 +25,10 @@ def test_what_was_added_is_there_for_whoever_opens_the_file_next(tmp_path_factor
     first = Kept(path)
     assert "x" not in first and not path.parent.exists(), "looking makes nothing"
     for label, row in rows.items():
-        assert first.row(label, lambda row=row: row) == row
+        first.add(label, row)
     second = Kept(path)
     assert {label: second[label] for label in rows} == rows
-    assert all(second.row(label, fail) == row for label, row in rows.items())
+    assert second.fill(dict.fromkeys(rows, fail), "rows") == list(rows.values())
 
 
 @given(cut=st.integers(1, 200))
@@ -44,7 +44,7 @@ def test_a_line_cut_anywhere_costs_its_own_point_and_no_other(tmp_path_factory, 
     assert after["a"] == {"value": 1}
     if cut > 1:  # more than its end of line
         assert "b" not in after
-    after.row("b", lambda: {"value": 2})
+    after.fill({"b": lambda: {"value": 2}}, "rows")
     again = Kept(path)
     assert (again["a"], again["b"]) == ({"value": 1}, {"value": 2})
 

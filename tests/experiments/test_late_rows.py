@@ -18,12 +18,10 @@ from experiments.staleness.frequency import (
 from experiments.staleness.logistic import (
     RIDGE,
     Logistic,
-    Weights,
     exponents,
     largest_stable_step,
     looked_at,
     made,
-    square_norm,
     train,
 )
 from persia_sim.words.trace import ALL, Event, Kind, Trace
@@ -44,16 +42,13 @@ def problem() -> Logistic:
     return made((7, 3), 1.0, 60)
 
 
-def drawn_weights(problem: Logistic, seeds: int, number: int) -> Weights:
-    draw = np.random.default_rng(number)
-    return Weights(
-        draw.normal(size=(seeds, problem.rows)), draw.normal(size=(seeds, problem.dense.shape[1]))
-    )
+def drawn_weights(problem: Logistic, seeds: int, number: int) -> np.ndarray:
+    return np.random.default_rng(number).normal(size=problem.start(seeds).shape)
 
 
-def one_gradient(problem: Logistic, sample: int, weights: Weights, seed: int) -> np.ndarray:
+def one_gradient(problem: Logistic, sample: int, weights: np.ndarray, seed: int) -> np.ndarray:
     """Of one sample's loss, written out: rows, then dense weights."""
-    rows, dense = weights.rows[seed], weights.dense[seed]
+    rows, dense = np.split(weights[seed], [problem.rows])
     own, x = problem.ids[sample], problem.dense[sample]
     error = 1 / (1 + np.exp(-(rows[own].sum() + x @ dense))) - problem.labels[sample]
     found = np.zeros(problem.rows)
@@ -68,36 +63,31 @@ def test_gradient_and_variance_are_those_of_the_samples_one_by_one(problem):
     for seed in range(2):
         each = np.array([one_gradient(problem, n, weights, seed) for n in range(60)])
         mean = each.mean(axis=0)
-        found = np.concatenate([whole.rows[seed], whole.dense[seed]])
-        assert found == pytest.approx(mean, abs=1e-12)
+        assert whole[seed] == pytest.approx(mean, abs=1e-12)
         assert variance[seed] == pytest.approx(np.square(each - mean).sum(1).mean())
-        assert square_norm(whole)[seed] == pytest.approx(mean @ mean)
+        assert problem.square_norm(whole)[seed] == pytest.approx(mean @ mean)
     drawn = np.array([[3, 3, 5], [0, 1, 2]])
     part = problem.gradient(weights, drawn)
     for seed in range(2):
         mean = np.mean([one_gradient(problem, n, weights, seed) for n in drawn[seed]], axis=0)
-        assert np.concatenate([part.rows[seed], part.dense[seed]]) == pytest.approx(mean)
+        assert part[seed] == pytest.approx(mean)
 
 
 def test_the_gradient_is_the_slope_of_the_loss(problem):
     at, along = drawn_weights(problem, 1, 1), drawn_weights(problem, 1, 2)
-    slope = problem.gradient(at)
-    told = (slope.rows * along.rows).sum() + (slope.dense * along.dense).sum()
-    ahead, behind = (
-        problem.loss(Weights(at.rows + h * along.rows, at.dense + h * along.dense))[0]
-        for h in (1e-5, -1e-5)
-    )
+    told = (problem.gradient(at) * along).sum()
+    ahead, behind = (problem.loss(at + h * along)[0] for h in (1e-5, -1e-5))
     assert told == pytest.approx((ahead - behind) / 2e-5, rel=1e-6)
 
 
 def test_no_sample_has_a_steeper_gradient_than_its_smoothness(problem):
     one, two = drawn_weights(problem, 1, 3), drawn_weights(problem, 1, 4)
     for scale in (1e-3, 1.0):
-        two = Weights(one.rows + scale * two.rows, one.dense + scale * two.dense)
+        two = one + scale * two
         for n in range(60):
             apart = one_gradient(problem, n, one, 0) - one_gradient(problem, n, two, 0)
-            way = one.rows[0, problem.ids[n]] - two.rows[0, problem.ids[n]]
-            moved = np.concatenate([way, (one.dense - two.dense)[0]])
+            rows, dense = np.split((one - two)[0], [problem.rows])
+            moved = np.concatenate([rows[problem.ids[n]], dense])
             limit = problem.smoothness * np.linalg.norm(moved)
             assert np.linalg.norm(apart) <= limit * (1 + 1e-9)
 
@@ -107,9 +97,7 @@ def test_no_point_has_a_lower_loss_than_the_least(problem):
     told = problem.problem()
     assert told.gap == pytest.approx(np.log(2) - least)
     assert (problem.loss(drawn_weights(problem, 20, 5)) > least).all()
-    small = drawn_weights(problem, 20, 6)
-    small = Weights(small.rows * 1e-3, small.dense * 1e-3)
-    assert (problem.loss(small) > least).all()
+    assert (problem.loss(drawn_weights(problem, 20, 6) * 1e-3) > least).all()
 
 
 @pytest.mark.parametrize("dense_late", [False, True])
@@ -129,18 +117,14 @@ def test_late_weights_are_those_of_so_many_updates_ago(problem, tau, dense_late)
             read = np.concatenate(
                 [old[: problem.rows], (old if dense_late else now)[problem.rows :]]
             )
-            norms.append(float(square_norm(problem.gradient(as_weights(problem, now)))[0]))
+            norms.append(float(problem.square_norm(problem.gradient(now[None]))[0]))
             samples = draw.integers(0, 60, batch)
-            each = [one_gradient(problem, n, as_weights(problem, read), 0) for n in samples]
+            each = [one_gradient(problem, n, read[None], 0) for n in samples]
             past.append(now - step * np.mean(each, axis=0))
-        assert found.loss[seed] == pytest.approx(problem.loss(as_weights(problem, past[-1]))[0])
+        assert found.loss[seed] == pytest.approx(problem.loss(past[-1][None])[0])
         assert looked_at(updates).tolist() == list(range(updates))
         mean = (sum(norms) - (norms[0] + norms[-1]) / 2) / (updates - 1)
         assert found.square_norm[seed] == pytest.approx(mean)
-
-
-def as_weights(problem: Logistic, flat: np.ndarray) -> Weights:
-    return Weights(flat[None, : problem.rows], flat[None, problem.rows :])
 
 
 # Frequencies.
@@ -244,16 +228,16 @@ def test_drift_is_the_way_of_the_rows_between_two_pushes(tau, updates):
 
     OrderedRun(parts).run(watched())
     for found in measured(config, (2, 10, 24), samples, (updates,)):
-        fresh, late = after_push[found.step + updates], after_push[max(0, found.step - tau)]
+        fresh, late = after_push[found["step"] + updates], after_push[max(0, found["step"] - tau)]
         total = size = 0.0
         for occurrence in fresh.plans["rows"].inverse:
             new, old = fresh.values["rows"][occurrence], late.values["rows"][occurrence]
             total += float(np.square(new - old, dtype=float).sum()) / 50
             size += float(np.square(new, dtype=float).sum()) / 50
-        assert found.drift == pytest.approx(total, rel=1e-5)
-        assert found.relative == pytest.approx(total / size, rel=1e-5)
-        assert (found.drift > 0) is (found.predictions > 0) is (tau + updates > 0)
-        chances.append(found.step)
+        assert found["drift"] == pytest.approx(total, rel=1e-5)
+        assert found["relative"] == pytest.approx(total / size, rel=1e-5)
+        assert (found["drift"] > 0) is (found["predictions"] > 0) is (tau + updates > 0)
+        chances.append(found["step"])
     assert chances == [2, 10, 24]
 
 
@@ -262,8 +246,10 @@ def test_several_latenesses_are_measured_on_one_run():
     samples = first_samples(open_source(config.data.name), "test", 50)
     together = measured(config, (4, 20, 28), samples, (1, 6))
     alone = [d for n in (1, 6) for d in measured(config, (4, 20, 28), samples, (n,))]
-    assert sorted(together, key=lambda d: (d.updates, d.step)) == alone
-    assert [d.step for d in alone] == [4, 20, 28, 4, 20], "from 28 on there are no 6 updates more"
+    assert sorted(together, key=lambda d: (d["updates"], d["step"])) == alone
+    assert [d["step"] for d in alone] == [4, 20, 28, 4, 20], (
+        "from 28 on there are no 6 updates more"
+    )
 
 
 def test_looking_on_changes_no_byte():

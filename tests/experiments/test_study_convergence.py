@@ -230,7 +230,7 @@ def made_up(tmp_path: Path) -> PublishedGap:
 
 
 def test_gaps_of_a_made_up_curve_are_those_by_hand(made_up: PublishedGap):
-    assert made_up.step.tolist() == list(READ_AT)
+    assert made_up.points.step.tolist() == list(READ_AT)
     assert made_up.at_end == pytest.approx(-0.003)
     # the last five: -8, -1, -1, +1 and -3 thousandths
     assert made_up.mean_of_last == pytest.approx(-0.0024)
@@ -251,7 +251,7 @@ def test_points_that_one_curve_lacks_are_left_out_and_a_short_sync_tells_no_end(
     rows = lines("sync", SYNC[:4]) + lines("async", HYBRID)
     curves = published_curves(write_table(tmp_path / "curves.csv", rows))
     short = gap_to_sync(curves, "avazu-ad", "XDL", "async")
-    assert short.step.tolist() == list(READ_AT[:4])
+    assert short.points.step.tolist() == list(READ_AT[:4])
     assert math.isnan(short.at_end) and math.isnan(short.mean_of_last)
     assert short.largest == pytest.approx(-0.008)
 
@@ -288,7 +288,7 @@ def test_the_plots_contradict_the_text_on_avazu_and_taobao():
 
 def test_kwais_sync_is_plotted_at_two_points_so_no_gap_at_its_end_can_be_read():
     gaps = all_gaps(published_curves())
-    assert gaps["kwai-video", "Persia", "hybrid"].step.tolist() == [300, 600]
+    assert gaps["kwai-video", "Persia", "hybrid"].points.step.tolist() == [300, 600]
     assert math.isnan(gaps["kwai-video", "Persia", "hybrid"].at_end)
     assert math.isnan(gaps["kwai-video", "Persia", "hybrid"].at_samples(1e6))
 

@@ -9,7 +9,8 @@ import pytest
 
 from experiments.published.descriptions import DATA
 from experiments.studies import scale_model_size, scale_workers
-from experiments.studies.scale_workers import Row, summary
+from experiments.studies.scale_workers import COLUMNS, row_of, summary
+from experiments.tables import table
 from persia_sim.presets.costs import EVERY, FITS
 from tests.experiments.raw_runs import printed_by, read_csv
 
@@ -83,14 +84,14 @@ def test_the_printed_summary_is_of_absolute_errors_by_kind(workers):
 
 
 def test_a_summary_counts_what_is_below_as_error_too():
-    rows = [Row("a", "x", 1, 100.0, 90.0, "fit"), Row("a", "y", 2, 100.0, 120.0, "fit"),
-            Row("b", "z", 1, None, 5.0, "prediction")]  # fmt: skip
+    rows = [row_of("a", "x", 1, 100.0, 90.0, "fit"), row_of("a", "y", 2, 100.0, 120.0, "fit"),
+            row_of("b", "z", 1, None, 5.0, "prediction")]  # fmt: skip
     assert summary(rows) == "fit: 2 points, mean |error| 15.0%, largest 20.0%"
 
 
 def test_a_printed_line_has_published_model_and_signed_error():
-    text = scale_workers.table([Row("s", "2 GPUs", 2, 1000.0, 900.0, "fit", "why")])
-    assert re.split(r" {2,}", text.splitlines()[1]) == [
+    text = table([row_of("s", "2 GPUs", 2, 1000.0, 900.0, "fit", "why")], COLUMNS)
+    assert re.split(r" {2,}", text.splitlines()[2]) == [
         "s",
         "2 GPUs",
         "1,000",

@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from experiments.statistics import paired_ratio
 from experiments.studies import time_to_auc
-from experiments.targets import Crossing, Journey, first_crossing, paired_ratio, targets, told
+from experiments.tables import table
+from experiments.targets import COLUMNS, Crossing, first_crossing, target_lines
 from persia_sim.cli import Options as Simulation
 from persia_sim.cli import scenario_of
 from persia_sim.engine.simulate import simulate
@@ -199,68 +201,68 @@ def test_a_crossing_is_where_the_line_between_snapshots_has_the_target(aucs, tar
     assert all(auc < target for auc in aucs[:left])
 
 
-def test_a_ratio_is_the_geometric_mean_with_the_interval_of_its_logarithms():
-    own, sync = [1.0, 2.0, 3.0], [4.0, 4.0, 5.0]
-    found = paired_ratio(own, sync)
-    logs = [math.log(a / b) for a, b in zip(own, sync, strict=True)]
-    ends = stats.ttest_1samp(logs, 0).confidence_interval(0.95)
-    assert found.mean == pytest.approx(stats.gmean([a / b for a, b in zip(own, sync, strict=True)]))
-    assert (found.low, found.high) == pytest.approx((math.exp(ends.low), math.exp(ends.high)))
+def test_a_ratio_to_what_took_no_time_is_not_known():
+    """Else it is a paired t test of logarithms: see the tests of windows."""
     assert math.isnan(paired_ratio([0.0, 1.0], [1.0, 1.0]).mean)
 
 
-def test_what_is_never_reached_is_told_with_how_long_it_was_watched():
-    late = [Crossing(3.0, True), Crossing(9.0, False), Crossing(7.0, False)]
-    assert told(late) == "not reached by 2 of 3 seeds, > 7.0 s"
-    assert told([Crossing(3.0, True)]) == "3.0"
+def of_ways(ways: dict[str, dict[int, list[tuple[float, ...]]]], *shares: float, usd=0.0):
+    """Lines of ways: mode -> seed -> second, samples and AUC of each snapshot."""
+    snapshots = [
+        (mode, seed, *point)
+        for mode, own in ways.items()
+        for seed, points in own.items()
+        for point in points
+    ]
+    return target_lines(snapshots, "sync", shares, usd_per_hour=usd)
 
 
-def way(*aucs: float, speed: float = 1.0) -> Journey:
-    at = range(1, len(aucs) + 1)
-    return Journey(seconds=[n / speed for n in at], samples=[1e6 * n for n in at], auc=aucs)
+def way(*aucs: float, speed: float = 1.0) -> list[tuple[float, ...]]:
+    return [(n / speed, 1e6 * n, auc) for n, auc in enumerate(aucs, start=1)]
 
 
 def test_time_cost_and_censoring_of_a_target_by_hand():
     """The climb of sync ends at 0.7; half of it is 0.6."""
-    journeys = {
+    ways = {
         "sync": {0: way(0.6, 0.7), 1: way(0.6, 0.7)},
         "fast": {0: way(0.6, 0.7, speed=4), 1: way(0.55, 0.65, speed=4)},
     }
-    sync, fast, _, never = targets(journeys, "sync", (0.5, 1.0))
-    assert sync.auc == pytest.approx(0.6) and sync.seconds.mean == pytest.approx(1.0)
-    assert [c.at for c in fast.crossings] == pytest.approx([0.25, 0.375])
-    assert fast.ratio.mean == pytest.approx(math.sqrt(0.25 * 0.375))
+    lines = of_ways(ways, 0.5, 1.0, usd=7200)
+    sync, fast, _, never = lines
+    assert sync["target_auc"] == pytest.approx(0.6) and sync["seconds"] == pytest.approx(1.0)
+    assert fast["ratio_to_sync"] == pytest.approx(math.sqrt(0.25 * 0.375))
     # seconds 0.3125 at 7,200 $/h are 0.625 $; sync needs a million samples
-    assert fast.usd(7200).mean == pytest.approx(0.625)
-    assert fast.usd_per_million(7200) == pytest.approx(0.625)
-    assert fast.samples == pytest.approx(1.25e6)
-    assert math.isnan(fast.usd(0).mean), "no price"
-    assert (never.reached, never.not_before) == (1, 0.5)
-    assert math.isnan(never.seconds.mean) and math.isnan(never.ratio.mean)
-    assert math.isnan(never.usd_per_million(7200))
+    assert fast["seconds"] == pytest.approx(0.3125) and fast["usd"] == pytest.approx(0.625)
+    assert fast["usd_per_million_samples_of_sync"] == pytest.approx(0.625)
+    assert fast["samples"] == pytest.approx(1.25e6)
+    assert math.isnan(of_ways(ways, 0.5)[1]["usd"]), "no price"
+    assert (never["reached"], never["not_before_s"]) == (1, 0.5)
+    unknown = ("seconds", "ratio_to_sync", "usd_per_million_samples_of_sync")
+    assert all(math.isnan(never[name]) for name in unknown)
+    told = table(lines, COLUMNS).splitlines()
+    assert re.split(r" {2,}", told[-1])[3] == "not reached by 1 of 2 seeds, > 0.5 s"
 
 
 def test_each_seed_has_the_target_of_syncs_run_of_that_seed():
     """Half a climb is 0.6 and 0.55, which sync reaches at once in each stream; the mean's half,
     0.575, would be late in seed 1."""
-    journeys = {
+    ways = {
         "sync": {0: way(0.6, 0.7), 1: way(0.55, 0.6)},
         "x": {0: way(0.6, 0.7), 1: way(0.55)},
     }
-    sync, other = targets(journeys, "sync", (0.5,))
-    assert sync.auc == pytest.approx(0.575)
-    assert [c.at for c in sync.crossings] == pytest.approx([1.0, 1.0])
-    assert other.reached == 2 and other.ratio.mean == pytest.approx(1.0)
+    sync, other = of_ways(ways, 0.5)
+    assert sync["target_auc"] == pytest.approx(0.575)
+    assert (sync["seconds"], sync["seconds_half_width_95"]) == pytest.approx((1.0, 0.0))
+    assert other["reached"] == 2 and other["ratio_to_sync"] == pytest.approx(1.0)
 
 
 def test_seconds_to_a_target_are_held_against_those_of_the_same_seeds():
-    def way(end_s: float) -> Journey:
-        return Journey(seconds=[end_s], samples=[1.0], auc=[0.7])
+    def way(end_s: float) -> list[tuple[float, ...]]:
+        return [(end_s, 1.0, 0.7)]
 
     ways = {"sync": {0: way(1.0), 1: way(2.0)}, "hybrid": {1: way(4.0), 0: way(3.0)}}
-    found = {t.mode: t for t in targets(ways, "sync", (1.0,))}
-    assert found["hybrid"].ratio.mean == pytest.approx(math.sqrt(3.0 * 2.0))
-    assert found["hybrid"].ratio.low != found["hybrid"].ratio.high
-    others = {"sync": ways["sync"], "hybrid": {1: way(4.0), 2: way(3.0)}}
-    found = {t.mode: t for t in targets(others, "sync", (1.0,))}
-    assert math.isnan(found["hybrid"].ratio.mean), "as many seeds, and not the same"
+    _, hybrid = of_ways(ways, 1.0)
+    assert hybrid["ratio_to_sync"] == pytest.approx(math.sqrt(3.0 * 2.0))
+    assert hybrid["ratio_to_sync_low_95"] != hybrid["ratio_to_sync_high_95"]
+    _, other = of_ways({"sync": ways["sync"], "hybrid": {1: way(4.0), 2: way(3.0)}}, 1.0)
+    assert math.isnan(other["ratio_to_sync"]), "as many seeds, and not the same"

@@ -134,9 +134,9 @@ def test_the_plan_says_what_is_done_and_by_another_commit(tmp_path, capsys):
     done.folder(tmp_path).mkdir()
     (done.folder(tmp_path) / "summary.json").write_text('{"tasks": {}}')
     (done.folder(tmp_path) / "env.json").write_text('{"commit": "another"}')
-    print_plan([done, replace(missing, exclusive=True)], tmp_path, 3)
+    print_plan([done, missing], tmp_path, 3)
     told = capsys.readouterr().out
-    assert "2 points (1 done, 1 to run), 3 at a time, 1 of them alone" in told
+    assert "2 points (1 done, 1 to run), 3 at a time;" in told
     assert "1 of the done points were made by another commit" in told
 
 

@@ -359,7 +359,7 @@ def test_a_band_comes_from_the_other_configurations_and_their_runs():
     same = {name: [1.1, 1.1] for name in "abcd"}
     band = band_of("a", same | {"a": [9.0]})
     assert band is not None
-    assert (band.low, band.high) == (pytest.approx(1.1), pytest.approx(1.1))
+    assert band == (pytest.approx(1.1), pytest.approx(1.1))
     assert band_of("a", {"a": [1.0], "b": [1.0], "c": [1.0]}) is None
 
 
@@ -369,7 +369,7 @@ def test_a_band_ends_where_normal_errors_leave_one_in_twenty_on_each_side():
     band = band_of("own", {str(k): [math.exp(q)] for k, q in enumerate(quantiles)})
     assert band is not None
     # 4,000 draws tell the 5 % point to 0.03 standard deviations; asked for are four of these.
-    ends = math.log(band.low), math.log(band.high)
+    ends = tuple(map(math.log, band))
     assert ends == (pytest.approx(-1.645 * 0.2, abs=0.026), pytest.approx(1.645 * 0.2, abs=0.026))
 
 

@@ -16,7 +16,7 @@ from experiments.benching.windows import (
     Ratio,
     Window,
     interleave,
-    paired_ratio,
+    ratio_of,
     summarize,
     verdict,
 )
@@ -35,7 +35,7 @@ def pairs(loaded: set[tuple[int, str]] = frozenset(), rounds: int = 4) -> list[W
 
 
 def test_the_paired_ratio_is_a_paired_t_test_of_logarithms():
-    found = paired_ratio(pairs(), "ours", "base")
+    found = ratio_of(pairs(), "ours", "base")
     test = stats.ttest_rel(np.log(OURS), np.log(BASE)).confidence_interval(0.95)
     assert found.mean == pytest.approx(math.exp(np.mean(np.log(OURS) - np.log(BASE))))
     assert found.low == pytest.approx(math.exp(test.low))
@@ -47,18 +47,18 @@ def test_windows_are_paired_by_round_and_not_by_place():
     mixed = pairs()
     mixed.reverse()
     mixed[0], mixed[5] = mixed[5], mixed[0]
-    assert paired_ratio(mixed, "ours", "base") == paired_ratio(pairs(), "ours", "base")
+    assert ratio_of(mixed, "ours", "base") == ratio_of(pairs(), "ours", "base")
 
 
 @pytest.mark.parametrize("name", ["ours", "base"])
 def test_a_pair_with_a_loaded_window_does_not_count(name):
-    found = paired_ratio(pairs({(3, name)}), "ours", "base")
+    found = ratio_of(pairs({(3, name)}), "ours", "base")
     assert found.mean == pytest.approx((1.1 * 1.3 * 90 / 95) ** (1 / 3))
     assert (found.pairs, found.clean) == (3, True)
 
 
 def test_with_fewer_than_three_quiet_pairs_all_count_and_the_ratio_says_so():
-    found = paired_ratio(pairs({(0, "ours"), (1, "base")}), "ours", "base")
+    found = ratio_of(pairs({(0, "ours"), (1, "base")}), "ours", "base")
     assert found.mean == pytest.approx((1.1 * 1.3 * 90 / 95 * 1.25) ** (1 / 4))
     assert (found.pairs, found.clean) == (4, False)
 
