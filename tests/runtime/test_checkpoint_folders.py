@@ -63,6 +63,7 @@ def state(samples):
         updates=samples // 10,
         config={},
         tables={},
+        layout={"fields": [{"name": "f"}]},
         facts={"ranks": 1, "shards": 1, "data_sha256": ""},
         servers=Store().rows.counters_of_servers(),
         clock={"updates_per_step": 1, "base_update": 0, "base_step": 0},
