@@ -19,6 +19,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+LAWS = range(1, 17)
+"""Of docs/laws.md."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for law in LAWS:
+        config.addinivalue_line("markers", f"law{law}: holds law {law} of docs/laws.md")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _keep_nothing_at_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Data that runs keep parsed goes to a folder of the tests."""

@@ -169,6 +169,7 @@ def test_finished_trials_are_kept_whole_and_for_the_same_options_only(tmp_path, 
 
 
 @pytest.mark.parametrize("number", [1, EVALUATIONS], ids=["on the way", "final"])
+@pytest.mark.law13
 def test_a_server_that_dies_in_an_evaluation_does_not_hang_its_run(number, tmp_path):
     options = Options(steps=16, out=tmp_path)
     schema = write_world(tmp_path / "world", options.steps * options.ranks)

@@ -84,6 +84,7 @@ def split(role: Role, hosts: int) -> Role:
 
 @pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.parametrize("racks", [False, True])
+@pytest.mark.law8
 def test_two_kinds_that_do_not_differ_are_one_in_bytes(mode, racks):
     cluster = small_cluster(6, 4, 3)
     slow = replace(cluster.servers.host, nic_bytes_per_s=0.2e9)
@@ -109,6 +110,7 @@ def test_two_kinds_that_do_not_differ_are_one_in_bytes(mode, racks):
 
 @settings(max_examples=30)
 @given(uncontended(), st.data())
+@pytest.mark.law8
 def test_max_plus_gives_the_bits_of_a_run_on_several_kinds(scenario, data):
     scenario = replace(scenario, cluster=data.draw(mixed(scenario.cluster)))
     assert simulate(scenario).stamps.tobytes() == instants(scenario).tobytes()
@@ -116,6 +118,7 @@ def test_max_plus_gives_the_bits_of_a_run_on_several_kinds(scenario, data):
 
 @settings(max_examples=20)
 @given(of_kinds())
+@pytest.mark.law8
 def test_bytes_are_kept_and_no_run_is_faster_than_its_hosts_allow(scenario):
     run, cluster = simulate(scenario), scenario.cluster
     need, batches = run.need, cluster.ranks * scenario.steps
@@ -136,6 +139,7 @@ def test_bytes_are_kept_and_no_run_is_faster_than_its_hosts_allow(scenario):
 
 @settings(max_examples=20)
 @given(uncontended(), st.data(), st.sampled_from(["core_speed", "nic_bytes_per_s"]))
+@pytest.mark.law8
 def test_without_contention_a_faster_kind_is_never_slower(scenario, data, field):
     slow = data.draw(mixed(scenario.cluster))
 

@@ -63,6 +63,7 @@ def contended(draw: st.DrawFn) -> Scenario:
 
 
 @given(contended())
+@pytest.mark.law9
 def test_window_permits_and_batches_are_kept_in_every_mode(scenario):
     run, trace = traced(scenario)
     ranks, steps = scenario.cluster.ranks, scenario.steps
@@ -89,6 +90,7 @@ def test_window_permits_and_batches_are_kept_in_every_mode(scenario):
 
 
 @given(contended())
+@pytest.mark.law7
 def test_discrete_littles_law_is_exact(scenario):
     _, trace = traced(scenario)
     pushes = staleness_in_pushes(trace)
@@ -106,6 +108,7 @@ def test_critical_path_adds_up_to_the_time_of_the_last_push(scenario):
 
 
 @given(contended())
+@pytest.mark.law6
 def test_same_seed_gives_the_same_bytes(scenario):
     (first, trace), (again, other) = traced(scenario), traced(scenario)
     assert first.stamps.tobytes() == again.stamps.tobytes()
@@ -114,6 +117,7 @@ def test_same_seed_gives_the_same_bytes(scenario):
 
 
 @pytest.mark.parametrize("discipline", list(Discipline))
+@pytest.mark.law1
 def test_raw_hybrid_with_bound_zero_and_merged_pushes_is_sync(discipline):
     sync = small_scenario(Mode.SYNC, discipline=discipline, noise=Noise(gpu_cv=0.1))
     zero = replace(sync, mode=Mode.RAW_HYBRID, tau=0, merge_pushes=True)
@@ -122,12 +126,14 @@ def test_raw_hybrid_with_bound_zero_and_merged_pushes_is_sync(discipline):
     assert first.events.tobytes() == second.events.tobytes()
 
 
+@pytest.mark.law5
 def test_bound_is_reached_and_never_passed():
     for tau in (0, 1, 3):
         _, trace = traced(small_scenario(Mode.HYBRID, tau=tau, steps=30))
         assert staleness_in_steps(trace).oldest_missing_steps.max() == tau
 
 
+@pytest.mark.law5
 def test_unbounded_window_is_bounded_by_the_queues():
     queues = Queues(lookup_tasks=2, forwarded=1, on_gpu=1, backward=1, copied_back=1, push_tasks=1)
     costs = replace(CATALOGUE, server_update=replace(CATALOGUE.server_update, fixed_s=0.1))
@@ -140,6 +146,7 @@ def test_unbounded_window_is_bounded_by_the_queues():
 
 
 @given(uncontended(), st.sampled_from(["gpu", "copy", "server", "tau", "permits"]))
+@pytest.mark.law8
 def test_without_contention_more_of_anything_is_never_slower(scenario, knob):
     before = simulate(scenario).makespan_s
     costs = scenario.costs
@@ -161,6 +168,7 @@ def test_without_contention_more_of_anything_is_never_slower(scenario, knob):
 
 
 @given(uncontended())
+@pytest.mark.law8
 def test_without_contention_sync_raw_hybrid_and_hybrid_come_in_this_order(scenario):
     base = replace(
         scenario, tau=None, permits=None, ahead=None, lookahead="reread", merge_pushes=None
@@ -190,6 +198,7 @@ NAMED = {
 
 @pytest.mark.parametrize("name", NAMED)
 @pytest.mark.parametrize("discipline", [Discipline.FLUID, Discipline.FIFO])
+@pytest.mark.law8
 def test_at_named_contended_configurations_a_larger_bound_costs_at_most_two_percent(
     name, discipline
 ):
@@ -205,6 +214,7 @@ def test_at_named_contended_configurations_a_larger_bound_costs_at_most_two_perc
         assert larger >= smaller * 0.98
 
 
+@pytest.mark.law8
 def test_with_queues_a_larger_bound_can_be_slower():
     """An anomaly of sharing, which is why law 8 is stated without contention only."""
     cluster = small_cluster(8, 2, 2)
@@ -297,6 +307,7 @@ def slower(scenario: Scenario, factor: float) -> Scenario:
 
 
 @given(contended())
+@pytest.mark.law7
 def test_time_in_flight_obeys_littles_law(scenario):
     """Mean number in flight (from events) = rate x mean time in flight (from durations)."""
     stamps = simulate(scenario).stamps

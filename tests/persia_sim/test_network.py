@@ -98,6 +98,7 @@ def naive_max_min(
 
 
 @given(sharing())
+@pytest.mark.law8
 def test_rates_on_any_network_are_those_of_exact_progressive_filling(problem):
     rates = max_min(*problem)
     exact = naive_max_min(*problem)
@@ -249,6 +250,7 @@ def exact_ends(capacities: list[float], messages: list[Message]) -> list[float]:
 
 @settings(max_examples=25)
 @given(racks(), st.integers(1, 4))
+@pytest.mark.law8
 def test_over_time_any_network_is_shared_as_exact_filling_shares_it(problem, hub_flows):
     capacities, messages = problem[0], problem[1][:9]
     coarse = [(round(8 * s) / 8, path, round(4 * n) / 4, w) for s, path, n, w in messages]

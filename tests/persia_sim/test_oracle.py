@@ -98,6 +98,7 @@ def step_s(scenario: Scenario) -> float:
 @pytest.mark.parametrize(("latency", "compute"), CASES)
 @pytest.mark.parametrize("tau", [0, 1, 4, 16])
 @pytest.mark.parametrize("mode", [Mode.RAW_HYBRID, Mode.HYBRID])
+@pytest.mark.law15
 def test_a_window_of_tau_hides_all_but_one_in_tau_plus_one(mode, tau, latency, compute):
     expected = max(compute, (2 * latency + compute) / (tau + 1))
     for ranks in (1, 3):
@@ -108,6 +109,7 @@ def test_a_window_of_tau_hides_all_but_one_in_tau_plus_one(mode, tau, latency, c
 
 
 @pytest.mark.parametrize(("latency", "compute"), CASES)
+@pytest.mark.law15
 def test_sync_pays_both_latencies_in_every_step(latency, compute):
     for ranks in (1, 3):
         scenario = bare(Mode.SYNC, latency, compute, ranks)
@@ -117,6 +119,7 @@ def test_sync_pays_both_latencies_in_every_step(latency, compute):
 
 @pytest.mark.parametrize(("latency", "compute"), CASES)
 @pytest.mark.parametrize("ahead", [1, 4, 16])
+@pytest.mark.law15
 def test_lookahead_that_reads_again_pays_as_much_as_sync(ahead, latency, compute):
     scenario = bare(Mode.LOOKAHEAD, latency, compute, 3, ahead=ahead)
     assert step_s(scenario) == pytest.approx(2 * latency + compute, rel=1e-9)
@@ -125,6 +128,7 @@ def test_lookahead_that_reads_again_pays_as_much_as_sync(ahead, latency, compute
 
 @pytest.mark.parametrize(("latency", "compute"), CASES)
 @pytest.mark.parametrize("ahead", [1, 4, 16])
+@pytest.mark.law15
 def test_lookahead_that_forwards_hides_as_much_as_a_window_of_ahead(ahead, latency, compute):
     """And no row is late: the workers have applied all earlier steps before the batch trains."""
     expected = max(compute, (2 * latency + compute) / (ahead + 1))
@@ -173,6 +177,7 @@ def carried(run: Run, role: str, way: str) -> float:
     discipline=st.sampled_from(list(Discipline)),
     cpus=st.booleans(),
 )
+@pytest.mark.law9
 def test_every_byte_of_every_batch_crosses_its_cards_once(
     mode, ranks, steps, workers, discipline, cpus
 ):
@@ -201,6 +206,7 @@ def test_lookahead_carries_its_second_look_too():
 
 @settings(max_examples=20)
 @given(st.sampled_from(LATE), st.integers(0, 4), st.integers(0, 3), st.booleans())
+@pytest.mark.law5
 def test_no_lookup_starts_before_its_window_opens(mode, tau, seed, merged):
     """The sentence of the contract: all pushes of all steps < s - tau are applied (in async the
     rank's own). And where it binds, some lookup starts at the very instant."""
@@ -237,6 +243,8 @@ def test_missed_pushes_are_others_in_flight_on_average(mode):
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.HYBRID, Mode.ASYNC])
 @pytest.mark.parametrize("target", [Target.WORKER, Target.SERVER])
 @pytest.mark.parametrize("at", [0.2, 0.4, 0.6, 0.8])
+@pytest.mark.law9
+@pytest.mark.law13
 def test_what_was_sent_is_applied_or_counted_as_lost(mode, target, at):
     base = small_scenario(mode, steps=15)
     end = simulate(base).makespan_s

@@ -109,6 +109,7 @@ def same(one: Run, other: Run) -> bool:
 
 @pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.parametrize("discipline", list(Discipline))
+@pytest.mark.law8
 def test_one_rack_is_no_rack_in_bytes(mode, discipline):
     scenario = small_scenario(mode, discipline=discipline)
     cluster = replace(scenario.cluster, racks=(rack("all", 2, 3, 2, 1.0),))
@@ -117,6 +118,7 @@ def test_one_rack_is_no_rack_in_bytes(mode, discipline):
 
 @settings(max_examples=15)
 @given(in_racks(), st.sampled_from([1e18, inf]))
+@pytest.mark.law8
 def test_an_uplink_that_cannot_bind_is_none_in_bytes(scenario, rate):
     """Message by message; and as coflows, where the servers stand in one rack."""
     racks = [replace(each, uplink_bytes_per_s=rate) for each in scenario.cluster.racks]
@@ -131,6 +133,7 @@ def test_an_uplink_that_cannot_bind_is_none_in_bytes(scenario, rate):
 
 @settings(max_examples=25)
 @given(in_racks())
+@pytest.mark.law9
 def test_every_byte_between_racks_crosses_two_uplinks_once(scenario):
     run = simulate(scenario)
     found = {name: size for name, size in run.link_bytes.items() if "uplink" in name}
@@ -141,6 +144,7 @@ def test_every_byte_between_racks_crosses_two_uplinks_once(scenario):
 
 @settings(max_examples=25)
 @given(in_racks())
+@pytest.mark.law8
 def test_no_run_is_faster_than_its_uplinks_and_its_constraints_allow(scenario):
     run = simulate(scenario)
     bounds = shared(scenario, run.need)
@@ -153,6 +157,7 @@ def test_no_run_is_faster_than_its_uplinks_and_its_constraints_allow(scenario):
 
 @settings(max_examples=25)
 @given(uncontended(), places(SLOW))
+@pytest.mark.law8
 def test_max_plus_gives_the_bits_of_a_run_over_racks(scenario, where):
     scenario = replace(scenario, cluster=racked(scenario.cluster, *where))
     assert simulate(scenario).stamps.tobytes() == instants(scenario).tobytes()
@@ -160,6 +165,7 @@ def test_max_plus_gives_the_bits_of_a_run_over_racks(scenario, where):
 
 @settings(max_examples=25)
 @given(uncontended(), places(SLOW), st.floats(1, 20))
+@pytest.mark.law8
 def test_without_contention_a_faster_uplink_is_never_slower(scenario, where, factor):
     cuts, uplinks = where
     slow = replace(scenario, cluster=racked(scenario.cluster, cuts, uplinks))
@@ -171,6 +177,7 @@ HALVES = [(0.5, 0.5, 0.5)]
 
 
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.HYBRID, Mode.ASYNC])
+@pytest.mark.law8
 def test_at_named_contended_runs_throughput_rises_with_the_uplinks_rate(mode):
     cluster = small_cluster(4, 4, 2)
     rates = [0.05, 0.2, 0.8, 100.0]

@@ -110,6 +110,7 @@ def test_a_bound_is_vacuous_up_to_about_tau_root_two_alpha_updates(tau, alpha):
 
 
 @pytest.mark.parametrize(("ranks", "tau"), [(1, 0), (1, 3), (3, 0), (3, 2), (8, 1)])
+@pytest.mark.law16
 def test_what_async_misses_is_counted_in_an_order_of_its_events(ranks, tau):
     trace = constant_lag_trace(Mode.ASYNC, ranks=ranks, steps=20 * ranks, tau=tau)
     in_flight = Counter()

@@ -35,6 +35,7 @@ def by_shard(scenario: Scenario) -> Trace:
 
 @settings(max_examples=15)
 @given(contended())
+@pytest.mark.law7
 def test_littles_law_is_exact_at_every_shard(scenario):
     trace = by_shard(scenario)
     means = mean_by_shard(staleness_in_pushes(trace))

@@ -213,6 +213,7 @@ def test_closing_a_step_twice_is_an_error():
 
 
 @given(st.lists(st.integers(0, 2), max_size=40), st.integers(0, 4))
+@pytest.mark.law5
 def test_the_window_rule_is_its_definition(ranks, tau):
     """Close steps in any interleaving of ranks; compare with the sentence of the contract."""
     marks, closed = Watermarks(ranks=3), {0: 0, 1: 0, 2: 0}

@@ -108,6 +108,9 @@ def predictions(run: Path) -> bytes:
 
 
 @pytest.mark.ray
+@pytest.mark.law1
+@pytest.mark.law11
+@pytest.mark.law12
 def test_a_rank_killed_on_ray_costs_no_byte(address, mark, tmp_path, monkeypatch):
     """Laws 1 and 11: all go back to the last checkpoint, and end with the bytes of threads."""
     run = tmp_path / "run"
@@ -142,6 +145,9 @@ def test_a_rank_whose_actor_is_killed_writes_itself_down_before_another_goes_on(
 
 
 @pytest.mark.ray
+@pytest.mark.law5
+@pytest.mark.law9
+@pytest.mark.law12
 def test_on_ray_the_window_holds_and_each_batch_is_trained_once(address, tmp_path):
     """Laws 5 and 9."""
     hybrid = ["--mode", "hybrid", "--tau", "3", "--no-merge-pushes", "--out", "run"]
@@ -161,6 +167,8 @@ def test_on_ray_the_window_holds_and_each_batch_is_trained_once(address, tmp_pat
 
 
 @pytest.mark.ray
+@pytest.mark.law12
+@pytest.mark.law13
 def test_a_server_killed_on_ray_comes_back_with_its_shard(address, mark, tmp_path):
     run = tmp_path / "run"
     killer = KILLER.format(mark=mark, run=str(run), victim="next(servers())")

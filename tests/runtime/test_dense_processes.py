@@ -292,6 +292,7 @@ def found(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", WAYS)
+@pytest.mark.law12
 def test_processes_train_as_threads_do(name, found):
     """With `gather` to the byte, with `ring` but for the order of sums; at every rank the same."""
     expected, told = over_threads(WAYS[name][2])
@@ -320,6 +321,7 @@ def test_a_wait_names_the_rank_that_has_ended_and_the_one_that_hangs(found):
         assert re.fullmatch(start + silent, hangs)
 
 
+@pytest.mark.law12
 def test_async_over_processes_pulls_and_pushes_as_threads_do(found):
     """The same pulls and pushes at one server without processes: same bytes, events and figures."""
     model, told, recorder = fresh_model(), Told(), TraceRecorder()
@@ -341,6 +343,7 @@ def test_async_over_processes_pulls_and_pushes_as_threads_do(found):
     assert (np.load(found / "async-events.npy") == recorder.finish().events).all()
 
 
+@pytest.mark.law12
 def test_averaging_over_processes_is_its_trace_by_hand(found):
     """Own optimisers, and rounds at the recorded instants, carried out one after the other."""
     events = [Event(*row) for row in np.load(found / "averaging-events.npy").tolist()]

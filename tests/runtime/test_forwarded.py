@@ -41,6 +41,7 @@ FORWARDED = {"executor": "concurrent", **AHEAD}
     latency_s=st.sampled_from([0.0, 0.004]),
     engine=st.sampled_from(ENGINES),
 )
+@pytest.mark.law2
 def test_forwarded_lookahead_equals_sync(ahead, ranks, shards, kind, latency_s, engine):
     rule = RowOptimizer(kind=kind, lr=0.1)
     sync = run(config(ranks=ranks, shards=shards, optimizer=rule), SOURCE)
@@ -89,6 +90,7 @@ def test_snapshots_on_the_way_are_those_of_sync():
     assert len(curves[0]) == 4
 
 
+@pytest.mark.law15
 def test_ahead_and_one_steps_share_two_messages():
     """Law 15: (2 L + C) / (ahead + 1) against 2 L + C; asked for is a factor of two of nine."""
     steps = 24

@@ -34,6 +34,7 @@ def pair(source: ArraySource, **changes):
 
 
 @pytest.mark.parametrize(("mode", "kind"), EACH)
+@pytest.mark.law14
 def test_float64_is_the_same_within_1e_10_after_100_steps(mode, kind):
     source = ArraySource(24 * 100 - 7)  # the last step is short, and uneven among the ranks
     optimizer = RowOptimizer(kind=kind, lr=0.05)
@@ -44,6 +45,7 @@ def test_float64_is_the_same_within_1e_10_after_100_steps(mode, kind):
 
 
 @pytest.mark.parametrize(("mode", "dense"), [one for one in EACH if one[1] != "adagrad_row"])
+@pytest.mark.law14
 def test_float32_is_the_same_within_1e_6_in_norm_after_10_steps(mode, dense: DenseOptimizer):
     model = ModelConfig(hidden=(8,), optimizer=dense, lr=0.01)
     apart, fused = pair(ArraySource(240), model=model, **MODES[mode])
@@ -52,6 +54,7 @@ def test_float32_is_the_same_within_1e_6_in_norm_after_10_steps(mode, dense: Den
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.law14
 def test_order_and_trace_are_those_of_the_ranks(mode):
     apart, fused = pair(ArraySource(24 * 20 - 7), **MODES[mode])
     assert (apart.trace.events == fused.trace.events).all()
@@ -142,6 +145,7 @@ REASONS = {
 
 
 @pytest.mark.parametrize("name", REASONS)
+@pytest.mark.law14
 def test_ranks_are_computed_one_by_one_where_more_than_sums_would_change(name):
     changes, words = REASONS[name]
     chosen = config(**{"ranks": 4, "fuse_ranks": True, **changes})

@@ -65,6 +65,7 @@ def undisturbed(tmp_path_factory) -> dict[str, bytes]:
 
 
 @pytest.mark.multiproc
+@pytest.mark.law11
 def test_killed_at_any_instant_and_resumed_a_run_ends_with_the_same_bytes(tmp_path, undisturbed):
     chosen = settings(checkpoint_every=15, evaluate_every_steps=20)
     draw = np.random.default_rng(0)
@@ -87,6 +88,7 @@ def test_killed_at_any_instant_and_resumed_a_run_ends_with_the_same_bytes(tmp_pa
 
 
 @pytest.mark.multiproc
+@pytest.mark.law11
 def test_killed_inside_a_checkpoint_again_and_again_it_gets_to_the_end(tmp_path, undisturbed):
     """Each process dies some flushes further into writing than the one before."""
     chosen = settings(checkpoint_every=15, evaluate_every_steps=20)

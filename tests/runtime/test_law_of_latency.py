@@ -32,6 +32,7 @@ def seconds(steps: int, latency_s: float = LATENCY_S, **changes) -> float:
     ("mode", "engine"),
     [(Mode.HYBRID, "threads"), (Mode.RAW_HYBRID, "threads"), (Mode.HYBRID, "processes")],
 )
+@pytest.mark.law15
 def test_a_window_of_tau_has_tau_and_one_batches_on_their_way(mode, engine, tau):
     """A lookup starts when the window opens, tau steps late; never later, nor always earlier.
 
@@ -56,6 +57,7 @@ def test_a_window_of_tau_has_tau_and_one_batches_on_their_way(mode, engine, tau)
         (0, 2, {"mode": Mode.ASYNC, "tau": 4}),
     ],
 )  # fmt: skip
+@pytest.mark.law15
 def test_each_message_of_a_batch_has_its_latency_once(exposed, hidden, chosen, monkeypatch):
     """What a rank waits for, and what travels while it goes on; a latency paid twice is seen."""
     told: dict[str, list[float]] = {"exposed": [], "hidden": []}
@@ -75,6 +77,7 @@ def test_each_message_of_a_batch_has_its_latency_once(exposed, hidden, chosen, m
     assert told == {"exposed": [1e-3] * 6 * exposed, "hidden": [1e-3] * 6 * hidden}
 
 
+@pytest.mark.law15
 def test_a_wide_window_hides_most_of_the_latency():
     """2 L a step in sync, 2 L / 9 with tau 8; asked for is a factor of two, not of nine.
 

@@ -82,6 +82,7 @@ LAGGING = {
 
 
 @pytest.mark.parametrize("name", LAGGING)
+@pytest.mark.law11
 def test_resumed_from_any_checkpoint_a_run_ends_with_the_same_bytes(name, tmp_path):
     tuned = replace(TUNED, dropout=0.2)
     chosen = every(3, ranks=3, shards=2, optimizer=ADAM, model=tuned, **LAGGING[name])
@@ -103,6 +104,7 @@ CONCURRENT = {
 
 
 @pytest.mark.parametrize("name", CONCURRENT)
+@pytest.mark.law11
 def test_threads_of_exact_modes_go_on_to_the_same_bytes(name, tmp_path):
     chosen = every(4, ranks=3, shards=2, optimizer=ADAM, executor="concurrent", **CONCURRENT[name])
     whole = run(chosen, tmp_path / "whole")
@@ -119,6 +121,7 @@ def test_threads_of_exact_modes_go_on_to_the_same_bytes(name, tmp_path):
 @pytest.mark.parametrize(("mode", "engine"), [(m, e) for m in Mode if m.reads_late_rows
                                               for e in ("lag", "threads")]
                          + [(Mode.HYBRID, "processes")])  # fmt: skip
+@pytest.mark.law11
 def test_a_run_recorded_over_legs_and_a_resume_replays_to_its_bytes(mode, engine, tmp_path):
     period = {"average_every_steps": 2} if engine == "lag" else {"average_every_s": 0.002}
     averages = period if mode is Mode.ASYNC_AVERAGING else {}
@@ -180,6 +183,7 @@ FORGETFUL = {
 
 @pytest.mark.parametrize(("mode", "increments"), [(Mode.LOOKAHEAD, True), (Mode.ASYNC, False)])
 @pytest.mark.parametrize("name", FORGETFUL)
+@pytest.mark.law11
 def test_rows_that_are_evicted_expire_or_are_refused_do_so_alike(name, mode, increments, tmp_path):
     chosen = every(3, ranks=2, shards=2, mode=mode, checkpoint_incremental=increments)
     chosen = replace(chosen, rows=replace(chosen.rows, **FORGETFUL[name]))
@@ -214,6 +218,7 @@ EXACT = [(name, mode) for name in OTHERS for mode in (Mode.SYNC, Mode.LOOKAHEAD)
 
 @pytest.mark.parametrize(("name", "mode"), [e for e in EXACT if e[0] != "lookahead forwarded"]
                          + [("lookahead forwarded", Mode.LOOKAHEAD)])  # fmt: skip
+@pytest.mark.law11
 def test_on_other_shards_and_executors_it_ends_with_the_same_bytes(name, mode, tmp_path):
     chosen = every(4, ranks=2, shards=2, mode=mode, optimizer=RowOptimizer(kind="adam", lr=0.05))
     whole = run(chosen, tmp_path / "whole")
@@ -247,6 +252,7 @@ def test_hybrid_on_other_shards_ends_with_the_same_bytes(tmp_path):
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.law11
 def test_on_other_ranks_sync_ends_as_law_3_says(ranks, tmp_path):
     """Two ranks, then one or four: the same sums in another order. A clock of steps goes on."""
     source = ArraySource(480)
@@ -276,6 +282,8 @@ SHARING = [
 
 @pytest.mark.parametrize("own", SHARING, ids=lambda own: "-".join(own.values()))
 @pytest.mark.parametrize("executor", ["lag", "concurrent"])
+@pytest.mark.law9
+@pytest.mark.law11
 def test_each_sample_is_trained_once_whatever_number_of_ranks_goes_on(
     executor, own, tmp_path, monkeypatch
 ):
@@ -339,6 +347,7 @@ SERVERS = {
 
 @pytest.mark.multiproc
 @pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.law11
 def test_rows_in_server_processes_go_on_to_the_same_bytes(name, tmp_path):
     """And from shards of this process to servers, in another number, and back."""
     chosen = every(4, ranks=2, executor="concurrent", optimizer=ADAM, **SERVERS[name])

@@ -44,6 +44,7 @@ SOURCE = ArraySource(300)
     shards=st.integers(1, 3),
     engine=st.sampled_from(["lag", *ENGINES]),
 )
+@pytest.mark.law1
 def test_bound_zero_with_merged_pushes_equals_sync(mode, ranks, shards, engine):
     sync = run(config(ranks=ranks, shards=shards), SOURCE)
     other = run(config(mode=mode, tau=0, ranks=ranks, **on_engine(engine, shards)), SOURCE)
@@ -56,6 +57,7 @@ def test_bound_zero_with_merged_pushes_equals_sync(mode, ranks, shards, engine):
     ranks=st.integers(1, 4),
     engine=st.sampled_from(["lag", *ENGINES]),
 )
+@pytest.mark.law2
 def test_lookahead_equals_sync(ahead, ranks, engine):
     sync = run(config(ranks=ranks, shards=2), SOURCE)
     other = run(
@@ -66,6 +68,7 @@ def test_lookahead_equals_sync(ahead, ranks, engine):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.law6
 def test_concurrent_sync_equals_lag_sync(engine):
     for ranks in (1, 3):
         one = run(config(ranks=ranks, shards=2), SOURCE)
@@ -74,6 +77,7 @@ def test_concurrent_sync_equals_lag_sync(engine):
 
 @settings(max_examples=12, deadline=None)
 @given(ranks=st.integers(1, 8), tau=st.integers(0, 4), shards=st.integers(1, 2))
+@pytest.mark.law16
 def test_async_is_hybrid_with_rows_and_dense_weights_as_many_updates_late(ranks, tau, shards):
     late = updates_missed(Mode.ASYNC, tau, ranks=ranks)
     shared = {"batch": 6, "shards": shards, "model": TUNED}
@@ -86,6 +90,7 @@ def test_async_is_hybrid_with_rows_and_dense_weights_as_many_updates_late(ranks,
 
 @pytest.mark.parametrize("executor", ["lag", "concurrent"])
 @pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.law4
 def test_schedule_decay_clipping_and_dropout_are_the_same_in_every_mode(mode, executor):
     """One rank without lateness computes in every mode what it computes in sync."""
     model = replace(TUNED, dropout=0.3)
@@ -98,6 +103,7 @@ def test_schedule_decay_clipping_and_dropout_are_the_same_in_every_mode(mode, ex
 
 @pytest.mark.parametrize("mode", [Mode.ASYNC, Mode.ASYNC_AVERAGING])
 @pytest.mark.parametrize("match", ["update", "global"])
+@pytest.mark.law4
 def test_a_schedule_goes_by_samples_in_modes_without_a_common_step(mode, match):
     """At the end of the same samples, the rate of every optimiser is that of sync."""
     fall = replace(TUNED, schedule=Schedule(decay="step", decay_steps=6, step_factor=0.0))
@@ -111,6 +117,7 @@ def test_a_schedule_goes_by_samples_in_modes_without_a_common_step(mode, match):
     assert not torch.allclose(weights[4], weights[6], rtol=0, atol=1e-4)
 
 
+@pytest.mark.law3
 def test_ranks_with_equal_shares_equal_one_rank_in_float64_after_100_steps():
     source = ArraySource(2400)
     one = run(config(dtype="float64", steps=100), source)
@@ -118,12 +125,14 @@ def test_ranks_with_equal_shares_equal_one_rank_in_float64_after_100_steps():
     assert difference(one, four)[0] < 1e-10
 
 
+@pytest.mark.law3
 def test_ranks_with_equal_shares_equal_one_rank_in_float32_after_10_steps():
     one, four = run(config(steps=10), SOURCE), run(config(steps=10, ranks=4), SOURCE)
     assert difference(one, four)[1] < 1e-6
 
 
 @pytest.mark.parametrize("mode", [Mode.HYBRID, Mode.ASYNC, Mode.ASYNC_AVERAGING])
+@pytest.mark.law6
 def test_same_seed_and_order_give_the_same_bytes(mode):
     chosen = config(mode=mode, tau=2, ranks=3, shards=2)
     first, second = run(chosen, SOURCE), run(chosen, SOURCE)
@@ -150,6 +159,7 @@ ORDERS += [(name, "network") for name in ("merged", "async", "averaging")]
 
 
 @pytest.mark.parametrize(("name", "engine"), ORDERS)
+@pytest.mark.law6
 def test_a_recorded_concurrent_run_replays_to_the_same_bytes(name, engine, tmp_path):
     source = ArraySource(720)
     settings_ = {**CONCURRENT[name], "ranks": 4}
@@ -170,6 +180,7 @@ def test_a_recorded_concurrent_run_replays_to_the_same_bytes(name, engine, tmp_p
         assert len(order.of_kind(Kind.AVERAGE_WRITE)) > 0
 
 
+@pytest.mark.law6
 def test_swapping_two_conflicting_records_changes_the_loss():
     chosen = config(mode=Mode.HYBRID, tau=1, ranks=2, merge_pushes=False)
     straight = run(chosen, SOURCE)
@@ -229,6 +240,7 @@ def test_a_simulated_order_trains_the_real_model(mode, tmp_path, monkeypatch):
 @pytest.mark.parametrize("eviction", ["lru", "clock"])
 @pytest.mark.parametrize("admission", ["all", "probability", "frequency"])
 @pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.law2
 def test_lookahead_equals_sync_with_eviction_and_admission(eviction, admission, ranks):
     """120 ids and room for 50: rows come and go all the time; a prefetch must not disturb that."""
     if admission == "probability":
@@ -246,12 +258,14 @@ def test_lookahead_equals_sync_with_eviction_and_admission(eviction, admission, 
 
 
 @pytest.mark.parametrize("eviction", ["lru", "clock"])
+@pytest.mark.law1
 def test_bound_zero_equals_sync_with_eviction(eviction):
     base = config(ranks=3, shards=2)
     base = replace(base, rows=replace(base.rows, capacity=Capacity(rows=50, eviction=eviction)))
     assert_same_bytes(run(base, SOURCE), run(changed(base, mode=Mode.HYBRID, tau=0), SOURCE))
 
 
+@pytest.mark.law3
 def test_ranks_are_weighted_by_their_share_of_a_short_last_batch():
     """31 samples, 24 a step, 5 ranks: shares of 5, 5, 4, ... and of 1 and 2 in the last step."""
     source = ArraySource(31)
@@ -291,6 +305,7 @@ def _meta(chosen, tables=None):
 
 
 @pytest.mark.parametrize("option", [name for name in OPTIONS if name not in DECIDES_NO_BYTE])
+@pytest.mark.law6
 def test_a_real_trace_is_refused_for_any_setting_that_decides_a_byte(option):
     """Of all options there are: one that is added must be refused, or say why it need not."""
     recorded = config(mode=Mode.HYBRID, ranks=2, test_rows=None)

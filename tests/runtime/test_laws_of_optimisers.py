@@ -93,6 +93,7 @@ def plain_pytorch(
     ids=lambda o: o.kind,
 )
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.law4
 def test_sync_with_one_rank_equals_plain_pytorch(optimizer, dtype):
     steps = 100 if dtype == "float64" else 10
     source = ArraySource(24 * steps)
@@ -119,6 +120,7 @@ def test_sync_with_one_rank_equals_plain_pytorch(optimizer, dtype):
     ],
     ids=lambda s: s.decay,
 )
+@pytest.mark.law4
 def test_schedule_weight_decay_and_clipping_are_those_of_torch(schedule):
     source = ArraySource(24 * 30)
     model = ModelConfig(hidden=(8,), lr=0.02, schedule=schedule, weight_decay=0.1, clip_norm=0.01)
@@ -173,6 +175,7 @@ DRAW = np.random.default_rng(3)
 GRADIENTS, START = DRAW.normal(size=(7, 4)), DRAW.normal(size=4)
 
 
+@pytest.mark.law4
 def test_row_wise_adagrad_is_its_closed_form():
     optimizer = RowOptimizer(kind="adagrad_row", lr=0.1, initial_accumulator=0.2, eps=1e-10)
     accumulator = 0.2 + np.cumsum((GRADIENTS**2).mean(1))
@@ -180,6 +183,7 @@ def test_row_wise_adagrad_is_its_closed_form():
     assert np.allclose(updates(optimizer, GRADIENTS, START), expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.law4
 def test_adam_with_the_rows_own_step_is_its_closed_form():
     optimizer = RowOptimizer(kind="adam", lr=0.1, eps=1e-8, bias_correction="row")
     expected, t = START.copy(), np.arange(1, 8)

@@ -30,6 +30,7 @@ HYBRIDS = st.sampled_from([Mode.HYBRID, Mode.RAW_HYBRID])
     merge=st.booleans(),
     engine=st.sampled_from(ENGINES),
 )
+@pytest.mark.law5
 def test_the_window_never_exceeds_tau(mode, tau, ranks, permits, merge, engine):
     chosen = config(
         mode=mode, tau=tau, ranks=ranks, permits=permits, merge_pushes=merge, **on_engine(engine)
@@ -41,6 +42,7 @@ def test_the_window_never_exceeds_tau(mode, tau, ranks, permits, merge, engine):
 
 @settings(max_examples=10)
 @given(mode=HYBRIDS, tau=st.integers(0, 9), ranks=st.integers(1, 4), merge=st.booleans())
+@pytest.mark.law5
 def test_the_constant_lag_reaches_tau_exactly_from_step_tau_on(mode, tau, ranks, merge):
     chosen = config(mode=mode, tau=tau, ranks=ranks, merge_pushes=merge)
     stale = staleness_in_steps(run(chosen, SOURCE).trace)
@@ -49,11 +51,13 @@ def test_the_constant_lag_reaches_tau_exactly_from_step_tau_on(mode, tau, ranks,
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.law5
 def test_in_async_the_window_counts_own_pushes_only(engine):
     chosen = config(mode=Mode.ASYNC, tau=2, ranks=4, **on_engine(engine))
     assert staleness_in_steps(run(chosen, SOURCE).trace).oldest_missing_steps.max() <= 2
 
 
+@pytest.mark.law5
 def test_without_a_bound_the_queues_imply_one():
     chosen = config(mode=Mode.HYBRID, tau=None, ranks=2, queue_batches=1, executor="concurrent")
     assert chosen.implied_tau == 4
@@ -77,6 +81,7 @@ def test_without_a_bound_the_queues_imply_one():
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("merge", [True, False])
+@pytest.mark.law5
 def test_a_lost_push_closes_its_step_and_is_counted(merge, engine):
     chosen = config(mode=Mode.HYBRID, tau=1, ranks=3, merge_pushes=merge, **on_engine(engine, 2))
     world = run(chosen, SOURCE, lose_push=lambda rank, step: rank == 1 and step % 5 == 0)
@@ -104,6 +109,7 @@ LITTLE = {
 
 
 @pytest.mark.parametrize("name", LITTLE)
+@pytest.mark.law7
 def test_mean_staleness_in_pushes_is_mean_batches_in_flight_exactly(name):
     faults, (engine, chosen) = {}, LITTLE[name]
     if "lost pushes" in name:
@@ -116,6 +122,7 @@ def test_mean_staleness_in_pushes_is_mean_batches_in_flight_exactly(name):
 
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.LOOKAHEAD])
 @pytest.mark.parametrize("engine", ["lag", *ENGINES])
+@pytest.mark.law7
 def test_sync_and_lookahead_have_no_staleness(mode, engine):
     trace = run(config(mode=mode, ranks=3, **on_engine(engine, 2)), SOURCE).trace
     assert staleness_in_pushes(trace).missed_pushes.max() == 0
@@ -130,6 +137,7 @@ def test_sync_and_lookahead_have_no_staleness(mode, engine):
     barrier=st.booleans(),
     order=st.randoms(use_true_random=False),
 )
+@pytest.mark.law9
 def test_each_sample_is_handed_out_exactly_once(samples, ranks, batch, barrier, order):
     source = ArraySource(samples, seed=1)
     source._all.dense[:, 0] = np.arange(samples)  # a name for every sample
@@ -150,6 +158,7 @@ def test_each_sample_is_handed_out_exactly_once(samples, ranks, batch, barrier, 
 
 
 @pytest.mark.parametrize("engine", ["lag", *ENGINES])
+@pytest.mark.law9
 def test_each_push_is_applied_exactly_once(engine):
     chosen = config(mode=Mode.HYBRID, tau=2, ranks=3, merge_pushes=False, **on_engine(engine, 2))
     trace = run(chosen, SOURCE).trace

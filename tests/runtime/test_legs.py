@@ -163,6 +163,8 @@ class OneLoader:
 
 
 @pytest.mark.parametrize("chunk", [4, 2, 1])
+@pytest.mark.law9
+@pytest.mark.law12
 def test_a_leg_ends_while_a_loader_waits_for_the_slower_of_two_processes(chunk):
     """async: the fast one waits for a chunk, which comes when the slow one has taken its own."""
     loader, meeting = OneLoader(), Meeting(2)

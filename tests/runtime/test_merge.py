@@ -48,6 +48,7 @@ def spread(order: list[Event], shards: int, shuffle: random.Random) -> list[np.n
     merged=st.booleans(),
     shuffle=st.randoms(use_true_random=False),
 )
+@pytest.mark.law12
 def test_the_merged_order_obeys_every_recording_and_every_ranks_program(
     mode, ranks, steps, tau, shards, merged, shuffle
 ):
@@ -83,6 +84,7 @@ def test_recordings_that_contradict_each_other_are_told_by_their_heads():
         merge_recordings([server, dense], 1)
 
 
+@pytest.mark.law12
 def test_of_replicas_only_each_ranks_own_order_counts_and_the_rounds():
     """Rank 1's update was heard of late; a mean is known when all replicas have been read."""
     heard = [

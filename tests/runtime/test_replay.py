@@ -70,6 +70,7 @@ def named(model):
 
 @pytest.mark.parametrize("executor", ["lag", "concurrent"])
 @pytest.mark.parametrize("model", ["Functional", "Late"])
+@pytest.mark.law6
 def test_a_model_that_draws_by_functions_is_noticed_and_its_trace_refused(
     model, executor, tmp_path
 ):
@@ -109,6 +110,7 @@ CHOSEN = config(mode=Mode.HYBRID, tau=1, ranks=2, shards=2, merge_pushes=False)
 @pytest.mark.parametrize(
     "kind", [Kind.LOOKUP, Kind.PUSH, Kind.DENSE_UPDATE], ids=lambda kind: kind.name
 )
+@pytest.mark.law6
 def test_replay_names_the_first_event_that_finds_another_version(kind):
     events = list(run(CHOSEN, SOURCE).trace)
     seq = [k for k, e in enumerate(events) if e.kind == kind][5]

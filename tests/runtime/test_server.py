@@ -50,6 +50,7 @@ def looks(monkeypatch):
     return found
 
 
+@pytest.mark.law5
 def test_a_lookup_waits_for_all_ranks_pushes_and_only_as_far_back_as_tau(looks):
     store = store_of(ServerRules(ranks=2, tau=1, merges=True))
     server = store.servers[0]
@@ -70,6 +71,7 @@ def test_a_lookup_waits_for_all_ranks_pushes_and_only_as_far_back_as_tau(looks):
     assert late.values["rows"].tolist() == [[-2.0, -2.0]]
 
 
+@pytest.mark.law13
 def test_a_lost_push_opens_the_window_and_is_recorded():
     recorder = TraceRecorder()
     store = store_of(ServerRules(ranks=2, tau=0, merges=True), recorder=recorder)
@@ -146,6 +148,8 @@ def test_lookups_of_a_step_are_served_in_rank_order_where_the_order_decides(look
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID, Mode.RAW_HYBRID])
 @pytest.mark.parametrize("eviction", ["lru", "clock"])
 @pytest.mark.parametrize("admission", ["all", "probability", "frequency"])
+@pytest.mark.law1
+@pytest.mark.law2
 def test_exact_modes_under_threads_equal_sync_with_eviction_and_admission(
     mode, eviction, admission
 ):
@@ -163,6 +167,7 @@ def test_exact_modes_under_threads_equal_sync_with_eviction_and_admission(
 
 
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID])
+@pytest.mark.law12
 def test_exact_modes_in_server_processes_equal_sync_with_eviction_and_admission(mode):
     base = config(ranks=4, shards=2)
     capacity, admit = Capacity(rows=50, eviction="lru"), Admission(kind="frequency")
@@ -174,6 +179,7 @@ def test_exact_modes_in_server_processes_equal_sync_with_eviction_and_admission(
 
 @pytest.mark.parametrize("executor", ["lag", "concurrent"])
 @pytest.mark.parametrize("mode", [Mode.ASYNC, Mode.HYBRID])
+@pytest.mark.law4
 def test_adam_counts_the_updates_applied_and_not_a_ranks_own_steps(mode, executor):
     """8 pushes of 8 ranks to one row move it as 8 steps of torch's SparseAdam, not as 8 first."""
     parameter = torch.nn.Parameter(torch.zeros(1, 2))
@@ -199,6 +205,7 @@ def test_adam_counts_the_updates_applied_and_not_a_ranks_own_steps(mode, executo
 
 
 @pytest.mark.parametrize("mode", ["sync", "hybrid, merged", "hybrid, on arrival", "async"])
+@pytest.mark.law4
 def test_schedules_run_equally_fast_in_every_mode(mode):
     """With sgd, a linear warm-up and gradients of one, a row's path is the sum of the rates."""
     rates = []
@@ -223,6 +230,7 @@ def test_schedules_run_equally_fast_in_every_mode(mode):
     assert rates == [s for s in range(1, steps + 1) for _ in range(pushes_per_step)]
 
 
+@pytest.mark.law4
 def test_expiry_and_admission_go_by_the_global_step_in_async_too():
     """Rank 2's own step 10 among 4 ranks is the 42nd batch of the stream."""
     each = ServerRules(ranks=4, own_window=True)
@@ -268,6 +276,7 @@ def test_what_a_rank_knows_to_be_closed_and_the_rows_do_not_hold_is_lost():
     assert server.version == 1
 
 
+@pytest.mark.law13
 def test_a_merged_step_that_one_rank_knows_to_be_closed_is_lost_for_all():
     store = store_of(ServerRules(ranks=2, tau=3, merges=True))
     server = store.servers[0]

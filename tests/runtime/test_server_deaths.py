@@ -71,6 +71,7 @@ def killed(launched, monkeypatch, tmp_path) -> list[int]:
 
 @pytest.mark.parametrize("changes", [[], ["--checkpoint-incremental"]], ids=["whole", "changes"])
 @pytest.mark.parametrize("mode", ["hybrid", "async"])
+@pytest.mark.law13
 def test_a_run_survives_the_death_of_a_server(mode, changes, tmp_path, launched, killed, capsys):
     assert commands.main([*options(tmp_path / "run", mode), *changes]) == 0
     assert killed
@@ -117,6 +118,7 @@ run()
 """
 
 
+@pytest.mark.law13
 def test_an_exact_run_starts_again_and_nothing_of_the_dead_attempt_stays(tmp_path):
     """Two servers are killed, one in each of two attempts; the third ends as if nothing was."""
     (tmp_path / "killer.py").write_text(KILLER)

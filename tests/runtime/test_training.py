@@ -40,6 +40,7 @@ def test_row_gradients_sum_is_ranks_times_mean_for_sgd():
     assert np.allclose(moved_by_sum, 4 * moved, atol=1e-6)
 
 
+@pytest.mark.law10
 def test_evaluation_creates_no_row_and_sees_initial_values():
     world = run(config(steps=1), SOURCE)
     unseen = ArraySource(50, seed=9, ids_per_field=10**6)

@@ -60,11 +60,13 @@ def plain(ranks, **lags):
 
 @pytest.mark.parametrize("engine", ["lag", "threads", "processes"])
 @pytest.mark.parametrize("mode", [Mode.HYBRID, Mode.RAW_HYBRID])
+@pytest.mark.law1
 def test_a_synchronous_start_that_never_ends_is_sync_in_bytes(mode, engine):
     late = {"mode": mode, "tau": 3, "sync_steps": 13, **on_engine(engine, 2)}
     assert_same_bytes(run(config(ranks=3, shards=2), SOURCE), run(config(ranks=3, **late), SOURCE))
 
 
+@pytest.mark.law1
 def test_a_synchronous_start_is_sync_where_rows_are_evicted_and_refused():
     """Which rows go depends on the order of lookups, which threads must not decide."""
     base = config(ranks=4, shards=2)
@@ -80,6 +82,7 @@ def test_a_synchronous_start_is_sync_where_rows_are_evicted_and_refused():
 @given(
     tau=st.integers(0, 6), start=st.integers(0, 14), ranks=st.integers(1, 3), merge=st.booleans()
 )
+@pytest.mark.law5
 def test_behind_a_synchronous_start_the_constant_lag_rises_as_behind_any_start(
     tau, start, ranks, merge
 ):
@@ -93,6 +96,7 @@ def test_behind_a_synchronous_start_the_constant_lag_rises_as_behind_any_start(
 
 
 @pytest.mark.parametrize(("engine", "tau"), [("threads", 2), ("threads", None), ("processes", 2)])
+@pytest.mark.law5
 def test_threads_miss_nothing_before_the_start_is_over(engine, tau):
     late = {"mode": Mode.HYBRID, "tau": tau, "sync_steps": 6, **on_engine(engine, 2)}
     stale = staleness_in_steps(run(config(ranks=3, **late), SOURCE).trace)
@@ -147,6 +151,7 @@ def test_gradients_wait_without_their_loss_scale():
 
 
 @pytest.mark.parametrize("name", ["sync", "hybrid", "threads"])
+@pytest.mark.law11
 def test_gradients_that_wait_are_part_of_a_checkpoint(name, tmp_path):
     late = {"sync": {}, "hybrid": {"mode": Mode.HYBRID, "tau": 2, "sync_steps": 4},
             "threads": {"executor": "concurrent"}}[name]  # fmt: skip
@@ -209,6 +214,7 @@ def test_async_divides_by_whole_rounds_of_all_ranks():
 
 
 @pytest.mark.parametrize("executor", ["lag", "concurrent"])
+@pytest.mark.law1
 def test_where_nothing_is_late_nothing_is_changed(executor):
     """Merged pushes at tau 0: to the bit, also of rows whose gradients are zero."""
     late = {"mode": Mode.HYBRID, "tau": 0, "ranks": 3, "shards": 2, "executor": executor}
@@ -238,6 +244,7 @@ def test_async_threads_with_treatments_replay_to_their_bytes():
     assert_same_bytes(recorded, run(config(**late, **treated), SOURCE, order=recorded.trace))
 
 
+@pytest.mark.law14
 def test_ranks_computed_as_one_batch_are_treated_as_ranks_one_by_one():
     """Law 14 with every treatment: nothing but the order of float sums is another."""
     apart = exactly(**LATE, **ALL_OF_THEM, ranks=4, shards=2)
@@ -245,6 +252,7 @@ def test_ranks_computed_as_one_batch_are_treated_as_ranks_one_by_one():
     assert 0 < largest < 1e-10
 
 
+@pytest.mark.law11
 def test_a_run_with_every_treatment_goes_on_to_the_same_bytes(tmp_path):
     """Law 11, from a cut before the synchronous start is over and from one behind it."""
     chosen = resume.every(3, ranks=3, shards=2, **LATE, **ALL_OF_THEM)

@@ -38,6 +38,7 @@ def train(table: Any, steps: range) -> bytes:
 
 
 @pytest.mark.parametrize("config", TABLES)
+@pytest.mark.law11
 def test_a_loaded_store_goes_on_with_the_same_bytes(one_table, config, tmp_path):
     saved, loaded = one_table(shards=2, **config), one_table(shards=2, **config)
     train(saved, range(12))
@@ -65,6 +66,7 @@ SAVES = st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=1, max_si
     seed=st.integers(0, 2**32),
 )
 @settings(max_examples=150, deadline=None)
+@pytest.mark.law11
 def test_whatever_makes_rows_go_a_store_of_several_saves_goes_on_with_the_same_bytes(
     tmp_path_factory, capacity, admission, shards, saves, seed
 ):
@@ -103,6 +105,7 @@ def test_incremental_save_needs_a_tracked_one_before(one_table, tmp_path):
         save(table.store, tmp_path, incremental=True)
 
 
+@pytest.mark.law13
 def test_a_half_applied_push_is_waited_for(one_table, tmp_path):
     table = one_table(shards=2, dim=2, optimizer=RowOptimizer(kind="sgd", lr=1.0))
     handle = table.look_up(np.arange(50))
@@ -145,6 +148,7 @@ def test_broken_and_foreign_files_are_refused_with_name_and_reason(one_table, tm
         load(one_table(dim=2).store, tmp_path)
 
 
+@pytest.mark.law11
 def test_a_save_that_dies_leaves_the_one_before(one_table, tmp_path, monkeypatch):
     table = one_table(dim=2)
     table.look_up(np.arange(10))

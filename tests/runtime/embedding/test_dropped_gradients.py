@@ -12,6 +12,7 @@ SGD = RowOptimizer(kind="sgd", lr=1.0)
 
 
 @pytest.mark.parametrize("eviction", ["lru", "clock"])
+@pytest.mark.law9
 def test_gradient_of_an_evicted_row_never_shifts_onto_another_row(one_table, eviction):
     table = one_table(dim=4, optimizer=SGD, capacity=Capacity(rows=4, eviction=eviction))
     handle = table.look_up([10, 11, 12, 13])
@@ -58,6 +59,7 @@ def test_a_row_that_was_evicted_and_created_again_takes_no_old_gradient(one_tabl
     "capacity",
     [Capacity(rows=1), Capacity(rows=1, eviction="clock"), Capacity(expire_after_steps=1)],
 )
+@pytest.mark.law2
 def test_whatever_number_of_rows_came_between_an_old_gradient_is_dropped(
     one_table, others, capacity
 ):

@@ -54,6 +54,7 @@ def test_subnormals_are_unbiased_and_overflow_saturates(one_table):
 
 
 @pytest.mark.parametrize("storage", ["float16", "bfloat16"])
+@pytest.mark.law6
 def test_every_kernel_set_gives_the_same_bytes(one_table, storage):
     widest = native.kernel_set()
     results = []

@@ -31,6 +31,7 @@ def test_mean_and_variance_are_those_of_the_distribution(one_table, kind):
 
 @pytest.mark.parametrize("kind", sorted(MOMENTS))
 @pytest.mark.parametrize("storage", ["dtype", "float16", "bfloat16"])
+@pytest.mark.law10
 def test_eviction_sharding_and_restart_give_the_same_values(one_table, kind, storage):
     config = {"dim": 4, "initial": kind, "storage": storage, "seed": 9}
     ids = np.arange(30)

@@ -130,6 +130,7 @@ def train(engine: Any, layout: Layout, config: dict[str, Any], seed: int, one_id
     kernels=st.sampled_from(["scalar", "avx2", "avx512"]),
     seed=st.integers(0, 2**32),
 )
+@pytest.mark.law6
 def test_native_engine_gives_the_bytes_of_the_reference(
     layout, optimizer, schedule, dim, dtype, scale, one_id, kernels, seed
 ):

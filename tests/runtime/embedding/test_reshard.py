@@ -35,6 +35,7 @@ def test_evicted_rows_do_not_come_back_with_incremental_saves(
 
 @pytest.mark.parametrize(("old", "new"), [(2, 1), (2, 5), (1, 3)])
 @pytest.mark.parametrize("incremental", [False, True])
+@pytest.mark.law11
 def test_a_resharded_store_trains_on_as_the_one_that_was_not(
     one_table, tmp_path, old, new, incremental
 ):
@@ -71,6 +72,7 @@ def relative_ages(ids: list[int], shards: int) -> list[int]:
 
 
 @pytest.mark.parametrize(("old", "new"), [(2, 1), (1, 3), (2, 3), (3, 2)])
+@pytest.mark.law11
 def test_a_full_table_on_other_shards_goes_on_to_evict_its_oldest_rows(
     one_table, tmp_path, old, new
 ):
@@ -98,6 +100,7 @@ def test_a_full_table_on_other_shards_goes_on_to_evict_its_oldest_rows(
 
 @pytest.mark.parametrize("capacity", [None, 90])
 @pytest.mark.parametrize(("old", "new"), [(2, 2), (2, 1), (1, 3), (3, 2)])
+@pytest.mark.law11
 def test_each_row_on_other_shards_expires_when_its_own_time_is_over(
     one_table, tmp_path, old, new, capacity
 ):

@@ -33,6 +33,7 @@ def initial(one_table: Any) -> np.ndarray:
     return values
 
 
+@pytest.mark.law4
 def test_lazy_sgd_with_decay_and_momentum(one_table):
     rule = RowOptimizer(kind="sgd", lr=0.1, weight_decay=0.02, momentum=0.8)
     found, history = run(one_table, rule)
@@ -43,6 +44,7 @@ def test_lazy_sgd_with_decay_and_momentum(one_table):
     np.testing.assert_allclose(found, w, rtol=1e-12)
 
 
+@pytest.mark.law4
 def test_rowwise_adam(one_table):
     rule = RowOptimizer(kind="adam_row", lr=0.1, eps=1e-8, bias_correction="row")
     found, history = run(one_table, rule)
@@ -57,6 +59,7 @@ def test_rowwise_adam(one_table):
     np.testing.assert_allclose(found, w, rtol=1e-9)
 
 
+@pytest.mark.law4
 def test_ftrl_proximal(one_table):
     rule = RowOptimizer(kind="ftrl", lr=0.1, l1=0.3, l2=0.05, ftrl_beta=1.0)
     found, history = run(one_table, rule)

@@ -99,6 +99,7 @@ ACTS = st.lists(
     track=st.booleans(),
     kept=st.booleans(),
 )
+@pytest.mark.law11
 def test_writers_between_the_slices_of_a_copy_do_not_show_in_it(
     config, shards, before, meanwhile, changed, track, kept
 ):

@@ -54,6 +54,7 @@ def train(threads: int, capacity: Capacity) -> bytes:
 @pytest.mark.parametrize(
     "capacity", [Capacity(), Capacity(rows=9000), Capacity(rows=9000, eviction="clock")]
 )
+@pytest.mark.law6
 def test_any_number_of_threads_gives_the_same_bytes(capacity):
     alone = train(1, capacity)
     assert train(2, capacity) == alone
@@ -61,6 +62,7 @@ def test_any_number_of_threads_gives_the_same_bytes(capacity):
 
 
 @pytest.mark.parametrize("eviction", [None, "lru", "clock"])
+@pytest.mark.law9
 def test_concurrent_training_conserves_every_push(one_table, eviction):
     """Each push adds 1 to its rows, so all that is found or dropped adds up to what was pushed."""
     native.set_threads(2)

@@ -101,6 +101,7 @@ def opened(data: DataConfig):
 
 
 @pytest.mark.parametrize("case", ["file, shuffled, two passes", "file, limited", "synthetic"])
+@pytest.mark.law12
 def test_the_batches_of_a_rank_and_step_do_not_depend_on_the_loaders(case, tmp_path):
     if case == "synthetic":
         data = DataConfig(name="synthetic", rows=50_000)
@@ -350,6 +351,8 @@ def has_begun(pid: int) -> bool:
     return bool(ignored >> (signal.SIGUSR1 - 1) & 1)  # nohup ignores SIGHUP for all below it
 
 
+@pytest.mark.law11
+@pytest.mark.law12
 def test_a_run_whose_loader_dies_goes_on_and_trains_each_batch_once(tmp_path, monkeypatch):
     """Laws 11 and 13: nothing that was given before is lost, and nothing comes twice."""
     chosen = replace(

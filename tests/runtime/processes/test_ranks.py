@@ -133,6 +133,9 @@ def sync():
 
 
 @pytest.mark.parametrize("name", EQUAL_TO_SYNC)
+@pytest.mark.law1
+@pytest.mark.law2
+@pytest.mark.law12
 def test_sync_over_processes_is_sync_over_threads_in_bytes(name, found, sync):
     """Laws 1, 2 and 12; the loss of every step is that of all ranks."""
     state, expected = state_in(found / name), sync.state()
@@ -143,6 +146,7 @@ def test_sync_over_processes_is_sync_over_threads_in_bytes(name, found, sync):
     assert told["losses"] == sync.meter.losses
 
 
+@pytest.mark.law12
 def test_a_ring_sums_in_another_order_and_no_more(found, sync):
     state = state_in(found / "sync, ring")
     for key, array in sync.state().items():
@@ -154,6 +158,9 @@ def test_a_ring_sums_in_another_order_and_no_more(found, sync):
 
 
 @pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.law6
+@pytest.mark.law9
+@pytest.mark.law12
 def test_a_run_of_processes_replays_in_one_process(name, found):
     """Laws 6, 9 and 12: merged to one order, its events give the same bytes, each batch once."""
     check_replay(found, name)
@@ -192,6 +199,8 @@ def check_replay(found: Path, name: str, ranks: int = RANKS) -> None:
 
 
 @pytest.mark.parametrize("name", ["merged", "on arrival", "async"])
+@pytest.mark.law5
+@pytest.mark.law12
 def test_no_lookup_misses_more_than_tau_steps(name, found):
     """Law 5; and something is late, else there would be nothing to bound."""
     order = Trace.load(found / name / "trace.npz")
@@ -199,6 +208,7 @@ def test_no_lookup_misses_more_than_tau_steps(name, found):
     assert 0 < most <= SETTINGS[name]["tau"]
 
 
+@pytest.mark.law13
 def test_what_any_rank_loses_is_counted_once_and_all_else_is_applied(found):
     """Law 13: at each server, sent = applied + lost, also of ranks that rank 0 only hears of."""
     check_losses(found, LOST)
@@ -303,6 +313,8 @@ def predictions_in(run: Path) -> bytes:
         return arrays["predictions"].tobytes()
 
 
+@pytest.mark.law11
+@pytest.mark.law12
 def test_a_signal_to_any_rank_ends_all_at_one_cut_and_they_go_on(found, tmp_path):
     """Laws 11 and 12: to the bytes of threads that nobody disturbed."""
     told = json.loads((found / "sync-0" / "interrupted.json").read_text())
@@ -321,6 +333,7 @@ def test_a_signal_between_two_legs_ends_the_next_one_at_all_ranks(found):
     assert 24 * EVERY <= at <= 24 * 2 * EVERY
 
 
+@pytest.mark.law12
 def test_async_that_was_interrupted_is_one_order_of_events_each_batch_once(found, tmp_path):
     summary = json.loads((found / "async-1" / "summary.json").read_text())
     assert summary["samples"] == 24 * STEPS

@@ -181,6 +181,10 @@ FORWARDED = {"mode": Mode.LOOKAHEAD, "ranks": 2, "lookahead": "forwarded"}
         (MessageKind.PING, HYBRID), (MessageKind.PONG, HYBRID), (MessageKind.LEASE, FORWARDED),
     ],
 )  # fmt: skip
+@pytest.mark.law1
+@pytest.mark.law2
+@pytest.mark.law9
+@pytest.mark.law13
 def test_exact_modes_end_with_the_bytes_of_an_uncut_run(kind, mode, monkeypatch):
     monkeypatch.setattr(links, "BEATS_EVERY_S", 0.02)
     expected = run(config(executor="concurrent", shards=2, **mode), SOURCE)
@@ -235,6 +239,7 @@ def store_behind(cut: Cut, rules: ServerRules, **changes):
 
 @given(st.lists(st.integers(1, 4000), min_size=1, max_size=12))
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.law13
 def test_wherever_connections_are_cut_each_push_is_applied_once(every):
     cut = AtByte([])
     rules = ServerRules(tau=2)
@@ -248,6 +253,7 @@ def test_wherever_connections_are_cut_each_push_is_applied_once(every):
         assert (status["version"], status["lost"], status["repeated_pushes"]) == (20, 0, 0)
 
 
+@pytest.mark.law13
 def test_wherever_a_connection_to_the_dense_weights_is_cut_each_push_counts_once():
     """Law 13 in async: the bytes of pulls and pushes that nobody has disturbed."""
     settings = TrainConfig(sync=SyncConfig(mode=Mode.ASYNC, ranks=2))
@@ -321,6 +327,7 @@ def test_a_server_that_is_dead_is_not_waited_for(monkeypatch):
     store.close()
 
 
+@pytest.mark.law13
 def test_two_servers_of_one_shard_never_both_apply_pushes(monkeypatch):
     """The old one is cut off, and alive: the run goes on with a newer one, at another address. When
     the old one hears of that, it ends."""
@@ -357,6 +364,7 @@ def test_two_servers_of_one_shard_never_both_apply_pushes(monkeypatch):
     newer[0].close()
 
 
+@pytest.mark.law13
 def test_a_server_whose_run_is_cut_off_ends_itself(monkeypatch):
     """Between hosts the kernel notices within 25 s; here the connection to its host is cut."""
     monkeypatch.setattr(channel, "RESUMED_WITHIN_S", 1.0)
@@ -585,6 +593,8 @@ world.store.close()
 @pytest.mark.netns
 @namespaces.needed
 @pytest.mark.parametrize("more", [[], ["--no-tls"]], ids=["encrypted", "plain"])
+@pytest.mark.law1
+@pytest.mark.law12
 def test_a_cable_that_is_out_for_five_seconds_changes_no_byte(more):
     line, plain = [sys.executable, "-c", RUN], str(bool(more))
     alone = subprocess.run(line, capture_output=True, text=True, check=True)

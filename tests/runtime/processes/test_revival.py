@@ -51,6 +51,7 @@ def lost_at(store) -> list[int]:
     return [status["lost"] for status in store._status()]
 
 
+@pytest.mark.law13
 def test_pushes_before_the_death_are_lost_and_counted_and_those_after_it_applied():
     rules = ServerRules(tau=4)
     with served(rules, servers=2) as found:
@@ -141,6 +142,7 @@ def test_batches_that_were_read_and_not_pushed_at_the_death_are_pushed_after_it(
 
 @pytest.mark.parametrize("merges", [False, True])
 @pytest.mark.parametrize("seed", range(2))
+@pytest.mark.law13
 def test_ranks_in_threads_go_on_over_deaths_at_any_instant(merges, seed):
     rules = ServerRules(ranks=2, tau=3, merges=merges)
     steps, draw = 120, random.Random(seed)

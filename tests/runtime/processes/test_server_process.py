@@ -43,6 +43,7 @@ TWO_TABLES = Layout(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.law12
 def test_two_servers_end_with_the_bytes_of_a_store_in_the_process(dtype):
     tables = [
         TableConfig(name="rows", dim=5, optimizer=RowOptimizer(kind="adagrad"), dtype=dtype),
@@ -100,6 +101,7 @@ def test_a_lookup_waits_for_all_ranks_pushes_and_rare_requests_go_on_meanwhile()
         assert late.values["rows"].tolist() == [[-2.0, -2.0]]
 
 
+@pytest.mark.law13
 def test_a_push_that_comes_again_is_acknowledged_and_counted_and_not_applied():
     """With value 0, rate 1 and gradients of one, a row's value counts the pushes it took."""
     with served(ServerRules(ranks=2, tau=3, merges=True)) as found:
@@ -200,6 +202,7 @@ def test_each_event_of_a_server_travels_once_and_in_bounded_messages(monkeypatch
 
 
 @pytest.mark.parametrize("into", ["processes", "another number of shards here"])
+@pytest.mark.law12
 def test_rows_saved_from_servers_come_back_in_any_engine(into, tmp_path):
     table = replace(SGD, optimizer=RowOptimizer(kind="adagrad"), initial_scale=0.1)
     with served(ServerRules(tau=0), [table], servers=2) as found:
@@ -219,6 +222,7 @@ def test_rows_saved_from_servers_come_back_in_any_engine(into, tmp_path):
             assert one.tobytes() == other.tobytes()
 
 
+@pytest.mark.law13
 def test_a_cut_waits_until_no_push_is_applied_at_one_server_only():
     with served(ServerRules(tau=None), servers=2) as found:
         store = found.store

@@ -112,6 +112,9 @@ def found(place, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", EQUAL_TO_SYNC)
+@pytest.mark.law1
+@pytest.mark.law2
+@pytest.mark.law12
 def test_ranks_on_two_hosts_give_the_bytes_of_threads(name, found):
     """Laws 1, 2 and 12."""
     threads = run(config(ranks=2, model=settings_of(name).model), SOURCE)
@@ -123,12 +126,18 @@ def test_ranks_on_two_hosts_give_the_bytes_of_threads(name, found):
 
 
 @pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.law6
+@pytest.mark.law9
+@pytest.mark.law12
 def test_a_run_of_two_hosts_replays_in_one_process(name, found):
     """Laws 6 and 9, in every kind of mode; dense weights and replicas, too."""
     check_replay(found, name, ranks=2)
 
 
 @pytest.mark.parametrize("name", LATE)
+@pytest.mark.law5
+@pytest.mark.law7
+@pytest.mark.law12
 def test_between_hosts_the_window_holds_and_lateness_is_batches_in_flight(name, found):
     """Laws 5 and 7."""
     order = Trace.load(found / name / "trace.npz")
@@ -137,6 +146,8 @@ def test_between_hosts_the_window_holds_and_lateness_is_batches_in_flight(name, 
         assert missed == in_flight > 0
 
 
+@pytest.mark.law12
+@pytest.mark.law13
 def test_between_hosts_each_push_is_applied_or_counted_as_lost(found):
     """Law 13."""
     check_losses(found, {(rank, step) for rank, step in LOST if rank < 2}, ranks=2)
@@ -185,6 +196,7 @@ def wait_for(holds) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.law12
 def test_a_rank_that_is_stopped_on_its_host_is_named_by_the_other(place, tmp_path):
     with long_run(place, tmp_path, silence_s=6.0) as ranks:
         os.kill(ranks.members[1].pid, signal.SIGSTOP)
@@ -204,6 +216,7 @@ def test_a_rank_that_is_stopped_on_its_host_is_named_by_the_other(place, tmp_pat
 
 @pytest.mark.netns
 @namespaces.needed
+@pytest.mark.law12
 def test_a_cable_that_stays_out_is_a_death_on_both_sides(tmp_path):
     """Both say who waited for whom since when; the server that is cut off ends itself."""
     with two_hosts() as names, serving(names) as (at, secret):
@@ -246,6 +259,8 @@ def torchrun(hosts, words, before=("", ""), **more) -> list[tuple[int, str, str]
 
 @pytest.mark.netns
 @namespaces.needed
+@pytest.mark.law11
+@pytest.mark.law12
 def test_a_rank_killed_on_its_host_costs_no_byte(hosts, tmp_path, monkeypatch):
     """Law 11 by two torchruns; loaders on each host."""
     words = ["--data.name", "synthetic", "--steps", "60", "--batch", "64", "--test-rows", "500"]

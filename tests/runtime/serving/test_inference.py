@@ -90,6 +90,7 @@ def test_the_export_holds_a_program_and_rows_that_others_can_read(world, folders
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["run", "export"])
+@pytest.mark.law10
 def test_a_lookup_gives_rows_and_for_a_miss_the_initial_value(world, folders, which):
     model = open_model(folders[which])
     ids, values, _ = world.store.export()["rows"]
