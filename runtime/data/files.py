@@ -169,7 +169,11 @@ class FileSource:
         joined = hashlib.sha256("".join(sums).encode()).hexdigest()
         words, train_rows = str(self.schema.split), census.placed["train"]
         outside = max((read.outside for read in self._read.values()), default=0)
-        inside = {part: read.skipped for part, read in self._read.items() if read.skipped}
+        inside = {
+            part: self._read[part].skipped
+            for part in CODES
+            if part in self._read and self._read[part].skipped
+        }
         where = [f"{n:,} of {p} ({self._read[p].how_far})" for p, n in inside.items()]
         where += [f"{outside:,} of no part"] if outside else []
         return Provenance(
