@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -85,6 +86,14 @@ def progress(scenario: Scenario) -> Iterator[Callable[[], object]]:
         yield bar.update
 
 
+def _runs(said: str, names: list[str]) -> Iterable[str]:
+    """The names, counted on a terminal: run 3 of 12."""
+    from tqdm import tqdm  # only a terminal needs it
+
+    counted: Iterable[str] = tqdm(names, desc=said, unit=" runs", leave=False, disable=None)
+    return counted
+
+
 def run(options: Options) -> str:
     """Simulate and describe; writes the files that were asked for."""
     from persia_sim.insight import report as reports
@@ -114,8 +123,9 @@ def run(options: Options) -> str:
     if options.sensitivity:
         from persia_sim.insight.sensitivity import choices, gains
 
-        changes["10 % faster"] = gains(scenario, held.miss_rate)
-        changes["twice"] = gains(scenario, held.miss_rate, choices(scenario))
+        for said, tried in (("10 % faster", None), ("twice", choices(scenario))):
+            watch = partial(_runs, said)
+            changes[said] = gains(scenario, held.miss_rate, tried, watch)
         helps += [(name, _shown(own)) for name, own in changes.items()]
     if options.compare is not None:
         from persia_sim.insight.compare import compared

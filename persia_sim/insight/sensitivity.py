@@ -6,7 +6,7 @@ the paired steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -102,12 +102,16 @@ def choices(scenario: Scenario) -> dict[str, Change]:
 
 
 def gains(
-    scenario: Scenario, miss_rate: float = 0.0, changes: Mapping[str, Change] | None = None
+    scenario: Scenario,
+    miss_rate: float = 0.0,
+    changes: Mapping[str, Change] | None = None,
+    watch: Callable[[list[str]], Iterable[str]] = iter,
 ) -> dict[str, Estimate]:
     """Relative gain in throughput from each change alone, with its 95 % interval; by default each
     of the `RESOURCES`, and racks' uplinks where there are racks.
 
-    ``miss_rate`` is the share of looked-up rows that a server has to create, as in `demand`.
+    ``miss_rate`` is the share of looked-up rows that a server has to create, as in `demand`;
+    ``watch`` passes the names of the changes on, and may count them for a person.
     """
 
     def run(changed: Scenario) -> Run:
@@ -117,7 +121,7 @@ def gains(
         uplinks = {"uplinks": _faster("cluster.racks.uplink_bytes_per_s")}
         changes = RESOURCES | (uplinks if scenario.cluster.racks else {})
     before = run(scenario)
-    return {name: _gain(before, run(change(scenario))) for name, change in changes.items()}
+    return {name: _gain(before, run(changes[name](scenario))) for name in watch(list(changes))}
 
 
 def _gain(before: Run, after: Run) -> Estimate:

@@ -334,7 +334,9 @@ def test_twice_the_window_helps_where_one_core_serves_a_batch():
     """A lookup of 1,000 s and a core to spare: more hosts give nothing, a wider window does."""
     costs = hand_costs(worker_pool=law(2000.0), load=law(0.0))
     base = hand_scenario(Mode.RAW_HYBRID, steps=40, costs=costs, tau=1)
-    found = gains(base, changes=choices(base))
+    told = []
+    found = gains(base, changes=choices(base), watch=lambda runs: told.extend(runs) or runs)
+    assert told == list(found), "each run is counted on the bar"
     assert found["worker hosts"].mean == pytest.approx(0, abs=1e-6)
     assert found["tau"].mean > 0.3
     assert {"tau", "worker hosts", "server hosts", "loaders", "batch"} == set(found)
