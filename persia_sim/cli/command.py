@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -86,14 +86,6 @@ def progress(scenario: Scenario) -> Iterator[Callable[[], object]]:
         yield bar.update
 
 
-def _runs(said: str, names: list[str]) -> Iterable[str]:
-    """The names, counted on a terminal: run 3 of 12."""
-    from tqdm import tqdm  # only a terminal needs it
-
-    counted: Iterable[str] = tqdm(names, desc=said, unit=" runs", leave=False, disable=None)
-    return counted
-
-
 def run(options: Options) -> str:
     """Simulate and describe; writes the files that were asked for."""
     from persia_sim.insight import report as reports
@@ -121,10 +113,12 @@ def run(options: Options) -> str:
     if options.profile is not None:
         details.append(("costs", scenario.costs.source))
     if options.sensitivity:
+        from tqdm import tqdm  # on a terminal: run 3 of 12
+
         from persia_sim.insight.sensitivity import choices, gains
 
         for said, tried in (("10 % faster", None), ("twice", choices(scenario))):
-            watch = partial(_runs, said)
+            watch = partial(tqdm, desc=said, unit=" runs", leave=False, disable=None)
             changes[said] = gains(scenario, held.miss_rate, tried, watch)
         helps += [(name, _shown(own)) for name, own in changes.items()]
     if options.compare is not None:
