@@ -194,7 +194,7 @@ def test_misses_of_evicted_rows_reach_the_gains(monkeypatch):
     seen: list[float] = []
     import persia_sim.insight.sensitivity as module
 
-    def spy(scenario: object, miss_rate: float = 0.0, changes: object = None) -> object:
+    def spy(scenario: object, miss_rate: float, *more: object) -> object:
         seen.append(miss_rate)
         return {"GPU": Estimate(0.05, 0.01, 20), "latency": Estimate(0.01, 0.02, 20)}
 

@@ -89,7 +89,7 @@ class Channel:
         self._ended = threading.Event()
         # What makes a connection again, and what is sent again over it:
         self._reconnect: Reconnect | None = None
-        self._connections = 1
+        self.connections = 1  # how often it was made
         self._made_again = threading.Condition()
         self._unreceived: deque[list[memoryview]] = deque()  # by the other side, as far as is known
         self._forgotten = 0  # messages before these
@@ -179,7 +179,7 @@ class Channel:
         PeerGoneError at the end, BadMessageError for what is no message.
         """
         while True:
-            connections = self._connections
+            connections = self.connections
             try:
                 with self._receiving:
                     return self._receive(goes_on, place)
@@ -195,8 +195,8 @@ class Channel:
         """
         if not self._resumes():
             raise PeerGoneError("closed")
-        before, silence = self._connections if connections is None else connections, Silence()
-        while self._connections == before:
+        before, silence = self.connections if connections is None else connections, Silence()
+        while self.connections == before:
             try:
                 if self._reconnect is not None:
                     self.resume(*self._reconnect(self.received))
@@ -228,7 +228,7 @@ class Channel:
                 self._header_bytes = self._left_bytes = 0
                 self._forget(received)
                 answer(self.received)
-                self._connections += 1
+                self.connections += 1
             try:
                 for buffers in list(self._unreceived):
                     self._send_all(list(buffers), -1, RESUMED_WITHIN_S)

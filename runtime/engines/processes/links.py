@@ -240,12 +240,14 @@ class Listening:
                     shard, rank, channel = key.data
                     if self._all.at(shard)[1]["pushes", rank] is not channel:
                         continue  # of a life before
+                    made = channel.connections
                     try:
                         try:
                             self._hear_closing(shard, channel)
                             while channel.has_more():
                                 self._hear_closing(shard, channel)
-                            if channel.fileno() != key.fd:  # its connection was made again
+                            # Made again, and twice perhaps: then its number may be the old one.
+                            if channel.connections != made:
                                 selector.unregister(key.fd)
                                 selector.register(channel, selectors.EVENT_READ, key.data)
                         except ServerGoneError:

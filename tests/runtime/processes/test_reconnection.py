@@ -253,6 +253,30 @@ def test_wherever_connections_are_cut_each_push_is_applied_once(every):
         assert (status["version"], status["lost"], status["repeated_pushes"]) == (20, 0, 0)
 
 
+def test_a_connection_that_is_made_again_twice_at_once_is_still_heard():
+    """Its socket may have the number of the first one then, of which the kernel has forgotten that
+    somebody listens."""
+    with store_behind(lambda m, size: None, ServerRules(tau=2)) as (store, _, _):
+        one_step(store, 0, 0, 7)
+        channel = store._links.channels_of(0, 0)["pushes", 0]
+        first, again, done = channel.fileno(), channel.make_again, []
+
+        def more_than_once(goes_on, connections=None):
+            again(goes_on, connections)
+            while channel.fileno() != first:
+                channel._break()
+                again(goes_on)
+            done.append(True)
+
+        channel.make_again = more_than_once
+        channel._break()
+        until(lambda: done)
+        for step in range(1, 6):
+            one_step(store, 0, step, 7)
+        store.drain()
+        assert store.export()["rows"][1].tolist() == [[-6.0, -6.0]]
+
+
 @pytest.mark.law13
 def test_wherever_a_connection_to_the_dense_weights_is_cut_each_push_counts_once():
     """Law 13 in async: the bytes of pulls and pushes that nobody has disturbed."""
