@@ -149,7 +149,7 @@ def gap_lines(
     calls them. Gaps are hybrid minus sync, paired by seed, their intervals over seeds and test rows
     (user by user), of log-losses over seeds alone.
     """
-    from runtime.run.evaluate import auc, log_loss  # late: sklearn
+    from runtime.run.scores import auc, log_loss  # late: sklearn
 
     first = next(iter(read.values()))
     labels = first.labels[:, 0].astype(np.float32)

@@ -1,14 +1,12 @@
-"""Exact scores on the test part (or validation), per task, and why an AUC may be 0.5."""
+"""A model judged on the test part (or validation), per task, and why an AUC may be 0.5."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from itertools import islice
-from typing import Any, NamedTuple
 
 import numpy as np
 from torch import nn
@@ -19,67 +17,10 @@ from runtime.data.synthetic import SyntheticSource
 from runtime.embedding.store import ABSENT, Handle
 from runtime.embedding.worker import EmbeddingWorker
 from runtime.rank.learner import Learner
+from runtime.run.scores import TaskScore, regression_score, score
 
 _EVALUATION_BATCH = 8192  # samples at a time: bounds memory, changes no figure
 _KEPT_BATCHES = 128  # a million samples
-
-
-@dataclass(frozen=True, slots=True)
-class TaskScore:
-    """How well one behaviour is predicted; NaN for what a task does not have.
-
-    Weights of samples count in all figures but those within groups, where each counts once.
-    """
-
-    auc: float
-    """Area under the ROC curve; NaN when the test part holds one class only."""
-    log_loss: float
-    label_rate: float
-    """The mean label; of a regression, too."""
-    trivial_log_loss: float
-    """Of always predicting the label rate of the test part."""
-    normalized_entropy: float = float("nan")
-    """Log-loss over ``trivial_log_loss`` (He et al., ADKDD 2014): below 1 is better than the
-    rate."""
-    calibration: float = float("nan")
-    """Mean prediction over label rate: 1 when as many clicks are promised as come."""
-    gauc: float = float("nan")
-    """AUC within the samples of one group (a user), weighted by them; NaN without groups."""
-    gauc_groups: int = 0
-    """Groups that it is of: those that hold both labels."""
-    gauc_groups_left_out: int = 0
-    """Groups that hold one label only."""
-    recall: float = float("nan")
-    """Recall@K: the share of a group's clicks among its K best predictions, mean over the groups
-    of ``gauc``."""
-    ndcg: float = float("nan")
-    """NDCG@K of the same groups: clicks discounted by their place, over the best order's."""
-    k: int = 0
-    """That K; 0 without groups."""
-    mse: float = float("nan")
-    """Of a regression: the mean squared error."""
-    mae: float = float("nan")
-    rmse: float = float("nan")
-    trivial_mse: float = float("nan")
-    """Of always predicting the mean label of the test part."""
-    is_regression: bool = False
-
-    @property
-    def goodness(self) -> float:
-        """What early stopping goes by, the higher the better."""
-        return -self.mse if self.is_regression else self.auc
-
-    def figures(self) -> dict[str, Any]:
-        """Those that the task has, by name; of groups only where the samples have groups. A
-        regression keeps the names of AUC and log-loss, as None."""
-        left_out = {"k", "is_regression"}
-        if not self.is_regression:
-            left_out |= {"mse", "mae", "rmse", "trivial_mse"}
-        if not self.k:
-            left_out |= {"gauc", "gauc_groups", "gauc_groups_left_out", "recall", "ndcg"}
-        renamed = {"recall": f"recall@{self.k}", "ndcg": f"ndcg@{self.k}"}
-        found = asdict(self).items()
-        return {renamed.get(name, name): value for name, value in found if name not in left_out}
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,65 +228,6 @@ def best_reachable_auc(source: Source, rows: int | None, part: Part = "test") ->
     return score(labels, truth).auc
 
 
-def regression_score(
-    labels: np.ndarray, predictions: np.ndarray, weights: np.ndarray | None = None
-) -> TaskScore:
-    """The figures of a task whose labels are numbers; ``weights`` [n]: what each sample counts."""
-    labels = labels.astype(np.float64)
-    mean, errors = float(np.average(labels, weights=weights)), predictions - labels
-    mse = float(np.average(errors**2, weights=weights))
-    return TaskScore(
-        auc=math.nan,
-        log_loss=math.nan,
-        label_rate=mean,
-        trivial_log_loss=math.nan,
-        mse=mse,
-        mae=float(np.average(np.abs(errors), weights=weights)),
-        rmse=math.sqrt(mse),
-        trivial_mse=float(np.average((labels - mean) ** 2, weights=weights)),
-        is_regression=True,
-    )
-
-
-def score(
-    labels: np.ndarray,
-    predictions: np.ndarray,
-    groups: np.ndarray | None = None,
-    weights: np.ndarray | None = None,
-    top: int = 10,
-) -> TaskScore:
-    """The figures of one task; ``groups`` [n]: whose samples they are, for GAUC, Recall and NDCG
-    at ``top``; ``weights`` [n]: what each sample counts."""
-    rate = float(np.average(labels, weights=weights))
-    if rate in (0.0, 1.0):  # always saying the only label there is loses nothing
-        return TaskScore(float("nan"), float("nan"), rate, 0.0)
-    trivial = -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate))
-    if not np.isfinite(predictions).all():
-        return TaskScore(float("nan"), float("nan"), rate, float(trivial))
-    loss = log_loss(labels, predictions, weights)
-    found = TaskScore(
-        auc=auc(labels, predictions, weights),
-        log_loss=loss,
-        label_rate=rate,
-        trivial_log_loss=float(trivial),
-        normalized_entropy=float(loss / trivial),
-        calibration=calibration(labels, predictions, weights),
-    )
-    if groups is None:
-        return found
-    within = group_auc(labels, predictions, groups)
-    recall, ndcg = at_top(labels, predictions, groups, top)
-    return replace(
-        found,
-        recall=recall,
-        ndcg=ndcg,
-        k=top,
-        gauc=within.gauc,
-        gauc_groups=within.groups,
-        gauc_groups_left_out=within.groups_left_out,
-    )
-
-
 def _health(
     worker: EmbeddingWorker,
     tasks: dict[str, TaskScore],
@@ -385,127 +267,3 @@ def _health(
     elif not worker.row_gradient_seen:
         found.append("no gradient has reached the rows: does the model use the embeddings?")
     return found
-
-
-LEAST_PROBABILITY = 1e-15
-"""Probabilities nearer to 0 or 1 count as this, so that no loss is infinite."""
-
-
-def auc(labels: np.ndarray, predictions: np.ndarray, weights: np.ndarray | None = None) -> float:
-    """The share of pairs of a 1 and a 0 in which the 1 is predicted higher; a tie is half a pair.
-
-    A pair counts as the product of its ``weights``. Without them all is counted in whole numbers,
-    so nothing is rounded before the one division. Both labels must occur, and predictions be
-    finite.
-
-    >>> auc(np.array([0, 0, 1, 1]), np.array([0.1, 0.4, 0.4, 0.8]))
-    0.875
-    """
-    order = np.argsort(predictions)
-    ranked = predictions[order]
-    ends = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))  # the last of equal ones
-    counts = np.ones(len(labels), np.int64) if weights is None else weights[order]
-    ones_so_far = np.cumsum(counts * (labels[order] > 0))[ends]
-    ones = np.diff(ones_so_far, prepend=0)
-    zeros = np.diff(np.cumsum(counts)[ends] - ones_so_far, prepend=0)
-    zeros_below = np.cumsum(zeros) - zeros
-    half_wins = np.dot(ones, 2 * zeros_below + zeros).item()
-    return float(half_wins / (2 * ones.sum().item() * zeros.sum().item()))
-
-
-def log_loss(
-    labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray | None = None
-) -> float:
-    """The mean of -ln of the probability that was given to what happened.
-
-    >>> round(log_loss(np.array([0, 1]), np.array([0.5, 0.25])), 6)
-    1.039721
-    """
-    of_one = np.clip(probabilities.astype(np.float64), LEAST_PROBABILITY, 1 - LEAST_PROBABILITY)
-    return float(np.average(-np.log(np.where(labels > 0, of_one, 1 - of_one)), weights=weights))
-
-
-class GroupAuc(NamedTuple):
-    """AUC within groups, and of how many groups it is."""
-
-    gauc: float
-    """Mean AUC of the groups, weighted by their samples; NaN when none holds both labels."""
-    groups: int
-    """Groups that hold both labels."""
-    groups_left_out: int
-    """Groups that hold one label only: no pair of theirs can be in order."""
-
-
-def group_auc(labels: np.ndarray, predictions: np.ndarray, groups: np.ndarray) -> GroupAuc:
-    """GAUC: how well the samples of one user (one group) are ordered among themselves.
-
-    As in Zhou et al. (KDD 2018, DIN), weighted by impressions; groups with one label are left out
-    of mean and weights alike.
-
-    >>> labels, groups = np.array([0, 1, 1, 0, 1]), np.array([7, 7, 8, 8, 9])
-    >>> group_auc(labels, np.array([0.1, 0.4, 0.3, 0.3, 0.9]), groups)
-    GroupAuc(gauc=0.75, groups=2, groups_left_out=1)
-    """
-    order = np.lexsort((predictions, groups))
-    ranked, grouped, ones = predictions[order], groups[order], labels[order] > 0
-    new_group = grouped[1:] != grouped[:-1]
-    ends = np.flatnonzero(np.append(new_group | (ranked[1:] != ranked[:-1]), True))
-    ones_here = np.diff(np.cumsum(ones)[ends], prepend=0)  # of each run of equal predictions
-    zeros_here = np.diff(ends + 1, prepend=0) - ones_here
-    zeros_before = np.cumsum(zeros_here) - zeros_here
-    firsts = np.flatnonzero(np.insert(new_group[ends[:-1]], 0, True))  # first run of each group
-    members = np.diff(np.append(firsts, len(ends)))
-    zeros_below = zeros_before - np.repeat(zeros_before[firsts], members)
-    half_wins = np.add.reduceat(ones_here * (2 * zeros_below + zeros_here), firsts)
-    of_one, of_zero = (np.add.reduceat(counts, firsts) for counts in (ones_here, zeros_here))
-    both = (of_one > 0) & (of_zero > 0)
-    if not both.any():
-        return GroupAuc(math.nan, 0, len(firsts))
-    aucs = half_wins[both] / (2 * of_one[both] * of_zero[both])
-    weights = (of_one + of_zero)[both]
-    return GroupAuc(float(np.average(aucs, weights=weights)), int(both.sum()), int((~both).sum()))
-
-
-def at_top(
-    labels: np.ndarray, predictions: np.ndarray, groups: np.ndarray, top: int
-) -> tuple[float, float]:
-    """Recall and NDCG at ``top``: means over the groups with both labels, each counts once.
-
-    Equal predictions share the places that they take together, as in scikit-learn.
-
-    >>> at_top(np.array([0, 1, 1]), np.array([0.9, 0.5, 0.4]), np.array([7, 7, 7]), top=2)
-    (0.5, 0.38685280723454163)
-    """
-    order = np.lexsort((-predictions, groups))
-    ranked, grouped, ones = predictions[order], groups[order], labels[order] > 0
-    new_group = np.append(True, grouped[1:] != grouped[:-1])
-    firsts = np.flatnonzero(new_group)
-    sizes = np.diff(np.append(firsts, len(order)))
-    places = np.arange(len(order)) - np.repeat(firsts, sizes)
-    seen = places < top
-    gains = np.where(seen, 1 / np.log2(places + 2.0), 0.0)
-    runs = np.flatnonzero(new_group | np.append(True, ranked[1:] != ranked[:-1]))
-    share = np.add.reduceat(ones, runs, dtype=float) / np.diff(np.append(runs, len(order)))
-    share = np.repeat(share, np.diff(np.append(runs, len(order))))  # of a 1, at each place
-    clicks = np.add.reduceat(ones, firsts, dtype=np.int64)
-    best = np.append(0.0, np.cumsum(1 / np.log2(np.arange(top) + 2.0)))[np.minimum(clicks, top)]
-    hit = (clicks > 0) & (clicks < sizes)  # where all are clicked any order is the best
-    if not hit.any():
-        return math.nan, math.nan
-    recall = np.add.reduceat(share * seen, firsts)[hit] / clicks[hit]
-    ndcg = np.add.reduceat(share * gains, firsts)[hit] / best[hit]
-    return float(recall.mean()), float(ndcg.mean())
-
-
-def calibration(
-    labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray | None = None
-) -> float:
-    """Mean prediction over label rate: above 1 promises too many clicks. A click must occur.
-
-    >>> calibration(np.array([0, 1]), np.array([0.5, 0.75]))
-    1.25
-    """
-    promised, came = (
-        np.average(of.astype(np.float64), weights=weights) for of in (probabilities, labels)
-    )
-    return float(promised / came)

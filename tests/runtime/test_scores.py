@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics
 
-from runtime.run.evaluate import (
+from runtime.run.scores import (
     at_top,
     auc,
     calibration,

@@ -17,7 +17,8 @@ from runtime.data.open import open_source
 from runtime.data.source import rebatch
 from runtime.inference import open_model
 from runtime.model_commands import describe
-from runtime.run.evaluate import HeldOut, evaluate, score
+from runtime.run.evaluate import HeldOut, evaluate
+from runtime.run.scores import score
 from tests.runtime.clicks_of_a_user import EDITS, NO_EDITS, edited, write_clicks
 from tests.runtime.serving.trained_runs import checkpoint_of
 from tests.runtime.worlds import World, config, run
