@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -28,7 +28,7 @@ from experiments.validating.profiling import (
     sleeps,
 )
 from experiments.validating.schedule import Schedule, contended, schedule
-from experiments.validating.stages import MISSING, Point, Stages, costs_by_law
+from experiments.validating.stages import MISSING, PARTS, Point, Stages, costs_by_law, parts_of
 from persia_sim.words.schema import Within, parse
 from persia_sim.words.vocabulary import Mode
 
@@ -135,14 +135,6 @@ class Options(Planned):
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """One run, and the machine beside it."""
-
-    found: Found
-    foreign_cores: float
-
-
-@dataclass(frozen=True, slots=True)
 class Forecast:
     """What was predicted of a case."""
 
@@ -217,25 +209,23 @@ def forecast(profile: Profile, case: Case, steps: int) -> Forecast:
 
 
 def compare(
-    every: Sequence[Case], forecasts: dict[str, Forecast], runs: dict[str, list[Done]]
+    every: Sequence[Case], forecasts: dict[str, Forecast], runs: dict[str, list[Found]]
 ) -> list[dict[str, Any]]:
     """A record for each case: what was predicted, what its runs measured (medians), errors."""
     ratios = {
-        name: [d.found.samples_per_s / forecasts[name].schedule.samples_per_s for d in own]
+        name: [d.samples_per_s / forecasts[name].schedule.samples_per_s for d in own]
         for name, own in runs.items()
     }
     records = []
     for case in every:
         own, told = runs[case.name], forecasts[case.name]
-        rate = float(np.median([d.found.samples_per_s for d in own]))
-        late = float(np.mean([d.found.stale_steps for d in own]))
-        runs_stages = [d.found.measured for d in own]
+        rate = float(np.median([d.samples_per_s for d in own]))
+        late = float(np.mean([d.stale_steps for d in own]))
+        runs_stages = [d.measured for d in own]
         fed = [
             schedule(case, m.wall, SIMULATED_STEPS, m.dense_cv, told.latency_s) for m in runs_stages
         ]
-        errors = [
-            error(s.samples_per_s, d.found.samples_per_s) for s, d in zip(fed, own, strict=True)
-        ]
+        errors = [error(s.samples_per_s, d.samples_per_s) for s, d in zip(fed, own, strict=True)]
         band = band_of(case.name, ratios)
         predicted = told.schedule.samples_per_s
         record: dict[str, Any] = {
@@ -255,8 +245,8 @@ def compare(
             "foreign_cores": float(np.median([d.foreign_cores for d in own])),
             "extrapolated": "; ".join(told.extrapolated),
         }
-        for stage, seconds in told.stages.parts().items():
-            measured = float(np.median([d.found.measured.wall.parts()[stage] for d in own]))
+        for stage, seconds in parts_of(told.stages).items():
+            measured = float(np.median([parts_of(d.measured.wall)[stage] for d in own]))
             record |= {
                 f"{stage}_s": measured,
                 f"{stage}_predicted_s": seconds,
@@ -289,7 +279,7 @@ STAGE_COLUMNS: dict[str, Column] = {
     "ms a batch (error)": "{case}",
     **{
         name: lambda r, name=name: f"{1e3 * r[f'{name}_s']:.2f} ({r[f'{name}_error']:+.0%})"
-        for name in ("load", "lookup", "dense", "push")
+        for name in PARTS
     },
 }
 """Milliseconds of a rank's batch in each stage, and the signed error of the prediction."""
@@ -341,7 +331,7 @@ def conclusion(records: Sequence[dict[str, Any]]) -> str:
 
 def _measure(
     options: Options, every: Sequence[Case]
-) -> tuple[Profile, float, dict[str, list[Done]]]:
+) -> tuple[Profile, float, dict[str, list[Found]]]:
     """The profile and the cores of others beside its median run; the cases' runs, by name.
 
     Rounds of both take turns, so that a slow minute is in both.
@@ -357,16 +347,15 @@ def _measure(
         work |= {_label(run, number): partial(_run, run, options) for run in runs}
     kept.fill(work, "validate")
 
-    def done(run: ProfileRun, count: int) -> list[Done]:
+    def done(run: ProfileRun, count: int) -> list[Found]:
         labels = [_label(run, number) for number in range(count)]
-        return [parse(Done, kept[label], f"{label} of {options.out / KEPT}") for label in labels]
+        return [parse(Found, kept[label], f"{label} of {options.out / KEPT}") for label in labels]
 
     points = {name: [parse(Point, p, name) for p in kept[name]] for name in loops}
     profile = {run: done(run, REPEATS) for run in own}
-    found = {run: [one.found for one in many] for run, many in profile.items()}
     foreign = float(np.median([one.foreign_cores for many in profile.values() for one in many]))
     of_cases = {run.case.name: done(run, options.rounds) for run in wanted}
-    return fit_profile(found, points, default_jobs()), foreign, of_cases
+    return fit_profile(profile, points, default_jobs()), foreign, of_cases
 
 
 def _run(run: ProfileRun, options: Options) -> dict[str, Any]:
@@ -376,7 +365,7 @@ def _run(run: ProfileRun, options: Options) -> dict[str, Any]:
             found = run_case(run.case, run.steps)
         if load.cores <= options.most_foreign_cores:
             break
-    return asdict(Done(found, load.cores))
+    return asdict(replace(found, foreign_cores=load.cores))
 
 
 def _label(run: ProfileRun, number: int) -> str:

@@ -10,9 +10,9 @@ are at the rank, a push until they are written.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from experiments.options import MOST, OneOf, Some, StudyOptions, hold
 from experiments.tables import Column, drawn, table, write_csv
 from experiments.validating.cases import Case
 from experiments.validating.schedule import need_of, scenario_of
-from experiments.validating.stages import Stages
+from experiments.validating.stages import STAGES, Stages
 from persia_sim.cli import Options as Simulation
 from persia_sim.cli import scenario_of as scenario_of_options
 from persia_sim.engine.simulate import Run, simulate
@@ -95,7 +95,7 @@ def run(options: Options) -> None:
     asked = [mode for mode in MODES if str(mode) in options.modes]
     kept = Kept(options.out / "timelines.jsonl")
     recordings = {
-        label: partial(recording, options, mode)
+        label: partial(recorded, options, mode)
         for mode in dict.fromkeys((Mode.SYNC, *asked))
         for label in of_rounds(options, mode)
     }
@@ -181,14 +181,8 @@ def of_rounds(options: Options, mode: Mode) -> list[str]:
 def quickest(options: Options, mode: Mode, kept: Kept) -> tuple[Timeline, Stages]:
     """The recording with the shortest mean step."""
     found = [kept[label] for label in of_rounds(options, mode)]
-    timelines = [(Timeline.of_lists(*bars), Stages(**stages)) for bars, stages in found]
+    timelines = [(Timeline.of_lists(*bars), stages) for bars, stages in found]
     return min(timelines, key=lambda one: one[0].step_s)
-
-
-def recording(options: Options, mode: Mode) -> tuple[Timeline, dict[str, float]]:
-    """As it is kept."""
-    timeline, stages = recorded(options, mode)
-    return timeline, asdict(stages)
 
 
 def recorded(options: Options, mode: Mode) -> tuple[Timeline, Stages]:
@@ -227,18 +221,17 @@ def mean_stages(spans: Sequence[Span], first: int) -> Stages:
     def mean(stage: str) -> float:
         return sum(s.end_s - s.start_s for s in kept if s.stage == stage) / batches
 
-    return Stages(
-        load_s=mean(Stage.LOAD),
-        read_s=mean(READ),
-        pool_s=mean(Stage.LOOKUP),
-        forward_s=mean(Stage.FORWARD),
-        backward_s=mean(Stage.BACKWARD),
-        check_s=0.0,
-        update_s=sum(updates.values()) / max(1, len(updates)),
-        scatter_s=max(0.0, mean(Stage.PUSH) - mean(UPDATE)),
-        push_s=mean(UPDATE),
-        refresh_s=mean(READ),
-    )
+    return dict.fromkeys(STAGES, 0.0) | {
+        "load": mean(Stage.LOAD),
+        "read": mean(READ),
+        "pool": mean(Stage.LOOKUP),
+        "forward": mean(Stage.FORWARD),
+        "backward": mean(Stage.BACKWARD),
+        "update": sum(updates.values()) / max(1, len(updates)),
+        "scatter": max(0.0, mean(Stage.PUSH) - mean(UPDATE)),
+        "push": mean(UPDATE),
+        "refresh": mean(READ),
+    }
 
 
 def simulated(options: Options, mode: Mode, stages: Stages | None) -> Timeline:
@@ -259,11 +252,6 @@ def this_host(options: Options, mode: Mode, stages: Stages) -> Run:
 
 def a_cluster(options: Options, mode: Mode) -> Run:
     """The preset in this mode, without noise."""
-    window: dict[str, Any] = {}
-    if mode is Mode.LOOKAHEAD:
-        window["ahead"] = options.window
-    elif mode.reads_late_rows:
-        window["tau"] = options.window
     return simulate(
         scenario_of_options(
             Simulation(
@@ -273,7 +261,7 @@ def a_cluster(options: Options, mode: Mode) -> Run:
                 mode=mode,
                 gpu_cv=0.0,
                 steps=options.steps,
-                **window,
+                **case_of(options, mode).bound,
             )
         )
     )

@@ -72,16 +72,18 @@ class Case:
         """Dense updates while every rank does one step."""
         return 1 if self.mode.has_barrier else self.ranks
 
+    @property
+    def bound(self) -> dict[str, int]:
+        """The window, as options and scenarios call it."""
+        if self.mode is Mode.SYNC:
+            return {}
+        return {"ahead" if self.mode is Mode.LOOKAHEAD else "tau": self.window}
+
     def config(self, steps: int) -> TrainConfig:
         """The run of so many steps of each rank."""
-        sync: dict[str, int] = {}
-        if self.mode is Mode.LOOKAHEAD:
-            sync["ahead"] = self.window
-        elif self.mode is not Mode.SYNC:
-            sync["tau"] = self.window
         rows = {"servers": self.servers} if self.servers else {"shards": self.shards}
         return TrainConfig(
-            sync=SyncConfig(mode=self.mode, ranks=self.ranks, **sync),
+            sync=SyncConfig(mode=self.mode, ranks=self.ranks, **self.bound),
             engine=EngineConfig(
                 executor="concurrent", latency_s=self.latency_s, timeline=True, **rows
             ),
@@ -107,48 +109,33 @@ class Case:
         return SyntheticSource(recipe=self.recipe())
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """What one rank's batch holds."""
+def held_by(case: Case, steps: int) -> dict[str, float]:
+    """What one rank's batch holds, which laws are linear in: counted in the case's own stream of so
+    many steps, nothing is timed.
 
-    samples: int
-    occurrences: float
-    """Of ids, over all fields."""
-    distinct: float
-    """Ids, each field's counted once."""
-    dense_params: int
-    """Weights of the MLP's matrices."""
-    dim: int
-    inputs: int = 0
-    """Numbers that one sample gives to the MLP."""
-    shards: int = 1
-    created: float = 0.0
-    """Share of the distinct ids that no batch before had: their rows are made."""
-
-    @property
-    def flops(self) -> float:
-        """Of forward and backward: six operations a weight and sample."""
-        return 6.0 * self.dense_params * self.samples
-
-
-def held_by(case: Case, steps: int) -> Held:
-    """Counted in the case's own stream of so many steps; nothing is timed.
-
-    Rows that are made are those of the steps after the first third.
+    ``occurrences`` of ids over all fields; ``distinct`` ones, each field's counted once, of which
+    ``created`` are in no batch before, so that their rows are made (in steps after the first
+    third); ``inputs``: numbers that the MLP is given; ``dense_params``: of its matrices, with six
+    operations a weight and sample, forward and backward, as ``flops``.
     """
-    made = case.recipe()
+    made, samples = case.recipe(), case.batch_per_rank
     inputs = len(made.fields) * case.dim + made.dense
-    occurrences, distinct, created = _counted(case.bag, case.batch_per_rank, case.ranks, steps)
-    return Held(
-        samples=case.batch_per_rank,
-        occurrences=occurrences,
-        distinct=distinct,
-        dense_params=weights_of(inputs, case.hidden),
-        dim=case.dim,
-        inputs=inputs,
-        shards=case.servers or case.shards,
-        created=created,
-    )
+    occurrences, distinct, created = _counted(case.bag, samples, case.ranks, steps)
+    weights = weights_of(inputs, case.hidden)
+    return {
+        "one": 1.0,
+        "shards": case.servers or case.shards,
+        "samples": samples,
+        "inputs": samples * inputs,
+        "occurrences": occurrences,
+        "occurrence_floats": occurrences * case.dim,
+        "distinct": distinct,
+        "distinct_floats": distinct * case.dim,
+        "created": distinct * created,
+        "dense_params": weights,
+        "flops": 6.0 * weights * samples,
+        "dim": case.dim,
+    }
 
 
 @cache

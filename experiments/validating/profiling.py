@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from experiments.validating.cases import Case, Held, held_by
-from experiments.validating.schedule import Burden, Host, burdens, threads, threads_of
+from experiments.validating.cases import Case, held_by
+from experiments.validating.schedule import Host, burdens, threads, threads_of
 from experiments.validating.stages import (
     LATE,
     OF_A_MODE,
@@ -34,7 +34,6 @@ from experiments.validating.stages import (
     costs_by_law,
     fit_law,
     measured_stages,
-    quantities,
 )
 from persia_sim.words.staleness import staleness_in_steps
 from persia_sim.words.vocabulary import Mode
@@ -47,6 +46,8 @@ class Found:
     samples_per_s: float
     stale_steps: float
     measured: Measured
+    foreign_cores: float = 0.0
+    """That other processes used meanwhile."""
 
 
 class Drawn:
@@ -182,7 +183,7 @@ def fit_profile(runs: Runs, loops: Mapping[str, Sequence[Point]], cores: int) ->
         mode = run.case.mode
         if run.case.ranks > 1:
             continue
-        at = quantities(held_by(run.case, run.steps))
+        at = held_by(run.case, run.steps)
         stages = _median([f.measured.cpu for f in found])
         if mode is Mode.LOOKAHEAD:
             kept = {"read_ahead": stages["read"], "refresh": stages["refresh"]}
@@ -215,56 +216,46 @@ def fit_host(laws: Mapping[str, HostLaw], runs: Runs, cores: int) -> Host:
         memory=max(0.0, float(busy @ more / (busy @ busy))),
         dense_cv=float(np.median(spreads)),
     )
-    waits = [
-        wait
-        for run, found in (many | both).items()
-        for wait in _waits(run, costs[run], found, host)
-    ]
-    shares = {}
-    for stage in dict.fromkeys(wait.stage for wait in waits):
-        shares[stage] = _shares([w for w in waits if w.stage == stage])
+    waits: dict[str, list[list[float]]] = {}
+    for run, found in (many | both).items():
+        for stage, wait in _waits(run, costs[run], found, host):
+            waits.setdefault(stage, []).append(wait)
+    shares = {stage: _shares(np.array(own)) for stage, own in waits.items()}
     meeting, among, crowded = ({s: own[n] for s, own in shares.items()} for n in range(3))
     return replace(host, meeting=meeting, among=among, crowded=crowded)
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """What a stage of one run took by the clock beyond its CPU time, and who was there."""
+def _waits(
+    run: ProfileRun, costs: Costs, found: Sequence[Found], host: Host
+) -> Iterator[tuple[str, list[float]]]:
+    """What every stage took by the clock beyond its CPU time, and for how long the rank's own
+    threads and those of others hold the interpreter, in shares of a step; the share for which they
+    keep all cores busy; the ranks.
 
-    stage: str
-    seconds: float
-    by: Burden
-    step_s: float
-    ranks: int
-
-
-def _waits(run: ProfileRun, costs: Costs, found: Sequence[Found], host: Host) -> list[Wait]:
-    """Of every stage; the dense update's where one rank does it: another's waiting is no work."""
+    The dense update's only where one rank does it: another's waiting is no work.
+    """
     case = run.case
     cpu, wall = (_median([getattr(f.measured, n) for f in found]) for n in ("cpu", "wall"))
     step_s = case.updates_per_step * case.batch / float(np.median([f.samples_per_s for f in found]))
     now = threads(case.mode, case.ranks, cpu, costs.python)
     met = burdens(now, case.ranks, 1 / step_s, replace(host, memory=0.0))
-    return [
-        Wait(stage, wall[stage] - cpu[stage] / by.core, by, step_s, case.ranks)
-        for thread, by in zip(now, met, strict=True)
-        for stage in thread.stages
-        if stage != "update" or case.ranks == 1
-    ]
+    for thread, by in zip(now, met, strict=True):
+        for stage in thread.stages:
+            if stage != "update" or case.ranks == 1:
+                seconds = max(0.0, wall[stage] - cpu[stage] / by.core), by.own_s, by.others_s
+                yield stage, [*(s / step_s for s in seconds), by.crowd, case.ranks]
 
 
-def _shares(waits: Sequence[Wait]) -> tuple[float, float, float]:
+def _shares(waits: np.ndarray) -> list[float]:
     """Of the seconds for which the rank's own threads, other ranks', and all of them beside busy
     cores hold the interpreter: nearest in shares of a step, which are what throughput is off by."""
     from scipy.optimize import nnls  # late: half a second
 
-    held = np.array([[w.by.own_s, w.by.others_s] for w in waits])
-    held /= np.array([[w.step_s] for w in waits])
+    seconds, own, others, crowd, ranks = waits.T
     # One rank alone hardly crowds two cores: what it says of that would be noise, extrapolated.
-    crowd = np.array([w.by.crowd if any(x.ranks > 1 for x in waits) else 0.0 for w in waits])
-    seconds = np.array([max(0.0, w.seconds) / w.step_s for w in waits])
-    found, _ = nnls(np.column_stack([held, held.sum(1) * crowd]), seconds)
-    return float(found[0]), float(found[1]), float(found[2])
+    crowd = crowd if ranks.max() > 1 else 0.0 * crowd
+    found, _ = nnls(np.column_stack([own, others, (own + others) * crowd]), seconds)
+    return [float(share) for share in found]
 
 
 def _grown(case: Case, costs: Costs, found: Found, cores: int) -> tuple[float, float]:
@@ -280,7 +271,7 @@ def _grown(case: Case, costs: Costs, found: Found, cores: int) -> tuple[float, f
 
 
 def _median(of: Sequence[Stages]) -> Stages:
-    return Stages(**{f"{name}_s": float(np.median([s[name] for s in of])) for name in STAGES})
+    return {name: float(np.median([s[name] for s in of])) for name in STAGES}
 
 
 def additions() -> list[Point]:
@@ -291,7 +282,7 @@ def additions() -> list[Point]:
     for weights in WEIGHTS:
         into, one = torch.zeros(weights), torch.ones(weights)
         seconds = _median_s(partial(into.add_, one))
-        found.append(Point(quantities(Held(1, 0, 0, weights, 1)), seconds))
+        found.append(Point({"one": 1.0, "dense_params": weights}, seconds))
     return found
 
 
@@ -308,7 +299,7 @@ def pulls() -> list[Point]:
         model = nn.Sequential(*layers)
         seconds = _median_s(partial(copy_weights, model, replica(model, shared=False)))
         matrices = sum(layer.weight.numel() for layer in layers)
-        found.append(Point(quantities(Held(1, 0, 0, matrices, 1)), seconds))
+        found.append(Point({"one": 1.0, "dense_params": matrices}, seconds))
     return found
 
 

@@ -32,7 +32,7 @@ from math import exp, log
 import numpy as np
 
 from experiments.validating.cases import Case
-from experiments.validating.stages import Costs, Stages
+from experiments.validating.stages import STAGES, Costs, Stages
 from persia_sim.engine.simulate import Run, simulate
 from persia_sim.insight.measure import throughput
 from persia_sim.insight.report import staleness
@@ -164,24 +164,15 @@ def _runnable(shares: Sequence[float] | np.ndarray) -> np.ndarray:
 
 def burdened(stages: Stages, own: Sequence[Thread], by: Sequence[Burden], host: Host) -> Stages:
     """The stages as a clock sees them."""
-    seconds = {
-        f"{name}_s": burden.factor * stages[name] + waiting_s(name, burden, host)
-        for thread, burden in zip(own, by, strict=True)
-        for name in thread.stages
-    }
-    return Stages(**{"refresh_s": 0.0, **seconds})
-
-
-def waiting_s(stage: str, by: Burden, host: Host) -> float:
-    """Seconds of a step that a stage waits for the interpreter."""
-    own_s = host.meeting.get(stage, 0.0) * by.own_s
-    others_s = host.among.get(stage, 0.0) * by.others_s
-    return own_s + others_s + host.crowded.get(stage, 0.0) * by.crowd * (by.own_s + by.others_s)
-
-
-def most_steps_per_s(own: Sequence[Thread], ranks: int, host: Host) -> float:
-    """What the cores can do at all."""
-    return host.cores / max(1e-12, ranks * sum(t.work_s for t in own))
+    longer = dict.fromkeys(STAGES, 0.0)
+    for thread, burden in zip(own, by, strict=True):
+        for name in thread.stages:
+            waiting_s = host.meeting.get(name, 0.0) * burden.own_s
+            waiting_s += host.among.get(name, 0.0) * burden.others_s
+            both_s = burden.own_s + burden.others_s
+            waiting_s += host.crowded.get(name, 0.0) * burden.crowd * both_s
+            longer[name] = burden.factor * stages[name] + waiting_s
+    return longer
 
 
 _AN_ANSWER = 1e-6  # bytes: the simulator takes none at all for a push, which is not answered
@@ -226,7 +217,7 @@ def shared_stages(
     is where both agree, sought by secants.
     """
     own = threads(case.mode, case.ranks, costs.stages, costs.python)
-    most = most_steps_per_s(own, case.ranks, host)
+    most = host.cores / max(1e-12, case.ranks * sum(thread.work_s for thread in own))
 
     def longer(rate: float) -> Stages:
         by = burdens(own, case.ranks, rate, host)
@@ -275,11 +266,6 @@ def scenario_of(case: Case, steps: int) -> Scenario:
     # Cores and memory have a law of their own: `contention`.
     host = replace(cluster.nn.host, cores=10**6, memory_bytes_per_s=1e18)
     role = replace(cluster.nn, host=host, ram_bytes_per_process=host.ram_bytes / 10**4)
-    window: dict[str, int | None] = {}
-    if case.mode is Mode.LOOKAHEAD:
-        window["ahead"] = case.window
-    elif case.mode is not Mode.SYNC:
-        window["tau"] = case.window
     side_by_side = max(_BUFFER, case.window + 1) if case.latency_s else 1
     return Scenario(
         cluster=replace(
@@ -304,7 +290,7 @@ def scenario_of(case: Case, steps: int) -> Scenario:
         queues=Queues(lookup_tasks=side_by_side, push_tasks=side_by_side),
         dense_home=DenseHome.APART if case.mode is Mode.ASYNC else None,
         steps=steps,
-        **window,  # type: ignore[arg-type]
+        **case.bound,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -327,17 +313,17 @@ def need_of(case: Case, stages: Stages) -> Demand:
         base,
         load_s=0.0,
         loader_bytes=0.0,
-        fetch=fetch(stages.load_s, stages.read_s, 0.0 if ahead else stages.pool_s),
-        refresh=fetch(0.0, stages.refresh_s, stages.pool_s) if ahead else None,
-        forward_s=stages.pull_s + stages.forward_s,
-        backward_s=stages.backward_s + stages.check_s + (0.0 if shared else stages.update_s),
+        fetch=fetch(stages["load"], stages["read"], 0.0 if ahead else stages["pool"]),
+        refresh=fetch(0.0, stages["refresh"], stages["pool"]) if ahead else None,
+        forward_s=stages["pull"] + stages["forward"],
+        backward_s=stages["backward"] + stages["check"] + (0.0 if shared else stages["update"]),
         buckets=(),
-        sync_overhead_s=stages.update_s if shared else 0.0,
-        copy_out_s=stages.scatter_s,
+        sync_overhead_s=stages["update"] if shared else 0.0,
+        copy_out_s=stages["scatter"],
         gradient_bytes=late_bytes,
         worker_scatter_s=0.0,
         push_bytes=0.0,
-        server_update_s=np.array([stages.push_s]),
+        server_update_s=np.array([stages["push"]]),
         update_join_s=0.0,
         update_memory_bytes=0.0,
         dense_copy_s=0.0,

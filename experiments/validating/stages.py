@@ -13,13 +13,12 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from math import inf, pi, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.validating.cases import Held
 from persia_sim.words.vocabulary import Mode, Stage
 from runtime.embedding.server import READ, REFRESH, UPDATE
 from runtime.rank.progress import SpanRecorder
@@ -85,67 +84,30 @@ class TimedCalls:
 
 
 OF_ROWS = (READ, REFRESH, UPDATE)
+"""Work on rows, of all ranks and shards: within the stages that ask for it."""
+Stages = dict[str, float]
+"""Mean seconds of each of `STAGES` over batches, without waiting for other steps or ranks.
 
-
-def of_rows(spans: Sequence[TimedSpan], first: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Wall and CPU seconds of the work on rows in the steps >= ``first``, of all ranks and shards:
-    within the stages that ask for it."""
-    wall, cpu = (dict.fromkeys(OF_ROWS, 0.0) for _ in range(2))
-    for span in spans:
-        if span.stage in OF_ROWS and span.step >= first:
-            wall[span.stage] += span.wall_s
-            cpu[span.stage] += span.cpu_s
-    return wall, cpu
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stages:
-    """Means over batches, without waiting for other steps or ranks.
-
-    What a thread does between two stages (queues, the window's books) is in the one that follows.
-    """
-
-    load_s: float
-    """Cut the batch out of the samples, merge duplicates, ask for the rows."""
-    read_s: float
-    """Copy the rows out of the store."""
-    pool_s: float
-    forward_s: float
-    backward_s: float
-    check_s: float
-    """See whether all gradients are finite."""
-    update_s: float
-    """Once a step: sum the ranks' dense gradients and apply them; async: a rank applies its own."""
-    scatter_s: float
-    """Gradients of vectors to gradients of rows."""
-    push_s: float
-    """Update the rows."""
-    refresh_s: float = 0.0
-    """Lookahead: replace the rows that were written since they were read."""
-    pull_s: float = 0.0
-    """Async: copy the dense weights; with averaging, enter or leave a round."""
-
-    def parts(self) -> dict[str, float]:
-        """As a table shows them."""
-        return {
-            "load": self.load_s,
-            "lookup": self.read_s + self.refresh_s + self.pool_s,
-            "dense": self.pull_s + self.forward_s + self.backward_s + self.check_s + self.update_s,
-            "push": self.scatter_s + self.push_s,
-        }
-
-    def __getitem__(self, stage: str) -> float:
-        """Seconds of a stage by its name."""
-        return float(getattr(self, f"{stage}_s"))
-
-    def times(self, factor: float) -> Stages:
-        """Every stage so many times as long."""
-        return Stages(**{f"{stage}_s": factor * self[stage] for stage in STAGES})
-
-
+What a thread does between two stages (queues, the window's books) is in the one that follows.
+"""
+PARTS = {
+    "load": ("load",),  # cut the batch out of the samples, merge duplicates, ask for the rows
+    # Copy the rows out of the store; lookahead: replace those that were written since; pool.
+    "lookup": ("read", "refresh", "pool"),
+    # async: copy the dense weights (with averaging, enter or leave a round); check: are all
+    # gradients finite; update: once a step, sum the ranks' and apply them (async: a rank its own).
+    "dense": ("pull", "forward", "backward", "check", "update"),
+    "push": ("scatter", "push"),  # gradients of vectors to those of rows; update the rows
+}
+"""The stages as a table shows them together."""
+STAGES = tuple(stage for own in PARTS.values() for stage in own)
 OF_A_MODE = ("refresh", "pull")
 """Stages that one mode has and the others have not."""
-STAGES = tuple(field.name.removesuffix("_s") for field in fields(Stages))
+
+
+def parts_of(stages: Stages) -> dict[str, float]:
+    """Seconds of each of `PARTS`."""
+    return {part: sum(stages[stage] for stage in own) for part, own in PARTS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,22 +159,19 @@ def measured_stages(spans: Sequence[TimedSpan], first: int, prefetches: bool) ->
         cpu[stage] += span.cpu_s
         if stage in (Stage.FORWARD, Stage.BACKWARD):
             computed[span.rank, span.step] += span.wall_s
+    for span in (s for s in spans if s.stage in OF_ROWS and s.step >= first):
+        wall[span.stage] += span.wall_s
+        cpu[span.stage] += span.cpu_s
     batches = max(1, len(computed))
     ranks = max(1, len({rank for rank, _ in computed}))
-    wall_rows, cpu_rows = (
-        {stage: total / batches for stage, total in own.items()} for own in of_rows(spans, first)
-    )
-    wall = {stage: total / batches for stage, total in wall.items()}
-    cpu = {stage: total / batches for stage, total in cpu.items()}
+    for own in (wall, cpu):
+        own.update({stage: total / batches for stage, total in own.items()})
     if Stage.DENSE_PUSH not in cpu:
         wall[Stage.DENSE_SYNC] = sum(updates.values()) / max(1, len(updates))
-        cpu[Stage.DENSE_SYNC] = cpu.get(Stage.DENSE_SYNC, 0.0) * ranks
-    return Measured(
-        # What surrounds the rows' own work is CPU time in both.
-        _stages(wall, wall_rows, cpu_rows, prefetches),
-        _stages(cpu, cpu_rows, cpu_rows, prefetches),
-        spread_of(computed),
-    )
+        cpu[Stage.DENSE_SYNC] *= ranks
+    # What surrounds the rows' own work is CPU time in both.
+    stages = (_stages(own, cpu, prefetches) for own in (wall, cpu))
+    return Measured(*stages, spread_of(computed))
 
 
 def spread_of(times: Mapping[tuple[int, int], float]) -> float:
@@ -233,33 +192,24 @@ def spread_of(times: Mapping[tuple[int, int], float]) -> float:
     return sqrt(pi) / 2 * sum(apart) / max(1, len(apart)) / mean
 
 
-def _stages(
-    own: dict[str, float], rows: dict[str, float], between: dict[str, float], prefetches: bool
-) -> Stages:
-    def of(stage: str) -> float:
-        return own.get(stage, 0.0)
-
-    def rest(seconds: float) -> float:
-        return max(0.0, seconds)
-
-    if prefetches:
-        asked_s = rest(of("ahead") - rows["read"])
-        pool_s = rest(of(Stage.LOOKUP) - between["refresh"])
-    else:
-        asked_s, pool_s = rest(of("asked") - between["read"]), of(Stage.LOOKUP)
-    return Stages(
-        load_s=of(Stage.LOAD) + asked_s,
-        read_s=rows["read"],
-        pool_s=pool_s,
-        forward_s=of(Stage.FORWARD),
-        backward_s=of(Stage.BACKWARD),
-        check_s=of("check"),
-        update_s=of(Stage.DENSE_SYNC) + of(Stage.DENSE_PUSH),
-        scatter_s=rest(of(Stage.PUSH) - rows["update"]),
-        push_s=rows["update"],
-        refresh_s=rows["refresh"],
-        pull_s=of(Stage.DENSE_PULL) + of(Stage.AVERAGE),
-    )
+def _stages(own: Mapping[str, float], cpu: Mapping[str, float], prefetches: bool) -> Stages:
+    asked, pool_s = ("ahead", own[Stage.LOOKUP] - cpu[REFRESH]) if prefetches else (
+        "asked", own[Stage.LOOKUP]
+    )  # fmt: skip
+    within = own[READ] if prefetches else cpu[READ]
+    return {
+        "load": own[Stage.LOAD] + max(0.0, own[asked] - within),
+        "read": own[READ],
+        "refresh": own[REFRESH],
+        "pool": max(0.0, pool_s),
+        "pull": own[Stage.DENSE_PULL] + own[Stage.AVERAGE],
+        "forward": own[Stage.FORWARD],
+        "backward": own[Stage.BACKWARD],
+        "check": own["check"],
+        "update": own[Stage.DENSE_SYNC] + own[Stage.DENSE_PUSH],
+        "scatter": max(0.0, own[Stage.PUSH] - own[UPDATE]),
+        "push": own[UPDATE],
+    }
 
 
 _ROWS, _IDS, _NETWORK = ("distinct", "dim"), ("occurrences", "dim"), ("samples", "dense_params")
@@ -301,7 +251,7 @@ MISSING = (
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One measurement: the quantities of `TERMS_AND_RANGES`, and the seconds."""
+    """One measurement: what was held (`TERMS_AND_RANGES`), and the seconds."""
 
     at: Mapping[str, float]
     seconds: float
@@ -329,24 +279,6 @@ class HostLaw:
     def outside(self, at: Mapping[str, float]) -> list[str]:
         """The quantities at which the law was not measured."""
         return [n for n, (low, high) in self.ranges.items() if not low <= at[n] <= high]
-
-
-def quantities(held: Held) -> dict[str, float]:
-    """What the laws are linear in, of one rank's batch."""
-    return {
-        "one": 1.0,
-        "shards": held.shards,
-        "samples": held.samples,
-        "inputs": held.samples * held.inputs,
-        "occurrences": held.occurrences,
-        "occurrence_floats": held.occurrences * held.dim,
-        "distinct": held.distinct,
-        "distinct_floats": held.distinct * held.dim,
-        "created": held.distinct * held.created,
-        "dense_params": held.dense_params,
-        "flops": held.flops,
-        "dim": held.dim,
-    }
 
 
 def fit_law(stage: str, points: Sequence[Point]) -> HostLaw:
@@ -379,10 +311,13 @@ class Costs:
 
 
 def costs_by_law(
-    laws: Mapping[str, HostLaw], held: Held, mode: Mode, ranks: int, served: bool = False
+    laws: Mapping[str, HostLaw],
+    at: Mapping[str, float],
+    mode: Mode,
+    ranks: int,
+    served: bool = False,
 ) -> Costs:
-    """What a batch of one of so many ranks costs; ``served``: by server processes."""
-    at = quantities(held)
+    """What a batch that holds ``at`` costs one of so many ranks; ``served``: by processes."""
     late = LATE if mode.reads_late_rows else ""
     names = {stage: stage + late for stage in STAGES if stage not in OF_A_MODE}
     if mode is Mode.LOOKAHEAD:
@@ -393,16 +328,15 @@ def costs_by_law(
         names |= {stage: stage + SERVED for stage in OF_SERVED}
         del names["push"]
     used = {name: laws[name] for name in names.values()}
-    seconds = {f"{stage}_s": laws[name](at) for stage, name in names.items()}
-    python = {f"{s}_s": 0.0 if s in LOCKLESS else laws[n].fixed_s for s, n in names.items()}
-    if served:
-        seconds["push_s"] = python["push_s"] = 0.0
+    nothing = dict.fromkeys(STAGES, 0.0)
+    seconds = nothing | {stage: laws[name](at) for stage, name in names.items()}
+    python = nothing | {s: laws[n].fixed_s for s, n in names.items() if s not in LOCKLESS}
     if ranks > 1 and mode.has_barrier:
         used["add_gradient"] = laws["add_gradient"]
-        seconds["update_s"] += (ranks - 1) * laws["add_gradient"](at)
+        seconds["update"] += (ranks - 1) * laws["add_gradient"](at)
     outside: dict[str, list[str]] = {}
     for name, law in used.items():
         for quantity in law.outside(at):
             outside.setdefault(quantity, []).append(name.removesuffix(LATE))
     flags = tuple(f"{quantity} of {', '.join(names)}" for quantity, names in outside.items())
-    return Costs(Stages(**seconds), Stages(**python), flags)
+    return Costs(seconds, python, flags)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from statistics import NormalDist
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 
 from experiments.benching import validate
 from experiments.benching.validate import (
-    Done,
     Forecast,
     Options,
     band_of,
@@ -22,7 +20,7 @@ from experiments.benching.validate import (
     verdicts,
 )
 from experiments.commands import main
-from experiments.validating.cases import Case, Held, held_by, weights_of
+from experiments.validating.cases import Case, held_by, weights_of
 from experiments.validating.profiling import Found, ProfileRun, fit_profile, run_case
 from experiments.validating.schedule import (
     Host,
@@ -44,22 +42,32 @@ from experiments.validating.stages import (
     HostLaw,
     Measured,
     Point,
-    Stages,
     TimedSpan,
     costs_by_law,
     fit_law,
     measured_stages,
-    quantities,
+    parts_of,
     spread_of,
 )
 from persia_sim.words.vocabulary import Mode
 
 MS = 1e-3
-STAGES = Stages(
-    load_s=1 * MS, read_s=0.5 * MS, pool_s=0.5 * MS, forward_s=1 * MS, backward_s=1.5 * MS,
-    check_s=0.5 * MS, update_s=1 * MS, scatter_s=0.5 * MS, push_s=0.5 * MS, refresh_s=0.1 * MS,
-)  # fmt: skip
-NO_PYTHON = STAGES.times(0)
+STAGES = {
+    "load": 1 * MS, "read": 0.5 * MS, "pool": 0.5 * MS, "forward": 1 * MS, "backward": 1.5 * MS,
+    "check": 0.5 * MS, "update": 1 * MS, "scatter": 0.5 * MS, "push": 0.5 * MS,
+    "refresh": 0.1 * MS, "pull": 0.0,
+}  # fmt: skip
+NO_PYTHON = dict.fromkeys(STAGES, 0.0)
+
+
+def holds(samples: int, occurrences: float, distinct: float, weights: int, dim: int, **more: float):
+    """A batch whose MLP is given nothing but vectors; ``more``: other quantities."""
+    return {
+        "one": 1.0, "shards": 1, "samples": samples, "inputs": 0.0, "dim": dim, "created": 0.0,
+        "occurrences": occurrences, "occurrence_floats": occurrences * dim, "distinct": distinct,
+        "distinct_floats": distinct * dim, "dense_params": weights,
+        "flops": 6 * weights * samples, **more,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -78,7 +86,7 @@ NO_PYTHON = STAGES.times(0)
     ids=lambda value: value.name if isinstance(value, Case) else "",
 )
 def test_a_schedule_by_hand(case, step_ms):
-    pulls = STAGES if case.mode.has_barrier else replace(STAGES, pull_s=0.2 * MS)
+    pulls = STAGES if case.mode.has_barrier else STAGES | {"pull": 0.2 * MS}
     found = schedule(case, pulls, 61)  # the steady steps are then whole rounds of five batches
     assert 1e3 * case.updates_per_step * case.batch / found.samples_per_s == pytest.approx(
         step_ms, rel=1e-6
@@ -108,7 +116,7 @@ def test_threads_that_want_more_cores_than_there_are_share_them():
         assert 512 / found.samples_per_s <= most * least_ms * MS, case.name
     plenty, longer = contended(Case(ranks=2), costs, Host(99), 60)
     assert plenty == schedule(Case(ranks=2), STAGES, 60)
-    assert longer.parts() == pytest.approx(Stages.times(STAGES, 1).parts() | {"lookup": MS})
+    assert parts_of(longer) == pytest.approx(parts_of(STAGES) | {"lookup": MS})
 
 
 def test_a_core_is_left_to_a_thread_for_its_share():
@@ -122,15 +130,15 @@ def test_a_core_is_left_to_a_thread_for_its_share():
 def test_a_stage_waits_for_its_share_of_the_seconds_in_which_others_hold_the_interpreter():
     """Two ranks, a ms of Python each, of which forward waits for half: T = T0 + 0.5 ms; 2 cores, so
     nobody else can keep both of them busy."""
-    python = replace(NO_PYTHON, load_s=0.4 * MS, forward_s=0.6 * MS)
+    python = NO_PYTHON | {"load": 0.4 * MS, "forward": 0.6 * MS}
     case, host = (
         Case(mode=Mode.SYNC, ranks=2),
         Host(2, meeting={"load": 9.0}, among={"forward": 0.5}),
     )
     alone_s = 512 / schedule(case, STAGES, 60).samples_per_s
     found, longer = contended(case, Costs(STAGES, python, ()), host, 60)
-    assert longer.forward_s == pytest.approx(STAGES.forward_s + 0.5 * MS)
-    assert longer.load_s == STAGES.load_s
+    assert longer["forward"] == pytest.approx(STAGES["forward"] + 0.5 * MS)
+    assert longer["load"] == STAGES["load"]
     assert 512 / found.samples_per_s == pytest.approx(alone_s + 0.5 * MS, rel=3e-3)
     lonely, _ = contended(Case(mode=Mode.SYNC), Costs(STAGES, python, ()), host, 60)
     assert lonely == schedule(Case(mode=Mode.SYNC), STAGES, 60)  # one thread meets nobody
@@ -144,8 +152,8 @@ def test_where_all_cores_are_busy_a_stage_waits_for_more():
     assert by[2].crowd == pytest.approx(0.02 * 0.04, rel=0.02)  # others are hardly slowed
     host = Host(2, meeting={"push": 0.1}, crowded={"push": 2.0})
     longer = burdened(STAGES, own, by, host)
-    expected_s = by[2].factor * STAGES.push_s + (0.1 + 2.0 * by[2].crowd) * 6 * MS
-    assert longer.push_s == pytest.approx(expected_s)
+    expected_s = by[2].factor * STAGES["push"] + (0.1 + 2.0 * by[2].crowd) * 6 * MS
+    assert longer["push"] == pytest.approx(expected_s)
 
 
 def test_memory_makes_stages_longer_by_the_other_cores_that_are_busy():
@@ -158,13 +166,12 @@ def test_memory_makes_stages_longer_by_the_other_cores_that_are_busy():
 
 def test_a_law_is_found_from_eight_exact_points_and_says_where_it_was_measured():
     helds = [
-        Held(n, 26 * n, 10 * n, 500, dim, shards=shards)
+        holds(n, 26 * n, 10 * n, 500, dim, shards=shards)
         for n in (64, 256, 1024, 4096) for dim, shards in ((16, 1), (32, 2))
     ]  # fmt: skip
-    at = [quantities(h) for h in helds]
     points = [
         Point(q, 4e-6 * q["shards"] + 3e-9 * q["distinct"] + 2e-10 * q["distinct_floats"])
-        for q in at
+        for q in helds
     ]
     law = fit_law("push" + LATE, points)
     assert law.terms["shards"] == pytest.approx(4e-6) and law.fixed_s == pytest.approx(4e-6)
@@ -172,8 +179,8 @@ def test_a_law_is_found_from_eight_exact_points_and_says_where_it_was_measured()
     assert law.terms["distinct_floats"] == pytest.approx(2e-10)
     assert law.points == 8 and law.spread < 1e-9
     assert law.ranges == {"distinct": (640, 40960), "dim": (16, 32)}
-    assert law(quantities(Held(100, 0, 1000, 0, 20))) == pytest.approx(4e-6 + 3e-6 + 4e-6)
-    assert law.outside(quantities(Held(100, 0, 639, 0, 64))) == ["distinct", "dim"]
+    assert law(holds(100, 0, 1000, 0, 20)) == pytest.approx(4e-6 + 3e-6 + 4e-6)
+    assert law.outside(holds(100, 0, 639, 0, 64)) == ["distinct", "dim"]
 
 
 def flat_laws(factor: float = 1.0) -> dict[str, HostLaw]:
@@ -195,38 +202,38 @@ def flat_laws(factor: float = 1.0) -> dict[str, HostLaw]:
 
 
 def test_costs_add_a_gradient_for_each_further_rank_and_name_what_is_extrapolated():
-    held = Held(10, 260, 100, 1000, 16, created=0.2)
+    held = holds(10, 260, 100, 1000, 16, created=20)
     laws = flat_laws(factor=2.0)
-    small = [Point(quantities(Held(1, 0, 0, n, 1)), 3e-9 * n) for n in (500, 700)]
+    small = [Point(holds(1, 0, 0, n, 1), 3e-9 * n) for n in (500, 700)]
     laws["add_gradient"] = fit_law("add_gradient", small)
     found = costs_by_law(laws, held, Mode.SYNC, ranks=3)
-    assert found.stages.update_s == pytest.approx(2e-4 + 1e-7 * 1000 + 2 * 3e-9 * 1000)
-    assert found.stages.read_s == pytest.approx(2e-4 + 100 * 2e-7)
-    assert found.stages.refresh_s == 0 and found.python.read_s == 2e-4
+    assert found.stages["update"] == pytest.approx(2e-4 + 1e-7 * 1000 + 2 * 3e-9 * 1000)
+    assert found.stages["read"] == pytest.approx(2e-4 + 100 * 2e-7)
+    assert found.stages["refresh"] == 0 and found.python["read"] == 2e-4
     assert found.extrapolated == ("dense_params of add_gradient",)  # measured to 700 weights
     assert costs_by_law(laws, held, Mode.SYNC, ranks=1).extrapolated == ()
     ahead = costs_by_law(laws, held, Mode.LOOKAHEAD, ranks=1).stages
-    assert ahead.refresh_s == pytest.approx(2e-4 + 20 * 1e-7)
-    assert ahead.read_s == pytest.approx(2e-4 + 100 * 1e-7)
+    assert ahead["refresh"] == pytest.approx(2e-4 + 20 * 1e-7)
+    assert ahead["read"] == pytest.approx(2e-4 + 100 * 1e-7)
     own = costs_by_law(laws, held, Mode.ASYNC, ranks=3).stages  # applied by each rank alone
-    assert own.pull_s == pytest.approx(2e-4 + 1e-9 * 1000)
-    assert own.update_s == pytest.approx(2 * (2e-4 + 1e-7 * 1000)) and ahead.pull_s == 0
+    assert own["pull"] == pytest.approx(2e-4 + 1e-9 * 1000)
+    assert own["update"] == pytest.approx(2 * (2e-4 + 1e-7 * 1000)) and ahead["pull"] == 0
     late = costs_by_law(laws, held, Mode.HYBRID, ranks=1).stages
-    assert late.forward_s == pytest.approx(2 * (2e-4 + 1e-10 * 6 * 1000 * 10))
+    assert late["forward"] == pytest.approx(2 * (2e-4 + 1e-10 * 6 * 1000 * 10))
 
 
 def test_rows_in_a_server_process_have_laws_of_their_own():
-    held, laws = Held(10, 260, 100, 1000, 16), flat_laws()
-    far = Held(20, 520, 200, 1000, 16)
+    held, laws = holds(10, 260, 100, 1000, 16), flat_laws()
+    far = holds(20, 520, 200, 1000, 16)
     for stage in OF_SERVED:
-        points = [Point(quantities(h), 5 * laws[stage](quantities(h))) for h in (held, far)]
+        points = [Point(h, 5 * laws[stage](h)) for h in (held, far)]
         laws[stage + SERVED] = fit_law(stage + SERVED, points)
     here = costs_by_law(laws, held, Mode.SYNC, ranks=1).stages
     found = costs_by_law(laws, held, Mode.SYNC, ranks=1, served=True)
     for stage in OF_SERVED:
         assert found.stages[stage] == pytest.approx(5 * here[stage], rel=1e-6)
-    assert found.stages.push_s == 0 and found.stages.backward_s == here.backward_s
-    less = Held(5, 130, 50, 1000, 16)
+    assert found.stages["push"] == 0 and found.stages["backward"] == here["backward"]
+    less = holds(5, 130, 50, 1000, 16)
     told = costs_by_law(laws, less, Mode.SYNC, ranks=1, served=True).extrapolated
     assert "distinct of read_served" in told
     assert "occurrences of load_served, pool_served, scatter_served" in told
@@ -236,7 +243,7 @@ def test_a_run_with_a_server_process_measures_its_calls():
     found = run_case(Case(mode=Mode.SYNC, batch=32, dim=4, hidden=(8,), servers=1), 30)
     wall, cpu = found.measured.wall, found.measured.cpu
     assert found.samples_per_s > 0 and found.stale_steps == 0
-    assert wall.read_s > cpu.read_s > 0 and wall.push_s == 0 < wall.scatter_s
+    assert wall["read"] > cpu["read"] > 0 and wall["push"] == 0 < wall["scatter"]
 
 
 def test_a_profile_recovers_the_host_that_made_its_runs():
@@ -261,13 +268,13 @@ def test_a_profile_recovers_the_host_that_made_its_runs():
         steps_per_s = 0.8 / max(thread.work_s for thread in own)
         by = burdens(own, case.ranks, steps_per_s, truth)
         cpu = {  # holds what memory costs, and no waiting
-            f"{stage}_s": b.growth ** (case.ranks > 1) * costs.stages[stage]
+            stage: b.growth ** (case.ranks > 1) * costs.stages[stage]
             for thread, b in zip(own, by, strict=True) for stage in thread.stages
         }  # fmt: skip
         wall = burdened(costs.stages, own, by, truth)
-        measured = Measured(wall, Stages(**{"refresh_s": 0.0} | cpu), 0.02)
+        measured = Measured(wall, NO_PYTHON | cpu, 0.02)
         runs[run] = [Found(steps_per_s * case.batch, 0.0, measured)]
-    weights = [quantities(Held(1, 0, 0, n, 1)) for n in (10, 100, 1000)]
+    weights = [holds(1, 0, 0, n, 1) for n in (10, 100, 1000)]
     slept = [Point({"one": 1.0, "asked_s": s}, 2e-4 + s) for s in (0.001, 0.01)]
     added = [Point(q, laws["add_gradient"](q)) for q in weights]
     found = fit_profile(runs, {"add_gradient": added, "sleep": slept}, 2)
@@ -286,17 +293,19 @@ def test_what_a_batch_holds_is_counted_in_its_stream():
     case = Case(batch=256, ranks=2, mode=Mode.LOOKAHEAD, shards=3)
     held = held_by(case, 64)  # 128 batches of 128: one chunk of the stream
     chunk = next(case.source().chunks("train"))
-    assert (held.samples, held.occurrences, held.shards) == (128, 128 * 26, 3)
+    assert [held[n] for n in ("samples", "occurrences", "shards")] == [128, 128 * 26, 3]
     distinct = [len(set(chunk.rows(k, k + 128).ids.tolist())) for k in range(0, chunk.size, 128)]
-    assert held.distinct == pytest.approx(sum(distinct) / len(distinct))
+    assert held["distinct"] == pytest.approx(sum(distinct) / len(distinct))
     seen, new, met = set(), 0, 0
     for k in range(0, chunk.size, 128):
         ids = set(chunk.rows(k, k + 128).ids.tolist())
         if k >= 128 * 2 * (64 // 3):
             new, met = new + len(ids - seen), met + len(ids)
         seen |= ids
-    assert held.created == pytest.approx(new / met) and 0 < new < met
-    assert held_by(Case(bag=3, batch=128), 90).occurrences == pytest.approx(2 * 128 * 26, rel=0.02)
+    assert held["created"] / held["distinct"] == pytest.approx(new / met) and 0 < new < met
+    assert held_by(Case(bag=3, batch=128), 90)["occurrences"] == pytest.approx(
+        2 * 128 * 26, rel=0.02
+    )
     assert weights_of(26 * 16 + 13, (256, 128)) == 429 * 256 + 256 * 128 + 128
 
 
@@ -322,18 +331,18 @@ def test_measured_stages_leave_out_waiting_and_warm_up():
         spans.append(TimedSpan(0, stage, step, 0, 0.0, wall_ms * MS, 0.0, cpu_ms * MS))
     found = measured_stages(spans, first=1, prefetches=False)
     close = {"rel": 1e-9, "abs": 1e-12}
-    assert vars_of(found.cpu) == pytest.approx({
-        "load_s": 1.1 * MS + 0.05 * MS, "read_s": 0.05 * MS, "pool_s": 2 * MS,
-        "forward_s": 3.1 * MS, "backward_s": 4.1 * MS, "check_s": 0.1 * MS, "update_s": 1 * MS,
-        "scatter_s": 2.1 * MS - 0.3 * MS, "push_s": 0.3 * MS, "refresh_s": 0.0, "pull_s": 0.0,
+    assert found.cpu == pytest.approx({
+        "load": 1.1 * MS + 0.05 * MS, "read": 0.05 * MS, "pool": 2 * MS,
+        "forward": 3.1 * MS, "backward": 4.1 * MS, "check": 0.1 * MS, "update": 1 * MS,
+        "scatter": 2.1 * MS - 0.3 * MS, "push": 0.3 * MS, "refresh": 0.0, "pull": 0.0,
     }, **close)  # fmt: skip
-    assert vars_of(found.wall) == pytest.approx({
-        "load_s": 2.1 * MS + 0.05 * MS, "read_s": 0.16 * MS, "pool_s": 4 * MS,
-        "forward_s": 6.1 * MS, "backward_s": 8.1 * MS, "check_s": 5 * MS, "update_s": 1 * MS,
-        "scatter_s": 4.1 * MS - 0.5 * MS, "push_s": 0.5 * MS, "refresh_s": 0.0, "pull_s": 0.0,
+    assert found.wall == pytest.approx({
+        "load": 2.1 * MS + 0.05 * MS, "read": 0.16 * MS, "pool": 4 * MS,
+        "forward": 6.1 * MS, "backward": 8.1 * MS, "check": 5 * MS, "update": 1 * MS,
+        "scatter": 4.1 * MS - 0.5 * MS, "push": 0.5 * MS, "refresh": 0.0, "pull": 0.0,
     }, **close)  # fmt: skip
     assert found.dense_cv == 0
-    assert found.cpu.parts()["lookup"] == pytest.approx(2.05 * MS)
+    assert parts_of(found.cpu)["lookup"] == pytest.approx(2.05 * MS)
 
 
 def test_a_spread_is_that_of_normal_times_and_hardly_of_a_long_step():
@@ -344,10 +353,6 @@ def test_a_spread_is_that_of_normal_times_and_hardly_of_a_long_step():
         0.1, rel=0.1
     )
     assert spread_of(times | {(0, 5): 100.0}) < 0.12 < np.std([*times.values(), 300.0]) / 10
-
-
-def vars_of(stages: Stages) -> dict[str, float]:
-    return {name: getattr(stages, name) for name in Stages.__dataclass_fields__}
 
 
 def test_errors_are_signed():
@@ -383,9 +388,13 @@ def test_goals_stand_beside_what_was_found():
 def test_a_record_holds_errors_of_throughput_stages_and_staleness():
     case = Case(mode=Mode.SYNC)
     alone = schedule(case, STAGES, 200).samples_per_s
-    told = Forecast(STAGES.times(2), Schedule(alone / 2, 0.0), ("forward (samples)",))
+    told = Forecast(
+        {stage: 2 * seconds for stage, seconds in STAGES.items()},
+        Schedule(alone / 2, 0.0),
+        ("forward (samples)",),
+    )
     measured = Measured(STAGES, STAGES, 0.0)
-    runs = [Done(Found(alone * f, 0.0, measured), 1.5) for f in (0.5, 1, 2)]
+    runs = [Found(alone * f, 0.0, measured, 1.5) for f in (0.5, 1, 2)]
     [record] = compare([case], {case.name: told}, {case.name: runs})
     assert record["error"] == pytest.approx(-0.5)
     assert record["schedule_error"] == pytest.approx(0.0, abs=1e-9)
@@ -401,12 +410,12 @@ def test_a_run_measures_every_stage_of_every_mode():
         ranks = 1 if mode.has_barrier else 2
         case = Case(mode=mode, ranks=ranks, batch=32, dim=4, hidden=(8,), shards=2)
         found = run_case(case, 30)
-        parts = found.measured.wall.parts()
+        parts = parts_of(found.measured.wall)
         assert found.samples_per_s > 0 and all(seconds > 0 for seconds in parts.values())
-        assert found.measured.cpu.read_s > 0 and found.measured.dense_cv > 0
-        assert (found.measured.cpu.refresh_s > 0) == (mode is Mode.LOOKAHEAD)
-        assert (found.measured.cpu.pull_s > 0) != mode.has_barrier
-        assert found.measured.cpu.update_s > 0 and found.measured.cpu.check_s > 0
+        assert found.measured.cpu["read"] > 0 and found.measured.dense_cv > 0
+        assert (found.measured.cpu["refresh"] > 0) == (mode is Mode.LOOKAHEAD)
+        assert (found.measured.cpu["pull"] > 0) != mode.has_barrier
+        assert found.measured.cpu["update"] > 0 and found.measured.cpu["check"] > 0
         assert 0 <= found.stale_steps <= (4 if mode.reads_late_rows else 0)
 
 
