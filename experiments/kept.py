@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import hashlib
 import json
 import multiprocessing
 import os
@@ -15,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,21 @@ class Kept:
                 self.add(label, row)
                 bar.update()
         return [self[label] for label in work]
+
+    def of(
+        self, compute: Callable[..., Any], calls: Sequence[tuple[Any, ...]], said: str
+    ) -> list[Any]:
+        """What is computed of each tuple of arguments, whose text decides it; as `fill` does it."""
+        self.fill({_label_of(own): partial(compute, *own) for own in calls}, said)
+        return [self[_label_of(own)] for own in calls]
+
+    def missing(self, calls: Sequence[tuple[Any, ...]]) -> int:
+        """How many of these `of` would have to compute."""
+        return sum(_label_of(own) not in self for own in calls)
+
+
+def _label_of(arguments: tuple[Any, ...]) -> str:
+    return hashlib.sha256(repr(arguments).encode()).hexdigest()[:16]
 
 
 _LOCK = ".lock"

@@ -80,10 +80,14 @@ class StudyOptions:
 
     def __post_init__(self) -> None:
         if self.out is None:
-            study = type(self).__module__.rpartition(".")[2].replace("_", "-")
-            object.__setattr__(self, "out", Path("runs") / study)
+            object.__setattr__(self, "out", Path("runs") / self.study)
         check_fields(self)
         self.check()
+
+    @property
+    def study(self) -> str:
+        """Its name, after its module."""
+        return type(self).__module__.rpartition(".")[2].replace("_", "-")
 
     def check(self) -> None:
         """Rules across fields. Raises ValueError."""

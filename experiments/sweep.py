@@ -13,13 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from experiments.gaps import Run, finished
 from experiments.kept import settle_in, sole_writer, surroundings
 from experiments.points import Point, expected_samples
 from persia_sim.words.documents import read_document
 from runtime.run.folder import environment, plain
 
+K = TypeVar("K")
 FAILED = "failed.txt"
 PRELOADED = ["runtime.run.record"]
 """Imported once and then forked: torch and what a run needs, at seconds a point."""
@@ -37,6 +39,14 @@ def print_plan(points: Sequence[Point], root: Path, jobs: int) -> None:
     older = sum(_commit_of(p.folder(root)) != commit for p in done)
     if older:
         print(f"  {older} of the done points were made by another commit of this project")
+
+
+def print_points(points: Sequence[Point], root: Path) -> None:
+    """Each with its folder, and whether it is done."""
+    width = max(len(point.label) for point in points)
+    for point in points:
+        state = "done" if point.is_done(root) else "to run"
+        print(f"    {point.label:<{width}} {state:<7} {point.folder(root)}")
 
 
 MEASURED_STEPS = 30
@@ -61,13 +71,32 @@ def minutes_left(points: Sequence[Point], root: Path, jobs: int) -> str:
     return f"about {minutes:,.2g} minutes of training, as {steps} steps of the first point did"
 
 
-def run_points(points: Sequence[Point], root: Path, jobs: int, samples_per_point: int) -> None:
+def trained(
+    groups: Mapping[K, Sequence[Point]], options: Any, root: Path | None = None
+) -> dict[K, list[Run]] | None:
+    """The runs of each group: prints the plan, runs what is missing; None of a dry run.
+
+    ``options``: a study's; ``root`` in place of its folder. Errors are those of `run_points`.
+    """
+    every, root = [p for points in groups.values() for p in points], root or options.out
+    print_plan(every, root, options.jobs)
+    if options.dry_run:
+        return None
+    if every:
+        run_points(every, root, options.jobs)
+    return {key: finished(points, root) for key, points in groups.items()}
+
+
+def run_points(
+    points: Sequence[Point], root: Path, jobs: int, samples_per_point: int | None = None
+) -> None:
     """Run every point that has no summary yet; points of equal config run once.
 
     Raises ValueError naming the points that failed, after all others have run; at once, when
     another sweep is writing into ``root``. The progress bar is in points; ``samples_per_point`` (an
     estimate) lets it move within one.
     """
+    samples_per_point = samples_per_point or expected_samples(points[0].config)
     with sole_writer(root):
         distinct = list({p.folder(root): p for p in points}.values())
         waiting = [p for p in distinct if not p.is_done(root)]

@@ -72,6 +72,20 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     return path
 
 
+def leave(
+    options: Any, tables: Mapping[str, Sequence[Mapping[str, Any]]], figure_of: int = 0
+) -> None:
+    """Write a study's tables, draw its figure from so many first of them, and say where they lie.
+
+    ``tables``: by what stands behind the study's name in that of the CSV.
+    """
+    stem = f"{options.out / options.study.replace('-', '_')}"
+    paths = [write_csv(Path(f"{stem}{end}.csv"), rows) for end, rows in tables.items()]
+    print(f"{'tables' if paths[1:] else 'table'}: {'   '.join(map(str, paths))}")
+    if figure_of:
+        print(f"figure: {drawn(*paths[:figure_of])}")
+
+
 def drawn(path: Path, *others: Any) -> Path:
     """Draw the figure of a table beside it; a module of `paper_figs` has the table's stem."""
     style, own = (importlib.import_module(f"paper_figs.{name}") for name in ("style", path.stem))

@@ -19,7 +19,7 @@ from experiments.benching.windows import (
     verdict,
 )
 from experiments.options import Count, Jobs, Ranks, Seeds, Some, Tau, default_jobs
-from experiments.tables import aligned, write_csv
+from experiments.tables import aligned, leave
 
 DATA = "kuairand-pure-14d"
 GOAL_CORE_S = 5.0
@@ -65,11 +65,10 @@ def run(options: Options) -> None:
         }
         windows += interleave(asked, options.rounds, options.most_foreign_cores)
     shutil.rmtree(options.out / SCRATCH, ignore_errors=True)
-    path = write_csv(options.out / "bench_sweep.csv", [asdict(w) for w in windows])
     print(f"core-seconds a point: {DATA}, hybrid tau {options.tau}, {SNAPSHOTS} snapshots")
     print(_points_table(windows, settings))
     print(_goals(windows, settings))
-    print(str(path))
+    leave(options, {"": [asdict(w) for w in windows]})
 
 
 def commands(

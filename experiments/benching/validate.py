@@ -13,7 +13,7 @@ import numpy as np
 from experiments.benching.windows import ForeignCores, ForeignLoad
 from experiments.kept import Kept
 from experiments.options import OneOf, Planned, Some, default_jobs
-from experiments.tables import Column, aligned, table, write_csv
+from experiments.tables import Column, aligned, leave, table
 from experiments.validating.cases import Case, chosen, held_by
 from experiments.validating.profiling import (
     REPEATS,
@@ -170,14 +170,13 @@ def run(options: Options) -> None:
     profile, foreign, done = _measure(options, every)
     forecasts = {case.name: forecast(profile, case, options.steps) for case in every}
     records = compare(every, forecasts, done)
-    write_csv(options.out / "validate.csv", records)
     print(profile_table(profile, foreign))
     print(table(records, COLUMNS))
     print(table(records, STAGE_COLUMNS))
     print(conclusion(records))
     for missing in MISSING:
         print(f"not measured: {missing}")
-    print(options.out / "validate.csv")
+    leave(options, {"": records})
 
 
 def plan(options: Options, every: Sequence[Case]) -> str:

@@ -8,24 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from math import hypot, isfinite
 from typing import Annotated, Any
 
-from experiments.gaps import finished, gap_over_seeds
+from experiments.gaps import Run, gap_over_seeds
 from experiments.kept import Kept
-from experiments.options import (
-    Count,
-    OneOf,
-    Parallel,
-    SimulatedSteps,
-    TestRows,
-    hold,
-)
+from experiments.options import Count, OneOf, Parallel, SimulatedSteps, TestRows, hold
 from experiments.points import Point, data_sha256, over_seeds
 from experiments.statistics import t_interval
-from experiments.sweep import print_plan, run_points
-from experiments.tables import Column, drawn, table, write_csv
+from experiments.sweep import trained
+from experiments.tables import Column, leave, table
 from persia_sim.engine.simulate import simulate
 from persia_sim.insight.critical_path import blame_of_resources
 from persia_sim.insight.measure import throughput
@@ -128,18 +120,13 @@ class Options(Parallel):
 def run(options: Options) -> None:
     """Simulate and train what is missing, write the table and the figure, print the table."""
     points = learning_points(options) if options.seeds else {}
-    every = [point for group in points.values() for point in group]
     print(f"{len(options.places)} clusters, {len(VARIANTS)} simulations each")
-    print_plan(every, options.out / "runs", options.jobs)
-    if options.dry_run:
+    runs = trained(points, options, options.out / "runs")
+    if runs is None:
         return
-    records = simulated(options)
-    if every:
-        run_points(every, options.out / "runs", options.jobs, options.samples)
-        records += learned(options, points)
-    path = write_csv(options.out / "ablation.csv", records)
+    records = simulated(options) + (learned(options, runs) if runs else [])
     print(table(records, COLUMNS))
-    print(f"{path}; {drawn(path)}")
+    leave(options, {"": records}, figure_of=1)
 
 
 def scenario_of(place: Place, options: Options) -> Scenario:
@@ -169,14 +156,8 @@ def simulated(options: Options) -> list[dict[str, Any]]:
     """Lines of throughput: each variant beside the one with everything on."""
     records: list[dict[str, Any]] = []
     plan = [(name, variant) for name in options.places for variant in VARIANTS]
-    tail = f"{options.ranks}/{options.steps}/{options.tau}"
-    work = {
-        f"{name}/{variant}/{tail}": partial(
-            _rate, VARIANTS[variant](scenario_of(PLACES[name], options))
-        )
-        for name, variant in plan
-    }
-    rows = Kept(options.out / "points.jsonl").fill(work, "simulations")
+    scenarios = [(VARIANTS[variant](scenario_of(PLACES[name], options)),) for name, variant in plan]
+    rows = Kept(options.out / "points.jsonl").of(_rate, scenarios, "simulations")
     base: dict[str, Any] = {}
     for (name, variant), row in zip(plan, rows, strict=True):
         base = row if variant == ALL_ON else base
@@ -235,14 +216,13 @@ def learning_points(options: Options) -> dict[str, list[Point]]:
     }
 
 
-def learned(options: Options, points: dict[str, list[Point]]) -> list[dict[str, Any]]:
+def learned(options: Options, runs: dict[str, list[Run]]) -> list[dict[str, Any]]:
     """Lines of the first task's test AUC: each variant minus the one with everything on."""
-    root, records = options.out / "runs", []
-    runs = {name: finished(group, root) for name, group in points.items()}
+    records = []
     task = next(iter(runs[ALL_ON][0].summary["tasks"]))
     for name, own in runs.items():
         value = t_interval([run.auc(task) for run in own])
-        gap = gap_over_seeds(own, runs[ALL_ON], task, root)
+        gap = gap_over_seeds(own, runs[ALL_ON], task, options.out / "runs")
         records.append(
             {
                 "kind": "auc",

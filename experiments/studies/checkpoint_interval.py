@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
 from math import sqrt
 from typing import Annotated, Any
@@ -24,7 +23,7 @@ from experiments.options import (
     Some,
     StudyOptions,
 )
-from experiments.tables import Column, drawn, table, write_csv
+from experiments.tables import Column, leave, table
 from persia_sim.cli import Options as Simulation
 from persia_sim.cli import scenario_of
 from persia_sim.engine.simulate import simulate
@@ -98,35 +97,26 @@ class Options(StudyOptions):
 def run(options: Options) -> None:
     """Simulate every interval with every seed, write the table, print it beside the formulas."""
     cells = list(product(options.crashes, options.factors, range(options.seeds)))
-    names = ("cluster", "workload", "ranks", "steps")
-    run_of = {name: getattr(options, name) for name in names}
-    scenarios = {mode: scenario_of(Simulation(mode=mode, **run_of)) for mode in options.modes}
-    shares = (options.checkpoint_share, options.back_share)
+    run_of = {name: getattr(options, name) for name in ("cluster", "workload", "ranks", "steps")}
+    scenarios = [scenario_of(Simulation(mode=mode, **run_of)) for mode in options.modes]
     kept = Kept(options.out / "runs.jsonl")
-    calm = {
-        label_of(options, mode, "undisturbed"): partial(makespan_s, scenario)
-        for mode, scenario in scenarios.items()
-    }
-    useful_s = dict(zip(scenarios, kept.fill(calm, "undisturbed"), strict=True))
-    work = {
-        label_of(options, mode, *shares, *cell): partial(
-            interrupted, options, scenario, useful_s[mode], *cell
-        )
-        for mode, scenario in scenarios.items()
+    useful_s = kept.of(makespan_s, [(scenario,) for scenario in scenarios], "undisturbed")
+    calls = [
+        (scenario, own_s, policy_of(options, own_s, cell[0]), *cell)
+        for scenario, own_s in zip(scenarios, useful_s, strict=True)
         for cell in cells
-    }
-    records: list[dict[str, Any]] = kept.fill(work, "simulations")
-    path = write_csv(options.out / "checkpoint_interval.csv", records)
+    ]
+    records: list[dict[str, Any]] = kept.of(interrupted, calls, "simulations")
     print(table(over_seeds(records), columns_of(options.seeds)))
     for crashes in options.crashes:
-        policy = policy_of(options, useful_s[options.modes[0]], crashes)
+        policy = policy_of(options, useful_s[0], crashes)
         best_s = best_interval_s(policy)
         print(
             f"{options.modes[0]}, {crashes:g} crashes: Young"
             f" {young_interval_s(policy.checkpoint_s, policy.mtbf_s):.3f} s, best by Daly's form"
             f" {best_s:.3f} s ({overhead(policy, best_s):.1%}); an interval ends with a step"
         )
-    print(f"{path}; {drawn(path)}")
+    leave(options, {"": records}, figure_of=1)
 
 
 def policy_of(options: Options, useful_s: float, crashes: float) -> Recovery:
@@ -138,25 +128,20 @@ def policy_of(options: Options, useful_s: float, crashes: float) -> Recovery:
     )
 
 
-def label_of(options: Options, mode: Mode, *more: object) -> str:
-    """What decides a simulated run: the scenario, then crashes and checkpoints."""
-    where = f"{options.workload} on {options.cluster}, {options.ranks} ranks, {options.steps} steps"
-    return ", ".join(map(str, (where, mode, *more)))
-
-
 def makespan_s(scenario: Scenario) -> float:
     """Seconds of the run as it is described."""
     return simulate(scenario).makespan_s
 
 
 def interrupted(
-    options: Options, scenario: Scenario, useful_s: float, crashes: float, factor: float, seed: int
+    scenario: Scenario, useful_s: float, policy: Recovery, crashes: float, factor: float, seed: int
 ) -> dict[str, Any]:
     """A line: what a run with crashes took longer than its ``useful_s`` without."""
-    policy = policy_of(options, useful_s, crashes)
     young_s = young_interval_s(policy.checkpoint_s, policy.mtbf_s)
     written = Checkpoints(interval_s=factor * young_s, write_s=policy.checkpoint_s)
-    struck = random_crashes(policy.mtbf_s, 20 * useful_s, options.ranks, policy.back_s, seed)
+    struck = random_crashes(
+        policy.mtbf_s, 20 * useful_s, scenario.cluster.ranks, policy.back_s, seed
+    )
     found = simulate(replace(scenario, checkpoints=written, disturbances=struck))
     kept_s = useful_s / max(1, found.losses.checkpoints)
     lost = found.makespan_s / useful_s - 1

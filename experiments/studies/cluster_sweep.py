@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from experiments.kept import Kept
 from experiments.options import Count, Parallel, Positive, Ranks, Some, Tau, hold
-from experiments.tables import Column, drawn, table, write_csv
+from experiments.tables import Column, leave, table
 from persia_sim.insight.sweep import (
     Point,
     evaluate,
@@ -132,13 +132,13 @@ def run(options: Options) -> None:
     found = dict(zip((p.label for p in simulated), rows_found, strict=True))
     rows = [_row(p, found.get(p.label), memory[p.label]) for p in points]
     _mark_fronts(rows)
-    path = write_csv(options.out / "cluster_sweep.csv", rows)
     print(table(rows, COLUMNS))
     print(_notes(rows, options), end="")
     print(
         f"{len(missing)} points in {time.perf_counter() - started:.1f} s "
-        f"(load {os.getloadavg()[0]:.1f}); {path}; {drawn(path)}"
+        f"(load {os.getloadavg()[0]:.1f})"
     )
+    leave(options, {"": rows}, figure_of=1)
 
 
 def _memory(point: Point, rows: str) -> Capacity | str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from experiments.gaps import Run, curve_records, finished, gap_over_seeds, mean_auc, thousandths
+from experiments.gaps import Run, curve_records, gap_over_seeds, mean_auc, thousandths
 from experiments.options import MOST, OneOf, PairedSeeds, Parallel, Some, Tau, TestRows, hold
 from experiments.points import Point, data_sha256, over_seeds
 from experiments.published.curves import (
@@ -23,8 +23,8 @@ from experiments.published.curves import (
     scenario,
 )
 from experiments.studies.demo import find_data
-from experiments.sweep import print_plan, run_points
-from experiments.tables import Column, drawn, table, write_csv
+from experiments.sweep import trained
+from experiments.tables import Column, leave, table
 from experiments.targets import COLUMNS, FOOTNOTE, target_lines
 from persia_sim.model.scenario import Scenario
 from persia_sim.presets.catalogue import CLUSTERS
@@ -97,30 +97,23 @@ def run(options: Options) -> None:
     data = {name: _data(name, options) for name in dict.fromkeys(options.data_sets)}
     rates = {(s, c): _rate(s, c, options) for s in data for c in options.lines_of(s)}
     points = {(s, c): _points(s, c, data[s], options) for s in data for c in _learners(options)}
-    everything = [point for group in points.values() for point in group]
-    print_plan(everything, options.out, options.jobs)
-    run_points(everything, options.out, options.jobs, options.steps * BATCH)
-    runs = {key: finished(group, options.out) for key, group in points.items()}
+    runs = trained(points, options)
+    assert runs is not None  # no dry run
     records = [
         line
         for (s, c), rate in rates.items()
         for line in _records(runs[s, _learns_as(c)], s, c, rate, options)
     ]
     papers, found = published_lines(published_curves()), _targets(records, data, options)
-    csv = write_csv(options.out / "convergence.csv", records)
-    published = write_csv(options.out / "convergence_published.csv", papers)
-    times = write_csv(
-        options.out / "convergence_targets.csv", [line for own in found.values() for line in own]
-    )
-    figure = drawn(csv, published, times)
     for s in data:
         title = _title(s, runs[s, "sync"])
         print(f"\n{title} ({data[s].name}), W = {RANKS}, {BATCH} samples a dense update")
         print(_ends(s, runs, rates, papers, options))
         print(f"\nthe time to it; sync is {_reference(s, options)}\n{table(found[s], COLUMNS)}")
     print(f"\n± of a gap is 95 % over {options.seeds} paired seeds and test rows; published gaps"
-          f" are of other data and have no seeds.\n{FOOTNOTE}\ntables: {csv}   {times}\n"
-          f"figure: {figure}")  # fmt: skip
+          f" are of other data and have no seeds.\n{FOOTNOTE}")  # fmt: skip
+    targets = [line for own in found.values() for line in own]
+    leave(options, {"": records, "_published": papers, "_targets": targets}, figure_of=3)
 
 
 def _plan(options: Options) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache
 from itertools import product
 from typing import Annotated, Any, NamedTuple
 
@@ -23,7 +23,7 @@ from experiments.staleness.logistic import (
     train,
 )
 from experiments.statistics import t_interval
-from experiments.tables import Column, aligned, drawn, table, write_csv
+from experiments.tables import Column, aligned, leave, table
 from persia_sim.theory.convergence import (
     Bound,
     Problem,
@@ -84,62 +84,43 @@ class Setting(NamedTuple):
     mode: str
     tau: int
 
-    def label(self, seeds: int) -> str:
-        """Under which its result is kept."""
-        size = f"T {self.updates}, B {self.batch}"
-        return f"{self.case}, {size}, {self.mode} {self.tau}, {seeds} seeds of {POPULATION}"
-
 
 def run(options: Options) -> None:
     """Train, count, print both tables and draw the figure."""
     late = [("sync", 0), *product(("hybrid", "async"), options.taus)]
     sizes = product(dict.fromkeys(options.cases), options.updates, options.batch)
-    settings = [Setting(*size, *one) for size in sizes for one in late]
+    settings = [(Setting(*size, *one), options.seeds, POPULATION) for size in sizes for one in late]
     names = dict.fromkeys(options.data or (*present(), *SYNTHETIC_SETS, LARGEST))
     trained, counted, turned = (
         Kept(options.out / f"{what}.jsonl") for what in ("settings", "alpha", "steps")
     )
-    labels = {setting: setting.label(options.seeds) for setting in settings}
-    sets = {name: f"{name}, {options.samples} samples" for name in names}
-    steps = {
-        f"alpha {alpha}, tau {tau}, seed {seed} of {TURNED}": (alpha, tau, seed)
-        for seed in range(options.seeds)
-        for alpha in dict.fromkeys(options.alphas)
-        for tau in ALPHA_TAUS
-    }
-    work = ((labels.values(), trained), (sets.values(), counted), (steps, turned))
-    done = sum(label in kept for own, kept in work for label in own)
+    sets = [(name, options.samples) for name in names]
+    alphas = dict.fromkeys(options.alphas)
+    steps = [(*one, TURNED) for one in product(range(options.seeds), alphas, ALPHA_TAUS)]
+    work = ((settings, trained), (sets, counted), (steps, turned))
+    done = sum(len(own) - kept.missing(own) for own, kept in work)
     print(
         f"{len(settings)} settings of {options.seeds} seeds, {len(names)} data sets and"
         f" {len(steps)} largest steps, {done} of them done; results in {options.out}"
     )
     if options.dry_run:
         return
-    populations = {case: made(*CASES[case], POPULATION) for case in options.cases}
-    problems = {case: (logistic, logistic.problem()) for case, logistic in populations.items()}
-    training = {
-        label: partial(_measure, options, setting, *problems[setting.case])
-        for setting, label in labels.items()
-    }
-    ran = trained.fill(training, "settings")
-    shares = counted.fill(
-        {label: partial(alpha_lines, name, options.samples) for name, label in sets.items()},
-        "data sets",
-    )
-    limits = turned.fill({k: partial(_stable, *one) for k, one in steps.items()}, "steps")
-    records = [
-        _record(options, setting, one, *problems[setting.case])
-        for setting, one in zip(labels, ran, strict=True)
-    ]
+    ran = trained.of(_measure, settings, "settings")
+    shares = counted.of(alpha_lines, sets, "data sets")
+    limits = turned.of(_stable, steps, "steps")
+    records = [_record(*setting, one) for setting, one in zip(settings, ran, strict=True)]
     lines = [line for own in shares for line in own]
-    csv = write_csv(options.out / "convergence_bound.csv", records)
-    alphas = write_csv(options.out / "convergence_bound_alpha.csv", lines)
-    largest = write_csv(options.out / "convergence_bound_steps.csv", limits)
-    figure = drawn(csv, alphas)
     print(f"\nmean squared norm of the gradient over the run\n{table(records, COLUMNS)}")
     print(_alpha_table(lines))
     print(_exponents(limits))
-    print(f"table:  {csv}   {alphas}   {largest}\nfigure: {figure}")
+    leave(options, {"": records, "_alpha": lines, "_steps": limits}, figure_of=2)
+
+
+@cache
+def _drawn(case: str, samples: int) -> tuple[Logistic, Problem]:
+    """The samples of a case, and the constants of the theorem."""
+    logistic = made(*CASES[case], samples)
+    return logistic, logistic.problem()
 
 
 def _bound(setting: Setting, problem: Problem, alpha: float) -> Bound:
@@ -151,10 +132,9 @@ def _bound(setting: Setting, problem: Problem, alpha: float) -> Bound:
     return hybrid(problem, **size, tau=setting.tau, alpha=alpha)
 
 
-def _measure(
-    options: Options, setting: Setting, logistic: Logistic, problem: Problem
-) -> dict[str, Any]:
+def _measure(setting: Setting, seeds: int, population: int) -> dict[str, Any]:
     """With the step that the theorem tunes, and with that of sync, which it may not allow."""
+    logistic, problem = _drawn(setting.case, population)
     alpha = float(logistic.shares.max())
     steps = {
         "own": _bound(setting, problem, alpha).step,
@@ -163,16 +143,15 @@ def _measure(
     told: dict[str, Any] = {}
     for name, step in steps.items():
         ran: Measured = train(
-            logistic, seeds=options.seeds, updates=setting.updates, batch=setting.batch, step=step,
+            logistic, seeds=seeds, updates=setting.updates, batch=setting.batch, step=step,
             tau=setting.tau, dense_late=setting.mode == "async",
         )  # fmt: skip
         told[name] = {k: v.tolist() if hasattr(v, "tolist") else v for k, v in asdict(ran).items()}
     return told
 
 
-def _record(
-    options: Options, setting: Setting, ran: dict[str, Any], logistic: Logistic, problem: Problem
-) -> dict[str, Any]:
+def _record(setting: Setting, seeds: int, population: int, ran: dict[str, Any]) -> dict[str, Any]:
+    logistic, problem = _drawn(setting.case, population)
     alpha = float(logistic.shares.max())
     alpha_batch = of_batch(alpha, setting.batch)
     bound, whole = _bound(setting, problem, alpha), _bound(setting, problem, alpha_batch)
@@ -182,7 +161,7 @@ def _record(
     late = 1.0 if setting.mode == "async" else alpha
     return {
         **setting._asdict(),
-        "seeds": options.seeds,
+        "seeds": seeds,
         "alpha": late,
         "alpha_batch": 1.0 if setting.mode == "async" else alpha_batch,
         "smoothness": problem.smoothness,
@@ -207,12 +186,12 @@ def _record(
     }
 
 
-def _stable(alpha: float, tau: int, seed: int) -> dict[str, Any]:
+def _stable(seed: int, alpha: float, tau: int, turned: tuple[Any, int]) -> dict[str, Any]:
     """The largest step that is stable, and that which the theorem allows, on a problem drawn anew.
 
     Its smoothness does not depend on alpha; its variance and its loss to gain are told.
     """
-    values, samples = TURNED
+    values, samples = turned
     logistic = made(values, 0.0, samples, seed, popular=alpha)
     problem, share = logistic.problem(), float(logistic.shares.max())
     return {

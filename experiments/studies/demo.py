@@ -6,11 +6,11 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from experiments.gaps import COLUMNS, FOOTNOTE, finished, gap_table
+from experiments.gaps import COLUMNS, FOOTNOTE, gap_table
 from experiments.options import PairedSeeds, Parallel, Samples
-from experiments.points import SYNTHETIC, Point, data_sha256, expected_samples, with_seed
-from experiments.sweep import print_plan, run_points
-from experiments.tables import drawn, table, write_csv
+from experiments.points import SYNTHETIC, Point, data_sha256, with_seed
+from experiments.sweep import trained
+from experiments.tables import leave, table
 from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
 
@@ -77,24 +77,18 @@ class Options(Parallel):
 def run(options: Options) -> None:
     """Train all points, then print the table and where the figure lies."""
     data = find_data(options.data_dir)
-    points = plan(data, options)
-    print_plan(points, options.out, options.jobs)
-    if options.dry_run:
+    found = trained({data: plan(data, options)}, options)
+    if found is None:
         return
-    run_points(points, options.out, options.jobs, expected_samples(points[0].config))
-    runs = finished(points, options.out)
+    runs = found[data]
     tasks = list(runs[0].summary["tasks"])
     tables = {task: gap_table(runs, task, options.out) for task in tasks}
-    csv = write_csv(
-        options.out / "demo.csv",
-        [{"data": data.name, **line} for rows in tables.values() for line in rows],
-    )
-    figure = drawn(csv)
     print(f"\n{data.name}, {tasks[0]}, W = {RANKS}, {BATCH} samples a dense update,"
           f" {options.seeds} paired seeds")  # fmt: skip
     print(table(tables[tasks[0]], COLUMNS))
     print(FOOTNOTE)
-    print(f"table:  {csv}   (all tasks: {', '.join(tasks)})\nfigure: {figure}")
+    lines = [{"data": data.name, **line} for own in tables.values() for line in own]
+    leave(options, {"": lines}, figure_of=1)
 
 
 def find_data(data_dir: Path | None) -> DataConfig:

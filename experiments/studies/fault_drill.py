@@ -22,7 +22,7 @@ from experiments.drilling.trial import (
 )
 from experiments.kept import Kept
 from experiments.options import Count, OneOf, Planned, Some, Tau
-from experiments.tables import Column, table, write_csv
+from experiments.tables import Column, leave, table
 from persia_sim.words.schema import Within
 from persia_sim.words.vocabulary import Mode
 from runtime.run.folder import read_summary
@@ -97,10 +97,9 @@ def run(options: Options) -> None:
         for t in trials
     }
     lines: list[Line] = kept.fill(killing, "kills")
-    write_csv(options.out / "fault_drill.csv", lines)
     print(_table(lines))
     print(verdict(lines))
-    print(options.out / "fault_drill.csv")
+    leave(options, {"": lines})
 
 
 def describe(options: Options) -> str:

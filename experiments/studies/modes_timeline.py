@@ -18,7 +18,7 @@ import numpy as np
 
 from experiments.kept import Kept
 from experiments.options import MOST, OneOf, Some, StudyOptions, hold
-from experiments.tables import Column, drawn, table, write_csv
+from experiments.tables import Column, leave, table
 from experiments.validating.cases import Case
 from experiments.validating.schedule import need_of, scenario_of
 from experiments.validating.stages import STAGES, Stages
@@ -111,9 +111,8 @@ def run(options: Options) -> None:
         found["recorded", HOST, mode] = quickest(options, mode, kept)[0]
         found["simulated", HOST, mode] = Timeline.of_lists(*here)
         found["simulated", options.cluster, mode] = Timeline.of_lists(*there)
-    path = write_csv(options.out / "modes_timeline.csv", records(found))
     print(times(found, asked, options.cluster))
-    print(f"{path}; {drawn(path)}")
+    leave(options, {"": records(found)}, figure_of=1)
 
 
 def records(found: dict[tuple[str, str, Mode], Timeline]) -> list[dict[str, object]]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from experiments.gaps import Run, Setting, finished
+from experiments.gaps import Run, Setting
 from experiments.kept import Kept
 from experiments.options import Count, PairedSeeds, Parallel, Some
 from experiments.points import SYNTHETIC_SETS, Point, one_draw, present, setting_points
@@ -21,8 +21,8 @@ from experiments.staleness.frequency import (
     order_of_losses,
     row_reads,
 )
-from experiments.sweep import print_plan, run_points
-from experiments.tables import Column, drawn, table, write_csv
+from experiments.sweep import trained
+from experiments.tables import Column, leave, table
 from persia_sim.words.schema import Within
 from runtime.config import DataConfig, EvaluationConfig, TrainConfig
 
@@ -76,14 +76,12 @@ def run(options: Options) -> None:
     """Train, read the orders, probe the drift; three tables and a figure."""
     names = list(dict.fromkeys(options.data or (*present(), *SYNTHETIC_SETS)))
     groups = [Group(name, _points(options, name)) for name in names]
-    points = [p for group in groups for p in group.points]
-    print_plan(points, options.out, options.jobs)
-    print(f"and {len(groups) * len(options.taus)} runs that measure drift")
-    if options.dry_run:
+    print(f"beside runs that train {len(groups) * len(options.taus)} that measure drift")
+    runs = trained({group.data: group.points for group in groups}, options)
+    if runs is None:
         return
-    run_points(points, options.out, options.jobs, options.samples)
     kept = _drifts(options, groups)
-    found = [_gaps_and_staleness(options, group) for group in groups]
+    found = [_gaps_and_staleness(options, group, runs[group.data]) for group in groups]
     gaps, stale = ([line for lines in own for line in lines] for own in zip(*found, strict=True))
     drifts = [*_drift_lines(options, groups, gaps, kept)]
     if not drifts:
@@ -91,15 +89,11 @@ def run(options: Options) -> None:
             f"test_rows {options.test_rows} hold fewer than {LEAST_OF_EACH_LABEL} samples of a"
             f" label, or samples {options.samples} no step at which drift is measured; name more"
         )
-    path = write_csv(options.out / "row_frequency.csv", gaps)
-    rows = write_csv(options.out / "row_frequency_staleness.csv", stale)
-    relation = write_csv(options.out / "row_frequency_drift.csv", drifts)
-    figure = drawn(path, rows, relation)
     print(f"\n{table(gaps, GAP_COLUMNS)}")
     print(f"\nwhat lookups miss\n{table(drifts, DRIFT_COLUMNS)}")
     ranks = (f"{name} {rank:.2f}" for name, rank in order_of_losses(drifts).items())
     print(f"rank correlation with the loss, {len(drifts)} points: {', '.join(ranks)}")
-    print(f"table:  {path}   {rows}   {relation}\nfigure: {figure}")
+    leave(options, {"": gaps, "_staleness": stale, "_drift": drifts}, figure_of=3)
 
 
 def _points(options: Options, name: str) -> list[Point]:
@@ -116,14 +110,13 @@ def _points(options: Options, name: str) -> list[Point]:
 
 
 def _gaps_and_staleness(
-    options: Options, group: Group
+    options: Options, group: Group, runs: Sequence[Run]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     from experiments.staleness.frequency import first_samples, frequencies, rarest
     from runtime.data.batch import Batch
     from runtime.data.open import open_source
     from runtime.rank.feed import training_stream
 
-    runs = finished(group.points, options.out)
     source = open_source(group.data, keep=True)
     batches = list(training_stream(group.points[0].config, source))
     known = frequencies(Batch.concat(batches))

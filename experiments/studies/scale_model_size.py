@@ -18,7 +18,7 @@ from experiments.studies.scale_workers import (
     summary,
     within,
 )  # fmt: skip
-from experiments.tables import drawn, table, write_csv
+from experiments.tables import leave, table
 from persia_sim.presets.catalogue import CLUSTERS, costs_of, workloads
 from persia_sim.presets.costs import CATALOGUE, EVERY, FITS
 
@@ -48,7 +48,6 @@ class Options(StudyOptions):
 def run(options: Options) -> None:
     """Simulate, write the tables and the figure, print the signed errors."""
     rows = list(model_size(steps=options.steps))
-    path = write_csv(options.out / "scale_model_size.csv", rows)
     print(table(rows, COLUMNS))
     print(summary(rows))
     sizes = [row["published"] for row in rows if row["series"].endswith("hybrid")]
@@ -58,12 +57,12 @@ def run(options: Options) -> None:
     shared, own = FITS[EVERY], FITS["gcp-100t"]
     print(f"fitted constants: {len(shared)} of {EVERY} ({', '.join(shared)})")
     print(f"and {len(own)} of this one ({', '.join(own)})")
+    tables: dict[str, list[dict[str, Any]]] = {"": rows}
     if options.suspects:
-        lines = candidates(steps=min(options.steps, SUSPECT_STEPS))
-        write_csv(options.out / "scale_model_size_suspects.csv", lines)
+        tables["_suspects"] = candidates(steps=min(options.steps, SUSPECT_STEPS))
         print("\none resource alone slowed until async fits; the rest nominal")
-        print(table(lines, SUSPECTS))
-    print(f"{len(rows)} points in {path}; {drawn(path)}")
+        print(table(tables["_suspects"], SUSPECTS))
+    leave(options, tables, figure_of=1)
 
 
 def model_size(steps: int = 100) -> Iterator[Row]:

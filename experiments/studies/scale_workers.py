@@ -11,7 +11,7 @@ from experiments.options import SimulatedSteps, StudyOptions
 from experiments.published.descriptions import published_rates
 from experiments.published.persia import MODES, scenario_of
 from experiments.published.rivals import GPU_CV, RIVALS, samples_per_s
-from experiments.tables import Column, drawn, table, write_csv
+from experiments.tables import Column, leave, table
 from persia_sim.engine.simulate import simulate
 from persia_sim.insight.measure import throughput
 from persia_sim.model.cluster import Cluster
@@ -32,10 +32,9 @@ class Options(StudyOptions):
 def run(options: Options) -> None:
     """Simulate every point, write the table and the figure, print the signed errors."""
     rows = [*public(steps=options.steps), *kwai(steps=options.steps)]
-    path = write_csv(options.out / "scale_workers.csv", rows)
     print(table(rows, COLUMNS))
     print(summary(rows))
-    print(f"{len(rows)} points in {path}; {drawn(path)}")
+    leave(options, {"": rows}, figure_of=1)
 
 
 Row = dict[str, Any]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from itertools import product
 from math import ceil
 from statistics import median
@@ -20,7 +20,7 @@ from typing import Annotated, Any
 from experiments.kept import Kept
 from experiments.options import OneOf, Planned, SimulatedSteps, Some
 from experiments.studies.predict_published import seconds_by_part
-from experiments.tables import aligned, drawn, write_csv
+from experiments.tables import aligned, leave
 from persia_sim.engine.simulate import simulate
 from persia_sim.insight.compare import alike
 from persia_sim.insight.critical_path import blame_of_resources
@@ -239,23 +239,9 @@ class Options(Planned):
     """v100, a100, h100, in machines of eight."""
     software: Some[Annotated[str, OneOf(SOFTWARE)]] = ("torchrec", "hugectr")
     """What the sharded side runs; hybrid launches its dense network as quickly."""
-    nic_gbit_per_s: Some[Rate] = (
-        10.0,
-        25.0,
-        50.0,
-        100.0,
-        200.0,
-        400.0,
-    )
+    nic_gbit_per_s: Some[Rate] = (10.0, 25.0, 50.0, 100.0, 200.0, 400.0)
     """NICs of every host, of both systems."""
-    parameters: Some[Size] = (
-        1e10,
-        1e11,
-        1e12,
-        6.25e12,
-        2.5e13,
-        1e14,
-    )
+    parameters: Some[Size] = (1e10, 1e11, 1e12, 6.25e12, 2.5e13, 1e14)
     """Numbers in all tables."""
     batch: Annotated[int, Within(GPUS_OF_HYBRID, 65_535 * GPUS_OF_HYBRID)] = 55_296
     """Samples of a dense update, both systems."""
@@ -269,23 +255,16 @@ Cell = dict[str, Any]
 
 def run(options: Options) -> None:
     """Fill the map, write the table and the figure, print where hybrid wins."""
-    places = [*product(options.gpus, options.software, options.nic_gbit_per_s, options.parameters)]
+    places = product(options.gpus, options.software, options.nic_gbit_per_s, options.parameters)
+    calls = [(*place, options.batch, options.steps) for place in places]
     kept = Kept(options.out / "cells.jsonl")
-    tail = f"{options.batch}/{options.steps}"
-    labels = ["/".join(map(str, place)) + f"/{tail}" for place in places]
-    missing = sum(label not in kept for label in labels)
-    print(f"{len(places)} cells ({missing} to run)")
+    print(f"{len(calls)} cells ({kept.missing(calls)} to run)")
     if options.dry_run:
         return
-    work = {
-        label: partial(cell_of, *place, options.batch, options.steps)
-        for label, place in zip(labels, places, strict=True)
-    }
-    cells: list[Cell] = kept.fill(work, "cells")
-    path = write_csv(options.out / "sharded_map.csv", cells)
+    cells: list[Cell] = kept.of(cell_of, calls, "cells")
     print(table(cells))
     print(summary(cells))
-    print(f"{len(cells)} cells in {path}; {drawn(path)}")
+    leave(options, {"": cells}, figure_of=1)
 
 
 def cell_of(gpu: str, software: str, nic: float, parameters: float, batch: int, steps: int) -> Cell:
@@ -298,10 +277,8 @@ def cell_of(gpu: str, software: str, nic: float, parameters: float, batch: int, 
     blame = blame_of_resources(found)
     cluster = scenario.cluster
     usd, parts = cluster.usd_per_hour, seconds_by_part(sharded.parts)
-    hybrid_price, sharded_price = (
-        usd_per_million(usd, rate),
-        usd_per_million(sharded_usd, sharded_rate),
-    )
+    hybrid_price = usd_per_million(usd, rate)
+    sharded_price = usd_per_million(sharded_usd, sharded_rate)
     return {
         "gpu": gpu,
         "software": software,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from experiments.options import Count, SimulatedSteps, StudyOptions
-from experiments.tables import Column, table, write_csv
+from experiments.tables import Column, leave, table
 from persia_sim.engine.simulate import simulate
 from persia_sim.insight.sweep import Point, analytic, scenario_of
 from persia_sim.model.scenario import Discipline
@@ -65,7 +65,7 @@ def run(options: Options) -> None:
     print(
         f"{options.closed_forms:,} closed-form points: {time.process_time() - started:.1f} s of CPU"
     )
-    print(write_csv(options.out / "simulator_speed.csv", records))
+    leave(options, {"": records})
 
 
 def _timed(point: Point, steps: int) -> dict[str, float | str | int]:

@@ -14,15 +14,14 @@ from experiments.gaps import (
     FOOTNOTE,
     Setting,
     curve_records,
-    finished,
     gap_table,
     of_sync,
 )
 from experiments.options import Count, Parallel, Ranks, Seeds, Some, Tau, TestRows
-from experiments.points import Point, expected_samples, setting_points
+from experiments.points import Point, setting_points
 from experiments.statistics import t_interval
-from experiments.sweep import minutes_left, print_plan, run_points
-from experiments.tables import Column, table, write_csv
+from experiments.sweep import minutes_left, print_points, trained
+from experiments.tables import Column, leave, table
 from persia_sim.words.command_line import Option, options_of, read_words, with_changes
 from persia_sim.words.rules import Refused
 from persia_sim.words.schema import Unread, Within, fit, nearest
@@ -227,22 +226,18 @@ def _base(options: Options) -> TrainConfig:
 def run(options: Options) -> None:
     """Plan, run, print a table for each combination of factors."""
     groups = plan(options)
-    points = [point for _, group in groups for point in group]
-    print_plan(points, options.out, options.jobs)
     for label, group in groups:
         print(f"  {label or 'all'}: {len(group)} points")
         if options.dry_run:
-            for point in group:
-                state = "done" if point.is_done(options.out) else "to run"
-                print(f"    {point.label:<24} {state:<7} {point.folder(options.out)}")
-    if options.dry_run:
+            print_points(group, options.out)
+    found = trained(dict(groups), options)
+    if found is None:
+        points = [point for _, group in groups for point in group]
         print(f"  {minutes_left(points, options.out, options.jobs)}")
         return
-    run_points(points, options.out, options.jobs, expected_samples(points[0].config))
     records: list[dict[str, Any]] = []
     curves: list[dict[str, Any]] = []
-    for label, group in groups:
-        runs = finished(group, options.out)
+    for label, runs in found.items():
         for task, scores in runs[0].summary["tasks"].items():
             if "mse" in scores:
                 print(f"\n{task} is a regression, without AUC: its MSE is on the runs' pages")
@@ -252,13 +247,13 @@ def run(options: Options) -> None:
             print(table(rows, COLUMNS))
             records += [{"factors": label, **line} for line in rows]
         curves += [{"factors": label, **line} for line in curve_records(runs, options.out)]
-    path = write_csv(options.out / "staleness_sweep.csv", records)
-    lines = write_csv(options.out / "staleness_sweep_curves.csv", curves)
+    tables = {"": records, "_curves": curves}
     if options.windows is not None:
-        write_csv(options.out / "staleness_sweep_windows.csv", found := over_windows(records))
+        tables["_windows"] = means = over_windows(records)
         print(f"\nmean over {options.windows} windows, ± 95 % over windows (t)")
-        print(table([line for line in found if line["mode"] != "sync"], WINDOW_COLUMNS))
-    print(f"\n{FOOTNOTE}\ntable: {path}   curves: {lines}")
+        print(table([line for line in means if line["mode"] != "sync"], WINDOW_COLUMNS))
+    print(f"\n{FOOTNOTE}")
+    leave(options, tables)
 
 
 def plan(options: Options) -> list[tuple[str, list[Point]]]:

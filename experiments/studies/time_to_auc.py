@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from experiments.gaps import Run, curve_records, finished, gap_over_seeds, mean_auc, thousandths
+from experiments.gaps import Run, curve_records, gap_over_seeds, mean_auc, thousandths
 from experiments.options import Count, OneOf, Parallel, Seeds, Some, Tau, TestRows, hold
 from experiments.points import Point, data_sha256, over_seeds
-from experiments.sweep import print_plan, run_points
-from experiments.tables import Column, drawn, table, write_csv
+from experiments.sweep import trained
+from experiments.tables import Column, leave, table
 from experiments.targets import COLUMNS, FOOTNOTE, target_lines
 from persia_sim.presets.catalogue import CLUSTERS, workloads
 from persia_sim.words.schema import Within
@@ -66,11 +66,10 @@ def run(options: Options) -> None:
         return
     modes = dict.fromkeys(options.modes)
     instants = {mode: _simulate(options, mode) for mode in modes}
-    points = [p for mode in modes for p in _points(options, mode)]
-    print_plan(points, options.out, options.jobs)
-    run_points(points, options.out, options.jobs, points[0].config.batch * options.steps)
-    runs = finished(points, options.out)
-    records = _with_time(curve_records(runs, options.out), options, instants)
+    runs = trained({mode: _points(options, mode) for mode in modes}, options)
+    assert runs is not None  # no dry run
+    curves = curve_records([run for own in runs.values() for run in own], options.out)
+    records = _with_time(curves, options, instants)
     snapshots = (
         (r["mode"], r["seed"], r["simulated_s"],
          r["samples"] * _stands_for(options, Mode(r["mode"])), r["auc"])
@@ -81,14 +80,12 @@ def run(options: Options) -> None:
         snapshots, "sync", options.targets, options.cluster,
         CLUSTERS[options.cluster]().usd_per_hour,
     )  # fmt: skip
-    csv = write_csv(options.out / "time_to_auc.csv", records)
-    csv_of_targets = write_csv(options.out / "time_to_auc_targets.csv", found)
-    figure = drawn(csv, csv_of_targets)
+    batch = next(iter(runs.values()))[0].point.config.batch
     print(f"\n{options.cluster}, {options.workload}, tau {options.tau}; learning on"
-          f" {options.data.name}, {points[0].config.batch} samples a step")  # fmt: skip
+          f" {options.data.name}, {batch} samples a step")  # fmt: skip
     print(_ends(runs, instants, options))
     print(f"\n{table(found, COLUMNS)}\n{FOOTNOTE}")
-    print(f"table:  {csv}\ntargets: {csv_of_targets}\nfigure: {figure}")
+    leave(options, {"": records, "_targets": found}, figure_of=2)
 
 
 def _plan(options: Options) -> str:
@@ -181,10 +178,11 @@ def _samples_of(options: Options, mode: Mode, updates: int) -> int:
     return updates * options.batch_per_rank * (ranks if mode.has_barrier else 1)
 
 
-def _ends(runs: Sequence[Run], instants: dict[Mode, np.ndarray], options: Options) -> str:
+def _ends(
+    by_mode: dict[Mode, list[Run]], instants: dict[Mode, np.ndarray], options: Options
+) -> str:
     """At the end of the run, all pushes applied."""
-    task = next(iter(runs[0].summary["tasks"]))
-    by_mode = {mode: [r for r in runs if r.setting[0] == mode] for mode in instants}
+    task = next(iter(by_mode[Mode.SYNC][0].summary["tasks"]))
 
     def gap(mode: Mode) -> str:
         return thousandths(gap_over_seeds(by_mode[mode], by_mode[Mode.SYNC], task, options.out))

@@ -6,14 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from experiments.gaps import (
-    Run,
-    finished,
-    gap_columns,
-    gap_over_seeds,
-    means_and_gap,
-    of_sync,
-)
+from experiments.gaps import Run, gap_columns, gap_over_seeds, means_and_gap, of_sync
 from experiments.options import (
     Count,
     PairedSeeds,
@@ -24,10 +17,10 @@ from experiments.options import (
     Some,
     Tau,
 )
-from experiments.points import Point, data_sha256, expected_samples, over_seeds
+from experiments.points import Point, data_sha256, over_seeds
 from experiments.studies.demo import REAL_DATA, find_data, one_pass
-from experiments.sweep import print_plan, run_points
-from experiments.tables import Column, drawn, table, write_csv
+from experiments.sweep import print_points, trained
+from experiments.tables import Column, leave, table
 from persia_sim.words.schema import Within
 from persia_sim.words.vocabulary import Mode
 from runtime.config import DataConfig, SyncConfig, TrainConfig
@@ -92,35 +85,26 @@ def run(options: Options) -> None:
         found = find_data(options.data.dir)
         options = replace(options, data=replace(options.data, name=found.name))
     chosen = settings(options)
-    trained: dict[SyncConfig, Setting] = {}  # two rows may be the same run
+    first: dict[SyncConfig, Setting] = {}  # two rows may be the same run
     for setting in chosen:
-        trained.setdefault(setting.sync, setting)
-    points = {setting: _points(options, trained[setting.sync]) for setting in chosen}
-    every = [point for group in points.values() for point in group]
-    print_plan(every, options.out, options.jobs)
-    if options.dry_run:
-        for point in every:
-            state = "done" if point.is_done(options.out) else "to run"
-            print(f"  {point.label:<44} {state:<7} {point.folder(options.out)}")
+        first.setdefault(setting.sync, setting)
+    points = {setting: _points(options, first[setting.sync]) for setting in chosen}
+    runs = trained(points, options)
+    if runs is None:
+        print_points([point for group in points.values() for point in group], options.out)
         return
-    run_points(every, options.out, options.jobs, expected_samples(every[0].config))
-    runs = {setting: finished(group, options.out) for setting, group in points.items()}
     tasks = list(runs[chosen[0]][0].summary["tasks"])
     lines = {
         task: [_line(setting, runs, task, options.out) for setting in chosen] for task in tasks
     }
-    csv = write_csv(
-        options.out / "treatments.csv",
-        [{"data": options.data.name, **line} for t in tasks for line in lines[t]],
-    )
-    figure = drawn(csv)
     print(
         f"\n{options.data.name}, {tasks[0]}, W = {options.ranks}, {options.batch} samples a dense"
         f" update, {options.seeds} paired seeds; gaps in thousandths of AUC;\n"
         "late: updates that rows / dense weights miss; ± 95 % over seeds and test rows"
     )
     print(table(lines[tasks[0]], COLUMNS))
-    print(f"\ntable:  {csv}   (all tasks: {', '.join(tasks)})\nfigure: {figure}")
+    every = [{"data": options.data.name, **line} for own in lines.values() for line in own]
+    leave(options, {"": every}, figure_of=1)
 
 
 def settings(options: Options) -> list[Setting]:

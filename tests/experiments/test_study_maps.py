@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from experiments.gaps import finished
 from experiments.kept import Kept
 from experiments.studies import ablation, modes_timeline, sharded_map
 from experiments.studies.ablation import ALL_ON, HALF_ROWS, MERGING, VARIANTS, WINDOW
@@ -204,8 +205,13 @@ def test_auc_differences_are_paired_by_seed(monkeypatch):
         number = int(seed.removeprefix("seed"))
         return {"seed": number, "tasks": {"click": {"auc": aucs[name][number]}}}
 
+    def learned():
+        root = options.out / "runs"
+        runs = {name: finished(group, root) for name, group in points.items()}
+        return ablation.learned(options, runs)
+
     monkeypatch.setattr("experiments.gaps.read_summary", summary)
-    rows = {row["variant"]: row for row in ablation.learned(options, points)}
+    rows = {row["variant"]: row for row in learned()}
     assert rows[WINDOW]["difference"] == pytest.approx(0.002)  # 1, 3 and 2 thousandths
     t_975_of_2 = 4.30265
     assert rows[WINDOW]["difference_half_width_95"] == pytest.approx(
@@ -218,7 +224,7 @@ def test_auc_differences_are_paired_by_seed(monkeypatch):
         "experiments.gaps.read_summary",
         lambda folder: None if tuple(folder.name.split("-")[:2]) in lost else summary(folder),
     )
-    rows = {row["variant"]: row for row in ablation.learned(options, points)}
+    rows = {row["variant"]: row for row in learned()}
     assert (rows[WINDOW]["difference"], rows[WINDOW]["n"]) == (pytest.approx(0.712 - 0.71), 1)
 
 
